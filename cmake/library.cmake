@@ -1,0 +1,40 @@
+# The same sources, three libraries:
+#   rdmalloc           librdmalloc.so, overrides malloc; links libc and nothing else
+#   rdmalloc_static    librdmalloc.a, the same to link statically
+#   rdmalloc_prefixed  overrides nothing: rdmalloc_malloc and relatives only (tests, sanitizers)
+function(rdmalloc_objects name overrides)
+  get_property(sources GLOBAL PROPERTY RDMALLOC_SOURCES)
+  add_library(${name} OBJECT ${sources})
+  target_link_libraries(${name} PUBLIC rdmalloc_inside_malloc)
+  target_compile_definitions(${name} PRIVATE RDMALLOC_OVERRIDE=${overrides})
+  set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
+endfunction()
+
+rdmalloc_objects(rdmalloc_prefixed_objects 0)
+add_library(rdmalloc_prefixed STATIC $<TARGET_OBJECTS:rdmalloc_prefixed_objects>)
+target_link_libraries(rdmalloc_prefixed PUBLIC rdmalloc_headers ${CMAKE_DL_LIBS} pthread)
+
+if(NOT RDMALLOC_SANITIZE)
+  rdmalloc_objects(rdmalloc_override_objects 1)
+  file(GLOB preload CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/alloc/preload/*.cc
+       ${PROJECT_SOURCE_DIR}/regcache/preload/*.cc)
+  add_library(rdmalloc SHARED $<TARGET_OBJECTS:rdmalloc_override_objects> ${preload})
+  target_link_libraries(rdmalloc PRIVATE rdmalloc_inside_malloc)
+  add_library(rdmalloc_static STATIC $<TARGET_OBJECTS:rdmalloc_override_objects>)
+  set_target_properties(rdmalloc_static PROPERTIES OUTPUT_NAME rdmalloc)
+  # Linked as C: nothing of libstdc++ may creep in.
+  set_target_properties(rdmalloc PROPERTIES LINKER_LANGUAGE C SOVERSION 0)
+  # nodelete: blocks and threads outlive any dlclose.
+  target_link_options(rdmalloc PRIVATE -Wl,-z,defs,-z,now,-z,nodelete)
+  # libc's first version, for the functions that stand in front of libc's (regcache/preload/interpose.h).
+  set(libc_version GLIBC_2.2.5)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
+    set(libc_version GLIBC_2.17)
+  endif()
+  set(versions ${PROJECT_BINARY_DIR}/rdmalloc.map)
+  file(CONFIGURE OUTPUT ${versions}
+    CONTENT "@libc_version@ { local: rdmalloc_in_front_of_*; };\n" @ONLY)
+  target_link_options(rdmalloc PRIVATE -Wl,--version-script=${versions})
+  target_link_libraries(rdmalloc PUBLIC rdmalloc_headers)
+  target_link_libraries(rdmalloc_static PUBLIC rdmalloc_headers ${CMAKE_DL_LIBS} pthread)
+endif()

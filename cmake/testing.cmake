@@ -1,0 +1,143 @@
+# How tests are registered. Every one goes through tests/support/with_stacks, so that a hang ends
+# with the stacks of all threads of all its processes and not with a bare "Timeout"; every one has a
+# limit; none can read standard input. Exit status 77 means "skipped", after a line saying why.
+#
+#   rdmalloc_test(NAME preload.ls COMMAND prog args... [PRELOAD] [ENVIRONMENT VAR=value...]
+#                 [TIMEOUT seconds] [LABELS quick|full|lab...] [VARIANTS release checked...]
+#                 [SERIAL] [LOCK name] [PROCESSORS n] [DEPENDS target...])
+#   rdmalloc_gtest(name source... [LIBRARIES target...] [TIMEOUT s] [LABELS ...] [VARIANTS ...])
+#
+# Labels decide when a test runs: `quick` also in `./test --quick` (the inner loop, minutes in all),
+# `full` only in `./test --full` (hours); with neither it runs in `./test`. `lab`: boots the lab.
+# PRELOAD runs the command, not the wrapper, with LD_PRELOAD=librdmalloc.so.
+# VARIANTS are the builds the test is part of (see below): a program under test that needs
+# librdmalloc.so is for `release` (the default) and perhaps `checked`; unit tests are for all.
+# SERIAL: nothing else runs meanwhile (needed by whatever compares times). LOCK: not together with
+# other tests that take the same lock.
+
+find_package(GTest REQUIRED)
+find_package(Threads REQUIRED)
+# Debian's own interpreter first: a version manager's shim costs 50 ms at each start.
+find_program(RDMALLOC_PYTHON python3 PATHS /usr/bin NO_DEFAULT_PATH)
+find_program(RDMALLOC_PYTHON python3 REQUIRED)
+
+# Which of our presets this build is alike; names of tests say it, so that `./test` can show the
+# tests of all builds in one list.
+if(RDMALLOC_SANITIZE MATCHES address)
+  set(RDMALLOC_VARIANT asan)
+elseif(RDMALLOC_SANITIZE MATCHES thread)
+  set(RDMALLOC_VARIANT tsan)
+elseif(RDMALLOC_SANITIZE)
+  set(RDMALLOC_VARIANT ubsan)
+elseif(RDMALLOC_CHECKED)
+  set(RDMALLOC_VARIANT checked)
+elseif(CMAKE_BUILD_TYPE STREQUAL Debug)
+  set(RDMALLOC_VARIANT debug)
+else()
+  set(RDMALLOC_VARIANT release)
+endif()
+if(RDMALLOC_VARIANT STREQUAL release)
+  set(RDMALLOC_TEST_PREFIX "")
+else()
+  set(RDMALLOC_TEST_PREFIX "${RDMALLOC_VARIANT}:")
+endif()
+
+set(RDMALLOC_WITH_STACKS ${RDMALLOC_PYTHON} ${PROJECT_SOURCE_DIR}/tests/support/with_stacks.py)
+set(RDMALLOC_STACKS_SECONDS 60)  # what with_stacks may take for the stacks, beyond the limit
+set(RDMALLOC_DEFAULT_TIMEOUT 60)
+
+# A sanitizer's finding must end the test, with both stacks.
+set(RDMALLOC_SANITIZER_ENVIRONMENT
+  "ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1"
+  "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
+  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
+
+# Sets `result` to whether a test of these VARIANTS belongs to this build.
+function(rdmalloc_test_wanted variants default result)
+  if(NOT variants)
+    set(variants ${default})
+  endif()
+  if("${RDMALLOC_VARIANT}" IN_LIST variants OR "all" IN_LIST variants)
+    set(${result} TRUE PARENT_SCOPE)
+  else()
+    set(${result} FALSE PARENT_SCOPE)
+  endif()
+endfunction()
+
+function(rdmalloc_test)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "PRELOAD;SERIAL" "NAME;TIMEOUT;LOCK;PROCESSORS"
+    "COMMAND;LABELS;VARIANTS;ENVIRONMENT;DEPENDS")
+  if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_COMMAND)
+    message(FATAL_ERROR "rdmalloc_test(${ARGV}): NAME and COMMAND are needed, and '"
+      "${arg_UNPARSED_ARGUMENTS}' is not understood; cmake/testing.cmake lists what is")
+  endif()
+  rdmalloc_test_wanted("${arg_VARIANTS}" "release" wanted)
+  # A sanitizer's build has no librdmalloc.so to preload.
+  if(NOT wanted OR (arg_PRELOAD AND NOT TARGET rdmalloc))
+    return()
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT ${RDMALLOC_DEFAULT_TIMEOUT})
+  endif()
+  # Through env(1) and not through ctest's ENVIRONMENT: the wrapper and gdb run without it.
+  set(environment ${RDMALLOC_SANITIZER_ENVIRONMENT} ${arg_ENVIRONMENT})
+  if(arg_PRELOAD)
+    list(APPEND environment "LD_PRELOAD=$<TARGET_FILE:rdmalloc>")
+  endif()
+  # A target's name as the program means its file, as with add_test().
+  list(POP_FRONT arg_COMMAND program)
+  if(TARGET ${program})
+    set(program $<TARGET_FILE:${program}>)
+  endif()
+  set(name ${RDMALLOC_TEST_PREFIX}${arg_NAME})
+  add_test(NAME ${name}
+    COMMAND ${RDMALLOC_WITH_STACKS} ${arg_TIMEOUT} env ${environment} ${program} ${arg_COMMAND})
+  math(EXPR limit "${arg_TIMEOUT} + ${RDMALLOC_STACKS_SECONDS}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${limit} SKIP_RETURN_CODE 77
+    LABELS "${arg_LABELS}" RUN_SERIAL "${arg_SERIAL}")
+  if(arg_LOCK)
+    set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${arg_LOCK}")
+  endif()
+  if(arg_PROCESSORS)
+    set_tests_properties(${name} PROPERTIES PROCESSORS "${arg_PROCESSORS}")
+  endif()
+endfunction()
+
+# A GoogleTest program over the prefixed library. Each of its tests is a ctest test of its own, so
+# TIMEOUT is that of one test.
+include(GoogleTest)
+function(rdmalloc_gtest name)
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT;LOCK;PROCESSORS"
+    "LABELS;VARIANTS;LIBRARIES")
+  rdmalloc_test_wanted("${arg_VARIANTS}" "all" wanted)
+  if(NOT wanted)
+    return()
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT ${RDMALLOC_DEFAULT_TIMEOUT})
+  endif()
+  add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
+  target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} rdmalloc_prefixed GTest::gmock
+    GTest::gtest_main Threads::Threads)
+  # The repository's root, so that a test can include "alloc/core/lock.h" and "tests/support/...".
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_definitions(${name} PRIVATE $<$<BOOL:${RDMALLOC_CHECKED}>:RDMALLOC_CHECKED=1>)
+  # The emulator of a target is put before its command: our way to the wrapper.
+  set_target_properties(${name} PROPERTIES
+    CROSSCOMPILING_EMULATOR "${RDMALLOC_WITH_STACKS};${arg_TIMEOUT}")
+  math(EXPR limit "${arg_TIMEOUT} + ${RDMALLOC_STACKS_SECONDS}")
+  set(properties TIMEOUT ${limit} SKIP_RETURN_CODE 77 RUN_SERIAL "${arg_SERIAL}"
+    ENVIRONMENT "${RDMALLOC_SANITIZER_ENVIRONMENT}")
+  if(arg_LABELS)
+    list(APPEND properties LABELS "${arg_LABELS}")
+  endif()
+  if(arg_LOCK)
+    list(APPEND properties RESOURCE_LOCK "${arg_LOCK}")
+  endif()
+  if(arg_PROCESSORS)
+    list(APPEND properties PROCESSORS "${arg_PROCESSORS}")
+  endif()
+  # At test time: a broken allocator must fail a test, not the build.
+  gtest_discover_tests(${name} TEST_PREFIX "${RDMALLOC_TEST_PREFIX}${name}." DISCOVERY_MODE PRE_TEST
+    DISCOVERY_TIMEOUT 60 PROPERTIES ${properties})
+endfunction()

@@ -1,0 +1,14 @@
+#!/bin/bash
+# Configures and builds one preset, for ./run and ./test:  tools/build.sh PRESET [TARGET...]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+preset=${1:?"usage: tools/build.sh PRESET [TARGET...]"}
+shift
+log=build/$preset/configure.log
+mkdir -p "build/$preset"
+if ! cmake --preset "$preset" >"$log" 2>&1; then
+  cat "$log" >&2
+  echo "build: configuring the preset '$preset' failed (above, and in $log)" >&2
+  exit 1
+fi
+exec cmake --build "build/$preset" ${1:+--target "$@"}
