@@ -1,0 +1,51 @@
+// The entry points' common core: what malloc and all its relatives are made of. "No memory" is
+// nullptr with errno ENOMEM, set where it is found out, so that the fast paths end in jumps, not in
+// calls with something left to do.
+#pragma once
+
+#include <cstddef>
+
+#include "alloc/cache/thread_cache.h"
+#include "alloc/core/size_class.h"
+
+namespace rdmalloc {
+
+// Above this no object can be (PTRDIFF_MAX: pointer differences must fit).
+inline constexpr std::size_t kLargestRequest = PTRDIFF_MAX;
+
+// nullptr, with errno set.
+void* out_of_memory();
+
+void* allocate_aligned(std::size_t alignment, std::size_t bytes);
+void* allocate_zeroed(std::size_t bytes);
+void* reallocate(void* block, std::size_t bytes);
+std::size_t usable_bytes(const void* block);
+
+// A small block that this thread holds already; nullptr when that is not what it takes.
+[[gnu::always_inline]] inline void* try_allocate(std::size_t bytes) {
+  if (bytes <= kFineMax) [[likely]]
+    return cache_try_allocate(static_cast<unsigned>((bytes + 15) / 16));
+  return bytes <= kSmallMax ? cache_try_allocate(coarse_class_of(bytes)) : nullptr;
+}
+// What it takes otherwise. Cold, and by size, not class: the fast path need not keep the class.
+void* allocate_slow(std::size_t bytes);
+
+[[gnu::always_inline]] inline void* allocate(std::size_t bytes) {
+  void* block = try_allocate(bytes);
+  if (block == nullptr) [[unlikely]]
+    return allocate_slow(bytes);
+  return block;
+}
+
+[[gnu::always_inline]] inline void release(void* block) {
+  std::size_t extent = arena.extent();  // before base: see arena.h
+  std::uintptr_t offset = reinterpret_cast<std::uintptr_t>(block) - arena.base;
+  if (offset >= extent) [[unlikely]] {
+    if (block != nullptr) cache_free_slow(block, 0);  // not ours
+    return;
+  }
+  // Relaxed: written before the block was handed out; see arena.h.
+  cache_free(block, arena.class_map[offset >> kSliceShift].load(std::memory_order_relaxed));
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,94 @@
+// Version, error texts, counted initialisation.
+#include <errno.h>
+#include <rdmalloc/rdmalloc.h>
+
+#include <atomic>
+
+#include "alloc/api/options.h"
+#include "alloc/init.h"
+#include "alloc/pages/purge.h"
+
+using namespace rdmalloc;
+
+namespace {
+
+constinit std::atomic<int> initialisations{0};
+
+#define RDMALLOC_TEXT_(x) #x
+#define RDMALLOC_TEXT(x) RDMALLOC_TEXT_(x)
+
+// At exit, for RDMALLOC_STATS=1. A destructor of the library, so after the program's atexit
+// handlers.
+__attribute__((destructor)) void at_exit() {
+  if (options().stats_at_exit) rdmalloc_stats_print(2, RDMALLOC_STATS_TEXT);
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* rdmalloc_version(void) {
+  return RDMALLOC_TEXT(RDMALLOC_VERSION_MAJOR) "." RDMALLOC_TEXT(
+      RDMALLOC_VERSION_MINOR) "." RDMALLOC_TEXT(RDMALLOC_VERSION_PATCH);
+}
+
+const char* rdmalloc_strerror(int error) {
+  switch (error) {
+    case 0:
+      return "success";
+    case -EINVAL:
+      return "an argument is out of range, or a struct's size is not this library's";
+    case -ENOMEM:
+      return "no memory, no address space, or a registration limit is reached";
+    case -ENOENT:
+      return "no such name, or not registered";
+    case -EPERM:
+      return "not permitted, or read only";
+    case -EACCES:
+      return "the access rights asked are not granted to this kind of memory";
+    case -EFAULT:
+      return "the address is not rdmalloc's, or not inside one block in use";
+    case -EBUSY:
+      return "in use: a registration is held, or purging is paused";
+    case -EDEADLK:
+      return "called from inside a page event, where it would wait for itself";
+    case -EALREADY:
+      return "nothing to undo: no matching call came before";
+    case -EAGAIN:
+      return "a thread could not be created; try again or use manual purging";
+    case -ENOTSUP:
+      return "not supported by this registrar, kernel or setting";
+    case -ENOSPC:
+      return "a table is full";
+    case -EMFILE:
+      return "too many domains are open";
+    case -ENODEV:
+      return "no such device";
+    case -ENOSYS:
+      return "the kernel lacks a system call that this needs";
+    case -EMSGSIZE:
+      return "longer than one registration may be";
+    case -ETIMEDOUT:
+      return "the time is over; nothing was changed";
+    default:
+      return error < 0 ? "an error of the system; see errno(3)" : "not an error";
+  }
+}
+
+int rdmalloc_init(void) {
+  if (!ensure_initialised()) return -ENOMEM;
+  initialisations.fetch_add(1, std::memory_order_relaxed);
+  if (options().purge != PurgeMode::kThread) return 0;
+  purge_thread_forgive();
+  return purge_thread_start();
+}
+
+int rdmalloc_fini(void) {
+  int seen = initialisations.load(std::memory_order_relaxed);
+  do {
+    if (seen == 0) return -EALREADY;
+  } while (!initialisations.compare_exchange_weak(seen, seen - 1, std::memory_order_relaxed));
+  return seen == 1 ? purge_thread_stop() : 0;
+}
+
+}  // extern "C"

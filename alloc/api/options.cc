@@ -1,0 +1,249 @@
+#include "alloc/api/options.h"
+
+#include <sys/auxv.h>
+#include <unistd.h>
+
+#include <cstring>
+
+#include "alloc/core/report.h"
+#include "alloc/os/fault.h"
+#include "alloc/os/memory.h"
+
+// argc lies where the kernel put it, followed by argv and the environment. The dynamic linker calls
+// malloc before libc has set `environ`, which is why we need it. (glibc, elf/dl-support.c.)
+extern "C" __attribute__((weak)) void* __libc_stack_end;
+
+namespace rdmalloc {
+namespace {
+
+constinit Options current;
+
+char** environment() {
+  if (environ != nullptr) return environ;
+  if (&__libc_stack_end == nullptr || __libc_stack_end == nullptr) return nullptr;
+  auto* words = static_cast<long*>(__libc_stack_end);
+  return reinterpret_cast<char**>(words + 1 + words[0] + 1);
+}
+
+void warn(const char* name, const char* value, const char* allowed, const char* fallback) {
+  if (current.quiet) return;
+  Message()
+      .text("warning: ")
+      .text(name)
+      .text("=")
+      .text(value)
+      .text(" is not understood; allowed: ")
+      .text(allowed)
+      .text("; using ")
+      .text(fallback)
+      .print();
+}
+
+// Words that a setting takes, in the order of its enum.
+struct Words {
+  const char* const* names;
+  int count;
+};
+template <int count>
+int index_of(const char* value, const char* const (&names)[count]) {
+  for (int i = 0; i < count; ++i)
+    if (std::strcmp(value, names[i]) == 0) return i;
+  return -1;
+}
+
+using Reader = bool (*)(const char* value);
+
+bool read_purge(const char* value) {
+  static constexpr const char* kNames[] = {"thread", "manual", "off"};
+  int index = index_of(value, kNames);
+  if (index >= 0) current.purge = static_cast<PurgeMode>(index);
+  return index >= 0;
+}
+bool read_huge(const char* value) {
+  static constexpr const char* kNames[] = {"auto", "never"};
+  int index = index_of(value, kNames);
+  if (index >= 0) current.huge = static_cast<HugeMode>(index);
+  return index >= 0;
+}
+bool read_notify(const char* value) {
+  static constexpr const char* kNames[] = {"auto", "hooks", "explicit", "off"};
+  int index = index_of(value, kNames);
+  if (index >= 0) current.notify = static_cast<NotifyMode>(index);
+  return index >= 0;
+}
+bool read_log(const char* value) {
+  static constexpr const char* kNames[] = {"warn", "quiet"};
+  int index = index_of(value, kNames);
+  if (index >= 0) current.quiet = index == 1;
+  return index >= 0;
+}
+bool read_stats(const char* value) {
+  static constexpr const char* kNames[] = {"0", "1"};
+  int index = index_of(value, kNames);
+  if (index >= 0) current.stats_at_exit = index == 1;
+  return index >= 0;
+}
+bool read_decay(const char* value) {
+  std::uint64_t number = 0;
+  if (std::strlen(value) > 7 || !parse_size(value, 0, &number) || number > 3600000) return false;
+  current.decay_ms = number;
+  return true;
+}
+bool read_dirty_max(const char* value) {
+  std::uint64_t number = 0;
+  if (!parse_size(value, os::memory_limit_bytes(), &number) || number == 0) return false;
+  current.dirty_max_bytes = number;
+  return true;
+}
+bool read_limit(const char* value) {
+  std::uint64_t number = 0;
+  constexpr std::uint64_t kSmallest = std::uint64_t{4} << 20;
+  if (!parse_size(value, os::memory_limit_bytes(), &number) || number < kSmallest) return false;
+  current.limit_bytes = number;
+  return true;
+}
+bool read_arena(const char* value) {
+  std::uint64_t number = 0;
+  constexpr std::uint64_t kSmallest = std::uint64_t{16} << 20, kLargest = std::uint64_t{64} << 40;
+  if (!parse_size(value, os::memory_limit_bytes(), &number)) return false;
+  if (number < kSmallest || number > kLargest) return false;
+  current.arena_bytes = number;
+  return true;
+}
+bool read_reg_bytes(const char* value) {
+  return parse_size(value, os::memory_limit_bytes(), &current.reg_max_bytes);
+}
+bool read_reg_count(const char* value) {
+  return parse_size(value, 0, &current.reg_max_count);
+}
+
+// "site:n", several separated by commas.
+bool read_fault(const char* value) {
+  while (*value != 0) {
+    const char* colon = std::strchr(value, ':');
+    if (colon == nullptr) return false;
+    std::uint64_t nth = 0;
+    const char* end = colon + 1;
+    for (; *end >= '0' && *end <= '9'; ++end) nth = nth * 10 + static_cast<unsigned>(*end - '0');
+    if (end == colon + 1 || nth == 0 || (*end != ',' && *end != 0)) return false;
+    bool known = false;
+    for (int i = 0; i < static_cast<int>(os::Site::kCount); ++i) {
+      const char* name = os::site_name(static_cast<os::Site>(i));
+      auto length = static_cast<std::size_t>(colon - value);
+      if (std::strlen(name) == length && std::strncmp(name, value, length) == 0) {
+        os::arm_fault(static_cast<os::Site>(i), nth);
+        known = true;
+      }
+    }
+    if (!known) return false;
+    value = *end == ',' ? end + 1 : end;
+  }
+  return true;
+}
+
+struct Setting {
+  const char* name;
+  Reader read;
+  const char* allowed;
+  const char* fallback;
+};
+constexpr Setting kSettings[] = {
+    {"RDMALLOC_LOG", read_log, "warn, quiet", "warn"},  // first: it silences the others' warnings
+    {"RDMALLOC_PURGE", read_purge, "thread, manual, off", "thread"},
+    {"RDMALLOC_DECAY_MS", read_decay, "0 to 3600000 (milliseconds)", "5000"},
+    {"RDMALLOC_DIRTY_MAX", read_dirty_max, "a size above 0: bytes, K, M, G, T or % of memory",
+     "25% of memory, 512M at most"},
+    {"RDMALLOC_LIMIT", read_limit, "4M or more: bytes, K, M, G, T or % of memory", "no limit"},
+    {"RDMALLOC_HUGE", read_huge, "auto, never", "auto"},
+    {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
+    {"RDMALLOC_ARENA", read_arena, "16M to 64T, or % of memory",
+     "1T, or four times the memory there is"},
+    {"RDMALLOC_REG_MAX_BYTES", read_reg_bytes, "bytes, K, M, G, T or % of memory; 0: no limit",
+     "0"},
+    {"RDMALLOC_REG_MAX_COUNT", read_reg_count, "a number; 0: no limit", "0"},
+    {"RDMALLOC_STATS", read_stats, "0, 1", "0"},
+    {"RDMALLOC_FAULT", read_fault, "site:n[,site:n...], n from 1", "none"},
+};
+
+// The value of `name` in a string NAME=VALUE, or nullptr.
+const char* value_of(const char* entry, const char* name) {
+  std::size_t length = std::strlen(name);
+  if (std::strncmp(entry, name, length) != 0 || entry[length] != '=') return nullptr;
+  return entry + length + 1;
+}
+
+bool is_known(const char* entry) {
+  for (const Setting& setting : kSettings)
+    if (value_of(entry, setting.name) != nullptr) return true;
+  return false;
+}
+
+}  // namespace
+
+const Options& options() {
+  return current;
+}
+
+bool parse_size(const char* text, std::uint64_t whole, std::uint64_t* value) {
+  std::uint64_t number = 0;
+  const char* c = text;
+  for (; *c >= '0' && *c <= '9'; ++c) {
+    if (number > (UINT64_MAX - 9) / 10) return false;
+    number = number * 10 + static_cast<unsigned>(*c - '0');
+  }
+  if (c == text) return false;
+  if (*c == '%') {
+    if (c[1] != 0 || number > 100 || whole == 0) return false;
+    *value = whole / 100 * number;
+    return true;
+  }
+  int shift = 0;
+  switch (*c) {
+    case 0:
+      break;
+    case 'k':
+    case 'K':
+      shift = 10;
+      break;
+    case 'm':
+    case 'M':
+      shift = 20;
+      break;
+    case 'g':
+    case 'G':
+      shift = 30;
+      break;
+    case 't':
+    case 'T':
+      shift = 40;
+      break;
+    default:
+      return false;
+  }
+  if (shift != 0 && c[1] != 0) return false;
+  if (number > (UINT64_MAX >> shift)) return false;
+  *value = number << shift;
+  return true;
+}
+
+void options_read() {
+  // A setuid program must not be steered by its caller.
+  if (getauxval(AT_SECURE) != 0) return;
+  char** entries = environment();
+  if (entries == nullptr) return;
+  for (const Setting& setting : kSettings) {
+    for (char** entry = entries; *entry != nullptr; ++entry) {
+      const char* value = value_of(*entry, setting.name);
+      if (value == nullptr) continue;
+      if (!setting.read(value)) warn(setting.name, value, setting.allowed, setting.fallback);
+      break;
+    }
+  }
+  for (char** entry = entries; *entry != nullptr; ++entry) {
+    if (std::strncmp(*entry, "RDMALLOC_", 9) != 0 || is_known(*entry)) continue;
+    if (std::strncmp(*entry, "RDMALLOC_LAB_", 13) == 0) continue;  // tools/lab's own
+    report_warning("unknown setting ignored; docs/settings.md lists them all", *entry);
+  }
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,37 @@
+// Settings from the environment, read once at the first allocation and never again: the process may
+// change its environment afterwards, and getenv is not safe beside that.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rdmalloc {
+
+enum class PurgeMode : std::uint8_t { kThread, kManual, kOff };
+enum class HugeMode : std::uint8_t { kAuto, kNever };
+// Who hears of a purge besides our own cache (docs/design.md, tiers).
+enum class NotifyMode : std::uint8_t { kAuto, kHooks, kExplicit, kOff };
+
+struct Options {
+  PurgeMode purge = PurgeMode::kThread;
+  HugeMode huge = HugeMode::kAuto;
+  NotifyMode notify = NotifyMode::kAuto;
+  bool quiet = false;                      // RDMALLOC_LOG=quiet
+  bool stats_at_exit = false;              // RDMALLOC_STATS=1: counters on standard error at exit
+  std::uint64_t decay_ms = 5000;           // see docs/design.md, "Purging", for how it was chosen
+  std::uint64_t dirty_max_bytes = 0;       // 0: a quarter of the memory there is, 512 MiB at most
+  std::uint64_t limit_bytes = UINT64_MAX;  // spans in use at most; dirty ones go as it comes near
+  std::uint64_t arena_bytes = 0;           // 0: 1 TiB or four times the memory there is
+  std::uint64_t reg_max_bytes = 0;         // 0: no limit
+  std::uint64_t reg_max_count = 0;         // 0: no limit but the registrar's
+};
+
+// The settings in force. Before options_read() the defaults.
+const Options& options();
+// Reads RDMALLOC_* of the environment; unknown names and malformed values warn once each.
+void options_read();
+
+// "1536", "64K", "2M", "1G", "1T" in bytes; "25%" of `whole`. False when it is none of these.
+bool parse_size(const char* text, std::uint64_t whole, std::uint64_t* value);
+
+}  // namespace rdmalloc

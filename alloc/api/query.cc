@@ -1,0 +1,97 @@
+// Ownership queries: lock-free reads of the span words.
+#include <errno.h>
+#include <rdmalloc/rdmalloc.h>
+
+#include "alloc/fork.h"
+#include "alloc/init.h"
+#include "alloc/pages/arena.h"
+#include "alloc/pages/page_heap.h"
+
+using namespace rdmalloc;
+
+namespace {
+
+// Fills `range` for the span that begins at `slice`; false when it is not in use.
+bool describe(SliceIndex slice, rdmalloc_range* range) {
+  const Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  if (word.kind != SpanKind::kSlab && word.kind != SpanKind::kLarge) return false;
+  range->base = reinterpret_cast<void*>(arena.address_of(slice));
+  range->length = std::size_t{word.slices} << kSliceShift;
+  bool is_slab = word.kind == SpanKind::kSlab;
+  range->block_bytes = is_slab ? block_bytes_of(word.size_class) : range->length;
+  range->generation = span.generation.load(std::memory_order_relaxed);
+  range->flags = is_slab ? RDMALLOC_RANGE_SLAB : RDMALLOC_RANGE_LARGE;
+  return true;
+}
+
+}  // namespace
+
+extern "C" {
+
+bool rdmalloc_owns(const void* ptr) {
+  auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  return arena.holds(address) && arena.slice_of(address) < page_heap_frontier() &&
+         arena.slice_of(address) != 0;
+}
+
+int rdmalloc_range_of(const void* ptr, struct rdmalloc_range* range) {
+  if (range == nullptr || range->size != sizeof *range) return -EINVAL;
+  auto address = reinterpret_cast<std::uintptr_t>(ptr);
+  if (!arena.holds(address)) return -EFAULT;
+  SliceIndex slice = arena.slice_of(address);
+  if (arena.class_at(slice) == 0) return -EFAULT;
+  SliceIndex first = arena.first[slice].load(std::memory_order_relaxed);
+  if (!describe(first, range)) return -EFAULT;
+  // The caller keeps a block alive, so the span stands still; without one this may be a torn
+  // answer, but never one that does not hold the address.
+  if (address - reinterpret_cast<std::uintptr_t>(range->base) >= range->length) return -EFAULT;
+  return 0;
+}
+
+int rdmalloc_range_foreach(rdmalloc_range_fn fn, void* arg) {
+  if (fn == nullptr) return -EINVAL;
+  SliceIndex end = page_heap_frontier();
+  for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
+    rdmalloc_range range{};
+    range.size = sizeof range;
+    if (describe(slice, &range)) {
+      int result = fn(&range, arg);
+      if (result != 0) return result;
+    }
+    // Spans may be cut and joined while we walk: a slice that is no span's first any more belongs
+    // to a longer one, whose end we go on from.
+    std::uint32_t slices = arena.span(slice).load().slices;
+    SliceIndex next = slice + (slices != 0 ? slices : 1);
+    while (next < end && arena.first[next].load(std::memory_order_relaxed) != next) ++next;
+    slice = next;
+  }
+  return 0;
+}
+
+bool rdmalloc_range_is_idle(const void* base, size_t length) {
+  // Pairs with the fence in publish_locked() (page_heap.cc); see the header for what it is good
+  // for.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  auto begin = reinterpret_cast<std::uintptr_t>(base);
+  if (length == 0 || arena.extent() == 0) return true;
+  std::uintptr_t last = begin + length - 1;
+  std::uintptr_t arena_last = arena.base + arena.extent() - 1;
+  if (last < arena.base || begin > arena_last) return true;
+  if (begin < arena.base) begin = arena.base;
+  if (last > arena_last) last = arena_last;
+  // Acquire: pairs with the release in page_heap_free().
+  for (SliceIndex slice = arena.slice_of(begin); slice <= arena.slice_of(last); ++slice)
+    if (arena.class_map[slice].load(std::memory_order_acquire) != 0) return false;
+  return true;
+}
+
+int rdmalloc_arena_extent(uintptr_t* base, size_t* length) {
+  if (base == nullptr || length == nullptr) return -EINVAL;
+  if (!ensure_initialised()) return -ENOMEM;
+  *base = arena.base;
+  *length = arena.extent();
+  return 0;
+}
+
+}  // extern "C"

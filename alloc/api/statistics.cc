@@ -1,0 +1,222 @@
+#include "alloc/api/statistics.h"
+
+#include <errno.h>
+#include <rdmalloc/rdmalloc.h>
+
+#include <cstring>
+
+#include "alloc/api/options.h"
+#include "alloc/cache/depot.h"
+#include "alloc/cache/thread_cache.h"
+#include "alloc/fork.h"
+#include "alloc/init.h"
+#include "alloc/os/os.h"
+#include "alloc/pages/arena.h"
+#include "alloc/pages/page_heap.h"
+#include "alloc/pages/purge.h"
+#include "alloc/slabs/slab.h"
+
+namespace rdmalloc {
+
+Statistics statistics() {
+  Statistics s{};
+  if (!ensure_initialised()) return s;
+  fork_check();
+  PageHeapCounters pages = page_heap_counters();
+  s.arena_bytes = arena.extent();
+  s.mapped_bytes = pages.frontier_slices << kSliceShift;
+  s.used_bytes = pages.used_slices << kSliceShift;
+  s.dirty_bytes = pages.dirty_slices << kSliceShift;
+  s.clean_bytes = pages.clean_slices << kSliceShift;
+  s.large_spans = pages.large_spans;
+  s.slab_spans = pages.slab_spans;
+  for (unsigned c = 1; c < kClasses; ++c) {
+    s.slab_free_bytes += slab_counters(c).free_blocks * block_bytes_of(c);
+    s.depot_bytes += depot_blocks(c) * block_bytes_of(c);
+  }
+  std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes;
+  s.live_bytes = s.used_bytes > not_live ? s.used_bytes - not_live : 0;
+  CacheCounters caches = cache_counters();
+  s.threads = caches.threads;
+  s.cached_bytes = caches.cached_bytes;
+  PurgeCounters purge = purge_counters();
+  s.purges = purge.purges;
+  s.purged_bytes = purge.purged_bytes;
+  s.purge_refusals = purge.refusals;
+  s.purge_failures = purge.failures;
+  s.purge_thread_failures = purge.thread_failures;
+  s.purge_thread_runs = purge.thread_runs;
+  return s;
+}
+
+namespace {
+
+// Name, value and one line of explanation of each.
+struct StatisticLine {
+  const char* name;
+  const char* help;
+  std::uint64_t (*value)(const Statistics&);
+};
+#define LINE(field, help)                                                               \
+  {                                                                                     \
+    "stats." #field, help, [](const Statistics& s) -> std::uint64_t { return s.field; } \
+  }
+constexpr StatisticLine kLines[] = {
+    LINE(arena_bytes, "address space of the arena"),
+    LINE(mapped_bytes, "bytes below the frontier: ever handed out"),
+    LINE(used_bytes, "bytes of spans in use"),
+    LINE(live_bytes, "bytes of blocks in use or in threads' magazines"),
+    LINE(slab_free_bytes, "bytes of free blocks in slabs"),
+    LINE(depot_bytes, "bytes of free blocks in the depot"),
+    LINE(cached_bytes, "bytes that threads' magazines may hold"),
+    LINE(dirty_bytes, "bytes of free spans that are still backed by pages"),
+    LINE(clean_bytes, "bytes of free spans whose pages were given back"),
+    LINE(large_spans, "large blocks in use"),
+    LINE(slab_spans, "slabs in use"),
+    LINE(threads, "threads that have magazines"),
+    LINE(purges, "successful decommits"),
+    LINE(purged_bytes, "bytes given back to the kernel"),
+    LINE(purge_refusals, "slices whose purge an observer refused"),
+    LINE(purge_failures, "decommits that the kernel refused"),
+    LINE(purge_thread_failures, "times the purge thread could not be created"),
+    LINE(purge_thread_runs, "1 while the purge thread runs"),
+};
+#undef LINE
+
+// A line at a time to a file descriptor, without stdio: the program may be inside malloc's caller.
+class Writer {
+ public:
+  explicit Writer(int fd) : fd_(fd) {}
+  Writer& text(const char* words) {
+    for (; *words != 0; ++words) put(*words);
+    return *this;
+  }
+  Writer& number(std::uint64_t value) {
+    char digits[20];
+    int count = 0;
+    do {
+      digits[count++] = static_cast<char>('0' + value % 10);
+      value /= 10;
+    } while (value != 0);
+    while (count > 0) put(digits[--count]);
+    return *this;
+  }
+  int flush() {
+    if (length_ != 0) {
+      int error = os::write_all(fd_, buffer_, length_);
+      if (error_ == 0) error_ = error;
+    }
+    length_ = 0;
+    return error_;
+  }
+
+ private:
+  void put(char c) {
+    if (length_ == sizeof buffer_) flush();
+    buffer_[length_++] = c;
+  }
+  int fd_;
+  int error_ = 0;
+  std::size_t length_ = 0;
+  char buffer_[1024];
+};
+
+void print_text(Writer& out, const Statistics& s) {
+  out.text("rdmalloc ").text(rdmalloc_version()).text("\n");
+  for (const StatisticLine& line : kLines) {
+    out.text(line.name);
+    for (std::size_t i = std::strlen(line.name); i < 30; ++i) out.text(" ");
+    out.number(line.value(s)).text("  # ").text(line.help).text("\n");
+  }
+}
+
+void print_json(Writer& out, const Statistics& s) {
+  out.text("{\"version\":\"").text(rdmalloc_version()).text("\"");
+  for (const StatisticLine& line : kLines)
+    out.text(",\"").text(line.name + 6).text("\":").number(line.value(s));
+  out.text("}\n");
+}
+
+void print_prometheus(Writer& out, const Statistics& s) {
+  for (const StatisticLine& line : kLines) {
+    out.text("# HELP rdmalloc_").text(line.name + 6).text(" ").text(line.help).text("\n");
+    out.text("rdmalloc_").text(line.name + 6).text(" ").number(line.value(s)).text("\n");
+  }
+}
+
+struct Control {
+  const char* name;
+  std::uint64_t (*read)();
+  void (*write)(std::uint64_t);  // nullptr: read only
+  std::uint64_t largest;
+};
+constexpr Control kControls[] = {
+    {"purge.decay_ms", [] { return purge_counters().decay_ms; }, purge_set_decay_ms, 3600000},
+    {"purge.dirty_max_bytes", [] { return purge_counters().dirty_max_bytes; },
+     purge_set_dirty_max_bytes, UINT64_MAX},
+    {"settings.purge", [] { return std::uint64_t(options().purge); }, nullptr, 0},
+    {"settings.huge", [] { return std::uint64_t(options().huge); }, nullptr, 0},
+    {"settings.notify", [] { return std::uint64_t(options().notify); }, nullptr, 0},
+    {"settings.limit_bytes", [] { return options().limit_bytes; }, nullptr, 0},
+    {"settings.reg_max_bytes", [] { return options().reg_max_bytes; }, nullptr, 0},
+    {"settings.reg_max_count", [] { return options().reg_max_count; }, nullptr, 0},
+    {"settings.stats_at_exit", [] { return std::uint64_t(options().stats_at_exit); }, nullptr, 0},
+    {"settings.quiet", [] { return std::uint64_t(options().quiet); }, nullptr, 0},
+};
+
+int exchange(std::uint64_t current, void* old_value, size_t* old_size) {
+  if (old_value == nullptr) return 0;
+  if (old_size == nullptr || *old_size != sizeof current) return -EINVAL;
+  std::memcpy(old_value, &current, sizeof current);
+  return 0;
+}
+
+}  // namespace
+
+}  // namespace rdmalloc
+
+using namespace rdmalloc;
+
+extern "C" int rdmalloc_stats_print(int fd, enum rdmalloc_stats_format format) {
+  Statistics s = statistics();
+  Writer out(fd);
+  switch (format) {
+    case RDMALLOC_STATS_TEXT:
+      print_text(out, s);
+      break;
+    case RDMALLOC_STATS_JSON:
+      print_json(out, s);
+      break;
+    case RDMALLOC_STATS_PROMETHEUS:
+      print_prometheus(out, s);
+      break;
+    default:
+      return -EINVAL;
+  }
+  return out.flush();
+}
+
+extern "C" int rdmalloc_ctl(const char* name, void* old_value, size_t* old_size,
+                            const void* new_value, size_t new_size) {
+  if (name == nullptr) return -EINVAL;
+  if (!ensure_initialised()) return -ENOMEM;
+  for (const Control& control : kControls) {
+    if (std::strcmp(control.name, name) != 0) continue;
+    std::uint64_t wanted = 0;
+    if (new_value != nullptr) {
+      if (control.write == nullptr) return -EPERM;
+      if (new_size != sizeof wanted) return -EINVAL;
+      std::memcpy(&wanted, new_value, sizeof wanted);
+      if (wanted > control.largest) return -EINVAL;
+    }
+    if (int error = exchange(control.read(), old_value, old_size)) return error;
+    if (new_value != nullptr) control.write(wanted);
+    return 0;
+  }
+  for (const StatisticLine& line : kLines) {
+    if (std::strcmp(line.name, name) != 0) continue;
+    if (new_value != nullptr) return -EPERM;
+    return exchange(line.value(statistics()), old_value, old_size);
+  }
+  return -ENOENT;
+}

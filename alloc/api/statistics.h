@@ -1,0 +1,26 @@
+// One consistent-enough picture of the allocator's counters, taken without stopping anybody.
+#pragma once
+
+#include <cstdint>
+
+namespace rdmalloc {
+
+struct Statistics {
+  std::uint64_t arena_bytes;      // address space of the arena
+  std::uint64_t mapped_bytes;     // below the frontier: ever part of a span
+  std::uint64_t used_bytes;       // spans in use
+  std::uint64_t live_bytes;       // blocks in use or in a magazine
+  std::uint64_t slab_free_bytes;  // free blocks in slabs
+  std::uint64_t depot_bytes;      // free blocks in the depot
+  std::uint64_t cached_bytes;     // what threads' magazines may hold
+  std::uint64_t dirty_bytes;      // free and backed
+  std::uint64_t clean_bytes;      // free and not backed
+  std::uint64_t large_spans, slab_spans;
+  std::uint64_t threads;
+  std::uint64_t purges, purged_bytes, purge_refusals, purge_failures;
+  std::uint64_t purge_thread_failures;
+  bool purge_thread_runs;
+};
+Statistics statistics();
+
+}  // namespace rdmalloc

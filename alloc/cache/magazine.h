@@ -1,0 +1,39 @@
+// Magazines: arrays of pointers to free blocks of one class. A block holds no link (I4), so the
+// pointers live here, outside the arena, and travel between threads by the whole array.
+//
+//    header            slots
+//   +----+-----+------+----+----+----+- - - -+----+
+//   |next|count| NULL | p0 | p1 | p2 |  ...  |p61 |   512 bytes, eight cache lines
+//   +----+-----+------+----+----+----+- - - -+----+
+//                ^                ^top (one past the last block)        ^end
+//
+// "Empty" is found by the value: below slot 0 lies a NULL, so popping from an empty magazine loads
+// it. "Full" is top == end. There is no counter to keep on the fast path.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "alloc/core/pool.h"
+#include "alloc/core/size_class.h"
+
+namespace rdmalloc {
+
+struct alignas(64) Magazine {
+  std::atomic<std::uint32_t> next_free;  // in a pool or a depot stack
+  std::uint32_t count;                   // blocks in it while no bin works on it
+  void* bottom;                          // always NULL: what a pop from an empty magazine finds
+  void* slots[kMagazineSlots];
+};
+static_assert(sizeof(Magazine) == 512);
+static_assert(offsetof(Magazine, slots) == offsetof(Magazine, bottom) + sizeof(void*));
+
+// What the fast paths see of a magazine. Written by the thread it belongs to only.
+struct Bin {
+  void** top;  // one past the last block
+  void** end;  // where it is full
+};
+
+extern constinit Pool<Magazine> magazines;
+
+}  // namespace rdmalloc

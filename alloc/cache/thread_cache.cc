@@ -1,0 +1,404 @@
+#include "alloc/cache/thread_cache.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+#include "alloc/cache/depot.h"
+#include "alloc/core/lock.h"
+#include "alloc/core/report.h"
+#include "alloc/fork.h"
+#include "alloc/init.h"
+#include "alloc/large/large.h"
+#include "alloc/os/os.h"
+#include "alloc/pages/purge.h"
+#include "alloc/slabs/slab.h"
+
+namespace rdmalloc {
+namespace {
+
+// What all bins of a thread without a cache point at: one past a NULL. top[-1] is NULL (empty) and
+// top == end (full). Never written.
+constinit void* nothing[1] = {nullptr};
+
+// Blocks that a class starts with in a thread; doubled at each trip to the slow path.
+constexpr std::uint32_t kFirstLimit = 8;
+// What a thread's cache may hold, magazines included: the first threads of a process, as many as
+// can run at once and some, a generous share; the n-th after them a share of kLaterBytes / n.
+// Threads that fill their share when they come and are idle ever after then hold, all together, at
+// most
+//     kFirstThreads * kFirstShareBytes + kLaterBytes * ln(n / kFirstThreads) + n *
+//     kSmallestShareBytes
+// which is 50 MB for 1,000 of them.
+constexpr std::uint64_t kFirstThreads = 8;
+constexpr std::uint64_t kFirstShareBytes = 1280 << 10;
+constexpr std::uint64_t kLaterBytes = std::uint64_t{5} << 20;
+constexpr std::uint64_t kSmallestShareBytes = 20 << 10;
+// Every so many trips to the slow path a thread looks at a few classes it may not use any more.
+constexpr std::uint32_t kEventsPerAge = 32;
+constexpr std::uint32_t kClassesPerAge = 8;
+// POSIX runs key destructors in up to four rounds; ours waits for the third, so that the
+// destructors of others that free and allocate still find a cache. Not for the fourth, in which
+// ThreadSanitizer ends the thread's state.
+constexpr int kLastExitRound = 2;
+
+constinit Pool<ThreadCache> caches;
+constinit std::atomic<std::uint32_t> live_threads{0};
+constinit pthread_key_t exit_key = 0;
+
+std::uint64_t share_bytes() {
+  std::uint64_t threads = live_threads.load(std::memory_order_relaxed);
+  if (threads <= kFirstThreads) return kFirstShareBytes;
+  std::uint64_t share = kLaterBytes / threads;
+  return share < kSmallestShareBytes ? kSmallestShareBytes : share;
+}
+
+// Written by the owner alone, so no read-modify-write is needed.
+std::uint64_t held(const ThreadCache& cache) {
+  return cache.held_bytes.load(std::memory_order_relaxed);
+}
+void hold(ThreadCache& cache, std::uint64_t more) {
+  cache.held_bytes.store(held(cache) + more, std::memory_order_relaxed);
+}
+
+std::uint32_t count_of(const Bin& bin, const Shelf& shelf) {
+  return shelf.loaded == nullptr ? 0 : static_cast<std::uint32_t>(bin.top - shelf.loaded->slots);
+}
+
+void set_bin(Bin& bin, const Shelf& shelf, std::uint32_t count) {
+  order_for_fork();
+  bin.top = shelf.loaded->slots + count;
+  bin.end = shelf.loaded->slots + (count > shelf.limit ? count : shelf.limit);
+  order_for_fork();
+}
+
+// Blocks go to the depot as a whole magazine if it is full enough to be worth it, else to the
+// slabs. Consumes the magazine.
+void hand_over(unsigned size_class, Magazine* magazine) {
+  if (magazine->count == class_info(size_class).magazine_max && depot_put(size_class, magazine))
+    return;
+  slab_give_back(size_class, magazine->slots, magazine->count);
+  magazine->count = 0;
+  magazines.free(magazine);
+}
+
+// What `count` magazines that may hold `limit` blocks each cost a thread's share.
+std::uint64_t cost_of(unsigned size_class, std::uint64_t limit, std::uint64_t count) {
+  return count * (limit * class_info(size_class).block_bytes + sizeof(Magazine));
+}
+std::uint64_t cost_of(unsigned size_class, const Shelf& shelf) {
+  return cost_of(size_class, shelf.limit, shelf.spare != nullptr ? 2 : 1);
+}
+
+// Empties a class of a thread and forgets its magazines.
+void drop_class(ThreadCache& cache, unsigned size_class) {
+  Bin& bin = cache.bins[size_class];
+  Shelf& shelf = cache.shelves[size_class];
+  if (shelf.loaded == nullptr) return;
+  Magazine* loaded = shelf.loaded;
+  Magazine* spare = shelf.spare;
+  loaded->count = count_of(bin, shelf);
+  hold(cache, 0 - cost_of(size_class, shelf));
+  bin = {nothing + 1, nothing + 1};
+  shelf = {};
+  order_for_fork();
+  hand_over(size_class, loaded);
+  if (spare != nullptr) hand_over(size_class, spare);
+}
+
+void drop_all(ThreadCache& cache) {
+  for (unsigned c = 1; c < kClasses; ++c) drop_class(cache, c);
+}
+
+// Runs on the slow path of the thread itself: classes that did not move since the last look give
+// their blocks up. With many threads a share shrinks; then everything looked at goes.
+void age(ThreadCache& cache) {
+  bool is_over_share = held(cache) > share_bytes();
+  for (std::uint32_t i = 0; i < kClassesPerAge; ++i) {
+    unsigned c = cache.age_cursor + 1;
+    cache.age_cursor = c % (kClasses - 1);
+    Shelf& shelf = cache.shelves[c];
+    if (shelf.loaded == nullptr) continue;
+    if (is_over_share || cache.bins[c].top == shelf.top_at_age) {
+      drop_class(cache, c);
+    } else {
+      shelf.top_at_age = cache.bins[c].top;
+    }
+  }
+}
+
+void note_slow_event(ThreadCache& cache) {
+  if (++cache.slow_events % kEventsPerAge == 0) age(cache);
+}
+
+// Makes room in the share for `bytes` more by giving up other classes, in turn.
+void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
+  std::uint64_t share = share_bytes();
+  for (unsigned looked = 0; held(cache) + bytes > share && looked < kClasses; ++looked) {
+    unsigned c = cache.age_cursor + 1;
+    cache.age_cursor = c % (kClasses - 1);
+    if (c != keep) drop_class(cache, c);
+  }
+}
+
+// Gives the class its first magazine. False when there is none to be had.
+bool open_class(ThreadCache& cache, unsigned size_class) {
+  Shelf& shelf = cache.shelves[size_class];
+  const ClassInfo& info = class_info(size_class);
+  std::uint64_t share = share_bytes();
+  std::uint32_t limit = info.magazine_max < kFirstLimit ? info.magazine_max : kFirstLimit;
+  // One class may have a quarter of the share, and a single block in any case.
+  while (limit > 1 && cost_of(size_class, limit, 1) > share / 4) limit /= 2;
+  make_share(cache, cost_of(size_class, limit, 1), size_class);
+  Magazine* magazine = magazines.allocate();
+  if (magazine == nullptr) return false;
+  magazine->count = 0;
+  shelf.loaded = magazine;
+  shelf.spare = nullptr;
+  shelf.limit = static_cast<std::uint16_t>(limit);
+  hold(cache, cost_of(size_class, limit, 1));
+  set_bin(cache.bins[size_class], shelf, 0);
+  return true;
+}
+
+// Doubles what the class may hold, within its magazine and the thread's share.
+bool grow_limit(ThreadCache& cache, unsigned size_class) {
+  Shelf& shelf = cache.shelves[size_class];
+  const ClassInfo& info = class_info(size_class);
+  std::uint32_t limit = std::uint32_t{shelf.limit} * 2;
+  if (limit > info.magazine_max) limit = info.magazine_max;
+  if (limit == shelf.limit) return false;
+  std::uint64_t more = std::uint64_t{limit - shelf.limit} * info.block_bytes;
+  if (shelf.spare != nullptr) more *= 2;
+  if (held(cache) + more > share_bytes()) return false;
+  shelf.limit = static_cast<std::uint16_t>(limit);
+  hold(cache, more);
+  return true;
+}
+
+// ---- threads coming and going ----
+
+void on_thread_exit(void* value) {
+  auto* cache = static_cast<ThreadCache*>(value);
+  if (cache->exit_rounds++ < kLastExitRound) {
+    pthread_setspecific(exit_key, cache);
+    return;
+  }
+  // From here on this thread has no cache: libc's own last frees go straight to the slabs.
+  detail::this_cache = &detail::empty_cache;
+  drop_all(*cache);
+  if (thread_id() == static_cast<std::uint32_t>(os::process_id())) purge_note_first_thread_ends();
+  cache->thread_id.store(0, std::memory_order_relaxed);
+  caches.free(cache);
+  live_threads.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// The calling thread's cache; nullptr when it has none (before it is made, after its end, or when
+// no metadata is to be had): the caller then works on the slabs directly.
+ThreadCache* cache_of_this_thread() {
+  ThreadCache* cache = detail::this_cache;
+  return cache == &detail::empty_cache ? nullptr : cache;
+}
+
+// Set while a thread is past its last key destructor, and while its cache is being made.
+thread_local constinit bool has_no_cache = false;
+
+ThreadCache* make_cache() {
+  if (has_no_cache) return nullptr;
+  has_no_cache = true;  // pthread_setspecific may allocate
+  ThreadCache* cache = caches.allocate();
+  if (cache == nullptr) {
+    has_no_cache = false;
+    return nullptr;
+  }
+  cache->reset(nothing + 1, thread_id());
+  live_threads.fetch_add(1, std::memory_order_relaxed);
+  detail::this_cache = cache;
+  pthread_setspecific(exit_key, cache);
+  // Stays true: on_thread_exit leaves it so, and a thread has one cache in its life.
+  return cache;
+}
+
+void* allocate_without_cache(unsigned size_class) {
+  void* block = nullptr;
+  return slab_take(size_class, &block, 1) == 1 ? block : nullptr;
+}
+
+// Fills the class's loaded, empty magazine. False when there is no memory.
+bool refill(ThreadCache& cache, unsigned size_class) {
+  Bin& bin = cache.bins[size_class];
+  Shelf& shelf = cache.shelves[size_class];
+  if (shelf.spare != nullptr && shelf.spare->count != 0) {
+    Magazine* full = shelf.spare;
+    shelf.loaded->count = 0;
+    order_for_fork();
+    shelf.spare = shelf.loaded;
+    shelf.loaded = full;
+    set_bin(bin, shelf, full->count);
+    return true;
+  }
+  if (Magazine* full = depot_take(size_class)) {
+    Magazine* empty = shelf.loaded;
+    shelf.loaded = full;
+    set_bin(bin, shelf, full->count);
+    magazines.free(empty);
+    return true;
+  }
+  grow_limit(cache, size_class);
+  void* blocks[kMagazineSlots];
+  std::uint32_t got = slab_take(size_class, blocks, shelf.limit);
+  // The lowest address on top: a run of allocations walks upwards through memory.
+  for (std::uint32_t i = 0; i < got; ++i) shelf.loaded->slots[i] = blocks[got - 1 - i];
+  set_bin(bin, shelf, got);
+  return got != 0;
+}
+
+// Empties the spare of a class: to the depot when it is full enough, else to the slabs.
+void clear_spare(unsigned size_class, Shelf& shelf) {
+  Magazine* spare = shelf.spare;
+  std::uint32_t count = spare->count;
+  Magazine* empty = count >= class_info(size_class).magazine_max ? magazines.allocate() : nullptr;
+  if (empty == nullptr) {
+    spare->count = 0;
+    order_for_fork();
+    slab_give_back(size_class, spare->slots, count);
+    return;
+  }
+  empty->count = 0;
+  order_for_fork();
+  shelf.spare = empty;
+  order_for_fork();
+  hand_over(size_class, spare);
+}
+
+// Gives the class its spare magazine, if the thread's share allows it.
+bool open_spare(ThreadCache& cache, unsigned size_class, Shelf& shelf) {
+  std::uint64_t cost = cost_of(size_class, shelf.limit, 1);
+  Magazine* spare = held(cache) + cost <= share_bytes() ? magazines.allocate() : nullptr;
+  if (spare == nullptr) return false;
+  spare->count = 0;
+  order_for_fork();
+  shelf.spare = spare;
+  hold(cache, cost);
+  return true;
+}
+
+// Makes room in the class's loaded, full magazine.
+void make_room(ThreadCache& cache, unsigned size_class) {
+  Bin& bin = cache.bins[size_class];
+  Shelf& shelf = cache.shelves[size_class];
+  std::uint32_t count = count_of(bin, shelf);
+  if (grow_limit(cache, size_class) && shelf.limit > count) return set_bin(bin, shelf, count);
+  if (shelf.spare == nullptr) {
+    if (!open_spare(cache, size_class, shelf)) {
+      set_bin(bin, shelf, 0);
+      return slab_give_back(size_class, shelf.loaded->slots, count);
+    }
+  } else if (shelf.spare->count != 0) {
+    clear_spare(size_class, shelf);
+  }
+  Magazine* full = shelf.loaded;
+  full->count = count;
+  order_for_fork();
+  shelf.loaded = shelf.spare;
+  shelf.spare = full;
+  set_bin(bin, shelf, 0);
+}
+
+void* allocate_slowly(unsigned size_class) {
+  if (!ensure_initialised()) return nullptr;
+  fork_check();
+  ThreadCache* cache = cache_of_this_thread();
+  if (cache == nullptr) cache = make_cache();
+  if (cache == nullptr) return allocate_without_cache(size_class);
+  note_slow_event(*cache);
+  if (cache->shelves[size_class].loaded == nullptr && !open_class(*cache, size_class))
+    return allocate_without_cache(size_class);
+  Bin& bin = cache->bins[size_class];
+  // make_cache() and the like may have come back through malloc and filled the bin.
+  if (bin.top[-1] == nullptr && !refill(*cache, size_class)) return nullptr;
+  return *--bin.top;
+}
+
+}  // namespace
+
+namespace detail {
+constinit ThreadCache empty_cache{nothing + 1};
+thread_local constinit ThreadCache* this_cache = &empty_cache;
+}  // namespace detail
+
+void* cache_allocate_slow(unsigned size_class) {
+  if (size_class == 0 && ensure_initialised()) return cache_allocate(1);  // malloc(0)
+  void* block = allocate_slowly(size_class);
+  if (block == nullptr) errno = ENOMEM;
+  in_use_begin(block, size_class);
+  return block;
+}
+
+void cache_free_slow(void* block, unsigned size_class) noexcept {
+  fork_check();
+  if (size_class == 0 || size_class == kLargeClass) return large_free(block);
+  ThreadCache* cache = cache_of_this_thread();
+  if (cache == nullptr) cache = make_cache();
+  if (cache == nullptr) return slab_give_back(size_class, &block, 1);
+  note_slow_event(*cache);
+  if (cache->shelves[size_class].loaded == nullptr && !open_class(*cache, size_class))
+    return slab_give_back(size_class, &block, 1);
+  Bin& bin = cache->bins[size_class];
+  if (bin.top[-1] == block) report_fatal_address("double free() of", block);
+  if (bin.top == bin.end) make_room(*cache, size_class);
+  *bin.top++ = block;
+}
+
+void cache_flush_this_thread() {
+  if (ThreadCache* cache = cache_of_this_thread()) drop_all(*cache);
+}
+
+int cache_init() {
+  // Address space for metadata in proportion to the arena: 1 GiB of magazines is 2 million of them.
+  std::size_t magazine_bytes = arena.extent() / 64, cache_bytes = arena.extent() / 256;
+  if (magazine_bytes > (std::size_t{1} << 30)) magazine_bytes = std::size_t{1} << 30;
+  if (cache_bytes > (std::size_t{1} << 28)) cache_bytes = std::size_t{1} << 28;
+  if (int error = magazines.reserve(magazine_bytes)) return error;
+  if (int error = caches.reserve(cache_bytes)) return error;
+  return -pthread_key_create(&exit_key, on_thread_exit);
+}
+
+CacheCounters cache_counters() {
+  CacheCounters counters{live_threads.load(std::memory_order_relaxed), 0, magazines.used() - 1};
+  for (std::uint32_t i = 1; i < caches.used(); ++i) {
+    const ThreadCache& cache = *caches.at(i);
+    if (cache.thread_id.load(std::memory_order_relaxed) != 0) counters.cached_bytes += held(cache);
+  }
+  return counters;
+}
+
+void cache_reclaim_after_fork() {
+  caches.lock().reset();
+  magazines.lock().reset();
+  // The thread that forked is the child's first, whose id is the process's. A thread made since may
+  // come here before it does: then nobody knows which cache is still in use, and what vanished
+  // threads held (within what all caches may hold) is lost to this child.
+  if (!os::is_first_thread()) return;
+  ThreadCache* mine = detail::this_cache;
+  for (std::uint32_t i = 1; i < caches.used(); ++i) {
+    ThreadCache& cache = *caches.at(i);
+    if (cache.thread_id.load(std::memory_order_relaxed) == 0 || &cache == mine) continue;
+    for (unsigned c = 1; c < kClasses; ++c) {
+      // The owner may have been anywhere in its slow path. A bin that does not point into its
+      // loaded magazine is not believed: its blocks are lost to the child, and nothing else.
+      Bin& bin = cache.bins[c];
+      Shelf& shelf = cache.shelves[c];
+      if (shelf.loaded == nullptr) continue;
+      bool is_sane =
+          bin.top >= shelf.loaded->slots && bin.top <= shelf.loaded->slots + kMagazineSlots;
+      if (!is_sane || shelf.spare == shelf.loaded) continue;
+      drop_class(cache, c);
+    }
+    cache.thread_id.store(0, std::memory_order_relaxed);
+    caches.free(&cache);
+  }
+  live_threads.store(mine == &detail::empty_cache ? 0 : 1, std::memory_order_relaxed);
+  if (mine != &detail::empty_cache) mine->thread_id.store(thread_id(), std::memory_order_relaxed);
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,130 @@
+// A thread's magazines and the two fast paths over them.
+//
+// The cache lies in a pool of ours, behind one initial-exec TLS pointer: the TLS block stays 8
+// bytes (a late dlopen finds room for it), a fork child can reclaim what the caches of vanished
+// threads hold, and the purge thread may count. A thread without a cache points at a shared one
+// whose bins are all empty and all full, so the fast paths have no initialised-test.
+//
+// Who writes what: bins and shelves only the owning thread (or the one thread of a fork child,
+// after the owner is gone). held_bytes and the bins may be read by others, for statistics.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/cache/magazine.h"
+#include "alloc/core/size_class.h"
+#include "alloc/pages/arena.h"
+#include "alloc/slabs/in_use.h"
+
+namespace rdmalloc {
+
+// The cold half of a bin.
+struct Shelf {
+  Magazine* loaded;     // the magazine the bin works on; nullptr until the class is first used
+  Magazine* spare;      // a second one, full or empty (its count tells): hysteresis of one magazine
+  void** top_at_age;    // where the bin stood when ageing last looked
+  std::uint16_t limit;  // blocks the bin may hold now: 8 at first, doubled by use (slow start)
+};
+
+struct alignas(64) ThreadCache {
+  // A cache whose bins are all empty and all full: they point one past a NULL.
+  constexpr explicit ThreadCache(void** nothing_end) {
+    for (Bin& bin : bins) bin = {nothing_end, nothing_end};
+  }
+  // Makes one that comes from the pool as new. Not by placement new: a thread that pops from the
+  // pool may still read next_free of an object that another has just popped, and only atomic stores
+  // may meet that.
+  void reset(void** nothing_end, std::uint32_t thread) {
+    for (Bin& bin : bins) bin = {nothing_end, nothing_end};
+    for (Shelf& shelf : shelves) shelf = {};
+    slow_events = age_cursor = 0;
+    held_bytes.store(0, std::memory_order_relaxed);
+    exit_rounds = 0;
+    thread_id.store(thread, std::memory_order_relaxed);
+  }
+
+  Bin bins[kBins] = {};
+  Shelf shelves[kBins] = {};
+  std::atomic<std::uint32_t> next_free{0};   // pool
+  std::atomic<std::uint32_t> thread_id{0};   // 0: not in use. Relaxed: read by statistics
+  std::uint32_t slow_events = 0;             // trips to the slow path, for ageing
+  std::uint32_t age_cursor = 0;              // class that ageing looks at next
+  std::atomic<std::uint64_t> held_bytes{0};  // likewise; magazines and the blocks they may hold
+  int exit_rounds = 0;                       // how often the thread's key destructor ran
+};
+
+namespace detail {
+extern constinit ThreadCache empty_cache;
+extern thread_local constinit ThreadCache* this_cache;
+}  // namespace detail
+
+// Slow halves; cold. "No memory" is nullptr with errno ENOMEM.
+void* cache_allocate_slow(unsigned size_class);
+// noexcept: operator delete may jump to it.
+void cache_free_slow(void* block, unsigned size_class) noexcept;
+
+// A fork child believes what the caches of vanished threads say (cache_reclaim_after_fork), and it
+// sees each thread's stores up to some point of its program order. So a cache lets go of blocks
+// before it gives them to anybody, and takes hold of them only once they are there; in between a
+// fork loses them to the child, but never gives them to two. This keeps the compiler from changing
+// that order; the kernel does not (fork.h).
+inline void order_for_fork() {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
+// A block of the class that this thread holds; nullptr when its bin is empty. Two dependent loads
+// on the way.
+[[gnu::always_inline]] inline void* cache_try_allocate(unsigned size_class) {
+  Bin& bin = detail::this_cache->bins[size_class];
+  void** top = bin.top;
+  void* block = top[-1];
+  if (block == nullptr) [[unlikely]]
+    return nullptr;
+  bin.top = top - 1;
+  in_use_begin(block, size_class);
+  return block;
+}
+
+// A block of the class, or nullptr (and ENOMEM) when there is no memory.
+[[gnu::always_inline]] inline void* cache_allocate(unsigned size_class) {
+  void* block = cache_try_allocate(size_class);
+  if (block == nullptr) [[unlikely]]
+    return cache_allocate_slow(size_class);
+  return block;
+}
+
+// Takes a block back on this thread, whoever allocated it. `size_class` is what the class map says;
+// 0 and kLargeClass have bins that are always full and so end in the slow path.
+[[gnu::always_inline]] inline void cache_free(void* block, unsigned size_class) {
+  in_use_end(block, size_class);
+  Bin& bin = detail::this_cache->bins[size_class];
+  void** top = bin.top;
+  // The commonest double free, free(p) twice in a row, for one compare of a line we write anyway.
+  // Others are found when the block goes back to its slab.
+  if (top == bin.end || top[-1] == block) [[unlikely]]
+    return cache_free_slow(block, size_class);
+  *top = block;
+  order_for_fork();
+  bin.top = top + 1;
+}
+
+// Gives everything the calling thread holds back to the slabs.
+void cache_flush_this_thread();
+
+// Called once at initialisation: pools and the key whose destructor flushes at thread exit. 0 or a
+// negative errno.
+int cache_init();
+
+struct CacheCounters {
+  std::uint64_t threads;
+  std::uint64_t cached_bytes;  // blocks in magazines of threads; a moment's guess
+  std::uint64_t magazines;     // magazines ever made
+};
+CacheCounters cache_counters();
+
+// In the child of a fork: returns what the caches of threads that are gone hold.
+void cache_reclaim_after_fork();
+
+}  // namespace rdmalloc

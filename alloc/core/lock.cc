@@ -1,0 +1,48 @@
+#include "alloc/core/lock.h"
+
+#include "alloc/core/report.h"
+
+namespace rdmalloc {
+
+namespace detail {
+constinit thread_local std::uint32_t this_thread_id = 0;
+#if RDMALLOC_CHECKED
+constinit thread_local int locks_held = 0;
+void lock_violation(const char* what) {
+  report_fatal("I2 violated: an rdmalloc lock is held on the way into foreign code", what);
+}
+#endif
+}  // namespace detail
+
+void Lock::lock_contended() {
+  // A short spin first: the sections under our locks are a few hundred ns, a futex round is 2-5 us.
+  for (int spin = 0; spin < 100; ++spin) {
+    std::uint32_t expected = 0;
+    if (word_.load(std::memory_order_relaxed) == 0 &&
+        word_.compare_exchange_weak(expected, thread_id(), std::memory_order_acquire,
+                                    std::memory_order_relaxed))
+      return;
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+  // From here on we may have slept, so whoever else sleeps must be woken by our unlock: take the
+  // lock with the waiters bit set.
+  for (;;) {
+    std::uint32_t seen = word_.load(std::memory_order_relaxed);
+    if (seen == 0) {
+      if (word_.compare_exchange_weak(seen, thread_id() | kWaiters, std::memory_order_acquire,
+                                      std::memory_order_relaxed))
+        return;
+      continue;
+    }
+    if ((seen & kWaiters) == 0 &&
+        !word_.compare_exchange_weak(seen, seen | kWaiters, std::memory_order_relaxed))
+      continue;
+    os::futex_wait(address(), seen | kWaiters, -1);
+  }
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,110 @@
+// The one lock of rdmalloc: a futex word that knows its owner.
+//
+//   0                free
+//   tid              held, nobody waits
+//   tid | kWaiters   held, somebody may be in futex_wait
+//
+// No lock is held while foreign code runs (I2): checked builds count the locks a thread holds, and
+// assert_no_lock_held() guards every call out. The owner's id serves fork: a lock found held by a
+// thread that does not exist in the child tells which structure must be rebuilt (docs/design.md).
+// Constant-initialised, never destroyed, usable before any constructor.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "alloc/os/os.h"
+
+namespace rdmalloc {
+
+namespace detail {
+extern constinit thread_local std::uint32_t this_thread_id;  // 0 until first asked
+#if RDMALLOC_CHECKED
+extern constinit thread_local int locks_held;
+[[noreturn]] void lock_violation(const char* what);
+#endif
+}  // namespace detail
+
+// gettid, cached; the child of a fork forgets it (forget_thread_id).
+inline std::uint32_t thread_id() {
+  if (detail::this_thread_id == 0) [[unlikely]]
+    detail::this_thread_id = static_cast<std::uint32_t>(os::thread_id());
+  return detail::this_thread_id;
+}
+inline void forget_thread_id() {
+  detail::this_thread_id = 0;
+}
+
+class Lock {
+ public:
+  constexpr Lock() = default;
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+  void lock() {
+    std::uint32_t expected = 0;
+    // Acquire: pairs with the release in unlock() of whoever held it before.
+    if (!word_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire,
+                                       std::memory_order_relaxed)) [[unlikely]]
+      lock_contended();
+    note_held(+1);
+  }
+  bool try_lock() {
+    std::uint32_t expected = 0;
+    if (!word_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire,
+                                       std::memory_order_relaxed))
+      return false;
+    note_held(+1);
+    return true;
+  }
+  void unlock() {
+    note_held(-1);
+    // Release: pairs with the acquire of the next lock().
+    if (word_.exchange(0, std::memory_order_release) & kWaiters) [[unlikely]]
+      os::futex_wake(address(), 1);
+  }
+  // The id of the thread that holds it, 0 when free: a hint, but exact in a fork child.
+  std::uint32_t owner() const { return word_.load(std::memory_order_relaxed) & ~kWaiters; }
+  // Frees a lock held by `dead_owner`, a thread that exists no more, unless somebody else did
+  // already.
+  void reset_from(std::uint32_t dead_owner) {
+    std::uint32_t seen = word_.load(std::memory_order_relaxed);
+    if ((seen & ~kWaiters) == dead_owner)
+      word_.compare_exchange_strong(seen, 0, std::memory_order_relaxed);
+  }
+  // For a fork child only: frees a lock whose owner exists no more.
+  void reset() { word_.store(0, std::memory_order_relaxed); }
+
+ private:
+  static constexpr std::uint32_t kWaiters = 0x80000000u;  // thread ids are below 2^22 (pid_max)
+
+  void lock_contended();
+  const std::uint32_t* address() const { return reinterpret_cast<const std::uint32_t*>(&word_); }
+  static void note_held([[maybe_unused]] int change) {
+#if RDMALLOC_CHECKED
+    detail::locks_held += change;
+#endif
+  }
+
+  std::atomic<std::uint32_t> word_{0};
+};
+
+class LockGuard {
+ public:
+  explicit LockGuard(Lock& lock) : lock_(lock) { lock_.lock(); }
+  ~LockGuard() { lock_.unlock(); }
+  LockGuard(const LockGuard&) = delete;
+  LockGuard& operator=(const LockGuard&) = delete;
+
+ private:
+  Lock& lock_;
+};
+
+// To be called before any registrar, notifier, observer or other foreign code (I2).
+inline void assert_no_lock_held([[maybe_unused]] const char* where) {
+#if RDMALLOC_CHECKED
+  if (detail::locks_held != 0) detail::lock_violation(where);
+#endif
+}
+
+}  // namespace rdmalloc

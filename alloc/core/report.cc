@@ -1,0 +1,67 @@
+#include "alloc/core/report.h"
+
+#include "alloc/api/options.h"
+#include "alloc/os/os.h"
+
+namespace rdmalloc {
+
+void Message::put(char c) {
+  if (length_ + 2 < sizeof buffer_) buffer_[length_++] = c;  // room for '\n' and the zero
+}
+
+Message& Message::text(const char* words) {
+  for (; *words != 0; ++words) put(*words);
+  return *this;
+}
+
+Message& Message::number(std::uint64_t value) {
+  char digits[20];
+  int count = 0;
+  do {
+    digits[count++] = static_cast<char>('0' + value % 10);
+    value /= 10;
+  } while (value != 0);
+  while (count > 0) put(digits[--count]);
+  return *this;
+}
+
+Message& Message::signed_number(std::int64_t value) {
+  if (value < 0) put('-');
+  return number(value < 0 ? -static_cast<std::uint64_t>(value) : static_cast<std::uint64_t>(value));
+}
+
+Message& Message::address(const void* pointer) {
+  text("0x");
+  auto value = reinterpret_cast<std::uintptr_t>(pointer);
+  int shift = 60;
+  while (shift > 0 && (value >> shift) == 0) shift -= 4;
+  for (; shift >= 0; shift -= 4) put("0123456789abcdef"[(value >> shift) & 15]);
+  return *this;
+}
+
+void Message::print() const {
+  // One write, so that lines of several ranks do not mix.
+  char line[sizeof buffer_ + 16];
+  std::size_t used = 0;
+  for (const char* c = "rdmalloc: "; *c != 0; ++c) line[used++] = *c;
+  for (std::size_t i = 0; i < length_; ++i) line[used++] = buffer_[i];
+  line[used++] = '\n';
+  os::write_all(2, line, used);
+}
+
+void report_fatal(const char* what, const char* detail) {
+  Message().text(what).text(": ").text(detail).print();
+  os::abort_process();
+}
+
+void report_fatal_address(const char* what, const void* address) {
+  Message().text(what).text(": ").address(address).print();
+  os::abort_process();
+}
+
+void report_warning(const char* what, const char* detail) {
+  if (options().quiet) return;
+  Message().text("warning: ").text(what).text(": ").text(detail).print();
+}
+
+}  // namespace rdmalloc

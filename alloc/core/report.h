@@ -1,0 +1,33 @@
+// Messages from inside malloc: no allocation, no stdio, one write(2) to standard error each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rdmalloc {
+
+// Text built in a fixed buffer; what does not fit is cut.
+class Message {
+ public:
+  Message& text(const char* words);
+  Message& number(std::uint64_t value);
+  Message& signed_number(std::int64_t value);
+  Message& address(const void* pointer);
+  // Writes "rdmalloc: ...\n" to standard error.
+  void print() const;
+  const char* c_str() const { return buffer_; }
+  std::size_t length() const { return length_; }
+
+ private:
+  void put(char c);
+  char buffer_[512] = {0};
+  std::size_t length_ = 0;
+};
+
+// Prints "rdmalloc: <what>: <detail>" and aborts. For corruption of the heap itself only (I14).
+[[noreturn]] void report_fatal(const char* what, const char* detail);
+[[noreturn]] void report_fatal_address(const char* what, const void* address);
+// Prints a warning, unless RDMALLOC_LOG=quiet.
+void report_warning(const char* what, const char* detail);
+
+}  // namespace rdmalloc

@@ -1,0 +1,134 @@
+// Size classes: which block sizes exist, and all that follows from a size at compile time.
+//
+//   class 0          no class: an address that is not ours, or a free slice. Its bin is always both
+//                    empty and full, so the fast paths need no test for it.
+//   class 1 .. 64    multiples of 16 up to 1 KiB
+//   class 65 .. 104  eight to a doubling from 1 KiB to 32 KiB: at most 12.5 % is lost
+//   kLargeClass      a span that is one block; its bin is like that of class 0
+//
+// Class 1 holds 32 bytes, not 16: glibc's smallest block has 24, and real programs (Open MPI's mtl
+// ofi, one) write a few bytes past a tiny allocation and live there.
+//
+// Block sizes that are powers of two are naturally aligned, since slabs are.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+
+namespace rdmalloc {
+
+inline constexpr std::size_t kSliceShift = 16;
+inline constexpr std::size_t kSliceBytes = std::size_t{1} << kSliceShift;  // unit of span metadata
+inline constexpr std::size_t kChunkBytes = std::size_t{2} << 20;           // a huge page
+inline constexpr std::uint32_t kSlicesPerChunk = kChunkBytes / kSliceBytes;
+
+inline constexpr std::size_t kFineMax = 1024;    // up to here classes are 16 apart
+inline constexpr std::size_t kSmallMax = 32768;  // above, a block is a span of its own
+inline constexpr unsigned kFineClasses = kFineMax / 16;
+inline constexpr unsigned kSmallClasses = kFineClasses + 8 * 5;  // five doublings to 32 KiB
+inline constexpr unsigned kClasses = kSmallClasses + 1;          // with class 0
+inline constexpr unsigned kLargeClass = kClasses;
+inline constexpr unsigned kBins = kClasses + 1;  // bins a thread has: the classes and kLargeClass
+
+// Class of 1 KiB < bytes <= 32 KiB: the three bits below the leading one of bytes - 1.
+constexpr unsigned coarse_class_of(std::size_t bytes) {
+  std::size_t last = bytes - 1;
+  unsigned exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
+  return kFineClasses + (exponent - 10) * 8 + static_cast<unsigned>(last >> (exponent - 3)) - 7;
+}
+// Class of 1 <= bytes <= kSmallMax; of 0 it is class 0, which the slow path turns into class 1.
+constexpr unsigned class_of(std::size_t bytes) {
+  return bytes <= kFineMax ? static_cast<unsigned>((bytes + 15) / 16) : coarse_class_of(bytes);
+}
+
+constexpr std::uint32_t block_bytes_of(unsigned size_class) {
+  if (size_class <= 1) return size_class == 0 ? 0 : 32;
+  if (size_class <= kFineClasses) return size_class * 16;
+  unsigned step = size_class - kFineClasses - 1;
+  unsigned exponent = 10 + step / 8;
+  return (8 + step % 8 + 1) << (exponent - 3);
+}
+
+// offset * block < 2^40 for each offset in a slab, so the reciprocal divides exactly.
+inline constexpr unsigned kReciprocalShift = 40;
+
+struct ClassInfo {
+  std::uint32_t block_bytes;
+  std::uint32_t slab_slices;   // 1 or 8
+  std::uint32_t slab_blocks;   // blocks of a slab
+  std::uint64_t reciprocal;    // ceil(2^40 / block_bytes): index = offset * reciprocal >> 40
+  std::uint16_t magazine_max;  // blocks a magazine of this class holds at most
+  std::uint16_t depot_max;     // full magazines the depot keeps at most
+};
+
+// Slots of a magazine; 62 of them and its header are 512 bytes (cache/magazine.h).
+inline constexpr std::uint32_t kMagazineSlots = 62;
+// Bytes of blocks in one magazine, and in one class of the depot. Large enough that blocks up to
+// 512 B travel 62 at a time; small enough that a thread's two magazines of a class stay under the
+// size of an L2 cache.
+inline constexpr std::uint32_t kMagazineBytes = 32768;
+inline constexpr std::uint32_t kDepotBytes = 1 << 20;
+
+struct ClassTable {
+  ClassInfo of[kBins];
+};
+
+constexpr ClassTable make_class_table() {
+  ClassTable table{};
+  for (unsigned c = 1; c < kClasses; ++c) {
+    ClassInfo& info = table.of[c];
+    info.block_bytes = block_bytes_of(c);
+    info.slab_slices = info.block_bytes <= kFineMax ? 1 : 8;
+    info.slab_blocks =
+        static_cast<std::uint32_t>(info.slab_slices * kSliceBytes / info.block_bytes);
+    info.reciprocal =
+        ((std::uint64_t{1} << kReciprocalShift) + info.block_bytes - 1) / info.block_bytes;
+    std::uint32_t blocks = kMagazineBytes / info.block_bytes;
+    if (blocks > kMagazineSlots) blocks = kMagazineSlots;
+    if (blocks < 4) blocks = 4;
+    info.magazine_max = static_cast<std::uint16_t>(blocks);
+    std::uint32_t magazines = kDepotBytes / (blocks * info.block_bytes);
+    if (magazines < 8) magazines = 8;
+    if (magazines > 256) magazines = 256;
+    info.depot_max = static_cast<std::uint16_t>(magazines);
+  }
+  return table;
+}
+
+inline constexpr ClassTable kClassTable = make_class_table();
+inline constexpr const ClassInfo& class_info(unsigned size_class) {
+  return kClassTable.of[size_class];
+}
+
+// Words of 64 bits that a slab's bitmap needs at most: 64 KiB of 32-byte blocks.
+inline constexpr std::uint32_t kBitmapWords = 32;
+
+namespace detail {
+constexpr bool classes_are_consistent() {
+  for (std::size_t bytes = 1; bytes <= kSmallMax; ++bytes) {
+    unsigned c = class_of(bytes);
+    if (c == 0 || c >= kClasses || block_bytes_of(c) < bytes) return false;
+    if (c > 2 && block_bytes_of(c - 1) >= bytes) return false;
+    if (bytes > 128 && block_bytes_of(c) - bytes > bytes / 8) return false;
+  }
+  return true;
+}
+constexpr bool reciprocals_are_exact() {
+  for (unsigned c = 1; c < kClasses; ++c) {
+    const ClassInfo& info = kClassTable.of[c];
+    if (info.slab_blocks > kBitmapWords * 64) return false;
+    for (std::uint32_t i = 0; i < info.slab_blocks; ++i) {
+      std::uint64_t first = std::uint64_t{i} * info.block_bytes;
+      std::uint64_t last = first + info.block_bytes - 1;
+      if ((first * info.reciprocal) >> kReciprocalShift != i ||
+          (last * info.reciprocal) >> kReciprocalShift != i)
+        return false;
+    }
+  }
+  return true;
+}
+}  // namespace detail
+static_assert(class_of(kSmallMax) == kClasses - 1 && block_bytes_of(kClasses - 1) == kSmallMax);
+
+}  // namespace rdmalloc

@@ -1,0 +1,67 @@
+#include "alloc/init.h"
+
+#include "alloc/api/options.h"
+#include "alloc/cache/thread_cache.h"
+#include "alloc/core/lock.h"
+#include "alloc/fork.h"
+#include "alloc/os/os.h"
+#include "alloc/pages/arena.h"
+#include "alloc/pages/purge.h"
+
+namespace rdmalloc::detail {
+
+constinit std::atomic<bool> initialised{false};
+
+namespace {
+constinit Lock lock;
+// Steps done so far, so that a second try after a failure continues where the first one stopped.
+constinit bool options_are_read = false, arena_is_reserved = false;
+}  // namespace
+
+namespace {
+
+// Takes the lock, also from a holder that is no more: a process may fork while another of its
+// threads makes the very first allocation, and then the child finds the lock held for ever. (Later
+// forks are recognised by fork.h, which is set up here.) Every step below may be repeated after
+// half of it.
+void take_lock() {
+  while (!lock.try_lock()) {
+    std::uint32_t owner = lock.owner();
+    if (owner != 0 && !os::thread_exists(owner)) lock.reset_from(owner);
+    os::sleep_ns(100000);
+  }
+}
+
+bool initialise_locked();
+
+}  // namespace
+
+bool initialise() {
+  take_lock();
+  bool is_done = initialised.load(std::memory_order_relaxed) || initialise_locked();
+  lock.unlock();
+  return is_done;
+}
+
+namespace {
+
+bool initialise_locked() {
+  if (!options_are_read) {
+    options_read();
+    options_are_read = true;
+  }
+  if (!arena_is_reserved) {
+    if (arena_reserve() != 0) return false;
+    arena_is_reserved = true;
+  }
+  if (cache_init() != 0) return false;
+  fork_init();
+  purge_init();
+  // Release: pairs with the acquire in ensure_initialised().
+  initialised.store(true, std::memory_order_release);
+  return true;
+}
+
+}  // namespace
+
+}  // namespace rdmalloc::detail

@@ -1,0 +1,22 @@
+// Initialisation: at the first allocation, whoever makes it and however early that is.
+#pragma once
+
+#include <atomic>
+
+namespace rdmalloc {
+
+namespace detail {
+extern std::atomic<bool> initialised;
+bool initialise();
+}  // namespace detail
+
+// Whether the allocator works; sets it up on the first call. False only when the kernel refuses
+// even the smallest arena: the caller answers ENOMEM and the next call tries again (I10).
+inline bool ensure_initialised() {
+  // Acquire: pairs with the release at the end of initialise(); the arena is there.
+  if (detail::initialised.load(std::memory_order_acquire)) [[likely]]
+    return true;
+  return detail::initialise();
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,90 @@
+#include "alloc/large/large.h"
+
+#include <errno.h>
+
+#include "alloc/core/report.h"
+#include "alloc/fork.h"
+#include "alloc/init.h"
+#include "alloc/pages/page_heap.h"
+#include "alloc/pages/purge.h"
+
+namespace rdmalloc {
+namespace {
+
+// The first slice of the large block that starts at `block`; 0 when none does.
+SliceIndex slice_of_block(const void* block) {
+  auto address = reinterpret_cast<std::uintptr_t>(block);
+  if (!arena.holds(address) || address % kSliceBytes != 0) return 0;
+  SliceIndex slice = arena.slice_of(address);
+  if (arena.class_at(slice) != kLargeClass) return 0;
+  return arena.first[slice].load(std::memory_order_relaxed) == slice ? slice : 0;
+}
+
+std::uint32_t slices_for(std::size_t bytes) {
+  return static_cast<std::uint32_t>((bytes + kSliceBytes - 1) >> kSliceShift);
+}
+
+[[noreturn]] void report_wild_free(const void* block) {
+  auto address = reinterpret_cast<std::uintptr_t>(block);
+  if (!arena.holds(address))
+    report_fatal_address("free() of an address that malloc never returned", block);
+  if (arena.class_at(arena.slice_of(address)) == kLargeClass)
+    report_fatal_address("free() of an address inside a block, not its start", block);
+  report_fatal_address("double free(), or free() of an address that malloc never returned", block);
+}
+
+// A large span for the request; 0 when there is no memory.
+SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) {
+  if (!ensure_initialised()) return 0;
+  fork_check();
+  if (bytes > arena.extent() || alignment > arena.extent()) return 0;
+  return page_heap_take_large(slices_for(bytes == 0 ? 1 : bytes), alignment, is_zero);
+}
+
+}  // namespace
+
+void* large_allocate(std::size_t bytes, std::size_t alignment, bool* is_zero) {
+  SliceIndex slice = take_slices(bytes, alignment, is_zero);
+  if (slice == 0) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  return reinterpret_cast<void*>(arena.address_of(slice));
+}
+
+void* large_allocate_growing(std::size_t bytes) {
+  if (bytes <= arena.extent() / 4) {
+    fork_check();
+    if (SliceIndex slice = page_heap_take_growing(slices_for(bytes)))
+      return reinterpret_cast<void*>(arena.address_of(slice));
+  }
+  bool is_zero = false;
+  return large_allocate(bytes, 1, &is_zero);
+}
+
+void large_free(void* block) {
+  if (block == nullptr) return;
+  SliceIndex slice = slice_of_block(block);
+  if (slice == 0) report_wild_free(block);
+  page_heap_free(slice);
+  purge_note_dirty();
+}
+
+bool large_resize(void* block, std::size_t bytes) {
+  SliceIndex slice = slice_of_block(block);
+  if (slice == 0) report_wild_free(block);
+  if (bytes > arena.extent()) return false;
+  std::uint32_t slices = slices_for(bytes), have = arena.span(slice).load().slices;
+  if (slices == have) return true;
+  if (slices > have) return page_heap_grow(slice, slices);
+  page_heap_shrink(slice, slices);
+  purge_note_dirty();
+  return true;
+}
+
+std::size_t large_bytes(const void* block) {
+  SliceIndex slice = slice_of_block(block);
+  return slice == 0 ? 0 : std::size_t{arena.span(slice).load().slices} << kSliceShift;
+}
+
+}  // namespace rdmalloc

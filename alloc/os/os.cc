@@ -1,0 +1,162 @@
+#include "alloc/os/os.h"
+
+#include <errno.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/auxv.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "alloc/os/fault.h"
+#include "alloc/os/syscall.h"
+
+#ifndef MAP_FIXED_NOREPLACE
+#define MAP_FIXED_NOREPLACE 0x100000
+#endif
+#ifndef MADV_WIPEONFORK
+#define MADV_WIPEONFORK 18
+#endif
+
+namespace rdmalloc::os {
+namespace {
+
+int result_of(long value) {
+  return value < 0 ? static_cast<int>(value) : 0;
+}
+
+int map(std::uintptr_t hint, std::size_t length, int protection, int extra_flags,
+        std::uintptr_t* base) {
+  long value = raw_syscall(SYS_mmap, static_cast<long>(hint), static_cast<long>(length), protection,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | extra_flags, -1, 0);
+  if (value < 0 && value > -4096) return static_cast<int>(value);
+  *base = static_cast<std::uintptr_t>(value);
+  return 0;
+}
+
+int advise(std::uintptr_t base, std::size_t length, int advice) {
+  return result_of(
+      raw_syscall(SYS_madvise, static_cast<long>(base), static_cast<long>(length), advice));
+}
+
+}  // namespace
+
+std::size_t page_bytes() {
+  // Read each time: callers are cold, and a cached copy would need an initialised-test anyway.
+  return static_cast<std::size_t>(getauxval(AT_PAGESZ));
+}
+
+int reserve(std::uintptr_t hint, std::size_t length, std::uintptr_t* base) {
+  if (should_fail(Site::kReserve)) return -ENOMEM;
+  return map(hint, length, PROT_NONE, 0, base);
+}
+
+int reserve_at(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kReserve)) return -ENOMEM;
+  std::uintptr_t got = 0;
+  if (int error = map(base, length, PROT_NONE, MAP_FIXED_NOREPLACE, &got)) return error;
+  if (got == base) return 0;
+  // A kernel before 4.17 takes the flag for a hint.
+  unreserve(got, length);
+  return -EEXIST;
+}
+
+int unreserve(std::uintptr_t base, std::size_t length) {
+  return result_of(raw_syscall(SYS_munmap, static_cast<long>(base), static_cast<long>(length)));
+}
+
+int commit(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kCommit)) return -ENOMEM;
+  return result_of(raw_syscall(SYS_mprotect, static_cast<long>(base), static_cast<long>(length),
+                               PROT_READ | PROT_WRITE));
+}
+
+int map_metadata(std::size_t length, std::uintptr_t* base) {
+  if (should_fail(Site::kMapMetadata)) return -ENOMEM;
+  return map(0, length, PROT_READ | PROT_WRITE, 0, base);
+}
+
+int wipe_on_fork(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kWipeOnFork)) return -EINVAL;
+  return advise(base, length, MADV_WIPEONFORK);
+}
+
+int advise_huge(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kAdviseHuge)) return -EINVAL;
+  return advise(base, length, MADV_HUGEPAGE);
+}
+
+int decommit(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kDecommit)) return -EINVAL;
+  return advise(base, length, MADV_DONTNEED);
+}
+
+int decommit_hooked(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kDecommit)) return -EINVAL;
+  int saved = errno;
+  int error = madvise(reinterpret_cast<void*>(base), length, MADV_DONTNEED) == 0 ? 0 : -errno;
+  errno = saved;
+  return error;
+}
+
+int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns) {
+  timespec timeout{timeout_ns / 1000000000, timeout_ns % 1000000000};
+  return result_of(raw_syscall(SYS_futex, reinterpret_cast<long>(word), FUTEX_WAIT_PRIVATE,
+                               static_cast<long>(expected),
+                               timeout_ns < 0 ? 0 : reinterpret_cast<long>(&timeout)));
+}
+
+int futex_wake(const std::uint32_t* word, int count) {
+  return result_of(raw_syscall(SYS_futex, reinterpret_cast<long>(word), FUTEX_WAKE_PRIVATE, count));
+}
+
+std::int64_t monotonic_ns() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return now.tv_sec * std::int64_t{1000000000} + now.tv_nsec;
+}
+
+std::int64_t coarse_ms() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * std::int64_t{1000} + now.tv_nsec / 1000000;
+}
+
+int process_id() {
+  return static_cast<int>(raw_syscall(SYS_getpid));
+}
+
+int thread_id() {
+  return static_cast<int>(raw_syscall(SYS_gettid));
+}
+
+bool is_first_thread() {
+  return raw_syscall(SYS_gettid) == raw_syscall(SYS_getpid);
+}
+
+bool thread_exists(std::uint32_t id) {
+  return raw_syscall(SYS_tgkill, raw_syscall(SYS_getpid), id, 0) == 0;
+}
+
+void sleep_ns(std::int64_t ns) {
+  timespec time{ns / 1000000000, ns % 1000000000};
+  raw_syscall(SYS_nanosleep, reinterpret_cast<long>(&time), 0);
+}
+
+int write_all(int fd, const char* bytes, std::size_t length) {
+  while (length > 0) {
+    long wrote =
+        raw_syscall(SYS_write, fd, reinterpret_cast<long>(bytes), static_cast<long>(length));
+    if (wrote == -EINTR) continue;
+    if (wrote < 0) return static_cast<int>(wrote);
+    bytes += wrote;
+    length -= static_cast<std::size_t>(wrote);
+  }
+  return 0;
+}
+
+void abort_process() {
+  abort();
+}
+
+}  // namespace rdmalloc::os

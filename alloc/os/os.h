@@ -1,0 +1,58 @@
+// The one seam between rdmalloc and the kernel. Nothing else in alloc/ or regcache/ makes a memory
+// system call, and all of these are raw: they go past libc's symbols, which fabric libraries patch
+// (I1, I8). The one exception, decommitting through libc's own madvise so that installed hooks hear
+// of it (docs/design.md, tier T0), is a function of its own and runs on the purge thread only.
+//
+// Every function returns 0 or a negative errno, allocates nothing and leaves errno alone.
+// Each is a named fault site: RDMALLOC_FAULT=site:n makes its n-th call fail (see fault.h).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rdmalloc::os {
+
+// Kernel page size in bytes, read once from the auxiliary vector.
+std::size_t page_bytes();
+
+// Reserves `length` bytes of address space, PROT_NONE, private, anonymous, not counted against
+// overcommit. `hint` (may be 0) asks for an address without insisting. Sets *base.
+int reserve(std::uintptr_t hint, std::size_t length, std::uintptr_t* base);
+// Reserves exactly there or not at all (MAP_FIXED_NOREPLACE).
+int reserve_at(std::uintptr_t base, std::size_t length);
+// Gives back address space that was never used: start-up trimming and tests only.
+int unreserve(std::uintptr_t base, std::size_t length);
+// Makes reserved pages readable and writable (mprotect, which nobody hooks).
+int commit(std::uintptr_t base, std::size_t length);
+// Maps zeroed, readable and writable pages for metadata; lazily backed.
+int map_metadata(std::size_t length, std::uintptr_t* base);
+// Pages that read as zero in a child of fork (MADV_WIPEONFORK); -EINVAL on kernels before 4.14.
+int wipe_on_fork(std::uintptr_t base, std::size_t length);
+// MADV_HUGEPAGE on pages never used.
+int advise_huge(std::uintptr_t base, std::size_t length);
+// Gives the pages back: MADV_DONTNEED, raw. Purge thread only.
+int decommit(std::uintptr_t base, std::size_t length);
+// The same through libc's symbol, so that hooks of other libraries hear of it. Purge thread only.
+int decommit_hooked(std::uintptr_t base, std::size_t length);
+
+// futex(2), private. wait returns -EAGAIN, -EINTR or -ETIMEDOUT; timeout_ns < 0 waits for ever.
+int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns);
+int futex_wake(const std::uint32_t* word, int count);
+
+// CLOCK_MONOTONIC in nanoseconds; CLOCK_MONOTONIC_COARSE in milliseconds (cheap, 1-4 ms steps).
+std::int64_t monotonic_ns();
+std::int64_t coarse_ms();
+
+int thread_id();
+// Whether the calling thread is the process's first: main's, or the one that forked it.
+bool is_first_thread();
+// Whether this process has a thread of that id.
+bool thread_exists(std::uint32_t id);
+void sleep_ns(std::int64_t ns);
+// The id of the process, which is that of its first thread.
+int process_id();
+// Writes to `fd`, restarting after EINTR and short writes.
+int write_all(int fd, const char* bytes, std::size_t length);
+[[noreturn]] void abort_process();
+
+}  // namespace rdmalloc::os

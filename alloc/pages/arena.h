@@ -1,0 +1,81 @@
+// The arena: one range of addresses that all blocks come from, and the metadata arrays beside it.
+//
+// Reserved once with PROT_NONE and made usable from the bottom up, so every index is relative to
+// `base` and any pointer at all can be looked up without a fault: one compare tells owned from not.
+// Where address space is short (RLIMIT_AS), less is reserved at first and the reservation grows
+// inside the same window.
+//
+//   base                       frontier        committed          reserved             extent
+//    |-- spans, used and free ----|-- zero, RW ----|-- PROT_NONE ----|-- not ours yet ----|
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/pages/span.h"
+
+namespace rdmalloc {
+
+struct Arena {
+  // Read by every fast path; written once, before the first block is handed out. While the extent
+  // is 0 every address is foreign. Its release store comes last and pairs with the acquire in
+  // extent(): whoever sees it sees base and the tables.
+  std::atomic<std::size_t> published_extent{0};
+  std::uintptr_t base = 0;
+  // Class of the blocks in each slice: 0 free or never used, kLargeClass for spans of one block.
+  // Bytes are written under the page heap's lock before a block of the span is handed out; a thread
+  // that frees such a block got its address from there by way of the program's own ordering.
+  std::atomic<std::uint8_t>* class_map = nullptr;
+
+  // First slice of the span that a slice belongs to: all slices of a span in use, the two ends of a
+  // free one.
+  std::atomic<SliceIndex>* first = nullptr;
+  Span* spans = nullptr;
+  std::atomic<std::uint64_t>* bitmaps = nullptr;  // kBitmapWords for each slice
+#if RDMALLOC_CHECKED
+  std::atomic<std::uint64_t>* in_use = nullptr;  // kBitmapWords for each slice (slabs/in_use.h)
+#endif
+  std::atomic<std::uint8_t>* page_events = nullptr;  // PageEvent bits of each slice (events.h)
+
+  SliceIndex reserved = 0;   // slices reserved, under the page heap's lock
+  SliceIndex committed = 0;  // slices usable, likewise
+  std::size_t page_bytes = 0;
+
+  std::size_t extent() const {
+    return published_extent.load(std::memory_order_acquire);
+  }
+  bool holds(std::uintptr_t address) const {
+    std::size_t length = extent();  // first: base is only good once this is
+    return address - base < length;
+  }
+  SliceIndex slice_of(std::uintptr_t address) const {
+    return static_cast<SliceIndex>((address - base) >> kSliceShift);
+  }
+  std::uintptr_t address_of(SliceIndex slice) const {
+    return base + (static_cast<std::uintptr_t>(slice) << kSliceShift);
+  }
+  Span& span(SliceIndex slice) const {
+    return spans[slice];
+  }
+  std::atomic<std::uint64_t>* bitmap(SliceIndex slice) const {
+    return bitmaps + static_cast<std::size_t>(slice) * kBitmapWords;
+  }
+  std::uint8_t class_at(SliceIndex slice) const {
+    return class_map[slice].load(std::memory_order_relaxed);
+  }
+};
+
+extern constinit Arena arena;
+
+// Pages below this offset stay small, so that a tiny program keeps a tiny RSS; above it huge pages
+// are asked for where they were never used. 4 MiB: what /bin/ls, git status and gcc stay under.
+inline constexpr std::size_t kSmallPageZoneBytes = std::size_t{4} << 20;
+
+// Reserves the arena and its metadata. 0, or -ENOMEM with everything undone. Called once, from
+// initialisation; may be called again after a failure.
+int arena_reserve();
+// Makes slices [0, wanted) usable, growing geometrically. Under the page heap's lock. 0 or -ENOMEM.
+int arena_commit(SliceIndex wanted);
+
+}  // namespace rdmalloc

@@ -1,0 +1,95 @@
+#include "alloc/pages/free_spans.h"
+
+#include "alloc/pages/arena.h"
+
+namespace rdmalloc {
+namespace {
+
+// How many spans of one bin are looked at for the best fit: beyond so many of nearly one size the
+// difference is small.
+constexpr int kScanLimit = 32;
+
+// Whether `a` was freed before `b`: times wrap after 49 days.
+bool is_older(SliceIndex a, SliceIndex b) {
+  return static_cast<std::int32_t>(arena.span(a).freed_ms - arena.span(b).freed_ms) < 0;
+}
+
+}  // namespace
+
+void FreeSpans::insert(SliceIndex slice, std::uint32_t slices) {
+  static_assert(bin_of(64) == 64 && bin_of(65) == 65 && bin_of(68) == 66 && bin_of(~0u) < kBins);
+  std::uint32_t bin = bin_of(slices);
+  Span& span = arena.span(slice);
+  span.previous = 0;
+  span.next = head_[bin];
+  if (span.next != 0) arena.span(span.next).previous = slice;
+  head_[bin] = slice;
+  nonempty_[bin / 64] |= std::uint64_t{1} << bin % 64;
+}
+
+void FreeSpans::remove(SliceIndex slice, std::uint32_t slices) {
+  std::uint32_t bin = bin_of(slices);
+  Span& span = arena.span(slice);
+  if (span.next != 0) arena.span(span.next).previous = span.previous;
+  if (span.previous != 0) {
+    arena.span(span.previous).next = span.next;
+  } else {
+    head_[bin] = span.next;
+    if (span.next == 0) nonempty_[bin / 64] &= ~(std::uint64_t{1} << bin % 64);
+  }
+}
+
+std::uint32_t FreeSpans::next_nonempty(std::uint32_t bin) const {
+  std::uint32_t word = bin / 64;
+  if (word >= kWords) return kBins;
+  std::uint64_t bits = nonempty_[word] & (~std::uint64_t{0} << bin % 64);
+  while (bits == 0) {
+    if (++word == kWords) return kBins;
+    bits = nonempty_[word];
+  }
+  return word * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
+}
+
+SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted,
+                                  std::uint32_t alignment) const {
+  SliceIndex best = 0;
+  std::uint32_t best_slices = ~0u;
+  int scanned = 0;
+  for (SliceIndex slice = head_[bin]; slice != 0 && scanned < kScanLimit;
+       slice = arena.span(slice).next, ++scanned) {
+    std::uint32_t slices = arena.span(slice).load().slices;
+    if (slices >= best_slices || fit_in(slice, slices, wanted, alignment) == 0) continue;
+    best = slice;
+    best_slices = slices;
+    if (slices == wanted) break;
+  }
+  return best;
+}
+
+SliceIndex FreeSpans::find_best(std::uint32_t wanted, std::uint32_t alignment) const {
+  for (std::uint32_t bin = next_nonempty(bin_of(wanted)); bin < kBins; bin = next_nonempty(bin + 1))
+    if (SliceIndex best = best_in_bin(bin, wanted, alignment)) return best;
+  return 0;
+}
+
+void AgeList::insert(SliceIndex slice, SliceIndex near) {
+  SliceIndex older = near != 0 ? near : youngest_;
+  while (older != 0 && arena.span(older).younger != 0 &&
+         !is_older(slice, arena.span(older).younger))
+    older = arena.span(older).younger;
+  while (older != 0 && is_older(slice, older)) older = arena.span(older).older;
+  Span& span = arena.span(slice);
+  span.older = older;
+  span.younger = older != 0 ? arena.span(older).younger : oldest_;
+  (span.younger != 0 ? arena.span(span.younger).older : youngest_) = slice;
+  (older != 0 ? arena.span(older).younger : oldest_) = slice;
+}
+
+SliceIndex AgeList::remove(SliceIndex slice) {
+  const Span& span = arena.span(slice);
+  (span.older != 0 ? arena.span(span.older).younger : oldest_) = span.younger;
+  (span.younger != 0 ? arena.span(span.younger).older : youngest_) = span.older;
+  return span.older != 0 ? span.older : span.younger;
+}
+
+}  // namespace rdmalloc

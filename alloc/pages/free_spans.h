@@ -1,0 +1,65 @@
+// Lists of free spans, by size and by age. Links live in the span metadata. All calls under the
+// page heap's lock.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "alloc/pages/span.h"
+
+namespace rdmalloc {
+
+// First slice in [slice, slice + slices) where `wanted` slices fit that are aligned to `alignment`
+// slices (a power of two); 0 when they don't.
+constexpr SliceIndex fit_in(SliceIndex slice, std::uint32_t slices, std::uint32_t wanted,
+                            std::uint32_t alignment) {
+  SliceIndex aligned = (slice + alignment - 1) & ~(alignment - 1);
+  return aligned - slice + std::uint64_t{wanted} <= slices ? aligned : 0;
+}
+
+// Free spans of one family (dirty or clean) in bins by length: one for each up to 64 slices (4
+// MiB), then sixteen to a doubling.
+class FreeSpans {
+ public:
+  void insert(SliceIndex slice, std::uint32_t slices);
+  void remove(SliceIndex slice, std::uint32_t slices);
+  // The smallest span that `wanted` aligned slices fit in; 0 when there is none.
+  SliceIndex find_best(std::uint32_t wanted, std::uint32_t alignment) const;
+  void clear() { *this = FreeSpans{}; }
+
+ private:
+  static constexpr std::uint32_t kExactBins = 64;
+  static constexpr std::uint32_t kBinsPerDoubling = 16;
+  static constexpr std::uint32_t kBins = kExactBins + kBinsPerDoubling * 26 + 1;
+  static constexpr std::uint32_t kWords = (kBins + 63) / 64;
+
+  static constexpr std::uint32_t bin_of(std::uint32_t slices) {
+    if (slices <= kExactBins) return slices;
+    std::uint32_t exponent = static_cast<std::uint32_t>(std::bit_width(slices)) - 1;  // >= 6
+    return kExactBins + (exponent - 6) * kBinsPerDoubling + (slices >> (exponent - 4)) - 16 + 1;
+  }
+  // The next bin from `bin` on that holds a span; kBins when none does.
+  std::uint32_t next_nonempty(std::uint32_t bin) const;
+  SliceIndex best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::uint32_t alignment) const;
+
+  SliceIndex head_[kBins] = {};
+  std::uint64_t nonempty_[kWords] = {};
+};
+
+// Free dirty spans by age (Span::freed_ms), oldest first.
+class AgeList {
+ public:
+  // Enters a span at its age, looking from `near` on (a span of the list whose age is about the
+  // same; 0: the youngest). Without a hint a span that is not new would walk past all younger ones.
+  void insert(SliceIndex slice, SliceIndex near);
+  // Returns the next older span, or the next younger one: a hint for what takes its place.
+  SliceIndex remove(SliceIndex slice);
+  SliceIndex oldest() const { return oldest_; }
+  void clear() { oldest_ = youngest_ = 0; }
+
+ private:
+  SliceIndex oldest_ = 0;
+  SliceIndex youngest_ = 0;
+};
+
+}  // namespace rdmalloc

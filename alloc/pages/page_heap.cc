@@ -1,0 +1,446 @@
+#include "alloc/pages/page_heap.h"
+
+#include "alloc/api/options.h"
+#include "alloc/pages/events.h"
+#include "alloc/pages/page_heap_state.h"
+
+namespace rdmalloc {
+
+namespace page_heap_state {
+
+constinit PageHeap heap{};
+
+void insert_free(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex near) {
+  arena.span(slice).store({kind, 0, false, slices});
+  set_first(slice, slice);
+  set_first(slice + slices - 1, slice);
+  if (kind == SpanKind::kFreeDirty) {
+    heap.dirty.insert(slice, slices);
+    heap.dirty_by_age.insert(slice, near);
+    add_dirty(slices);
+  } else {
+    heap.clean.insert(slice, slices);
+    heap.clean_slices += slices;
+  }
+}
+
+SliceIndex remove_free(SliceIndex slice, std::uint32_t slices, SpanKind kind) {
+  if (kind == SpanKind::kFreeDirty) {
+    heap.dirty.remove(slice, slices);
+    add_dirty(-static_cast<std::int64_t>(slices));
+    return heap.dirty_by_age.remove(slice);
+  }
+  heap.clean.remove(slice, slices);
+  heap.clean_slices -= slices;
+  return 0;
+}
+
+void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age) {
+  std::uint32_t freed_ms = arena.span(slice).freed_ms;
+  SliceIndex near = 0;
+  auto take_in = [&](SliceIndex other, std::uint32_t other_slices) {
+    std::uint32_t other_ms = arena.span(other).freed_ms;
+    SliceIndex hint = remove_free(other, other_slices, kind);
+    bool is_older = static_cast<std::int32_t>(other_ms - freed_ms) < 0;
+    if (near == other || (age == Age::kOldest && is_older)) near = hint;
+    if (age == Age::kOldest && is_older) freed_ms = other_ms;
+    slices += other_slices;
+  };
+  SliceIndex end = slice + slices;
+  if (end < heap.frontier.load(std::memory_order_relaxed)) {
+    SpanWord after = arena.span(end).load();
+    if (after.kind == kind) take_in(end, after.slices);
+  }
+  SliceIndex before = first_of(slice - 1);
+  SpanWord word = arena.span(before).load();
+  if (word.kind == kind) {
+    take_in(before, word.slices);
+    slice = before;
+  }
+  arena.span(slice).freed_ms = freed_ms;
+  insert_free(slice, slices, kind, near);
+}
+
+void cut(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
+         std::uint32_t wanted) {
+  SliceIndex near = remove_free(slice, slices, kind);
+  std::uint32_t freed_ms = arena.span(slice).freed_ms;
+  std::uint32_t before = at - slice, after = slices - before - wanted;
+  if (after != 0) {
+    arena.span(at + wanted).freed_ms = freed_ms;
+    insert_free(at + wanted, after, kind, near);
+  }
+  arena.span(at).store({SpanKind::kReserved, 0, false, wanted});
+  if (before != 0) {
+    arena.span(slice).freed_ms = freed_ms;
+    insert_free(slice, before, kind, near);
+  }
+  set_first(at, at);
+  set_first(at + wanted - 1, at);
+}
+
+}  // namespace page_heap_state
+
+using namespace page_heap_state;
+
+namespace {
+
+// Whether a chunk is backed as a whole by the first touch of any part of it.
+bool is_huge_chunk(SliceIndex chunk) {
+  return options().huge == HugeMode::kAuto && chunk >= kSmallZoneSlices;
+}
+
+// Turns the free clean slices [begin, end) dirty: they are about to be backed by the huge page of
+// their neighbour. They lie in the clean span that begins at `span`.
+void soil(SliceIndex span, SliceIndex begin, SliceIndex end) {
+  if (begin == end) return;
+  cut(span, arena.span(span).load().slices, SpanKind::kFreeClean, begin, end - begin);
+  events_note_use(begin, end - begin);
+  arena.span(begin).freed_ms = now_ms();
+  join_and_insert(begin, end - begin, SpanKind::kFreeDirty);
+}
+
+// Takes [at, at + wanted) out of the clean span [slice, +slices). In the zone of huge pages the
+// first touch of a chunk that was wholly clean backs all of it, so what is left of such chunks at
+// both ends becomes dirty: it is counted, preferred by the next allocation, and given back in time.
+void cut_clean(SliceIndex slice, std::uint32_t slices, SliceIndex at, std::uint32_t wanted) {
+  SliceIndex end = slice + slices, taken_end = at + wanted;
+  SliceIndex head = at & ~(kSlicesPerChunk - 1);
+  SliceIndex tail = (taken_end + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
+  bool soils_head = head >= slice && head + kSlicesPerChunk <= end && is_huge_chunk(head);
+  bool soils_tail =
+      tail <= end && tail - kSlicesPerChunk >= slice && is_huge_chunk(tail - kSlicesPerChunk);
+  cut(slice, slices, SpanKind::kFreeClean, at, wanted);
+  if (soils_head) soil(slice, head, at);
+  if (soils_tail) soil(taken_end, taken_end, tail);
+}
+
+// Makes slices beyond the frontier a free clean span, so that at least `wanted` aligned slices fit.
+// Returns that span's first slice, 0 when there is no memory.
+SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
+  SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
+  if (frontier == 0) {
+    // Slice 0 is never handed out: its index means "none".
+    if (arena_commit(1) != 0) return 0;
+    set_first(0, 0);
+    arena.span(0).store({SpanKind::kReserved, 0, false, 1});
+    frontier = 1;
+  }
+  std::uint64_t begin = (std::uint64_t{frontier} + alignment - 1) & ~std::uint64_t{alignment - 1};
+  std::uint64_t end = begin + wanted;
+  // Whole huge pages: the rest of one is backed with its first slice.
+  if (end > kSmallZoneSlices)
+    end = (end + kSlicesPerChunk - 1) & ~std::uint64_t{kSlicesPerChunk - 1};
+  if (end > arena.extent() / kSliceBytes) end = arena.extent() / kSliceBytes;
+  if (begin + wanted > end || arena_commit(static_cast<SliceIndex>(end)) != 0) return 0;
+  auto slices = static_cast<std::uint32_t>(end - frontier);
+  arena.span(frontier).store({SpanKind::kReserved, 0, false, slices});
+  set_first(frontier, frontier);
+  // Release: pairs with the acquire in page_heap_frontier(); the words below are written.
+  heap.frontier.store(static_cast<SliceIndex>(end), std::memory_order_release);
+  join_and_insert(frontier, slices, SpanKind::kFreeClean);
+  return first_of(static_cast<SliceIndex>(end) - 1);
+}
+
+// Last resort, when address space is used up: a run of free neighbours of both families.
+SliceIndex take_mixed(std::uint32_t wanted, std::uint32_t alignment) {
+  SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
+  SliceIndex run = 0;
+  for (SliceIndex slice = 1; slice < end;) {
+    SpanWord word = arena.span(slice).load();
+    bool is_free = word.kind == SpanKind::kFreeClean || word.kind == SpanKind::kFreeDirty;
+    if (!is_free) {
+      run = 0;
+    } else {
+      if (run == 0) run = slice;
+      std::uint32_t length = slice + word.slices - run;
+      SliceIndex at = fit_in(run, length, wanted, alignment);
+      if (at != 0) {
+        for (SliceIndex s = run; s < run + length;) {
+          SpanWord piece = arena.span(s).load();
+          remove_free(s, piece.slices, piece.kind);
+          s += piece.slices;
+        }
+        // All of it is dirty from now on: some of it is.
+        arena.span(run).freed_ms = now_ms();
+        insert_free(run, length, SpanKind::kFreeDirty);
+        cut(run, length, SpanKind::kFreeDirty, at, wanted);
+        return at;
+      }
+    }
+    slice += word.slices;
+  }
+  return 0;
+}
+
+}  // namespace
+
+namespace {
+
+// Whether `more` slices in use would pass RDMALLOC_LIMIT.
+bool is_over_limit(std::uint32_t more) {
+  return heap.used_slices.load(std::memory_order_relaxed) + more > heap.limit_slices;
+}
+
+SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, bool* is_zero) {
+  *is_zero = false;
+  if (is_over_limit(slices)) return 0;
+  SliceIndex taken = 0;
+  if (SliceIndex dirty = heap.dirty.find_best(slices, alignment)) {
+    std::uint32_t length = arena.span(dirty).load().slices;
+    taken = fit_in(dirty, length, slices, alignment);
+    cut(dirty, length, SpanKind::kFreeDirty, taken, slices);
+  } else {
+    // Large spans start on a huge page, so that they are backed by whole ones.
+    std::uint32_t clean_alignment = alignment;
+    if (slices >= kSlicesPerChunk && clean_alignment < kSlicesPerChunk)
+      clean_alignment = kSlicesPerChunk;
+    SliceIndex clean = heap.clean.find_best(slices, clean_alignment);
+    if (clean == 0) clean = extend_frontier(slices, clean_alignment);
+    if (clean == 0) {
+      clean_alignment = alignment;
+      clean = heap.clean.find_best(slices, alignment);
+    }
+    if (clean != 0) {
+      std::uint32_t length = arena.span(clean).load().slices;
+      taken = fit_in(clean, length, slices, clean_alignment);
+      cut_clean(clean, length, taken, slices);
+      *is_zero = true;
+    } else {
+      taken = take_mixed(slices, alignment);
+    }
+  }
+  if (taken != 0) add_used(slices);
+  return taken;
+}
+
+// Takes `slices` with as many free ones behind them, so that what lies there can grow in place. 0
+// when there is no such place.
+SliceIndex take_with_room(std::uint32_t slices) {
+  // 1 GiB of room is committed ahead at most.
+  constexpr std::uint32_t kMostRoom = (std::uint32_t{1} << 30) / kSliceBytes;
+  if (is_over_limit(slices)) return 0;
+  std::uint32_t wanted = slices + (slices < kMostRoom ? slices : kMostRoom);
+  SliceIndex taken = heap.dirty.find_best(wanted, 1);
+  if (taken != 0) {
+    cut(taken, arena.span(taken).load().slices, SpanKind::kFreeDirty, taken, slices);
+  } else {
+    SliceIndex clean = heap.clean.find_best(wanted, kSlicesPerChunk);
+    if (clean == 0) clean = extend_frontier(wanted, kSlicesPerChunk);
+    if (clean == 0) return 0;
+    std::uint32_t length = arena.span(clean).load().slices;
+    taken = fit_in(clean, length, wanted, kSlicesPerChunk);
+    cut_clean(clean, length, taken, slices);
+    events_note_use(taken, slices);
+  }
+  add_used(slices);
+  return taken;
+}
+
+// Puts slices of a taken span back that were needed only to reach an aligned address.
+void put_back(SliceIndex slice, std::uint32_t slices, bool is_zero) {
+  add_used(-static_cast<std::int64_t>(slices));
+  arena.span(slice).freed_ms = now_ms();
+  join_and_insert(slice, slices, is_zero ? SpanKind::kFreeClean : SpanKind::kFreeDirty);
+}
+
+}  // namespace
+
+namespace {
+
+// The same for a block whose address must be a multiple of more than a chunk, to which the arena is
+// aligned: a longer span, of which the ends go back.
+SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, bool* is_zero) {
+  auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
+  std::uint32_t total = slices + align_slices - 1;
+  if (total < slices) return 0;
+  SliceIndex taken = take_locked(total, 1, is_zero);
+  if (taken == 0) return 0;
+  std::uintptr_t address = arena.address_of(taken);
+  std::uintptr_t aligned =
+      (address + alignment - 1) & ~(static_cast<std::uintptr_t>(alignment) - 1);
+  auto before = static_cast<std::uint32_t>((aligned - address) >> kSliceShift);
+  SliceIndex slice = taken + before;
+  std::uint32_t after = total - before - slices;
+  // The pieces' words first, the one that makes them visible last.
+  if (after != 0) arena.span(slice + slices).store({SpanKind::kReserved, 0, false, after});
+  arena.span(slice).store({SpanKind::kReserved, 0, false, slices});
+  set_first(slice, slice);
+  set_first(slice + slices - 1, slice);
+  if (before != 0) {
+    arena.span(taken).store({SpanKind::kReserved, 0, false, before});
+    put_back(taken, before, *is_zero);
+  }
+  if (after != 0) put_back(slice + slices, after, *is_zero);
+  return slice;
+}
+
+void publish_locked(SliceIndex slice, SpanKind kind, std::uint8_t size_class, bool is_zero) {
+  Span& span = arena.span(slice);
+  std::uint32_t slices = span.load().slices;
+  span.generation.store(++heap.next_generation, std::memory_order_relaxed);
+  for (SliceIndex s = slice; s < slice + slices; ++s) {
+    set_first(s, slice);
+    arena.class_map[s].store(size_class, std::memory_order_relaxed);
+  }
+  (kind == SpanKind::kLarge ? heap.large_spans : heap.slab_spans) += 1;
+  span.store({kind, size_class, is_zero, slices});
+  // Pairs with the fence in rdmalloc_range_is_idle(): whoever allocates here and then looks a
+  // registration up, and whoever unpublishes a registration and then asks whether the range is in
+  // use, can't both miss the other.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+}  // namespace
+
+SliceIndex page_heap_take_slab(std::uint32_t slices) {
+  LockGuard guard(heap.lock);
+  bool is_zero = false;
+  SliceIndex slice = take_locked(slices, slices, &is_zero);
+  if (slice != 0 && is_zero) events_note_use(slice, slices);
+  return slice;
+}
+
+void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class) {
+  LockGuard guard(heap.lock);
+  publish_locked(slice, SpanKind::kSlab, size_class, false);
+}
+
+SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero) {
+  auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
+  if (align_slices == 0) align_slices = 1;
+  LockGuard guard(heap.lock);
+  SliceIndex slice = align_slices <= kSlicesPerChunk ? take_locked(slices, align_slices, is_zero)
+                                                     : take_at_address(slices, alignment, is_zero);
+  if (slice == 0) return 0;
+  if (*is_zero) events_note_use(slice, slices);
+  publish_locked(slice, SpanKind::kLarge, kLargeClass, *is_zero);
+  return slice;
+}
+
+SliceIndex page_heap_take_growing(std::uint32_t slices) {
+  // A quarter more than is asked for, like a vector: whatever comes to lie behind it, a block that
+  // grows by small steps is copied a number of times that goes with the logarithm of its size.
+  std::uint32_t capacity = slices + slices / 4;
+  if (capacity >= kSlicesPerChunk)
+    capacity = (capacity + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
+  LockGuard guard(heap.lock);
+  SliceIndex slice = capacity > slices ? take_with_room(capacity) : 0;
+  if (slice == 0) return 0;
+  publish_locked(slice, SpanKind::kLarge, kLargeClass, false);
+  return slice;
+}
+
+void page_heap_free(SliceIndex slice) {
+  LockGuard guard(heap.lock);
+  Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  (word.kind == SpanKind::kLarge ? heap.large_spans : heap.slab_spans) -= 1;
+  span.store({SpanKind::kReserved, 0, false, word.slices});
+  // Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks,
+  // with their keys above all, comes before what is done once nothing is alive there.
+  for (SliceIndex s = slice; s < slice + word.slices; ++s)
+    arena.class_map[s].store(0, std::memory_order_release);
+  add_used(-static_cast<std::int64_t>(word.slices));
+  span.freed_ms = now_ms();
+  join_and_insert(slice, word.slices, SpanKind::kFreeDirty);
+}
+
+namespace {
+
+// Slices that are free right behind `end`, up to `wanted` of them, of either family.
+std::uint32_t free_slices_at(SliceIndex end, std::uint32_t wanted) {
+  SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
+  std::uint32_t found = 0;
+  for (SliceIndex s = end; s < frontier && found < wanted;) {
+    SpanWord next = arena.span(s).load();
+    if (next.kind != SpanKind::kFreeDirty && next.kind != SpanKind::kFreeClean) break;
+    found += next.slices;
+    s += next.slices;
+  }
+  return found;
+}
+
+}  // namespace
+
+bool page_heap_grow(SliceIndex slice, std::uint32_t slices) {
+  LockGuard guard(heap.lock);
+  Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  SliceIndex end = slice + word.slices;
+  std::uint32_t more = slices - word.slices, found = free_slices_at(end, more);
+  if (is_over_limit(more)) return false;
+  if (found < more) {
+    // Nothing but the frontier behind what is free: it moves on.
+    if (end + found != heap.frontier.load(std::memory_order_relaxed) ||
+        extend_frontier(more - found, 1) == 0)
+      return false;
+  }
+  for (SliceIndex s = end; s < end + more;) {
+    SpanWord next = arena.span(s).load();
+    std::uint32_t left = end + more - s, taken = next.slices < left ? next.slices : left;
+    if (next.kind == SpanKind::kFreeClean) {
+      cut_clean(s, next.slices, s, taken);
+      events_note_use(s, taken);
+    } else {
+      cut(s, next.slices, next.kind, s, taken);
+    }
+    s += taken;
+  }
+  for (SliceIndex s = end; s < end + more; ++s) {
+    set_first(s, slice);
+    arena.class_map[s].store(kLargeClass, std::memory_order_relaxed);
+  }
+  span.store({word.kind, word.size_class, false, slices});
+  add_used(more);
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in publish_locked
+  return true;
+}
+
+void page_heap_shrink(SliceIndex slice, std::uint32_t slices) {
+  LockGuard guard(heap.lock);
+  Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  std::uint32_t less = word.slices - slices;
+  SliceIndex tail = slice + slices;
+  arena.span(tail).store({SpanKind::kReserved, 0, false, less});
+  span.store({word.kind, word.size_class, word.is_zero, slices});
+  for (SliceIndex s = tail; s < tail + less; ++s)
+    arena.class_map[s].store(0, std::memory_order_release);  // as in page_heap_free
+  add_used(-static_cast<std::int64_t>(less));
+  arena.span(tail).freed_ms = now_ms();
+  join_and_insert(tail, less, SpanKind::kFreeDirty);
+}
+
+PageHeapCounters page_heap_counters() {
+  LockGuard guard(heap.lock);
+  return {heap.used_slices.load(std::memory_order_relaxed),
+          heap.dirty_slices.load(std::memory_order_relaxed),
+          heap.clean_slices,
+          heap.purging_slices,
+          heap.frontier.load(std::memory_order_relaxed),
+          heap.large_spans,
+          heap.slab_spans};
+}
+
+std::uint64_t page_heap_dirty_slices() {
+  return heap.dirty_slices.load(std::memory_order_relaxed);
+}
+
+std::uint64_t page_heap_used_slices() {
+  return heap.used_slices.load(std::memory_order_relaxed);
+}
+
+void page_heap_set_limit(std::uint64_t bytes) {
+  heap.limit_slices = bytes >> kSliceShift;
+}
+
+SliceIndex page_heap_frontier() {
+  return heap.frontier.load(std::memory_order_acquire);
+}
+
+std::uint32_t page_heap_lock_owner() {
+  return heap.lock.owner();
+}
+
+}  // namespace rdmalloc

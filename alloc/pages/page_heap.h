@@ -1,0 +1,97 @@
+// The page heap: all spans that are not in use, and the cutting and joining of them.
+//
+// Two families of free spans, kept apart and never joined with each other: dirty ones (backed by
+// pages, perhaps still registered) and clean ones (read as zero, cost nothing). Allocation prefers
+// dirty: its pages are there, its registration may be alive, and a buffer that was freed and is
+// asked for again comes back at the same address. Fit is best within a bin (exact sizes to 4 MiB,
+// sixteen bins to a doubling above).
+//
+// Equations that hold whenever the lock is free (page_heap_is_valid checks them):
+//   slices in use + free dirty + free clean + out of reach == frontier
+//   no two neighbours are both free dirty, nor both free clean
+//   first[] of both ends of a span == its first slice;  class_map is 0 for all slices of a free
+//   span
+//
+// Lock order: a slab class's lock, then this one. Under it: raw mprotect and MADV_HUGEPAGE at
+// growth, nothing else that enters the kernel.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/core/lock.h"
+#include "alloc/pages/arena.h"
+
+namespace rdmalloc {
+
+// Takes a span for a slab of `slices` slices, aligned to its size, out of the heap. It is kReserved
+// until the caller has written its bitmap and publishes it. Returns 0 ("none") when there is no
+// memory.
+SliceIndex page_heap_take_slab(std::uint32_t slices);
+void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class);
+
+// Takes and publishes a large span of `slices` slices at a multiple of `alignment` bytes (a power
+// of two; a slice comes for free). `*is_zero` tells whether its pages read as zero. 0: no memory.
+SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero);
+
+// Takes and publishes a span for a large block that has grown before and found no room behind it:
+// somewhat longer than `slices`, and where there is room behind it. 0: no such place, which is no
+// reason to fail.
+SliceIndex page_heap_take_growing(std::uint32_t slices);
+
+// Takes a span out of use: its pages are dirty from now on. The caller calls purge_note_dirty()
+// once he holds no lock.
+void page_heap_free(SliceIndex slice);
+
+// Grows or shrinks a large span where it lies. False when the neighbour is in use (grow).
+bool page_heap_grow(SliceIndex slice, std::uint32_t slices);
+void page_heap_shrink(SliceIndex slice, std::uint32_t slices);
+
+// ---- for the purge thread (purge.cc) ----
+
+// Which dirty spans a purge takes.
+struct PurgeChoice {
+  bool any_age;                  // all of them, oldest first
+  std::uint32_t whole_until_ms;  // freed until then: whole huge pages of it, and small pages
+  std::uint32_t part_until_ms;   // freed until then: also parts of huge pages
+  std::uint32_t most;            // slices at once
+};
+// Takes the oldest dirty slices that the choice allows out of reach; their word says kPurging.
+// Returns 0 when there are none. Times are coarse_ms, wrapping.
+SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slices,
+                                 std::uint32_t* freed_ms);
+// Cuts a span in purging in two; the second one starts at slice + front.
+void page_heap_purge_split(SliceIndex slice, std::uint32_t front);
+// Puts it back: clean when its pages are gone, else dirty, freed at `freed_ms` whatever the age of
+// the neighbours that it joins.
+void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms);
+
+struct PageHeapCounters {
+  std::uint64_t used_slices;   // in use by slabs and large spans
+  std::uint64_t dirty_slices;  // free and backed
+  std::uint64_t clean_slices;  // free and zero, below the frontier
+  std::uint64_t purging_slices;
+  std::uint64_t frontier_slices;
+  std::uint64_t large_spans;
+  std::uint64_t slab_spans;
+};
+PageHeapCounters page_heap_counters();
+// Slices that are free and backed; read without the lock, for the purge thread's decisions.
+std::uint64_t page_heap_dirty_slices();
+// Slices in use, likewise.
+std::uint64_t page_heap_used_slices();
+// RDMALLOC_LIMIT: spans in use never take more than this. At initialisation.
+void page_heap_set_limit(std::uint64_t bytes);
+// End of the slices that were ever part of a span. Acquire: the words below it are there.
+SliceIndex page_heap_frontier();
+
+// For the child of a fork (fork.cc): who holds the lock, and making the lists anew from the words.
+std::uint32_t page_heap_lock_owner();
+// Spans that are being purged are dirty afterwards, unless their purge goes on in this process.
+void page_heap_rebuild(bool purge_goes_on);
+// Puts spans back, as dirty, that a purge had out of reach which will not go on in the child.
+void page_heap_end_purges();
+// Walks everything and checks the equations above. Takes the lock. Cold; tests and checked builds.
+bool page_heap_is_valid();
+
+}  // namespace rdmalloc

@@ -1,0 +1,98 @@
+// Walks over all spans: making the lists anew from the words after a fork, and checking the
+// equations.
+#include "alloc/pages/page_heap_state.h"
+
+namespace rdmalloc {
+
+using namespace page_heap_state;
+
+void page_heap_rebuild(bool purge_goes_on) {
+  heap.lock.reset();
+  LockGuard guard(heap.lock);
+  SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
+  heap.dirty.clear();
+  heap.clean.clear();
+  heap.dirty_by_age.clear();
+  heap.used_slices.store(0, std::memory_order_relaxed);
+  heap.clean_slices = heap.purging_slices = 0;
+  heap.large_spans = heap.slab_spans = 0;
+  heap.dirty_slices.store(0, std::memory_order_relaxed);
+  if (end == 0) return;
+  std::uint32_t now = now_ms();
+  for (SliceIndex slice = 1; slice < end;) {
+    SpanWord word = arena.span(slice).load();
+    SliceIndex next = slice + word.slices;
+    if (word.kind == SpanKind::kSlab || word.kind == SpanKind::kLarge) {
+      add_used(word.slices);
+      (word.kind == SpanKind::kLarge ? heap.large_spans : heap.slab_spans) += 1;
+      for (SliceIndex s = slice; s < next; ++s) {
+        set_first(s, slice);
+        arena.class_map[s].store(word.size_class, std::memory_order_relaxed);
+      }
+    } else if (word.kind == SpanKind::kPurging && purge_goes_on) {
+      heap.purging_slices += word.slices;
+      set_first(slice, slice);
+      set_first(next - 1, slice);
+    } else {
+      // Clean stays clean; what was on its way somewhere is dirty, which is always safe to say.
+      for (SliceIndex s = slice; s < next; ++s)
+        arena.class_map[s].store(0, std::memory_order_relaxed);
+      arena.span(slice).freed_ms = now;
+      bool is_clean = word.kind == SpanKind::kFreeClean;
+      // Spans behind this one are not in the lists yet: join only with the one before.
+      SliceIndex before = first_of(slice - 1);
+      SpanKind kind = is_clean ? SpanKind::kFreeClean : SpanKind::kFreeDirty;
+      SpanWord joined = arena.span(before).load();
+      std::uint32_t slices = word.slices;
+      if (before != 0 && joined.kind == kind) {
+        remove_free(before, joined.slices, kind);
+        slice = before;
+        slices += joined.slices;
+      }
+      insert_free(slice, slices, kind);
+    }
+    slice = next;
+  }
+}
+
+bool page_heap_is_valid() {
+  LockGuard guard(heap.lock);
+  SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
+  std::uint64_t used = 0, dirty = 0, clean = 0, reserved = 0;
+  SpanKind previous = SpanKind::kNone;
+  for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
+    SpanWord word = arena.span(slice).load();
+    if (word.slices == 0 || slice + word.slices > end) return false;
+    if (first_of(slice) != slice || first_of(slice + word.slices - 1) != slice) return false;
+    bool in_use = word.kind == SpanKind::kSlab || word.kind == SpanKind::kLarge;
+    for (SliceIndex s = slice; s < slice + word.slices; ++s)
+      if (arena.class_at(s) != (in_use ? word.size_class : 0)) return false;
+    switch (word.kind) {
+      case SpanKind::kSlab:
+      case SpanKind::kLarge:
+        used += word.slices;
+        break;
+      case SpanKind::kFreeDirty:
+        dirty += word.slices;
+        break;
+      case SpanKind::kFreeClean:
+        clean += word.slices;
+        break;
+      case SpanKind::kReserved:
+      case SpanKind::kPurging:
+        reserved += word.slices;
+        break;
+      case SpanKind::kNone:
+        return false;
+    }
+    bool is_free = word.kind == SpanKind::kFreeDirty || word.kind == SpanKind::kFreeClean;
+    if (is_free && word.kind == previous) return false;
+    previous = word.kind;
+    slice += word.slices;
+  }
+  // Spans between taking and publishing are kReserved and counted as used.
+  return dirty == heap.dirty_slices.load(std::memory_order_relaxed) && clean == heap.clean_slices &&
+         used + reserved == heap.used_slices.load(std::memory_order_relaxed) + heap.purging_slices;
+}
+
+}  // namespace rdmalloc

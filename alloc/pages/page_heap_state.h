@@ -1,0 +1,72 @@
+// The insides of the page heap, for the three files that it is made of: page_heap.cc (taking,
+// freeing, growing), page_heap_purge.cc (what the purge thread does) and page_heap_rebuild.cc
+// (walks over everything: fork, checks). Everything below wants the lock, but where it says
+// otherwise.
+#pragma once
+
+#include "alloc/os/os.h"
+#include "alloc/pages/free_spans.h"
+#include "alloc/pages/page_heap.h"
+
+namespace rdmalloc::page_heap_state {
+
+// Slices below this are backed by small pages (arena.cc).
+inline constexpr std::uint32_t kSmallZoneSlices = kSmallPageZoneBytes / kSliceBytes;
+
+struct PageHeap {
+  Lock lock;
+  std::atomic<SliceIndex> frontier{0};
+  FreeSpans dirty;
+  FreeSpans clean;
+  AgeList dirty_by_age;
+  std::atomic<std::uint64_t> used_slices;   // written under the lock, read by anybody
+  std::atomic<std::uint64_t> dirty_slices;  // likewise
+  std::uint64_t limit_slices = UINT64_MAX;  // set once at initialisation
+  std::uint64_t clean_slices;
+  std::uint64_t purging_slices;
+  std::uint64_t large_spans;
+  std::uint64_t slab_spans;
+  std::uint64_t next_generation;
+};
+extern constinit PageHeap heap;
+
+inline std::uint32_t now_ms() {
+  return static_cast<std::uint32_t>(os::coarse_ms());
+}
+
+inline SliceIndex first_of(SliceIndex slice) {
+  return arena.first[slice].load(std::memory_order_relaxed);
+}
+inline void set_first(SliceIndex slice, SliceIndex first) {
+  arena.first[slice].store(first, std::memory_order_relaxed);
+}
+
+inline void add_used(std::int64_t slices) {
+  heap.used_slices.store(
+      heap.used_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices),
+      std::memory_order_relaxed);
+}
+inline void add_dirty(std::int64_t slices) {
+  heap.dirty_slices.store(
+      heap.dirty_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices),
+      std::memory_order_relaxed);
+}
+
+// Enters a span, whose neighbours are not of its family, into the lists. `near`: see AgeList.
+void insert_free(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex near = 0);
+// Takes a span out of the lists; returns a hint for what takes its place by age.
+SliceIndex remove_free(SliceIndex slice, std::uint32_t slices, SpanKind kind);
+
+enum class Age { kOldest, kOwn };
+// Joins a span on its way into the lists with free neighbours of its family. Of dirty spans joined
+// the oldest age is kept, so that a neighbour that is freed again and again can't put a purge off
+// for ever (I7). With kOwn the span's own age counts: after a refused purge, or the next pass would
+// begin with it again.
+void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age = Age::kOldest);
+// Cuts `wanted` slices at `at` out of the free span [slice, +slices) and puts the rest back. What
+// is cut is kReserved. The metadata of the pieces is written before the word that makes them
+// visible.
+void cut(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
+         std::uint32_t wanted);
+
+}  // namespace rdmalloc::page_heap_state

@@ -1,0 +1,481 @@
+#include "alloc/pages/purge.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include "alloc/api/options.h"
+#include "alloc/cache/depot.h"
+#include "alloc/cache/thread_cache.h"
+#include "alloc/core/lock.h"
+#include "alloc/core/report.h"
+#include "alloc/fork.h"
+#include "alloc/init.h"
+#include "alloc/os/fault.h"
+#include "alloc/os/memory.h"
+#include "alloc/os/os.h"
+#include "alloc/pages/events.h"
+#include "alloc/pages/page_heap.h"
+
+namespace rdmalloc {
+namespace {
+
+// 16 MiB at once: what is being purged can't be allocated, so not too much; each piece is a round
+// of observers and one system call, so not too little.
+constexpr std::uint32_t kPieceSlices = 256;
+// A single-threaded program gets a purge thread only when it keeps this much free memory; below, a
+// second thread would cost it more (fork, stdio) than the memory is worth.
+constexpr std::uint64_t kThreadFromBytes = std::uint64_t{32} << 20;
+// Observers run on it, and libc puts the program's static TLS there too; backed only where touched.
+constexpr std::size_t kStackBytes = std::size_t{4} << 20;
+constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
+// How often a refused or waiting purge thread looks again: four times in a decay time, in these
+// bounds.
+constexpr std::uint64_t kShortestTickMs = 1, kLongestTickMs = 1000;
+// How often it looks whether it is the last thread, once the first has ended: what such a process
+// may end late.
+constexpr std::uint64_t kLastThreadTickMs = 20;
+
+enum class ThreadState : std::uint32_t { kNone, kStarting, kRuns, kStopping, kFailed };
+// What the purge thread's futex word says.
+constexpr std::uint32_t kAwake = 0, kTicking = 1, kIdle = 2;
+
+struct Purger {
+  std::atomic<ThreadState> thread{ThreadState::kNone};
+  std::atomic<std::uint32_t> sleep{kAwake};
+  std::atomic<bool> everything_requested{false};
+  std::atomic<bool> stop{false};
+  std::atomic<bool> first_thread_ended{false};  // or is about to
+  pthread_t handle{};
+  std::uintptr_t stack = 0;
+
+  std::atomic<std::uint64_t> decay_ms{5000};
+  std::atomic<std::uint64_t> dirty_max_bytes{kMostDirtyBytes};
+  std::atomic<std::uint32_t> pauses{0};
+  std::atomic<std::int64_t> held_until_ms{0};
+  std::atomic<DecommitFunction> decommit{os::decommit_hooked};
+
+  std::atomic<std::uint64_t> purges{0}, purged_bytes{0}, refusals{0}, failures{0};
+  std::atomic<std::uint64_t> thread_failures{0};
+  std::atomic<bool> has_warned{false};
+};
+constinit Purger purger;
+
+// Statistics: relaxed throughout, they order nothing.
+void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
+  counter.fetch_add(by, std::memory_order_relaxed);
+}
+
+// The purge turn: who may call observers and decommit. Not a Lock: foreign code runs while it is
+// held, which is why nobody in malloc or free may wait for it.
+class Turn {
+ public:
+  bool is_mine() const { return owner_.load(std::memory_order_relaxed) == thread_id(); }
+  bool try_begin() {
+    std::uint32_t expected = 0;
+    return owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire);
+  }
+  void begin() {
+    // Acquire: pairs with the release in end().
+    for (;;) {
+      std::uint32_t expected = 0;
+      if (owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire)) return;
+      waiters_.fetch_add(1, std::memory_order_seq_cst);
+      // A lost wake-up costs 10 ms and no more.
+      os::futex_wait(reinterpret_cast<const std::uint32_t*>(&owner_), expected, 10000000);
+      waiters_.fetch_sub(1, std::memory_order_relaxed);
+    }
+  }
+  void end() {
+    owner_.store(0, std::memory_order_seq_cst);
+    if (waiters_.load(std::memory_order_seq_cst) != 0)
+      os::futex_wake(reinterpret_cast<const std::uint32_t*>(&owner_), 1);
+  }
+  // In a fork child: the turn of the thread that called fork stays its own, any other has ended.
+  void after_fork(std::uint32_t forking_thread) {
+    std::uint32_t owner = owner_.load(std::memory_order_relaxed);
+    bool is_mine = owner != 0 && owner == forking_thread;  // neither is known: nobody's
+    owner_.store(is_mine ? thread_id() : 0, std::memory_order_relaxed);
+  }
+
+ private:
+  std::atomic<std::uint32_t> owner_{0};
+  std::atomic<std::uint32_t> waiters_{0};
+};
+constinit Turn turn;
+
+std::uint32_t now_ms() {
+  return static_cast<std::uint32_t>(os::coarse_ms());
+}
+std::uint64_t dirty_bytes() {
+  return page_heap_dirty_slices() << kSliceShift;
+}
+// Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
+std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
+  std::uint64_t ceiling = purger.dirty_max_bytes.load(std::memory_order_relaxed);
+  std::uint64_t used = page_heap_used_slices() << kSliceShift;
+  std::uint64_t limit = options().limit_bytes;
+  std::uint64_t left = limit > used ? limit - used : 0;
+  *is_limit = left < ceiling;
+  return *is_limit ? left : ceiling;
+}
+bool is_held() {
+  return os::coarse_ms() < purger.held_until_ms.load(std::memory_order_seq_cst);
+}
+bool is_paused() {
+  return purger.pauses.load(std::memory_order_seq_cst) != 0;
+}
+
+// ---- one purge. With the turn, no lock held. ----
+
+// Steps 3 to 5 for a range that every observer agreed to.
+bool decommit_and_return(SliceIndex slice, std::uint32_t slices) {
+  assert_no_lock_held("decommit");
+  std::size_t bytes = std::size_t{slices} << kSliceShift;
+  int error = purger.decommit.load(std::memory_order_relaxed)(arena.address_of(slice), bytes);
+  // Observers first: once the span is back, the next malloc may hand it out, and a registration of
+  // it, or news of its reuse, must not meet a purge that has not ended yet.
+  events_tell_purged(slice, slices, error);
+  // A failed call may have done a part (locked pages refuse): dirty is always safe to say.
+  page_heap_purge_end(slice, error == 0, now_ms());
+  if (error != 0) {
+    count(purger.failures);
+    return false;
+  }
+  count(purger.purges);
+  count(purger.purged_bytes, bytes);
+  return true;
+}
+
+// Purges a span out of reach. Where it is refused, its halves are offered, and theirs, so that one
+// registration in use holds back only the slices it lies on. Returns the slices purged.
+std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
+                         enum rdmalloc_purge_reason reason) {
+  int refusal = events_ask_purge(slice, slices, reason);
+  if (refusal == 0) return decommit_and_return(slice, slices) ? slices : 0;
+  if (slices == 1) {
+    count(purger.refusals);
+    page_heap_purge_end(slice, false, now_ms());
+    return 0;
+  }
+  std::uint32_t front = slices / 2;
+  page_heap_purge_split(slice, front);
+  std::uint32_t purged = purge_span(slice, front, reason);
+  return purged + purge_span(slice + front, slices - front, reason);
+}
+
+// Purges what `choice` allows until at most `keep_bytes` are dirty. Offers nothing twice: what was
+// refused is young again.
+std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
+                         enum rdmalloc_purge_reason reason) {
+  std::uint64_t budget = page_heap_dirty_slices(), purged = 0;
+  for (std::uint64_t offered = 0; offered < budget && dirty_bytes() > keep_bytes;) {
+    if (is_paused()) break;
+    std::uint32_t slices = 0, freed_ms = 0;
+    SliceIndex slice = page_heap_purge_begin(choice, &slices, &freed_ms);
+    if (slice == 0) break;
+    offered += slices;
+    purged += purge_span(slice, slices, reason);
+  }
+  return purged << kSliceShift;
+}
+
+constexpr PurgeChoice kEverything = {true, 0, 0, kPieceSlices};
+
+PurgeChoice due_choice() {
+  auto decay = static_cast<std::uint32_t>(purger.decay_ms.load(std::memory_order_relaxed));
+  std::uint32_t now = now_ms();
+  return {decay == 0, now - decay, now - 2 * decay, kPieceSlices};
+}
+
+// ---- the purge thread ----
+
+// One round: events, ageing of the depot, then what is due. Returns whether there is more to come
+// without anybody waking us.
+bool round_of_work() {
+  turn.begin();
+  if (is_held()) {  // looked at with the turn: purge_hold() waits for the turn after its store
+    turn.end();
+    return true;
+  }
+  events_deliver_all();
+  bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
+  bool depot_has_more = depot_age(requested || purger.decay_ms.load() == 0);
+  if (requested) {
+    purge_pass(kEverything, 0, RDMALLOC_PURGE_REQUEST);
+  } else {
+    purge_pass(due_choice(), 0, RDMALLOC_PURGE_DECAY);
+    bool is_limit = false;
+    std::uint64_t most = dirty_ceiling_bytes(&is_limit);
+    if (dirty_bytes() > most)
+      purge_pass(kEverything, most, is_limit ? RDMALLOC_PURGE_LIMIT : RDMALLOC_PURGE_CEILING);
+  }
+  turn.end();
+#if RDMALLOC_CHECKED
+  if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
+#endif
+  return depot_has_more || dirty_bytes() != 0;
+}
+
+std::uint64_t tick_ms() {
+  std::uint64_t tick = purger.decay_ms.load(std::memory_order_relaxed) / 4;
+  if (tick < kShortestTickMs) tick = kShortestTickMs;
+  // With decay 0 all that is left was refused: no hurry, the next free() wakes us.
+  if (purger.decay_ms.load(std::memory_order_relaxed) == 0) tick = 50;
+  return tick > kLongestTickMs ? kLongestTickMs : tick;
+}
+
+void* purge_thread(void*) {
+  prctl(PR_SET_NAME, "rdmalloc-purge");
+  auto* word = reinterpret_cast<const std::uint32_t*>(&purger.sleep);
+  while (!purger.stop.load(std::memory_order_acquire)) {
+    purger.sleep.store(kAwake, std::memory_order_relaxed);
+    bool has_more = round_of_work();
+    std::uint32_t how = has_more ? kTicking : kIdle;
+    // seq_cst, then look once more: pairs with the fence in purge_note_dirty() and the store in
+    // purge_wake(). Either the other side sees that we sleep, or we see what it did.
+    purger.sleep.store(how, std::memory_order_seq_cst);
+    if (purger.stop.load(std::memory_order_seq_cst) ||
+        purger.everything_requested.load(std::memory_order_seq_cst))
+      continue;
+    if (how == kIdle && (page_heap_dirty_slices() != 0 || events_are_pending())) continue;
+    std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
+    if (purger.first_thread_ended.load(std::memory_order_seq_cst)) {
+      // libc ends the process, by exit(), when the last thread returns: this one.
+      if (os::is_only_thread_left()) {
+        pthread_detach(pthread_self());
+        purger.thread.store(ThreadState::kNone, std::memory_order_release);
+        return nullptr;
+      }
+      constexpr std::int64_t kTickNs = kLastThreadTickMs * 1000000;
+      if (timeout_ns < 0 || timeout_ns > kTickNs) timeout_ns = kTickNs;
+    }
+    os::futex_wait(word, how, timeout_ns);
+  }
+  return nullptr;
+}
+
+int thread_create() {
+  if (purger.stack == 0) {
+    if (int error = os::map_metadata(kStackBytes, &purger.stack)) return error;
+  }
+  if (os::should_fail(os::Site::kThreadCreate)) return -EAGAIN;
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  // A stack of our own: with one of libc's the creation would call mmap and mprotect by symbols
+  // that a fabric may have patched.
+  pthread_attr_setstack(&attributes, reinterpret_cast<void*>(purger.stack), kStackBytes);
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are not for this thread
+  int error = pthread_create(&purger.handle, &attributes, purge_thread, nullptr);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
+  return -error;
+}
+
+void wake(std::uint32_t from) {
+  if (!purger.sleep.compare_exchange_strong(from, kAwake, std::memory_order_seq_cst)) return;
+  os::futex_wake(reinterpret_cast<const std::uint32_t*>(&purger.sleep), 1);
+}
+
+}  // namespace
+
+void purge_init() {
+  const Options& settings = options();
+  purger.decay_ms.store(settings.decay_ms, std::memory_order_relaxed);
+  std::uint64_t most = settings.dirty_max_bytes;
+  if (most == 0) {
+    most = os::memory_limit_bytes() / 4;
+    if (most > kMostDirtyBytes) most = kMostDirtyBytes;
+  }
+  purger.dirty_max_bytes.store(most, std::memory_order_relaxed);
+  if (settings.limit_bytes != UINT64_MAX) page_heap_set_limit(settings.limit_bytes);
+  if (settings.notify == NotifyMode::kOff)
+    purger.decommit.store(os::decommit, std::memory_order_relaxed);
+}
+
+void purge_note_dirty() {
+  if (options().purge != PurgeMode::kThread) return;
+  ThreadState state = purger.thread.load(std::memory_order_relaxed);
+  if (state == ThreadState::kRuns) [[likely]] {
+    // Pairs with the seq_cst store of `sleep` in purge_thread(): our slices are counted before.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    std::uint32_t sleep = purger.sleep.load(std::memory_order_relaxed);
+    if (sleep == kAwake) return;
+    bool is_limit = false;
+    bool is_urgent = purger.decay_ms.load(std::memory_order_relaxed) == 0 ||
+                     dirty_bytes() > dirty_ceiling_bytes(&is_limit);
+    if (sleep == kIdle || is_urgent) wake(sleep);
+    return;
+  }
+  if (state == ThreadState::kNone &&
+      (dirty_bytes() >= kThreadFromBytes || purger.decay_ms.load(std::memory_order_relaxed) == 0))
+    purge_thread_start();
+}
+
+void purge_wake() {
+  if (options().purge != PurgeMode::kThread) return;
+  if (purger.thread.load(std::memory_order_acquire) != ThreadState::kRuns &&
+      purge_thread_start() != 0)
+    return;
+  std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
+  if (sleep != kAwake) wake(sleep);
+}
+
+void purge_note_first_thread_ends() {
+  purger.first_thread_ended.store(true, std::memory_order_seq_cst);
+  // As in purge_thread(): it sees the flag before it sleeps, or we see that it sleeps.
+  std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
+  if (sleep != kAwake) wake(sleep);
+}
+
+int purge_thread_start() {
+  if (!ensure_initialised()) return -ENOMEM;
+  // Now, not later: recovery forgets the parent's thread. If it forgot one just started here, a
+  // second would be started on the same stack.
+  fork_check();
+  if (options().purge != PurgeMode::kThread) return -ENOTSUP;
+  ThreadState expected = ThreadState::kNone;
+  // Acquire: pairs with the release that ends a stop; one starter at a time.
+  if (!purger.thread.compare_exchange_strong(expected, ThreadState::kStarting,
+                                             std::memory_order_acquire))
+    return expected == ThreadState::kFailed ? -EAGAIN : 0;
+  purger.stop.store(false, std::memory_order_relaxed);
+  int error = thread_create();
+  if (error != 0) {
+    count(purger.thread_failures);
+    purger.thread.store(ThreadState::kFailed, std::memory_order_release);
+    if (!purger.has_warned.exchange(true, std::memory_order_relaxed))
+      report_warning(
+          "the purge thread could not be created; memory goes back at rdmalloc_purge() only",
+          "check RLIMIT_NPROC and the cgroup's pids.max");
+    return error;
+  }
+  purger.thread.store(ThreadState::kRuns, std::memory_order_release);
+  return 0;
+}
+
+void purge_thread_forgive() {
+  ThreadState expected = ThreadState::kFailed;
+  purger.thread.compare_exchange_strong(expected, ThreadState::kNone, std::memory_order_relaxed);
+}
+
+int purge_thread_stop() {
+  fork_check();
+  if (turn.is_mine()) return -EDEADLK;
+  ThreadState expected = ThreadState::kRuns;
+  if (!purger.thread.compare_exchange_strong(expected, ThreadState::kStopping,
+                                             std::memory_order_acquire))
+    return 0;
+  purger.stop.store(true, std::memory_order_seq_cst);
+  std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
+  if (sleep != kAwake) wake(sleep);
+  pthread_join(purger.handle, nullptr);
+  purger.thread.store(ThreadState::kNone, std::memory_order_release);
+  return 0;
+}
+
+bool purge_turn_is_mine() {
+  return turn.is_mine();
+}
+
+void purge_turn_wait() {
+  fork_check();
+  turn.begin();
+  turn.end();
+}
+
+void purge_hold(std::int64_t hold_ms, int wait_ms) {
+  fork_check();
+  std::int64_t now = os::coarse_ms();
+  std::int64_t until = hold_ms > INT64_MAX - now ? INT64_MAX : now + hold_ms;
+  std::int64_t before = purger.held_until_ms.load(std::memory_order_relaxed);
+  while (before < until && !purger.held_until_ms.compare_exchange_weak(before, until)) {
+  }
+  for (int waited_ms = 0; waited_ms <= wait_ms && !turn.is_mine(); waited_ms++) {
+    if (turn.try_begin()) {
+      turn.end();
+      return;
+    }
+    os::sleep_ns(1000000);
+  }
+}
+
+void purge_set_decommit(DecommitFunction function) {
+  purger.decommit.store(function, std::memory_order_relaxed);
+}
+
+bool purge_request_all() {
+  fork_check();
+  cache_flush_this_thread();
+  bool has_something = dirty_bytes() != 0;
+  purger.everything_requested.store(true, std::memory_order_seq_cst);
+  purge_wake();
+  return has_something;
+}
+
+PurgeCounters purge_counters() {
+  return {purger.purges.load(std::memory_order_relaxed),
+          purger.purged_bytes.load(std::memory_order_relaxed),
+          purger.refusals.load(std::memory_order_relaxed),
+          purger.failures.load(std::memory_order_relaxed),
+          purger.decay_ms.load(std::memory_order_relaxed),
+          purger.dirty_max_bytes.load(std::memory_order_relaxed),
+          purger.thread_failures.load(std::memory_order_relaxed),
+          purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns};
+}
+
+void purge_set_decay_ms(std::uint64_t decay_ms) {
+  purger.decay_ms.store(decay_ms, std::memory_order_relaxed);
+  if (purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns) purge_wake();
+}
+void purge_set_dirty_max_bytes(std::uint64_t bytes) {
+  purger.dirty_max_bytes.store(bytes, std::memory_order_relaxed);
+}
+
+void purge_after_fork(std::uint32_t forking_thread) {
+  turn.after_fork(forking_thread);
+  purger.thread.store(ThreadState::kNone, std::memory_order_relaxed);
+  purger.sleep.store(kAwake, std::memory_order_relaxed);
+  purger.pauses.store(0, std::memory_order_relaxed);
+  // The thread that called fork is the child's first.
+  purger.first_thread_ended.store(false, std::memory_order_relaxed);
+  // The parent's stack is a copy here that nobody runs on; a new thread may.
+}
+
+}  // namespace rdmalloc
+
+using namespace rdmalloc;
+
+extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
+  if (!ensure_initialised()) return 0;
+  fork_check();
+  if (turn.is_mine()) return -EDEADLK;
+  if (is_paused()) return -EBUSY;
+  cache_flush_this_thread();
+  turn.begin();
+  events_deliver_all();
+  depot_age(true);
+  std::uint64_t purged = purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
+  turn.end();
+  return static_cast<int64_t>(purged);
+}
+
+extern "C" int rdmalloc_purge_pause(void) {
+  fork_check();
+  if (turn.is_mine()) return -EDEADLK;
+  purger.pauses.fetch_add(1, std::memory_order_seq_cst);
+  // A pass under way looks at `pauses` before each piece; when the turn was ours, it has ended.
+  purge_turn_wait();
+  return 0;
+}
+
+extern "C" int rdmalloc_purge_resume(void) {
+  fork_check();
+  std::uint32_t seen = purger.pauses.load(std::memory_order_relaxed);
+  while (seen != 0)
+    if (purger.pauses.compare_exchange_weak(seen, seen - 1, std::memory_order_seq_cst)) return 0;
+  return -EALREADY;
+}

@@ -1,0 +1,81 @@
+// Purging: giving free spans' pages back, on a thread of our own (I1, I3, I7).
+//
+// Order of one purge, and no other (I3):
+//   1. take the span out of reach of allocation           page_heap_purge_begin, word kPurging
+//   2. tell what is not told, ask every observer           events_ask_purge: our registration cache
+//      deregisters here, synchronously, or refuses
+//   3. decommit                                            madvise(MADV_DONTNEED)
+//   4. put the span back, clean                            page_heap_purge_end
+//   5. tell the observers                                  events_tell_purged
+//
+// The purge turn is held over all five by whoever purges: the purge thread, or a caller of
+// rdmalloc_purge(). It is no lock of the allocator: nobody inside malloc or free ever waits for it,
+// so observers may wait for what they like.
+#pragma once
+
+#include <rdmalloc/rdmalloc.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rdmalloc {
+
+// Settles limits from the options. At initialisation.
+void purge_init();
+
+// Some memory became dirty. Called by allocating threads with no lock held: wakes the purge thread
+// when it sleeps for want of work or when a ceiling is passed, starts it when it must exist.
+void purge_note_dirty();
+// Something else to do: wakes it in any case, starting it if allowed.
+void purge_wake();
+
+// Starts the purge thread unless it runs or the mode forbids it. 0 or a negative errno.
+int purge_thread_start();
+// Forgets that it could not be created, so that the next start tries again (I10).
+void purge_thread_forgive();
+// Stops and joins it. Not from a page event.
+int purge_thread_stop();
+
+// The process's first thread is ending, and the others may go on. A process ends with its last
+// thread, and ours must not be what keeps it alive: from now on the purge thread looks whether it
+// is the last, and ends then.
+void purge_note_first_thread_ends();
+
+// The turn.
+bool purge_turn_is_mine();
+void purge_turn_wait();  // returns once no purge that began before is under way
+
+// Keeps the purge thread from purging for the next `hold_ms`, and waits at most `wait_ms` for a
+// purge under way. Not a pause: bounded, so that it can be called by who holds a lock that the
+// purge may be waiting for. rdmalloc_purge() goes on: its caller knows his moment.
+void purge_hold(std::int64_t hold_ms, int wait_ms);
+
+// How pages are given back: os::decommit_hooked (tier T0: whatever other libraries installed hears
+// of it) or os::decommit. Set by the notifiers, with purging paused.
+using DecommitFunction = int (*)(std::uintptr_t base, std::size_t length);
+void purge_set_decommit(DecommitFunction function);
+
+// malloc_trim: asks the purge thread to give everything back that is free. Returns whether there is
+// something to give.
+bool purge_request_all();
+
+struct PurgeCounters {
+  std::uint64_t purges;  // successful decommits
+  std::uint64_t purged_bytes;
+  std::uint64_t refusals;  // by an observer
+  std::uint64_t failures;  // by the kernel
+  std::uint64_t decay_ms;
+  std::uint64_t dirty_max_bytes;
+  std::uint64_t thread_failures;  // the thread could not be created: manual mode
+  bool thread_runs;
+};
+PurgeCounters purge_counters();
+void purge_set_decay_ms(std::uint64_t decay_ms);
+void purge_set_dirty_max_bytes(std::uint64_t bytes);
+
+// In a fork child, before anything there may start a thread: there is no purge thread; it is
+// started when it is needed again. Only a purge of `forking_thread` (as the parent knew it) goes
+// on.
+void purge_after_fork(std::uint32_t forking_thread);
+
+}  // namespace rdmalloc

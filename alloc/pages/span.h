@@ -1,0 +1,81 @@
+// Spans: what the allocator knows of each run of 64 KiB slices. All of it lies outside the memory
+// it describes (I4), in arrays indexed by slice that are as long as the arena.
+//
+//     slice      0    1    2    3    4    5    6    7    8 ...            frontier
+//              +----+----+---------+----+-------------------+----+------+- - - - -
+//     spans    |rsv |slab| large   |free|  slab of 512 KiB  |free| large|  never used
+//              +----+----+---------+----+-------------------+----+------+- - - - -
+//     class_map   0    7   L    L    0    80 80 80 80 ...     0    L
+//     first       0    1   2    2    4    5  5  5  5          13   14
+//
+// Spans tile [0, frontier) without a gap. The word of the first slice is the truth: kind, class and
+// length in one 64-bit store, so that whoever reads it at any moment (a fork child, range_foreach)
+// sees a tiling. Everything else here can be rebuilt from the words.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/core/size_class.h"
+
+namespace rdmalloc {
+
+// Index of a slice in the arena; 0 is never handed out and means "none".
+using SliceIndex = std::uint32_t;
+
+enum class SpanKind : std::uint8_t {
+  kNone = 0,   // slice was never part of a span
+  kReserved,   // out of reach: slice 0, or a span between two states
+  kFreeClean,  // free; its pages read as zero
+  kFreeDirty,  // free; its pages are backed and hold old bytes
+  kPurging,    // out of reach of allocation while its pages are given back (I3)
+  kSlab,       // blocks of one class
+  kLarge,      // one block
+};
+
+struct SpanWord {
+  SpanKind kind;
+  std::uint8_t size_class;
+  bool is_zero;  // a large span that was clean when handed out: calloc need not write
+  std::uint32_t slices;
+};
+constexpr std::uint64_t pack(SpanWord word) {
+  return static_cast<std::uint64_t>(word.slices) | static_cast<std::uint64_t>(word.kind) << 32 |
+         static_cast<std::uint64_t>(word.size_class) << 40 |
+         static_cast<std::uint64_t>(word.is_zero) << 48;
+}
+constexpr SpanWord unpack(std::uint64_t bits) {
+  return {static_cast<SpanKind>(bits >> 32 & 0xff), static_cast<std::uint8_t>(bits >> 40 & 0xff),
+          (bits >> 48 & 1) != 0, static_cast<std::uint32_t>(bits)};
+}
+
+struct alignas(64) Span {
+  // Written under the lock of the page heap; read by anybody. Release: pairs with the acquire of
+  // readers outside the lock (range_of, range_foreach), who then read generation.
+  std::atomic<std::uint64_t> word;
+  std::atomic<std::uint64_t> generation;
+
+  // Links by slice index. Free span: list of its bin. Slab: list of its class's bucket.
+  SliceIndex next;
+  SliceIndex previous;
+  // Free dirty span: list by age, oldest first.
+  SliceIndex younger;
+  SliceIndex older;
+  std::uint32_t freed_ms;  // free dirty span: when (milliseconds of os::coarse_ms, wrapping)
+
+  // Slab only. Bits set in its bitmap, kept as: set bits first, then add; take bits, then subtract.
+  // So at any moment  set bits >= free_blocks, and equal while no flush is between its two steps.
+  // Signed: a refill may subtract what a flush has not added yet.
+  std::atomic<std::int32_t> free_blocks;
+  // Slab only. Whether it is on a list of its class. Written under the class's lock.
+  std::atomic<std::uint8_t> is_listed;
+  std::uint8_t bucket;      // which list
+  std::uint16_t scan_word;  // where the last refill stopped in the bitmap
+
+  SpanWord load() const { return unpack(word.load(std::memory_order_acquire)); }
+  void store(SpanWord value) { word.store(pack(value), std::memory_order_release); }
+};
+static_assert(sizeof(Span) == 64, "one cache line: neighbours are written by different threads");
+
+}  // namespace rdmalloc

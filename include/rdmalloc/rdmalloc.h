@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * rdmalloc: memory. The malloc family itself is declared by <stdlib.h> and <malloc.h>; this header
+ * holds what those lack: ownership, page events, purging, settings and counters.
+ *
+ * Conventions of every rdmalloc header:
+ *  - Functions that can fail return 0 or a negative errno value; none of them touches errno.
+ *  - Public structs start with `size`, which the caller sets to sizeof the struct he compiled with.
+ *  - "Any thread" means: any thread at any time, also inside a callback of a fabric library that
+ *    holds its own locks, unless the comment says otherwise. Not async-signal-safe, unless said.
+ */
+#ifndef RDMALLOC_RDMALLOC_H
+#define RDMALLOC_RDMALLOC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RDMALLOC_VERSION_MAJOR 0
+#define RDMALLOC_VERSION_MINOR 1
+#define RDMALLOC_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define RDMALLOC_API __attribute__((visibility("default")))
+#else
+#define RDMALLOC_API
+#endif
+
+/* ------------------------------------------------------------------ library */
+
+/** The version as text, "0.1.0". Static storage. Any thread. */
+RDMALLOC_API const char* rdmalloc_version(void);
+
+/** One sentence for a value returned by this library (negative errno). Static storage, never NULL,
+ *  any thread. */
+RDMALLOC_API const char* rdmalloc_strerror(int error);
+
+/** Counted initialisation: starts what an explicit user of the library wants running at once, the
+ *  purge thread. malloc needs no call of it. Returns 0, or -EAGAIN when the purge thread could not
+ *  be created (the library then works in manual mode). Any thread, not inside a callback. */
+RDMALLOC_API int rdmalloc_init(void);
+
+/** Undoes one rdmalloc_init(). At the last one the purge thread is stopped and joined. malloc and
+ *  free stay usable. Calling it without a matching init is harmless (returns -EALREADY).
+ *  Any thread, not inside a callback of rdmalloc. */
+RDMALLOC_API int rdmalloc_fini(void);
+
+/* ------------------------------------------------------------------ ownership */
+
+/** What rdmalloc knows of the memory round an address. */
+struct rdmalloc_range {
+  size_t size;         /**< sizeof(struct rdmalloc_range), set by the caller */
+  void* base;          /**< first byte of the span: a run of 64 KiB slices */
+  size_t length;       /**< bytes of the span, a multiple of 64 KiB */
+  size_t block_bytes;  /**< size of its blocks; == length for a span that is one large block */
+  uint64_t generation; /**< changes each time the span's pages were given back to the kernel and
+                            each time the span is made anew; never repeats for an address */
+  uint32_t flags;      /**< RDMALLOC_RANGE_* */
+};
+#define RDMALLOC_RANGE_SLAB 0x1u  /**< many blocks of equal size */
+#define RDMALLOC_RANGE_LARGE 0x2u /**< one block */
+#define RDMALLOC_RANGE_HEAP 0x4u  /**< belongs to a heap of the user */
+
+/** Whether `ptr` points into memory that rdmalloc hands out (live, cached or free, whatever its
+ *  offset in a block). Wait-free, any thread, also from a signal handler. */
+RDMALLOC_API bool rdmalloc_owns(const void* ptr);
+
+/** Fills `*range` for the span in use that holds `ptr` (any byte of it). `range->size` must be set.
+ *  Returns 0; -EFAULT when the memory is not ours or its span is free; -EINVAL for a bad size.
+ *  Lock-free, any thread. The answer stays true for as long as the caller keeps a block in the
+ *  span alive. */
+RDMALLOC_API int rdmalloc_range_of(const void* ptr, struct rdmalloc_range* range);
+
+/** Called for a range; a nonzero return value stops the walk. */
+typedef int (*rdmalloc_range_fn)(const struct rdmalloc_range* range, void* arg);
+
+/** Calls `fn` for every span now in use, by rising address, for observers who come late. Spans
+ *  made or freed during the walk may or may not be seen. No lock is held in `fn`, which may
+ *  allocate and free. Returns 0 or what `fn` returned. Any thread. */
+RDMALLOC_API int rdmalloc_range_foreach(rdmalloc_range_fn fn, void* arg);
+
+/** Whether no span in use touches [base, base+length): all of it is free, or not ours. Lock-free,
+ *  any thread. Ordered after the caller's earlier stores as by a seq_cst fence, and span allocation
+ *  fences likewise between taking the span and returning it: of an observer that unpublishes
+ *  something and then asks here, and a thread that allocates there and then looks the thing up, at
+ *  least one sees the other. */
+RDMALLOC_API bool rdmalloc_range_is_idle(const void* base, size_t length);
+
+/** The extent of addresses that owned memory can have, fixed from the first allocation on: tables
+ *  indexed by (address - base) / RDMALLOC_SLICE_BYTES need length / RDMALLOC_SLICE_BYTES slots.
+ *  Returns 0, or -ENOMEM when no address space could be reserved. Any thread. */
+RDMALLOC_API int rdmalloc_arena_extent(uintptr_t* base, size_t* length);
+
+#define RDMALLOC_SLICE_BYTES ((size_t)65536)
+#define RDMALLOC_SLICE_SHIFT 16
+#define RDMALLOC_CHUNK_BYTES ((size_t)2097152)
+
+/* ------------------------------------------------------------------ page events */
+
+/** Why a range is purged. */
+enum rdmalloc_purge_reason {
+  RDMALLOC_PURGE_DECAY = 1,    /**< free for longer than the decay time */
+  RDMALLOC_PURGE_CEILING = 2,  /**< more dirty bytes than RDMALLOC_DIRTY_MAX */
+  RDMALLOC_PURGE_REQUEST = 3,  /**< rdmalloc_purge() or malloc_trim() */
+  RDMALLOC_PURGE_LIMIT = 4,    /**< RDMALLOC_LIMIT or a cgroup's limit is near */
+  RDMALLOC_PURGE_PRESSURE = 5, /**< the kernel reports memory pressure */
+};
+
+/** Page events. Every function may be NULL. They are called on the purge thread, or on the thread
+ *  inside rdmalloc_purge(), one at a time, never on a thread inside malloc or free, and with no
+ *  lock of rdmalloc held: they may allocate, free and take locks of their own. They must not
+ *  call rdmalloc_purge() or rdmalloc_observer_remove() (-EDEADLK).
+ *
+ *  Ranges are whole pages. For one range the order is always
+ *      reserve, use, (purge, purged, reuse)*
+ *  and each is told once. `use` and `reuse` are told late (at the purge thread's next turn, at the
+ *  latest before the next purge of that range), since malloc itself may call nobody (I1). */
+struct rdmalloc_observer_ops {
+  size_t size; /**< sizeof(struct rdmalloc_observer_ops) */
+  /** Address space became ours; nothing in it is handed out yet. */
+  void (*reserve)(void* arg, void* base, size_t length);
+  /** Pages of the range were handed out for the first time. */
+  void (*use)(void* arg, void* base, size_t length);
+  /** The range, out of reach of allocation by now, is about to be given back to the kernel. Return
+   *  0 when nothing of the observer's refers to its pages any more, or a negative errno (usually
+   *  -EBUSY) to refuse: the range stays as it is and is offered again later. */
+  int (*purge)(void* arg, void* base, size_t length, enum rdmalloc_purge_reason reason);
+  /** Ends each purge() that returned 0. `result` 0: the pages are gone, the range reads as zero.
+   *  Negative: they stayed (another observer refused, or the kernel did). */
+  void (*purged)(void* arg, void* base, size_t length, int result);
+  /** Pages of a purged range were handed out again. */
+  void (*reuse)(void* arg, void* base, size_t length);
+};
+struct rdmalloc_observer;
+
+/** Adds an observer. `*ops` is copied; `arg` must outlive the observer. What was in use before is
+ *  not told: call rdmalloc_range_foreach() after it. Starts the purge thread's delivery of events.
+ *  A child of fork has no observers: what they watched is not there.
+ *  Returns 0, -EINVAL (size), -ENOSPC (more than 16 observers), -ENOMEM. Any thread. */
+RDMALLOC_API int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, void* arg,
+                                       struct rdmalloc_observer** observer);
+
+/** Removes it and waits until none of its functions runs; after that `arg` may be freed. Returns 0,
+ *  -EINVAL for what is no observer, -EDEADLK from inside a page event. Waits for user code: call it
+ *  from where that is safe, not inside a fabric's callback. */
+RDMALLOC_API int rdmalloc_observer_remove(struct rdmalloc_observer* observer);
+
+/* ------------------------------------------------------------------ purging */
+
+/** Gives free memory back to the kernel, on this thread, until at most `keep_bytes` of free backed
+ *  memory are left (0: all that can go). Flushes the calling thread's magazines first. Returns the
+ *  number of bytes purged, or -EDEADLK inside a page event, -EBUSY while purging is paused. Calls
+ *  observers, registrars and the kernel: only at a moment the caller knows to be safe (he holds no
+ *  fabric's lock). */
+RDMALLOC_API int64_t rdmalloc_purge(size_t keep_bytes);
+
+/** Holds all purging until the matching resume; pauses nest. Returns after a purge under way has
+ *  ended. Any thread outside page events and fabric callbacks; 0 or -EDEADLK. */
+RDMALLOC_API int rdmalloc_purge_pause(void);
+/** Ends one pause: 0, or -EALREADY when there is none. Any thread. */
+RDMALLOC_API int rdmalloc_purge_resume(void);
+
+/* ------------------------------------------------------------------ settings and counters */
+
+/** Reads and writes settings and counters by dotted name ("stats.dirty_bytes", "purge.decay_ms", …;
+ *  docs/settings.md lists them). Values are uint64_t. `old` (with *old_size) receives the value
+ *  before; `new_value` (with new_size) sets it; either may be NULL. Returns 0, -ENOENT (no such
+ *  name), -EPERM (read only), -EINVAL (size or value out of range). Any thread. */
+RDMALLOC_API int rdmalloc_ctl(const char* name, void* old_value, size_t* old_size,
+                              const void* new_value, size_t new_size);
+
+enum rdmalloc_stats_format {
+  RDMALLOC_STATS_TEXT = 0,
+  RDMALLOC_STATS_JSON = 1,
+  RDMALLOC_STATS_PROMETHEUS = 2,
+};
+/** Writes all counters to `fd`. Allocates nothing. Returns 0, -EINVAL (format), or write(2)'s
+ *  error. Any thread. */
+RDMALLOC_API int rdmalloc_stats_print(int fd, enum rdmalloc_stats_format format);
+
+/* ------------------------------------------------------------------ prefixed twins
+ * The same functions as the standard names, in every build; the only names in builds that override
+ * nothing (sanitizers, valgrind, programs that keep their malloc). See malloc(3). */
+RDMALLOC_API void* rdmalloc_malloc(size_t bytes);
+RDMALLOC_API void* rdmalloc_calloc(size_t count, size_t bytes);
+RDMALLOC_API void* rdmalloc_realloc(void* ptr, size_t bytes);
+RDMALLOC_API void* rdmalloc_reallocarray(void* ptr, size_t count, size_t bytes);
+RDMALLOC_API void rdmalloc_free(void* ptr);
+RDMALLOC_API void rdmalloc_free_sized(void* ptr, size_t bytes);
+RDMALLOC_API void rdmalloc_free_aligned_sized(void* ptr, size_t alignment, size_t bytes);
+RDMALLOC_API int rdmalloc_posix_memalign(void** out, size_t alignment, size_t bytes);
+RDMALLOC_API void* rdmalloc_aligned_alloc(size_t alignment, size_t bytes);
+RDMALLOC_API void* rdmalloc_memalign(size_t alignment, size_t bytes);
+RDMALLOC_API void* rdmalloc_valloc(size_t bytes);
+RDMALLOC_API void* rdmalloc_pvalloc(size_t bytes);
+RDMALLOC_API size_t rdmalloc_malloc_usable_size(void* ptr);
+RDMALLOC_API int rdmalloc_malloc_trim(size_t keep_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

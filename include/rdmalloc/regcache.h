@@ -1,0 +1,236 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * rdmalloc: the registration cache. Domains, registrations and keys; see rdmalloc.h for conventions
+ * and docs/design.md for the protocol between the cache and the allocator's page events.
+ */
+#ifndef RDMALLOC_REGCACHE_H
+#define RDMALLOC_REGCACHE_H
+
+#include <errno.h>
+#include <rdmalloc/rdmalloc.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------ access */
+
+/** Access rights of a registration, or-ed together. The values are ours; registrars translate. */
+#define RDMALLOC_ACCESS_LOCAL_READ 0x01u    /**< the device may read it for the owner's sends */
+#define RDMALLOC_ACCESS_LOCAL_WRITE 0x02u   /**< the device may write it for the owner's receives */
+#define RDMALLOC_ACCESS_REMOTE_READ 0x04u   /**< peers may read it (RMA read target) */
+#define RDMALLOC_ACCESS_REMOTE_WRITE 0x08u  /**< peers may write it (RMA write target) */
+#define RDMALLOC_ACCESS_REMOTE_ATOMIC 0x10u /**< peers may run atomics on it */
+#define RDMALLOC_ACCESS_LOCAL (RDMALLOC_ACCESS_LOCAL_READ | RDMALLOC_ACCESS_LOCAL_WRITE)
+#define RDMALLOC_ACCESS_REMOTE \
+  (RDMALLOC_ACCESS_REMOTE_READ | RDMALLOC_ACCESS_REMOTE_WRITE | RDMALLOC_ACCESS_REMOTE_ATOMIC)
+/** Only look: reg_key and reg_get return -ENOENT instead of registering. */
+#define RDMALLOC_NO_REGISTER 0x80000000u
+
+/** What a fabric wants to be told with each transfer. */
+struct rdmalloc_key {
+  uint64_t lkey;       /**< local key, or fixed-buffer index with io_uring */
+  uint64_t rkey;       /**< key to send to a peer; 0 when registered without remote access */
+  void* handle;        /**< the registrar's own: ibv_mr *, fid_mr *, ucp_mem_h, … or NULL */
+  uint64_t generation; /**< never the same for two registrations of one domain */
+};
+
+/* ------------------------------------------------------------------ registrars */
+
+struct rdmalloc_domain;
+
+/** What a registrar can do. */
+#define RDMALLOC_REGISTRAR_ANY_THREAD 0x1u   /**< may be called from any thread, also two at once */
+#define RDMALLOC_REGISTRAR_SYNC_DEREG 0x2u   /**< when deregister returns the pages are unpinned */
+#define RDMALLOC_REGISTRAR_EXACT_ACCESS 0x4u /**< grants exactly the rights and the bytes asked */
+#define RDMALLOC_REGISTRAR_REOPEN 0x8u       /**< quiesce and resume work */
+
+/** The code that registers with one kind of domain. Called with no lock of rdmalloc held, never on
+ *  a thread inside malloc or free; may allocate and free. */
+struct rdmalloc_registrar_ops {
+  size_t size;      /**< sizeof(struct rdmalloc_registrar_ops) */
+  const char* name; /**< for messages and statistics; static storage */
+  uint32_t flags;   /**< RDMALLOC_REGISTRAR_* */
+  /** Registers [addr, addr+length) with `access` and fills *key (lkey, rkey, handle). 0 or a
+   *  negative errno; -ENOMEM and -ENOSPC make the cache evict idle ones and ask once more. */
+  /* NOLINTNEXTLINE(readability-identifier-naming): "register" is a keyword. */
+  int (*register_)(void* context, void* addr, size_t length, uint32_t access,
+                   struct rdmalloc_key* key);
+  /** Undoes one register_. Must not return before the pages are unpinned, if SYNC_DEREG is
+   *  declared. 0, or a negative errno: the range is then quarantined (never purged, counted,
+   *  reported). */
+  int (*deregister)(void* context, void* addr, size_t length, const struct rdmalloc_key* key);
+  /** May be NULL. Give up kernel objects for a checkpoint; everything is deregistered by then. */
+  int (*quiesce)(void* context);
+  /** May be NULL. Open again after quiesce. */
+  int (*resume)(void* context);
+  /** May be NULL. Called once by domain_close, after the last deregister. */
+  void (*close)(void* context);
+  size_t granularity; /**< registrations start and end at multiples of it, bytes, a power of two;
+                           0: local ones at pages, remote ones at any byte (EXACT_ACCESS) */
+  size_t largest;     /**< largest single registration, bytes; 0: no limit */
+  uint32_t max_count; /**< most registrations at once; 0: no limit */
+};
+
+/** Settings of one domain; zero means the default everywhere. */
+struct rdmalloc_domain_attr {
+  size_t size;        /**< sizeof(struct rdmalloc_domain_attr) */
+  uint32_t access;    /**< local rights that each cached registration gets; default
+                           RDMALLOC_ACCESS_LOCAL. Remote rights are refused (-EINVAL, I13). */
+  uint32_t flags;     /**< none yet: 0 */
+  uint64_t max_bytes; /**< registered bytes at most; default RDMALLOC_REG_MAX_BYTES, else no limit.
+                           Uncounted keys may take three quarters of it. */
+  uint64_t max_count; /**< registrations at most; default RDMALLOC_REG_MAX_COUNT, else no limit but
+                           the registrar's. Uncounted keys may take three quarters of it. */
+  size_t largest;     /**< largest single registration, bytes; default the registrar's */
+};
+
+/** Opens a domain over whatever `context` is to the registrar. `*ops` and `*attr` (may be NULL)
+ *  are copied; `context` must live until the domain is closed. Starts the purge thread. Returns
+ *  0, -EINVAL, -ENOMEM, -EMFILE (64 domains), -ENOTSUP (a registrar without SYNC_DEREG), -EDEADLK
+ *  inside a page event. Not inside a registrar's call.
+ *
+ *  A registrar without ANY_THREAD is called by the threads that call into the domain, never by
+ *  the purge thread: a purge over its idle registrations is refused once, the next call that
+ *  misses (or flush, or close) drops them, and the purge after that goes through.
+ *
+ *  In a child of fork the domains of the parent are empty and stay so: calls return -ECHILD, puts
+ *  of the parent's registrations do nothing, and close forgets the handle without calling its
+ *  registrar. Open a domain of the child's own. */
+RDMALLOC_API int rdmalloc_domain_open(const struct rdmalloc_registrar_ops* ops, void* context,
+                                      const struct rdmalloc_domain_attr* attr,
+                                      struct rdmalloc_domain** domain);
+
+/** Deregisters everything and closes. -EBUSY, with nothing changed, while a counted registration
+ *  is held (rdmalloc_reg_get without its put) or being made. Uncounted keys end here. Waits for a
+ *  purge that is deregistering in this domain. 0, -EINVAL (not open), -EDEADLK inside a page
+ *  event. */
+RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
+
+/** Deregisters all that is idle and not sticky, including what was sticky and has nothing alive
+ *  in its range any more. Returns the number of registrations dropped, or a negative errno. */
+RDMALLOC_API int64_t rdmalloc_domain_flush(struct rdmalloc_domain* domain);
+
+/** Counters of one domain. */
+struct rdmalloc_domain_counters {
+  size_t size;
+  uint64_t hits;              /**< reg_get without the registrar (reg_key's are not counted) */
+  uint64_t misses;            /**< calls that had to register */
+  uint64_t registrations;     /**< successful calls of register_ */
+  uint64_t deregistrations;   /**< successful calls of deregister */
+  uint64_t evictions;         /**< idle registrations dropped for a limit or a refusal */
+  uint64_t refusals;          /**< register_ calls that failed, retries included */
+  uint64_t purge_drops;       /**< registrations dropped because their pages were purged */
+  uint64_t purge_refusals;    /**< purges refused: a registration in use, sticky or quarantined */
+  uint64_t foreign;           /**< registrations of foreign memory */
+  uint64_t quarantined;       /**< deregistrations that failed */
+  uint64_t live_count;        /**< registrations now */
+  uint64_t live_bytes;        /**< bytes registered now */
+  uint64_t sticky_count;      /**< of these: sticky, by uncounted keys */
+  uint64_t sticky_bytes;      /**< bytes of the sticky ones */
+  uint64_t in_use;            /**< registrations held by reg_get */
+  uint64_t register_ns_worst; /**< longest call of register_, ns */
+  uint64_t register_ns_total; /**< all calls of register_, ns */
+};
+/** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Takes time in proportion to the number of
+ *  registrations. Any thread. */
+RDMALLOC_API int rdmalloc_domain_stats(struct rdmalloc_domain* domain,
+                                       struct rdmalloc_domain_counters* stats);
+
+/* ------------------------------------------------------------------ registrations */
+
+struct rdmalloc_reg;
+
+/* What the inline fast path reads. The layout is part of the ABI; treat every field as private. */
+struct rdmalloc_reg_head {
+  uintptr_t base;
+  size_t length;
+  uint32_t access; /* and RDMALLOC_NO_REGISTER, so that one test serves both kinds of call */
+  uint32_t reserved;
+  struct rdmalloc_key key;
+};
+struct rdmalloc_domain_head {
+  uintptr_t arena_base;
+  size_t arena_length;
+  /* A slot for each slice: NULL, or the registration whose uncounted key may be given out. */
+  struct rdmalloc_reg_head* const* sticky;
+};
+
+/** The slow half of rdmalloc_reg_key; call that. */
+RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const void* addr,
+                                       size_t length, uint32_t access, struct rdmalloc_key* key);
+
+/** The key of owned memory [addr, addr+length): uncounted, right until the block is freed or the
+ *  domain is closed. The first call for a span registers it and makes the registration sticky
+ *  (not evicted; its pages are not purged before nothing in its range is live). Remote rights are
+ *  refused on ordinary blocks (-EACCES, I13): use reg_get, or a heap made for it.
+ *
+ *  Returns 0; -EFAULT (not owned, or not inside one span in use), -EACCES, -EINVAL (length 0, no
+ * access), -ENOENT (RDMALLOC_NO_REGISTER and not registered), -ENOMEM (the limits' share for such
+ * keys, or the registrar; reg_get may still work), -EMSGSIZE (more than one registration may hold),
+ *  -EAGAIN (invalidated while it was being registered), -ECHILD (a parent process's domain), or
+ *  the registrar's error. Any thread; the hit path takes no lock and is wait-free. A miss calls
+ *  the registrar: not inside a callback of its fabric, unless RDMALLOC_NO_REGISTER is given. */
+static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
+                                   uint32_t access, struct rdmalloc_key* key) {
+  const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;
+  uintptr_t offset = (uintptr_t)addr - head->arena_base;
+  if (__builtin_expect(offset < head->arena_length, 1)) {
+    /* Acquire pairs with the release store that publishes a registration in its slots. */
+    const struct rdmalloc_reg_head* reg =
+        __atomic_load_n(&head->sticky[offset >> RDMALLOC_SLICE_SHIFT], __ATOMIC_ACQUIRE);
+    if (__builtin_expect(reg != NULL, 1)) {
+      uintptr_t inside = (uintptr_t)addr - reg->base;
+      if (__builtin_expect(inside < reg->length && length - 1 < reg->length - inside &&
+                               (access & ~reg->access) == 0 && (access << 1) != 0,
+                           1)) {
+        *key = reg->key;
+        return 0;
+      }
+    }
+  }
+  return rdmalloc_reg_key_slow(domain, addr, length, access, key);
+}
+
+/** A counted registration over [addr, addr+length), which holds its pages and its keys until put.
+ *  Owned memory, local access: served from the cache, which registers the whole span, or in
+ *  pieces where a span is longer than one registration may be. Remote access: exactly the bytes
+ *  asked, registered now and deregistered at put, so that a peer's key ends there (I13). -EACCES
+ *  when the registrar can't be exact (no EXACT_ACCESS), or when its granularity would expose a
+ *  neighbour. Foreign memory: the pages asked, registered now and deregistered at put (I6).
+ *  Returns 0 and sets *reg, or a negative errno as reg_key does. Any thread; misses as for
+ *  reg_key. */
+RDMALLOC_API int rdmalloc_reg_get(struct rdmalloc_domain* domain, const void* addr, size_t length,
+                                  uint32_t access, struct rdmalloc_reg** reg);
+/** Ends one get. NULL is ignored. Any thread. The registrar is called when this ends a
+ *  registration of foreign memory, with remote access, or one that was invalidated while it was
+ *  held; never for a local one of owned memory otherwise. */
+RDMALLOC_API void rdmalloc_reg_put(struct rdmalloc_reg* reg);
+
+/** First byte, length (bytes) and keys of a registration one holds. */
+static inline void* rdmalloc_reg_addr(const struct rdmalloc_reg* reg) {
+  return (void*)((const struct rdmalloc_reg_head*)reg)->base;
+}
+static inline size_t rdmalloc_reg_length(const struct rdmalloc_reg* reg) {
+  return ((const struct rdmalloc_reg_head*)reg)->length;
+}
+/* Named like the function of API.md; keyed on a registration instead of an address. */
+static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rdmalloc_key* key) {
+  *key = ((const struct rdmalloc_reg_head*)reg)->key;
+}
+
+/** Forgets registrations over [addr, addr+length) in `domain` (NULL: in all). None of them is
+ *  found by a later get; each is deregistered after its last put. Uncounted keys end here: the
+ *  caller answers for nobody using one. `done(arg)` is called once, when the last of them is
+ *  gone, on this thread or on the thread that drops it; it may be NULL, and it is called too for
+ *  a registration that the registrar could not undo. Returns the number of registrations
+ *  invalidated, or -EINVAL, -ECHILD, -EDEADLK (inside a page event) with nothing done, or
+ *  -ENOMEM: invalidated, but `done` will not be called (a thousand completions are outstanding
+ *  and the kernel gives no page for more). */
+RDMALLOC_API int64_t rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr,
+                                         size_t length, void (*done)(void* arg), void* arg);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * rdmalloc: registration with io_uring, as fixed buffers. Library librdmalloc-uring.
+ */
+#ifndef RDMALLOC_REGISTRAR_URING_H
+#define RDMALLOC_REGISTRAR_URING_H
+
+#include <rdmalloc/regcache.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct io_uring;
+struct io_uring_cqe;
+
+/** What a ring may hold: Linux's own limits (IORING_MAX_REG_BUFFERS; 1 GiB for each buffer). */
+#define RDMALLOC_URING_MOST_BUFFERS 16384u
+#define RDMALLOC_URING_LARGEST ((size_t)1 << 30)
+
+struct rdmalloc_uring_attr {
+  size_t size;           /**< sizeof(struct rdmalloc_uring_attr) */
+  struct io_uring* ring; /**< the caller's ring, without fixed buffers; NULL: one of our own */
+  unsigned entries;      /**< of a ring of our own; 0: 256 */
+  unsigned buffers;      /**< slots of the buffer table, at most 16,384; 0: 16,384 */
+};
+
+struct rdmalloc_uring;
+
+/** Opens a domain whose registrations are fixed buffers of a ring. A key's `lkey` is the buffer
+ * index for io_uring_prep_write_fixed() and its relatives, on the ring that rdmalloc_uring_ring()
+ * gives. `attr` and `domain_attr` may be NULL. `*uring` is freed when the domain is closed, with
+ * the ring if it is ours.
+ *
+ *  Submitting is the caller's affair, one thread at a time as liburing asks. Completions of the
+ * ring must be taken by rdmalloc_uring_reap() and nothing else: the kernel announces there that a
+ * buffer is gone, which deregistering waits for.
+ *
+ *  0; -ENOTSUP: a ring made with IORING_SETUP_SINGLE_ISSUER, which other threads can't register
+ * with, or a kernel before 5.19; -ENOSYS, -EPERM: no io_uring here; -EBUSY: the ring has buffers
+ * already; -EINVAL, -ENOMEM, or rdmalloc_domain_open()'s error. */
+RDMALLOC_API int rdmalloc_domain_open_uring(const struct rdmalloc_uring_attr* attr,
+                                            const struct rdmalloc_domain_attr* domain_attr,
+                                            struct rdmalloc_domain** domain,
+                                            struct rdmalloc_uring** uring);
+
+/** The ring to submit to. */
+RDMALLOC_API struct io_uring* rdmalloc_uring_ring(struct rdmalloc_uring* uring);
+
+/** Takes up to `most` completions. With `wait`, waits for at least one. Returns their number, or a
+ *  negative errno. Any thread. */
+RDMALLOC_API int rdmalloc_uring_reap(struct rdmalloc_uring* uring, struct io_uring_cqe* completions,
+                                     unsigned most, bool wait);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
