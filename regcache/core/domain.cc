@@ -1,0 +1,328 @@
+// Opening, closing, flushing and counting of domains.
+#include "regcache/core/domain.h"
+
+#include <errno.h>
+
+#include <cstring>
+
+#include "alloc/api/options.h"
+#include "alloc/os/os.h"
+#include "regcache/core/child_empty.h"
+#include "regcache/core/drop.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+bool is_power_of_two(std::size_t value) {
+  return (value & (value - 1)) == 0;
+}
+
+// The smaller of two limits of which 0 means none; UINT64_MAX when both are.
+std::uint64_t tighter(std::uint64_t a, std::uint64_t b) {
+  if (a == 0) a = UINT64_MAX;
+  if (b == 0) b = UINT64_MAX;
+  return a < b ? a : b;
+}
+
+int check_ops(const rdmalloc_registrar_ops* ops) {
+  if (ops == nullptr || ops->size < sizeof *ops) return -EINVAL;
+  if (ops->register_ == nullptr || ops->deregister == nullptr || ops->name == nullptr)
+    return -EINVAL;
+  if (!is_power_of_two(ops->granularity)) return -EINVAL;
+  return (ops->flags & RDMALLOC_REGISTRAR_SYNC_DEREG) != 0 ? 0 : -ENOTSUP;
+}
+
+int check_attr(const rdmalloc_domain_attr& attr) {
+  if (attr.size < sizeof attr) return -EINVAL;
+  // Cached registrations span more than one block, so remote rights on them would break I13.
+  return (attr.access & ~RDMALLOC_ACCESS_LOCAL) == 0 && attr.flags == 0 ? 0 : -EINVAL;
+}
+
+// A place that was not open in a parent process, so that a handle the child inherited never means a
+// domain of its own; one that was, when there is no other.
+Domain* take_place(State& all) {
+  LockGuard guard(all.open_lock);
+  for (bool inherited_too : {false, true}) {
+    for (std::size_t i = 0; i < kMostDomains; ++i) {
+      Domain& domain = all.domains[i];
+      // Acquire: pairs with the release at the end of close.
+      if (domain.phase.load(std::memory_order_acquire) != Phase::kUnused) continue;
+      if (survivors.is_open[i].load(std::memory_order_relaxed) && !inherited_too) continue;
+      domain.index = static_cast<std::uint16_t>(i);
+      domain.phase.store(Phase::kBeingOpened, std::memory_order_relaxed);
+      return &domain;
+    }
+  }
+  return nullptr;
+}
+
+int map_tables(Domain& domain, std::size_t slices) {
+  std::atomic<std::uintptr_t>& tables = survivors.tables[domain.index];
+  std::size_t bytes = slices * sizeof(Slot);
+  if (tables.load(std::memory_order_relaxed) == 0) {
+    std::uintptr_t base = 0;
+    if (map_child_empty(2 * bytes, &base) != 0) return -ENOMEM;
+    tables.store(base, std::memory_order_relaxed);
+  }
+  // From an earlier domain in this place: its slots are all empty again.
+  domain.sticky = reinterpret_cast<Slot*>(tables.load(std::memory_order_relaxed));
+  domain.counted = domain.sticky + slices;
+  return 0;
+}
+
+// What `attr` leaves open comes from the registrar, then from the environment.
+void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
+            const rdmalloc_domain_attr& attr) {
+  domain.ops = ops;
+  domain.context = context;
+  domain.access = attr.access != 0 ? attr.access : RDMALLOC_ACCESS_LOCAL;
+  domain.unit = ops.granularity != 0 ? ops.granularity : os::page_bytes();
+  std::uint64_t largest = tighter(attr.largest, ops.largest);
+  domain.largest = largest > SIZE_MAX ? SIZE_MAX : static_cast<std::size_t>(largest);
+  const Options& settings = options();
+  domain.max_bytes = tighter(attr.max_bytes != 0 ? attr.max_bytes : settings.reg_max_bytes, 0);
+  domain.max_count =
+      tighter(attr.max_count != 0 ? attr.max_count : settings.reg_max_count, ops.max_count);
+}
+
+void reset(Domain& domain) {
+  domain.by_range.clear();
+  domain.by_stamp.clear();
+  domain.count = domain.bytes = 0;
+  domain.sticky_count = domain.sticky_bytes = 0;
+  domain.listed_count = 0;
+  domain.reserved_count = domain.reserved_bytes = 0;
+  domain.in_flight = domain.deferred = nullptr;
+  domain.counters = {};
+}
+
+int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
+               const rdmalloc_domain_attr& attr) {
+  std::size_t length = survivors.arena_length.load(std::memory_order_relaxed);
+  if (int error = map_tables(domain, length >> RDMALLOC_SLICE_SHIFT)) return error;
+  if (!all.invalidations.prepare() || !all.registrations.prepare(survivors.registrations))
+    return -ENOMEM;
+  // Under the lock: a purge may be looking into what was another domain a moment ago.
+  LockGuard guard(domain.lock);
+  settle(domain, ops, context, attr);
+  reset(domain);
+  domain.head.arena_base = survivors.arena_base.load(std::memory_order_relaxed);
+  domain.head.arena_length = length;
+  domain.head.sticky = reinterpret_cast<rdmalloc_reg_head* const*>(domain.sticky);
+  return 0;
+}
+
+// Closes every registration that nobody holds. False, with nothing changed, when one is held.
+bool close_all(Domain& domain, Registration** drops) {
+  struct Undo {
+    Registration* plain = nullptr;
+    Registration* sticky = nullptr;
+  } closed;
+  auto close = [&](Registration* reg) {
+    bool was_sticky = reg->is_sticky;
+    if (!close_idle(reg)) return reg->refs() == 0;  // being dropped by another thread: will vanish
+    withdraw(domain, reg);
+    Registration*& list = was_sticky ? closed.sticky : closed.plain;
+    reg->next() = list;
+    list = reg;
+    return true;
+  };
+  bool is_clear = visit_all(domain.by_range.root(), close);
+  for (bool was_sticky : {false, true}) {
+    Registration* list = was_sticky ? closed.sticky : closed.plain;
+    while (list != nullptr) {
+      Registration* next = list->next();
+      if (is_clear) {
+        list->next() = *drops;
+        *drops = list;
+      } else {
+        reopen(domain, list, was_sticky);
+      }
+      list = next;
+    }
+  }
+  return is_clear;
+}
+
+// Waits until no thread drops a registration of the domain any more, a purge for example.
+void wait_for_drops(Domain& domain) {
+  for (;;) {
+    std::uint32_t seen = domain.drops.load(std::memory_order_acquire);
+    {
+      LockGuard guard(domain.lock);
+      if (domain.count == domain.counters.quarantined) return;
+    }
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&domain.drops), seen, -1);
+  }
+}
+
+// Ranges that could not be deregistered stay known after their domain, so that no purge takes them.
+void move_quarantined(State& all, Domain& domain) {
+  Domain& orphans = all.domains[kOrphans];
+  LockGuard guard(domain.lock);
+  LockGuard orphans_guard(orphans.lock);
+  while (Registration* reg = domain.by_range.first()) {
+    domain.by_range.erase(reg);
+    reg->by_range = {};
+    reg->domain_index = kOrphans;
+    orphans.by_range.insert(reg);
+    ++orphans.count;
+  }
+}
+
+int begin_closing(Domain& domain, Registration** drops) {
+  LockGuard guard(domain.lock);
+  if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return -EINVAL;
+  if (domain.in_flight != nullptr || !close_all(domain, drops)) return -EBUSY;
+  domain.phase.store(Phase::kBeingClosed, std::memory_order_relaxed);
+  return 0;
+}
+
+}  // namespace
+
+int domain_check(const Domain* domain) {
+  State* all = state();
+  if (all == nullptr || domain < all->domains || domain >= all->domains + kMostDomains ||
+      (reinterpret_cast<std::uintptr_t>(domain) - reinterpret_cast<std::uintptr_t>(all->domains)) %
+              sizeof(Domain) !=
+          0)
+    return -EINVAL;
+  // Acquire: pairs with open's release.
+  if (domain->phase.load(std::memory_order_acquire) == Phase::kIsOpen) return 0;
+  bool is_inherited = domain->phase.load(std::memory_order_relaxed) == Phase::kUnused &&
+                      survivors.is_open[domain - all->domains].load(std::memory_order_relaxed);
+  return is_inherited ? -ECHILD : -EINVAL;
+}
+
+std::uint64_t domain_hits(Domain& domain) {
+  std::uint64_t hits = domain.counters.hits;
+  auto add = [&](Registration* reg) {
+    hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
+    return true;
+  };
+  visit_all(domain.by_range.root(), add);
+  return hits;
+}
+
+bool domain_is_valid(Domain& domain) {
+  std::uint64_t count = 0, bytes = 0, sticky_count = 0, sticky_bytes = 0, listed = 0;
+  std::uintptr_t previous = 0;
+  bool is_ordered = true;
+  auto add = [&](Registration* reg) {
+    ++count;
+    bytes += reg->head.length;
+    if (reg->is_sticky) ++sticky_count, sticky_bytes += reg->head.length;
+    if (reg->is_listed) ++listed;
+    is_ordered &= reg->base() >= previous && reg->furthest_end >= reg->end();
+    is_ordered &= !(reg->is_sticky && reg->is_listed) &&
+                  !(reg->is_open() && !reg->is_sticky && !reg->is_listed);
+    previous = reg->base();
+    return true;
+  };
+  visit_all(domain.by_range.root(), add);
+  return is_ordered && count == domain.count && bytes == domain.bytes &&
+         sticky_count == domain.sticky_count && sticky_bytes == domain.sticky_bytes &&
+         listed == domain.listed_count && domain.counters.quarantined <= count &&
+         domain.counters.deregistrations <= domain.counters.registrations;
+}
+
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* ops, void* context,
+                                                 const rdmalloc_domain_attr* attr,
+                                                 rdmalloc_domain** handle) {
+  rdmalloc_domain_attr defaults = {};
+  defaults.size = sizeof defaults;
+  if (attr == nullptr) attr = &defaults;
+  if (handle == nullptr) return -EINVAL;
+  if (int error = check_ops(ops)) return error;
+  if (int error = check_attr(*attr)) return error;
+  if (is_in_page_event()) return -EDEADLK;
+  State* all = nullptr;
+  if (int error = state_prepare(&all)) return error;
+  Domain* domain = take_place(*all);
+  if (domain == nullptr) return -EMFILE;
+  if (int error = open_place(*all, *domain, *ops, context, *attr)) {
+    domain->phase.store(Phase::kUnused, std::memory_order_release);
+    return error;
+  }
+  survivors.is_open[domain->index].store(true, std::memory_order_relaxed);
+  domain->phase.store(Phase::kIsOpen, std::memory_order_release);
+  *handle = reinterpret_cast<rdmalloc_domain*>(domain);
+  return 0;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
+  Domain* domain = domain_of(handle);
+  if (is_in_page_event()) return -EDEADLK;
+  int error = domain_check(domain);
+  if (error == -ECHILD) {
+    // The parent's: nothing of it exists here, and its registrar's objects are not ours to touch.
+    survivors.is_open[domain - state()->domains].store(false, std::memory_order_relaxed);
+    return 0;
+  }
+  if (error != 0) return error;
+  drain_deferred(*domain);
+  Registration* drops = nullptr;
+  if (int busy = begin_closing(*domain, &drops)) return busy;
+  drop_list(*domain, drops, Reason::kAsked);
+  // A purge may have left something for us between the drain and the closing.
+  drain_deferred(*domain);
+  wait_for_drops(*domain);
+  move_quarantined(*state(), *domain);
+  rdmalloc::assert_no_lock_held("close");
+  if (domain->ops.close != nullptr) domain->ops.close(domain->context);
+  domain->head.arena_length = 0;
+  survivors.is_open[domain->index].store(false, std::memory_order_relaxed);
+  domain->phase.store(Phase::kUnused, std::memory_order_release);
+  return 0;
+}
+
+extern "C" RDMALLOC_API int64_t rdmalloc_domain_flush(rdmalloc_domain* handle) {
+  Domain* domain = domain_of(handle);
+  if (is_in_page_event()) return -EDEADLK;
+  if (int error = domain_check(domain)) return error;
+  drain_deferred(*domain);
+  Registration* drops = nullptr;
+  {
+    rdmalloc::LockGuard guard(domain->lock);
+    reclaim_sticky(*domain);
+    drops = pick_victims(*domain, UINT64_MAX, UINT64_MAX);
+  }
+  return static_cast<std::int64_t>(drop_list(*domain, drops, Reason::kAsked));
+}
+
+extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
+                                                  rdmalloc_domain_counters* stats) {
+  Domain* domain = domain_of(handle);
+  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+  if (int error = domain_check(domain)) return error;
+  rdmalloc::LockGuard guard(domain->lock);
+  const Counters& counters = domain->counters;
+  stats->hits = domain_hits(*domain);
+  stats->misses = counters.misses;
+  stats->registrations = counters.registrations;
+  stats->deregistrations = counters.deregistrations;
+  stats->evictions = counters.evictions;
+  stats->refusals = counters.refusals;
+  stats->purge_drops = counters.purge_drops;
+  stats->purge_refusals = counters.purge_refusals;
+  stats->foreign = counters.foreign;
+  stats->quarantined = counters.quarantined;
+  stats->live_count = domain->count;
+  stats->live_bytes = domain->bytes;
+  stats->sticky_count = domain->sticky_count;
+  stats->sticky_bytes = domain->sticky_bytes;
+  stats->in_use = 0;
+  auto add = [&](Registration* reg) {
+    if (reg->refs() != 0) ++stats->in_use;
+    return true;
+  };
+  visit_all(domain->by_range.root(), add);
+  stats->register_ns_worst = counters.register_ns_worst;
+  stats->register_ns_total = counters.register_ns_total;
+  return 0;
+}

@@ -1,0 +1,106 @@
+// A domain: one place memory is registered with. See README.md for the picture and the equations.
+//
+// Lock order: State::open_lock, one domain's lock, the orphans' lock, Invalidations' lock, a
+// pool's. No registrar, observer or completion runs under any of them (I2). Whatever closes, opens,
+// publishes or unpublishes a registration holds its domain's lock; what only acquires or releases
+// one does not.
+#pragma once
+
+#include <rdmalloc/regcache.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/core/lock.h"
+#include "regcache/core/slices.h"
+#include "regcache/core/tree.h"
+
+namespace rdmalloc::regcache {
+
+enum class Phase : std::uint32_t {
+  kUnused = 0,  // zero: what a fork child finds in the domains of its parent
+  kBeingOpened,
+  kIsOpen,
+  kBeingClosed,
+};
+
+using Slot = std::atomic<Registration*>;
+// The inline fast path reads a slot as a plain pointer by __atomic_load_n.
+static_assert(sizeof(Slot) == sizeof(void*) && Slot::is_always_lock_free);
+
+// What leaves with a dropped registration, or is counted without one. Under the domain's lock.
+struct Counters {
+  std::uint64_t hits;  // of registrations that are gone; those of the living are in their words
+  std::uint64_t misses;
+  std::uint64_t registrations;
+  std::uint64_t deregistrations;
+  std::uint64_t evictions;
+  std::uint64_t refusals;
+  std::uint64_t purge_drops;
+  std::uint64_t purge_refusals;
+  std::uint64_t foreign;
+  std::uint64_t quarantined;
+  std::uint64_t register_ns_worst;
+  std::uint64_t register_ns_total;
+};
+
+struct alignas(64) Domain {
+  // Read by every hit; written by open only.
+  rdmalloc_domain_head head;  // must be first: the inline fast path of regcache.h reads it
+  Slot* sticky;               // [slice]: what reg_key finds; head.sticky is the same table
+  Slot* counted;              // [slice]: what reg_get finds
+  std::uint16_t index;
+  std::atomic<Phase> phase;
+
+  // Settled by open.
+  rdmalloc_registrar_ops ops;
+  void* context;
+  std::uint32_t access;     // rights of each cached registration, at least
+  std::size_t unit;         // registrations start and end at multiples of it
+  std::size_t largest;      // bytes in one registration; SIZE_MAX: no limit
+  std::uint64_t max_bytes;  // UINT64_MAX: no limit
+  std::uint64_t max_count;
+
+  // Under the lock from here on.
+  alignas(64) Lock lock;
+  RangeTree by_range;   // every registration there is, until its deregistration has returned
+  StampTree by_stamp;   // those that are cached and not sticky
+  std::uint64_t count;  // == records in by_range
+  std::uint64_t bytes;  // == sum of their lengths
+  std::uint64_t sticky_count;
+  std::uint64_t sticky_bytes;
+  std::uint64_t listed_count;    // == records in by_stamp
+  std::uint64_t reserved_count;  // promised to calls of register_ under way
+  std::uint64_t reserved_bytes;
+  Registration* in_flight;  // records that register_ is being called for
+  Registration* deferred;   // closed, to be dropped by a thread of the user (not any-thread)
+  Counters counters;
+  std::atomic<std::uint32_t> drops;  // moves on with each drop while closing; a futex
+
+  bool holds(std::uintptr_t address) const { return address - head.arena_base < head.arena_length; }
+  SliceRange slices_of(std::uintptr_t low, std::uintptr_t high) const {
+    return {(low - head.arena_base) >> RDMALLOC_SLICE_SHIFT,
+            ((high - 1 - head.arena_base) >> RDMALLOC_SLICE_SHIFT) + 1};
+  }
+  bool is_any_thread() const { return (ops.flags & RDMALLOC_REGISTRAR_ANY_THREAD) != 0; }
+};
+
+inline Domain* domain_of(rdmalloc_domain* handle) {
+  return reinterpret_cast<Domain*>(handle);
+}
+inline Registration* registration_of(rdmalloc_reg* handle) {
+  return reinterpret_cast<Registration*>(handle);
+}
+
+// 0 when calls may go on; -EINVAL for no domain or a closed one, -ECHILD for one of the process
+// that this one was forked from (I11).
+int domain_check(const Domain* domain);
+
+// Sum of hits, those of the living included. Under the lock; walks all registrations.
+std::uint64_t domain_hits(Domain& domain);
+
+// Whether the equations of README.md hold. Under the lock; walks everything; checked builds, tests.
+bool domain_is_valid(Domain& domain);
+
+}  // namespace rdmalloc::regcache

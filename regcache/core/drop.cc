@@ -1,0 +1,207 @@
+#include "regcache/core/drop.h"
+
+#include "alloc/core/report.h"
+#include "alloc/os/os.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+bool fills_slices(const Domain& domain, const Registration* reg) {
+  return ((reg->head.base | reg->head.length) & (RDMALLOC_SLICE_BYTES - 1)) == 0 &&
+         domain.holds(reg->base()) && domain.holds(reg->end() - 1);
+}
+
+void quarantine(Domain& domain, Registration* reg, int error) {
+  Message()
+      .text("warning: ")
+      .text(domain.ops.name)
+      .text(" could not deregister ")
+      .address(reinterpret_cast<void*>(reg->base()))
+      .text(" + ")
+      .number(reg->head.length)
+      .text(" bytes (error ")
+      .signed_number(error)
+      .text("): its pages are never given back from now on")
+      .print();
+}
+
+// What a drop changes once the registrar has answered. Under the lock.
+void account_drop(Domain& domain, Registration* reg, Reason reason, int error) {
+  if (error != 0) {
+    reg->is_quarantined = true;
+    ++domain.counters.quarantined;
+    return;
+  }
+  domain.by_range.erase(reg);
+  --domain.count;
+  domain.bytes -= reg->head.length;
+  domain.counters.hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
+  ++domain.counters.deregistrations;
+  if (reason == Reason::kEvicted) ++domain.counters.evictions;
+  if (reason == Reason::kPurged) ++domain.counters.purge_drops;
+}
+
+bool drop_one(Domain& domain, Registration* reg, Reason reason) {
+  assert_no_lock_held("deregister");
+  int error = domain.ops.deregister(domain.context, reinterpret_cast<void*>(reg->base()),
+                                    reg->head.length, &reg->head.key);
+  Invalidation* completed = nullptr;
+  bool is_closing = false;
+  if (error != 0) quarantine(domain, reg, error);
+  {
+    LockGuard guard(domain.lock);
+    account_drop(domain, reg, reason, error);
+    // A quarantined one completes its invalidations too: nothing more will ever happen to it.
+    if (reg->is_awaited) completed = state()->invalidations.ended(reg);
+    reg->is_awaited = false;
+    is_closing = domain.phase.load(std::memory_order_relaxed) == Phase::kBeingClosed;
+    if (is_closing) domain.drops.fetch_add(1, std::memory_order_relaxed);
+  }
+  // The domain may be closed from here on; its memory stays, its registrar must not be used.
+  if (is_closing) os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
+  if (error == 0) {
+    // Zero, as in a child: a put of it that comes too late is recognised.
+    reg->state.store(0, std::memory_order_relaxed);
+    state()->registrations.give(reg);
+  }
+  state()->invalidations.complete(completed);
+  return error == 0;
+}
+
+}  // namespace
+
+void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced) {
+  if (!fills_slices(domain, reg)) return;
+  SliceRange slices = domain.slices_of(reg->base(), reg->end());
+  for (std::size_t slice = slices.first; slice != slices.end; ++slice) {
+    bool is_forced = slice >= forced.first && slice < forced.end;
+    // Release: pairs with the acquire of the fast paths, which then read the head.
+    if (is_forced || table[slice].load(std::memory_order_relaxed) == nullptr)
+      table[slice].store(reg, std::memory_order_release);
+  }
+}
+
+void unpublish(Domain& domain, Slot* table, Registration* reg) {
+  if (!fills_slices(domain, reg)) return;
+  SliceRange slices = domain.slices_of(reg->base(), reg->end());
+  for (std::size_t slice = slices.first; slice != slices.end; ++slice)
+    // seq_cst: before the look at what lives there (README.md, "Why no reader is late").
+    if (table[slice].load(std::memory_order_relaxed) == reg)
+      table[slice].store(nullptr, std::memory_order_seq_cst);
+}
+
+void list(Domain& domain, Registration* reg) {
+  reg->listed_stamp = reg->stamp.load(std::memory_order_relaxed);
+  reg->is_listed = true;
+  reg->by_stamp = {};
+  domain.by_stamp.insert(reg);
+  ++domain.listed_count;
+}
+
+void unlist(Domain& domain, Registration* reg) {
+  if (!reg->is_listed) return;
+  domain.by_stamp.erase(reg);
+  reg->is_listed = false;
+  --domain.listed_count;
+}
+
+void end_sticky(Domain& domain, Registration* reg) {
+  reg->is_sticky = false;
+  --domain.sticky_count;
+  domain.sticky_bytes -= reg->head.length;
+}
+
+std::uint64_t reclaim_sticky(Domain& domain) {
+  std::uint64_t reclaimed = 0;
+  auto reclaim = [&](Registration* reg) {
+    if (!reg->is_sticky) return true;
+    void* base = reinterpret_cast<void*>(reg->base());
+    // A first look spares the living ones the gap; the second, with the slots empty, is the one
+    // that counts.
+    if (!rdmalloc_range_is_idle(base, reg->head.length)) return true;
+    unpublish(domain, domain.sticky, reg);
+    if (rdmalloc_range_is_idle(base, reg->head.length)) {
+      end_sticky(domain, reg);
+      list(domain, reg);
+      ++reclaimed;
+    } else {
+      publish(domain, domain.sticky, reg, {0, 0});
+    }
+    return true;
+  };
+  visit_all(domain.by_range.root(), reclaim);
+  return reclaimed;
+}
+
+void withdraw(Domain& domain, Registration* reg) {
+  unlist(domain, reg);
+  if (reg->is_sticky) {
+    unpublish(domain, domain.sticky, reg);
+    end_sticky(domain, reg);
+  }
+  unpublish(domain, domain.counted, reg);
+}
+
+void reopen(Domain& domain, Registration* reg, bool was_sticky) {
+  reg->state.fetch_or(kOpen, std::memory_order_release);
+  publish(domain, domain.counted, reg, {0, 0});
+  if (was_sticky) {
+    reg->is_sticky = true;
+    ++domain.sticky_count;
+    domain.sticky_bytes += reg->head.length;
+    publish(domain, domain.sticky, reg, {0, 0});
+  } else {
+    list(domain, reg);
+  }
+}
+
+Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count) {
+  Registration* victims = nullptr;
+  std::uint64_t freed_bytes = 0, freed_count = 0;
+  // The order is by the stamp a registration had when it was listed, which is at most its stamp
+  // now: so the first whose two stamps agree is the least recently put of all, and one whose stamps
+  // differ is listed anew. Each is listed anew at most once a call, but for puts that run
+  // meanwhile.
+  std::uint64_t looks = 2 * domain.listed_count;
+  while (looks-- > 0 && (freed_bytes < bytes || freed_count < count)) {
+    Registration* reg = domain.by_stamp.first();
+    if (reg == nullptr) break;
+    bool is_current = reg->stamp.load(std::memory_order_relaxed) == reg->listed_stamp;
+    if (!is_current || !close_idle(reg)) {
+      unlist(domain, reg);
+      // In use: its put is still to come, so it is later than all that are idle.
+      if (is_current) reg->stamp.store(ticks(), std::memory_order_relaxed);
+      list(domain, reg);
+      continue;
+    }
+    withdraw(domain, reg);
+    freed_bytes += reg->head.length;
+    ++freed_count;
+    reg->next() = victims;
+    victims = reg;
+  }
+  return victims;
+}
+
+std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason) {
+  std::uint64_t gone = 0;
+  while (list != nullptr) {
+    Registration* next = list->next();
+    if (drop_one(domain, list, reason)) ++gone;
+    list = next;
+  }
+  return gone;
+}
+
+void drain_deferred(Domain& domain) {
+  Registration* list = nullptr;
+  {
+    LockGuard guard(domain.lock);
+    list = domain.deferred;
+    domain.deferred = nullptr;
+  }
+  drop_list(domain, list, Reason::kPurged);
+}
+
+}  // namespace rdmalloc::regcache

@@ -1,0 +1,45 @@
+// The ways out of the cache: unpublish, close, deregister, forget.
+#pragma once
+
+#include "regcache/core/domain.h"
+
+namespace rdmalloc::regcache {
+
+enum class Reason : std::uint8_t { kAsked, kEvicted, kPurged };
+
+// ---- under the domain's lock ----
+
+// Puts the registration in `table` for the slices it fills entirely: over whatever is there in the
+// slices of `forced`, elsewhere where nothing is. Ranges that are not whole slices are found
+// through the tree only.
+void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced);
+// Takes it out of one table.
+void unpublish(Domain& domain, Slot* table, Registration* reg);
+
+// Into and out of the LRU order.
+void list(Domain& domain, Registration* reg);
+void unlist(Domain& domain, Registration* reg);
+
+// Ends stickiness without a look at what lives there; the registration is listed again.
+void end_sticky(Domain& domain, Registration* reg);
+// Ends it for each sticky registration with nothing alive in its range. Returns how many.
+std::uint64_t reclaim_sticky(Domain& domain);
+
+// Takes a closed registration out of tables and orders (it stays in by_range until it is gone).
+void withdraw(Domain& domain, Registration* reg);
+// Undoes close_idle() and withdraw().
+void reopen(Domain& domain, Registration* reg, bool was_sticky);
+
+// Closes and withdraws idle registrations, least recently put first, until `bytes` and `count` are
+// reached or none is left. Returns them as a list for drop_list().
+Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count);
+
+// ---- under no lock: calls the registrar ----
+
+// Deregisters each of a list of closed, withdrawn registrations that the caller owns. Returns how
+// many are gone; the others are quarantined.
+std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason);
+// Drops what purges have left for a thread of the user.
+void drain_deferred(Domain& domain);
+
+}  // namespace rdmalloc::regcache

@@ -1,0 +1,164 @@
+#include "regcache/core/invalidate.h"
+
+#include "regcache/core/drop.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+
+Invalidation* Invalidations::begin(std::uintptr_t low, std::uintptr_t high,
+                                   std::uint64_t generation_limit, void (*done)(void*), void* arg) {
+  Invalidation* one = pool_.take(survivors.invalidations);
+  if (one == nullptr) return nullptr;
+  *one = {nullptr, low, high, generation_limit, 0, 1, done, arg};
+  LockGuard guard(lock_);
+  one->next = pending_;
+  pending_ = one;
+  return one;
+}
+
+void Invalidations::await(Invalidation* one, Registration* reg) {
+  if (reg->head.key.generation >= one->generation_limit) return;
+  reg->is_awaited = true;
+  LockGuard guard(lock_);
+  ++one->remaining;
+}
+
+void Invalidations::looked_through(Invalidation* one, std::uint16_t domain_index) {
+  LockGuard guard(lock_);
+  one->domains |= std::uint64_t{1} << domain_index;
+}
+
+void Invalidations::unlink(Invalidation* one) {
+  Invalidation** link = &pending_;
+  while (*link != one) link = &(*link)->next;
+  *link = one->next;
+}
+
+Invalidation* Invalidations::ended(const Registration* reg) {
+  LockGuard guard(lock_);
+  Invalidation* completed = nullptr;
+  std::uint64_t domain = std::uint64_t{1} << reg->domain_index;
+  for (Invalidation* one = pending_; one != nullptr;) {
+    Invalidation* next = one->next;
+    bool is_counted = (one->domains & domain) != 0 && reg->base() < one->high &&
+                      reg->end() > one->low && reg->head.key.generation < one->generation_limit;
+    if (is_counted && --one->remaining == 0) {
+      unlink(one);
+      one->next = completed;
+      completed = one;
+    }
+    one = next;
+  }
+  return completed;
+}
+
+Invalidation* Invalidations::finish(Invalidation* one) {
+  LockGuard guard(lock_);
+  if (--one->remaining != 0) return nullptr;
+  unlink(one);
+  one->next = nullptr;
+  return one;
+}
+
+void Invalidations::complete(Invalidation* list) {
+  while (list != nullptr) {
+    Invalidation* next = list->next;
+    assert_no_lock_held("invalidation completion");
+    list->done(list->arg);
+    pool_.give(list);
+    list = next;
+  }
+}
+
+bool Invalidations::prepare() {
+  return pool_.prepare(survivors.invalidations);
+}
+
+namespace {
+
+struct Look {
+  Domain* domain;
+  Invalidation* one;  // NULL: nobody waits
+  Registration* drops;
+  std::int64_t count;
+
+  bool operator()(Registration* reg) {
+    if (reg->is_quarantined) return true;
+    bool is_counted_already = reg->is_awaited;
+    if (reg->is_open()) {
+      // First out of the orders: once closed, the last put may link it into a list of drops.
+      withdraw(*domain, reg);
+      // Closing and counting holders is one step: of this and the last put, one sees zero holders
+      // behind a closed door and drops.
+      std::uint64_t before = reg->state.fetch_and(~kOpen, std::memory_order_acq_rel);
+      if ((before & kRefs) == 0) {
+        reg->next() = drops;
+        drops = reg;
+      }
+      ++count;
+    } else if (reg->kind == Kind::kPerUse && reg->refs() != 0 && !is_counted_already) {
+      ++count;
+    }
+    if (one != nullptr) state()->invalidations.await(one, reg);
+    return true;
+  }
+};
+
+// Forgets what touches [low, high) in one domain. `is_users_thread`: its registrar may be called.
+std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t high,
+                           Invalidation* one, bool is_users_thread) {
+  Look look{&domain, one, nullptr, 0};
+  {
+    LockGuard guard(domain.lock);
+    if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return 0;
+    visit_overlapping(domain.by_range.root(), low, high, look);
+    for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
+      if (reg->base() < high && reg->end() > low) reg->is_stale = true;
+    if (one != nullptr) state()->invalidations.looked_through(one, domain.index);
+    if (!is_users_thread && !domain.is_any_thread()) {
+      while (look.drops != nullptr) {
+        Registration* next = look.drops->next();
+        look.drops->next() = domain.deferred;
+        domain.deferred = look.drops;
+        look.drops = next;
+      }
+    }
+  }
+  drop_list(domain, look.drops, Reason::kAsked);
+  return look.count;
+}
+
+}  // namespace
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, const void* addr,
+                                                    size_t length, void (*done)(void*), void* arg) {
+  auto low = reinterpret_cast<std::uintptr_t>(addr);
+  if (length == 0 || low + length < low) return -EINVAL;
+  if (is_in_page_event()) return -EDEADLK;
+  Domain* only = domain_of(handle);
+  if (only != nullptr) {
+    if (int error = domain_check(only)) return error;
+  }
+  State* all = state();
+  if (all == nullptr || !all->is_ready()) {
+    if (done != nullptr) done(arg);
+    return 0;
+  }
+  Invalidation* one = nullptr;
+  if (done != nullptr) {
+    std::uint64_t limit = all->generation.fetch_add(1, std::memory_order_relaxed) + 1;
+    one = all->invalidations.begin(low, low + length, limit, done, arg);
+  }
+  std::int64_t count = 0;
+  for (std::size_t i = 0; i < kMostDomains; ++i) {
+    Domain& domain = all->domains[i];
+    if (only != nullptr && only != &domain) continue;
+    if (domain.phase.load(std::memory_order_acquire) == Phase::kIsOpen)
+      count += invalidate_in(domain, low, low + length, one, only != nullptr);
+  }
+  if (one != nullptr) all->invalidations.complete(all->invalidations.finish(one));
+  return done != nullptr && one == nullptr ? -ENOMEM : count;
+}

@@ -1,0 +1,59 @@
+// Completions of rdmalloc_invalidate(): who waits for which registrations to be gone.
+//
+// A registration does not know who waits for it, so that nothing has to be allocated for the pair:
+// a pending invalidation says which registrations it counted, by range, by generation (made before
+// it) and by domain (those it has looked through), and each registration that ends asks all of
+// them. The look-through and the end both happen under the domain's lock, so the two agree on every
+// one.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/core/lock.h"
+#include "regcache/core/pool.h"
+#include "regcache/core/registration.h"
+
+namespace rdmalloc::regcache {
+
+struct Invalidation {
+  Invalidation* next;
+  std::uintptr_t low, high;
+  std::uint64_t generation_limit;  // counts registrations made before this
+  std::uint64_t domains;           // bit for each domain looked through
+  std::uint64_t remaining;         // registrations not yet gone, and 1 until finish()
+  void (*done)(void* arg);
+  void* arg;
+
+  static Invalidation*& free_link(Invalidation* one) { return one->next; }
+};
+static_assert(sizeof(Invalidation) == 64);
+
+class Invalidations {
+ public:
+  // NULL when there is no memory: 1,024 are prepared when a domain opens.
+  Invalidation* begin(std::uintptr_t low, std::uintptr_t high, std::uint64_t generation_limit,
+                      void (*done)(void*), void* arg);
+  // Under the domain's lock, for each registration found: waits for it if it was made before.
+  void await(Invalidation* one, Registration* reg);
+  // Under the domain's lock, after the last of them.
+  void looked_through(Invalidation* one, std::uint16_t domain_index);
+  // Under the domain's lock: `reg` is gone. Returns the invalidations that this completes.
+  Invalidation* ended(const Registration* reg);
+  // Under no lock, after all domains; returns `one` if nothing is left to wait for.
+  Invalidation* finish(Invalidation* one);
+  // Calls back each of the list. Under no lock.
+  void complete(Invalidation* list);
+
+  bool prepare();
+
+ private:
+  void unlink(Invalidation* one);
+
+  Lock lock_;
+  Invalidation* pending_ = nullptr;
+  Pool<Invalidation> pool_;
+};
+
+}  // namespace rdmalloc::regcache

@@ -1,0 +1,364 @@
+#include "regcache/core/make.h"
+
+#include <errno.h>
+
+#include "alloc/os/os.h"
+#include "regcache/core/drop.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+// A registration to be made.
+struct Plan {
+  std::uintptr_t low, high;
+  std::uint32_t access;
+  Kind kind;
+  bool is_owned;
+
+  std::size_t length() const { return high - low; }
+};
+
+std::uintptr_t round_down(std::uintptr_t value, std::size_t unit) {
+  return value & ~(unit - 1);
+}
+std::uintptr_t round_up(std::uintptr_t value, std::size_t unit) {
+  return round_down(value + unit - 1, unit);
+}
+
+// Most that sticky registrations may take of a limit: a quarter, and at least one registration, is
+// left to the counted way, which must go on working when uncounted keys are refused.
+std::uint64_t sticky_share(std::uint64_t limit) {
+  return limit == UINT64_MAX ? limit : limit - (limit / 4 + (limit % 4 != 0));
+}
+
+// ---- look-up under the lock ----
+
+// An open registration over the whole request with all rights asked. Under the lock.
+Registration* find_covering(Domain& domain, const Request& request) {
+  Registration* found = nullptr;
+  auto look = [&](Registration* reg) {
+    if (reg->kind == Kind::kCached && reg->is_open() && reg->covers(request.low, request.high) &&
+        (request.access & ~reg->head.access) == 0)
+      found = reg;
+    return found == nullptr;
+  };
+  visit_overlapping(domain.by_range.root(), request.low, request.low + 1, look);
+  return found;
+}
+
+// Whether `length` more bytes may become sticky, if need be after stickiness has ended elsewhere.
+// Under the lock.
+bool has_sticky_room(Domain& domain, std::size_t length) {
+  std::uint64_t bytes = sticky_share(domain.max_bytes);
+  auto fits = [&] {
+    return domain.sticky_count < sticky_share(domain.max_count) && length <= bytes &&
+           domain.sticky_bytes <= bytes - length;
+  };
+  return fits() || (reclaim_sticky(domain) != 0 && fits());
+}
+
+// Under the lock. -ENOMEM when the sticky share is full.
+int make_sticky(Domain& domain, Registration* reg, const Request& request) {
+  SliceRange asked = domain.slices_of(request.low, request.high);
+  if (reg->is_sticky) {
+    publish(domain, domain.sticky, reg, asked);
+    return 0;
+  }
+  if (!has_sticky_room(domain, reg->head.length)) return -ENOMEM;
+  unlist(domain, reg);
+  reg->is_sticky = true;
+  ++domain.sticky_count;
+  domain.sticky_bytes += reg->head.length;
+  publish(domain, domain.sticky, reg, asked);
+  return 0;
+}
+
+// Gives the caller what he asked for from an open registration. Under the lock. -EAGAIN: has so
+// many holders that no more can be counted.
+int hand_out(Domain& domain, const Request& request, Registration* found, std::uint64_t change,
+             Registration** reg, rdmalloc_key* key) {
+  if (request.is_uncounted) {
+    int error = make_sticky(domain, found, request);
+    if (error == 0) *key = found->head.key;
+    return error;
+  }
+  if (!acquire(found, change)) return -EAGAIN;
+  // The next look-up finds it without the lock.
+  publish(domain, domain.counted, found, domain.slices_of(request.low, request.high));
+  *reg = found;
+  return 0;
+}
+
+// ---- plans ----
+
+// The widest registration that serves a local request on the span [base, base+length): all of it,
+// or, where that is more than one registration may be, the piece the request lies in. False when
+// there is none: the request crosses pieces.
+bool plan_wide(const Domain& domain, const Request& request, const rdmalloc_range& span,
+               Plan* plan) {
+  auto base = reinterpret_cast<std::uintptr_t>(span.base);
+  plan->low = round_down(base, domain.unit);
+  plan->high = round_up(base + span.length, domain.unit);
+  if (plan->length() > domain.largest) {
+    std::size_t unit = domain.unit > RDMALLOC_SLICE_BYTES ? domain.unit : RDMALLOC_SLICE_BYTES;
+    std::size_t piece = round_down(domain.largest, unit);
+    if (piece == 0) return false;
+    plan->low += (request.low - plan->low) / piece * piece;
+    if (plan->high - plan->low > piece) plan->high = plan->low + piece;
+  }
+  return request.high <= plan->high && domain.holds(plan->low) && domain.holds(plan->high - 1) &&
+         plan->length() <= domain.max_bytes;
+}
+
+// Exactly the pages asked for.
+void plan_pages(const Domain& domain, const Request& request, Plan* plan) {
+  plan->low = round_down(request.low, domain.unit);
+  plan->high = round_up(request.high, domain.unit);
+}
+
+// Exactly the bytes asked for (I13). Where the registrar knows only pages, those, if they hold no
+// neighbour: the block must fill them. -EACCES where a neighbour would be exposed.
+int plan_remote(const Domain& domain, const Request& request, const rdmalloc_range* span,
+                Plan* plan) {
+  if ((domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0) return -EACCES;
+  plan->low = request.low;
+  plan->high = request.high;
+  if (domain.ops.granularity <= 1) return 0;
+  plan_pages(domain, request, plan);
+  if (span == nullptr) return plan->low == request.low && plan->high == request.high ? 0 : -EACCES;
+  auto base = reinterpret_cast<std::uintptr_t>(span->base);
+  std::size_t block = span->block_bytes;
+  std::uintptr_t block_low = base + (request.low - base) / block * block;
+  return plan->low >= block_low && plan->high <= block_low + block ? 0 : -EACCES;
+}
+
+// ---- making one ----
+
+// Promises room for one more registration, evicting as needed. 0, -ENOMEM, -EINVAL (closed).
+int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
+  if (length > domain.max_bytes) return -ENOMEM;
+  // Each round evicts what is missing; other threads may take that room, but not for ever.
+  for (int round = 0; round < 16; ++round) {
+    Registration* victims = nullptr;
+    {
+      LockGuard guard(domain.lock);
+      if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return -EINVAL;
+      std::uint64_t bytes = domain.bytes + domain.reserved_bytes;
+      std::uint64_t count = domain.count + domain.reserved_count;
+      std::uint64_t room = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
+      std::uint64_t missing_bytes = length > room ? length - room : 0;
+      std::uint64_t missing_count = count >= domain.max_count ? count - domain.max_count + 1 : 0;
+      if (missing_bytes == 0 && missing_count == 0) {
+        domain.reserved_bytes += length;
+        ++domain.reserved_count;
+        reg->next() = domain.in_flight;
+        domain.in_flight = reg;
+        return 0;
+      }
+      victims = pick_victims(domain, missing_bytes, missing_count);
+      if (victims == nullptr && reclaim_sticky(domain) != 0) continue;
+    }
+    if (victims == nullptr) return -ENOMEM;
+    drop_list(domain, victims, Reason::kEvicted);
+  }
+  return -ENOMEM;
+}
+
+// Under the lock.
+void end_reservation(Domain& domain, Registration* reg) {
+  domain.reserved_bytes -= reg->head.length;
+  --domain.reserved_count;
+  Registration** link = &domain.in_flight;
+  while (*link != reg) link = &(*link)->next();
+  *link = reg->next();
+}
+
+// One call of register_, timed and counted.
+int ask_registrar(Domain& domain, Registration* reg) {
+  assert_no_lock_held("register");
+  reg->head.key = {};
+  std::int64_t begin_ns = os::monotonic_ns();
+  int error =
+      domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()), reg->head.length,
+                           reg->head.access & ~RDMALLOC_NO_REGISTER, &reg->head.key);
+  auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
+  LockGuard guard(domain.lock);
+  Counters& counters = domain.counters;
+  counters.register_ns_total += took_ns;
+  if (took_ns > counters.register_ns_worst) counters.register_ns_worst = took_ns;
+  ++(error == 0 ? counters.registrations : counters.refusals);
+  // A registrar that returns a positive value breaks its contract; the caller gets an errno.
+  return error > 0 ? -EIO : error;
+}
+
+// Asks, and once more after evicting as much as is to be registered (I12).
+int ask_twice(Domain& domain, Registration* reg) {
+  int error = ask_registrar(domain, reg);
+  if (error != -ENOMEM && error != -ENOSPC) return error;
+  Registration* victims = nullptr;
+  {
+    LockGuard guard(domain.lock);
+    reclaim_sticky(domain);
+    victims = pick_victims(domain, reg->head.length, 1);
+  }
+  if (victims == nullptr) return error;
+  drop_list(domain, victims, Reason::kEvicted);
+  return ask_registrar(domain, reg);
+}
+
+// Idle registrations that a new, wider one makes superfluous: they would pin their pages twice.
+// Under the lock; returns them as a list to drop.
+Registration* take_superseded(Domain& domain, const Registration* wider) {
+  Registration* superseded = nullptr;
+  auto look = [&](Registration* reg) {
+    if (reg != wider && reg->kind == Kind::kCached && !reg->is_sticky &&
+        wider->covers(reg->base(), reg->end()) && (reg->head.access & ~wider->head.access) == 0 &&
+        close_idle(reg)) {
+      withdraw(domain, reg);
+      reg->next() = superseded;
+      superseded = reg;
+    }
+    return true;
+  };
+  visit_overlapping(domain.by_range.root(), wider->base(), wider->end(), look);
+  return superseded;
+}
+
+void enter(Domain& domain, Registration* reg) {
+  reg->head.key.generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
+  reg->by_range = {};
+  domain.by_range.insert(reg);
+  ++domain.count;
+  domain.bytes += reg->head.length;
+}
+
+// Puts a registration that was just made into the cache and hands it out; or, when another thread
+// was faster, hands out that thread's. Under the lock. `*drops` gets what has to go now.
+int settle_made(Domain& domain, const Request& request, const Plan& plan, Registration* made,
+                Registration** reg, rdmalloc_key* key, Registration** drops) {
+  end_reservation(domain, made);
+  made->stamp.store(ticks(), std::memory_order_relaxed);
+  if (!plan.is_owned) ++domain.counters.foreign;
+  bool is_per_use = plan.kind == Kind::kPerUse || (made->is_stale && !request.is_uncounted);
+  if (is_per_use) {
+    made->kind = Kind::kPerUse;
+    enter(domain, made);
+    made->state.store(1, std::memory_order_release);
+    *reg = made;
+    return 0;
+  }
+  Registration* winner = made->is_stale ? nullptr : find_covering(domain, request);
+  if (winner != nullptr || made->is_stale) {
+    // Closed and without holders: ours to drop, and in the tree until it is gone (I3).
+    enter(domain, made);
+    made->state.store(0, std::memory_order_relaxed);
+    *drops = made;
+    made->next() = nullptr;
+    return winner == nullptr ? -EAGAIN : hand_out(domain, request, winner, 1, reg, key);
+  }
+  enter(domain, made);
+  open_with(made, 0);
+  list(domain, made);
+  publish(domain, domain.counted, made, domain.slices_of(made->base(), made->end()));
+  *drops = take_superseded(domain, made);
+  return hand_out(domain, request, made, 1, reg, key);
+}
+
+// Registers what the plan says for the request. 0 or a negative errno with nothing left behind.
+int make(Domain& domain, const Request& request, const Plan& plan, Registration** reg,
+         rdmalloc_key* key) {
+  State& all = *state();
+  Registration* made = all.registrations.take(survivors.registrations);
+  if (made == nullptr) return -ENOMEM;
+  // The bit lets a hit with "only look" pass the same test of rights as any other.
+  made->head = {plan.low, plan.length(), plan.access | RDMALLOC_NO_REGISTER, 0, {}};
+  made->domain_index = domain.index;
+  made->kind = plan.kind;
+  made->is_sticky = made->is_listed = made->is_awaited = false;
+  made->is_quarantined = made->is_stale = false;
+  int error = reserve_room(domain, plan.length(), made);
+  if (error != 0) {
+    all.registrations.give(made);
+    return error;
+  }
+  SliceRange slices = plan.is_owned ? domain.slices_of(plan.low, plan.high) : SliceRange{0, 0};
+  bool may_begin = all.words.try_begin_registering(slices);
+  error = may_begin ? ask_twice(domain, made) : -EFAULT;
+  if (error != 0) {
+    if (may_begin) all.words.end_registering(slices);
+    {
+      LockGuard guard(domain.lock);
+      end_reservation(domain, made);
+    }
+    all.registrations.give(made);
+    return error;
+  }
+  Registration* drops = nullptr;
+  {
+    LockGuard guard(domain.lock);
+    error = settle_made(domain, request, plan, made, reg, key, &drops);
+  }
+  all.words.end_registering(slices);
+  drop_list(domain, drops, Reason::kAsked);
+  return error;
+}
+
+// Makes a registration for a local request on owned memory.
+int make_local(Domain& domain, const Request& request, const rdmalloc_range& span,
+               Registration** reg, rdmalloc_key* key) {
+  Plan plan{0, 0, domain.access | request.access, Kind::kCached, true};
+  int error = -ENOMEM;
+  if (plan_wide(domain, request, span, &plan)) {
+    error = make(domain, request, plan, reg, key);
+    // Only a limit of ours, or a neighbour that the registrar's granularity includes and that is
+    // being purged, is a reason to try less.
+    if (error != -EFAULT || domain.unit <= RDMALLOC_SLICE_BYTES) return error;
+  }
+  plan_pages(domain, request, &plan);
+  if (plan.length() > domain.largest) return -EMSGSIZE;
+  return make(domain, request, plan, reg, key);
+}
+
+}  // namespace
+
+int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
+                 rdmalloc_key* key) {
+  bool is_owned = domain.holds(request.low);
+  bool is_remote = (request.access & RDMALLOC_ACCESS_REMOTE) != 0;
+  rdmalloc_range span = {};
+  span.size = sizeof span;
+  if (is_owned) {
+    if (rdmalloc_range_of(reinterpret_cast<void*>(request.low), &span) != 0) return -EFAULT;
+    auto base = reinterpret_cast<std::uintptr_t>(span.base);
+    if (request.high > base + span.length) return -EFAULT;
+  } else if (request.is_uncounted || domain.holds(request.high - 1)) {
+    return -EFAULT;
+  }
+  // A purge may have left drops for a thread of the user: that is us.
+  if (!domain.is_any_thread()) drain_deferred(domain);
+  if (is_owned && !is_remote) {
+    LockGuard guard(domain.lock);
+    if (Registration* found = find_covering(domain, request))
+      return hand_out(domain, request, found, 1 + kHit, reg, key);
+    if (request.is_uncounted && may_register &&
+        !has_sticky_room(domain, request.high - request.low))
+      return -ENOMEM;
+  }
+  if (!may_register) return -ENOENT;
+  {
+    LockGuard guard(domain.lock);
+    ++domain.counters.misses;
+  }
+  if (is_owned && !is_remote) return make_local(domain, request, span, reg, key);
+  Plan plan{0, 0, request.access, Kind::kPerUse, is_owned};
+  if (is_remote) {
+    if (int error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan)) return error;
+  } else {
+    plan_pages(domain, request, &plan);
+  }
+  if (plan.length() > domain.largest) return -EMSGSIZE;
+  return make(domain, request, plan, reg, key);
+}
+
+}  // namespace rdmalloc::regcache

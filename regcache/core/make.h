@@ -1,0 +1,20 @@
+// The way into the cache: plan a range, make room, call the registrar, publish.
+#pragma once
+
+#include "regcache/core/domain.h"
+
+namespace rdmalloc::regcache {
+
+// What a caller asked for.
+struct Request {
+  std::uintptr_t low, high;
+  std::uint32_t access;
+  bool is_uncounted;  // wants a key, not a reference
+};
+
+// The slow half of reg_get and reg_key: finds or makes a registration for the request. Counted: one
+// reference is taken and *reg set. Uncounted: the registration is sticky and *key filled.
+int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
+                 rdmalloc_key* key);
+
+}  // namespace rdmalloc::regcache

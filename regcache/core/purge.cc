@@ -1,0 +1,141 @@
+// Our part of the purge protocol (I3): the allocator's page events, answered for every domain.
+#include "alloc/core/lock.h"
+#include "regcache/core/drop.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+constinit thread_local bool in_page_event = false;
+
+// A registrar that we call may come back to us; it must then be told -EDEADLK and not hang.
+struct PageEventScope {
+  PageEventScope() { in_page_event = true; }
+  ~PageEventScope() { in_page_event = false; }
+};
+
+// Tries to make one domain's registrations over the range ours alone, in `drops`.
+struct Claim {
+  Domain* domain;
+  Registration* drops = nullptr;
+  Registration* sticky_drops = nullptr;  // to be sticky again if the purge is refused
+  bool is_refused = false;
+
+  bool operator()(Registration* reg) {
+    bool was_sticky = reg->is_sticky;
+    // Held, or already being dropped by another thread, or quarantined: its pages must stay.
+    if (!close_idle(reg)) {
+      is_refused = true;
+      return false;
+    }
+    withdraw(*domain, reg);
+    // With its slots empty: whoever takes a block in its range from here on does not find it, and
+    // whoever took one before is seen (README.md, "Why no reader is late").
+    if (was_sticky &&
+        !rdmalloc_range_is_idle(reinterpret_cast<void*>(reg->base()), reg->head.length)) {
+      reopen(*domain, reg, true);
+      is_refused = true;
+      return false;
+    }
+    Registration*& list = was_sticky ? sticky_drops : drops;
+    reg->next() = list;
+    list = reg;
+    return true;
+  }
+};
+
+void reopen_list(Domain& domain, Registration* list, bool was_sticky) {
+  while (list != nullptr) {
+    Registration* next = list->next();
+    reopen(domain, list, was_sticky);
+    list = next;
+  }
+}
+
+Registration* joined(Registration* first, Registration* second) {
+  if (first == nullptr) return second;
+  Registration* last = first;
+  while (last->next() != nullptr) last = last->next();
+  last->next() = second;
+  return first;
+}
+
+// A domain that opens after this look registers nothing over the range, since the range's words say
+// that it is being purged. Closing ones count: theirs may be there yet.
+bool may_hold_registrations(const Domain& domain) {
+  // Acquire: pairs with open's release.
+  Phase phase = domain.phase.load(std::memory_order_acquire);
+  return phase == Phase::kIsOpen || phase == Phase::kBeingClosed;
+}
+
+// Clears one domain of registrations over [low, high). False: some must stay, or must be dropped by
+// a thread of the user; nothing is lost then.
+bool clear_domain(Domain& domain, std::uintptr_t low, std::uintptr_t high) {
+  Claim claim{&domain};
+  Registration* drops = nullptr;
+  {
+    LockGuard guard(domain.lock);
+    if (!may_hold_registrations(domain)) return true;
+    visit_overlapping(domain.by_range.root(), low, high, claim);
+    if (claim.is_refused) {
+      reopen_list(domain, claim.drops, false);
+      reopen_list(domain, claim.sticky_drops, true);
+      ++domain.counters.purge_refusals;
+      return false;
+    }
+    drops = joined(claim.drops, claim.sticky_drops);
+    if (drops != nullptr && !domain.is_any_thread()) {
+      // This registrar may be called on the user's threads only: the next call of one of them drops
+      // these, and the purge after that finds the range clear.
+      domain.deferred = joined(drops, domain.deferred);
+      ++domain.counters.purge_refusals;
+      return false;
+    }
+  }
+  std::uint64_t expected = 0;
+  for (Registration* reg = drops; reg != nullptr; reg = reg->next()) ++expected;
+  return drop_list(domain, drops, Reason::kPurged) == expected;
+}
+
+bool clear_all(State& all, std::uintptr_t low, std::uintptr_t high) {
+  for (std::size_t i = 0; i <= kOrphans; ++i) {
+    Domain& domain = all.domains[i];
+    // A look without the lock spares most of the 64.
+    if (!may_hold_registrations(domain)) continue;
+    if (!clear_domain(domain, low, high)) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+bool is_in_page_event() {
+  return in_page_event;
+}
+
+int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason) {
+  State* all = state();
+  if (all == nullptr || !all->is_ready() || length == 0) return 0;
+  auto low = reinterpret_cast<std::uintptr_t>(base);
+  std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
+  SliceRange slices{(low - arena) >> RDMALLOC_SLICE_SHIFT,
+                    ((low + length - 1 - arena) >> RDMALLOC_SLICE_SHIFT) + 1};
+  PageEventScope scope;
+  if (!all->words.try_begin_purging(slices)) return -EBUSY;
+  // What earlier domains dropped before a later one refuses is only a registration to be made
+  // again.
+  if (clear_all(*all, low, low + length)) return 0;
+  all->words.end_purging(slices);
+  return -EBUSY;
+}
+
+void on_purged(void*, void* base, std::size_t length, int) {
+  State* all = state();
+  if (all == nullptr || !all->is_ready() || length == 0) return;
+  auto low = reinterpret_cast<std::uintptr_t>(base);
+  std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
+  all->words.end_purging({(low - arena) >> RDMALLOC_SLICE_SHIFT,
+                          ((low + length - 1 - arena) >> RDMALLOC_SLICE_SHIFT) + 1});
+}
+
+}  // namespace rdmalloc::regcache

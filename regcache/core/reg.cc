@@ -1,0 +1,127 @@
+// rdmalloc_reg_get, _put and the slow half of _key: the hit path first.
+#include <errno.h>
+
+#include "alloc/core/report.h"
+#include "regcache/core/drop.h"
+#include "regcache/core/make.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+constexpr std::uint32_t kAllAccess = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE;
+
+[[gnu::noinline]] int get_slow(Domain* domain, const void* addr, std::size_t length,
+                               std::uint32_t access, Registration** reg) {
+  if (int error = domain_check(domain)) return error;
+  bool may_register = (access & RDMALLOC_NO_REGISTER) == 0;
+  access &= ~RDMALLOC_NO_REGISTER;
+  auto low = reinterpret_cast<std::uintptr_t>(addr);
+  if (length == 0 || low + length < low || access == 0 || (access & ~kAllAccess) != 0)
+    return -EINVAL;
+  Request request{low, low + length, access, false};
+  return find_or_make(*domain, request, may_register, reg, nullptr);
+}
+
+void take_back(Registration* reg, std::uint64_t change);
+
+// Carries the hits' topmost bit over to the domain's counter. The record was put already, so it is
+// held again first; whatever it has become meanwhile, its counts are right.
+void fold_hits(Registration* reg) {
+  if (!acquire(reg, 1)) return;  // closed: whoever drops it adds all its hits up
+  if ((reg->state.fetch_and(~kFold, std::memory_order_relaxed) & kFold) != 0) {
+    Domain& domain = state()->domains[reg->domain_index];
+    LockGuard guard(domain.lock);
+    domain.counters.hits += kFold >> kHitShift;
+  }
+  take_back(reg, 1);
+}
+
+// The last put of a closed registration drops it; otherwise an uncommon bit in the word wants work.
+[[gnu::noinline]] void put_slow(Registration* reg, std::uint64_t now) {
+  if ((now & kRefs) == kRefs) {
+    // There was nothing to put: give it back. All ones: the record is zero, because it is a parent
+    // process's (I11) or has ended.
+    reg->state.fetch_add(1, std::memory_order_relaxed);
+    if (now != UINT64_MAX)
+      report_warning("rdmalloc_reg_put", "called once more often than rdmalloc_reg_get; ignored");
+    return;
+  }
+  if ((now & kFold) != 0) fold_hits(reg);
+  // Only now is the record ours: with others holding it, it may be anything by this time.
+  if ((now & (kOpen | kRefs)) == 0) {
+    reg->next() = nullptr;
+    drop_list(state()->domains[reg->domain_index], reg, Reason::kAsked);
+  }
+}
+
+inline void put(Registration* reg) {
+  // Before the last reference is gone: afterwards the record may be another's.
+  reg->stamp.store(ticks(), std::memory_order_relaxed);
+  // Release: what we did with the registration comes before its end. Acquire: if we end it.
+  std::uint64_t now = reg->state.fetch_sub(1, std::memory_order_acq_rel) - 1;
+  if ((now & (kOpen | kFold)) != kOpen) [[unlikely]]
+    put_slow(reg, now);
+}
+
+// Ends a reference that acquire(reg, change) took for nothing.
+void take_back(Registration* reg, std::uint64_t change) {
+  std::uint64_t now = reg->state.fetch_sub(change, std::memory_order_acq_rel) - change;
+  if ((now & (kOpen | kFold)) != kOpen) put_slow(reg, now);
+}
+
+}  // namespace
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void* addr,
+                                             size_t length, uint32_t access, rdmalloc_reg** out) {
+  Domain* domain = domain_of(handle);
+  auto low = reinterpret_cast<std::uintptr_t>(addr);
+  std::uintptr_t offset = low - domain->head.arena_base;
+  Registration* reg;
+  if (offset < domain->head.arena_length) [[likely]] {
+    reg = domain->counted[offset >> RDMALLOC_SLICE_SHIFT].load(std::memory_order_acquire);
+    if (reg != nullptr && acquire(reg, 1 + kHit)) [[likely]] {
+      // Ours until put; but the slot is older than the reference: the record may have become
+      // another's in between, so everything is looked at again.
+      std::uintptr_t inside = low - reg->head.base;
+      if (inside < reg->head.length && length - 1 < reg->head.length - inside &&
+          (access & ~reg->head.access) == 0 && (access << 1) != 0 &&
+          reg->domain_index == domain->index) [[likely]] {
+        *out = reinterpret_cast<rdmalloc_reg*>(reg);
+        return 0;
+      }
+      take_back(reg, 1 + kHit);
+    }
+  }
+  int error = get_slow(domain, addr, length, access, &reg);
+  if (error == 0) *out = reinterpret_cast<rdmalloc_reg*>(reg);
+  return error;
+}
+
+extern "C" RDMALLOC_API void rdmalloc_reg_put(rdmalloc_reg* handle) {
+  if (handle != nullptr) put(registration_of(handle));
+}
+
+extern "C" RDMALLOC_API int rdmalloc_reg_key_slow(rdmalloc_domain* handle, const void* addr,
+                                                  size_t length, uint32_t access,
+                                                  rdmalloc_key* key) {
+  Domain* domain = domain_of(handle);
+  if (int error = domain_check(domain)) return error;
+  bool may_register = (access & RDMALLOC_NO_REGISTER) == 0;
+  access &= ~RDMALLOC_NO_REGISTER;
+  auto low = reinterpret_cast<std::uintptr_t>(addr);
+  if (length == 0 || low + length < low || access == 0 || (access & ~kAllAccess) != 0 ||
+      key == nullptr)
+    return -EINVAL;
+  // An uncounted remote key would outlive the block it was asked for (I13).
+  if ((access & RDMALLOC_ACCESS_REMOTE) != 0) return -EACCES;
+  Request request{low, low + length, access, true};
+  int error = -EAGAIN;
+  // Again when an invalidation of the range went through while we registered it.
+  for (int attempt = 0; attempt < 4 && error == -EAGAIN; ++attempt)
+    error = find_or_make(*domain, request, may_register, nullptr, key);
+  return error;
+}

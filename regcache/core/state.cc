@@ -1,0 +1,86 @@
+#include "regcache/core/state.h"
+
+#include <errno.h>
+
+#include <type_traits>
+
+#include "alloc/os/os.h"
+#include "regcache/core/child_empty.h"
+
+namespace rdmalloc::regcache {
+
+constinit Survivors survivors;
+
+namespace {
+
+std::size_t whole_pages(std::size_t length) {
+  std::size_t page = os::page_bytes();
+  return (length + page - 1) & ~(page - 1);
+}
+
+template <class T>
+T reinterpret_as(std::uintptr_t address) {
+  if constexpr (std::is_pointer_v<T>)
+    return reinterpret_cast<T>(address);
+  else
+    return address;
+}
+
+// Maps once and for all what `place` remembers; a thread that loses the race gives its mapping
+// back.
+template <class T>
+int map_once(std::atomic<T>& place, std::size_t length) {
+  if (place.load(std::memory_order_acquire) != T{}) return 0;
+  std::uintptr_t base = 0;
+  if (int error = map_child_empty(whole_pages(length), &base)) return error;
+  T expected{};
+  if (!place.compare_exchange_strong(expected, reinterpret_as<T>(base), std::memory_order_acq_rel))
+    os::unreserve(base, whole_pages(length));
+  return 0;
+}
+
+int add_observer() {
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = on_purge;
+  ops.purged = on_purged;
+  rdmalloc_observer* observer = nullptr;
+  // Never removed: closed domains may leave quarantined ranges. A fork child starts without it.
+  return rdmalloc_observer_add(&ops, nullptr, &observer);
+}
+
+int prepare_once(State& all) {
+  std::uintptr_t base = 0;
+  std::size_t length = 0;
+  if (int error = rdmalloc_arena_extent(&base, &length)) return error;
+  survivors.arena_base.store(base, std::memory_order_relaxed);
+  survivors.arena_length.store(length, std::memory_order_relaxed);
+  std::size_t words = (length >> RDMALLOC_SLICE_SHIFT) * sizeof(std::atomic<std::uint32_t>);
+  if (int error = map_once(survivors.words, words)) return error;
+  all.words.use(reinterpret_cast<std::atomic<std::uint32_t>*>(survivors.words.load()));
+  all.domains[kOrphans].index = kOrphans;
+  all.domains[kOrphans].ops.name = "a closed domain";
+  all.domains[kOrphans].phase.store(Phase::kIsOpen, std::memory_order_release);
+  return add_observer();
+}
+
+}  // namespace
+
+int state_prepare(State** ready) {
+  if (int error = map_once(survivors.state, sizeof(State))) return error;
+  State* all = *ready = state();
+  for (;;) {
+    std::uint32_t seen = kNotReady;
+    if (all->preparation.compare_exchange_strong(seen, kPreparing, std::memory_order_acquire)) {
+      // Under no lock: adding an observer starts a thread.
+      int error = prepare_once(*all);
+      all->preparation.store(error == 0 ? kReady : kNotReady, std::memory_order_release);
+      os::futex_wake(reinterpret_cast<const std::uint32_t*>(&all->preparation), INT32_MAX);
+      return error;
+    }
+    if (seen == kReady) return 0;
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&all->preparation), kPreparing, -1);
+  }
+}
+
+}  // namespace rdmalloc::regcache

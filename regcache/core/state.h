@@ -1,0 +1,65 @@
+// What the cache of this process knows, in one mapping that a fork child finds empty
+// (child_empty.h).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "regcache/core/domain.h"
+#include "regcache/core/invalidate.h"
+#include "regcache/core/pool.h"
+#include "regcache/core/slices.h"
+
+namespace rdmalloc::regcache {
+
+inline constexpr std::size_t kMostDomains = 64;
+// A domain without a registrar: keeps registrations whose deregistration failed after their own
+// domain was closed, so that their ranges stay unpurged.
+inline constexpr std::size_t kOrphans = kMostDomains;
+
+enum Preparation : std::uint32_t { kNotReady = 0, kPreparing, kReady };
+
+struct State {
+  Lock open_lock;  // opening and closing of domains; taken before a domain's lock
+  std::atomic<std::uint32_t> preparation;  // Preparation; a futex
+  SliceWords words;
+  std::atomic<std::uint64_t> generation;  // of registrations, in all domains: never repeats
+  Pool<Registration> registrations;
+  Invalidations invalidations;
+  Domain domains[kMostDomains + 1];
+
+  // Whether words and observer are there. Acquire: pairs with the release in state_prepare().
+  bool is_ready() const { return preparation.load(std::memory_order_acquire) == kReady; }
+};
+
+// Makes the state, the words and the observer. Under no lock. 0 or a negative errno.
+int state_prepare(State** ready);
+
+// Where the parent's things are, for its children. Constant-initialised, not wiped.
+struct Survivors {
+  std::atomic<State*> state{nullptr};
+  std::atomic<std::uintptr_t> arena_base{0};
+  std::atomic<std::size_t> arena_length{0};
+  std::atomic<std::uintptr_t> words{0};
+  std::atomic<std::uintptr_t> tables[kMostDomains] = {};  // sticky, then counted
+  // Set by open, cleared by close. In a child: the domain was open in the parent.
+  std::atomic<bool> is_open[kMostDomains] = {};
+  PoolMemory registrations;
+  PoolMemory invalidations;
+};
+extern constinit Survivors survivors;
+
+// NULL before the first domain was opened; afterwards always the same, also in a fork child.
+inline State* state() {
+  return survivors.state.load(std::memory_order_acquire);
+}
+
+// Whether this thread is inside a page event of ours.
+bool is_in_page_event();
+
+// The page events, for the observer that state_prepare() adds (purge.cc).
+int on_purge(void* arg, void* base, std::size_t length, rdmalloc_purge_reason reason);
+void on_purged(void* arg, void* base, std::size_t length, int result);
+
+}  // namespace rdmalloc::regcache

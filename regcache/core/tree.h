@@ -1,0 +1,136 @@
+// A treap over registrations: one algorithm, two orders (by range, with the furthest end of each
+// subtree, which makes it an interval tree; by time of the latest put, which makes it the LRU).
+// Links lie in the records, so no operation allocates. Priorities are a hash of the record's
+// address: expected depth 2 ln n, 28 for a million. Under the domain's lock.
+//
+// Treaps: Seidel and Aragon, "Randomized search trees", 1996. Furthest ends: Cormen et al., chapter
+// "Augmenting data structures".
+#pragma once
+
+#include "regcache/core/registration.h"
+
+namespace rdmalloc::regcache {
+
+inline std::uint64_t priority_of(const Registration* reg) {
+  // Two rounds of multiply and fold (the finaliser of Appleby's MurmurHash3): records are made at
+  // equal distances, usually in the order of their ranges, and that order must not show.
+  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(reg) >> 7;
+  bits = (bits ^ (bits >> 33)) * 0xff51afd7ed558ccdu;
+  bits = (bits ^ (bits >> 33)) * 0xc4ceb9fe1a85ec53u;
+  return bits ^ (bits >> 33);
+}
+
+struct RangeOrder {
+  static TreeLinks& links(Registration* reg) { return reg->by_range; }
+  static bool is_before(const Registration* a, const Registration* b) {
+    return a->head.base != b->head.base ? a->head.base < b->head.base : a < b;
+  }
+  static void update(Registration* reg) {
+    std::uintptr_t furthest = reg->end();
+    if (reg->by_range.left != nullptr && reg->by_range.left->furthest_end > furthest)
+      furthest = reg->by_range.left->furthest_end;
+    if (reg->by_range.right != nullptr && reg->by_range.right->furthest_end > furthest)
+      furthest = reg->by_range.right->furthest_end;
+    reg->furthest_end = furthest;
+  }
+};
+
+struct StampOrder {
+  static TreeLinks& links(Registration* reg) { return reg->by_stamp; }
+  static bool is_before(const Registration* a, const Registration* b) {
+    return a->listed_stamp != b->listed_stamp ? a->listed_stamp < b->listed_stamp : a < b;
+  }
+  static void update(Registration*) {}
+};
+
+template <class Order>
+class Tree {
+ public:
+  bool is_empty() const { return root_ == nullptr; }
+  void insert(Registration* reg) { root_ = inserted(root_, reg); }
+  // `reg` must be in the tree, with the key it was inserted by.
+  void erase(Registration* reg) { root_ = erased(root_, reg); }
+  Registration* first() const {
+    Registration* reg = root_;
+    while (reg != nullptr && Order::links(reg).left != nullptr) reg = Order::links(reg).left;
+    return reg;
+  }
+  Registration* root() const { return root_; }
+  // Hands the whole tree over, for closing.
+  void clear() { root_ = nullptr; }
+
+ private:
+  static Registration* inserted(Registration* top, Registration* reg) {
+    if (top == nullptr || priority_of(reg) > priority_of(top)) {
+      split(top, reg, &Order::links(reg).left, &Order::links(reg).right);
+      Order::update(reg);
+      return reg;
+    }
+    TreeLinks& links = Order::links(top);
+    Registration*& side = Order::is_before(reg, top) ? links.left : links.right;
+    side = inserted(side, reg);
+    Order::update(top);
+    return top;
+  }
+  // Parts the tree at `top` into what lies before `reg` and what lies after it.
+  static void split(Registration* top, const Registration* reg, Registration** before,
+                    Registration** after) {
+    if (top == nullptr) {
+      *before = *after = nullptr;
+      return;
+    }
+    TreeLinks& links = Order::links(top);
+    if (Order::is_before(top, reg)) {
+      *before = top;
+      split(links.right, reg, &links.right, after);
+    } else {
+      *after = top;
+      split(links.left, reg, before, &links.left);
+    }
+    Order::update(top);
+  }
+  static Registration* erased(Registration* top, Registration* reg) {
+    TreeLinks& links = Order::links(top);
+    if (top == reg) return merged(links.left, links.right);
+    Registration*& side = Order::is_before(reg, top) ? links.left : links.right;
+    side = erased(side, reg);
+    Order::update(top);
+    return top;
+  }
+  // Everything in `low` lies before everything in `high`.
+  static Registration* merged(Registration* low, Registration* high) {
+    if (low == nullptr) return high;
+    if (high == nullptr) return low;
+    if (priority_of(low) > priority_of(high)) {
+      Order::links(low).right = merged(Order::links(low).right, high);
+      Order::update(low);
+      return low;
+    }
+    Order::links(high).left = merged(low, Order::links(high).left);
+    Order::update(high);
+    return high;
+  }
+
+  Registration* root_ = nullptr;
+};
+
+using RangeTree = Tree<RangeOrder>;
+using StampTree = Tree<StampOrder>;
+
+// Calls fn(registration) for each that touches [low, high), by rising base, until it returns false.
+// fn may change anything but the tree. Returns false when fn did.
+template <class Fn>
+bool visit_overlapping(Registration* top, std::uintptr_t low, std::uintptr_t high, Fn& fn) {
+  if (top == nullptr || top->furthest_end <= low) return true;
+  if (!visit_overlapping(top->by_range.left, low, high, fn)) return false;
+  if (top->base() >= high) return true;
+  if (top->end() > low && !fn(top)) return false;
+  return visit_overlapping(top->by_range.right, low, high, fn);
+}
+template <class Fn>
+bool visit_all(Registration* top, Fn& fn) {
+  return top == nullptr ||
+         (visit_all(top->by_range.left, fn) && fn(top) && visit_all(top->by_range.right, fn));
+}
+
+}  // namespace rdmalloc::regcache

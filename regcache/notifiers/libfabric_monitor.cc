@@ -1,0 +1,140 @@
+#include "regcache/notifiers/libfabric_monitor.h"
+
+#include <errno.h>
+#include <rdmalloc/rdmalloc.h>
+#include <stdlib.h>
+
+#if __has_include(<rdma/fi_ext.h>)
+#include <rdma/fabric.h>
+#include <rdma/fi_errno.h>
+#include <rdma/fi_ext.h>
+#endif
+
+#include <atomic>
+
+#include "regcache/notifiers/loaded_library.h"
+
+namespace rdmalloc {
+namespace {
+
+constinit std::atomic<std::uint64_t> told{0}, refused{0};
+constinit std::atomic<bool> is_attached{false}, is_started{false};
+
+// Set for good by the first start(): until then libfabric's list of subscriptions is not
+// initialised, and notify() would walk it (1.17 crashes). After a stop() the list is empty and
+// safe.
+constinit std::atomic<bool> was_ever_started{false};
+
+}  // namespace
+
+#if defined(FI_ADDR_NOTAVAIL) && __has_include(<rdma/fi_ext.h>)
+
+namespace {
+
+using OpenFunction = int (*)(std::uint32_t, const char*, void*, std::size_t, std::uint64_t, fid**,
+                             void*);
+constexpr const char* kLibrary = "libfabric.so";
+
+// ---- called by libfabric, under mm_lock: wait-free, no call out ----
+
+int start(fid_mem_monitor*) {
+  was_ever_started.store(true, std::memory_order_release);
+  is_started.store(true, std::memory_order_release);
+  return 0;
+}
+
+void stop(fid_mem_monitor*) {
+  is_started.store(false, std::memory_order_release);
+}
+
+// The veto (I9): who takes this slot answers for all memory, and we hear of nobody's but our own. A
+// nonzero answer makes libfabric register for this one use and not cache. rdmalloc_owns() is a
+// compare with the arena's bounds; a range can't leave the arena and come back.
+int subscribe(fid_mem_monitor*, const void* address, std::size_t length) {
+  const char* last = static_cast<const char*>(address) + (length == 0 ? 0 : length - 1);
+  if (rdmalloc_owns(address) && rdmalloc_owns(last)) return 0;
+  refused.fetch_add(1, std::memory_order_relaxed);
+  return -FI_EOPNOTSUPP;
+}
+
+void unsubscribe(fid_mem_monitor*, const void*, std::size_t) {
+  // Nothing is kept for a subscription: every purge is told, and libfabric knows whom it concerns.
+}
+
+// What is cached stays right until a purge is told, which takes it out of the cache.
+bool valid(fid_mem_monitor*, const void*, std::size_t) {
+  return true;
+}
+
+// ---- the object ----
+
+fi_ops_mem_monitor export_ops = {
+    sizeof(fi_ops_mem_monitor), start, stop, subscribe, unsubscribe, valid};
+fid_mem_monitor monitor;
+fid* cache = nullptr;
+
+}  // namespace
+
+int libfabric_monitor_attach() {
+  if (is_attached.load(std::memory_order_acquire)) return -EALREADY;
+  if (!is_loaded(kLibrary)) return -ENOENT;
+  auto open = reinterpret_cast<OpenFunction>(symbol_of_loaded(kLibrary, "fi_open"));
+  if (open == nullptr) return -ENOTSUP;
+  // While attached its functions are called from the purge thread.
+  keep_loaded(kLibrary);
+  if (open(FI_VERSION(1, 13), "mr_cache", nullptr, 0, 0, &cache, nullptr) != 0) return -ENOTSUP;
+  monitor = {};
+  monitor.fid.fclass = FI_CLASS_MEM_MONITOR;
+  monitor.export_ops = &export_ops;
+  int error = fi_import_fid(cache, &monitor.fid, 0);
+  if (error != 0) {  // undone in full: it can be tried again (I10)
+    cache->ops->close(cache);
+    cache = nullptr;
+    return error == -FI_EBUSY ? -EBUSY : -ENOTSUP;
+  }
+  is_attached.store(true, std::memory_order_release);
+  return 0;
+}
+
+int libfabric_monitor_detach() {
+  if (!is_attached.load(std::memory_order_acquire)) return -ENOENT;
+  if (is_started.load(std::memory_order_acquire)) return -EBUSY;  // a domain caches with it
+  is_attached.store(false, std::memory_order_release);
+  was_ever_started.store(false, std::memory_order_release);
+  // The order that libfabric wants: domains, then the cache's fid, then the monitor, whose close is
+  // libfabric's own (the import filled it in) and frees the slot.
+  cache->ops->close(cache);
+  cache = nullptr;
+  return monitor.fid.ops->close(&monitor.fid) == 0 ? 0 : -EBUSY;
+}
+
+void libfabric_monitor_tell(std::uintptr_t base, std::size_t length) {
+  if (!is_attached.load(std::memory_order_acquire) ||
+      !was_ever_started.load(std::memory_order_acquire))
+    return;
+  told.fetch_add(1, std::memory_order_relaxed);
+  monitor.import_ops->notify(&monitor, reinterpret_cast<const void*>(base), length);
+}
+
+#else
+
+int libfabric_monitor_attach() {
+  return is_loaded("libfabric.so") ? -ENOTSUP : -ENOENT;
+}
+int libfabric_monitor_detach() {
+  return -ENOENT;
+}
+void libfabric_monitor_tell(std::uintptr_t, std::size_t) {}
+
+#endif
+
+LibfabricMonitorState libfabric_monitor_state() {
+  // libfabric reads it the same way, and only its presence counts.
+  // NOLINTNEXTLINE(concurrency-mt-unsafe)
+  bool is_overridden = getenv("FI_MR_CACHE_MONITOR") != nullptr;
+  return {is_attached.load(std::memory_order_acquire), is_started.load(std::memory_order_acquire),
+          is_overridden, told.load(std::memory_order_relaxed),
+          refused.load(std::memory_order_relaxed)};
+}
+
+}  // namespace rdmalloc

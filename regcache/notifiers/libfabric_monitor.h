@@ -1,0 +1,29 @@
+// libfabric's memory monitor, imported (fi_open "mr_cache", fi_import_fid; libfabric 1.14 and
+// later).
+//
+// What libfabric calls, it calls under its global lock (mm_lock), and notify() takes that lock: so
+// subscribe, unsubscribe and valid are wait-free here, and we notify from the purge thread with no
+// lock of ours held.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rdmalloc {
+
+// 0, -ENOENT, -EALREADY, -EBUSY, -ENOTSUP. On a program's thread.
+int libfabric_monitor_attach();
+// 0, -ENOENT, or -EBUSY while a domain uses it. No notification may run meanwhile: purging is
+// paused.
+int libfabric_monitor_detach();
+// Tells the range, if it has ever been started. Purge thread.
+void libfabric_monitor_tell(std::uintptr_t base, std::size_t length);
+
+struct LibfabricMonitorState {
+  bool is_attached, is_started;
+  bool is_overridden;  // FI_MR_CACHE_MONITOR in the environment: the import is silently ignored
+  std::uint64_t told, refused;
+};
+LibfabricMonitorState libfabric_monitor_state();
+
+}  // namespace rdmalloc

@@ -1,0 +1,381 @@
+// Other caches hear of a purge in the moment between our own cache's release of the range and its
+// decommit: the function installed here is step 3 of the purge's order (alloc/pages/purge.h),
+// called on the purge thread, with no lock held, so it may wait for locks of fabrics. It is the
+// decommit itself that is replaced, and not an observer added, since whether pages may go silently
+// (a raw call) or through libc's patched symbol is decided here too.
+//
+//   RDMALLOC_NOTIFY   tells                                        decommits by
+//   auto (T0)         OPAL and UCX by their call, when loaded      libc's madvise: hooks hear of it
+//   hooks (T0)        nobody                                       libc's madvise
+//   explicit (T1)     OPAL, UCX and libfabric's imported monitor   a raw call; libc's where
+//   libfabric
+//                                                                  is loaded and could not be told
+//   off               nobody                                       a raw call
+//
+// Foreign memory is watched by each library itself. Where its user has turned that off and asks for
+// `explicit`, preload/foreign.cc hears of unmapping in its place, and tells here (I9).
+//
+// Telling twice, by a call and by a hook, is harmless: the second finds nothing registered.
+#include "regcache/notifiers/notifiers.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <rdmalloc/notifier.h>
+
+#include <atomic>
+
+#include "alloc/api/options.h"
+#include "alloc/core/report.h"
+#include "alloc/init.h"
+#include "alloc/os/os.h"
+#include "alloc/pages/purge.h"
+#include "regcache/notifiers/libfabric_monitor.h"
+#include "regcache/notifiers/libfabric_race.h"
+#include "regcache/notifiers/loaded_library.h"
+#include "regcache/notifiers/watching.h"
+
+namespace rdmalloc {
+
+namespace detail {
+constinit std::atomic<bool> watches_foreign{false};
+}
+
+namespace {
+
+// Open MPI's: the range goes, as if it had been released by an allocator that it watches.
+using OpalRelease = void (*)(void* address, std::size_t length, bool from_alloc);
+// UCX's: tells the handlers of UCM_EVENT_VM_UNMAPPED; releases nothing.
+using UcmUnmap = void (*)(void* address, std::size_t length);
+
+constexpr const char* kOpalLibrary = "libopen-pal.so";
+constexpr const char* kUcmLibrary = "libucm.so";
+constexpr const char* kFabricLibrary = "libfabric.so";
+
+template <typename Function>
+struct Target {
+  std::atomic<Function> function{nullptr};
+  std::atomic<bool> is_detached{false};  // by the user: not attached again but by him
+  // Its own watching of foreign memory is off, and it relies on ours.
+  std::atomic<bool> relies_on_us{false};
+  std::atomic<std::uint64_t> told{0};
+  std::atomic<std::int32_t> error{-ENOENT};
+};
+constinit Target<OpalRelease> opal;
+constinit Target<UcmUnmap> ucm;
+constinit std::atomic<std::int32_t> fabric_error{-ENOENT};
+constinit std::atomic<bool> fabric_is_detached{false};  // as Target::is_detached
+// Threads inside a function of another library: the purge thread, and those that unmap foreign
+// memory (written by them, read by dlclose's side).
+constinit std::atomic<int> telling{0};
+constinit std::atomic<std::uint64_t> foreign_told{0}, holds{0};
+
+bool is_explicit() {
+  return options().notify == NotifyMode::kExplicit;
+}
+
+// Whether a raw decommit would go unheard by some cache.
+bool needs_libc() {
+  if (options().notify == NotifyMode::kOff) return false;
+  if (!is_explicit()) return true;
+  // Looked up each time: libfabric may come in by ways that we do not see. The walk over the loaded
+  // libraries does not take the lock that constructors run under.
+  if (!is_loaded(kFabricLibrary)) return false;
+  if (opal.function.load(std::memory_order_acquire) != nullptr) return false;  // it tells libfabric
+  LibfabricMonitorState state = libfabric_monitor_state();
+  return !state.is_attached || state.is_overridden;
+}
+
+// To OPAL and UCX. Any thread; they may be called on several at once, and from inside themselves.
+void tell_by_call(std::uintptr_t base, std::size_t length) {
+  // seq_cst: pairs with notifiers_forget(). Either we find the function gone, or it sees us inside.
+  telling.fetch_add(1, std::memory_order_seq_cst);
+  auto* address = reinterpret_cast<void*>(base);
+  if (OpalRelease release = opal.function.load(std::memory_order_seq_cst)) {
+    opal.told.fetch_add(1, std::memory_order_relaxed);
+    release(address, length, true);
+  }
+  if (UcmUnmap unmap = ucm.function.load(std::memory_order_seq_cst)) {
+    ucm.told.fetch_add(1, std::memory_order_relaxed);
+    unmap(address, length);
+  }
+  telling.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+int tell_and_decommit(std::uintptr_t base, std::size_t length) {
+  tell_by_call(base, length);
+  libfabric_monitor_tell(base, length);
+  return needs_libc() ? os::decommit_hooked(base, length) : os::decommit(base, length);
+}
+
+// Whether a jump stands where libc's madvise begins: how libfabric, OPAL and UCX patch (I8: we only
+// look). mov r11, imm64 / jmp [rip] / jmp rel32, perhaps behind endbr64.
+bool is_madvise_patched() {
+  const unsigned char* text = libc_madvise();
+  if (text == nullptr) return false;
+  if (text[0] == 0xf3 && text[1] == 0x0f && text[2] == 0x1e && text[3] == 0xfa) text += 4;
+  return (text[0] == 0x49 && text[1] == 0xbb) || (text[0] == 0xff && text[1] == 0x25) ||
+         text[0] == 0xe9;
+}
+
+template <typename Function>
+int attach(Target<Function>& target, const char* library, const char* symbol) {
+  if (target.function.load(std::memory_order_acquire) != nullptr) return -EALREADY;
+  auto function = reinterpret_cast<Function>(symbol_of_loaded(library, symbol));
+  int error = function == nullptr ? -ENOENT : 0;
+  target.error.store(error, std::memory_order_relaxed);
+  target.function.store(function, std::memory_order_seq_cst);
+  return error;
+}
+
+void settle_watching() {
+  bool watches = opal.relies_on_us.load() || ucm.relies_on_us.load();
+  detail::watches_foreign.store(watches, std::memory_order_seq_cst);
+}
+
+// A library whose own watching is off and that we tell of foreign memory must be told that somebody
+// watches, or it caches nothing. Only where somebody does: preload/foreign.cc is linked in.
+int attach_opal() {
+  int error = attach(opal, kOpalLibrary, "opal_mem_hooks_release_hook");
+  if (error == 0 && is_explicit() && can_watch_foreign() && opal_hooks_are_off()) {
+    opal.relies_on_us = opal_rely_on_us(kOpalLibrary);
+    settle_watching();
+  }
+  return error;
+}
+int attach_ucm() {
+  int error = attach(ucm, kUcmLibrary, "ucm_vm_munmap");
+  if (error == 0 && is_explicit() && can_watch_foreign() && ucx_hooks_are_off()) {
+    ucm.relies_on_us = ucx_rely_on_us(kUcmLibrary);
+    settle_watching();
+  }
+  return error;
+}
+int attach_fabric() {
+  int error = libfabric_monitor_attach();
+  if (error != -EALREADY) fabric_error.store(error, std::memory_order_relaxed);
+  return error;
+}
+
+// In an Open MPI process the import is Open MPI's, and OPAL passes on what it is told.
+bool fabric_is_opals() {
+  return is_loaded(kOpalLibrary);
+}
+
+void say_what_explicit_means() {
+  static constinit std::atomic<bool> said{false};
+  if (!is_explicit() || !is_madvise_patched() || said.exchange(true)) return;
+  report_warning("RDMALLOC_NOTIFY=explicit, and another library has patched libc's madvise",
+                 needs_libc() ? "its hooks are still used for our memory: libfabric can't be told"
+                              : "its hooks stay for other memory; ours is told by explicit calls");
+}
+
+template <typename Function>
+int detach(Target<Function>& target) {
+  if (target.function.load(std::memory_order_acquire) == nullptr) return -ENOENT;
+  // Who was told that we watch can't be told that we stop: it may hold registrations by now.
+  if (target.relies_on_us.load(std::memory_order_relaxed)) return -EBUSY;
+  target.function.store(nullptr, std::memory_order_seq_cst);
+  target.is_detached.store(true, std::memory_order_relaxed);
+  purge_turn_wait();
+  return 0;
+}
+
+// Whether there was something to forget. Who relies on us stays attached, also while other
+// libraries are closed: foreign memory may go at any moment. (It is kept loaded: watching.cc.)
+template <typename Function>
+bool forget(Target<Function>& target) {
+  if (target.relies_on_us.load(std::memory_order_relaxed)) return false;
+  return target.function.exchange(nullptr, std::memory_order_seq_cst) != nullptr;
+}
+
+void hold_for_good() {
+  purge_hold(INT64_MAX, 50);
+}
+
+// As early as a library can be: what is linked to the program is loaded by now, and its first
+// domain is not opened.
+__attribute__((constructor)) void notifiers_start() {
+  if (!ensure_initialised()) return;
+  NotifyMode mode = options().notify;
+  if (mode == NotifyMode::kHooks) libfabric_race_warn();  // else by the rescan
+  if (mode == NotifyMode::kOff || mode == NotifyMode::kHooks) return;
+  libc_madvise();  // here, and not first inside somebody's mprotect()
+  notifiers_rescan();
+  // From here on the program's atexit handlers, and then the libraries' destructors, take the
+  // fabrics apart: no purge may call into them.
+  atexit(hold_for_good);
+  purge_set_decommit(tell_and_decommit);
+}
+
+const char* explain_call(bool is_attached, bool relies_on_us, std::int32_t error) {
+  if (relies_on_us) return "told before each purge, and when foreign memory is unmapped";
+  if (is_attached) return "told by an explicit call before each purge";
+  return error == 0 ? "detached" : "its library is not loaded";
+}
+
+const char* explain_fabric(const LibfabricMonitorState& state) {
+  if (state.is_attached && state.is_overridden)
+    return "imported, but FI_MR_CACHE_MONITOR in the environment overrides it: hooks are used";
+  if (state.is_started) return "imported and started: told before each purge";
+  if (state.is_attached) return "imported; no domain caches yet";
+  switch (fabric_error.load(std::memory_order_relaxed)) {
+    case -EBUSY:
+      return "libfabric has an active monitor or one of another importer: hooks are used";
+    case -ENOTSUP:
+      return "this libfabric takes no monitor (before 1.14), or we were built without its headers";
+    default:
+      break;
+  }
+  if (!is_loaded(kFabricLibrary)) return "its library is not loaded";
+  return fabric_is_opals() ? "left to Open MPI, which imports a monitor of its own"
+                           : "not asked for: libc's madvise reaches its hooks (RDMALLOC_NOTIFY)";
+}
+
+}  // namespace
+
+void notifiers_rescan() {
+  libfabric_race_warn();
+  if (options().notify == NotifyMode::kOff || options().notify == NotifyMode::kHooks) return;
+  if (!opal.is_detached.load(std::memory_order_relaxed)) attach_opal();
+  if (!ucm.is_detached.load(std::memory_order_relaxed)) attach_ucm();
+  if (is_explicit() && !fabric_is_opals() && !fabric_is_detached.load(std::memory_order_relaxed))
+    attach_fabric();
+  say_what_explicit_means();
+}
+
+void notifiers_tell_foreign(std::uintptr_t base, std::size_t length) {
+  if (length == 0) return;
+  foreign_told.fetch_add(1, std::memory_order_relaxed);
+  tell_by_call(base, length);
+}
+
+void notifiers_hold(int hold_ms, int wait_ms) {
+  holds.fetch_add(1, std::memory_order_relaxed);
+  purge_hold(hold_ms, wait_ms);
+}
+
+void notifiers_note_patch() {
+  say_what_explicit_means();
+}
+
+const unsigned char* libc_madvise() {
+  static constinit std::atomic<const unsigned char*> found{nullptr};
+  // Relaxed: every thread that looks finds the same function.
+  const unsigned char* text = found.load(std::memory_order_relaxed);
+  if (text == nullptr) {
+    text = static_cast<const unsigned char*>(dlsym(RTLD_DEFAULT, "madvise"));
+    found.store(text, std::memory_order_relaxed);
+  }
+  return text;
+}
+
+void notifiers_forget(int wait_ms) {
+  bool had_opal = forget(opal), had_ucm = forget(ucm);
+  std::int64_t until = os::monotonic_ns() + std::int64_t{wait_ms} * 1000000;
+  while (telling.load(std::memory_order_seq_cst) != 0) {
+    if (os::monotonic_ns() < until) {
+      os::sleep_ns(1000000);
+      continue;
+    }
+    if (had_opal) keep_loaded(kOpalLibrary);
+    if (had_ucm) keep_loaded(kUcmLibrary);
+    return;
+  }
+}
+
+}  // namespace rdmalloc
+
+using namespace rdmalloc;
+
+extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
+  if (!ensure_initialised()) return -ENOMEM;
+  int error = -EINVAL;
+  switch (which) {
+    case RDMALLOC_NOTIFIER_OPAL:
+      opal.is_detached.store(false, std::memory_order_relaxed);
+      error = attach_opal();
+      break;
+    case RDMALLOC_NOTIFIER_UCX:
+      ucm.is_detached.store(false, std::memory_order_relaxed);
+      error = attach_ucm();
+      break;
+    case RDMALLOC_NOTIFIER_LIBFABRIC:
+      fabric_is_detached.store(false, std::memory_order_relaxed);
+      error = attach_fabric();
+      break;
+    case RDMALLOC_NOTIFIER_AUTO: {
+      int errors[3] = {attach_opal(), attach_ucm(), fabric_is_opals() ? -ENOENT : attach_fabric()};
+      error = -ENOENT;
+      for (int one : errors)
+        if (one == 0 || one == -EALREADY) error = 0;
+      if (error != 0 && errors[2] != -ENOENT) error = errors[2];
+      break;
+    }
+    default:
+      return -EINVAL;
+  }
+  if (error == 0) purge_set_decommit(tell_and_decommit);
+  return error;
+}
+
+extern "C" int rdmalloc_notifier_detach(enum rdmalloc_notifier which) {
+  if (purge_turn_is_mine()) return -EDEADLK;
+  switch (which) {
+    case RDMALLOC_NOTIFIER_OPAL:
+      return detach(opal);
+    case RDMALLOC_NOTIFIER_UCX:
+      return detach(ucm);
+    case RDMALLOC_NOTIFIER_LIBFABRIC: {
+      rdmalloc_purge_pause();
+      int error = libfabric_monitor_detach();
+      if (error == 0) fabric_is_detached.store(true, std::memory_order_relaxed);
+      rdmalloc_purge_resume();
+      return error;
+    }
+    case RDMALLOC_NOTIFIER_AUTO: {
+      int errors[3] = {detach(opal), detach(ucm),
+                       rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC)};
+      if (errors[2] == -EBUSY) return -EBUSY;
+      return errors[0] != 0 && errors[1] != 0 && errors[2] != 0 ? -ENOENT : 0;
+    }
+  }
+  return -EINVAL;
+}
+
+extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
+                                       struct rdmalloc_notifier_info* state) {
+  if (state == nullptr || state->size != sizeof *state) return -EINVAL;
+  if (!ensure_initialised()) return -ENOMEM;
+  *state = {};
+  state->size = sizeof *state;
+  state->calls_libc = options().notify != NotifyMode::kOff && needs_libc();
+  state->is_madvise_patched = is_madvise_patched();
+  state->holds = holds.load(std::memory_order_relaxed);
+  state->foreign_told = foreign_told.load(std::memory_order_relaxed);
+  if (which == RDMALLOC_NOTIFIER_LIBFABRIC) {
+    LibfabricMonitorState fabric = libfabric_monitor_state();
+    state->is_attached = fabric.is_attached;
+    state->is_started = fabric.is_started;
+    state->error = fabric_error.load(std::memory_order_relaxed);
+    state->told = fabric.told;
+    state->refused = fabric.refused;
+    state->explanation = explain_fabric(fabric);
+    return 0;
+  }
+  if (which == RDMALLOC_NOTIFIER_OPAL) {
+    state->is_attached = opal.function.load(std::memory_order_acquire) != nullptr;
+    state->error = opal.error.load(std::memory_order_relaxed);
+    state->told = opal.told.load(std::memory_order_relaxed);
+    state->watches_foreign = opal.relies_on_us.load(std::memory_order_relaxed);
+  } else if (which == RDMALLOC_NOTIFIER_UCX) {
+    state->is_attached = ucm.function.load(std::memory_order_acquire) != nullptr;
+    state->error = ucm.error.load(std::memory_order_relaxed);
+    state->told = ucm.told.load(std::memory_order_relaxed);
+    state->watches_foreign = ucm.relies_on_us.load(std::memory_order_relaxed);
+  } else {
+    return -EINVAL;
+  }
+  state->is_started = state->is_attached;
+  state->explanation = explain_call(state->is_attached, state->watches_foreign, state->error);
+  return 0;
+}

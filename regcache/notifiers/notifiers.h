@@ -1,0 +1,37 @@
+// Who tells other caches of a purge, and how (docs/notifiers.md; DESIGN's tiers T0 and T1).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace rdmalloc {
+
+// Looks again which of the fabric libraries are loaded, after a dlopen or dlclose. Takes the
+// loader's lock: on a program's thread that is outside malloc.
+void notifiers_rescan();
+// Before a dlclose: forgets functions that may be about to vanish. A library whose function a purge
+// is inside of, still after `wait_ms`, is kept in memory instead.
+void notifiers_forget(int wait_ms);
+
+namespace detail {
+extern std::atomic<bool> watches_foreign;
+}
+// Whether some library relies on us for memory that is not ours (I9).
+inline bool notifiers_watch_foreign() {
+  // Acquire: pairs with the store after that library's function was found.
+  return detail::watches_foreign.load(std::memory_order_acquire);
+}
+// Foreign pages are about to go: tells those who rely on us. On the thread that unmaps them, no
+// lock held, nothing allocated by us; the order is the caller's to keep, first this and then the
+// kernel.
+void notifiers_tell_foreign(std::uintptr_t base, std::size_t length);
+
+// purge_hold(), counted.
+void notifiers_hold(int hold_ms, int wait_ms);
+// Somebody has just finished writing to libc's text.
+void notifiers_note_patch();
+// The first byte of libc's own madvise, whatever stands in front of it by symbol.
+const unsigned char* libc_madvise();
+
+}  // namespace rdmalloc

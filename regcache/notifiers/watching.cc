@@ -1,0 +1,66 @@
+#include "regcache/notifiers/watching.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#include <atomic>
+
+#include "regcache/notifiers/loaded_library.h"
+
+namespace rdmalloc {
+namespace {
+
+// opal/memoryhooks/memory.h: OPAL_MEMORY_FREE_SUPPORT, _MUNMAP_SUPPORT and _CHUNK_SUPPORT; what its
+// patcher claims for itself, and what OPAL's caches ask for before they keep a registration.
+constexpr int kOpalAllSupport = 7;
+// ucm/api/ucm.h: UCM_EVENT_VM_UNMAPPED.
+constexpr int kUcmUnmapped = 1 << 17;
+
+constinit std::atomic<bool> can_watch{false};
+
+// The libraries read them the same way.
+const char* setting(const char* name) {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe)
+  return getenv(name);
+}
+
+}  // namespace
+
+bool can_watch_foreign() {
+  return can_watch.load(std::memory_order_relaxed);
+}
+void set_can_watch_foreign() {
+  can_watch.store(true, std::memory_order_relaxed);
+}
+
+bool opal_hooks_are_off() {
+  // A list of components: those wanted, or behind ^ those unwanted.
+  const char* list = setting("OMPI_MCA_memory");
+  if (list == nullptr || *list == 0) return false;
+  return (*list == '^') == (strstr(list, "patcher") != nullptr);
+}
+bool ucx_hooks_are_off() {
+  const char* mode = setting("UCX_MEM_MMAP_HOOK_MODE");
+  return mode != nullptr && strcasecmp(mode, "none") == 0;
+}
+
+bool opal_rely_on_us(const char* library) {
+  using SetSupport = void (*)(int);
+  auto set = reinterpret_cast<SetSupport>(symbol_of_loaded(library, "opal_mem_hooks_set_support"));
+  if (set == nullptr) return false;
+  keep_loaded(library);
+  set(kOpalAllSupport);
+  return true;
+}
+
+bool ucx_rely_on_us(const char* library) {
+  using SetExternal = void (*)(int);
+  auto set = reinterpret_cast<SetExternal>(symbol_of_loaded(library, "ucm_set_external_event"));
+  if (set == nullptr) return false;
+  keep_loaded(library);
+  set(kUcmUnmapped);
+  return true;
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,40 @@
+// Standing in front of a function of libc by its symbol, so that libraries that patch libc's text
+// still find libc's: the symbol has libc's version without being the default one (name@VERSION, not
+// name@@VERSION). The loader binds what was linked against libc to it; dlsym(), by which patchers
+// look for the text to write to, passes it by, wherever librdmalloc.so stands in the search order.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <atomic>
+
+#if defined(__x86_64__)
+#define RDMALLOC_LIBC_VERSION "GLIBC_2.2.5"
+#elif defined(__aarch64__)
+#define RDMALLOC_LIBC_VERSION "GLIBC_2.17"
+#else
+#error "libc's first version on this machine is not known here; cmake/library.cmake has it too"
+#endif
+
+// Declares the definition that follows as one of `name` of libc. The version script of
+// librdmalloc.so hides the long name.
+#define RDMALLOC_IN_FRONT_OF(name)                                                \
+  asm(".symver rdmalloc_in_front_of_" #name "," #name "@" RDMALLOC_LIBC_VERSION); \
+  extern "C"                                                                      \
+      __attribute__((visibility("default"), used)) decltype(::name) rdmalloc_in_front_of_##name
+
+namespace rdmalloc {
+
+// The next definition of `name`: libc's, patched or not.
+template <typename Function>
+Function next_of(std::atomic<Function>& found, const char* name) {
+  // Relaxed: every thread that looks finds the same function.
+  Function function = found.load(std::memory_order_relaxed);
+  if (function == nullptr) {
+    function = reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+    found.store(function, std::memory_order_relaxed);
+  }
+  return function;
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,171 @@
+// libfabric as a registrar: one fid_mr for each registration.
+#include <errno.h>
+#include <fcntl.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_domain.h>
+#include <rdma/fi_errno.h>
+#include <rdmalloc/registrar_libfabric.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+namespace {
+
+struct Fabric {
+  fid_domain* domain;
+  bool chooses_keys;  // the provider does
+  std::uint64_t key_limit;
+  std::atomic<std::uint64_t> next_key;
+};
+
+constexpr std::uint64_t kFirstKey = 1 << 20;  // below it: the program's own registrations
+constexpr int kKeyTries = 64;
+
+std::uint64_t access_of(std::uint32_t access) {
+  std::uint64_t flags = 0;
+  if (access & RDMALLOC_ACCESS_LOCAL_READ) flags |= FI_SEND | FI_WRITE;
+  if (access & RDMALLOC_ACCESS_LOCAL_WRITE) flags |= FI_RECV | FI_READ;
+  if (access & RDMALLOC_ACCESS_REMOTE_READ) flags |= FI_REMOTE_READ;
+  if (access & RDMALLOC_ACCESS_REMOTE_WRITE) flags |= FI_REMOTE_WRITE;
+  if (access & RDMALLOC_ACCESS_REMOTE_ATOMIC) flags |= FI_REMOTE_READ | FI_REMOTE_WRITE;
+  return flags;
+}
+
+// libfabric's errors are errno values up to a point, and its own after that.
+int errno_of(int error) {
+  return -error < FI_ERRNO_OFFSET ? error : -EIO;
+}
+
+int fabric_register(void* context, void* addr, std::size_t length, std::uint32_t access,
+                    rdmalloc_key* key) {
+  auto* fabric = static_cast<Fabric*>(context);
+  iovec range = {addr, length};
+  fi_mr_attr attr = {};
+  attr.mr_iov = &range;
+  attr.iov_count = 1;
+  attr.access = access_of(access);
+  fid_mr* mr = nullptr;
+  int error = -FI_ENOKEY;
+  for (int i = 0; i < kKeyTries && error == -FI_ENOKEY; ++i) {
+    if (!fabric->chooses_keys) {
+      // Relaxed: only has to differ from call to call.
+      std::uint64_t count = fabric->next_key.fetch_add(1, std::memory_order_relaxed);
+      attr.requested_key = (kFirstKey + count) & fabric->key_limit;
+    }
+    error = fi_mr_regattr(fabric->domain, &attr, 0, &mr);
+  }
+  if (error != 0) return errno_of(error);
+  key->lkey = reinterpret_cast<std::uint64_t>(fi_mr_desc(mr));
+  key->rkey = (access & RDMALLOC_ACCESS_REMOTE) != 0 ? fi_mr_key(mr) : 0;
+  key->handle = mr;
+  return 0;
+}
+
+int fabric_deregister(void*, void*, std::size_t, const rdmalloc_key* key) {
+  return errno_of(fi_close(&static_cast<fid_mr*>(key->handle)->fid));
+}
+
+void fabric_close(void* context) {
+  free(context);
+}
+
+// Kilobytes that the kernel says are pinned for this process; -1 when it doesn't say.
+long pinned_kb() {
+  char text[8192];
+  int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
+  if (file < 0) return -1;
+  ssize_t got = read(file, text, sizeof text - 1);
+  close(file);
+  if (got <= 0) return -1;
+  text[got] = 0;
+  const char* line = strstr(text, "VmPin:");
+  return line != nullptr ? strtol(line + 6, nullptr, 10) : -1;
+}
+
+// Registers and closes one probe. 1: the kernel counts its pages no more; 0: it still does; or the
+// provider's error.
+int try_probe(Fabric& fabric, void* probe, std::size_t bytes) {
+  rdmalloc_key key = {};
+  long before_kb = pinned_kb();
+  if (int error = fabric_register(&fabric, probe, bytes, RDMALLOC_ACCESS_LOCAL, &key)) return error;
+  if (int error = fabric_deregister(&fabric, probe, bytes, &key)) return error;
+  return pinned_kb() - before_kb < static_cast<long>(bytes >> 11) ? 1 : 0;
+}
+
+// Whether closing an MR really ends it. A provider with a cache of its own keeps the pages pinned,
+// and then we would decommit under a live registration; verbs' cache moreover grants every remote
+// right, whatever was asked (libfabric 1.17 to 2.6, vrb_mr_cache_add_region, also for what its
+// internal "no cache" flag keeps out of the cache), so that there is no way round it but turning it
+// off. Asked of the provider itself instead of a list of names and settings: register, close, look
+// at what the kernel counts. Another thread that pins meanwhile could mislead one trial, hardly
+// three; misled, we refuse, which is the safe side. 0, -ENOTSUP, or why nothing can be registered.
+int closes_at_once(Fabric& fabric) {
+  constexpr std::size_t kProbeBytes = std::size_t{1} << 20, kSmallProbeBytes = std::size_t{1} << 16;
+  void* probes[3] = {};
+  int result = 0;
+  // Another probe for each trial, all of them live to the end: a cache would serve the same one.
+  for (int trial = 0; trial < 3 && result == 0; ++trial) {
+    if (posix_memalign(&probes[trial], kSmallProbeBytes, kProbeBytes) != 0) {
+      result = -ENOMEM;
+      break;
+    }
+    memset(probes[trial], 1, kProbeBytes);
+    result = try_probe(fabric, probes[trial], kProbeBytes);
+    // RLIMIT_MEMLOCK, perhaps: a smaller one is the less certain and the better probe then.
+    if (result == -ENOMEM) result = try_probe(fabric, probes[trial], kSmallProbeBytes);
+  }
+  for (void* probe : probes) free(probe);
+  if (result < 0) return result;
+  return result == 1 ? 0 : -ENOTSUP;
+}
+
+void say_why_not() {
+  // Read where the user opens a domain, which libfabric reads the environment for as well.
+  // NOLINTNEXTLINE(concurrency-mt-unsafe)
+  const char* log = getenv("RDMALLOC_LOG");
+  if (log != nullptr && strcmp(log, "quiet") == 0) return;
+  dprintf(STDERR_FILENO,
+          "rdmalloc: libfabric's domain is not opened: memory stays pinned after fi_close() of its "
+          "registration, in a cache of libfabric's own. Set FI_MR_CACHE_MAX_COUNT=0 in the "
+          "environment before fi_getinfo().\n");
+}
+
+}  // namespace
+
+extern "C" RDMALLOC_API int rdmalloc_domain_open_libfabric(fid_domain* fabric_domain,
+                                                           const fi_info* info,
+                                                           const rdmalloc_domain_attr* attr,
+                                                           rdmalloc_domain** domain) {
+  if (fabric_domain == nullptr || info == nullptr || info->domain_attr == nullptr) return -EINVAL;
+  auto mode = static_cast<std::uint64_t>(info->domain_attr->mr_mode);
+  if ((mode & (FI_MR_ENDPOINT | FI_MR_RAW)) != 0) return -ENOTSUP;
+  auto* fabric = static_cast<Fabric*>(calloc(1, sizeof(Fabric)));
+  if (fabric == nullptr) return -ENOMEM;
+  fabric->domain = fabric_domain;
+  fabric->chooses_keys = (mode & FI_MR_PROV_KEY) != 0 || mode == FI_MR_BASIC;
+  std::size_t key_bytes = info->domain_attr->mr_key_size;
+  fabric->key_limit =
+      key_bytes >= 8 || key_bytes == 0 ? UINT64_MAX : (std::uint64_t{1} << (8 * key_bytes)) - 1;
+  if (int error = closes_at_once(*fabric)) {
+    free(fabric);
+    if (error == -ENOTSUP) say_why_not();
+    return error;
+  }
+  rdmalloc_registrar_ops ops = {};
+  ops.size = sizeof ops;
+  ops.name = "libfabric";
+  ops.flags = RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_EXACT_ACCESS;
+  if (info->domain_attr->threading == FI_THREAD_SAFE) ops.flags |= RDMALLOC_REGISTRAR_ANY_THREAD;
+  ops.register_ = fabric_register;
+  ops.deregister = fabric_deregister;
+  ops.close = fabric_close;
+  int error = rdmalloc_domain_open(&ops, fabric, attr, domain);
+  if (error != 0) free(fabric);
+  return error;
+}

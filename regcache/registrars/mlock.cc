@@ -1,0 +1,168 @@
+// mlock(2) as a registrar.
+//
+// mlock does not nest, so the domain keeps a sorted array of segments, each with the number of
+// registrations over it: bounds of registrations cut segments, so that each lies in all of its
+// registrations entirely. Segments are found by bisection; n registrations make at most 2n of them.
+#include <errno.h>
+#include <pthread.h>
+#include <rdmalloc/registrar_mlock.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace {
+
+struct Segment {
+  std::uintptr_t base;
+  std::uintptr_t end;
+  std::size_t count;
+};
+
+struct Locked {
+  pthread_mutex_t lock;
+  Segment* segments;  // sorted, disjoint
+  std::size_t count;
+  std::size_t room;
+};
+
+// Index of the first segment that ends after `address`.
+std::size_t find(const Locked& locked, std::uintptr_t address) {
+  std::size_t low = 0, high = locked.count;
+  while (low < high) {
+    std::size_t middle = low + (high - low) / 2;
+    if (locked.segments[middle].end <= address)
+      low = middle + 1;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+// Room for `more` segments, taken before anything changes, so that no step has to be undone for
+// want of it.
+bool has_room(Locked& locked, std::size_t more) {
+  if (locked.count + more <= locked.room) return true;
+  std::size_t room = 2 * (locked.count + more);
+  void* grown = realloc(locked.segments, room * sizeof(Segment));
+  if (grown == nullptr) return false;
+  locked.segments = static_cast<Segment*>(grown);
+  locked.room = room;
+  return true;
+}
+
+void insert(Locked& locked, std::size_t at, Segment segment) {
+  memmove(locked.segments + at + 1, locked.segments + at, (locked.count - at) * sizeof(Segment));
+  locked.segments[at] = segment;
+  ++locked.count;
+}
+
+// Cuts the segment that holds `address`, if one does, so that a segment begins there.
+void cut(Locked& locked, std::uintptr_t address) {
+  std::size_t at = find(locked, address);
+  if (at == locked.count || locked.segments[at].base >= address) return;
+  Segment upper = locked.segments[at];
+  locked.segments[at].end = upper.base = address;
+  insert(locked, at + 1, upper);
+}
+
+int lock_pages(std::uintptr_t base, std::uintptr_t end) {
+  if (mlock(reinterpret_cast<void*>(base), end - base) == 0) return 0;
+  // EAGAIN: "some or all pages could not be locked", as good as no memory: eviction may help.
+  return errno == EAGAIN ? -ENOMEM : -errno;
+}
+
+// Counts [base, end) down; segments that nobody counts any more are unlocked and go.
+int count_down(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
+  int error = 0;
+  std::size_t at = find(locked, base);
+  std::size_t kept = at;
+  for (; at < locked.count && locked.segments[at].base < end; ++at) {
+    Segment segment = locked.segments[at];
+    if (--segment.count != 0) {
+      locked.segments[kept++] = segment;
+    } else if (munlock(reinterpret_cast<void*>(segment.base), segment.end - segment.base) != 0) {
+      // ENOMEM: foreign memory that its owner unmapped first; locked no more, so all is well.
+      if (errno != ENOMEM) error = -errno;
+    }
+  }
+  memmove(locked.segments + kept, locked.segments + at, (locked.count - at) * sizeof(Segment));
+  locked.count -= at - kept;
+  return error;
+}
+
+// Counts [base, end) up, locking the gaps. After a failure everything is as it was.
+int count_up(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
+  std::uintptr_t reached = base;
+  int error = 0;
+  for (std::size_t at = find(locked, base); reached < end && error == 0; ++at) {
+    std::uintptr_t next = at < locked.count ? locked.segments[at].base : end;
+    if (next > end) next = end;
+    if (reached < next) {
+      error = lock_pages(reached, next);
+      if (error != 0) break;
+      insert(locked, at, {reached, next, 0});
+    }
+    ++locked.segments[at].count;
+    reached = locked.segments[at].end;
+  }
+  if (error != 0) count_down(locked, base, reached);
+  return error;
+}
+
+int mlock_register(void* context, void* addr, std::size_t length, std::uint32_t access,
+                   rdmalloc_key*) {
+  auto& locked = *static_cast<Locked*>(context);
+  if ((access & RDMALLOC_ACCESS_REMOTE) != 0) return -ENOTSUP;  // there is no device
+  auto base = reinterpret_cast<std::uintptr_t>(addr), end = base + length;
+  pthread_mutex_lock(&locked.lock);
+  // Two cuts, and a gap beside each segment in the range at most.
+  std::size_t touched = find(locked, end) - find(locked, base) + 2;
+  int error = has_room(locked, 2 + touched + 1) ? 0 : -ENOMEM;
+  if (error == 0) {
+    cut(locked, base);
+    cut(locked, end);
+    error = count_up(locked, base, end);
+  }
+  pthread_mutex_unlock(&locked.lock);
+  return error;
+}
+
+int mlock_deregister(void* context, void* addr, std::size_t length, const rdmalloc_key*) {
+  auto& locked = *static_cast<Locked*>(context);
+  auto base = reinterpret_cast<std::uintptr_t>(addr);
+  pthread_mutex_lock(&locked.lock);
+  int error = count_down(locked, base, base + length);
+  pthread_mutex_unlock(&locked.lock);
+  return error;
+}
+
+void mlock_close(void* context) {
+  auto* locked = static_cast<Locked*>(context);
+  pthread_mutex_destroy(&locked->lock);
+  free(locked->segments);
+  free(locked);
+}
+
+}  // namespace
+
+extern "C" RDMALLOC_API int rdmalloc_domain_open_mlock(const rdmalloc_domain_attr* attr,
+                                                       rdmalloc_domain** domain) {
+  auto* locked = static_cast<Locked*>(calloc(1, sizeof(Locked)));
+  if (locked == nullptr) return -ENOMEM;
+  pthread_mutex_init(&locked->lock, nullptr);
+  rdmalloc_registrar_ops ops = {};
+  ops.size = sizeof ops;
+  ops.name = "mlock";
+  ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
+              RDMALLOC_REGISTRAR_EXACT_ACCESS;
+  ops.register_ = mlock_register;
+  ops.deregister = mlock_deregister;
+  ops.close = mlock_close;
+  int error = rdmalloc_domain_open(&ops, locked, attr, domain);
+  if (error != 0) mlock_close(locked);
+  return error;
+}
