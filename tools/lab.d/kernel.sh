@@ -1,0 +1,123 @@
+# shellcheck shell=bash
+# The guest's kernel: Debian's own package, downloaded and unpacked under LAB_DIR, never installed.
+# Sourced by tools/lab.
+#
+#   kernels/VERSION            unpacked and complete; a half-made one is called VERSION.partial
+#     root/                    linux-image and busybox-static as dpkg unpacks them
+#     vmlinux                  the ELF kernel out of the compressed one: boots seconds sooner
+#     initramfs-HASH.cpio      busybox, the modules below and the guest's init; HASH is of its recipe
+
+# What the guest loads, each after what it depends on (modules.dep).
+LAB_MODULES="virtio_pci 9pnet_virtio 9p overlay virtio_net
+  crc32_generic crc32-pclmul dummy veth
+  ib_core ib_uverbs rdma_cm rdma_ucm rdma_rxe"
+
+kernel_newest() {
+  find "$LAB_DIR/kernels" -mindepth 1 -maxdepth 1 -type d ! -name '*.partial' \
+    ! -name 'initramfs.*' -printf '%f\n' |
+    sort -V | tail -1
+}
+
+# kernel_extract VMLINUZ OUT: the ELF image inside a bzImage. The kernel's own script does the same
+# by trying each magic number at each place where it occurs; so do we.
+kernel_extract() {
+  local magic unpack position
+  while read -r magic unpack; do
+    while read -r position; do
+      # The compressed image has a tail that the decompressors complain of.
+      tail -c "+$((position + 1))" "$1" | $unpack > "$2" 2> /dev/null || true
+      [ "$(head -c 4 "$2" | tail -c 3)" != ELF ] || return 0
+    done < <(LC_ALL=C grep -aobP "$magic" "$1" | cut -d: -f1)
+  done << 'MAGIC'
+\xfd7zXZ\x00 xz -dc
+\x28\xb5\x2f\xfd zstd -dc
+\x1f\x8b\x08 gzip -dc
+MAGIC
+  rm -f "$2"
+  return 1
+}
+
+# Two tries: apt's lists may be missing or older than the mirror.
+apt_download() {
+  local log=$LAB_DIR/kernels/fetch.log
+  apt-get -q download -o APT::Sandbox::User=root "$@" > "$log" 2>&1 && return
+  [ "$(id -u)" != 0 ] || apt-get -q update >> "$log" 2>&1 || true
+  apt-get -q download -o APT::Sandbox::User=root "$@" >> "$log" 2>&1 && return
+  tail -3 "$log" >&2
+  die "apt could not download $* (log: $log); does 'apt-get update' work here?"
+}
+
+kernel_make() {
+  [ -z "$(kernel_newest)" ] || return 0 # made while we waited for the lock
+  need_commands apt-get apt dpkg dpkg xz xz-utils
+  local package version partial debs=$LAB_DIR/debs/kernel
+  say "fetching Debian's kernel and busybox (about 70 MB, once)"
+  package=$(apt-cache depends linux-image-amd64 2> /dev/null | awk '/Depends:/ {print $2; exit}')
+  if [ -z "$package" ] && [ "$(id -u)" = 0 ]; then
+    apt-get -q update > /dev/null || true
+    package=$(apt-cache depends linux-image-amd64 | awk '/Depends:/ {print $2; exit}')
+  fi
+  [ -n "$package" ] || die "apt knows no linux-image-amd64; run 'apt-get update' and try again"
+  version=${package#linux-image-}
+  partial=$LAB_DIR/kernels/$version.partial
+  mkdir -p "$debs"
+  (cd "$debs" && apt_download "$package" busybox-static) || exit
+  rm -rf "$partial"
+  mkdir -p "$partial/root"
+  local deb
+  for deb in "$debs/${package}"_*.deb "$debs"/busybox-static_*.deb; do
+    dpkg -x "$deb" "$partial/root" || die "cannot unpack $deb; delete it and try again"
+  done
+  "$partial/root/bin/busybox" depmod -b "$partial/root" "$version"
+  kernel_extract "$partial/root/boot/vmlinuz-$version" "$partial/vmlinux" ||
+    cp "$partial/root/boot/vmlinuz-$version" "$partial/vmlinux" # boots too, a few seconds later
+  mv "$partial" "$LAB_DIR/kernels/$version"
+  say "kernel $version is ready"
+}
+
+kernel_fetch() {
+  [ -n "$(kernel_newest)" ] || with_lock kernel "waiting: another lab is fetching the kernel" kernel_make
+}
+
+# The files of LAB_MODULES in loading order. modules.dep lists what a module needs behind it, the
+# nearest first, hence the tac. What this kernel has built in, or not at all, has no file.
+initramfs_modules() {
+  local module line
+  for module in $LAB_MODULES; do
+    line=$(awk -F: -v tail="/$module.ko" '
+      { file = $1; sub(/\.xz$/, "", file) }
+      substr(file, length(file) - length(tail) + 1) == tail { print; exit }' "$1/modules.dep")
+    [ -z "$line" ] || tr ' ' '\n' <<< "${line//:/}" | tac
+  done | awk 'NF && !seen[$0]++'
+}
+
+initramfs_make() {
+  local kernel=$1 out=$2 version=${1##*/} tree file
+  [ ! -s "$out" ] || return 0
+  local modules=$kernel/root/lib/modules/$version busybox=$kernel/root/bin/busybox
+  tree=$(mktemp -d "$LAB_DIR/kernels/initramfs.XXXXXX")
+  mkdir -p "$tree"/{bin,dev,proc,sys,lab,lower,upper,root,modules}
+  cp "$busybox" "$tree/bin/busybox"
+  install -m 755 "$LAB_PARTS/init" "$tree/init"
+  initramfs_modules "$modules" > "$tree/files"
+  while read -r file; do
+    case $file in
+    *.xz) xz -dc "$modules/$file" > "$tree/modules/$(basename "$file" .xz)" ;;
+    *) cp "$modules/$file" "$tree/modules/" ;;
+    esac
+  done < "$tree/files"
+  sed 's,.*/,,; s,\.xz$,,' "$tree/files" > "$tree/load-order"
+  (cd "$tree" && find . | "$busybox" cpio -o -H newc 2> /dev/null) > "$out.partial"
+  rm -rf "$tree" "$kernel"/initramfs-*.cpio
+  mv "$out.partial" "$out"
+}
+
+# Prints the path of the initramfs for kernel directory $1, made when its recipe has changed.
+initramfs_of() {
+  local hash out
+  hash=$( (echo "$LAB_MODULES"; cat "$LAB_PARTS/init" "$LAB_PARTS/kernel.sh") | sha256sum | cut -c1-12)
+  out=$1/initramfs-$hash.cpio
+  [ -s "$out" ] || with_lock initramfs "waiting: another lab is packing the initramfs" \
+    initramfs_make "$1" "$out" || exit
+  echo "$out"
+}

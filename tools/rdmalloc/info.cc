@@ -1,0 +1,209 @@
+#include "tools/rdmalloc/info.h"
+
+#include <dlfcn.h>
+#include <fmt/format.h>
+#include <rdmalloc/notifier.h>
+#include <rdmalloc/rdmalloc.h>
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace rdmalloc::tool {
+namespace {
+
+std::uint64_t ask(const char* name) {
+  std::uint64_t value = 0;
+  std::size_t size = sizeof value;
+  if (int error = rdmalloc_ctl(name, &value, &size, nullptr, 0))
+    throw std::runtime_error(
+        fmt::format("the library at hand does not tell '{}' ({}); is it of "
+                    "another version than this tool?",
+                    name, rdmalloc_strerror(error)));
+  return value;
+}
+
+// Exact, in the largest unit that is.
+std::string size_text(std::uint64_t bytes) {
+  static constexpr const char* kUnits[] = {"", "K", "M", "G", "T"};
+  int unit = 0;
+  while (unit < 4 && bytes != 0 && bytes % 1024 == 0) {
+    bytes /= 1024;
+    unit++;
+  }
+  return fmt::format("{}{}", bytes, kUnits[unit]);
+}
+
+std::string limit_text(std::uint64_t value, std::uint64_t none) {
+  return value == none ? "no limit" : size_text(value);
+}
+
+template <std::size_t count>
+std::string word(std::uint64_t value, const char* const (&words)[count]) {
+  return value < count ? words[value] : fmt::format("{}", value);
+}
+// In the order of the enums that the settings set (docs/settings.md, "By call").
+constexpr const char* kPurge[] = {"thread", "manual", "off"};
+constexpr const char* kHuge[] = {"auto", "never"};
+constexpr const char* kNotify[] = {"auto", "hooks", "explicit", "off"};
+constexpr const char* kStats[] = {"0", "1"};
+constexpr const char* kLog[] = {"warn", "quiet"};
+
+std::vector<Setting> settings() {
+  std::vector<Setting> all = {
+      {"RDMALLOC_PURGE", word(ask("settings.purge"), kPurge), false},
+      {"RDMALLOC_DECAY_MS", fmt::format("{}", ask("purge.decay_ms")), false},
+      {"RDMALLOC_DIRTY_MAX", size_text(ask("purge.dirty_max_bytes")), false},
+      {"RDMALLOC_LIMIT", limit_text(ask("settings.limit_bytes"), UINT64_MAX), false},
+      {"RDMALLOC_HUGE", word(ask("settings.huge"), kHuge), false},
+      {"RDMALLOC_ARENA", size_text(ask("stats.arena_bytes")), false},
+      {"RDMALLOC_NOTIFY", word(ask("settings.notify"), kNotify), false},
+      {"RDMALLOC_REG_MAX_BYTES", limit_text(ask("settings.reg_max_bytes"), 0), false},
+      {"RDMALLOC_REG_MAX_COUNT", limit_text(ask("settings.reg_max_count"), 0), false},
+      {"RDMALLOC_STATS", word(ask("settings.stats_at_exit"), kStats), false},
+      {"RDMALLOC_LOG", word(ask("settings.quiet"), kLog), false},
+  };
+  for (Setting& setting : all) setting.is_set = std::getenv(setting.name.c_str()) != nullptr;
+  return all;
+}
+
+Notifier notifier(const char* name, rdmalloc_notifier which, Info& info) {
+  rdmalloc_notifier_info state = {};
+  state.size = sizeof state;
+  if (int error = rdmalloc_notifier_state(which, &state))
+    throw std::runtime_error(fmt::format("the library does not tell of the notifier {} ({})", name,
+                                         rdmalloc_strerror(error)));
+  info.calls_libc = state.calls_libc != 0;
+  info.is_madvise_patched = state.is_madvise_patched != 0;
+  info.foreign_told = state.foreign_told;
+  info.holds = state.holds;
+  return {name,
+          state.is_attached != 0,
+          state.is_started != 0,
+          state.watches_foreign != 0,
+          state.error,
+          state.told,
+          state.refused,
+          state.explanation};
+}
+
+// docs/notifiers.md has the table behind these.
+void explain_tier(std::uint64_t mode, Info& info) {
+  switch (mode) {
+    case 0:
+      info.tier = "T0";
+      info.tier_reason =
+          "auto: libraries that watch by hooks in libc hear of a purge through libc's madvise, and "
+          "Open MPI and UCX also by their call; right with hooks on, which is their default";
+      return;
+    case 1:
+      info.tier = "T0";
+      info.tier_reason = "hooks: a purge calls libc's madvise, and nobody is told by a call";
+      return;
+    case 2:
+      info.tier = "T1";
+      info.tier_reason =
+          info.calls_libc
+              ? "explicit: libraries are told by calls; libfabric is loaded and could not be told, "
+                "so that libc's madvise is called as well"
+              : "explicit: libraries are told by calls, and pages go by a raw system call";
+      return;
+    default:
+      info.tier = "none";
+      info.tier_reason = "off: no other cache is told; only for programs without any fabric";
+  }
+}
+
+std::string notifier_text(const Notifier& one) {
+  std::string text = fmt::format("  {:<10} {}attached: {}\n", one.name,
+                                 one.is_attached ? "" : "not ", one.explanation);
+  if (one.told != 0) text += fmt::format("             {} ranges told\n", one.told);
+  if (one.refused != 0)
+    text += fmt::format("             {} registrations of foreign memory refused\n", one.refused);
+  return text;
+}
+
+}  // namespace
+
+Info gather() {
+  Info info;
+  info.version = rdmalloc_version();
+  Dl_info place = {};
+  if (dladdr(reinterpret_cast<void*>(&rdmalloc_version), &place) != 0 && place.dli_fname != nullptr)
+    info.library = place.dli_fname;
+  info.settings = settings();
+  info.notifiers = {notifier("opal", RDMALLOC_NOTIFIER_OPAL, info),
+                    notifier("ucx", RDMALLOC_NOTIFIER_UCX, info),
+                    notifier("libfabric", RDMALLOC_NOTIFIER_LIBFABRIC, info)};
+  explain_tier(ask("settings.notify"), info);
+  info.purge_mode = word(ask("settings.purge"), kPurge);
+  info.purge_thread_runs = ask("stats.purge_thread_runs") != 0;
+  info.decay_ms = ask("purge.decay_ms");
+  info.dirty_max_bytes = ask("purge.dirty_max_bytes");
+  std::size_t extent = 0;
+  if (int error = rdmalloc_arena_extent(&info.arena_base, &extent))
+    throw std::runtime_error(fmt::format("there is no arena: {}", rdmalloc_strerror(error)));
+  info.arena_bytes = extent;
+  info.mapped_bytes = ask("stats.mapped_bytes");
+  info.used_bytes = ask("stats.used_bytes");
+  info.dirty_bytes = ask("stats.dirty_bytes");
+  return info;
+}
+
+std::string as_text(const Info& info) {
+  std::string text =
+      fmt::format("rdmalloc {}\nlibrary    {}\n\nsettings in force\n", info.version, info.library);
+  for (const Setting& setting : info.settings)
+    text += fmt::format("  {:<24} {:<10}{}\n", setting.name, setting.value,
+                        setting.is_set ? "" : "  (default)");
+  text += fmt::format("\ntier {}\n  {}\n", info.tier, info.tier_reason);
+  text += fmt::format("  libc's madvise is {}patched by another library\n",
+                      info.is_madvise_patched ? "" : "not ");
+  text += "\nnotifiers\n";
+  for (const Notifier& one : info.notifiers) text += notifier_text(one);
+  text += fmt::format("  {} unmappings of foreign memory told, purging held {} times\n",
+                      info.foreign_told, info.holds);
+  text += fmt::format(
+      "\npurging\n  by {}{}, after {} ms, at most {} free and backed\n", info.purge_mode,
+      info.purge_thread_runs        ? " (runs)"
+      : info.purge_mode == "thread" ? " (not started: this process is too small for one)"
+                                    : "",
+      info.decay_ms, size_text(info.dirty_max_bytes));
+  text += fmt::format("\narena\n  {} at {:#x}; {} ever handed out, {} in use, {} free and backed\n",
+                      size_text(info.arena_bytes), info.arena_base, size_text(info.mapped_bytes),
+                      size_text(info.used_bytes), size_text(info.dirty_bytes));
+  return text;
+}
+
+nlohmann::json as_json(const Info& info) {
+  nlohmann::json json = {{"schema", "rdmalloc-info-1"},
+                         {"version", info.version},
+                         {"library", info.library},
+                         {"tier", info.tier},
+                         {"tier_reason", info.tier_reason},
+                         {"calls_libc", info.calls_libc},
+                         {"is_madvise_patched", info.is_madvise_patched},
+                         {"foreign_told", info.foreign_told},
+                         {"holds", info.holds}};
+  for (const Setting& setting : info.settings)
+    json["settings"][setting.name] = {{"value", setting.value}, {"is_set", setting.is_set}};
+  for (const Notifier& one : info.notifiers)
+    json["notifiers"][one.name] = {{"is_attached", one.is_attached},
+                                   {"is_started", one.is_started},
+                                   {"watches_foreign", one.watches_foreign},
+                                   {"error", one.error},
+                                   {"told", one.told},
+                                   {"refused", one.refused},
+                                   {"explanation", one.explanation}};
+  json["purging"] = {{"mode", info.purge_mode},
+                     {"thread_runs", info.purge_thread_runs},
+                     {"decay_ms", info.decay_ms},
+                     {"dirty_max_bytes", info.dirty_max_bytes}};
+  json["arena"] = {{"base", info.arena_base},
+                   {"bytes", info.arena_bytes},
+                   {"mapped_bytes", info.mapped_bytes},
+                   {"used_bytes", info.used_bytes},
+                   {"dirty_bytes", info.dirty_bytes}};
+  return json;
+}
+
+}  // namespace rdmalloc::tool
