@@ -1,0 +1,35 @@
+// What bcast_compare is asked to do.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/support/allocators.h"
+
+namespace rdmalloc::bench {
+
+struct CompareOptions {
+  std::vector<std::size_t> sizes;
+  std::vector<std::string> patterns;
+  std::vector<std::string> transports;
+  AllocatorSearch allocators;
+  int repetitions = 3;
+  int ranks = 2;
+  int limit_s = 60;
+  double scale = 1;
+  int pause_ms = 2200;
+  bool quick = false;
+  bool list = false;
+  bool quiet = false;
+  std::string output_folder = "out";
+  std::string json_path;  // default: output_folder/bcast.json
+  std::string mpirun;
+  std::string worker;
+  std::string worker_fault;  // for the bench's own tests
+};
+
+// Fills `options`. Returns -1 to go on, otherwise the exit status: the message or the help is
+// printed.
+int parse_options(int argc, char** argv, CompareOptions& options);
+
+}  // namespace rdmalloc::bench

@@ -1,0 +1,198 @@
+// Starts the workers in an order in which no allocator has the machine to itself: repetition by
+// repetition, transport by transport, pattern by pattern, and within it every allocator, each time
+// from another one on.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <set>
+#include <sstream>
+
+#include "bench/bcast/results.h"
+#include "bench/support/process.h"
+#include "bench/support/statistics.h"
+#include "bench/support/table.h"
+
+namespace rdmalloc::bench {
+namespace {
+
+using nlohmann::json;
+
+// Patterns that share a worker. Fresh and reused do, because their ratio is a result; the others
+// don't, because a heap that one pattern leaves behind would change the next one's.
+std::vector<std::string> groups_of(const std::vector<std::string>& patterns) {
+  std::vector<std::string> groups;
+  for (const std::string& pattern : patterns) {
+    const bool pair = pattern == "fresh" || pattern == "reused";
+    const auto other = std::find_if(groups.begin(), groups.end(), [](const std::string& group) {
+      return group == "fresh" || group == "reused";
+    });
+    if (pair && other != groups.end())
+      *other = "fresh,reused";
+    else
+      groups.push_back(pattern);
+  }
+  return groups;
+}
+
+struct Step {
+  int repetition;
+  const Transport* transport;
+  const Allocator* allocator;
+  std::string group;
+  std::string kind() const { return transport->name + group; }
+};
+
+// phases is mostly waiting: it runs in the first repetition only.
+std::vector<Step> plan(const CompareOptions& options, const Results& results) {
+  std::vector<Step> steps;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition)
+    for (const Transport& transport : results.transports)
+      for (const std::string& group : groups_of(options.patterns)) {
+        if (group == "phases" && repetition > 0) continue;
+        for (std::size_t i = 0; i < results.allocators.size(); ++i) {
+          const std::size_t turn =
+              (i + static_cast<std::size_t>(repetition)) % results.allocators.size();
+          steps.push_back({repetition, &transport, &results.allocators[turn], group});
+        }
+      }
+  return steps;
+}
+
+Command worker_command(const CompareOptions& options, const Results& results, const Step& step) {
+  std::vector<std::string> worker = {options.worker,
+                                     "--patterns",
+                                     step.group,
+                                     "--sizes",
+                                     fmt::format("{}", fmt::join(options.sizes, ",")),
+                                     "--scale",
+                                     fmt::format("{}", options.scale),
+                                     "--pause-ms",
+                                     fmt::format("{}", options.pause_ms)};
+  if (!options.worker_fault.empty()) worker.insert(worker.end(), {"--fault", options.worker_fault});
+  Command command;
+  command.arguments = mpirun_command(results.mpi, options.ranks, *step.transport,
+                                     preload_environment(*step.allocator), worker);
+  command.environment = mpirun_environment(results.mpi);
+  command.limit = std::chrono::seconds(options.limit_s);
+  if (step.group == "phases") command.limit += std::chrono::milliseconds(2 * options.pause_ms);
+  const std::string name = std::filesystem::path(options.worker).filename().string();
+  command.on_limit = [name](pid_t pid) { return stacks_below(pid, name); };
+  return command;
+}
+
+// A row must not be credited to an allocator that did not serve it: what is wrong, or nothing.
+std::string mislabelled(const Allocator& allocator, const json& hello) {
+  int rank = 0;
+  for (const json& served_by : hello.at("malloc")) {
+    if (!is_served_by(allocator, served_by.get<std::string>()))
+      return fmt::format("at rank {} malloc is served by {}, not by {}", rank,
+                         served_by.get<std::string>(),
+                         allocator.library.empty() ? "libc" : allocator.library);
+    ++rank;
+  }
+  const std::string settings = hello.at("settings");
+  if (allocator.name == "jemalloc-bg" && settings != "background_thread")
+    return "jemalloc runs without its background thread";
+  return {};
+}
+
+double typical(const json& values, bool sizes_differ) {
+  const auto numbers = values.get<std::vector<double>>();
+  if (!sizes_differ || numbers.empty()) return median(numbers);
+  double sum = 0;
+  for (double number : numbers) sum += number;
+  return sum / static_cast<double>(numbers.size());
+}
+
+void take_row(const CompareOptions& options, const Step& step, const json& row, Results& results) {
+  Cell cell{step.transport->name, row.at("pattern"), row.at("bytes"), step.allocator->name};
+  Measured& measured = results.cells[cell];
+  const auto set = [&](std::vector<double>& values, double value) {
+    values.resize(static_cast<std::size_t>(options.repetitions), std::nan(""));
+    values[static_cast<std::size_t>(step.repetition)] = value;
+  };
+  const bool sizes_differ = cell.pattern == "mixed";
+  const std::size_t count = row.at("bcast_us").size();
+  set(measured.bcast_us, typical(row.at("bcast_us"), sizes_differ));
+  set(measured.cycle_us, typical(row.at("cycle_us"), sizes_differ));
+  if (row.contains("after_pause_us"))
+    set(measured.after_pause_us, typical(row.at("after_pause_us"), false));
+  if (count > 0)
+    set(measured.faults_per_broadcast,
+        row.at("page_faults").get<double>() / static_cast<double>(count));
+  measured.broadcasts += count;
+  results.checked_broadcasts += count;
+}
+
+// Reads the worker's lines; what is wrong with them, or nothing.
+std::string take_output(const CompareOptions& options, const Step& step, const Outcome& outcome,
+                        Results& results) {
+  std::string problem = "the worker said nothing";
+  bool greeted = false;
+  bool ended = false;
+  std::size_t wrong_bytes = 0;
+  std::istringstream lines(outcome.standard_output);
+  for (std::string line; std::getline(lines, line);) {
+    const json object = json::parse(line, nullptr, false);
+    if (object.is_discarded() || !object.contains("type")) continue;
+    if (object["type"] == "hello") {
+      greeted = true;
+      results.mpi_library = object.at("mpi");
+      problem = mislabelled(*step.allocator, object);
+      if (!problem.empty()) return problem;
+    } else if (object["type"] == "row" && greeted) {
+      wrong_bytes += object.at("wrong_bytes").get<std::size_t>();
+      if (object.at("wrong_bytes") == 0) take_row(options, step, object, results);
+    } else if (object["type"] == "end") {
+      ended = true;
+      double& peak = results.peak_rss_mib[step.allocator->name];
+      peak = std::max(peak, object.at("peak_rss_kib").get<double>() / 1024);
+    }
+  }
+  if (wrong_bytes != 0) return fmt::format("{} wrong bytes arrived", wrong_bytes);
+  if (problem.empty() && !ended) problem = "the worker ended early";
+  return problem;
+}
+
+void run_step(const CompareOptions& options, const Step& step, Results& results) {
+  const Outcome outcome = run(worker_command(options, results, step));
+  results.interrupted = results.interrupted || outcome.interrupted;
+  if (results.interrupted) return;
+  std::string problem = take_output(options, step, outcome, results);
+  // Wrong bytes and wrong labels say more than the exit status that follows from them.
+  if (!outcome.ok() && (problem.find("wrong bytes") == std::string::npos || outcome.timed_out))
+    problem = outcome.describe() + (problem.empty() ? "" : "; " + problem);
+  if (problem.empty()) return;
+  results.failures.push_back({step.transport->name, step.group, step.allocator->name,
+                              step.repetition + 1, problem, outcome.standard_error,
+                              outcome.limit_report});
+}
+
+}  // namespace
+
+void run_all(const CompareOptions& options, Results& results) {
+  const std::vector<Step> steps = plan(options, results);
+  std::vector<std::string> kinds;
+  for (const Step& step : steps) kinds.push_back(step.kind());
+  Progress progress(kinds, options.quiet);
+  std::set<std::pair<std::string, std::string>> failed;  // not tried again: a hang costs its limit
+  const auto start = std::chrono::steady_clock::now();
+  for (const Step& step : steps) {
+    const std::pair<std::string, std::string> key{step.kind(), step.allocator->name};
+    progress.begin(fmt::format("{} {} {}, repetition {} of {}", step.transport->name, step.group,
+                               step.allocator->name, step.repetition + 1, options.repetitions));
+    const std::size_t failures = results.failures.size();
+    if (!failed.contains(key)) run_step(options, step, results);
+    if (results.failures.size() != failures) failed.insert(key);
+    progress.end();
+    if (results.interrupted || interrupt_seen()) break;
+  }
+  progress.finish();
+  results.interrupted = results.interrupted || interrupt_seen();
+  results.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+}  // namespace rdmalloc::bench

@@ -1,0 +1,68 @@
+// What micro_compare is asked for and what its runs gave.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/support/allocators.h"
+
+namespace rdmalloc::bench {
+
+struct MicroOptions {
+  AllocatorSearch allocators;
+  std::string base = "mimalloc";
+  std::string filter = ".";
+  int repetitions = 5;
+  double min_time_s = 0.03;
+  int limit_s = 120;
+  std::size_t rss_bytes = 0;  // 0: without rss_return
+  bool quick = false;
+  bool list = false;
+  bool quiet = false;
+  std::string output_folder = "out";
+  std::string json_path;
+  std::string program_folder;
+};
+
+struct MicroFailure {
+  std::string program;
+  std::string allocator;
+  int repetition = 0;
+  std::string what;
+  std::string standard_error;
+};
+
+struct RssCurve {
+  double start_mib = 0;
+  double peak_mib = 0;
+  double end_mib = 0;
+  double allowed_mib = 0;
+  double decay_ms = 0;
+  bool returned = false;
+  std::vector<std::pair<double, double>> samples;  // ms after the last free, MiB
+};
+
+struct MicroResults {
+  std::vector<Allocator> allocators;
+  std::vector<LeftOut> left_out;
+  std::vector<std::string> benchmarks;  // in the order of the program
+  // Nanoseconds of an item by benchmark and allocator, one for each repetition, NaN where missing.
+  std::map<std::pair<std::string, std::string>, std::vector<double>> cells;
+  std::vector<std::string> key_benchmarks;
+  std::map<std::string, std::vector<double>> keys;
+  std::map<std::string, RssCurve> rss;
+  std::vector<MicroFailure> failures;
+  double wall_s = 0;
+  bool interrupted = false;
+};
+
+void run_micro(const MicroOptions& options, MicroResults& results);
+std::string micro_tables(const MicroOptions& options, const MicroResults& results);
+nlohmann::json micro_json(const MicroOptions& options, const MicroResults& results);
+std::string micro_picture(const MicroOptions& options, const MicroResults& results,
+                          const std::string& picture);
+
+}  // namespace rdmalloc::bench
