@@ -1,0 +1,56 @@
+// Seen to fail: with is_served_by() always true; with a missing library put into `found`.
+#include "bench/support/allocators.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+namespace rdmalloc::bench {
+namespace {
+
+using testing::HasSubstr;
+
+TEST(Allocators, an_unknown_name_is_refused_with_the_names_there_are) {
+  const AllocatorChoice choice = choose_allocators({.names = {"nomalloc"}});
+  EXPECT_THAT(choice.error, HasSubstr("nomalloc"));
+  EXPECT_THAT(choice.error, HasSubstr("mimalloc"));
+}
+
+TEST(Allocators, a_library_that_is_not_there_is_left_out_by_name) {
+  const AllocatorChoice choice =
+      choose_allocators({.names = {"glibc", "rdmalloc"}, .rdmalloc_library = "/nowhere/lib.so"});
+  EXPECT_EQ(choice.error, "");
+  ASSERT_EQ(choice.found.size(), 1u);
+  EXPECT_EQ(choice.found[0].name, "glibc");
+  ASSERT_EQ(choice.left_out.size(), 1u);
+  EXPECT_EQ(choice.left_out[0].what, "rdmalloc");
+  EXPECT_THAT(choice.left_out[0].why, HasSubstr("/nowhere/lib.so"));
+}
+
+TEST(Allocators, a_further_peer_needs_a_name_and_a_file) {
+  EXPECT_THAT(choose_allocators({.names = {"glibc"}, .peers = {"/lib/x.so"}}).error,
+              HasSubstr("NAME=PATH"));
+  EXPECT_THAT(choose_allocators({.names = {"glibc"}, .peers = {"x=/nowhere/x.so"}}).error,
+              HasSubstr("No such file"));
+  EXPECT_THAT(choose_allocators({.names = {"glibc"}, .peers = {"glibc=/proc/self/exe"}}).error,
+              HasSubstr("already"));
+}
+
+TEST(Allocators, a_label_must_match_what_serves_malloc) {
+  const Allocator glibc{"glibc", "", {}};
+  const Allocator other{"other", "/proc/self/exe", {}};
+  EXPECT_FALSE(is_served_by(glibc, "/nowhere/libc.so.6"));
+  EXPECT_FALSE(is_served_by(glibc, "/proc/self/exe"));
+  EXPECT_FALSE(is_served_by(other, "/usr/bin/env"));
+}
+
+TEST(Allocators, settings_and_preload_reach_the_environment) {
+  const Environment environment = preload_environment({"x", "/lib/x.so", {{"X_CONF", "1"}}});
+  EXPECT_EQ(environment.at("LD_PRELOAD"), "/lib/x.so");
+  EXPECT_EQ(environment.at("X_CONF"), "1");
+  EXPECT_TRUE(preload_environment({"glibc", "", {}}).empty());
+}
+
+}  // namespace
+}  // namespace rdmalloc::bench

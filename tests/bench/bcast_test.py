@@ -1,0 +1,148 @@
+"""bcast_test.py DRIVER CASE: one behaviour of bcast_compare, by its exit status and its JSON.
+
+Each case was seen to fail: `corrupt_byte` with verify() emptied in the worker, `label` with
+mislabelled() returning nothing, `hang` without the limit in attend(), `arguments` with check_sizes()
+emptied, `crash` with run_step() ignoring the outcome, `quick` with take_row() left out,
+`mpich` with the worker of Open MPI.
+"""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+DRIVER = sys.argv[1]
+CASE = sys.argv[2]
+LIBRARY = pathlib.Path(DRIVER).parent.parent / "lib" / "librdmalloc.so"
+
+
+def drive(*arguments, folder="."):
+    done = subprocess.run([DRIVER, "--output", folder, "--quiet", *arguments], text=True,
+                          stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
+
+
+def expect(condition, what, output):
+    if not condition:
+        print(output)
+        sys.exit(f"FAILED: {what}")
+
+
+def case_arguments():
+    for arguments, wanted in [
+            (["--sizes", "12Q"], "12Q"),
+            (["--sizes", "2G"], "2G"),
+            (["--patterns", "stale"], "fresh, reused"),
+            (["--allocators", "nomalloc"], "nomalloc"),
+            (["--transports", "pigeon"], "shm, tcp"),
+            (["--repetitions", "0"], "repetitions"),
+            (["--mpirun", "/bin/true"], "/bin/true"),
+            (["--nonsense"], "nonsense")]:
+        status, output = drive(*arguments)
+        expect(status == 2, f"{arguments}: exit status {status}, not 2", output)
+        expect(wanted in output, f"{arguments}: the message doesn't name '{wanted}'", output)
+    status, output = drive("--list")
+    expect(status == 0 and "allocator glibc" in output, "--list", output)
+
+
+def fault(name, *further, folder):
+    return drive("--sizes", "4K", "--patterns", "fresh,reused", "--repetitions", "1", "--scale",
+                 "0.1", "--allocators", "glibc", "--worker-fault", name, *further, folder=folder)
+
+
+def only_failure(folder):
+    return json.loads(pathlib.Path(folder, "bcast.json").read_text())["failures"][0]
+
+
+def case_corrupt_byte(folder):
+    status, output = fault("corrupt-byte", folder=folder)
+    expect(status == 3, f"exit status {status}, not 3: nothing right was measured", output)
+    expect("wrong bytes arrived" in only_failure(folder)["what"], "not named as wrong bytes", output)
+    expect("rank 1" in output, "the rank is not named", output)
+
+
+def case_crash(folder):
+    status, output = fault("crash", folder=folder)
+    expect(status == 3, f"exit status {status}, not 3", output)
+    expect("Segmentation fault" in only_failure(folder)["stderr"], "stderr is not kept", output)
+
+
+def case_hang(folder):
+    status, output = fault("hang", "--limit-s", "4", folder=folder)
+    expect(status == 3, f"exit status {status}, not 3", output)
+    failure = only_failure(folder)
+    expect("limit" in failure["what"], "not named as a hang", output)
+    if shutil.which("gdb"):
+        expect("inject_fault" in failure["stacks"], "no stack of the rank that hangs", output)
+        expect(failure["stacks"].count("--- bcast_worker") == 2, "not both ranks", output)
+    left = subprocess.run(["pgrep", "-f", f"bcast_worker.*--fault hang"], stdout=subprocess.PIPE)
+    expect(left.returncode == 1, "ranks were left behind", output)
+
+
+def case_label(folder):
+    """A preload that serves no malloc must not become a row."""
+    libm = subprocess.run(["cc", "-print-file-name=libm.so.6"], text=True,
+                          stdout=subprocess.PIPE).stdout.strip()
+    status, output = drive("--quick", "--allocators", "glibc", "--peer", f"sham={libm}",
+                           "--patterns", "fresh", folder=folder)
+    expect(status == 0, f"exit status {status}, not 0", output)
+    report = json.loads(pathlib.Path(folder, "bcast.json").read_text())
+    expect(all(row["allocator"] == "glibc" for row in report["results"]), "a sham row", output)
+    expect("malloc is served by" in report["failures"][0]["what"], "no reason", output)
+
+
+def case_quick(folder):
+    allocators = ["glibc", "rdmalloc"] if LIBRARY.exists() else ["glibc"]
+    status, output = drive("--quick", "--sizes", "4K,258048", "--allocators", ",".join(allocators),
+                           folder=folder)
+    expect(status == 0, f"exit status {status}, not 0", output)
+    report = json.loads(pathlib.Path(folder, "bcast.json").read_text())
+    rows = {(row["allocator"], row["pattern"], row["bytes"]): row for row in report["results"]}
+    for allocator in allocators:
+        for pattern in ["fresh", "reused", "growing"]:
+            for size in [4096, 258048]:
+                row = rows[(allocator, pattern, size)]
+                expect(row["broadcasts"] > 0 and row["bcast_us"]["median"] > 0, f"{row}", output)
+        expect((allocator, "mixed", 0) in rows, "no row mixed", output)
+    if shutil.which("gnuplot"):
+        expect("<svg" in pathlib.Path(folder, "bcast.svg").read_text(), "no picture", output)
+    if len(allocators) == 1:
+        print("SKIP: no librdmalloc.so beside the driver; glibc's half was right")
+        sys.exit(77)
+
+
+def case_mpich(folder):
+    mpiexec = shutil.which("mpiexec.mpich")
+    if mpiexec is None or not pathlib.Path(DRIVER).with_name("bcast_worker_mpich").exists():
+        print("SKIP: no MPICH (apt install mpich libmpich-dev)")
+        sys.exit(77)
+    allocators = ["glibc", "rdmalloc"] if LIBRARY.exists() else ["glibc"]
+    status, output = drive("--mpirun", mpiexec, "--quick", "--sizes", "4K,258048", "--patterns",
+                           "fresh,reused", "--transports", "shm,ucx", "--limit-s", "150", "--allocators",
+                           ",".join(allocators), folder=folder)
+    expect(status == 0, f"exit status {status}, not 0", output)
+    report = json.loads(pathlib.Path(folder, "bcast.json").read_text())
+    expect("MPICH" in report["mpi"], f"broadcasts of {report['mpi']}, not of MPICH", output)
+    rows = {(row["transport"], row["allocator"], row["bytes"]) for row in report["results"]}
+    wanted = {(transport, allocator, size) for transport in ["shm", "ucx"]
+              for allocator in allocators for size in [4096, 258048]}
+    expect(wanted <= rows, f"rows are missing: {wanted - rows}", output)
+    status, output = drive("--mpirun", mpiexec, "--list", "--transports", "all", folder=folder)
+    expect(status == 0 and "LEFT OUT tcp" in output, "what MPICH lacks is not named", output)
+
+
+def main():
+    if shutil.which("mpirun") is None:
+        print("SKIP: no mpirun (apt install openmpi-bin)")
+        sys.exit(77)
+    if CASE == "arguments":
+        return case_arguments()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        globals()[f"case_{CASE}"](folder)
+
+
+main()

@@ -1,0 +1,95 @@
+"""micro_test.py DRIVER CASE: one behaviour of micro_compare or rss_return.
+
+Seen to fail: `arguments` with the check of --rss-bytes removed, `label` with take_benchmarks() not
+asking is_served_by(), `quick` with put() left out, `rss` with verdict() always false, `rss_kept`
+(the control: purging off, nothing may come back) with verdict() always true.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+DRIVER = sys.argv[1]
+CASE = sys.argv[2]
+LIBRARY = pathlib.Path(DRIVER).parent.parent / "lib" / "librdmalloc.so"
+RSS_RETURN = pathlib.Path(DRIVER).parent / "rss_return"
+
+
+def drive(*arguments):
+    done = subprocess.run([DRIVER, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
+
+
+def expect(condition, what, output):
+    if not condition:
+        print(output)
+        sys.exit(f"FAILED: {what}")
+
+
+def case_arguments():
+    for arguments, wanted in [(["--allocators", "nomalloc"], "nomalloc"),
+                              (["--peer", "nonsense"], "NAME=PATH"),
+                              (["--repetitions", "0"], "repetitions"),
+                              (["--rss-bytes", "lots"], "lots")]:
+        status, output = drive(*arguments)
+        expect(status == 2, f"{arguments}: exit status {status}, not 2", output)
+        expect(wanted in output, f"{arguments}: the message doesn't name '{wanted}'", output)
+    status, output = drive("--quick", "--allocators", "glibc", "--filter", "nobench")
+    expect(status == 3 and "nobench" in output, f"a filter without a match: {status}", output)
+    status, output = drive("--list")
+    expect(status == 0 and "allocator glibc" in output, "--list", output)
+
+
+def case_label():
+    """A preload that serves no malloc must not become a column."""
+    libm = subprocess.run(["cc", "-print-file-name=libm.so.6"], text=True,
+                          stdout=subprocess.PIPE).stdout.strip()
+    status, output = drive("--quick", "--filter", "pair/64$", "--allocators", "glibc", "--peer",
+                           f"sham={libm}")
+    expect(status == 0, f"exit status {status}, not 0", output)
+    report = json.loads(pathlib.Path("out/micro.json").read_text())
+    expect({row["allocator"] for row in report["results"]} == {"glibc"}, "a sham row", output)
+    expect("malloc is served by" in report["failures"][0]["what"], "no reason", output)
+
+
+def case_quick():
+    """Every benchmark runs to its end under ours and under glibc's."""
+    status, output = drive("--quick", "--allocators", "glibc,rdmalloc", "--min-time-s", "0.001")
+    expect(status == 0, f"exit status {status}, not 0", output)
+    report = json.loads(pathlib.Path("out/micro.json").read_text())
+    times = {(row["benchmark"], row["allocator"]): row["ns"]["median"] for row in report["results"]}
+    families = {benchmark.split("/")[0] for benchmark, _ in times}
+    for family in ["pair", "fifo", "random", "random_touch", "producer_consumer", "ping_pong",
+                   "large", "grow_doubling", "grow_64K_steps"]:
+        expect(family in families, f"no {family}", output)
+    benchmarks = {benchmark for benchmark, _ in times}
+    for benchmark in benchmarks:
+        for allocator in ["glibc", "rdmalloc"]:
+            expect(times.get((benchmark, allocator), 0) > 0, f"{benchmark} {allocator}", output)
+
+
+def rss(**environment):
+    done = subprocess.run([RSS_RETURN, "--bytes", str(256 << 20), "--decay-ms", "1000"], text=True,
+                          stdout=subprocess.PIPE, stdin=subprocess.DEVNULL,
+                          env=dict(os.environ, LD_PRELOAD=str(LIBRARY), **environment))
+    return done.returncode, done.stdout
+
+
+def case_rss():
+    status, output = rss(RDMALLOC_DECAY_MS="1000")
+    expect(status == 0, f"exit status {status}: memory did not come back", output)
+    peak = [json.loads(line)["mib"] for line in output.splitlines() if '"peak"' in line][0]
+    expect(peak >= 256, f"the storm used {peak} MiB only", output)
+
+
+def case_rss_kept():
+    status, output = rss(RDMALLOC_PURGE="off")
+    expect(status == 1, f"exit status {status}: purging is off, memory can't have come back", output)
+
+
+with tempfile.TemporaryDirectory() as work_folder:
+    os.chdir(work_folder)
+    globals()[f"case_{CASE}"]()

@@ -1,0 +1,96 @@
+// Seen to fail: without the loop that kills the tree in end_tree(); without note_end().
+#include "bench/support/process.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <thread>
+
+namespace rdmalloc::bench {
+namespace {
+
+using std::chrono::milliseconds;
+using testing::HasSubstr;
+
+Outcome shell(const std::string& script, milliseconds limit = milliseconds(20'000)) {
+  Command command;
+  command.arguments = {"sh", "-c", script};
+  command.limit = limit;
+  return run(command);
+}
+
+TEST(Process, output_error_and_exit_status_arrive) {
+  const Outcome outcome = shell("echo out; echo err >&2; exit 7");
+  EXPECT_EQ(outcome.standard_output, "out\n");
+  EXPECT_EQ(outcome.standard_error, "err\n");
+  EXPECT_EQ(outcome.exit_code, 7);
+  EXPECT_FALSE(outcome.ok());
+}
+
+TEST(Process, lines_arrive_whole_also_the_last_without_an_end) {
+  Command command;
+  command.arguments = {"sh", "-c", "printf 'a\\nb'; sleep 0.1; printf 'c\\nd'"};
+  std::vector<std::string> lines;
+  command.on_line = [&](std::string_view line) { lines.emplace_back(line); };
+  EXPECT_TRUE(run(command).ok());
+  EXPECT_EQ(lines, (std::vector<std::string>{"a", "bc", "d"}));
+}
+
+TEST(Process, a_signal_is_named) {
+  const Outcome outcome = shell("kill -SEGV $$");
+  EXPECT_EQ(outcome.signal, SIGSEGV);
+  EXPECT_THAT(outcome.describe(), HasSubstr("Segmentation fault"));
+}
+
+TEST(Process, what_does_not_exist_is_said) {
+  Command command;
+  command.arguments = {"/nowhere/program"};
+  EXPECT_THAT(run(command).describe(), HasSubstr("/nowhere/program"));
+}
+
+TEST(Process, the_environment_is_added_to_ours) {
+  Command command;
+  command.arguments = {"sh", "-c", "echo $HOME $ADDED"};
+  command.environment["ADDED"] = "yes";
+  const char* home = std::getenv("HOME");
+  EXPECT_EQ(run(command).standard_output, std::string(home != nullptr ? home : "") + " yes\n");
+}
+
+TEST(Process, the_limit_ends_grandchildren_in_groups_of_their_own) {
+  Command command;
+  // As Open MPI's launcher does: each child leads a session. It ignores SIGTERM on top.
+  command.arguments = {
+      "sh", "-c", "setsid sh -c 'trap \"\" TERM; echo $$; while :; do sleep 0.05; done' & wait"};
+  command.limit = milliseconds(500);
+  pid_t grandchild = 0;
+  command.on_line = [&](std::string_view line) {
+    grandchild = std::atoi(std::string(line).c_str());
+  };
+  command.on_limit = [](pid_t pid) { return "tree of " + std::to_string(pid); };
+  const Outcome outcome = run(command);
+  EXPECT_TRUE(outcome.timed_out);
+  EXPECT_THAT(outcome.limit_report, HasSubstr("tree of"));
+  ASSERT_GT(grandchild, 0);
+  // An orphan is reaped by init: its process id is gone a moment later, or it is a zombie there.
+  for (int i = 0; i < 100 && process_tree(grandchild).size() == 1; ++i) {
+    char state = '?';
+    if (FILE* stat = std::fopen(("/proc/" + std::to_string(grandchild) + "/stat").c_str(), "r")) {
+      if (std::fscanf(stat, "%*d (%*[^)]) %c", &state) != 1) state = '?';
+      std::fclose(stat);
+    }
+    if (state == 'Z') return;
+    std::this_thread::sleep_for(milliseconds(50));
+  }
+  EXPECT_TRUE(process_tree(grandchild).empty());
+}
+
+TEST(Process, programs_are_found_in_PATH) {
+  EXPECT_THAT(find_program("sh"), HasSubstr("/sh"));
+  EXPECT_EQ(find_program("no-such-program"), "");
+}
+
+}  // namespace
+}  // namespace rdmalloc::bench

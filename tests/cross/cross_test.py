@@ -1,0 +1,71 @@
+#!/usr/bin/python3
+"""The libraries built for aarch64 by the cross compiler, and tests of them under qemu-user.
+
+    cross_test.py SCRATCH_FOLDER
+
+What an emulator of user programs can't show is left out, by name: resident memory (it is the
+emulator's), forks (its madvise(2) accepts MADV_WIPEONFORK and wipes nothing), threads by the
+thousand. That memory orderings suffice is not shown either: the host's are stronger.
+Left out as a known defect: the exact order of eviction, where two puts fall into one tick of the
+counter (cntvct_el0 ticks every 16 ns here, 1 to 40 ns on hardware).
+"""
+import os
+import shutil
+import subprocess
+import sys
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(os.path.dirname(HERE))
+SCRATCH = sys.argv[1]
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+LIBRARIES = "/usr/aarch64-linux-gnu"
+PROGRAMS = {
+    "malloc_sizes_test": "*",
+    "malloc_alignment_test": "*",
+    "malloc_realloc_test": "-*to_zero_frees*",
+    "regcache_test": "Hits.*:Purge.*:Limits.*:-*limits_come_from_the_environment*"
+                     ":*least_recently_put_is_evicted*:*eviction_order_equals*",
+}
+
+
+def run(*command, **options):
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          check=False, errors="replace", **options)
+    return done.returncode, done.stdout[-6000:]
+
+
+class Aarch64(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        for tool in (COMPILER, EMULATOR):
+            if not shutil.which(tool):
+                print(f"SKIP: no {tool} here; tools/setup.sh installs it")
+                sys.exit(77)
+        status, output = run(
+            "cmake", "-G", "Ninja", "-S", HERE, "-B", SCRATCH, "--toolchain",
+            os.path.join(ROOT, "cmake", "toolchains", "aarch64.cmake"),
+            "-DCMAKE_BUILD_TYPE=RelWithDebInfo", "-DCMAKE_COMPILE_WARNING_AS_ERROR=ON")
+        if status == 0:
+            status, output = run("cmake", "--build", SCRATCH)
+        if status != 0:
+            raise AssertionError(output)
+
+    def emulated(self, name, test_filter, *options):
+        status, output = run(EMULATOR, "-L", LIBRARIES, *options,
+                             os.path.join(SCRATCH, "bin", name), f"--gtest_filter={test_filter}")
+        self.assertEqual(status, 0, output)
+        self.assertIn("[  PASSED  ]", output)
+
+    def test_prefixed(self):
+        for name, test_filter in PROGRAMS.items():
+            with self.subTest(program=name):
+                self.emulated(name, test_filter)
+
+    def test_preloaded(self):
+        library = os.path.join(SCRATCH, "lib", "librdmalloc.so")
+        self.emulated("malloc_sizes_test_preload", "*", "-E", f"LD_PRELOAD={library}")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])

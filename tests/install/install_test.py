@@ -1,0 +1,116 @@
+#!/usr/bin/python3
+"""What `cmake --install` puts down can be used by others: CMake, pkg-config, preload, man.
+
+    install_test.py BUILD SCRATCH
+
+Seen to fail: with install(EXPORT) left out; with -lrdmalloc left out of the .pc file; with the man
+pages' glob misspelt.
+"""
+import glob
+import os
+import shutil
+import subprocess
+import sys
+import unittest
+
+BUILD, SCRATCH = sys.argv[1], sys.argv[2]
+PREFIX = os.path.join(SCRATCH, "prefix")
+CONSUMER = r"""
+#include <rdmalloc/rdmalloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+int main(void) {
+  void* block = malloc(100000);
+  void* own = rdmalloc_malloc(100);
+  /* Through volatile: a compiler may leave out a malloc that nobody looks at. */
+  void* volatile seen = block;
+  printf("%s %d %d\n", rdmalloc_version(), rdmalloc_owns(seen), rdmalloc_owns(own));
+  rdmalloc_free(own);
+  free(block);
+  return 0;
+}
+"""
+PROJECT = """
+cmake_minimum_required(VERSION 3.20)
+project(consumer C)
+find_package(rdmalloc 0.1 REQUIRED COMPONENTS rdmalloc prefixed)
+foreach(kind rdmalloc static prefixed)
+  add_executable(with_${kind} consumer.c)
+  target_link_libraries(with_${kind} rdmalloc::${kind})
+endforeach()
+"""
+
+
+def run(*command, **more):
+    environment = {**os.environ, **more.pop("environment", {})}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                          env=environment, check=False, **more)
+    if done.returncode != 0:
+        raise AssertionError(f"{' '.join(command)}: status {done.returncode}\n{done.stdout[-4000:]}")
+    return done.stdout
+
+
+class Install(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        shutil.rmtree(SCRATCH, ignore_errors=True)
+        os.makedirs(SCRATCH)
+        # DESTDIR of whoever builds a package must not send this elsewhere.
+        run("cmake", "--install", BUILD, "--prefix", PREFIX, environment={"DESTDIR": ""})
+        with open(os.path.join(SCRATCH, "consumer.c"), "w", encoding="utf-8") as file:
+            file.write(CONSUMER)
+        with open(os.path.join(SCRATCH, "CMakeLists.txt"), "w", encoding="utf-8") as file:
+            file.write(PROJECT)
+        cls.library = glob.glob(os.path.join(PREFIX, "lib*", "**", "librdmalloc.so"),
+                                recursive=True)[0]
+
+    def test_find_package(self):
+        folder = os.path.join(SCRATCH, "build")
+        run("cmake", "-G", "Ninja", "-S", SCRATCH, "-B", folder, f"-DCMAKE_PREFIX_PATH={PREFIX}")
+        run("cmake", "--build", folder)
+        self.assertEqual(run(os.path.join(folder, "with_rdmalloc")), "0.1.0 1 1\n")
+        self.assertEqual(run(os.path.join(folder, "with_static")), "0.1.0 1 1\n")
+        # The prefixed library leaves the program's malloc alone.
+        self.assertEqual(run(os.path.join(folder, "with_prefixed")), "0.1.0 0 1\n")
+
+    def test_pkg_config(self):
+        folder = os.path.join(os.path.dirname(self.library), "pkgconfig")
+        flags = run("pkg-config", "--cflags", "--libs", "rdmalloc",
+                    environment={"PKG_CONFIG_PATH": folder}).split()
+        program = os.path.join(SCRATCH, "by_pkg_config")
+        run("cc", os.path.join(SCRATCH, "consumer.c"), *flags,
+            f"-Wl,-rpath,{os.path.dirname(self.library)}", "-o", program)
+        self.assertEqual(run(program), "0.1.0 1 1\n")
+
+    def test_every_registrar_has_a_pkg_config_file(self):
+        folder = os.path.dirname(self.library)
+        for path in glob.glob(os.path.join(folder, "librdmalloc-*.so")):
+            name = os.path.basename(path)[3:-3]
+            if name == "rdmalloc-verbs-shim":
+                continue  # a preload: nobody links it
+            flags = run("pkg-config", "--libs", name,
+                        environment={"PKG_CONFIG_PATH": os.path.join(folder, "pkgconfig")})
+            self.assertIn("-l" + name, flags.split())
+            self.assertIn("-lrdmalloc", flags.split())
+
+    def test_preload_of_the_installed_library(self):
+        seen = run("cat", "/proc/self/maps", environment={"LD_PRELOAD": self.library})
+        self.assertIn(os.path.realpath(self.library), seen)
+
+    def test_preload_of_the_installed_shim(self):
+        shim = os.path.join(os.path.dirname(self.library), "librdmalloc-verbs-shim.so")
+        if not os.path.exists(shim):
+            self.skipTest("built without libibverbs")
+        seen = run("cat", "/proc/self/maps", environment={"LD_PRELOAD": f"{shim}:{self.library}"})
+        self.assertIn(shim, seen)
+        self.assertNotIn("caches nothing", seen)
+
+    def test_man_pages(self):
+        pages = [os.path.relpath(path, PREFIX)
+                 for path in glob.glob(os.path.join(PREFIX, "share/man/man*/*"))]
+        self.assertIn("share/man/man7/rdmalloc.7", pages)
+        self.assertIn("share/man/man3/rdmalloc.3", pages)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])

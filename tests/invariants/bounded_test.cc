@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// I7: what is put off is bounded in bytes and in time, without a further call of the program.
+// Purge thread on; the decay time is set by each test.
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "tests/invariants/page_model.h"
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::comes_true;
+using rdmalloc_test::counter;
+using rdmalloc_test::PageModel;
+using rdmalloc_test::Random;
+using rdmalloc_test::resident_bytes;
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SKIP_WHERE_RSS_IS_THE_SANITIZERS \
+  GTEST_SKIP() << "SKIP: the sanitizer's shadow memory stays resident"
+#else
+#define SKIP_WHERE_RSS_IS_THE_SANITIZERS
+#endif
+constexpr size_t kStormMiB = 512;
+
+// Uses that much memory in blocks of all sizes on four threads, frees all of it, ends the threads.
+void storm(size_t mib) {
+  std::vector<std::thread> threads;
+  for (uint64_t seed = 1; seed <= 4; seed++) {
+    threads.emplace_back([seed, mib] {
+      Random random(seed);
+      std::vector<void*> blocks;
+      for (size_t used = 0; used < mib * kMiB / 4;) {
+        size_t bytes = random.size_between(16, random.below(4) == 0 ? 4 * kMiB : 32 * kKiB);
+        blocks.push_back(rdmalloc_malloc(bytes));
+        memset(blocks.back(), 1, bytes);
+        used += bytes;
+      }
+      for (void* block : blocks) rdmalloc_free(block);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+TEST(Bounded, I7_rss_returns_after_a_storm_with_no_further_call) {
+  SKIP_WHERE_RSS_IS_THE_SANITIZERS;
+  rdmalloc_test::set("purge.decay_ms", 100);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  size_t before = resident_bytes();
+  storm(kStormMiB);
+  // Only the process's RSS is looked at: no call of rdmalloc's from here on. The bound:
+  // 64 MiB and 5 % of what was used.
+  size_t allowed = before + 64 * kMiB + kStormMiB * kMiB / 20;
+  EXPECT_TRUE(comes_true([&] { return resident_bytes() <= allowed; }))
+      << before << " before, " << resident_bytes() << " after";
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+TEST(Bounded, I7_rss_returns_while_threads_stay_idle) {
+  SKIP_WHERE_RSS_IS_THE_SANITIZERS;
+  rdmalloc_test::set("purge.decay_ms", 100);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  size_t before = resident_bytes();
+  std::atomic<int> done{0};
+  std::atomic<bool> end{false};
+  std::vector<std::thread> threads;
+  for (uint64_t seed = 1; seed <= 16; seed++) {
+    threads.emplace_back([&, seed] {
+      Random random(seed);
+      std::vector<void*> blocks;
+      for (int i = 0; i < 20000; i++) {
+        blocks.push_back(rdmalloc_malloc(random.size_between(16, 2 * kKiB)));
+        memset(blocks.back(), 1, 16);
+      }
+      for (void* block : blocks) rdmalloc_free(block);
+      done++;
+      while (!end.load()) usleep(1000);
+    });
+  }
+  while (done.load() < 16) usleep(1000);
+  // About 100 MiB were used. 16 caches of bounded size remain, the slabs that their blocks lie in,
+  // and the test's own vectors in libc's malloc (3 MiB).
+  EXPECT_TRUE(comes_true([&] { return resident_bytes() <= before + 64 * kMiB; }))
+      << before << " before, " << resident_bytes() << " after";
+  end = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+TEST(Bounded, I7_dirty_bytes_stay_below_the_ceiling_however_long_the_decay) {
+  rdmalloc_test::set("purge.decay_ms", 3600000);
+  rdmalloc_test::set("purge.dirty_max_bytes", 16 * kMiB);
+  PageModel model;
+  ASSERT_EQ(rdmalloc_init(), 0);
+  storm(kStormMiB / 4);
+  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") <= 16 * kMiB; }))
+      << counter("stats.dirty_bytes");
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_GT(model.reasons[RDMALLOC_PURGE_CEILING], 0u);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+TEST(Bounded, I7_decay_of_zero_leaves_nothing_dirty) {
+  rdmalloc_test::set("purge.decay_ms", 0);
+  PageModel model;
+  ASSERT_EQ(rdmalloc_init(), 0);
+  for (int round = 0; round < 20; round++) storm(8);
+  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }));
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_GT(model.reasons[RDMALLOC_PURGE_DECAY], 0u);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+TEST(Bounded, I7_what_an_observer_refuses_is_counted_and_offered_until_it_agrees) {
+  rdmalloc_test::set("purge.decay_ms", 10);
+  static std::atomic<bool> refuses;
+  refuses = true;
+  PageModel model([](void*, size_t) { return refuses.load() ? -EBUSY : 0; });
+  ASSERT_EQ(rdmalloc_init(), 0);
+  uint64_t refusals = counter("stats.purge_refusals");
+  storm(16);
+  EXPECT_TRUE(comes_true([&] { return counter("stats.purge_refusals") > refusals; }));
+  // What is being offered at this moment is out of reach and counted apart.
+  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") > 8 * kMiB; }));
+  refuses = false;  // and no further call of ours
+  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }))
+      << counter("stats.dirty_bytes") << " bytes stay dirty after the refusal ended";
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+TEST(Bounded, I7_use_is_told_at_the_purge_threads_next_turn) {
+  rdmalloc_test::set("purge.decay_ms", 10);
+  PageModel model;
+  ASSERT_EQ(rdmalloc_init(), 0);
+  void* block = rdmalloc_malloc(counter("stats.mapped_bytes") + 8 * kMiB);
+  ASSERT_NE(block, nullptr);
+  auto* last = static_cast<char*>(block) + 4 * kMiB;
+  *last = 1;
+  // Other memory becomes dirty, which gives the thread a turn.
+  void* other = rdmalloc_malloc(kMiB);
+  memset(other, 1, kMiB);
+  rdmalloc_free(other);
+  EXPECT_TRUE(comes_true([&] { return model.state_of(last) == PageModel::kUsed; }))
+      << "pages handed out for the first time are not told within a minute";
+  rdmalloc_free(block);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+TEST(Bounded, I7_a_pause_holds_the_thread_and_its_end_lets_it_go_on) {
+  rdmalloc_test::set("purge.decay_ms", 1);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  uint64_t purges = counter("stats.purges");
+  storm(16);
+  usleep(50000);
+  EXPECT_EQ(counter("stats.purges"), purges) << "purged in a pause";
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }));
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=thread"});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

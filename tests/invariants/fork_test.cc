@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// I11: after fork the child allocates and frees, whatever the parent's other threads were doing.
+// Built over the prefixed library and, with the standard names, run under the preloaded one. A
+// child that hangs is shown with its stacks.
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <spawn.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/alloc_under_test.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::Random;
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kForks = 50;
+#else
+constexpr int kForks = 1000;
+#endif
+// ThreadSanitizer cannot start threads in a child of a process with threads.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kThreadsInChild = false;
+#else
+constexpr bool kThreadsInChild = true;
+#endif
+
+// Under a preload rdmalloc's own calls are there too, in libc's malloc they are not.
+#if RDMALLOC_TEST_PREFIXED
+int64_t purge_all() {
+  return rdmalloc_purge(0);
+}
+void start_purge_thread() {
+  rdmalloc_init();
+}
+#else
+extern "C" __attribute__((weak)) int64_t rdmalloc_purge(size_t keep_bytes);
+int64_t purge_all() {
+  return rdmalloc_purge == nullptr ? 0 : rdmalloc_purge(0);
+}
+// Any thread's creation starts it there.
+void start_purge_thread() {
+  std::thread([] {}).join();
+}
+#endif
+
+// Runs `body` in a child; 0 when it returned true in time. The child uses no gtest, and ends with
+// its parent. `after_fork` runs in the parent.
+int in_child(const std::function<bool()>& body, const std::function<void()>& after_fork = nullptr,
+             int limit_ms = 60000) {
+  pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    bool good = body();
+    if (!good) dprintf(2, "child %d: its body failed\n", getpid());
+    _exit(good ? 0 : 1);
+  }
+  if (after_fork) after_fork();
+  if (pid < 0) return -errno;
+  int status = 0;
+  for (int waited_ms = 0; waited_ms < limit_ms; waited_ms++) {
+    if (waitpid(pid, &status, WNOHANG) == pid) {
+      int result = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+      if (result != 0) dprintf(2, "child %d ended with %d\n", pid, result);
+      return result;
+    }
+    usleep(1000);
+  }
+  fprintf(stderr, "child %d hangs:\n%s\n", pid, rdmalloc_test::stacks_of(pid).c_str());
+  kill(pid, SIGKILL);
+  waitpid(pid, &status, 0);
+  return 2000;
+}
+
+// Mixed operations, each block's ends checked; false when something is wrong.
+bool operate(uint64_t seed, int steps) {
+  struct Block {
+    unsigned char* start;
+    size_t bytes;
+  } blocks[200] = {};
+  Random random(seed);
+  bool good = true;
+  for (int step = 0; step < steps; step++) {
+    size_t at = random.below(200);
+    Block& block = blocks[at];
+    if (block.start != nullptr) {
+      if (block.start[0] != at || block.start[block.bytes - 1] != at) {
+        dprintf(2, "process %d: block %p of %zu bytes holds %d and %d instead of %zu\n", getpid(),
+                static_cast<void*>(block.start), block.bytes, block.start[0],
+                block.start[block.bytes - 1], at);
+        good = false;
+      }
+      aut::free(block.start);
+      block.start = nullptr;
+      continue;
+    }
+    block.bytes = random.size_between(1, random.below(30) == 0 ? 2 * kMiB : 8 * kKiB);
+    void* start = random.below(4) == 0 ? aut::calloc(1, block.bytes) : aut::malloc(block.bytes);
+    if (start == nullptr) {
+      dprintf(2, "process %d: no memory for %zu bytes\n", getpid(), block.bytes);
+      return false;
+    }
+    block.start = static_cast<unsigned char*>(start);
+    block.start[0] = block.start[block.bytes - 1] = static_cast<unsigned char>(at);
+  }
+  for (Block& block : blocks) aut::free(block.start);
+  return good;
+}
+
+bool operate_with_threads(uint64_t seed) {
+  std::atomic<bool> good{true};
+  if (kThreadsInChild) {
+    std::thread first([&] { good = good && operate(seed + 1, 200); });
+    std::thread second([&] { good = good && operate(seed + 2, 200); });
+    if (!operate(seed, 600)) good = false;
+    first.join();
+    second.join();
+  } else if (!operate(seed, 1000)) {
+    good = false;
+  }
+  return good;
+}
+
+// Threads inside malloc and free all the time, until the end of the object.
+class Storm {
+ public:
+  explicit Storm(int threads) {
+    for (int i = 0; i < threads; i++) {
+      threads_.emplace_back([this, i] {
+        for (uint64_t seed = 1; !stop_.load(); seed++)
+          if (!operate(seed * 10 + static_cast<uint64_t>(i), 500)) broken_ = true;
+      });
+    }
+  }
+  ~Storm() { end(); }
+  void end() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+    EXPECT_FALSE(broken_.load()) << "a block of the parent lost its bytes";
+  }
+
+ private:
+  std::atomic<bool> stop_{false}, broken_{false};
+  std::vector<std::thread> threads_;
+};
+
+TEST(Fork, I11_children_of_a_storm_allocate_free_and_start_threads) {
+  Storm storm(4);
+  for (int i = 0; i < kForks; i++)
+    ASSERT_EQ(in_child([i] { return operate_with_threads(static_cast<uint64_t>(i)); }), 0)
+        << "fork " << i;
+}
+
+TEST(Fork, I11_children_of_children_do_so_too) {
+  Storm storm(3);
+  for (int i = 0; i < kForks / 20; i++) {
+    ASSERT_EQ(in_child([] {
+                if (!operate(1, 300)) return false;
+                // The child of this thread, and one of a child with threads of its own.
+                if (in_child([] { return operate_with_threads(2); }) != 0) return false;
+                if (!kThreadsInChild) return true;
+                Storm inner(2);
+                return in_child([] {
+                         return operate_with_threads(3) &&
+                                in_child([] { return operate(4, 500); }) == 0;
+                       }) == 0;
+              }),
+              0)
+        << "fork " << i;
+  }
+}
+
+TEST(Fork, I11_the_childs_frees_and_writes_are_its_own) {
+  std::vector<unsigned char*> blocks;
+  for (size_t i = 0; i < 2000; i++) {
+    size_t bytes = i % 100 == 0 ? kMiB : 16 + i;
+    blocks.push_back(static_cast<unsigned char*>(aut::malloc(bytes)));
+    memset(blocks.back(), static_cast<int>(i % 250), 16);
+  }
+  for (int round = 0; round < 5; round++) {
+    EXPECT_EQ(in_child([&] {
+                for (size_t i = 0; i < blocks.size(); i++) {
+                  if (blocks[i][15] != i % 250) return false;
+                  memset(blocks[i], 0xFF, 16);
+                  aut::free(blocks[i]);
+                }
+                return operate(5, 5000);
+              }),
+              0);
+  }
+  for (size_t i = 0; i < blocks.size(); i++) {
+    EXPECT_EQ(blocks[i][0], i % 250);
+    EXPECT_EQ(blocks[i][15], i % 250);
+    aut::free(blocks[i]);
+  }
+}
+
+TEST(Fork, I11_a_line_of_forty_generations_keeps_its_memory) {
+  // Each generation forks the next from a storm: what the lost threads cached must not be lost for
+  // good, or memory grows from child to child.
+  std::function<bool(int)> generation = [&](int left) {
+    if (!operate(static_cast<uint64_t>(left), 2000)) return false;
+    if (left == 0) return rdmalloc_test::resident_bytes() < 256 * kMiB;
+    Storm storm(kThreadsInChild ? 2 : 0);
+    // Only one generation's storm runs at a time.
+    return in_child([&] { return generation(left - 1); }, [&] { storm.end(); }) == 0;
+  };
+  EXPECT_EQ(in_child([&] { return generation(40); }), 0);
+}
+
+TEST(Fork, I11_fork_beside_purges) {
+  Storm storm(2);
+  std::atomic<bool> stop{false};
+  std::thread purger([&] {
+    while (!stop.load()) {
+      void* block = aut::malloc(3 * kMiB);
+      memset(block, 1, 3 * kMiB);
+      aut::free(block);
+      purge_all();
+    }
+  });
+  for (int i = 0; i < kForks / 4; i++) {
+    EXPECT_EQ(in_child([i] {
+                if (purge_all() < 0) return false;
+                bool good = operate_with_threads(static_cast<uint64_t>(i));
+                return good && purge_all() >= 0;
+              }),
+              0)
+        << "fork " << i;
+    if (HasFailure()) break;
+  }
+  stop = true;
+  purger.join();
+}
+
+TEST(Fork, I11_programs_are_started_from_a_storm) {
+  Storm storm(4);
+  const char* argv[] = {"/bin/true", nullptr};
+  for (int i = 0; i < kForks / 5; i++) {
+    pid_t pid = 0;
+    int status = -1;
+    ASSERT_EQ(posix_spawn(&pid, argv[0], nullptr, nullptr, const_cast<char**>(argv), environ), 0);
+    ASSERT_TRUE(rdmalloc_test::wait_with_limit(pid, 30000, &status));
+    ASSERT_EQ(status, 0);
+    pid = vfork();
+    if (pid == 0) {
+      execv(argv[0], const_cast<char**>(argv));
+      _exit(127);
+    }
+    ASSERT_TRUE(rdmalloc_test::wait_with_limit(pid, 30000, &status));
+    ASSERT_EQ(status, 0);
+  }
+}
+
+// Threads of this process with the purge thread's name.
+int purge_threads() {
+  int found = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream comm(task.path() / "comm");
+    std::string name;
+    std::getline(comm, name);
+    found += name == "rdmalloc-purge";
+  }
+  return found;
+}
+
+// What starts the thread in a child may come before the child's first malloc, which is where it
+// finds that it is one.
+TEST(Fork, I11_a_child_that_starts_threads_first_has_one_purge_thread) {
+  if (!kThreadsInChild) GTEST_SKIP() << "SKIP: ThreadSanitizer starts no threads in a child";
+  EXPECT_EQ(in_child([] {
+              operate(1, 100);  // a process without a purge thread, which forks
+              return in_child([] {
+                       for (int i = 0; i < 3; i++) {
+                         start_purge_thread();
+                         if (!operate(2, 2000)) return false;
+                       }
+                       int found = purge_threads();
+                       if (found > 1) dprintf(2, "%d purge threads\n", found);
+                       return found == 1;
+                     }) == 0;
+            }),
+            0);
+}
+
+// As after a checkpoint is restored: no page of this process is wiped at fork any more.
+void forget_wipe_on_fork() {
+  std::ifstream maps("/proc/self/maps");
+  std::vector<std::pair<uintptr_t, uintptr_t>> ranges;
+  for (std::string line; std::getline(maps, line);) {
+    uintptr_t begin = 0, end = 0;
+    char rights[5] = {};
+    if (sscanf(line.c_str(), "%lx-%lx %4s", &begin, &end, rights) == 3 && rights[1] == 'w')
+      ranges.emplace_back(begin, end);
+  }
+  // Refused where a mapping is of another kind, or gone by now.
+  for (auto [begin, end] : ranges)
+    madvise(reinterpret_cast<void*>(begin), end - begin, MADV_KEEPONFORK);
+}
+
+TEST(Fork, I11_a_child_is_recognised_where_the_kernel_wipes_nothing) {
+  EXPECT_EQ(in_child([] {
+              operate(1, 300);
+              forget_wipe_on_fork();
+              Storm storm(kThreadsInChild ? 3 : 0);
+              for (int i = 0; i < 30; i++)
+                if (in_child([] { return operate_with_threads(2); }, nullptr, 20000) != 0)
+                  return false;
+              return true;
+            }),
+            0);
+}
+
+TEST(Fork, I11_handlers_of_fork_may_allocate) {
+  static std::atomic<int> calls{0};
+  auto handler = [] {
+    aut::free(aut::malloc(1000));
+    aut::free(aut::malloc(2 * kMiB));
+    calls++;
+  };
+  ASSERT_EQ(pthread_atfork(handler, handler, handler), 0);
+  Storm storm(3);
+  for (int i = 0; i < kForks / 10; i++) ASSERT_EQ(in_child([] { return operate(8, 300); }), 0);
+  EXPECT_GE(calls.load(), kForks / 10 * 2);
+}
+
+#if RDMALLOC_TEST_PREFIXED
+TEST(Fork, I11_fork_while_an_observer_is_inside_a_purge) {
+  struct Gate {
+    std::atomic<bool> inside{false}, open{false};
+  } gate;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
+    auto* g = static_cast<Gate*>(arg);
+    g->inside = true;
+    while (!g->open.load()) usleep(100);
+    return 0;
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &gate, &observer), 0);
+  void* block = rdmalloc_malloc(4 * kMiB);
+  memset(block, 1, 4 * kMiB);
+  rdmalloc_free(block);
+  std::thread purger([] { rdmalloc_purge(0); });
+  while (!gate.inside.load()) usleep(100);
+  // The purge will never end in the child: the thread that makes it is not there.
+  EXPECT_EQ(in_child([&] {
+              gate.open = true;
+              if (!operate_with_threads(3)) return false;
+              void* large = rdmalloc_malloc(8 * kMiB);
+              memset(large, 1, 8 * kMiB);
+              rdmalloc_free(large);
+              return rdmalloc_purge(0) > 0;
+            }),
+            0);
+  gate.open = true;
+  purger.join();
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+}
+
+TEST(Fork, I11_a_page_event_may_fork_and_the_child_ends_the_purge_it_was_born_in) {
+  static pid_t forked;
+  forked = -1;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void*, void*, size_t, rdmalloc_purge_reason) {
+    if (forked != -1) return 0;
+    forked = fork();
+    // In the child the first large malloc finds out that it is one, in the middle of the purge.
+    if (forked == 0) rdmalloc_free(rdmalloc_malloc(kMiB));
+    return 0;
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, nullptr, &observer), 0);
+  void* block = rdmalloc_malloc(4 * kMiB);
+  memset(block, 1, 4 * kMiB);
+  rdmalloc_free(block);
+  int64_t purged = rdmalloc_purge(0);
+  if (forked == 0) {
+    bool good = purged >= static_cast<int64_t>(4 * kMiB) && operate(1, 500);
+    void* large = rdmalloc_malloc(8 * kMiB);
+    memset(large, 1, 8 * kMiB);
+    rdmalloc_free(large);
+    _exit(good && rdmalloc_purge(0) >= static_cast<int64_t>(8 * kMiB) ? 0 : 1);
+  }
+  EXPECT_GE(purged, static_cast<int64_t>(4 * kMiB));
+  ASSERT_GT(forked, 0);
+  int status = -1;
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(forked, 30000, &status)) << "the child hangs";
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+}
+
+TEST(Fork, I11_a_child_purges_by_itself) {
+  ASSERT_EQ(rdmalloc_init(), 0);
+  EXPECT_EQ(in_child([] {
+              uint64_t decay_ms = 10;
+              rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &decay_ms, sizeof decay_ms);
+              if (rdmalloc_init() != 0) return false;
+              void* block = rdmalloc_malloc(64 * kMiB);
+              memset(block, 1, 64 * kMiB);
+              rdmalloc_free(block);
+              for (int i = 0; i < 20000; i++) {
+                uint64_t dirty = 1;
+                size_t size = sizeof dirty;
+                rdmalloc_ctl("stats.dirty_bytes", &dirty, &size, nullptr, 0);
+                if (dirty == 0) return true;
+                usleep(1000);
+              }
+              return false;
+            }),
+            0);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+#endif
+
+}  // namespace

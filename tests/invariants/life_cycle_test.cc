@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// I10: initialisation and its end, in any order and number. I14: what a caller does wrong is an
+// error code, never the end of the process.
+#include <errno.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::comes_true;
+using rdmalloc_test::counter;
+using rdmalloc_test::thread_count;
+
+constexpr size_t kMiB = size_t{1} << 20u;
+
+// Sanitizers have threads of their own, some from the first std::thread on: only differences to
+// after that are looked at.
+int threads_before() {
+  std::thread([] {}).join();
+  usleep(20000);  // a joined thread is counted a little longer
+  return thread_count();
+}
+
+TEST(LifeCycle, I10_init_and_fini_a_thousand_times_leave_no_thread_behind) {
+  int before = threads_before();
+  for (int round = 0; round < 1000; round++) {
+    ASSERT_EQ(rdmalloc_init(), 0) << round;
+    void* block = rdmalloc_malloc(100000);
+    memset(block, 1, 100000);
+    ASSERT_EQ(rdmalloc_fini(), 0) << round;
+    rdmalloc_free(block);  // after the end
+  }
+  EXPECT_TRUE(comes_true([before] { return thread_count() <= before; })) << thread_count();
+}
+
+TEST(LifeCycle, I10_init_is_counted) {
+  int before = threads_before();
+  ASSERT_EQ(rdmalloc_init(), 0);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  EXPECT_EQ(counter("stats.purge_thread_runs"), 1u);
+  ASSERT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(counter("stats.purge_thread_runs"), 1u) << "ended by the first of two fini";
+  ASSERT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(counter("stats.purge_thread_runs"), 0u);
+  EXPECT_TRUE(comes_true([before] { return thread_count() <= before; })) << thread_count();
+}
+
+TEST(LifeCycle, I10_fini_without_init_is_harmless) {
+  for (int i = 0; i < 1000; i++) EXPECT_EQ(rdmalloc_fini(), -EALREADY);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  ASSERT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(rdmalloc_fini(), -EALREADY);
+  rdmalloc_free(rdmalloc_malloc(100));
+}
+
+TEST(LifeCycle, I10_threads_that_init_and_fini_at_once) {
+  int before = threads_before();
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; t++) {
+    threads.emplace_back([] {
+      for (int i = 0; i < 200; i++) {
+        ASSERT_EQ(rdmalloc_init(), 0);
+        rdmalloc_free(rdmalloc_malloc(static_cast<size_t>(i) * 1000));
+        ASSERT_EQ(rdmalloc_fini(), 0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_TRUE(comes_true([before] { return thread_count() <= before; })) << thread_count();
+  EXPECT_EQ(rdmalloc_fini(), -EALREADY);
+}
+
+// Every clone fails from here on, as under a full pids cgroup.
+void forbid_threads() {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone, 2, 0),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clone3, 1, 0),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EAGAIN),
+  };
+  sock_fprog filter = {sizeof program / sizeof program[0], program};
+  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+  if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) _exit(9);
+}
+
+TEST(LifeCycle, I10_a_thread_that_cannot_be_made_means_manual_mode_and_one_warning) {
+  int words[2];
+  ASSERT_EQ(pipe(words), 0);
+  pid_t pid = fork();
+  if (pid == 0) {
+    dup2(words[1], 2);
+    forbid_threads();
+    if (rdmalloc_init() != -EAGAIN) _exit(1);
+    if (rdmalloc_init() != -EAGAIN) _exit(2);  // it can be tried again
+    for (int i = 0; i < 100; i++) {            // and malloc works, with the ceiling passed
+      void* block = rdmalloc_malloc(64 * kMiB);
+      if (block == nullptr) _exit(3);
+      memset(block, 1, i < 20 ? 64 * kMiB : 4096);
+      rdmalloc_free(block);
+    }
+    if (rdmalloc_purge(0) <= 0) _exit(4);
+    uint64_t failures = 0;
+    size_t size = sizeof failures;
+    rdmalloc_ctl("stats.purge_thread_failures", &failures, &size, nullptr, 0);
+    if (failures == 0) _exit(5);
+    _exit(0);
+  }
+  close(words[1]);
+  std::string told;
+  char buffer[512];
+  for (ssize_t got; (got = read(words[0], buffer, sizeof buffer)) > 0;)
+    told.append(buffer, static_cast<size_t>(got));
+  close(words[0]);
+  int status = -1;
+  ASSERT_EQ(waitpid(pid, &status, 0), pid);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << status << " " << told;
+  size_t warnings = 0;
+  for (size_t at = 0; (at = told.find("rdmalloc: ", at)) != std::string::npos; at++) warnings++;
+  EXPECT_EQ(warnings, 1u) << told;
+}
+
+TEST(LifeCycle, I14_settings_and_counters_refuse_what_is_wrong) {
+  uint64_t value = 0;
+  size_t size = sizeof value;
+  EXPECT_EQ(rdmalloc_ctl("no.such.name", &value, &size, nullptr, 0), -ENOENT);
+  EXPECT_EQ(rdmalloc_ctl("", &value, &size, nullptr, 0), -ENOENT);
+  EXPECT_EQ(rdmalloc_ctl(std::string(100000, 'x').c_str(), &value, &size, nullptr, 0), -ENOENT);
+  EXPECT_EQ(rdmalloc_ctl(nullptr, &value, &size, nullptr, 0), -EINVAL);
+  size = 3;
+  EXPECT_EQ(rdmalloc_ctl("stats.dirty_bytes", &value, &size, nullptr, 0), -EINVAL);
+  EXPECT_EQ(rdmalloc_ctl("stats.dirty_bytes", &value, nullptr, nullptr, 0), -EINVAL);
+  value = 1;
+  EXPECT_EQ(rdmalloc_ctl("stats.dirty_bytes", nullptr, nullptr, &value, sizeof value), -EPERM);
+  EXPECT_EQ(rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &value, 3), -EINVAL);
+  value = UINT64_MAX;
+  EXPECT_EQ(rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &value, sizeof value), -EINVAL);
+  EXPECT_EQ(rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, nullptr, 0), 0);
+}
+
+TEST(LifeCycle, I14_settings_are_read_back_as_they_were_set) {
+  uint64_t old_value = 0;
+  size_t size = sizeof old_value;
+  uint64_t value = 1234;
+  ASSERT_EQ(rdmalloc_ctl("purge.decay_ms", &old_value, &size, &value, sizeof value), 0);
+  EXPECT_EQ(counter("purge.decay_ms"), 1234u);
+  rdmalloc_test::set("purge.decay_ms", old_value);
+  EXPECT_EQ(counter("purge.decay_ms"), old_value);
+}
+
+TEST(LifeCycle, I14_statistics_in_each_format_and_into_a_closed_file) {
+  for (int format : {RDMALLOC_STATS_TEXT, RDMALLOC_STATS_JSON, RDMALLOC_STATS_PROMETHEUS}) {
+    int pipe_ends[2];
+    ASSERT_EQ(pipe(pipe_ends), 0);
+    EXPECT_EQ(rdmalloc_stats_print(pipe_ends[1], static_cast<rdmalloc_stats_format>(format)), 0);
+    close(pipe_ends[1]);
+    char text[65536];
+    ssize_t length = read(pipe_ends[0], text, sizeof text);
+    close(pipe_ends[0]);
+    ASSERT_GT(length, 0);
+    std::string all(text, static_cast<size_t>(length));
+    EXPECT_NE(all.find("dirty_bytes"), std::string::npos) << all;
+    if (format == RDMALLOC_STATS_JSON) {
+      EXPECT_EQ(all.front(), '{');
+      EXPECT_EQ(all.find_last_of('}'), all.find_last_not_of(" \n"));
+    }
+  }
+  EXPECT_EQ(rdmalloc_stats_print(1, static_cast<rdmalloc_stats_format>(99)), -EINVAL);
+  EXPECT_EQ(rdmalloc_stats_print(-1, RDMALLOC_STATS_TEXT), -EBADF);
+}
+
+TEST(LifeCycle, I14_every_error_has_words) {
+  for (int error : {0, -EINVAL, -ENOMEM, -EBUSY, -EDEADLK, -ENOENT, -EPERM, -ENOSPC, -99999, 99999,
+                    INT32_MIN, INT32_MAX}) {
+    const char* words = rdmalloc_strerror(error);
+    ASSERT_NE(words, nullptr) << error;
+    EXPECT_NE(*words, 0) << error;
+  }
+  EXPECT_STREQ(rdmalloc_version(), std::to_string(RDMALLOC_VERSION_MAJOR)
+                                       .append(".")
+                                       .append(std::to_string(RDMALLOC_VERSION_MINOR))
+                                       .append(".")
+                                       .append(std::to_string(RDMALLOC_VERSION_PATCH))
+                                       .c_str());
+}
+
+}  // namespace

@@ -1,0 +1,420 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Page events as an observer sees them: the order of I3, refusals, removal, and I2: no lock of
+// rdmalloc is held while an observer runs. RDMALLOC_PURGE=manual, so that every purge is ours.
+#include <errno.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
+
+#include "tests/invariants/page_model.h"
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::counter;
+using rdmalloc_test::PageModel;
+using rdmalloc_test::Random;
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
+
+std::vector<void*> dirty_blocks(size_t count, size_t bytes) {
+  std::vector<void*> blocks;
+  for (size_t i = 0; i < count; i++) {
+    blocks.push_back(rdmalloc_malloc(bytes));
+    memset(blocks.back(), 0x5C, bytes);
+  }
+  return blocks;
+}
+void free_all(std::vector<void*>& blocks) {
+  for (void* block : blocks) rdmalloc_free(block);
+  blocks.clear();
+}
+// Random blocks come and go, all gone at the end.
+void churn(Random& random, int steps) {
+  void* blocks[80] = {};
+  for (int step = 0; step < steps; step++) {
+    void*& block = blocks[random.below(80)];
+    if (block != nullptr) {
+      rdmalloc_free(block);
+      block = nullptr;
+      continue;
+    }
+    size_t bytes = random.size_between(16, 4 * kMiB);
+    block = rdmalloc_malloc(bytes);
+    memset(block, 1, bytes < 4096 ? bytes : 4096);
+  }
+  for (void* block : blocks) rdmalloc_free(block);
+}
+
+// Pages that were never handed out: more than ever was.
+void use_fresh_pages() {
+  void* block = rdmalloc_malloc(counter("stats.mapped_bytes") + kMiB);
+  ASSERT_NE(block, nullptr);
+  *static_cast<char*>(block) = 1;
+  rdmalloc_free(block);
+}
+
+// ------------------------------------------------------------------ I3: the order
+
+TEST(PageEvents, I3_each_range_is_told_in_order_and_once) {
+  PageModel model;
+  ASSERT_EQ(model.added(), 0);
+  Random random(3);
+  for (int round = 0; round < 80; round++) {
+    churn(random, 300);
+    ASSERT_GE(rdmalloc_purge(round % 2 == 0 ? 0 : 4 * kMiB), 0);
+    ASSERT_TRUE(model.violations.empty()) << model.all_violations();
+  }
+  use_fresh_pages();
+  rdmalloc_purge(0);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+  EXPECT_GT(model.uses, 0u);
+  EXPECT_GT(model.purged_good, 50u);
+  EXPECT_GT(model.reuses, 50u);
+}
+
+TEST(PageEvents, I3_the_order_holds_beside_threads_that_allocate) {
+  PageModel model;
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (uint64_t seed = 1; seed <= 4; seed++) {
+    threads.emplace_back([&stop, seed] {
+      Random random(seed);
+      while (!stop.load()) churn(random, 200);
+    });
+  }
+  for (int round = 0; round < 400; round++) {
+    rdmalloc_purge(0);
+    usleep(500);
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  rdmalloc_purge(0);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+  EXPECT_GT(model.purged_good, 100u);
+}
+
+TEST(PageEvents, I3_the_bytes_are_there_when_asked_and_gone_when_told) {
+  struct Look {
+    char *start, *end;
+    size_t asked = 0, told = 0, gone_too_early = 0, still_there = 0;
+  } look;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void* arg, void* base, size_t length, rdmalloc_purge_reason) {
+    auto* l = static_cast<Look*>(arg);
+    for (auto* at = static_cast<char*>(base); at < static_cast<char*>(base) + length; at += 4096) {
+      if (at < l->start || at >= l->end) continue;
+      l->asked++;
+      if (*at != 0x5C) l->gone_too_early++;
+    }
+    return 0;
+  };
+  ops.purged = [](void* arg, void* base, size_t length, int result) {
+    auto* l = static_cast<Look*>(arg);
+    if (result != 0) return;
+    for (auto* at = static_cast<char*>(base); at < static_cast<char*>(base) + length; at += 4096) {
+      if (at < l->start || at >= l->end) continue;
+      l->told++;
+      if (*at != 0) l->still_there++;
+    }
+  };
+  std::vector<void*> blocks = dirty_blocks(1, 8 * kMiB);
+  look.start = static_cast<char*>(blocks[0]);
+  look.end = look.start + 8 * kMiB;
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &look, &observer), 0);
+  free_all(blocks);
+  ASSERT_GT(rdmalloc_purge(0), 0);
+  EXPECT_EQ(look.asked, 2048u);
+  EXPECT_EQ(look.told, 2048u);
+  EXPECT_EQ(look.gone_too_early, 0u);
+  EXPECT_EQ(look.still_there, 0u);
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+}
+
+TEST(PageEvents, I3_a_range_being_purged_is_out_of_reach_of_allocation) {
+  struct Reach {
+    size_t asked = 0, overlaps = 0;
+  } reach;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void* arg, void* base, size_t length, rdmalloc_purge_reason) {
+    auto* r = static_cast<Reach*>(arg);
+    r->asked++;
+    std::vector<char*> taken;
+    auto* start = static_cast<char*>(base);
+    for (size_t bytes : {size_t{48}, size_t{3000}, 64 * kKiB, length, length / 2 + 1}) {
+      for (int i = 0; i < 20; i++) {
+        auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
+        if (block == nullptr) continue;
+        taken.push_back(block);
+        if (block < start + length && block + bytes > start) r->overlaps++;
+      }
+    }
+    for (char* block : taken) rdmalloc_free(block);
+    return 0;
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &reach, &observer), 0);
+  std::vector<void*> blocks = dirty_blocks(40, 300 * kKiB);
+  for (size_t i = 0; i < blocks.size(); i += 2) {  // holes, so that ranges do not merge
+    rdmalloc_free(blocks[i]);
+    blocks[i] = nullptr;
+  }
+  rdmalloc_purge(0);
+  EXPECT_GT(reach.asked, 0u);
+  EXPECT_EQ(reach.overlaps, 0u);
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  free_all(blocks);
+}
+
+// ------------------------------------------------------------------ refusals
+
+TEST(PageEvents, I3_a_refused_range_keeps_its_pages_and_is_offered_again) {
+  PageModel model;
+  model.answer = [](void*, size_t) { return -EBUSY; };
+  std::vector<void*> blocks = dirty_blocks(1, 4 * kMiB);
+  auto* bytes = static_cast<char*>(blocks[0]);
+  free_all(blocks);
+  EXPECT_EQ(rdmalloc_purge(0), 0);
+  EXPECT_GT(model.refused, 0u);
+  EXPECT_EQ(model.purged_good + model.purged_bad, 0u) << "purged() after a refusal of our own";
+  for (size_t at = 0; at < 4 * kMiB; at += 4096) ASSERT_EQ(bytes[at], 0x5C) << at;
+  EXPECT_GT(counter("stats.purge_refusals"), 0u);
+  EXPECT_GE(counter("stats.dirty_bytes"), 4 * kMiB);
+  model.answer = nullptr;
+  EXPECT_GE(rdmalloc_purge(0), static_cast<int64_t>(4 * kMiB));
+  for (size_t at = 0; at < 4 * kMiB; at += 4096) ASSERT_EQ(bytes[at], 0) << at;
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+TEST(PageEvents, I3_who_agreed_is_told_when_another_refused) {
+  PageModel agrees, refuses;
+  refuses.answer = [](void*, size_t) { return -EBUSY; };
+  std::vector<void*> blocks = dirty_blocks(4, 2 * kMiB);
+  free_all(blocks);
+  EXPECT_EQ(rdmalloc_purge(0), 0);
+  EXPECT_EQ(agrees.purged_good, 0u);
+  EXPECT_EQ(agrees.purged_bad, agrees.purges);
+  EXPECT_EQ(refuses.purged_good + refuses.purged_bad, 0u);
+  refuses.answer = nullptr;
+  EXPECT_GT(rdmalloc_purge(0), 0);
+  EXPECT_GT(agrees.purged_good, 0u);
+  EXPECT_TRUE(agrees.violations.empty()) << agrees.all_violations();
+  EXPECT_TRUE(refuses.violations.empty()) << refuses.all_violations();
+}
+
+TEST(PageEvents, I3_refused_memory_can_still_be_allocated) {
+  PageModel model;
+  model.answer = [](void*, size_t) { return -EBUSY; };
+  size_t before = rdmalloc_test::resident_bytes();
+  for (int round = 0; round < 50; round++) {
+    std::vector<void*> blocks = dirty_blocks(8, 4 * kMiB);
+    free_all(blocks);
+    EXPECT_EQ(rdmalloc_purge(0), 0);
+  }
+  EXPECT_LT(rdmalloc_test::resident_bytes(), before + 200 * kMiB) << "refused ranges pile up";
+}
+
+// ------------------------------------------------------------------ I2: no lock held
+
+// What an observer may do, done by another thread that the observer waits for: were a lock of
+// rdmalloc held round the callback, that thread would never come back.
+void use_everything() {
+  std::thread([] {
+    Random random(9);
+    churn(random, 200);
+    rdmalloc_free(rdmalloc_memalign(kMiB, 5 * kMiB));
+    rdmalloc_free(rdmalloc_realloc(rdmalloc_calloc(10, 100000), 3 * kMiB));
+    rdmalloc_range_foreach([](const rdmalloc_range*, void*) { return 0; }, nullptr);
+    int null = open("/dev/null", O_WRONLY | O_CLOEXEC);
+    rdmalloc_stats_print(null, RDMALLOC_STATS_JSON);
+    close(null);
+    (void)counter("stats.dirty_bytes");
+    rdmalloc_range range = {};
+    range.size = sizeof range;
+    void* block = rdmalloc_malloc(100);
+    EXPECT_EQ(rdmalloc_range_of(block, &range), 0);
+    rdmalloc_free(block);
+  }).join();
+}
+
+TEST(PageEvents, I2_an_observer_may_wait_for_a_thread_that_allocates) {
+  struct Calls {
+    int purge = 0, purged = 0, use = 0, reuse = 0;
+  } calls;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.use = [](void* arg, void*, size_t) {
+    if (static_cast<Calls*>(arg)->use++ < 20) use_everything();
+  };
+  ops.reuse = [](void* arg, void*, size_t) {
+    if (static_cast<Calls*>(arg)->reuse++ < 20) use_everything();
+  };
+  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
+    if (static_cast<Calls*>(arg)->purge++ < 20) use_everything();
+    return 0;
+  };
+  ops.purged = [](void* arg, void*, size_t, int) {
+    if (static_cast<Calls*>(arg)->purged++ < 20) use_everything();
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &calls, &observer), 0);
+  Random random(4);
+  for (int round = 0; round < 10; round++) {
+    churn(random, 300);
+    if (round == 5) use_fresh_pages();
+    rdmalloc_purge(0);
+  }
+  EXPECT_GT(calls.purge, 0);
+  EXPECT_GT(calls.purged, 0);
+  EXPECT_GT(calls.use, 0);
+  EXPECT_GT(calls.reuse, 0);
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+}
+
+TEST(PageEvents, I2_a_walk_over_ranges_may_wait_for_a_thread_that_allocates) {
+  std::vector<void*> blocks = dirty_blocks(20, 200 * kKiB);
+  int calls = 0;
+  auto visit = [](const rdmalloc_range*, void* arg) {
+    if ((*static_cast<int*>(arg))++ < 5) use_everything();
+    return 0;
+  };
+  EXPECT_EQ(rdmalloc_range_foreach(visit, &calls), 0);
+  EXPECT_GE(calls, 20);
+  free_all(blocks);
+}
+
+TEST(PageEvents, I2_what_would_wait_for_itself_is_refused_inside_an_event) {
+  struct Answers {
+    rdmalloc_observer* self;
+    int64_t purge = 1;
+    int remove = 1, pause = 1, calls = 0;
+  } answers = {};
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
+    auto* a = static_cast<Answers*>(arg);
+    a->calls++;
+    a->purge = rdmalloc_purge(0);
+    a->remove = rdmalloc_observer_remove(a->self);
+    a->pause = rdmalloc_purge_pause();
+    return 0;
+  };
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &answers, &answers.self), 0);
+  std::vector<void*> blocks = dirty_blocks(2, kMiB);
+  free_all(blocks);
+  rdmalloc_purge(0);
+  EXPECT_GT(answers.calls, 0);
+  EXPECT_EQ(answers.purge, -EDEADLK);
+  EXPECT_EQ(answers.remove, -EDEADLK);
+  EXPECT_EQ(answers.pause, -EDEADLK);
+  EXPECT_EQ(rdmalloc_observer_remove(answers.self), 0);
+}
+
+// ------------------------------------------------------------------ adding and removing
+
+TEST(PageEvents, removal_waits_for_a_running_callback) {
+  struct Gate {
+    std::atomic<bool> inside{false}, open{false}, left{false};
+  } gate;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
+    auto* g = static_cast<Gate*>(arg);
+    g->inside = true;
+    while (!g->open.load()) usleep(100);
+    usleep(2000);
+    g->left = true;
+    return 0;
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &gate, &observer), 0);
+  std::vector<void*> blocks = dirty_blocks(1, 2 * kMiB);
+  free_all(blocks);
+  std::thread purger([] { rdmalloc_purge(0); });
+  while (!gate.inside.load()) usleep(100);
+  std::atomic<bool> removed{false};
+  bool left_before_removed = false;
+  std::thread remover([&] {
+    EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+    left_before_removed = gate.left.load();
+    removed = true;
+  });
+  usleep(50000);
+  EXPECT_FALSE(removed.load()) << "removed while its callback ran";
+  gate.open = true;
+  remover.join();
+  purger.join();
+  EXPECT_TRUE(left_before_removed);
+}
+
+TEST(PageEvents, a_removed_observer_hears_nothing) {
+  PageModel model;
+  churn(*std::make_unique<Random>(5), 300);
+  rdmalloc_purge(0);
+  ASSERT_EQ(model.remove(), 0);
+  size_t before = model.purges + model.uses + model.reuses;
+  churn(*std::make_unique<Random>(6), 300);
+  rdmalloc_purge(0);
+  EXPECT_EQ(model.purges + model.uses + model.reuses, before);
+}
+
+TEST(PageEvents, observers_come_and_go_beside_purges) {
+  std::atomic<bool> stop{false};
+  std::thread purger([&] {
+    Random random(1);
+    while (!stop.load()) {
+      churn(random, 50);
+      rdmalloc_purge(0);
+    }
+  });
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; t++) {
+    threads.emplace_back([] {
+      for (int i = 0; i < 200; i++) {
+        PageModel model;
+        ASSERT_EQ(model.added(), 0);
+        usleep(200);
+        ASSERT_EQ(model.remove(), 0);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  stop = true;
+  purger.join();
+}
+
+TEST(PageEvents, I14_wrong_arguments_and_too_many_observers_are_errors) {
+  rdmalloc_observer_ops ops = {};
+  rdmalloc_observer* observer = nullptr;
+  EXPECT_EQ(rdmalloc_observer_add(&ops, nullptr, &observer), -EINVAL);  // size 0
+  EXPECT_EQ(rdmalloc_observer_add(nullptr, nullptr, &observer), -EINVAL);
+  ops.size = sizeof ops;
+  EXPECT_EQ(rdmalloc_observer_add(&ops, nullptr, nullptr), -EINVAL);
+  EXPECT_EQ(rdmalloc_observer_remove(nullptr), -EINVAL);
+  std::vector<rdmalloc_observer*> added;
+  int error = 0;
+  while (added.size() < 20 && (error = rdmalloc_observer_add(&ops, nullptr, &observer)) == 0)
+    added.push_back(observer);
+  EXPECT_EQ(added.size(), 16u);
+  EXPECT_EQ(error, -ENOSPC);
+  for (rdmalloc_observer* one : added) EXPECT_EQ(rdmalloc_observer_remove(one), 0);
+  for (rdmalloc_observer* one : added) EXPECT_EQ(rdmalloc_observer_remove(one), -EINVAL);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual"});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

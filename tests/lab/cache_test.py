@@ -1,0 +1,62 @@
+#!/usr/bin/python3
+"""The verbs and the libfabric registrar and our cache on a real device, in one boot.
+
+    cache_test.py RELEASE PROGRAM...      programs/verbs_cache.cc, programs/fabric_cache.cc
+
+The naive cache is the control: it must be caught, and is how the oracle was seen to fail.
+"""
+import os
+import re
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+STEPS = 300
+ORACLE = (f"oracle {STEPS}", r"oracle \d+ steps wrong_bytes 0\n")
+NAIVE = (f"naive {STEPS}", r"naive \d+ steps wrong_bytes [1-9]")
+LIMITS = ("limits", r"limits 0 failures")
+NO_CACHE = "FI_MR_CACHE_MAX_COUNT=0"
+RXM = "FI_UNIVERSE_SIZE=16"  # rxe's completion queues are too short for its default
+
+
+def runs_of(name):
+    """(environment, arguments, what the output must match) for each run of a program."""
+    if name.endswith("verbs_cache"):
+        return [("", *LIMITS), ("", *ORACLE), ("RDMALLOC_DECAY_MS=0", *ORACLE), ("", *NAIVE)]
+    runs = []
+    for provider, settings in (("'verbs;ofi_rxm'", RXM), ("verbs", "")):
+        def with_provider(environment, what, provider=provider, settings=settings):
+            return (f"{settings} {environment}", f"{provider} {what[0]}", what[1])
+        runs += [with_provider(NO_CACHE, LIMITS), with_provider(NO_CACHE, ORACLE),
+                 with_provider(f"{NO_CACHE} RDMALLOC_DECAY_MS=0", ORACLE),
+                 with_provider(NO_CACHE, NAIVE),
+                 with_provider("", ("refused", r"Set FI_MR_CACHE_MAX_COUNT=0[^$]*refused 0 failures"))]
+    return runs
+
+
+def main(release, *programs):
+    runs = [(program, *run) for program in programs for run in runs_of(program)]
+    lines = []
+    for number, (program, environment, arguments, _) in enumerate(runs):
+        lines.append(f"echo run {number}: {environment} {arguments}; env {environment} python3 "
+                     f"{HERE}/../support/with_stacks.py 150 {os.path.abspath(program)} {arguments}; "
+                     "echo status $?")
+    output = []
+    with subprocess.Popen([f"{HERE}/../../tools/lab", "-q", "--release", release, "--limit", "1500",
+                           "run", "\n".join(lines)], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as lab:
+        for line in lab.stdout:  # shown as it comes
+            print(line, end="", flush=True)
+            output.append(line)
+    parts = re.split(r"(?m)^run \d+:.*$", "".join(output))[1:]
+    wrong = [f"{environment} {arguments}" for (_, environment, arguments, pattern), part
+             in zip(runs, parts) if not (re.search(pattern, part) and "status 0" in part)]
+    if lab.returncode != 0 or len(parts) != len(runs) or wrong:
+        print(f"cache_test: the lab's status {lab.returncode}, {len(parts)} of {len(runs)} runs, "
+              f"not as they must be: {wrong}")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,119 @@
+"""What a cell's result means, what must not be, and the tables of docs/deadlock-matrix.md.
+
+A problem, which fails the test, is one of these and nothing else:
+  - the control of the deadlock matrix, in a stack with libfabric, does not deadlock on a lock of
+    libfabric (else the run has shown nothing);
+  - rdmalloc, in any of its settings, does not end, has a wrong byte, or sent nothing over rxe0;
+  - fewer than half of the buffers that were to come back at the same address without their pages
+    did (then the cell has shown nothing), with rdmalloc or with the silent control; 46 to 49 of 50
+    were seen;
+  - the silent control had no wrong bytes (else the right ones have shown nothing).
+Other allocators are reported: whether a purge of theirs falls due inside the cache is luck.
+"""
+import re
+
+from stacks import ALLOCATORS, STACKS, cell_name
+
+LAST_LINE = re.compile(r"broadcasts (\d+) wrong_bytes (\d+) recycled (\d+) came_back (\d+) "
+                       r"wrong_recycled (\d+)")
+COUNTS = ("broadcasts", "wrong_bytes", "recycled", "came_back", "wrong_recycled")
+
+
+def lock_name(place):
+    """libfabric's caches and their hooks share one static mutex, mm_lock (prov/util,
+    util_mem_monitor.c); its other mutexes are members of objects on the heap."""
+    return f"mm_lock ({place.split(' ')[0]})" if place.startswith("libfabric") else place
+
+
+def what_happened(result):
+    """For the table. Wrong bytes come first, since they make a program's exit status 1."""
+    if result["outcome"] == "deadlock":
+        return "**hangs**: " + ", ".join(lock_name(place) for place in result["mutexes"])
+    if result["wrong_bytes"]:
+        return f"{result['wrong_bytes']} wrong bytes"
+    if result["outcome"] != "done" or result["wrong_bytes"] is None:
+        return result["outcome"]
+    return f"right, {result['broadcasts']}" if result["packets"] > 0 else "nothing went over rxe0"
+
+
+def problem_of(result, stack, allocator):
+    """None, or what must not be, in words."""
+    verdict = result["verdict"]
+    if allocator.role == "hangs" and "libfabric" in stack.name:
+        hung = result["outcome"] == "deadlock" and "mm_lock" in verdict
+        return None if hung else f"the control did not deadlock on libfabric's lock: {verdict}"
+    if allocator.role == "rdmalloc" and not verdict.startswith("right"):
+        return verdict
+    if not allocator.recycles:
+        return None
+    if result["came_back"] is None or result["came_back"] * 2 < result["recycled"]:
+        return f"only {result['came_back']} of {result['recycled']} buffers came back ({verdict})"
+    if allocator.role == "silent" and not result["wrong_recycled"]:
+        return f"stale registrations not caught: {verdict}"
+    return None
+
+
+def judge(result):
+    """Fills in the counts of its last line (None without one), "verdict" and "problem"."""
+    stack, allocator = next((stack, allocator) for stack in STACKS for allocator in ALLOCATORS
+                            if cell_name(stack, allocator) == result["name"])
+    found = LAST_LINE.search("\n".join(result["output"]))
+    result.update(zip(COUNTS, map(int, found.groups()) if found else [None] * len(COUNTS)))
+    result["verdict"] = what_happened(result)
+    result["problem"] = problem_of(result, stack, allocator)
+
+
+def staleness(result):
+    """For the second table."""
+    if result["came_back"] is None:
+        return result["verdict"]
+    wrong, recycled = result["wrong_recycled"], result["recycled"]
+    told = f"**{wrong} of {recycled} wrong**" if wrong else f"{recycled} of {recycled} right"
+    return f"{told}, {result['came_back']} came back"
+
+
+def table(results, allocators, words):
+    """Stacks downwards, allocators across; words(result) fills a cell."""
+    by_name = {result["name"]: words(result) for result in results}
+    lines = ["| | " + " | ".join(allocator.name for allocator in allocators) + " |",
+             "|---" * (len(allocators) + 1) + "|"]
+    for stack in STACKS:
+        row = [by_name.get(cell_name(stack, allocator), "not run") for allocator in allocators]
+        lines.append(f"| {stack.name} | " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def deadlock_table(results):
+    return table(results, [one for one in ALLOCATORS if one.role != "silent"],
+                 lambda result: result["verdict"])
+
+
+def staleness_table(results):
+    return table(results, [one for one in ALLOCATORS if one.recycles], staleness)
+
+
+def cycles(results):
+    """Each hang's cycle and the frames that make it, for the page."""
+    text = []
+    for result in results:
+        if result["outcome"] != "deadlock":
+            continue
+        text += [f"**{result['name'].replace(' | ', ', ')}** ({result['cycle'][0]}):", "", "```"]
+        for number, (function, library) in enumerate(result["stack"]):
+            text.append(f"#{number:<2} {function}" + (f"  ({library})" if library else ""))
+        text += ["```", ""]
+    return "\n".join(text)
+
+
+def write_doc(path, results):
+    with open(path, encoding="utf-8") as file:
+        page = file.read()
+    for name, text in (("table", deadlock_table(results)), ("staleness", staleness_table(results)),
+                       ("cycles", cycles(results))):
+        page, done = re.subn(rf"(<!-- {name} -->\n).*?(<!-- end of {name} -->)",
+                             lambda found, text=text: found[1] + text + "\n" + found[2], page,
+                             flags=re.S)
+        if done != 1:
+            raise SystemExit(f"matrix: {path} has no place for the {name}")
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page)

@@ -1,0 +1,108 @@
+#!/usr/bin/python3
+"""What the matrices assert, on results made up here: no boot. Each was seen to fail by taking the
+line of verdicts.py that it is about away."""
+import os
+import tempfile
+import unittest
+
+import stacks
+import verdicts
+
+
+def by_name(tuples, start):
+    return next(one for one in tuples if one.name.startswith(start))
+
+
+def judged(stack, allocator, outcome="done", **changes):
+    """A cell in which all went well, but for the changes."""
+    stack, allocator = by_name(stacks.STACKS, stack), by_name(stacks.ALLOCATORS, allocator)
+    recycled = 50 if allocator.recycles else 0
+    counts = {"broadcasts": 300, "wrong_bytes": 0, "recycled": recycled,
+              "came_back": max(recycled - 1, 0), "wrong_recycled": 0, **changes}
+    result = {"name": stacks.cell_name(stack, allocator), "outcome": outcome, "mutexes": [],
+              "packets": changes.get("packets", 1000), "registrations": 300,
+              "output": ["broadcasts {broadcasts} wrong_bytes {wrong_bytes} recycled {recycled} "
+                         "came_back {came_back} wrong_recycled {wrong_recycled}".format(**counts)]}
+    if outcome == "deadlock":
+        result |= {"mutexes": ["libfabric.so.1 +0x10 (static)"], "output": [], "cycle": ["ring"],
+                   "stack": [["madvise", "libc.so.6"]]}
+    verdicts.judge(result)
+    return result
+
+
+class Problems(unittest.TestCase):
+    def none(self, *arguments, **changes):
+        self.assertIsNone(judged(*arguments, **changes)["problem"])
+
+    def some(self, words, *arguments, **changes):
+        self.assertIn(words, judged(*arguments, **changes)["problem"] or "none")
+
+    def test_control_must_hang_on_a_lock_of_libfabric_and_only_there(self):
+        control = "control: malloc"
+        self.none("Open MPI 4.1.4 + libfabric", control, "deadlock")
+        self.none("Open MPI 5.0.7 + UCX", control)
+        self.some("did not deadlock", "Open MPI 4.1.4 + libfabric", control)
+        self.some("did not deadlock", "libfabric 2.1", control, "limit")
+        hung = judged("libfabric 2.1", control, "deadlock")
+        hung["mutexes"] = ["heap"]
+        verdicts.judge(hung)
+        self.assertIn("did not deadlock", hung["problem"])
+
+    def test_rdmalloc_must_end_right_over_the_device(self):
+        for stack in (one.name for one in stacks.STACKS):
+            for allocator in (one.name for one in stacks.ALLOCATORS if one.role == "rdmalloc"):
+                self.none(stack, allocator)
+                self.some("hangs", stack, allocator, "deadlock")
+                self.some("limit", stack, allocator, "limit")
+                self.some("failed", stack, allocator, "failed")
+                self.some("4 wrong bytes", stack, allocator, wrong_bytes=4)
+                self.some("nothing went", stack, allocator, packets=0)
+
+    def test_cell_in_which_no_buffer_came_back_has_shown_nothing(self):
+        for allocator in (one.name for one in stacks.ALLOCATORS if one.recycles):
+            if not allocator.startswith("control"):
+                self.none("libfabric 2.1", allocator)
+            self.some("only 24 of 50", "libfabric 2.1", allocator, came_back=24, wrong_recycled=1,
+                      wrong_bytes=1 if allocator.startswith("control") else 0)
+
+    def test_silent_control_must_be_caught_in_every_stack(self):
+        silent = "control: rdmalloc"
+        for stack in stacks.STACKS:
+            self.none(stack.name, silent, "failed", wrong_bytes=9, wrong_recycled=49)
+            self.some("not caught", stack.name, silent)
+        self.some("only None", "libfabric 2.1", silent, "deadlock")
+
+    def test_peers_are_reported_and_not_judged(self):
+        for outcome in ("done", "deadlock", "limit", "failed"):
+            result = judged("libfabric 1.17", "mimalloc", outcome, wrong_bytes=3)
+            self.assertIsNone(result["problem"])
+            self.assertNotIn("right", result["verdict"])
+
+
+class Page(unittest.TestCase):
+    def test_tables_and_cycles_take_their_places(self):
+        with tempfile.TemporaryDirectory() as directory:
+            page = os.path.join(directory, "page.md")
+            with open(page, "w", encoding="utf-8") as file:
+                for place in ("table", "staleness", "cycles"):
+                    file.write(f"<!-- {place} -->\nold\n<!-- end of {place} -->\n")
+            verdicts.write_doc(page, [
+                judged("libfabric 1.17", "control: malloc", "deadlock"),
+                judged("libfabric 1.17", "control: rdmalloc", wrong_bytes=9, wrong_recycled=49),
+                judged("libfabric 1.17", "rdmalloc, purging")])
+            with open(page, encoding="utf-8") as file:
+                text = file.read()
+        self.assertNotIn("old", text)
+        self.assertIn("| libfabric 1.17 alone | **hangs**: mm_lock (libfabric.so.1) |", text)
+        self.assertIn("| **49 of 50 wrong**, 49 came back |", text)
+        self.assertIn("| 50 of 50 right, 49 came back |", text)
+        self.assertIn("#0  madvise  (libc.so.6)", text)
+        self.assertEqual(text.count("not run"), 8 * 6 - 2 + 4 * 6 - 2)
+
+    def test_page_without_a_place_is_refused(self):
+        with tempfile.NamedTemporaryFile("w") as page, self.assertRaises(SystemExit):
+            verdicts.write_doc(page.name, [])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// I9_foreign_memory_is_watched_in_place_of_hooks_that_are_off
+//
+//   foreign_preloaded opal|ucx watched|not
+//
+// Memory that is not rdmalloc's goes in every way there is, and the library's own callback must
+// hear of it, before the pages are gone: it reads them. `not`: the same with a setting that leaves
+// watching to the library, where nothing may come from us.
+// Seen to fail: with tell() behind the call in foreign.cc (the callback dies), with set(7) and with
+// set_external left out of watching.cc, with forget() forgetting all, with munmap's and shmdt's
+// tell() left out.
+#include <dlfcn.h>
+#include <rdmalloc/notifier.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/shm.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+namespace {
+
+int failures = 0;
+void expect(bool holds, const std::string& what) {
+  if (holds) return;
+  failures++;
+  printf("not so: %s\n", what.c_str());
+}
+
+template <typename Function>
+Function find(void* library, const char* name) {
+  auto function = reinterpret_cast<Function>(dlsym(library, name));
+  expect(function != nullptr, std::string("there is ") + name);
+  if (function == nullptr) exit(1);
+  return function;
+}
+
+constexpr size_t kBytes = size_t{256} << 10u;
+constexpr char kContent = 'f';
+
+// What the library's callbacks were told. Fixed, since they run inside munmap.
+struct Told {
+  char* base;
+  size_t length;
+  char content;
+};
+Told told[64];
+int told_count = 0;
+char* expected_base = nullptr;
+
+void note(void* base, size_t length) {
+  if (told_count == 64) return;
+  auto* bytes = static_cast<char*>(base);
+  // Only pages of ours are read; other libraries may unmap things meanwhile.
+  char content = bytes == expected_base ? *static_cast<volatile char*>(bytes) : '\0';
+  told[told_count++] = {bytes, length, content};
+}
+
+void opal_callback(void* base, size_t length, void*, bool) {
+  note(base, length);
+}
+struct UcmUnmapped {  // ucm_event_t.vm_unmapped
+  void* address;
+  size_t size;
+};
+void ucm_callback(int, UcmUnmapped* event, void*) {
+  note(event->address, event->size);
+}
+
+// Sets the library up as its own users do. Whether it says that memory is watched.
+void* library = nullptr;
+bool begin_opal() {
+  void* opal = library = dlopen("libopen-pal.so.40", RTLD_NOW);
+  if (opal == nullptr) {
+    printf("SKIP: no Open MPI 4 here: %s\n", dlerror());
+    exit(77);
+  }
+  find<int (*)()>(opal, "opal_mem_hooks_init")();
+  bool is_supported = find<int (*)()>(opal, "opal_mem_hooks_support_level")() == 7;
+  // Where nobody watches the callback is registered all the same: it must not hear of anything.
+  if (!is_supported) find<void (*)(int)>(opal, "opal_mem_hooks_set_support")(7);
+  using Register = int (*)(void (*)(void*, size_t, void*, bool), void*);
+  expect(find<Register>(opal, "opal_mem_hooks_register_release")(opal_callback, nullptr) == 0,
+         "OPAL takes a callback");
+  return is_supported;
+}
+
+bool begin_ucx() {
+  void* ucm = library = dlopen("libucs.so.0", RTLD_NOW);
+  if (ucm == nullptr) {
+    printf("SKIP: no UCX here: %s\n", dlerror());
+    exit(77);
+  }
+  constexpr int kUnmapped = 1 << 17;
+  using Handle = int (*)(int, int, void (*)(int, UcmUnmapped*, void*), void*);
+  // With its hooks off UCX takes a handler only for what is declared external.
+  return find<Handle>(ucm, "ucm_set_event_handler")(kUnmapped, 0, ucm_callback, nullptr) == 0;
+}
+
+char* map() {
+  void* block = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (block == MAP_FAILED) abort();
+  memset(block, kContent, kBytes);
+  return static_cast<char*>(block);
+}
+
+// What is lost at `base` by `act` must have been told, whole and before it was lost.
+template <typename Act>
+void lose(const char* what, char* base, bool is_watched, Act act) {
+  told_count = 0;
+  expected_base = base;
+  act();
+  expected_base = nullptr;
+  auto* end = told + told_count;
+  auto* found = std::find_if(
+      told, end, [&](const Told& one) { return one.base == base && one.length >= kBytes; });
+  expect((found != end) == is_watched, std::string(what) + (is_watched ? ": told" : ": not told"));
+  if (found != end) expect(found->content == kContent, std::string(what) + ": told beforehand");
+}
+
+void lose_all(bool is_watched) {
+  char* block = map();
+  lose("munmap", block, is_watched, [&] { munmap(block, kBytes); });
+  char* advised = map();
+  for (int advice : {MADV_DONTNEED, MADV_FREE}) {
+    memset(advised, kContent, kBytes);
+    lose("madvise", advised, is_watched, [&] { madvise(advised, kBytes, advice); });
+  }
+  lose("advice that takes nothing", advised, false,
+       [&] { madvise(advised, kBytes, MADV_WILLNEED); });
+  memset(advised, kContent, kBytes);
+  void* moved = nullptr;
+  lose("mremap", advised, is_watched,
+       [&] { moved = mremap(advised, kBytes, 4 * kBytes, MREMAP_MAYMOVE); });
+  expect(moved != MAP_FAILED && *static_cast<char*>(moved) == kContent, "mremap works");
+  char* target = map();
+  lose("mremap's target", target, is_watched,
+       [&] { moved = mremap(moved, 4 * kBytes, kBytes, MREMAP_MAYMOVE | MREMAP_FIXED, target); });
+  expect(moved == target && *target == kContent, "mremap to a fixed place works");
+  lose("mmap over it", target, is_watched, [&] {
+    mmap(target, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+  });
+  lose("mmap elsewhere", target, false, [&] { munmap(map(), kBytes / 2); });
+  int segment = shmget(IPC_PRIVATE, kBytes, IPC_CREAT | 0600);
+  auto* shared = static_cast<char*>(shmat(segment, nullptr, 0));
+  expect(segment >= 0 && shared != reinterpret_cast<char*>(-1), "shared memory is to be had");
+  shmctl(segment, IPC_RMID, nullptr);
+  memset(shared, kContent, kBytes);
+  // In two mappings: the length told is still that of the segment.
+  mprotect(shared + kBytes / 2, kBytes / 4, PROT_READ);
+  lose("shmdt", shared, is_watched, [&] { shmdt(shared); });
+  for (int i = 0; i < told_count; i++)
+    if (told[i].base == shared) expect(told[i].length == kBytes, "shmdt: the segment's length");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const bool is_opal = strcmp(argv[1], "opal") == 0, is_watched = strcmp(argv[2], "watched") == 0;
+  bool says_so = is_opal ? begin_opal() : begin_ucx();
+  expect(says_so == is_watched, "the library was told whether somebody watches");
+  // Who patches libc looks for its text so, and must not find us in front of it.
+  Dl_info place = {};
+  expect(dladdr(dlsym(RTLD_DEFAULT, "munmap"), &place) != 0 &&
+             strstr(place.dli_fname, "libc.so") != nullptr,
+         "dlsym finds libc's munmap");
+  lose_all(is_watched);
+  // What a library unmaps as it is closed, and after the watched one was.
+  void* other = dlopen(UNMAPS_AT_END, RTLD_NOW);
+  expect(other != nullptr, "the library that unmaps at its end is there");
+  if (other == nullptr) return 1;
+  char* block = map();
+  *static_cast<void**>(dlsym(other, "to_unmap_at_end")) = block;
+  *static_cast<size_t*>(dlsym(other, "to_unmap_at_end_bytes")) = kBytes;
+  lose("munmap inside dlclose", block, is_watched, [&] { dlclose(other); });
+  dlclose(library);
+  if (is_watched) lose_all(is_watched);
+  auto state = reinterpret_cast<decltype(&rdmalloc_notifier_state)>(
+      dlsym(RTLD_DEFAULT, "rdmalloc_notifier_state"));
+  rdmalloc_notifier_info info = {};
+  info.size = sizeof info;
+  expect(state(is_opal ? RDMALLOC_NOTIFIER_OPAL : RDMALLOC_NOTIFIER_UCX, &info) == 0, "state");
+  expect((info.watches_foreign != 0) == is_watched, "the state says who watches");
+  expect((info.foreign_told >= 7) == is_watched, "and counts");
+  return failures != 0;
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What the preloaded library does by itself, for each RDMALLOC_NOTIFY (the argument says which):
+// attaching at start-up and at dlopen, forgetting at dlclose, holding purges meanwhile.
+#include <dlfcn.h>
+#include <rdma/fabric.h>
+#include <rdmalloc/notifier.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <string>
+
+namespace {
+
+int failures = 0;
+void expect(bool holds, const char* what) {
+  if (holds) return;
+  failures++;
+  printf("not so: %s\n", what);
+}
+
+using State = int (*)(rdmalloc_notifier, rdmalloc_notifier_info*);
+using Purge = int64_t (*)(size_t);
+
+rdmalloc_notifier_info state_of(rdmalloc_notifier which) {
+  rdmalloc_notifier_info info = {};
+  info.size = sizeof info;
+  auto state = reinterpret_cast<State>(dlsym(RTLD_DEFAULT, "rdmalloc_notifier_state"));
+  expect(state != nullptr && state(which, &info) == 0, "rdmalloc_notifier_state works");
+  return info;
+}
+
+void purge_something() {
+  auto* block = static_cast<volatile char*>(malloc(8u << 20u));
+  for (size_t i = 0; i < 8u << 20u; i += 4096) block[i] = 1;
+  free(const_cast<char*>(block));
+  auto purge = reinterpret_cast<Purge>(dlsym(RTLD_DEFAULT, "rdmalloc_purge"));
+  expect(purge != nullptr && purge(0) > 0, "rdmalloc_purge gives something back");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+  const std::string mode = argv[1];
+  const bool tells = mode == "auto" || mode == "explicit";
+  fi_version();  // linked: loaded before main
+  expect(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).is_attached == (mode == "explicit"),
+         "libfabric's monitor is imported before main when asked for, and only then");
+  expect(state_of(RDMALLOC_NOTIFIER_UCX).calls_libc == (mode == "auto" || mode == "hooks"),
+         "decommits go through libc where hooks are to hear of them");
+  expect(!state_of(RDMALLOC_NOTIFIER_UCX).is_attached, "UCX is not attached before it is loaded");
+  for (int round = 0; round < 3; round++) {
+    void* ucp = dlopen("libucp.so.0", RTLD_NOW);
+    if (ucp == nullptr) {
+      printf("SKIP: no UCX here: %s\n", dlerror());
+      return failures == 0 ? 77 : 1;
+    }
+    expect(state_of(RDMALLOC_NOTIFIER_UCX).is_attached == tells, "UCX is attached at its dlopen");
+    uint64_t before = state_of(RDMALLOC_NOTIFIER_UCX).told;
+    purge_something();
+    expect((state_of(RDMALLOC_NOTIFIER_UCX).told > before) == tells, "UCX is told of a purge");
+    dlclose(ucp);
+    purge_something();
+  }
+  return failures != 0;
+}

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The imported monitor as libfabric calls it, on a stub of libfabric. Seen to fail: with
+// subscribe() answering 0 always, with the check of a range's last byte left out, with the
+// notification behind the decommit, with was_ever_started not looked at.
+#include <dlfcn.h>
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <rdma/fabric.h>
+#include <rdma/fi_ext.h>
+#include <rdmalloc/notifier.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "tests/notifiers/stub_libfabric.h"
+
+namespace {
+
+rdmalloc_notifier_info state_of_libfabric() {
+  rdmalloc_notifier_info info = {};
+  info.size = sizeof info;
+  EXPECT_EQ(rdmalloc_notifier_state(RDMALLOC_NOTIFIER_LIBFABRIC, &info), 0);
+  return info;
+}
+
+constexpr size_t kBytes = size_t{8} << 20;
+constexpr char kContent = 'p';
+
+int notifications = 0, notifications_with_content = 0;
+void notified(const void* address, size_t) {
+  notifications++;
+  notifications_with_content += *static_cast<const volatile char*>(address) == kContent;
+}
+
+void purge_something() {
+  void* block = rdmalloc_malloc(kBytes);
+  ASSERT_NE(block, nullptr);
+  memset(block, kContent, kBytes);
+  rdmalloc_free(block);
+  ASSERT_GT(rdmalloc_purge(0), 0);
+}
+
+class Veto : public testing::Test {
+ protected:
+  void SetUp() override {
+    void* library = dlopen(STUB_LIBFABRIC, RTLD_NOW);
+    ASSERT_NE(library, nullptr) << dlerror();
+    stub = reinterpret_cast<stub_libfabric* (*)()>(dlsym(library, "stub_libfabric_state"))();
+    stub->notified = notified;
+    ASSERT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+    ASSERT_NE(stub->monitor, nullptr);
+  }
+  bool subscribes(const void* address, size_t length) {
+    return stub->monitor->export_ops->subscribe(stub->monitor, address, length) == 0;
+  }
+  void start() { ASSERT_EQ(stub->monitor->export_ops->start(stub->monitor), 0); }
+  stub_libfabric* stub = nullptr;
+};
+
+TEST_F(Veto, I9_libfabric_is_refused_every_range_that_is_not_wholly_ours) {
+  start();
+  auto* ours = static_cast<char*>(rdmalloc_malloc(kBytes));
+  int on_stack = 0;
+  static int in_data = 0;
+  void* mapped = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+  EXPECT_TRUE(subscribes(ours, kBytes));
+  EXPECT_TRUE(subscribes(ours + 100, 1));
+  EXPECT_FALSE(subscribes(&on_stack, sizeof on_stack));
+  EXPECT_FALSE(subscribes(&in_data, sizeof in_data));
+  EXPECT_FALSE(subscribes(mapped, kBytes));
+  // Begins in a block and ends behind our arena.
+  uintptr_t base = 0;
+  size_t extent = 0;
+  ASSERT_EQ(rdmalloc_arena_extent(&base, &extent), 0);
+  EXPECT_FALSE(subscribes(ours, extent));
+  EXPECT_EQ(state_of_libfabric().refused, 4U);
+  munmap(mapped, kBytes);
+  rdmalloc_free(ours);
+}
+
+TEST_F(Veto, I3_libfabric_is_told_between_its_start_and_while_the_pages_are_there) {
+  purge_something();
+  EXPECT_EQ(notifications, 0) << "before start() libfabric's list does not exist";
+  start();
+  EXPECT_TRUE(state_of_libfabric().is_started);
+  purge_something();
+  EXPECT_GT(notifications, 0);
+  EXPECT_GT(notifications_with_content, 0);
+  EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), -EBUSY);
+  stub->monitor->export_ops->stop(stub->monitor);
+  ASSERT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  EXPECT_EQ(stub->monitor, nullptr);
+  EXPECT_EQ(stub->closes, 2);
+  int before = notifications;
+  purge_something();
+  EXPECT_EQ(notifications, before);
+}
+
+}  // namespace

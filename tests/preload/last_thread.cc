@@ -1,0 +1,50 @@
+// A process ends when its last thread does, also when the purge thread runs: pthread_exit() in
+// main, and a fork child whose only thread, not the first of its parent, returns. Python's
+// test_threading found it; without purge_note_first_thread_ends() both processes here live for
+// ever.
+#include <pthread.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+
+namespace {
+
+// With RDMALLOC_DECAY_MS=0, which the test sets, this starts the purge thread.
+void allocate_and_free() {
+  for (int i = 0; i < 20; ++i) {
+    constexpr std::size_t kBytes = 4 << 20;
+    void* block = std::malloc(kBytes);
+    if (block == nullptr) std::abort();
+    std::memset(block, i, kBytes);
+    std::free(block);
+  }
+}
+
+void* fork_and_return(void*) {
+  allocate_and_free();
+  const pid_t child = fork();
+  allocate_and_free();
+  // In the child this is the last thread: to return from it is to exit(0).
+  if (child == 0) return nullptr;
+  int status = -1;
+  if (waitpid(child, &status, 0) != child || status != 0) {
+    std::fprintf(stderr, "the child ended with status %d\n", status);
+    std::_Exit(1);
+  }
+  usleep(200000);  // main's thread is gone by now, and has been looked at
+  return nullptr;
+}
+
+}  // namespace
+
+int main() {
+  allocate_and_free();
+  std::atexit([] { std::puts("exit handlers ran"); });
+  pthread_t thread;
+  if (pthread_create(&thread, nullptr, fork_and_return, nullptr) != 0) return 1;
+  pthread_exit(nullptr);
+}

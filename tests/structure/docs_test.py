@@ -1,0 +1,80 @@
+#!/usr/bin/python3
+"""The documents name what there is, and nothing that there is not.
+
+Every public function is in a man page; every setting that the code reads is in rdmalloc(7), in
+docs/settings.md and in README.md's table, and the other way round; links to files lead somewhere.
+Seen to fail: with RDMALLOC_HUGE taken out of rdmalloc.7, with a function's line out of rdmalloc.3,
+with a settings row RDMALLOC_NONE added, with a link to docs/nothing.md.
+"""
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+import tree
+
+PAGES = [name for name in tree.files() if re.fullmatch(r"docs/man/.*\.[1-9]", name)]
+FUNCTION = re.compile(r"\b(rdmalloc_\w+)\(")
+
+
+def settings_of_the_code():
+    return set(re.findall(r'\{"(RDMALLOC_[A-Z_]+)",', tree.text("alloc/api/options.cc")))
+
+
+def rows_of(name):
+    """Settings that a table of a document has a row for."""
+    return set(re.findall(r"^\| `(RDMALLOC_[A-Z_]+)", tree.text(name), flags=re.M))
+
+
+class Documents(unittest.TestCase):
+    def test_man_pages_name_every_public_function_and_no_other(self):
+        declared = set()
+        for header in tree.sources("include"):
+            text = re.sub(r"/\*.*?\*/", "", tree.text(header), flags=re.S)
+            declared |= set(FUNCTION.findall(text))
+        named = set()
+        for page in PAGES:
+            text = tree.text(page)
+            named |= set(FUNCTION.findall(text)) | set(re.findall(r"\.BR (rdmalloc_\w+) \(\)", text))
+        self.assertEqual(declared - named, set(), "not in any man page")
+        self.assertEqual(named - declared, set(), "in a man page, but in no header")
+
+    def test_settings_are_documented_and_those_documented_exist(self):
+        code = settings_of_the_code()
+        self.assertGreater(len(code), 8)
+        man = set(re.findall(r"RDMALLOC_[A-Z]+(?:_[A-Z]+)*", tree.text("docs/man/rdmalloc.7")))
+        self.assertEqual(man, code, "docs/man/rdmalloc.7")
+        self.assertEqual(rows_of("docs/settings.md"), code, "docs/settings.md")
+        # The README has the ones that users need; a fault site is not for them.
+        self.assertEqual(rows_of("README.md"), code - {"RDMALLOC_FAULT"}, "README.md")
+
+    def test_links_lead_to_files(self):
+        wrong = []
+        for name in (name for name in tree.files() if name.endswith(".md")):
+            for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", tree.text(name)):
+                path = os.path.normpath(os.path.join(os.path.dirname(name), target))
+                if not os.path.exists(os.path.join(tree.ROOT, path)):
+                    wrong.append(f"{name}: {target}")
+        self.assertEqual(wrong, [])
+
+    def test_version_is_the_same_everywhere(self):
+        header = tree.text("include/rdmalloc/rdmalloc.h")
+        version = ".".join(re.search(rf"RDMALLOC_VERSION_{part} (\d+)", header).group(1)
+                           for part in ("MAJOR", "MINOR", "PATCH"))
+        self.assertIn(f"VERSION {version} ", tree.text("CMakeLists.txt"))
+
+    def test_man_pages_format_without_a_warning(self):
+        if not shutil.which("groff"):
+            print("SKIP: groff is not installed; nothing else checks the man pages' markup")
+            self.skipTest("no groff")
+        for page in PAGES:
+            done = subprocess.run(["groff", "-man", "-Tutf8", "-ww", "-z",
+                                   os.path.join(tree.ROOT, page)], stderr=subprocess.PIPE, text=True,
+                                  check=False)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), page)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])

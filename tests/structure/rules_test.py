@@ -1,0 +1,151 @@
+#!/usr/bin/python3
+"""Rules about the tree that no compiler checks (docs/design.md, "Rooms" and "What may never happen").
+
+Each was seen to fail by breaking it once: an #include of regcache/ in alloc/, a call of madvise in
+alloc/pages/, a mirror's host name in a document, a source file padded to 601 lines, a test's
+invariant renamed, a test source that no CMakeLists.txt names.
+"""
+import glob
+import os
+import re
+import subprocess
+import sys
+import unittest
+import urllib.parse
+
+import tree
+
+# The invariants that have a test by now. A line of docs/design.md that gains one enters here, and
+# from then on can't lose it.
+INVARIANTS_TESTED = set("I1 I2 I3 I4 I5 I6 I7 I8 I9 I10 I11 I12 I13 I14".split())
+ALL_INVARIANTS = {f"I{number}" for number in range(1, 15)}
+
+MEMORY_CALLS = "mmap mmap64 munmap mremap madvise process_madvise posix_madvise mprotect brk sbrk " \
+    "shmat shmdt mlock mlock2 munlock mlockall remap_file_pages syscall".split()
+# Files outside alloc/os/ that may make a memory system call, and why.
+MAKES_MEMORY_CALLS = {
+    "regcache/registrars/mlock.cc": "locking pages is what this registrar is for",
+}
+
+LINES_LIMIT = 600
+
+
+def without_comments(text):
+    """The code alone; string literals are emptied too, so that messages may name system calls."""
+    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)
+    text = re.sub(r"/\*.*?\*/", lambda found: "\n" * found.group().count("\n"), text, flags=re.S)
+    return re.sub(r"//[^\n]*", "", text)
+
+
+def hosts_of_this_machines_registries():
+    """Where this machine gets its packages from, as far as that is not the public archive."""
+    places = glob.glob("/etc/apt/sources.list") + glob.glob("/etc/apt/sources.list.d/*")
+    places += glob.glob("/etc/pip.conf") + glob.glob("/etc/apt/apt.conf.d/*")
+    hosts = set()
+    for place in places:
+        try:
+            with open(place, encoding="utf-8", errors="replace") as file:
+                for address in re.findall(r"https?://[^\s\"';]+", file.read()):
+                    hosts.add(urllib.parse.urlsplit(address).hostname)
+        except OSError:
+            continue
+    public = re.compile(r"(.*\.)?(debian\.org|ubuntu\.com|pypi\.org|github\.com|localhost)|127\.0\.0\.1")
+    return {host for host in hosts if host and not public.fullmatch(host)}
+
+
+class Rooms(unittest.TestCase):
+    def test_alloc_does_not_include_regcache(self):
+        wrong = [name for name in tree.sources("alloc")
+                 if re.search(r'#\s*include\s*["<](regcache/|rdmalloc/reg)', tree.text(name))]
+        self.assertEqual(wrong, [])
+
+    def test_rooms_do_not_include_what_is_above_them(self):
+        above = re.compile(r'#\s*include\s*["<](bench|tests|tools)/')
+        wrong = [name for name in tree.sources("alloc", "regcache", "include")
+                 if above.search(tree.text(name))]
+        self.assertEqual(wrong, [])
+
+    def test_public_headers_include_no_private_one(self):
+        wrong = [name for name in tree.sources("include")
+                 if re.search(r'#\s*include\s*["<](alloc|regcache)/', tree.text(name))]
+        self.assertEqual(wrong, [])
+
+    def test_memory_system_calls_are_made_in_alloc_os_only(self):
+        call = re.compile(r"(?<![\w.>:])(?:::)?(" + "|".join(MEMORY_CALLS) + r")\s*\(")
+        wrong = []
+        for name in tree.sources("alloc", "regcache"):
+            if name.startswith("alloc/os/") or name in MAKES_MEMORY_CALLS:
+                continue
+            for number, line in enumerate(without_comments(tree.text(name)).splitlines(), 1):
+                if call.search(line):
+                    wrong.append(f"{name}:{number}: {line.strip()}")
+        self.assertEqual(wrong, [])
+
+
+class Tree(unittest.TestCase):
+    def test_names_no_host_of_this_machines_registries(self):
+        hosts = hosts_of_this_machines_registries()
+        wrong = [(name, host) for name in tree.files() for host in hosts if host in tree.text(name)]
+        self.assertEqual(wrong, [])
+
+    def test_names_no_path_of_a_developers_machine(self):
+        # Homes, and the folder that this clone (or the one it is a worktree of) lies in.
+        common = subprocess.run(["git", "-c", f"safe.directory={tree.ROOT}", "-C", tree.ROOT,
+                                 "rev-parse", "--path-format=absolute", "--git-common-dir"],
+                                stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                                check=False).stdout.strip() or tree.ROOT + "/.git"
+        folders = {os.path.dirname(clone) for clone in (tree.ROOT, os.path.dirname(common))}
+        paths = [re.escape(folder + "/") for folder in folders - {"/", "/tmp", "/usr/src", "/src"}]
+        machine = re.compile("|".join(["/home/[a-z]", r"(?<![\w.])/root/", *paths]))
+        wrong = [f"{name}:{number}: {line.strip()[:80]}" for name in tree.files()
+                 if name != "tests/structure/rules_test.py"
+                 for number, line in enumerate(tree.text(name).splitlines(), 1)
+                 if machine.search(line)]
+        self.assertEqual(wrong, [])
+
+    def test_long_files_say_why(self):
+        wrong = []
+        for name in tree.files():
+            lines = tree.text(name).splitlines()
+            if len(lines) > LINES_LIMIT and not name.startswith("LICENSE") \
+                    and not any("600 lines" in line for line in lines[:30]):
+                wrong.append(f"{name}: {len(lines)} lines; split it, or say in its first 30 lines "
+                             f"why it is longer than {LINES_LIMIT} lines")
+        self.assertEqual(wrong, [])
+
+    def test_every_source_of_a_test_is_built(self):
+        lists = "\n".join(tree.text(name) for name in tree.files()
+                          if name.endswith("CMakeLists.txt") and name.startswith("tests/"))
+        wrong = [name for name in tree.sources("tests")
+                 if name.endswith((".c", ".cc")) and os.path.basename(name) not in lists]
+        self.assertEqual(wrong, [])
+
+    def test_scripts_are_executable_and_parse(self):
+        wrong = []
+        for name in tree.files():
+            path = os.path.join(tree.ROOT, name)
+            with open(path, "rb") as file:
+                first = file.readline()
+            if first.startswith(b"#!") and not os.access(path, os.X_OK):
+                wrong.append(f"{name}: not executable")
+            if first.startswith(b"#!/bin/bash"):
+                done = subprocess.run(["bash", "-n", path], stderr=subprocess.PIPE, text=True,
+                                      check=False)
+                if done.returncode:
+                    wrong.append(done.stderr)
+        self.assertEqual(wrong, [])
+
+
+class Invariants(unittest.TestCase):
+    def test_every_invariant_has_a_test_that_names_it(self):
+        named = set()
+        for name in tree.files():
+            if name.startswith("tests/") and not name.startswith("tests/structure/"):
+                named |= set(re.findall(r"\b(I(?:1[0-4]|[1-9]))(?=_|\b)", tree.text(name)))
+        print("named in tests:", *sorted(named, key=lambda i: int(i[1:])),
+              "| not yet:", *sorted(ALL_INVARIANTS - named, key=lambda i: int(i[1:])))
+        self.assertEqual(INVARIANTS_TESTED - named, set())
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])

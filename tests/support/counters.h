@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// rdmalloc's settings and counters by name, for tests over the prefixed library.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+namespace rdmalloc_test {
+
+inline uint64_t counter(const char* name) {
+  uint64_t value = 0;
+  size_t size = sizeof value;
+  int error = rdmalloc_ctl(name, &value, &size, nullptr, 0);
+  EXPECT_EQ(error, 0) << name;
+  return value;
+}
+
+inline void set(const char* name, uint64_t value) {
+  EXPECT_EQ(rdmalloc_ctl(name, nullptr, nullptr, &value, sizeof value), 0) << name;
+}
+
+// Looks every millisecond whether `what` is true. Gives up after a minute: that is no timed
+// assertion, what is waited for comes within seconds even where four tests share a core.
+inline bool comes_true(const std::function<bool()>& what) {
+  for (int i = 0; i < 60000; i++) {
+    if (what()) return true;
+    usleep(1000);
+  }
+  return what();
+}
+
+}  // namespace rdmalloc_test

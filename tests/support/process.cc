@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#include "tests/support/process.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace rdmalloc_test {
+
+// read(2) into the stack: these are called while memory is being measured.
+static size_t read_proc(const char* path, char* buffer, size_t capacity) {
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return 0;
+  size_t length = 0;
+  ssize_t got;
+  while (length + 1 < capacity && (got = read(fd, buffer + length, capacity - 1 - length)) > 0)
+    length += static_cast<size_t>(got);
+  close(fd);
+  buffer[length] = 0;
+  return length;
+}
+
+size_t resident_bytes() {
+  char text[256];
+  if (read_proc("/proc/self/statm", text, sizeof text) == 0) return 0;
+  const char* second = strchr(text, ' ');
+  if (second == nullptr) return 0;
+  return strtoull(second + 1, nullptr, 10) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
+}
+
+size_t status_kib(const char* field) {
+  char text[8192];
+  if (read_proc("/proc/self/status", text, sizeof text) == 0) return 0;
+  const char* at = strstr(text, field);
+  if (at == nullptr) return 0;
+  at = strchr(at, ':');
+  return at == nullptr ? 0 : strtoull(at + 1, nullptr, 10);
+}
+
+int thread_count() {
+  char text[8192];
+  if (read_proc("/proc/self/status", text, sizeof text) == 0) return -1;
+  const char* at = strstr(text, "\nThreads:");
+  return at == nullptr ? -1 : atoi(at + 9);
+}
+
+size_t Random::size_between(size_t low, size_t high) {
+  unsigned bits_low = 63u - static_cast<unsigned>(__builtin_clzl(low));
+  unsigned bits_high = 63u - static_cast<unsigned>(__builtin_clzl(high));
+  unsigned bits = bits_low + static_cast<unsigned>(below(bits_high - bits_low + 1));
+  size_t size = (size_t{1} << bits) + below(size_t{1} << bits);
+  return size < low ? low : size > high ? high : size;
+}
+
+uint64_t test_seed(uint64_t fallback) {
+  const char* text = getenv("TEST_SEED");
+  return text == nullptr ? fallback : strtoull(text, nullptr, 0);
+}
+
+static int64_t now_ms() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
+}
+
+bool wait_with_limit(pid_t pid, int limit_ms, int* status) {
+  int64_t end = now_ms() + limit_ms;
+  for (;;) {
+    pid_t got = waitpid(pid, status, WNOHANG);
+    if (got == pid) return true;
+    if (got < 0) return false;
+    if (now_ms() >= end) break;
+    timespec nap = {0, 1000000};
+    nanosleep(&nap, nullptr);
+  }
+  kill(pid, SIGKILL);
+  waitpid(pid, status, 0);
+  return false;
+}
+
+static void apply_environment(const std::vector<std::string>& changes) {
+  for (const std::string& change : changes) {
+    size_t equals = change.find('=');
+    if (equals == std::string::npos)
+      unsetenv(change.c_str());
+    else
+      setenv(change.substr(0, equals).c_str(), change.substr(equals + 1).c_str(), 1);
+  }
+}
+
+[[noreturn]] static void become(const std::vector<std::string>& argv, const ChildOptions& options,
+                                int out, int err) {
+  apply_environment(options.environment);
+  dup2(out, 1);
+  dup2(err, 2);
+  std::vector<char*> words;
+  for (const std::string& word : argv) words.push_back(const_cast<char*>(word.c_str()));
+  words.push_back(nullptr);
+  if (options.before_exec) options.before_exec();
+  execv(words[0], words.data());
+  fprintf(stderr, "cannot run %s: %s\n", words[0], strerror(errno));
+  _exit(127);
+}
+
+// Collects both pipes until they close or the time is over; false at the limit.
+static bool collect(int out, int err, int limit_ms, ChildResult* result) {
+  int64_t end = now_ms() + limit_ms;
+  pollfd watched[2] = {{out, POLLIN, 0}, {err, POLLIN, 0}};
+  std::string* sinks[2] = {&result->output, &result->errors};
+  while (watched[0].fd >= 0 || watched[1].fd >= 0) {
+    int64_t left = end - now_ms();
+    if (left <= 0) return false;
+    if (poll(watched, 2, static_cast<int>(left)) < 0 && errno != EINTR) return false;
+    for (int i = 0; i < 2; i++) {
+      if (watched[i].fd < 0 || watched[i].revents == 0) continue;
+      char buffer[4096];
+      ssize_t got = read(watched[i].fd, buffer, sizeof buffer);
+      if (got > 0)
+        sinks[i]->append(buffer, static_cast<size_t>(got));
+      else
+        watched[i].fd = -1;
+    }
+  }
+  return true;
+}
+
+ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& options) {
+  ChildResult result;
+  int out[2], err[2];
+  if (pipe2(out, O_CLOEXEC) != 0 || pipe2(err, O_CLOEXEC) != 0) {
+    result.errors = std::string("pipe2: ") + strerror(errno);
+    return result;
+  }
+  pid_t pid = fork();
+  if (pid == 0) become(argv, options, out[1], err[1]);
+  close(out[1]);
+  close(err[1]);
+  int64_t end = now_ms() + options.limit_ms;
+  int status = 0;
+  bool closed = collect(out[0], err[0], options.limit_ms, &result);
+  int64_t left = end - now_ms();
+  if (!closed && options.at_limit) options.at_limit(pid);
+  result.timed_out =
+      !wait_with_limit(pid, closed && left > 0 ? static_cast<int>(left) : 0, &status);
+  if (!closed && !result.timed_out) result.timed_out = false;  // it ended while we looked at it
+  close(out[0]);
+  close(err[0]);
+  if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);
+  if (WIFSIGNALED(status)) result.signal = WTERMSIG(status);
+  return result;
+}
+
+std::string ChildResult::describe() const {
+  std::string text = timed_out ? "still running at the limit, killed"
+                     : signal  ? "ended by signal " + std::to_string(signal)
+                               : "exit code " + std::to_string(exit_code);
+  return text + "\n--- standard output\n" + output + "--- standard error\n" + errors + "---";
+}
+
+std::string stacks_of(pid_t pid) {
+  static const char kGdb[] = "/usr/bin/gdb";
+  if (access(kGdb, X_OK) != 0) return "(no stacks: " + std::string(kGdb) + " is not installed)";
+  ChildOptions options;
+  options.environment = {"LD_PRELOAD", "DEBUGINFOD_URLS"};
+  options.limit_ms = 60000;
+  ChildResult gdb = run_child({kGdb, "-nx", "-batch", "-p", std::to_string(pid), "-ex",
+                               "set print frame-arguments none", "-ex", "thread apply all bt"},
+                              options);
+  return gdb.output.empty() ? "(no stacks) " + gdb.describe() : gdb.output;
+}
+
+void ensure_environment(char** argv, const std::vector<std::string>& variables) {
+  bool all_set = true;
+  for (const std::string& variable : variables) {
+    size_t equals = variable.find('=');
+    const char* value = getenv(variable.substr(0, equals).c_str());
+    if (value == nullptr || variable.substr(equals + 1) != value) all_set = false;
+  }
+  if (all_set) return;
+  apply_environment(variables);
+  execv("/proc/self/exe", argv);
+  perror("execv /proc/self/exe");
+  _exit(127);
+}
+
+}  // namespace rdmalloc_test

@@ -1,0 +1,106 @@
+// rdmalloc.hpp over the real allocator: what is owned ends exactly once.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <rdmalloc/rdmalloc.hpp>
+#include <vector>
+
+namespace {
+
+struct Books {
+  std::atomic<int> live{0}, closes{0};
+  rdmalloc_registrar_ops ops = {};
+  Books() {
+    ops.size = sizeof ops;
+    ops.name = "books";
+    ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
+                RDMALLOC_REGISTRAR_EXACT_ACCESS;
+    ops.register_ = [](void* context, void*, size_t, uint32_t, rdmalloc_key* key) {
+      key->lkey = static_cast<std::uint64_t>(++static_cast<Books*>(context)->live);
+      return 0;
+    };
+    ops.deregister = [](void* context, void*, size_t, const rdmalloc_key*) {
+      --static_cast<Books*>(context)->live;
+      return 0;
+    };
+    ops.close = [](void* context) { ++static_cast<Books*>(context)->closes; };
+  }
+};
+
+constexpr std::size_t kLength = 1 << 20;
+
+// Fails when a move does not empty its source, or the destructor does not put.
+TEST(Hpp, registrations_and_domains_end_once) {
+  Books books;
+  {
+    auto opened = rdmalloc::domain::open(books.ops, &books);
+    ASSERT_TRUE(opened) << opened.error().message();
+    rdmalloc::domain domain = std::move(*opened);
+    std::vector<std::byte> foreign(100);
+    {
+      auto held = domain.register_memory(std::span(foreign));
+      ASSERT_TRUE(held);
+      EXPECT_GE(held->bytes().size(), foreign.size());
+      EXPECT_EQ(held->keys().lkey, 1u);
+      rdmalloc::registration moved = std::move(*held);
+      rdmalloc::registration again;
+      again = std::move(moved);
+      EXPECT_FALSE(moved);
+      EXPECT_EQ(books.live, 1);
+      EXPECT_EQ(domain.close(), std::errc::device_or_resource_busy);
+    }
+    EXPECT_EQ(books.live, 0);
+    void* block = rdmalloc_malloc(kLength);
+    auto key = domain.key_of(block, kLength);
+    ASSERT_TRUE(key);
+    EXPECT_EQ(domain.key_of(block, kLength, rdmalloc::access::remote_read).error(),
+              std::errc::permission_denied);
+    EXPECT_EQ(domain.key_of(foreign.data(), 8).error(), std::errc::bad_address);
+    EXPECT_EQ(domain.counters()->sticky_count, 1u);
+    rdmalloc_free(block);
+    EXPECT_EQ(*domain.flush(), 1);
+  }
+  EXPECT_EQ(books.closes, 1);
+  EXPECT_EQ(books.live, 0);
+}
+
+TEST(Hpp, errors_are_error_codes) {
+  Books books;
+  books.ops.flags = 0;
+  EXPECT_EQ(rdmalloc::domain::open(books.ops, &books).error(), std::errc::not_supported);
+}
+
+// Fails when the observer's end does not remove it, or a refusal is not passed on.
+TEST(Hpp, an_observer_hears_of_purges_and_may_refuse) {
+  std::atomic<int> offers{0}, ends{0};
+  std::atomic<bool> refuses{true};
+  rdmalloc::page_events events;
+  events.purge = [&](std::span<std::byte>, rdmalloc_purge_reason) {
+    ++offers;
+    return !refuses;
+  };
+  events.purged = [&](std::span<std::byte> range, std::error_code error) {
+    if (!error && range.size() != 0) ++ends;
+  };
+  {
+    auto added = rdmalloc::observer::add(std::move(events));
+    ASSERT_TRUE(added) << added.error().message();
+    rdmalloc::observer observer = std::move(*added);
+    void* block = rdmalloc_malloc(kLength);
+    memset(block, 1, kLength);
+    rdmalloc_free(block);
+    EXPECT_EQ(rdmalloc_purge(0), 0);
+    EXPECT_GT(offers, 0);
+    EXPECT_EQ(ends, 0);
+    refuses = false;
+    EXPECT_GT(rdmalloc_purge(0), 0);
+    EXPECT_GT(ends, 0);
+  }
+  int heard = offers;
+  rdmalloc_free(memset(rdmalloc_malloc(kLength), 1, kLength));
+  rdmalloc_purge(0);
+  EXPECT_EQ(offers, heard);
+}
+
+}  // namespace

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Bad input: settings that are malformed or unknown, and limits of the process. Always the same:
+// one warning that names the value, what is allowed and what is used instead; then the program runs
+// as if nothing had been set. Each case runs settings_program under the preloaded library.
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::ChildOptions;
+using rdmalloc_test::ChildResult;
+using rdmalloc_test::run_child;
+
+// Every variable that a case does not set is unset: the outcome is the case's own.
+const char* const kVariables[] = {
+    "RDMALLOC_PURGE",  "RDMALLOC_DECAY_MS",      "RDMALLOC_DIRTY_MAX",     "RDMALLOC_LIMIT",
+    "RDMALLOC_HUGE",   "RDMALLOC_ARENA",         "RDMALLOC_LOG",           "RDMALLOC_STATS",
+    "RDMALLOC_NOTIFY", "RDMALLOC_REG_MAX_BYTES", "RDMALLOC_REG_MAX_COUNT", "RDMALLOC_FAULT"};
+
+ChildResult run_with(const std::vector<std::string>& settings,
+                     std::function<void()> before_exec = nullptr,
+                     const std::vector<std::string>& arguments = {}) {
+  ChildOptions options;
+  for (const char* variable : kVariables) options.environment.push_back(variable);
+  options.environment.push_back("LD_PRELOAD=" RDMALLOC_LIBRARY);
+  options.environment.insert(options.environment.end(), settings.begin(), settings.end());
+  options.before_exec = std::move(before_exec);
+  std::vector<std::string> argv = {SETTINGS_PROGRAM};
+  argv.insert(argv.end(), arguments.begin(), arguments.end());
+  return run_child(argv, options);
+}
+
+void limit(int resource, size_t bytes) {
+  rlimit value = {bytes, bytes};
+  if (setrlimit(static_cast<__rlimit_resource>(resource), &value) != 0) _exit(126);
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+struct BadValue {
+  const char* name;
+  const char* value;
+  const char* allowed;   // what the warning must mention of the range
+  const char* fallback;  // and of the value used instead
+};
+
+class MalformedSetting : public ::testing::TestWithParam<BadValue> {};
+
+TEST_P(MalformedSetting, warns_once_with_value_range_and_default_and_goes_on) {
+  const BadValue& bad = GetParam();
+  ChildResult result = run_with({std::string(bad.name) + "=" + bad.value});
+  ASSERT_TRUE(result.clean()) << result.describe();
+  EXPECT_TRUE(contains(result.output, "all is well")) << result.describe();
+  EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.describe();
+  for (const char* part : {"rdmalloc", "warning", bad.name, bad.value, bad.allowed, bad.fallback})
+    EXPECT_TRUE(contains(result.errors, part)) << "no '" << part << "' in: " << result.errors;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    MallocSettings, MalformedSetting,
+    ::testing::Values(BadValue{"RDMALLOC_PURGE", "sometimes", "manual", "thread"},
+                      BadValue{"RDMALLOC_PURGE", "THREAD", "thread", "thread"},
+                      BadValue{"RDMALLOC_DECAY_MS", "abc", "0", "5000"},
+                      BadValue{"RDMALLOC_DECAY_MS", "-1", "0", "5000"},
+                      BadValue{"RDMALLOC_DECAY_MS", "99999999999999999999999", "0", "5000"},
+                      BadValue{"RDMALLOC_DECAY_MS", "10 ms", "0", "5000"},
+                      BadValue{"RDMALLOC_DIRTY_MAX", "12X", "K", "512M"},
+                      BadValue{"RDMALLOC_DIRTY_MAX", "200%", "%", "512M"},
+                      BadValue{"RDMALLOC_DIRTY_MAX", "1KK", "K", "512M"},
+                      BadValue{"RDMALLOC_HUGE", "yes", "never", "auto"},
+                      BadValue{"RDMALLOC_ARENA", "1", "16M", "1T"},
+                      BadValue{"RDMALLOC_ARENA", "lots", "16M", "1T"},
+                      BadValue{"RDMALLOC_LOG", "loud", "quiet", "warn"},
+                      BadValue{"RDMALLOC_STATS", "perhaps", "0, 1", "0"},
+                      BadValue{"RDMALLOC_FAULT", "nosuchsite:1", "site:n", "none"},
+                      BadValue{"RDMALLOC_NOTIFY", "shout", "hooks", "auto"}));
+
+TEST(MallocSettings, an_unknown_name_is_warned_of_once) {
+  ChildResult result = run_with({"RDMALLOC_NO_SUCH_THING=5"});
+  ASSERT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.describe();
+  EXPECT_TRUE(contains(result.errors, "RDMALLOC_NO_SUCH_THING")) << result.errors;
+}
+
+TEST(MallocSettings, settings_of_the_lab_are_not_ours_to_warn_of) {
+  ChildResult result = run_with({"RDMALLOC_LAB_DIR=/nowhere"});
+  ASSERT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(result.errors, "");
+}
+
+TEST(MallocSettings, two_bad_values_make_two_warnings) {
+  ChildResult result = run_with({"RDMALLOC_PURGE=x", "RDMALLOC_HUGE=y"});
+  ASSERT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 2) << result.describe();
+}
+
+TEST(MallocSettings, quiet_silences_warnings) {
+  ChildResult result = run_with({"RDMALLOC_LOG=quiet", "RDMALLOC_PURGE=x", "RDMALLOC_WHAT=1"});
+  ASSERT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(result.errors, "");
+}
+
+TEST(MallocSettings, good_values_are_taken_without_a_word) {
+  for (const char* good :
+       {"RDMALLOC_PURGE=thread", "RDMALLOC_PURGE=manual", "RDMALLOC_PURGE=off",
+        "RDMALLOC_DECAY_MS=0", "RDMALLOC_DECAY_MS=250", "RDMALLOC_DIRTY_MAX=64M",
+        "RDMALLOC_DIRTY_MAX=1048576", "RDMALLOC_DIRTY_MAX=10%", "RDMALLOC_LIMIT=8G",
+        "RDMALLOC_HUGE=never", "RDMALLOC_HUGE=auto", "RDMALLOC_ARENA=4G", "RDMALLOC_ARENA=64G",
+        "RDMALLOC_LOG=quiet", "RDMALLOC_STATS=0", "RDMALLOC_NOTIFY=off"}) {
+    ChildResult result = run_with({good});
+    EXPECT_TRUE(result.clean()) << good << ": " << result.describe();
+    EXPECT_EQ(result.errors, "") << good;
+  }
+}
+
+TEST(MallocSettings, statistics_are_written_to_standard_error_at_exit) {
+  ChildResult result = run_with({"RDMALLOC_STATS=1"});
+  ASSERT_TRUE(result.clean()) << result.describe();
+  EXPECT_TRUE(contains(result.errors, "dirty")) << result.describe();
+}
+
+TEST(MallocLimits, programs_work_under_small_address_spaces) {
+  for (size_t mib : {128u, 512u, 2048u}) {
+    ChildResult result = run_with({}, [mib] { limit(RLIMIT_AS, size_t{mib} << 20u); });
+    EXPECT_TRUE(result.clean()) << mib << " MiB: " << result.describe();
+    EXPECT_TRUE(contains(result.output, "all is well")) << mib;
+  }
+}
+
+TEST(MallocLimits, what_does_not_fit_an_address_space_is_enomem_and_malloc_goes_on) {
+  ChildResult result = run_with({}, [] { limit(RLIMIT_AS, size_t{512} << 20u); }, {"exhaust"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+}
+
+TEST(MallocLimits, a_small_arena_is_filled_to_its_end_and_then_enomem) {
+  ChildResult result = run_with({"RDMALLOC_ARENA=256M"}, nullptr, {"exhaust"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+}
+
+TEST(MallocLimits, programs_work_without_lockable_memory_and_with_a_data_limit) {
+  ChildResult result = run_with({}, [] {
+    limit(RLIMIT_MEMLOCK, 0);
+    limit(RLIMIT_DATA, size_t{512} << 20u);
+  });
+  EXPECT_TRUE(result.clean()) << result.describe();
+}
+
+}  // namespace

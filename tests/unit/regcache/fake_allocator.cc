@@ -1,0 +1,164 @@
+#include "tests/unit/regcache/fake_allocator.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <mutex>
+
+#include "alloc/api/options.h"
+
+namespace fake {
+namespace {
+
+constexpr std::size_t kSlices = kArenaBytes / kSlice;
+
+struct SliceInfo {
+  // 0: free. Otherwise the first slice of the span plus one. seq_cst throughout: it stands in for
+  // the fences that the contract of rdmalloc_range_is_idle() asks for.
+  std::atomic<std::uint32_t> owner;
+  std::atomic<std::uint32_t> slices;  // of the first slice of a span in use
+  std::atomic<std::size_t> block_bytes;
+  std::atomic<bool> is_out_of_reach;
+  std::atomic<unsigned> generation;
+};
+
+char* make_arena() {
+  constexpr std::size_t kAlign = RDMALLOC_CHUNK_BYTES;
+  void* base = mmap(nullptr, kArenaBytes + kAlign, PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) abort();
+  auto address = (reinterpret_cast<std::uintptr_t>(base) + kAlign - 1) & ~(kAlign - 1);
+  return reinterpret_cast<char*>(address);
+}
+
+char* arena() {
+  static char* const base = make_arena();
+  return base;
+}
+SliceInfo* slices_info() {
+  static auto* const info = new SliceInfo[kSlices]();
+  return info;
+}
+std::size_t slice_of(const void* address) {
+  return static_cast<std::size_t>(static_cast<const char*>(address) - arena()) / kSlice;
+}
+bool is_in_arena(const void* address) {
+  return static_cast<const char*>(address) >= arena() &&
+         static_cast<const char*>(address) < arena() + kArenaBytes;
+}
+
+struct Observer {
+  rdmalloc_observer_ops ops;
+  void* arg;
+} observer;
+std::atomic<bool> has_observer{false};
+std::mutex purge_turn;  // one event at a time
+std::function<void(void*, std::size_t)> decommit_check;
+
+void decommit(std::size_t at, std::size_t slices) {
+  madvise(arena() + at * kSlice, slices * kSlice, MADV_DONTNEED);
+  for (std::size_t slice = at; slice < at + slices; ++slice) ++slices_info()[slice].generation;
+}
+
+}  // namespace
+
+char* span(std::size_t at, std::size_t slices, std::size_t block_bytes) {
+  SliceInfo* info = slices_info();
+  // The words of all slices first, by read-modify-write: an answer "idle" after this is impossible.
+  info[at].slices = static_cast<std::uint32_t>(slices);
+  info[at].block_bytes = block_bytes != 0 ? block_bytes : slices * kSlice;
+  for (std::size_t slice = at; slice < at + slices; ++slice) {
+    std::uint32_t before = info[slice].owner.exchange(static_cast<std::uint32_t>(at) + 1);
+    if (before != 0 || info[slice].is_out_of_reach) abort();  // the test's own mistake
+  }
+  return arena() + at * kSlice;
+}
+
+void free_span(void* base) {
+  std::size_t at = slice_of(base);
+  for (std::size_t slice = at; slice < at + slices_info()[at].slices; ++slice)
+    slices_info()[slice].owner = 0;
+}
+
+int purge(std::size_t at, std::size_t slices, const std::function<void()>& while_out_of_reach) {
+  std::lock_guard<std::mutex> turn(purge_turn);
+  SliceInfo* info = slices_info();
+  for (std::size_t slice = at; slice < at + slices; ++slice) {
+    if (info[slice].owner != 0) abort();
+    info[slice].is_out_of_reach = true;
+  }
+  void* base = arena() + at * kSlice;
+  int refusal = 0;
+  if (has_observer)
+    refusal = observer.ops.purge(observer.arg, base, slices * kSlice, RDMALLOC_PURGE_REQUEST);
+  if (refusal == 0) {
+    if (decommit_check) decommit_check(base, slices * kSlice);
+    decommit(at, slices);
+    if (while_out_of_reach) while_out_of_reach();
+    if (has_observer) observer.ops.purged(observer.arg, base, slices * kSlice, 0);
+  }
+  for (std::size_t slice = at; slice < at + slices; ++slice) info[slice].is_out_of_reach = false;
+  return refusal;
+}
+
+void purge_silently(std::size_t at, std::size_t slices) {
+  decommit(at, slices);
+}
+
+void set_decommit_check(std::function<void(void*, std::size_t)> check) {
+  decommit_check = std::move(check);
+}
+
+unsigned page_generation(const void* address) {
+  return slices_info()[slice_of(address)].generation;
+}
+
+}  // namespace fake
+
+using namespace fake;
+
+extern "C" {
+
+int rdmalloc_arena_extent(uintptr_t* base, size_t* length) {
+  rdmalloc::options_read();  // as the allocator does before anything else
+  *base = reinterpret_cast<uintptr_t>(arena());
+  *length = kArenaBytes;
+  return 0;
+}
+
+int rdmalloc_observer_add(const rdmalloc_observer_ops* ops, void* arg, rdmalloc_observer** out) {
+  observer = {*ops, arg};
+  has_observer = true;
+  *out = reinterpret_cast<rdmalloc_observer*>(&observer);
+  return 0;
+}
+
+bool rdmalloc_owns(const void* ptr) {
+  return is_in_arena(ptr);
+}
+
+int rdmalloc_range_of(const void* ptr, rdmalloc_range* range) {
+  if (range->size != sizeof *range) return -EINVAL;
+  if (!is_in_arena(ptr)) return -EFAULT;
+  std::uint32_t owner = slices_info()[slice_of(ptr)].owner;
+  if (owner == 0) return -EFAULT;
+  const SliceInfo& first = slices_info()[owner - 1];
+  range->base = arena() + (owner - 1) * kSlice;
+  range->length = first.slices * kSlice;
+  range->block_bytes = first.block_bytes;
+  range->generation = first.generation;
+  range->flags = range->length == range->block_bytes ? RDMALLOC_RANGE_LARGE : RDMALLOC_RANGE_SLAB;
+  return 0;
+}
+
+bool rdmalloc_range_is_idle(const void* base, size_t length) {
+  const char* begin = static_cast<const char*>(base);
+  for (std::size_t slice = slice_of(begin); slice <= slice_of(begin + length - 1); ++slice)
+    if (slices_info()[slice].owner != 0) return false;
+  return true;
+}
+
+}  // extern "C"

@@ -1,0 +1,35 @@
+// A stand-in for the allocator as the registration cache sees it: a reserved arena, spans made and
+// freed by hand, and purges whose steps the test drives. Being linked into the test program, its
+// functions take the place of the library's, and the races between the two become deterministic.
+#pragma once
+
+#include <rdmalloc/rdmalloc.h>
+
+#include <cstddef>
+#include <functional>
+
+namespace fake {
+
+constexpr std::size_t kArenaBytes = std::size_t{8} << 30;
+constexpr std::size_t kSlice = RDMALLOC_SLICE_BYTES;
+
+// A span of `slices` slices at the `at`-th slice of the arena, in use from now on. Blocks of
+// `block_bytes` (0: one block). Pages never touched are never backed.
+char* span(std::size_t at, std::size_t slices, std::size_t block_bytes = 0);
+// Takes it out of use; its pages stay.
+void free_span(void* base);
+
+// The whole of I3 for slices [at, at+slices), none of them in use: out of reach, observers,
+// decommit, end, back. Returns 0 or the refusal. `while_out_of_reach` runs between the agreement
+// and the end.
+int purge(std::size_t at, std::size_t slices, const std::function<void()>& while_out_of_reach = {});
+// Decommits without telling anybody: what the tests of the tests need.
+void purge_silently(std::size_t at, std::size_t slices);
+
+// Called with each range about to be decommitted, after every observer agreed.
+void set_decommit_check(std::function<void(void*, std::size_t)> check);
+
+// How often the pages at an address were given back.
+unsigned page_generation(const void* address);
+
+}  // namespace fake

@@ -1,0 +1,145 @@
+// I11, BEHAVIOURS 14: what a child of fork finds. Each test was seen to fail; the comment at each
+// says how.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+
+#include "alloc/os/fault.h"
+#include "tests/unit/regcache/fixture.h"
+
+namespace {
+
+class Fork : public Regcache {
+ protected:
+  // Runs `body` in a child; its result, or -1 when it died.
+  template <class Body>
+  static int in_child(Body body) {
+    pid_t child = fork();
+    if (child == 0) {
+      int result = body();
+      _exit(result);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  }
+
+  // Everything a child may do with what it inherited, then with what is its own. The number of the
+  // first step that went wrong, or 0.
+  int use_inherited_and_own(StubDomain& domain, rdmalloc_reg* held, char* block) {
+    std::uint64_t calls = fabric.calls, leaves = fabric.leaves;
+    rdmalloc_key key;
+    if (rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key) != -ECHILD) return 1;
+    if (domain.get(block, 8) != nullptr || domain.last_error != -ECHILD) return 2;
+    rdmalloc_reg_put(held);
+    rdmalloc_reg_put(held);
+    if (rdmalloc_invalidate(nullptr, block, 8, nullptr, nullptr) != 0) return 3;
+    StubFabric own_fabric;
+    StubDomain own(own_fabric);
+    if (own.open_error != 0 || own.handle == domain.handle) return 4;
+    if (own.touch(block, 8) == 0 || own_fabric.calls != 1) return 5;
+    rdmalloc_reg* mine = own.get(block, 8);
+    rdmalloc_reg_put(held);  // must not meet a registration of the child's own
+    if (own.counters().in_use != 1) return 6;
+    rdmalloc_reg_put(mine);
+    if (rdmalloc_domain_close(domain.handle) != 0) return 7;
+    if (rdmalloc_domain_close(domain.handle) != -EINVAL) return 8;
+    if (own.counters().live_count != 1) return 9;
+    if (fabric.calls != calls || fabric.leaves != leaves || fabric.closes != 0) return 10;
+    fake::free_span(block);
+    if (fake::purge(10, 1) != 0 || own_fabric.live() != 0) return 11;
+    if (own.close() != 0) return 12;
+    domain.handle = nullptr;
+    return 0;
+  }
+};
+
+// Fails when tables or records are not child-empty.
+TEST_F(Fork, I11_a_child_has_an_empty_cache_and_leaves_the_parents_registrar_alone) {
+  StubDomain domain(fabric);
+  char* block = span(10, 1);
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  rdmalloc_reg* held = domain.get(block, 8);
+  EXPECT_EQ(in_child([&] { return use_inherited_and_own(domain, held, block); }), 0);
+  // The parent's are as they were.
+  EXPECT_EQ(domain.counters().in_use, 1u);
+  rdmalloc_key again;
+  EXPECT_EQ(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &again), 0);
+  EXPECT_EQ(again.generation, key.generation);
+  rdmalloc_reg_put(held);
+}
+
+TEST_F(Fork, I11_grandchildren_too) {
+  StubDomain domain(fabric);
+  char* block = span(10, 1);
+  rdmalloc_reg* held = domain.get(block, 8);
+  auto grandchild = [&] { return use_inherited_and_own(domain, held, block); };
+  EXPECT_EQ(in_child([&] { return in_child(grandchild); }), 0);
+  rdmalloc_reg_put(held);
+}
+
+// Where the kernel can't wipe, our handler does. Fails when wipe_in_child() does nothing (run
+// alone, as ctest does: mappings are made once for a process).
+TEST_F(Fork, I11_on_kernels_that_cannot_wipe) {
+  int result = in_child([&] {
+    // The first mapping that is made is the state with all its domains.
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kWipeOnFork, 1);
+    StubDomain domain(fabric);
+    if (domain.open_error != 0) return 100;
+    // And now the first chunk of records, or the next one.
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kWipeOnFork, 1);
+    char* block = span(10, 1);
+    rdmalloc_reg* held = domain.get(block, 8);
+    if (held == nullptr) return 101;
+    return in_child([&] { return use_inherited_and_own(domain, held, block); });
+  });
+  EXPECT_EQ(result, 0);
+}
+
+// Threads get, put, evict and purge while others fork: whatever lock or word was taken at the
+// moment of the fork, the child goes on. Fails when State's locks survive in the child.
+TEST_F(Fork, I11_at_any_moment) {
+  rdmalloc_domain_attr attr = {};
+  attr.max_count = 8;
+  StubDomain domain(fabric, attr);
+  for (std::size_t i = 0; i < 32; ++i) span(20 + i, 1);
+  char* block = span(10, 1);
+  std::atomic<bool> stop{false};
+  std::thread worker([&] {
+    for (unsigned i = 0; !stop; ++i) domain.touch(spans[i * 7 % 32], 8);
+  });
+  std::thread purger([&] {
+    while (!stop) fake::purge(100, 4);
+  });
+  for (int i = 0; i < 50; ++i) {
+    // The child's libc must not be asked for memory: its allocator may have been busy elsewhere.
+    pid_t child = fork();
+    if (child == 0) {
+      alarm(20);
+      rdmalloc_key key;
+      if (rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key) != -ECHILD)
+        _exit(1);
+      rdmalloc_registrar_ops ops = fabric.ops;
+      ops.register_ = [](void*, void*, size_t, uint32_t, rdmalloc_key*) { return 0; };
+      ops.deregister = [](void*, void*, size_t, const rdmalloc_key*) { return 0; };
+      ops.close = nullptr;
+      rdmalloc_domain* own = nullptr;
+      if (rdmalloc_domain_open(&ops, nullptr, nullptr, &own) != 0) _exit(2);
+      if (rdmalloc_reg_key(own, block, 8, RDMALLOC_ACCESS_LOCAL, &key) != 0) _exit(3);
+      if (rdmalloc_domain_close(own) != 0) _exit(4);
+      _exit(rdmalloc_domain_close(domain.handle) == 0 ? 0 : 5);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    ASSERT_TRUE(WIFEXITED(status)) << "fork " << i << ": signal " << WTERMSIG(status);
+    ASSERT_EQ(WEXITSTATUS(status), 0) << "fork " << i;
+  }
+  stop = true;
+  worker.join();
+  purger.join();
+}
+
+}  // namespace

@@ -1,0 +1,145 @@
+// The io_uring registrar: real pins, counted by the kernel.
+#include <liburing.h>
+#include <rdmalloc/registrar_uring.h>
+#include <sys/mman.h>
+
+#include <thread>
+
+#include "tests/unit/registrars/support.h"
+
+namespace {
+
+constexpr std::size_t kMiB = 1 << 20;
+
+class Uring : public testing::Test {
+ protected:
+  void SetUp() override {
+    int error = rdmalloc_domain_open_uring(nullptr, nullptr, &domain, &uring);
+    if (error != 0) GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(-error);
+  }
+  void TearDown() override {
+    if (domain != nullptr) {
+      EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+    }
+  }
+  // Writes `length` bytes of a registered block to a file of memory and reads them back.
+  bool write_fixed_sends(char* block, std::size_t length, unsigned index) {
+    int file = memfd_create("uring_test", MFD_CLOEXEC);
+    io_uring_sqe* sqe = io_uring_get_sqe(rdmalloc_uring_ring(uring));
+    io_uring_prep_write_fixed(sqe, file, block, static_cast<unsigned>(length), 0,
+                              static_cast<int>(index));
+    sqe->user_data = 7;
+    io_uring_submit(rdmalloc_uring_ring(uring));
+    io_uring_cqe done = {};
+    bool is_right = rdmalloc_uring_reap(uring, &done, 1, true) == 1 && done.user_data == 7 &&
+                    done.res == static_cast<int>(length);
+    std::string read_back(length, 0);
+    is_right = is_right &&
+               pread(file, read_back.data(), length, 0) == static_cast<ssize_t>(length) &&
+               memcmp(read_back.data(), block, length) == 0;
+    close(file);
+    return is_right;
+  }
+  rdmalloc_domain* domain = nullptr;
+  rdmalloc_uring* uring = nullptr;
+};
+
+TEST_F(Uring, a_registered_block_is_a_fixed_buffer_and_its_pages_are_pinned) {
+  long before = status_kb("VmPin");
+  char* block = static_cast<char*>(rdmalloc_malloc(4 * kMiB));
+  memset(block, 42, 4 * kMiB);
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain, block, 4 * kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  EXPECT_GE(status_kb("VmPin") - before, 4096);
+  EXPECT_TRUE(write_fixed_sends(block + 100, 1000, static_cast<unsigned>(key.lkey)));
+  rdmalloc_free(block);
+  EXPECT_GT(rdmalloc_purge(0), 0);
+  EXPECT_EQ(status_kb("VmPin"), before) << "still pinned after the purge";
+}
+
+// Fails when a removal's search for its tag throws other completions away.
+TEST_F(Uring, completions_that_a_removal_comes_across_reach_their_owner) {
+  char* block = static_cast<char*>(rdmalloc_malloc(kMiB));
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  io_uring* ring = rdmalloc_uring_ring(uring);
+  for (unsigned i = 0; i < 100; ++i) {
+    io_uring_sqe* sqe = io_uring_get_sqe(ring);
+    io_uring_prep_nop(sqe);
+    sqe->user_data = 1000 + i;
+  }
+  ASSERT_EQ(io_uring_submit(ring), 100);
+  rdmalloc_free(block);
+  std::thread purge([] { rdmalloc_purge(0); });
+  purge.join();
+  io_uring_cqe done[100];
+  unsigned seen = 0;
+  while (seen < 100) {
+    int got = rdmalloc_uring_reap(uring, done, 7, true);
+    ASSERT_GT(got, 0);
+    for (int i = 0; i < got; ++i) ASSERT_EQ(done[i].user_data, 1000 + seen++);
+  }
+  EXPECT_EQ(rdmalloc_uring_reap(uring, done, 100, false), 0);
+}
+
+TEST(UringBadUse, rings_that_cannot_work_are_refused) {
+  io_uring ring;
+  int made = io_uring_queue_init(8, &ring, IORING_SETUP_SINGLE_ISSUER);
+  if (made != 0) GTEST_SKIP() << "SKIP: no single-issuer ring here: " << strerror(-made);
+  rdmalloc_uring_attr attr = {};
+  attr.size = sizeof attr;
+  attr.ring = &ring;
+  rdmalloc_domain* domain = nullptr;
+  rdmalloc_uring* uring = nullptr;
+  EXPECT_EQ(rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring), -ENOTSUP);
+  io_uring_queue_exit(&ring);
+  attr.ring = nullptr;
+  attr.buffers = 16385;
+  EXPECT_EQ(rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring), -EINVAL);
+}
+
+TEST(UringBadUse, a_callers_ring_stays_the_callers) {
+  io_uring ring;
+  int made = io_uring_queue_init(8, &ring, 0);
+  if (made != 0) GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(-made);
+  rdmalloc_uring_attr attr = {};
+  attr.size = sizeof attr;
+  attr.ring = &ring;
+  attr.buffers = 2;
+  rdmalloc_domain* domain = nullptr;
+  rdmalloc_uring* uring = nullptr;
+  ASSERT_EQ(rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring), 0);
+  EXPECT_EQ(rdmalloc_uring_ring(uring), &ring);
+  // Two slots: the third block takes the place of the first, the least recently put.
+  char* blocks[3];
+  for (char*& block : blocks) {
+    block = static_cast<char*>(rdmalloc_malloc(kMiB));
+    rdmalloc_reg* reg = nullptr;
+    ASSERT_EQ(rdmalloc_reg_get(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg), 0);
+    rdmalloc_reg_put(reg);
+  }
+  EXPECT_EQ(counters_of(domain).evictions, 1u);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+  for (char* block : blocks) rdmalloc_free(block);
+  EXPECT_EQ(io_uring_register_buffers_sparse(&ring, 4), 0) << "the table was left in the ring";
+  io_uring_queue_exit(&ring);
+}
+
+TEST(UringLimits, I12_without_locked_memory_nothing_is_lost) {
+  int result = unprivileged_with_memlock(0, [] {
+    rdmalloc_domain* domain = nullptr;
+    rdmalloc_uring* uring = nullptr;
+    int error = rdmalloc_domain_open_uring(nullptr, nullptr, &domain, &uring);
+    if (error != 0) return error == -ENOMEM || error == -EPERM || error == -ENOSYS ? 0 : 1;
+    char* block = static_cast<char*>(rdmalloc_malloc(kMiB));
+    rdmalloc_reg* reg = nullptr;
+    error = rdmalloc_reg_get(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg);
+    if (error != -ENOMEM && error != -EPERM) return 2;
+    memset(block, 1, kMiB);
+    rdmalloc_free(block);
+    return rdmalloc_domain_close(domain) == 0 ? 0 : 3;
+  });
+  EXPECT_EQ(result, 0);
+}
+
+}  // namespace

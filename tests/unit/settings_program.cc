@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What malloc_settings_test runs under settings and limits. Ordinary work; with "exhaust" also:
+// take memory until there is none, which must be NULL and ENOMEM, then free and go on as before.
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <initializer_list>
+
+static void fail(const char* what) {
+  printf("failed: %s (errno %d)\n", what, errno);
+  exit(1);
+}
+
+static void work(size_t seed) {
+  enum { kBlocks = 300 };
+  unsigned char* blocks[kBlocks] = {};
+  size_t bytes[kBlocks] = {};
+  for (size_t i = 0; i < 20000; i++) {
+    size_t at = (i * 7919 + seed) % kBlocks;
+    if (blocks[at] != nullptr) {
+      if (blocks[at][bytes[at] - 1] != at % 256) fail("a block lost its last byte");
+      free(blocks[at]);
+      blocks[at] = nullptr;
+      continue;
+    }
+    bytes[at] = i % 50 == 0 ? 100000 + i : 1 + i % 3000;
+    blocks[at] = static_cast<unsigned char*>(malloc(bytes[at]));
+    if (blocks[at] == nullptr) fail("malloc");
+    blocks[at][bytes[at] - 1] = static_cast<unsigned char>(at);
+  }
+  for (unsigned char* block : blocks) free(block);
+}
+
+static void* work_on_thread(void* seed) {
+  work(reinterpret_cast<size_t>(seed));
+  return nullptr;
+}
+
+static void work_on_threads() {
+  pthread_attr_t small;
+  pthread_attr_init(&small);
+  pthread_attr_setstacksize(&small, 512 * 1024);
+  pthread_t threads[4];
+  for (size_t i = 0; i < 4; i++)
+    if (pthread_create(&threads[i], &small, work_on_thread, reinterpret_cast<void*>(i)) != 0)
+      fail("pthread_create");
+  for (pthread_t thread : threads) pthread_join(thread, nullptr);
+}
+
+// Blocks of `bytes` until malloc says no; the chain lies in the blocks themselves.
+static size_t exhaust(size_t bytes) {
+  void** chain = nullptr;
+  size_t count = 0;
+  for (;;) {
+    errno = 0;
+    auto** block = static_cast<void**>(malloc(bytes));
+    if (block == nullptr) break;
+    *block = chain;
+    chain = block;
+    if (++count * bytes > (size_t{64} << 30u)) fail("no end to memory");
+  }
+  if (errno != ENOMEM) fail("errno is not ENOMEM");
+  while (chain != nullptr) {
+    auto** next = static_cast<void**>(*chain);
+    free(chain);
+    chain = next;
+  }
+  return count;
+}
+
+int main(int argc, char** argv) {
+  work(1);
+  work_on_threads();
+  if (argc > 1 && strcmp(argv[1], "exhaust") == 0) {
+    for (size_t bytes : {size_t{32} << 20u, size_t{100000}, size_t{1000}, size_t{3} << 20u}) {
+      size_t first = exhaust(bytes);
+      size_t second = exhaust(bytes);
+      printf("%zu blocks of %zu, then %zu\n", first, bytes, second);
+      if (first == 0) fail("no memory at all");
+      // All was freed: what fitted once fits again, but for a tenth that caches may hold.
+      if (second < first - first / 10) fail("freed memory did not come back");
+    }
+    work(2);
+  }
+  puts("all is well");
+  return 0;
+}
