@@ -346,7 +346,9 @@ void cache_free_slow(void* block, unsigned size_class) noexcept {
   Bin& bin = cache->bins[size_class];
   if (bin.top[-1] == block) report_fatal_address("double free() of", block);
   if (bin.top == bin.end) make_room(*cache, size_class);
-  *bin.top++ = block;
+  *bin.top = block;
+  order_for_fork();
+  bin.top += 1;
 }
 
 void cache_flush_this_thread() {

@@ -1,0 +1,371 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// I11, store by store. What a child sees of another thread is its stores up to some point of its
+// program order: the thread stops at its first store to a page that fork has write-protected
+// already (alloc/fork.h). Here each such point of a history is tried, instead of waiting for luck:
+// every page that rdmalloc writes is read-only, so the other thread stops at each of its stores,
+// and a child is forked there, which must find every live block whole and hand none of them out
+// again.
+//
+// The store is then let through by one step of the processor with the page writable (the trap
+// flag), so this test is for x86-64.
+#include <gtest/gtest.h>
+#include <linux/futex.h>
+#include <rdmalloc/rdmalloc.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <new>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::Random;
+
+#if defined(__x86_64__)
+
+constexpr size_t kPage = 4096;
+constexpr int64_t kTrapFlag = 0x100;
+
+struct Range {
+  uintptr_t begin, end;
+  bool is_writable;
+  bool is_data;  // this program's own, where rdmalloc's lie
+};
+int in_data;
+
+// Anonymous mappings of this process, and the writable data of this program, which holds
+// rdmalloc's.
+std::vector<Range> own_memory() {
+  std::vector<Range> ranges;
+  FILE* maps = fopen("/proc/self/maps", "r");
+  char line[512], path[400];
+  while (fgets(line, sizeof line, maps) != nullptr) {
+    Range range = {};
+    char rights[5] = {};
+    path[0] = '\0';
+    if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %399s", &range.begin, &range.end, rights, path) < 3)
+      continue;
+    range.is_writable = rights[1] == 'w';
+    auto data = reinterpret_cast<uintptr_t>(&in_data);
+    range.is_data =
+        strstr(path, "fork_at_stores_test") != nullptr || (range.begin <= data && data < range.end);
+    if (path[0] == '\0' || range.is_data) ranges.push_back(range);
+  }
+  fclose(maps);
+  return ranges;
+}
+
+// Which of its memory rdmalloc writes: what was mapped since `before`, and the program's data.
+// Found anew for each history, for it grows.
+class Metadata {
+ public:
+  explicit Metadata(const std::vector<Range>& before) : before_(before) {}
+  void find() {
+    ranges_.clear();
+    for (const Range& range : own_memory()) {
+      bool is_old = false;
+      for (const Range& old : before_)
+        if (range.begin >= old.begin && range.end <= old.end) is_old = true;
+      if (range.is_writable && (!is_old || range.is_data)) ranges_.push_back(range);
+    }
+  }
+  void protect(int rights) const {
+    for (const Range& range : ranges_)
+      mprotect(reinterpret_cast<void*>(range.begin), range.end - range.begin, rights);
+  }
+  bool holds(uintptr_t address) const {
+    for (const Range& range : ranges_)
+      if (address >= range.begin && address < range.end) return true;
+    return false;
+  }
+
+ private:
+  std::vector<Range> before_, ranges_;
+};
+
+struct Block {
+  unsigned char* start = nullptr;
+  size_t bytes = 0;
+};
+constexpr size_t kBlocks = 1200;
+// Small ones of three classes, one whose slab holds few, and a large one.
+constexpr size_t kSizes[] = {24, 64, 1000, 14000, 300000};
+
+enum State : int { kRuns, kStopped, kIdle };
+
+// Between the thread that is stopped and the one that forks. It lies in memory of its own, which is
+// never protected.
+struct Shared {
+  std::atomic<int> state{kIdle};  // release and acquire: all else here goes with it
+  std::atomic<int> stopped_thread{0};
+  uintptr_t stopped_at = 0;
+  bool is_watched = false;  // the thread is inside malloc or free
+  int stores = 0;           // since it went in
+  int64_t steps = 0;        // what it is to do next
+  bool is_ending = false;
+  Block live[kBlocks];  // the one that is on its way is not among them
+  const Metadata* metadata = nullptr;
+};
+Shared* shared = nullptr;
+int this_process_thread() {
+  return static_cast<int>(syscall(SYS_gettid));
+}
+
+// By futex calls of its own: std::atomic's keep their waiters in the program's data, where a store
+// stops.
+void wait_while(int state) {
+  while (shared->state.load(std::memory_order_acquire) == state)
+    syscall(SYS_futex, &shared->state, FUTEX_WAIT_PRIVATE, state, nullptr);
+}
+void set(State state) {
+  shared->state.store(state, std::memory_order_release);
+  syscall(SYS_futex, &shared->state, FUTEX_WAKE_PRIVATE, 1);
+}
+
+void page_rights(uintptr_t address, int rights) {
+  mprotect(reinterpret_cast<void*>(address & ~(kPage - 1)), kPage, rights);
+}
+
+void on_fault(int, siginfo_t* info, void* context) {
+  auto address = reinterpret_cast<uintptr_t>(info->si_addr);
+  if (shared == nullptr || !shared->metadata->holds(address)) {
+    dprintf(2, "process %d: %p touched by the instruction at %llx\n", getpid(), info->si_addr,
+            static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_RIP]);
+    signal(SIGSEGV, SIG_DFL);  // a real one: it comes again
+    return;
+  }
+  page_rights(address, PROT_READ | PROT_WRITE);
+  bool is_watched = this_process_thread() == shared->stopped_thread.load() && shared->is_watched;
+  if (!is_watched) return;
+  shared->stopped_at = address;
+  // A fast path has two stores and is most of a history: of the first stores a sample.
+  if (++shared->stores > 2 || shared->steps % 16 == 0) {
+    set(kStopped);
+    wait_while(kStopped);
+  }
+  static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_EFL] |= kTrapFlag;
+}
+
+// After the one store.
+void on_trap(int, siginfo_t*, void* context) {
+  static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_EFL] &= ~kTrapFlag;
+  page_rights(shared->stopped_at, PROT_READ);
+}
+
+unsigned char mark_of(size_t index) {
+  return static_cast<unsigned char>(index * 7 + 1);
+}
+
+void fill(const Block& block, unsigned char mark) {
+  block.start[0] = block.start[block.bytes / 2] = block.start[block.bytes - 1] = mark;
+}
+bool is_filled(const Block& block, unsigned char mark) {
+  return block.start[0] == mark && block.start[block.bytes / 2] == mark &&
+         block.start[block.bytes - 1] == mark;
+}
+
+void enter() {
+  shared->stores = 0;
+  shared->is_watched = true;
+}
+
+// The history: runs of allocations and of frees, so that magazines fill and empty.
+void operate(Random& random) {
+  for (;;) {
+    wait_while(kIdle);
+    if (shared->is_ending) return;
+    for (; shared->steps > 0; shared->steps--) {
+      size_t index = random.below(kBlocks);
+      bool is_freeing = random.below(100) < (shared->steps / 60 % 2 == 0 ? 85 : 15);
+      // The next one that is as wanted.
+      for (size_t i = 0; i < kBlocks && (shared->live[index].start != nullptr) != is_freeing; i++)
+        index = (index + 1) % kBlocks;
+      Block block = shared->live[index];
+      if (block.start != nullptr) {
+        shared->live[index] = {};
+        enter();
+        rdmalloc_free(block.start);
+        shared->is_watched = false;
+        continue;
+      }
+      size_t kind = random.below(64);
+      block.bytes = kSizes[kind < 2 ? 4 : kind < 8 ? 3 : kind % 3];
+      enter();
+      block.start = static_cast<unsigned char*>(rdmalloc_malloc(block.bytes));
+      shared->is_watched = false;
+      if (block.start == nullptr) _exit(3);
+      fill(block, mark_of(index));
+      shared->live[index] = block;
+    }
+    set(kIdle);
+  }
+}
+
+int complain(const char* what, size_t index) {
+  dprintf(2, "the other thread was stopped at a store to %p: %s %zu\n",
+          reinterpret_cast<void*>(shared->stopped_at), what, index);
+  return 1;
+}
+
+// What the child does: its own blocks, as many as make every free block of these classes be used,
+// must be apart from each other and from the parent's.
+int check_in_child() {
+  shared->metadata->protect(PROT_READ | PROT_WRITE);
+  shared->stopped_thread = 0;
+  std::vector<Block> mine;
+  for (int round = 0; round < 2; round++) {
+    mine.clear();
+    for (size_t bytes : kSizes) {
+      size_t count = bytes > 100000 ? 6 : bytes > 10000 ? 40 : 400;
+      for (size_t i = 0; i < count; i++) {
+        Block block = {static_cast<unsigned char*>(rdmalloc_malloc(bytes)), bytes};
+        if (block.start == nullptr) return complain("no memory for block", i);
+        fill(block, 0xFA);
+        mine.push_back(block);
+      }
+    }
+    for (size_t i = 0; i < mine.size(); i++) fill(mine[i], mark_of(i));
+    for (size_t i = 0; i < mine.size(); i++)
+      if (!is_filled(mine[i], mark_of(i))) return complain("two owners of the child's block", i);
+    for (size_t i = 0; i < kBlocks; i++) {
+      const Block& block = shared->live[i];
+      if (block.start != nullptr && !is_filled(block, mark_of(i)))
+        return complain("another owner of the parent's block", i);
+    }
+    for (const Block& block : mine) rdmalloc_free(block.start);
+    // The parent's blocks are this process's to free, too.
+    for (Block& block : shared->live) {
+      rdmalloc_free(block.start);
+      block = {};
+    }
+    if (rdmalloc_purge(0) < 0)
+      return complain("purge refused in round", static_cast<size_t>(round));
+  }
+  return 0;
+}
+
+bool child_is_whole() {
+  pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    _exit(check_in_child());
+  }
+  int status = -1;
+  if (pid < 0) return false;
+  if (!rdmalloc_test::wait_with_limit(pid, 30000, &status)) {
+    ADD_FAILURE() << "the child hangs";
+    return false;
+  }
+  EXPECT_EQ(status, 0) << "the other thread was stopped at a store to "
+                       << reinterpret_cast<void*>(shared->stopped_at);
+  return status == 0;
+}
+
+class History {
+ public:
+  explicit History(uint64_t seed) : random_(seed) {
+    void* memory =
+        mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    shared = new (memory) Shared;
+    thread_ = std::thread([this] {
+      shared->stopped_thread = this_process_thread();
+      operate(random_);
+    });
+    while (shared->stopped_thread.load() == 0) sched_yield();
+    metadata_ = new Metadata(own_memory());
+    shared->metadata = metadata_;
+    struct sigaction action = {};
+    action.sa_flags = SA_SIGINFO;
+    action.sa_sigaction = on_fault;
+    sigaction(SIGSEGV, &action, &fault_before_);
+    action.sa_sigaction = on_trap;
+    sigaction(SIGTRAP, &action, &trap_before_);
+  }
+  ~History() {
+    shared->is_ending = true;
+    start(0);
+    thread_.join();
+    sigaction(SIGSEGV, &fault_before_, nullptr);
+    sigaction(SIGTRAP, &trap_before_, nullptr);
+    shared = nullptr;
+    delete metadata_;
+  }
+  // Goes on by so many operations, unwatched.
+  void run(int64_t steps) {
+    start(steps);
+    wait_while(kRuns);
+  }
+  // Likewise, with a child at each store; how many, or -1 when one was not whole.
+  int run_watched(int64_t steps) {
+    metadata_->find();
+    metadata_->protect(PROT_READ);
+    start(steps);
+    int children = 0;
+    bool failed = false;
+    for (;; children++) {
+      wait_while(kRuns);
+      if (shared->state.load(std::memory_order_acquire) == kIdle) break;
+      if (!child_is_whole()) {
+        failed = true;
+        shared->stopped_thread = 0;  // goes on without stops
+      }
+      set(kRuns);
+    }
+    metadata_->protect(PROT_READ | PROT_WRITE);
+    return failed ? -1 : children;
+  }
+
+ private:
+  static void start(int64_t steps) {
+    shared->steps = steps;
+    set(kRuns);
+  }
+  Random random_;
+  std::thread thread_;
+  Metadata* metadata_ = nullptr;
+  struct sigaction fault_before_ = {}, trap_before_ = {};
+};
+
+TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
+  // This thread has a cache of its own, in use when the child is born.
+  std::vector<void*> mine;
+  uint64_t seed = rdmalloc_test::test_seed(1);
+  SCOPED_TRACE("TEST_SEED=" + std::to_string(seed));
+  History history(seed);
+  for (size_t bytes : kSizes)
+    for (int i = 0; i < 20; i++) mine.push_back(rdmalloc_malloc(bytes));
+  // The first operations, where everything is made, and stretches of a history that goes on.
+  int children = 0;
+  for (int stretch = 0; stretch < 12; stretch++) {
+    int here = history.run_watched(120);
+    ASSERT_GE(here, 0) << "stretch " << stretch;
+    children += here;
+    history.run(kBlocks / 2);
+  }
+  printf("%d children\n", children);
+  EXPECT_GT(children, 12 * 100);
+  for (void* block : mine) rdmalloc_free(block);
+}
+
+#else
+
+TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
+  GTEST_SKIP() << "SKIP: steps one instruction by x86-64's trap flag";
+}
+
+#endif
+
+}  // namespace
