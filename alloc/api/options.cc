@@ -71,6 +71,12 @@ bool read_notify(const char* value) {
   if (index >= 0) current.notify = static_cast<NotifyMode>(index);
   return index >= 0;
 }
+bool read_pressure(const char* value) {
+  static constexpr const char* kNames[] = {"auto", "off"};
+  int index = index_of(value, kNames);
+  if (index >= 0) current.watch_pressure = index == 0;
+  return index >= 0;
+}
 bool read_log(const char* value) {
   static constexpr const char* kNames[] = {"warn", "quiet"};
   int index = index_of(value, kNames);
@@ -154,6 +160,7 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_DIRTY_MAX", read_dirty_max, "a size above 0: bytes, K, M, G, T or % of memory",
      "25% of memory, 512M at most"},
     {"RDMALLOC_LIMIT", read_limit, "4M or more: bytes, K, M, G, T or % of memory", "no limit"},
+    {"RDMALLOC_PRESSURE", read_pressure, "auto, off", "auto"},
     {"RDMALLOC_HUGE", read_huge, "auto, never", "auto"},
     {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
     {"RDMALLOC_ARENA", read_arena, "16M to 64T, or % of memory",

@@ -16,6 +16,7 @@ struct Options {
   PurgeMode purge = PurgeMode::kThread;
   HugeMode huge = HugeMode::kAuto;
   NotifyMode notify = NotifyMode::kAuto;
+  bool watch_pressure = true;              // RDMALLOC_PRESSURE: PSI and limits of cgroups
   bool quiet = false;                      // RDMALLOC_LOG=quiet
   bool stats_at_exit = false;              // RDMALLOC_STATS=1: counters on standard error at exit
   std::uint64_t decay_ms = 5000;           // see docs/design.md, "Purging", for how it was chosen

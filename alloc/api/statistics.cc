@@ -45,6 +45,7 @@ Statistics statistics() {
   s.purge_refusals = purge.refusals;
   s.purge_failures = purge.failures;
   s.purge_thread_failures = purge.thread_failures;
+  s.purge_pressure = purge.pressure_purges;
   s.purge_thread_runs = purge.thread_runs;
   return s;
 }
@@ -79,6 +80,7 @@ constexpr StatisticLine kLines[] = {
     LINE(purge_refusals, "slices whose purge an observer refused"),
     LINE(purge_failures, "decommits that the kernel refused"),
     LINE(purge_thread_failures, "times the purge thread could not be created"),
+    LINE(purge_pressure, "times memory went back early because the kernel was short of it"),
     LINE(purge_thread_runs, "1 while the purge thread runs"),
 };
 #undef LINE
@@ -157,6 +159,8 @@ constexpr Control kControls[] = {
     {"settings.purge", [] { return std::uint64_t(options().purge); }, nullptr, 0},
     {"settings.huge", [] { return std::uint64_t(options().huge); }, nullptr, 0},
     {"settings.notify", [] { return std::uint64_t(options().notify); }, nullptr, 0},
+    {"settings.pressure", [] { return std::uint64_t(options().watch_pressure ? 0 : 1); }, nullptr,
+     0},
     {"settings.limit_bytes", [] { return options().limit_bytes; }, nullptr, 0},
     {"settings.reg_max_bytes", [] { return options().reg_max_bytes; }, nullptr, 0},
     {"settings.reg_max_count", [] { return options().reg_max_count; }, nullptr, 0},

@@ -34,22 +34,78 @@ bool parse_number(const char* text, std::uint64_t* value) {
   return c != text;
 }
 
-// memory.max of the process's own cgroup (v2: the line "0::/path"), UINT64_MAX when it has none.
-// Limits of cgroups above it are usually repeated below; a container sees its own as the root.
-std::uint64_t cgroup_limit_bytes() {
-  char line[512];
-  if (read_file("/proc/self/cgroup", line) == 0) return UINT64_MAX;
-  const char* path = std::strstr(line, "0::");
-  if (path == nullptr) return UINT64_MAX;
-  path += 3;
-  char file[640] = "/sys/fs/cgroup";
-  std::size_t used = std::strlen(file);
-  for (; *path != 0 && *path != '\n' && used < sizeof file - 16; ++path) file[used++] = *path;
-  std::memcpy(file + used, "/memory.max", 12);
-  char value[64];
-  std::uint64_t limit = 0;
-  if (read_file(file, value) == 0 || !parse_number(value, &limit)) return UINT64_MAX;  // "max"
-  return limit;
+// A number in a file of a cgroup; UINT64_MAX for "max", and for what is no number.
+std::uint64_t number_or_max(const char* text) {
+  std::uint64_t number = 0;
+  return parse_number(text, &number) ? number : UINT64_MAX;
+}
+
+// The process's own cgroup (v2: the line "0::/path" of /proc/self/cgroup) and, by go_up(), those
+// above it: each may have a limit. A container sees its own as the root.
+class Cgroup {
+ public:
+  Cgroup() {
+    char lines[4096];
+    if (read_file("/proc/self/cgroup", lines) == 0) return;
+    const char* path = lines;  // of the line that begins with "0::"
+    while (std::strncmp(path, "0::", 3) != 0) {
+      path = std::strchr(path, '\n');
+      if (path == nullptr) return;
+      ++path;
+    }
+    path += 3;
+    std::memcpy(path_, kMount, kMountLength);
+    for (used_ = kMountLength; *path != 0 && *path != '\n' && used_ < kLongest; ++path)
+      path_[used_++] = *path;
+    while (used_ > kMountLength && path_[used_ - 1] == '/') --used_;
+  }
+  bool exists() const { return used_ != 0; }
+  bool go_up() {
+    if (used_ <= kMountLength) return false;
+    while (path_[--used_] != '/') {
+    }
+    return true;
+  }
+  // The first bytes of one of its files, as read_file() does.
+  template <std::size_t size>
+  std::size_t read(const char* file, char (&buffer)[size]) {
+    std::size_t length = std::strlen(file);
+    path_[used_] = '/';
+    std::memcpy(path_ + used_ + 1, file, length + 1);
+    return read_file(path_, buffer);
+  }
+  // A limit that one of its files states; UINT64_MAX when there is none.
+  std::uint64_t limit(const char* file) {
+    char value[64];
+    return read(file, value) == 0 ? UINT64_MAX : number_or_max(value);
+  }
+
+ private:
+  static constexpr char kMount[] = "/sys/fs/cgroup";
+  static constexpr std::size_t kMountLength = sizeof kMount - 1, kLongest = 600;
+  char path_[kLongest + 32];
+  std::size_t used_ = 0;
+};
+
+// The number behind `name` in a file of names and numbers; false when it is not there.
+bool find_number(const char* text, const char* name, std::uint64_t* value) {
+  const char* found = std::strstr(text, name);
+  return found != nullptr && parse_number(found + std::strlen(name), value);
+}
+
+// Limit of one cgroup and what anonymous memory leaves of it, if less is left than `state` says.
+void note_limit(Cgroup& cgroup, MemoryState* state) {
+  std::uint64_t limit = cgroup.limit("memory.max"), high = cgroup.limit("memory.high");
+  if (high < limit) limit = high;
+  char stat[256];  // "anon" is its first line
+  std::uint64_t anon = 0;
+  if (limit == UINT64_MAX || cgroup.read("memory.stat", stat) == 0 ||
+      !find_number(stat, "anon ", &anon))
+    return;
+  std::uint64_t left = anon < limit ? limit - anon : 0;
+  if (left >= state->left_bytes) return;
+  state->left_bytes = left;
+  state->limit_bytes = limit;
 }
 
 }  // namespace
@@ -59,8 +115,27 @@ std::uint64_t memory_limit_bytes() {
   std::uint64_t bytes = std::uint64_t{1} << 30;
   if (raw_syscall(SYS_sysinfo, reinterpret_cast<long>(&info)) == 0)
     bytes = static_cast<std::uint64_t>(info.totalram) * info.mem_unit;
-  std::uint64_t limit = cgroup_limit_bytes();
-  return limit < bytes ? limit : bytes;
+  Cgroup cgroup;
+  if (!cgroup.exists()) return bytes;
+  do {
+    std::uint64_t limit = cgroup.limit("memory.max");
+    if (limit < bytes) bytes = limit;
+  } while (cgroup.go_up());
+  return bytes;
+}
+
+MemoryState memory_state() {
+  MemoryState state;
+  char pressure[256];
+  Cgroup cgroup;
+  std::size_t got = cgroup.exists() ? cgroup.read("memory.pressure", pressure) : 0;
+  if (got == 0) got = read_file("/proc/pressure/memory", pressure);
+  // The first line is "some", in which at least one task waited.
+  if (got != 0) find_number(pressure, "total=", &state.stalled_us);
+  if (!cgroup.exists()) return state;
+  do note_limit(cgroup, &state);
+  while (cgroup.go_up());
+  return state;
 }
 
 std::uint64_t address_space_left_bytes() {

@@ -5,9 +5,24 @@
 
 namespace rdmalloc::os {
 
-// Bytes of physical memory, or the smaller limit of the cgroup the process is in (v2). Cold; reads
-// /proc and /sys by raw system calls.
+// Bytes of physical memory, or the smallest limit of the cgroups the process is in (v2). Cold;
+// reads /proc and /sys by raw system calls.
 std::uint64_t memory_limit_bytes();
+
+// How short of memory the kernel is, as it tells this process.
+struct MemoryState {
+  // Time in which a task of the process's cgroup, or of the machine where that does not tell,
+  // waited for memory: microseconds since it was made ("some" of PSI, the kernel's
+  // Documentation/accounting/psi.rst). 0 when the kernel does not tell.
+  std::uint64_t stalled_us = 0;
+  // Of the cgroups the process is in (v2), the one nearest to its limit, memory.high or memory.max:
+  // that limit, and what anonymous memory leaves of it. Page cache is not counted, for the kernel
+  // drops that by itself. UINT64_MAX without any limit.
+  std::uint64_t limit_bytes = UINT64_MAX;
+  std::uint64_t left_bytes = UINT64_MAX;
+};
+// Opens, reads and closes some files: 20 to 100 us. Any thread.
+MemoryState memory_state();
 
 // RLIMIT_AS less what is mapped already; UINT64_MAX when there is no limit.
 std::uint64_t address_space_left_bytes();

@@ -17,6 +17,7 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/pressure.h"
 
 namespace rdmalloc {
 namespace {
@@ -57,8 +58,9 @@ struct Purger {
   std::atomic<DecommitFunction> decommit{os::decommit_hooked};
 
   std::atomic<std::uint64_t> purges{0}, purged_bytes{0}, refusals{0}, failures{0};
-  std::atomic<std::uint64_t> thread_failures{0};
+  std::atomic<std::uint64_t> thread_failures{0}, pressure_purges{0};
   std::atomic<bool> has_warned{false};
+  PressureWatch pressure;  // with the turn
 };
 constinit Purger purger;
 
@@ -191,6 +193,11 @@ PurgeChoice due_choice() {
 
 // ---- the purge thread ----
 
+PressureDemand pressure_demand() {
+  if (!options().watch_pressure) return {UINT64_MAX, RDMALLOC_PURGE_DECAY};
+  return purger.pressure.look(os::coarse_ms(), dirty_bytes());
+}
+
 // One round: events, ageing of the depot, then what is due. Returns whether there is more to come
 // without anybody waking us.
 bool round_of_work() {
@@ -201,7 +208,9 @@ bool round_of_work() {
   }
   events_deliver_all();
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
-  bool depot_has_more = depot_age(requested || purger.decay_ms.load() == 0);
+  PressureDemand demand = pressure_demand();
+  bool depot_has_more =
+      depot_age(requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0);
   if (requested) {
     purge_pass(kEverything, 0, RDMALLOC_PURGE_REQUEST);
   } else {
@@ -210,6 +219,9 @@ bool round_of_work() {
     std::uint64_t most = dirty_ceiling_bytes(&is_limit);
     if (dirty_bytes() > most)
       purge_pass(kEverything, most, is_limit ? RDMALLOC_PURGE_LIMIT : RDMALLOC_PURGE_CEILING);
+    if (dirty_bytes() > demand.keep_bytes &&
+        purge_pass(kEverything, demand.keep_bytes, demand.reason) != 0)
+      count(purger.pressure_purges);
   }
   turn.end();
 #if RDMALLOC_CHECKED
@@ -424,6 +436,7 @@ PurgeCounters purge_counters() {
           purger.decay_ms.load(std::memory_order_relaxed),
           purger.dirty_max_bytes.load(std::memory_order_relaxed),
           purger.thread_failures.load(std::memory_order_relaxed),
+          purger.pressure_purges.load(std::memory_order_relaxed),
           purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns};
 }
 

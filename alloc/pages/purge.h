@@ -67,6 +67,7 @@ struct PurgeCounters {
   std::uint64_t decay_ms;
   std::uint64_t dirty_max_bytes;
   std::uint64_t thread_failures;  // the thread could not be created: manual mode
+  std::uint64_t pressure_purges;  // rounds that gave back early: the kernel was short of memory
   bool thread_runs;
 };
 PurgeCounters purge_counters();

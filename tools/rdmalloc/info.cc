@@ -45,6 +45,7 @@ std::string word(std::uint64_t value, const char* const (&words)[count]) {
 constexpr const char* kPurge[] = {"thread", "manual", "off"};
 constexpr const char* kHuge[] = {"auto", "never"};
 constexpr const char* kNotify[] = {"auto", "hooks", "explicit", "off"};
+constexpr const char* kPressure[] = {"auto", "off"};
 constexpr const char* kStats[] = {"0", "1"};
 constexpr const char* kLog[] = {"warn", "quiet"};
 
@@ -54,6 +55,7 @@ std::vector<Setting> settings() {
       {"RDMALLOC_DECAY_MS", fmt::format("{}", ask("purge.decay_ms")), false},
       {"RDMALLOC_DIRTY_MAX", size_text(ask("purge.dirty_max_bytes")), false},
       {"RDMALLOC_LIMIT", limit_text(ask("settings.limit_bytes"), UINT64_MAX), false},
+      {"RDMALLOC_PRESSURE", word(ask("settings.pressure"), kPressure), false},
       {"RDMALLOC_HUGE", word(ask("settings.huge"), kHuge), false},
       {"RDMALLOC_ARENA", size_text(ask("stats.arena_bytes")), false},
       {"RDMALLOC_NOTIFY", word(ask("settings.notify"), kNotify), false},

@@ -1,0 +1,41 @@
+#include "alloc/pages/pressure.h"
+
+namespace rdmalloc {
+namespace {
+
+// Less than this is not worth opening files for; small programs, which may live under a seccomp
+// filter that knows no openat, stay below it.
+constexpr std::uint64_t kLeastBytes = std::uint64_t{32} << 20;
+constexpr std::int64_t kShortestLookMs = 100;
+// Memory is short when somebody waits for it in more than a fiftieth of the time.
+constexpr std::uint64_t kStallShare = 50;
+// What is to be left of a cgroup's limit.
+constexpr std::uint64_t kLimitShare = 8;
+
+constexpr PressureDemand kNone = {UINT64_MAX, RDMALLOC_PURGE_DECAY};
+
+}  // namespace
+
+PressureDemand PressureWatch::look(std::int64_t now_ms, std::uint64_t dirty_bytes) {
+  if (dirty_bytes < kLeastBytes) return kNone;
+  if (looked_ms_ != 0 && now_ms - looked_ms_ < kShortestLookMs) return kNone;
+  return judge(os::memory_state(), now_ms, dirty_bytes);
+}
+
+PressureDemand PressureWatch::judge(const os::MemoryState& state, std::int64_t now_ms,
+                                    std::uint64_t dirty_bytes) {
+  // The total of another cgroup, after the process was moved, may be less: then nothing is known.
+  bool has_before = looked_ms_ != 0 && state.stalled_us >= stalled_us_;
+  std::uint64_t stalled_us = has_before ? state.stalled_us - stalled_us_ : 0;
+  auto elapsed_us = static_cast<std::uint64_t>(now_ms - looked_ms_) * 1000;
+  looked_ms_ = now_ms;
+  stalled_us_ = state.stalled_us;
+  if (stalled_us > elapsed_us / kStallShare) return {0, RDMALLOC_PURGE_PRESSURE};
+  if (state.limit_bytes == UINT64_MAX) return kNone;
+  std::uint64_t wanted = state.limit_bytes / kLimitShare;
+  if (state.left_bytes >= wanted) return kNone;
+  std::uint64_t missing = wanted - state.left_bytes;
+  return {dirty_bytes > missing ? dirty_bytes - missing : 0, RDMALLOC_PURGE_LIMIT};
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// I7 when the kernel is short of memory: what is free goes back before its time. The kernel's own
+// files are replaced, in a mount namespace of a child, by files that say what a case needs; the
+// library reads them as it would read the kernel's.
+#include "alloc/pages/pressure.h"
+
+#include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+
+#include "alloc/os/memory.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc::PressureDemand;
+using rdmalloc::PressureWatch;
+using rdmalloc::os::MemoryState;
+
+constexpr uint64_t kMiB = 1 << 20;
+constexpr uint64_t kNothing = UINT64_MAX;  // no demand
+
+// ---- the judgement ----
+
+MemoryState stalled(uint64_t us) {
+  MemoryState state;
+  state.stalled_us = us;
+  return state;
+}
+MemoryState limited(uint64_t limit, uint64_t left) {
+  MemoryState state;
+  state.limit_bytes = limit;
+  state.left_bytes = left;
+  return state;
+}
+
+TEST(Pressure, stalls_of_more_than_a_fiftieth_of_the_time_take_everything) {
+  PressureWatch watch;
+  // What was stalled before the first look is nobody's present trouble.
+  EXPECT_EQ(watch.judge(stalled(50000000), 1000, 64 * kMiB).keep_bytes, kNothing);
+  EXPECT_EQ(watch.judge(stalled(50000000), 2000, 64 * kMiB).keep_bytes, kNothing);
+  EXPECT_EQ(watch.judge(stalled(50020000), 3000, 64 * kMiB).keep_bytes, kNothing);  // 2 %
+  PressureDemand demand = watch.judge(stalled(50040001), 4000, 64 * kMiB);
+  EXPECT_EQ(demand.keep_bytes, 0U);
+  EXPECT_EQ(demand.reason, RDMALLOC_PURGE_PRESSURE);
+  EXPECT_EQ(watch.judge(stalled(50040001), 5000, 64 * kMiB).keep_bytes, kNothing);
+  // After a move to a cgroup that has stalled less.
+  EXPECT_EQ(watch.judge(stalled(7), 6000, 64 * kMiB).keep_bytes, kNothing);
+  EXPECT_EQ(watch.judge(stalled(500007), 7000, 64 * kMiB).keep_bytes, 0U);
+}
+
+TEST(Pressure, a_limit_that_is_near_takes_what_is_missing) {
+  PressureWatch watch;
+  EXPECT_EQ(watch.judge(limited(800 * kMiB, 100 * kMiB), 1000, 64 * kMiB).keep_bytes, kNothing);
+  PressureDemand demand = watch.judge(limited(800 * kMiB, 90 * kMiB), 2000, 64 * kMiB);
+  EXPECT_EQ(demand.keep_bytes, 54 * kMiB);
+  EXPECT_EQ(demand.reason, RDMALLOC_PURGE_LIMIT);
+  EXPECT_EQ(watch.judge(limited(800 * kMiB, 0), 3000, 64 * kMiB).keep_bytes, 0U);
+  EXPECT_EQ(watch.judge(MemoryState(), 4000, 64 * kMiB).keep_bytes, kNothing);
+}
+
+TEST(Pressure, little_to_give_is_not_worth_a_look) {
+  PressureWatch watch;
+  for (int i = 1; i < 5; i++) EXPECT_EQ(watch.look(i * 1000, 31 * kMiB).keep_bytes, kNothing);
+}
+
+// ---- the whole way, from the kernel's files to the pages ----
+
+void write_file(const std::string& path, const std::string& text) {
+  FILE* file = fopen(path.c_str(), "w");
+  if (file == nullptr || fputs(text.c_str(), file) < 0 || fclose(file) != 0) {
+    dprintf(2, "cannot write %s\n", path.c_str());
+    _exit(2);
+  }
+}
+void put_over(const std::string& ours, const char* kernels) {
+  if (mount(ours.c_str(), kernels, nullptr, MS_BIND, nullptr) == 0) return;
+  dprintf(2, "cannot mount over %s: %s\n", kernels, strerror(errno));
+  _exit(2);
+}
+
+// The files of a machine with one cgroup in another, in a folder of its own.
+class Machine {
+ public:
+  Machine() {
+    char name[] = "/tmp/rdmalloc-pressure-XXXXXX";
+    if (mkdtemp(name) == nullptr) _exit(2);
+    folder_ = name;
+    for (const char* cgroup : {"/cgroups", "/cgroups/outer", "/cgroups/outer/inner"})
+      mkdir((folder_ + cgroup).c_str(), 0700);
+    write_file(folder_ + "/membership", "9:name=other:/0::no\n0::/outer/inner\n");
+    stall(1000);
+    cgroup("outer", "max", "max", 0);
+    cgroup("outer/inner", "max", "max", 0);
+  }
+  ~Machine() { std::ignore = system(("rm -r " + folder_).c_str()); }
+  // Puts them in the place of the kernel's, for this process and its children.
+  void take_over() {
+    put_over(folder_ + "/membership", "/proc/self/cgroup");
+    put_over(folder_ + "/pressure", "/proc/pressure/memory");
+    put_over(folder_ + "/cgroups", "/sys/fs/cgroup");
+  }
+  void stall(uint64_t total_us) {
+    std::string numbers = " avg10=0.00 avg60=0.00 avg300=0.00 total=";
+    write_file(folder_ + "/pressure",
+               "some" + numbers + std::to_string(total_us) + "\nfull" + numbers + "0\n");
+  }
+  void cgroup(const std::string& name, const std::string& most, const std::string& high,
+              uint64_t anon) {
+    std::string base = folder_ + "/cgroups/" + name + "/memory.";
+    write_file(base + "max", most + "\n");
+    write_file(base + "high", high + "\n");
+    write_file(base + "stat", "anon " + std::to_string(anon) + "\nfile 99999999999\n");
+  }
+
+ private:
+  std::string folder_;
+};
+
+uint64_t counter(const char* name) {
+  uint64_t value = 0;
+  size_t size = sizeof value;
+  rdmalloc_ctl(name, &value, &size, nullptr, 0);
+  return value;
+}
+uint64_t dirty_bytes() {
+  return counter("stats.dirty_bytes");
+}
+
+void make_dirty() {
+  void* block = rdmalloc_malloc(64 * kMiB);
+  memset(block, 1, 64 * kMiB);
+  rdmalloc_free(block);
+}
+
+std::atomic<int> last_reason{0};
+int note_reason(void*, void*, size_t, enum rdmalloc_purge_reason reason) {
+  last_reason = reason;
+  return 0;
+}
+
+// Waits until no more than `most` bytes are dirty.
+bool comes_down_to(uint64_t most) {
+  for (int waited_ms = 0; waited_ms < 60000; waited_ms += 10) {
+    if (dirty_bytes() <= most) return true;
+    usleep(10000);
+  }
+  return false;
+}
+
+// What is wrong, or nullptr.
+const char* run(Machine& machine) {
+  if (rdmalloc::os::memory_state().stalled_us != 1000) return "the stalls are not read";
+  machine.cgroup("outer", "1073741824", "max", 0);
+  machine.cgroup("outer/inner", "4294967296", "2147483648", 2000 * kMiB);
+  MemoryState state = rdmalloc::os::memory_state();
+  if (state.limit_bytes != 2048 * kMiB || state.left_bytes != 48 * kMiB)
+    return "the inner cgroup, by memory.high, has the least left";
+  machine.cgroup("outer", "1073741824", "max", 1000 * kMiB);
+  state = rdmalloc::os::memory_state();
+  if (state.limit_bytes != 1024 * kMiB || state.left_bytes != 24 * kMiB)
+    return "the outer cgroup has the least left";
+  if (rdmalloc::os::memory_limit_bytes() != 1024 * kMiB)
+    return "the outer cgroup's limit is what the process may have";
+  machine.cgroup("outer", "1073741824", "max", 0);
+  machine.cgroup("outer/inner", "max", "max", 0);
+
+  uint64_t hour_ms = 3600000;
+  rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &hour_ms, sizeof hour_ms);
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = note_reason;
+  rdmalloc_observer* observer = nullptr;
+  if (rdmalloc_init() != 0 || rdmalloc_observer_add(&ops, nullptr, &observer) != 0)
+    return "rdmalloc_init";
+  make_dirty();
+  usleep(2500000);  // some ticks
+  if (dirty_bytes() < 64 * kMiB) return "memory went back without any need";
+  if (counter("stats.purge_pressure") != 0) return "a purge was counted that was none";
+
+  machine.stall(5000000);
+  if (!comes_down_to(0)) return "the stalls were not heeded";
+  if (last_reason != RDMALLOC_PURGE_PRESSURE) return "the stalls were not the reason";
+  if (counter("stats.purge_pressure") != 1) return "the purge was not counted once";
+
+  // 16 MiB less than an eighth is left of the outer limit.
+  machine.cgroup("outer", "1073741824", "max", 912 * kMiB);
+  make_dirty();
+  if (!comes_down_to(48 * kMiB)) return "the limit was not heeded";
+  if (last_reason != RDMALLOC_PURGE_LIMIT) return "the limit was not the reason";
+  machine.cgroup("outer", "1073741824", "max", 800 * kMiB);
+  if (dirty_bytes() < 32 * kMiB) return "more went back than was missing";
+  return nullptr;
+}
+
+TEST(Pressure, I7_free_memory_goes_back_when_the_kernel_is_short_of_it) {
+  if (access("/proc/pressure/memory", F_OK) != 0)
+    GTEST_SKIP() << "SKIP: this kernel has no PSI (/proc/pressure/memory)";
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "SKIP: ThreadSanitizer starts no threads in a child";
+#endif
+  pid_t pid = fork();
+  if (pid == 0) {
+    int spaces = CLONE_NEWNS | (geteuid() == 0 ? 0 : CLONE_NEWUSER);
+    if (unshare(spaces) != 0) _exit(77);
+    mount(nullptr, "/", nullptr, MS_REC | MS_PRIVATE, nullptr);
+    const char* wrong = nullptr;
+    {
+      Machine machine;
+      machine.take_over();
+      wrong = run(machine);
+    }
+    if (wrong != nullptr) dprintf(2, "%s (%llu bytes dirty)\n", wrong, dirty_bytes() + 0ULL);
+    _exit(wrong == nullptr ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(pid, 100000, &status)) << "the child hangs";
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
+    GTEST_SKIP() << "SKIP: no mount namespace for this user (unshare refuses)";
+  EXPECT_EQ(status, 0);
+}
+
+}  // namespace
