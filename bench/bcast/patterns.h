@@ -8,12 +8,15 @@
 
 namespace rdmalloc::bench {
 
+// For the bench's own tests.
 enum class Fault {
   none,
-  corrupt_byte,
+  corrupt_byte,  // these three: of the last rank, in a broadcast
   hang,
-  crash
-};  // of the last rank, for the bench's own tests
+  crash,
+  hang_at_end,  // the last rank, with everything measured and printed, never comes to MPI_Finalize
+  late_at_end   // rank 0 comes late to the last collective, and again to MPI_Finalize
+};
 
 struct WorkerOptions {
   std::vector<std::size_t> sizes;     // bytes, ascending

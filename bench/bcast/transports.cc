@@ -27,7 +27,11 @@ const std::vector<KnownTransport>& known_transports() {
       {"shm", "shared memory (pml ob1, btl vader or sm; MPICH's own)", {}, false, true},
       {"tcp", "Open MPI's own TCP over lo (pml ob1, btl tcp)", {"btl:tcp"}, false, false},
       {"ofi", "libfabric, tcp over lo (pml cm, mtl ofi)", {"pml:cm", "mtl:ofi"}, false, false},
-      {"ucx", "UCX, tcp over lo (pml ucx; MPICH's ch4:ucx)", {"pml:ucx"}, false, true},
+      {"ucx",
+       "UCX: tcp over lo (pml ucx); under MPICH (ch4:ucx) shared memory",
+       {"pml:ucx"},
+       false,
+       true},
       {"ofi-verbs", "libfabric over the first RDMA device", {"pml:cm", "mtl:ofi"}, true, false},
       {"ucx-rc", "UCX over the first RDMA device, reliable connections", {"pml:ucx"}, true, true},
   };
@@ -79,11 +83,18 @@ void add_environment(const Mpi& mpi, const Environment& environment, Arguments& 
   }
 }
 
-// Ranks of one machine speak over the network only when shared memory between them is turned off.
+// Ranks of one machine speak through UCX only when MPICH's own shared memory is turned off.
+//
+// `ucx` is UCX's shared memory and not its tcp, because MPICH before 4.2.0 (Debian 12 has 4.0.2)
+// may hang in MPI_Finalize over tcp, under any malloc: a rank whose endpoints are flushed waits for
+// the others in a blocking read of PMI, without moving UCX on (pmodels/mpich #6596). UCX's tcp ends
+// a flush by an answer of the peer, which that rank no longer gives. Shared memory ends it on its
+// own side, and a device's reliable connection is answered by the device. It hangs each time when
+// rank 0 comes late to the last message and late to MPI_Finalize: the worker's fault late-at-end.
 Arguments arguments_of_mpich(const Mpi& mpi, const std::string& name) {
   Arguments arguments;
   if (name == "shm") return arguments;
-  Environment settings = {{"UCX_TLS", "tcp,self"}, {"UCX_NET_DEVICES", "lo"}};
+  Environment settings = {{"UCX_TLS", "sm,self"}};
   if (name == "ucx-rc") settings = ucx_rc_settings();
   settings["MPIR_CVAR_NOLOCAL"] = "1";
   add_environment(mpi, settings, arguments);

@@ -78,6 +78,8 @@ bool parse_fault(const char* text, Fault& fault) {
   if (std::strcmp(text, "corrupt-byte") == 0) fault = Fault::corrupt_byte;
   if (std::strcmp(text, "hang") == 0) fault = Fault::hang;
   if (std::strcmp(text, "crash") == 0) fault = Fault::crash;
+  if (std::strcmp(text, "hang-at-end") == 0) fault = Fault::hang_at_end;
+  if (std::strcmp(text, "late-at-end") == 0) fault = Fault::late_at_end;
   return fault != Fault::none;
 }
 
@@ -216,6 +218,18 @@ void print_end(const World& world) {
   if (world.rank == 0)
     std::printf("{\"type\":\"end\",\"wrong_bytes\":%zu,\"peak_rss_kib\":%ld}\n", world.wrong_bytes,
                 peak_kib);
+  std::fflush(stdout);
+}
+
+// Around the last collective. Late before it: the others are in MPI_Finalize, and all that they
+// have for rank 0 arrives, and is answered, within the collective. Late after it as well: they have
+// the answers, and wait for nothing of rank 0 but its own MPI_Finalize.
+void inject_fault_before_end(const World& world, Fault fault) {
+  if (fault == Fault::late_at_end && world.rank == 0) usleep(300'000);
+}
+void inject_fault_after_end(const World& world, Fault fault) {
+  if (fault == Fault::late_at_end && world.rank == 0) usleep(300'000);
+  while (fault == Fault::hang_at_end && world.rank == world.ranks - 1) sleep(1);
 }
 
 }  // namespace
@@ -235,7 +249,9 @@ int main(int argc, char** argv) {
   print_hello(world);
   rdmalloc::bench::Patterns patterns(world.rank, world.ranks, options);
   patterns.run(emit, &world);
+  inject_fault_before_end(world, options.fault);
   print_end(world);
+  inject_fault_after_end(world, options.fault);
   MPI_Finalize();
   return world.wrong_bytes == 0 ? 0 : 3;
 }

@@ -2,8 +2,9 @@
 
 Each case was seen to fail: `corrupt_byte` with verify() emptied in the worker, `label` with
 mislabelled() returning nothing, `hang` without the limit in attend(), `arguments` with check_sizes()
-emptied, `crash` with run_step() ignoring the outcome, `quick` with take_row() left out,
-`mpich` with the worker of Open MPI.
+emptied, `crash` with run_step() ignoring the outcome, `quick` with take_row() left out, `hang_at_end`
+and `label` with exit_status() returning 0 whatever peers did, `mpich` with the worker of Open MPI,
+`mpich_late` with UCX's tcp instead of its shared memory.
 """
 import json
 import os
@@ -48,9 +49,9 @@ def case_arguments():
     expect(status == 0 and "allocator glibc" in output, "--list", output)
 
 
-def fault(name, *further, folder):
+def fault(name, *further, folder, allocator="glibc"):
     return drive("--sizes", "4K", "--patterns", "fresh,reused", "--repetitions", "1", "--scale",
-                 "0.1", "--allocators", "glibc", "--worker-fault", name, *further, folder=folder)
+                 "0.1", "--allocators", allocator, "--worker-fault", name, *further, folder=folder)
 
 
 def only_failure(folder):
@@ -82,13 +83,26 @@ def case_hang(folder):
     expect(left.returncode == 1, "ranks were left behind", output)
 
 
+def case_hang_at_end(folder):
+    """All rows are there and right, and yet the run hung: that is no success, also of a peer."""
+    status, output = fault("hang-at-end", "--limit-s", "6", folder=folder)
+    expect(status == 4, f"exit status {status}, not 4: a peer failed", output)
+    expect("1 failures" in output, "the failure is not counted", output)
+    report = json.loads(pathlib.Path(folder, "bcast.json").read_text())
+    expect(report["results"], "what was measured before is lost", output)
+    expect("limit" in only_failure(folder)["what"], "not named as a hang", output)
+    if LIBRARY.exists():
+        status, output = fault("hang-at-end", "--limit-s", "6", folder=folder, allocator="rdmalloc")
+        expect(status == 1, f"exit status {status}, not 1: rdmalloc failed", output)
+
+
 def case_label(folder):
     """A preload that serves no malloc must not become a row."""
     libm = subprocess.run(["cc", "-print-file-name=libm.so.6"], text=True,
                           stdout=subprocess.PIPE).stdout.strip()
     status, output = drive("--quick", "--allocators", "glibc", "--peer", f"sham={libm}",
                            "--patterns", "fresh", folder=folder)
-    expect(status == 0, f"exit status {status}, not 0", output)
+    expect(status == 4, f"exit status {status}, not 4: a peer failed", output)
     report = json.loads(pathlib.Path(folder, "bcast.json").read_text())
     expect(all(row["allocator"] == "glibc" for row in report["results"]), "a sham row", output)
     expect("malloc is served by" in report["failures"][0]["what"], "no reason", output)
@@ -114,24 +128,43 @@ def case_quick(folder):
         sys.exit(77)
 
 
-def case_mpich(folder):
+def drive_mpich(*arguments, folder):
+    """One run under MPICH in which nothing failed; its report."""
     mpiexec = shutil.which("mpiexec.mpich")
     if mpiexec is None or not pathlib.Path(DRIVER).with_name("bcast_worker_mpich").exists():
         print("SKIP: no MPICH (apt install mpich libmpich-dev)")
         sys.exit(77)
-    allocators = ["glibc", "rdmalloc"] if LIBRARY.exists() else ["glibc"]
-    status, output = drive("--mpirun", mpiexec, "--quick", "--sizes", "4K,258048", "--patterns",
-                           "fresh,reused", "--transports", "shm,ucx", "--limit-s", "150", "--allocators",
-                           ",".join(allocators), folder=folder)
+    status, output = drive("--mpirun", mpiexec, *arguments, folder=folder)
     expect(status == 0, f"exit status {status}, not 0", output)
+    if "--list" in arguments:
+        return output
     report = json.loads(pathlib.Path(folder, "bcast.json").read_text())
+    expect(not report["failures"], f"{len(report['failures'])} failures", output)
     expect("MPICH" in report["mpi"], f"broadcasts of {report['mpi']}, not of MPICH", output)
-    rows = {(row["transport"], row["allocator"], row["bytes"]) for row in report["results"]}
-    wanted = {(transport, allocator, size) for transport in ["shm", "ucx"]
-              for allocator in allocators for size in [4096, 258048]}
-    expect(wanted <= rows, f"rows are missing: {wanted - rows}", output)
-    status, output = drive("--mpirun", mpiexec, "--list", "--transports", "all", folder=folder)
-    expect(status == 0 and "LEFT OUT tcp" in output, "what MPICH lacks is not named", output)
+    return report
+
+
+def case_mpich(folder):
+    allocators = ["glibc", "rdmalloc"] if LIBRARY.exists() else ["glibc"]
+    report = drive_mpich("--quick", "--sizes", "4K,258048", "--patterns", "fresh,reused",
+                         "--transports", "shm,ucx", "--allocators", ",".join(allocators),
+                         folder=folder)
+    rows = {(row["transport"], row["allocator"], row["pattern"], row["bytes"])
+            for row in report["results"]}
+    wanted = {(transport, allocator, pattern, size) for transport in ["shm", "ucx"]
+              for allocator in allocators for pattern in ["fresh", "reused"]
+              for size in [4096, 258048]}
+    expect(wanted <= rows, f"rows are missing: {wanted - rows}", str(rows))
+    output = drive_mpich("--list", "--transports", "all", folder=folder)
+    expect("LEFT OUT tcp" in output, "what MPICH lacks is not named", output)
+
+
+def case_mpich_late(folder):
+    """A rank that comes late to the end must not let the others hang in MPI_Finalize."""
+    allocators = ["glibc", "rdmalloc"] if LIBRARY.exists() else ["glibc"]
+    drive_mpich("--quick", "--sizes", "4K", "--patterns", "fresh", "--transports", "shm,ucx",
+                "--repetitions", "3", "--limit-s", "30", "--worker-fault", "late-at-end", "--allocators",
+                ",".join(allocators), folder=folder)
 
 
 def main():
