@@ -52,8 +52,9 @@ struct rdmalloc_notifier_info {
    * us, who stand in front of munmap and its relatives, for memory that is not ours too */
   uint32_t watches_foreign;
   uint64_t foreign_told; /**< unmappings of foreign memory that were told; of the process */
-  uint64_t holds; /**< times purging was held since a library came, went or patched libc; of the
-                       process */
+  uint64_t holds;    /**< times purging was held since a library came, went or patched libc; of the
+                          process */
+  uint64_t attaches; /**< times it was attached, by itself too: again after each dlclose() */
 };
 /** Fills *state (set state->size) for one notifier; AUTO is -EINVAL. Any thread. */
 RDMALLOC_API int rdmalloc_notifier_state(enum rdmalloc_notifier which,

@@ -57,12 +57,13 @@ struct Target {
   std::atomic<bool> is_detached{false};  // by the user: not attached again but by him
   // Its own watching of foreign memory is off, and it relies on ours.
   std::atomic<bool> relies_on_us{false};
-  std::atomic<std::uint64_t> told{0};
+  std::atomic<std::uint64_t> told{0}, attaches{0};
   std::atomic<std::int32_t> error{-ENOENT};
 };
 constinit Target<OpalRelease> opal;
 constinit Target<UcmUnmap> ucm;
 constinit std::atomic<std::int32_t> fabric_error{-ENOENT};
+constinit std::atomic<std::uint64_t> fabric_attaches{0};
 constinit std::atomic<bool> fabric_is_detached{false};  // as Target::is_detached
 // Threads inside a function of another library: the purge thread, and those that unmap foreign
 // memory (written by them, read by dlclose's side).
@@ -123,6 +124,7 @@ int attach(Target<Function>& target, const char* library, const char* symbol) {
   auto function = reinterpret_cast<Function>(symbol_of_loaded(library, symbol));
   int error = function == nullptr ? -ENOENT : 0;
   target.error.store(error, std::memory_order_relaxed);
+  if (error == 0) target.attaches.fetch_add(1, std::memory_order_relaxed);
   target.function.store(function, std::memory_order_seq_cst);
   return error;
 }
@@ -153,6 +155,7 @@ int attach_ucm() {
 int attach_fabric() {
   int error = libfabric_monitor_attach();
   if (error != -EALREADY) fabric_error.store(error, std::memory_order_relaxed);
+  if (error == 0) fabric_attaches.fetch_add(1, std::memory_order_relaxed);
   return error;
 }
 
@@ -358,6 +361,7 @@ extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
     state->is_started = fabric.is_started;
     state->error = fabric_error.load(std::memory_order_relaxed);
     state->told = fabric.told;
+    state->attaches = fabric_attaches.load(std::memory_order_relaxed);
     state->refused = fabric.refused;
     state->explanation = explain_fabric(fabric);
     return 0;
@@ -366,11 +370,13 @@ extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
     state->is_attached = opal.function.load(std::memory_order_acquire) != nullptr;
     state->error = opal.error.load(std::memory_order_relaxed);
     state->told = opal.told.load(std::memory_order_relaxed);
+    state->attaches = opal.attaches.load(std::memory_order_relaxed);
     state->watches_foreign = opal.relies_on_us.load(std::memory_order_relaxed);
   } else if (which == RDMALLOC_NOTIFIER_UCX) {
     state->is_attached = ucm.function.load(std::memory_order_acquire) != nullptr;
     state->error = ucm.error.load(std::memory_order_relaxed);
     state->told = ucm.told.load(std::memory_order_relaxed);
+    state->attaches = ucm.attaches.load(std::memory_order_relaxed);
     state->watches_foreign = ucm.relies_on_us.load(std::memory_order_relaxed);
   } else {
     return -EINVAL;

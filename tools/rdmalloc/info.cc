@@ -84,6 +84,7 @@ Notifier notifier(const char* name, rdmalloc_notifier which, Info& info) {
           state.watches_foreign != 0,
           state.error,
           state.told,
+          state.attaches,
           state.refused,
           state.explanation};
 }
@@ -194,6 +195,7 @@ nlohmann::json as_json(const Info& info) {
                                    {"watches_foreign", one.watches_foreign},
                                    {"error", one.error},
                                    {"told", one.told},
+                                   {"attaches", one.attaches},
                                    {"refused", one.refused},
                                    {"explanation", one.explanation}};
   json["purging"] = {{"mode", info.purge_mode},

@@ -19,7 +19,7 @@ struct Notifier {
   std::string name;  // as in enum rdmalloc_notifier, in small letters
   bool is_attached, is_started, watches_foreign;
   std::int32_t error;
-  std::uint64_t told, refused;
+  std::uint64_t told, attaches, refused;
   std::string explanation;
 };
 

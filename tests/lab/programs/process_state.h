@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What a process holds, counted from outside whoever allocates for it: what must not grow from one
+// MPI session to the next.
+#ifndef RDMALLOC_TESTS_LAB_PROGRAMS_PROCESS_STATE_H
+#define RDMALLOC_TESTS_LAB_PROGRAMS_PROCESS_STATE_H
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <malloc.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <set>
+#include <string>
+
+namespace lab {
+
+// Bytes of blocks that were not freed. mallinfo2() is glibc's, or that of a preload which has one:
+// rdmalloc counts what lies in threads' magazines with them, 1.25 MiB a thread at most.
+inline size_t live_bytes() {
+  auto* info = reinterpret_cast<decltype(&mallinfo2)>(dlsym(RTLD_DEFAULT, "mallinfo2"));
+  if (info == nullptr) abort();
+  struct mallinfo2 counted = info();
+  return counted.uordblks + counted.hblkhd;
+}
+
+inline long rss_kib() {
+  FILE* file = fopen("/proc/self/statm", "r");
+  long pages = 0;
+  if (file == nullptr || fscanf(file, "%*d %ld", &pages) != 1) abort();
+  fclose(file);
+  return pages * (sysconf(_SC_PAGESIZE) / 1024);
+}
+
+inline int entries_of(const char* path) {
+  int count = 0;
+  DIR* folder = opendir(path);
+  if (folder == nullptr) abort();
+  while (const dirent* entry = readdir(folder)) count += entry->d_name[0] != '.';
+  closedir(folder);
+  return count;
+}
+inline int threads() {
+  return entries_of("/proc/self/task");
+}
+inline int open_files() {
+  return entries_of("/proc/self/fd") - 1;  // the folder's own
+}
+
+struct Mappings {
+  int count = 0;
+  size_t components = 0;  // files of Open MPI's that are loaded one by one: mca_*.so
+};
+inline Mappings mappings() {
+  FILE* file = fopen("/proc/self/maps", "r");
+  if (file == nullptr) abort();
+  Mappings found;
+  std::set<std::string> components;
+  char line[4352];  // a path and the fields before it
+  while (fgets(line, sizeof line, file) != nullptr) {
+    found.count++;
+    if (const char* name = strstr(line, "/mca_")) components.insert(name);
+  }
+  fclose(file);
+  found.components = components.size();
+  return found;
+}
+
+}  // namespace lab
+
+#endif
