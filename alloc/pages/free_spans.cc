@@ -50,14 +50,16 @@ std::uint32_t FreeSpans::next_nonempty(std::uint32_t bin) const {
   return word * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
 }
 
-SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted,
-                                  std::uint32_t alignment) const {
+SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::uint32_t alignment,
+                                  Where where) const {
   SliceIndex best = 0;
   std::uint32_t best_slices = ~0u;
   int scanned = 0;
   for (SliceIndex slice = head_[bin]; slice != 0 && scanned < kScanLimit;
        slice = arena.span(slice).next, ++scanned) {
     std::uint32_t slices = arena.span(slice).load().slices;
+    if (where == Where::kInReach && arena.span(slice).reach < slices)
+      slices = arena.span(slice).reach;
     if (slices >= best_slices || fit_in(slice, slices, wanted, alignment) == 0) continue;
     best = slice;
     best_slices = slices;
@@ -66,10 +68,46 @@ SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted,
   return best;
 }
 
-SliceIndex FreeSpans::find_best(std::uint32_t wanted, std::uint32_t alignment) const {
+SliceIndex FreeSpans::find_best(std::uint32_t wanted, std::uint32_t alignment, Where where) const {
   for (std::uint32_t bin = next_nonempty(bin_of(wanted)); bin < kBins; bin = next_nonempty(bin + 1))
-    if (SliceIndex best = best_in_bin(bin, wanted, alignment)) return best;
+    if (SliceIndex best = best_in_bin(bin, wanted, alignment, where)) return best;
   return 0;
+}
+
+SliceIndex FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment,
+                                  std::uint64_t most) const {
+  SliceIndex latest = 0;
+  std::uint64_t latest_generation = 0;
+  int scanned = 0;
+  for (std::uint32_t bin = next_nonempty(bin_of(wanted)); bin < kBins; bin = next_nonempty(bin + 1))
+    for (SliceIndex slice = head_[bin]; slice != 0; slice = arena.span(slice).next) {
+      if (++scanned > kScanLimit) return latest;
+      const Span& span = arena.span(slice);
+      std::uint32_t length = span.load().slices;
+      std::uint32_t reach = span.reach < length ? span.reach : length;
+      std::uint64_t generation = span.generation.load(std::memory_order_relaxed);
+      if (reach > most || generation < latest_generation) continue;
+      if (fit_in(slice, reach, wanted, alignment) == 0) continue;
+      latest = slice;
+      latest_generation = generation;
+    }
+  return latest;
+}
+
+SliceIndex FreeSpans::find_longest_reach() const {
+  SliceIndex found = 0;
+  int scanned = 0;
+  for (std::uint32_t word = kWords; word-- != 0;) {
+    for (std::uint64_t bits = nonempty_[word]; bits != 0;) {
+      auto bit = 63 - static_cast<std::uint32_t>(std::countl_zero(bits));
+      bits &= ~(std::uint64_t{1} << bit);
+      for (SliceIndex slice = head_[word * 64 + bit]; slice != 0; slice = arena.span(slice).next) {
+        if (found == 0 || arena.span(slice).reach > arena.span(found).reach) found = slice;
+        if (++scanned == kScanLimit) return found;
+      }
+    }
+  }
+  return found;
 }
 
 void AgeList::insert(SliceIndex slice, SliceIndex near) {

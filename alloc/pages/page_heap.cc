@@ -14,26 +14,35 @@ void insert_free(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceInd
   arena.span(slice).store({kind, 0, false, slices});
   set_first(slice, slice);
   set_first(slice + slices - 1, slice);
-  if (kind == SpanKind::kFreeDirty) {
-    heap.dirty.insert(slice, slices);
+  family(kind).insert(slice, slices);
+  if (is_dirty(kind)) {
     heap.dirty_by_age.insert(slice, near);
     add_dirty(slices);
   } else {
-    heap.clean.insert(slice, slices);
     heap.clean_slices += slices;
   }
 }
 
 SliceIndex remove_free(SliceIndex slice, std::uint32_t slices, SpanKind kind) {
-  if (kind == SpanKind::kFreeDirty) {
-    heap.dirty.remove(slice, slices);
+  family(kind).remove(slice, slices);
+  if (is_dirty(kind)) {
     add_dirty(-static_cast<std::int64_t>(slices));
     return heap.dirty_by_age.remove(slice);
   }
-  heap.clean.remove(slice, slices);
   heap.clean_slices -= slices;
   return 0;
 }
+
+namespace {
+
+// Whether the free span that begins at `after` is to be one with the one before it, which is of the
+// same family. Spared spans keep the extent of the buffers that left them: joined with a neighbour,
+// the next buffer would begin where that one does, and a cache knows no registration of that range.
+bool are_one(SliceIndex after, SpanKind kind) {
+  return kind != SpanKind::kFreeSpared || arena.span(after).is_rest;
+}
+
+}  // namespace
 
 void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age) {
   std::uint32_t freed_ms = arena.span(slice).freed_ms;
@@ -49,11 +58,11 @@ void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age 
   SliceIndex end = slice + slices;
   if (end < heap.frontier.load(std::memory_order_relaxed)) {
     SpanWord after = arena.span(end).load();
-    if (after.kind == kind) take_in(end, after.slices);
+    if (after.kind == kind && are_one(end, kind)) take_in(end, after.slices);
   }
   SliceIndex before = first_of(slice - 1);
   SpanWord word = arena.span(before).load();
-  if (word.kind == kind) {
+  if (word.kind == kind && are_one(slice, kind)) {
     take_in(before, word.slices);
     slice = before;
   }
@@ -66,10 +75,19 @@ void cut(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
   SliceIndex near = remove_free(slice, slices, kind);
   std::uint32_t freed_ms = arena.span(slice).freed_ms;
   std::uint32_t before = at - slice, after = slices - before - wanted;
+  // A buffer that begins at a piece of a spared span lies in what was registered for the whole.
+  std::uint32_t reach = kind == SpanKind::kFreeSpared ? arena.span(slice).reach : 0;
+  auto reach_from = [&](std::uint32_t offset) { return reach > offset ? reach - offset : 0; };
   if (after != 0) {
     arena.span(at + wanted).freed_ms = freed_ms;
+    arena.span(at + wanted).is_rest = true;
+    arena.span(at + wanted).reach = reach_from(before + wanted);
     insert_free(at + wanted, after, kind, near);
   }
+  // What begins where a span of another family began has nothing to do with what lies before it.
+  if (before != 0 || kind != SpanKind::kFreeSpared)
+    arena.span(at).is_rest = kind == SpanKind::kFreeSpared;
+  arena.span(at).reach = reach_from(before);
   arena.span(at).store({SpanKind::kReserved, 0, false, wanted});
   if (before != 0) {
     arena.span(slice).freed_ms = freed_ms;
@@ -90,20 +108,24 @@ bool is_huge_chunk(SliceIndex chunk) {
   return options().huge == HugeMode::kAuto && chunk >= kSmallZoneSlices;
 }
 
-// Turns the free clean slices [begin, end) dirty: they are about to be backed by the huge page of
-// their neighbour. They lie in the clean span that begins at `span`.
-void soil(SliceIndex span, SliceIndex begin, SliceIndex end) {
+// Turns the free clean slices [begin, end) into ones of the dirty family `rest`: they are about to
+// be backed by the huge page of their neighbour. They lie in the clean span that begins at `span`.
+void soil(SliceIndex span, SliceIndex begin, SliceIndex end, SpanKind rest) {
   if (begin == end) return;
   cut(span, arena.span(span).load().slices, SpanKind::kFreeClean, begin, end - begin);
   events_note_use(begin, end - begin);
   arena.span(begin).freed_ms = now_ms();
-  join_and_insert(begin, end - begin, SpanKind::kFreeDirty);
+  arena.span(begin).is_rest = true;
+  arena.span(begin).reach = 0;
+  join_and_insert(begin, end - begin, rest);
 }
 
 // Takes [at, at + wanted) out of the clean span [slice, +slices). In the zone of huge pages the
 // first touch of a chunk that was wholly clean backs all of it, so what is left of such chunks at
-// both ends becomes dirty: it is counted, preferred by the next allocation, and given back in time.
-void cut_clean(SliceIndex slice, std::uint32_t slices, SliceIndex at, std::uint32_t wanted) {
+// both ends becomes dirty, of the family `rest`: it is counted, preferred by the next allocation,
+// and given back in time.
+void cut_clean(SliceIndex slice, std::uint32_t slices, SliceIndex at, std::uint32_t wanted,
+               SpanKind rest) {
   SliceIndex end = slice + slices, taken_end = at + wanted;
   SliceIndex head = at & ~(kSlicesPerChunk - 1);
   SliceIndex tail = (taken_end + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
@@ -111,8 +133,8 @@ void cut_clean(SliceIndex slice, std::uint32_t slices, SliceIndex at, std::uint3
   bool soils_tail =
       tail <= end && tail - kSlicesPerChunk >= slice && is_huge_chunk(tail - kSlicesPerChunk);
   cut(slice, slices, SpanKind::kFreeClean, at, wanted);
-  if (soils_head) soil(slice, head, at);
-  if (soils_tail) soil(taken_end, taken_end, tail);
+  if (soils_head) soil(slice, head, at, rest);
+  if (soils_tail) soil(taken_end, taken_end, tail, rest);
 }
 
 // Makes slices beyond the frontier a free clean span, so that at least `wanted` aligned slices fit.
@@ -142,14 +164,13 @@ SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
   return first_of(static_cast<SliceIndex>(end) - 1);
 }
 
-// Last resort, when address space is used up: a run of free neighbours of both families.
+// Last resort, when address space is used up: a run of free neighbours of all families.
 SliceIndex take_mixed(std::uint32_t wanted, std::uint32_t alignment) {
   SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
   SliceIndex run = 0;
   for (SliceIndex slice = 1; slice < end;) {
     SpanWord word = arena.span(slice).load();
-    bool is_free = word.kind == SpanKind::kFreeClean || word.kind == SpanKind::kFreeDirty;
-    if (!is_free) {
+    if (!is_free(word.kind)) {
       run = 0;
     } else {
       if (run == 0) run = slice;
@@ -182,34 +203,153 @@ bool is_over_limit(std::uint32_t more) {
   return heap.used_slices.load(std::memory_order_relaxed) + more > heap.limit_slices;
 }
 
-SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, bool* is_zero) {
+// Whether slabs and other small things leave that spared span alone: another place costs less than
+// the registration of the buffer that comes back here. Not for longer than free memory keeps its
+// pages anyway, and not where pages are short.
+bool is_left_alone(SliceIndex spared, std::uint32_t slices) {
+  std::uint32_t age_ms = now_ms() - arena.span(spared).freed_ms;
+  std::uint64_t backed = heap.used_slices.load(std::memory_order_relaxed) +
+                         heap.dirty_slices.load(std::memory_order_relaxed);
+  return age_ms < heap.spare_ms.load(std::memory_order_relaxed) &&
+         backed + slices <= heap.limit_slices;
+}
+
+// Takes the slices from the free span `found` of a dirty family; 0 when there is none.
+SliceIndex take_dirty(SliceIndex found, std::uint32_t slices, std::uint32_t alignment) {
+  if (found == 0) return 0;
+  SpanWord word = arena.span(found).load();
+  SliceIndex taken = fit_in(found, word.slices, slices, alignment);
+  cut(found, word.slices, word.kind, taken, slices);
+  return taken;
+}
+
+SliceIndex take_clean(std::uint32_t slices, std::uint32_t alignment, SpanKind rest) {
+  // Large spans start on a huge page, so that they are backed by whole ones.
+  std::uint32_t clean_alignment = alignment;
+  if (slices >= kSlicesPerChunk && clean_alignment < kSlicesPerChunk)
+    clean_alignment = kSlicesPerChunk;
+  SliceIndex clean = heap.clean.find_best(slices, clean_alignment);
+  if (clean == 0) clean = extend_frontier(slices, clean_alignment);
+  if (clean == 0) {
+    clean_alignment = alignment;
+    clean = heap.clean.find_best(slices, alignment);
+  }
+  if (clean == 0) return 0;
+  std::uint32_t length = arena.span(clean).load().slices;
+  SliceIndex taken = fit_in(clean, length, slices, clean_alignment);
+  cut_clean(clean, length, taken, slices, rest);
+  return taken;
+}
+
+// Whether `wanted` slices right behind `end` are free, of any family, or can be made so.
+bool has_room_at(SliceIndex end, std::uint32_t wanted) {
+  SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
+  std::uint32_t found = 0;
+  for (SliceIndex s = end; s < frontier && found < wanted;) {
+    SpanWord next = arena.span(s).load();
+    if (!is_free(next.kind)) return false;
+    found += next.slices;
+    s += next.slices;
+  }
+  return found >= wanted || extend_frontier(wanted - found, 1) != 0;
+}
+
+// Takes those slices; they are to belong to the span before them.
+void take_room(SliceIndex begin, std::uint32_t wanted, SpanKind rest) {
+  SliceIndex end = begin + wanted;
+  for (SliceIndex s = begin; s < end;) {
+    SpanWord next = arena.span(s).load();
+    std::uint32_t taken = next.slices < end - s ? next.slices : end - s;
+    if (next.kind == SpanKind::kFreeClean) {
+      cut_clean(s, next.slices, s, taken, rest);
+      events_note_use(s, taken);
+    } else {
+      cut(s, next.slices, next.kind, s, taken);
+    }
+    s += taken;
+  }
+}
+
+// A buffer longer than all before it: at the place of the longest one, and on behind that. So it
+// needs only the pages that are missing there, and what comes after it, of any size, finds one
+// place and not one for each length that was the longest for a time. Not much longer: most of its
+// pages would be new, where free ones may lie elsewhere.
+SliceIndex take_longest_and_more(std::uint32_t slices, std::uint32_t alignment) {
+  SliceIndex longest = heap.spared.find_longest_reach();
+  if (longest == 0 || longest % alignment != 0) return 0;
+  std::uint32_t length = arena.span(longest).load().slices;
+  // A short one is not worth a buffer that begins within a huge page.
+  if (length < kSlicesPerChunk || length < slices / 2) return 0;
+  if (length < slices && !has_room_at(longest + length, slices - length)) return 0;
+  cut(longest, length, SpanKind::kFreeSpared, longest, length < slices ? length : slices);
+  if (length >= slices) return longest;
+  take_room(longest + length, slices - length, SpanKind::kFreeSpared);
+  arena.span(longest).store({SpanKind::kReserved, 0, false, slices});
+  set_first(longest + slices - 1, longest);
+  return longest;
+}
+
+// Spared neighbours that are `wanted` slices together, made one; the oldest there are, which cost
+// the least registrations. 0 when there are none.
+SliceIndex join_spared(std::uint32_t wanted) {
+  constexpr int kScanLimit = 256;  // before other memory is taken, which costs more than this look
+  int scanned = 0;
+  for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0 && scanned < kScanLimit;
+       slice = arena.span(slice).younger, ++scanned) {
+    SliceIndex end = slice, frontier = heap.frontier.load(std::memory_order_relaxed);
+    while (end < frontier && end - slice < wanted) {
+      SpanWord word = arena.span(end).load();
+      if (word.kind != SpanKind::kFreeSpared) break;
+      end += word.slices;
+    }
+    if (end - slice < wanted) continue;
+    while (arena.span(slice).load().slices < end - slice) {
+      std::uint32_t slices = arena.span(slice).load().slices;
+      arena.span(slice + slices).is_rest = true;
+      remove_free(slice, slices, SpanKind::kFreeSpared);
+      join_and_insert(slice, slices, SpanKind::kFreeSpared);
+    }
+    return slice;
+  }
+  return 0;
+}
+
+SliceIndex take_for_buffer(std::uint32_t slices, std::uint32_t alignment, bool* is_zero) {
+  // A buffer's own place; or the place used last, the likeliest to be registered still. Not one
+  // that is very much longer, while there is another: a long buffer would miss it.
+  constexpr std::uint64_t kMostTimesLonger = 16;
+  const FreeSpans& spared = heap.spared;
+  SliceIndex found = spared.find_latest(slices, alignment, slices);
+  if (found == 0) found = spared.find_latest(slices, alignment, kMostTimesLonger * slices);
+  if (found == 0) found = spared.find_best(slices, alignment, FreeSpans::Where::kInReach);
+  if (found != 0) return take_dirty(found, slices, alignment);
+  if (SliceIndex taken = take_longest_and_more(slices, alignment)) return taken;
+  found = spared.find_best(slices, alignment);
+  if (found == 0) found = heap.dirty.find_best(slices, alignment);
+  if (found == 0) found = join_spared(slices + alignment - 1);
+  if (found != 0) return take_dirty(found, slices, alignment);
+  SliceIndex taken = take_clean(slices, alignment, SpanKind::kFreeSpared);
+  *is_zero = taken != 0;
+  return taken;
+}
+
+SliceIndex take_for_others(std::uint32_t slices, std::uint32_t alignment, bool* is_zero) {
+  if (SliceIndex dirty = heap.dirty.find_best(slices, alignment))
+    return take_dirty(dirty, slices, alignment);
+  SliceIndex spared = heap.spared.find_best(slices, alignment);
+  if (spared != 0 && !is_left_alone(spared, slices)) return take_dirty(spared, slices, alignment);
+  SliceIndex taken = take_clean(slices, alignment, SpanKind::kFreeDirty);
+  *is_zero = taken != 0;
+  return taken != 0 ? taken : take_dirty(spared, slices, alignment);
+}
+
+SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, bool is_buffer,
+                       bool* is_zero) {
   *is_zero = false;
   if (is_over_limit(slices)) return 0;
-  SliceIndex taken = 0;
-  if (SliceIndex dirty = heap.dirty.find_best(slices, alignment)) {
-    std::uint32_t length = arena.span(dirty).load().slices;
-    taken = fit_in(dirty, length, slices, alignment);
-    cut(dirty, length, SpanKind::kFreeDirty, taken, slices);
-  } else {
-    // Large spans start on a huge page, so that they are backed by whole ones.
-    std::uint32_t clean_alignment = alignment;
-    if (slices >= kSlicesPerChunk && clean_alignment < kSlicesPerChunk)
-      clean_alignment = kSlicesPerChunk;
-    SliceIndex clean = heap.clean.find_best(slices, clean_alignment);
-    if (clean == 0) clean = extend_frontier(slices, clean_alignment);
-    if (clean == 0) {
-      clean_alignment = alignment;
-      clean = heap.clean.find_best(slices, alignment);
-    }
-    if (clean != 0) {
-      std::uint32_t length = arena.span(clean).load().slices;
-      taken = fit_in(clean, length, slices, clean_alignment);
-      cut_clean(clean, length, taken, slices);
-      *is_zero = true;
-    } else {
-      taken = take_mixed(slices, alignment);
-    }
-  }
+  SliceIndex taken = is_buffer ? take_for_buffer(slices, alignment, is_zero)
+                               : take_for_others(slices, alignment, is_zero);
+  if (taken == 0) taken = take_mixed(slices, alignment);
   if (taken != 0) add_used(slices);
   return taken;
 }
@@ -222,26 +362,36 @@ SliceIndex take_with_room(std::uint32_t slices) {
   if (is_over_limit(slices)) return 0;
   std::uint32_t wanted = slices + (slices < kMostRoom ? slices : kMostRoom);
   SliceIndex taken = heap.dirty.find_best(wanted, 1);
+  if (taken == 0) taken = heap.spared.find_best(wanted, 1);
   if (taken != 0) {
-    cut(taken, arena.span(taken).load().slices, SpanKind::kFreeDirty, taken, slices);
+    SpanWord word = arena.span(taken).load();
+    cut(taken, word.slices, word.kind, taken, slices);
   } else {
     SliceIndex clean = heap.clean.find_best(wanted, kSlicesPerChunk);
     if (clean == 0) clean = extend_frontier(wanted, kSlicesPerChunk);
     if (clean == 0) return 0;
     std::uint32_t length = arena.span(clean).load().slices;
     taken = fit_in(clean, length, wanted, kSlicesPerChunk);
-    cut_clean(clean, length, taken, slices);
+    cut_clean(clean, length, taken, slices, SpanKind::kFreeDirty);
     events_note_use(taken, slices);
   }
   add_used(slices);
   return taken;
 }
 
+// The family that a span in use goes to. An array that grew leaves no place to come back to: the
+// next one has another length.
+SpanKind left_by(const Span& span) {
+  SpanWord word = span.load();
+  bool is_buffer = word.kind == SpanKind::kLarge && word.slices >= kBufferSlices;
+  return is_buffer && !span.has_grown ? SpanKind::kFreeSpared : SpanKind::kFreeDirty;
+}
+
 // Puts slices of a taken span back that were needed only to reach an aligned address.
-void put_back(SliceIndex slice, std::uint32_t slices, bool is_zero) {
+void put_back(SliceIndex slice, std::uint32_t slices, SpanKind kind) {
   add_used(-static_cast<std::int64_t>(slices));
   arena.span(slice).freed_ms = now_ms();
-  join_and_insert(slice, slices, is_zero ? SpanKind::kFreeClean : SpanKind::kFreeDirty);
+  join_and_insert(slice, slices, kind);
 }
 
 }  // namespace
@@ -254,24 +404,33 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, bool* is
   auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
   std::uint32_t total = slices + align_slices - 1;
   if (total < slices) return 0;
-  SliceIndex taken = take_locked(total, 1, is_zero);
+  SliceIndex taken = take_locked(total, 1, true, is_zero);
   if (taken == 0) return 0;
+  SpanKind rest = *is_zero ? SpanKind::kFreeClean : SpanKind::kFreeSpared;
   std::uintptr_t address = arena.address_of(taken);
   std::uintptr_t aligned =
       (address + alignment - 1) & ~(static_cast<std::uintptr_t>(alignment) - 1);
   auto before = static_cast<std::uint32_t>((aligned - address) >> kSliceShift);
   SliceIndex slice = taken + before;
   std::uint32_t after = total - before - slices;
+  if (before != 0) {
+    arena.span(slice).is_rest = true;
+    arena.span(slice).reach = 0;
+  }
   // The pieces' words first, the one that makes them visible last.
-  if (after != 0) arena.span(slice + slices).store({SpanKind::kReserved, 0, false, after});
+  if (after != 0) {
+    arena.span(slice + slices).is_rest = true;
+    arena.span(slice + slices).reach = 0;
+    arena.span(slice + slices).store({SpanKind::kReserved, 0, false, after});
+  }
   arena.span(slice).store({SpanKind::kReserved, 0, false, slices});
   set_first(slice, slice);
   set_first(slice + slices - 1, slice);
   if (before != 0) {
     arena.span(taken).store({SpanKind::kReserved, 0, false, before});
-    put_back(taken, before, *is_zero);
+    put_back(taken, before, rest);
   }
-  if (after != 0) put_back(slice + slices, after, *is_zero);
+  if (after != 0) put_back(slice + slices, after, rest);
   return slice;
 }
 
@@ -279,6 +438,7 @@ void publish_locked(SliceIndex slice, SpanKind kind, std::uint8_t size_class, bo
   Span& span = arena.span(slice);
   std::uint32_t slices = span.load().slices;
   span.generation.store(++heap.next_generation, std::memory_order_relaxed);
+  span.has_grown = false;
   for (SliceIndex s = slice; s < slice + slices; ++s) {
     set_first(s, slice);
     arena.class_map[s].store(size_class, std::memory_order_relaxed);
@@ -296,7 +456,7 @@ void publish_locked(SliceIndex slice, SpanKind kind, std::uint8_t size_class, bo
 SliceIndex page_heap_take_slab(std::uint32_t slices) {
   LockGuard guard(heap.lock);
   bool is_zero = false;
-  SliceIndex slice = take_locked(slices, slices, &is_zero);
+  SliceIndex slice = take_locked(slices, slices, false, &is_zero);
   if (slice != 0 && is_zero) events_note_use(slice, slices);
   return slice;
 }
@@ -310,8 +470,9 @@ SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, boo
   auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
   if (align_slices == 0) align_slices = 1;
   LockGuard guard(heap.lock);
-  SliceIndex slice = align_slices <= kSlicesPerChunk ? take_locked(slices, align_slices, is_zero)
-                                                     : take_at_address(slices, alignment, is_zero);
+  SliceIndex slice = align_slices <= kSlicesPerChunk
+                         ? take_locked(slices, align_slices, slices >= kBufferSlices, is_zero)
+                         : take_at_address(slices, alignment, is_zero);
   if (slice == 0) return 0;
   if (*is_zero) events_note_use(slice, slices);
   publish_locked(slice, SpanKind::kLarge, kLargeClass, *is_zero);
@@ -328,6 +489,7 @@ SliceIndex page_heap_take_growing(std::uint32_t slices) {
   SliceIndex slice = capacity > slices ? take_with_room(capacity) : 0;
   if (slice == 0) return 0;
   publish_locked(slice, SpanKind::kLarge, kLargeClass, false);
+  arena.span(slice).has_grown = true;
   return slice;
 }
 
@@ -336,6 +498,7 @@ void page_heap_free(SliceIndex slice) {
   Span& span = arena.span(slice);
   SpanWord word = span.load();
   (word.kind == SpanKind::kLarge ? heap.large_spans : heap.slab_spans) -= 1;
+  SpanKind left = left_by(span);
   span.store({SpanKind::kReserved, 0, false, word.slices});
   // Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks,
   // with their keys above all, comes before what is done once nothing is alive there.
@@ -343,50 +506,19 @@ void page_heap_free(SliceIndex slice) {
     arena.class_map[s].store(0, std::memory_order_release);
   add_used(-static_cast<std::int64_t>(word.slices));
   span.freed_ms = now_ms();
-  join_and_insert(slice, word.slices, SpanKind::kFreeDirty);
+  if (span.reach < word.slices) span.reach = word.slices;
+  join_and_insert(slice, word.slices, left);
 }
-
-namespace {
-
-// Slices that are free right behind `end`, up to `wanted` of them, of either family.
-std::uint32_t free_slices_at(SliceIndex end, std::uint32_t wanted) {
-  SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
-  std::uint32_t found = 0;
-  for (SliceIndex s = end; s < frontier && found < wanted;) {
-    SpanWord next = arena.span(s).load();
-    if (next.kind != SpanKind::kFreeDirty && next.kind != SpanKind::kFreeClean) break;
-    found += next.slices;
-    s += next.slices;
-  }
-  return found;
-}
-
-}  // namespace
 
 bool page_heap_grow(SliceIndex slice, std::uint32_t slices) {
   LockGuard guard(heap.lock);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
   SliceIndex end = slice + word.slices;
-  std::uint32_t more = slices - word.slices, found = free_slices_at(end, more);
-  if (is_over_limit(more)) return false;
-  if (found < more) {
-    // Nothing but the frontier behind what is free: it moves on.
-    if (end + found != heap.frontier.load(std::memory_order_relaxed) ||
-        extend_frontier(more - found, 1) == 0)
-      return false;
-  }
-  for (SliceIndex s = end; s < end + more;) {
-    SpanWord next = arena.span(s).load();
-    std::uint32_t left = end + more - s, taken = next.slices < left ? next.slices : left;
-    if (next.kind == SpanKind::kFreeClean) {
-      cut_clean(s, next.slices, s, taken);
-      events_note_use(s, taken);
-    } else {
-      cut(s, next.slices, next.kind, s, taken);
-    }
-    s += taken;
-  }
+  std::uint32_t more = slices - word.slices;
+  if (is_over_limit(more) || !has_room_at(end, more)) return false;
+  take_room(end, more, SpanKind::kFreeDirty);
+  span.has_grown = true;
   for (SliceIndex s = end; s < end + more; ++s) {
     set_first(s, slice);
     arena.class_map[s].store(kLargeClass, std::memory_order_relaxed);
@@ -403,13 +535,17 @@ void page_heap_shrink(SliceIndex slice, std::uint32_t slices) {
   SpanWord word = span.load();
   std::uint32_t less = word.slices - slices;
   SliceIndex tail = slice + slices;
+  SpanKind left = left_by(span);
   arena.span(tail).store({SpanKind::kReserved, 0, false, less});
   span.store({word.kind, word.size_class, word.is_zero, slices});
   for (SliceIndex s = tail; s < tail + less; ++s)
     arena.class_map[s].store(0, std::memory_order_release);  // as in page_heap_free
   add_used(-static_cast<std::int64_t>(less));
   arena.span(tail).freed_ms = now_ms();
-  join_and_insert(tail, less, SpanKind::kFreeDirty);
+  arena.span(tail).is_rest = true;
+  arena.span(tail).reach = less;
+  if (span.reach < word.slices) span.reach = word.slices;
+  join_and_insert(tail, less, left);
 }
 
 PageHeapCounters page_heap_counters() {
@@ -433,6 +569,10 @@ std::uint64_t page_heap_used_slices() {
 
 void page_heap_set_limit(std::uint64_t bytes) {
   heap.limit_slices = bytes >> kSliceShift;
+}
+
+void page_heap_set_spare_ms(std::uint64_t spare_ms) {
+  heap.spare_ms.store(static_cast<std::uint32_t>(spare_ms), std::memory_order_relaxed);
 }
 
 SliceIndex page_heap_frontier() {

@@ -1,14 +1,25 @@
 // The page heap: all spans that are not in use, and the cutting and joining of them.
 //
-// Two families of free spans, kept apart and never joined with each other: dirty ones (backed by
-// pages, perhaps still registered) and clean ones (read as zero, cost nothing). Allocation prefers
-// dirty: its pages are there, its registration may be alive, and a buffer that was freed and is
-// asked for again comes back at the same address. Fit is best within a bin (exact sizes to 4 MiB,
-// sixteen bins to a doubling above).
+// Three families of free spans, kept apart and never joined with each other:
+//
+//   spared  backed by pages, left by a buffer, perhaps registered still
+//   dirty   backed by pages, left by anything else
+//   clean   reads as zero, costs nothing
+//
+//   a buffer takes of              spared, dirty, clean        in this order
+//   a slab, a smaller block, of    dirty, clean, spared        but of spared ones that are old
+//   before
+//                                                              clean
+//
+// So a buffer that was freed and is asked for again comes back at the same address, its pages there
+// and its registration alive, whatever was allocated in between: a cache of registrations knows
+// addresses, and a slab that cut the span would send the next buffer elsewhere. What that may cost
+// is bounded by what bounds dirty memory: a spared span is old once free memory of its age is given
+// back. Fit is best within a bin (exact sizes to 4 MiB, sixteen bins to a doubling above).
 //
 // Equations that hold whenever the lock is free (page_heap_is_valid checks them):
-//   slices in use + free dirty + free clean + out of reach == frontier
-//   no two neighbours are both free dirty, nor both free clean
+//   slices in use + free dirty + free spared + free clean + out of reach == frontier
+//   no two neighbours are free and of one family
 //   first[] of both ends of a span == its first slice;  class_map is 0 for all slices of a free
 //   span
 //
@@ -62,13 +73,13 @@ SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slice
                                  std::uint32_t* freed_ms);
 // Cuts a span in purging in two; the second one starts at slice + front.
 void page_heap_purge_split(SliceIndex slice, std::uint32_t front);
-// Puts it back: clean when its pages are gone, else dirty, freed at `freed_ms` whatever the age of
-// the neighbours that it joins.
+// Puts it back: clean when its pages are gone, else into its family, freed at `freed_ms` whatever
+// the age of the neighbours that it joins.
 void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms);
 
 struct PageHeapCounters {
   std::uint64_t used_slices;   // in use by slabs and large spans
-  std::uint64_t dirty_slices;  // free and backed
+  std::uint64_t dirty_slices;  // free and backed, dirty and spared
   std::uint64_t clean_slices;  // free and zero, below the frontier
   std::uint64_t purging_slices;
   std::uint64_t frontier_slices;
@@ -82,6 +93,8 @@ std::uint64_t page_heap_dirty_slices();
 std::uint64_t page_heap_used_slices();
 // RDMALLOC_LIMIT: spans in use never take more than this. At initialisation.
 void page_heap_set_limit(std::uint64_t bytes);
+// How long a spared span is left to buffers: the decay time.
+void page_heap_set_spare_ms(std::uint64_t spare_ms);
 // End of the slices that were ever part of a span. Acquire: the words below it are there.
 SliceIndex page_heap_frontier();
 

@@ -36,7 +36,8 @@ SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slice
   for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0;
        slice = arena.span(slice).younger) {
     Span& span = arena.span(slice);
-    std::uint32_t length = span.load().slices, part = 0;
+    SpanWord word = span.load();
+    std::uint32_t length = word.slices, part = 0;
     SliceIndex begin = 0;
     if (!choice.any_age && static_cast<std::int32_t>(span.freed_ms - choice.whole_until_ms) > 0)
       return 0;  // all that follow are younger
@@ -44,7 +45,8 @@ SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slice
     if (part > choice.most) part = choice.most;
     *slices = part;
     *freed_ms = span.freed_ms;
-    cut(slice, length, SpanKind::kFreeDirty, begin, part);
+    cut(slice, length, word.kind, begin, part);
+    arena.span(begin).purged_from = word.kind;
     arena.span(begin).store({SpanKind::kPurging, 0, false, part});
     heap.purging_slices += part;
     return begin;
@@ -56,6 +58,8 @@ void page_heap_purge_split(SliceIndex slice, std::uint32_t front) {
   LockGuard guard(heap.lock);
   std::uint32_t slices = arena.span(slice).load().slices;
   SliceIndex back = slice + front;
+  arena.span(back).purged_from = arena.span(slice).purged_from;
+  arena.span(back).is_rest = true;
   arena.span(back).store({SpanKind::kPurging, 0, false, slices - front});
   set_first(back, back);
   set_first(slice + slices - 1, back);
@@ -71,7 +75,7 @@ void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms
   if (is_clean) span.generation.store(++heap.next_generation, std::memory_order_relaxed);
   span.store({SpanKind::kReserved, 0, false, slices});
   span.freed_ms = freed_ms;
-  join_and_insert(slice, slices, is_clean ? SpanKind::kFreeClean : SpanKind::kFreeDirty, Age::kOwn);
+  join_and_insert(slice, slices, is_clean ? SpanKind::kFreeClean : span.purged_from, Age::kOwn);
 }
 
 void page_heap_end_purges() {
@@ -83,7 +87,7 @@ void page_heap_end_purges() {
     if (word.kind == SpanKind::kPurging) {
       heap.purging_slices -= word.slices;
       arena.span(slice).freed_ms = now_ms();
-      join_and_insert(slice, word.slices, SpanKind::kFreeDirty);
+      join_and_insert(slice, word.slices, arena.span(slice).purged_from);
     }
     slice += word.slices;
   }

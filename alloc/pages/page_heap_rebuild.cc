@@ -11,6 +11,7 @@ void page_heap_rebuild(bool purge_goes_on) {
   LockGuard guard(heap.lock);
   SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
   heap.dirty.clear();
+  heap.spared.clear();
   heap.clean.clear();
   heap.dirty_by_age.clear();
   heap.used_slices.store(0, std::memory_order_relaxed);
@@ -34,17 +35,18 @@ void page_heap_rebuild(bool purge_goes_on) {
       set_first(slice, slice);
       set_first(next - 1, slice);
     } else {
-      // Clean stays clean; what was on its way somewhere is dirty, which is always safe to say.
+      // What was free stays of its family; what was on its way somewhere is dirty, which is always
+      // safe to say.
       for (SliceIndex s = slice; s < next; ++s)
         arena.class_map[s].store(0, std::memory_order_relaxed);
       arena.span(slice).freed_ms = now;
-      bool is_clean = word.kind == SpanKind::kFreeClean;
       // Spans behind this one are not in the lists yet: join only with the one before.
       SliceIndex before = first_of(slice - 1);
-      SpanKind kind = is_clean ? SpanKind::kFreeClean : SpanKind::kFreeDirty;
+      SpanKind kind = is_free(word.kind) ? word.kind : SpanKind::kFreeDirty;
       SpanWord joined = arena.span(before).load();
       std::uint32_t slices = word.slices;
-      if (before != 0 && joined.kind == kind) {
+      bool is_one = kind != SpanKind::kFreeSpared || arena.span(slice).is_rest;
+      if (before != 0 && joined.kind == kind && is_one) {
         remove_free(before, joined.slices, kind);
         slice = before;
         slices += joined.slices;
@@ -73,6 +75,7 @@ bool page_heap_is_valid() {
         used += word.slices;
         break;
       case SpanKind::kFreeDirty:
+      case SpanKind::kFreeSpared:
         dirty += word.slices;
         break;
       case SpanKind::kFreeClean:
@@ -85,8 +88,8 @@ bool page_heap_is_valid() {
       case SpanKind::kNone:
         return false;
     }
-    bool is_free = word.kind == SpanKind::kFreeDirty || word.kind == SpanKind::kFreeClean;
-    if (is_free && word.kind == previous) return false;
+    bool is_one = word.kind != SpanKind::kFreeSpared || arena.span(slice).is_rest;
+    if (is_free(word.kind) && word.kind == previous && is_one) return false;
     previous = word.kind;
     slice += word.slices;
   }

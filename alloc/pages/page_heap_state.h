@@ -17,10 +17,12 @@ struct PageHeap {
   Lock lock;
   std::atomic<SliceIndex> frontier{0};
   FreeSpans dirty;
+  FreeSpans spared;
   FreeSpans clean;
-  AgeList dirty_by_age;
+  AgeList dirty_by_age;                     // dirty and spared ones
   std::atomic<std::uint64_t> used_slices;   // written under the lock, read by anybody
-  std::atomic<std::uint64_t> dirty_slices;  // likewise
+  std::atomic<std::uint64_t> dirty_slices;  // likewise; spared ones are dirty
+  std::atomic<std::uint32_t> spare_ms;      // written and read by anybody
   std::uint64_t limit_slices = UINT64_MAX;  // set once at initialisation
   std::uint64_t clean_slices;
   std::uint64_t purging_slices;
@@ -29,6 +31,11 @@ struct PageHeap {
   std::uint64_t next_generation;
 };
 extern constinit PageHeap heap;
+
+inline FreeSpans& family(SpanKind kind) {
+  if (kind == SpanKind::kFreeClean) return heap.clean;
+  return kind == SpanKind::kFreeSpared ? heap.spared : heap.dirty;
+}
 
 inline std::uint32_t now_ms() {
   return static_cast<std::uint32_t>(os::coarse_ms());

@@ -297,6 +297,7 @@ void wake(std::uint32_t from) {
 void purge_init() {
   const Options& settings = options();
   purger.decay_ms.store(settings.decay_ms, std::memory_order_relaxed);
+  page_heap_set_spare_ms(settings.decay_ms);
   std::uint64_t most = settings.dirty_max_bytes;
   if (most == 0) {
     most = os::memory_limit_bytes() / 4;
@@ -442,6 +443,7 @@ PurgeCounters purge_counters() {
 
 void purge_set_decay_ms(std::uint64_t decay_ms) {
   purger.decay_ms.store(decay_ms, std::memory_order_relaxed);
+  page_heap_set_spare_ms(decay_ms);
   if (purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns) purge_wake();
 }
 void purge_set_dirty_max_bytes(std::uint64_t bytes) {

@@ -25,14 +25,26 @@ namespace rdmalloc {
 using SliceIndex = std::uint32_t;
 
 enum class SpanKind : std::uint8_t {
-  kNone = 0,   // slice was never part of a span
-  kReserved,   // out of reach: slice 0, or a span between two states
-  kFreeClean,  // free; its pages read as zero
-  kFreeDirty,  // free; its pages are backed and hold old bytes
-  kPurging,    // out of reach of allocation while its pages are given back (I3)
-  kSlab,       // blocks of one class
-  kLarge,      // one block
+  kNone = 0,    // slice was never part of a span
+  kReserved,    // out of reach: slice 0, or a span between two states
+  kFreeClean,   // free; its pages read as zero
+  kFreeDirty,   // free; its pages are backed and hold old bytes
+  kFreeSpared,  // the same, left by a buffer: slabs don't cut it up while it is young
+  kPurging,     // out of reach of allocation while its pages are given back (I3)
+  kSlab,        // blocks of one class
+  kLarge,       // one block
 };
+constexpr bool is_dirty(SpanKind kind) {
+  return kind == SpanKind::kFreeDirty || kind == SpanKind::kFreeSpared;
+}
+constexpr bool is_free(SpanKind kind) {
+  return kind == SpanKind::kFreeClean || is_dirty(kind);
+}
+
+// A large block of at least this many slices, more than 128 KiB, is a buffer: from there on glibc
+// maps blocks one by one, and programs transfer them. Where one lay the next one is to lie, with
+// its registration alive.
+inline constexpr std::uint32_t kBufferSlices = 3;
 
 struct SpanWord {
   SpanKind kind;
@@ -59,10 +71,10 @@ struct alignas(64) Span {
   // Links by slice index. Free span: list of its bin. Slab: list of its class's bucket.
   SliceIndex next;
   SliceIndex previous;
-  // Free dirty span: list by age, oldest first.
+  // Free dirty or spared span: list by age, oldest first.
   SliceIndex younger;
   SliceIndex older;
-  std::uint32_t freed_ms;  // free dirty span: when (milliseconds of os::coarse_ms, wrapping)
+  std::uint32_t freed_ms;  // the same: when (milliseconds of os::coarse_ms, wrapping)
 
   // Slab only. Bits set in its bitmap, kept as: set bits first, then add; take bits, then subtract.
   // So at any moment  set bits >= free_blocks, and equal while no flush is between its two steps.
@@ -72,6 +84,15 @@ struct alignas(64) Span {
   std::atomic<std::uint8_t> is_listed;
   std::uint8_t bucket;      // which list
   std::uint16_t scan_word;  // where the last refill stopped in the bitmap
+
+  bool has_grown;        // large span: by realloc
+  SpanKind purged_from;  // span in purging: the family that it returns to when it is refused
+  // The following two are written at each cut and read while spared.
+  // Cut off from the span before it, with which it is one again once both are free. Spared spans
+  // are joined no further than that.
+  bool is_rest;
+  // Slices of the longest buffer that began here: so far a cached registration may reach.
+  std::uint32_t reach;
 
   SpanWord load() const { return unpack(word.load(std::memory_order_acquire)); }
   void store(SpanWord value) { word.store(pack(value), std::memory_order_release); }

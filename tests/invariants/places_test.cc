@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Where buffers come to lie: at the place that a buffer left, whatever is allocated in between, so
+// that a cache of registrations, which knows addresses, knows the next one too.
+// RDMALLOC_PURGE=manual, so that nothing is given back meanwhile.
+//
+// Seen to fail: with buffers leaving dirty spans (kFreeDirty in left_by), and with spared
+// neighbours always joined (are_one); small_blocks_take_… with is_left_alone() always true.
+#include <gtest/gtest.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <vector>
+
+#include "tests/invariants/page_model.h"
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+
+namespace {
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
+constexpr size_t kSizes[] = {258048, 1 * kMiB, 2 * kMiB, 16 * kMiB, 64 * kMiB};
+
+char* buffer(size_t bytes) {
+  auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
+  for (size_t at = 0; at < bytes; at += 4096) block[at] = 1;
+  return block;
+}
+// The address of one that lived a moment.
+char* passing_buffer(size_t bytes) {
+  char* block = buffer(bytes);
+  rdmalloc_free(block);
+  return block;
+}
+
+// Blocks of up to 64 KiB, 16 MiB of them, freed at its end.
+class SmallBlocks {
+ public:
+  SmallBlocks() {
+    rdmalloc_test::Random random(7);
+    for (size_t used = 0; used < 16 * kMiB;) {
+      size_t bytes = random.size_between(16, 64 * kKiB);
+      blocks_.push_back(static_cast<char*>(rdmalloc_malloc(bytes)));
+      *blocks_.back() = 1;
+      used += bytes;
+    }
+  }
+  ~SmallBlocks() {
+    for (char* block : blocks_) rdmalloc_free(block);
+  }
+  bool any_in(const char* begin, size_t bytes) const {
+    for (const char* block : blocks_)
+      if (block >= begin && block < begin + bytes) return true;
+    return false;
+  }
+
+ private:
+  std::vector<char*> blocks_;
+};
+
+class Places : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    rdmalloc_test::set("purge.decay_ms", 3600000);
+    ASSERT_EQ(rdmalloc_init(), 0);
+    rdmalloc_purge(0);  // nothing of the test before
+  }
+};
+
+TEST_F(Places, a_buffer_comes_back_whatever_small_blocks_come_and_stay) {
+  for (size_t bytes : kSizes) {
+    char* place = passing_buffer(bytes);
+    for (int round = 0; round < 4; round++) {
+      SmallBlocks blocks;
+      EXPECT_FALSE(blocks.any_in(place, bytes)) << bytes;
+      EXPECT_EQ(passing_buffer(bytes), place) << bytes << " B, in round " << round;
+    }
+    EXPECT_EQ(passing_buffer(bytes), place) << bytes << " B, with the small blocks gone";
+  }
+}
+
+TEST_F(Places, a_shorter_buffer_lies_where_a_longer_one_lay) {
+  char* place = passing_buffer(16 * kMiB);
+  for (size_t bytes : {12 * kMiB + 1, 8 * kMiB, 258048ul, 5 * kMiB})
+    EXPECT_EQ(passing_buffer(bytes), place) << bytes;
+  EXPECT_EQ(passing_buffer(16 * kMiB), place);
+}
+
+TEST_F(Places, a_longer_buffer_begins_where_the_longest_so_far_began) {
+  char* place = passing_buffer(4 * kMiB + 70000);
+  for (size_t bytes : {6 * kMiB, 6 * kMiB + 70000, 13 * kMiB, 26 * kMiB, 48 * kMiB})
+    EXPECT_EQ(passing_buffer(bytes), place) << bytes;
+  EXPECT_EQ(passing_buffer(4 * kMiB + 70000), place);
+}
+
+TEST_F(Places, neighbours_keep_their_places) {
+  char* one = buffer(4 * kMiB);
+  char* other = buffer(3 * kMiB);
+  ASSERT_EQ(other, one + 4 * kMiB) << "the test wants neighbours";
+  for (int round = 0; round < 3; round++) {
+    char *long_place = one, *short_place = other;
+    rdmalloc_free(one);
+    rdmalloc_free(other);
+    other = buffer(3 * kMiB);  // first: it would take the front of a joined span
+    one = buffer(4 * kMiB);
+    EXPECT_EQ(other, short_place);
+    EXPECT_EQ(one, long_place);
+  }
+  rdmalloc_free(one);
+  rdmalloc_free(other);
+}
+
+TEST_F(Places, neighbours_are_one_where_there_is_no_other_room) {
+  std::vector<char*> all;
+  for (int i = 0; i < 32; i++) all.push_back(buffer(4 * kMiB));
+  char* stays = buffer(kMiB);  // nothing grows beyond it
+  uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
+  for (char* block : all) rdmalloc_free(block);
+  char* whole = buffer(100 * kMiB);
+  EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped)
+      << "new memory was taken beside 128 MiB of free neighbours";
+  rdmalloc_free(whole);
+  rdmalloc_free(stays);
+}
+
+TEST_F(Places, small_blocks_take_the_place_once_it_is_old) {
+  rdmalloc_test::set("purge.decay_ms", 50);
+  char* place = passing_buffer(16 * kMiB);
+  usleep(200000);
+  SmallBlocks blocks;
+  EXPECT_TRUE(blocks.any_in(place, 16 * kMiB));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual"});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
