@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """A broadcast between two hosts: two guests, a wire between them (tools/lab pair), a rank on each, both
-under rdmalloc that purges at every chance, over libfabric verbs.
+under rdmalloc that purges at every chance, over libfabric verbs and over UCX.
 
     pair_test.py LAB_BROADCAST LIBRDMALLOC_SO
 
@@ -21,6 +21,10 @@ PACKET_BYTES = 4096  # the largest payload that soft-RoCE puts into a packet at 
 TRANSPORTS = {
     "libfabric verbs": "--mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include 'verbs;ofi_rxm' "
                        "-x FI_UNIVERSE_SIZE=16",
+    # GID 0, the link-local address: at GID 1, the IPv4 one, the timeout of the UD endpoint by which UCX
+    # connects aborts a rank, under any malloc.
+    "UCX rc": "--mca pml ucx --mca pml_ucx_tls any --mca pml_ucx_devices any -x UCX_TLS=rc,self "
+              "-x UCX_NET_DEVICES=rxe0:1 -x UCX_IB_GID_INDEX=0",
 }
 SENT = "/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts"
 
