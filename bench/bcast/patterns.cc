@@ -14,6 +14,7 @@
 #include <map>
 
 #include "bench/bcast/payload.h"
+#include "bench/support/registrations.h"
 
 namespace rdmalloc::bench {
 namespace {
@@ -24,10 +25,21 @@ double now_us() {
   return static_cast<double>(time.tv_sec) * 1e6 + static_cast<double>(time.tv_nsec) * 1e-3;
 }
 
-long page_faults_so_far() {
+// What is counted and not timed, of this rank so far.
+struct Counts {
+  long page_faults, registrations;
+};
+Counts counts_so_far() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_minflt + usage.ru_majflt;
+  return {usage.ru_minflt + usage.ru_majflt, watched_registrations_so_far()};
+}
+
+// Adds to the series what was counted since `start`.
+void add_counts(Series& series, const Counts& start) {
+  const Counts now = counts_so_far();
+  series.page_faults += now.page_faults - start.page_faults;
+  series.registrations += now.registrations - start.registrations;
 }
 
 // The compiler must not see that nobody reads what was allocated.
@@ -90,9 +102,11 @@ std::uint64_t Patterns::broadcast(void* memory, std::size_t bytes, Times& times,
     times.write_us = now_us() - start;
   }
   MPI_Barrier(MPI_COMM_WORLD);
+  watch_registrations(memory, bytes);
   const double start = now_us();
   MPI_Bcast(memory, static_cast<int>(bytes), MPI_BYTE, 0, MPI_COMM_WORLD);
   times.bcast_us = now_us() - start;
+  watch_registrations(nullptr, 0);
   inject_fault(memory, bytes);
   ++broadcasts_;
   verify(memory, bytes, seed, series);
@@ -132,17 +146,17 @@ void Patterns::fresh_and_reused(std::size_t bytes, bool fresh, bool reused, Emit
     if (fresh) one_fresh(bytes, fresh_series, false);
   }
   for (int block = 0; block < kBlocks; ++block) {
-    const long faults_start = page_faults_so_far();
+    const Counts fresh_start = counts_so_far();
     for (int i = 0; fresh && i < per_block; ++i) one_fresh(bytes, fresh_series, true);
-    const long faults_between = page_faults_so_far();
+    add_counts(fresh_series, fresh_start);
+    const Counts reused_start = counts_so_far();
     for (int i = 0; reused && i < per_block; ++i) {
       Times again;
       broadcast(buffer, bytes, again, reused_series);
       reused_series.bcast_us.push_back(again.bcast_us);
       reused_series.cycle_us.push_back(again.cycle_us());
     }
-    fresh_series.page_faults += faults_between - faults_start;
-    reused_series.page_faults += page_faults_so_far() - faults_between;
+    add_counts(reused_series, reused_start);
   }
   std::free(buffer);
   if (fresh) emit(fresh_series, argument);
@@ -155,14 +169,14 @@ void Patterns::growing(std::size_t bytes, Emit emit, void* argument) {
   Series series{.pattern = "growing", .bytes = bytes};
   std::vector<LiveBuffer> live;
   live.reserve(static_cast<std::size_t>(count));
-  const long faults_start = page_faults_so_far();
+  const Counts start = counts_so_far();
   for (int i = 0; i < count; ++i) {
     LiveBuffer buffer{};
     buffer.memory = allocate(bytes, buffer.times);
     buffer.seed = broadcast(buffer.memory, bytes, buffer.times, series);
     live.push_back(buffer);
   }
-  series.page_faults = page_faults_so_far() - faults_start;
+  add_counts(series, start);
   if (options_.fault != Fault::corrupt_byte)  // reported at the broadcast already
     for (const LiveBuffer& buffer : live) verify(buffer.memory, bytes, buffer.seed, series);
   for (LiveBuffer& buffer : live) {
@@ -181,11 +195,11 @@ void Patterns::mixed(Emit emit, void* argument) {
   Random random(2025);
   Series series{.pattern = "mixed"};
   one_fresh(1 << 20, series, false);
-  const long faults_start = page_faults_so_far();
+  const Counts start = counts_so_far();
   for (int i = 0; i < count; ++i)
     one_fresh(static_cast<std::size_t>(kSmallest * std::exp2(kDoublings * random.uniform())),
               series, true);
-  series.page_faults = page_faults_so_far() - faults_start;
+  add_counts(series, start);
   emit(series, argument);
 }
 
@@ -222,12 +236,12 @@ void Patterns::phases(Emit emit, void* argument) {
       Series& series = all[bytes];
       series.pattern = "phases";
       series.bytes = bytes;
-      const long faults_start = page_faults_so_far();
+      const Counts start = counts_so_far();
       for (int i = 0; i < kBroadcasts; ++i) {
         one_fresh(bytes, series, group > 0);
         if (group > 0 && i == 0) series.after_pause_us.push_back(series.bcast_us.back());
       }
-      if (group > 0) series.page_faults += page_faults_so_far() - faults_start;
+      if (group > 0) add_counts(series, start);
     }
   }
   for (const auto& [bytes, series] : all) emit(series, argument);

@@ -34,8 +34,9 @@ struct Series {
   std::vector<double> cycle_us =
       {};  // malloc + write + MPI_Bcast + free; reused: write + MPI_Bcast
   std::vector<double> after_pause_us =
-      {};                // phases: MPI_Bcast, only the first one after each pause
-  long page_faults = 0;  // of this rank, in all of it
+      {};                  // phases: MPI_Bcast, only the first one after each pause
+  long page_faults = 0;    // of this rank, in all of it
+  long registrations = 0;  // of this rank, likewise; nonsense where nobody counts them
   std::size_t wrong_bytes = 0;
   std::size_t wrong_offset = 0;
 };

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "bench/bcast/patterns.h"
+#include "bench/support/registrations.h"
 
 namespace {
 
@@ -192,6 +193,8 @@ void emit(const Series& series, void* argument) {
   const std::vector<double> after_pause = slowest_rank(series.after_pause_us);
   long faults = 0;
   MPI_Reduce(&series.page_faults, &faults, 1, MPI_LONG, MPI_MAX, 0, MPI_COMM_WORLD);
+  long registrations = 0;
+  MPI_Reduce(&series.registrations, &registrations, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
   unsigned long wrong[2] = {series.wrong_bytes, 0};
   MPI_Allreduce(&series.wrong_bytes, &wrong[0], 1, MPI_UNSIGNED_LONG, MPI_SUM, MPI_COMM_WORLD);
   world.wrong_bytes += wrong[0];
@@ -203,6 +206,8 @@ void emit(const Series& series, void* argument) {
   std::printf(
       "{\"type\":\"row\",\"pattern\":%s,\"bytes\":%zu,\"wrong_bytes\":%lu,\"page_faults\":%ld",
       quoted(series.pattern).c_str(), series.bytes, wrong[0], faults);
+  if (rdmalloc::bench::registrations_so_far() >= 0)
+    std::printf(",\"registrations\":%ld", registrations);
   print_array("bcast_us", bcast);
   print_array("cycle_us", cycle);
   if (!after_pause.empty()) print_array("after_pause_us", after_pause);

@@ -7,7 +7,6 @@
 // Prints one line: what was asked, broadcasts, registrations per broadcast (of both processes,
 // beyond the warm-up; "-" where nothing counts them) and wrong bytes. Exit status 0; 2 for wrong
 // arguments; 3 when a byte was wrong or the fabric failed. docs/bench.md has the figures.
-#include <dlfcn.h>
 #include <getopt.h>
 #include <string.h>
 #include <sys/socket.h>
@@ -22,6 +21,7 @@
 
 #include "bench/bcast/payload.h"
 #include "bench/rdma/fabric.h"
+#include "bench/support/registrations.h"
 
 namespace rdmalloc::bench {
 
@@ -98,14 +98,6 @@ std::string parse(int argc, char** argv, Options& options) {
   if (!is_one_of(options.pattern, {"fresh", "phases", "mixed"}))
     return "--pattern " + options.pattern;
   return {};
-}
-
-// Where the tests' preload counts them; -1 elsewhere.
-long registrations_so_far() {
-  using Count = unsigned long (*)();
-  static const auto count =
-      reinterpret_cast<Count>(dlsym(RTLD_DEFAULT, "rdmalloc_lab_registrations"));
-  return count != nullptr ? static_cast<long>(count()) : -1;
 }
 
 // The same numbers in both processes.

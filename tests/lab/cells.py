@@ -3,7 +3,7 @@
 
     cells.py CELLS.json RESULTS.json
 
-A cell: {"name", "command": [...], "environment": {...}, "limit": seconds}. Its result adds "packets"
+A cell: {"name", "command": [...], "environment": {...}, "limit": seconds, "lines": of output, 40}. Its result adds "packets"
 and "registrations" made meanwhile, "seconds", and "outcome":
   done       ended by itself with status 0; "output" has its last lines
   failed     ended by itself with another "status"
@@ -114,7 +114,7 @@ def run_cell(cell):
         output.seek(0)
         lines = output.read().decode(errors="replace").splitlines()
     result |= {"name": cell["name"], "packets": packets_sent() - packets,
-               "registrations": registrations_made() - registrations, "output": lines[-40:],
+               "registrations": registrations_made() - registrations, "output": lines[-cell.get("lines", 40):],
                "seconds": round(time.monotonic() - begun, 1)}
     return result
 
