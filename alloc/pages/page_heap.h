@@ -6,10 +6,8 @@
 //   dirty   backed by pages, left by anything else
 //   clean   reads as zero, costs nothing
 //
-//   a buffer takes of              spared, dirty, clean        in this order
-//   a slab, a smaller block, of    dirty, clean, spared        but of spared ones that are old
-//   before
-//                                                              clean
+//   a buffer takes           spared, else dirty, else clean
+//   a slab or a small span   dirty, else old spared, else clean, else any spared
 //
 // So a buffer that was freed and is asked for again comes back at the same address, its pages there
 // and its registration alive, whatever was allocated in between: a cache of registrations knows
@@ -19,7 +17,7 @@
 //
 // Equations that hold whenever the lock is free (page_heap_is_valid checks them):
 //   slices in use + free dirty + free spared + free clean + out of reach == frontier
-//   no two neighbours are free and of one family
+//   no two neighbours are free and of one family, but for spared ones of different buffers
 //   first[] of both ends of a span == its first slice;  class_map is 0 for all slices of a free
 //   span
 //
