@@ -1,6 +1,5 @@
 #!/usr/bin/python3
-"""What the sessions test asserts, on lines made up here: no boot. Each was seen to fail by taking the
-line of session_verdicts.py that it is about away."""
+"""What the sessions test asserts, on lines made up here: no boot."""
 import unittest
 
 import session_verdicts as verdicts
