@@ -32,6 +32,7 @@
 #include "regcache/notifiers/libfabric_monitor.h"
 #include "regcache/notifiers/libfabric_race.h"
 #include "regcache/notifiers/loaded_library.h"
+#include "regcache/notifiers/patched_text.h"
 #include "regcache/notifiers/watching.h"
 
 namespace rdmalloc {
@@ -108,14 +109,10 @@ int tell_and_decommit(std::uintptr_t base, std::size_t length) {
   return needs_libc() ? os::decommit_hooked(base, length) : os::decommit(base, length);
 }
 
-// Whether a jump stands where libc's madvise begins: how libfabric, OPAL and UCX patch (I8: we only
-// look). mov r11, imm64 / jmp [rip] / jmp rel32, perhaps behind endbr64.
+// Whether a jump stands where libc's madvise begins (I8: we only look).
 bool is_madvise_patched() {
   const unsigned char* text = libc_madvise();
-  if (text == nullptr) return false;
-  if (text[0] == 0xf3 && text[1] == 0x0f && text[2] == 0x1e && text[3] == 0xfa) text += 4;
-  return (text[0] == 0x49 && text[1] == 0xbb) || (text[0] == 0xff && text[1] == 0x25) ||
-         text[0] == 0xe9;
+  return text != nullptr && begins_with_jump(text);
 }
 
 template <typename Function>

@@ -24,6 +24,7 @@ PROGRAMS = {
     "malloc_sizes_test": "*",
     "malloc_alignment_test": "*",
     "malloc_realloc_test": "-*to_zero_frees*",
+    "patched_text_test": "*",
     "regcache_test": "Hits.*:Purge.*:Limits.*:-*limits_come_from_the_environment*"
                      ":*least_recently_put_is_evicted*:*eviction_order_equals*",
 }
