@@ -47,9 +47,15 @@ void recover(std::uint32_t forking_thread) {
   bool purge_goes_on = purge_turn_is_mine();
   // The page heap first: rebuilding a class walks the spans.
   if (is_orphaned(page_heap_lock_owner(), forking_thread)) page_heap_rebuild(purge_goes_on);
+  unsigned in_purge = purge_goes_on ? 0 : slab_in_purge();
   if (!purge_goes_on) page_heap_end_purges();
-  for (unsigned c = 1; c < kClasses; ++c)
-    if (is_orphaned(slab_lock_owner(c), forking_thread)) slab_rebuild(c);
+  if (in_purge != 0) slab_end_purge();
+  for (unsigned c = 1; c < kClasses; ++c) {
+    std::uint32_t owner = slab_lock_owner(c);
+    // A class whose lock this very thread holds keeps its lists: the slab that was in purge is then
+    // listed at the next give-back to it.
+    if (is_orphaned(owner, forking_thread) || (c == in_purge && owner == 0)) slab_rebuild(c);
+  }
   events_after_fork();
   cache_reclaim_after_fork();
 }

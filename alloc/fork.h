@@ -23,6 +23,11 @@ extern std::atomic<std::uint32_t>* fork_word;
 void fork_recover();
 }  // namespace detail
 
+// Between two stores that a fork child must not see in the other order.
+inline void order_for_fork() {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+}
+
 // Sets up the page and the handler.
 void fork_init();
 

@@ -42,6 +42,7 @@ Statistics statistics() {
   PurgeCounters purge = purge_counters();
   s.purges = purge.purges;
   s.purged_bytes = purge.purged_bytes;
+  s.slab_purged_bytes = purge.slab_purged_bytes;
   s.purge_refusals = purge.refusals;
   s.purge_failures = purge.failures;
   s.purge_thread_failures = purge.thread_failures;
@@ -77,6 +78,7 @@ constexpr StatisticLine kLines[] = {
     LINE(threads, "threads that have magazines"),
     LINE(purges, "successful decommits"),
     LINE(purged_bytes, "bytes given back to the kernel"),
+    LINE(slab_purged_bytes, "of them, pages of slabs in use"),
     LINE(purge_refusals, "slices whose purge an observer refused"),
     LINE(purge_failures, "decommits that the kernel refused"),
     LINE(purge_thread_failures, "times the purge thread could not be created"),

@@ -127,7 +127,9 @@ void age(ThreadCache& cache) {
 }
 
 void note_slow_event(ThreadCache& cache) {
-  if (++cache.slow_events % kEventsPerAge == 0) age(cache);
+  if (++cache.slow_events % kEventsPerAge != 0) return;
+  age(cache);
+  purge_note_slabs();
 }
 
 // Makes room in the share for `bytes` more by giving up other classes, in turn.

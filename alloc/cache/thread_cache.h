@@ -15,6 +15,7 @@
 
 #include "alloc/cache/magazine.h"
 #include "alloc/core/size_class.h"
+#include "alloc/fork.h"
 #include "alloc/pages/arena.h"
 #include "alloc/slabs/in_use.h"
 
@@ -69,10 +70,7 @@ void cache_free_slow(void* block, unsigned size_class) noexcept;
 // sees each thread's stores up to some point of its program order. So a cache lets go of blocks
 // before it gives them to anybody, and takes hold of them only once they are there; in between a
 // fork loses them to the child, but never gives them to two. This keeps the compiler from changing
-// that order; the kernel does not (fork.h).
-inline void order_for_fork() {
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-}
+// that order: order_for_fork(); the kernel does not (fork.h).
 
 // A block of the class that this thread holds; nullptr when its bin is empty. Two dependent loads
 // on the way.

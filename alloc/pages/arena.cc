@@ -49,6 +49,8 @@ enum {
   kSpans,
   kBitmaps,
   kPageEvents,
+  kPurgedPages,
+  kReusedPages,
 #if RDMALLOC_CHECKED
   kInUse,
 #endif
@@ -60,6 +62,8 @@ constinit Table tables[kTables] = {
     {sizeof(Span), 0, 0},
     {sizeof(std::uint64_t) * kBitmapWords, 0, 0},
     {sizeof(std::uint8_t), 0, 0},
+    {sizeof(std::uint16_t), 0, 0},
+    {sizeof(std::uint16_t), 0, 0},
 #if RDMALLOC_CHECKED
     {sizeof(std::uint64_t) * kBitmapWords, 0, 0},
 #endif
@@ -162,6 +166,8 @@ int arena_reserve() {
   arena.spans = reinterpret_cast<Span*>(tables[kSpans].base);
   arena.bitmaps = reinterpret_cast<std::atomic<std::uint64_t>*>(tables[kBitmaps].base);
   arena.page_events = reinterpret_cast<std::atomic<std::uint8_t>*>(tables[kPageEvents].base);
+  arena.purged_pages = reinterpret_cast<std::atomic<std::uint16_t>*>(tables[kPurgedPages].base);
+  arena.reused_pages = reinterpret_cast<std::atomic<std::uint16_t>*>(tables[kReusedPages].base);
 #if RDMALLOC_CHECKED
   arena.in_use = reinterpret_cast<std::atomic<std::uint64_t>*>(tables[kInUse].base);
 #endif

@@ -37,6 +37,10 @@ struct Arena {
   std::atomic<std::uint64_t>* in_use = nullptr;  // kBitmapWords for each slice (slabs/in_use.h)
 #endif
   std::atomic<std::uint8_t>* page_events = nullptr;  // PageEvent bits of each slice (events.h)
+  // A bit for each page of a slice. Purged: of a slab in use, given back since it was last touched;
+  // written under its class's lock. Reused: touched again, to be told (events.h).
+  std::atomic<std::uint16_t>* purged_pages = nullptr;
+  std::atomic<std::uint16_t>* reused_pages = nullptr;
 
   SliceIndex reserved = 0;   // slices reserved, under the page heap's lock
   SliceIndex committed = 0;  // slices usable, likewise

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 
+#include <bit>
+
 #include "alloc/core/lock.h"
 #include "alloc/fork.h"
 #include "alloc/init.h"
@@ -30,12 +32,24 @@ constinit std::atomic<int> active_observers{0};
 constexpr std::uint8_t kTellUse = 1;    // handed out for the first time, to be told
 constexpr std::uint8_t kTellReuse = 2;  // handed out again after a purge, to be told
 constexpr std::uint8_t kWasPurged = 4;  // purged since it was last handed out
+constexpr std::uint8_t kTellPages = 8;  // some pages of it, see Arena::reused_pages, to be told
 constexpr std::uint8_t kTell = kTellUse | kTellReuse;
 
-// Slices with something to tell lie in [low, high). Written under the page heap's lock (widened)
-// and with the purge turn (emptied); the exchange makes sure that nothing noted meanwhile is lost:
-// what is noted after it widens again.
+// Slices with something to tell lie in [low, high). Widened by whoever notes something, emptied
+// with the purge turn; the exchange makes sure that nothing noted meanwhile is lost: what is noted
+// after it widens again.
 constinit std::atomic<std::uint32_t> low{~0u}, high{0};
+
+void widen(SliceIndex begin, SliceIndex end) {
+  std::uint32_t was = low.load(std::memory_order_relaxed);
+  while (begin < was && !low.compare_exchange_weak(was, begin, std::memory_order_relaxed)) {
+  }
+  // Release: pairs with the acquire exchange in events_deliver_all().
+  was = high.load(std::memory_order_relaxed);
+  while (end > was && !high.compare_exchange_weak(was, end, std::memory_order_release,
+                                                  std::memory_order_relaxed)) {
+  }
+}
 
 template <typename Call>
 void for_each_observer(Call call) {
@@ -65,11 +79,22 @@ void tell_reserved() {
   });
 }
 
-void tell_use(SliceIndex slice, std::uint32_t slices, std::uint8_t what) {
+void tell_use(void* base, std::size_t length, std::uint8_t what) {
   for_each_observer([&](rdmalloc_observer& observer) {
     auto* tell = what == kTellUse ? observer.ops.use : observer.ops.reuse;
-    if (tell != nullptr) tell(observer.arg, address_of(slice), bytes_of(slices));
+    if (tell != nullptr) tell(observer.arg, base, length);
   });
+}
+
+void tell_reused_pages(SliceIndex slice) {
+  unsigned pages = arena.reused_pages[slice].exchange(0, std::memory_order_relaxed);
+  for (unsigned page = 0; pages >> page != 0; ++page) {
+    if ((pages >> page & 1) == 0) continue;
+    auto run = static_cast<unsigned>(std::countr_one(pages >> page));
+    tell_use(static_cast<char*>(address_of(slice)) + page * arena.page_bytes,
+             run * arena.page_bytes, kTellReuse);
+    page += run;
+  }
 }
 
 }  // namespace
@@ -78,13 +103,19 @@ void events_note_use(SliceIndex slice, std::uint32_t slices) {
   if (active_observers.load(std::memory_order_relaxed) == 0) return;
   for (SliceIndex s = slice; s < slice + slices; ++s) {
     std::uint8_t bits = arena.page_events[s].load(std::memory_order_relaxed);
+    arena.reused_pages[s].store(0, std::memory_order_relaxed);
     arena.page_events[s].store(bits & kWasPurged ? kTellReuse : kTellUse,
                                std::memory_order_relaxed);
   }
-  // Release: pairs with the acquire exchange in events_deliver_all().
-  if (slice < low.load(std::memory_order_relaxed)) low.store(slice, std::memory_order_relaxed);
-  if (slice + slices > high.load(std::memory_order_relaxed))
-    high.store(slice + slices, std::memory_order_release);
+  widen(slice, slice + slices);
+}
+
+void events_note_reuse_pages(SliceIndex slice, std::uint16_t pages) {
+  if (active_observers.load(std::memory_order_relaxed) == 0) return;
+  // Release: whoever takes the bit in events_deliver() finds the pages.
+  arena.reused_pages[slice].fetch_or(pages, std::memory_order_relaxed);
+  arena.page_events[slice].fetch_or(kTellPages, std::memory_order_release);
+  widen(slice, slice + 1);
 }
 
 bool events_are_pending() {
@@ -94,8 +125,14 @@ bool events_are_pending() {
 
 void events_deliver(SliceIndex slice, std::uint32_t slices) {
   for (SliceIndex s = slice; s < slice + slices;) {
-    std::uint8_t what = arena.page_events[s].load(std::memory_order_relaxed) & kTell;
+    std::uint8_t bits = arena.page_events[s].load(std::memory_order_relaxed), what = bits & kTell;
     if (what == 0) {
+      if (bits & kTellPages) {
+        // Acquire: pairs with the release in events_note_reuse_pages().
+        arena.page_events[s].fetch_and(static_cast<std::uint8_t>(~kTellPages),
+                                       std::memory_order_acquire);
+        tell_reused_pages(s);
+      }
       ++s;
       continue;
     }
@@ -106,7 +143,7 @@ void events_deliver(SliceIndex slice, std::uint32_t slices) {
       arena.page_events[s].fetch_and(static_cast<std::uint8_t>(~kTell), std::memory_order_relaxed);
       ++s;
     }
-    tell_use(begin, s - begin, what);
+    tell_use(address_of(begin), bytes_of(s - begin), what);
   }
 }
 
@@ -121,29 +158,33 @@ void events_deliver_all() {
   if (end > begin) events_deliver(begin, end - begin);
 }
 
-int events_ask_purge(SliceIndex slice, std::uint32_t slices, enum rdmalloc_purge_reason reason) {
-  events_deliver(slice, slices);
+int events_ask_purge(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason) {
+  SliceIndex slice = arena.slice_of(base);
+  events_deliver(slice, arena.slice_of(base + length - 1) + 1 - slice);
   int refusal = 0;
   for (rdmalloc_observer& observer : observers) observer.agreed = false;
   for_each_observer([&](rdmalloc_observer& observer) {
     if (refusal != 0) return;
     if (observer.ops.purge != nullptr)
-      refusal = observer.ops.purge(observer.arg, address_of(slice), bytes_of(slices), reason);
+      refusal = observer.ops.purge(observer.arg, reinterpret_cast<void*>(base), length, reason);
     observer.agreed = refusal == 0;
   });
-  if (refusal != 0) events_tell_purged(slice, slices, -ECANCELED);
+  if (refusal != 0) events_tell_purged(base, length, -ECANCELED);
   return refusal;
 }
 
-void events_tell_purged(SliceIndex slice, std::uint32_t slices, int result) {
-  if (result == 0 && active_observers.load(std::memory_order_relaxed) != 0)
-    for (SliceIndex s = slice; s < slice + slices; ++s)
-      arena.page_events[s].store(kWasPurged, std::memory_order_relaxed);
+void events_note_purged(SliceIndex slice, std::uint32_t slices) {
+  if (active_observers.load(std::memory_order_relaxed) == 0) return;
+  for (SliceIndex s = slice; s < slice + slices; ++s)
+    arena.page_events[s].store(kWasPurged, std::memory_order_relaxed);
+}
+
+void events_tell_purged(std::uintptr_t base, std::size_t length, int result) {
   for_each_observer([&](rdmalloc_observer& observer) {
     if (!observer.agreed) return;
     observer.agreed = false;
     if (observer.ops.purged != nullptr)
-      observer.ops.purged(observer.arg, address_of(slice), bytes_of(slices), result);
+      observer.ops.purged(observer.arg, reinterpret_cast<void*>(base), length, result);
   });
 }
 

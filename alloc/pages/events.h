@@ -7,25 +7,31 @@
 
 #include <rdmalloc/rdmalloc.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "alloc/pages/span.h"
 
 namespace rdmalloc {
 
-// Pages of a clean span were handed out. Under the page heap's lock; wait-free.
+// Pages of a clean span were handed out. Under the page heap's lock; lock-free.
 void events_note_use(SliceIndex slice, std::uint32_t slices);
+// Pages of a slab in use that had been purged (a bit for each page of the slice) are touched again.
+// Under the slab's class's lock; lock-free.
+void events_note_reuse_pages(SliceIndex slice, std::uint16_t pages);
 
 // The functions below are called by the holder of the purge turn only, with no lock held.
 
 // Tells what was noted: everything, or what lies in a range.
 void events_deliver_all();
 void events_deliver(SliceIndex slice, std::uint32_t slices);
-// Asks every observer whether the range may be purged. 0, or the refusal; observers who had agreed
+// Asks every observer whether the pages may be purged. 0, or the refusal; observers who had agreed
 // are told of it.
-int events_ask_purge(SliceIndex slice, std::uint32_t slices, enum rdmalloc_purge_reason reason);
+int events_ask_purge(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason);
+// A free span's pages are gone: who gets them next reuses them. Before it is told.
+void events_note_purged(SliceIndex slice, std::uint32_t slices);
 // Tells the end of a purge that was agreed to.
-void events_tell_purged(SliceIndex slice, std::uint32_t slices, int result);
+void events_tell_purged(std::uintptr_t base, std::size_t length, int result);
 
 // Whether there is something to tell; without the turn.
 bool events_are_pending();

@@ -75,6 +75,9 @@ void page_heap_purge_split(SliceIndex slice, std::uint32_t front);
 // the age of the neighbours that it joins.
 void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms);
 
+// Pages of a slab in use were given back: the span of `slice` gets a new generation.
+void page_heap_note_part_purged(SliceIndex slice);
+
 struct PageHeapCounters {
   std::uint64_t used_slices;   // in use by slabs and large spans
   std::uint64_t dirty_slices;  // free and backed, dirty and spared

@@ -78,6 +78,11 @@ void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms
   join_and_insert(slice, slices, is_clean ? SpanKind::kFreeClean : span.purged_from, Age::kOwn);
 }
 
+void page_heap_note_part_purged(SliceIndex slice) {
+  LockGuard guard(heap.lock);
+  arena.span(first_of(slice)).generation.store(++heap.next_generation, std::memory_order_relaxed);
+}
+
 void page_heap_end_purges() {
   LockGuard guard(heap.lock);
   if (heap.purging_slices == 0) return;

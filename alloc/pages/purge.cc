@@ -18,6 +18,8 @@
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/pressure.h"
+#include "alloc/slabs/slab.h"
+#include "alloc/slabs/slab_purge.h"
 
 namespace rdmalloc {
 namespace {
@@ -28,6 +30,8 @@ constexpr std::uint32_t kPieceSlices = 256;
 // A single-threaded program gets a purge thread only when it keeps this much free memory; below, a
 // second thread would cost it more (fork, stdio) than the memory is worth.
 constexpr std::uint64_t kThreadFromBytes = std::uint64_t{32} << 20;
+// Or when its slabs, each of which a single block keeps in place, take this much.
+constexpr std::uint64_t kThreadFromSlabBytes = std::uint64_t{64} << 20;
 // Observers run on it, and libc puts the program's static TLS there too; backed only where touched.
 constexpr std::size_t kStackBytes = std::size_t{4} << 20;
 constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
@@ -58,6 +62,7 @@ struct Purger {
   std::atomic<DecommitFunction> decommit{os::decommit_hooked};
 
   std::atomic<std::uint64_t> purges{0}, purged_bytes{0}, refusals{0}, failures{0};
+  std::atomic<std::uint64_t> slab_purged_bytes{0};
   std::atomic<std::uint64_t> thread_failures{0}, pressure_purges{0};
   std::atomic<bool> has_warned{false};
   PressureWatch pressure;  // with the turn
@@ -138,7 +143,8 @@ bool decommit_and_return(SliceIndex slice, std::uint32_t slices) {
   int error = purger.decommit.load(std::memory_order_relaxed)(arena.address_of(slice), bytes);
   // Observers first: once the span is back, the next malloc may hand it out, and a registration of
   // it, or news of its reuse, must not meet a purge that has not ended yet.
-  events_tell_purged(slice, slices, error);
+  if (error == 0) events_note_purged(slice, slices);
+  events_tell_purged(arena.address_of(slice), bytes, error);
   // A failed call may have done a part (locked pages refuse): dirty is always safe to say.
   page_heap_purge_end(slice, error == 0, now_ms());
   if (error != 0) {
@@ -154,7 +160,8 @@ bool decommit_and_return(SliceIndex slice, std::uint32_t slices) {
 // registration in use holds back only the slices it lies on. Returns the slices purged.
 std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
                          enum rdmalloc_purge_reason reason) {
-  int refusal = events_ask_purge(slice, slices, reason);
+  int refusal =
+      events_ask_purge(arena.address_of(slice), std::size_t{slices} << kSliceShift, reason);
   if (refusal == 0) return decommit_and_return(slice, slices) ? slices : 0;
   if (slices == 1) {
     count(purger.refusals);
@@ -181,6 +188,34 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
     purged += purge_span(slice, slices, reason);
   }
   return purged << kSliceShift;
+}
+
+// Purges pages of a slab in use, whose blocks are out of reach.
+bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason) {
+  if (events_ask_purge(base, length, reason) != 0) {
+    count(purger.refusals);
+    return false;
+  }
+  assert_no_lock_held("decommit");
+  int error = purger.decommit.load(std::memory_order_relaxed)(base, length);
+  // Whoever remembers the span's generation is to know that pages of it went.
+  if (error == 0) page_heap_note_part_purged(arena.slice_of(base));
+  events_tell_purged(base, length, error);
+  if (error != 0) {
+    count(purger.failures);
+    return false;
+  }
+  count(purger.purges);
+  count(purger.purged_bytes, length);
+  count(purger.slab_purged_bytes, length);
+  return true;
+}
+
+// Pages of slabs in use. A part of a huge page frees little at once, so what decays waits twice as
+// long, as in due_choice().
+std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason) {
+  auto decay = static_cast<std::uint32_t>(purger.decay_ms.load(std::memory_order_relaxed));
+  return slab_purge_walk({everything, 2 * decay, reason, purge_slab_pages, is_paused});
 }
 
 constexpr PurgeChoice kEverything = {true, 0, 0, kPieceSlices};
@@ -212,8 +247,11 @@ bool round_of_work() {
   bool depot_has_more =
       depot_age(requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0);
   if (requested) {
+    purge_slabs(true, RDMALLOC_PURGE_REQUEST);
     purge_pass(kEverything, 0, RDMALLOC_PURGE_REQUEST);
   } else {
+    purge_slabs(demand.keep_bytes == 0,
+                demand.keep_bytes == 0 ? demand.reason : RDMALLOC_PURGE_DECAY);
     purge_pass(due_choice(), 0, RDMALLOC_PURGE_DECAY);
     bool is_limit = false;
     std::uint64_t most = dirty_ceiling_bytes(&is_limit);
@@ -223,11 +261,12 @@ bool round_of_work() {
         purge_pass(kEverything, demand.keep_bytes, demand.reason) != 0)
       count(purger.pressure_purges);
   }
+  bool slabs_are_done = slab_purge_is_done();
   turn.end();
 #if RDMALLOC_CHECKED
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
-  return depot_has_more || dirty_bytes() != 0;
+  return depot_has_more || !slabs_are_done || dirty_bytes() != 0;
 }
 
 std::uint64_t tick_ms() {
@@ -325,6 +364,13 @@ void purge_note_dirty() {
   }
   if (state == ThreadState::kNone &&
       (dirty_bytes() >= kThreadFromBytes || purger.decay_ms.load(std::memory_order_relaxed) == 0))
+    purge_thread_start();
+}
+
+void purge_note_slabs() {
+  if (purger.thread.load(std::memory_order_relaxed) != ThreadState::kNone) [[likely]]
+    return;
+  if (slab_bytes() >= kThreadFromSlabBytes && options().purge == PurgeMode::kThread)
     purge_thread_start();
 }
 
@@ -432,6 +478,7 @@ bool purge_request_all() {
 PurgeCounters purge_counters() {
   return {purger.purges.load(std::memory_order_relaxed),
           purger.purged_bytes.load(std::memory_order_relaxed),
+          purger.slab_purged_bytes.load(std::memory_order_relaxed),
           purger.refusals.load(std::memory_order_relaxed),
           purger.failures.load(std::memory_order_relaxed),
           purger.decay_ms.load(std::memory_order_relaxed),
@@ -473,7 +520,8 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   turn.begin();
   events_deliver_all();
   depot_age(true);
-  std::uint64_t purged = purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
+  std::uint64_t purged = keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST) : 0;
+  purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
   turn.end();
   return static_cast<int64_t>(purged);
 }

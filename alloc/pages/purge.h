@@ -8,6 +8,8 @@
 //   4. put the span back, clean                            page_heap_purge_end
 //   5. tell the observers                                  events_tell_purged
 //
+// Pages of a slab in use go the same way; out of reach are the blocks on them (slabs/slab_purge.h).
+//
 // The purge turn is held over all five by whoever purges: the purge thread, or a caller of
 // rdmalloc_purge(). It is no lock of the allocator: nobody inside malloc or free ever waits for it,
 // so observers may wait for what they like.
@@ -26,6 +28,9 @@ void purge_init();
 // Some memory became dirty. Called by allocating threads with no lock held: wakes the purge thread
 // when it sleeps for want of work or when a ceiling is passed, starts it when it must exist.
 void purge_note_dirty();
+// Called now and then on the slow path of malloc and free: starts the purge thread when slabs have
+// become many.
+void purge_note_slabs();
 // Something else to do: wakes it in any case, starting it if allowed.
 void purge_wake();
 
@@ -62,8 +67,9 @@ bool purge_request_all();
 struct PurgeCounters {
   std::uint64_t purges;  // successful decommits
   std::uint64_t purged_bytes;
-  std::uint64_t refusals;  // by an observer
-  std::uint64_t failures;  // by the kernel
+  std::uint64_t slab_purged_bytes;  // of them, pages of slabs in use
+  std::uint64_t refusals;           // by an observer
+  std::uint64_t failures;           // by the kernel
   std::uint64_t decay_ms;
   std::uint64_t dirty_max_bytes;
   std::uint64_t thread_failures;  // the thread could not be created: manual mode

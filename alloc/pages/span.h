@@ -87,12 +87,26 @@ struct alignas(64) Span {
 
   bool has_grown;        // large span: by realloc
   SpanKind purged_from;  // span in purging: the family that it returns to when it is refused
+  // Slab only. Some of its pages are given back (Arena::purged_pages). Under the class's lock.
+  bool has_purged_pages;
   // The following two are written at each cut and read while spared.
   // Cut off from the span before it, with which it is one again once both are free. Spared spans
   // are joined no further than that.
   bool is_rest;
   // Slices of the longest buffer that began here: so far a cached registration may reach.
   std::uint32_t reach;
+
+  // Slab only. Counts, wrapping, how often blocks were taken from it. Written under the class's
+  // lock.
+  std::atomic<std::uint16_t> takes;
+  // Slab only, of the purge thread's walk (slab_purge.h): takes and free blocks when it last came
+  // by, since when they have been so (coarse_ms, wrapping), and whether no more pages are to be had
+  // of them. Relaxed: written with the purge turn, and by whoever makes the slab, perhaps in the
+  // middle of a look at what was here before; then the slab is looked at once more or once less,
+  // until it changes.
+  std::atomic<bool> is_settled;
+  std::atomic<std::uint32_t> seen;
+  std::atomic<std::uint32_t> seen_since_ms;
 
   SpanWord load() const { return unpack(word.load(std::memory_order_acquire)); }
   void store(SpanWord value) { word.store(pack(value), std::memory_order_release); }

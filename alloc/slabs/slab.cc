@@ -4,7 +4,9 @@
 
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
+#include "alloc/fork.h"
 #include "alloc/pages/arena.h"
+#include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge.h"
 #include "alloc/slabs/block_position.h"
@@ -23,6 +25,21 @@ struct alignas(128) SlabClass {
   std::uint32_t listed = 0;
 };
 constinit SlabClass classes[kClasses];
+constinit std::atomic<std::uint64_t> slab_slices{0};  // of all classes
+
+// The blocks that a purge of pages has out of reach, for the child of a fork, where the purge ends.
+// Written under the class's lock, together with the bitmap and before it: what stands here while
+// the lock is held says no more than that these bits may be set; while it is free, that they are
+// clear and nobody else has the blocks.
+struct InPurge {
+  std::uint32_t size_class;  // 0: none
+  SliceIndex slice;
+  std::uint64_t blocks[kBitmapWords];
+};
+constinit InPurge in_purge = {};
+
+// Set while the purge thread relies on being told when slabs change (slab_watch).
+constinit std::atomic<bool> is_watched{false};
 
 unsigned bucket_of(std::int32_t free_blocks, std::uint32_t slab_blocks) {
   if (free_blocks <= 0) return 0;
@@ -80,10 +97,95 @@ SliceIndex slab_new(SlabClass& slabs, unsigned size_class) {
   span.free_blocks.store(static_cast<std::int32_t>(info.slab_blocks), std::memory_order_relaxed);
   span.scan_word = 0;
   span.is_listed.store(0, std::memory_order_relaxed);
+  span.has_purged_pages = false;
+  span.is_settled.store(false, std::memory_order_relaxed);
+  span.seen.store(kNeverSeen, std::memory_order_relaxed);
   page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class));
   slabs.slabs += 1;
+  slab_slices.fetch_add(info.slab_slices, std::memory_order_relaxed);
   list(slabs, slice, kBuckets - 1);
   return slice;
+}
+
+// ---- pages of a slab in use that are given back. Under the class's lock. ----
+
+static_assert(std::size_t{kSlabPageWords} * 64 * 4096 >= 8 * kSliceBytes,
+              "512 KiB of the smallest pages");
+
+// A bit for each page in [first, last].
+SlabPages pages_between(std::size_t first, std::size_t last) {
+  SlabPages pages{};
+  for (std::size_t page = first; page <= last; ++page)
+    pages.bits[page / 64] |= std::uint64_t{1} << page % 64;
+  return pages;
+}
+
+SlabPages pages_of(std::uint32_t block, const ClassInfo& info) {
+  std::size_t first = std::size_t{block} * info.block_bytes;
+  int shift = std::countr_zero(arena.page_bytes);
+  return pages_between(first >> shift, (first + info.block_bytes - 1) >> shift);
+}
+
+template <typename Visit>
+void for_each_bit(std::uint64_t bits, Visit visit) {
+  for (; bits != 0; bits &= bits - 1) visit(static_cast<std::uint32_t>(std::countr_zero(bits)));
+}
+
+// The part of a slab's pages that lies in its `part`-th slice.
+std::uint16_t pages_in_slice(const SlabPages& pages, std::uint32_t part) {
+  auto in_a_slice = static_cast<std::uint32_t>(kSliceBytes / arena.page_bytes);
+  std::uint32_t first = part * in_a_slice;  // a power of two: a slice's pages lie in one word
+  return static_cast<std::uint16_t>(pages.bits[first / 64] >> first % 64 &
+                                    ((std::uint64_t{1} << in_a_slice) - 1));
+}
+
+// These pages are backed again, or about to be.
+void note_touched(SliceIndex slice, const ClassInfo& info, const SlabPages& touched) {
+  bool is_any_left = false;
+  for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
+    std::uint16_t purged = arena.purged_pages[slice + part].load(std::memory_order_relaxed);
+    auto reused = static_cast<std::uint16_t>(purged & pages_in_slice(touched, part));
+    auto left = static_cast<std::uint16_t>(purged & ~reused);
+    is_any_left |= left != 0;
+    if (reused == 0) continue;
+    arena.purged_pages[slice + part].store(left, std::memory_order_relaxed);
+    events_note_reuse_pages(slice + part, reused);
+  }
+  arena.span(slice).has_purged_pages = is_any_left;
+}
+
+constexpr SlabPages kAllPages = {{~std::uint64_t{0}, ~std::uint64_t{0}}};
+
+// Pages on which no block that is out lies, and that are not given back yet. `blocks`, zeroed, gets
+// the blocks that touch them, all of them free.
+SlabPages purgeable_pages(SliceIndex slice, const ClassInfo& info, std::uint64_t* blocks) {
+  std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
+  std::size_t used_bytes = std::size_t{info.slab_blocks} * info.block_bytes;
+  SlabPages pages = pages_between(0, (used_bytes - 1) >> std::countr_zero(arena.page_bytes));
+  auto in_a_slice = static_cast<std::uint32_t>(kSliceBytes / arena.page_bytes);
+  for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
+    std::uint64_t purged = arena.purged_pages[slice + part].load(std::memory_order_relaxed);
+    pages.bits[part * in_a_slice / 64] &= ~(purged << part * in_a_slice % 64);
+  }
+  // Givers may set bits meanwhile; what was set stays set.
+  std::uint64_t is_free[kBitmapWords];
+  for (std::uint32_t w = 0; w < words_of(info); ++w) {
+    std::uint32_t here = info.slab_blocks - w * 64;
+    std::uint64_t all = here < 64 ? (std::uint64_t{1} << here) - 1 : ~std::uint64_t{0};
+    is_free[w] = bitmap[w].load(std::memory_order_relaxed);
+    for_each_bit(all & ~is_free[w], [&](std::uint32_t bit) {
+      SlabPages kept = pages_of(w * 64 + bit, info);
+      for (std::uint32_t i = 0; i < kSlabPageWords; ++i) pages.bits[i] &= ~kept.bits[i];
+    });
+  }
+  if (pages.is_empty()) return pages;
+  for (std::uint32_t w = 0; w < words_of(info); ++w)
+    for_each_bit(is_free[w], [&](std::uint32_t bit) {
+      SlabPages on = pages_of(w * 64 + bit, info);
+      if ((on.bits[0] & pages.bits[0]) | (on.bits[1] & pages.bits[1]))
+        blocks[w] |= std::uint64_t{1} << bit;
+    });
+  return pages;
 }
 
 // The fullest slab that has free blocks. Buckets are stale by what was given back since: a slab
@@ -133,13 +235,28 @@ std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** blocks,
   }
   span.scan_word = static_cast<std::uint16_t>(w);
   span.free_blocks.fetch_sub(static_cast<std::int32_t>(got), std::memory_order_acq_rel);
+  auto takes = span.takes.load(std::memory_order_relaxed);
+  span.takes.store(static_cast<std::uint16_t>(takes + 1), std::memory_order_relaxed);
+  if (span.has_purged_pages) [[unlikely]] {
+    SlabPages touched{};
+    for (std::uint32_t i = 0; i < got; ++i) {
+      SlabPages of_block = pages_of(position_of(blocks[i], info).index, info);
+      for (std::uint32_t p = 0; p < kSlabPageWords; ++p) touched.bits[p] |= of_block.bits[p];
+    }
+    note_touched(slice, info, touched);
+  }
   return got;
 }
 
 // Gives a slab, all of whose blocks are in its bitmap, to the page heap.
 void release(SlabClass& slabs, SliceIndex slice) {
-  if (arena.span(slice).is_listed.load(std::memory_order_relaxed)) unlist(slabs, slice);
+  Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  if (span.is_listed.load(std::memory_order_relaxed)) unlist(slabs, slice);
+  // As a free span it is one thing again, dirty, and purged as a whole.
+  if (span.has_purged_pages) note_touched(slice, class_info(word.size_class), kAllPages);
   slabs.slabs -= 1;
+  slab_slices.fetch_sub(word.slices, std::memory_order_relaxed);
   page_heap_free(slice);
 }
 
@@ -199,8 +316,10 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
                          reinterpret_cast<void*>(arena.address_of(slice) +
                                                  std::uintptr_t{index} * info.block_bytes));
   }
-  // acq_rel: whoever reads slab_blocks from it has every giver's bits before it.
-  std::int32_t now = span.free_blocks.fetch_add(count, std::memory_order_acq_rel) + count;
+  // Release: whoever reads slab_blocks from it has every giver's bits before it. seq_cst with the
+  // load of is_watched in slab_give_back(), against its store and then the loads of free_blocks in
+  // slab_watch's caller: the purge thread sees the change, or we that it wants to be told.
+  std::int32_t now = span.free_blocks.fetch_add(count, std::memory_order_seq_cst) + count;
   if (now == static_cast<std::int32_t>(info.slab_blocks) ||
       span.is_listed.load(std::memory_order_seq_cst) == 0) [[unlikely]]
     settle(size_class, slice, true);
@@ -252,6 +371,71 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
     ++group;
   }
   if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);
+  if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false)) purge_wake();
+}
+
+void slab_watch(bool wanted) {
+  is_watched.store(wanted, std::memory_order_seq_cst);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+std::uint64_t slab_bytes() {
+  return slab_slices.load(std::memory_order_relaxed) << kSliceShift;
+}
+
+SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class) {
+  const ClassInfo& info = class_info(size_class);
+  LockGuard guard(classes[size_class].lock);
+  Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  if (word.kind != SpanKind::kSlab || word.size_class != size_class) return {};
+  for (std::uint64_t& bits : in_purge.blocks) bits = 0;
+  SlabPages pages = purgeable_pages(slice, info, in_purge.blocks);
+  in_purge.slice = slice;
+  order_for_fork();
+  in_purge.size_class = size_class;
+  order_for_fork();
+  std::int32_t taken = 0;
+  for (std::uint32_t w = 0; w < words_of(info); ++w) {
+    if (in_purge.blocks[w] == 0) continue;
+    taken += std::popcount(in_purge.blocks[w]);
+    // Acquire: as in take_from(). The kernel is to find the pages as their last users left them.
+    arena.bitmap(slice)[w].fetch_and(~in_purge.blocks[w], std::memory_order_acquire);
+  }
+  span.free_blocks.fetch_sub(taken, std::memory_order_acq_rel);
+  // With no block held the slab could go away; pages that hold no block are never touched anyway.
+  if (taken == 0) {
+    in_purge.size_class = 0;
+    return {};
+  }
+  return pages;
+}
+
+void slab_pages_end(const SlabPages& purged) {
+  unsigned size_class = in_purge.size_class;
+  SliceIndex slice = in_purge.slice;
+  const ClassInfo& info = class_info(size_class);
+  {
+    LockGuard guard(classes[size_class].lock);
+    Span& span = arena.span(slice);
+    for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
+      std::uint16_t here = pages_in_slice(purged, part);
+      if (here == 0) continue;
+      span.has_purged_pages = true;
+      arena.purged_pages[slice + part].fetch_or(here, std::memory_order_relaxed);
+    }
+    std::int32_t given = 0;
+    for (std::uint32_t w = 0; w < words_of(info); ++w) {
+      if (in_purge.blocks[w] == 0) continue;
+      given += std::popcount(in_purge.blocks[w]);
+      // Under the lock, where nobody takes them before this purge is off the record.
+      arena.bitmap(slice)[w].fetch_or(in_purge.blocks[w], std::memory_order_seq_cst);
+    }
+    span.free_blocks.fetch_add(given, std::memory_order_acq_rel);
+    order_for_fork();
+    in_purge.size_class = 0;
+  }
+  settle(size_class, slice, true);
 }
 
 void slab_trim(unsigned size_class) {
@@ -292,6 +476,22 @@ std::uint32_t slab_lock_owner(unsigned size_class) {
   return classes[size_class].lock.owner();
 }
 
+unsigned slab_in_purge() {
+  return in_purge.size_class;
+}
+
+void slab_end_purge() {
+  const ClassInfo& info = class_info(in_purge.size_class);
+  std::int32_t given = 0;
+  for (std::uint32_t w = 0; w < words_of(info); ++w) {
+    std::uint64_t blocks = in_purge.blocks[w];
+    given += std::popcount(blocks);
+    arena.bitmap(in_purge.slice)[w].fetch_or(blocks, std::memory_order_relaxed);
+  }
+  arena.span(in_purge.slice).free_blocks.fetch_add(given, std::memory_order_relaxed);
+  in_purge.size_class = 0;
+}
+
 void slab_rebuild(unsigned size_class) {
   SlabClass& slabs = classes[size_class];
   const ClassInfo& info = class_info(size_class);
@@ -303,6 +503,11 @@ void slab_rebuild(unsigned size_class) {
   for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
     SpanWord word = arena.span(slice).load();
     if (word.kind == SpanKind::kSlab && word.size_class == size_class) {
+      // Which pages are given back was perhaps being changed. Nobody is told of pages in a child,
+      // so it may forget.
+      for (std::uint32_t part = 0; part < word.slices; ++part)
+        arena.purged_pages[slice + part].store(0, std::memory_order_relaxed);
+      arena.span(slice).has_purged_pages = false;
       std::int32_t free_blocks = 0;
       for (std::uint32_t w = 0; w < words_of(info); ++w)
         free_blocks += std::popcount(arena.bitmap(slice)[w].load(std::memory_order_relaxed));

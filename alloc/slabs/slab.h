@@ -4,7 +4,8 @@
 // and clears bits by word; giving back needs no lock: one fetch_or for each bitmap word that is
 // touched, which also shows a block that is freed twice (its bit is set already).
 //
-//   set bits + blocks in magazines and depot + live blocks == slab_blocks          (for each slab)
+//   set bits + blocks in magazines and depot + live blocks + blocks on pages in purging
+//     == slab_blocks                                                               (for each slab)
 //   free_blocks <= set bits, equal while no give-back is between its two steps
 //   a slab with set bits is listed, or a thread is on its way to list it
 //
@@ -25,6 +26,31 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
 // Gives empty slabs that were kept for the next allocation to the page heap.
 void slab_trim(unsigned size_class);
 
+// ---- pages of slabs in use, for the purge (slab_purge.cc). With the purge turn. ----
+//
+// A few blocks that are out, live or in caches, hold a whole slab in place: 512 KiB of it for one
+// block of 1.5 KiB. Its pages on which none of them lies can go all the same. Their blocks, all
+// free, are out of reach while that happens, and are handed out as before afterwards.
+
+inline constexpr std::uint32_t kNeverSeen = ~std::uint32_t{0};  // Span::seen of a new slab
+inline constexpr std::uint32_t kSlabPageWords = 2;
+struct SlabPages {
+  std::uint64_t bits[kSlabPageWords];  // a bit for each page of the slab
+
+  bool is_empty() const { return (bits[0] | bits[1]) == 0; }
+};
+// Takes pages of the slab out of reach that hold no block that is out and are not given back
+// already; none when there are none, or the span is no slab of this class. One slab at a time.
+SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class);
+// Puts their blocks back; `purged` are the pages that were given back. After each begin that
+// returned pages.
+void slab_pages_end(const SlabPages& purged);
+// Whether the purge thread is to be woken once when blocks are next given back to any slab. A full
+// fence comes after it.
+void slab_watch(bool wanted);
+// Bytes of all slabs in use.
+std::uint64_t slab_bytes();
+
 struct SlabCounters {
   std::uint64_t slabs;
   std::uint64_t blocks;
@@ -35,5 +61,10 @@ SlabCounters slab_counters(unsigned size_class);
 // For the child of a fork: who holds the class's lock, and making its lists anew from the spans.
 std::uint32_t slab_lock_owner(unsigned size_class);
 void slab_rebuild(unsigned size_class);
+// The class of a slab whose pages a purge has out of reach; 0: none.
+unsigned slab_in_purge();
+// Sets the bits of the blocks on those pages. Twice does no harm but to free_blocks, which
+// slab_rebuild() counts anew.
+void slab_end_purge();
 
 }  // namespace rdmalloc

@@ -115,7 +115,8 @@ enum rdmalloc_purge_reason {
  *  lock of rdmalloc held: they may allocate, free and take locks of their own. They must not
  *  call rdmalloc_purge() or rdmalloc_observer_remove() (-EDEADLK).
  *
- *  Ranges are whole pages. For one range the order is always
+ *  Ranges are whole pages: of free spans, or pages of a slab in use on which no block lies (there
+ *  rdmalloc_range_is_idle() is false, for its neighbours may live). For a page the order is always
  *      reserve, use, (purge, purged, reuse)*
  *  and each is told once. `use` and `reuse` are told late (at the purge thread's next turn, at the
  *  latest before the next purge of that range), since malloc itself may call nobody (I1). */
@@ -152,10 +153,10 @@ RDMALLOC_API int rdmalloc_observer_remove(struct rdmalloc_observer* observer);
 /* ------------------------------------------------------------------ purging */
 
 /** Gives free memory back to the kernel, on this thread, until at most `keep_bytes` of free backed
- *  memory are left (0: all that can go). Flushes the calling thread's magazines first. Returns the
- *  number of bytes purged, or -EDEADLK inside a page event, -EBUSY while purging is paused. Calls
- *  observers, registrars and the kernel: only at a moment the caller knows to be safe (he holds no
- *  fabric's lock). */
+ *  memory are left (0: all that can go, pages of slabs in use too). Flushes the calling thread's
+ *  magazines first. Returns the number of bytes purged, or -EDEADLK inside a page event, -EBUSY
+ *  while purging is paused. Calls observers, registrars and the kernel: only at a moment the caller
+ *  knows to be safe (he holds no fabric's lock). */
 RDMALLOC_API int64_t rdmalloc_purge(size_t keep_bytes);
 
 /** Holds all purging until the matching resume; pauses nest. Returns after a purge under way has

@@ -15,9 +15,13 @@ struct Plan {
   std::uint32_t access;
   Kind kind;
   bool is_owned;
+  bool is_of_one_block;  // in a slab, and no wider than the pages that the block lies on
 
   std::size_t length() const { return high - low; }
 };
+
+// make()'s answer while the range is in purge; a registrar's is never positive.
+constexpr int kInPurge = 1;
 
 std::uintptr_t round_down(std::uintptr_t value, std::size_t unit) {
   return value & ~(unit - 1);
@@ -109,6 +113,12 @@ bool plan_wide(const Domain& domain, const Request& request, const rdmalloc_rang
   }
   return request.high <= plan->high && domain.holds(plan->low) && domain.holds(plan->high - 1) &&
          plan->length() <= domain.max_bytes;
+}
+
+// Of a slab only pages without a live block are ever purged, so a plan for the pages of the
+// caller's own block need not look at the words.
+bool keeps_to_block(const Domain& domain, const rdmalloc_range& span) {
+  return (span.flags & RDMALLOC_RANGE_SLAB) != 0 && domain.unit <= os::page_bytes();
 }
 
 // Exactly the pages asked for.
@@ -283,10 +293,11 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
     return error;
   }
   SliceRange slices = plan.is_owned ? domain.slices_of(plan.low, plan.high) : SliceRange{0, 0};
-  bool may_begin = all.words.try_begin_registering(slices);
-  error = may_begin ? ask_twice(domain, made) : -EFAULT;
+  bool is_counted = all.words.try_begin_registering(slices);
+  if (!is_counted) slices = {0, 0};
+  error = is_counted || plan.is_of_one_block ? ask_twice(domain, made) : kInPurge;
   if (error != 0) {
-    if (may_begin) all.words.end_registering(slices);
+    all.words.end_registering(slices);
     {
       LockGuard guard(domain.lock);
       end_reservation(domain, made);
@@ -307,14 +318,14 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
 // Makes a registration for a local request on owned memory.
 int make_local(Domain& domain, const Request& request, const rdmalloc_range& span,
                Registration** reg, rdmalloc_key* key) {
-  Plan plan{0, 0, domain.access | request.access, Kind::kCached, true};
-  int error = -ENOMEM;
+  Plan plan{0, 0, domain.access | request.access, Kind::kCached, true, false};
   if (plan_wide(domain, request, span, &plan)) {
-    error = make(domain, request, plan, reg, key);
-    // Only a limit of ours, or a neighbour that the registrar's granularity includes and that is
-    // being purged, is a reason to try less.
-    if (error != -EFAULT || domain.unit <= RDMALLOC_SLICE_BYTES) return error;
+    int error = make(domain, request, plan, reg, key);
+    // Only a limit of ours, or a neighbour that is being purged, in the slab or in what the
+    // registrar's granularity includes, is a reason to try less.
+    if (error != kInPurge) return error;
   }
+  plan.is_of_one_block = keeps_to_block(domain, span);
   plan_pages(domain, request, &plan);
   if (plan.length() > domain.largest) return -EMSGSIZE;
   return make(domain, request, plan, reg, key);
@@ -350,15 +361,21 @@ int find_or_make(Domain& domain, const Request& request, bool may_register, Regi
     LockGuard guard(domain.lock);
     ++domain.counters.misses;
   }
-  if (is_owned && !is_remote) return make_local(domain, request, span, reg, key);
-  Plan plan{0, 0, request.access, Kind::kPerUse, is_owned};
+  Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, span)};
+  int error = 0;
+  if (is_owned && !is_remote) {
+    error = make_local(domain, request, span, reg, key);
+    return error == kInPurge ? -EFAULT : error;
+  }
   if (is_remote) {
-    if (int error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan)) return error;
+    error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan);
+    if (error != 0) return error;
   } else {
     plan_pages(domain, request, &plan);
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
-  return make(domain, request, plan, reg, key);
+  error = make(domain, request, plan, reg, key);
+  return error == kInPurge ? -EFAULT : error;
 }
 
 }  // namespace rdmalloc::regcache

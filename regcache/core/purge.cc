@@ -1,5 +1,6 @@
 // Our part of the purge protocol (I3): the allocator's page events, answered for every domain.
 #include "alloc/core/lock.h"
+#include "alloc/os/os.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
 
@@ -14,15 +15,29 @@ struct PageEventScope {
   ~PageEventScope() { in_page_event = false; }
 };
 
+// What is to be purged.
+struct Range {
+  std::uintptr_t low, high;
+  // Pages of a slab in use, in whose neighbourhood blocks live.
+  bool is_in_use;
+  // While memory is not short, a cached registration of such a slab is worth more than its pages.
+  bool keeps_idle;
+};
+
 // Tries to make one domain's registrations over the range ours alone, in `drops`.
 struct Claim {
   Domain* domain;
+  bool keeps_idle;
   Registration* drops = nullptr;
   Registration* sticky_drops = nullptr;  // to be sticky again if the purge is refused
   bool is_refused = false;
 
   bool operator()(Registration* reg) {
     bool was_sticky = reg->is_sticky;
+    if (keeps_idle) {
+      is_refused = true;
+      return false;
+    }
     // Held, or already being dropped by another thread, or quarantined: its pages must stay.
     if (!close_idle(reg)) {
       is_refused = true;
@@ -70,13 +85,16 @@ bool may_hold_registrations(const Domain& domain) {
 
 // Clears one domain of registrations over [low, high). False: some must stay, or must be dropped by
 // a thread of the user; nothing is lost then.
-bool clear_domain(Domain& domain, std::uintptr_t low, std::uintptr_t high) {
-  Claim claim{&domain};
+bool clear_domain(Domain& domain, const Range& range) {
+  Claim claim{&domain, range.keeps_idle};
   Registration* drops = nullptr;
   {
     LockGuard guard(domain.lock);
     if (!may_hold_registrations(domain)) return true;
-    visit_overlapping(domain.by_range.root(), low, high, claim);
+    // Next to pages in purge a block is registered by its own pages (make.cc), which is too fine
+    // for this registrar.
+    claim.is_refused = range.is_in_use && domain.unit > os::page_bytes();
+    if (!claim.is_refused) visit_overlapping(domain.by_range.root(), range.low, range.high, claim);
     if (claim.is_refused) {
       reopen_list(domain, claim.drops, false);
       reopen_list(domain, claim.sticky_drops, true);
@@ -97,12 +115,12 @@ bool clear_domain(Domain& domain, std::uintptr_t low, std::uintptr_t high) {
   return drop_list(domain, drops, Reason::kPurged) == expected;
 }
 
-bool clear_all(State& all, std::uintptr_t low, std::uintptr_t high) {
+bool clear_all(State& all, const Range& range) {
   for (std::size_t i = 0; i <= kOrphans; ++i) {
     Domain& domain = all.domains[i];
     // A look without the lock spares most of the 64.
     if (!may_hold_registrations(domain)) continue;
-    if (!clear_domain(domain, low, high)) return false;
+    if (!clear_domain(domain, range)) return false;
   }
   return true;
 }
@@ -113,7 +131,7 @@ bool is_in_page_event() {
   return in_page_event;
 }
 
-int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason) {
+int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason reason) {
   State* all = state();
   if (all == nullptr || !all->is_ready() || length == 0) return 0;
   auto low = reinterpret_cast<std::uintptr_t>(base);
@@ -121,10 +139,12 @@ int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason) {
   SliceRange slices{(low - arena) >> RDMALLOC_SLICE_SHIFT,
                     ((low + length - 1 - arena) >> RDMALLOC_SLICE_SHIFT) + 1};
   PageEventScope scope;
+  bool is_in_use = !rdmalloc_range_is_idle(base, length);
+  Range range{low, low + length, is_in_use, is_in_use && reason == RDMALLOC_PURGE_DECAY};
   if (!all->words.try_begin_purging(slices)) return -EBUSY;
   // What earlier domains dropped before a later one refuses is only a registration to be made
   // again.
-  if (clear_all(*all, low, low + length)) return 0;
+  if (clear_all(*all, range)) return 0;
   all->words.end_purging(slices);
   return -EBUSY;
 }

@@ -104,6 +104,21 @@ int purge(std::size_t at, std::size_t slices, const std::function<void()>& while
   return refusal;
 }
 
+int purge_pages_of(char* slab, std::size_t first, std::size_t count,
+                   enum rdmalloc_purge_reason reason,
+                   const std::function<void()>& while_out_of_reach) {
+  constexpr std::size_t kPage = 4096;
+  std::lock_guard<std::mutex> turn(purge_turn);
+  void* base = slab + first * kPage;
+  int refusal = observer.ops.purge(observer.arg, base, count * kPage, reason);
+  if (refusal != 0) return refusal;
+  if (decommit_check) decommit_check(base, count * kPage);
+  madvise(base, count * kPage, MADV_DONTNEED);
+  if (while_out_of_reach) while_out_of_reach();
+  observer.ops.purged(observer.arg, base, count * kPage, 0);
+  return 0;
+}
+
 void purge_silently(std::size_t at, std::size_t slices) {
   decommit(at, slices);
 }

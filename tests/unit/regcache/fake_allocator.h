@@ -23,6 +23,11 @@ void free_span(void* base);
 // decommit, end, back. Returns 0 or the refusal. `while_out_of_reach` runs between the agreement
 // and the end.
 int purge(std::size_t at, std::size_t slices, const std::function<void()>& while_out_of_reach = {});
+// The same for pages [first, first+count) of a slab in use, on which by the test's word no block
+// lives.
+int purge_pages_of(char* slab, std::size_t first, std::size_t count,
+                   enum rdmalloc_purge_reason reason,
+                   const std::function<void()>& while_out_of_reach = {});
 // Decommits without telling anybody: what the tests of the tests need.
 void purge_silently(std::size_t at, std::size_t slices);
 

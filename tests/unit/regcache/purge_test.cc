@@ -257,4 +257,79 @@ TEST_F(Purge, one_domain_in_use_protects_the_range_for_all) {
   EXPECT_EQ(fabric.live() + second.live(), 0u);
 }
 
+// ---- pages of a slab in use ----
+
+// Fails when the claim does not look at keeps_idle.
+TEST_F(Purge, a_cached_registration_of_a_slab_outlives_the_decay_of_its_free_pages) {
+  StubDomain domain(fabric);
+  char* slab = span(10, 1, 1024);
+  std::uint64_t key = domain.touch(slab, 1024);
+  EXPECT_EQ(fake::purge_pages_of(slab, 4, 2, RDMALLOC_PURGE_DECAY), -EBUSY);
+  EXPECT_EQ(domain.counters().purge_refusals, 1u);
+  EXPECT_EQ(domain.touch(slab, 1024), key);
+  EXPECT_EQ(fabric.calls, 1u);
+  // Asked for, or short of memory: the pages count for more.
+  EXPECT_EQ(fake::purge_pages_of(slab, 4, 2, RDMALLOC_PURGE_REQUEST), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+  EXPECT_NE(domain.touch(slab, 1024), key);
+}
+
+// Fails when Claim asks no rdmalloc_range_is_idle().
+TEST_F(Purge, I5_pages_of_a_slab_stay_while_a_key_of_it_may_be_in_use) {
+  StubDomain domain(fabric);
+  char* slab = span(10, 1, 1024);
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, slab, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  EXPECT_EQ(fake::purge_pages_of(slab, 4, 2, RDMALLOC_PURGE_PRESSURE), -EBUSY);
+  EXPECT_EQ(fabric.use(key, slab, 8), StubFabric::Use::kRight);
+  free_span(slab);
+  EXPECT_EQ(fake::purge(10, 1), 0);
+  span(10, 1, 1024);
+}
+
+// Fails without keeps_to_block(): -EFAULT for a block that lives.
+TEST_F(Purge, a_block_beside_pages_in_purge_is_registered_by_its_own_pages) {
+  StubDomain domain(fabric);
+  char* slab = span(10, 1, 1024);
+  char* block = slab + 9 * 1024;
+  rdmalloc_key sticky = {};
+  rdmalloc_reg* held = nullptr;
+  rdmalloc_reg* remote = nullptr;
+  ASSERT_EQ(fake::purge_pages_of(slab, 4, 2, RDMALLOC_PURGE_DECAY,
+                                 [&] {
+                                   held = domain.get(block, 1024);
+                                   remote = domain.get(block, 512, RDMALLOC_ACCESS_REMOTE_READ);
+                                   rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL,
+                                                    &sticky);
+                                 }),
+            0);
+  ASSERT_NE(held, nullptr) << domain.last_error;
+  ASSERT_NE(remote, nullptr) << domain.last_error;
+  for (const StubFabric::Entry& entry : fabric.entries()) {
+    EXPECT_GE(entry.base, slab + 2 * kPage);
+    EXPECT_LE(entry.base + entry.length, slab + 3 * kPage);
+  }
+  rdmalloc_key key;
+  rdmalloc_reg_key_of(held, &key);
+  EXPECT_EQ(fabric.use(key, block, 1024), StubFabric::Use::kRight);
+  EXPECT_EQ(fabric.use(sticky, block, 8), StubFabric::Use::kRight);
+  // The words are as they were: once the purge has ended the slab is registered as a whole.
+  EXPECT_NE(domain.touch(slab, 1024), 0u) << domain.last_error;
+  EXPECT_EQ(fabric.entries().back().length, kSlice);
+  rdmalloc_reg_put(held);
+  rdmalloc_reg_put(remote);
+  free_span(slab);
+  EXPECT_EQ(fake::purge(10, 1), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+  span(10, 1, 1024);
+}
+
+// Fails when clear_domain() does not look at the registrar's granularity.
+TEST_F(Purge, a_registrar_too_coarse_for_single_pages_keeps_the_pages_of_slabs) {
+  fabric.ops.granularity = 2 * kPage;
+  StubDomain domain(fabric);
+  char* slab = span(10, 1, 1024);
+  EXPECT_EQ(fake::purge_pages_of(slab, 4, 2, RDMALLOC_PURGE_REQUEST), -EBUSY);
+}
+
 }  // namespace

@@ -1,0 +1,148 @@
+#include "alloc/slabs/slab_purge.h"
+
+#include <bit>
+
+#include "alloc/os/os.h"
+#include "alloc/pages/arena.h"
+#include "alloc/pages/page_heap.h"
+#include "alloc/slabs/slab.h"
+
+namespace rdmalloc {
+namespace {
+
+// What one part of a walk looks at and purges at most, so that a round of the purge thread stays
+// short: slices (4 GiB: some hundred microseconds) and slabs (of 64 KiB: 16 MiB a round at least).
+constexpr std::uint32_t kSlicesAtOnce = 1 << 16;
+constexpr std::uint32_t kSlabsAtOnce = 256;
+
+// All with the purge turn.
+struct Walk {
+  SliceIndex next = 1;    // where it goes on
+  bool is_done = true;    // so far on this way through: nothing to come back for
+  bool was_done = false;  // on the last whole way
+};
+constinit Walk walk;
+
+struct Look {
+  SliceIndex slice;
+  unsigned size_class;
+  std::uint32_t seen;
+};
+
+// Changes with every block that is taken or comes back; not kNeverSeen, for a slab has at most
+// 2,048 blocks.
+std::uint32_t looks_now(const Span& span, std::int32_t free_blocks) {
+  std::uint32_t takes = span.takes.load(std::memory_order_relaxed);
+  return takes << 16 | (static_cast<std::uint32_t>(free_blocks) & 0xffff);
+}
+
+// Calls `see` for the slabs in [begin, end) that have a page's worth of free blocks, until it says
+// false. Returns where it stopped. Spans may be cut and joined meanwhile: a slice that is no span's
+// first any more belongs to a longer one, whose end it goes on from.
+template <typename See>
+SliceIndex for_each_slab(SliceIndex begin, SliceIndex end, See see) {
+  SliceIndex slice = begin;
+  while (slice < end) {
+    SpanWord word = arena.span(slice).load();
+    SliceIndex next = slice + (word.slices != 0 ? word.slices : 1);
+    while (next < end && arena.first[next].load(std::memory_order_relaxed) != next) ++next;
+    if (word.kind == SpanKind::kSlab && word.size_class < kClasses) {
+      std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
+      std::uint64_t block_bytes = class_info(word.size_class).block_bytes;
+      if (free_blocks > 0 &&
+          static_cast<std::uint32_t>(free_blocks) * block_bytes >= arena.page_bytes &&
+          !see(Look{slice, word.size_class, looks_now(arena.span(slice), free_blocks)}))
+        return next;
+    }
+    slice = next;
+  }
+  return slice;
+}
+
+// Whether its blocks have stood still for long enough; remembers what it sees.
+bool is_due(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
+  Span& span = arena.span(look.slice);
+  if (span.seen.load(std::memory_order_relaxed) != look.seen) {
+    span.seen.store(look.seen, std::memory_order_relaxed);
+    span.seen_since_ms.store(now_ms, std::memory_order_relaxed);
+    span.is_settled.store(false, std::memory_order_relaxed);
+    return how.everything;
+  }
+  std::uint32_t still_ms = now_ms - span.seen_since_ms.load(std::memory_order_relaxed);
+  return how.everything || still_ms >= how.still_ms;
+}
+
+// Purges the runs of pages that the slab can spare. Returns their bytes.
+std::uint64_t purge_slab(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
+  SlabPages pages = slab_pages_begin(look.slice, look.size_class), purged{};
+  bool is_refused = false;
+  std::uint64_t bytes = 0;
+  if (!pages.is_empty()) {
+    for (std::uint32_t w = 0; w < kSlabPageWords; ++w) {
+      // A run that crosses from one word into the next is two.
+      for (std::uint64_t left = pages.bits[w]; left != 0;) {
+        auto first = static_cast<unsigned>(std::countr_zero(left));
+        auto length = static_cast<unsigned>(std::countr_one(left >> first));
+        std::uint64_t run = (length == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << length) - 1)
+                            << first;
+        left &= ~run;
+        std::uintptr_t base =
+            arena.address_of(look.slice) + (std::size_t{w} * 64 + first) * arena.page_bytes;
+        if (how.purge(base, length * arena.page_bytes, how.reason)) {
+          purged.bits[w] |= run;
+          bytes += length * arena.page_bytes;
+        } else {
+          is_refused = true;
+        }
+      }
+    }
+    slab_pages_end(purged);
+  }
+  // What was refused is offered again, when it has stood still as long again.
+  Span& span = arena.span(look.slice);
+  span.seen_since_ms.store(now_ms, std::memory_order_relaxed);
+  span.is_settled.store(!is_refused, std::memory_order_relaxed);
+  return bytes;
+}
+
+}  // namespace
+
+std::uint64_t slab_purge_walk(const SlabPurge& how) {
+  SliceIndex end = page_heap_frontier(), begin = walk.next;
+  if (how.everything || begin >= end) begin = 1;
+  if (begin == 1) walk.is_done = true;
+  SliceIndex stop = end;
+  if (!how.everything && end > begin && end - begin > kSlicesAtOnce) stop = begin + kSlicesAtOnce;
+  auto now_ms = static_cast<std::uint32_t>(os::coarse_ms());
+  std::uint64_t bytes = 0;
+  std::uint32_t slabs = 0;
+  walk.next = for_each_slab(begin, stop, [&](const Look& look) {
+    bool is_due_now = is_due(look, how, now_ms);
+    if (arena.span(look.slice).is_settled.load(std::memory_order_relaxed)) return true;
+    if (is_due_now) {
+      bytes += purge_slab(look, how, now_ms);
+      ++slabs;
+    }
+    walk.is_done &= arena.span(look.slice).is_settled.load(std::memory_order_relaxed);
+    return !how.is_paused() && (how.everything || slabs < kSlabsAtOnce);
+  });
+  if (how.is_paused()) walk.is_done = false;
+  walk.was_done = walk.next >= end && walk.is_done;
+  return bytes;
+}
+
+bool slab_purge_is_done() {
+  if (!walk.was_done) return false;
+  slab_watch(true);
+  bool has_changed = false;
+  for_each_slab(1, page_heap_frontier(), [&](const Look& look) {
+    const Span& span = arena.span(look.slice);
+    has_changed = !span.is_settled.load(std::memory_order_relaxed) ||
+                  span.seen.load(std::memory_order_relaxed) != look.seen;
+    return !has_changed;
+  });
+  if (has_changed) slab_watch(false);
+  return !has_changed;
+}
+
+}  // namespace rdmalloc

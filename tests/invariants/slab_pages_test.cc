@@ -1,0 +1,432 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Pages of slabs in use (I7): a block that stays holds its own pages and no more. Seen to fail:
+// with the walk left out; with purgeable_pages() blind to a block's last page, or to what is in the
+// bitmap; with blocks not given back by slab_pages_end() or slab_end_purge(); with note_touched()
+// left out; with slab_watch() left out.
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/invariants/page_model.h"
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::comes_true;
+using rdmalloc_test::counter;
+using rdmalloc_test::PageModel;
+using rdmalloc_test::Random;
+using rdmalloc_test::resident_bytes;
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kPage = 4096;
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kRssIsOurs = false;
+#else
+constexpr bool kRssIsOurs = true;
+#endif
+
+rdmalloc_range range_of(const void* block) {
+  rdmalloc_range range = {};
+  range.size = sizeof range;
+  EXPECT_EQ(rdmalloc_range_of(block, &range), 0);
+  return range;
+}
+
+// All blocks of one slab of a size that nothing else in this program uses, by address.
+std::vector<char*> whole_slab(size_t bytes) {
+  std::set<char*> blocks;
+  std::vector<void*> others;
+  auto* first = static_cast<char*>(rdmalloc_malloc(bytes));
+  rdmalloc_range slab = range_of(first);
+  size_t wanted = slab.length / slab.block_bytes;
+  blocks.insert(first);
+  while (blocks.size() < wanted && others.size() < 10 * wanted) {
+    auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
+    bool is_inside = block >= slab.base && block < static_cast<char*>(slab.base) + slab.length;
+    if (is_inside) {
+      blocks.insert(block);
+    } else {
+      others.push_back(block);
+    }
+  }
+  EXPECT_EQ(blocks.size(), wanted);
+  for (void* other : others) rdmalloc_free(other);
+  return {blocks.begin(), blocks.end()};
+}
+
+void free_all_but(const std::vector<char*>& blocks, size_t kept) {
+  for (size_t i = 0; i < blocks.size(); i++)
+    if (i != kept) rdmalloc_free(blocks[i]);
+}
+
+// How many different addresses of the range are handed out when `most` blocks are asked for.
+size_t handed_out_of(const rdmalloc_range& slab, size_t bytes, size_t most) {
+  std::set<char*> seen;
+  for (size_t i = 0; i < most; i++) {
+    auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
+    if (block == nullptr) break;
+    memset(block, 0x5a, bytes);
+    if (block >= slab.base && block < static_cast<char*>(slab.base) + slab.length)
+      seen.insert(block);
+  }
+  return seen.size();
+}
+
+TEST(SlabPages, I7_what_a_few_blocks_hold_in_place_goes_back_with_no_further_call) {
+  if (!kRssIsOurs) GTEST_SKIP() << "SKIP: the sanitizer's shadow memory stays resident";
+  rdmalloc_test::set("purge.decay_ms", 50);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  std::vector<unsigned char*> kept;
+  size_t before = resident_bytes();
+  for (size_t bytes : {size_t{48}, size_t{1500}, size_t{20000}}) {
+    std::vector<unsigned char*> blocks;
+    for (size_t used = 0; used < 48 * kMiB; used += bytes) {
+      blocks.push_back(static_cast<unsigned char*>(rdmalloc_malloc(bytes)));
+      memset(blocks.back(), 0x77, bytes);
+    }
+    // One in each stretch of 512 KiB, so that no slab is ever empty.
+    size_t stretch = bytes < 1024 ? 64 * kKiB / bytes : 512 * kKiB / bytes;
+    for (size_t i = 0; i < blocks.size(); i++) {
+      if (i % stretch == stretch / 2) {
+        kept.push_back(blocks[i]);
+      } else {
+        rdmalloc_free(blocks[i]);
+      }
+    }
+  }
+  size_t held = kept.size() * 6 * kPage;  // 20,000 bytes lie on six
+  EXPECT_GT(counter("stats.slab_spans"), kept.size() * 3 / 4) << "the slabs are still there";
+  // The test's vectors are libc's malloc's, 16 MiB; a cache's share and the depot's too.
+  EXPECT_TRUE(comes_true([&] { return resident_bytes() <= before + held + 24 * kMiB; }))
+      << before << " before, " << resident_bytes() << " after, " << held << " held";
+  EXPECT_GT(counter("stats.slab_purged_bytes"), 80 * kMiB);
+  for (unsigned char* block : kept) {
+    EXPECT_EQ(block[0], 0x77);
+    rdmalloc_free(block);
+  }
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+TEST(SlabPages, pages_are_told_in_order_and_their_span_has_a_new_generation) {
+  constexpr size_t kBytes = 1000;
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  PageModel model;
+  std::vector<char*> blocks = whole_slab(kBytes);
+  rdmalloc_range slab = range_of(blocks[0]);
+  char* kept = blocks[blocks.size() / 2];
+  memset(kept, 0x33, kBytes);
+  free_all_but(blocks, blocks.size() / 2);
+  ASSERT_GT(rdmalloc_purge(0), 0);
+  EXPECT_NE(range_of(kept).generation, slab.generation);
+  size_t purged = 0;
+  for (size_t page = 0; page < slab.length / kPage; page++) {
+    char* at = static_cast<char*>(slab.base) + page * kPage;
+    bool is_kept = at < kept + kBytes && at + kPage > kept;
+    EXPECT_EQ(model.state_of(at) == PageModel::kPurged, !is_kept) << "page " << page;
+    purged += !is_kept;
+  }
+  EXPECT_EQ(kept[0], 0x33);
+  EXPECT_EQ(kept[kBytes - 1], 0x33);
+  uint64_t bytes = counter("stats.slab_purged_bytes");
+  EXPECT_GE(bytes, purged * kPage);
+  // Nothing is purged twice.
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(counter("stats.slab_purged_bytes"), bytes);
+  // Taken again, and told.
+  EXPECT_EQ(handed_out_of(slab, kBytes, 4 * blocks.size()), blocks.size() - 1);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(model.state_of(blocks[0]), PageModel::kUsed);
+  EXPECT_EQ(model.state_of(blocks.back()), PageModel::kUsed);
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_GT(model.reuses, 0u);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+TEST(SlabPages, a_slab_that_ends_with_purged_pages_is_told_as_one_again) {
+  constexpr size_t kBytes = 984;
+  PageModel model;
+  std::vector<char*> blocks = whole_slab(kBytes);
+  free_all_but(blocks, 3);
+  ASSERT_GT(rdmalloc_purge(0), 0);
+  rdmalloc_free(blocks[3]);
+  ASSERT_GT(rdmalloc_purge(0), 0);  // all of it
+  EXPECT_EQ(model.state_of(blocks[3]), PageModel::kPurged);
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+TEST(SlabPages, what_an_observer_refuses_stays_and_is_offered_until_it_agrees) {
+  rdmalloc_test::set("purge.decay_ms", 10);
+  static std::atomic<bool> refuses;
+  refuses = true;
+  PageModel model([](void*, size_t) { return refuses.load() ? -EBUSY : 0; });
+  ASSERT_EQ(rdmalloc_init(), 0);
+  uint64_t bytes = counter("stats.slab_purged_bytes"), refusals = counter("stats.purge_refusals");
+  std::vector<char*> blocks = whole_slab(936);
+  free_all_but(blocks, 0);
+  rdmalloc_malloc_trim(0);  // this thread's cache, too
+  EXPECT_TRUE(comes_true([&] { return counter("stats.purge_refusals") > refusals + 3; }));
+  EXPECT_EQ(counter("stats.slab_purged_bytes"), bytes);
+  refuses = false;
+  EXPECT_TRUE(comes_true([&] { return counter("stats.slab_purged_bytes") > bytes; }));
+  rdmalloc_free(blocks[0]);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+// The voluntary context switches of the purge thread: how often it went to sleep. -1: no such
+// thread.
+long sleeps_of_purge_thread() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name, word;
+    std::ifstream(task.path() / "comm") >> name;
+    if (name != "rdmalloc-purge") continue;
+    std::ifstream status(task.path() / "status");
+    while (status >> word)
+      if (word == "voluntary_ctxt_switches:") {
+        long count = -1;
+        status >> count;
+        return count;
+      }
+  }
+  return -1;
+}
+
+TEST(SlabPages, the_purge_thread_sleeps_when_all_is_done_and_wakes_for_the_next_page) {
+  rdmalloc_test::set("purge.decay_ms", 8);  // looks every 2 ms
+  ASSERT_EQ(rdmalloc_init(), 0);
+  std::vector<char*> blocks = whole_slab(888);
+  size_t half = blocks.size() / 2;
+  for (size_t i = 0; i < half; i++) rdmalloc_free(blocks[i]);
+  rdmalloc_malloc_trim(0);  // this thread's cache, too
+  auto is_asleep = [] {
+    long before = sleeps_of_purge_thread();
+    usleep(100000);
+    return before >= 0 && sleeps_of_purge_thread() == before;
+  };
+  EXPECT_TRUE(comes_true(is_asleep));
+  uint64_t bytes = counter("stats.slab_purged_bytes");
+  // From here on nothing but the give-back of blocks tells the thread that there is work.
+  std::thread([&] {
+    for (size_t i = half + 1; i < half + 12; i++) rdmalloc_free(blocks[i]);
+  }).join();
+  EXPECT_TRUE(comes_true([&] { return counter("stats.slab_purged_bytes") > bytes; }));
+  EXPECT_TRUE(comes_true(is_asleep));
+  rdmalloc_free(blocks[half]);
+  for (size_t i = half + 12; i < blocks.size(); i++) rdmalloc_free(blocks[i]);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+// ---- against a ledger of what lives where ----
+
+// For each page of the arena how many live blocks lie on it, and whether it is in purge. Both sides
+// write first and then look at the other's word, so of two that overlap at least one sees it.
+class Ledger {
+ public:
+  Ledger() {
+    size_t length = 0;
+    EXPECT_EQ(rdmalloc_arena_extent(&base_, &length), 0);
+    bytes_ = length / kPage * sizeof(Page);
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    EXPECT_NE(memory, MAP_FAILED);
+    pages_ = static_cast<Page*>(memory);
+  }
+  ~Ledger() { munmap(pages_, bytes_); }
+  void add(const void* block, size_t bytes) {
+    for_each(block, bytes, [&](Page& page) {
+      page.live++;
+      if (page.is_in_purge) collisions++;
+    });
+  }
+  void remove(const void* block, size_t bytes) {
+    for_each(block, bytes, [&](Page& page) { page.live--; });
+  }
+  void begin_purge(void* base, size_t length) {
+    for_each(base, length, [&](Page& page) {
+      page.is_in_purge = true;
+      if (page.live != 0) collisions++;
+    });
+  }
+  void end_purge(void* base, size_t length) {
+    for_each(base, length, [&](Page& page) {
+      if (page.live != 0) collisions++;
+      page.is_in_purge = false;
+    });
+  }
+  std::atomic<uint64_t> collisions{0};
+
+ private:
+  struct Page {
+    std::atomic<uint16_t> live;
+    std::atomic<bool> is_in_purge;
+  };
+  template <typename See>
+  void for_each(const void* at, size_t bytes, See see) {
+    uintptr_t begin = reinterpret_cast<uintptr_t>(at) - base_;
+    for (uintptr_t page = begin / kPage; page <= (begin + bytes - 1) / kPage; page++)
+      see(pages_[page]);
+  }
+  uintptr_t base_ = 0;
+  size_t bytes_ = 0;
+  Page* pages_ = nullptr;
+};
+
+struct Block {
+  unsigned char* start;
+  size_t bytes;
+  unsigned char mark;
+};
+bool is_whole(const Block& block) {
+  for (size_t i = 0; i < block.bytes; i++)
+    if (block.start[i] != block.mark) return false;
+  return true;
+}
+
+// A life of many sizes whose live set grows and shrinks, so that slabs are left with few blocks.
+void live(Ledger& ledger, uint64_t seed, std::atomic<uint64_t>& broken) {
+  Random random(seed);
+  std::vector<Block> blocks;
+  for (int step = 0; step < 60000; step++) {
+    size_t wanted = step / 6000 % 2 == 0 ? 3000 : 60;
+    if (blocks.size() < wanted) {
+      size_t bytes = random.size_between(1, random.below(8) == 0 ? 32 * kKiB : 2 * kKiB);
+      auto* start = static_cast<unsigned char*>(rdmalloc_malloc(bytes));
+      auto mark = static_cast<unsigned char>(random.below(255) + 1);
+      ledger.add(start, bytes);
+      memset(start, mark, bytes);
+      blocks.push_back({start, bytes, mark});
+    } else {
+      size_t index = random.below(blocks.size());
+      Block block = blocks[index];
+      blocks[index] = blocks.back();
+      blocks.pop_back();
+      if (!is_whole(block)) broken++;
+      ledger.remove(block.start, block.bytes);
+      rdmalloc_free(block.start);
+    }
+  }
+  for (const Block& block : blocks) {
+    if (!is_whole(block)) broken++;
+    ledger.remove(block.start, block.bytes);
+    rdmalloc_free(block.start);
+  }
+}
+
+TEST(SlabPages, I3_no_live_block_ever_lies_on_a_page_in_purge) {
+  rdmalloc_test::set("purge.decay_ms", 1);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  Ledger ledger;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void* me, void* base, size_t length, rdmalloc_purge_reason) {
+    static_cast<Ledger*>(me)->begin_purge(base, length);
+    return 0;
+  };
+  ops.purged = [](void* me, void* base, size_t length, int) {
+    static_cast<Ledger*>(me)->end_purge(base, length);
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &ledger, &observer), 0);
+  PageModel model;
+  uint64_t bytes = counter("stats.slab_purged_bytes");
+  uint64_t seed = rdmalloc_test::test_seed(1);
+  SCOPED_TRACE("TEST_SEED=" + std::to_string(seed));
+  std::atomic<uint64_t> broken{0};
+  std::atomic<int> alive{3};
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < 3; i++)
+    threads.emplace_back([&, i] {
+      live(ledger, seed * 16 + i, broken);
+      alive--;
+    });
+  while (alive.load() != 0) ASSERT_GE(rdmalloc_purge(0), 0);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_EQ(broken.load(), 0u) << "blocks whose bytes went";
+  EXPECT_EQ(ledger.collisions.load(), 0u);
+  EXPECT_GT(counter("stats.slab_purged_bytes"), bytes);
+  EXPECT_GT(model.reuses, 0u);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+// ---- fork ----
+
+// Ends the child: 0 when every free block of the slab is to be had there, once, and can be freed.
+[[noreturn]] void end_child(const rdmalloc_range& slab, size_t bytes, size_t free_blocks) {
+  size_t got = handed_out_of(slab, bytes, 8 * free_blocks);
+  if (got != free_blocks) dprintf(2, "%zu of %zu blocks are left in the child\n", got, free_blocks);
+  _exit(got == free_blocks && rdmalloc_purge(0) >= 0 ? 0 : 1);
+}
+void expect_success(pid_t child) {
+  int status = -1;
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status)) << "the child hangs";
+  EXPECT_EQ(status, 0);
+}
+
+TEST(SlabPages, I11_a_child_born_while_pages_are_in_purge_has_all_their_blocks) {
+  constexpr size_t kBytes = 840;
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  static std::atomic<bool> is_in_purge, may_end;
+  is_in_purge = may_end = false;
+  std::vector<char*> blocks = whole_slab(kBytes);
+  rdmalloc_range slab = range_of(blocks[0]);
+  free_all_but(blocks, 7);
+  static rdmalloc_range watched;
+  watched = slab;
+  PageModel model([](void* base, size_t) {
+    if (base < watched.base || base >= static_cast<char*>(watched.base) + watched.length) return 0;
+    is_in_purge = true;
+    while (!may_end.load()) usleep(100);
+    return 0;
+  });
+  rdmalloc_malloc_trim(0);  // on the purge thread, and what this thread's cache holds of the slab
+  ASSERT_TRUE(comes_true([] { return is_in_purge.load(); }));
+  pid_t child = fork();
+  if (child == 0) end_child(slab, kBytes, blocks.size() - 1);
+  expect_success(child);
+  may_end = true;
+  ASSERT_GE(rdmalloc_purge(0), 0);  // after the one under way
+  EXPECT_EQ(handed_out_of(slab, kBytes, 8 * blocks.size()), blocks.size() - 1) << "in the parent";
+  EXPECT_EQ(model.remove(), 0);
+}
+
+TEST(SlabPages, I11_a_purge_that_forks_goes_on_in_the_child) {
+  constexpr size_t kBytes = 776;
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  std::vector<char*> blocks = whole_slab(kBytes);
+  rdmalloc_range slab = range_of(blocks[0]);
+  free_all_but(blocks, 7);
+  static pid_t child;
+  child = -1;
+  PageModel model([](void*, size_t) {
+    if (child == -1) child = fork();
+    return 0;
+  });
+  int64_t purged = rdmalloc_purge(0);
+  if (child == 0) end_child(slab, kBytes, blocks.size() - 1);
+  EXPECT_GT(purged, 0);
+  expect_success(child);
+  EXPECT_EQ(handed_out_of(slab, kBytes, 8 * blocks.size()), blocks.size() - 1) << "in the parent";
+  EXPECT_EQ(model.remove(), 0);
+}
+
+}  // namespace
