@@ -112,9 +112,11 @@ struct Shared {
   std::atomic<int> state{kIdle};  // release and acquire: all else here goes with it
   std::atomic<int> stopped_thread{0};
   uintptr_t stopped_at = 0;
-  bool is_watched = false;  // the thread is inside malloc or free
+  bool is_watched = false;  // the thread is inside malloc, free or purge
+  bool is_purging = false;  // the last
   int stores = 0;           // since it went in
   int64_t steps = 0;        // what it is to do next
+  int64_t purge_at = 0;     // when as many are left
   bool is_ending = false;
   Block live[kBlocks];  // the one that is on its way is not among them
   const Metadata* metadata = nullptr;
@@ -151,8 +153,12 @@ void on_fault(int, siginfo_t* info, void* context) {
   bool is_watched = this_process_thread() == shared->stopped_thread.load() && shared->is_watched;
   if (!is_watched) return;
   shared->stopped_at = address;
-  // A fast path has two stores and is most of a history: of the first stores a sample.
-  if (++shared->stores > 2 || shared->steps % 16 == 0) {
+  // A fast path has two stores and is most of a history: of the first stores a sample. So of a
+  // purge's, which are hundreds, at another offset each time.
+  shared->stores++;
+  bool is_sampled = shared->is_purging ? (shared->stores + shared->steps) % 7 == 0
+                                       : shared->stores > 2 || shared->steps % 16 == 0;
+  if (is_sampled) {
     set(kStopped);
     wait_while(kStopped);
   }
@@ -182,12 +188,20 @@ void enter() {
   shared->is_watched = true;
 }
 
-// The history: runs of allocations and of frees, so that magazines fill and empty.
+// The history: runs of allocations and of frees, so that magazines fill and empty, and now and then
+// a purge, of pages of slabs too.
 void operate(Random& random) {
   for (;;) {
     wait_while(kIdle);
     if (shared->is_ending) return;
     for (; shared->steps > 0; shared->steps--) {
+      if (shared->steps == shared->purge_at) {
+        enter();
+        shared->is_purging = true;
+        if (rdmalloc_purge(0) < 0) _exit(4);
+        shared->is_watched = shared->is_purging = false;
+        continue;
+      }
       size_t index = random.below(kBlocks);
       bool is_freeing = random.below(100) < (shared->steps / 60 % 2 == 0 ? 85 : 15);
       // The next one that is as wanted.
@@ -350,6 +364,7 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
   // The first operations, where everything is made, and stretches of a history that goes on.
   int children = 0;
   for (int stretch = 0; stretch < 12; stretch++) {
+    shared->purge_at = 1 + stretch * 10;  // while more is live, or less
     int here = history.run_watched(120);
     ASSERT_GE(here, 0) << "stretch " << stretch;
     children += here;
