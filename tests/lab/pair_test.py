@@ -6,7 +6,7 @@ under rdmalloc that purges at every chance, over libfabric verbs and over UCX.
 
 Every byte is checked at both ranks, and the packets of both devices are counted: at least as many as
 the data must take leave the guest that sends it. The roots take turns, so both send half.
-Seen to fail: with both ranks on left (no packet leaves right).
+Seen to fail: with both ranks on left (no packet leaves right), and with UCX over tcp (none leaves either).
 """
 import os
 import re
