@@ -5,6 +5,7 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/size_class.h"
+#include "alloc/heaps/heap.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
@@ -58,6 +59,7 @@ void recover(std::uint32_t forking_thread) {
   }
   events_after_fork();
   cache_reclaim_after_fork();
+  heaps_after_fork(forking_thread);
 }
 
 }  // namespace

@@ -5,21 +5,12 @@
 #include <cstring>
 
 #include "alloc/core/report.h"
+#include "alloc/heaps/heap_blocks.h"
 #include "alloc/large/large.h"
 #include "alloc/pages/arena.h"
 
 namespace rdmalloc {
 namespace {
-
-// The class whose blocks are aligned to `alignment`: slabs are aligned to their size, so any class
-// whose block size is a multiple of it. 0 when only a large span will do.
-unsigned class_for(std::size_t alignment, std::size_t bytes) {
-  std::size_t wanted = bytes == 0 ? alignment : (bytes + alignment - 1) & ~(alignment - 1);
-  if (alignment > kSmallMax || wanted > kSmallMax) return 0;
-  for (unsigned c = class_of(wanted); c < kClasses; ++c)
-    if (block_bytes_of(c) % alignment == 0) return c;
-  return 0;
-}
 
 // Whether the block stays where it is. Shrinking keeps one that is at least half used (moving it
 // would cost a copy now and again when it grows back), or whose class is the smallest there is for
@@ -29,14 +20,38 @@ bool is_good_enough(std::size_t usable, std::size_t bytes) {
   return bytes >= usable / 2 || (bytes <= kSmallMax && block_bytes_of(class_of(bytes)) == usable);
 }
 
-void* move_to(void* block, std::size_t usable, std::size_t bytes) {
-  // A large block that grows has done so before, and will again.
-  bool keeps_growing = usable > kSmallMax && bytes > usable && bytes <= kLargestRequest;
-  void* moved = keeps_growing ? large_allocate_growing(bytes) : allocate(bytes);
+void* move_to(void* block, std::size_t usable, void* moved, std::size_t bytes) {
   if (moved == nullptr) return nullptr;
   std::memcpy(moved, block, usable < bytes ? usable : bytes);
   release(block);
   return moved;
+}
+
+// What the class map says of the address; 0 when it is not ours.
+unsigned class_of_address(const void* block) {
+  auto address = reinterpret_cast<std::uintptr_t>(block);
+  return arena.holds(address) ? arena.class_at(arena.slice_of(address)) : 0;
+}
+
+[[noreturn]] void report_no_block(const void* block) {
+  report_fatal_address("realloc() of an address that malloc never returned, or of a freed block",
+                       block);
+}
+
+// Of blocks that are spans, or of a heap. Out of line: most calls need none of this.
+[[gnu::noinline]] std::size_t unclassed_bytes(const void* block) {
+  return is_of_heap(block) ? heap_block_bytes(block) : large_bytes(block);
+}
+[[gnu::noinline]] void* reallocate_unclassed(void* block, std::size_t bytes, unsigned size_class) {
+  if (size_class == kHeapClass) return heap_block_resize(block, bytes);
+  std::size_t usable = large_bytes(block);
+  if (usable == 0) report_no_block(block);
+  if (is_good_enough(usable, bytes)) return block;
+  bool stays_large = bytes > kSmallMax && bytes <= kLargestRequest;
+  if (stays_large && large_resize(block, bytes)) return block;
+  // A large block that grows has done so before, and will again.
+  void* moved = stays_large && bytes > usable ? large_allocate_growing(bytes) : allocate(bytes);
+  return move_to(block, usable, moved, bytes);
 }
 
 }  // namespace
@@ -55,7 +70,7 @@ void* allocate_slow(std::size_t bytes) {
 void* allocate_aligned(std::size_t alignment, std::size_t bytes) {
   if (bytes > kLargestRequest || alignment > kLargestRequest) return out_of_memory();
   if (alignment <= 16) return allocate(bytes);
-  if (unsigned size_class = class_for(alignment, bytes)) return cache_allocate(size_class);
+  if (unsigned size_class = aligned_class_of(alignment, bytes)) return cache_allocate(size_class);
   bool is_zero = false;
   return large_allocate(bytes, alignment, &is_zero);
 }
@@ -77,19 +92,16 @@ std::size_t usable_bytes(const void* block) {
   auto address = reinterpret_cast<std::uintptr_t>(block);
   if (!arena.holds(address)) return 0;
   unsigned size_class = arena.class_at(arena.slice_of(address));
-  return size_class == kLargeClass ? large_bytes(block) : block_bytes_of(size_class);
+  return size_class >= kLargeClass ? unclassed_bytes(block) : block_bytes_of(size_class);
 }
 
 void* reallocate(void* block, std::size_t bytes) {
-  std::size_t usable = usable_bytes(block);
-  if (usable == 0)
-    report_fatal_address("realloc() of an address that malloc never returned, or of a freed block",
-                         block);
+  unsigned size_class = class_of_address(block);
+  if (size_class >= kLargeClass) return reallocate_unclassed(block, bytes, size_class);
+  std::size_t usable = block_bytes_of(size_class);
+  if (usable == 0) report_no_block(block);
   if (is_good_enough(usable, bytes)) return block;
-  bool is_large = usable > kSmallMax;
-  if (is_large && bytes > kSmallMax && bytes <= kLargestRequest && large_resize(block, bytes))
-    return block;
-  return move_to(block, usable, bytes);
+  return move_to(block, usable, allocate(bytes), bytes);
 }
 
 }  // namespace rdmalloc

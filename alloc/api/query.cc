@@ -3,6 +3,7 @@
 #include <rdmalloc/rdmalloc.h>
 
 #include "alloc/fork.h"
+#include "alloc/heaps/heap.h"
 #include "alloc/init.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
@@ -15,13 +16,19 @@ namespace {
 bool describe(SliceIndex slice, rdmalloc_range* range) {
   const Span& span = arena.span(slice);
   SpanWord word = span.load();
-  if (word.kind != SpanKind::kSlab && word.kind != SpanKind::kLarge) return false;
+  if (!is_in_use(word.kind)) return false;
   range->base = reinterpret_cast<void*>(arena.address_of(slice));
   range->length = std::size_t{word.slices} << kSliceShift;
-  bool is_slab = word.kind == SpanKind::kSlab;
-  range->block_bytes = is_slab ? block_bytes_of(word.size_class) : range->length;
+  range->block_bytes = is_slab(word.kind) ? block_bytes_of(word.size_class) : range->length;
   range->generation = span.generation.load(std::memory_order_relaxed);
-  range->flags = is_slab ? RDMALLOC_RANGE_SLAB : RDMALLOC_RANGE_LARGE;
+  range->flags = is_slab(word.kind) ? RDMALLOC_RANGE_SLAB : RDMALLOC_RANGE_LARGE;
+  range->heap = nullptr;
+  if (word.heap != 0) {
+    std::uint64_t handle = heaps.at(word.heap)->handle.load(std::memory_order_relaxed);
+    range->flags |= RDMALLOC_RANGE_HEAP;
+    // None while it is being destroyed.
+    if (is_live(handle)) range->heap = reinterpret_cast<rdmalloc_heap*>(handle);
+  }
   return true;
 }
 
@@ -52,19 +59,13 @@ int rdmalloc_range_of(const void* ptr, struct rdmalloc_range* range) {
 int rdmalloc_range_foreach(rdmalloc_range_fn fn, void* arg) {
   if (fn == nullptr) return -EINVAL;
   SliceIndex end = page_heap_frontier();
-  for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
+  for (SliceIndex slice = end == 0 ? 0 : 1; slice < end; slice = page_heap_next(slice, end)) {
     rdmalloc_range range{};
     range.size = sizeof range;
     if (describe(slice, &range)) {
       int result = fn(&range, arg);
       if (result != 0) return result;
     }
-    // Spans may be cut and joined while we walk: a slice that is no span's first any more belongs
-    // to a longer one, whose end we go on from.
-    std::uint32_t slices = arena.span(slice).load().slices;
-    SliceIndex next = slice + (slices != 0 ? slices : 1);
-    while (next < end && arena.first[next].load(std::memory_order_relaxed) != next) ++next;
-    slice = next;
   }
   return 0;
 }

@@ -3,12 +3,14 @@
 #include <errno.h>
 #include <rdmalloc/rdmalloc.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/fork.h"
+#include "alloc/heaps/heap.h"
 #include "alloc/init.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
@@ -34,7 +36,13 @@ Statistics statistics() {
     s.slab_free_bytes += slab_counters(c).free_blocks * block_bytes_of(c);
     s.depot_bytes += depot_blocks(c) * block_bytes_of(c);
   }
-  std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes;
+  HeapCounters of_user = heap_counters();
+  s.heaps = of_user.heaps;
+  s.heap_bytes = of_user.span_bytes;
+  s.heap_live_bytes = of_user.live_bytes;
+  s.heap_refusals = of_user.refusals;
+  std::uint64_t heap_free = of_user.span_bytes - std::min(of_user.span_bytes, of_user.live_bytes);
+  std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes + heap_free;
   s.live_bytes = s.used_bytes > not_live ? s.used_bytes - not_live : 0;
   CacheCounters caches = cache_counters();
   s.threads = caches.threads;
@@ -75,6 +83,10 @@ constexpr StatisticLine kLines[] = {
     LINE(clean_bytes, "bytes of free spans whose pages were given back"),
     LINE(large_spans, "large blocks in use"),
     LINE(slab_spans, "slabs in use"),
+    LINE(heaps, "heaps of the user"),
+    LINE(heap_bytes, "bytes of spans in use by heaps of the user"),
+    LINE(heap_live_bytes, "bytes of blocks in use in heaps of the user"),
+    LINE(heap_refusals, "requests that a heap of the user had no budget or no memory for"),
     LINE(threads, "threads that have magazines"),
     LINE(purges, "successful decommits"),
     LINE(purged_bytes, "bytes given back to the kernel"),

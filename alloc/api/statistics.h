@@ -16,6 +16,8 @@ struct Statistics {
   std::uint64_t dirty_bytes;      // free and backed
   std::uint64_t clean_bytes;      // free and not backed
   std::uint64_t large_spans, slab_spans;
+  std::uint64_t heaps, heap_bytes;  // of the user
+  std::uint64_t heap_live_bytes, heap_refusals;
   std::uint64_t threads;
   std::uint64_t purges, purged_bytes, slab_purged_bytes, purge_refusals, purge_failures;
   std::uint64_t purge_thread_failures, purge_pressure;

@@ -7,6 +7,7 @@
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
+#include "alloc/heaps/heap_blocks.h"
 #include "alloc/init.h"
 #include "alloc/large/large.h"
 #include "alloc/os/os.h"
@@ -339,6 +340,7 @@ void* cache_allocate_slow(unsigned size_class) {
 void cache_free_slow(void* block, unsigned size_class) noexcept {
   fork_check();
   if (size_class == 0 || size_class == kLargeClass) return large_free(block);
+  if (size_class == kHeapClass) return heap_block_free(block);
   ThreadCache* cache = cache_of_this_thread();
   if (cache == nullptr) cache = make_cache();
   if (cache == nullptr) return slab_give_back(size_class, &block, 1);

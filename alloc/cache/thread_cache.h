@@ -94,7 +94,7 @@ void cache_free_slow(void* block, unsigned size_class) noexcept;
 }
 
 // Takes a block back on this thread, whoever allocated it. `size_class` is what the class map says;
-// 0 and kLargeClass have bins that are always full and so end in the slow path.
+// 0, kLargeClass and kHeapClass have bins that are always full and so end in the slow path.
 [[gnu::always_inline]] inline void cache_free(void* block, unsigned size_class) {
   in_use_end(block, size_class);
   Bin& bin = detail::this_cache->bins[size_class];

@@ -5,6 +5,7 @@
 //   class 1 .. 64    multiples of 16 up to 1 KiB
 //   class 65 .. 104  eight to a doubling from 1 KiB to 32 KiB: at most 12.5 % is lost
 //   kLargeClass      a span that is one block; its bin is like that of class 0
+//   kHeapClass       blocks of a heap of the user (heaps/heap.h), of any size; likewise
 //
 // Class 1 holds 32 bytes, not 16: glibc's smallest block has 24, and real programs (Open MPI's mtl
 // ofi, one) write a few bytes past a tiny allocation and live there.
@@ -29,7 +30,9 @@ inline constexpr unsigned kFineClasses = kFineMax / 16;
 inline constexpr unsigned kSmallClasses = kFineClasses + 8 * 5;  // five doublings to 32 KiB
 inline constexpr unsigned kClasses = kSmallClasses + 1;          // with class 0
 inline constexpr unsigned kLargeClass = kClasses;
-inline constexpr unsigned kBins = kClasses + 1;  // bins a thread has: the classes and kLargeClass
+inline constexpr unsigned kHeapClass = kClasses + 1;
+// Bins a thread has: the classes, and the two whose blocks no bin holds.
+inline constexpr unsigned kBins = kClasses + 2;
 
 // Class of 1 KiB < bytes <= 32 KiB: the three bits below the leading one of bytes - 1.
 constexpr unsigned coarse_class_of(std::size_t bytes) {
@@ -48,6 +51,17 @@ constexpr std::uint32_t block_bytes_of(unsigned size_class) {
   unsigned step = size_class - kFineClasses - 1;
   unsigned exponent = 10 + step / 8;
   return (8 + step % 8 + 1) << (exponent - 3);
+}
+
+// The class whose blocks are aligned to `alignment` (a power of two): slabs are aligned to their
+// size, so any class whose block size is a multiple of it. 0 when only a large span will do.
+constexpr unsigned aligned_class_of(std::size_t alignment, std::size_t bytes) {
+  if (alignment > kSmallMax || bytes > kSmallMax) return 0;
+  std::size_t wanted = bytes == 0 ? alignment : (bytes + alignment - 1) & ~(alignment - 1);
+  if (wanted > kSmallMax) return 0;
+  for (unsigned c = class_of(wanted); c < kClasses; ++c)
+    if (block_bytes_of(c) % alignment == 0) return c;
+  return 0;
 }
 
 // offset * block < 2^40 for each offset in a slab, so the reciprocal divides exactly.

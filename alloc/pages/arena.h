@@ -23,7 +23,8 @@ struct Arena {
   // extent(): whoever sees it sees base and the tables.
   std::atomic<std::size_t> published_extent{0};
   std::uintptr_t base = 0;
-  // Class of the blocks in each slice: 0 free or never used, kLargeClass for spans of one block.
+  // Class of the blocks in each slice: 0 free or never used, kLargeClass for spans of one block,
+  // kHeapClass for spans of a heap of the user.
   // Bytes are written under the page heap's lock before a block of the span is handed out; a thread
   // that frees such a block got its address from there by way of the program's own ordering.
   std::atomic<std::uint8_t>* class_map = nullptr;

@@ -383,7 +383,7 @@ SliceIndex take_with_room(std::uint32_t slices) {
 // next one has another length.
 SpanKind left_by(const Span& span) {
   SpanWord word = span.load();
-  bool is_buffer = word.kind == SpanKind::kLarge && word.slices >= kBufferSlices;
+  bool is_buffer = is_large(word.kind) && word.slices >= kBufferSlices;
   return is_buffer && !span.has_grown ? SpanKind::kFreeSpared : SpanKind::kFreeDirty;
 }
 
@@ -434,21 +434,27 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, bool* is
   return slice;
 }
 
-void publish_locked(SliceIndex slice, SpanKind kind, std::uint8_t size_class, bool is_zero) {
+void publish_locked(SliceIndex slice, SpanWord word) {
   Span& span = arena.span(slice);
-  std::uint32_t slices = span.load().slices;
+  word.slices = span.load().slices;
+  std::uint8_t map_class = map_class_of(word);
   span.generation.store(++heap.next_generation, std::memory_order_relaxed);
   span.has_grown = false;
-  for (SliceIndex s = slice; s < slice + slices; ++s) {
+  for (SliceIndex s = slice; s < slice + word.slices; ++s) {
     set_first(s, slice);
-    arena.class_map[s].store(size_class, std::memory_order_relaxed);
+    arena.class_map[s].store(map_class, std::memory_order_relaxed);
   }
-  (kind == SpanKind::kLarge ? heap.large_spans : heap.slab_spans) += 1;
-  span.store({kind, size_class, is_zero, slices});
+  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
+  span.store(word);
   // Pairs with the fence in rdmalloc_range_is_idle(): whoever allocates here and then looks a
   // registration up, and whoever unpublishes a registration and then asks whether the range is in
   // use, can't both miss the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+SpanWord large_word(bool is_zero, std::uint16_t owner) {
+  SpanKind kind = owner != 0 ? SpanKind::kHeapLarge : SpanKind::kLarge;
+  return {kind, kLargeClass, is_zero, 0, owner};
 }
 
 }  // namespace
@@ -461,12 +467,14 @@ SliceIndex page_heap_take_slab(std::uint32_t slices) {
   return slice;
 }
 
-void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class) {
+void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner) {
   LockGuard guard(heap.lock);
-  publish_locked(slice, SpanKind::kSlab, size_class, false);
+  SpanKind kind = owner != 0 ? SpanKind::kHeapSlab : SpanKind::kSlab;
+  publish_locked(slice, {kind, size_class, false, 0, owner});
 }
 
-SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero) {
+SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero,
+                                std::uint16_t owner) {
   auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
   if (align_slices == 0) align_slices = 1;
   LockGuard guard(heap.lock);
@@ -475,11 +483,11 @@ SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, boo
                          : take_at_address(slices, alignment, is_zero);
   if (slice == 0) return 0;
   if (*is_zero) events_note_use(slice, slices);
-  publish_locked(slice, SpanKind::kLarge, kLargeClass, *is_zero);
+  publish_locked(slice, large_word(*is_zero, owner));
   return slice;
 }
 
-SliceIndex page_heap_take_growing(std::uint32_t slices) {
+SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner) {
   // A quarter more than is asked for, like a vector: whatever comes to lie behind it, a block that
   // grows by small steps is copied a number of times that goes with the logarithm of its size.
   std::uint32_t capacity = slices + slices / 4;
@@ -488,7 +496,7 @@ SliceIndex page_heap_take_growing(std::uint32_t slices) {
   LockGuard guard(heap.lock);
   SliceIndex slice = capacity > slices ? take_with_room(capacity) : 0;
   if (slice == 0) return 0;
-  publish_locked(slice, SpanKind::kLarge, kLargeClass, false);
+  publish_locked(slice, large_word(false, owner));
   arena.span(slice).has_grown = true;
   return slice;
 }
@@ -497,7 +505,7 @@ void page_heap_free(SliceIndex slice) {
   LockGuard guard(heap.lock);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
-  (word.kind == SpanKind::kLarge ? heap.large_spans : heap.slab_spans) -= 1;
+  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
   SpanKind left = left_by(span);
   span.store({SpanKind::kReserved, 0, false, word.slices});
   // Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks,
@@ -521,9 +529,9 @@ bool page_heap_grow(SliceIndex slice, std::uint32_t slices) {
   span.has_grown = true;
   for (SliceIndex s = end; s < end + more; ++s) {
     set_first(s, slice);
-    arena.class_map[s].store(kLargeClass, std::memory_order_relaxed);
+    arena.class_map[s].store(map_class_of(word), std::memory_order_relaxed);
   }
-  span.store({word.kind, word.size_class, false, slices});
+  span.store({word.kind, word.size_class, false, slices, word.heap});
   add_used(more);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // as in publish_locked
   return true;
@@ -537,7 +545,7 @@ void page_heap_shrink(SliceIndex slice, std::uint32_t slices) {
   SliceIndex tail = slice + slices;
   SpanKind left = left_by(span);
   arena.span(tail).store({SpanKind::kReserved, 0, false, less});
-  span.store({word.kind, word.size_class, word.is_zero, slices});
+  span.store({word.kind, word.size_class, word.is_zero, slices, word.heap});
   for (SliceIndex s = tail; s < tail + less; ++s)
     arena.class_map[s].store(0, std::memory_order_release);  // as in page_heap_free
   add_used(-static_cast<std::int64_t>(less));

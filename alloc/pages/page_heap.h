@@ -37,16 +37,18 @@ namespace rdmalloc {
 // until the caller has written its bitmap and publishes it. Returns 0 ("none") when there is no
 // memory.
 SliceIndex page_heap_take_slab(std::uint32_t slices);
-void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class);
+// `owner`: the heap of the user that the span is for, 0 for none; here and below.
+void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner = 0);
 
 // Takes and publishes a large span of `slices` slices at a multiple of `alignment` bytes (a power
 // of two; a slice comes for free). `*is_zero` tells whether its pages read as zero. 0: no memory.
-SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero);
+SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero,
+                                std::uint16_t owner = 0);
 
 // Takes and publishes a span for a large block that has grown before and found no room behind it:
 // somewhat longer than `slices`, and where there is room behind it. 0: no such place, which is no
 // reason to fail.
-SliceIndex page_heap_take_growing(std::uint32_t slices);
+SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner = 0);
 
 // Takes a span out of use: its pages are dirty from now on. The caller calls purge_note_dirty()
 // once he holds no lock.
@@ -98,6 +100,15 @@ void page_heap_set_limit(std::uint64_t bytes);
 void page_heap_set_spare_ms(std::uint64_t spare_ms);
 // End of the slices that were ever part of a span. Acquire: the words below it are there.
 SliceIndex page_heap_frontier();
+// The first slice of the span after the one at `slice`, for walks below `end` without the lock.
+// Spans may be cut and joined meanwhile: a slice that is no span's first any more belongs to a
+// longer one, whose end the walk goes on from.
+inline SliceIndex page_heap_next(SliceIndex slice, SliceIndex end) {
+  std::uint32_t slices = arena.span(slice).load().slices;
+  SliceIndex next = slice + (slices != 0 ? slices : 1);
+  while (next < end && arena.first[next].load(std::memory_order_relaxed) != next) ++next;
+  return next;
+}
 
 // For the child of a fork (fork.cc): who holds the lock, and making the lists anew from the words.
 std::uint32_t page_heap_lock_owner();

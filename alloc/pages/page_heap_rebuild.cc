@@ -23,12 +23,12 @@ void page_heap_rebuild(bool purge_goes_on) {
   for (SliceIndex slice = 1; slice < end;) {
     SpanWord word = arena.span(slice).load();
     SliceIndex next = slice + word.slices;
-    if (word.kind == SpanKind::kSlab || word.kind == SpanKind::kLarge) {
+    if (is_in_use(word.kind)) {
       add_used(word.slices);
-      (word.kind == SpanKind::kLarge ? heap.large_spans : heap.slab_spans) += 1;
+      (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
       for (SliceIndex s = slice; s < next; ++s) {
         set_first(s, slice);
-        arena.class_map[s].store(word.size_class, std::memory_order_relaxed);
+        arena.class_map[s].store(map_class_of(word), std::memory_order_relaxed);
       }
     } else if (word.kind == SpanKind::kPurging && purge_goes_on) {
       heap.purging_slices += word.slices;
@@ -66,12 +66,13 @@ bool page_heap_is_valid() {
     SpanWord word = arena.span(slice).load();
     if (word.slices == 0 || slice + word.slices > end) return false;
     if (first_of(slice) != slice || first_of(slice + word.slices - 1) != slice) return false;
-    bool in_use = word.kind == SpanKind::kSlab || word.kind == SpanKind::kLarge;
     for (SliceIndex s = slice; s < slice + word.slices; ++s)
-      if (arena.class_at(s) != (in_use ? word.size_class : 0)) return false;
+      if (arena.class_at(s) != map_class_of(word)) return false;
     switch (word.kind) {
       case SpanKind::kSlab:
       case SpanKind::kLarge:
+      case SpanKind::kHeapSlab:
+      case SpanKind::kHeapLarge:
         used += word.slices;
         break;
       case SpanKind::kFreeDirty:

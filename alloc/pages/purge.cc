@@ -11,6 +11,7 @@
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
+#include "alloc/heaps/heap.h"
 #include "alloc/init.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/memory.h"
@@ -244,8 +245,9 @@ bool round_of_work() {
   events_deliver_all();
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
   PressureDemand demand = pressure_demand();
-  bool depot_has_more =
-      depot_age(requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0);
+  bool empties_caches = requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0;
+  bool depot_has_more = depot_age(empties_caches);
+  bool heaps_have_more = heaps_age(empties_caches);
   if (requested) {
     purge_slabs(true, RDMALLOC_PURGE_REQUEST);
     purge_pass(kEverything, 0, RDMALLOC_PURGE_REQUEST);
@@ -266,7 +268,7 @@ bool round_of_work() {
 #if RDMALLOC_CHECKED
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
-  return depot_has_more || !slabs_are_done || dirty_bytes() != 0;
+  return depot_has_more || heaps_have_more || !slabs_are_done || dirty_bytes() != 0;
 }
 
 std::uint64_t tick_ms() {
@@ -520,6 +522,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   turn.begin();
   events_deliver_all();
   depot_age(true);
+  heaps_age(true);
   std::uint64_t purged = keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST) : 0;
   purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
   turn.end();

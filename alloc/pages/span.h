@@ -33,7 +33,18 @@ enum class SpanKind : std::uint8_t {
   kPurging,     // out of reach of allocation while its pages are given back (I3)
   kSlab,        // blocks of one class
   kLarge,       // one block
+  kHeapSlab,    // the same two, of a heap of the user (heaps/heap.h)
+  kHeapLarge,
 };
+constexpr bool is_slab(SpanKind kind) {
+  return kind == SpanKind::kSlab || kind == SpanKind::kHeapSlab;
+}
+constexpr bool is_large(SpanKind kind) {
+  return kind == SpanKind::kLarge || kind == SpanKind::kHeapLarge;
+}
+constexpr bool is_in_use(SpanKind kind) {
+  return is_slab(kind) || is_large(kind);
+}
 constexpr bool is_dirty(SpanKind kind) {
   return kind == SpanKind::kFreeDirty || kind == SpanKind::kFreeSpared;
 }
@@ -51,15 +62,23 @@ struct SpanWord {
   std::uint8_t size_class;
   bool is_zero;  // a large span that was clean when handed out: calloc need not write
   std::uint32_t slices;
+  std::uint16_t heap = 0;  // 15 bits: the heap of the user that the span belongs to, 0 for none
 };
 constexpr std::uint64_t pack(SpanWord word) {
   return static_cast<std::uint64_t>(word.slices) | static_cast<std::uint64_t>(word.kind) << 32 |
          static_cast<std::uint64_t>(word.size_class) << 40 |
-         static_cast<std::uint64_t>(word.is_zero) << 48;
+         static_cast<std::uint64_t>(word.is_zero) << 48 |
+         static_cast<std::uint64_t>(word.heap) << 49;
 }
 constexpr SpanWord unpack(std::uint64_t bits) {
   return {static_cast<SpanKind>(bits >> 32 & 0xff), static_cast<std::uint8_t>(bits >> 40 & 0xff),
-          (bits >> 48 & 1) != 0, static_cast<std::uint32_t>(bits)};
+          (bits >> 48 & 1) != 0, static_cast<std::uint32_t>(bits),
+          static_cast<std::uint16_t>(bits >> 49)};
+}
+// What the class map says of a span's slices.
+constexpr std::uint8_t map_class_of(SpanWord word) {
+  if (!is_in_use(word.kind)) return 0;
+  return word.heap != 0 ? static_cast<std::uint8_t>(kHeapClass) : word.size_class;
 }
 
 struct alignas(64) Span {
@@ -71,7 +90,7 @@ struct alignas(64) Span {
   // Links by slice index. Free span: list of its bin. Slab: list of its class's bucket.
   SliceIndex next;
   SliceIndex previous;
-  // Free dirty or spared span: list by age, oldest first.
+  // Free dirty or spared span: list by age, oldest first. Span of a heap: list of its spans.
   SliceIndex younger;
   SliceIndex older;
   std::uint32_t freed_ms;  // the same: when (milliseconds of os::coarse_ms, wrapping)

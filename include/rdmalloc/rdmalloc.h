@@ -4,7 +4,8 @@
  * holds what those lack: ownership, page events, purging, settings and counters.
  *
  * Conventions of every rdmalloc header:
- *  - Functions that can fail return 0 or a negative errno value; none of them touches errno.
+ *  - Functions that can fail return 0 or a negative errno value; none of them touches errno. Those
+ *    that return a block return NULL and set errno, like malloc.
  *  - Public structs start with `size`, which the caller sets to sizeof the struct he compiled with.
  *  - "Any thread" means: any thread at any time, also inside a callback of a fabric library that
  *    holds its own locks, unless the comment says otherwise. Not async-signal-safe, unless said.
@@ -51,6 +52,8 @@ RDMALLOC_API int rdmalloc_fini(void);
 
 /* ------------------------------------------------------------------ ownership */
 
+struct rdmalloc_heap;
+
 /** What rdmalloc knows of the memory round an address. */
 struct rdmalloc_range {
   size_t size;         /**< sizeof(struct rdmalloc_range), set by the caller */
@@ -60,6 +63,7 @@ struct rdmalloc_range {
   uint64_t generation; /**< changes each time the span's pages were given back to the kernel and
                             each time the span is made anew; never repeats for an address */
   uint32_t flags;      /**< RDMALLOC_RANGE_* */
+  struct rdmalloc_heap* heap; /**< with RDMALLOC_RANGE_HEAP: whose it is */
 };
 #define RDMALLOC_RANGE_SLAB 0x1u  /**< many blocks of equal size */
 #define RDMALLOC_RANGE_LARGE 0x2u /**< one block */
@@ -98,6 +102,69 @@ RDMALLOC_API int rdmalloc_arena_extent(uintptr_t* base, size_t* length);
 #define RDMALLOC_SLICE_BYTES ((size_t)65536)
 #define RDMALLOC_SLICE_SHIFT 16
 #define RDMALLOC_CHUNK_BYTES ((size_t)2097152)
+
+/* ------------------------------------------------------------------ heaps of the user */
+
+/** What a heap is made of. NULL instead of it, or 0 in a field, means the default. */
+struct rdmalloc_heap_attr {
+  size_t size;         /**< sizeof(struct rdmalloc_heap_attr) */
+  size_t budget_bytes; /**< its spans never take more, whole slices of 64 KiB; default: no limit */
+};
+
+/** Makes a heap: an allocator with pages of its own, which no block of another heap and none of
+ *  malloc's lies in, and which are all given back at once when it is destroyed. free(), realloc(),
+ *  malloc_usable_size(), operator delete and their prefixed twins work on its blocks like on any
+ *  other, from any thread; realloc() keeps a block in its heap. Blocks are 64 bytes at least.
+ *  Returns 0; -EINVAL (size of *attr, a budget below 64 KiB), -ENOSPC (4,095 heaps are there, fewer
+ *  where address space is short), -ENOMEM. Any thread. */
+RDMALLOC_API int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr,
+                                      struct rdmalloc_heap** heap);
+
+/** Frees every block of the heap, also those in use, and the heap. From here on free() of such a
+ *  block is a double free, and the handle is refused for ever. The pages go back like those of
+ * other free memory: later, by the purge thread, after observers were asked. No other thread may be
+ * in a call for this heap; one that is gets EINVAL (checked builds abort). Returns 0, or -EINVAL
+ * when there is no such heap, or none any more. Any thread, also inside the callback of a walk. */
+RDMALLOC_API int rdmalloc_heap_destroy(struct rdmalloc_heap* heap);
+
+/** malloc(), calloc(), aligned_alloc() and realloc() in the heap. NULL with errno ENOMEM: no
+ * memory, or the budget is used up; EINVAL: no such heap, an alignment that is no power of two, or
+ * `ptr` is not of this heap, and then nothing happened to it. A block that realloc moves is there
+ * twice for a moment, also in the budget. Any thread. */
+RDMALLOC_API void* rdmalloc_heap_malloc(struct rdmalloc_heap* heap, size_t bytes);
+RDMALLOC_API void* rdmalloc_heap_calloc(struct rdmalloc_heap* heap, size_t count, size_t bytes);
+RDMALLOC_API void* rdmalloc_heap_aligned(struct rdmalloc_heap* heap, size_t alignment,
+                                         size_t bytes);
+RDMALLOC_API void* rdmalloc_heap_realloc(struct rdmalloc_heap* heap, void* ptr, size_t bytes);
+
+/** free() that looks whose block it is: 0, or -EINVAL when there is no such heap, or `ptr` is
+ *  neither NULL nor in it; nothing is freed then. Any thread. */
+RDMALLOC_API int rdmalloc_heap_free(struct rdmalloc_heap* heap, void* ptr);
+
+/** Called for a block in use; a nonzero return value stops the walk. */
+typedef int (*rdmalloc_heap_walk_fn)(void* block, size_t usable_bytes, void* arg);
+
+/** Calls `fn` for each block of the heap in use, by rising address. No lock is held in `fn`, which
+ *  may allocate and free anything, this block and others of the heap too; when it destroys the heap
+ *  the walk ends with -EINVAL. Blocks allocated or freed meanwhile may or may not be seen, and the
+ *  bytes of a block may be looked at only if nobody else can free it. Returns 0, what `fn`
+ * returned, or -EINVAL when there is no such heap. Any thread. */
+RDMALLOC_API int rdmalloc_heap_walk(struct rdmalloc_heap* heap, rdmalloc_heap_walk_fn fn,
+                                    void* arg);
+
+/** Numbers of one heap; each by itself is true at some moment of the call. */
+struct rdmalloc_heap_counters {
+  size_t size;              /**< sizeof(struct rdmalloc_heap_counters) */
+  uint64_t budget_bytes;    /**< whole slices */
+  uint64_t span_bytes;      /**< its spans, free blocks included: what the budget is for */
+  uint64_t most_span_bytes; /**< the most there ever were */
+  uint64_t live_bytes;      /**< usable bytes of the blocks in use */
+  uint64_t live_blocks;     /**< their number */
+  uint64_t refusals;        /**< requests that found no budget or no memory */
+};
+/** Fills *stats (set stats->size). 0, or -EINVAL. Any thread. */
+RDMALLOC_API int rdmalloc_heap_stats(struct rdmalloc_heap* heap,
+                                     struct rdmalloc_heap_counters* stats);
 
 /* ------------------------------------------------------------------ page events */
 

@@ -1,0 +1,110 @@
+// Heaps of the user, as the public functions that rdmalloc.h describes.
+#include <errno.h>
+#include <rdmalloc/rdmalloc.h>
+
+#include <cstring>
+
+#include "alloc/api/allocate.h"
+#include "alloc/fork.h"
+#include "alloc/heaps/heap.h"
+#include "alloc/heaps/heap_blocks.h"
+
+using namespace rdmalloc;
+
+namespace {
+
+std::uint64_t handle_of(const rdmalloc_heap* heap) {
+  return reinterpret_cast<std::uintptr_t>(heap);
+}
+
+void* refused(int error) {
+  errno = error;
+  return nullptr;
+}
+
+// Whether the address is of a live block, or of none that is known, of that very heap.
+bool is_of(const Heap* heap, const void* ptr) {
+  return heap != nullptr && is_of_heap(ptr) && heap_block_at(ptr).heap == heap;
+}
+
+}  // namespace
+
+extern "C" {
+
+int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr, struct rdmalloc_heap** heap) {
+  if (heap == nullptr) return -EINVAL;
+  std::uint64_t budget_bytes = UINT64_MAX;
+  if (attr != nullptr) {
+    if (attr->size != sizeof *attr) return -EINVAL;
+    if (attr->budget_bytes != 0) budget_bytes = attr->budget_bytes;
+    if (budget_bytes < kSliceBytes) return -EINVAL;
+  }
+  std::uint64_t handle = 0;
+  if (int error = heap_create(budget_bytes, &handle)) return error;
+  *heap = reinterpret_cast<rdmalloc_heap*>(handle);
+  return 0;
+}
+
+int rdmalloc_heap_destroy(struct rdmalloc_heap* heap) {
+  return heap_destroy(handle_of(heap));
+}
+
+void* rdmalloc_heap_malloc(struct rdmalloc_heap* heap, size_t bytes) {
+  bool is_zero = false;
+  return heap_allocate(handle_of(heap), bytes, 1, &is_zero);
+}
+
+void* rdmalloc_heap_calloc(struct rdmalloc_heap* heap, size_t count, size_t bytes) {
+  std::size_t total = 0;
+  if (__builtin_mul_overflow(count, bytes, &total)) return out_of_memory();
+  bool is_zero = false;
+  void* block = heap_allocate(handle_of(heap), total, 1, &is_zero);
+  if (block != nullptr && !is_zero) std::memset(block, 0, total);
+  return block;
+}
+
+void* rdmalloc_heap_aligned(struct rdmalloc_heap* heap, size_t alignment, size_t bytes) {
+  if (alignment == 0 || (alignment & (alignment - 1)) != 0) return refused(EINVAL);
+  bool is_zero = false;
+  return heap_allocate(handle_of(heap), bytes, alignment, &is_zero);
+}
+
+void* rdmalloc_heap_realloc(struct rdmalloc_heap* heap, void* ptr, size_t bytes) {
+  if (ptr == nullptr) return rdmalloc_heap_malloc(heap, bytes);
+  fork_check();
+  if (!is_of(heap_of_handle(handle_of(heap)), ptr)) return refused(EINVAL);
+  if (bytes == 0) {
+    release(ptr);
+    return nullptr;
+  }
+  return reallocate(ptr, bytes);
+}
+
+int rdmalloc_heap_free(struct rdmalloc_heap* heap, void* ptr) {
+  fork_check();
+  const Heap* found = heap_of_handle(handle_of(heap));
+  if (found == nullptr || (ptr != nullptr && !is_of(found, ptr))) return -EINVAL;
+  if (ptr != nullptr) heap_block_free(ptr);
+  return 0;
+}
+
+int rdmalloc_heap_walk(struct rdmalloc_heap* heap, rdmalloc_heap_walk_fn fn, void* arg) {
+  return fn == nullptr ? -EINVAL : heap_walk(handle_of(heap), fn, arg);
+}
+
+int rdmalloc_heap_stats(struct rdmalloc_heap* heap, struct rdmalloc_heap_counters* stats) {
+  if (stats == nullptr || stats->size != sizeof *stats) return -EINVAL;
+  fork_check();
+  const Heap* found = heap_of_handle(handle_of(heap));
+  if (found == nullptr) return -EINVAL;
+  HeapState state = heap_state(*found);
+  stats->budget_bytes = state.budget_bytes;
+  stats->span_bytes = state.span_bytes;
+  stats->most_span_bytes = state.most_span_bytes;
+  stats->live_bytes = state.live_bytes;
+  stats->live_blocks = state.live_blocks;
+  stats->refusals = state.refusals;
+  return 0;
+}
+
+}  // extern "C"

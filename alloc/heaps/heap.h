@@ -1,0 +1,190 @@
+// Heaps of the user: allocators with spans of their own. No page holds blocks of two heaps, and
+// destroying a heap gives exactly its spans back.
+//
+//    threads
+//       |  whoever comes takes a shard that nobody is in
+//       v
+//    shards    a magazine for each class, behind a lock; one shard at first, more when threads meet
+//       |  halves of magazines
+//       v
+//    classes   slabs with free blocks, behind a lock for each class
+//       |  empty slabs, large blocks
+//       v
+//    spans     a list and the budget, behind a lock
+//       |
+//       v
+//    page heap
+//
+// The shards belong to the heap, not to threads. So a thread that ends leaves nothing behind, what
+// the magazines of a heap hold is bounded whatever the number of threads (kMostShards shards of
+// kShardBytes), and they can be emptied by anyone: for the budget, by the purge thread when nobody
+// came since it looked last, and by destroy.
+//
+// A slab has two bits for each block, in the bitmap of its slices: free bits in the first half,
+// live bits in the second. A live block is in the program's hands.
+//
+//    free bits + blocks in magazines + live bits == blocks                        (for each slab)
+//    span_slices == the sum of the spans whose word names the heap, <= budget_slices
+//
+// A live bit changes under the lock of a shard, by one atomic operation, since the blocks of one
+// word may be in several shards. Free bits change under the lock of the class. The child of a fork
+// believes the span words and the live bits, and makes all else anew (heap_rebuild).
+//
+// Span words name a heap by its slot, the index in the pool. All spans of a heap are gone before
+// its slot is used again; handles, which the user keeps, have a generation besides.
+//
+// Lock order: a shard, a class, the spans, the page heap. Every function that was handed a heap
+// looks at `handle` again under the first of them that it takes: destroy clears it and then passes
+// through each lock, so whoever still finds the heap there is waited for.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/cache/magazine.h"
+#include "alloc/core/lock.h"
+#include "alloc/core/pool.h"
+#include "alloc/core/size_class.h"
+#include "alloc/pages/span.h"
+
+namespace rdmalloc {
+
+// At once. A slot takes 12 of the 15 bits that a span word has for it.
+inline constexpr std::uint32_t kMostHeaps = 4095;
+// Two bits for each block must fit into a bitmap made for one bit for each 32 bytes.
+inline constexpr std::uint32_t kSmallestHeapBlock = 64;
+inline constexpr std::uint32_t kMostShards = 16;
+// Bytes of blocks in the magazines of one shard: eight full ones.
+inline constexpr std::uint32_t kShardBytes = 8 * kMagazineBytes;
+inline constexpr unsigned kHeapBuckets = 4;
+
+struct alignas(64) HeapClass {
+  Lock lock;
+  // Slabs with free blocks, by how many: bucket 0 is the fullest quarter.
+  SliceIndex head[kHeapBuckets];
+  std::atomic<std::uint32_t> listed;  // slabs on these lists; written under the lock. Relaxed
+};
+
+struct alignas(64) HeapShard {
+  Lock lock;
+  std::uint32_t calls;         // for the purge thread, which empties a shard that nobody came to
+  std::uint32_t calls_at_age;  // what it was when the purge thread looked
+  std::uint32_t drop_cursor;   // class that is emptied next when the shard holds too much
+  std::uint64_t held_bytes;    // of the blocks in the magazines
+  // Blocks handed out here less those given back here; a sum over the shards is what is live.
+  // Written under the lock, read for statistics.
+  std::atomic<std::int64_t> live_bytes;
+  std::atomic<std::int64_t> live_blocks;
+  Magazine* magazines[kClasses];
+};
+
+// Lies in a pool: all zero at first, and again when it was destroyed.
+struct alignas(64) Heap {
+  // 0: none. The handle of a live heap; while it is being destroyed kEnding and the id of the
+  // thread that does it. Release at the end of create pairs with acquire in heap_of_handle(). What
+  // is read under one of the locks is ordered by it.
+  std::atomic<std::uint64_t> handle;
+  std::atomic<std::uint32_t> next_free;      // pool
+  std::atomic<std::uint32_t> active_shards;  // a power of two; only grows. Relaxed: a hint
+  // Written by create. Relaxed: statistics may read it of a slot that is used again.
+  std::atomic<std::uint64_t> budget_slices;
+
+  Lock span_lock;
+  SliceIndex first_span;  // all spans, linked by Span::older and younger
+  // Written under span_lock; read by anybody, relaxed.
+  std::atomic<std::uint64_t> span_slices;
+  std::atomic<std::uint64_t> most_span_slices;
+  std::atomic<std::uint64_t> large_blocks;
+  std::atomic<std::uint64_t> large_slices;
+
+  std::atomic<std::uint64_t> refusals;  // requests that found no budget or no memory. Relaxed
+
+  HeapClass classes[kClasses];
+  HeapShard shards[kMostShards];
+
+  bool is(std::uint64_t wanted) const { return handle.load(std::memory_order_relaxed) == wanted; }
+};
+
+extern constinit Pool<Heap> heaps;
+
+// Handles: generation, slot. They are no addresses, so one that is kept too long is harmless.
+inline constexpr unsigned kHandleSlotBits = 16;
+inline constexpr std::uint64_t kEnding = std::uint64_t{1} << 63;
+constexpr std::uint32_t slot_of(std::uint64_t handle) {
+  return static_cast<std::uint32_t>(handle & ((std::uint64_t{1} << kHandleSlotBits) - 1));
+}
+inline std::uint16_t slot_of(const Heap& heap) {
+  return static_cast<std::uint16_t>(heaps.index_of(&heap));
+}
+inline bool is_live(std::uint64_t handle) {
+  return handle != 0 && (handle & kEnding) == 0;
+}
+static_assert(kMostHeaps < 1u << 15 && kMostHeaps < 1u << kHandleSlotBits);
+
+// The class of a request of 0 <= bytes <= kSmallMax.
+constexpr unsigned heap_class_of(std::size_t bytes) {
+  return class_of(bytes < kSmallestHeapBlock ? kSmallestHeapBlock : bytes);
+}
+
+// Blocks of a heap's slab, which may be of one slice where the class's usual slabs have eight.
+constexpr std::uint32_t heap_slab_blocks(unsigned size_class, std::uint32_t slices) {
+  return static_cast<std::uint32_t>(slices * kSliceBytes / block_bytes_of(size_class));
+}
+constexpr std::uint32_t heap_slab_words(unsigned size_class, std::uint32_t slices) {
+  return (heap_slab_blocks(size_class, slices) + 63) / 64;
+}
+// Where the live bits begin.
+constexpr std::uint32_t live_word(std::uint32_t slices) {
+  return slices * kBitmapWords / 2;
+}
+static_assert(heap_slab_words(heap_class_of(0), 1) <= live_word(1));
+
+// The live heap that the handle names; nullptr when there is none.
+inline Heap* heap_of_handle(std::uint64_t handle) {
+  std::uint32_t slot = slot_of(handle);
+  if (slot == 0 || slot >= heaps.used()) return nullptr;
+  Heap* heap = heaps.at(slot);
+  // Acquire: pairs with the release at the end of heap_create().
+  return heap->handle.load(std::memory_order_acquire) == handle ? heap : nullptr;
+}
+
+// ---- heaps.cc ----
+
+// Makes a heap of at most `budget_bytes` of spans. 0 or a negative errno.
+int heap_create(std::uint64_t budget_bytes, std::uint64_t* handle);
+// Frees all its blocks. 0, or -EINVAL when there is no such heap (any more).
+int heap_destroy(std::uint64_t handle);
+
+// Calls `fn` for each live block; a nonzero answer stops the walk and is returned. No lock is held
+// in it. -EINVAL when there is no such heap, or none any more.
+int heap_walk(std::uint64_t handle, int (*fn)(void* block, std::size_t usable_bytes, void* arg),
+              void* arg);
+
+struct HeapState {
+  std::uint64_t budget_bytes;
+  std::uint64_t span_bytes;
+  std::uint64_t most_span_bytes;
+  std::uint64_t live_bytes;
+  std::uint64_t live_blocks;
+  std::uint64_t refusals;
+};
+HeapState heap_state(const Heap& heap);
+
+// Empties the shards that nobody came to since the last call, and gives back the empty slabs of
+// their heaps; with `everything`, of all. By the holder of the purge turn. Whether something is
+// left to look at again.
+bool heaps_age(bool everything);
+
+struct HeapCounters {
+  std::uint64_t heaps;
+  std::uint64_t span_bytes;
+  std::uint64_t live_bytes;
+  std::uint64_t refusals;  // of the heaps there are
+};
+HeapCounters heap_counters();
+
+// In the child of a fork, once the page heap is whole again.
+void heaps_after_fork(std::uint32_t forking_thread);
+
+}  // namespace rdmalloc

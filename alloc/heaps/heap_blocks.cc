@@ -1,0 +1,309 @@
+#include "alloc/heaps/heap_blocks.h"
+
+#include <errno.h>
+
+#include <cstring>
+
+#include "alloc/cache/thread_cache.h"
+#include "alloc/core/report.h"
+#include "alloc/fork.h"
+#include "alloc/init.h"
+#include "alloc/pages/page_heap.h"
+#include "alloc/pages/purge.h"
+
+namespace rdmalloc {
+namespace {
+
+// Locks a shard of the heap: the one that the thread's id says, or another that nobody is in. When
+// there is none the heap gets more of them, and the thread waits.
+HeapShard& lock_shard(Heap& heap) {
+  std::uint32_t active = heap.active_shards.load(std::memory_order_relaxed);
+  std::uint32_t mine = thread_id();
+  for (std::uint32_t i = 0; i < active; ++i) {
+    HeapShard& shard = heap.shards[(mine + i) & (active - 1)];
+    if (shard.lock.try_lock()) return shard;
+  }
+  if (active < kMostShards)
+    heap.active_shards.compare_exchange_strong(active, active * 2, std::memory_order_relaxed);
+  active = heap.active_shards.load(std::memory_order_relaxed);
+  HeapShard& shard = heap.shards[mine & (active - 1)];
+  shard.lock.lock();
+  return shard;
+}
+
+// A shard of a heap, locked.
+class ShardGuard {
+ public:
+  explicit ShardGuard(Heap& heap) : shard_(lock_shard(heap)) { shard_.calls += 1; }
+  ~ShardGuard() { shard_.lock.unlock(); }
+  ShardGuard(const ShardGuard&) = delete;
+  ShardGuard& operator=(const ShardGuard&) = delete;
+  HeapShard& operator*() { return shard_; }
+
+ private:
+  HeapShard& shard_;
+};
+
+// Under the shard's lock.
+void count_live(HeapShard& shard, std::int64_t bytes, std::int64_t blocks) {
+  shard.live_bytes.store(shard.live_bytes.load(std::memory_order_relaxed) + bytes,
+                         std::memory_order_relaxed);
+  shard.live_blocks.store(shard.live_blocks.load(std::memory_order_relaxed) + blocks,
+                          std::memory_order_relaxed);
+}
+
+// A heap that was there when the call began is not any more.
+void* gone() {
+#if RDMALLOC_CHECKED
+  report_fatal("rdmalloc_heap_destroy() while another thread is in the heap", "rdmalloc(3)");
+#endif
+  errno = EINVAL;
+  return nullptr;
+}
+
+Magazine* open_magazine(HeapShard& shard, unsigned size_class) {
+  Magazine* magazine = shard.magazines[size_class];
+  if (magazine == nullptr && (magazine = magazines.allocate()) != nullptr) {
+    magazine->count = 0;
+    order_for_fork();
+    shard.magazines[size_class] = magazine;
+  }
+  return magazine;
+}
+
+// Gives the lower `count` blocks of a magazine back: those that were freed first.
+bool spill(Heap& heap, HeapShard& shard, unsigned size_class, std::uint32_t count) {
+  Magazine* magazine = shard.magazines[size_class];
+  void* blocks[kMagazineSlots];
+  std::uint32_t left = magazine->count - count;
+  std::memcpy(blocks, magazine->slots, count * sizeof blocks[0]);
+  // The child of a fork may believe a magazine as it stands: no block twice in it, at no moment.
+  magazine->count = 0;
+  order_for_fork();
+  std::memmove(magazine->slots, magazine->slots + count, left * sizeof blocks[0]);
+  order_for_fork();
+  magazine->count = left;
+  shard.held_bytes -= std::uint64_t{count} * block_bytes_of(size_class);
+  order_for_fork();
+  return heap_slab_give_back(heap, size_class, blocks, count);
+}
+
+// Makes room in the shard for `bytes` more, by emptying classes in turn.
+bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
+  bool has_freed = false;
+  for (unsigned looked = 0; shard.held_bytes + bytes > kShardBytes && looked < kClasses; ++looked) {
+    unsigned c = shard.drop_cursor + 1;
+    shard.drop_cursor = c % (kClasses - 1);
+    Magazine* magazine = shard.magazines[c];
+    if (magazine != nullptr && magazine->count != 0)
+      has_freed |= spill(heap, shard, c, magazine->count);
+  }
+  return has_freed;
+}
+
+// A block of the class; nullptr when there is none to be had.
+void* take_block(Heap& heap, HeapShard& shard, unsigned size_class) {
+  const ClassInfo& info = class_info(size_class);
+  Magazine* magazine = open_magazine(shard, size_class);
+  if (magazine != nullptr && magazine->count != 0) {
+    magazine->count -= 1;
+    shard.held_bytes -= info.block_bytes;
+    return magazine->slots[magazine->count];
+  }
+  std::uint64_t room =
+      shard.held_bytes < kShardBytes ? (kShardBytes - shard.held_bytes) / info.block_bytes : 0;
+  std::uint32_t wanted = magazine == nullptr ? 1 : info.magazine_max / 2u;
+  if (wanted > room + 1) wanted = static_cast<std::uint32_t>(room) + 1;
+  void* blocks[kMagazineSlots];
+  std::uint32_t got = heap_slab_take(heap, size_class, blocks, wanted);
+  if (got == 0) return nullptr;
+  if (got > 1) {
+    // The lowest address on top: a run of allocations walks upwards through memory.
+    for (std::uint32_t i = 1; i < got; ++i) magazine->slots[i - 1] = blocks[got - i];
+    order_for_fork();
+    magazine->count = got - 1;
+    shard.held_bytes += std::uint64_t{got - 1} * info.block_bytes;
+  }
+  return blocks[0];
+}
+
+// Puts a block, which is not live any more, into its magazine. Whether spans were freed.
+bool put_block(Heap& heap, HeapShard& shard, unsigned size_class, void* block) {
+  const ClassInfo& info = class_info(size_class);
+  Magazine* magazine = open_magazine(shard, size_class);
+  if (magazine == nullptr) return heap_slab_give_back(heap, size_class, &block, 1);
+  bool has_freed = false;
+  if (magazine->count == info.magazine_max)
+    has_freed = spill(heap, shard, size_class, (magazine->count + 1) / 2);
+  has_freed |= make_room(heap, shard, info.block_bytes);
+  magazine->slots[magazine->count] = block;
+  order_for_fork();
+  magazine->count += 1;
+  shard.held_bytes += info.block_bytes;
+  return has_freed;
+}
+
+void* allocate_small(Heap& heap, std::uint64_t handle, unsigned size_class) {
+  ShardGuard shard(heap);
+  if (!heap.is(handle)) return nullptr;
+  void* block = take_block(heap, *shard, size_class);
+  if (block == nullptr) return nullptr;
+  if (set_live(heap_block_at(block)))
+    report_fatal_address("a heap is about to hand out a block that is in use", block);
+  count_live(*shard, block_bytes_of(size_class), 1);
+  return block;
+}
+
+std::uint32_t slices_for(std::size_t bytes) {
+  return static_cast<std::uint32_t>(((bytes == 0 ? 1 : bytes) + kSliceBytes - 1) >> kSliceShift);
+}
+
+void* allocate_large(Heap& heap, std::uint64_t handle, std::size_t bytes, std::size_t alignment,
+                     bool* is_zero) {
+  if (bytes > arena.extent() || alignment > arena.extent()) return nullptr;
+  SliceIndex slice = heap_large_take(heap, handle, slices_for(bytes), alignment, is_zero);
+  return slice == 0 ? nullptr : reinterpret_cast<void*>(arena.address_of(slice));
+}
+
+void* allocate_once(Heap& heap, std::uint64_t handle, std::size_t bytes, std::size_t alignment,
+                    bool* is_zero) {
+  *is_zero = false;
+  unsigned size_class = 0;
+  if (bytes <= kSmallMax)
+    size_class =
+        alignment <= 16
+            ? heap_class_of(bytes)
+            : aligned_class_of(alignment, bytes < kSmallestHeapBlock ? kSmallestHeapBlock : bytes);
+  return size_class != 0 ? allocate_small(heap, handle, size_class)
+                         : allocate_large(heap, handle, bytes, alignment, is_zero);
+}
+
+[[noreturn]] void report_no_block(const void* block) {
+  report_fatal_address("free() of an address inside a block, not its start", block);
+}
+[[noreturn]] void report_double_free(const void* block) {
+  report_fatal_address("double free(), or free() of a block of a destroyed heap", block);
+}
+
+bool free_small(const HeapBlock& at, void* block) {
+  Heap& heap = *at.heap;
+  ShardGuard shard(heap);
+  // Once more under the lock, where a destroy that has begun would wait for us.
+  if (!is_live(heap.handle.load(std::memory_order_relaxed)) ||
+      pack(arena.span(at.slice).load()) != pack(at.word) || !clear_live(at))
+    report_double_free(block);
+  count_live(*shard, -static_cast<std::int64_t>(at.bytes()), -1);
+  return put_block(heap, *shard, at.word.size_class, block);
+}
+
+// As for malloc's blocks: one that is at least half used stays, and one whose class is the smallest
+// there is for it.
+bool is_good_enough(const HeapBlock& at, std::size_t bytes) {
+  std::size_t usable = at.bytes();
+  if (bytes > usable) return false;
+  return bytes >= usable / 2 ||
+         (bytes <= kSmallMax && block_bytes_of(heap_class_of(bytes)) == usable);
+}
+
+// Makes a large block fit where it lies.
+bool resize_large(const HeapBlock& at, std::size_t bytes) {
+  if (at.word.kind != SpanKind::kHeapLarge || bytes <= kSmallMax || bytes > arena.extent())
+    return false;
+  bool has_freed = false;
+  bool fits = heap_large_resize(*at.heap, at.slice, slices_for(bytes), &has_freed);
+  if (has_freed) purge_note_dirty();
+  return fits;
+}
+
+}  // namespace
+
+void* heap_allocate(std::uint64_t handle, std::size_t bytes, std::size_t alignment, bool* is_zero) {
+  if (!ensure_initialised()) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  fork_check();
+  Heap* heap = heap_of_handle(handle);
+  if (heap == nullptr) {
+    errno = EINVAL;
+    return nullptr;
+  }
+  void* block = allocate_once(*heap, handle, bytes, alignment, is_zero);
+  if (block != nullptr) return block;
+  // What the magazines and the last empty slabs hold may make room in the budget.
+  if (heap_flush(*heap)) purge_note_dirty();
+  block = allocate_once(*heap, handle, bytes, alignment, is_zero);
+  if (block != nullptr) return block;
+  if (!heap->is(handle)) return gone();
+  heap->refusals.fetch_add(1, std::memory_order_relaxed);
+  errno = ENOMEM;
+  return nullptr;
+}
+
+void heap_block_free(void* block) {
+  HeapBlock at = heap_block_at(block);
+  if (at.heap == nullptr) report_double_free(block);
+  if (!at.is_start) report_no_block(block);
+  bool has_freed = false;
+  if (at.word.kind == SpanKind::kHeapSlab) {
+    has_freed = free_small(at, block);
+  } else {
+    has_freed = heap_large_free(*at.heap, at.slice);
+    if (!has_freed) report_double_free(block);
+  }
+  if (has_freed) purge_note_dirty();
+}
+
+std::size_t heap_block_bytes(const void* block) {
+  HeapBlock at = heap_block_at(block);
+  return at.heap == nullptr || (at.word.kind == SpanKind::kHeapLarge && !at.is_start) ? 0
+                                                                                      : at.bytes();
+}
+
+void* heap_block_resize(void* block, std::size_t bytes) {
+  fork_check();
+  HeapBlock at = heap_block_at(block);
+  if (at.heap == nullptr) report_double_free(block);
+  if (!at.is_start)
+    report_fatal_address("realloc() of an address inside a block, not its start", block);
+  std::size_t usable = at.bytes();
+  if (is_good_enough(at, bytes) || resize_large(at, bytes)) return block;
+  std::uint64_t handle = at.heap->handle.load(std::memory_order_relaxed);
+  void* moved = nullptr;
+  // A large block that grows has done so before, and will again.
+  if (at.word.kind == SpanKind::kHeapLarge && bytes > usable && bytes <= arena.extent() / 4)
+    if (SliceIndex slice = heap_large_take_growing(*at.heap, handle, slices_for(bytes)))
+      moved = reinterpret_cast<void*>(arena.address_of(slice));
+  bool is_zero = false;
+  if (moved == nullptr) moved = heap_allocate(handle, bytes, 1, &is_zero);
+  if (moved == nullptr) return nullptr;
+  std::memcpy(moved, block, usable < bytes ? usable : bytes);
+  heap_block_free(block);
+  return moved;
+}
+
+bool heap_shard_flush(Heap& heap, HeapShard& shard) {
+  bool has_freed = false;
+  for (unsigned c = 1; c < kClasses; ++c) {
+    Magazine* magazine = shard.magazines[c];
+    if (magazine == nullptr) continue;
+    if (magazine->count != 0) has_freed |= spill(heap, shard, c, magazine->count);
+    shard.magazines[c] = nullptr;
+    order_for_fork();
+    magazines.free(magazine);
+  }
+  return has_freed;
+}
+
+bool heap_flush(Heap& heap) {
+  bool has_freed = false;
+  std::uint32_t active = heap.active_shards.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < active; ++i) {
+    LockGuard guard(heap.shards[i].lock);
+    if (!is_live(heap.handle.load(std::memory_order_relaxed))) return has_freed;
+    has_freed |= heap_shard_flush(heap, heap.shards[i]);
+  }
+  return heap_slab_trim(heap) || has_freed;
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,395 @@
+#include "alloc/heaps/heap_spans.h"
+
+#include <bit>
+
+#include "alloc/pages/page_heap.h"
+
+namespace rdmalloc {
+namespace {
+
+// While a heap is smaller than this its new slabs are of one slice: a small heap with blocks of
+// many sizes stays small.
+constexpr std::uint64_t kSmallHeapSlices = std::uint64_t{4} * kSlicesPerChunk;
+
+std::uint64_t relaxed(const std::atomic<std::uint64_t>& value) {
+  return value.load(std::memory_order_relaxed);
+}
+// Written under the span lock alone, so no read-modify-write is needed.
+void add(std::atomic<std::uint64_t>& value, std::int64_t change) {
+  value.store(relaxed(value) + static_cast<std::uint64_t>(change), std::memory_order_relaxed);
+}
+
+std::atomic<std::uint64_t>& live_bits(const HeapBlock& block) {
+  return arena.bitmap(block.slice)[live_word(block.word.slices) + block.index / 64];
+}
+std::uint64_t bit_of(const HeapBlock& block) {
+  return std::uint64_t{1} << block.index % 64;
+}
+
+// ---- spans. All under the span lock. ----
+
+bool has_budget(const Heap& heap, std::uint64_t slices) {
+  return relaxed(heap.span_slices) + slices <= relaxed(heap.budget_slices);
+}
+
+void link_span(Heap& heap, SliceIndex slice) {
+  Span& span = arena.span(slice);
+  span.older = 0;
+  span.younger = heap.first_span;
+  if (heap.first_span != 0) arena.span(heap.first_span).older = slice;
+  heap.first_span = slice;
+}
+void unlink_span(Heap& heap, SliceIndex slice) {
+  const Span& span = arena.span(slice);
+  if (span.younger != 0) arena.span(span.younger).older = span.older;
+  (span.older != 0 ? arena.span(span.older).younger : heap.first_span) = span.younger;
+}
+
+void count_span(Heap& heap, std::int64_t slices, bool is_large_block) {
+  add(heap.span_slices, slices);
+  std::uint64_t now = relaxed(heap.span_slices);
+  if (now > relaxed(heap.most_span_slices))
+    heap.most_span_slices.store(now, std::memory_order_relaxed);
+  if (is_large_block) add(heap.large_slices, slices);
+}
+
+void enter_slab(Heap& heap, SliceIndex slice) {
+  link_span(heap, slice);
+  count_span(heap, arena.span(slice).load().slices, false);
+}
+void enter_large(Heap& heap, SliceIndex slice) {
+  link_span(heap, slice);
+  count_span(heap, arena.span(slice).load().slices, true);
+  add(heap.large_blocks, 1);
+}
+
+void free_span(Heap& heap, SliceIndex slice) {
+  SpanWord word = arena.span(slice).load();
+  bool is_large_block = word.kind == SpanKind::kHeapLarge;
+  unlink_span(heap, slice);
+  count_span(heap, -static_cast<std::int64_t>(word.slices), is_large_block);
+  if (is_large_block) add(heap.large_blocks, -1);
+  page_heap_free(slice);
+}
+
+// Bits of all blocks of a slab, word by word.
+std::uint64_t all_blocks(std::uint32_t blocks, std::uint32_t word) {
+  std::uint32_t left = blocks - word * 64;
+  return left >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << left) - 1;
+}
+
+SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) {
+  LockGuard guard(heap.span_lock);
+  if (!has_budget(heap, slices)) return 0;
+  SliceIndex slice = page_heap_take_slab(slices);
+  if (slice == 0) return 0;
+  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
+  std::uint32_t blocks = heap_slab_blocks(size_class, slices);
+  for (std::uint32_t w = 0; w < heap_slab_words(size_class, slices); ++w) {
+    bits[live_word(slices) + w].store(0, std::memory_order_relaxed);
+    bits[w].store(all_blocks(blocks, w), std::memory_order_relaxed);
+  }
+  Span& span = arena.span(slice);
+  span.free_blocks.store(static_cast<std::int32_t>(blocks), std::memory_order_relaxed);
+  span.scan_word = 0;
+  span.is_listed.store(0, std::memory_order_relaxed);
+  page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), slot_of(heap));
+  enter_slab(heap, slice);
+  return slice;
+}
+
+// ---- lists of a class. All under its lock. ----
+
+std::uint32_t free_blocks_of(SliceIndex slice) {
+  return static_cast<std::uint32_t>(arena.span(slice).free_blocks.load(std::memory_order_relaxed));
+}
+std::uint32_t blocks_of(SliceIndex slice) {
+  SpanWord word = arena.span(slice).load();
+  return heap_slab_blocks(word.size_class, word.slices);
+}
+
+std::uint32_t listed(const HeapClass& slabs) {
+  return slabs.listed.load(std::memory_order_relaxed);
+}
+
+void list(HeapClass& slabs, SliceIndex slice, unsigned bucket) {
+  Span& span = arena.span(slice);
+  span.bucket = static_cast<std::uint8_t>(bucket);
+  span.previous = 0;
+  span.next = slabs.head[bucket];
+  if (span.next != 0) arena.span(span.next).previous = slice;
+  slabs.head[bucket] = slice;
+  slabs.listed.store(listed(slabs) + 1, std::memory_order_relaxed);
+  span.is_listed.store(1, std::memory_order_relaxed);
+}
+void unlist(HeapClass& slabs, SliceIndex slice) {
+  Span& span = arena.span(slice);
+  if (span.next != 0) arena.span(span.next).previous = span.previous;
+  (span.previous != 0 ? arena.span(span.previous).next : slabs.head[span.bucket]) = span.next;
+  slabs.listed.store(listed(slabs) - 1, std::memory_order_relaxed);
+  span.is_listed.store(0, std::memory_order_relaxed);
+}
+
+// Puts a slab onto the list that its free blocks say.
+void relist(HeapClass& slabs, SliceIndex slice, std::uint32_t free_blocks) {
+  const Span& span = arena.span(slice);
+  bool is_listed = span.is_listed.load(std::memory_order_relaxed) != 0;
+  auto bucket = static_cast<unsigned>(free_blocks * kHeapBuckets / (blocks_of(slice) + 1));
+  if (is_listed && free_blocks != 0 && bucket == span.bucket) return;
+  if (is_listed) unlist(slabs, slice);
+  if (free_blocks != 0) list(slabs, slice, bucket);
+}
+
+SliceIndex fullest(const HeapClass& slabs) {
+  for (SliceIndex head : slabs.head)
+    if (head != 0) return head;
+  return 0;
+}
+
+SliceIndex new_slab(Heap& heap, HeapClass& slabs, unsigned size_class) {
+  std::uint32_t slices = class_info(size_class).slab_slices;
+  if (relaxed(heap.span_slices) < kSmallHeapSlices) slices = 1;
+  SliceIndex slice = new_slab_span(heap, size_class, slices);
+  if (slice == 0 && slices > 1) slice = new_slab_span(heap, size_class, 1);
+  if (slice != 0) relist(slabs, slice, free_blocks_of(slice));
+  return slice;
+}
+
+std::uint32_t take_from(HeapClass& slabs, SliceIndex slice, unsigned size_class, void** blocks,
+                        std::uint32_t wanted) {
+  Span& span = arena.span(slice);
+  std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
+  std::uint32_t words = heap_slab_words(size_class, span.load().slices), got = 0;
+  std::uint32_t w = span.scan_word < words ? span.scan_word : 0;
+  for (std::uint32_t seen = 0; seen < words && got < wanted;) {
+    std::uint64_t bits = bitmap[w].load(std::memory_order_relaxed);
+    if (bits == 0) {
+      if (++w == words) w = 0;
+      ++seen;
+      continue;
+    }
+    do {
+      std::uintptr_t index = w * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
+      blocks[got++] =
+          reinterpret_cast<void*>(arena.address_of(slice) + index * block_bytes_of(size_class));
+      bits &= bits - 1;
+    } while (bits != 0 && got < wanted);
+    bitmap[w].store(bits, std::memory_order_relaxed);
+  }
+  span.scan_word = static_cast<std::uint16_t>(w);
+  std::uint32_t left = free_blocks_of(slice) - got;
+  span.free_blocks.store(static_cast<std::int32_t>(left), std::memory_order_relaxed);
+  relist(slabs, slice, left);
+  return got;
+}
+
+// Frees an empty slab, or keeps it, if it is the last of its class with free blocks, for the next
+// allocation, which would make it again. Whether it was freed.
+bool settle(Heap& heap, HeapClass& slabs, SliceIndex slice, bool may_keep) {
+  if (free_blocks_of(slice) != blocks_of(slice) || (may_keep && listed(slabs) == 1)) return false;
+  unlist(slabs, slice);
+  LockGuard guard(heap.span_lock);
+  free_span(heap, slice);
+  return true;
+}
+
+}  // namespace
+
+HeapBlock heap_block_at(const void* address) {
+  auto at = reinterpret_cast<std::uintptr_t>(address);
+  SliceIndex slice = arena.first[arena.slice_of(at)].load(std::memory_order_relaxed);
+  HeapBlock block{nullptr, slice, arena.span(slice).load(), 0, false};
+  std::uintptr_t offset = at - arena.address_of(slice);
+  bool is_slab_of_heap = block.word.kind == SpanKind::kHeapSlab;
+  if (!is_slab_of_heap && block.word.kind != SpanKind::kHeapLarge) return block;
+  block.heap = heaps.at(block.word.heap);
+  if (!is_slab_of_heap) {
+    block.is_start = offset == 0;
+    return block;
+  }
+  const ClassInfo& info = class_info(block.word.size_class);
+  block.index = static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
+  block.is_start = std::uintptr_t{block.index} * info.block_bytes == offset &&
+                   block.index < heap_slab_blocks(block.word.size_class, block.word.slices);
+  return block;
+}
+
+// Relaxed: what orders a free before the next malloc of the block is the shard's lock, and the
+// class's.
+bool set_live(const HeapBlock& block) {
+  return (live_bits(block).fetch_or(bit_of(block), std::memory_order_relaxed) & bit_of(block)) != 0;
+}
+bool clear_live(const HeapBlock& block) {
+  return (live_bits(block).fetch_and(~bit_of(block), std::memory_order_relaxed) & bit_of(block)) !=
+         0;
+}
+
+std::uint32_t heap_slab_take(Heap& heap, unsigned size_class, void** blocks, std::uint32_t wanted) {
+  HeapClass& slabs = heap.classes[size_class];
+  LockGuard guard(slabs.lock);
+  std::uint32_t got = 0;
+  while (got < wanted) {
+    SliceIndex slice = fullest(slabs);
+    // A new slab for the block that is asked for, not for those beside it.
+    if (slice == 0 && got == 0) slice = new_slab(heap, slabs, size_class);
+    if (slice == 0) break;
+    got += take_from(slabs, slice, size_class, blocks + got, wanted - got);
+  }
+  return got;
+}
+
+bool heap_slab_give_back(Heap& heap, unsigned size_class, void* const* blocks,
+                         std::uint32_t count) {
+  HeapClass& slabs = heap.classes[size_class];
+  LockGuard guard(slabs.lock);
+  bool has_freed = false;
+  for (std::uint32_t i = 0; i < count; ++i) {
+    HeapBlock block = heap_block_at(blocks[i]);
+    std::atomic<std::uint64_t>& word = arena.bitmap(block.slice)[block.index / 64];
+    word.store(word.load(std::memory_order_relaxed) | bit_of(block), std::memory_order_relaxed);
+    std::uint32_t free_blocks = free_blocks_of(block.slice) + 1;
+    arena.span(block.slice)
+        .free_blocks.store(static_cast<std::int32_t>(free_blocks), std::memory_order_relaxed);
+    relist(slabs, block.slice, free_blocks);
+    has_freed |= settle(heap, slabs, block.slice, true);
+  }
+  return has_freed;
+}
+
+bool heap_slab_trim(Heap& heap) {
+  bool has_freed = false;
+  for (unsigned c = 1; c < kClasses; ++c) {
+    HeapClass& slabs = heap.classes[c];
+    if (listed(slabs) == 0) continue;  // most classes of most heaps
+    LockGuard guard(slabs.lock);
+    // A heap that is being destroyed empties this class next, or has done so.
+    if (!is_live(heap.handle.load(std::memory_order_relaxed))) return has_freed;
+    // In any bucket: an empty slab of two blocks stands in the third.
+    for (SliceIndex head : slabs.head) {
+      for (SliceIndex slice = head; slice != 0;) {
+        SliceIndex next = arena.span(slice).next;
+        has_freed |= settle(heap, slabs, slice, false);
+        slice = next;
+      }
+    }
+  }
+  return has_freed;
+}
+
+SliceIndex heap_large_take(Heap& heap, std::uint64_t handle, std::uint32_t slices,
+                           std::size_t alignment, bool* is_zero) {
+  LockGuard guard(heap.span_lock);
+  if (!heap.is(handle) || !has_budget(heap, slices)) return 0;
+  SliceIndex slice = page_heap_take_large(slices, alignment, is_zero, slot_of(heap));
+  if (slice != 0) enter_large(heap, slice);
+  return slice;
+}
+
+SliceIndex heap_large_take_growing(Heap& heap, std::uint64_t handle, std::uint32_t slices) {
+  LockGuard guard(heap.span_lock);
+  // The page heap takes a quarter more, in whole chunks.
+  if (!heap.is(handle) || !has_budget(heap, slices + std::uint64_t{slices} / 4 + kSlicesPerChunk))
+    return 0;
+  SliceIndex slice = page_heap_take_growing(slices, slot_of(heap));
+  if (slice != 0) enter_large(heap, slice);
+  return slice;
+}
+
+bool heap_large_free(Heap& heap, SliceIndex slice) {
+  LockGuard guard(heap.span_lock);
+  SpanWord word = arena.span(slice).load();
+  if (word.kind != SpanKind::kHeapLarge || word.heap != slot_of(heap)) return false;
+  free_span(heap, slice);
+  return true;
+}
+
+bool heap_large_resize(Heap& heap, SliceIndex slice, std::uint32_t slices, bool* has_freed) {
+  LockGuard guard(heap.span_lock);
+  std::uint32_t have = arena.span(slice).load().slices;
+  if (slices > have) {
+    if (!has_budget(heap, slices - have) || !page_heap_grow(slice, slices)) return false;
+  } else if (slices < have) {
+    page_heap_shrink(slice, slices);
+    *has_freed = true;
+  }
+  count_span(heap, std::int64_t{slices} - have, true);
+  return true;
+}
+
+void heap_free_all_spans(Heap& heap) {
+  for (HeapClass& slabs : heap.classes) {
+    LockGuard guard(slabs.lock);
+    for (SliceIndex& head : slabs.head) head = 0;
+    slabs.listed.store(0, std::memory_order_relaxed);
+  }
+  LockGuard guard(heap.span_lock);
+  while (heap.first_span != 0) free_span(heap, heap.first_span);
+}
+
+namespace {
+
+// Makes a slab's counts, and its free bits if `is_exact`, anew; returns its live blocks.
+std::uint32_t rebuild_slab(HeapClass& slabs, SliceIndex slice, bool is_exact) {
+  Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
+  std::uint32_t blocks = heap_slab_blocks(word.size_class, word.slices);
+  std::uint32_t free_blocks = 0, live_blocks = 0;
+  for (std::uint32_t w = 0; w < heap_slab_words(word.size_class, word.slices); ++w) {
+    std::uint64_t live = bits[live_word(word.slices) + w].load(std::memory_order_relaxed);
+    if (is_exact) bits[w].store(all_blocks(blocks, w) & ~live, std::memory_order_relaxed);
+    std::uint64_t free = bits[w].load(std::memory_order_relaxed);
+    live_blocks += static_cast<std::uint32_t>(std::popcount(live));
+    free_blocks += static_cast<std::uint32_t>(std::popcount(free));
+  }
+  span.free_blocks.store(static_cast<std::int32_t>(free_blocks), std::memory_order_relaxed);
+  span.is_listed.store(0, std::memory_order_relaxed);
+  relist(slabs, slice, free_blocks);
+  return live_blocks;
+}
+
+}  // namespace
+
+void heap_rebuild_spans(Heap& heap, bool is_exact, std::uint32_t busy) {
+  auto is_busy = [busy](const Lock& lock) { return busy != 0 && lock.owner() == busy; };
+  bool rebuilds_list = !is_busy(heap.span_lock);
+  if (rebuilds_list) {
+    heap.first_span = 0;
+    heap.span_slices.store(0, std::memory_order_relaxed);
+    heap.large_slices.store(0, std::memory_order_relaxed);
+    heap.large_blocks.store(0, std::memory_order_relaxed);
+  }
+  for (HeapClass& slabs : heap.classes) {
+    if (is_busy(slabs.lock)) continue;
+    for (SliceIndex& head : slabs.head) head = 0;
+    slabs.listed.store(0, std::memory_order_relaxed);
+  }
+  std::int64_t live_bytes = 0, live_blocks = 0;
+  SliceIndex end = page_heap_frontier();
+  std::uint16_t slot = slot_of(heap);
+  for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
+    SpanWord word = arena.span(slice).load();
+    if (is_in_use(word.kind) && word.heap == slot) {
+      bool is_slab_of_heap = word.kind == SpanKind::kHeapSlab;
+      if (rebuilds_list && !is_slab_of_heap) enter_large(heap, slice);
+      if (rebuilds_list && is_slab_of_heap) enter_slab(heap, slice);
+      HeapClass& slabs = heap.classes[is_slab_of_heap ? word.size_class : 0];
+      if (is_slab_of_heap && !is_busy(slabs.lock)) {
+        std::uint32_t blocks = rebuild_slab(slabs, slice, is_exact);
+        live_blocks += blocks;
+        live_bytes += std::int64_t{blocks} * block_bytes_of(word.size_class);
+      }
+    }
+    slice += word.slices;
+  }
+  if (!is_exact) return;
+  // The sum over the shards is what counts.
+  for (HeapShard& shard : heap.shards) {
+    shard.live_bytes.store(0, std::memory_order_relaxed);
+    shard.live_blocks.store(0, std::memory_order_relaxed);
+  }
+  heap.shards[0].live_bytes.store(live_bytes, std::memory_order_relaxed);
+  heap.shards[0].live_blocks.store(live_blocks, std::memory_order_relaxed);
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,71 @@
+// The spans of a heap of the user: taking and freeing them within its budget, and the slabs and
+// their bits.
+#pragma once
+
+#include <cstdint>
+
+#include "alloc/heaps/heap.h"
+#include "alloc/pages/arena.h"
+
+namespace rdmalloc {
+
+// A block of a heap, found by its address.
+struct HeapBlock {
+  Heap* heap;
+  SliceIndex slice;     // first of the span
+  SpanWord word;        // of the span
+  std::uint32_t index;  // in its slab; 0 for a large block
+  bool is_start;        // the address is the start of a block
+
+  std::size_t bytes() const {
+    return word.kind == SpanKind::kHeapLarge ? std::size_t{word.slices} << kSliceShift
+                                             : block_bytes_of(word.size_class);
+  }
+};
+
+// Whether the address lies in a span of a heap; such a span stays what it is while the caller has a
+// live block in it.
+inline bool is_of_heap(const void* address) {
+  auto at = reinterpret_cast<std::uintptr_t>(address);
+  return arena.holds(at) && arena.class_at(arena.slice_of(at)) == kHeapClass;
+}
+// What lies at an address in a span of a heap. `heap` is nullptr when the span is none by now.
+HeapBlock heap_block_at(const void* address);
+
+// ---- live bits. Under the lock of a shard. They return what the bit was. ----
+bool set_live(const HeapBlock& block);
+bool clear_live(const HeapBlock& block);
+
+// ---- slabs. Under the lock of a shard, or of none. ----
+
+// Takes up to `wanted` free blocks of the class, of the slabs there are, or of a new one when these
+// have none. 0: the budget or the memory is used up, or the heap is no more.
+std::uint32_t heap_slab_take(Heap& heap, unsigned size_class, void** blocks, std::uint32_t wanted);
+// Gives blocks back that are not live. True when spans were freed: the caller calls
+// purge_note_dirty() once he holds no lock. So do all that follow.
+[[nodiscard]] bool heap_slab_give_back(Heap& heap, unsigned size_class, void* const* blocks,
+                                       std::uint32_t count);
+// Frees the empty slabs that were kept for the next allocation.
+[[nodiscard]] bool heap_slab_trim(Heap& heap);
+
+// ---- large blocks. With no lock held. ----
+
+// 0 when the budget or the memory is used up, or the heap is not `handle` any more.
+SliceIndex heap_large_take(Heap& heap, std::uint64_t handle, std::uint32_t slices,
+                           std::size_t alignment, bool* is_zero);
+// The same for a block that outgrew its place: it gets room to grow. 0 is no reason to fail.
+SliceIndex heap_large_take_growing(Heap& heap, std::uint64_t handle, std::uint32_t slices);
+// False when no large block of the heap begins there.
+bool heap_large_free(Heap& heap, SliceIndex slice);
+// Makes it fit where it lies: true when it could. `*has_freed` as above.
+bool heap_large_resize(Heap& heap, SliceIndex slice, std::uint32_t slices, bool* has_freed);
+
+// ---- for destroy and the child of a fork ----
+
+// Frees every span of the heap and forgets its slabs. The heap is out of everybody's reach.
+void heap_free_all_spans(Heap& heap);
+// Makes the lists anew from the span words. `is_exact`: the free bits, too, from the live bits; no
+// magazine holds a block then. Else what the thread `busy` holds locks of is left to it.
+void heap_rebuild_spans(Heap& heap, bool is_exact, std::uint32_t busy);
+
+}  // namespace rdmalloc

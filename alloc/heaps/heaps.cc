@@ -1,0 +1,268 @@
+// Making, finding and destroying heaps of the user, and what happens to them from outside: the
+// purge thread's look, statistics, fork.
+#include <errno.h>
+
+#include <bit>
+
+#include "alloc/fork.h"
+#include "alloc/heaps/heap_blocks.h"
+#include "alloc/heaps/heap_spans.h"
+#include "alloc/init.h"
+#include "alloc/pages/page_heap.h"
+#include "alloc/pages/purge.h"
+
+namespace rdmalloc {
+
+constinit Pool<Heap> heaps;
+
+namespace {
+
+// Reserved by the first heap: programs without one pay nothing.
+constinit Lock reserve_lock;
+// Release at the end of reserve_heaps() pairs with acquire by whoever walks over the slots.
+constinit std::atomic<bool> is_reserved{false};
+// Makes every handle another one, whatever its slot.
+constinit std::atomic<std::uint64_t> last_generation{0};
+
+int reserve_heaps() {
+  LockGuard guard(reserve_lock);
+  if (is_reserved.load(std::memory_order_relaxed)) return 0;
+  std::size_t bytes = (std::size_t{kMostHeaps} + 1) * sizeof(Heap);
+  // In proportion to the arena, as the threads' caches.
+  if (bytes > arena.extent() / 256) bytes = arena.extent() / 256;
+  if (int error = heaps.reserve(bytes)) return error;
+  is_reserved.store(true, std::memory_order_release);
+  return 0;
+}
+
+template <typename Function>
+void for_each_slot(Function function) {
+  if (!is_reserved.load(std::memory_order_acquire)) return;
+  for (std::uint32_t slot = 1; slot < heaps.used(); ++slot) function(*heaps.at(slot));
+}
+
+// What is left once nobody can reach the heap any more.
+void free_everything(Heap& heap) {
+  for (HeapShard& shard : heap.shards) {
+    LockGuard guard(shard.lock);
+    for (Magazine*& slot : shard.magazines) {
+      Magazine* magazine = slot;
+      slot = nullptr;
+      if (magazine != nullptr) magazines.free(magazine);
+    }
+    shard.held_bytes = 0;
+    shard.live_bytes.store(0, std::memory_order_relaxed);
+    shard.live_blocks.store(0, std::memory_order_relaxed);
+  }
+  heap_free_all_spans(heap);
+}
+
+// Bytes of small blocks that live, by the shards' counts.
+std::uint64_t small_live(const Heap& heap, std::atomic<std::int64_t> HeapShard::*counter) {
+  std::int64_t sum = 0;
+  for (const HeapShard& shard : heap.shards)
+    sum += (shard.*counter).load(std::memory_order_relaxed);
+  return sum > 0 ? static_cast<std::uint64_t>(sum) : 0;
+}
+
+// ---- walking ----
+
+// Whether the span is still the one that was met.
+bool is_same(SliceIndex slice, SpanWord word, std::uint64_t generation) {
+  const Span& span = arena.span(slice);
+  return pack(span.load()) == pack(word) &&
+         span.generation.load(std::memory_order_relaxed) == generation;
+}
+
+using WalkFunction = int (*)(void* block, std::size_t usable_bytes, void* arg);
+
+int walk_slab(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
+  std::uint64_t generation = arena.span(slice).generation.load(std::memory_order_relaxed);
+  std::size_t bytes = block_bytes_of(word.size_class);
+  for (std::uint32_t w = 0; w < heap_slab_words(word.size_class, word.slices); ++w) {
+    std::uint64_t seen = 0;
+    for (;;) {
+      // Looked at anew for each block: `fn` may free others.
+      std::uint64_t bits =
+          arena.bitmap(slice)[live_word(word.slices) + w].load(std::memory_order_relaxed) & ~seen;
+      if (bits == 0) break;
+      auto bit = static_cast<std::uint32_t>(std::countr_zero(bits));
+      // This one, and those below it, which may have come since.
+      seen |= (bits & -bits) | ((bits & -bits) - 1);
+      std::uintptr_t index = w * 64 + bit;
+      if (int result =
+              fn(reinterpret_cast<void*>(arena.address_of(slice) + index * bytes), bytes, arg))
+        return result;
+      if (!is_same(slice, word, generation)) return 0;
+    }
+  }
+  return 0;
+}
+
+int walk_span(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
+  if (word.kind == SpanKind::kHeapSlab) return walk_slab(slice, word, fn, arg);
+  return fn(reinterpret_cast<void*>(arena.address_of(slice)),
+            std::size_t{word.slices} << kSliceShift, arg);
+}
+
+// ---- the child of a fork ----
+
+// Makes a heap whole. Locks that vanished threads held are freed; what they were changing is made
+// anew. Nothing of a heap changes without one of its locks, so a heap none of whose locks was held
+// is whole.
+void repair(Heap& heap, std::uint32_t forking_thread) {
+  std::uint64_t handle = heap.handle.load(std::memory_order_relaxed);
+  if (handle == 0) return;
+  bool is_orphaned = false, is_busy = false;
+  auto look_at = [&](Lock& lock) {
+    std::uint32_t owner = lock.owner();
+    if (owner == 0) return;
+    // This thread's, when a signal handler in the middle of a call forked: the call goes on.
+    if (owner == forking_thread) {
+      is_busy = true;
+    } else {
+      lock.reset();
+      is_orphaned = true;
+    }
+  };
+  for (HeapShard& shard : heap.shards) look_at(shard.lock);
+  for (HeapClass& slabs : heap.classes) look_at(slabs.lock);
+  look_at(heap.span_lock);
+  if (!is_live(handle) && handle != (kEnding | forking_thread)) {
+    heap_rebuild_spans(heap, true, forking_thread);
+    free_everything(heap);
+    heap.handle.store(0, std::memory_order_release);
+    heaps.free(&heap);
+    return;
+  }
+  if (!is_orphaned) return;
+  bool is_exact = !is_busy && is_live(handle);
+  if (is_exact) {
+    for (HeapShard& shard : heap.shards) {
+      for (Magazine* magazine : shard.magazines)
+        if (magazine != nullptr) magazine->count = 0;
+      shard.held_bytes = 0;
+    }
+  }
+  heap_rebuild_spans(heap, is_exact, forking_thread);
+}
+
+}  // namespace
+
+int heap_create(std::uint64_t budget_bytes, std::uint64_t* handle) {
+  if (!ensure_initialised()) return -ENOMEM;
+  fork_check();
+  if (int error = reserve_heaps()) return error;
+  Heap* heap = heaps.allocate();
+  if (heap == nullptr) return -ENOSPC;
+  std::uint32_t slot = slot_of(*heap);
+  if (slot > kMostHeaps) {
+    heaps.free(heap);
+    return -ENOSPC;
+  }
+  heap->budget_slices.store(budget_bytes >> kSliceShift, std::memory_order_relaxed);
+  heap->active_shards.store(1, std::memory_order_relaxed);
+  heap->most_span_slices.store(0, std::memory_order_relaxed);
+  heap->refusals.store(0, std::memory_order_relaxed);
+  std::uint64_t generation = last_generation.fetch_add(1, std::memory_order_relaxed) + 1;
+  *handle = generation << kHandleSlotBits | slot;
+  // Release: pairs with the acquire in heap_of_handle().
+  heap->handle.store(*handle, std::memory_order_release);
+  return 0;
+}
+
+int heap_destroy(std::uint64_t handle) {
+  if (!ensure_initialised()) return -ENOMEM;
+  fork_check();
+  Heap* heap = heap_of_handle(handle);
+  // Acquire: pairs with the release in heap_create(), as heap_of_handle() does. One thread wins.
+  if (heap == nullptr ||
+      !heap->handle.compare_exchange_strong(handle, kEnding | thread_id(),
+                                            std::memory_order_acquire, std::memory_order_relaxed))
+    return -EINVAL;
+  free_everything(*heap);
+  // Release: pairs with the acquire of whoever gets the slot next, by way of the pool's stack.
+  heap->handle.store(0, std::memory_order_release);
+  heaps.free(heap);
+  purge_note_dirty();
+  return 0;
+}
+
+int heap_walk(std::uint64_t handle, WalkFunction fn, void* arg) {
+  if (!ensure_initialised()) return -ENOMEM;
+  fork_check();
+  assert_no_lock_held("rdmalloc_heap_walk()");
+  Heap* heap = heap_of_handle(handle);
+  if (heap == nullptr) return -EINVAL;
+  SliceIndex end = page_heap_frontier();
+  for (SliceIndex slice = end == 0 ? 0 : 1; slice < end; slice = page_heap_next(slice, end)) {
+    SpanWord word = arena.span(slice).load();
+    if (!is_in_use(word.kind) || word.heap != slot_of(*heap)) continue;
+    if (int result = walk_span(slice, word, fn, arg)) return result;
+    if (!heap->is(handle)) return -EINVAL;
+  }
+  return 0;
+}
+
+bool heaps_age(bool everything) {
+  bool is_something_left = false;
+  for_each_slot([&](Heap& heap) {
+    bool is_idle = true;
+    // The rest was never used; dead slots are passed by.
+    if (!is_live(heap.handle.load(std::memory_order_relaxed))) return;
+    std::uint32_t active = heap.active_shards.load(std::memory_order_relaxed);
+    for (std::uint32_t i = 0; i < active; ++i) {
+      HeapShard& shard = heap.shards[i];
+      LockGuard guard(shard.lock);
+      if (!is_live(heap.handle.load(std::memory_order_relaxed))) return;
+      if (!everything && shard.calls != shard.calls_at_age) {
+        shard.calls_at_age = shard.calls;
+        is_idle = false;
+      } else {
+        (void)heap_shard_flush(heap, shard);  // the caller purges now
+      }
+    }
+    if (is_idle) (void)heap_slab_trim(heap);
+    is_something_left |= !is_idle;
+  });
+  return is_something_left;
+}
+
+HeapState heap_state(const Heap& heap) {
+  auto bytes = [](const std::atomic<std::uint64_t>& slices) {
+    return slices.load(std::memory_order_relaxed) << kSliceShift;
+  };
+  HeapState state{};
+  state.budget_bytes = bytes(heap.budget_slices);
+  state.span_bytes = bytes(heap.span_slices);
+  state.most_span_bytes = bytes(heap.most_span_slices);
+  state.live_bytes = small_live(heap, &HeapShard::live_bytes) + bytes(heap.large_slices);
+  state.live_blocks =
+      small_live(heap, &HeapShard::live_blocks) + heap.large_blocks.load(std::memory_order_relaxed);
+  state.refusals = heap.refusals.load(std::memory_order_relaxed);
+  return state;
+}
+
+HeapCounters heap_counters() {
+  HeapCounters counters{};
+  for_each_slot([&](const Heap& heap) {
+    if (!is_live(heap.handle.load(std::memory_order_acquire))) return;
+    HeapState state = heap_state(heap);
+    counters.heaps += 1;
+    counters.span_bytes += state.span_bytes;
+    counters.live_bytes += state.live_bytes;
+    counters.refusals += state.refusals;
+  });
+  return counters;
+}
+
+void heaps_after_fork(std::uint32_t forking_thread) {
+  auto free_if_orphaned = [forking_thread](Lock& lock) {
+    if (lock.owner() != 0 && lock.owner() != forking_thread) lock.reset();
+  };
+  free_if_orphaned(reserve_lock);
+  free_if_orphaned(heaps.lock());
+  for_each_slot([&](Heap& heap) { repair(heap, forking_thread); });
+}
+
+}  // namespace rdmalloc
