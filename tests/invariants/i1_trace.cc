@@ -150,8 +150,28 @@ void touch(unsigned char* block, size_t bytes, uint64_t step) {
   for (size_t at = 0; at < bytes; at += 4096) block[at] = 3;
 }
 
-unsigned char* make(Random& random, size_t bytes) {
+// rdmalloc's own calls, when this runs on it: a quarter of a thread's blocks comes from a heap.
+decltype(&rdmalloc_heap_create) heap_create;
+decltype(&rdmalloc_heap_destroy) heap_destroy;
+decltype(&rdmalloc_heap_malloc) heap_malloc;
+
+// A heap's whole life.
+void live_of_a_heap(Random& random) {
+  rdmalloc_heap* heap = nullptr;
+  if (heap_create(nullptr, &heap) != 0) _exit(4);
+  for (int i = 0; i < 100; i++) {
+    size_t bytes = storm_size(random, i % 32 == 0);
+    auto* block = static_cast<unsigned char*>(heap_malloc(heap, bytes));
+    touch(block, bytes, 0);
+    if (i % 3 == 0) free(block);
+  }
+  if (heap_destroy(heap) != 0) _exit(4);
+}
+
+unsigned char* make(Random& random, size_t bytes, rdmalloc_heap* heap) {
   void* block = nullptr;
+  if (heap != nullptr && random.below(4) == 0)
+    return static_cast<unsigned char*>(heap_malloc(heap, bytes));
   switch (random.below(bytes > 64 * kKiB ? 256 : 16)) {
     case 0:
       block = calloc(1, bytes);
@@ -179,13 +199,16 @@ void* storm(void* argument) {
   Random random(reinterpret_cast<uintptr_t>(argument));
   constexpr size_t kSlots = kSmallSlots + kLargeSlots;
   auto** blocks = static_cast<unsigned char**>(calloc(kSlots, sizeof(unsigned char*)));
+  rdmalloc_heap* heap = nullptr;
+  if (heap_create != nullptr && heap_create(nullptr, &heap) != 0) _exit(4);
   for (size_t step = 0; step < operations_per_thread; step++) {
+    if (heap != nullptr && step % 4096 == 0) live_of_a_heap(random);
     bool large = random.below(64) == 0;
     size_t at = large ? kSmallSlots + random.below(kLargeSlots) : random.below(kSmallSlots);
     unsigned char** slot = &blocks[at];
     size_t bytes = storm_size(random, large);
     if (*slot == nullptr) {
-      *slot = make(random, bytes);
+      *slot = make(random, bytes, heap);
       touch(*slot, bytes, step);
     } else if (random.below(16) == 0) {
       *slot = static_cast<unsigned char*>(realloc(*slot, bytes));
@@ -200,6 +223,7 @@ void* storm(void* argument) {
   }
   for (size_t i = 0; i < kSlots; i++) free(blocks[i]);
   free(blocks);
+  // Its last blocks are the other threads' to free, so it stays.
   is_traced = false;
   pthread_barrier_wait(&all_ended);
   // Not by returning: libc gives the stack back with all signals blocked, which the filter kills.
@@ -237,6 +261,12 @@ int main(int argc, char** argv) {
     fprintf(stderr, "usage: %s THREADS(1-64) OPERATIONS_PER_THREAD\n", argv[0]);
     return 2;
   }
+  heap_create =
+      reinterpret_cast<decltype(heap_create)>(dlsym(RTLD_DEFAULT, "rdmalloc_heap_create"));
+  heap_destroy =
+      reinterpret_cast<decltype(heap_destroy)>(dlsym(RTLD_DEFAULT, "rdmalloc_heap_destroy"));
+  heap_malloc =
+      reinterpret_cast<decltype(heap_malloc)>(dlsym(RTLD_DEFAULT, "rdmalloc_heap_malloc"));
   void* warm_up[2];
   backtrace(warm_up, 2);  // its first call loads a library
   struct sigaction action = {};
