@@ -37,24 +37,19 @@ std::uint32_t looks_now(const Span& span, std::int32_t free_blocks) {
 }
 
 // Calls `see` for the slabs in [begin, end) that have a page's worth of free blocks, until it says
-// false. Returns where it stopped. Spans may be cut and joined meanwhile: a slice that is no span's
-// first any more belongs to a longer one, whose end it goes on from.
+// false. Returns where it stopped.
 template <typename See>
 SliceIndex for_each_slab(SliceIndex begin, SliceIndex end, See see) {
+  bool goes_on = true;
   SliceIndex slice = begin;
-  while (slice < end) {
+  for (; slice < end && goes_on; slice = page_heap_next(slice, end)) {
     SpanWord word = arena.span(slice).load();
-    SliceIndex next = slice + (word.slices != 0 ? word.slices : 1);
-    while (next < end && arena.first[next].load(std::memory_order_relaxed) != next) ++next;
-    if (word.kind == SpanKind::kSlab && word.size_class < kClasses) {
-      std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
-      std::uint64_t block_bytes = class_info(word.size_class).block_bytes;
-      if (free_blocks > 0 &&
-          static_cast<std::uint32_t>(free_blocks) * block_bytes >= arena.page_bytes &&
-          !see(Look{slice, word.size_class, looks_now(arena.span(slice), free_blocks)}))
-        return next;
-    }
-    slice = next;
+    if (word.kind != SpanKind::kSlab) continue;
+    std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
+    if (free_blocks <= 0) continue;
+    std::size_t bytes = static_cast<std::size_t>(free_blocks) * block_bytes_of(word.size_class);
+    if (bytes < arena.page_bytes) continue;
+    goes_on = see(Look{slice, word.size_class, looks_now(arena.span(slice), free_blocks)});
   }
   return slice;
 }
