@@ -214,9 +214,9 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
 
 // Pages of slabs in use. A part of a huge page frees little at once, so what decays waits twice as
 // long, as in due_choice().
-std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason) {
+std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bool (*must_stop)()) {
   auto decay = static_cast<std::uint32_t>(purger.decay_ms.load(std::memory_order_relaxed));
-  return slab_purge_walk({everything, 2 * decay, reason, purge_slab_pages, is_paused});
+  return slab_purge_walk({everything, 2 * decay, reason, purge_slab_pages, must_stop});
 }
 
 constexpr PurgeChoice kEverything = {true, 0, 0, kPieceSlices};
@@ -228,6 +228,10 @@ PurgeChoice due_choice() {
 }
 
 // ---- the purge thread ----
+
+bool must_stop() {
+  return is_paused() || is_held();
+}
 
 PressureDemand pressure_demand() {
   if (!options().watch_pressure) return {UINT64_MAX, RDMALLOC_PURGE_DECAY};
@@ -249,11 +253,11 @@ bool round_of_work() {
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
   if (requested) {
-    purge_slabs(true, RDMALLOC_PURGE_REQUEST);
+    purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop);
     purge_pass(kEverything, 0, RDMALLOC_PURGE_REQUEST);
   } else {
     purge_slabs(demand.keep_bytes == 0,
-                demand.keep_bytes == 0 ? demand.reason : RDMALLOC_PURGE_DECAY);
+                demand.keep_bytes == 0 ? demand.reason : RDMALLOC_PURGE_DECAY, must_stop);
     purge_pass(due_choice(), 0, RDMALLOC_PURGE_DECAY);
     bool is_limit = false;
     std::uint64_t most = dirty_ceiling_bytes(&is_limit);
@@ -286,13 +290,16 @@ void* purge_thread(void*) {
     purger.sleep.store(kAwake, std::memory_order_relaxed);
     bool has_more = round_of_work();
     std::uint32_t how = has_more ? kTicking : kIdle;
-    // seq_cst, then look once more: pairs with the fence in purge_note_dirty() and the store in
-    // purge_wake(). Either the other side sees that we sleep, or we see what it did.
+    // seq_cst, then look once more: pairs with the fence in purge_note_dirty(), the store in
+    // purge_wake() and the exchange before purge_note_slab_change(). Either the other side sees
+    // that we sleep, or we see what it did.
     purger.sleep.store(how, std::memory_order_seq_cst);
     if (purger.stop.load(std::memory_order_seq_cst) ||
         purger.everything_requested.load(std::memory_order_seq_cst))
       continue;
-    if (how == kIdle && (page_heap_dirty_slices() != 0 || events_are_pending())) continue;
+    if (how == kIdle &&
+        (page_heap_dirty_slices() != 0 || events_are_pending() || !slab_is_watched()))
+      continue;
     std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
     if (purger.first_thread_ended.load(std::memory_order_seq_cst)) {
       // libc ends the process, by exit(), when the last thread returns: this one.
@@ -367,6 +374,14 @@ void purge_note_dirty() {
   if (state == ThreadState::kNone &&
       (dirty_bytes() >= kThreadFromBytes || purger.decay_ms.load(std::memory_order_relaxed) == 0))
     purge_thread_start();
+}
+
+void purge_note_slab_change() {
+  // Acquire: pairs with the release in purge_thread_start(). A thread that has ended since it asked
+  // (rdmalloc_fini, a fork) is not started for this.
+  if (purger.thread.load(std::memory_order_acquire) != ThreadState::kRuns) return;
+  std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
+  if (sleep != kAwake) wake(sleep);
 }
 
 void purge_note_slabs() {
@@ -523,7 +538,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   events_deliver_all();
   depot_age(true);
   heaps_age(true);
-  std::uint64_t purged = keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST) : 0;
+  std::uint64_t purged = keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, is_paused) : 0;
   purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
   turn.end();
   return static_cast<int64_t>(purged);

@@ -31,6 +31,8 @@ void purge_note_dirty();
 // Called now and then on the slow path of malloc and free: starts the purge thread when slabs have
 // become many.
 void purge_note_slabs();
+// Blocks came back to a slab, and it had asked to be told (slab_watch): wakes it if it is there.
+void purge_note_slab_change();
 // Something else to do: wakes it in any case, starting it if allowed.
 void purge_wake();
 

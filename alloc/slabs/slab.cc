@@ -371,12 +371,17 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
     ++group;
   }
   if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);
-  if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false)) purge_wake();
+  if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))
+    purge_note_slab_change();
 }
 
 void slab_watch(bool wanted) {
   is_watched.store(wanted, std::memory_order_seq_cst);
   std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
+bool slab_is_watched() {
+  return is_watched.load(std::memory_order_seq_cst);
 }
 
 std::uint64_t slab_bytes() {

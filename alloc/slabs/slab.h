@@ -45,9 +45,11 @@ SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class);
 // Puts their blocks back; `purged` are the pages that were given back. After each begin that
 // returned pages.
 void slab_pages_end(const SlabPages& purged);
-// Whether the purge thread is to be woken once when blocks are next given back to any slab. A full
-// fence comes after it.
+// Whether the purge thread is to be told, once, when blocks are next given back to any slab
+// (purge_note_slab_change). A full fence comes after it.
 void slab_watch(bool wanted);
+// Whether it still is to be told. seq_cst.
+bool slab_is_watched();
 // Bytes of all slabs in use.
 std::uint64_t slab_bytes();
 

@@ -111,6 +111,8 @@ std::uint64_t slab_purge_walk(const SlabPurge& how) {
   auto now_ms = static_cast<std::uint32_t>(os::coarse_ms());
   std::uint64_t bytes = 0;
   std::uint32_t slabs = 0;
+  bool is_stopped = how.must_stop();
+  if (is_stopped) stop = begin;
   walk.next = for_each_slab(begin, stop, [&](const Look& look) {
     bool is_due_now = is_due(look, how, now_ms);
     if (arena.span(look.slice).is_settled.load(std::memory_order_relaxed)) return true;
@@ -119,9 +121,10 @@ std::uint64_t slab_purge_walk(const SlabPurge& how) {
       ++slabs;
     }
     walk.is_done &= arena.span(look.slice).is_settled.load(std::memory_order_relaxed);
-    return !how.is_paused() && (how.everything || slabs < kSlabsAtOnce);
+    is_stopped = how.must_stop();
+    return !is_stopped && (how.everything || slabs < kSlabsAtOnce);
   });
-  if (how.is_paused()) walk.is_done = false;
+  if (is_stopped) walk.is_done = false;
   walk.was_done = walk.next >= end && walk.is_done;
   return bytes;
 }

@@ -18,12 +18,12 @@ struct SlabPurge {
   enum rdmalloc_purge_reason reason;
   // Purges pages that are out of reach: asks, decommits, tells. False: they stay.
   bool (*purge)(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason);
-  bool (*is_paused)();
+  bool (*must_stop)();  // asked after each slab
 };
 // A part of a walk over all slabs, all of it with `everything`. Returns the bytes given back.
 std::uint64_t slab_purge_walk(const SlabPurge& how);
 // Whether the last whole walk left nothing to come back for, and nothing has changed since. If so,
-// purge_wake() is called at the next change.
+// purge_note_slab_change() is called at the next change.
 bool slab_purge_is_done();
 
 }  // namespace rdmalloc

@@ -233,6 +233,40 @@ TEST(SlabPages, the_purge_thread_sleeps_when_all_is_done_and_wakes_for_the_next_
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
+// The thread that asked to be told has ended; nobody starts another for it, in this process or in
+// its child. Seen to fail with purge_wake() in the place of purge_note_slab_change().
+TEST(SlabPages, a_change_of_a_slab_starts_no_purge_thread) {
+  rdmalloc_test::set("purge.decay_ms", 8);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  std::vector<char*> blocks = whole_slab(856);
+  rdmalloc_malloc_trim(0);
+  EXPECT_TRUE(comes_true([] {
+    long before = sleeps_of_purge_thread();
+    usleep(100000);
+    return before >= 0 && sleeps_of_purge_thread() == before;
+  }));
+  auto free_some = [&](size_t from) {
+    std::thread([&] {
+      for (size_t i = from; i < from + 12; i++) rdmalloc_free(blocks[i]);
+    }).join();
+    usleep(50000);  // for a thread to have its name
+  };
+  pid_t child = fork();
+  if (child == 0) {
+    free_some(0);
+    _exit(sleeps_of_purge_thread() == -1 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status));
+  EXPECT_EQ(status, 0) << "a purge thread in the child";
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  ASSERT_EQ(sleeps_of_purge_thread(), -1);
+  free_some(12);
+  EXPECT_EQ(sleeps_of_purge_thread(), -1);
+  for (size_t i = 0; i < 12; i++) rdmalloc_free(blocks[i]);  // the child's copies went, not these
+  for (size_t i = 24; i < blocks.size(); i++) rdmalloc_free(blocks[i]);
+}
+
 // ---- against a ledger of what lives where ----
 
 // For each page of the arena how many live blocks lie on it, and whether it is in purge. Both sides
