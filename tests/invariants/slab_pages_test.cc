@@ -2,8 +2,8 @@
 //
 // Pages of slabs in use (I7): a block that stays holds its own pages and no more. Seen to fail:
 // with the walk left out; with purgeable_pages() blind to a block's last page, or to what is in the
-// bitmap; with blocks not given back by slab_pages_end() or slab_end_purge(); with note_touched()
-// left out; with slab_watch() left out.
+// bitmap; with blocks not given back by slab_pages_end() or slab_end_purge(); with no reuse noted
+// by note_touched(); with the purge thread not woken by slab_give_back().
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <stdio.h>
