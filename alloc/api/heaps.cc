@@ -50,8 +50,7 @@ int rdmalloc_heap_destroy(struct rdmalloc_heap* heap) {
 }
 
 void* rdmalloc_heap_malloc(struct rdmalloc_heap* heap, size_t bytes) {
-  bool is_zero = false;
-  return heap_allocate(handle_of(heap), bytes, 1, &is_zero);
+  return heap_malloc(handle_of(heap), bytes);
 }
 
 void* rdmalloc_heap_calloc(struct rdmalloc_heap* heap, size_t count, size_t bytes) {

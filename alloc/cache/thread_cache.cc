@@ -337,10 +337,11 @@ void* cache_allocate_slow(unsigned size_class) {
   return block;
 }
 
-void cache_free_slow(void* block, unsigned size_class) noexcept {
+namespace {
+
+[[gnu::noinline]] void free_slow(void* block, unsigned size_class) {
   fork_check();
   if (size_class == 0 || size_class == kLargeClass) return large_free(block);
-  if (size_class == kHeapClass) return heap_block_free(block);
   ThreadCache* cache = cache_of_this_thread();
   if (cache == nullptr) cache = make_cache();
   if (cache == nullptr) return slab_give_back(size_class, &block, 1);
@@ -353,6 +354,13 @@ void cache_free_slow(void* block, unsigned size_class) noexcept {
   *bin.top = block;
   order_for_fork();
   bin.top += 1;
+}
+
+}  // namespace
+
+void cache_free_slow(void* block, unsigned size_class) noexcept {
+  // For a heap's block this is the common way: it is not to save registers that it does not use.
+  size_class == kHeapClass ? heap_block_free(block) : free_slow(block, size_class);
 }
 
 void cache_flush_this_thread() {

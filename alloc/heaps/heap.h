@@ -20,15 +20,16 @@
 // kShardBytes), and they can be emptied by anyone: for the budget, by the purge thread when nobody
 // came since it looked last, and by destroy.
 //
-// A slab has two bits for each block, in the bitmap of its slices: free bits in the first half,
-// live bits in the second. A live block is in the program's hands.
+// A slab has two bits for each block, in the bitmap of its first slice: free bits in the first
+// half, live bits in the second. A live block is in the program's hands.
 //
 //    free bits + blocks in magazines + live bits == blocks                        (for each slab)
 //    span_slices == the sum of the spans whose word names the heap, <= budget_slices
 //
-// A live bit changes under the lock of a shard, by one atomic operation, since the blocks of one
-// word may be in several shards. Free bits change under the lock of the class. The child of a fork
-// believes the span words and the live bits, and makes all else anew (heap_rebuild).
+// A live bit changes under the lock of a shard: by an atomic operation, since the blocks of one
+// word may be in several shards, but while the heap has one shard by a load and a store. Free bits
+// change under the lock of the class. The child of a fork believes the span words and the live
+// bits, and makes all else anew (heap_rebuild).
 //
 // Span words name a heap by its slot, the index in the pool. All spans of a heap are gone before
 // its slot is used again; handles, which the user keeps, have a generation besides.
@@ -85,12 +86,16 @@ struct alignas(64) Heap {
   // thread that does it. Release at the end of create pairs with acquire in heap_of_handle(). What
   // is read under one of the locks is ordered by it.
   std::atomic<std::uint64_t> handle;
-  std::atomic<std::uint32_t> next_free;      // pool
-  std::atomic<std::uint32_t> active_shards;  // a power of two; only grows. Relaxed: a hint
+  std::atomic<std::uint32_t> next_free;  // pool
+  // A power of two; only grows. From 1 to 2 under the lock of the first shard, where is_alone() may
+  // be relied on. Release, and acquire: live bits that were changed by a load and a store before
+  // come before those that are changed by atomic operations.
+  std::atomic<std::uint32_t> active_shards;
   // Written by create. Relaxed: statistics may read it of a slot that is used again.
   std::atomic<std::uint64_t> budget_slices;
 
-  Lock span_lock;
+  // What lies above is read by each malloc and free, what follows is written by the slow paths.
+  alignas(64) Lock span_lock;
   SliceIndex first_span;  // all spans, linked by Span::older and younger
   // Written under span_lock; read by anybody, relaxed.
   std::atomic<std::uint64_t> span_slices;
@@ -104,6 +109,8 @@ struct alignas(64) Heap {
   HeapShard shards[kMostShards];
 
   bool is(std::uint64_t wanted) const { return handle.load(std::memory_order_relaxed) == wanted; }
+  // Under the lock of a shard: whether there is no other, so that nobody else changes live bits.
+  bool is_alone() const { return active_shards.load(std::memory_order_acquire) == 1; }
 };
 
 extern constinit Pool<Heap> heaps;
@@ -135,10 +142,9 @@ constexpr std::uint32_t heap_slab_words(unsigned size_class, std::uint32_t slice
   return (heap_slab_blocks(size_class, slices) + 63) / 64;
 }
 // Where the live bits begin.
-constexpr std::uint32_t live_word(std::uint32_t slices) {
-  return slices * kBitmapWords / 2;
-}
-static_assert(heap_slab_words(heap_class_of(0), 1) <= live_word(1));
+inline constexpr std::uint32_t kLiveWord = kBitmapWords / 2;
+static_assert(heap_slab_words(heap_class_of(0), 1) <= kLiveWord);
+static_assert(heap_slab_words(class_of(kFineMax + 1), 8) <= kLiveWord, "slabs of eight slices");
 
 // The live heap that the handle names; nullptr when there is none.
 inline Heap* heap_of_handle(std::uint64_t handle) {

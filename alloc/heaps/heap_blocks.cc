@@ -7,28 +7,34 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
-#include "alloc/init.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge.h"
 
 namespace rdmalloc {
 namespace {
 
-// Locks a shard of the heap: the one that the thread's id says, or another that nobody is in. When
-// there is none the heap gets more of them, and the thread waits.
-HeapShard& lock_shard(Heap& heap) {
-  std::uint32_t active = heap.active_shards.load(std::memory_order_relaxed);
+// Locks a shard that nobody is in. When there is none the thread waits, and the heap gets more.
+[[gnu::noinline]] HeapShard& lock_another_shard(Heap& heap) {
+  std::uint32_t active = heap.active_shards.load(std::memory_order_acquire);
   std::uint32_t mine = thread_id();
-  for (std::uint32_t i = 0; i < active; ++i) {
+  for (std::uint32_t i = 1; i < active; ++i) {
     HeapShard& shard = heap.shards[(mine + i) & (active - 1)];
     if (shard.lock.try_lock()) return shard;
   }
-  if (active < kMostShards)
-    heap.active_shards.compare_exchange_strong(active, active * 2, std::memory_order_relaxed);
-  active = heap.active_shards.load(std::memory_order_relaxed);
   HeapShard& shard = heap.shards[mine & (active - 1)];
   shard.lock.lock();
+  // Not before: while there is one shard, whoever is in it relies on being alone.
+  if (active < kMostShards)
+    heap.active_shards.compare_exchange_strong(active, active * 2, std::memory_order_release,
+                                               std::memory_order_relaxed);
   return shard;
+}
+
+// Locks a shard of the heap: the one that the thread's id says, or another.
+inline HeapShard& lock_shard(Heap& heap) {
+  std::uint32_t active = heap.active_shards.load(std::memory_order_acquire);
+  HeapShard& shard = heap.shards[thread_id() & (active - 1)];
+  return shard.lock.try_lock() ? shard : lock_another_shard(heap);
 }
 
 // A shard of a heap, locked.
@@ -101,15 +107,10 @@ bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
   return has_freed;
 }
 
-// A block of the class; nullptr when there is none to be had.
-void* take_block(Heap& heap, HeapShard& shard, unsigned size_class) {
+// A block of the class for a shard that has none; nullptr when there is none to be had.
+[[gnu::noinline]] void* refill(Heap& heap, HeapShard& shard, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
   Magazine* magazine = open_magazine(shard, size_class);
-  if (magazine != nullptr && magazine->count != 0) {
-    magazine->count -= 1;
-    shard.held_bytes -= info.block_bytes;
-    return magazine->slots[magazine->count];
-  }
   std::uint64_t room =
       shard.held_bytes < kShardBytes ? (kShardBytes - shard.held_bytes) / info.block_bytes : 0;
   std::uint32_t wanted = magazine == nullptr ? 1 : info.magazine_max / 2u;
@@ -127,8 +128,27 @@ void* take_block(Heap& heap, HeapShard& shard, unsigned size_class) {
   return blocks[0];
 }
 
-// Puts a block, which is not live any more, into its magazine. Whether spans were freed.
-bool put_block(Heap& heap, HeapShard& shard, unsigned size_class, void* block) {
+// A block of the class; nullptr when there is none to be had.
+inline void* take_block(Heap& heap, HeapShard& shard, unsigned size_class) {
+  Magazine* magazine = shard.magazines[size_class];
+  if (magazine == nullptr || magazine->count == 0) [[unlikely]]
+    return refill(heap, shard, size_class);
+  magazine->count -= 1;
+  shard.held_bytes -= class_info(size_class).block_bytes;
+  return magazine->slots[magazine->count];
+}
+
+void put_into(Magazine& magazine, HeapShard& shard, void* block, const ClassInfo& info) {
+  magazine.slots[magazine.count] = block;
+  order_for_fork();
+  magazine.count += 1;
+  shard.held_bytes += info.block_bytes;
+}
+
+// Puts a block, which is not live any more, where its magazine is missing or full, or the shard.
+// Whether spans were freed.
+[[gnu::noinline]] bool put_with_room(Heap& heap, HeapShard& shard, unsigned size_class,
+                                     void* block) {
   const ClassInfo& info = class_info(size_class);
   Magazine* magazine = open_magazine(shard, size_class);
   if (magazine == nullptr) return heap_slab_give_back(heap, size_class, &block, 1);
@@ -136,21 +156,30 @@ bool put_block(Heap& heap, HeapShard& shard, unsigned size_class, void* block) {
   if (magazine->count == info.magazine_max)
     has_freed = spill(heap, shard, size_class, (magazine->count + 1) / 2);
   has_freed |= make_room(heap, shard, info.block_bytes);
-  magazine->slots[magazine->count] = block;
-  order_for_fork();
-  magazine->count += 1;
-  shard.held_bytes += info.block_bytes;
+  put_into(*magazine, shard, block, info);
   return has_freed;
 }
 
-void* allocate_small(Heap& heap, std::uint64_t handle, unsigned size_class) {
+// Puts it into its magazine. Whether spans were freed.
+inline bool put_block(Heap& heap, HeapShard& shard, unsigned size_class, void* block) {
+  const ClassInfo& info = class_info(size_class);
+  Magazine* magazine = shard.magazines[size_class];
+  if (magazine == nullptr || magazine->count == info.magazine_max ||
+      shard.held_bytes + info.block_bytes > kShardBytes) [[unlikely]]
+    return put_with_room(heap, shard, size_class, block);
+  put_into(*magazine, shard, block, info);
+  return false;
+}
+
+inline void* allocate_small(Heap& heap, std::uint64_t handle, unsigned size_class) {
   ShardGuard shard(heap);
   if (!heap.is(handle)) return nullptr;
   void* block = take_block(heap, *shard, size_class);
   if (block == nullptr) return nullptr;
-  if (set_live(heap_block_at(block)))
+  const ClassInfo& info = class_info(size_class);
+  if (set_live(heap, live_bit_of(block, info)))
     report_fatal_address("a heap is about to hand out a block that is in use", block);
-  count_live(*shard, block_bytes_of(size_class), 1);
+  count_live(*shard, info.block_bytes, 1);
   return block;
 }
 
@@ -165,15 +194,17 @@ void* allocate_large(Heap& heap, std::uint64_t handle, std::size_t bytes, std::s
   return slice == 0 ? nullptr : reinterpret_cast<void*>(arena.address_of(slice));
 }
 
+// The class of a request; 0 when it takes a span.
+unsigned class_for(std::size_t bytes, std::size_t alignment) {
+  if (bytes > kSmallMax) return 0;
+  if (alignment <= 16) return heap_class_of(bytes);
+  return aligned_class_of(alignment, bytes < kSmallestHeapBlock ? kSmallestHeapBlock : bytes);
+}
+
 void* allocate_once(Heap& heap, std::uint64_t handle, std::size_t bytes, std::size_t alignment,
                     bool* is_zero) {
   *is_zero = false;
-  unsigned size_class = 0;
-  if (bytes <= kSmallMax)
-    size_class =
-        alignment <= 16
-            ? heap_class_of(bytes)
-            : aligned_class_of(alignment, bytes < kSmallestHeapBlock ? kSmallestHeapBlock : bytes);
+  unsigned size_class = class_for(bytes, alignment);
   return size_class != 0 ? allocate_small(heap, handle, size_class)
                          : allocate_large(heap, handle, bytes, alignment, is_zero);
 }
@@ -185,15 +216,22 @@ void* allocate_once(Heap& heap, std::uint64_t handle, std::size_t bytes, std::si
   report_fatal_address("double free(), or free() of a block of a destroyed heap", block);
 }
 
-bool free_small(const HeapBlock& at, void* block) {
+inline bool free_small(const HeapBlock& at, void* block) {
   Heap& heap = *at.heap;
+  unsigned size_class = at.word().size_class;
   ShardGuard shard(heap);
   // Once more under the lock, where a destroy that has begun would wait for us.
   if (!is_live(heap.handle.load(std::memory_order_relaxed)) ||
-      pack(arena.span(at.slice).load()) != pack(at.word) || !clear_live(at))
+      arena.span(at.slice).word.load(std::memory_order_acquire) != at.packed_word ||
+      !clear_live(heap, live_bit_of(at)))
     report_double_free(block);
-  count_live(*shard, -static_cast<std::int64_t>(at.bytes()), -1);
-  return put_block(heap, *shard, at.word.size_class, block);
+  count_live(*shard, -static_cast<std::int64_t>(class_info(size_class).block_bytes), -1);
+  return put_block(heap, *shard, size_class, block);
+}
+
+void free_large(const HeapBlock& at, void* block) {
+  if (!heap_large_free(*at.heap, at.slice)) report_double_free(block);
+  purge_note_dirty();
 }
 
 // As for malloc's blocks: one that is at least half used stays, and one whose class is the smallest
@@ -207,7 +245,7 @@ bool is_good_enough(const HeapBlock& at, std::size_t bytes) {
 
 // Makes a large block fit where it lies.
 bool resize_large(const HeapBlock& at, std::size_t bytes) {
-  if (at.word.kind != SpanKind::kHeapLarge || bytes <= kSmallMax || bytes > arena.extent())
+  if (at.word().kind != SpanKind::kHeapLarge || bytes <= kSmallMax || bytes > arena.extent())
     return false;
   bool has_freed = false;
   bool fits = heap_large_resize(*at.heap, at.slice, slices_for(bytes), &has_freed);
@@ -217,11 +255,18 @@ bool resize_large(const HeapBlock& at, std::size_t bytes) {
 
 }  // namespace
 
+// A small block of the heap, unless that takes more than a look at what it has.
+void* heap_malloc(std::uint64_t handle, std::size_t bytes) {
+  fork_check();
+  Heap* heap = heap_of_handle(handle);
+  if (heap != nullptr && bytes <= kSmallMax) [[likely]]
+    if (void* block = allocate_small(*heap, handle, heap_class_of(bytes))) [[likely]]
+      return block;
+  bool is_zero = false;
+  return heap_allocate(handle, bytes, 1, &is_zero);
+}
+
 void* heap_allocate(std::uint64_t handle, std::size_t bytes, std::size_t alignment, bool* is_zero) {
-  if (!ensure_initialised()) {
-    errno = ENOMEM;
-    return nullptr;
-  }
   fork_check();
   Heap* heap = heap_of_handle(handle);
   if (heap == nullptr) {
@@ -241,23 +286,20 @@ void* heap_allocate(std::uint64_t handle, std::size_t bytes, std::size_t alignme
 }
 
 void heap_block_free(void* block) {
+  fork_check();
   HeapBlock at = heap_block_at(block);
   if (at.heap == nullptr) report_double_free(block);
   if (!at.is_start) report_no_block(block);
-  bool has_freed = false;
-  if (at.word.kind == SpanKind::kHeapSlab) {
-    has_freed = free_small(at, block);
-  } else {
-    has_freed = heap_large_free(*at.heap, at.slice);
-    if (!has_freed) report_double_free(block);
-  }
-  if (has_freed) purge_note_dirty();
+  if (at.word().kind == SpanKind::kHeapLarge) return free_large(at, block);
+  if (free_small(at, block)) [[unlikely]]
+    purge_note_dirty();
 }
 
 std::size_t heap_block_bytes(const void* block) {
   HeapBlock at = heap_block_at(block);
-  return at.heap == nullptr || (at.word.kind == SpanKind::kHeapLarge && !at.is_start) ? 0
-                                                                                      : at.bytes();
+  return at.heap == nullptr || (at.word().kind == SpanKind::kHeapLarge && !at.is_start)
+             ? 0
+             : at.bytes();
 }
 
 void* heap_block_resize(void* block, std::size_t bytes) {
@@ -271,7 +313,7 @@ void* heap_block_resize(void* block, std::size_t bytes) {
   std::uint64_t handle = at.heap->handle.load(std::memory_order_relaxed);
   void* moved = nullptr;
   // A large block that grows has done so before, and will again.
-  if (at.word.kind == SpanKind::kHeapLarge && bytes > usable && bytes <= arena.extent() / 4)
+  if (at.word().kind == SpanKind::kHeapLarge && bytes > usable && bytes <= arena.extent() / 4)
     if (SliceIndex slice = heap_large_take_growing(*at.heap, handle, slices_for(bytes)))
       moved = reinterpret_cast<void*>(arena.address_of(slice));
   bool is_zero = false;

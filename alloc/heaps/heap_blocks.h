@@ -9,9 +9,10 @@
 
 namespace rdmalloc {
 
-// A block of at least `bytes`, aligned to `alignment` (a power of two). nullptr with errno: ENOMEM
-// when the budget or the memory is used up, EINVAL when there is no such heap. `*is_zero` tells
-// whether its bytes are known to be zero.
+// A block of at least `bytes`, in heap_allocate() aligned to `alignment` (a power of two). nullptr
+// with errno: ENOMEM when the budget or the memory is used up, EINVAL when there is no such heap.
+// `*is_zero` tells whether its bytes are known to be zero.
+void* heap_malloc(std::uint64_t handle, std::size_t bytes);
 void* heap_allocate(std::uint64_t handle, std::size_t bytes, std::size_t alignment, bool* is_zero);
 
 // Where free() ends for a block of a heap. Aborts with the address when it is none, or free.

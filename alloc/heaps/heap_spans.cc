@@ -19,9 +19,6 @@ void add(std::atomic<std::uint64_t>& value, std::int64_t change) {
   value.store(relaxed(value) + static_cast<std::uint64_t>(change), std::memory_order_relaxed);
 }
 
-std::atomic<std::uint64_t>& live_bits(const HeapBlock& block) {
-  return arena.bitmap(block.slice)[live_word(block.word.slices) + block.index / 64];
-}
 std::uint64_t bit_of(const HeapBlock& block) {
   return std::uint64_t{1} << block.index % 64;
 }
@@ -86,7 +83,7 @@ SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) 
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
   std::uint32_t blocks = heap_slab_blocks(size_class, slices);
   for (std::uint32_t w = 0; w < heap_slab_words(size_class, slices); ++w) {
-    bits[live_word(slices) + w].store(0, std::memory_order_relaxed);
+    bits[kLiveWord + w].store(0, std::memory_order_relaxed);
     bits[w].store(all_blocks(blocks, w), std::memory_order_relaxed);
   }
   Span& span = arena.span(slice);
@@ -194,35 +191,6 @@ bool settle(Heap& heap, HeapClass& slabs, SliceIndex slice, bool may_keep) {
 }
 
 }  // namespace
-
-HeapBlock heap_block_at(const void* address) {
-  auto at = reinterpret_cast<std::uintptr_t>(address);
-  SliceIndex slice = arena.first[arena.slice_of(at)].load(std::memory_order_relaxed);
-  HeapBlock block{nullptr, slice, arena.span(slice).load(), 0, false};
-  std::uintptr_t offset = at - arena.address_of(slice);
-  bool is_slab_of_heap = block.word.kind == SpanKind::kHeapSlab;
-  if (!is_slab_of_heap && block.word.kind != SpanKind::kHeapLarge) return block;
-  block.heap = heaps.at(block.word.heap);
-  if (!is_slab_of_heap) {
-    block.is_start = offset == 0;
-    return block;
-  }
-  const ClassInfo& info = class_info(block.word.size_class);
-  block.index = static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
-  block.is_start = std::uintptr_t{block.index} * info.block_bytes == offset &&
-                   block.index < heap_slab_blocks(block.word.size_class, block.word.slices);
-  return block;
-}
-
-// Relaxed: what orders a free before the next malloc of the block is the shard's lock, and the
-// class's.
-bool set_live(const HeapBlock& block) {
-  return (live_bits(block).fetch_or(bit_of(block), std::memory_order_relaxed) & bit_of(block)) != 0;
-}
-bool clear_live(const HeapBlock& block) {
-  return (live_bits(block).fetch_and(~bit_of(block), std::memory_order_relaxed) & bit_of(block)) !=
-         0;
-}
 
 std::uint32_t heap_slab_take(Heap& heap, unsigned size_class, void** blocks, std::uint32_t wanted) {
   HeapClass& slabs = heap.classes[size_class];
@@ -336,7 +304,7 @@ std::uint32_t rebuild_slab(HeapClass& slabs, SliceIndex slice, bool is_exact) {
   std::uint32_t blocks = heap_slab_blocks(word.size_class, word.slices);
   std::uint32_t free_blocks = 0, live_blocks = 0;
   for (std::uint32_t w = 0; w < heap_slab_words(word.size_class, word.slices); ++w) {
-    std::uint64_t live = bits[live_word(word.slices) + w].load(std::memory_order_relaxed);
+    std::uint64_t live = bits[kLiveWord + w].load(std::memory_order_relaxed);
     if (is_exact) bits[w].store(all_blocks(blocks, w) & ~live, std::memory_order_relaxed);
     std::uint64_t free = bits[w].load(std::memory_order_relaxed);
     live_blocks += static_cast<std::uint32_t>(std::popcount(live));

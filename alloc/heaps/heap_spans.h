@@ -12,14 +12,15 @@ namespace rdmalloc {
 // A block of a heap, found by its address.
 struct HeapBlock {
   Heap* heap;
-  SliceIndex slice;     // first of the span
-  SpanWord word;        // of the span
-  std::uint32_t index;  // in its slab; 0 for a large block
-  bool is_start;        // the address is the start of a block
+  SliceIndex slice;           // first of the span
+  std::uint64_t packed_word;  // of the span
+  std::uint32_t index;        // in its slab; 0 for a large block
+  bool is_start;              // the address is the start of a block
 
+  SpanWord word() const { return unpack(packed_word); }
   std::size_t bytes() const {
-    return word.kind == SpanKind::kHeapLarge ? std::size_t{word.slices} << kSliceShift
-                                             : block_bytes_of(word.size_class);
+    return word().kind == SpanKind::kHeapLarge ? std::size_t{word().slices} << kSliceShift
+                                               : block_bytes_of(word().size_class);
   }
 };
 
@@ -30,11 +31,63 @@ inline bool is_of_heap(const void* address) {
   return arena.holds(at) && arena.class_at(arena.slice_of(at)) == kHeapClass;
 }
 // What lies at an address in a span of a heap. `heap` is nullptr when the span is none by now.
-HeapBlock heap_block_at(const void* address);
+// Inline, as what follows: malloc and free are made of them.
+inline HeapBlock heap_block_at(const void* address) {
+  auto at = reinterpret_cast<std::uintptr_t>(address);
+  SliceIndex slice = arena.first[arena.slice_of(at)].load(std::memory_order_relaxed);
+  HeapBlock block{nullptr, slice, arena.span(slice).word.load(std::memory_order_acquire), 0, false};
+  SpanWord word = block.word();
+  bool is_slab_of_heap = word.kind == SpanKind::kHeapSlab;
+  if (!is_slab_of_heap && word.kind != SpanKind::kHeapLarge) return block;
+  block.heap = heaps.at(word.heap);
+  std::uintptr_t offset = at - arena.address_of(slice);
+  if (!is_slab_of_heap) {
+    block.is_start = offset == 0;
+    return block;
+  }
+  const ClassInfo& info = class_info(word.size_class);
+  block.index = static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
+  // What is left at the end of a slab is too short for a block.
+  block.is_start = std::uintptr_t{block.index} * info.block_bytes == offset &&
+                   offset + info.block_bytes <= std::uintptr_t{word.slices} << kSliceShift;
+  return block;
+}
 
 // ---- live bits. Under the lock of a shard. They return what the bit was. ----
-bool set_live(const HeapBlock& block);
-bool clear_live(const HeapBlock& block);
+
+struct LiveBit {
+  std::atomic<std::uint64_t>& word;
+  std::uint32_t index;
+
+  std::uint64_t mask() const { return std::uint64_t{1} << index % 64; }
+};
+inline LiveBit live_bit_of(const HeapBlock& block) {
+  return {arena.bitmap(block.slice)[kLiveWord + block.index / 64], block.index};
+}
+// Of a block that came from a slab of the heap.
+inline LiveBit live_bit_of(const void* block, const ClassInfo& info) {
+  auto at = reinterpret_cast<std::uintptr_t>(block);
+  SliceIndex slice = arena.first[arena.slice_of(at)].load(std::memory_order_relaxed);
+  std::uintptr_t offset = at - arena.address_of(slice);
+  auto index = static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
+  return {arena.bitmap(slice)[kLiveWord + index / 64], index};
+}
+// Relaxed: what orders a free before the next malloc of the block is the shard's lock, and the
+// class's.
+inline bool set_live(const Heap& heap, const LiveBit& bit) {
+  std::uint64_t mask = bit.mask();
+  if (!heap.is_alone()) return (bit.word.fetch_or(mask, std::memory_order_relaxed) & mask) != 0;
+  std::uint64_t before = bit.word.load(std::memory_order_relaxed);
+  bit.word.store(before | mask, std::memory_order_relaxed);
+  return (before & mask) != 0;
+}
+inline bool clear_live(const Heap& heap, const LiveBit& bit) {
+  std::uint64_t mask = bit.mask();
+  if (!heap.is_alone()) return (bit.word.fetch_and(~mask, std::memory_order_relaxed) & mask) != 0;
+  std::uint64_t before = bit.word.load(std::memory_order_relaxed);
+  bit.word.store(before & ~mask, std::memory_order_relaxed);
+  return (before & mask) != 0;
+}
 
 // ---- slabs. Under the lock of a shard, or of none. ----
 

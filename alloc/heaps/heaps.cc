@@ -84,7 +84,7 @@ int walk_slab(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
     for (;;) {
       // Looked at anew for each block: `fn` may free others.
       std::uint64_t bits =
-          arena.bitmap(slice)[live_word(word.slices) + w].load(std::memory_order_relaxed) & ~seen;
+          arena.bitmap(slice)[kLiveWord + w].load(std::memory_order_relaxed) & ~seen;
       if (bits == 0) break;
       auto bit = static_cast<std::uint32_t>(std::countr_zero(bits));
       // This one, and those below it, which may have come since.

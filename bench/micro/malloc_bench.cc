@@ -7,6 +7,7 @@
 // is 1 / items_per_second; of processor time where one thread works, of real time where two do.
 #include <benchmark/benchmark.h>
 #include <dlfcn.h>
+#include <rdmalloc/rdmalloc.h>
 
 #include <atomic>
 #include <cstdint>
@@ -68,7 +69,8 @@ void fifo(benchmark::State& state) {
 
 // A working set in which random blocks are replaced, 16 to 527 bytes each. With `touch` the program
 // writes to what it gets, as real ones do: the block's cache line is then fetched anyway.
-void random_set(benchmark::State& state, bool touch) {
+template <typename Malloc>
+void random_set(benchmark::State& state, bool touch, Malloc allocate) {
   const auto count = static_cast<std::size_t>(state.range(0));
   constexpr int kBatch = 1024;
   std::vector<void*> blocks(count);
@@ -78,7 +80,7 @@ void random_set(benchmark::State& state, bool touch) {
       const std::uint64_t number = random.next();
       void*& block = blocks[static_cast<std::uint32_t>(number) % count];
       std::free(block);
-      block = std::malloc(16 + (number >> 40) % 512);
+      block = allocate(16 + (number >> 40) % 512);
       if (touch) *static_cast<volatile char*>(block) = 1;
     }
     benchmark::ClobberMemory();
@@ -87,6 +89,41 @@ void random_set(benchmark::State& state, bool touch) {
   for (auto _ : state) replace(kBatch);
   state.SetItemsProcessed(state.iterations() * kBatch);
   for (void* block : blocks) std::free(block);
+}
+
+// A function that the allocator has, or has not.
+template <typename Function>
+Function* in_allocator(const char* name) {
+  return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+}
+
+// A heap of the user, under an allocator that has them. Never destroyed: a few for each benchmark.
+struct Heap {
+  decltype(rdmalloc_heap_malloc)* malloc_in =
+      in_allocator<decltype(rdmalloc_heap_malloc)>("rdmalloc_heap_malloc");
+  rdmalloc_heap* heap = nullptr;
+
+  Heap() {
+    auto* create = in_allocator<decltype(rdmalloc_heap_create)>("rdmalloc_heap_create");
+    if (create != nullptr) create(nullptr, &heap);
+  }
+  void* malloc(std::size_t bytes) const { return malloc_in(heap, bytes); }
+};
+
+// pair() and random_set() in a heap; free() takes its blocks.
+void heap_pair(benchmark::State& state) {
+  const Heap heap;
+  const auto bytes = static_cast<std::size_t>(state.range(0));
+  for (auto _ : state) {
+    void* memory = heap.malloc(bytes);
+    benchmark::DoNotOptimize(memory);
+    std::free(memory);
+  }
+  state.SetItemsProcessed(state.iterations());
+}
+void heap_random(benchmark::State& state) {
+  const Heap heap;
+  random_set(state, false, [&](std::size_t bytes) { return heap.malloc(bytes); });
 }
 
 // One thread allocates, another frees; the time is that of both together.
@@ -172,9 +209,16 @@ void register_all() {
   for (int bytes : {16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 384, 512, 768, 1024, 16384})
     benchmark::RegisterBenchmark("pair", pair)->Arg(bytes);
   benchmark::RegisterBenchmark("fifo", fifo)->Args({100'000, 64});
+  using Malloc = void* (*)(std::size_t);
   for (int count : {1'000, 100'000}) {
-    benchmark::RegisterBenchmark("random", random_set, false)->Arg(count);
-    benchmark::RegisterBenchmark("random_touch", random_set, true)->Arg(count);
+    benchmark::RegisterBenchmark("random", random_set<Malloc>, false, std::malloc)->Arg(count);
+    benchmark::RegisterBenchmark("random_touch", random_set<Malloc>, true, std::malloc)->Arg(count);
+  }
+  if (Heap().heap != nullptr) {
+    for (int bytes : {64, 512, 16384})
+      benchmark::RegisterBenchmark("heap_pair", heap_pair)->Arg(bytes);
+    for (int count : {1'000, 100'000})
+      benchmark::RegisterBenchmark("heap_random", heap_random)->Arg(count);
   }
   benchmark::RegisterBenchmark("producer_consumer", producer_consumer)->Arg(64)->UseRealTime();
   benchmark::RegisterBenchmark("ping_pong", ping_pong)->Args({64, 1000})->UseRealTime();

@@ -10,8 +10,10 @@
 // A child stops itself by a breakpoint instruction before and after each operation; between them
 // this process steps it by ptrace(2). What runs outside the library (memset, memcpy, the call's
 // own set-up) is not counted.
+#include <dlfcn.h>
 #include <errno.h>
 #include <malloc.h>
+#include <rdmalloc/rdmalloc.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -35,13 +37,10 @@
 namespace {
 
 constexpr const char* kOperations[] = {
-    "malloc(64)",      "free(64)",
-    "malloc(8000)",    "free(8000)",
-    "calloc(1, 64)",   "operator new(64)",
-    "delete(p, 64)",   "realloc(p of 64, 60)",
-    "usable_size(64)", "free(NULL)",
-    "malloc",          "calloc",
-    "realloc",         "free",
+    "malloc(64)",      "free(64)",         "malloc(8000)",    "free(8000)",
+    "calloc(1, 64)",   "operator new(64)", "delete(p, 64)",   "realloc(p of 64, 60)",
+    "usable_size(64)", "free(NULL)",       "heap malloc(64)", "heap free(64)",
+    "malloc",          "calloc",           "realloc",         "free",
 };
 enum Operation : long {
   kMalloc64,
@@ -54,11 +53,18 @@ enum Operation : long {
   kRealloc64,
   kUsable64,
   kFreeNull,
+  kHeapMalloc64,
+  kHeapFree64,
   kMalloc,
   kCalloc,
   kRealloc,
   kFree,
 };
+
+[[noreturn]] void fail(const char* what) {
+  fprintf(stderr, "golden_steps: %s: %s\n", what, strerror(errno));
+  exit(1);
+}
 
 // ---- the child ----
 
@@ -91,6 +97,29 @@ void hot_operations() {
   step(kNew64, [] { block = ::operator new(64); });
   step(kDelete64, [] { ::operator delete (block, size_t{64}); });
   step(kFreeNull, [] { free(nullptr); });
+}
+
+// A function of the preloaded library, which this program does not link.
+template <typename Function>
+Function* in_library(const char* name) {
+  auto* found = reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));
+  if (found == nullptr) fail(name);
+  return found;
+}
+
+// The same of a heap of the user; free() finds the heap by itself.
+void hot_operations_of_a_heap() {
+  static auto* allocate = in_library<decltype(rdmalloc_heap_malloc)>("rdmalloc_heap_malloc");
+  static rdmalloc_heap* heap = nullptr;
+  auto* create = in_library<decltype(rdmalloc_heap_create)>("rdmalloc_heap_create");
+  if (create(nullptr, &heap) != 0) fail("rdmalloc_heap_create");
+  for (int round = 0; round < 20; round++) {
+    void* warm[3];
+    for (void*& each : warm) each = allocate(heap, 64);
+    for (void* each : warm) free(each);
+  }
+  step(kHeapMalloc64, [] { block = allocate(heap, 64); });
+  step(kHeapFree64, [] { free(block); });
 }
 
 // A fixed sequence of mixed operations; sizes stay below what would make libc's memcpy step long.
@@ -126,11 +155,6 @@ void sequence() {
 }
 
 // ---- the parent ----
-
-[[noreturn]] void fail(const char* what) {
-  fprintf(stderr, "golden_steps: %s: %s\n", what, strerror(errno));
-  exit(1);
-}
 
 struct Range {
   uintptr_t begin = 0, end = 0, file_offset = 0;
@@ -230,7 +254,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (is_child) {
-    mode == "paths" ? hot_operations() : sequence();
+    if (mode == "longest") {
+      sequence();
+    } else {
+      hot_operations();
+      hot_operations_of_a_heap();
+    }
     _exit(0);
   }
   pid_t pid = fork();

@@ -2,7 +2,8 @@
 //
 // Heaps of the user and threads: a random history of several heaps against an oracle, and what is
 // left when threads end or go idle. Seen to fail: with magazines that are never full by their
-// bytes, that are not emptied at destroy, by the purge thread, or for the budget.
+// bytes, that are not emptied at destroy, by the purge thread, or for the budget; with live bits
+// that are changed by a load and a store although threads have met.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <string.h>
