@@ -4,25 +4,19 @@
 #include <string>
 #include <vector>
 
-#include "bench/support/allocators.h"
+#include "bench/support/driver.h"
 
 namespace rdmalloc::bench {
 
-struct CompareOptions {
+struct CompareOptions : DriverOptions {
+  CompareOptions() { limit_s = 60; }
   std::vector<std::size_t> sizes;
   std::vector<std::string> patterns;
   std::vector<std::string> transports;
-  AllocatorSearch allocators;
-  int repetitions = 3;
   int ranks = 2;
-  int limit_s = 60;
   double scale = 1;
   int pause_ms = 2200;
   bool quick = false;
-  bool list = false;
-  bool quiet = false;
-  std::string output_folder = "out";
-  std::string json_path;  // default: output_folder/bcast.json
   std::string mpirun;
   std::string worker;
   std::string worker_fault;  // for the bench's own tests

@@ -9,6 +9,7 @@
 #include <set>
 
 #include "bench/bcast/results.h"
+#include "bench/support/driver.h"
 #include "bench/support/statistics.h"
 #include "bench/support/table.h"
 
@@ -299,9 +300,7 @@ json results_json(const CompareOptions& options, const Results& results) {
   for (const char* list : {"allocators", "transports", "left_out", "results", "failures"})
     report[list] = json::array();
   for (const Allocator& allocator : results.allocators)
-    report["allocators"].push_back({{"name", allocator.name},
-                                    {"library", allocator.library},
-                                    {"environment", allocator.environment}});
+    report["allocators"].push_back(to_json(allocator));
   for (const Transport& transport : results.transports)
     report["transports"].push_back({{"name", transport.name}, {"arguments", transport.arguments}});
   for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));

@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "bench/micro/results.h"
+#include "bench/support/driver.h"
 #include "bench/support/statistics.h"
 #include "bench/support/table.h"
 
@@ -147,9 +148,7 @@ json micro_json(const MicroOptions& options, const MicroResults& results) {
   for (const char* list : {"allocators", "left_out", "results", "keys", "rss", "failures"})
     report[list] = json::array();
   for (const Allocator& allocator : results.allocators)
-    report["allocators"].push_back({{"name", allocator.name},
-                                    {"library", allocator.library},
-                                    {"environment", allocator.environment}});
+    report["allocators"].push_back(to_json(allocator));
   for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
   for (const auto& [key, values] : results.cells)
     report["results"].push_back(

@@ -7,24 +7,17 @@
 #include <utility>
 #include <vector>
 
-#include "bench/support/allocators.h"
+#include "bench/support/driver.h"
 
 namespace rdmalloc::bench {
 
-struct MicroOptions {
-  AllocatorSearch allocators;
+struct MicroOptions : DriverOptions {
+  MicroOptions() { repetitions = 5; }
   std::string base = "mimalloc";
   std::string filter = ".";
-  int repetitions = 5;
   double min_time_s = 0.03;
-  int limit_s = 120;
   std::size_t rss_bytes = 0;  // 0: without rss_return
   bool quick = false;
-  bool list = false;
-  bool quiet = false;
-  std::string output_folder = "out";
-  std::string json_path;
-  std::string program_folder;
 };
 
 struct MicroFailure {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bench/programs/programs.h"
+#include "bench/support/marks.h"
 
 namespace {
 
@@ -63,6 +64,8 @@ int main(int argc, char** argv) {
   const bool known = symbol != nullptr && dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
   std::printf("{\"malloc\":\"%s\"}\n", known ? info.dli_fname : "unknown");
   std::fflush(stdout);
+  rdmalloc::bench::mark(rdmalloc::bench::Mark::begin);
   program->run(static_cast<unsigned>(threads), scale);
+  rdmalloc::bench::mark(rdmalloc::bench::Mark::end);
   return 0;
 }

@@ -51,6 +51,17 @@ const std::vector<KnownAllocator>& known_allocators() {
   return known;
 }
 
+// Allocators that Debian has in no package, or not in this version: found by their libraries' names
+// where somebody built them.
+const std::vector<KnownAllocator>& built_peers() {
+  static const std::vector<KnownAllocator> known = {
+      {"mimalloc3", {"libmimalloc.so.3", "libmimalloc-secure.so.3"}, {}, ""},
+      {"snmalloc", {"libsnmallocshim.so"}, {}, ""},
+      {"rpmalloc", {"librpmallocwrap.so", "librpmalloc.so"}, {}, ""},
+  };
+  return known;
+}
+
 std::vector<fs::path> library_directories() {
   std::vector<fs::path> directories;
   if (const char* path = std::getenv("LD_LIBRARY_PATH")) {
@@ -97,6 +108,39 @@ void add_known(const KnownAllocator& known, const AllocatorSearch& search,
   }
 }
 
+// A build's libraries lie in its top folder, or one or two below.
+constexpr int kPeerFolderDepth = 2;
+
+std::optional<std::string> find_below(const fs::path& folder,
+                                      const std::vector<const char*>& file_names) {
+  std::error_code failed;
+  for (const char* file_name : file_names)
+    for (auto it = fs::recursive_directory_iterator(
+             folder, fs::directory_options::skip_permission_denied, failed);
+         !failed && it != fs::recursive_directory_iterator(); it.increment(failed)) {
+      if (it.depth() >= kPeerFolderDepth) it.disable_recursion_pending();
+      if (it->path().filename() == file_name) return fs::canonical(it->path(), failed).string();
+    }
+  return std::nullopt;
+}
+
+// What is wrong with the folder, or nothing.
+std::string add_built_peers(const std::string& folder, AllocatorChoice& choice) {
+  std::error_code ignored;
+  if (!fs::is_directory(folder, ignored)) return fmt::format("--peers {}: no such folder", folder);
+  for (const KnownAllocator& known : built_peers()) {
+    const bool there = std::any_of(choice.found.begin(), choice.found.end(),
+                                   [&](const Allocator& a) { return a.name == known.name; });
+    if (there) continue;
+    if (auto path = find_below(folder, known.libraries))
+      choice.found.push_back({known.name, *path, known.environment});
+    else
+      choice.left_out.push_back(
+          {known.name, fmt::format("no {} below {}", fmt::join(known.libraries, " or "), folder)});
+  }
+  return {};
+}
+
 // NAME=PATH; what is wrong with it, or nothing.
 std::string add_peer(const std::string& text, AllocatorChoice& choice) {
   const std::size_t equals = text.find('=');
@@ -121,6 +165,12 @@ std::vector<std::string> allocator_names() {
   return names;
 }
 
+std::vector<std::string> built_peer_names() {
+  std::vector<std::string> names;
+  for (const KnownAllocator& known : built_peers()) names.emplace_back(known.name);
+  return names;
+}
+
 AllocatorChoice choose_allocators(const AllocatorSearch& search) {
   AllocatorChoice choice;
   std::set<std::string> seen;
@@ -140,7 +190,16 @@ AllocatorChoice choose_allocators(const AllocatorSearch& search) {
   for (const std::string& peer : search.peers) {
     if (choice.error = add_peer(peer, choice); !choice.error.empty()) return choice;
   }
+  for (const std::string& folder : search.peer_folders) {
+    if (choice.error = add_built_peers(folder, choice); !choice.error.empty()) return choice;
+  }
   return choice;
+}
+
+bool is_mimalloc_3(const Allocator& allocator) {
+  const std::string file = fs::path(allocator.library).filename().string();
+  return allocator.environment.empty() && file.rfind("libmimalloc", 0) == 0 &&
+         file.find(".so.3") != std::string::npos;
 }
 
 Environment preload_environment(const Allocator& allocator) {

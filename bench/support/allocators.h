@@ -24,9 +24,10 @@ struct LeftOut {
 };
 
 struct AllocatorSearch {
-  std::vector<std::string> names = {};  // which, in the order of the tables; empty: all
-  std::string rdmalloc_library = {};    // path of librdmalloc.so
-  std::vector<std::string> peers = {};  // further ones, as NAME=PATH
+  std::vector<std::string> names = {};         // which, in the order of the tables; empty: all
+  std::string rdmalloc_library = {};           // path of librdmalloc.so
+  std::vector<std::string> peers = {};         // further ones, as NAME=PATH
+  std::vector<std::string> peer_folders = {};  // where peers were built, or folders above that
 };
 
 struct AllocatorChoice {
@@ -37,7 +38,12 @@ struct AllocatorChoice {
 
 // Every name that AllocatorSearch::names may hold, without the NAME=PATH ones.
 std::vector<std::string> allocator_names();
+// What is looked for in AllocatorSearch::peer_folders.
+std::vector<std::string> built_peer_names();
 AllocatorChoice choose_allocators(const AllocatorSearch& search);
+
+// mimalloc 3, under whichever name it came: Debian's or one that was built beside.
+bool is_mimalloc_3(const Allocator& allocator);
 
 // What the dynamic linker is to be told; empty for libc's own malloc.
 Environment preload_environment(const Allocator& allocator);

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
 #include <thread>
@@ -143,7 +144,20 @@ class Lines {
   std::string pending_;
 };
 
-int spawn_child(const Command& command, const Pipe& out, const Pipe& err, pid_t& pid) {
+constexpr int kReportFd = 3;
+
+std::vector<std::string> launched(const Command& command) {
+  if (command.launcher.empty()) return command.arguments;
+  const char* counted = command.calls_counted == CallsCounted::all      ? "all"
+                        : command.calls_counted == CallsCounted::memory ? "memory"
+                                                                        : "none";
+  std::vector<std::string> arguments = {command.launcher, fmt::format("{}", kReportFd), counted};
+  arguments.insert(arguments.end(), command.arguments.begin(), command.arguments.end());
+  return arguments;
+}
+
+int spawn_child(const Command& command, const Pipe& out, const Pipe& err, const Pipe& report,
+                pid_t& pid) {
   std::map<std::string, std::string> merged;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     const std::string text = *entry;
@@ -156,7 +170,7 @@ int spawn_child(const Command& command, const Pipe& out, const Pipe& err, pid_t&
   std::vector<char*> envp;
   for (std::string& text : texts) envp.push_back(text.data());
   envp.push_back(nullptr);
-  std::vector<std::string> arguments = command.arguments;
+  std::vector<std::string> arguments = launched(command);
   std::vector<char*> argv;
   for (std::string& argument : arguments) argv.push_back(argument.data());
   argv.push_back(nullptr);
@@ -166,6 +180,8 @@ int spawn_child(const Command& command, const Pipe& out, const Pipe& err, pid_t&
   posix_spawn_file_actions_addopen(&actions, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_adddup2(&actions, out.write_end, STDOUT_FILENO);
   posix_spawn_file_actions_adddup2(&actions, err.write_end, STDERR_FILENO);
+  if (!command.launcher.empty())
+    posix_spawn_file_actions_adddup2(&actions, report.write_end, kReportFd);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);
   // A group of its own: a ^C at the terminal reaches us alone, and we end the tree in order.
@@ -213,6 +229,26 @@ void note_end(int status, const rusage& usage, Outcome& outcome) {
   outcome.peak_rss_kib = usage.ru_maxrss;
 }
 
+// What the launcher says of the program takes the place of what is known of the launcher.
+void take_report(Pipe& report, Outcome& outcome) {
+  report.close_write();
+  std::array<char, 4096> buffer;
+  for (ssize_t got; (got = read(report.read_end, buffer.data(), buffer.size())) > 0;)
+    outcome.launch_report.append(buffer.data(), static_cast<std::size_t>(got));
+  const auto said = nlohmann::json::parse(outcome.launch_report, nullptr, false);
+  if (said.is_discarded() || !said.is_object()) {
+    if (!outcome.timed_out && !outcome.interrupted)
+      outcome.start_error = outcome.standard_error + outcome.launch_report;
+    return;
+  }
+  const int status = said.value("status", 0);
+  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  outcome.signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+  outcome.wall_s = said.value("wall_s", 0.0);
+  outcome.cpu_s = said.value("cpu_s", 0.0);
+  outcome.peak_rss_kib = said.value("peak_rss_kib", 0L);
+}
+
 // Until the child has ended, by itself, by its limit or by an interrupt.
 void attend(pid_t pid, const Command& command, Pipe& out, Pipe& err, Outcome& outcome) {
   Lines lines(command.on_line);
@@ -255,13 +291,14 @@ Outcome run(const Command& command) {
   Outcome outcome;
   Pipe out;
   Pipe err;
-  if (out.read_end < 0 || err.read_end < 0) {
+  Pipe report;
+  if (out.read_end < 0 || err.read_end < 0 || report.read_end < 0) {
     outcome.start_error = "no pipe";
     return outcome;
   }
   const auto start = Clock::now();
   pid_t pid = 0;
-  if (const int error = spawn_child(command, out, err, pid); error != 0) {
+  if (const int error = spawn_child(command, out, err, report, pid); error != 0) {
     outcome.start_error = fmt::format("{}: {}", command.arguments.at(0), strerrordesc_np(error));
     return outcome;
   }
@@ -269,6 +306,7 @@ Outcome run(const Command& command) {
   err.close_write();
   attend(pid, command, out, err, outcome);
   outcome.wall_s = std::chrono::duration<double>(Clock::now() - start).count();
+  if (!command.launcher.empty()) take_report(report, outcome);
   return outcome;
 }
 

@@ -12,10 +12,17 @@
 
 namespace rdmalloc::bench {
 
+// What bench_launch counts of a program's system calls (bench/launch/calls.h).
+enum class CallsCounted { none, all, memory };
+
 struct Command {
   std::vector<std::string> arguments;              // the program first, looked up in PATH
   std::map<std::string, std::string> environment;  // added to ours
   std::chrono::milliseconds limit{60'000};
+  // Path of bench_launch, which then starts it: cpu_s, wall_s and peak_rss_kib are of the program
+  // alone. Without one peak_rss_kib includes this process's own.
+  std::string launcher;
+  CallsCounted calls_counted = CallsCounted::none;     // needs the launcher
   std::function<void(std::string_view line)> on_line;  // each line of its standard output
   std::function<std::string(pid_t)> on_limit;          // before it is killed; returns a report
 };
@@ -30,8 +37,9 @@ struct Outcome {
   std::string standard_output;
   std::string standard_error;
   double wall_s = 0;
-  double cpu_s = 0;       // user + system, of it and of the children it waited for
-  long peak_rss_kib = 0;  // the largest of these processes
+  double cpu_s = 0;           // user + system, of it and of the children it waited for
+  long peak_rss_kib = 0;      // the largest of these processes
+  std::string launch_report;  // the launcher's, a JSON object
 
   bool ok() const { return exit_code == 0 && !timed_out && !interrupted && start_error.empty(); }
   std::string describe() const;  // one line: "exited with 3", "killed by SIGSEGV", …

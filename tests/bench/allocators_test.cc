@@ -1,10 +1,13 @@
-// Seen to fail: with is_served_by() always true; with a missing library put into `found`.
+// Seen to fail: with is_served_by() always true; with a missing library put into `found`;
+// with add_built_peers() looking at no folder below.
 #include "bench/support/allocators.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 
 namespace rdmalloc::bench {
 namespace {
@@ -35,6 +38,31 @@ TEST(Allocators, a_further_peer_needs_a_name_and_a_file) {
               HasSubstr("No such file"));
   EXPECT_THAT(choose_allocators({.names = {"glibc"}, .peers = {"glibc=/proc/self/exe"}}).error,
               HasSubstr("already"));
+}
+
+TEST(Allocators, peers_are_found_in_the_folders_where_they_were_built) {
+  // A folder of its own: nothing that was there before is touched.
+  std::string name = testing::TempDir() + "rdmalloc-peers-XXXXXX";
+  ASSERT_NE(mkdtemp(name.data()), nullptr);
+  const std::filesystem::path folder = name;
+  std::filesystem::create_directories(folder / "build");
+  std::ofstream(folder / "build" / "libsnmallocshim.so") << "x";
+  AllocatorSearch search{.names = {"glibc"}, .peer_folders = {folder.string()}};
+  const AllocatorChoice choice = choose_allocators(search);
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(choice.error, "");
+  ASSERT_EQ(choice.found.size(), 2u);
+  EXPECT_EQ(choice.found[1].name, "snmalloc");
+  EXPECT_THAT(choice.found[1].library, HasSubstr("build/libsnmallocshim.so"));
+  EXPECT_EQ(choice.left_out.size(), built_peer_names().size() - 1);
+  search.peer_folders = {"/nowhere"};
+  EXPECT_THAT(choose_allocators(search).error, HasSubstr("/nowhere"));
+}
+
+TEST(Allocators, mimalloc_3_is_known_by_its_library) {
+  EXPECT_TRUE(is_mimalloc_3({"a", "/lib/libmimalloc.so.3.1", {}}));
+  EXPECT_FALSE(is_mimalloc_3({"a", "/lib/libmimalloc.so.2.0", {}}));
+  EXPECT_FALSE(is_mimalloc_3({"a", "/lib/libmimalloc.so.3.1", {{"MIMALLOC_PURGE_DELAY", "-1"}}}));
 }
 
 TEST(Allocators, a_label_must_match_what_serves_malloc) {

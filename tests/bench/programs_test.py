@@ -1,7 +1,8 @@
-"""programs_test.py DRIVER CASE: one behaviour of bench_programs.
+"""programs_test.py DRIVER CASE MADVISE_MALLOC: one behaviour of bench_programs.
 
 Seen to fail: `arguments` with the check of --programs removed, `label` with run_step() not asking
-is_served_by(), `quick` with put() left out.
+is_served_by(), `quick` with put() left out, `calls` with a madvise in rdmalloc's free and with the
+purge thread counted among the program's.
 """
 import json
 import os
@@ -12,6 +13,7 @@ import tempfile
 
 DRIVER = sys.argv[1]
 CASE = sys.argv[2]
+MADVISE_MALLOC = sys.argv[3]
 
 
 def drive(*arguments):
@@ -67,6 +69,32 @@ def case_quick():
             row = rows.get((program, allocator))
             expect(row is not None and row["rss_mib"]["median"] > 0, f"{program} {allocator}",
                    output)
+
+
+def calls_of(*arguments):
+    """What was counted, by program."""
+    status, output = drive("--repetitions", "1", "--threads", "3", "--count-calls", *arguments)
+    expect(status == 0 and not report()["failures"], f"exit status {status}, not 0", output)
+    return output, {row["program"]: row["calls"] for row in report()["results"]
+                    if row["allocator"] != "glibc"}
+
+
+def case_calls():
+    """I1 over every program: under rdmalloc, purging at every chance, no thread of a program gives
+    memory back between its start and its end. A malloc that calls madvise is the control."""
+    os.environ["RDMALLOC_DECAY_MS"] = "0"
+    output, programs = calls_of("--allocators", "rdmalloc", "--scale", "0.02")
+    expect(len(programs) >= 12, f"only {programs}", output)
+    for program, calls in programs.items():
+        calls["calls_of_program"].pop("madvise(MADV_HUGEPAGE)", None)
+        expect(not calls["calls_of_program"], f"{program}: {calls}", output)
+    by_others = [calls["calls_of_others"].get("madvise", 0) for calls in programs.values()]
+    expect(sum(by_others) > 0, "nothing was purged meanwhile", output)
+
+    output, programs = calls_of("--programs", "larson", "--scale", "0.001", "--allocators",
+                                "glibc", "--peer", f"control={MADVISE_MALLOC}")
+    expect(programs["larson"]["calls_of_program"].get("madvise", 0) > 100,
+           "the control was not seen", output)
 
 
 with tempfile.TemporaryDirectory() as work_folder:

@@ -1,0 +1,119 @@
+#include "bench/support/driver.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+#include "bench/support/report.h"
+#include "bench/support/table.h"
+
+namespace rdmalloc::bench {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A folder of peers that is always to be looked through.
+constexpr const char* kPeersVariable = "RDMALLOC_BENCH_PEERS";
+
+}  // namespace
+
+void add_driver_options(CLI::App& app, DriverOptions& options, const std::string& default_json) {
+  app.add_option(
+      "--allocators", options.allocator_list,
+      fmt::format("of {} (default: all that are installed)", fmt::join(allocator_names(), ", ")));
+  app.add_option("--peer", options.allocators.peers,
+                 "a further allocator, NAME=PATH of its library");
+  app.add_option("--peers", options.allocators.peer_folders,
+                 fmt::format("a folder to look for {} in, with the folders below it (default: {})",
+                             fmt::join(built_peer_names(), ", "), kPeersVariable));
+  app.add_option("--rdmalloc", options.allocators.rdmalloc_library, "path of librdmalloc.so")
+      ->capture_default_str();
+  app.add_option("--repetitions", options.repetitions,
+                 "runs of each allocator, in turn with the others")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app.add_option("--limit-s", options.limit_s, "seconds a run may take before it counts as hung")
+      ->check(CLI::Range(1, 86'400))
+      ->capture_default_str();
+  app.add_option("--output", options.output_folder, "folder of the picture and the JSON file")
+      ->capture_default_str();
+  app.add_option("--json", options.json_path,
+                 fmt::format("the JSON file (default: {} in the folder)", default_json));
+  app.add_flag("--list", options.list, "show what is here and what is left out, run nothing");
+  app.add_flag("--quiet", options.quiet, "no progress");
+}
+
+int parse_driver_options(CLI::App& app, int argc, char** argv, DriverOptions& options,
+                         const std::string& default_json) {
+  options.name = app.get_name();
+  std::error_code ignored;
+  const fs::path here = fs::read_symlink("/proc/self/exe", ignored).parent_path();
+  options.program_folder = here.string();
+  options.allocators.rdmalloc_library =
+      (here / ".." / "lib" / "librdmalloc.so").lexically_normal().string();
+  add_driver_options(app, options, default_json);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : 2;
+  }
+  options.allocators.names = split_list(options.allocator_list);
+  const char* folder = std::getenv(kPeersVariable);
+  if (options.allocators.peer_folders.empty() && folder != nullptr && *folder != '\0')
+    options.allocators.peer_folders.emplace_back(folder);
+  if (options.json_path.empty()) options.json_path = options.output_folder + "/" + default_json;
+  return -1;
+}
+
+int refuse(const DriverOptions& options, const std::string& message) {
+  fmt::print(stderr, "{}: {}\n", options.name, message);
+  return 2;
+}
+
+void print_allocators(std::span<const Allocator> allocators, std::span<const LeftOut> left_out) {
+  for (const Allocator& allocator : allocators) {
+    std::string settings;
+    for (const auto& [name, value] : allocator.environment)
+      settings += fmt::format(" {}={}", name, value);
+    fmt::print("  allocator {}: {}{}\n", allocator.name,
+               allocator.library.empty() ? "libc's own" : allocator.library, settings);
+  }
+  for (const LeftOut& missing : left_out)
+    fmt::print("  LEFT OUT {}: {}\n", missing.what, missing.why);
+  std::fflush(stdout);
+}
+
+nlohmann::json to_json(const Allocator& allocator) {
+  return {{"name", allocator.name},
+          {"library", allocator.library},
+          {"environment", allocator.environment}};
+}
+
+void write_json(const DriverOptions& options, const nlohmann::json& report) {
+  const std::string problem = write_file(options.json_path, report.dump(1) + "\n");
+  if (!problem.empty())
+    fmt::print(stderr, "{}: {}\n", options.name, problem);
+  else
+    fmt::print("\nJSON: {}\n", options.json_path);
+}
+
+void write_picture(const std::string& picture, const std::string& script) {
+  const std::string problem = draw(picture, script);
+  fmt::print("{}\n", problem.empty() ? "picture: " + picture : problem);
+}
+
+int exit_status(const DriverOptions& options, std::span<const Allocator> found,
+                const Ending& ending) {
+  if (ending.interrupted) return 130;
+  const auto& names = options.allocators.names;
+  const bool wanted = std::find(names.begin(), names.end(), "rdmalloc") != names.end();
+  const bool there = std::any_of(found.begin(), found.end(),
+                                 [](const Allocator& a) { return a.name == "rdmalloc"; });
+  if (ending.rdmalloc_failed || (wanted && !there)) return 1;
+  return ending.measured ? 0 : 3;
+}
+
+}  // namespace rdmalloc::bench

@@ -1,0 +1,59 @@
+// What the comparing programs share: their options, their notice of what is compared, how they
+// write reports, and their exit status.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "bench/support/allocators.h"
+
+namespace rdmalloc::bench {
+
+struct DriverOptions {
+  std::string name;  // of the program, in messages
+  AllocatorSearch allocators;
+  int repetitions = 3;
+  int limit_s = 120;
+  bool list = false;
+  bool quiet = false;
+  std::string output_folder = "out";
+  std::string json_path;       // default: default_json in output_folder
+  std::string program_folder;  // where this program and those that it runs are
+  std::string allocator_list;  // --allocators as given
+};
+
+// --allocators, --peer, --peers, --rdmalloc, --repetitions, --limit-s, --output, --json, --list,
+// --quiet. `default_json` is the file's name in the output folder.
+void add_driver_options(CLI::App& app, DriverOptions& options, const std::string& default_json);
+
+// -1 to go on, otherwise the exit status: the message or the help is printed.
+int parse_driver_options(CLI::App& app, int argc, char** argv, DriverOptions& options,
+                         const std::string& default_json);
+
+// "NAME: message" on standard error; returns 2.
+int refuse(const DriverOptions& options, const std::string& message);
+
+// One line for each allocator, and for what is left out.
+void print_allocators(std::span<const Allocator> allocators, std::span<const LeftOut> left_out);
+
+nlohmann::json to_json(const Allocator& allocator);
+
+// Writes `report` and says where it is, or what went wrong.
+void write_json(const DriverOptions& options, const nlohmann::json& report);
+// Draws and says where the picture is, or what is missing.
+void write_picture(const std::string& picture, const std::string& script);
+
+// 130 when interrupted; 1 when rdmalloc failed, or was asked for by name and is not there; 3 when
+// nothing was measured; otherwise 0.
+struct Ending {
+  bool interrupted = false;
+  bool rdmalloc_failed = false;
+  bool measured = false;
+};
+int exit_status(const DriverOptions& options, std::span<const Allocator> found,
+                const Ending& ending);
+
+}  // namespace rdmalloc::bench
