@@ -16,6 +16,7 @@ enum class Site : std::uint8_t {
   kAdviseHuge,
   kDecommit,
   kThreadCreate,
+  kPopulate,
   kCount,
 };
 

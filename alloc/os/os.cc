@@ -17,6 +17,9 @@
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
 #endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
 
 namespace rdmalloc::os {
 namespace {
@@ -97,6 +100,11 @@ int decommit_hooked(std::uintptr_t base, std::size_t length) {
   int error = madvise(reinterpret_cast<void*>(base), length, MADV_DONTNEED) == 0 ? 0 : -errno;
   errno = saved;
   return error;
+}
+
+int populate(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kPopulate)) return -EINVAL;
+  return advise(base, length, MADV_POPULATE_WRITE);
 }
 
 int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns) {

@@ -35,6 +35,10 @@ int decommit(std::uintptr_t base, std::size_t length);
 // The same through libc's symbol, so that hooks of other libraries hear of it. Purge thread only.
 int decommit_hooked(std::uintptr_t base, std::size_t length);
 
+// Backs the pages for writing, without a change to their bytes (MADV_POPULATE_WRITE, Linux 5.14).
+// -EINVAL on kernels before, -EFAULT or -ENOMEM where there is nothing to write or no memory.
+int populate(std::uintptr_t base, std::size_t length);
+
 // futex(2), private. wait returns -EAGAIN, -EINTR or -ETIMEDOUT; timeout_ns < 0 waits for ever.
 int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns);
 int futex_wake(const std::uint32_t* word, int count);

@@ -230,6 +230,122 @@ static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rd
 RDMALLOC_API int64_t rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr,
                                          size_t length, void (*done)(void* arg), void* arg);
 
+/* ------------------------------------------------------------------ pools of registered buffers */
+
+struct rdmalloc_pool;
+
+/** One buffer of a pool; always the same for the same bytes. Read it, don't write it. */
+struct rdmalloc_buffer {
+  void* addr;    /**< begins at a page */
+  size_t length; /**< what the pool was made with, rounded up to pages */
+  const struct rdmalloc_key*
+      keys;             /**< keys[i]: with the pool's i-th domain; good while it is out */
+  uint64_t reserved[5]; /**< private */
+};
+
+#define RDMALLOC_POOL_NONE UINT32_MAX /**< a count: no buffers of this size */
+
+/** What a pool is made of; NULL instead of it, or 0 in a field, means the default. */
+struct rdmalloc_pool_attr {
+  size_t size;          /**< sizeof(struct rdmalloc_pool_attr) */
+  size_t small_bytes;   /**< of a small buffer, rounded up to pages; default 8 KiB */
+  size_t large_bytes;   /**< of a large one, at least as much; default 132 KiB */
+  uint32_t small_count; /**< default 8192 */
+  uint32_t large_count; /**< default 1024 */
+  uint32_t access;      /**< of each buffer; default RDMALLOC_ACCESS_LOCAL. With remote rights each
+                             buffer is registered by itself, so that its key opens no other (I13) */
+  uint32_t flags;       /**< none yet: 0 */
+  size_t budget_bytes;  /**< the buffers never take more; default: no limit */
+};
+
+/** How many buffers of `attr`'s sizes would fit now, in the proportion it asks for: within its
+ *  budget, RDMALLOC_LIMIT, and what the limits of every domain leave. Fills *small_count and
+ *  *large_count; both are what was asked for when all fit. 0, or an error that fewer buffers would
+ *  not cure: -EINVAL, -ECHILD, -EMSGSIZE (a buffer is longer than one registration may be), -EACCES
+ *  (remote rights, and a registrar that can't be exact for a buffer). Any thread. */
+RDMALLOC_API int rdmalloc_pool_fit(struct rdmalloc_domain* const* domains, size_t domain_count,
+                                   const struct rdmalloc_pool_attr* attr, uint32_t* small_count,
+                                   uint32_t* large_count);
+
+/** Makes a pool of buffers that are backed by memory and registered with each of `domains` (1 to
+ *  64) until the pool is destroyed; a domain does not close before. What can't fit is refused, with
+ *  nothing left behind and a warning that says how many would fit. Returns 0, -ENOMEM (does not
+ *  fit, or a registrar refused), -EMFILE (there are 60 pools), the errors of rdmalloc_pool_fit(),
+ * or the registrar's. Calls registrars: as for a miss of rdmalloc_reg_get(). */
+RDMALLOC_API int rdmalloc_pool_create(struct rdmalloc_domain* const* domains, size_t domain_count,
+                                      const struct rdmalloc_pool_attr* attr,
+                                      struct rdmalloc_pool** pool);
+
+/** A buffer of at least `bytes`: a small one where that suffices. From a cache of this thread, or
+ *  from those of others when there is no other, so none is out of reach. Returns 0 and sets
+ *  *buffer; -EAGAIN when all of that size are out (counted), -EMSGSIZE (longer than a large one),
+ *  -EINVAL, -ECHILD. Any thread; calls no registrar and nobody else. */
+RDMALLOC_API int rdmalloc_pool_get(struct rdmalloc_pool* pool, size_t bytes,
+                                   struct rdmalloc_buffer** buffer);
+
+/** Gives a buffer back, from any thread. When somebody waits for one of its size, the one who has
+ *  waited longest gets it, and its callback runs here, on this thread, before the call returns:
+ *  put where that is safe. Returns 0, or -EINVAL for what is no buffer of this pool, or is not out
+ *  (put twice); nothing happens then. -ECHILD. */
+RDMALLOC_API int rdmalloc_pool_put(struct rdmalloc_pool* pool, struct rdmalloc_buffer* buffer);
+
+/** Somebody who waits for a buffer. The caller's memory, his again when `ready` is called or
+ *  rdmalloc_pool_cancel() has returned 0. */
+struct rdmalloc_pool_waiter {
+  /** Called once, with the buffer, which is the waiter's to put. On the thread that put it, inside
+   *  rdmalloc_pool_put(), under no lock of rdmalloc; that thread's caller may hold locks of his
+   * own. May get, put, wait and cancel, and register: the callbacks for buffers that it puts run
+   * after it has returned, not inside it, however many there are. */
+  void (*ready)(struct rdmalloc_pool_waiter* waiter, struct rdmalloc_buffer* buffer);
+  void* arg;                         /**< the caller's */
+  struct rdmalloc_pool_waiter* next; /**< private */
+  struct rdmalloc_buffer* buffer;    /**< private */
+};
+
+/** rdmalloc_pool_get(), or a place in the line: 0 with *buffer set, and `ready` is never called; or
+ *  -EINPROGRESS, and `ready` will be called, perhaps before this returns. Those who wait for one
+ *  size are served in the order they came. Other errors as for get. Any thread. */
+RDMALLOC_API int rdmalloc_pool_wait(struct rdmalloc_pool* pool, size_t bytes,
+                                    struct rdmalloc_pool_waiter* waiter,
+                                    struct rdmalloc_buffer** buffer);
+
+/** Leaves the line. 0: `ready` will not be called. -ENOENT: it does not wait; `ready` was called or
+ *  is about to be. -EINVAL, -ECHILD. Any thread. Takes time in proportion to the line. */
+RDMALLOC_API int rdmalloc_pool_cancel(struct rdmalloc_pool* pool,
+                                      struct rdmalloc_pool_waiter* waiter);
+
+/** Counters of the buffers of one size. */
+struct rdmalloc_pool_side {
+  uint64_t bytes;     /**< of one buffer */
+  uint64_t count;     /**< buffers: == in_use + cached + free */
+  uint64_t in_use;    /**< out now */
+  uint64_t cached;    /**< in caches of threads */
+  uint64_t free;      /**< the others */
+  uint64_t gets;      /**< buffers handed out, to waiters too */
+  uint64_t exhausted; /**< calls of get and wait that found all of them out */
+  uint64_t waiting;   /**< who waits now */
+};
+/** Counters of a pool. */
+struct rdmalloc_pool_counters {
+  size_t size;
+  struct rdmalloc_pool_side small, large;
+  uint64_t memory_bytes;  /**< of all buffers */
+  uint64_t registrations; /**< held, in all its domains */
+};
+/** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Any thread. */
+RDMALLOC_API int rdmalloc_pool_stats(struct rdmalloc_pool* pool,
+                                     struct rdmalloc_pool_counters* stats);
+
+/** Deregisters the buffers and frees them. -EBUSY, with nothing changed, while a buffer is out;
+ *  whoever waits, waits for one that is out, so there is no waiter then either. No other thread may
+ *  be in a call for this pool; threads that used it need not have ended. 0, -EINVAL. Calls
+ *  registrars.
+ *
+ *  A child of fork has the bytes of its parent's buffers and addr and length of each, but neither
+ *  registrations (the keys read as zero) nor the pool: every call returns -ECHILD, but destroy,
+ *  which frees the child's copy of the memory without calling a registrar and returns 0. */
+RDMALLOC_API int rdmalloc_pool_destroy(struct rdmalloc_pool* pool);
+
 #ifdef __cplusplus
 }
 #endif

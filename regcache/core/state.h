@@ -10,6 +10,7 @@
 #include "regcache/core/invalidate.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/slices.h"
+#include "regcache/pools/buffer_pool.h"
 
 namespace rdmalloc::regcache {
 
@@ -28,6 +29,10 @@ struct State {
   Pool<Registration> registrations;
   Invalidations invalidations;
   Domain domains[kMostDomains + 1];
+  Lock pools_lock;  // creating and destroying pools, and the ends of threads; before a pool's lock
+  Pool<PoolCache> pool_caches;
+  Pool<PoolThread> pool_threads;
+  BufferPool pools[kMostPools];
 
   // Whether words and observer are there. Acquire: pairs with the release in state_prepare().
   bool is_ready() const { return preparation.load(std::memory_order_acquire) == kReady; }
@@ -35,6 +40,12 @@ struct State {
 
 // Makes the state, the words and the observer. Under no lock. 0 or a negative errno.
 int state_prepare(State** ready);
+
+// A mapping that is used again, by whoever needs no more of it.
+struct KeptMapping {
+  std::atomic<std::uintptr_t> base{0};
+  std::atomic<std::size_t> length{0};
+};
 
 // Where the parent's things are, for its children. Constant-initialised, not wiped.
 struct Survivors {
@@ -47,6 +58,14 @@ struct Survivors {
   std::atomic<bool> is_open[kMostDomains] = {};
   PoolMemory registrations;
   PoolMemory invalidations;
+  // Of pools of buffers (pools/create.cc). The buffers' addresses and the memory itself are the
+  // child's too; their keys and registrations are not.
+  std::atomic<bool> pool_is_open[kMostPools] = {};
+  std::atomic<void*> pool_memory[kMostPools] = {};
+  KeptMapping pool_buffers[kMostPools] = {};
+  KeptMapping pool_tables[kMostPools] = {};
+  PoolMemory pool_caches;
+  PoolMemory pool_threads;
 };
 extern constinit Survivors survivors;
 

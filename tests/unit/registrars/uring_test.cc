@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <thread>
+#include <vector>
 
 #include "tests/unit/registrars/support.h"
 
@@ -80,6 +81,33 @@ TEST_F(Uring, completions_that_a_removal_comes_across_reach_their_owner) {
     for (int i = 0; i < got; ++i) ASSERT_EQ(done[i].user_data, 1000 + seen++);
   }
   EXPECT_EQ(rdmalloc_uring_reap(uring, done, 100, false), 0);
+}
+
+// Fails when a buffer's keys are those of another piece, or destroy leaves a registration.
+TEST_F(Uring, a_pools_buffers_are_fixed_buffers_and_its_pages_are_pinned_while_it_lives) {
+  long before = status_kb("VmPin");
+  rdmalloc_pool_attr attr = {};
+  attr.size = sizeof attr;
+  attr.small_count = 64;
+  attr.large_count = 8;
+  rdmalloc_pool* pool = nullptr;
+  ASSERT_EQ(rdmalloc_pool_create(&domain, 1, &attr, &pool), 0);
+  EXPECT_GE(status_kb("VmPin") - before, 64 * 8 + 8 * 132);
+  std::vector<rdmalloc_buffer*> out;
+  rdmalloc_buffer* buffer = nullptr;
+  for (std::size_t bytes : {8192, 8193})
+    while (rdmalloc_pool_get(pool, bytes, &buffer) == 0) out.push_back(buffer);
+  ASSERT_EQ(out.size(), 72u);
+  for (std::size_t i = 0; i < out.size(); ++i)
+    memset(out[i]->addr, static_cast<int>('0' + i), out[i]->length);
+  for (rdmalloc_buffer* one : out)
+    EXPECT_TRUE(write_fixed_sends(static_cast<char*>(one->addr), one->length,
+                                  static_cast<unsigned>(one->keys->lkey)));
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), -EBUSY);
+  for (rdmalloc_buffer* one : out) EXPECT_EQ(rdmalloc_pool_put(pool, one), 0);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+  rdmalloc_purge(0);
+  EXPECT_EQ(status_kb("VmPin"), before);
 }
 
 TEST(UringBadUse, rings_that_cannot_work_are_refused) {

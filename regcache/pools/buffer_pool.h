@@ -1,0 +1,139 @@
+// Pools of equal registered buffers: what a pool knows, and who has which buffer.
+//
+// Each buffer of one size ("side") is at any time in exactly one of these places:
+//
+//   free      on the side's stack                                        pool's lock
+//   cached    in the cache of a thread                                   that cache's lock
+//   out       with the user; its is_out says so
+//
+//   count == free + cached + out        waiting != 0  =>  free == 0 and cached == 0
+//
+// The second holds because whoever begins to wait first raises `waiting`, then looks through the
+// free stack and every cache, each under its lock; and a put looks at `waiting` under the lock of
+// the cache it puts into. Of the two one comes first on that lock: so either the waiter finds the
+// buffer, or the putter sees the waiter. That is why those who wait are served in their order, and
+// why a buffer in the cache of an idle thread is never out of reach.
+//
+// Lock order: State::pools_lock, a pool's lock, a cache's. Nobody is called under any of them (I2).
+#pragma once
+
+#include <rdmalloc/regcache.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/core/lock.h"
+#include "regcache/core/domain.h"
+
+namespace rdmalloc::regcache {
+
+inline constexpr std::size_t kMostPools = 60;
+
+enum Side : std::uint32_t { kSmall, kLarge, kSides };
+
+// What the user sees as rdmalloc_buffer. Not in memory that a fork child finds empty: there address
+// and length stay true. The keys are.
+struct alignas(64) Buffer {
+  void* address;
+  std::size_t length;
+  const rdmalloc_key* keys;
+  std::atomic<std::uint32_t> is_out;
+  Side side;
+};
+static_assert(sizeof(Buffer) == sizeof(rdmalloc_buffer));
+static_assert(offsetof(Buffer, address) == offsetof(rdmalloc_buffer, addr) &&
+              offsetof(Buffer, length) == offsetof(rdmalloc_buffer, length) &&
+              offsetof(Buffer, keys) == offsetof(rdmalloc_buffer, keys));
+
+// Most buffers of each side that one thread keeps: what fills a record of 1 KiB. SPDK's defaults
+// are 128 and 16 (lib/thread/iobuf.c).
+inline constexpr std::uint32_t kMostCached[kSides] = {96, 24};
+
+struct BufferPool;
+
+// The buffers that one thread keeps of one pool.
+struct alignas(64) PoolCache {
+  Lock lock;  // its thread's, and whoever finds no buffer elsewhere
+  std::uint32_t count[kSides];
+  std::uint64_t gets[kSides];
+  BufferPool* pool;
+  std::atomic<PoolCache*>* place;  // where its thread finds it
+  PoolCache* next;                 // of the pool's, or of the free records
+  PoolCache* previous;
+  Buffer* small[kMostCached[kSmall]];
+  Buffer* large[kMostCached[kLarge]];
+
+  Buffer** buffers(Side side) { return side == kSmall ? small : large; }
+  static PoolCache*& free_link(PoolCache* cache) { return cache->next; }
+};
+static_assert(sizeof(PoolCache) == 1024);
+
+// What one thread has of all pools.
+struct PoolThread {
+  // Filled by the thread, emptied by it or by a pool's destruction, with no call for it under way.
+  std::atomic<PoolCache*> caches[kMostPools];
+  PoolThread* next;  // of the free records
+  // Waiters whose turn came inside a callback: called when that has returned, so that a line of any
+  // length takes no stack.
+  rdmalloc_pool_waiter* first_ready;
+  rdmalloc_pool_waiter* last_ready;
+  std::uint64_t is_calling_back;
+
+  static PoolThread*& free_link(PoolThread* thread) { return thread->next; }
+};
+static_assert(sizeof(PoolThread) == 512);
+
+struct PoolSide {
+  std::size_t length;  // of one buffer
+  std::uint32_t count;
+  std::uint32_t free_count;
+  Buffer** free;  // a stack
+  rdmalloc_pool_waiter* first_waiter;
+  rdmalloc_pool_waiter* last_waiter;
+  std::uint64_t gets;  // other than from caches that are there now
+  std::uint64_t exhausted;
+};
+
+struct alignas(64) BufferPool {
+  // Settled by create.
+  std::atomic<Phase> phase;
+  std::uint16_t index;
+  Buffer* buffers;  // first all small ones, then all large ones
+  std::uint32_t total;
+  std::size_t domain_count;
+  void* memory;
+  std::uint64_t memory_bytes;
+  rdmalloc_reg** registrations;  // [piece][domain]
+  std::size_t registration_count;
+  // How many wait for each side. Written under the pool's lock, read under caches' locks.
+  alignas(64) std::atomic<std::uint32_t> waiting[kSides];
+
+  alignas(64) Lock lock;
+  PoolSide sides[kSides];
+  PoolCache* caches;
+};
+
+inline BufferPool* pool_of(rdmalloc_pool* handle) {
+  return reinterpret_cast<BufferPool*>(handle);
+}
+inline rdmalloc_buffer* handle_of(Buffer* buffer) {
+  return reinterpret_cast<rdmalloc_buffer*>(buffer);
+}
+
+// 0 when calls may go on; -EINVAL for no pool, -ECHILD for one of a parent process.
+int pool_check(const BufferPool* pool);
+
+// ---- threads and their caches (pool_threads.cc) ----
+
+// 0 once there is a destructor that empties the caches of a thread at its end. Under no lock.
+int pool_threads_prepare();
+// The calling thread's record and its cache for the pool; NULL when there is no memory for them.
+PoolThread* pool_thread();
+PoolCache* pool_cache(BufferPool& pool);
+// Buffers of the side in all caches. Under the pool's lock.
+std::uint32_t cached_count(BufferPool& pool, Side side);
+// Takes every cache of the pool from its thread. Under State::pools_lock and the pool's lock.
+void retire_caches(BufferPool& pool);
+
+}  // namespace rdmalloc::regcache

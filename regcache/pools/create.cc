@@ -1,0 +1,279 @@
+// Making and unmaking pools.
+#include <errno.h>
+
+#include "alloc/api/options.h"
+#include "alloc/core/report.h"
+#include "alloc/os/os.h"
+#include "regcache/core/child_empty.h"
+#include "regcache/core/populate.h"
+#include "regcache/core/state.h"
+#include "regcache/pools/pool_plan.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+int refuse(const PoolPlan& plan, const PoolRoom& room, const PoolPlan& fitting) {
+  PoolLayout layout(plan);
+  for (Side side : {kSmall, kLarge}) layout.skip(side, plan.count[side]);
+  if (options().quiet) return -ENOMEM;
+  Message message;
+  message.text("warning: rdmalloc_pool_create: ")
+      .number(plan.count[kSmall])
+      .text(" small and ")
+      .number(plan.count[kLarge])
+      .text(" large buffers take ")
+      .number(layout.end())
+      .text(" bytes");
+  if (layout.end() > room.bytes)
+    message.text("; ").text(room.bytes_by).text(" leaves ").number(room.bytes).text(" bytes");
+  std::uint64_t registrations = layout.pieces();
+  if (registrations > room.registrations)
+    message.text(" and ")
+        .number(registrations)
+        .text(" registrations; ")
+        .text(room.registrations_by)
+        .text(" leaves ")
+        .number(room.registrations);
+  message.text(": ")
+      .number(fitting.count[kSmall])
+      .text(" small and ")
+      .number(fitting.count[kLarge])
+      .text(" large would fit")
+      .print();
+  return -ENOMEM;
+}
+
+int warn_refused(const char* who, int error, std::uint64_t done, std::uint64_t all) {
+  if (!options().quiet)
+    Message()
+        .text("warning: rdmalloc_pool_create: ")
+        .text(who)
+        .text(" refused (error ")
+        .signed_number(error)
+        .text(") after ")
+        .number(done)
+        .text(" of ")
+        .number(all)
+        .text(" bytes")
+        .print();
+  return error;
+}
+
+// `length` bytes in a mapping that the place keeps for its next pool. It grows by doubling and the
+// smaller one stays: together less than twice the largest, and no record of ours is ever unmapped.
+int map_kept(KeptMapping& kept, std::size_t length, bool is_child_empty, std::uintptr_t* base) {
+  *base = kept.base.load(std::memory_order_relaxed);
+  if (length <= kept.length.load(std::memory_order_relaxed)) return 0;
+  std::size_t rounded = 65536;
+  while (rounded < length) rounded *= 2;
+  int error = is_child_empty ? map_child_empty(rounded, base) : os::map_metadata(rounded, base);
+  if (error != 0) return -ENOMEM;
+  // In this order for a child forked in between: a base without a length is mapped anew.
+  kept.length.store(0, std::memory_order_release);
+  kept.base.store(*base, std::memory_order_release);
+  kept.length.store(rounded, std::memory_order_release);
+  return 0;
+}
+
+// One that was not open in a parent process: a handle the child inherited must not mean its own.
+BufferPool* take_place(State& all) {
+  LockGuard guard(all.pools_lock);
+  for (std::size_t i = 0; i < kMostPools; ++i) {
+    BufferPool& pool = all.pools[i];
+    if (pool.phase.load(std::memory_order_acquire) != Phase::kUnused) continue;
+    if (survivors.pool_is_open[i].load(std::memory_order_relaxed)) continue;
+    pool.index = static_cast<std::uint16_t>(i);
+    pool.phase.store(Phase::kBeingOpened, std::memory_order_relaxed);
+    return &pool;
+  }
+  return nullptr;
+}
+
+// The tables: [piece][domain] of keys, the same of registrations, then each side's free stack.
+int map_tables(BufferPool& pool, const PoolPlan& plan, std::uint64_t pieces, rdmalloc_key** keys) {
+  std::uint64_t pairs = pieces * pool.domain_count;
+  std::uintptr_t base = 0;
+  std::size_t length =
+      pairs * (sizeof(rdmalloc_key) + sizeof(void*)) + plan.total() * sizeof(void*);
+  if (int error = map_kept(survivors.pool_tables[pool.index], length, true, &base)) return error;
+  *keys = reinterpret_cast<rdmalloc_key*>(base);
+  pool.registrations = reinterpret_cast<rdmalloc_reg**>(*keys + pairs);
+  auto* stack = reinterpret_cast<Buffer**>(pool.registrations + pairs);
+  for (Side side : {kSmall, kLarge}) {
+    pool.sides[side] = {};
+    pool.sides[side].length = plan.length[side];
+    pool.sides[side].count = static_cast<std::uint32_t>(plan.count[side]);
+    pool.sides[side].free = stack;
+    stack += plan.count[side];
+    pool.waiting[side].store(0, std::memory_order_relaxed);
+  }
+  length = plan.total() * sizeof(Buffer);
+  if (int error = map_kept(survivors.pool_buffers[pool.index], length, false, &base)) return error;
+  pool.buffers = reinterpret_cast<Buffer*>(base);
+  pool.total = static_cast<std::uint32_t>(plan.total());
+  pool.caches = nullptr;
+  return 0;
+}
+
+int take_memory(BufferPool& pool, const PoolPlan& plan, std::uint64_t length) {
+  int saved = errno;
+  pool.memory = rdmalloc_memalign(plan.alignment, length);
+  errno = saved;
+  if (pool.memory == nullptr) return warn_refused("rdmalloc_memalign", -ENOMEM, 0, length);
+  pool.memory_bytes = length;
+  survivors.pool_memory[pool.index].store(pool.memory, std::memory_order_relaxed);
+  int error = populate(reinterpret_cast<std::uintptr_t>(pool.memory), length);
+  return error == 0 ? 0 : warn_refused("the kernel, asked for the pages,", error, 0, length);
+}
+
+// Lays the buffers out, all of them free, the first on top of its stack.
+void fill(BufferPool& pool, const PoolPlan& plan, const rdmalloc_key* keys) {
+  PoolLayout layout(plan);
+  std::uint32_t index = 0;
+  for (Side side : {kSmall, kLarge}) {
+    PoolSide& shelf = pool.sides[side];
+    shelf.free_count = shelf.count;
+    for (std::uint32_t i = 0; i < shelf.count; ++i, ++index) {
+      std::uint64_t offset = layout.next(side);
+      std::uint64_t piece = plan.is_remote ? index : offset / plan.piece_bytes;
+      Buffer& buffer = pool.buffers[index];
+      buffer.address = static_cast<char*>(pool.memory) + offset;
+      buffer.length = plan.length[side];
+      buffer.keys = keys + piece * pool.domain_count;
+      buffer.is_out.store(0, std::memory_order_relaxed);
+      buffer.side = side;
+      shelf.free[shelf.count - 1 - i] = &buffer;
+    }
+  }
+}
+
+int register_piece(BufferPool& pool, rdmalloc_domain* const* domains, char* begin,
+                   std::uint64_t length, std::uint32_t access, rdmalloc_key* keys) {
+  for (std::size_t i = 0; i < pool.domain_count; ++i) {
+    rdmalloc_reg* reg = nullptr;
+    if (int error = rdmalloc_reg_get(domains[i], begin, length, access, &reg)) {
+      auto done = static_cast<std::uint64_t>(begin - static_cast<char*>(pool.memory));
+      return warn_refused(domain_of(domains[i])->ops.name, error, done, pool.memory_bytes);
+    }
+    pool.registrations[pool.registration_count++] = reg;
+    rdmalloc_reg_key_of(reg, keys + i);
+  }
+  return 0;
+}
+
+int register_all(BufferPool& pool, const PoolPlan& plan, rdmalloc_domain* const* domains,
+                 std::uint64_t pieces, rdmalloc_key* keys) {
+  auto* memory = static_cast<char*>(pool.memory);
+  for (std::uint64_t piece = 0; piece < pieces; ++piece) {
+    std::uint64_t begin = piece * plan.piece_bytes, length = plan.piece_bytes;
+    if (plan.is_remote) {
+      begin = static_cast<std::uint64_t>(static_cast<char*>(pool.buffers[piece].address) - memory);
+      length = pool.buffers[piece].length;
+    } else if (length > pool.memory_bytes - begin) {
+      length = pool.memory_bytes - begin;
+    }
+    int error = register_piece(pool, domains, memory + begin, length, plan.access,
+                               keys + piece * pool.domain_count);
+    if (error != 0) return error;
+  }
+  return 0;
+}
+
+// Undoes what of the pool there is.
+void dismantle(BufferPool& pool) {
+  while (pool.registration_count != 0)
+    rdmalloc_reg_put(pool.registrations[--pool.registration_count]);
+  void* memory = pool.memory;
+  pool.memory = nullptr;
+  survivors.pool_memory[pool.index].store(nullptr, std::memory_order_relaxed);
+  int saved = errno;
+  rdmalloc_free(memory);
+  errno = saved;
+  survivors.pool_is_open[pool.index].store(false, std::memory_order_relaxed);
+  // Release: pairs with the acquire of whoever takes the place next.
+  pool.phase.store(Phase::kUnused, std::memory_order_release);
+}
+
+int build(BufferPool& pool, const PoolPlan& plan, rdmalloc_domain* const* domains) {
+  PoolLayout layout(plan);
+  for (Side side : {kSmall, kLarge}) layout.skip(side, plan.count[side]);
+  std::uint64_t pieces = layout.pieces();
+  rdmalloc_key* keys = nullptr;
+  if (int error = map_tables(pool, plan, pieces, &keys)) return error;
+  if (int error = take_memory(pool, plan, layout.end())) return error;
+  fill(pool, plan, keys);
+  return register_all(pool, plan, domains, pieces, keys);
+}
+
+// The child's own copy of the memory of a parent's pool.
+int forget_inherited(std::size_t index) {
+  survivors.pool_is_open[index].store(false, std::memory_order_relaxed);
+  rdmalloc_free(survivors.pool_memory[index].exchange(nullptr, std::memory_order_relaxed));
+  return 0;
+}
+
+int begin_closing(State& all, BufferPool& pool) {
+  LockGuard guard(all.pools_lock);
+  LockGuard pool_guard(pool.lock);
+  if (pool.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return -EINVAL;
+  for (Side side : {kSmall, kLarge})
+    if (pool.sides[side].free_count + cached_count(pool, side) != pool.sides[side].count)
+      return -EBUSY;
+  pool.phase.store(Phase::kBeingClosed, std::memory_order_relaxed);
+  retire_caches(pool);
+  return 0;
+}
+
+}  // namespace
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_pool_fit(rdmalloc_domain* const* domains, size_t domain_count,
+                                              const rdmalloc_pool_attr* attr, uint32_t* small_count,
+                                              uint32_t* large_count) {
+  PoolPlan plan = {}, fitting = {};
+  if (small_count == nullptr || large_count == nullptr) return -EINVAL;
+  if (int error = plan_pool(domains, domain_count, attr, false, &plan)) return error;
+  fit_pool(plan, room_for(plan, domains, domain_count), &fitting);
+  *small_count = static_cast<std::uint32_t>(fitting.count[kSmall]);
+  *large_count = static_cast<std::uint32_t>(fitting.count[kLarge]);
+  return 0;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_pool_create(rdmalloc_domain* const* domains,
+                                                 size_t domain_count,
+                                                 const rdmalloc_pool_attr* attr,
+                                                 rdmalloc_pool** handle) {
+  PoolPlan plan = {}, fitting = {};
+  if (handle == nullptr) return -EINVAL;
+  if (int error = plan_pool(domains, domain_count, attr, true, &plan)) return error;
+  PoolRoom room = room_for(plan, domains, domain_count);
+  fit_pool(plan, room, &fitting);
+  if (fitting.total() != plan.total()) return refuse(plan, room, fitting);
+  if (int error = pool_threads_prepare()) return error;
+  BufferPool* pool = take_place(*state());
+  if (pool == nullptr) return -EMFILE;
+  pool->domain_count = domain_count;
+  pool->registration_count = 0;
+  pool->memory = nullptr;
+  if (int error = build(*pool, plan, domains)) {
+    dismantle(*pool);
+    return error;
+  }
+  survivors.pool_is_open[pool->index].store(true, std::memory_order_relaxed);
+  // Release: pairs with the acquire of pool_check().
+  pool->phase.store(Phase::kIsOpen, std::memory_order_release);
+  *handle = reinterpret_cast<rdmalloc_pool*>(pool);
+  return 0;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_pool_destroy(rdmalloc_pool* handle) {
+  BufferPool* pool = pool_of(handle);
+  int error = pool_check(pool);
+  if (error == -ECHILD) return forget_inherited(static_cast<std::size_t>(pool - state()->pools));
+  if (error != 0) return error;
+  if (int busy = begin_closing(*state(), *pool)) return busy;
+  dismantle(*pool);
+  return 0;
+}

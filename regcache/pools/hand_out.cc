@@ -1,0 +1,255 @@
+// Getting, putting and waiting: the way through a thread's own cache first.
+#include <errno.h>
+
+#include "alloc/core/report.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+Buffer* take_cached(PoolCache& cache, Side side) {
+  LockGuard guard(cache.lock);
+  if (cache.count[side] == 0) return nullptr;
+  ++cache.gets[side];
+  return cache.buffers(side)[--cache.count[side]];
+}
+
+// False when the cache is full, or somebody waits.
+bool keep_cached(BufferPool& pool, PoolCache& cache, Buffer* buffer) {
+  LockGuard guard(cache.lock);
+  Side side = buffer->side;
+  // Relaxed, but under the cache's lock: see the head of buffer_pool.h.
+  if (pool.waiting[side].load(std::memory_order_relaxed) != 0) return false;
+  if (cache.count[side] == kMostCached[side]) return false;
+  cache.buffers(side)[cache.count[side]++] = buffer;
+  return true;
+}
+
+// A free buffer, or one from any cache; `mine` (may be NULL) is filled up on the way. Under the
+// pool's lock.
+Buffer* take_shared(BufferPool& pool, Side side, PoolCache* mine) {
+  PoolSide& shelf = pool.sides[side];
+  if (shelf.free_count != 0) {
+    Buffer* buffer = shelf.free[--shelf.free_count];
+    ++shelf.gets;
+    if (mine == nullptr) return buffer;
+    // Half a cache, so that puts find room in it; a quarter of what there is, for others want some.
+    std::uint32_t batch = shelf.free_count / 4;
+    LockGuard guard(mine->lock);
+    while (batch-- != 0 && mine->count[side] < kMostCached[side] / 2)
+      mine->buffers(side)[mine->count[side]++] = shelf.free[--shelf.free_count];
+    return buffer;
+  }
+  for (PoolCache* cache = pool.caches; cache != nullptr; cache = cache->next)
+    if (Buffer* buffer = take_cached(*cache, side)) return buffer;
+  return nullptr;
+}
+
+// The side whose buffers hold `bytes`, or kSides.
+Side side_for(const BufferPool& pool, std::size_t bytes) {
+  for (Side side : {kSmall, kLarge})
+    if (pool.sides[side].count != 0 && bytes <= pool.sides[side].length) return side;
+  return kSides;
+}
+
+int hand_out(Buffer* buffer, rdmalloc_buffer** out) {
+  // Relaxed: only says whether a put is right; locks order everything else.
+  buffer->is_out.store(1, std::memory_order_relaxed);
+  *out = handle_of(buffer);
+  return 0;
+}
+
+void enqueue(PoolSide& shelf, rdmalloc_pool_waiter* waiter) {
+  waiter->next = nullptr;
+  waiter->buffer = nullptr;
+  (shelf.last_waiter != nullptr ? shelf.last_waiter->next : shelf.first_waiter) = waiter;
+  shelf.last_waiter = waiter;
+}
+
+// Takes `waiter`, which follows `before` (NULL: is the first), out of the line.
+void unlink(PoolSide& shelf, rdmalloc_pool_waiter* before, rdmalloc_pool_waiter* waiter) {
+  (before != nullptr ? before->next : shelf.first_waiter) = waiter->next;
+  if (shelf.last_waiter == waiter) shelf.last_waiter = before;
+}
+
+// The buffer goes to who has waited longest, who is returned, or to the free ones. Under no lock.
+rdmalloc_pool_waiter* share(BufferPool& pool, PoolCache* cache, Buffer* buffer) {
+  Side side = buffer->side;
+  LockGuard guard(pool.lock);
+  PoolSide& shelf = pool.sides[side];
+  if (rdmalloc_pool_waiter* waiter = shelf.first_waiter) {
+    unlink(shelf, nullptr, waiter);
+    pool.waiting[side].fetch_sub(1, std::memory_order_relaxed);
+    ++shelf.gets;
+    hand_out(buffer, &waiter->buffer);
+    return waiter;
+  }
+  shelf.free[shelf.free_count++] = buffer;
+  if (cache == nullptr) return nullptr;
+  LockGuard cache_guard(cache->lock);
+  if (cache->count[side] == kMostCached[side])
+    while (cache->count[side] > kMostCached[side] / 2)
+      shelf.free[shelf.free_count++] = cache->buffers(side)[--cache->count[side]];
+  return nullptr;
+}
+
+void call_ready(rdmalloc_pool_waiter* waiter) {
+  assert_no_lock_held("a pool's waiter");
+  waiter->ready(waiter, waiter->buffer);
+}
+
+// From here on the pool may be gone: a callback that puts its buffer may destroy it.
+void call_back(rdmalloc_pool_waiter* waiter) {
+  PoolThread* thread = pool_thread();
+  if (thread == nullptr) return call_ready(waiter);
+  waiter->next = nullptr;
+  (thread->first_ready != nullptr ? thread->last_ready->next : thread->first_ready) = waiter;
+  thread->last_ready = waiter;
+  if (thread->is_calling_back != 0) return;
+  thread->is_calling_back = 1;
+  while (rdmalloc_pool_waiter* first = thread->first_ready) {
+    thread->first_ready = first->next;
+    call_ready(first);
+  }
+  thread->is_calling_back = 0;
+}
+
+// The pool's buffer of that handle, or NULL.
+Buffer* buffer_of(const BufferPool& pool, rdmalloc_buffer* handle) {
+  std::uintptr_t offset =
+      reinterpret_cast<std::uintptr_t>(handle) - reinterpret_cast<std::uintptr_t>(pool.buffers);
+  if (offset % sizeof(Buffer) != 0 || offset / sizeof(Buffer) >= pool.total) return nullptr;
+  return pool.buffers + offset / sizeof(Buffer);
+}
+
+rdmalloc_pool_side side_counters(BufferPool& pool, Side side) {
+  const PoolSide& shelf = pool.sides[side];
+  rdmalloc_pool_side counters = {};
+  counters.bytes = shelf.length;
+  counters.count = shelf.count;
+  counters.free = shelf.free_count;
+  counters.gets = shelf.gets;
+  for (PoolCache* cache = pool.caches; cache != nullptr; cache = cache->next) {
+    LockGuard guard(cache->lock);
+    counters.cached += cache->count[side];
+    counters.gets += cache->gets[side];
+  }
+  counters.in_use = counters.count - counters.free - counters.cached;
+  counters.exhausted = shelf.exhausted;
+  counters.waiting = pool.waiting[side].load(std::memory_order_relaxed);
+  return counters;
+}
+
+}  // namespace
+
+int pool_check(const BufferPool* pool) {
+  State* all = state();
+  if (all == nullptr || pool < all->pools || pool >= all->pools + kMostPools ||
+      (reinterpret_cast<std::uintptr_t>(pool) - reinterpret_cast<std::uintptr_t>(all->pools)) %
+              sizeof(BufferPool) !=
+          0)
+    return -EINVAL;
+  // Acquire: pairs with create's release.
+  if (pool->phase.load(std::memory_order_acquire) == Phase::kIsOpen) [[likely]]
+    return 0;
+  // A pool of this process that is gone has taken its mark with it.
+  bool is_inherited = pool->phase.load(std::memory_order_relaxed) == Phase::kUnused &&
+                      survivors.pool_is_open[pool - all->pools].load(std::memory_order_relaxed);
+  return is_inherited ? -ECHILD : -EINVAL;
+}
+
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_pool_get(rdmalloc_pool* handle, size_t bytes,
+                                              rdmalloc_buffer** out) {
+  BufferPool* pool = pool_of(handle);
+  if (int error = pool_check(pool)) return error;
+  if (out == nullptr) return -EINVAL;
+  Side side = side_for(*pool, bytes);
+  if (side == kSides) return -EMSGSIZE;
+  PoolCache* cache = pool_cache(*pool);
+  Buffer* buffer = cache != nullptr ? take_cached(*cache, side) : nullptr;
+  if (buffer == nullptr) {
+    rdmalloc::LockGuard guard(pool->lock);
+    buffer = take_shared(*pool, side, cache);
+    if (buffer == nullptr) {
+      ++pool->sides[side].exhausted;
+      return -EAGAIN;
+    }
+  }
+  return hand_out(buffer, out);
+}
+
+extern "C" RDMALLOC_API int rdmalloc_pool_put(rdmalloc_pool* handle, rdmalloc_buffer* out) {
+  BufferPool* pool = pool_of(handle);
+  if (int error = pool_check(pool)) return error;
+  Buffer* buffer = buffer_of(*pool, out);
+  // Of two puts at once, one finds it out.
+  if (buffer == nullptr || buffer->is_out.exchange(0, std::memory_order_relaxed) == 0) {
+    rdmalloc::report_warning("rdmalloc_pool_put",
+                             "no buffer of this pool, or put already; ignored");
+    return -EINVAL;
+  }
+  PoolCache* cache = pool_cache(*pool);
+  if (cache != nullptr && keep_cached(*pool, *cache, buffer)) return 0;
+  if (rdmalloc_pool_waiter* waiter = share(*pool, cache, buffer)) call_back(waiter);
+  return 0;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_pool_wait(rdmalloc_pool* handle, size_t bytes,
+                                               rdmalloc_pool_waiter* waiter,
+                                               rdmalloc_buffer** out) {
+  BufferPool* pool = pool_of(handle);
+  if (int error = pool_check(pool)) return error;
+  if (out == nullptr || waiter == nullptr || waiter->ready == nullptr) return -EINVAL;
+  Side side = side_for(*pool, bytes);
+  if (side == kSides) return -EMSGSIZE;
+  PoolCache* cache = pool_cache(*pool);
+  Buffer* buffer = cache != nullptr ? take_cached(*cache, side) : nullptr;
+  if (buffer != nullptr) return hand_out(buffer, out);
+  rdmalloc::LockGuard guard(pool->lock);
+  PoolSide& shelf = pool->sides[side];
+  // Before the look at the caches: see the head of buffer_pool.h.
+  pool->waiting[side].fetch_add(1, std::memory_order_relaxed);
+  buffer = take_shared(*pool, side, nullptr);
+  if (buffer != nullptr) {
+    pool->waiting[side].fetch_sub(1, std::memory_order_relaxed);
+    return hand_out(buffer, out);
+  }
+  ++shelf.exhausted;
+  enqueue(shelf, waiter);
+  return -EINPROGRESS;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_pool_cancel(rdmalloc_pool* handle,
+                                                 rdmalloc_pool_waiter* waiter) {
+  BufferPool* pool = pool_of(handle);
+  if (int error = pool_check(pool)) return error;
+  rdmalloc::LockGuard guard(pool->lock);
+  for (Side side : {kSmall, kLarge}) {
+    PoolSide& shelf = pool->sides[side];
+    rdmalloc_pool_waiter* before = nullptr;
+    for (auto* one = shelf.first_waiter; one != nullptr; before = one, one = one->next) {
+      if (one != waiter) continue;
+      unlink(shelf, before, waiter);
+      pool->waiting[side].fetch_sub(1, std::memory_order_relaxed);
+      return 0;
+    }
+  }
+  return -ENOENT;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_pool_stats(rdmalloc_pool* handle,
+                                                rdmalloc_pool_counters* stats) {
+  BufferPool* pool = pool_of(handle);
+  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+  if (int error = pool_check(pool)) return error;
+  rdmalloc::LockGuard guard(pool->lock);
+  stats->small = side_counters(*pool, kSmall);
+  stats->large = side_counters(*pool, kLarge);
+  stats->memory_bytes = pool->memory_bytes;
+  stats->registrations = pool->registration_count;
+  return 0;
+}

@@ -1,0 +1,210 @@
+#include "regcache/pools/pool_plan.h"
+
+#include <errno.h>
+
+#include "alloc/api/options.h"
+#include "alloc/core/report.h"
+#include "alloc/os/os.h"
+#include "regcache/core/drop.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+constexpr std::size_t kDefaultBytes[kSides] = {std::size_t{8} << 10, std::size_t{132} << 10};
+constexpr std::uint32_t kDefaultCount[kSides] = {8192, 1024};
+constexpr std::uint64_t kNoPieces = std::uint64_t{1} << 62;  // longer than any pool
+
+std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) & ~(unit - 1);
+}
+std::uint64_t round_down(std::uint64_t value, std::uint64_t unit) {
+  return value & ~(unit - 1);
+}
+
+int settle_sizes(const rdmalloc_pool_attr& attr, PoolPlan* plan) {
+  constexpr std::uint32_t kAll = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE;
+  if (attr.size < sizeof attr || attr.flags != 0 || (attr.access & ~kAll) != 0) return -EINVAL;
+  const std::size_t bytes[kSides] = {attr.small_bytes, attr.large_bytes};
+  const std::uint32_t count[kSides] = {attr.small_count, attr.large_count};
+  for (Side side : {kSmall, kLarge}) {
+    std::size_t asked = bytes[side] != 0 ? bytes[side] : kDefaultBytes[side];
+    if (asked > kLongestBuffer) return -EMSGSIZE;
+    plan->length[side] = round_up(asked, os::page_bytes());
+    plan->count[side] = count[side] != 0 ? count[side] : kDefaultCount[side];
+    if (count[side] == RDMALLOC_POOL_NONE) plan->count[side] = 0;
+  }
+  if (plan->total() == 0) return -EINVAL;
+  bool has_both = plan->count[kSmall] != 0 && plan->count[kLarge] != 0;
+  if (has_both && plan->length[kLarge] < plan->length[kSmall]) return -EINVAL;
+  plan->access = attr.access != 0 ? attr.access : RDMALLOC_ACCESS_LOCAL;
+  plan->is_remote = (plan->access & RDMALLOC_ACCESS_REMOTE) != 0;
+  plan->budget_bytes = attr.budget_bytes != 0 ? attr.budget_bytes : UINT64_MAX;
+  return 0;
+}
+
+// The longest buffer there is any of.
+std::uint64_t longest(const PoolPlan& plan) {
+  return plan.count[kLarge] != 0 ? plan.length[kLarge] : plan.length[kSmall];
+}
+
+int warn_too_long(const PoolPlan& plan, const Domain& domain, bool warns) {
+  if (warns && !options().quiet)
+    Message()
+        .text("warning: rdmalloc_pool_create: a buffer of ")
+        .number(longest(plan))
+        .text(" bytes is longer than one registration of ")
+        .text(domain.ops.name)
+        .text(" may be; ")
+        .number(round_down(domain.largest, os::page_bytes()))
+        .text(" bytes would fit")
+        .print();
+  return -EMSGSIZE;
+}
+
+// What one domain asks of the plan.
+int heed(const Domain& domain, bool warns, PoolPlan* plan) {
+  if (domain.unit > plan->alignment) plan->alignment = domain.unit;
+  if (domain.largest < longest(*plan)) return warn_too_long(*plan, domain, warns);
+  if (!plan->is_remote) {
+    // As the cache cuts a span that is longer (make.cc), if it can.
+    std::uint64_t unit =
+        domain.largest < RDMALLOC_SLICE_BYTES ? os::page_bytes() : RDMALLOC_SLICE_BYTES;
+    if (domain.unit > unit) unit = domain.unit;
+    std::uint64_t piece = round_down(domain.largest, unit);
+    if (piece < plan->piece_bytes) plan->piece_bytes = piece;
+    return plan->piece_bytes >= longest(*plan) ? 0 : warn_too_long(*plan, domain, warns);
+  }
+  if ((domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0) return -EACCES;
+  // A key must not open the buffer beside (I13).
+  if (domain.ops.granularity > 1)
+    for (Side side : {kSmall, kLarge})
+      if (plan->count[side] != 0 && plan->length[side] % domain.unit != 0) return -EACCES;
+  return 0;
+}
+
+void tighten(std::uint64_t* limit, const char** by, std::uint64_t value, const char* who) {
+  if (value >= *limit) return;
+  *limit = value;
+  *by = who;
+}
+
+std::uint64_t used_bytes() {
+  std::uint64_t value = 0;
+  std::size_t size = sizeof value;
+  return rdmalloc_ctl("stats.used_bytes", &value, &size, nullptr, 0) == 0 ? value : 0;
+}
+
+// What no eviction can make free of a domain's limits.
+void heed_limits(Domain& domain, const PoolPlan& plan, PoolRoom* room) {
+  LockGuard guard(domain.lock);
+  reclaim_sticky(domain);
+  std::uint64_t bytes = domain.reserved_bytes, count = domain.reserved_count;
+  auto add = [&](Registration* reg) {
+    if (reg->is_listed && reg->refs() == 0) return true;
+    bytes += reg->head.length;
+    ++count;
+    return true;
+  };
+  visit_all(domain.by_range.root(), add);
+  if (domain.max_bytes != UINT64_MAX) {
+    std::uint64_t left = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
+    // The cache registers whole spans, and spans are whole slices.
+    std::uint64_t unit = domain.unit > RDMALLOC_SLICE_BYTES ? domain.unit : RDMALLOC_SLICE_BYTES;
+    if (!plan.is_remote) left = round_down(left, unit);
+    tighten(&room->bytes, &room->bytes_by, left, domain.ops.name);
+  }
+  if (domain.max_count != UINT64_MAX)
+    tighten(&room->registrations, &room->registrations_by,
+            domain.max_count > count ? domain.max_count - count : 0, domain.ops.name);
+}
+
+bool fits(const PoolPlan& plan, const PoolRoom& room) {
+  PoolLayout layout(plan);
+  for (Side side : {kSmall, kLarge}) layout.skip(side, plan.count[side]);
+  std::uint64_t registrations = plan.is_remote ? plan.total() : layout.pieces();
+  return layout.end() <= room.bytes && registrations <= room.registrations;
+}
+
+}  // namespace
+
+std::uint64_t PoolLayout::left_in_piece() const {
+  return plan_.piece_bytes - end_ % plan_.piece_bytes;
+}
+
+std::uint64_t PoolLayout::next(Side side) {
+  if (left_in_piece() < plan_.length[side]) end_ += left_in_piece();
+  std::uint64_t offset = end_;
+  end_ += plan_.length[side];
+  ++placed_;
+  return offset;
+}
+
+void PoolLayout::skip(Side side, std::uint64_t count) {
+  std::uint64_t here = left_in_piece() / plan_.length[side];
+  if (here > count) here = count;
+  end_ += here * plan_.length[side];
+  placed_ += count;
+  count -= here;
+  if (count == 0) return;
+  if (end_ % plan_.piece_bytes != 0) end_ += left_in_piece();
+  std::uint64_t in_piece = plan_.piece_bytes / plan_.length[side];
+  // The last of them may fill its piece.
+  std::uint64_t whole = (count - 1) / in_piece;
+  end_ += whole * plan_.piece_bytes + (count - whole * in_piece) * plan_.length[side];
+}
+
+std::uint64_t PoolLayout::pieces() const {
+  if (placed_ == 0) return 0;
+  return plan_.is_remote ? placed_ : (end_ - 1) / plan_.piece_bytes + 1;
+}
+
+int plan_pool(rdmalloc_domain* const* domains, std::size_t domain_count,
+              const rdmalloc_pool_attr* attr, bool warns, PoolPlan* plan) {
+  rdmalloc_pool_attr defaults = {};
+  defaults.size = sizeof defaults;
+  if (domains == nullptr || domain_count == 0 || domain_count > kMostDomains) return -EINVAL;
+  if (int error = settle_sizes(attr != nullptr ? *attr : defaults, plan)) return error;
+  plan->alignment = os::page_bytes();
+  plan->piece_bytes = kNoPieces;
+  for (std::size_t i = 0; i < domain_count; ++i) {
+    const Domain* domain = domain_of(domains[i]);
+    if (int error = domain_check(domain)) return error;
+    if (int error = heed(*domain, warns, plan)) return error;
+  }
+  return 0;
+}
+
+PoolRoom room_for(const PoolPlan& plan, rdmalloc_domain* const* domains, std::size_t domain_count) {
+  PoolRoom room{UINT64_MAX, UINT64_MAX, "", ""};
+  tighten(&room.bytes, &room.bytes_by, plan.budget_bytes, "budget_bytes");
+  if (std::uint64_t limit = options().limit_bytes; limit != UINT64_MAX) {
+    std::uint64_t used = used_bytes();
+    tighten(&room.bytes, &room.bytes_by,
+            limit > used ? round_down(limit - used, RDMALLOC_SLICE_BYTES) : 0, "RDMALLOC_LIMIT");
+  }
+  for (std::size_t i = 0; i < domain_count; ++i) heed_limits(*domain_of(domains[i]), plan, &room);
+  return room;
+}
+
+void fit_pool(const PoolPlan& plan, const PoolRoom& room, PoolPlan* fitting) {
+  // The counts of step s of `most`: below 2^64, since both are below 2^32.
+  std::uint64_t most =
+      plan.count[kSmall] > plan.count[kLarge] ? plan.count[kSmall] : plan.count[kLarge];
+  auto scale_to = [&](std::uint64_t step) {
+    for (Side side : {kSmall, kLarge}) fitting->count[side] = plan.count[side] * step / most;
+  };
+  *fitting = plan;
+  std::uint64_t low = 0, high = most;  // `low` fits
+  while (low < high) {
+    std::uint64_t middle = low + (high - low + 1) / 2;
+    scale_to(middle);
+    if (fits(*fitting, room))
+      low = middle;
+    else
+      high = middle - 1;
+  }
+  scale_to(low);
+}
+
+}  // namespace rdmalloc::regcache
