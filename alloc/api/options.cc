@@ -116,6 +116,44 @@ bool read_arena(const char* value) {
   current.arena_bytes = number;
   return true;
 }
+// "auto", "one", "2x4", or the directory that stands for /sys/devices/system.
+bool read_topology(const char* value) {
+  static constexpr const char* kNames[] = {"auto", "one"};
+  int index = index_of(value, kNames);
+  os::TopologySource& source = current.topology;
+  if (index >= 0) {
+    source.mode = static_cast<os::TopologyMode>(index);
+    return true;
+  }
+  if (*value == '/') {
+    // Copied: it is used later, when the environment may have changed.
+    std::size_t length = std::strlen(value);
+    if (length > os::TopologySource::kLongestPath || !os::topology_is_at(value)) return false;
+    std::memcpy(source.directory, value, length + 1);
+    source.mode = os::TopologyMode::kDirectory;
+    return true;
+  }
+  std::uint32_t numbers[2] = {}, which = 0;
+  bool has_digits = false;
+  for (const char* c = value; *c != 0; ++c) {
+    if (*c >= '0' && *c <= '9' && numbers[which] <= os::kMostPlaces) {
+      numbers[which] = numbers[which] * 10 + static_cast<unsigned>(*c - '0');
+      has_digits = true;
+    } else if (*c == 'x' && which == 0 && has_digits) {
+      which = 1;
+      has_digits = false;
+    } else {
+      return false;
+    }
+  }
+  if (which != 1 || !has_digits || numbers[0] == 0 || numbers[1] == 0 ||
+      numbers[0] * numbers[1] > os::kMostPlaces)
+    return false;
+  source.mode = os::TopologyMode::kMadeUp;
+  source.nodes = numbers[0];
+  source.caches = numbers[1];
+  return true;
+}
 bool read_reg_bytes(const char* value) {
   return parse_size(value, os::memory_limit_bytes(), &current.reg_max_bytes);
 }
@@ -165,6 +203,9 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
     {"RDMALLOC_ARENA", read_arena, "16M to 64T, or % of memory",
      "1T, or four times the memory there is"},
+    {"RDMALLOC_TOPOLOGY", read_topology,
+     "auto, one, NODESxCACHES of 64 at most (for tests), or a directory like /sys/devices/system",
+     "auto"},
     {"RDMALLOC_REG_MAX_BYTES", read_reg_bytes, "bytes, K, M, G, T or % of memory; 0: no limit",
      "0"},
     {"RDMALLOC_REG_MAX_COUNT", read_reg_count, "a number; 0: no limit", "0"},

@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/os/topology.h"
+
 namespace rdmalloc {
 
 enum class PurgeMode : std::uint8_t { kThread, kManual, kOff };
@@ -23,6 +25,7 @@ struct Options {
   std::uint64_t dirty_max_bytes = 0;       // 0: a quarter of the memory there is, 512 MiB at most
   std::uint64_t limit_bytes = UINT64_MAX;  // spans in use at most; dirty ones go as it comes near
   std::uint64_t arena_bytes = 0;           // 0: 1 TiB or four times the memory there is
+  os::TopologySource topology;             // RDMALLOC_TOPOLOGY
   std::uint64_t reg_max_bytes = 0;         // 0: no limit
   std::uint64_t reg_max_count = 0;         // 0: no limit but the registrar's
 };

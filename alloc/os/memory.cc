@@ -1,30 +1,17 @@
 #include "alloc/os/memory.h"
 
-#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 
 #include <cstddef>
 #include <cstring>
 
+#include "alloc/os/file.h"
 #include "alloc/os/os.h"
 #include "alloc/os/syscall.h"
 
 namespace rdmalloc::os {
 namespace {
-
-// The first bytes of a file, zero-terminated; 0 length when it can't be read.
-template <std::size_t size>
-std::size_t read_file(const char* path, char (&buffer)[size]) {
-  buffer[0] = 0;
-  long fd = raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  long got = raw_syscall(SYS_read, fd, reinterpret_cast<long>(buffer), size - 1);
-  raw_syscall(SYS_close, fd);
-  if (got < 0) got = 0;
-  buffer[got] = 0;
-  return static_cast<std::size_t>(got);
-}
 
 bool parse_number(const char* text, std::uint64_t* value) {
   std::uint64_t number = 0;

@@ -20,10 +20,10 @@ using rdmalloc_test::run_child;
 
 // Every variable that a case does not set is unset: the outcome is the case's own.
 const char* const kVariables[] = {
-    "RDMALLOC_PURGE",  "RDMALLOC_DECAY_MS", "RDMALLOC_DIRTY_MAX",     "RDMALLOC_LIMIT",
-    "RDMALLOC_HUGE",   "RDMALLOC_ARENA",    "RDMALLOC_LOG",           "RDMALLOC_STATS",
-    "RDMALLOC_NOTIFY", "RDMALLOC_PRESSURE", "RDMALLOC_REG_MAX_BYTES", "RDMALLOC_REG_MAX_COUNT",
-    "RDMALLOC_FAULT"};
+    "RDMALLOC_PURGE",    "RDMALLOC_DECAY_MS", "RDMALLOC_DIRTY_MAX",     "RDMALLOC_LIMIT",
+    "RDMALLOC_HUGE",     "RDMALLOC_ARENA",    "RDMALLOC_LOG",           "RDMALLOC_STATS",
+    "RDMALLOC_NOTIFY",   "RDMALLOC_PRESSURE", "RDMALLOC_REG_MAX_BYTES", "RDMALLOC_REG_MAX_COUNT",
+    "RDMALLOC_TOPOLOGY", "RDMALLOC_FAULT"};
 
 ChildResult run_with(const std::vector<std::string>& settings,
                      std::function<void()> before_exec = nullptr,
@@ -79,6 +79,13 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"RDMALLOC_DIRTY_MAX", "1KK", "K", "512M"},
                       BadValue{"RDMALLOC_PRESSURE", "on", "auto, off", "auto"},
                       BadValue{"RDMALLOC_HUGE", "yes", "never", "auto"},
+                      BadValue{"RDMALLOC_TOPOLOGY", "two", "NODESxCACHES", "auto"},
+                      BadValue{"RDMALLOC_TOPOLOGY", "2x", "NODESxCACHES", "auto"},
+                      BadValue{"RDMALLOC_TOPOLOGY", "0x4", "NODESxCACHES", "auto"},
+                      BadValue{"RDMALLOC_TOPOLOGY", "8x9", "64 at most", "auto"},
+                      BadValue{"RDMALLOC_TOPOLOGY", "4294967297x1", "64 at most", "auto"},
+                      BadValue{"RDMALLOC_TOPOLOGY", "2x4x8", "NODESxCACHES", "auto"},
+                      BadValue{"RDMALLOC_TOPOLOGY", "/no/such/directory", "a directory", "auto"},
                       BadValue{"RDMALLOC_ARENA", "1", "16M", "1T"},
                       BadValue{"RDMALLOC_ARENA", "lots", "16M", "1T"},
                       BadValue{"RDMALLOC_LOG", "loud", "quiet", "warn"},
@@ -112,12 +119,27 @@ TEST(MallocSettings, quiet_silences_warnings) {
 }
 
 TEST(MallocSettings, good_values_are_taken_without_a_word) {
-  for (const char* good :
-       {"RDMALLOC_PURGE=thread", "RDMALLOC_PURGE=manual", "RDMALLOC_PURGE=off",
-        "RDMALLOC_DECAY_MS=0", "RDMALLOC_DECAY_MS=250", "RDMALLOC_DIRTY_MAX=64M",
-        "RDMALLOC_DIRTY_MAX=1048576", "RDMALLOC_DIRTY_MAX=10%", "RDMALLOC_LIMIT=8G",
-        "RDMALLOC_HUGE=never", "RDMALLOC_PRESSURE=off", "RDMALLOC_HUGE=auto", "RDMALLOC_ARENA=4G",
-        "RDMALLOC_ARENA=64G", "RDMALLOC_LOG=quiet", "RDMALLOC_STATS=0", "RDMALLOC_NOTIFY=off"}) {
+  for (const char* good : {"RDMALLOC_PURGE=thread",
+                           "RDMALLOC_PURGE=manual",
+                           "RDMALLOC_PURGE=off",
+                           "RDMALLOC_DECAY_MS=0",
+                           "RDMALLOC_DECAY_MS=250",
+                           "RDMALLOC_DIRTY_MAX=64M",
+                           "RDMALLOC_DIRTY_MAX=1048576",
+                           "RDMALLOC_DIRTY_MAX=10%",
+                           "RDMALLOC_LIMIT=8G",
+                           "RDMALLOC_HUGE=never",
+                           "RDMALLOC_PRESSURE=off",
+                           "RDMALLOC_HUGE=auto",
+                           "RDMALLOC_ARENA=4G",
+                           "RDMALLOC_TOPOLOGY=auto",
+                           "RDMALLOC_TOPOLOGY=one",
+                           "RDMALLOC_TOPOLOGY=2x32",
+                           "RDMALLOC_TOPOLOGY=/sys/devices/system",
+                           "RDMALLOC_ARENA=64G",
+                           "RDMALLOC_LOG=quiet",
+                           "RDMALLOC_STATS=0",
+                           "RDMALLOC_NOTIFY=off"}) {
     ChildResult result = run_with({good});
     EXPECT_TRUE(result.clean()) << good << ": " << result.describe();
     EXPECT_EQ(result.errors, "") << good;

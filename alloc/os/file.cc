@@ -1,0 +1,23 @@
+#include "alloc/os/file.h"
+
+#include <fcntl.h>
+
+#include "alloc/os/syscall.h"
+
+namespace rdmalloc::os {
+
+int open_to_read(const char* path) {
+  return static_cast<int>(
+      raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path), O_RDONLY | O_CLOEXEC));
+}
+
+std::size_t read_some(int fd, char* buffer, std::size_t size) {
+  long got = raw_syscall(SYS_read, fd, reinterpret_cast<long>(buffer), static_cast<long>(size));
+  return got < 0 ? 0 : static_cast<std::size_t>(got);
+}
+
+void close_file(int fd) {
+  raw_syscall(SYS_close, fd);
+}
+
+}  // namespace rdmalloc::os

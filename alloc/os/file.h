@@ -1,0 +1,26 @@
+// Small files of /proc and /sys, by raw system calls: no allocation, errno left alone.
+#pragma once
+
+#include <cstddef>
+
+namespace rdmalloc::os {
+
+// A descriptor, or a negative errno.
+int open_to_read(const char* path);
+// Bytes read, 0 at the end and after an error.
+std::size_t read_some(int fd, char* buffer, std::size_t size);
+void close_file(int fd);
+
+// The first bytes of a file, zero-terminated; 0 length when it can't be read.
+template <std::size_t size>
+std::size_t read_file(const char* path, char (&buffer)[size]) {
+  buffer[0] = 0;
+  int fd = open_to_read(path);
+  if (fd < 0) return 0;
+  std::size_t got = read_some(fd, buffer, size - 1);
+  close_file(fd);
+  buffer[got] = 0;
+  return got;
+}
+
+}  // namespace rdmalloc::os

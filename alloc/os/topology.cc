@@ -1,0 +1,296 @@
+#include "alloc/os/topology.h"
+
+#include <errno.h>
+#include <sched.h>
+
+#include <atomic>
+#include <cstring>
+
+#include "alloc/os/file.h"
+
+namespace rdmalloc::os {
+namespace {
+
+constexpr char kRoot[] = "/sys/devices/system";
+// A cache that fewer processors share is not one that threads meet in: virtual machines often show
+// each of their processors with a last-level cache of its own, and some server cores have none
+// beyond their own second level. Then the node is the place.
+constexpr unsigned kFewestCpus = 4;
+// The last level is the highest index, whose number the kernel does not tell: 3 on most machines.
+constexpr unsigned kHighestIndex = 4;
+constexpr unsigned kMostNodes = kMostPlaces;
+constexpr std::uint8_t kNone = 0xff;
+static_assert(kMostPlaces < kNone);
+
+// A path put together; what does not fit makes it empty, which no file is called.
+class Path {
+ public:
+  explicit Path(const char* root) { text(root); }
+  Path& text(const char* words) {
+    std::size_t length = std::strlen(words);
+    if (length_ + length >= sizeof path_) {
+      path_[0] = 0;
+      length_ = sizeof path_;
+      return *this;
+    }
+    std::memcpy(path_ + length_, words, length + 1);
+    length_ += length;
+    return *this;
+  }
+  Path& number(unsigned value) {
+    char digits[12];
+    char* first = digits + sizeof digits - 1;
+    *first = 0;
+    do *--first = static_cast<char>('0' + value % 10);
+    while ((value /= 10) != 0);
+    return text(first);
+  }
+  const char* c_str() const { return path_; }
+
+ private:
+  char path_[TopologySource::kLongestPath + 64] = {};
+  std::size_t length_ = 0;
+};
+
+// Calls `see(number)` for each number of a list like "0-3,8,10-11". Read by parts, so that a list
+// of any length takes no large buffer. False when there is no such file, or no number in it.
+template <typename See>
+bool read_list(const Path& path, See see) {
+  int fd = open_to_read(path.c_str());
+  if (fd < 0) return false;
+  unsigned first = 0, number = 0;
+  bool has_digits = false, is_range = false, is_any = false;
+  auto end_number = [&] {
+    if (!has_digits) return;
+    // A list that makes no sense is read as far as it does.
+    for (unsigned n = is_range ? first : number; n <= number && n < kMostCpus; ++n) see(n);
+    is_any = true;
+  };
+  char part[256];
+  while (std::size_t got = read_some(fd, part, sizeof part)) {
+    for (std::size_t i = 0; i < got; ++i) {
+      if (part[i] >= '0' && part[i] <= '9') {
+        if (number < kMostCpus) number = number * 10 + static_cast<unsigned>(part[i] - '0');
+        has_digits = true;
+        continue;
+      }
+      if (part[i] == '-') {
+        first = number;
+        is_range = has_digits;
+      } else {
+        end_number();
+        is_range = false;
+      }
+      number = 0;
+      has_digits = false;
+    }
+    if (got < sizeof part) break;  // such files are read whole by one call, if they fit
+  }
+  end_number();
+  close_file(fd);
+  return is_any;
+}
+
+Path cache_list(const char* root, unsigned cpu, unsigned index) {
+  return Path(root)
+      .text("/cpu/cpu")
+      .number(cpu)
+      .text("/cache/index")
+      .number(index)
+      .text("/shared_cpu_list");
+}
+
+class Reader {
+ public:
+  Reader(const char* root, Topology* topology) : root_(root), topology_(*topology) {}
+
+  bool read() {
+    for (std::uint8_t& place : topology_.place_of_cpu) place = kNone;
+    topology_.nodes = topology_.places = 0;
+    read_nodes();
+    bool is_known = read_list(Path(root_).text("/cpu/online"), [&](unsigned cpu) { enter(cpu); });
+    // A processor that is not online now and will be: anywhere.
+    for (std::uint8_t& place : topology_.place_of_cpu)
+      if (place == kNone) place = 0;
+    if (topology_.nodes == 0) topology_.nodes = 1;
+    return is_known;
+  }
+
+ private:
+  // Nodes with memory only, which no thread runs on, are nobody's place.
+  void read_nodes() {
+    read_list(Path(root_).text("/node/has_cpu"), [&](unsigned node) {
+      if (topology_.nodes == kMostNodes) return;
+      auto number = static_cast<std::uint8_t>(topology_.nodes++);
+      read_list(Path(root_).text("/node/node").number(node).text("/cpulist"),
+                [&](unsigned cpu) { node_of_cpu_[cpu] = number; });
+    });
+    for (std::uint8_t& place : place_of_node_) place = kNone;
+    for (bool& has_own_places : has_own_places_) has_own_places = true;
+  }
+
+  // Gives the processor a place, and with it all others that it shares its cache with.
+  void enter(unsigned cpu) {
+    if (topology_.place_of_cpu[cpu] != kNone) return;
+    std::uint8_t node = node_of_cpu_[cpu];
+    if (!has_own_places_[node] || !enter_cache(cpu, node)) {
+      // What holds for one holds for those after it: their files need not be read.
+      has_own_places_[node] = false;
+      topology_.place_of_cpu[cpu] = place_of_node(node);
+    }
+  }
+
+  bool enter_cache(unsigned cpu, std::uint8_t node) {
+    if (topology_.places == kMostPlaces) return false;
+    auto place = static_cast<std::uint8_t>(topology_.places);
+    unsigned sharing = 0, last = cpu;
+    bool is_cache = false;
+    for (unsigned index = kHighestIndex + 1; !is_cache && index-- != 0;)
+      is_cache = read_list(cache_list(root_, cpu, index), [&](unsigned other) {
+        if (node_of_cpu_[other] != node || topology_.place_of_cpu[other] != kNone) return;
+        topology_.place_of_cpu[other] = place;
+        ++sharing;
+        last = other;
+      });
+    if (sharing < kFewestCpus) {
+      for (unsigned other = 0; other <= last; ++other)
+        if (topology_.place_of_cpu[other] == place) topology_.place_of_cpu[other] = kNone;
+      return false;
+    }
+    topology_.node_of_place[place] = node;
+    topology_.places += 1;
+    topology_.place_of_cpu[cpu] = place;
+    return true;
+  }
+
+  std::uint8_t place_of_node(std::uint8_t node) {
+    if (place_of_node_[node] != kNone) return place_of_node_[node];
+    std::uint8_t place = 0;
+    if (topology_.places < kMostPlaces) {
+      place = static_cast<std::uint8_t>(topology_.places++);
+      topology_.node_of_place[place] = node;
+    } else {
+      // No number left: with the first place of its node, or, without one, anywhere.
+      while (place < kMostPlaces - 1 && topology_.node_of_place[place] != node) ++place;
+    }
+    return place_of_node_[node] = place;
+  }
+
+  const char* root_;
+  Topology& topology_;
+  std::uint8_t node_of_cpu_[kMostCpus] = {};
+  std::uint8_t place_of_node_[kMostNodes] = {};
+  bool has_own_places_[kMostNodes] = {};  // by cache
+};
+
+// ---- the process's own ----
+
+enum class State : std::uint32_t { kUnknown, kReading, kKnown };
+
+// Written by the one thread that reads, before `places` and `nodes` say more than 1.
+constinit Topology known;
+constinit std::atomic<State> state{State::kUnknown};
+constinit std::atomic<std::uint32_t> places{1}, nodes{1};  // of `known`, once it is
+constinit bool is_made_up = false;                         // likewise
+constinit std::atomic<int> first_cpu{0};
+constinit std::atomic<std::uint32_t> threads_dealt{0};
+constinit thread_local std::uint8_t dealt_place = kNone;
+
+int this_cpu() {
+  int saved = errno;
+  int cpu = sched_getcpu();
+  errno = saved;
+  return cpu;
+}
+
+unsigned place_of(int cpu) {
+  return cpu >= 0 && static_cast<unsigned>(cpu) < kMostCpus ? known.place_of_cpu[cpu] : 0;
+}
+
+bool learn(const TopologySource& source) {
+  switch (source.mode) {
+    case TopologyMode::kOne:
+      return false;
+    case TopologyMode::kMadeUp:
+      topology_make(source.nodes, source.caches, &known);
+      is_made_up = true;
+      return true;
+    case TopologyMode::kDirectory:
+      return topology_read(source.directory, &known);
+    case TopologyMode::kAuto:
+      break;
+  }
+  return topology_read(kRoot, &known);
+}
+
+}  // namespace
+
+bool topology_read(const char* root, Topology* topology) {
+  return Reader(root, topology).read();
+}
+
+void topology_make(std::uint32_t nodes, std::uint32_t caches, Topology* topology) {
+  topology->nodes = nodes;
+  topology->places = nodes * caches;
+  for (std::uint32_t place = 0; place < topology->places; ++place)
+    topology->node_of_place[place] = static_cast<std::uint8_t>(place / caches);
+}
+
+bool topology_is_at(const char* root) {
+  return read_list(Path(root).text("/cpu/online"), [](unsigned) {});
+}
+
+void topology_learn(const TopologySource& source) {
+  State expected = State::kUnknown;
+  // Who comes meanwhile does not wait: for him all is one place yet. Relaxed: what the files said
+  // is published by `places` and `nodes`.
+  if (state.load(std::memory_order_relaxed) != State::kUnknown ||
+      !state.compare_exchange_strong(expected, State::kReading, std::memory_order_relaxed))
+    return;
+  if (learn(source)) {
+    // Release: pairs with the acquire in place_count() and node_count(): `known` is there.
+    nodes.store(known.nodes, std::memory_order_release);
+    places.store(known.places, std::memory_order_release);
+  }
+  state.store(State::kKnown, std::memory_order_relaxed);
+}
+
+void topology_note_first_thread() {
+  first_cpu.store(this_cpu(), std::memory_order_relaxed);
+}
+
+void topology_after_fork() {
+  if (state.load(std::memory_order_relaxed) == State::kReading)
+    state.store(State::kUnknown, std::memory_order_relaxed);
+}
+
+unsigned place_count() {
+  return places.load(std::memory_order_acquire);
+}
+unsigned node_count() {
+  return nodes.load(std::memory_order_acquire);
+}
+unsigned node_of_place(unsigned place) {
+  return place_count() == 1 ? 0 : known.node_of_place[place];
+}
+
+unsigned first_place() {
+  return place_count() == 1 || is_made_up ? 0 : place_of(first_cpu.load(std::memory_order_relaxed));
+}
+
+unsigned this_place() {
+  if (place_count() == 1) return 0;
+  if (!is_made_up) return place_of(this_cpu());
+  if (dealt_place == kNone)
+    dealt_place = static_cast<std::uint8_t>(threads_dealt.fetch_add(1, std::memory_order_relaxed) %
+                                            place_count());
+  return dealt_place;
+}
+
+bool move_to_place(unsigned place) {
+  if (place >= place_count() || !is_made_up) return false;
+  dealt_place = static_cast<std::uint8_t>(place);
+  return true;
+}
+
+}  // namespace rdmalloc::os
