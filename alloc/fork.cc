@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include "alloc/cache/shards.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/size_class.h"
@@ -48,15 +49,21 @@ void recover(std::uint32_t forking_thread) {
   bool purge_goes_on = purge_turn_is_mine();
   // The page heap first: rebuilding a class walks the spans.
   if (is_orphaned(page_heap_lock_owner(), forking_thread)) page_heap_rebuild(purge_goes_on);
-  unsigned in_purge = purge_goes_on ? 0 : slab_in_purge();
+  SlabInPurge in_purge = purge_goes_on ? SlabInPurge{} : slab_in_purge();
   if (!purge_goes_on) page_heap_end_purges();
-  if (in_purge != 0) slab_end_purge();
-  for (unsigned c = 1; c < kClasses; ++c) {
-    std::uint32_t owner = slab_lock_owner(c);
-    // A class whose lock this very thread holds keeps its lists: the slab that was in purge is then
-    // listed at the next give-back to it.
-    if (is_orphaned(owner, forking_thread) || (c == in_purge && owner == 0)) slab_rebuild(c);
+  if (in_purge.size_class != 0) slab_end_purge();
+  for (unsigned shard = 0; shard < shard_count(); ++shard) {
+    for (unsigned c = 1; c < kClasses; ++c) {
+      std::uint32_t owner = slab_lock_owner(shard, c);
+      // A class whose lock this very thread holds keeps its lists: the slab that was in purge is
+      // then listed at the next give-back to it.
+      bool was_in_purge = c == in_purge.size_class && shard == in_purge.shard;
+      if (is_orphaned(owner, forking_thread) || (was_in_purge && owner == 0))
+        slab_rebuild(shard, c);
+    }
   }
+  os::topology_after_fork();
+  shards_after_fork(forking_thread);
   events_after_fork();
   cache_reclaim_after_fork();
   heaps_after_fork(forking_thread);

@@ -9,6 +9,7 @@
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/shard.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/init.h"
@@ -47,6 +48,11 @@ Statistics statistics() {
   CacheCounters caches = cache_counters();
   s.threads = caches.threads;
   s.cached_bytes = caches.cached_bytes;
+  s.shards = shard_count();
+  for (unsigned shard = 0; shard < s.shards; ++shard) {
+    s.shard_steals += shards[shard].steals.load(std::memory_order_relaxed);
+    s.sent_home_blocks += shards[shard].sent_home.load(std::memory_order_relaxed);
+  }
   PurgeCounters purge = purge_counters();
   s.purges = purge.purges;
   s.purged_bytes = purge.purged_bytes;
@@ -88,6 +94,9 @@ constexpr StatisticLine kLines[] = {
     LINE(heap_live_bytes, "bytes of blocks in use in heaps of the user"),
     LINE(heap_refusals, "requests that a heap of the user had no budget or no memory for"),
     LINE(threads, "threads that have magazines"),
+    LINE(shards, "shards of the depot and the slabs: last-level caches that threads were seen at"),
+    LINE(shard_steals, "times a shard took free blocks from another"),
+    LINE(sent_home_blocks, "blocks of other NUMA nodes that went back to their slabs"),
     LINE(purges, "successful decommits"),
     LINE(purged_bytes, "bytes given back to the kernel"),
     LINE(slab_purged_bytes, "of them, pages of slabs in use"),
@@ -163,13 +172,39 @@ void print_prometheus(Writer& out, const Statistics& s) {
 struct Control {
   const char* name;
   std::uint64_t (*read)();
-  void (*write)(std::uint64_t);  // nullptr: read only
+  int (*write)(std::uint64_t);  // nullptr: read only
   std::uint64_t largest;
 };
+int set_decay_ms(std::uint64_t decay_ms) {
+  purge_set_decay_ms(decay_ms);
+  return 0;
+}
+int set_dirty_max_bytes(std::uint64_t bytes) {
+  purge_set_dirty_max_bytes(bytes);
+  return 0;
+}
+// Of a made-up topology only: elsewhere a thread is where the kernel put it.
+int set_place(std::uint64_t place) {
+  const os::TopologySource& source = options().topology;
+  if (source.mode == os::TopologyMode::kMadeUp) os::topology_learn(source);
+  if (!os::move_to_place(static_cast<unsigned>(place))) return -EPERM;
+  cache_enter_shard();
+  return 0;
+}
+std::uint64_t topology_number() {
+  const os::TopologySource& source = options().topology;
+  if (source.mode != os::TopologyMode::kMadeUp) return static_cast<std::uint64_t>(source.mode);
+  return std::uint64_t{source.nodes} << 32 | source.caches;
+}
+
 constexpr Control kControls[] = {
-    {"purge.decay_ms", [] { return purge_counters().decay_ms; }, purge_set_decay_ms, 3600000},
-    {"purge.dirty_max_bytes", [] { return purge_counters().dirty_max_bytes; },
-     purge_set_dirty_max_bytes, UINT64_MAX},
+    {"purge.decay_ms", [] { return purge_counters().decay_ms; }, set_decay_ms, 3600000},
+    {"purge.dirty_max_bytes", [] { return purge_counters().dirty_max_bytes; }, set_dirty_max_bytes,
+     UINT64_MAX},
+    {"thread.place", [] { return std::uint64_t{os::this_place()}; }, set_place,
+     os::kMostPlaces - 1},
+    {"thread.shard", [] { return std::uint64_t{cache_enter_shard()}; }, nullptr, 0},
+    {"settings.topology", topology_number, nullptr, 0},
     {"settings.purge", [] { return std::uint64_t(options().purge); }, nullptr, 0},
     {"settings.huge", [] { return std::uint64_t(options().huge); }, nullptr, 0},
     {"settings.notify", [] { return std::uint64_t(options().notify); }, nullptr, 0},
@@ -228,8 +263,7 @@ extern "C" int rdmalloc_ctl(const char* name, void* old_value, size_t* old_size,
       if (wanted > control.largest) return -EINVAL;
     }
     if (int error = exchange(control.read(), old_value, old_size)) return error;
-    if (new_value != nullptr) control.write(wanted);
-    return 0;
+    return new_value != nullptr ? control.write(wanted) : 0;
   }
   for (const StatisticLine& line : kLines) {
     if (std::strcmp(line.name, name) != 0) continue;

@@ -1,5 +1,7 @@
 #include "alloc/cache/depot.h"
 
+#include "alloc/core/shard.h"
+#include "alloc/os/os.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -8,48 +10,114 @@ constinit Pool<Magazine> magazines;
 
 namespace {
 
-struct alignas(64) Shelf {
+struct alignas(64) Stack {
   TaggedStack<Magazine> full;
-  std::uint32_t tag_at_last_age = 0;  // purge turn only
+  std::uint32_t tag_at_last_age;  // purge turn only
 };
-constinit Shelf shelves[kClasses];
+// Of the first shard; those of the others are mapped as they come to be, and backed where used.
+constinit Stack first_stacks[kClasses] = {};
+constinit std::atomic<Stack*> stacks_of_shard[kShardLimit] = {};
+
+Stack& stack_of(unsigned shard, unsigned size_class) {
+  if (shard == 0) [[likely]]
+    return first_stacks[size_class];
+  // Acquire: pairs with the release in depot_make_shard().
+  return stacks_of_shard[shard].load(std::memory_order_acquire)[size_class];
+}
+
+// Magazines of the class that a shard may keep: all shards together as many as one alone.
+std::uint32_t share_of(unsigned shard, unsigned size_class) {
+  std::uint32_t all = class_info(size_class).depot_max, count = shard_count();
+  if (count == 1) [[likely]]
+    return all;
+  return all / count + (shard < all % count ? 1 : 0);
+}
+
+void flow_down(unsigned size_class, Magazine* magazine) {
+  slab_give_back(size_class, magazine->slots, magazine->count);
+  magazine->count = 0;
+  magazines.free(magazine);
+}
 
 }  // namespace
 
-bool depot_put(unsigned size_class, Magazine* magazine) {
-  return shelves[size_class].full.push(magazines.objects(), magazines.index_of(magazine),
-                                       class_info(size_class).depot_max);
+bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine) {
+  return stack_of(shard, size_class)
+      .full.push(magazines.objects(), magazines.index_of(magazine), share_of(shard, size_class));
 }
 
-Magazine* depot_take(unsigned size_class) {
-  std::uint32_t index = shelves[size_class].full.pop(magazines.objects());
+Magazine* depot_take(unsigned shard, unsigned size_class) {
+  std::uint32_t index = stack_of(shard, size_class).full.pop(magazines.objects());
   return index == 0 ? nullptr : magazines.at(index);
+}
+
+Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {
+  unsigned count = shard_count(), asked = 0;
+  std::uint8_t node = shards[shard].node.load(std::memory_order_relaxed);
+  while (asked < kShardsAsked && asked + 1 < count) {
+    unsigned other = other_shard(shard, *from, ++asked, count);
+    if (shards[other].node.load(std::memory_order_relaxed) != node) continue;
+    // Looked at before it is written: an empty stack's line stays with whoever uses it.
+    if (stack_of(other, size_class).full.head().count == 0) continue;
+    if (Magazine* magazine = depot_take(other, size_class)) {
+      *from = static_cast<std::uint8_t>((*from + asked - 1) % (count - 1));  // it may have more
+      shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
+      return magazine;
+    }
+  }
+  *from = static_cast<std::uint8_t>((*from + asked) % (count - 1));
+  return nullptr;
 }
 
 bool depot_age(bool everything) {
   bool is_something_left = false;
   for (unsigned c = 1; c < kClasses; ++c) {
-    Shelf& shelf = shelves[c];
-    TaggedStack<Magazine>::Head head = shelf.full.head();
-    // The tag counts pushes and pops: unchanged means idle.
-    if (everything || head.tag == shelf.tag_at_last_age) {
-      while (Magazine* magazine = depot_take(c)) {
-        slab_give_back(c, magazine->slots, magazine->count);
-        magazine->count = 0;
-        magazines.free(magazine);
+    bool is_idle = false;
+    for (unsigned shard = 0; shard < shard_count(); ++shard) {
+      Stack& stack = stack_of(shard, c);
+      TaggedStack<Magazine>::Head head = stack.full.head();
+      // The tag counts pushes and pops: unchanged means idle.
+      if (everything || head.tag == stack.tag_at_last_age) {
+        while (Magazine* magazine = depot_take(shard, c)) flow_down(c, magazine);
+        is_idle = true;
+        head = stack.full.head();
+      } else {
+        is_something_left = true;
       }
-      slab_trim(c);
-      head = shelf.full.head();
-    } else {
-      is_something_left = true;
+      if (head.tag != stack.tag_at_last_age) stack.tag_at_last_age = head.tag;
     }
-    shelf.tag_at_last_age = head.tag;
+    if (is_idle) slab_trim(c);
   }
   return is_something_left;
 }
 
 std::uint64_t depot_blocks(unsigned size_class) {
-  return std::uint64_t{shelves[size_class].full.head().count} * class_info(size_class).magazine_max;
+  std::uint64_t magazines_there = 0;
+  for (unsigned shard = 0; shard < shard_count(); ++shard)
+    magazines_there += stack_of(shard, size_class).full.head().count;
+  return magazines_there * class_info(size_class).magazine_max;
+}
+
+bool depot_make_shard(unsigned shard) {
+  if (stacks_of_shard[shard].load(std::memory_order_relaxed) != nullptr) return true;
+  std::uintptr_t base = 0;
+  if (os::map_metadata(sizeof(Stack) * kClasses, &base) != 0) return false;
+  // Zeroed, as the first ones are. Release: see stack_of().
+  stacks_of_shard[shard].store(reinterpret_cast<Stack*>(base), std::memory_order_release);
+  return true;
+}
+
+void depot_fit() {
+  for (unsigned c = 1; c < kClasses; ++c) {
+    for (unsigned shard = 0; shard < shard_count(); ++shard) {
+      TaggedStack<Magazine>& full = stack_of(shard, c).full;
+      while (full.head().count > share_of(shard, c)) {
+        Magazine* magazine = depot_take(shard, c);
+        if (magazine == nullptr) break;
+        flow_down(c, magazine);
+      }
+    }
+  }
 }
 
 }  // namespace rdmalloc

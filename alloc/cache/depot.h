@@ -1,20 +1,30 @@
-// The depot: full magazines on their way between threads, a lock-free stack for each class. Bounded
-// in bytes; what does not fit flows down to the slabs. One compare-and-swap moves a whole magazine.
+// The depot: full magazines on their way between threads, a lock-free stack for each class and
+// shard. Bounded in bytes, for each class over all shards; what does not fit flows down to the
+// slabs. One compare-and-swap moves a whole magazine.
 #pragma once
 
 #include "alloc/cache/magazine.h"
 
 namespace rdmalloc {
 
-// Leaves a magazine with `count` blocks; false when the class's share is used up.
-bool depot_put(unsigned size_class, Magazine* magazine);
+// Leaves a magazine with `count` blocks; false when the shard's share of the class is used up.
+bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine);
 // Takes one, or nullptr.
-Magazine* depot_take(unsigned size_class);
-// Empties every class that nobody used since the last call into the slabs; with `everything`, all
-// of them. Called by the purge thread and rdmalloc_purge(), so that memory comes back when a
-// program makes no further call. Returns whether something is left.
+Magazine* depot_take(unsigned shard, unsigned size_class);
+// Takes one from another shard of the same node, or nullptr. Asks kShardsAsked of them; *from
+// remembers where to go on.
+Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from);
+// Empties every class of every shard that nobody used since the last call into the slabs; with
+// `everything`, all of them. Called by the purge thread and rdmalloc_purge(), so that memory comes
+// back when a program makes no further call. Returns whether something is left.
 bool depot_age(bool everything);
 // Blocks of the class in the depot now; a moment's truth.
 std::uint64_t depot_blocks(unsigned size_class);
+
+// For cache/shards.cc. Makes the stacks of a shard that is not counted yet; false when there is no
+// memory for it.
+bool depot_make_shard(unsigned shard);
+// After the number of shards rose: what lies above a shard's share goes to the slabs.
+void depot_fit();
 
 }  // namespace rdmalloc

@@ -3,7 +3,9 @@
 #include <errno.h>
 #include <pthread.h>
 
+#include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
+#include "alloc/cache/shards.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
@@ -72,10 +74,11 @@ void set_bin(Bin& bin, const Shelf& shelf, std::uint32_t count) {
   order_for_fork();
 }
 
-// Blocks go to the depot as a whole magazine if it is full enough to be worth it, else to the
-// slabs. Consumes the magazine.
-void hand_over(unsigned size_class, Magazine* magazine) {
-  if (magazine->count == class_info(size_class).magazine_max && depot_put(size_class, magazine))
+// Blocks go to the depot as a whole magazine if it is full, else to the slabs. Consumes the
+// magazine.
+void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine) {
+  if (magazine->count == class_info(size_class).magazine_max &&
+      depot_put(cache.shard, size_class, magazine))
     return;
   slab_give_back(size_class, magazine->slots, magazine->count);
   magazine->count = 0;
@@ -102,8 +105,8 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   bin = {nothing + 1, nothing + 1};
   shelf = {};
   order_for_fork();
-  hand_over(size_class, loaded);
-  if (spare != nullptr) hand_over(size_class, spare);
+  hand_over(cache, size_class, loaded);
+  if (spare != nullptr) hand_over(cache, size_class, spare);
 }
 
 void drop_all(ThreadCache& cache) {
@@ -127,8 +130,18 @@ void age(ThreadCache& cache) {
   }
 }
 
+// Where the thread runs now; what it holds goes with it.
+void enter_shard(ThreadCache& cache) {
+  unsigned shard = shard_here();
+  if (shard == cache.shard) return;
+  shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
+  shards[shard].threads.fetch_add(1, std::memory_order_relaxed);
+  cache.shard = static_cast<std::uint8_t>(shard);
+}
+
 void note_slow_event(ThreadCache& cache) {
   if (++cache.slow_events % kEventsPerAge != 0) return;
+  enter_shard(cache);
   age(cache);
   purge_note_slabs();
 }
@@ -191,6 +204,7 @@ void on_thread_exit(void* value) {
   drop_all(*cache);
   if (thread_id() == static_cast<std::uint32_t>(os::process_id())) purge_note_first_thread_ends();
   cache->thread_id.store(0, std::memory_order_relaxed);
+  shards[cache->shard].threads.fetch_sub(1, std::memory_order_relaxed);
   caches.free(cache);
   live_threads.fetch_sub(1, std::memory_order_relaxed);
 }
@@ -214,7 +228,13 @@ ThreadCache* make_cache() {
     return nullptr;
   }
   cache->reset(nothing + 1, thread_id());
-  live_threads.fetch_add(1, std::memory_order_relaxed);
+  // Where there is one thread there is one place: its processors are not asked for.
+  bool is_first = live_threads.fetch_add(1, std::memory_order_relaxed) == 0;
+  const os::TopologySource& topology = options().topology;
+  if (is_first) os::topology_note_first_thread();
+  if (!is_first || topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
+  shards[0].threads.fetch_add(1, std::memory_order_relaxed);
+  enter_shard(*cache);
   detail::this_cache = cache;
   pthread_setspecific(exit_key, cache);
   // Stays true: on_thread_exit leaves it so, and a thread has one cache in its life.
@@ -223,7 +243,7 @@ ThreadCache* make_cache() {
 
 void* allocate_without_cache(unsigned size_class) {
   void* block = nullptr;
-  return slab_take(size_class, &block, 1) == 1 ? block : nullptr;
+  return slab_take(0, size_class, &block, 1) == 1 ? block : nullptr;
 }
 
 // Fills the class's loaded, empty magazine. False when there is no memory.
@@ -231,15 +251,18 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   Shelf& shelf = cache.shelves[size_class];
   if (shelf.spare != nullptr && shelf.spare->count != 0) {
-    Magazine* full = shelf.spare;
+    Magazine* spare = shelf.spare;
     shelf.loaded->count = 0;
     order_for_fork();
     shelf.spare = shelf.loaded;
-    shelf.loaded = full;
-    set_bin(bin, shelf, full->count);
+    shelf.loaded = spare;
+    set_bin(bin, shelf, spare->count);
     return true;
   }
-  if (Magazine* full = depot_take(size_class)) {
+  Magazine* full = depot_take(cache.shard, size_class);
+  if (full == nullptr && shard_count() > 1)
+    full = depot_steal(cache.shard, size_class, &cache.steals_from);
+  if (full != nullptr) {
     Magazine* empty = shelf.loaded;
     shelf.loaded = full;
     set_bin(bin, shelf, full->count);
@@ -248,7 +271,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   }
   grow_limit(cache, size_class);
   void* blocks[kMagazineSlots];
-  std::uint32_t got = slab_take(size_class, blocks, shelf.limit);
+  std::uint32_t got = slab_take(cache.shard, size_class, blocks, shelf.limit);
   // The lowest address on top: a run of allocations walks upwards through memory.
   for (std::uint32_t i = 0; i < got; ++i) shelf.loaded->slots[i] = blocks[got - 1 - i];
   set_bin(bin, shelf, got);
@@ -256,7 +279,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
 }
 
 // Empties the spare of a class: to the depot when it is full enough, else to the slabs.
-void clear_spare(unsigned size_class, Shelf& shelf) {
+void clear_spare(const ThreadCache& cache, unsigned size_class, Shelf& shelf) {
   Magazine* spare = shelf.spare;
   std::uint32_t count = spare->count;
   Magazine* empty = count >= class_info(size_class).magazine_max ? magazines.allocate() : nullptr;
@@ -270,7 +293,7 @@ void clear_spare(unsigned size_class, Shelf& shelf) {
   order_for_fork();
   shelf.spare = empty;
   order_for_fork();
-  hand_over(size_class, spare);
+  hand_over(cache, size_class, spare);
 }
 
 // Gives the class its spare magazine, if the thread's share allows it.
@@ -297,7 +320,7 @@ void make_room(ThreadCache& cache, unsigned size_class) {
       return slab_give_back(size_class, shelf.loaded->slots, count);
     }
   } else if (shelf.spare->count != 0) {
-    clear_spare(size_class, shelf);
+    clear_spare(cache, size_class, shelf);
   }
   Magazine* full = shelf.loaded;
   full->count = count;
@@ -377,6 +400,13 @@ int cache_init() {
   return -pthread_key_create(&exit_key, on_thread_exit);
 }
 
+unsigned cache_enter_shard() {
+  ThreadCache* cache = cache_of_this_thread();
+  if (cache == nullptr) return 0;
+  enter_shard(*cache);
+  return cache->shard;
+}
+
 CacheCounters cache_counters() {
   CacheCounters counters{live_threads.load(std::memory_order_relaxed), 0, magazines.used() - 1};
   for (std::uint32_t i = 1; i < caches.used(); ++i) {
@@ -412,7 +442,9 @@ void cache_reclaim_after_fork() {
     caches.free(&cache);
   }
   live_threads.store(mine == &detail::empty_cache ? 0 : 1, std::memory_order_relaxed);
-  if (mine != &detail::empty_cache) mine->thread_id.store(thread_id(), std::memory_order_relaxed);
+  if (mine == &detail::empty_cache) return;
+  mine->thread_id.store(thread_id(), std::memory_order_relaxed);
+  shards[mine->shard].threads.store(1, std::memory_order_relaxed);
 }
 
 }  // namespace rdmalloc

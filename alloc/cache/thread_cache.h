@@ -43,6 +43,7 @@ struct alignas(64) ThreadCache {
     slow_events = age_cursor = 0;
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
+    shard = steals_from = 0;
     thread_id.store(thread, std::memory_order_relaxed);
   }
 
@@ -54,6 +55,8 @@ struct alignas(64) ThreadCache {
   std::uint32_t age_cursor = 0;              // class that ageing looks at next
   std::atomic<std::uint64_t> held_bytes{0};  // likewise; magazines and the blocks they may hold
   int exit_rounds = 0;                       // how often the thread's key destructor ran
+  std::uint8_t shard = 0;                    // where the thread was when it last looked
+  std::uint8_t steals_from = 0;              // which other shard's depot it asks next
 };
 
 namespace detail {
@@ -114,6 +117,9 @@ void cache_flush_this_thread();
 // Called once at initialisation: pools and the key whose destructor flushes at thread exit. 0 or a
 // negative errno.
 int cache_init();
+
+// Looks where the calling thread runs now, as its slow path does every so often. Returns its shard.
+unsigned cache_enter_shard();
 
 struct CacheCounters {
   std::uint64_t threads;

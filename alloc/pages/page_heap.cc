@@ -467,10 +467,11 @@ SliceIndex page_heap_take_slab(std::uint32_t slices) {
   return slice;
 }
 
-void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner) {
+void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner,
+                            std::uint8_t shard) {
   LockGuard guard(heap.lock);
   SpanKind kind = owner != 0 ? SpanKind::kHeapSlab : SpanKind::kSlab;
-  publish_locked(slice, {kind, size_class, false, 0, owner});
+  publish_locked(slice, {kind, size_class, false, 0, owner, shard});
 }
 
 SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero,

@@ -37,8 +37,10 @@ namespace rdmalloc {
 // until the caller has written its bitmap and publishes it. Returns 0 ("none") when there is no
 // memory.
 SliceIndex page_heap_take_slab(std::uint32_t slices);
-// `owner`: the heap of the user that the span is for, 0 for none; here and below.
-void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner = 0);
+// `owner`: the heap of the user that the span is for, 0 for none; here and below. `shard`: where
+// there is none.
+void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner = 0,
+                            std::uint8_t shard = 0);
 
 // Takes and publishes a large span of `slices` slices at a multiple of `alignment` bytes (a power
 // of two; a slice comes for free). `*is_zero` tells whether its pages read as zero. 0: no memory.

@@ -2,57 +2,37 @@
 
 #include <bit>
 
-#include "alloc/core/lock.h"
 #include "alloc/core/report.h"
+#include "alloc/core/shard.h"
 #include "alloc/fork.h"
+#include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge.h"
 #include "alloc/slabs/block_position.h"
+#include "alloc/slabs/slab_state.h"
 
 namespace rdmalloc {
+
+namespace slab_state {
+
 namespace {
 
-// Slabs with free blocks, by how many: bucket 0 is the fullest quarter. Giving back takes no lock,
-// so a slab may stand in a bucket that is too full for it; it is moved when it is met.
-constexpr unsigned kBuckets = 4;
+// Of the first shard; those of the others are mapped as they come to be, and backed where used.
+constinit SlabClass first_classes[kClasses];
+constinit std::atomic<SlabClass*> classes_of_shard[kShardLimit] = {};
 
-struct alignas(128) SlabClass {
-  Lock lock;
-  SliceIndex head[kBuckets] = {};
-  std::uint32_t slabs = 0;
-  std::uint32_t listed = 0;
-};
-constinit SlabClass classes[kClasses];
-constinit std::atomic<std::uint64_t> slab_slices{0};  // of all classes
+}  // namespace
 
-// The blocks that a purge of pages has out of reach, for the child of a fork, where the purge ends.
-// Written under the class's lock, together with the bitmap and before it: what stands here while
-// the lock is held says no more than that these bits may be set; while it is free, that they are
-// clear and nobody else has the blocks.
-struct InPurge {
-  std::uint32_t size_class;  // 0: none
-  SliceIndex slice;
-  std::uint64_t blocks[kBitmapWords];
-};
 constinit InPurge in_purge = {};
 
-// Set while the purge thread relies on being told when slabs change (slab_watch).
-constinit std::atomic<bool> is_watched{false};
-
-unsigned bucket_of(std::int32_t free_blocks, std::uint32_t slab_blocks) {
-  if (free_blocks <= 0) return 0;
-  auto bucket =
-      static_cast<unsigned>(static_cast<std::uint32_t>(free_blocks) * kBuckets / (slab_blocks + 1));
-  return bucket < kBuckets ? bucket : kBuckets - 1;
+SlabClass& slabs_of(unsigned shard, unsigned size_class) {
+  if (shard == 0) [[likely]]
+    return first_classes[size_class];
+  // Acquire: pairs with the release in slab_make_shard().
+  return classes_of_shard[shard].load(std::memory_order_acquire)[size_class];
 }
-
-std::uint32_t words_of(const ClassInfo& info) {
-  return (info.slab_blocks + 63) / 64;
-}
-
-// ---- lists. All under the class's lock. ----
 
 void list(SlabClass& slabs, SliceIndex slice, unsigned bucket) {
   Span& span = arena.span(slice);
@@ -61,7 +41,7 @@ void list(SlabClass& slabs, SliceIndex slice, unsigned bucket) {
   span.next = slabs.head[bucket];
   if (span.next != 0) arena.span(span.next).previous = slice;
   slabs.head[bucket] = slice;
-  slabs.listed += 1;
+  slabs.listed.store(listed_in(slabs) + 1, std::memory_order_relaxed);
   // seq_cst: see give_back_word.
   span.is_listed.store(1, std::memory_order_seq_cst);
 }
@@ -70,9 +50,20 @@ void unlist(SlabClass& slabs, SliceIndex slice) {
   Span& span = arena.span(slice);
   if (span.next != 0) arena.span(span.next).previous = span.previous;
   (span.previous != 0 ? arena.span(span.previous).next : slabs.head[span.bucket]) = span.next;
-  slabs.listed -= 1;
+  slabs.listed.store(listed_in(slabs) - 1, std::memory_order_relaxed);
   span.is_listed.store(0, std::memory_order_seq_cst);
 }
+
+}  // namespace slab_state
+
+using namespace slab_state;
+
+namespace {
+
+constinit std::atomic<std::uint64_t> slab_slices{0};  // of all classes
+
+// Set while the purge thread relies on being told when slabs change (slab_watch).
+constinit std::atomic<bool> is_watched{false};
 
 bool has_free_bits(SliceIndex slice, std::uint32_t words) {
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
@@ -81,7 +72,7 @@ bool has_free_bits(SliceIndex slice, std::uint32_t words) {
   return false;
 }
 
-SliceIndex slab_new(SlabClass& slabs, unsigned size_class) {
+SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
   SliceIndex slice = page_heap_take_slab(info.slab_slices);
   if (slice == 0) return 0;
@@ -100,7 +91,8 @@ SliceIndex slab_new(SlabClass& slabs, unsigned size_class) {
   span.has_purged_pages = false;
   span.is_settled.store(false, std::memory_order_relaxed);
   span.seen.store(kNeverSeen, std::memory_order_relaxed);
-  page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class));
+  page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), 0,
+                         static_cast<std::uint8_t>(shard));
   slabs.slabs += 1;
   slab_slices.fetch_add(info.slab_slices, std::memory_order_relaxed);
   list(slabs, slice, kBuckets - 1);
@@ -260,38 +252,100 @@ void release(SlabClass& slabs, SliceIndex slice) {
   page_heap_free(slice);
 }
 
-// Whether the span is a slab of this class with no block out. Under the class's lock, where nobody
-// takes blocks, it stays so: free_blocks == slab_blocks says that every bit is set and no give-back
-// is between its two steps.
+// Whether the slab has no block out. Under the class's lock, where nobody takes blocks, it stays
+// so: free_blocks == slab_blocks says that every bit is set and no give-back is between its two
+// steps.
 bool is_empty_slab(SliceIndex slice, unsigned size_class) {
-  SpanWord word = arena.span(slice).load();
-  return word.kind == SpanKind::kSlab && word.size_class == size_class &&
-         arena.span(slice).free_blocks.load(std::memory_order_acquire) ==
-             static_cast<std::int32_t>(class_info(size_class).slab_blocks);
+  return arena.span(slice).free_blocks.load(std::memory_order_acquire) ==
+         static_cast<std::int32_t>(class_info(size_class).slab_blocks);
 }
 
 // After a give-back: lists the slab if nobody did, and releases it if it is empty and not the last
 // one of its class with free blocks (which the next allocation would make again).
 void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
-  SlabClass& slabs = classes[size_class];
+  std::uint64_t seen = arena.span(slice).word.load(std::memory_order_acquire);
+  SpanWord word = unpack(seen);
+  if (!is_slab_of(word, size_class)) return;
+  SlabClass& slabs = slabs_of(word.shard, size_class);
   const ClassInfo& info = class_info(size_class);
   bool released = false;
   {
     LockGuard guard(slabs.lock);
-    // By now the span may be something else: a slab of this class it can only be under this lock.
-    SpanWord word = arena.span(slice).load();
-    if (word.kind != SpanKind::kSlab || word.size_class != size_class) return;
-    bool is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed) != 0;
-    if (is_empty_slab(slice, size_class) && !(may_keep && slabs.listed - is_listed == 0)) {
+    // By now the span may be something else, and a slab of another shard: whoever gave that one
+    // blocks back settles it.
+    if (arena.span(slice).word.load(std::memory_order_acquire) != seen) return;
+    std::uint32_t is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed);
+    if (is_empty_slab(slice, size_class) && !(may_keep && listed_in(slabs) - is_listed == 0)) {
       release(slabs, slice);
       released = true;
-    } else if (!is_listed && has_free_bits(slice, words_of(info))) {
+    } else if (is_listed == 0 && has_free_bits(slice, words_of(info))) {
       list(slabs, slice,
            bucket_of(arena.span(slice).free_blocks.load(std::memory_order_relaxed),
                      info.slab_blocks));
     }
   }
   if (released) purge_note_dirty();
+}
+
+// Takes blocks of the shard's slabs; where they have none left, of new ones if it may. Under the
+// class's lock.
+[[gnu::always_inline]] inline std::uint32_t take_or_make(SlabClass& slabs, unsigned shard,
+                                                         unsigned size_class, void** blocks,
+                                                         std::uint32_t wanted, bool may_make) {
+  const ClassInfo& info = class_info(size_class);
+  std::uint32_t got = 0;
+  while (got < wanted) {
+    SliceIndex slice = pick(slabs, info);
+    if (slice == 0 && may_make) slice = slab_new(slabs, shard, size_class);
+    if (slice == 0) break;
+    got += take_from(slice, info, blocks + got, wanted - got);
+    if (got == wanted) break;
+    // Its bits were all taken. Off the list, then look again: see give_back_word.
+    unlist(slabs, slice);
+    if (has_free_bits(slice, words_of(info))) list(slabs, slice, 0);
+  }
+  return got;
+}
+
+// Takes blocks of slabs that the shard has. Under the class's lock.
+[[gnu::noinline]] std::uint32_t take(SlabClass& slabs, unsigned shard, unsigned size_class,
+                                     void** blocks, std::uint32_t wanted) {
+  return take_or_make(slabs, shard, size_class, blocks, wanted, false);
+}
+
+// Takes blocks of slabs of other shards. What those can spare is all where nobody works any more,
+// and otherwise, on the same node, all but the slab at hand: without that one each shard's first
+// allocation would be from the slab that another works with, and so all of them under one lock.
+// With `everything`, because there is no other memory: any block of any shard.
+std::uint32_t take_from_others(unsigned shard, unsigned size_class, void** blocks,
+                               std::uint32_t wanted, bool everything) {
+  unsigned count = shard_count(), most = count - 1;
+  if (!everything && most > kShardsAsked) most = kShardsAsked;
+  std::atomic<std::uint8_t>& from = slabs_of(shard, size_class).asked;
+  std::uint8_t first = from.load(std::memory_order_relaxed);
+  for (unsigned asked = 1; asked <= most; ++asked) {
+    unsigned other = other_shard(shard, first, asked, count);
+    SlabClass& theirs = slabs_of(other, size_class);
+    bool is_near = shards[other].node.load(std::memory_order_relaxed) ==
+                   shards[shard].node.load(std::memory_order_relaxed);
+    bool is_left = everything || shards[other].threads.load(std::memory_order_relaxed) == 0;
+    if ((!is_near && !is_left) || listed_in(theirs) < (is_left ? 1 : 2)) continue;
+    // Not waited for: there are more to ask.
+    if (everything) {
+      theirs.lock.lock();
+    } else if (!theirs.lock.try_lock()) {
+      continue;
+    }
+    std::uint32_t got = take(theirs, other, size_class, blocks, wanted);
+    theirs.lock.unlock();
+    if (got == 0) continue;
+    from.store(static_cast<std::uint8_t>((first + asked - 1) % (count - 1)),
+               std::memory_order_relaxed);
+    shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
+    return got;
+  }
+  from.store(static_cast<std::uint8_t>((first + most) % (count - 1)), std::memory_order_relaxed);
+  return 0;
 }
 
 [[noreturn]] void report_bad_free(void* block, std::uintptr_t offset, const ClassInfo& info) {
@@ -327,22 +381,40 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
 
 }  // namespace
 
-std::uint32_t slab_take(unsigned size_class, void** blocks, std::uint32_t wanted) {
-  const ClassInfo& info = class_info(size_class);
-  SlabClass& slabs = classes[size_class];
-  LockGuard guard(slabs.lock);
-  std::uint32_t got = 0;
-  while (got < wanted) {
-    SliceIndex slice = pick(slabs, info);
-    if (slice == 0) slice = slab_new(slabs, size_class);
-    if (slice == 0) break;
-    got += take_from(slice, info, blocks + got, wanted - got);
-    if (got == wanted) break;
-    // Its bits were all taken. Off the list, then look again: see give_back_word.
-    unlist(slabs, slice);
-    if (has_free_bits(slice, words_of(info))) list(slabs, slice, 0);
+std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted) {
+  SlabClass& slabs = slabs_of(shard, size_class);
+  bool has_others = shard_count() != 1;
+  if (has_others) [[unlikely]] {
+    std::uint32_t got = 0;
+    {
+      LockGuard guard(slabs.lock);
+      got = take(slabs, shard, size_class, blocks, wanted);
+    }
+    // Fewer than wanted will do for this time.
+    if (got == 0) got = take_from_others(shard, size_class, blocks, wanted, false);
+    if (got != 0) return got;
   }
+  std::uint32_t got = 0;
+  {
+    LockGuard guard(slabs.lock);
+    got = take_or_make(slabs, shard, size_class, blocks, wanted, true);
+  }
+  if (got == 0 && has_others) got = take_from_others(shard, size_class, blocks, wanted, true);
   return got;
+}
+
+unsigned slab_shard_of(const void* block, unsigned size_class) {
+  SliceIndex slice = arena.slice_of(position_of(block, class_info(size_class)).slab);
+  return arena.span(slice).load().shard;
+}
+
+bool slab_make_shard(unsigned shard) {
+  if (classes_of_shard[shard].load(std::memory_order_relaxed) != nullptr) return true;
+  std::uintptr_t base = 0;
+  if (os::map_metadata(sizeof(SlabClass) * kClasses, &base) != 0) return false;
+  // Zeroed, as the first ones are. Release: see slabs_of().
+  classes_of_shard[shard].store(reinterpret_cast<SlabClass*>(base), std::memory_order_release);
+  return true;
 }
 
 void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t count) {
@@ -390,10 +462,11 @@ std::uint64_t slab_bytes() {
 
 SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
-  LockGuard guard(classes[size_class].lock);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
-  if (word.kind != SpanKind::kSlab || word.size_class != size_class) return {};
+  if (!is_slab_of(word, size_class)) return {};
+  LockGuard guard(slabs_of(word.shard, size_class).lock);
+  if (span.word.load(std::memory_order_acquire) != pack(word)) return {};  // it was, until now
   for (std::uint64_t& bits : in_purge.blocks) bits = 0;
   SlabPages pages = purgeable_pages(slice, info, in_purge.blocks);
   in_purge.slice = slice;
@@ -421,8 +494,8 @@ void slab_pages_end(const SlabPages& purged) {
   SliceIndex slice = in_purge.slice;
   const ClassInfo& info = class_info(size_class);
   {
-    LockGuard guard(classes[size_class].lock);
     Span& span = arena.span(slice);
+    LockGuard guard(slabs_of(span.load().shard, size_class).lock);
     for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
       std::uint16_t here = pages_in_slice(purged, part);
       if (here == 0) continue;
@@ -444,10 +517,11 @@ void slab_pages_end(const SlabPages& purged) {
 }
 
 void slab_trim(unsigned size_class) {
-  SlabClass& slabs = classes[size_class];
   // Empty slabs stand in the emptiest bucket, or in one they entered when they were fuller.
   bool released = false;
-  {
+  for (unsigned shard = 0; shard < shard_count(); ++shard) {
+    SlabClass& slabs = slabs_of(shard, size_class);
+    if (listed_in(slabs) == 0) continue;
     LockGuard guard(slabs.lock);
     for (SliceIndex head : slabs.head) {
       for (SliceIndex slice = head; slice != 0;) {
@@ -461,69 +535,6 @@ void slab_trim(unsigned size_class) {
     }
   }
   if (released) purge_note_dirty();
-}
-
-SlabCounters slab_counters(unsigned size_class) {
-  SlabClass& slabs = classes[size_class];
-  const ClassInfo& info = class_info(size_class);
-  LockGuard guard(slabs.lock);
-  SlabCounters counters{slabs.slabs, std::uint64_t{slabs.slabs} * info.slab_blocks, 0};
-  for (SliceIndex head : slabs.head) {
-    for (SliceIndex slice = head; slice != 0; slice = arena.span(slice).next) {
-      std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
-      if (free_blocks > 0) counters.free_blocks += static_cast<std::uint64_t>(free_blocks);
-    }
-  }
-  return counters;
-}
-
-std::uint32_t slab_lock_owner(unsigned size_class) {
-  return classes[size_class].lock.owner();
-}
-
-unsigned slab_in_purge() {
-  return in_purge.size_class;
-}
-
-void slab_end_purge() {
-  const ClassInfo& info = class_info(in_purge.size_class);
-  std::int32_t given = 0;
-  for (std::uint32_t w = 0; w < words_of(info); ++w) {
-    std::uint64_t blocks = in_purge.blocks[w];
-    given += std::popcount(blocks);
-    arena.bitmap(in_purge.slice)[w].fetch_or(blocks, std::memory_order_relaxed);
-  }
-  arena.span(in_purge.slice).free_blocks.fetch_add(given, std::memory_order_relaxed);
-  in_purge.size_class = 0;
-}
-
-void slab_rebuild(unsigned size_class) {
-  SlabClass& slabs = classes[size_class];
-  const ClassInfo& info = class_info(size_class);
-  slabs.lock.reset();
-  LockGuard guard(slabs.lock);
-  for (SliceIndex& head : slabs.head) head = 0;
-  slabs.slabs = slabs.listed = 0;
-  SliceIndex end = page_heap_frontier();
-  for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
-    SpanWord word = arena.span(slice).load();
-    if (word.kind == SpanKind::kSlab && word.size_class == size_class) {
-      // Which pages are given back was perhaps being changed. Nobody is told of pages in a child,
-      // so it may forget.
-      for (std::uint32_t part = 0; part < word.slices; ++part)
-        arena.purged_pages[slice + part].store(0, std::memory_order_relaxed);
-      arena.span(slice).has_purged_pages = false;
-      std::int32_t free_blocks = 0;
-      for (std::uint32_t w = 0; w < words_of(info); ++w)
-        free_blocks += std::popcount(arena.bitmap(slice)[w].load(std::memory_order_relaxed));
-      Span& span = arena.span(slice);
-      span.free_blocks.store(free_blocks, std::memory_order_relaxed);
-      span.is_listed.store(0, std::memory_order_relaxed);
-      slabs.slabs += 1;
-      if (free_blocks > 0) list(slabs, slice, bucket_of(free_blocks, info.slab_blocks));
-    }
-    slice += word.slices;
-  }
 }
 
 }  // namespace rdmalloc

@@ -1,15 +1,18 @@
 // Slabs: spans of equal blocks, and which of their blocks are free, in bitmaps out of band.
 //
-// A set bit is a free block that no magazine holds. Taking blocks happens under the class's lock
-// and clears bits by word; giving back needs no lock: one fetch_or for each bitmap word that is
-// touched, which also shows a block that is freed twice (its bit is set already).
+// A set bit is a free block that no magazine holds. Taking blocks happens under a lock, one for
+// each class and shard, and clears bits by word; giving back needs no lock: one fetch_or for each
+// bitmap word that is touched, which also shows a block that is freed twice (its bit is set
+// already).
 //
 //   set bits + blocks in magazines and depot + live blocks + blocks on pages in purging
 //     == slab_blocks                                                               (for each slab)
 //   free_blocks <= set bits, equal while no give-back is between its two steps
 //   a slab with set bits is listed, or a thread is on its way to list it
 //
-// Slabs belong to their class, never to a thread: a thread that dies owns nothing.
+// Slabs belong to their class and shard (core/shard.h), never to a thread: a thread that dies owns
+// nothing. "The class's lock" is that of the class in the slab's shard, which the span's word
+// names.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +22,19 @@
 namespace rdmalloc {
 
 // Takes up to `wanted` free blocks of the class, fullest slab first, by rising address within a
-// slab. Returns how many; 0 means no memory.
-std::uint32_t slab_take(unsigned size_class, void** blocks, std::uint32_t wanted);
-// Gives blocks of the class back. Aborts with the address when one is no block or is free already.
+// slab: of the shard's slabs; else of those that other shards can spare; else of a new one. Returns
+// how many; 0 means no memory.
+std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted);
+// Gives blocks of the class back, each to the slab it is of. Aborts with the address when one is no
+// block or is free already.
 void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t count);
 // Gives empty slabs that were kept for the next allocation to the page heap.
 void slab_trim(unsigned size_class);
+// The shard of the slab that the block, which the caller holds, is of.
+unsigned slab_shard_of(const void* block, unsigned size_class);
+// For cache/shards.cc: makes the lists of a shard that is not counted yet; false when there is no
+// memory for it.
+bool slab_make_shard(unsigned shard);
 
 // ---- pages of slabs in use, for the purge (slab_purge.cc). With the purge turn. ----
 //
@@ -60,11 +70,16 @@ struct SlabCounters {
 };
 SlabCounters slab_counters(unsigned size_class);
 
-// For the child of a fork: who holds the class's lock, and making its lists anew from the spans.
-std::uint32_t slab_lock_owner(unsigned size_class);
-void slab_rebuild(unsigned size_class);
-// The class of a slab whose pages a purge has out of reach; 0: none.
-unsigned slab_in_purge();
+// For the child of a fork: who holds the lock of the class in that shard, and making its lists anew
+// from the spans.
+std::uint32_t slab_lock_owner(unsigned shard, unsigned size_class);
+void slab_rebuild(unsigned shard, unsigned size_class);
+// The slab whose pages a purge has out of reach.
+struct SlabInPurge {
+  unsigned size_class;  // 0: none
+  unsigned shard;
+};
+SlabInPurge slab_in_purge();
 // Sets the bits of the blocks on those pages. Twice does no harm but to free_blocks, which
 // slab_rebuild() counts anew.
 void slab_end_purge();

@@ -10,8 +10,11 @@
 // The store is then let through by one step of the processor with the page writable (the trap
 // flag), so this test is for x86-64.
 //
-// Built twice: with FORK_AT_STORES_IN_HEAP the history is one of a heap of the user. Seen to fail
-// there: with free bits or magazines believed by the child, with live bits set outside the lock.
+// Built three times. With FORK_AT_STORES_IN_HEAP the history is one of a heap of the user; seen to
+// fail there: with free bits or magazines believed by the child, with live bits set outside the
+// lock. With FORK_AT_STORES_IN_SHARDS the thread moves between the places of a made-up topology, so
+// that shards are made, steal and are repaired; seen to fail there: with the lists of shard 0 alone
+// made anew.
 #include <gtest/gtest.h>
 #include <linux/futex.h>
 #include <rdmalloc/rdmalloc.h>
@@ -46,6 +49,11 @@ constexpr int64_t kTrapFlag = 0x100;
 constexpr bool kInHeap = true;
 #else
 constexpr bool kInHeap = false;
+#endif
+#ifdef FORK_AT_STORES_IN_SHARDS
+constexpr int kPlaces = 4;
+#else
+constexpr int kPlaces = 1;
 #endif
 // Stores of an operation that took the fast path, about; most of a history. Of them a sample is
 // tried.
@@ -219,6 +227,12 @@ void operate(Random& random) {
         if (rdmalloc_purge(0) < 0) _exit(4);
         shared->is_watched = shared->is_purging = false;
         continue;
+      }
+      if (kPlaces > 1 && shared->steps % 40 == 7) {
+        uint64_t place = random.below(kPlaces);
+        enter();
+        if (rdmalloc_ctl("thread.place", nullptr, nullptr, &place, sizeof place) != 0) _exit(5);
+        shared->is_watched = false;
       }
       size_t index = random.below(kBlocks);
       bool is_freeing = random.below(100) < (shared->steps / 60 % 2 == 0 ? 85 : 15);
@@ -450,3 +464,11 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
 #endif
 
 }  // namespace
+
+#ifdef FORK_AT_STORES_IN_SHARDS
+int main(int argc, char** argv) {
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_TOPOLOGY=2x2"});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
+#endif

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // The machine's last-level caches and NUMA nodes, read from trees of files like the kernel's.
+#include "alloc/os/topology.h"
+
 #include <gtest/gtest.h>
 #include <stdlib.h>
 

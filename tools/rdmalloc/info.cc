@@ -49,6 +49,13 @@ constexpr const char* kPressure[] = {"auto", "off"};
 constexpr const char* kStats[] = {"0", "1"};
 constexpr const char* kLog[] = {"warn", "quiet"};
 
+std::string topology_text(std::uint64_t value) {
+  static constexpr const char* kTopology[] = {"auto", "one", "a directory"};
+  constexpr int kNodesShift = 32;  // of a made-up one: nodes above, caches of each below
+  if (value >> kNodesShift == 0) return word(value, kTopology);
+  return fmt::format("{}x{}", value >> kNodesShift, value & UINT32_MAX);
+}
+
 std::vector<Setting> settings() {
   std::vector<Setting> all = {
       {"RDMALLOC_PURGE", word(ask("settings.purge"), kPurge), false},
@@ -59,6 +66,7 @@ std::vector<Setting> settings() {
       {"RDMALLOC_HUGE", word(ask("settings.huge"), kHuge), false},
       {"RDMALLOC_ARENA", size_text(ask("stats.arena_bytes")), false},
       {"RDMALLOC_NOTIFY", word(ask("settings.notify"), kNotify), false},
+      {"RDMALLOC_TOPOLOGY", topology_text(ask("settings.topology")), false},
       {"RDMALLOC_REG_MAX_BYTES", limit_text(ask("settings.reg_max_bytes"), 0), false},
       {"RDMALLOC_REG_MAX_COUNT", limit_text(ask("settings.reg_max_count"), 0), false},
       {"RDMALLOC_STATS", word(ask("settings.stats_at_exit"), kStats), false},

@@ -1,0 +1,60 @@
+#include "alloc/cache/shards.h"
+
+#include "alloc/cache/depot.h"
+#include "alloc/core/lock.h"
+#include "alloc/slabs/slab.h"
+
+namespace rdmalloc {
+namespace {
+
+constinit Lock making;  // a shard; under it nothing but the mapping of metadata
+// The shard of each place, and 1; 0: none yet. Written under the lock. Relaxed: what is to be seen
+// of a shard is published by shard_count.
+constinit std::atomic<std::uint8_t> shard_of_place[kShardLimit] = {};
+static_assert(kShardLimit < 255);
+
+void set_shard(unsigned place, unsigned shard) {
+  auto node = static_cast<std::uint8_t>(os::node_of_place(place));
+  shards[shard].node.store(node, std::memory_order_relaxed);
+  shard_of_place[place].store(static_cast<std::uint8_t>(shard + 1), std::memory_order_relaxed);
+}
+
+unsigned make_shard(unsigned place) {
+  unsigned made = 0;
+  {
+    LockGuard guard(making);
+    // The first one is that of the first thread, who knew no place yet.
+    unsigned first = os::first_place();
+    if (shard_of_place[first].load(std::memory_order_relaxed) == 0) set_shard(first, 0);
+    if (unsigned known = shard_of_place[place].load(std::memory_order_relaxed)) return known - 1;
+    unsigned count = shard_count();
+    if (slab_make_shard(count) && depot_make_shard(count)) {
+      made = count;
+      set_shard(place, made);
+      // Release: pairs with the acquire in shard_count().
+      detail::shard_count.store(count + 1, std::memory_order_release);
+    } else {
+      shard_of_place[place].store(1, std::memory_order_relaxed);
+    }
+  }
+  // The others' shares of the depot are smaller from now on.
+  if (made != 0) depot_fit();
+  return made;
+}
+
+}  // namespace
+
+unsigned shard_here() {
+  if (os::place_count() == 1) return 0;
+  unsigned place = os::this_place();
+  unsigned known = shard_of_place[place].load(std::memory_order_relaxed);
+  return known != 0 ? known - 1 : make_shard(place);
+}
+
+void shards_after_fork(std::uint32_t forking_thread) {
+  // A shard is whole once it is counted, and making one may be repeated after half of it.
+  if (making.owner() != forking_thread) making.reset();
+  for (Shard& shard : shards) shard.threads.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,44 @@
+// Shards: what the depot and the slabs are divided into on a machine of many cores. A shard is for
+// the threads of one place, the processors that share a last-level cache (os/topology.h), and comes
+// to be when a thread is first seen there; so a process on few processors has few. It has a depot
+// and, for each class, lists of slabs and a lock of its own. What an empty one lacks it takes from
+// the others, before new memory is made.
+//
+// A slab belongs to a shard, whoever uses its blocks: threads come and go. On the common machine of
+// one last-level cache there is one shard, and nothing here is looked at.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "alloc/os/topology.h"
+
+namespace rdmalloc {
+
+inline constexpr unsigned kShardLimit = os::kMostPlaces;
+// How many others a shard asks at one trip to the slow path before it makes new memory.
+inline constexpr unsigned kShardsAsked = 8;
+
+struct alignas(64) Shard {
+  // Relaxed throughout: hints and counters.
+  std::atomic<std::uint32_t> threads;    // caches whose threads are there
+  std::atomic<std::uint64_t> steals;     // magazines and refills that it took from others
+  std::atomic<std::uint64_t> sent_home;  // blocks of other nodes that went back to their slabs
+  std::atomic<std::uint8_t> node;
+};
+extern constinit Shard shards[kShardLimit];
+
+namespace detail {
+extern constinit std::atomic<std::uint32_t> shard_count;
+}
+// Shards there are. Acquire: pairs with the release in cache/shards.cc: their tables are there.
+inline unsigned shard_count() {
+  return detail::shard_count.load(std::memory_order_acquire);
+}
+
+// The n-th shard, from 1, that `shard` asks; `from` goes on where it stopped the last time.
+inline unsigned other_shard(unsigned shard, unsigned from, unsigned n, unsigned count) {
+  return (shard + 1 + (from + n - 1) % (count - 1)) % count;
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,62 @@
+// The insides of the slabs, for the two files that they are made of: slab.cc and slab_rebuild.cc
+// (walks over everything: fork, counters).
+#pragma once
+
+#include "alloc/core/lock.h"
+#include "alloc/core/shard.h"
+#include "alloc/slabs/slab.h"
+
+namespace rdmalloc::slab_state {
+
+// Slabs with free blocks, by how many: bucket 0 is the fullest quarter. Giving back takes no lock,
+// so a slab may stand in a bucket that is too full for it; it is moved when it is met.
+inline constexpr unsigned kBuckets = 4;
+
+struct alignas(128) SlabClass {
+  Lock lock;
+  SliceIndex head[kBuckets] = {};
+  std::uint32_t slabs = 0;
+  // Written under the lock; read without it by other shards, for which it is a hint. Relaxed.
+  std::atomic<std::uint32_t> listed{0};
+  std::atomic<std::uint8_t> asked{0};  // which other shard is asked next; likewise
+};
+
+SlabClass& slabs_of(unsigned shard, unsigned size_class);
+
+inline unsigned bucket_of(std::int32_t free_blocks, std::uint32_t slab_blocks) {
+  if (free_blocks <= 0) return 0;
+  auto bucket =
+      static_cast<unsigned>(static_cast<std::uint32_t>(free_blocks) * kBuckets / (slab_blocks + 1));
+  return bucket < kBuckets ? bucket : kBuckets - 1;
+}
+
+inline std::uint32_t words_of(const ClassInfo& info) {
+  return (info.slab_blocks + 63) / 64;
+}
+
+inline std::uint32_t listed_in(const SlabClass& slabs) {
+  return slabs.listed.load(std::memory_order_relaxed);
+}
+
+// Whether `word` is a slab of this class. If so, it stays one of its shard while the lock of both
+// is held, under which it was found.
+inline bool is_slab_of(SpanWord word, unsigned size_class) {
+  return word.kind == SpanKind::kSlab && word.size_class == size_class;
+}
+
+// Enters a slab into the lists, and takes it out. Under the class's lock.
+void list(SlabClass& slabs, SliceIndex slice, unsigned bucket);
+void unlist(SlabClass& slabs, SliceIndex slice);
+
+// The blocks that a purge of pages has out of reach, for the child of a fork, where the purge ends.
+// Written under the class's lock, together with the bitmap and before it: what stands here while
+// the lock is held says no more than that these bits may be set; while it is free, that they are
+// clear and nobody else has the blocks.
+struct InPurge {
+  std::uint32_t size_class;  // 0: none
+  SliceIndex slice;
+  std::uint64_t blocks[kBitmapWords];
+};
+extern constinit InPurge in_purge;
+
+}  // namespace rdmalloc::slab_state

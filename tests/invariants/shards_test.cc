@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Shards of the depot and the slabs, on a made-up machine of two nodes with 16 last-level caches
+// each. Threads say which of them they run at ("thread.place").
+//
+// Seen to fail: what_a_shard_lacks with no stealing from depots; a_dead_shards_memory and
+// what_a_live_shard with none from slabs; the_depot_is_bounded with a whole share for each shard;
+// I11 with the lists of shard 0 alone made anew in a child.
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::counter;
+using rdmalloc_test::Random;
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
+constexpr unsigned kPlaces = 32, kPlacesOfNode = 16;
+
+void go_to(uint64_t place) {
+  rdmalloc_test::set("thread.place", place);
+}
+
+// Runs it on a thread of its own at that place, to its end.
+void run_at(uint64_t place, const std::function<void()>& what) {
+  std::thread([&] {
+    go_to(place);
+    what();
+  }).join();
+}
+
+// A thread that stays at its place and does nothing, so that its shard is not a dead one.
+class Resident {
+ public:
+  explicit Resident(uint64_t place) {
+    thread_ = std::thread([this, place] {
+      go_to(place);
+      rdmalloc_free(rdmalloc_malloc(64));
+      is_there_ = true;
+      while (!is_ending_) usleep(1000);
+    });
+    while (!is_there_) usleep(1000);
+  }
+  ~Resident() {
+    is_ending_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> is_there_{false}, is_ending_{false};
+  std::thread thread_;
+};
+
+std::vector<void*> allocate(size_t count, size_t bytes) {
+  std::vector<void*> blocks(count);
+  for (void*& block : blocks) {
+    block = rdmalloc_malloc(bytes);
+    memset(block, 1, bytes);
+  }
+  return blocks;
+}
+void release(const std::vector<void*>& blocks) {
+  for (void* block : blocks) rdmalloc_free(block);
+}
+
+// Leaves full magazines in this place's part of the depot.
+void fill_depot(size_t bytes) {
+  release(allocate(4000, bytes));
+  ASSERT_GT(counter("stats.depot_bytes"), 0u);
+}
+
+TEST(Shards, a_shard_comes_to_be_when_a_thread_is_first_seen_at_its_place) {
+  rdmalloc_free(rdmalloc_malloc(64));
+  EXPECT_EQ(counter("stats.shards"), 1u);
+  EXPECT_EQ(counter("thread.shard"), 0u);
+  go_to(9);
+  EXPECT_EQ(counter("stats.shards"), 2u);
+  EXPECT_EQ(counter("thread.shard"), 1u);
+  go_to(0);
+  EXPECT_EQ(counter("thread.shard"), 0u);
+  go_to(9);
+  EXPECT_EQ(counter("stats.shards"), 2u);
+  uint64_t place = kPlaces;
+  EXPECT_EQ(rdmalloc_ctl("thread.place", nullptr, nullptr, &place, sizeof place), -EPERM);
+}
+
+TEST(Shards, threads_are_dealt_to_the_places_in_turn) {
+  rdmalloc_free(rdmalloc_malloc(64));
+  for (uint64_t i = 1; i < kPlaces; i++)
+    std::thread([i] {
+      rdmalloc_free(rdmalloc_malloc(64));
+      EXPECT_EQ(counter("thread.place"), i);
+    }).join();
+  EXPECT_EQ(counter("stats.shards"), kPlaces);
+}
+
+TEST(Shards, a_thread_takes_from_its_own_depot) {
+  Resident first(0), second(1);
+  go_to(0);
+  std::vector<void*> ours = allocate(4000, 64), theirs;
+  run_at(1, [&] { theirs = allocate(4000, 64); });
+  run_at(1, [&] { release(theirs); });
+  release(ours);
+  uint64_t steals = counter("stats.shard_steals"), depot = counter("stats.depot_bytes");
+  std::vector<void*> blocks = allocate(1000, 64);
+  EXPECT_EQ(counter("stats.shard_steals"), steals);
+  EXPECT_LE(counter("stats.depot_bytes"), depot - 500 * 64);
+  release(blocks);
+}
+
+TEST(Shards, what_a_shard_lacks_is_stolen_from_the_depot_of_another_of_its_node) {
+  Resident first(0), third(2);
+  go_to(0);
+  fill_depot(64);
+  uint64_t depot = counter("stats.depot_bytes"), used = counter("stats.used_bytes");
+  run_at(2, [&] {
+    std::vector<void*> blocks = allocate(2000, 64);
+    EXPECT_GT(counter("stats.shard_steals"), 0u);
+    EXPECT_LE(counter("stats.depot_bytes"), depot - 1000 * 64);
+    EXPECT_LE(counter("stats.used_bytes"), used + 64 * kKiB);
+    release(blocks);
+  });
+}
+
+TEST(Shards, the_depot_of_another_node_is_left_alone) {
+  Resident near(0), far(kPlacesOfNode);
+  go_to(0);
+  fill_depot(64);
+  uint64_t depot = counter("stats.depot_bytes"), steals = counter("stats.shard_steals");
+  run_at(kPlacesOfNode, [&] {
+    std::vector<void*> blocks = allocate(2000, 64);
+    EXPECT_EQ(counter("stats.depot_bytes"), depot);
+    EXPECT_EQ(counter("stats.shard_steals"), steals);
+    release(blocks);
+  });
+}
+
+TEST(Shards, the_depot_is_bounded_over_all_shards_as_it_is_over_one) {
+  constexpr size_t kBytes = 64, kBound = 1 * kMiB;
+  go_to(0);
+  release(allocate(100000, kBytes));  // one shard's share is all of it so far
+  EXPECT_GT(counter("stats.depot_bytes"), kBound / 2);
+  EXPECT_LE(counter("stats.depot_bytes"), kBound);
+  std::vector<std::vector<void*>> of_place(kPlaces);
+  for (unsigned place = 0; place < kPlaces; place++) {
+    run_at(place, [&] { of_place[place] = allocate(20000, kBytes); });
+    EXPECT_LE(counter("stats.depot_bytes"), kBound) << place;
+  }
+  for (unsigned place = 0; place < kPlaces; place++) {
+    run_at(place, [&] { release(of_place[place]); });
+    EXPECT_LE(counter("stats.depot_bytes"), kBound) << place;
+  }
+  EXPECT_GT(counter("stats.depot_bytes"), kBound / 2);
+}
+
+TEST(Shards, producer_and_consumer_in_different_shards_stay_within_bounds) {
+  for (unsigned consumer : {1u, kPlacesOfNode}) {
+    constexpr size_t kBatch = 500, kBatches = 2000;
+    std::atomic<std::vector<void*>*> handed{nullptr};
+    std::thread frees([&, consumer] {
+      go_to(consumer);
+      for (size_t i = 0; i < kBatches; i++) {
+        std::vector<void*>* batch = nullptr;
+        while ((batch = handed.exchange(nullptr)) == nullptr) sched_yield();
+        release(*batch);
+        delete batch;
+      }
+    });
+    run_at(0, [&] {
+      for (size_t i = 0; i < kBatches; i++) {
+        auto* batch = new std::vector<void*>(allocate(kBatch, 64));
+        std::vector<void*>* nobody = nullptr;
+        while (!handed.compare_exchange_weak(nobody, batch)) {
+          nobody = nullptr;
+          sched_yield();
+        }
+      }
+    });
+    frees.join();
+    // A million blocks, 64 MB, passed; as many as three batches are alive at once.
+    EXPECT_LE(counter("stats.used_bytes"), 8 * kMiB) << consumer;
+  }
+}
+
+TEST(Shards, a_dead_shards_memory_is_used_by_the_others_before_new_memory) {
+  constexpr size_t kBytes = 256, kBlocks = 100000;
+  Resident here(0), there(kPlacesOfNode);
+  for (uint64_t place : {uint64_t{1}, uint64_t{kPlacesOfNode + 1}}) {
+    std::vector<void*> kept;
+    run_at(place, [&] {
+      std::vector<void*> blocks = allocate(kBlocks, kBytes);
+      for (size_t i = 0; i < kBlocks; i++) {
+        if (i % 100 == 0) {
+          kept.push_back(blocks[i]);
+        } else {
+          rdmalloc_free(blocks[i]);
+        }
+      }
+    });
+    uint64_t used = counter("stats.used_bytes");
+    // Nobody is left there. On the same node and on the other one:
+    for (uint64_t heir : {uint64_t{0}, uint64_t{kPlacesOfNode}}) {
+      run_at(heir, [&] {
+        std::vector<void*> blocks = allocate(kBlocks / 2, kBytes);
+        EXPECT_LE(counter("stats.used_bytes"), used + 1 * kMiB) << place << ' ' << heir;
+        release(blocks);
+      });
+    }
+    release(kept);
+  }
+}
+
+TEST(Shards, what_a_live_shard_can_spare_is_used_before_new_memory) {
+  constexpr size_t kBytes = 256, kBlocks = 100000;
+  Resident first(0), second(1);
+  std::vector<void*> kept;
+  run_at(0, [&] {
+    std::vector<void*> blocks = allocate(kBlocks, kBytes);
+    for (size_t i = 0; i < kBlocks; i++)
+      i % 100 == 0 ? kept.push_back(blocks[i]) : rdmalloc_free(blocks[i]);
+  });
+  uint64_t used = counter("stats.used_bytes");
+  run_at(1, [&] {
+    std::vector<void*> blocks = allocate(kBlocks / 2, kBytes);
+    EXPECT_LE(counter("stats.used_bytes"), used + 1 * kMiB);
+    release(blocks);
+  });
+  release(kept);
+}
+
+TEST(Shards, I7_a_thousand_threads_on_32_shards_stay_within_the_bounds_of_one) {
+  constexpr unsigned kThreads = 1000;
+  std::atomic<unsigned> ready{0};
+  std::atomic<bool> end{false};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < kThreads; i++) {
+    threads.emplace_back([&, i] {
+      Random random(i + 1);
+      std::vector<void*> blocks(200);
+      for (void*& block : blocks) block = rdmalloc_malloc(random.size_between(16, 4 * kKiB));
+      release(blocks);
+      ready++;
+      while (!end) usleep(2000);
+    });
+  }
+  while (ready < kThreads) usleep(1000);
+  EXPECT_EQ(counter("stats.shards"), kPlaces);
+  EXPECT_EQ(counter("stats.threads"), kThreads);
+  EXPECT_LE(counter("stats.cached_bytes"), 50u * 1000 * 1000);
+  // 104 classes of 1 MiB, or eight magazines of the largest.
+  EXPECT_LE(counter("stats.depot_bytes"), 110 * kMiB);
+  end = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(counter("stats.depot_bytes"), 0u);
+  EXPECT_LE(counter("stats.live_bytes"), 1 * kMiB);
+}
+
+TEST(Shards, I11_the_child_of_a_fork_has_the_memory_of_all_shards) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "SKIP: the sanitizer's runtime does not survive a fork beside running threads";
+#endif
+  std::atomic<bool> end{false};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 4; i++) {
+    threads.emplace_back([&, i] {
+      Random random(i + 1);
+      std::vector<void*> blocks(500);
+      while (!end) {
+        go_to(random.below(4) * 8);
+        for (void*& block : blocks) {
+          if (block != nullptr && random.below(2) == 0) {
+            rdmalloc_free(block);
+            block = nullptr;
+          } else if (block == nullptr) {
+            block = rdmalloc_malloc(random.size_between(16, 32 * kKiB));
+          }
+        }
+      }
+      release(blocks);
+    });
+  }
+  for (int child = 0; child < 40; child++) {
+    usleep(2000);
+    pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      uint64_t used = 0;
+      size_t size = sizeof used;
+      for (uint64_t place = 0; place < kPlaces; place += 8) {
+        if (rdmalloc_ctl("thread.place", nullptr, nullptr, &place, sizeof place) != 0) _exit(2);
+        for (size_t bytes = 16; bytes <= 32 * kKiB; bytes *= 2) {
+          void* blocks[200];
+          for (void*& block : blocks) {
+            block = rdmalloc_malloc(bytes);
+            if (block == nullptr) _exit(3);
+            memset(block, 0x5A, bytes);
+          }
+          for (void* block : blocks) rdmalloc_free(block);
+        }
+      }
+      if (rdmalloc_purge(0) < 0) _exit(4);
+      if (rdmalloc_ctl("stats.used_bytes", &used, &size, nullptr, 0) != 0) _exit(5);
+      _exit(0);
+    }
+    int status = -1;
+    ASSERT_TRUE(rdmalloc_test::wait_with_limit(pid, 30000, &status)) << "the child hangs";
+    EXPECT_EQ(status, 0) << child;
+  }
+  end = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_TOPOLOGY=2x16", "RDMALLOC_PURGE=manual"});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
