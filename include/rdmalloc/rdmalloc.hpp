@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// rdmalloc for C++20: what the C headers offer, with ownership. Nothing here throws; functions that
-// can fail return a result, which holds a value or a std::error_code (std::generic_category, the
-// errno of the C function). See rdmalloc.h and regcache.h for what each call promises, which
+// rdmalloc for C++20: what the C headers offer, with ownership. Functions that can fail return a
+// result, which holds a value or a std::error_code (std::generic_category, the errno of the C
+// function). Nothing here throws, but for heap_resource and allocator, from which the standard
+// wants std::bad_alloc. See rdmalloc.h and regcache.h for what each call promises, which
 // threads may call it, and what may not be called inside a fabric's callback.
 #ifndef RDMALLOC_RDMALLOC_HPP
 #define RDMALLOC_RDMALLOC_HPP
@@ -10,14 +11,18 @@
 #include <rdmalloc/rdmalloc.h>
 #include <rdmalloc/regcache.h>
 
+#include <cerrno>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <memory>
+#include <memory_resource>
 #include <new>
 #include <optional>
 #include <span>
 #include <system_error>
+#include <type_traits>
 #include <utility>
 
 namespace rdmalloc {
@@ -46,6 +51,136 @@ class [[nodiscard]] result {
 [[nodiscard]] inline std::error_code error_of(int negative_errno) {
   return {-negative_errno, std::generic_category()};
 }
+
+// A heap of the user: destroyed at its end, and with it every block that is still in it. The blocks
+// are like those of malloc: any thread frees them, by free() or by release().
+class heap {
+ public:
+  heap() = default;
+  explicit heap(rdmalloc_heap* handle) : handle_(handle) {}
+  heap(heap&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  heap& operator=(heap&& other) noexcept {
+    if (this != &other) {
+      (void)destroy();
+      handle_ = std::exchange(other.handle_, nullptr);
+    }
+    return *this;
+  }
+  ~heap() { (void)destroy(); }
+
+  static result<heap> create(rdmalloc_heap_attr attr = {}) {
+    attr.size = sizeof attr;
+    rdmalloc_heap* handle = nullptr;
+    if (int error = rdmalloc_heap_create(&attr, &handle)) return error_of(error);
+    return heap(handle);
+  }
+  // EINVAL: somebody destroyed it by its handle. Nothing to do for an empty one.
+  std::error_code destroy() {
+    if (handle_ == nullptr) return {};
+    return error_of(rdmalloc_heap_destroy(std::exchange(handle_, nullptr)));
+  }
+
+  explicit operator bool() const { return handle_ != nullptr; }
+  rdmalloc_heap* get() const { return handle_; }
+
+  // At least `bytes`, at a multiple of `alignment` (a power of two).
+  result<void*> allocate(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+    void* block = rdmalloc_heap_aligned(handle_, alignment, bytes);
+    if (block == nullptr) return error_of(-errno);
+    return block;
+  }
+  // EINVAL, and nothing is freed, when the block is of another heap or of none.
+  std::error_code release(void* block) { return error_of(rdmalloc_heap_free(handle_, block)); }
+
+  // Calls `visit` with each block in use, as a span of bytes, until it returns false. It may
+  // allocate, free, and destroy the heap, but not throw. The result: whether none was left out.
+  template <class Visit>
+  result<bool> walk(Visit&& visit) const {
+    using Function = std::remove_reference_t<Visit>;
+    int stopped = rdmalloc_heap_walk(
+        handle_,
+        [](void* block, std::size_t bytes, void* function) noexcept {
+          std::span<std::byte> range(static_cast<std::byte*>(block), bytes);
+          return (*static_cast<Function*>(function))(range) ? 0 : 1;
+        },
+        const_cast<void*>(static_cast<const volatile void*>(std::addressof(visit))));
+    if (stopped < 0) return error_of(stopped);
+    return stopped == 0;
+  }
+  result<rdmalloc_heap_counters> counters() const {
+    rdmalloc_heap_counters now = {};
+    now.size = sizeof now;
+    if (int error = rdmalloc_heap_stats(handle_, &now)) return error_of(error);
+    return now;
+  }
+
+ private:
+  rdmalloc_heap* handle_ = nullptr;
+};
+
+namespace detail {
+[[noreturn]] inline void throw_bad_alloc() {
+#if defined(__cpp_exceptions)
+  throw std::bad_alloc();
+#else
+  std::abort();
+#endif
+}
+// What the containers' allocators are made of.
+inline void* allocate_or_throw(rdmalloc_heap* heap, std::size_t bytes, std::size_t alignment) {
+  void* block = rdmalloc_heap_aligned(heap, alignment, bytes);
+  if (block == nullptr) throw_bad_alloc();
+  return block;
+}
+}  // namespace detail
+
+// A heap for the containers of std::pmr. Does not own it: the heap must outlive the containers.
+// Two resources of one heap are equal.
+class heap_resource : public std::pmr::memory_resource {
+ public:
+  explicit heap_resource(const heap& of) : heap_(of.get()) {}
+
+ private:
+  void* do_allocate(std::size_t bytes, std::size_t alignment) override {
+    return detail::allocate_or_throw(heap_, bytes, alignment);
+  }
+  void do_deallocate(void* block, std::size_t, std::size_t) override { rdmalloc_free(block); }
+  bool do_is_equal(const std::pmr::memory_resource& other) const noexcept override {
+#if defined(__cpp_rtti)
+    const auto* same = dynamic_cast<const heap_resource*>(&other);
+    return same != nullptr && same->heap_ == heap_;
+#else
+    return this == &other;
+#endif
+  }
+  rdmalloc_heap* heap_;
+};
+
+// The same as an allocator of the other containers: std::vector<T, rdmalloc::allocator<T>>.
+template <class T>
+class allocator {
+ public:
+  using value_type = T;
+
+  explicit allocator(const heap& of) noexcept : heap_(of.get()) {}
+  template <class Other>
+  allocator(const allocator<Other>& other) noexcept : heap_(other.get()) {}
+
+  T* allocate(std::size_t count) {
+    if (count > PTRDIFF_MAX / sizeof(T)) detail::throw_bad_alloc();
+    return static_cast<T*>(detail::allocate_or_throw(heap_, count * sizeof(T), alignof(T)));
+  }
+  void deallocate(T* block, std::size_t) noexcept { rdmalloc_free(block); }
+  rdmalloc_heap* get() const noexcept { return heap_; }
+
+  template <class Other>
+  friend bool operator==(const allocator& one, const allocator<Other>& other) noexcept {
+    return one.get() == other.get();
+  }
+
+ private:
+  rdmalloc_heap* heap_;
+};
 
 using key = rdmalloc_key;
 

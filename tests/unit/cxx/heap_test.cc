@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// rdmalloc::heap and what makes containers live in one. Seen to fail: with a move that leaves the
+// handle in its source, with a destructor that does nothing, with allocate() by malloc, and with
+// resources of different heaps that are equal.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <list>
+#include <map>
+#include <memory_resource>
+#include <new>
+#include <rdmalloc/rdmalloc.hpp>
+#include <string>
+#include <vector>
+
+namespace {
+
+constexpr std::size_t kMiB = std::size_t{1} << 20;
+
+rdmalloc::heap make_heap(std::size_t budget_bytes = 0) {
+  rdmalloc_heap_attr attr = {};
+  attr.budget_bytes = budget_bytes;
+  auto made = rdmalloc::heap::create(attr);
+  EXPECT_TRUE(made) << made.error().message();
+  return std::move(*made);
+}
+
+rdmalloc_heap* heap_of(const void* block) {
+  rdmalloc_range range = {};
+  range.size = sizeof range;
+  return rdmalloc_range_of(block, &range) == 0 ? range.heap : nullptr;
+}
+
+TEST(HppHeap, ends_once_whatever_was_moved) {
+  rdmalloc_heap* handle = nullptr;
+  {
+    rdmalloc::heap first = make_heap();
+    handle = first.get();
+    ASSERT_TRUE(first.allocate(100));
+    rdmalloc::heap second = std::move(first);
+    EXPECT_FALSE(first);
+    EXPECT_EQ(second.get(), handle);
+    rdmalloc::heap third = make_heap();
+    rdmalloc_heap* replaced = third.get();
+    third = std::move(second);
+    EXPECT_EQ(rdmalloc_heap_destroy(replaced), -EINVAL) << "the heap that was replaced lives on";
+    EXPECT_EQ(third.counters()->live_blocks, 1u);
+    EXPECT_FALSE(second.destroy()) << "nothing to destroy";
+  }
+  EXPECT_EQ(rdmalloc_heap_destroy(handle), -EINVAL) << "the heap lives on";
+}
+
+TEST(HppHeap, errors_are_error_codes) {
+  rdmalloc_heap_attr attr = {};
+  attr.budget_bytes = 1;
+  EXPECT_EQ(rdmalloc::heap::create(attr).error(), std::errc::invalid_argument);
+  rdmalloc::heap heap = make_heap(kMiB);
+  EXPECT_EQ(heap.allocate(2 * kMiB).error(), std::errc::not_enough_memory);
+  EXPECT_EQ(heap.allocate(64, 48).error(), std::errc::invalid_argument);
+  void* foreign = rdmalloc_malloc(100);
+  EXPECT_EQ(heap.release(foreign), std::errc::invalid_argument);
+  rdmalloc_free(foreign);
+  ASSERT_EQ(rdmalloc_heap_destroy(heap.get()), 0);
+  EXPECT_EQ(heap.counters().error(), std::errc::invalid_argument);
+  EXPECT_EQ(heap.walk([](auto) { return true; }).error(), std::errc::invalid_argument);
+  EXPECT_EQ(heap.destroy(), std::errc::invalid_argument);
+  EXPECT_FALSE(heap.destroy());
+  EXPECT_EQ(rdmalloc::heap().allocate(1).error(), std::errc::invalid_argument);
+}
+
+TEST(HppHeap, allocates_aligned_releases_and_walks) {
+  rdmalloc::heap heap = make_heap();
+  for (std::size_t alignment : {std::size_t{1}, std::size_t{64}, std::size_t{4096}, kMiB}) {
+    auto block = heap.allocate(300, alignment);
+    ASSERT_TRUE(block);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(*block) % alignment, 0u);
+    EXPECT_EQ(heap_of(*block), heap.get());
+  }
+  std::vector<std::span<std::byte>> blocks;
+  auto all = heap.walk([&](std::span<std::byte> block) {
+    blocks.push_back(block);
+    return true;
+  });
+  EXPECT_TRUE(*all);
+  ASSERT_EQ(blocks.size(), 4u);
+  int met = 0;
+  EXPECT_FALSE(*heap.walk([&](auto) { return ++met < 2; }));
+  EXPECT_EQ(met, 2);
+  for (std::span<std::byte> block : blocks) {
+    EXPECT_GE(block.size(), 300u);
+    EXPECT_FALSE(heap.release(block.data()));
+  }
+  EXPECT_EQ(heap.counters()->live_blocks, 0u);
+}
+
+TEST(HppHeap, pmr_containers_live_in_it) {
+  rdmalloc::heap heap = make_heap(), other = make_heap();
+  rdmalloc::heap_resource resource(heap), same(heap), elsewhere(other);
+  EXPECT_EQ(resource, same);
+  EXPECT_NE(resource, elsewhere);
+  EXPECT_NE(resource, *std::pmr::new_delete_resource());
+  {
+    std::pmr::map<int, std::pmr::string> words(&resource);
+    for (int i = 0; i < 1000; i++) words[i] = std::string(100, static_cast<char>('a' + i % 26));
+    for (const auto& [number, word] : words) {
+      ASSERT_EQ(heap_of(&word), heap.get());
+      ASSERT_EQ(heap_of(word.data()), heap.get());
+      ASSERT_EQ(word[50], 'a' + number % 26);
+    }
+    EXPECT_EQ(heap.counters()->live_blocks, 2000u);
+    // A move to another heap copies: what one heap's end takes away was never in the other.
+    std::pmr::map<int, std::pmr::string> moved(std::move(words), &elsewhere);
+    EXPECT_EQ(other.counters()->live_blocks, 2000u);
+    EXPECT_EQ(heap_of(moved.at(7).data()), other.get());
+  }
+  EXPECT_EQ(heap.counters()->live_blocks, 0u);
+  EXPECT_EQ(other.counters()->live_blocks, 0u);
+}
+
+TEST(HppHeap, its_allocator_serves_other_containers) {
+  struct alignas(256) Wide {
+    char bytes[256];
+  };
+  rdmalloc::heap heap = make_heap(), other = make_heap();
+  rdmalloc::allocator<int> ints(heap);
+  EXPECT_EQ(ints, rdmalloc::allocator<Wide>(heap));
+  EXPECT_NE(ints, rdmalloc::allocator<int>(other));
+  {
+    std::vector<int, rdmalloc::allocator<int>> numbers(ints);
+    for (int i = 0; i < 100000; i++) numbers.push_back(i);
+    EXPECT_EQ(heap_of(numbers.data()), heap.get());
+    EXPECT_EQ(numbers[99999], 99999);
+    std::list<Wide, rdmalloc::allocator<Wide>> wides(10, Wide{}, ints);
+    for (const Wide& wide : wides) {
+      EXPECT_EQ(heap_of(&wide), heap.get());
+      EXPECT_EQ(reinterpret_cast<std::uintptr_t>(&wide) % 256, 0u);
+    }
+    EXPECT_EQ(heap.counters()->live_blocks, 11u);
+  }
+  EXPECT_EQ(heap.counters()->live_blocks, 0u);
+}
+
+TEST(HppHeap, containers_beyond_the_budget_get_bad_alloc) {
+  rdmalloc::heap heap = make_heap(kMiB);
+  rdmalloc::heap_resource resource(heap);
+  std::pmr::vector<char> bytes(&resource);
+  EXPECT_THROW(bytes.resize(2 * kMiB), std::bad_alloc);
+  bytes.resize(kMiB / 2);
+  rdmalloc::allocator<int> ints(heap);
+  EXPECT_THROW((void)ints.allocate(SIZE_MAX / 2), std::bad_alloc);
+  EXPECT_EQ(heap.counters()->live_blocks, 1u);
+}
+
+}  // namespace
