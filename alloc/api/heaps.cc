@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <rdmalloc/rdmalloc.h>
 
+#include <cstddef>
 #include <cstring>
 
 #include "alloc/api/allocate.h"
@@ -92,17 +93,19 @@ int rdmalloc_heap_walk(struct rdmalloc_heap* heap, rdmalloc_heap_walk_fn fn, voi
 }
 
 int rdmalloc_heap_stats(struct rdmalloc_heap* heap, struct rdmalloc_heap_counters* stats) {
-  if (stats == nullptr || stats->size != sizeof *stats) return -EINVAL;
+  // What the first version had.
+  constexpr std::size_t kSmallestSize = offsetof(rdmalloc_heap_counters, large_bytes);
+  if (stats == nullptr || stats->size < kSmallestSize || stats->size > sizeof *stats)
+    return -EINVAL;
   fork_check();
   const Heap* found = heap_of_handle(handle_of(heap));
   if (found == nullptr) return -EINVAL;
   HeapState state = heap_state(*found);
-  stats->budget_bytes = state.budget_bytes;
-  stats->span_bytes = state.span_bytes;
-  stats->most_span_bytes = state.most_span_bytes;
-  stats->live_bytes = state.live_bytes;
-  stats->live_blocks = state.live_blocks;
-  stats->refusals = state.refusals;
+  rdmalloc_heap_counters all = {stats->size,           state.budget_bytes, state.span_bytes,
+                                state.most_span_bytes, state.live_bytes,   state.live_blocks,
+                                state.refusals,        state.large_bytes,  state.large_blocks,
+                                state.cached_bytes};
+  std::memcpy(stats, &all, stats->size);
   return 0;
 }
 

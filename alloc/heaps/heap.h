@@ -72,12 +72,18 @@ struct alignas(64) HeapShard {
   std::uint32_t calls;         // for the purge thread, which empties a shard that nobody came to
   std::uint32_t calls_at_age;  // what it was when the purge thread looked
   std::uint32_t drop_cursor;   // class that is emptied next when the shard holds too much
-  std::uint64_t held_bytes;    // of the blocks in the magazines
+  // Of the blocks in the magazines. Written under the lock, read for statistics.
+  std::atomic<std::uint64_t> held_bytes;
   // Blocks handed out here less those given back here; a sum over the shards is what is live.
   // Written under the lock, read for statistics.
   std::atomic<std::int64_t> live_bytes;
   std::atomic<std::int64_t> live_blocks;
   Magazine* magazines[kClasses];
+
+  std::uint64_t held() const { return held_bytes.load(std::memory_order_relaxed); }
+  void count_held(std::int64_t change) {
+    held_bytes.store(held() + static_cast<std::uint64_t>(change), std::memory_order_relaxed);
+  }
 };
 
 // Lies in a pool: all zero at first, and again when it was destroyed.
@@ -174,6 +180,9 @@ struct HeapState {
   std::uint64_t live_bytes;
   std::uint64_t live_blocks;
   std::uint64_t refusals;
+  std::uint64_t large_bytes;
+  std::uint64_t large_blocks;
+  std::uint64_t cached_bytes;
 };
 HeapState heap_state(const Heap& heap);
 

@@ -89,7 +89,7 @@ bool spill(Heap& heap, HeapShard& shard, unsigned size_class, std::uint32_t coun
   std::memmove(magazine->slots, magazine->slots + count, left * sizeof blocks[0]);
   order_for_fork();
   magazine->count = left;
-  shard.held_bytes -= std::uint64_t{count} * block_bytes_of(size_class);
+  shard.count_held(-std::int64_t{count} * block_bytes_of(size_class));
   order_for_fork();
   return heap_slab_give_back(heap, size_class, blocks, count);
 }
@@ -97,7 +97,7 @@ bool spill(Heap& heap, HeapShard& shard, unsigned size_class, std::uint32_t coun
 // Makes room in the shard for `bytes` more, by emptying classes in turn.
 bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
   bool has_freed = false;
-  for (unsigned looked = 0; shard.held_bytes + bytes > kShardBytes && looked < kClasses; ++looked) {
+  for (unsigned looked = 0; shard.held() + bytes > kShardBytes && looked < kClasses; ++looked) {
     unsigned c = shard.drop_cursor + 1;
     shard.drop_cursor = c % (kClasses - 1);
     Magazine* magazine = shard.magazines[c];
@@ -112,7 +112,7 @@ bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
   const ClassInfo& info = class_info(size_class);
   Magazine* magazine = open_magazine(shard, size_class);
   std::uint64_t room =
-      shard.held_bytes < kShardBytes ? (kShardBytes - shard.held_bytes) / info.block_bytes : 0;
+      shard.held() < kShardBytes ? (kShardBytes - shard.held()) / info.block_bytes : 0;
   std::uint32_t wanted = magazine == nullptr ? 1 : info.magazine_max / 2u;
   if (wanted > room + 1) wanted = static_cast<std::uint32_t>(room) + 1;
   void* blocks[kMagazineSlots];
@@ -123,7 +123,7 @@ bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
     for (std::uint32_t i = 1; i < got; ++i) magazine->slots[i - 1] = blocks[got - i];
     order_for_fork();
     magazine->count = got - 1;
-    shard.held_bytes += std::uint64_t{got - 1} * info.block_bytes;
+    shard.count_held(std::int64_t{got - 1} * info.block_bytes);
   }
   return blocks[0];
 }
@@ -134,7 +134,7 @@ inline void* take_block(Heap& heap, HeapShard& shard, unsigned size_class) {
   if (magazine == nullptr || magazine->count == 0) [[unlikely]]
     return refill(heap, shard, size_class);
   magazine->count -= 1;
-  shard.held_bytes -= class_info(size_class).block_bytes;
+  shard.count_held(-std::int64_t{class_info(size_class).block_bytes});
   return magazine->slots[magazine->count];
 }
 
@@ -142,7 +142,7 @@ void put_into(Magazine& magazine, HeapShard& shard, void* block, const ClassInfo
   magazine.slots[magazine.count] = block;
   order_for_fork();
   magazine.count += 1;
-  shard.held_bytes += info.block_bytes;
+  shard.count_held(info.block_bytes);
 }
 
 // Puts a block, which is not live any more, where its magazine is missing or full, or the shard.
@@ -165,7 +165,7 @@ inline bool put_block(Heap& heap, HeapShard& shard, unsigned size_class, void* b
   const ClassInfo& info = class_info(size_class);
   Magazine* magazine = shard.magazines[size_class];
   if (magazine == nullptr || magazine->count == info.magazine_max ||
-      shard.held_bytes + info.block_bytes > kShardBytes) [[unlikely]]
+      shard.held() + info.block_bytes > kShardBytes) [[unlikely]]
     return put_with_room(heap, shard, size_class, block);
   put_into(*magazine, shard, block, info);
   return false;

@@ -50,7 +50,7 @@ void free_everything(Heap& heap) {
       slot = nullptr;
       if (magazine != nullptr) magazines.free(magazine);
     }
-    shard.held_bytes = 0;
+    shard.held_bytes.store(0, std::memory_order_relaxed);
     shard.live_bytes.store(0, std::memory_order_relaxed);
     shard.live_blocks.store(0, std::memory_order_relaxed);
   }
@@ -141,7 +141,7 @@ void repair(Heap& heap, std::uint32_t forking_thread) {
     for (HeapShard& shard : heap.shards) {
       for (Magazine* magazine : shard.magazines)
         if (magazine != nullptr) magazine->count = 0;
-      shard.held_bytes = 0;
+      shard.held_bytes.store(0, std::memory_order_relaxed);
     }
   }
   heap_rebuild_spans(heap, is_exact, forking_thread);
@@ -236,9 +236,11 @@ HeapState heap_state(const Heap& heap) {
   state.budget_bytes = bytes(heap.budget_slices);
   state.span_bytes = bytes(heap.span_slices);
   state.most_span_bytes = bytes(heap.most_span_slices);
-  state.live_bytes = small_live(heap, &HeapShard::live_bytes) + bytes(heap.large_slices);
-  state.live_blocks =
-      small_live(heap, &HeapShard::live_blocks) + heap.large_blocks.load(std::memory_order_relaxed);
+  state.large_bytes = bytes(heap.large_slices);
+  state.large_blocks = heap.large_blocks.load(std::memory_order_relaxed);
+  state.live_bytes = small_live(heap, &HeapShard::live_bytes) + state.large_bytes;
+  state.live_blocks = small_live(heap, &HeapShard::live_blocks) + state.large_blocks;
+  for (const HeapShard& shard : heap.shards) state.cached_bytes += shard.held();
   state.refusals = heap.refusals.load(std::memory_order_relaxed);
   return state;
 }

@@ -161,8 +161,13 @@ struct rdmalloc_heap_counters {
   uint64_t live_bytes;      /**< usable bytes of the blocks in use */
   uint64_t live_blocks;     /**< their number */
   uint64_t refusals;        /**< requests that found no budget or no memory */
+  uint64_t large_bytes;     /**< of live_bytes: blocks that are spans, more than 32 KiB */
+  uint64_t large_blocks;    /**< their number */
+  uint64_t cached_bytes;    /**< free blocks kept at hand for the next malloc. What span_bytes has
+                                 besides these and live_bytes is free in slabs */
 };
-/** Fills *stats (set stats->size). 0, or -EINVAL. Any thread. */
+/** Fills *stats (set stats->size; a program compiled with fewer fields gets those). 0, or -EINVAL.
+ *  Any thread. */
 RDMALLOC_API int rdmalloc_heap_stats(struct rdmalloc_heap* heap,
                                      struct rdmalloc_heap_counters* stats);
 

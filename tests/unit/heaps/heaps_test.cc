@@ -445,6 +445,44 @@ TEST(Heaps, free_memory_of_a_heap_that_nobody_uses_comes_back) {
   EXPECT_EQ(heap.counters().span_bytes, 0u);
 }
 
+TEST(Heaps, counters_tell_large_blocks_and_what_is_kept_at_hand) {
+  Heap heap;
+  std::vector<void*> small, large;
+  for (int i = 0; i < 100; i++) small.push_back(heap.malloc(1000));
+  for (int i = 0; i < 3; i++) large.push_back(heap.malloc(100 * kKiB));
+  rdmalloc_heap_counters counters = heap.counters();
+  EXPECT_EQ(counters.large_blocks, 3u);
+  EXPECT_EQ(counters.large_bytes, 3 * 128 * kKiB);
+  EXPECT_EQ(counters.live_bytes, 3 * 128 * kKiB + 100 * rdmalloc_malloc_usable_size(small[0]));
+  EXPECT_LE(counters.live_bytes + counters.cached_bytes, counters.span_bytes);
+  for (void* block : large) rdmalloc_free(block);
+  for (void* block : small) rdmalloc_free(block);
+  counters = heap.counters();
+  EXPECT_EQ(counters.large_blocks, 0u);
+  EXPECT_EQ(counters.large_bytes, 0u);
+  EXPECT_GT(counters.cached_bytes, 0u);
+  EXPECT_LE(counters.cached_bytes, counters.span_bytes);
+  rdmalloc_purge(0);
+  EXPECT_EQ(heap.counters().cached_bytes, 0u);
+}
+
+TEST(Heaps, counters_fill_what_the_caller_knows_of) {
+  Heap heap;
+  heap.malloc(kMiB);
+  rdmalloc_heap_counters counters;
+  memset(&counters, 0xEE, sizeof counters);
+  counters.size = offsetof(rdmalloc_heap_counters, large_bytes);
+  EXPECT_EQ(rdmalloc_heap_stats(heap.get(), &counters), 0);
+  EXPECT_EQ(counters.size, offsetof(rdmalloc_heap_counters, large_bytes));
+  EXPECT_EQ(counters.live_blocks, 1u);
+  EXPECT_EQ(counters.large_bytes, 0xEEEEEEEEEEEEEEEE) << "written behind the caller's struct";
+  for (size_t size :
+       {size_t{0}, offsetof(rdmalloc_heap_counters, large_bytes) - 1, sizeof counters + 1}) {
+    counters.size = size;
+    EXPECT_EQ(rdmalloc_heap_stats(heap.get(), &counters), -EINVAL) << size;
+  }
+}
+
 TEST(Heaps, every_way_of_freeing_takes_a_heaps_block) {
   Heap heap;
   for (size_t bytes : kSizes) {

@@ -261,7 +261,7 @@ TEST(HeapsThreads, what_a_shard_holds_is_bounded_and_counted) {
     for (unsigned c = 1; c < rdmalloc::kClasses; c++)
       if (shard.magazines[c] != nullptr)
         held += uint64_t{shard.magazines[c]->count} * rdmalloc::block_bytes_of(c);
-    EXPECT_EQ(held, shard.held_bytes);
+    EXPECT_EQ(held, shard.held());
     EXPECT_LE(held, rdmalloc::kShardBytes);
     most = std::max(most, held);
   }
