@@ -172,6 +172,7 @@ int arena_reserve() {
   arena.in_use = reinterpret_cast<std::atomic<std::uint64_t>*>(tables[kInUse].base);
 #endif
   arena.reserved = static_cast<SliceIndex>(reserved / kSliceBytes);
+  arena.huge_from = arena_may_be_huge() ? kHugeZoneSlices : UINT32_MAX;
   // The class map is read for any address in the extent, so all of it must be readable from the
   // start: 1 byte for 64 KiB, backed only where it is written.
   Table& map = tables[kClassMap];
@@ -210,17 +211,28 @@ int commit_to(SliceIndex end) {
   std::uintptr_t from = arena.address_of(arena.committed);
   std::size_t bytes = static_cast<std::size_t>(end - arena.committed) << kSliceShift;
   if (int error = os::commit(from, bytes)) return error;
-  if (options().huge == HugeMode::kAuto) {
-    std::uintptr_t zone = arena.base + kSmallPageZoneBytes;
-    std::uintptr_t huge_from = from < zone ? zone : from;
-    // Refused where the kernel has no huge pages: nothing is lost but speed.
-    if (from + bytes > huge_from) os::advise_huge(huge_from, from + bytes - huge_from);
-  }
+  SliceIndex before = arena.committed;
   arena.committed = end;
+  arena_ask_for_huge(before > arena.huge_from ? before : arena.huge_from, end);
   return 0;
 }
 
 }  // namespace
+
+bool arena_may_be_huge() {
+  return options().huge == HugeMode::kAuto;
+}
+
+void arena_ask_for_huge(SliceIndex begin, SliceIndex end) {
+  if (begin < end)
+    os::advise_huge(arena.address_of(begin), static_cast<std::size_t>(end - begin) << kSliceShift);
+}
+
+void arena_set_huge_from(SliceIndex chunk) {
+  SliceIndex before = arena.huge_from;
+  arena.huge_from = chunk;
+  arena_ask_for_huge(chunk, before < arena.committed ? before : arena.committed);
+}
 
 int arena_commit(SliceIndex wanted) {
   if (wanted <= arena.committed) return 0;

@@ -1,7 +1,7 @@
 #include "alloc/pages/page_heap.h"
 
-#include "alloc/api/options.h"
 #include "alloc/pages/events.h"
+#include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
 
 namespace rdmalloc {
@@ -103,11 +103,6 @@ using namespace page_heap_state;
 
 namespace {
 
-// Whether a chunk is backed as a whole by the first touch of any part of it.
-bool is_huge_chunk(SliceIndex chunk) {
-  return options().huge == HugeMode::kAuto && chunk >= kSmallZoneSlices;
-}
-
 // Turns the free clean slices [begin, end) into ones of the dirty family `rest`: they are about to
 // be backed by the huge page of their neighbour. They lie in the clean span that begins at `span`.
 void soil(SliceIndex span, SliceIndex begin, SliceIndex end, SpanKind rest) {
@@ -129,9 +124,9 @@ void cut_clean(SliceIndex slice, std::uint32_t slices, SliceIndex at, std::uint3
   SliceIndex end = slice + slices, taken_end = at + wanted;
   SliceIndex head = at & ~(kSlicesPerChunk - 1);
   SliceIndex tail = (taken_end + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
-  bool soils_head = head >= slice && head + kSlicesPerChunk <= end && is_huge_chunk(head);
+  bool soils_head = head >= slice && head + kSlicesPerChunk <= end && huge_is_chunk(head);
   bool soils_tail =
-      tail <= end && tail - kSlicesPerChunk >= slice && is_huge_chunk(tail - kSlicesPerChunk);
+      tail <= end && tail - kSlicesPerChunk >= slice && huge_is_chunk(tail - kSlicesPerChunk);
   cut(slice, slices, SpanKind::kFreeClean, at, wanted);
   if (soils_head) soil(slice, head, at, rest);
   if (soils_tail) soil(taken_end, taken_end, tail, rest);
@@ -149,19 +144,18 @@ SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
     frontier = 1;
   }
   std::uint64_t begin = (std::uint64_t{frontier} + alignment - 1) & ~std::uint64_t{alignment - 1};
-  std::uint64_t end = begin + wanted;
-  // Whole huge pages: the rest of one is backed with its first slice.
-  if (end > kSmallZoneSlices)
-    end = (end + kSlicesPerChunk - 1) & ~std::uint64_t{kSlicesPerChunk - 1};
-  if (end > arena.extent() / kSliceBytes) end = arena.extent() / kSliceBytes;
-  if (begin + wanted > end || arena_commit(static_cast<SliceIndex>(end)) != 0) return 0;
-  auto slices = static_cast<std::uint32_t>(end - frontier);
+  std::uint64_t taken_end = begin + wanted;
+  if (taken_end > arena.extent() / kSliceBytes) return 0;
+  SliceIndex end = huge_choose_end(frontier, static_cast<SliceIndex>(taken_end));
+  if (arena_commit(end) != 0) return 0;
+  huge_ask_for_whole(static_cast<SliceIndex>(begin), static_cast<SliceIndex>(taken_end));
+  std::uint32_t slices = end - frontier;
   arena.span(frontier).store({SpanKind::kReserved, 0, false, slices});
   set_first(frontier, frontier);
   // Release: pairs with the acquire in page_heap_frontier(); the words below are written.
-  heap.frontier.store(static_cast<SliceIndex>(end), std::memory_order_release);
+  heap.frontier.store(end, std::memory_order_release);
   join_and_insert(frontier, slices, SpanKind::kFreeClean);
-  return first_of(static_cast<SliceIndex>(end) - 1);
+  return first_of(end - 1);
 }
 
 // Last resort, when address space is used up: a run of free neighbours of all families.

@@ -1,4 +1,5 @@
 // The page heap's part in a purge: which spans go, out of reach and back.
+#include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
 
 namespace rdmalloc {
@@ -7,8 +8,8 @@ using namespace page_heap_state;
 
 namespace {
 
-// The part of a dirty span that may be purged at its age: all of it in the zone of small pages or
-// when it is old enough, else its whole huge pages. A part of a huge page frees little at once and
+// The part of a dirty span that may be purged at its age: all of it under small pages or when
+// it is old enough, else its whole huge pages. A part of a huge page frees little at once and
 // khugepaged may fill it again, so it waits longer.
 bool choose_part(const PurgeChoice& choice, SliceIndex slice, std::uint32_t slices,
                  std::uint32_t freed_ms, SliceIndex* begin, std::uint32_t* length) {
@@ -19,7 +20,7 @@ bool choose_part(const PurgeChoice& choice, SliceIndex slice, std::uint32_t slic
   *length = slices;
   if (choice.any_age || is_due(choice.part_until_ms)) return true;
   if (!is_due(choice.whole_until_ms)) return false;
-  if (slice + slices <= kSmallZoneSlices) return true;
+  if (!huge_is_any(slice, slice + slices)) return true;
   SliceIndex first = (slice + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
   SliceIndex end = (slice + slices) & ~(kSlicesPerChunk - 1);
   if (first >= end) return false;

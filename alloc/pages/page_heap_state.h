@@ -10,9 +10,6 @@
 
 namespace rdmalloc::page_heap_state {
 
-// Slices below this are backed by small pages (arena.cc).
-inline constexpr std::uint32_t kSmallZoneSlices = kSmallPageZoneBytes / kSliceBytes;
-
 struct PageHeap {
   Lock lock;
   std::atomic<SliceIndex> frontier{0};

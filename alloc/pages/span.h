@@ -113,7 +113,9 @@ struct alignas(64) Span {
   std::uint8_t bucket;      // which list
   std::uint16_t scan_word;  // where the last refill stopped in the bitmap
 
-  bool has_grown;        // large span: by realloc
+  // Both under the page heap's lock.
+  bool has_grown : 1;    // large span: by realloc
+  bool is_huge : 1;      // first slice of a chunk, whatever it is part of: see huge_pages.h
   SpanKind purged_from;  // span in purging: the family that it returns to when it is refused
   // Slab only. Some of its pages are given back (Arena::purged_pages). Under the class's lock.
   bool has_purged_pages;
