@@ -270,10 +270,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     return true;
   }
   grow_limit(cache, size_class);
-  void* blocks[kMagazineSlots];
-  std::uint32_t got = slab_take(cache.shard, size_class, blocks, shelf.limit);
-  // The lowest address on top: a run of allocations walks upwards through memory.
-  for (std::uint32_t i = 0; i < got; ++i) shelf.loaded->slots[i] = blocks[got - 1 - i];
+  std::uint32_t got = slab_take(cache.shard, size_class, shelf.loaded->slots, shelf.limit);
   set_bin(bin, shelf, got);
   return got != 0;
 }

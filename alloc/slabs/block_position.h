@@ -1,4 +1,4 @@
-// Which block of which slab an address is: the arithmetic that slabs are found by.
+// Which block of which slab an address is, and which follow it: the arithmetic of slabs.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,28 @@ inline BlockPosition position_of(const void* address, const ClassInfo& info) {
   auto index = static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
   return {slab, offset, index,
           std::uintptr_t{index} * info.block_bytes == offset && index < info.slab_blocks};
+}
+
+// `count` bits, 1 to 64, from bit `first` on, in one word.
+constexpr std::uint64_t bits_from(std::uint32_t first, std::uint32_t count) {
+  return ~std::uint64_t{0} >> (64 - count) << first;
+}
+
+// Whether the second of those blocks lies right behind the first.
+inline bool is_behind(void* const* blocks, void* const* end, const ClassInfo& info) {
+  return blocks + 1 < end && reinterpret_cast<std::uintptr_t>(blocks[1]) ==
+                                 reinterpret_cast<std::uintptr_t>(blocks[0]) + info.block_bytes;
+}
+
+// How many of the blocks lie one behind the other, in one word of their slab's bitmap. The first is
+// its block `index`.
+inline std::uint32_t run_length(void* const* blocks, std::uint32_t index, std::uint32_t count,
+                                const ClassInfo& info) {
+  std::uint32_t most = 64 - index % 64, run = 1;
+  if (most > info.slab_blocks - index) most = info.slab_blocks - index;
+  if (most > count) most = count;
+  while (run < most && is_behind(blocks + run - 1, blocks + most, info)) ++run;
+  return run;
 }
 
 }  // namespace rdmalloc

@@ -1,5 +1,6 @@
 #include "alloc/slabs/slab.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "alloc/core/report.h"
@@ -197,9 +198,9 @@ SliceIndex pick(SlabClass& slabs, const ClassInfo& info) {
   return 0;
 }
 
-// Takes blocks of one slab; stops when it has `wanted` or the slab has no set bit.
-std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** blocks,
-                        std::uint32_t wanted) {
+// Takes blocks of one slab, by rising address, into the places before `end`, from the last one
+// down; stops when it has `wanted` or the slab has no set bit.
+std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** end, std::uint32_t wanted) {
   Span& span = arena.span(slice);
   std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
   std::uintptr_t base = arena.address_of(slice);
@@ -215,11 +216,22 @@ std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** blocks,
     // The lowest bits, as many as are wanted.
     std::uint64_t left = bits;
     std::uintptr_t first = base + std::uintptr_t{w} * 64 * info.block_bytes;
-    do {
-      auto index = static_cast<std::uintptr_t>(std::countr_zero(left));
-      blocks[got++] = reinterpret_cast<void*>(first + index * info.block_bytes);
-      left &= left - 1;
-    } while (left != 0 && got < wanted);
+    auto index = static_cast<std::uint32_t>(std::countr_zero(bits));
+    if ((bits & (bits + (std::uint64_t{1} << index))) == 0) {
+      // One run of neighbours, as in a new slab: no look at each.
+      auto run = static_cast<std::uint32_t>(std::popcount(bits));
+      if (run > wanted - got) run = wanted - got;
+      left &= ~bits_from(index, run);
+      std::uintptr_t block = first + std::uintptr_t{index} * info.block_bytes;
+      for (; run != 0; --run, block += info.block_bytes)
+        *(end - ++got) = reinterpret_cast<void*>(block);
+    } else {
+      do {
+        auto bit = static_cast<std::uintptr_t>(std::countr_zero(left));
+        *(end - ++got) = reinterpret_cast<void*>(first + bit * info.block_bytes);
+        left &= left - 1;
+      } while (left != 0 && got < wanted);
+    }
     // Only this lock's holder clears bits, so all that were seen are still there. Acquire: pairs
     // with the release of the fetch_or that set them; what the freeing thread did to the block
     // comes before what its next owner does.
@@ -232,7 +244,7 @@ std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** blocks,
   if (span.has_purged_pages) [[unlikely]] {
     SlabPages touched{};
     for (std::uint32_t i = 0; i < got; ++i) {
-      SlabPages of_block = pages_of(position_of(blocks[i], info).index, info);
+      SlabPages of_block = pages_of(position_of(*(end - 1 - i), info).index, info);
       for (std::uint32_t p = 0; p < kSlabPageWords; ++p) touched.bits[p] |= of_block.bits[p];
     }
     note_touched(slice, info, touched);
@@ -298,12 +310,13 @@ void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
     SliceIndex slice = pick(slabs, info);
     if (slice == 0 && may_make) slice = slab_new(slabs, shard, size_class);
     if (slice == 0) break;
-    got += take_from(slice, info, blocks + got, wanted - got);
-    if (got == wanted) break;
+    got += take_from(slice, info, blocks + wanted - got, wanted - got);
+    if (got == wanted) return got;
     // Its bits were all taken. Off the list, then look again: see give_back_word.
     unlist(slabs, slice);
     if (has_free_bits(slice, words_of(info))) list(slabs, slice, 0);
   }
+  std::copy(blocks + wanted - got, blocks + wanted, blocks);
   return got;
 }
 
@@ -425,11 +438,10 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
   std::uint32_t word = 0;
   std::uint64_t mask = 0;
   std::int32_t group = 0;
-  for (std::uint32_t i = 0; i < count; ++i) {
+  for (std::uint32_t i = 0; i < count;) {
     BlockPosition at = position_of(blocks[i], info);
     if (!at.is_start) [[unlikely]]
       report_bad_free(blocks[i], at.offset, info);
-    std::uint64_t bit = std::uint64_t{1} << at.index % 64;
     if (at.slab != base || at.index / 64 != word) {
       if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);
       base = at.slab;
@@ -437,10 +449,18 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
       mask = 0;
       group = 0;
     }
-    if (mask & bit) [[unlikely]]
-      report_fatal_address("double free() of", blocks[i]);
-    mask |= bit;
-    ++group;
+    // Blocks that are freed in the order of their birth lie one behind the other.
+    std::uint32_t run = 1;
+    if (is_behind(blocks + i, blocks + count, info))
+      run = run_length(blocks + i, at.index, count - i, info);
+    std::uint64_t bits = bits_from(at.index % 64, run);
+    if (mask & bits) [[unlikely]]
+      report_fatal_address(
+          "double free() of",
+          blocks[i + static_cast<std::uint32_t>(std::countr_zero(mask & bits)) - at.index % 64]);
+    mask |= bits;
+    group += static_cast<std::int32_t>(run);
+    i += run;
   }
   if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);
   if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))

@@ -21,9 +21,10 @@
 
 namespace rdmalloc {
 
-// Takes up to `wanted` free blocks of the class, fullest slab first, by rising address within a
-// slab: of the shard's slabs; else of those that other shards can spare; else of a new one. Returns
-// how many; 0 means no memory.
+// Takes up to `wanted` free blocks of the class, fullest slab first: of the shard's slabs; else of
+// those that other shards can spare; else of a new one. Within a slab the lowest address comes
+// last, so that allocations that pop them walk upwards through memory. Returns how many; 0 means no
+// memory.
 std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted);
 // Gives blocks of the class back, each to the slab it is of. Aborts with the address when one is no
 // block or is free already.

@@ -134,6 +134,21 @@ TEST_F(MallocCorruption, a_small_block_twice_in_one_flush_is_reported) {
                "rdmalloc: .*0x[0-9a-f]+");
 }
 
+// Neighbours are entered run by run; the report is to name the block, not the start of a run.
+TEST_F(MallocCorruption, a_run_of_small_blocks_freed_twice_is_reported_by_the_first_of_it) {
+  EXPECT_DEATH(std::thread([] {
+                 std::vector<void*> blocks;
+                 for (int i = 0; i < 40; i++) blocks.push_back(aut::malloc(48));
+                 for (size_t i = 0; i < blocks.size(); i++)
+                   if (i != 8 && i != 9) aut::free(blocks[i]);
+                 aut::free(blocks[8]);
+                 aut::free(blocks[9]);
+                 free_wrongly(blocks[10]);
+                 for (size_t i = 11; i < 16; i++) aut::free(blocks[i]);
+               }).join(),
+               NAMES_THE_ADDRESS);
+}
+
 #if RDMALLOC_CHECKED
 TEST_F(MallocCorruption, checked_a_small_block_freed_twice_is_reported_at_once) {
   for (size_t bytes : {size_t{1}, size_t{48}, size_t{1000}, 20 * kKiB}) {
