@@ -25,17 +25,32 @@ constinit void* nothing[1] = {nullptr};
 
 // Blocks that a class starts with in a thread; doubled at each trip to the slow path.
 constexpr std::uint32_t kFirstLimit = 8;
-// What a thread's cache may hold, magazines included: the first threads of a process, as many as
-// can run at once and some, a generous share; the n-th after them a share of kLaterBytes / n.
-// Threads that fill their share when they come and are idle ever after then hold, all together, at
-// most
-//     kFirstThreads * kFirstShareBytes + kLaterBytes * ln(n / kFirstThreads) + n *
-//     kSmallestShareBytes
+// What a thread's cache may hold, magazines included. A program of a few threads, a main thread and
+// its workers, gets so much that batches of thousands of blocks of sixty classes stay in magazines
+// (the program sh6 takes half the instructions it takes with the next step); the first threads of a
+// process, as many as can run at once and some, a generous share; the n-th after them a share of
+// kLaterBytes / n. Threads that fill their share when they come and are idle ever after then hold,
+// all together, at most
+//     kFewThreads * kFewShareBytes + (kFirstThreads - kFewThreads) * kFirstShareBytes +
+//     sum of max(kLaterBytes / n, kSmallestShareBytes)
 // which is 50 MB for 1,000 of them.
+constexpr std::uint64_t kFewThreads = 3;
+constexpr std::uint64_t kFewShareBytes = 3200 << 10;
 constexpr std::uint64_t kFirstThreads = 8;
 constexpr std::uint64_t kFirstShareBytes = 1280 << 10;
 constexpr std::uint64_t kLaterBytes = std::uint64_t{5} << 20;
 constexpr std::uint64_t kSmallestShareBytes = 20 << 10;
+constexpr std::uint64_t share_of(std::uint64_t threads) {
+  if (threads <= kFewThreads) return kFewShareBytes;
+  if (threads <= kFirstThreads) return kFirstShareBytes;
+  std::uint64_t share = kLaterBytes / threads;
+  return share < kSmallestShareBytes ? kSmallestShareBytes : share;
+}
+static_assert([] {
+  std::uint64_t all = 0;
+  for (std::uint64_t n = 1; n <= 1000; ++n) all += share_of(n);
+  return all;
+}() <= 50'000'000);
 // Every so many trips to the slow path a thread looks at a few classes it may not use any more.
 constexpr std::uint32_t kEventsPerAge = 32;
 constexpr std::uint32_t kClassesPerAge = 8;
@@ -49,10 +64,7 @@ constinit std::atomic<std::uint32_t> live_threads{0};
 constinit pthread_key_t exit_key = 0;
 
 std::uint64_t share_bytes() {
-  std::uint64_t threads = live_threads.load(std::memory_order_relaxed);
-  if (threads <= kFirstThreads) return kFirstShareBytes;
-  std::uint64_t share = kLaterBytes / threads;
-  return share < kSmallestShareBytes ? kSmallestShareBytes : share;
+  return share_of(live_threads.load(std::memory_order_relaxed));
 }
 
 // Written by the owner alone, so no read-modify-write is needed.
