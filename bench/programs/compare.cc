@@ -7,19 +7,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <sstream>
 
 #include "bench/programs/results.h"
 #include "bench/support/process.h"
 #include "bench/support/report.h"
 #include "bench/support/table.h"
+#include "bench/traces/workloads.h"
 
 namespace rdmalloc::bench {
 namespace {
 
 using nlohmann::json;
 
-void add_options(CLI::App& app, ProgramsOptions& options, std::string& programs) {
+void add_options(CLI::App& app, ProgramsOptions& options, std::string& programs,
+                 std::string& traces) {
   app.add_option("--programs", programs, "which, by name (default: all; --list names them)");
   app.add_option("--threads", options.threads, "of the programs that have several")
       ->check(CLI::Range(1, 256))
@@ -27,6 +30,9 @@ void add_options(CLI::App& app, ProgramsOptions& options, std::string& programs)
   app.add_option("--scale", options.scale, "times the usual work")
       ->check(CLI::Range(0.001, 1000.0))
       ->capture_default_str();
+  app.add_option("--traces", traces,
+                 "recorded programs to replay: gcc, python, redis, mpi, paths of traces, or none "
+                 "(default: the four)");
   app.add_flag("--count-calls", options.count_calls,
                "also count, in a run apart, the system calls that give memory back");
 }
@@ -50,11 +56,66 @@ std::vector<Row> rows_there(const ProgramsOptions& options) {
   return rows;
 }
 
+// Those of --traces; without it all, unless programs were chosen. What is wrong, or nothing.
+std::string choose_traces(const std::string& programs, const std::string& traces,
+                          ProgramsOptions& options) {
+  if (traces == "none" || (traces.empty() && !programs.empty())) return {};
+  options.traces = split_list(traces);
+  if (traces.empty())
+    for (const Workload& workload : workloads()) options.traces.push_back(workload.name);
+  for (const std::string& trace : options.traces) {
+    const bool known = std::any_of(workloads().begin(), workloads().end(),
+                                   [&](const Workload& w) { return w.name == trace; });
+    if (!known && !std::filesystem::exists(trace))
+      return fmt::format("--traces {}: neither a workload (see --list) nor a file", trace);
+  }
+  return {};
+}
+
+// A row that replays a trace, once its order was looked at. What is wrong with it, or nothing.
+std::string add_trace(const std::string& name, const std::string& manner, const std::string& path,
+                      ProgramsOptions& options) {
+  const std::string replay = options.program_folder + "/replay_trace";
+  Command check;
+  check.arguments = {replay, "--check", path};
+  const Outcome outcome = run(check);
+  if (!outcome.ok()) return outcome.describe() + "; " + outcome.standard_error;
+  options.rows.push_back({name, manner, {replay, "--unchecked", path}});
+  return {};
+}
+
+// Records what is to be replayed; each becomes a row.
+void add_traces(ProgramsOptions& options, ProgramsResults& results) {
+  for (const std::string& trace : options.traces) {
+    const auto workload = std::find_if(workloads().begin(), workloads().end(),
+                                       [&](const Workload& w) { return w.name == trace; });
+    const bool is_file = workload == workloads().end();
+    const std::string name =
+        "trace:" + (is_file ? std::filesystem::path(trace).stem().string() : trace);
+    const std::string manner = is_file ? "recorded before" : workload->what;
+    std::string path = trace;
+    std::string problem;
+    if (!is_file) {
+      fmt::print("  recording {}: {}\n", trace, manner);
+      std::fflush(stdout);
+      const Recorded recorded =
+          record_workload(trace, {options.program_folder, options.output_folder + "/traces"});
+      path = recorded.trace;
+      problem = recorded.problem;
+    }
+    if (problem.empty()) problem = add_trace(name, manner, path, options);
+    if (problem.empty()) continue;
+    fmt::print("  LEFT OUT {}: {}\n", name, problem);
+    results.left_out.push_back({name, problem});
+  }
+}
+
 // -1 to go on, otherwise the exit status.
 int parse_options(int argc, char** argv, ProgramsOptions& options) {
   std::string programs;
+  std::string traces;
   CLI::App app("Whole programs under different allocators, measured in turn.", "bench_programs");
-  add_options(app, options, programs);
+  add_options(app, options, programs, traces);
   if (const int status = parse_driver_options(app, argc, argv, options, "programs.json");
       status >= 0)
     return status;
@@ -71,7 +132,15 @@ int parse_options(int argc, char** argv, ProgramsOptions& options) {
     options.rows.push_back(*found);
   }
   if (programs.empty()) options.rows = std::move(rows);
+  if (const std::string problem = choose_traces(programs, traces, options); !problem.empty())
+    return refuse(options, problem);
   return -1;
+}
+
+void print_programs(const ProgramsOptions& options) {
+  for (const Row& row : options.rows) fmt::print("  program {}: {}\n", row.name, row.manner);
+  for (const Workload& workload : workloads())
+    fmt::print("  trace {}: {}\n", workload.name, workload.what);
 }
 
 void print_reports(const ProgramsOptions& options, const ProgramsResults& results) {
@@ -96,12 +165,12 @@ int compare(int argc, char** argv) {
   ProgramsResults results;
   results.allocators = std::move(choice.found);
   results.left_out = std::move(choice.left_out);
-  fmt::print("{} programs, {} threads, {} repetitions, interleaved\n", options.rows.size(),
-             options.threads, options.repetitions);
-  if (options.list)
-    for (const Row& row : options.rows) fmt::print("  program {}: {}\n", row.name, row.manner);
+  fmt::print("{} programs, {} threads, {} repetitions, interleaved\n",
+             options.rows.size() + options.traces.size(), options.threads, options.repetitions);
+  if (options.list) print_programs(options);
   print_allocators(results.allocators, results.left_out);
   if (options.list) return 0;
+  add_traces(options, results);
   run_programs(options, results);
   print_reports(options, results);
   const bool rdmalloc_failed =

@@ -20,6 +20,7 @@ struct Row {
 
 struct ProgramsOptions : DriverOptions {
   std::vector<Row> rows;
+  std::vector<std::string> traces;  // names of workloads, or paths
   int threads = 2;
   double scale = 1;
   bool count_calls = false;

@@ -1,8 +1,8 @@
 """programs_test.py DRIVER CASE MADVISE_MALLOC: one behaviour of bench_programs.
 
 Seen to fail: `arguments` with the check of --programs removed, `label` with run_step() not asking
-is_served_by(), `quick` with put() left out, `calls` with a madvise in rdmalloc's free and with the
-purge thread counted among the program's.
+is_served_by(), `quick` with put() left out, `calls` with the purge thread counted among the program's,
+`traces` with the check of a trace's length left out.
 """
 import json
 import os
@@ -17,6 +17,8 @@ MADVISE_MALLOC = sys.argv[3]
 
 
 def drive(*arguments):
+    if "--traces" not in arguments:
+        arguments = ["--traces", "none", *arguments]
     done = subprocess.run([DRIVER, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.returncode, done.stdout
@@ -36,7 +38,9 @@ def case_arguments():
     for arguments, wanted in [(["--allocators", "nomalloc"], "nomalloc"),
                               (["--programs", "noprogram"], "noprogram"),
                               (["--threads", "0"], "threads"),
-                              (["--scale", "x"], "scale")]:
+                              (["--scale", "x"], "scale"),
+                              (["--traces", "nothing"], "nothing"),
+                              (["--peers", "/nowhere"], "/nowhere")]:
         status, output = drive(*arguments)
         expect(status == 2, f"{arguments}: exit status {status}, not 2", output)
         expect(wanted in output, f"{arguments}: the message doesn't name '{wanted}'", output)
@@ -69,6 +73,26 @@ def case_quick():
             row = rows.get((program, allocator))
             expect(row is not None and row["rss_mib"]["median"] > 0, f"{program} {allocator}",
                    output)
+
+
+def case_traces():
+    """A real program is recorded, and replayed under each allocator."""
+    status, output = drive("--programs", "sh6", "--scale", "0.001", "--traces", "gcc",
+                           "--allocators", "glibc,rdmalloc", "--repetitions", "1", "--count-calls")
+    expect(status == 0, f"exit status {status}, not 0", output)
+    rows = {row["allocator"]: row for row in report()["results"] if row["program"] == "trace:gcc"}
+    if not rows and "is not installed" in output:
+        print("SKIP: no g++ to record")
+        sys.exit(77)
+    expect(set(rows) == {"glibc", "rdmalloc"}, "no row of the trace", output)
+    calls = rows["rdmalloc"]["calls"]["calls_of_program"]
+    expect(set(calls) <= {"madvise(MADV_HUGEPAGE)"}, f"I1 in a replay: {calls}", output)
+
+    broken = pathlib.Path("broken.trace")
+    broken.write_bytes(pathlib.Path("out/traces/gcc.trace").read_bytes()[:-8])
+    status, output = drive("--programs", "sh6", "--scale", "0.001", "--traces", str(broken),
+                           "--allocators", "glibc", "--repetitions", "1")
+    expect("LEFT OUT trace:broken" in output and "cut off" in output, "a broken trace", output)
 
 
 def calls_of(*arguments):
