@@ -11,12 +11,16 @@
 // which rdmalloc never uses and programs seldom do.
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <cstdint>
 
+#include "alloc/preload/hands_off.h"
 #include "regcache/notifiers/notifiers.h"
 #include "regcache/notifiers/watching.h"
 #include "regcache/preload/interpose.h"
@@ -29,6 +33,8 @@ constinit std::atomic<int (*)(void*, size_t)> next_munmap{nullptr};
 constinit std::atomic<void* (*)(void*, size_t, size_t, int, void*)> next_mremap{nullptr};
 constinit std::atomic<int (*)(void*, size_t, int)> next_madvise{nullptr};
 constinit std::atomic<void* (*)(void*, size_t, int, int, int, off_t)> next_mmap{nullptr};
+constinit std::atomic<ssize_t (*)(int, const iovec*, size_t, int, unsigned)> next_process_madvise{
+    nullptr};
 constinit std::atomic<int (*)(const void*)> next_shmdt{nullptr};
 constinit std::atomic<void* (*)(int, const void*, int)> next_shmat{nullptr};
 
@@ -38,6 +44,7 @@ __attribute__((constructor)) void find_all() {
   next_of(next_mremap, "mremap");
   next_of(next_madvise, "madvise");
   next_of(next_mmap, "mmap");
+  next_of(next_process_madvise, "process_madvise");  // none before glibc 2.36
   next_of(next_shmdt, "shmdt");
   next_of(next_shmat, "shmat");
 }
@@ -53,10 +60,22 @@ void tell(const void* address, size_t length) {
   errno = error;
 }
 
+constexpr int kDontneedLocked = 24;  // MADV_DONTNEED_LOCKED, Linux 5.18
+
 bool takes_pages_away(int advice) {
-  constexpr int kDontneedLocked = 24;  // MADV_DONTNEED_LOCKED, Linux 5.18
   return advice == MADV_DONTNEED || advice == MADV_FREE || advice == MADV_REMOVE ||
          advice == kDontneedLocked;
+}
+
+const char* name_of(int advice) {
+  switch (advice) {
+    case MADV_FREE:
+      return "madvise(MADV_FREE)";
+    case MADV_REMOVE:
+      return "madvise(MADV_REMOVE)";
+    default:
+      return "madvise(MADV_DONTNEED)";
+  }
 }
 
 // Reads /proc/self/maps by lines without allocating.
@@ -114,6 +133,25 @@ class Maps {
   char buffer_[1024], line_[128];  // a line's end, the file's name, is of no interest
 };
 
+// Whether a descriptor of a process is one of ours: "Pid:" in /proc/self/fdinfo.
+bool is_this_process(int pidfd) {
+  char text[512], path[sizeof "/proc/self/fdinfo/" + 10] = "/proc/self/fdinfo/";
+  char* at = path + sizeof "/proc/self/fdinfo/" - 1;
+  char digits[10];
+  int count = 0;
+  for (int rest = pidfd; rest > 0 || count == 0; rest /= 10)
+    digits[count++] = static_cast<char>('0' + rest % 10);
+  while (count > 0) *at++ = digits[--count];
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  ssize_t got = read(fd, text, sizeof text - 1);
+  close(fd);
+  if (got <= 0) return false;
+  text[got] = 0;
+  const char* pid = strstr(text, "\nPid:");
+  return pid != nullptr && atoi(pid + sizeof "\nPid:" - 1) == getpid();
+}
+
 // Bytes of the shared memory segment attached at `address`: the mappings of its inode from there
 // on. Where /proc is not to be had, all that lies above: too much is right.
 size_t attached_bytes(const void* address) {
@@ -138,20 +176,48 @@ size_t attached_bytes(const void* address) {
 
 RDMALLOC_IN_FRONT_OF(munmap);
 int rdmalloc_in_front_of_munmap(void* address, size_t length) noexcept {
+  rdmalloc::check_hands_off("munmap", address, length);
   if (rdmalloc::notifiers_watch_foreign()) tell(address, length);
   return next_of(next_munmap, "munmap")(address, length);
 }
 
 RDMALLOC_IN_FRONT_OF(madvise);
 int rdmalloc_in_front_of_madvise(void* address, size_t length, int advice) noexcept {
-  if (takes_pages_away(advice) && rdmalloc::notifiers_watch_foreign()) tell(address, length);
+  if (takes_pages_away(advice)) {
+    rdmalloc::check_hands_off(name_of(advice), address, length);
+    if (rdmalloc::notifiers_watch_foreign()) tell(address, length);
+  }
   return next_of(next_madvise, "madvise")(address, length, advice);
+}
+
+// Of libc since 2.36; the kernel takes such advice for the caller's own process since 6.13.
+asm(".symver rdmalloc_in_front_of_process_madvise,process_madvise@GLIBC_2.36");
+extern "C" __attribute__((visibility("default"), used)) ssize_t
+rdmalloc_in_front_of_process_madvise(int pidfd, const iovec* ranges, size_t count, int advice,
+                                     unsigned flags) noexcept {
+  // Told of whatever the process is: a registration too few, again.
+  bool is_told = takes_pages_away(advice) && rdmalloc::notifiers_watch_foreign();
+  bool is_checked = rdmalloc::kChecksHands && takes_pages_away(advice) && is_this_process(pidfd);
+  for (size_t i = 0; i < count && (is_told || is_checked); i++) {
+    const iovec& range = ranges[i];
+    if (is_checked) rdmalloc::check_hands_off("process_madvise", range.iov_base, range.iov_len);
+    if (is_told) tell(range.iov_base, range.iov_len);
+  }
+  auto* next = next_of(next_process_madvise, "process_madvise");
+  if (next == nullptr) {
+    errno = ENOSYS;
+    return -1;
+  }
+  return next(pidfd, ranges, count, advice, flags);
 }
 
 // Its fifth argument is there only with MREMAP_FIXED; passing on an unset one does no harm.
 asm(".symver rdmalloc_in_front_of_mremap,mremap@" RDMALLOC_LIBC_VERSION);
 extern "C" __attribute__((visibility("default"), used)) void* rdmalloc_in_front_of_mremap(
     void* address, size_t length, size_t new_length, int flags, void* target) noexcept {
+  rdmalloc::check_hands_off("mremap", address, length);
+  if ((flags & MREMAP_FIXED) != 0)
+    rdmalloc::check_hands_off("mremap(MREMAP_FIXED)", target, new_length);
   if (rdmalloc::notifiers_watch_foreign()) {
     tell(address, length);
     if ((flags & MREMAP_FIXED) != 0) tell(target, new_length);
@@ -162,8 +228,10 @@ extern "C" __attribute__((visibility("default"), used)) void* rdmalloc_in_front_
 namespace {
 
 void* map(void* address, size_t length, int protection, int flags, int fd, off_t offset) {
-  // What lay there goes.
-  if ((flags & MAP_FIXED) != 0 && rdmalloc::notifiers_watch_foreign()) tell(address, length);
+  if ((flags & MAP_FIXED) != 0) {  // what lay there goes
+    rdmalloc::check_hands_off("mmap(MAP_FIXED)", address, length);
+    if (rdmalloc::notifiers_watch_foreign()) tell(address, length);
+  }
   return next_of(next_mmap, "mmap")(address, length, protection, flags, fd, offset);
 }
 

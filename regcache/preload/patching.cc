@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "alloc/preload/hands_off.h"
 #include "regcache/notifiers/notifiers.h"
 #include "regcache/preload/interpose.h"
 
@@ -30,6 +31,8 @@ bool holds_madvise(const void* address, size_t length) {
 
 RDMALLOC_IN_FRONT_OF(mprotect);
 int rdmalloc_in_front_of_mprotect(void* address, size_t length, int protection) noexcept {
+  constexpr int kAll = PROT_READ | PROT_WRITE;
+  if ((protection & kAll) != kAll) rdmalloc::check_hands_off("mprotect", address, length);
   auto* next = rdmalloc::next_of(next_mprotect, "mprotect");
   if (!holds_madvise(address, length)) return next(address, length, protection);
   bool begins = (protection & PROT_WRITE) != 0;
