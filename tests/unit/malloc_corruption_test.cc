@@ -119,6 +119,19 @@ TEST_F(MallocCorruption, the_inside_of_a_large_block_is_reported) {
       NAMES_THE_ADDRESS);
 }
 
+TEST_F(MallocCorruption, a_small_block_freed_twice_in_a_row_is_reported) {
+  for (size_t bytes : {size_t{1}, size_t{48}, size_t{1000}, 20 * kKiB}) {
+    EXPECT_DEATH(
+        {
+          void* block = aut::malloc(bytes);
+          aut::free(block);
+          free_wrongly(block);
+        },
+        NAMES_THE_ADDRESS)
+        << bytes;
+  }
+}
+
 TEST_F(MallocCorruption, a_small_block_twice_in_one_flush_is_reported) {
   // The bits of a slab show it when the cache of this thread is flushed, at the latest at its end.
   EXPECT_DEATH(std::thread([] {

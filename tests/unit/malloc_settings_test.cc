@@ -153,7 +153,7 @@ TEST(MallocSettings, statistics_are_written_to_standard_error_at_exit) {
 }
 
 TEST(MallocLimits, programs_work_under_small_address_spaces) {
-  for (size_t mib : {128u, 512u, 2048u}) {
+  for (size_t mib : {64u, 128u, 512u, 1024u, 2048u}) {
     ChildResult result = run_with({}, [mib] { limit(RLIMIT_AS, size_t{mib} << 20u); });
     EXPECT_TRUE(result.clean()) << mib << " MiB: " << result.describe();
     EXPECT_TRUE(contains(result.output, "all is well")) << mib;
@@ -161,8 +161,18 @@ TEST(MallocLimits, programs_work_under_small_address_spaces) {
 }
 
 TEST(MallocLimits, what_does_not_fit_an_address_space_is_enomem_and_malloc_goes_on) {
-  ChildResult result = run_with({}, [] { limit(RLIMIT_AS, size_t{512} << 20u); }, {"exhaust"});
-  EXPECT_TRUE(result.clean()) << result.describe();
+  for (size_t mib : {64u, 512u, 1024u}) {
+    ChildResult result = run_with({}, [mib] { limit(RLIMIT_AS, size_t{mib} << 20u); }, {"exhaust"});
+    EXPECT_TRUE(result.clean()) << mib << " MiB: " << result.describe();
+  }
+}
+
+TEST(MallocLimits, a_data_limit_is_enomem_and_malloc_goes_on) {
+  for (size_t mib : {64u, 1024u}) {
+    ChildResult result =
+        run_with({}, [mib] { limit(RLIMIT_DATA, size_t{mib} << 20u); }, {"exhaust"});
+    EXPECT_TRUE(result.clean()) << mib << " MiB: " << result.describe();
+  }
 }
 
 TEST(MallocLimits, a_small_arena_is_filled_to_its_end_and_then_enomem) {

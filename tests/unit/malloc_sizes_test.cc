@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "tests/support/alloc_under_test.h"
@@ -171,6 +172,27 @@ TEST(MallocSizes, success_leaves_errno_alone) {
     errno = 4711;
     aut::free(block);
     EXPECT_EQ(errno, 4711) << "free changed errno (POSIX.1-2024 forbids it)";
+  }
+}
+
+TEST(MallocSizes, free_keeps_errno_also_on_its_slowest_ways) {
+  // On threads that have no cache yet, in numbers that overflow every magazine, and of large
+  // blocks.
+  for (size_t bytes : {size_t{8}, size_t{300}, size_t{5000}, size_t{30000}, size_t{3} << 20u}) {
+    std::vector<void*> blocks;
+    for (size_t i = 0; i < (bytes < 10000 ? 5000u : 200u); i++)
+      blocks.push_back(aut::malloc(bytes));
+    for (int quarter = 0; quarter < 4; quarter++) {
+      int changed = 0;
+      std::thread([&] {
+        for (size_t i = static_cast<size_t>(quarter); i < blocks.size(); i += 4) {
+          errno = 4711;
+          aut::free(blocks[i]);
+          changed += errno != 4711;
+        }
+      }).join();
+      EXPECT_EQ(changed, 0) << bytes;
+    }
   }
 }
 
