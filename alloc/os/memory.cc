@@ -3,6 +3,7 @@
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstring>
 
@@ -95,9 +96,7 @@ void note_limit(Cgroup& cgroup, MemoryState* state) {
   state->limit_bytes = limit;
 }
 
-}  // namespace
-
-std::uint64_t memory_limit_bytes() {
+std::uint64_t find_memory_limit() {
   struct sysinfo info;
   std::uint64_t bytes = std::uint64_t{1} << 30;
   if (raw_syscall(SYS_sysinfo, reinterpret_cast<long>(&info)) == 0)
@@ -108,6 +107,20 @@ std::uint64_t memory_limit_bytes() {
     std::uint64_t limit = cgroup.limit("memory.max");
     if (limit < bytes) bytes = limit;
   } while (cgroup.go_up());
+  return bytes;
+}
+
+// 0: not looked up yet. Relaxed: whoever looks finds the same.
+constinit std::atomic<std::uint64_t> memory_limit{0};
+
+}  // namespace
+
+std::uint64_t memory_limit_bytes() {
+  std::uint64_t bytes = memory_limit.load(std::memory_order_relaxed);
+  if (bytes == 0) {
+    bytes = find_memory_limit();
+    memory_limit.store(bytes, std::memory_order_relaxed);
+  }
   return bytes;
 }
 

@@ -5,8 +5,9 @@
 
 namespace rdmalloc::os {
 
-// Bytes of physical memory, or the smallest limit of the cgroups the process is in (v2). Cold;
-// reads /proc and /sys by raw system calls.
+// Bytes of physical memory, or the smallest limit of the cgroups the process is in (v2), as they
+// were when it was first asked: initialisation asks for several settings, and at each start of a
+// program. Cold; reads /proc and /sys by raw system calls.
 std::uint64_t memory_limit_bytes();
 
 // How short of memory the kernel is, as it tells this process.
