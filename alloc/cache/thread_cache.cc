@@ -86,12 +86,33 @@ void set_bin(Bin& bin, const Shelf& shelf, std::uint32_t count) {
   order_for_fork();
 }
 
-// Blocks go to the depot as a whole magazine if it is full, else to the slabs. Consumes the
-// magazine.
+// Blocks of other nodes leave the magazine for their slabs: in the depot of this shard they would
+// be handed to its threads for ever, who are far from them.
+void send_home(unsigned shard, unsigned size_class, Magazine* magazine) {
+  std::uint8_t here = shards[shard].node.load(std::memory_order_relaxed);
+  void* away[kMagazineSlots];
+  std::uint32_t sent = 0, kept = 0;
+  for (std::uint32_t i = 0; i < magazine->count; ++i) {
+    void* block = magazine->slots[i];
+    unsigned home = slab_shard_of(block, size_class);
+    bool is_near = shards[home].node.load(std::memory_order_relaxed) == here;
+    (is_near ? magazine->slots[kept++] : away[sent++]) = block;
+  }
+  if (sent == 0) return;
+  magazine->count = kept;
+  shards[shard].sent_home.fetch_add(sent, std::memory_order_relaxed);
+  slab_give_back(size_class, away, sent);
+}
+
+// Blocks go to the depot as a whole magazine if it is full, or was before blocks of other nodes
+// left it and still is to a half; else to the slabs. Consumes the magazine.
 void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine) {
-  if (magazine->count == class_info(size_class).magazine_max &&
-      depot_put(cache.shard, size_class, magazine))
-    return;
+  std::uint32_t most = class_info(size_class).magazine_max;
+  if (magazine->count == most) {
+    if (os::node_count() != 1) [[unlikely]]
+      send_home(cache.shard, size_class, magazine);
+    if (magazine->count * 2 > most && depot_put(cache.shard, size_class, magazine)) return;
+  }
   slab_give_back(size_class, magazine->slots, magazine->count);
   magazine->count = 0;
   magazines.free(magazine);

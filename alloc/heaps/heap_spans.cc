@@ -111,7 +111,7 @@ std::uint32_t listed(const HeapClass& slabs) {
 
 void list(HeapClass& slabs, SliceIndex slice, unsigned bucket) {
   Span& span = arena.span(slice);
-  span.bucket = static_cast<std::uint8_t>(bucket);
+  span.bucket = bucket & (kHeapBuckets - 1);
   span.previous = 0;
   span.next = slabs.head[bucket];
   if (span.next != 0) arena.span(span.next).previous = slice;

@@ -9,6 +9,11 @@
 #include "alloc/os/file.h"
 
 namespace rdmalloc::os {
+
+namespace detail {
+constinit std::atomic<std::uint32_t> places{1}, nodes{1};
+}
+
 namespace {
 
 constexpr char kRoot[] = "/sys/devices/system";
@@ -190,8 +195,7 @@ enum class State : std::uint32_t { kUnknown, kReading, kKnown };
 // Written by the one thread that reads, before `places` and `nodes` say more than 1.
 constinit Topology known;
 constinit std::atomic<State> state{State::kUnknown};
-constinit std::atomic<std::uint32_t> places{1}, nodes{1};  // of `known`, once it is
-constinit bool is_made_up = false;                         // likewise
+constinit bool is_made_up = false;  // likewise
 constinit std::atomic<int> first_cpu{0};
 constinit std::atomic<std::uint32_t> threads_dealt{0};
 constinit thread_local std::uint8_t dealt_place = kNone;
@@ -249,8 +253,8 @@ void topology_learn(const TopologySource& source) {
     return;
   if (learn(source)) {
     // Release: pairs with the acquire in place_count() and node_count(): `known` is there.
-    nodes.store(known.nodes, std::memory_order_release);
-    places.store(known.places, std::memory_order_release);
+    detail::nodes.store(known.nodes, std::memory_order_release);
+    detail::places.store(known.places, std::memory_order_release);
   }
   state.store(State::kKnown, std::memory_order_relaxed);
 }
@@ -264,12 +268,6 @@ void topology_after_fork() {
     state.store(State::kUnknown, std::memory_order_relaxed);
 }
 
-unsigned place_count() {
-  return places.load(std::memory_order_acquire);
-}
-unsigned node_count() {
-  return nodes.load(std::memory_order_acquire);
-}
 unsigned node_of_place(unsigned place) {
   return place_count() == 1 ? 0 : known.node_of_place[place];
 }

@@ -7,6 +7,7 @@
 // threads are dealt in turn, whatever processor they run on.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -49,9 +50,17 @@ void topology_note_first_thread();
 // In the child of a fork: a thread that was reading the files is no more.
 void topology_after_fork();
 
-// Places and nodes known of: 1 before topology_learn(). Acquire.
-unsigned place_count();
-unsigned node_count();
+namespace detail {
+extern constinit std::atomic<std::uint32_t> places, nodes;
+}
+// Places and nodes known of: 1 before topology_learn(). Acquire: pairs with the release there; what
+// they count is there.
+inline unsigned place_count() {
+  return detail::places.load(std::memory_order_acquire);
+}
+inline unsigned node_count() {
+  return detail::nodes.load(std::memory_order_acquire);
+}
 unsigned node_of_place(unsigned place);
 // Where the first thread was when it was noted.
 unsigned first_place();

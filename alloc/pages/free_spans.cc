@@ -9,6 +9,10 @@ namespace {
 // difference is small.
 constexpr int kScanLimit = 32;
 
+bool is_of_node(const Span& span, unsigned node) {
+  return node == FreeSpans::kAnyNode || span.node == node;
+}
+
 // Whether `a` was freed before `b`: times wrap after 49 days.
 bool is_older(SliceIndex a, SliceIndex b) {
   return static_cast<std::int32_t>(arena.span(a).freed_ms - arena.span(b).freed_ms) < 0;
@@ -51,13 +55,14 @@ std::uint32_t FreeSpans::next_nonempty(std::uint32_t bin) const {
 }
 
 SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::uint32_t alignment,
-                                  Where where) const {
+                                  Where where, unsigned node) const {
   SliceIndex best = 0;
   std::uint32_t best_slices = ~0u;
   int scanned = 0;
   for (SliceIndex slice = head_[bin]; slice != 0 && scanned < kScanLimit;
        slice = arena.span(slice).next, ++scanned) {
     std::uint32_t slices = arena.span(slice).load().slices;
+    if (!is_of_node(arena.span(slice), node)) continue;
     if (where == Where::kInReach && arena.span(slice).reach < slices)
       slices = arena.span(slice).reach;
     if (slices >= best_slices || fit_in(slice, slices, wanted, alignment) == 0) continue;
@@ -68,14 +73,15 @@ SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::
   return best;
 }
 
-SliceIndex FreeSpans::find_best(std::uint32_t wanted, std::uint32_t alignment, Where where) const {
+SliceIndex FreeSpans::find_best(std::uint32_t wanted, std::uint32_t alignment, Where where,
+                                unsigned node) const {
   for (std::uint32_t bin = next_nonempty(bin_of(wanted)); bin < kBins; bin = next_nonempty(bin + 1))
-    if (SliceIndex best = best_in_bin(bin, wanted, alignment, where)) return best;
+    if (SliceIndex best = best_in_bin(bin, wanted, alignment, where, node)) return best;
   return 0;
 }
 
-SliceIndex FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment,
-                                  std::uint64_t most) const {
+SliceIndex FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most,
+                                  unsigned node) const {
   SliceIndex latest = 0;
   std::uint64_t latest_generation = 0;
   int scanned = 0;
@@ -86,7 +92,7 @@ SliceIndex FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment,
       std::uint32_t length = span.load().slices;
       std::uint32_t reach = span.reach < length ? span.reach : length;
       std::uint64_t generation = span.generation.load(std::memory_order_relaxed);
-      if (reach > most || generation < latest_generation) continue;
+      if (reach > most || generation < latest_generation || !is_of_node(span, node)) continue;
       if (fit_in(slice, reach, wanted, alignment) == 0) continue;
       latest = slice;
       latest_generation = generation;

@@ -23,14 +23,17 @@ class FreeSpans {
  public:
   void insert(SliceIndex slice, std::uint32_t slices);
   void remove(SliceIndex slice, std::uint32_t slices);
+  // `node`, here and below: only spans whose pages are that node's.
+  static constexpr unsigned kAnyNode = ~0u;
   // The smallest span that `wanted` aligned slices fit in; 0 when there is none. kInReach: within
   // its reach.
   enum class Where { kAnywhere, kInReach };
   SliceIndex find_best(std::uint32_t wanted, std::uint32_t alignment,
-                       Where where = Where::kAnywhere) const;
+                       Where where = Where::kAnywhere, unsigned node = kAnyNode) const;
   // Of the spans that `wanted` aligned slices fit in within their reach, which is at most `most`
   // slices, the one used last; 0 when there is none.
-  SliceIndex find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most) const;
+  SliceIndex find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most,
+                         unsigned node = kAnyNode) const;
   // Of the longest spans the one of the longest reach; 0 when there is none.
   SliceIndex find_longest_reach() const;
   void clear() { *this = FreeSpans{}; }
@@ -49,7 +52,7 @@ class FreeSpans {
   // The next bin from `bin` on that holds a span; kBins when none does.
   std::uint32_t next_nonempty(std::uint32_t bin) const;
   SliceIndex best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::uint32_t alignment,
-                         Where where) const;
+                         Where where, unsigned node) const;
 
   SliceIndex head_[kBins] = {};
   std::uint64_t nonempty_[kWords] = {};

@@ -46,8 +46,10 @@ bool are_one(SliceIndex after, SpanKind kind) {
 
 void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age) {
   std::uint32_t freed_ms = arena.span(slice).freed_ms;
+  std::uint8_t node = arena.span(slice).node;
   SliceIndex near = 0;
   auto take_in = [&](SliceIndex other, std::uint32_t other_slices) {
+    if (other_slices > slices) node = arena.span(other).node;  // of most of it
     std::uint32_t other_ms = arena.span(other).freed_ms;
     SliceIndex hint = remove_free(other, other_slices, kind);
     bool is_older = static_cast<std::int32_t>(other_ms - freed_ms) < 0;
@@ -67,6 +69,7 @@ void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age 
     slice = before;
   }
   arena.span(slice).freed_ms = freed_ms;
+  arena.span(slice).node = node & kNodeMask;
   insert_free(slice, slices, kind, near);
 }
 
@@ -74,6 +77,7 @@ void cut(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
          std::uint32_t wanted) {
   SliceIndex near = remove_free(slice, slices, kind);
   std::uint32_t freed_ms = arena.span(slice).freed_ms;
+  std::uint8_t node = arena.span(slice).node;
   std::uint32_t before = at - slice, after = slices - before - wanted;
   // A buffer that begins at a piece of a spared span lies in what was registered for the whole.
   std::uint32_t reach = kind == SpanKind::kFreeSpared ? arena.span(slice).reach : 0;
@@ -81,12 +85,14 @@ void cut(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
   if (after != 0) {
     arena.span(at + wanted).freed_ms = freed_ms;
     arena.span(at + wanted).is_rest = true;
+    arena.span(at + wanted).node = node & kNodeMask;
     arena.span(at + wanted).reach = reach_from(before + wanted);
     insert_free(at + wanted, after, kind, near);
   }
   // What begins where a span of another family began has nothing to do with what lies before it.
   if (before != 0 || kind != SpanKind::kFreeSpared)
     arena.span(at).is_rest = kind == SpanKind::kFreeSpared;
+  arena.span(at).node = node & kNodeMask;
   arena.span(at).reach = reach_from(before);
   arena.span(at).store({SpanKind::kReserved, 0, false, wanted});
   if (before != 0) {
@@ -111,6 +117,7 @@ void soil(SliceIndex span, SliceIndex begin, SliceIndex end, SpanKind rest) {
   events_note_use(begin, end - begin);
   arena.span(begin).freed_ms = now_ms();
   arena.span(begin).is_rest = true;
+  arena.span(begin).node = os::this_node() & kNodeMask;
   arena.span(begin).reach = 0;
   join_and_insert(begin, end - begin, rest);
 }
@@ -128,6 +135,7 @@ void cut_clean(SliceIndex slice, std::uint32_t slices, SliceIndex at, std::uint3
   bool soils_tail =
       tail <= end && tail - kSlicesPerChunk >= slice && huge_is_chunk(tail - kSlicesPerChunk);
   cut(slice, slices, SpanKind::kFreeClean, at, wanted);
+  arena.span(at).node = os::this_node() & kNodeMask;  // which will touch it first
   if (soils_head) soil(slice, head, at, rest);
   if (soils_tail) soil(taken_end, taken_end, tail, rest);
 }
@@ -195,6 +203,16 @@ namespace {
 // Whether `more` slices in use would pass RDMALLOC_LIMIT.
 bool is_over_limit(std::uint32_t more) {
   return heap.used_slices.load(std::memory_order_relaxed) + more > heap.limit_slices;
+}
+
+// Several nodes: pages are the node's whose thread touches them first, and free spans that are
+// backed remember whose. The program's own memory policy stays as it is.
+constexpr FreeSpans::Where kAnywhere = FreeSpans::Where::kAnywhere;
+bool has_nodes() {
+  return os::node_count() != 1;
+}
+unsigned preferred_node() {
+  return has_nodes() ? os::this_node() : FreeSpans::kAnyNode;
 }
 
 // Whether slabs and other small things leave that spared span alone: another place costs less than
@@ -313,13 +331,15 @@ SliceIndex take_for_buffer(std::uint32_t slices, std::uint32_t alignment, bool* 
   // that is very much longer, while there is another: a long buffer would miss it.
   constexpr std::uint64_t kMostTimesLonger = 16;
   const FreeSpans& spared = heap.spared;
-  SliceIndex found = spared.find_latest(slices, alignment, slices);
+  SliceIndex found = spared.find_latest(slices, alignment, slices, preferred_node());
+  if (found == 0 && has_nodes()) found = spared.find_latest(slices, alignment, slices);
   if (found == 0) found = spared.find_latest(slices, alignment, kMostTimesLonger * slices);
   if (found == 0) found = spared.find_best(slices, alignment, FreeSpans::Where::kInReach);
   if (found != 0) return take_dirty(found, slices, alignment);
   if (SliceIndex taken = take_longest_and_more(slices, alignment)) return taken;
   found = spared.find_best(slices, alignment);
-  if (found == 0) found = heap.dirty.find_best(slices, alignment);
+  if (found == 0) found = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
+  if (found == 0 && has_nodes()) found = heap.dirty.find_best(slices, alignment);
   if (found == 0) found = join_spared(slices + alignment - 1);
   if (found != 0) return take_dirty(found, slices, alignment);
   SliceIndex taken = take_clean(slices, alignment, SpanKind::kFreeSpared);
@@ -328,12 +348,18 @@ SliceIndex take_for_buffer(std::uint32_t slices, std::uint32_t alignment, bool* 
 }
 
 SliceIndex take_for_others(std::uint32_t slices, std::uint32_t alignment, bool* is_zero) {
-  if (SliceIndex dirty = heap.dirty.find_best(slices, alignment))
-    return take_dirty(dirty, slices, alignment);
+  SliceIndex dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
+  if (dirty == 0 && has_nodes()) {
+    // Pages of another node cost each access; new ones once, and what is old goes back anyway.
+    dirty = heap.dirty.find_best(slices, alignment);
+    if (dirty != 0 && is_left_alone(dirty, slices)) dirty = 0;
+  }
+  if (dirty != 0) return take_dirty(dirty, slices, alignment);
   SliceIndex spared = heap.spared.find_best(slices, alignment);
   if (spared != 0 && !is_left_alone(spared, slices)) return take_dirty(spared, slices, alignment);
   SliceIndex taken = take_clean(slices, alignment, SpanKind::kFreeDirty);
   *is_zero = taken != 0;
+  if (taken == 0 && spared == 0) spared = heap.dirty.find_best(slices, alignment);
   return taken != 0 ? taken : take_dirty(spared, slices, alignment);
 }
 
@@ -410,11 +436,13 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, bool* is
   if (before != 0) {
     arena.span(slice).is_rest = true;
     arena.span(slice).reach = 0;
+    arena.span(slice).node = arena.span(taken).node;
   }
   // The pieces' words first, the one that makes them visible last.
   if (after != 0) {
     arena.span(slice + slices).is_rest = true;
     arena.span(slice + slices).reach = 0;
+    arena.span(slice + slices).node = arena.span(taken).node;
     arena.span(slice + slices).store({SpanKind::kReserved, 0, false, after});
   }
   arena.span(slice).store({SpanKind::kReserved, 0, false, slices});
@@ -546,44 +574,10 @@ void page_heap_shrink(SliceIndex slice, std::uint32_t slices) {
   add_used(-static_cast<std::int64_t>(less));
   arena.span(tail).freed_ms = now_ms();
   arena.span(tail).is_rest = true;
+  arena.span(tail).node = span.node;
   arena.span(tail).reach = less;
   if (span.reach < word.slices) span.reach = word.slices;
   join_and_insert(tail, less, left);
-}
-
-PageHeapCounters page_heap_counters() {
-  LockGuard guard(heap.lock);
-  return {heap.used_slices.load(std::memory_order_relaxed),
-          heap.dirty_slices.load(std::memory_order_relaxed),
-          heap.clean_slices,
-          heap.purging_slices,
-          heap.frontier.load(std::memory_order_relaxed),
-          heap.large_spans,
-          heap.slab_spans};
-}
-
-std::uint64_t page_heap_dirty_slices() {
-  return heap.dirty_slices.load(std::memory_order_relaxed);
-}
-
-std::uint64_t page_heap_used_slices() {
-  return heap.used_slices.load(std::memory_order_relaxed);
-}
-
-void page_heap_set_limit(std::uint64_t bytes) {
-  heap.limit_slices = bytes >> kSliceShift;
-}
-
-void page_heap_set_spare_ms(std::uint64_t spare_ms) {
-  heap.spare_ms.store(static_cast<std::uint32_t>(spare_ms), std::memory_order_relaxed);
-}
-
-SliceIndex page_heap_frontier() {
-  return heap.frontier.load(std::memory_order_acquire);
-}
-
-std::uint32_t page_heap_lock_owner() {
-  return heap.lock.owner();
 }
 
 }  // namespace rdmalloc

@@ -61,6 +61,7 @@ void page_heap_purge_split(SliceIndex slice, std::uint32_t front) {
   SliceIndex back = slice + front;
   arena.span(back).purged_from = arena.span(slice).purged_from;
   arena.span(back).is_rest = true;
+  arena.span(back).node = arena.span(slice).node;
   arena.span(back).store({SpanKind::kPurging, 0, false, slices - front});
   set_first(back, back);
   set_first(slice + slices - 1, back);

@@ -1,5 +1,5 @@
 // Walks over all spans: making the lists anew from the words after a fork, and checking the
-// equations.
+// equations. And the counters.
 #include "alloc/pages/page_heap_state.h"
 
 namespace rdmalloc {
@@ -97,6 +97,41 @@ bool page_heap_is_valid() {
   // Spans between taking and publishing are kReserved and counted as used.
   return dirty == heap.dirty_slices.load(std::memory_order_relaxed) && clean == heap.clean_slices &&
          used + reserved == heap.used_slices.load(std::memory_order_relaxed) + heap.purging_slices;
+}
+
+PageHeapCounters page_heap_counters() {
+  LockGuard guard(heap.lock);
+  return {heap.used_slices.load(std::memory_order_relaxed),
+          heap.dirty_slices.load(std::memory_order_relaxed),
+          heap.clean_slices,
+          heap.purging_slices,
+          heap.frontier.load(std::memory_order_relaxed),
+          heap.large_spans,
+          heap.slab_spans};
+}
+
+std::uint64_t page_heap_dirty_slices() {
+  return heap.dirty_slices.load(std::memory_order_relaxed);
+}
+
+std::uint64_t page_heap_used_slices() {
+  return heap.used_slices.load(std::memory_order_relaxed);
+}
+
+void page_heap_set_limit(std::uint64_t bytes) {
+  heap.limit_slices = bytes >> kSliceShift;
+}
+
+void page_heap_set_spare_ms(std::uint64_t spare_ms) {
+  heap.spare_ms.store(static_cast<std::uint32_t>(spare_ms), std::memory_order_relaxed);
+}
+
+SliceIndex page_heap_frontier() {
+  return heap.frontier.load(std::memory_order_acquire);
+}
+
+std::uint32_t page_heap_lock_owner() {
+  return heap.lock.owner();
 }
 
 }  // namespace rdmalloc

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "alloc/os/os.h"
+#include "alloc/os/topology.h"
 #include "alloc/pages/free_spans.h"
 #include "alloc/pages/page_heap.h"
 

@@ -58,6 +58,8 @@ constexpr bool is_free(SpanKind kind) {
 // its registration alive.
 inline constexpr std::uint32_t kBufferSlices = 3;
 
+inline constexpr unsigned kNodeMask = 0x3f;  // Span::node
+
 struct SpanWord {
   SpanKind kind;
   std::uint8_t size_class;
@@ -110,7 +112,10 @@ struct alignas(64) Span {
   std::atomic<std::int32_t> free_blocks;
   // Slab only. Whether it is on a list of its class. Written under the class's lock.
   std::atomic<std::uint8_t> is_listed;
-  std::uint8_t bucket;      // which list
+  std::uint8_t bucket : 2;  // which list
+  // The node whose threads touched its pages first, as far as is known; read while it is free and
+  // backed. Written under the page heap's lock while the span is out of use.
+  std::uint8_t node : 6;
   std::uint16_t scan_word;  // where the last refill stopped in the bitmap
 
   // Both under the page heap's lock.

@@ -37,7 +37,7 @@ SlabClass& slabs_of(unsigned shard, unsigned size_class) {
 
 void list(SlabClass& slabs, SliceIndex slice, unsigned bucket) {
   Span& span = arena.span(slice);
-  span.bucket = static_cast<std::uint8_t>(bucket);
+  span.bucket = bucket & (kBuckets - 1);
   span.previous = 0;
   span.next = slabs.head[bucket];
   if (span.next != 0) arena.span(span.next).previous = slice;

@@ -5,7 +5,9 @@
 //
 // Seen to fail: what_a_shard_lacks with no stealing from depots; a_dead_shards_memory and
 // what_a_live_shard with none from slabs; the_depot_is_bounded with a whole share for each shard;
-// I11 with the lists of shard 0 alone made anew in a child.
+// I11 with the lists of shard 0 alone made anew in a child. Nodes: blocks_of_another_node without
+// send_home(), a_buffer and pages_of_another_node with no node preferred, the latter also when far
+// pages are left alone for ever.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -116,7 +118,7 @@ TEST(Shards, a_thread_takes_from_its_own_depot) {
   uint64_t steals = counter("stats.shard_steals"), depot = counter("stats.depot_bytes");
   std::vector<void*> blocks = allocate(1000, 64);
   EXPECT_EQ(counter("stats.shard_steals"), steals);
-  EXPECT_LE(counter("stats.depot_bytes"), depot - 500 * 64);
+  EXPECT_LE(counter("stats.depot_bytes"), depot - size_t{500} * 64);
   release(blocks);
 }
 
@@ -128,7 +130,7 @@ TEST(Shards, what_a_shard_lacks_is_stolen_from_the_depot_of_another_of_its_node)
   run_at(2, [&] {
     std::vector<void*> blocks = allocate(2000, 64);
     EXPECT_GT(counter("stats.shard_steals"), 0u);
-    EXPECT_LE(counter("stats.depot_bytes"), depot - 1000 * 64);
+    EXPECT_LE(counter("stats.depot_bytes"), depot - size_t{1000} * 64);
     EXPECT_LE(counter("stats.used_bytes"), used + 64 * kKiB);
     release(blocks);
   });
@@ -143,6 +145,67 @@ TEST(Shards, the_depot_of_another_node_is_left_alone) {
     std::vector<void*> blocks = allocate(2000, 64);
     EXPECT_EQ(counter("stats.depot_bytes"), depot);
     EXPECT_EQ(counter("stats.shard_steals"), steals);
+    release(blocks);
+  });
+}
+
+TEST(Nodes, blocks_of_another_node_go_home_and_those_of_this_one_to_its_depot) {
+  Resident near(0), far(kPlacesOfNode);
+  std::vector<void*> blocks, own;
+  run_at(0, [&] { blocks = allocate(4000, 64); });
+  run_at(kPlacesOfNode, [&] { own = allocate(4000, 64); });
+  uint64_t depot = counter("stats.depot_bytes"), sent = counter("stats.sent_home_blocks");
+  run_at(kPlacesOfNode, [&] { release(blocks); });
+  EXPECT_EQ(counter("stats.depot_bytes"), depot);
+  EXPECT_GT(counter("stats.sent_home_blocks"), sent + 3000);
+  sent = counter("stats.sent_home_blocks");
+  run_at(kPlacesOfNode, [&] { release(own); });
+  EXPECT_GT(counter("stats.depot_bytes"), depot + size_t{3000} * 64);
+  EXPECT_EQ(counter("stats.sent_home_blocks"), sent);
+}
+
+TEST(Nodes, a_buffer_comes_back_to_the_node_that_touched_it) {
+  constexpr size_t kBytes = 1 * kMiB;
+  Resident near(0), far(kPlacesOfNode);
+  void *of_near = nullptr, *of_far = nullptr;
+  run_at(0, [&] { of_near = allocate(1, kBytes)[0]; });
+  run_at(kPlacesOfNode, [&] { of_far = allocate(1, kBytes)[0]; });
+  rdmalloc_free(of_near);
+  rdmalloc_free(of_far);
+  for (int round = 0; round < 2; round++) {
+    // Either is the one used last by then, in one of the rounds.
+    run_at(0, [&] {
+      void* block = rdmalloc_malloc(kBytes);
+      EXPECT_EQ(block, of_near);
+      rdmalloc_free(block);
+    });
+    run_at(kPlacesOfNode, [&] {
+      void* block = rdmalloc_malloc(kBytes);
+      EXPECT_EQ(block, of_far);
+      rdmalloc_free(block);
+    });
+  }
+}
+
+// 100 KiB: no buffer, so of the family that slabs are made of.
+TEST(Nodes, pages_of_another_node_are_left_alone_while_they_are_young_and_used_when_old) {
+  constexpr size_t kBytes = 100 * kKiB;
+  Resident near(0), far(kPlacesOfNode);
+  run_at(0, [&] { release(allocate(200, kBytes)); });
+  uint64_t dirty = counter("stats.dirty_bytes");
+  ASSERT_GT(dirty, 200 * kBytes);
+  run_at(kPlacesOfNode, [&] {
+    std::vector<void*> blocks = allocate(50, kBytes);
+    EXPECT_GE(counter("stats.dirty_bytes"), dirty);
+    release(blocks);
+  });
+  dirty = counter("stats.dirty_bytes");
+  uint64_t mapped = counter("stats.mapped_bytes");
+  rdmalloc_test::set("purge.decay_ms", 0);
+  run_at(kPlacesOfNode, [&] {
+    std::vector<void*> blocks = allocate(150, kBytes);
+    EXPECT_LT(counter("stats.dirty_bytes"), dirty);
+    EXPECT_EQ(counter("stats.mapped_bytes"), mapped);
     release(blocks);
   });
 }

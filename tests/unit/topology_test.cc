@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // The machine's last-level caches and NUMA nodes, read from trees of files like the kernel's.
+//
+// Seen to fail: with ranges of a list read as their last number; with a cache of one processor
+// taken for a place; with the processors of other nodes that share a cache put at one place; with
+// the list of nodes read from another file; with no end to the places.
 #include "alloc/os/topology.h"
 
 #include <gtest/gtest.h>
