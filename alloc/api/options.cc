@@ -71,6 +71,12 @@ bool read_notify(const char* value) {
   if (index >= 0) current.notify = static_cast<NotifyMode>(index);
   return index >= 0;
 }
+bool read_foreign(const char* value) {
+  static constexpr const char* kNames[] = {"refuse", "per-use", "adopted"};
+  int index = index_of(value, kNames);
+  if (index >= 0) current.foreign = static_cast<ForeignMode>(index);
+  return index >= 0;
+}
 bool read_pressure(const char* value) {
   static constexpr const char* kNames[] = {"auto", "off"};
   int index = index_of(value, kNames);
@@ -201,6 +207,7 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_PRESSURE", read_pressure, "auto, off", "auto"},
     {"RDMALLOC_HUGE", read_huge, "auto, never", "auto"},
     {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
+    {"RDMALLOC_FOREIGN", read_foreign, "refuse, per-use, adopted", "per-use"},
     {"RDMALLOC_ARENA", read_arena, "16M to 64T, or % of memory",
      "1T, or four times the memory there is"},
     {"RDMALLOC_TOPOLOGY", read_topology,

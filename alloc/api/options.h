@@ -13,11 +13,14 @@ enum class PurgeMode : std::uint8_t { kThread, kManual, kOff };
 enum class HugeMode : std::uint8_t { kAuto, kNever };
 // Who hears of a purge besides our own cache (docs/design.md, tiers).
 enum class NotifyMode : std::uint8_t { kAuto, kHooks, kExplicit, kOff };
+// What the registration cache does with memory that is not ours.
+enum class ForeignMode : std::uint8_t { kRefuse, kPerUse, kAdopted };
 
 struct Options {
   PurgeMode purge = PurgeMode::kThread;
   HugeMode huge = HugeMode::kAuto;
   NotifyMode notify = NotifyMode::kAuto;
+  ForeignMode foreign = ForeignMode::kPerUse;
   bool watch_pressure = true;              // RDMALLOC_PRESSURE: PSI and limits of cgroups
   bool quiet = false;                      // RDMALLOC_LOG=quiet
   bool stats_at_exit = false;              // RDMALLOC_STATS=1: counters on standard error at exit

@@ -197,7 +197,8 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
  *  pieces where a span is longer than one registration may be. Remote access: exactly the bytes
  *  asked, registered now and deregistered at put, so that a peer's key ends there (I13). -EACCES
  *  when the registrar can't be exact (no EXACT_ACCESS), or when its granularity would expose a
- *  neighbour. Foreign memory: the pages asked, registered now and deregistered at put (I6).
+ *  neighbour. Foreign memory: the pages asked, registered now and deregistered at put (I6), unless
+ *  it is adopted (rdmalloc_adopt) or refused (-EPERM, RDMALLOC_FOREIGN).
  *  Returns 0 and sets *reg, or a negative errno as reg_key does. Any thread; misses as for
  *  reg_key. */
 RDMALLOC_API int rdmalloc_reg_get(struct rdmalloc_domain* domain, const void* addr, size_t length,
@@ -229,6 +230,27 @@ static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rd
  *  and the kernel gives no page for more). */
 RDMALLOC_API int64_t rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr,
                                          size_t length, void (*done)(void* arg), void* arg);
+
+/* ------------------------------------------------------------------ foreign memory */
+
+/** Vouches for memory that is not ours: nobody takes its pages away, by munmap, mmap over it,
+ * mremap, madvise or truncating its file, before rdmalloc_disown() has returned 0. From now on
+ * reg_get with local access caches its registrations, page by page as asked, like those of owned
+ * memory; a hit takes no lock. Remote ones still end at their put (I13). Adopted ranges may touch
+ * and overlap, and are joined. RDMALLOC_FOREIGN says what happens to the rest: `per-use`, the
+ * default, `adopted`: reg_get refuses it (-EPERM), `refuse`: all foreign memory is refused,
+ * adopting too. Returns 0, -EINVAL (length 0), -EFAULT (touches owned memory), -EPERM, -ENOMEM,
+ * -EDEADLK inside a page event. A child of fork has adopted nothing. Any thread; may start the
+ * purge thread, so not inside a fabric's callback. */
+RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length);
+
+/** Ends that for the range, which may be a part of what was adopted, or more. Its registrations are
+ *  forgotten: idle ones are deregistered before this returns, the others at their last put. 0: none
+ *  is left, the pages may go. -EBUSY: some are held, or (a registrar without ANY_THREAD) wait for a
+ *  call into their domain; they are gone when rdmalloc_invalidate() over the range calls `done`.
+ *  -ENOENT: nothing of it was adopted. -ENOMEM: it would have to be cut in two and there is no
+ * memory to note that; nothing happened. -EINVAL, -EDEADLK. Calls registrars. */
+RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length);
 
 /* ------------------------------------------------------------------ pools of registered buffers */
 

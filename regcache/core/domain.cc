@@ -164,7 +164,8 @@ void move_quarantined(State& all, Domain& domain) {
   LockGuard orphans_guard(orphans.lock);
   while (Registration* reg = domain.by_range.first()) {
     domain.by_range.erase(reg);
-    reg->by_range = {};
+    reg->by_range.left = nullptr;
+    reg->by_range.right = nullptr;
     reg->domain_index = kOrphans;
     orphans.by_range.insert(reg);
     ++orphans.count;

@@ -4,6 +4,7 @@
 
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/foreign.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -237,7 +238,8 @@ Registration* take_superseded(Domain& domain, const Registration* wider) {
 
 void enter(Domain& domain, Registration* reg) {
   reg->head.key.generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
-  reg->by_range = {};
+  reg->by_range.left = nullptr;
+  reg->by_range.right = nullptr;
   domain.by_range.insert(reg);
   ++domain.count;
   domain.bytes += reg->head.length;
@@ -250,7 +252,12 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   end_reservation(domain, made);
   made->stamp.store(ticks(), std::memory_order_relaxed);
   if (!plan.is_owned) ++domain.counters.foreign;
-  bool is_per_use = plan.kind == Kind::kPerUse || (made->is_stale && !request.is_uncounted);
+  // Asked again, under the lock: whoever disowns first forgets the range and then, under the lock,
+  // looks for its registrations.
+  bool is_disowned = !plan.is_owned && plan.kind == Kind::kCached &&
+                     !state()->adoptions.hold(request.low, request.high);
+  bool is_per_use =
+      plan.kind == Kind::kPerUse || is_disowned || (made->is_stale && !request.is_uncounted);
   if (is_per_use) {
     made->kind = Kind::kPerUse;
     enter(domain, made);
@@ -275,14 +282,24 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   return hand_out(domain, request, made, 1, reg, key);
 }
 
+// The record may have been in the tree before, and a reader may have lost his way there: base and
+// length are what he looks at without a reference.
+void fill_head(Registration* made, const Plan& plan) {
+  std::atomic_ref<std::uintptr_t>(made->head.base).store(plan.low, std::memory_order_relaxed);
+  std::atomic_ref<std::size_t>(made->head.length).store(plan.length(), std::memory_order_relaxed);
+  // The bit lets a hit with "only look" pass the same test of rights as any other.
+  made->head.access = plan.access | RDMALLOC_NO_REGISTER;
+  made->head.reserved = 0;
+  made->head.key = {};
+}
+
 // Registers what the plan says for the request. 0 or a negative errno with nothing left behind.
 int make(Domain& domain, const Request& request, const Plan& plan, Registration** reg,
          rdmalloc_key* key) {
   State& all = *state();
   Registration* made = all.registrations.take(survivors.registrations);
   if (made == nullptr) return -ENOMEM;
-  // The bit lets a hit with "only look" pass the same test of rights as any other.
-  made->head = {plan.low, plan.length(), plan.access | RDMALLOC_NO_REGISTER, 0, {}};
+  fill_head(made, plan);
   made->domain_index = domain.index;
   made->kind = plan.kind;
   made->is_sticky = made->is_listed = made->is_awaited = false;
@@ -348,7 +365,12 @@ int find_or_make(Domain& domain, const Request& request, bool may_register, Regi
   }
   // A purge may have left drops for a thread of the user: that is us.
   if (!domain.is_any_thread()) drain_deferred(domain);
-  if (is_owned && !is_remote) {
+  bool is_adopted = false;
+  if (!is_owned) {
+    if (int error = foreign_allowed(*state(), request, &is_adopted)) return error;
+  }
+  bool is_cached = (is_owned || is_adopted) && !is_remote;
+  if (is_cached) {
     LockGuard guard(domain.lock);
     if (Registration* found = find_covering(domain, request))
       return hand_out(domain, request, found, 1 + kHit, reg, key);
@@ -371,6 +393,7 @@ int find_or_make(Domain& domain, const Request& request, bool may_register, Regi
     error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan);
     if (error != 0) return error;
   } else {
+    if (is_adopted) plan.kind = Kind::kCached;
     plan_pages(domain, request, &plan);
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;

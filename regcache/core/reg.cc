@@ -3,6 +3,7 @@
 
 #include "alloc/core/report.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/foreign.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
 
@@ -70,6 +71,20 @@ void take_back(Registration* reg, std::uint64_t change) {
   if ((now & (kOpen | kFold)) != kOpen) put_slow(reg, now);
 }
 
+// A hit on adopted memory, or NULL.
+[[gnu::noinline]] Registration* get_foreign(Domain* domain, std::uintptr_t low, std::size_t length,
+                                            std::uint32_t access) {
+  if (length == 0 || low + length < low || (access << 1) == 0) return nullptr;
+  Registration* reg = find_foreign(*domain, low, low + length);
+  if (reg == nullptr || !acquire(reg, 1 + kHit)) return nullptr;
+  // Only now is it what it says; and it may be another than was found.
+  if (reg->covers(low, low + length) && (access & ~reg->head.access) == 0 &&
+      reg->domain_index == domain->index)
+    return reg;
+  take_back(reg, 1 + kHit);
+  return nullptr;
+}
+
 }  // namespace
 }  // namespace rdmalloc::regcache
 
@@ -95,6 +110,9 @@ extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void
       }
       take_back(reg, 1 + kHit);
     }
+  } else if ((reg = get_foreign(domain, low, length, access)) != nullptr) {
+    *out = reinterpret_cast<rdmalloc_reg*>(reg);
+    return 0;
   }
   int error = get_slow(domain, addr, length, access, &reg);
   if (error == 0) *out = reinterpret_cast<rdmalloc_reg*>(reg);

@@ -34,12 +34,35 @@ inline constexpr std::uint64_t kHit = std::uint64_t{1} << kHitShift;
 inline constexpr std::uint64_t kFold = std::uint64_t{1} << 63;
 
 enum class Kind : std::uint8_t {
-  kCached,  // local access on owned memory: found again after its put
-  kPerUse,  // foreign memory (I6) and remote access (I13): ends at its put
+  kCached,  // local access on owned or adopted memory: found again after its put
+  kPerUse,  // other foreign memory (I6) and remote access (I13): ends at its put
 };
 
 struct Registration;
-struct TreeLinks {
+
+// A word that is written under the domain's lock, and read by readers of foreign memory without it
+// (foreign.h). Release: whoever follows a link finds the record filled in.
+template <class T>
+class Shared {
+ public:
+  constexpr Shared() = default;
+  Shared& operator=(T value) {
+    value_.store(value, std::memory_order_release);
+    return *this;
+  }
+  Shared(const Shared&) = delete;
+  Shared& operator=(const Shared&) = delete;
+  operator T() const { return value_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<T> value_{};
+};
+
+struct RangeLinks {
+  Shared<Registration*> left;
+  Shared<Registration*> right;
+};
+struct StampLinks {
   Registration* left;
   Registration* right;
 };
@@ -52,9 +75,9 @@ struct alignas(64) Registration {
   // The second line: written at each put (stamp), the rest under the domain's lock.
   std::atomic<std::uint64_t> stamp;  // ticks() of the latest put
   std::uint64_t listed_stamp;        // its place in the domain's by_stamp, at most `stamp`
-  TreeLinks by_range;
-  std::uintptr_t furthest_end;  // largest end of a range in this record's subtree of by_range
-  TreeLinks by_stamp;  // outside the tree, by_stamp.left links lists: drops, in flight, free
+  RangeLinks by_range;
+  Shared<std::uintptr_t> furthest_end;  // largest end of a range in its subtree of by_range
+  StampLinks by_stamp;  // outside the tree, by_stamp.left links lists: drops, in flight, free
   std::uint16_t domain_index;
   Kind kind;
   bool is_sticky;

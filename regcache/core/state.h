@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "regcache/core/domain.h"
+#include "regcache/core/foreign.h"
 #include "regcache/core/invalidate.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/slices.h"
@@ -28,6 +29,7 @@ struct State {
   std::atomic<std::uint64_t> generation;  // of registrations, in all domains: never repeats
   Pool<Registration> registrations;
   Invalidations invalidations;
+  Adoptions adoptions;
   Domain domains[kMostDomains + 1];
   Lock pools_lock;  // creating and destroying pools, and the ends of threads; before a pool's lock
   Pool<PoolCache> pool_caches;

@@ -1,7 +1,9 @@
 // A treap over registrations: one algorithm, two orders (by range, with the furthest end of each
 // subtree, which makes it an interval tree; by time of the latest put, which makes it the LRU).
-// Links lie in the records, so no operation allocates. Priorities are a hash of the record's
-// address: expected depth 2 ln n, 28 for a million. Under the domain's lock.
+// Links lie in the records, so no operation allocates; those by range may be followed without the
+// domain's lock by whoever bounds his steps and trusts nothing that he finds (foreign.h).
+// Priorities are a hash of the record's address: expected depth 2 ln n, 28 for a million. Under the
+// domain's lock.
 //
 // Treaps: Seidel and Aragon, "Randomized search trees", 1996. Furthest ends: Cormen et al., chapter
 // "Augmenting data structures".
@@ -21,22 +23,23 @@ inline std::uint64_t priority_of(const Registration* reg) {
 }
 
 struct RangeOrder {
-  static TreeLinks& links(Registration* reg) { return reg->by_range; }
+  using Link = Shared<Registration*>;
+  static RangeLinks& links(Registration* reg) { return reg->by_range; }
   static bool is_before(const Registration* a, const Registration* b) {
     return a->head.base != b->head.base ? a->head.base < b->head.base : a < b;
   }
   static void update(Registration* reg) {
     std::uintptr_t furthest = reg->end();
-    if (reg->by_range.left != nullptr && reg->by_range.left->furthest_end > furthest)
-      furthest = reg->by_range.left->furthest_end;
-    if (reg->by_range.right != nullptr && reg->by_range.right->furthest_end > furthest)
-      furthest = reg->by_range.right->furthest_end;
+    for (const Registration* child : {static_cast<Registration*>(reg->by_range.left),
+                                      static_cast<Registration*>(reg->by_range.right)})
+      if (child != nullptr && child->furthest_end > furthest) furthest = child->furthest_end;
     reg->furthest_end = furthest;
   }
 };
 
 struct StampOrder {
-  static TreeLinks& links(Registration* reg) { return reg->by_stamp; }
+  using Link = Registration*;
+  static StampLinks& links(Registration* reg) { return reg->by_stamp; }
   static bool is_before(const Registration* a, const Registration* b) {
     return a->listed_stamp != b->listed_stamp ? a->listed_stamp < b->listed_stamp : a < b;
   }
@@ -45,6 +48,8 @@ struct StampOrder {
 
 template <class Order>
 class Tree {
+  using Link = typename Order::Link;
+
  public:
   bool is_empty() const { return root_ == nullptr; }
   void insert(Registration* reg) { root_ = inserted(root_, reg); }
@@ -66,20 +71,20 @@ class Tree {
       Order::update(reg);
       return reg;
     }
-    TreeLinks& links = Order::links(top);
-    Registration*& side = Order::is_before(reg, top) ? links.left : links.right;
+    auto& links = Order::links(top);
+    Link& side = Order::is_before(reg, top) ? links.left : links.right;
     side = inserted(side, reg);
     Order::update(top);
     return top;
   }
   // Parts the tree at `top` into what lies before `reg` and what lies after it.
-  static void split(Registration* top, const Registration* reg, Registration** before,
-                    Registration** after) {
+  static void split(Registration* top, const Registration* reg, Link* before, Link* after) {
     if (top == nullptr) {
-      *before = *after = nullptr;
+      *before = nullptr;
+      *after = nullptr;
       return;
     }
-    TreeLinks& links = Order::links(top);
+    auto& links = Order::links(top);
     if (Order::is_before(top, reg)) {
       *before = top;
       split(links.right, reg, &links.right, after);
@@ -90,9 +95,9 @@ class Tree {
     Order::update(top);
   }
   static Registration* erased(Registration* top, Registration* reg) {
-    TreeLinks& links = Order::links(top);
+    auto& links = Order::links(top);
     if (top == reg) return merged(links.left, links.right);
-    Registration*& side = Order::is_before(reg, top) ? links.left : links.right;
+    Link& side = Order::is_before(reg, top) ? links.left : links.right;
     side = erased(side, reg);
     Order::update(top);
     return top;
@@ -111,7 +116,7 @@ class Tree {
     return high;
   }
 
-  Registration* root_ = nullptr;
+  Link root_{};
 };
 
 using RangeTree = Tree<RangeOrder>;

@@ -45,6 +45,7 @@ std::string word(std::uint64_t value, const char* const (&words)[count]) {
 constexpr const char* kPurge[] = {"thread", "manual", "off"};
 constexpr const char* kHuge[] = {"auto", "never"};
 constexpr const char* kNotify[] = {"auto", "hooks", "explicit", "off"};
+constexpr const char* kForeign[] = {"refuse", "per-use", "adopted"};
 constexpr const char* kPressure[] = {"auto", "off"};
 constexpr const char* kStats[] = {"0", "1"};
 constexpr const char* kLog[] = {"warn", "quiet"};
@@ -66,7 +67,11 @@ std::vector<Setting> settings() {
       {"RDMALLOC_HUGE", word(ask("settings.huge"), kHuge), false},
       {"RDMALLOC_ARENA", size_text(ask("stats.arena_bytes")), false},
       {"RDMALLOC_NOTIFY", word(ask("settings.notify"), kNotify), false},
+<<<<<<< HEAD
       {"RDMALLOC_TOPOLOGY", topology_text(ask("settings.topology")), false},
+=======
+      {"RDMALLOC_FOREIGN", word(ask("settings.foreign"), kForeign), false},
+>>>>>>> af57973 (Cache foreign memory whose owner vouches for it)
       {"RDMALLOC_REG_MAX_BYTES", limit_text(ask("settings.reg_max_bytes"), 0), false},
       {"RDMALLOC_REG_MAX_COUNT", limit_text(ask("settings.reg_max_count"), 0), false},
       {"RDMALLOC_STATS", word(ask("settings.stats_at_exit"), kStats), false},

@@ -110,6 +110,47 @@ TEST_F(Uring, a_pools_buffers_are_fixed_buffers_and_its_pages_are_pinned_while_i
   EXPECT_EQ(status_kb("VmPin"), before);
 }
 
+// What the kernel pinned is what the CPU sees, after the pages at an address were replaced: per use
+// without a word, adopted when its owner keeps his. The control: an owner who does not sends the
+// old bytes. Fails when disown leaves the registration, or foreign memory is cached unasked.
+TEST_F(Uring, foreign_memory_mapped_anew_at_its_address_is_registered_anew) {
+  constexpr std::size_t kBytes = 65536;
+  enum class Owner { kSaysNothing, kVouches, kBreaksHisWord };
+  auto map_anew = [](void* at) {
+    if (at != nullptr) munmap(at, kBytes);
+    int fixed = at != nullptr ? MAP_FIXED_NOREPLACE : 0;
+    return static_cast<char*>(
+        mmap(at, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0));
+  };
+  for (Owner owner : {Owner::kSaysNothing, Owner::kVouches, Owner::kBreaksHisWord}) {
+    char* block = map_anew(nullptr);
+    ASSERT_NE(block, MAP_FAILED);
+    if (owner != Owner::kSaysNothing) {
+      ASSERT_EQ(rdmalloc_adopt(block, kBytes), 0);
+    }
+    int right = 0;
+    for (int round = 0; round < 10; ++round) {
+      memset(block, 'a' + round, kBytes);
+      rdmalloc_reg* reg = nullptr;
+      ASSERT_EQ(rdmalloc_reg_get(domain, block, kBytes, RDMALLOC_ACCESS_LOCAL, &reg), 0);
+      rdmalloc_key key;
+      rdmalloc_reg_key_of(reg, &key);
+      right += write_fixed_sends(block, kBytes, static_cast<unsigned>(key.lkey));
+      rdmalloc_reg_put(reg);
+      if (owner == Owner::kVouches) {
+        ASSERT_EQ(rdmalloc_disown(block, kBytes), 0);
+      }
+      ASSERT_EQ(map_anew(block), block);
+      if (owner == Owner::kVouches) {
+        ASSERT_EQ(rdmalloc_adopt(block, kBytes), 0);
+      }
+    }
+    EXPECT_EQ(right, owner == Owner::kBreaksHisWord ? 1 : 10);
+    rdmalloc_disown(block, kBytes);
+    munmap(block, kBytes);
+  }
+}
+
 TEST(UringBadUse, rings_that_cannot_work_are_refused) {
   io_uring ring;
   int made = io_uring_queue_init(8, &ring, IORING_SETUP_SINGLE_ISSUER);

@@ -1,0 +1,69 @@
+// Foreign memory: whether it may be cached, and how a hit on it is found.
+//
+// What an owner vouches for (rdmalloc_adopt) is cached like owned memory; everything else foreign
+// is registered for each use (I6), or refused (RDMALLOC_FOREIGN).
+//
+// A hit takes no lock: it goes down the domain's interval tree while others may turn it round. The
+// records are never unmapped, so it can't fault; what it meets may be of yesterday, or of another
+// tree, so its steps are bounded, and what it finds is taken only after acquire(), by what the
+// record then says. It may miss what is there; the slow path, under the lock, does not.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/core/lock.h"
+#include "regcache/core/domain.h"
+
+namespace rdmalloc::regcache {
+
+// The adopted bytes: disjoint ranges by rising address. Looked at by misses only. Zeroed memory is
+// an empty set, and that is what a fork child has.
+class Adoptions {
+ public:
+  // Whether all of [low, high) is adopted.
+  bool hold(std::uintptr_t low, std::uintptr_t high);
+  // 0 or -ENOMEM.
+  int add(std::uintptr_t low, std::uintptr_t high);
+  // -ENOENT: nothing of it was adopted; -ENOMEM: it would have to be cut in two.
+  int remove(std::uintptr_t low, std::uintptr_t high);
+
+ private:
+  struct Range {
+    std::uintptr_t low, high;
+  };
+  // The first range that ends at `address` or behind it.
+  std::size_t first_ending_from(std::uintptr_t address) const;
+  bool make_room();
+  void replace(std::size_t first, std::size_t end, const Range* by, std::size_t count);
+
+  Lock lock_;  // after a domain's
+  Range* ranges_ = nullptr;
+  std::size_t count_ = 0;
+  std::size_t room_ = 0;
+};
+
+struct State;
+struct Request;
+
+// Whether the request on foreign memory may be served: 0, or -EPERM by RDMALLOC_FOREIGN.
+int foreign_allowed(State& all, const Request& request, bool* is_adopted);
+
+// A record that covers the range, or did; or NULL. Lock-free, any thread. Expected depth of the
+// tree is 2 ln n, so 64 steps are enough for 10^9 registrations but for one in many.
+inline Registration* find_foreign(const Domain& domain, std::uintptr_t low, std::uintptr_t high) {
+  constexpr int kMostSteps = 64;
+  Registration* top = domain.by_range.root();
+  for (int step = 0; top != nullptr && step < kMostSteps; ++step) {
+    // Relaxed: hints only. Pairs with nothing but fill_head(), which writes them as atomics.
+    auto base = std::atomic_ref<std::uintptr_t>(top->head.base).load(std::memory_order_relaxed);
+    auto length = std::atomic_ref<std::size_t>(top->head.length).load(std::memory_order_relaxed);
+    if (low >= base && high - base <= length) return top;
+    Registration* left = top->by_range.left;
+    bool goes_left = left != nullptr && left->furthest_end > low;
+    top = goes_left ? left : static_cast<Registration*>(top->by_range.right);
+  }
+  return nullptr;
+}
+
+}  // namespace rdmalloc::regcache
