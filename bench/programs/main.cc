@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
     if (letter == 'l') {
       list(rdmalloc::bench::single_programs());
       list(rdmalloc::bench::threaded_programs());
+      list(rdmalloc::bench::sharing_programs());
       return 0;
     }
     if (letter == '?') return usage();
@@ -54,6 +55,7 @@ int main(int argc, char** argv) {
     return usage();
   const Program* program = find(rdmalloc::bench::single_programs(), argv[optind]);
   if (program == nullptr) program = find(rdmalloc::bench::threaded_programs(), argv[optind]);
+  if (program == nullptr) program = find(rdmalloc::bench::sharing_programs(), argv[optind]);
   if (program == nullptr) {
     std::fprintf(stderr, "program_set: there is no program '%s'; --list names them\n",
                  argv[optind]);

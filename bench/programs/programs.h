@@ -45,5 +45,6 @@ struct Program {
 
 const std::vector<Program>& single_programs();    // one thread
 const std::vector<Program>& threaded_programs();  // many
+const std::vector<Program>& sharing_programs();   // many, about lines, leftovers and own sets
 
 }  // namespace rdmalloc::bench

@@ -6,16 +6,10 @@
 #include <thread>
 
 #include "bench/programs/programs.h"
+#include "bench/programs/threads.h"
 
 namespace rdmalloc::bench {
 namespace {
-
-template <typename Work>
-void in_threads(unsigned count, Work work) {
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < count; ++i) threads.emplace_back([=] { work(i); });
-  for (std::thread& thread : threads) thread.join();
-}
 
 // A server: each thread replaces random objects; then its objects go to a new thread: larson.
 void larson(unsigned threads, double scale) {

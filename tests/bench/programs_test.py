@@ -67,7 +67,7 @@ def case_quick():
     expect(status == 0, f"exit status {status}, not 0", output)
     rows = {(row["program"], row["allocator"]): row for row in report()["results"]}
     programs = {program for program, _ in rows}
-    expect(len(programs) >= 12, f"only {programs}", output)
+    expect(len(programs) >= 17, f"only {programs}", output)
     for program in programs:
         for allocator in ["glibc", "rdmalloc"]:
             row = rows.get((program, allocator))
@@ -108,7 +108,7 @@ def case_calls():
     memory back between its start and its end. A malloc that calls madvise is the control."""
     os.environ["RDMALLOC_DECAY_MS"] = "0"
     output, programs = calls_of("--allocators", "rdmalloc", "--scale", "0.02")
-    expect(len(programs) >= 12, f"only {programs}", output)
+    expect(len(programs) >= 17, f"only {programs}", output)
     for program, calls in programs.items():
         calls["calls_of_program"].pop("madvise(MADV_HUGEPAGE)", None)
         expect(not calls["calls_of_program"], f"{program}: {calls}", output)

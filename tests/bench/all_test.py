@@ -1,0 +1,54 @@
+"""all_test.py DRIVER CASE: one behaviour of bench_all.
+
+Seen to fail: `arguments` with choose_parts() refusing nothing, `quick` with a part's status passed over.
+"""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+DRIVER = sys.argv[1]
+CASE = sys.argv[2]
+
+
+def drive(*arguments):
+    done = subprocess.run([DRIVER, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
+
+
+def expect(condition, what, output):
+    if not condition:
+        print(output)
+        sys.exit(f"FAILED: {what}")
+
+
+def case_arguments():
+    for arguments, wanted in [(["--parts", "nothing"], "nothing"),
+                              (["--allocators", "nomalloc"], "nomalloc")]:
+        status, output = drive(*arguments)
+        expect(status == 2 and wanted in output, f"{arguments}: exit status {status}", output)
+
+
+def case_quick():
+    """Parts run with the same allocators; their tables and JSON are in one report, a failure is told."""
+    status, output = drive("--parts", "startup,programs", "--quick", "--allocators",
+                           "glibc,rdmalloc")
+    expect(status == 0, f"exit status {status}, not 0", output)
+    report = json.loads(pathlib.Path("out/bench.json").read_text())
+    expect(report["schema"] == "rdmalloc-bench-1", "schema", output)
+    for part in ["startup", "programs"]:
+        names = {row["allocator"] for row in report["parts"][part]["report"]["results"]}
+        expect(names == {"glibc", "rdmalloc"}, f"{part}: {names}", output)
+    expect("geometric mean" in pathlib.Path("out/index.html").read_text(), "the page", output)
+
+    status, output = drive("--parts", "startup", "--quick", "--allocators", "rdmalloc",
+                           "--rdmalloc", "/nowhere/lib.so")
+    expect(status == 1, f"without rdmalloc: exit status {status}, not 1", output)
+
+
+with tempfile.TemporaryDirectory() as work_folder:
+    os.chdir(work_folder)
+    globals()[f"case_{CASE}"]()
