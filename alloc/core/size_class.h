@@ -82,7 +82,7 @@ inline constexpr std::uint32_t kMagazineSlots = 62;
 // 512 B travel 62 at a time; small enough that a thread's two magazines of a class stay under the
 // size of an L2 cache.
 inline constexpr std::uint32_t kMagazineBytes = 32768;
-inline constexpr std::uint32_t kDepotBytes = 1 << 20;
+inline constexpr std::uint32_t kDepotBytes = 2 << 20;
 
 struct ClassTable {
   ClassInfo of[kBins];
@@ -104,7 +104,7 @@ constexpr ClassTable make_class_table() {
     info.magazine_max = static_cast<std::uint16_t>(blocks);
     std::uint32_t magazines = kDepotBytes / (blocks * info.block_bytes);
     if (magazines < 8) magazines = 8;
-    if (magazines > 256) magazines = 256;
+    if (magazines > 512) magazines = 512;
     info.depot_max = static_cast<std::uint16_t>(magazines);
   }
   return table;

@@ -4,7 +4,7 @@
 // by steps of 64 KiB, as of a file that is read in. Counts only. The program starts itself anew to
 // be traced, "grow" or not, and tells by its exit status how often the block was moved.
 //
-// Seen to fail: with page_heap_take_growing() refusing, so that no room is left behind a block.
+// Seen to fail: with large_allocate_growing() refusing, so that no room is left behind a block.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <stdio.h>
