@@ -88,6 +88,11 @@ class Tree(unittest.TestCase):
         wrong = [(name, host) for name in tree.files() for host in hosts if host in tree.text(name)]
         self.assertEqual(wrong, [])
 
+    def test_no_conflict_of_a_merge_is_left(self):
+        wrong = [name for name in tree.files()
+                 if re.search(r"^(<{7}|>{7}) ", tree.text(name), flags=re.M)]
+        self.assertEqual(wrong, [])
+
     def test_names_no_path_of_a_developers_machine(self):
         # Homes, and the folder that this clone (or the one it is a worktree of) lies in.
         common = subprocess.run(["git", "-c", f"safe.directory={tree.ROOT}", "-C", tree.ROOT,

@@ -67,11 +67,8 @@ std::vector<Setting> settings() {
       {"RDMALLOC_HUGE", word(ask("settings.huge"), kHuge), false},
       {"RDMALLOC_ARENA", size_text(ask("stats.arena_bytes")), false},
       {"RDMALLOC_NOTIFY", word(ask("settings.notify"), kNotify), false},
-<<<<<<< HEAD
       {"RDMALLOC_TOPOLOGY", topology_text(ask("settings.topology")), false},
-=======
       {"RDMALLOC_FOREIGN", word(ask("settings.foreign"), kForeign), false},
->>>>>>> af57973 (Cache foreign memory whose owner vouches for it)
       {"RDMALLOC_REG_MAX_BYTES", limit_text(ask("settings.reg_max_bytes"), 0), false},
       {"RDMALLOC_REG_MAX_COUNT", limit_text(ask("settings.reg_max_count"), 0), false},
       {"RDMALLOC_STATS", word(ask("settings.stats_at_exit"), kStats), false},
