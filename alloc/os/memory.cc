@@ -97,10 +97,7 @@ void note_limit(Cgroup& cgroup, MemoryState* state) {
 }
 
 std::uint64_t find_memory_limit() {
-  struct sysinfo info;
-  std::uint64_t bytes = std::uint64_t{1} << 30;
-  if (raw_syscall(SYS_sysinfo, reinterpret_cast<long>(&info)) == 0)
-    bytes = static_cast<std::uint64_t>(info.totalram) * info.mem_unit;
+  std::uint64_t bytes = physical_memory_bytes();
   Cgroup cgroup;
   if (!cgroup.exists()) return bytes;
   do {
@@ -114,6 +111,12 @@ std::uint64_t find_memory_limit() {
 constinit std::atomic<std::uint64_t> memory_limit{0};
 
 }  // namespace
+
+std::uint64_t physical_memory_bytes() {
+  struct sysinfo info;
+  if (raw_syscall(SYS_sysinfo, reinterpret_cast<long>(&info)) != 0) return std::uint64_t{1} << 30;
+  return static_cast<std::uint64_t>(info.totalram) * info.mem_unit;
+}
 
 std::uint64_t memory_limit_bytes() {
   std::uint64_t bytes = memory_limit.load(std::memory_order_relaxed);

@@ -5,6 +5,9 @@
 
 namespace rdmalloc::os {
 
+// Bytes of physical memory; 1 GiB where the kernel does not tell. One system call.
+std::uint64_t physical_memory_bytes();
+
 // Bytes of physical memory, or the smallest limit of the cgroups the process is in (v2), as they
 // were when it was first asked: initialisation asks for several settings, and at each start of a
 // program. Cold; reads /proc and /sys by raw system calls.

@@ -68,6 +68,12 @@ int unreserve(std::uintptr_t base, std::size_t length) {
   return result_of(raw_syscall(SYS_munmap, static_cast<long>(base), static_cast<long>(length)));
 }
 
+int make_readable(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kCommit)) return -ENOMEM;
+  return result_of(
+      raw_syscall(SYS_mprotect, static_cast<long>(base), static_cast<long>(length), PROT_READ));
+}
+
 int commit(std::uintptr_t base, std::size_t length) {
   if (should_fail(Site::kCommit)) return -ENOMEM;
   return result_of(raw_syscall(SYS_mprotect, static_cast<long>(base), static_cast<long>(length),

@@ -24,6 +24,8 @@ int reserve_at(std::uintptr_t base, std::size_t length);
 int unreserve(std::uintptr_t base, std::size_t length);
 // Makes reserved pages readable and writable (mprotect, which nobody hooks).
 int commit(std::uintptr_t base, std::size_t length);
+// Makes part of a reservation readable: zero, without a page behind it, and without any charge.
+int make_readable(std::uintptr_t base, std::size_t length);
 // Maps zeroed, readable and writable pages for metadata; lazily backed.
 int map_metadata(std::size_t length, std::uintptr_t* base);
 // Pages that read as zero in a child of fork (MADV_WIPEONFORK); -EINVAL on kernels before 4.14.

@@ -73,21 +73,25 @@ std::size_t table_bytes(const Table& table, std::size_t slices) {
   return round_up(table.bytes_per_slice * slices, arena.page_bytes);
 }
 
-void tables_release(std::size_t slices) {
-  for (Table& table : tables) {
-    if (table.base != 0) os::unreserve(table.base, table_bytes(table, slices));
-    table.base = 0;
-    table.committed_bytes = 0;
-  }
+std::size_t all_table_bytes(std::size_t slices) {
+  std::size_t bytes = 0;
+  for (const Table& table : tables) bytes += table_bytes(table, slices);
+  return bytes;
 }
 
+void tables_release(std::size_t slices) {
+  os::unreserve(tables[0].base, all_table_bytes(slices));
+  for (Table& table : tables) table.base = table.committed_bytes = 0;
+}
+
+// All in one range: a start is as many system calls shorter.
 int tables_reserve(std::size_t slices) {
+  std::uintptr_t base = 0;
+  if (int error = os::reserve(0, all_table_bytes(slices), &base)) return error;
   for (Table& table : tables) {
+    table.base = base;
     table.committed_bytes = 0;
-    if (int error = os::reserve(0, table_bytes(table, slices), &table.base)) {
-      tables_release(slices);
-      return error;
-    }
+    base += table_bytes(table, slices);
   }
   return 0;
 }
@@ -134,7 +138,7 @@ void choose_extent(std::size_t* extent, std::size_t* reserved) {
   std::size_t wanted = options().arena_bytes;
   if (wanted == 0) {
     wanted = kDefaultExtent;
-    while (wanted / 4 < os::memory_limit_bytes() && wanted < (std::size_t{1} << 45)) wanted *= 2;
+    while (wanted / 4 < os::physical_memory_bytes() && wanted < (std::size_t{1} << 45)) wanted *= 2;
   }
   *extent = round_up(wanted, kChunkBytes);
   *reserved = *extent;
@@ -174,15 +178,14 @@ int arena_reserve() {
   arena.reserved = static_cast<SliceIndex>(reserved / kSliceBytes);
   arena.huge_from = arena_may_be_huge() ? kHugeZoneSlices : UINT32_MAX;
   // The class map is read for any address in the extent, so all of it must be readable from the
-  // start: 1 byte for 64 KiB, backed only where it is written.
+  // start. Writable it becomes with the slices, as the other tables: 16 MiB of it for 1 TiB would
+  // count against RLIMIT_DATA and, under strict overcommit, against what is promised.
   Table& map = tables[kClassMap];
-  std::size_t map_bytes = table_bytes(map, extent / kSliceBytes);
-  if (int error = os::commit(map.base, map_bytes)) {
+  if (int error = os::make_readable(map.base, table_bytes(map, extent / kSliceBytes))) {
     os::unreserve(base, reserved);
     tables_release(extent / kSliceBytes);
     return error;
   }
-  map.committed_bytes = map_bytes;
   arena.base = base;
   arena.published_extent.store(extent, std::memory_order_release);
   return 0;

@@ -43,6 +43,7 @@ constexpr std::uint64_t kShortestTickMs = 1, kLongestTickMs = 1000;
 // may end late.
 constexpr std::uint64_t kLastThreadTickMs = 20;
 
+constexpr std::uint64_t kNotLookedUp = UINT64_MAX;  // of Purger::dirty_max_bytes
 enum class ThreadState : std::uint32_t { kNone, kStarting, kRuns, kStopping, kFailed };
 // What the purge thread's futex word says.
 constexpr std::uint32_t kAwake = 0, kTicking = 1, kIdle = 2;
@@ -57,7 +58,7 @@ struct Purger {
   std::uintptr_t stack = 0;
 
   std::atomic<std::uint64_t> decay_ms{5000};
-  std::atomic<std::uint64_t> dirty_max_bytes{kMostDirtyBytes};
+  std::atomic<std::uint64_t> dirty_max_bytes{kNotLookedUp};  // see dirty_max_bytes()
   std::atomic<std::uint32_t> pauses{0};
   std::atomic<std::int64_t> held_until_ms{0};
   std::atomic<DecommitFunction> decommit{os::decommit_hooked};
@@ -119,9 +120,22 @@ std::uint32_t now_ms() {
 std::uint64_t dirty_bytes() {
   return page_heap_dirty_slices() << kSliceShift;
 }
+// The ceiling for free memory: set, or a quarter of the memory that this process may have. That
+// takes files to read and is not looked up before it is needed: a small program, which has no purge
+// thread, need not pay for it at its start. Any thread; whoever looks finds the same.
+std::uint64_t dirty_max_bytes() {
+  std::uint64_t bytes = purger.dirty_max_bytes.load(std::memory_order_relaxed);
+  if (bytes != kNotLookedUp) return bytes;
+  std::uint64_t most = os::memory_limit_bytes() / 4;
+  if (most > kMostDirtyBytes) most = kMostDirtyBytes;
+  // Only from there: a program may have set it meanwhile.
+  return purger.dirty_max_bytes.compare_exchange_strong(bytes, most, std::memory_order_relaxed)
+             ? most
+             : bytes;
+}
 // Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
 std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
-  std::uint64_t ceiling = purger.dirty_max_bytes.load(std::memory_order_relaxed);
+  std::uint64_t ceiling = dirty_max_bytes();
   std::uint64_t used = page_heap_used_slices() << kSliceShift;
   std::uint64_t limit = options().limit_bytes;
   std::uint64_t left = limit > used ? limit - used : 0;
@@ -346,12 +360,11 @@ void purge_init() {
   const Options& settings = options();
   purger.decay_ms.store(settings.decay_ms, std::memory_order_relaxed);
   page_heap_set_spare_ms(settings.decay_ms);
-  std::uint64_t most = settings.dirty_max_bytes;
-  if (most == 0) {
-    most = os::memory_limit_bytes() / 4;
-    if (most > kMostDirtyBytes) most = kMostDirtyBytes;
-  }
-  purger.dirty_max_bytes.store(most, std::memory_order_relaxed);
+  purger.dirty_max_bytes.store(
+      settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kNotLookedUp,
+      std::memory_order_relaxed);
+  // Programs in a sandbox that kills for reading files later on (docs/settings.md).
+  if (!settings.watch_pressure) dirty_max_bytes();
   if (settings.limit_bytes != UINT64_MAX) page_heap_set_limit(settings.limit_bytes);
   if (settings.notify == NotifyMode::kOff)
     purger.decommit.store(os::decommit, std::memory_order_relaxed);
@@ -499,7 +512,7 @@ PurgeCounters purge_counters() {
           purger.refusals.load(std::memory_order_relaxed),
           purger.failures.load(std::memory_order_relaxed),
           purger.decay_ms.load(std::memory_order_relaxed),
-          purger.dirty_max_bytes.load(std::memory_order_relaxed),
+          dirty_max_bytes(),
           purger.thread_failures.load(std::memory_order_relaxed),
           purger.pressure_purges.load(std::memory_order_relaxed),
           purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns};
@@ -511,6 +524,7 @@ void purge_set_decay_ms(std::uint64_t decay_ms) {
   if (purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns) purge_wake();
 }
 void purge_set_dirty_max_bytes(std::uint64_t bytes) {
+  if (bytes == kNotLookedUp) --bytes;
   purger.dirty_max_bytes.store(bytes, std::memory_order_relaxed);
 }
 

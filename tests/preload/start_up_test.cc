@@ -42,9 +42,8 @@ TEST(StartUp, a_program_that_does_nothing_pays_little) {
   printf("%d calls, %d without; %ld page faults, %ld without; %ld KiB, %ld without\n",
          with.all_calls(), without.all_calls(), with.page_faults, without.page_faults,
          with.peak_kib, without.peak_kib);
-  // 31 seen: 13 of the loader, 12 for the arena and its tables, the rest to look for limits, of
-  // which each level of a cgroup costs up to three.
-  EXPECT_LE(with.all_calls(), without.all_calls() + 45);
+  // 21 seen: 11 of the loader, 5 for the arena, its tables and the pools.
+  EXPECT_LE(with.all_calls(), without.all_calls() + 26);
   // 24 seen, and 336 KiB.
   EXPECT_LE(with.page_faults, without.page_faults + 60);
   EXPECT_LE(with.peak_kib, without.peak_kib + 2048);
