@@ -32,6 +32,7 @@ const std::vector<Part>& all_parts() {
   static const std::vector<Part> parts = {
       {"startup", "startup_compare", "startup.json", "", {"--repetitions", "11"}},
       {"micro", "micro_compare", "micro.json", "micro.svg", {"--quick"}},
+      {"latency", "latency_compare", "latency.json", "latency.svg", {"--quick"}},
       {"programs",
        "bench_programs",
        "programs.json",
@@ -148,8 +149,9 @@ int choose_parts(const std::string& names, AllOptions& options) {
   for (const std::string& name : split_list(names))
     if (std::none_of(all_parts().begin(), all_parts().end(),
                      [&](const Part& part) { return part.name == name; }))
-      return refuse(options,
-                    fmt::format("--parts {}: there are startup, micro, programs and bcast", name));
+      return refuse(
+          options,
+          fmt::format("--parts {}: there are startup, micro, latency, programs and bcast", name));
   return options.parts.empty() ? 3 : -1;
 }
 
@@ -157,7 +159,7 @@ int run_all(int argc, char** argv) {
   AllOptions options;
   std::string parts;
   CLI::App app("Every comparison, one after the other, in one report.", "bench_all");
-  app.add_option("--parts", parts, "of startup, micro, programs, bcast (default: all)");
+  app.add_option("--parts", parts, "of startup, micro, latency, programs, bcast (default: all)");
   app.add_flag("--quick", options.quick, "a look in a minute: does it work?");
   if (const int status = parse_driver_options(app, argc, argv, options, "bench.json"); status >= 0)
     return status;

@@ -29,12 +29,6 @@ double ratio_to_base(const MicroOptions& options, const MicroResults& results,
   return mine == nullptr || base == nullptr ? 0 : paired_ratio(*mine, *base);
 }
 
-std::string nanoseconds_text(double ns) {
-  if (ns < 99.95) return fmt::format("{:.2f} ns", ns);
-  if (ns < 9999.5) return fmt::format("{:.0f} ns", ns);
-  return microseconds_text(ns / 1000);
-}
-
 std::string cell_text(const std::vector<double>& values) {
   const Summary summary = summarize(present(values));
   if (summary.count == 0) return "-";

@@ -58,6 +58,12 @@ std::string microseconds_text(double microseconds) {
   return fmt::format("{:.1f} ms", microseconds / 1000);
 }
 
+std::string nanoseconds_text(double ns) {
+  if (ns < 99.95) return fmt::format("{:.2f} ns", ns);
+  if (ns < 9999.5) return fmt::format("{:.0f} ns", ns);
+  return microseconds_text(ns / 1000);
+}
+
 std::size_t parse_bytes(const std::string& text) {
   const std::size_t digits = text.find_first_not_of("0123456789");
   const std::string number = text.substr(0, digits);

@@ -21,6 +21,7 @@ class Table {
 
 std::string bytes_text(std::size_t bytes);           // "4 KiB", "258048 B", "16 MiB"
 std::string microseconds_text(double microseconds);  // three digits, with its unit
+std::string nanoseconds_text(double ns);
 
 // "4K", "64KiB", "258048", "16M": bytes, or 0 when it is no size.
 std::size_t parse_bytes(const std::string& text);

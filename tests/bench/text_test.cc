@@ -28,6 +28,12 @@ TEST(Text, sizes_are_written_as_people_write_them) {
   EXPECT_EQ(bytes_text(17), "17 B");
 }
 
+TEST(Text, times_are_written_with_three_digits) {
+  EXPECT_EQ(nanoseconds_text(12.34), "12.34 ns");
+  EXPECT_EQ(nanoseconds_text(123.4), "123 ns");
+  EXPECT_EQ(nanoseconds_text(12'345), "12.3 us");
+}
+
 TEST(Text, tables_align_by_characters_not_bytes) {
   Table table({"", "a"});
   table.add({"x", "1±2%"});

@@ -1,0 +1,92 @@
+// Blocks that live beside those that are timed.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+
+namespace rdmalloc::bench {
+
+constexpr std::size_t kPageBytes = 4096;
+
+// Writes as a program does to what it gets: the page faults are then not the next call's.
+inline void touch_pages(void* memory, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += kPageBytes)
+    static_cast<volatile char*>(memory)[at] = 1;
+}
+
+// No row can come out of a run that ran out of memory. _Exit: the other threads wait for this one.
+inline void* must_have(void* block, std::size_t bytes) {
+  if (block != nullptr) return block;
+  std::fprintf(stderr, "latency_worker: no memory for a block of %zu bytes\n", bytes);
+  std::_Exit(1);
+}
+
+// Objects that are all zero at first, in memory that the allocator under test has no hand in and
+// whose pages are there from the start.
+template <typename T>
+class Mapped {
+ public:
+  explicit Mapped(std::size_t count) : bytes_(count * sizeof(T)) {
+    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+    objects_ = static_cast<T*>(must_have(memory == MAP_FAILED ? nullptr : memory, bytes_));
+  }
+  ~Mapped() { munmap(objects_, bytes_); }
+  Mapped(const Mapped&) = delete;
+  Mapped& operator=(const Mapped&) = delete;
+
+  T& operator[](std::size_t number) { return objects_[number]; }
+
+ private:
+  std::size_t bytes_;
+  T* objects_;
+};
+
+// xorshift64 (Marsaglia).
+class Random {
+ public:
+  explicit Random(std::uint64_t seed) : state_(seed) {}
+  std::uint64_t next() {
+    state_ ^= state_ << 13u;
+    state_ ^= state_ >> 7u;
+    state_ ^= state_ << 17u;
+    return state_;
+  }
+
+ private:
+  std::uint64_t state_;
+};
+
+// Live blocks of 16 B to 64 KiB, each doubling equally likely: some 6 MiB, more than a core's own
+// caches hold.
+struct MixedSet {
+  static constexpr std::size_t kDoublings = 12;
+  std::array<void*, 1024> blocks;
+
+  // Frees a random block and allocates another in its place.
+  void replace_one(Random& random) {
+    const std::uint64_t number = random.next();
+    const std::size_t least = std::size_t{16} << (number >> 32u) % kDoublings;
+    const std::size_t bytes = least + (number >> 40u) % least;
+    void*& block = blocks[static_cast<std::uint32_t>(number) % blocks.size()];
+    std::free(block);
+    block = must_have(std::malloc(bytes), bytes);
+    touch_pages(block, bytes);
+  }
+  void fill(Random& random) {
+    for (std::size_t i = 0; i < 8 * blocks.size(); ++i) replace_one(random);
+  }
+  void empty() {
+    for (void*& block : blocks) {
+      std::free(block);
+      block = nullptr;
+    }
+  }
+};
+
+}  // namespace rdmalloc::bench
