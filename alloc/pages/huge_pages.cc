@@ -52,6 +52,7 @@ bool huge_is_any(SliceIndex begin, SliceIndex end) {
 }
 
 SliceIndex huge_choose_end(SliceIndex frontier, SliceIndex end) {
+  if (!arena_may_be_huge()) return end;
   SliceIndex entered = chunk_after(frontier);
   if (entered < kSmallZoneSlices) entered = kSmallZoneSlices;
   if (entered < end && entered < arena.huge_from && is_dense(frontier))

@@ -63,11 +63,12 @@ def case_quick():
     times = {(row["benchmark"], row["allocator"]): row["ns"]["median"] for row in report["results"]}
     families = {benchmark.split("/")[0] for benchmark, _ in times}
     for family in ["pair", "fifo", "random", "random_touch", "producer_consumer", "ping_pong",
-                   "large", "grow_doubling", "grow_64K_steps"]:
+                   "large", "grow_doubling", "grow_64K_steps", "heap_pair",
+                   "heap_random"]:
         expect(family in families, f"no {family}", output)
     benchmarks = {benchmark for benchmark, _ in times}
     for benchmark in benchmarks:
-        for allocator in ["glibc", "rdmalloc"]:
+        for allocator in ["rdmalloc"] if benchmark.startswith("heap_") else ["glibc", "rdmalloc"]:
             expect(times.get((benchmark, allocator), 0) > 0, f"{benchmark} {allocator}", output)
 
 

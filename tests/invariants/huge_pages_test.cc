@@ -4,13 +4,15 @@
 // Each test wants a process of its own, as ctest gives it.
 //
 // Seen to fail: a_program_of_many_sizes_… with is_dense() always true, a_large_block_… without
-// huge_ask_for_whole(), a_program_that_fills_… with is_dense() always false.
+// huge_ask_for_whole(), a_program_that_fills_… with is_dense() always false, never_… with
+// huge_choose_end() not asking arena_may_be_huge().
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cinttypes>
 #include <cstdint>
+#include <cstdlib>
 #include <fstream>
 #include <string>
 #include <vector>
@@ -42,6 +44,14 @@ size_t huge_bytes(uintptr_t begin, uintptr_t end) {
 
 uintptr_t address_of(const void* block) {
   return reinterpret_cast<uintptr_t>(block);
+}
+
+// Fills a program densely, for good. The address of the highest block.
+uintptr_t fill_40_mib() {
+  uintptr_t highest = 0;
+  for (size_t used = 0; used < 40 * kMiB; used += 64)
+    highest = std::max(highest, address_of(rdmalloc_malloc(64)));
+  return highest;
 }
 
 class HugePages : public ::testing::Test {
@@ -87,15 +97,21 @@ TEST_F(HugePages, a_large_block_has_them_under_all_it_covers) {
 }
 
 TEST_F(HugePages, a_program_that_fills_its_addresses_has_them_from_then_on) {
-  std::vector<char*> blocks;
-  uintptr_t highest = 0;
-  for (size_t used = 0; used < 40 * kMiB; used += 64) {
-    blocks.push_back(static_cast<char*>(rdmalloc_malloc(64)));
-    highest = std::max(highest, address_of(blocks.back()));
-  }
-  uintptr_t end = highest & ~(kHugePage - 1);
+  uintptr_t end = fill_40_mib() & ~(kHugePage - 1);
   EXPECT_EQ(huge_bytes(end - 16 * kMiB, end), 16 * kMiB);
-  for (char* block : blocks) rdmalloc_free(block);
+}
+
+TEST_F(HugePages, never_means_never) {
+  if (getenv("RDMALLOC_HUGE") == nullptr) {
+    rdmalloc_test::ChildResult result =
+        rdmalloc_test::run_child({"/proc/self/exe", "--gtest_filter=HugePages.never_means_never"},
+                                 {.environment = {"RDMALLOC_HUGE=never"}});
+    EXPECT_TRUE(result.clean()) << result.describe();
+    return;
+  }
+  uintptr_t large = address_of(rdmalloc_malloc(80 * kMiB));
+  uintptr_t end = fill_40_mib();
+  EXPECT_EQ(huge_bytes(std::min(large, end - 40 * kMiB), std::max(large + 80 * kMiB, end)), 0u);
 }
 
 }  // namespace

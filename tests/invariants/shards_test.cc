@@ -211,7 +211,7 @@ TEST(Nodes, pages_of_another_node_are_left_alone_while_they_are_young_and_used_w
 }
 
 TEST(Shards, the_depot_is_bounded_over_all_shards_as_it_is_over_one) {
-  constexpr size_t kBytes = 64, kBound = 1 * kMiB;
+  constexpr size_t kBytes = 64, kBound = 2 * kMiB;
   go_to(0);
   release(allocate(100000, kBytes));  // one shard's share is all of it so far
   EXPECT_GT(counter("stats.depot_bytes"), kBound / 2);

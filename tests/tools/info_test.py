@@ -37,7 +37,8 @@ class Tells(unittest.TestCase):
         wanted = {"RDMALLOC_PURGE": "manual", "RDMALLOC_DECAY_MS": "17", "RDMALLOC_DIRTY_MAX": "3M",
                   "RDMALLOC_LIMIT": "640M", "RDMALLOC_PRESSURE": "off",
                   "RDMALLOC_HUGE": "never", "RDMALLOC_ARENA": "4G", "RDMALLOC_TOPOLOGY": "2x4",
-                  "RDMALLOC_NOTIFY": "hooks", "RDMALLOC_REG_MAX_BYTES": "9M",
+                  "RDMALLOC_NOTIFY": "hooks", "RDMALLOC_FOREIGN": "adopted",
+                  "RDMALLOC_REG_MAX_BYTES": "9M",
                   "RDMALLOC_REG_MAX_COUNT": "77", "RDMALLOC_LOG": "quiet", "RDMALLOC_STATS": "1"}
         seen = info(**wanted)["settings"]
         self.assertEqual({name: one["value"] for name, one in seen.items()}, wanted)
