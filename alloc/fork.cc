@@ -49,23 +49,15 @@ void recover(std::uint32_t forking_thread) {
   bool purge_goes_on = purge_turn_is_mine();
   // The page heap first: rebuilding a class walks the spans.
   if (is_orphaned(page_heap_lock_owner(), forking_thread)) page_heap_rebuild(purge_goes_on);
-  bool ends_purge = !purge_goes_on && slab_in_purge.size_class() != 0;
-  unsigned class_in_purge = 0, shard_in_purge = 0;
-  std::uint16_t heap_in_purge = 0;
-  if (ends_purge) {
-    heap_in_purge = slab_in_purge.heap();
-    if (heap_in_purge == 0) class_in_purge = slab_in_purge.size_class();
-    // With its lock free or held, the slab is one: blocks of it are out.
-    shard_in_purge = arena.span(slab_in_purge.shape.slice).load().shard;
-  }
+  SlabInPurge in_purge = purge_goes_on ? SlabInPurge{} : slab_in_purge();
   if (!purge_goes_on) page_heap_end_purges();
-  if (ends_purge) slab_pages_end_in_child();
+  if (in_purge.size_class != 0) slab_end_purge();
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
     for (unsigned c = 1; c < kClasses; ++c) {
       std::uint32_t owner = slab_lock_owner(shard, c);
       // A class whose lock this very thread holds keeps its lists: the slab that was in purge is
       // then listed at the next give-back to it.
-      bool was_in_purge = c == class_in_purge && shard == shard_in_purge;
+      bool was_in_purge = c == in_purge.size_class && shard == in_purge.shard;
       if (is_orphaned(owner, forking_thread) || (was_in_purge && owner == 0))
         slab_rebuild(shard, c);
     }
@@ -74,7 +66,7 @@ void recover(std::uint32_t forking_thread) {
   shards_after_fork(forking_thread);
   events_after_fork();
   cache_reclaim_after_fork();
-  heaps_after_fork(forking_thread, heap_in_purge);
+  heaps_after_fork(forking_thread);
 }
 
 }  // namespace

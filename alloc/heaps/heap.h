@@ -23,8 +23,7 @@
 // A slab has two bits for each block, in the bitmap of its first slice: free bits in the first
 // half, live bits in the second. A live block is in the program's hands.
 //
-//    free bits + blocks in magazines + live bits + blocks on pages in purging == blocks
-//                                                                                 (for each slab)
+//    free bits + blocks in magazines + live bits == blocks                        (for each slab)
 //    span_slices == the sum of the spans whose word names the heap, <= budget_slices
 //
 // A live bit changes under the lock of a shard: by an atomic operation, since the blocks of one
@@ -201,7 +200,6 @@ struct HeapCounters {
 HeapCounters heap_counters();
 
 // In the child of a fork, once the page heap is whole again.
-// `in_purge`: the heap with a slab whose purge of pages ended with the fork, 0 for none.
-void heaps_after_fork(std::uint32_t forking_thread, std::uint16_t in_purge);
+void heaps_after_fork(std::uint32_t forking_thread);
 
 }  // namespace rdmalloc

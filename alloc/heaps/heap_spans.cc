@@ -2,11 +2,7 @@
 
 #include <bit>
 
-#include "alloc/fork.h"
-#include "alloc/os/os.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
-#include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
 namespace {
@@ -64,24 +60,12 @@ void enter_large(Heap& heap, SliceIndex slice) {
   add(heap.large_blocks, 1);
 }
 
-SlabShape shape_of(SliceIndex slice, SpanWord word) {
-  return {slice, word.slices, heap_slab_blocks(word.size_class, word.slices),
-          block_bytes_of(word.size_class)};
-}
-
-void leave_span(Heap& heap, SliceIndex slice) {
+void free_span(Heap& heap, SliceIndex slice) {
   SpanWord word = arena.span(slice).load();
   bool is_large_block = word.kind == SpanKind::kHeapLarge;
   unlink_span(heap, slice);
   count_span(heap, -static_cast<std::int64_t>(word.slices), is_large_block);
   if (is_large_block) add(heap.large_blocks, -1);
-}
-void free_span(Heap& heap, SliceIndex slice) {
-  const Span& span = arena.span(slice);
-  leave_span(heap, slice);
-  // As a free span it is one thing again, dirty, and purged as a whole.
-  if (span.load().kind == SpanKind::kHeapSlab && span.has_purged_pages)
-    slab_pages_touch(shape_of(slice, span.load()), kAllSlabPages);
   page_heap_free(slice);
 }
 
@@ -106,9 +90,6 @@ SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) 
   span.free_blocks.store(static_cast<std::int32_t>(blocks), std::memory_order_relaxed);
   span.scan_word = 0;
   span.is_listed.store(0, std::memory_order_relaxed);
-  span.has_purged_pages = false;
-  span.is_settled.store(false, std::memory_order_relaxed);
-  span.seen.store(kNeverSeen, std::memory_order_relaxed);
   page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), slot_of(heap));
   enter_slab(heap, slice);
   return slice;
@@ -195,10 +176,6 @@ std::uint32_t take_from(HeapClass& slabs, SliceIndex slice, unsigned size_class,
   span.scan_word = static_cast<std::uint16_t>(w);
   std::uint32_t left = free_blocks_of(slice) - got;
   span.free_blocks.store(static_cast<std::int32_t>(left), std::memory_order_relaxed);
-  auto takes = span.takes.load(std::memory_order_relaxed);
-  span.takes.store(static_cast<std::uint16_t>(takes + 1), std::memory_order_relaxed);
-  if (span.has_purged_pages) [[unlikely]]
-    slab_pages_touch(shape_of(slice, span.load()), blocks, got);
   relist(slabs, slice, left);
   return got;
 }
@@ -239,69 +216,12 @@ bool heap_slab_give_back(Heap& heap, unsigned size_class, void* const* blocks,
     std::atomic<std::uint64_t>& word = arena.bitmap(block.slice)[block.index / 64];
     word.store(word.load(std::memory_order_relaxed) | bit_of(block), std::memory_order_relaxed);
     std::uint32_t free_blocks = free_blocks_of(block.slice) + 1;
-    // seq_cst, before slab_tell_watcher() looks: see there.
     arena.span(block.slice)
-        .free_blocks.store(static_cast<std::int32_t>(free_blocks), std::memory_order_seq_cst);
+        .free_blocks.store(static_cast<std::int32_t>(free_blocks), std::memory_order_relaxed);
     relist(slabs, block.slice, free_blocks);
     has_freed |= settle(heap, slabs, block.slice, true);
   }
-  slab_tell_watcher();
   return has_freed;
-}
-
-namespace {
-
-// The heap is being destroyed while a purge has blocks of one of its slabs out of reach: the slab
-// leaves the heap with it, and goes to the page heap when the purge ends. Under the class's lock,
-// as the begin and the end of the purge, which so come before this or find it done.
-void abandon_slab_in_purge(Heap& heap, unsigned size_class) {
-  if (!slab_in_purge.is_of(size_class, slot_of(heap))) return;
-  LockGuard guard(heap.span_lock);
-  slab_in_purge.is_abandoned = true;
-  order_for_fork();
-  leave_span(heap, slab_in_purge.shape.slice);
-  page_heap_free_into_purge(slab_in_purge.shape.slice);
-}
-
-}  // namespace
-
-SlabPages heap_slab_pages_begin(Heap& heap, SliceIndex slice, unsigned size_class) {
-  HeapClass& slabs = heap.classes[size_class];
-  LockGuard guard(slabs.lock);
-  SpanWord word = arena.span(slice).load();
-  if (word.kind != SpanKind::kHeapSlab || word.size_class != size_class ||
-      word.heap != slot_of(heap) || !is_live(heap.handle.load(std::memory_order_relaxed)))
-    return {};
-  SlabPages pages = slab_pages_take_out(shape_of(slice, word), size_class, word.heap);
-  relist(slabs, slice, free_blocks_of(slice));
-  return pages;
-}
-
-void heap_slab_pages_end(Heap& heap, const SlabPages& purged) {
-  SlabShape shape = slab_in_purge.shape;
-  HeapClass& slabs = heap.classes[slab_in_purge.size_class()];
-  bool is_abandoned = false, has_freed = false;
-  {
-    LockGuard guard(slabs.lock);
-    is_abandoned = slab_in_purge.is_abandoned;
-    if (is_abandoned) {
-      slab_in_purge.end();
-    } else {
-      slab_pages_put_back(purged);
-      // A heap that is being destroyed gives its spans back by itself.
-      if (is_live(heap.handle.load(std::memory_order_relaxed))) {
-        relist(slabs, shape.slice, free_blocks_of(shape.slice));
-        has_freed = settle(heap, slabs, shape.slice, true);
-      }
-    }
-  }
-  if (is_abandoned) {
-    // The span is nobody else's: out of the heap, and not yet in the page heap's lists.
-    slab_pages_note_purged(shape, purged);
-    slab_pages_touch(shape, kAllSlabPages);
-    page_heap_purge_end(shape.slice, false, static_cast<std::uint32_t>(os::coarse_ms()));
-  }
-  if (is_abandoned || has_freed) purge_note_dirty();
 }
 
 bool heap_slab_trim(Heap& heap) {
@@ -365,24 +285,16 @@ bool heap_large_resize(Heap& heap, SliceIndex slice, std::uint32_t slices, bool*
 }
 
 void heap_free_all_spans(Heap& heap) {
-  for (unsigned c = 1; c < kClasses; ++c) {
-    HeapClass& slabs = heap.classes[c];
+  for (HeapClass& slabs : heap.classes) {
     LockGuard guard(slabs.lock);
     for (SliceIndex& head : slabs.head) head = 0;
     slabs.listed.store(0, std::memory_order_relaxed);
-    abandon_slab_in_purge(heap, c);
   }
   LockGuard guard(heap.span_lock);
   while (heap.first_span != 0) free_span(heap, heap.first_span);
 }
 
 namespace {
-
-// Blocks of the slab that a purge has out of reach.
-std::uint64_t out_of_reach(SliceIndex slice, std::uint32_t word) {
-  bool is_in_purge = slab_in_purge.size_class() != 0 && slab_in_purge.shape.slice == slice;
-  return is_in_purge ? slab_in_purge.blocks[word] : 0;
-}
 
 // Makes a slab's counts, and its free bits if `is_exact`, anew; returns its live blocks.
 std::uint32_t rebuild_slab(HeapClass& slabs, SliceIndex slice, bool is_exact) {
@@ -393,17 +305,13 @@ std::uint32_t rebuild_slab(HeapClass& slabs, SliceIndex slice, bool is_exact) {
   std::uint32_t free_blocks = 0, live_blocks = 0;
   for (std::uint32_t w = 0; w < heap_slab_words(word.size_class, word.slices); ++w) {
     std::uint64_t live = bits[kLiveWord + w].load(std::memory_order_relaxed);
-    // A purge that goes on in the child still has its blocks.
-    if (is_exact)
-      bits[w].store(all_blocks(blocks, w) & ~live & ~out_of_reach(slice, w),
-                    std::memory_order_relaxed);
+    if (is_exact) bits[w].store(all_blocks(blocks, w) & ~live, std::memory_order_relaxed);
     std::uint64_t free = bits[w].load(std::memory_order_relaxed);
     live_blocks += static_cast<std::uint32_t>(std::popcount(live));
     free_blocks += static_cast<std::uint32_t>(std::popcount(free));
   }
   span.free_blocks.store(static_cast<std::int32_t>(free_blocks), std::memory_order_relaxed);
   span.is_listed.store(0, std::memory_order_relaxed);
-  slab_pages_forget(slice, word.slices);
   relist(slabs, slice, free_blocks);
   return live_blocks;
 }

@@ -6,7 +6,6 @@
 
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/arena.h"
-#include "alloc/slabs/slab_pages.h"
 
 namespace rdmalloc {
 
@@ -101,13 +100,6 @@ std::uint32_t heap_slab_take(Heap& heap, unsigned size_class, void** blocks, std
                                        std::uint32_t count);
 // Frees the empty slabs that were kept for the next allocation.
 [[nodiscard]] bool heap_slab_trim(Heap& heap);
-
-// ---- pages of slabs in use, for the purge (slabs/slab_purge.h). With the purge turn. ----
-
-// As slab_pages_begin() and slab_pages_end(). What is out of reach counts in the heap's budget, so
-// a request may be refused for want of it that would be granted a moment later.
-SlabPages heap_slab_pages_begin(Heap& heap, SliceIndex slice, unsigned size_class);
-void heap_slab_pages_end(Heap& heap, const SlabPages& purged);
 
 // ---- large blocks. With no lock held. ----
 

@@ -109,11 +109,11 @@ int walk_span(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
 
 // Makes a heap whole. Locks that vanished threads held are freed; what they were changing is made
 // anew. Nothing of a heap changes without one of its locks, so a heap none of whose locks was held
-// is whole, unless a purge had blocks of it out of reach.
-void repair(Heap& heap, std::uint32_t forking_thread, bool is_in_purge) {
+// is whole.
+void repair(Heap& heap, std::uint32_t forking_thread) {
   std::uint64_t handle = heap.handle.load(std::memory_order_relaxed);
   if (handle == 0) return;
-  bool is_orphaned = is_in_purge, is_busy = false;
+  bool is_orphaned = false, is_busy = false;
   auto look_at = [&](Lock& lock) {
     std::uint32_t owner = lock.owner();
     if (owner == 0) return;
@@ -258,13 +258,13 @@ HeapCounters heap_counters() {
   return counters;
 }
 
-void heaps_after_fork(std::uint32_t forking_thread, std::uint16_t in_purge) {
+void heaps_after_fork(std::uint32_t forking_thread) {
   auto free_if_orphaned = [forking_thread](Lock& lock) {
     if (lock.owner() != 0 && lock.owner() != forking_thread) lock.reset();
   };
   free_if_orphaned(reserve_lock);
   free_if_orphaned(heaps.lock());
-  for_each_slot([&](Heap& heap) { repair(heap, forking_thread, slot_of(heap) == in_purge); });
+  for_each_slot([&](Heap& heap) { repair(heap, forking_thread); });
 }
 
 }  // namespace rdmalloc

@@ -528,8 +528,14 @@ void page_heap_free(SliceIndex slice) {
   LockGuard guard(heap.lock);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
+  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
   SpanKind left = left_by(span);
-  take_out_of_use(slice, SpanKind::kReserved);
+  span.store({SpanKind::kReserved, 0, false, word.slices});
+  // Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks,
+  // with their keys above all, comes before what is done once nothing is alive there.
+  for (SliceIndex s = slice; s < slice + word.slices; ++s)
+    arena.class_map[s].store(0, std::memory_order_release);
+  add_used(-static_cast<std::int64_t>(word.slices));
   span.freed_ms = now_ms();
   if (span.reach < word.slices) span.reach = word.slices;
   join_and_insert(slice, word.slices, left);

@@ -56,10 +56,6 @@ SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner = 0)
 // once he holds no lock.
 void page_heap_free(SliceIndex slice);
 
-// The same for a slab some of whose pages a purge has out of reach: it is in purging from now on,
-// and page_heap_purge_end() puts it back.
-void page_heap_free_into_purge(SliceIndex slice);
-
 // Grows or shrinks a large span where it lies. False when the neighbour is in use (grow).
 bool page_heap_grow(SliceIndex slice, std::uint32_t slices);
 void page_heap_shrink(SliceIndex slice, std::uint32_t slices);

@@ -80,16 +80,6 @@ void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms
   join_and_insert(slice, slices, is_clean ? SpanKind::kFreeClean : span.purged_from, Age::kOwn);
 }
 
-void page_heap_free_into_purge(SliceIndex slice) {
-  LockGuard guard(heap.lock);
-  Span& span = arena.span(slice);
-  std::uint32_t slices = span.load().slices;
-  span.purged_from = SpanKind::kFreeDirty;
-  if (span.reach < slices) span.reach = slices;
-  take_out_of_use(slice, SpanKind::kPurging);
-  heap.purging_slices += slices;
-}
-
 void page_heap_note_part_purged(SliceIndex slice) {
   LockGuard guard(heap.lock);
   arena.span(first_of(slice)).generation.store(++heap.next_generation, std::memory_order_relaxed);

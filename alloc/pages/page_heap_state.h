@@ -57,18 +57,6 @@ inline void add_dirty(std::int64_t slices) {
       std::memory_order_relaxed);
 }
 
-// Takes a span out of use; its word says `kind` from now on.
-inline void take_out_of_use(SliceIndex slice, SpanKind kind) {
-  SpanWord word = arena.span(slice).load();
-  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
-  arena.span(slice).store({kind, 0, false, word.slices});
-  // Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks,
-  // with their keys above all, comes before what is done once nothing is alive there.
-  for (SliceIndex s = slice; s < slice + word.slices; ++s)
-    arena.class_map[s].store(0, std::memory_order_release);
-  add_used(-static_cast<std::int64_t>(word.slices));
-}
-
 // Enters a span, whose neighbours are not of its family, into the lists. `near`: see AgeList.
 void insert_free(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex near = 0);
 // Takes a span out of the lists; returns a hint for what takes its place by age.

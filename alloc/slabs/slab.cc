@@ -26,6 +26,8 @@ constinit std::atomic<SlabClass*> classes_of_shard[kShardLimit] = {};
 
 }  // namespace
 
+constinit InPurge in_purge = {};
+
 SlabClass& slabs_of(unsigned shard, unsigned size_class) {
   if (shard == 0) [[likely]]
     return first_classes[size_class];
@@ -98,8 +100,85 @@ SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
   return slice;
 }
 
-SlabShape shape_of(SliceIndex slice, const ClassInfo& info) {
-  return {slice, info.slab_slices, info.slab_blocks, info.block_bytes};
+// ---- pages of a slab in use that are given back. Under the class's lock. ----
+
+static_assert(std::size_t{kSlabPageWords} * 64 * 4096 >= 8 * kSliceBytes,
+              "512 KiB of the smallest pages");
+
+// A bit for each page in [first, last].
+SlabPages pages_between(std::size_t first, std::size_t last) {
+  SlabPages pages{};
+  for (std::size_t page = first; page <= last; ++page)
+    pages.bits[page / 64] |= std::uint64_t{1} << page % 64;
+  return pages;
+}
+
+SlabPages pages_of(std::uint32_t block, const ClassInfo& info) {
+  std::size_t first = std::size_t{block} * info.block_bytes;
+  int shift = std::countr_zero(arena.page_bytes);
+  return pages_between(first >> shift, (first + info.block_bytes - 1) >> shift);
+}
+
+template <typename Visit>
+void for_each_bit(std::uint64_t bits, Visit visit) {
+  for (; bits != 0; bits &= bits - 1) visit(static_cast<std::uint32_t>(std::countr_zero(bits)));
+}
+
+// The part of a slab's pages that lies in its `part`-th slice.
+std::uint16_t pages_in_slice(const SlabPages& pages, std::uint32_t part) {
+  auto in_a_slice = static_cast<std::uint32_t>(kSliceBytes / arena.page_bytes);
+  std::uint32_t first = part * in_a_slice;  // a power of two: a slice's pages lie in one word
+  return static_cast<std::uint16_t>(pages.bits[first / 64] >> first % 64 &
+                                    ((std::uint64_t{1} << in_a_slice) - 1));
+}
+
+// These pages are backed again, or about to be.
+void note_touched(SliceIndex slice, const ClassInfo& info, const SlabPages& touched) {
+  bool is_any_left = false;
+  for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
+    std::uint16_t purged = arena.purged_pages[slice + part].load(std::memory_order_relaxed);
+    auto reused = static_cast<std::uint16_t>(purged & pages_in_slice(touched, part));
+    auto left = static_cast<std::uint16_t>(purged & ~reused);
+    is_any_left |= left != 0;
+    if (reused == 0) continue;
+    arena.purged_pages[slice + part].store(left, std::memory_order_relaxed);
+    events_note_reuse_pages(slice + part, reused);
+  }
+  arena.span(slice).has_purged_pages = is_any_left;
+}
+
+constexpr SlabPages kAllPages = {{~std::uint64_t{0}, ~std::uint64_t{0}}};
+
+// Pages on which no block that is out lies, and that are not given back yet. `blocks`, zeroed, gets
+// the blocks that touch them, all of them free.
+SlabPages purgeable_pages(SliceIndex slice, const ClassInfo& info, std::uint64_t* blocks) {
+  std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
+  std::size_t used_bytes = std::size_t{info.slab_blocks} * info.block_bytes;
+  SlabPages pages = pages_between(0, (used_bytes - 1) >> std::countr_zero(arena.page_bytes));
+  auto in_a_slice = static_cast<std::uint32_t>(kSliceBytes / arena.page_bytes);
+  for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
+    std::uint64_t purged = arena.purged_pages[slice + part].load(std::memory_order_relaxed);
+    pages.bits[part * in_a_slice / 64] &= ~(purged << part * in_a_slice % 64);
+  }
+  // Givers may set bits meanwhile; what was set stays set.
+  std::uint64_t is_free[kBitmapWords];
+  for (std::uint32_t w = 0; w < words_of(info); ++w) {
+    std::uint32_t here = info.slab_blocks - w * 64;
+    std::uint64_t all = here < 64 ? (std::uint64_t{1} << here) - 1 : ~std::uint64_t{0};
+    is_free[w] = bitmap[w].load(std::memory_order_relaxed);
+    for_each_bit(all & ~is_free[w], [&](std::uint32_t bit) {
+      SlabPages kept = pages_of(w * 64 + bit, info);
+      for (std::uint32_t i = 0; i < kSlabPageWords; ++i) pages.bits[i] &= ~kept.bits[i];
+    });
+  }
+  if (pages.is_empty()) return pages;
+  for (std::uint32_t w = 0; w < words_of(info); ++w)
+    for_each_bit(is_free[w], [&](std::uint32_t bit) {
+      SlabPages on = pages_of(w * 64 + bit, info);
+      if ((on.bits[0] & pages.bits[0]) | (on.bits[1] & pages.bits[1]))
+        blocks[w] |= std::uint64_t{1} << bit;
+    });
+  return pages;
 }
 
 // The fullest slab that has free blocks. Buckets are stale by what was given back since: a slab
@@ -162,8 +241,14 @@ std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** end, std
   span.free_blocks.fetch_sub(static_cast<std::int32_t>(got), std::memory_order_acq_rel);
   auto takes = span.takes.load(std::memory_order_relaxed);
   span.takes.store(static_cast<std::uint16_t>(takes + 1), std::memory_order_relaxed);
-  if (span.has_purged_pages) [[unlikely]]
-    slab_pages_touch(shape_of(slice, info), end - got, got);
+  if (span.has_purged_pages) [[unlikely]] {
+    SlabPages touched{};
+    for (std::uint32_t i = 0; i < got; ++i) {
+      SlabPages of_block = pages_of(position_of(*(end - 1 - i), info).index, info);
+      for (std::uint32_t p = 0; p < kSlabPageWords; ++p) touched.bits[p] |= of_block.bits[p];
+    }
+    note_touched(slice, info, touched);
+  }
   return got;
 }
 
@@ -173,8 +258,7 @@ void release(SlabClass& slabs, SliceIndex slice) {
   SpanWord word = span.load();
   if (span.is_listed.load(std::memory_order_relaxed)) unlist(slabs, slice);
   // As a free span it is one thing again, dirty, and purged as a whole.
-  if (span.has_purged_pages)
-    slab_pages_touch(shape_of(slice, class_info(word.size_class)), kAllSlabPages);
+  if (span.has_purged_pages) note_touched(slice, class_info(word.size_class), kAllPages);
   slabs.slabs -= 1;
   slab_slices.fetch_sub(word.slices, std::memory_order_relaxed);
   page_heap_free(slice);
@@ -379,10 +463,6 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
     i += run;
   }
   if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);
-  slab_tell_watcher();
-}
-
-void slab_tell_watcher() {
   if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))
     purge_note_slab_change();
 }
@@ -401,20 +481,57 @@ std::uint64_t slab_bytes() {
 }
 
 SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class) {
+  const ClassInfo& info = class_info(size_class);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
   if (!is_slab_of(word, size_class)) return {};
   LockGuard guard(slabs_of(word.shard, size_class).lock);
   if (span.word.load(std::memory_order_acquire) != pack(word)) return {};  // it was, until now
-  return slab_pages_take_out(shape_of(slice, class_info(size_class)), size_class, 0);
+  for (std::uint64_t& bits : in_purge.blocks) bits = 0;
+  SlabPages pages = purgeable_pages(slice, info, in_purge.blocks);
+  in_purge.slice = slice;
+  order_for_fork();
+  in_purge.size_class = size_class;
+  order_for_fork();
+  std::int32_t taken = 0;
+  for (std::uint32_t w = 0; w < words_of(info); ++w) {
+    if (in_purge.blocks[w] == 0) continue;
+    taken += std::popcount(in_purge.blocks[w]);
+    // Acquire: as in take_from(). The kernel is to find the pages as their last users left them.
+    arena.bitmap(slice)[w].fetch_and(~in_purge.blocks[w], std::memory_order_acquire);
+  }
+  span.free_blocks.fetch_sub(taken, std::memory_order_acq_rel);
+  // With no block held the slab could go away; pages that hold no block are never touched anyway.
+  if (taken == 0) {
+    in_purge.size_class = 0;
+    return {};
+  }
+  return pages;
 }
 
 void slab_pages_end(const SlabPages& purged) {
-  unsigned size_class = slab_in_purge.size_class();
-  SliceIndex slice = slab_in_purge.shape.slice;
+  unsigned size_class = in_purge.size_class;
+  SliceIndex slice = in_purge.slice;
+  const ClassInfo& info = class_info(size_class);
   {
-    LockGuard guard(slabs_of(arena.span(slice).load().shard, size_class).lock);
-    slab_pages_put_back(purged);
+    Span& span = arena.span(slice);
+    LockGuard guard(slabs_of(span.load().shard, size_class).lock);
+    for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
+      std::uint16_t here = pages_in_slice(purged, part);
+      if (here == 0) continue;
+      span.has_purged_pages = true;
+      arena.purged_pages[slice + part].fetch_or(here, std::memory_order_relaxed);
+    }
+    std::int32_t given = 0;
+    for (std::uint32_t w = 0; w < words_of(info); ++w) {
+      if (in_purge.blocks[w] == 0) continue;
+      given += std::popcount(in_purge.blocks[w]);
+      // Under the lock, where nobody takes them before this purge is off the record.
+      arena.bitmap(slice)[w].fetch_or(in_purge.blocks[w], std::memory_order_seq_cst);
+    }
+    span.free_blocks.fetch_add(given, std::memory_order_acq_rel);
+    order_for_fork();
+    in_purge.size_class = 0;
   }
   settle(size_class, slice, true);
 }

@@ -18,7 +18,6 @@
 #include <cstdint>
 
 #include "alloc/pages/span.h"
-#include "alloc/slabs/slab_pages.h"
 
 namespace rdmalloc {
 
@@ -45,6 +44,12 @@ bool slab_make_shard(unsigned shard);
 // free, are out of reach while that happens, and are handed out as before afterwards.
 
 inline constexpr std::uint32_t kNeverSeen = ~std::uint32_t{0};  // Span::seen of a new slab
+inline constexpr std::uint32_t kSlabPageWords = 2;
+struct SlabPages {
+  std::uint64_t bits[kSlabPageWords];  // a bit for each page of the slab
+
+  bool is_empty() const { return (bits[0] | bits[1]) == 0; }
+};
 // Takes pages of the slab out of reach that hold no block that is out and are not given back
 // already; none when there are none, or the span is no slab of this class. One slab at a time.
 SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class);
@@ -54,8 +59,6 @@ void slab_pages_end(const SlabPages& purged);
 // Whether the purge thread is to be told, once, when blocks are next given back to any slab
 // (purge_note_slab_change). A full fence comes after it.
 void slab_watch(bool wanted);
-// Tells it if so. After blocks were given back, and Span::free_blocks says so (seq_cst).
-void slab_tell_watcher();
 // Whether it still is to be told. seq_cst.
 bool slab_is_watched();
 // Bytes of all slabs in use.
@@ -72,5 +75,14 @@ SlabCounters slab_counters(unsigned size_class);
 // from the spans.
 std::uint32_t slab_lock_owner(unsigned shard, unsigned size_class);
 void slab_rebuild(unsigned shard, unsigned size_class);
+// The slab whose pages a purge has out of reach.
+struct SlabInPurge {
+  unsigned size_class;  // 0: none
+  unsigned shard;
+};
+SlabInPurge slab_in_purge();
+// Sets the bits of the blocks on those pages. Twice does no harm but to free_blocks, which
+// slab_rebuild() counts anew.
+void slab_end_purge();
 
 }  // namespace rdmalloc

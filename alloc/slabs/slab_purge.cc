@@ -2,7 +2,6 @@
 
 #include <bit>
 
-#include "alloc/heaps/heap_spans.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
@@ -27,7 +26,6 @@ constinit Walk walk;
 struct Look {
   SliceIndex slice;
   unsigned size_class;
-  std::uint16_t heap;
   std::uint32_t seen;
 };
 
@@ -46,13 +44,12 @@ SliceIndex for_each_slab(SliceIndex begin, SliceIndex end, See see) {
   SliceIndex slice = begin;
   for (; slice < end && goes_on; slice = page_heap_next(slice, end)) {
     SpanWord word = arena.span(slice).load();
-    if (!is_slab(word.kind)) continue;
+    if (word.kind != SpanKind::kSlab) continue;
     std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
     if (free_blocks <= 0) continue;
     std::size_t bytes = static_cast<std::size_t>(free_blocks) * block_bytes_of(word.size_class);
     if (bytes < arena.page_bytes) continue;
-    goes_on =
-        see(Look{slice, word.size_class, word.heap, looks_now(arena.span(slice), free_blocks)});
+    goes_on = see(Look{slice, word.size_class, looks_now(arena.span(slice), free_blocks)});
   }
   return slice;
 }
@@ -70,18 +67,9 @@ bool is_due(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
   return how.everything || still_ms >= how.still_ms;
 }
 
-// An ordinary slab's, or those of a slab of a heap of the user.
-SlabPages pages_begin(const Look& look) {
-  return look.heap == 0 ? slab_pages_begin(look.slice, look.size_class)
-                        : heap_slab_pages_begin(*heaps.at(look.heap), look.slice, look.size_class);
-}
-void pages_end(const Look& look, const SlabPages& purged) {
-  look.heap == 0 ? slab_pages_end(purged) : heap_slab_pages_end(*heaps.at(look.heap), purged);
-}
-
 // Purges the runs of pages that the slab can spare. Returns their bytes.
 std::uint64_t purge_slab(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
-  SlabPages pages = pages_begin(look), purged{};
+  SlabPages pages = slab_pages_begin(look.slice, look.size_class), purged{};
   bool is_refused = false;
   std::uint64_t bytes = 0;
   if (!pages.is_empty()) {
@@ -103,7 +91,7 @@ std::uint64_t purge_slab(const Look& look, const SlabPurge& how, std::uint32_t n
         }
       }
     }
-    pages_end(look, purged);
+    slab_pages_end(purged);
   }
   // What was refused is offered again, when it has stood still as long again.
   Span& span = arena.span(look.slice);
