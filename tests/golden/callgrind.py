@@ -4,7 +4,7 @@
     callgrind.py SEQUENCE SCRATCH_FOLDER COMPILER [--update]
 
 SEQUENCE is callgrind_sequence.cc over the prefixed library. Compared with callgrind.json: the calls
-of each entry point exactly, the sum of their instructions within 10 %, the longest call at most 20 %
+of each entry point exactly, the sum of their instructions within 5 %, the longest call at most 20 %
 above the table: some calls look at the clock, and which of them finds that a tick has passed is
 chance. docs/bench.md shows the table of g++ and must agree with it.
 
@@ -24,8 +24,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 TABLE = os.path.join(HERE, "callgrind.json")
 DOCUMENT = os.path.join(os.path.dirname(os.path.dirname(HERE)), "docs", "bench.md")
 BEGIN, END = "<!-- callgrind.py: begin -->\n", "<!-- callgrind.py: end -->\n"
-# Ages and ticks go by the clock: beside four busy loops calloc of medium blocks took 8 % fewer.
-TOLERANCE, LONGEST_TOLERANCE = 0.1, 0.2
+TOLERANCE, LONGEST_TOLERANCE = 0.05, 0.2
 # It reads the environment, the cgroups and the processors: another machine, another count.
 TOLERANCES = {"the first malloc of all": 1}
 
@@ -41,7 +40,8 @@ def run(sequence, folder):
         ["valgrind", "--tool=callgrind", "--collect-atstart=no", "--combine-dumps=yes",
          "--dump-line=no", f"--callgrind-out-file={out}", sequence],
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-        env={"PATH": os.environ["PATH"], "RDMALLOC_PURGE": "manual"})
+        env={"PATH": os.environ["PATH"], "RDMALLOC_PURGE": "manual",
+             "RDMALLOC_DECAY_MS": "3600000"})
     if done.returncode != 0:
         sys.exit(f"callgrind: status {done.returncode}\n{done.stdout[-4000:]}")
     with open(out, encoding="utf-8") as file:
@@ -94,7 +94,7 @@ def differences(golden, found):
         want, have = golden[name], found[name]
         if have["calls"] != want["calls"]:
             yield f"{name}: {have['calls']} calls instead of {want['calls']}"
-        # A handful of instructions is the compiler's freedom, also where 10 % is none.
+        # A handful of instructions is the compiler's freedom, also where 5 % is none.
         tolerance = TOLERANCES.get(name, TOLERANCE)
         slack = tolerance * want["instructions"] + 4
         if abs(have["instructions"] - want["instructions"]) > slack:

@@ -287,8 +287,12 @@ TEST_F(PoolLimits, a_thousand_pools_one_after_the_other_leave_the_mappings_as_th
     ASSERT_EQ(rdmalloc_pool_destroy(pool), 0);
     if (i == 0) before = mappings();  // what the first one of a process needs is there
   }
-  // A sanitizer's runtime maps some of its own.
-  EXPECT_LT(mappings() - before, 16);
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr int kBound = 16;  // its own heap maps 4 to 9 meanwhile
+#else
+  constexpr int kBound = 4;
+#endif
+  EXPECT_LT(mappings() - before, kBound);
 }
 
 // Fails when take_place() does not look at the end.
