@@ -14,60 +14,39 @@
 #include <random>
 #include <vector>
 
+#include "bench/regcache/stub_domain.h"
+
 namespace {
 
 constexpr std::size_t kBlockBytes = 128 << 10;  // more than a slice: a span for each
 
-int register_nothing(void* context, void* addr, size_t length, uint32_t access, rdmalloc_key* key) {
-  (void)addr, (void)length, (void)access;
-  auto& count = *static_cast<std::uint64_t*>(context);
-  key->lkey = ++count;
-  key->rkey = 0;
-  key->handle = nullptr;
-  return 0;
-}
-
-int deregister_nothing(void* context, void* addr, size_t length, const rdmalloc_key* key) {
-  (void)context, (void)addr, (void)length, (void)key;
-  return 0;
-}
-
 // A domain with `count` blocks registered in it, in random order of their addresses.
 class Registered {
  public:
-  explicit Registered(std::size_t count) {
-    rdmalloc_registrar_ops ops{};
-    ops.size = sizeof(ops);
-    ops.name = "stub";
-    ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
-                RDMALLOC_REGISTRAR_EXACT_ACCESS;
-    ops.register_ = register_nothing;
-    ops.deregister = deregister_nothing;
-    error_ = rdmalloc_domain_open(&ops, &registered_, nullptr, &domain_);
+  explicit Registered(std::size_t count) : error_(domain_.error()) {
     while (error_ == 0 && blocks_.size() < count) {
       void* block = rdmalloc_malloc(kBlockBytes);
       if (block == nullptr) error_ = -ENOMEM;
       if (error_ != 0) break;
       blocks_.push_back(block);
       rdmalloc_key key{};
-      error_ = rdmalloc_reg_key(domain_, block, kBlockBytes, RDMALLOC_ACCESS_LOCAL, &key);
+      error_ = rdmalloc_reg_key(domain_.get(), block, kBlockBytes, RDMALLOC_ACCESS_LOCAL, &key);
     }
     std::shuffle(blocks_.begin(), blocks_.end(), std::mt19937_64(1));
   }
   ~Registered() {
     for (void* block : blocks_) rdmalloc_free(block);
-    if (domain_ != nullptr) rdmalloc_domain_close(domain_);
   }
   Registered(const Registered&) = delete;
   Registered& operator=(const Registered&) = delete;
 
   int error() const { return error_; }
-  rdmalloc_domain* domain() const { return domain_; }
+  rdmalloc_domain* domain() const { return domain_.get(); }
+  std::uint64_t registrations() const { return domain_.counters().registrations; }
   const std::vector<void*>& blocks() const { return blocks_; }
 
  private:
-  std::uint64_t registered_ = 0;
-  rdmalloc_domain* domain_ = nullptr;
+  rdmalloc::bench::StubDomain domain_;
   int error_ = 0;
   std::vector<void*> blocks_;
 };
@@ -85,13 +64,6 @@ const Registered* registered(benchmark::State& state) {
   return nullptr;
 }
 
-std::uint64_t registrations_of(rdmalloc_domain* domain) {
-  rdmalloc_domain_counters stats{};
-  stats.size = sizeof(stats);
-  rdmalloc_domain_stats(domain, &stats);
-  return stats.registrations;
-}
-
 // Runs `look_up(block)` over hot or random blocks; an error, or a call of the registrar, fails it.
 template <typename LookUp>
 void measure(benchmark::State& state, bool random, LookUp look_up) {
@@ -99,7 +71,7 @@ void measure(benchmark::State& state, bool random, LookUp look_up) {
   const Registered* set = registered(state);
   if (set == nullptr) return;
   const std::vector<void*>& blocks = set->blocks();
-  const std::uint64_t before = registrations_of(set->domain());
+  const std::uint64_t before = set->registrations();
   std::size_t next = 0;
   int error = 0;
   for (auto _ : state)
@@ -108,7 +80,7 @@ void measure(benchmark::State& state, bool random, LookUp look_up) {
       if (random && ++next == blocks.size()) next = 0;
     }
   if (error != 0) state.SkipWithError("a look-up failed");
-  if (registrations_of(set->domain()) != before) state.SkipWithError("a look-up was no hit");
+  if (set->registrations() != before) state.SkipWithError("a look-up was no hit");
   state.SetItemsProcessed(state.iterations() * static_cast<std::int64_t>(kBatch));
 }
 

@@ -18,9 +18,7 @@ namespace fs = std::filesystem;
 // A folder of peers that is always to be looked through.
 constexpr const char* kPeersVariable = "RDMALLOC_BENCH_PEERS";
 
-}  // namespace
-
-void add_driver_options(CLI::App& app, DriverOptions& options, const std::string& default_json) {
+void add_allocator_options(CLI::App& app, DriverOptions& options) {
   app.add_option(
       "--allocators", options.allocator_list,
       fmt::format("of {} (default: all that are installed)", fmt::join(allocator_names(), ", ")));
@@ -31,8 +29,15 @@ void add_driver_options(CLI::App& app, DriverOptions& options, const std::string
                              fmt::join(built_peer_names(), ", "), kPeersVariable));
   app.add_option("--rdmalloc", options.allocators.rdmalloc_library, "path of librdmalloc.so")
       ->capture_default_str();
-  app.add_option("--repetitions", options.repetitions,
-                 "runs of each allocator, in turn with the others")
+}
+
+}  // namespace
+
+void add_driver_options(CLI::App& app, DriverOptions& options, const std::string& default_json) {
+  if (options.compares_allocators) add_allocator_options(app, options);
+  app.add_option(
+         "--repetitions", options.repetitions,
+         options.compares_allocators ? "runs of each allocator, in turn with the others" : "runs")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   app.add_option("--limit-s", options.limit_s, "seconds a run may take before it counts as hung")

@@ -13,7 +13,8 @@
 namespace rdmalloc::bench {
 
 struct DriverOptions {
-  std::string name;  // of the program, in messages
+  std::string name;                 // of the program, in messages
+  bool compares_allocators = true;  // false: nothing of `allocators` is asked for
   AllocatorSearch allocators;
   int repetitions = 3;
   int limit_s = 120;
@@ -25,8 +26,9 @@ struct DriverOptions {
   std::string allocator_list;  // --allocators as given
 };
 
-// --allocators, --peer, --peers, --rdmalloc, --repetitions, --limit-s, --output, --json, --list,
-// --quiet. `default_json` is the file's name in the output folder.
+// --allocators, --peer, --peers, --rdmalloc, where allocators are compared; --repetitions,
+// --limit-s, --output, --json, --list, --quiet. `default_json` is the file's name in the output
+// folder.
 void add_driver_options(CLI::App& app, DriverOptions& options, const std::string& default_json);
 
 // -1 to go on, otherwise the exit status: the message or the help is printed.

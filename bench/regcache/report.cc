@@ -1,0 +1,205 @@
+// The tables, the JSON file and the picture of regcache_compare.
+#include "bench/support/report.h"
+
+#include <fmt/format.h>
+
+#include "bench/regcache/results.h"
+#include "bench/support/statistics.h"
+#include "bench/support/table.h"
+
+namespace rdmalloc::bench {
+namespace {
+
+using nlohmann::json;
+
+const std::vector<double>* find(const Measured& measured, const std::string& name) {
+  const auto it = measured.find(name);
+  return it == measured.end() ? nullptr : &it->second;
+}
+
+std::string cell_text(const Measured& measured, const std::string& name) {
+  const auto* values = find(measured, name);
+  if (values == nullptr) return "-";
+  const Summary summary = summarize(present(*values));
+  if (summary.count == 0) return "failed";
+  std::string text = nanoseconds_text(summary.median);
+  if (summary.count > 1) text += fmt::format(" ±{:.0f}%", half_range_percent(summary));
+  return text;
+}
+
+// 0: one of them is not there.
+double ratio_of(const Measured& measured, const std::string& name, const std::string& base) {
+  const auto* values = find(measured, name);
+  const auto* bases = find(measured, base);
+  return values == nullptr || bases == nullptr ? 0 : paired_ratio(*values, *bases);
+}
+
+std::string ratio_text(double ratio) {
+  return ratio > 0 ? fmt::format("{:.2f}", ratio) : "-";
+}
+
+std::string threads_text(std::size_t threads) {
+  return threads == 1 ? "1 thread" : fmt::format("{} threads", threads);
+}
+
+// What the columns of ratios compare; the first is divided by the second.
+struct Ratio {
+  const char* column;
+  const char* name;
+  const char* base;
+};
+constexpr std::array<Ratio, 6> kRatios = {{{"reg_key/load", "key", "load"},
+                                           {"chained", "key_chained", "load_chained"},
+                                           {"get+put/count", "get_put", "count"},
+                                           {"get+put/apart", "get_put", "get_put_apart"},
+                                           {"UCX/get+put", "ucx", "get_put"},
+                                           {"foreign/UCX", "foreign", "ucx"}}};
+
+std::string hit_tables(const RegcacheResults& results) {
+  std::vector<std::string> time_head = {"registrations"};
+  for (const Subject& subject : kSubjects) time_head.emplace_back(subject.column);
+  std::vector<std::string> ratio_head = {"registrations"};
+  for (const Ratio& ratio : kRatios) ratio_head.emplace_back(ratio.column);
+  std::string text;
+  for (auto it = results.rows.begin(); it != results.rows.end();) {
+    const RegcacheRow group = it->first;
+    Table times(time_head);
+    Table ratios(ratio_head);
+    for (; it != results.rows.end() && it->first.threads == group.threads &&
+           it->first.order == group.order;
+         ++it) {
+      const std::string regions = fmt::format("{}", it->first.regions);
+      std::vector<std::string> time_row = {regions};
+      for (const Subject& subject : kSubjects)
+        time_row.push_back(cell_text(it->second, subject.name));
+      std::vector<std::string> ratio_row = {regions};
+      for (const Ratio& ratio : kRatios)
+        ratio_row.push_back(ratio_text(ratio_of(it->second, ratio.name, ratio.base)));
+      times.add(std::move(time_row));
+      ratios.add(std::move(ratio_row));
+    }
+    text += fmt::format("\n{}, {}: time of one\n{}\n{}, {}: ratios\n{}",
+                        threads_text(group.threads), group.order, times.text(),
+                        threads_text(group.threads), group.order, ratios.text());
+  }
+  return text;
+}
+
+std::string change_table(const RegcacheResults& results) {
+  Table table({"registrations", "invalidate", "register", "UCX invalidate", "UCX register"});
+  for (const auto& [regions, measured] : results.changes)
+    table.add({fmt::format("{}", regions), cell_text(measured, "invalidate"),
+               cell_text(measured, "register"), cell_text(measured, "ucx_invalidate"),
+               cell_text(measured, "ucx_register")});
+  return "\ntime of one, beside the registrar's own\n" + table.text();
+}
+
+std::string footprint_lines(const RegcacheResults& results) {
+  std::string text;
+  for (const auto& [name, values] : results.bytes_each)
+    text +=
+        fmt::format("\nmemory of a registration, {}: {:.0f} bytes", name, median(present(values)));
+  return text + "\n";
+}
+
+json to_json(const RegcacheOptions& options, const Measured& measured) {
+  json all = json::object();
+  for (const auto& [name, values] : measured)
+    if (values.size() == static_cast<std::size_t>(options.repetitions))
+      all[name] = {{"summary", to_json(summarize(present(values)))}, {"repetitions", values}};
+  return all;
+}
+
+json ratios_json(const Measured& measured) {
+  json all = json::object();
+  for (const Ratio& ratio : kRatios)
+    if (const double value = ratio_of(measured, ratio.name, ratio.base); value > 0)
+      all[ratio.column] = value;
+  return all;
+}
+
+}  // namespace
+
+std::string regcache_tables(const RegcacheResults& results) {
+  std::string text;
+  if (!results.rows.empty()) text += hit_tables(results);
+  if (!results.changes.empty()) text += change_table(results);
+  if (!results.bytes_each.empty()) text += footprint_lines(results);
+  if (!results.ucx.empty()) text += fmt::format("\nUCX {}\n", results.ucx);
+  for (const LeftOut& left_out : results.left_out)
+    text += fmt::format("LEFT OUT {}: {}\n", left_out.what, left_out.why);
+  for (const auto& [repetition, what] : results.failures)
+    text += fmt::format("\nFAILED: repetition {}: {}\n", repetition, what);
+  return text + fmt::format("\n{} failures; {:.0f} s\n", results.failures.size(), results.wall_s);
+}
+
+json regcache_json(const RegcacheOptions& options, const RegcacheResults& results) {
+  json report = {{"schema", "rdmalloc-regcache-1"},
+                 {"host", host_description()},
+                 {"settings",
+                  {{"repetitions", options.repetitions},
+                   {"regions", options.regions},
+                   {"threads", options.threads},
+                   {"rounds", options.rounds},
+                   {"least", options.least},
+                   {"footprint", options.footprint}}},
+                 {"ucx", results.ucx},
+                 {"wall_s", results.wall_s},
+                 {"interrupted", results.interrupted}};
+  for (const char* list : {"left_out", "results", "changes", "counts", "failures"})
+    report[list] = json::array();
+  for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
+  for (const auto& [row, measured] : results.rows)
+    report["results"].push_back({{"threads", row.threads},
+                                 {"order", row.order},
+                                 {"regions", row.regions},
+                                 {"ns", to_json(options, measured)},
+                                 {"ratios", ratios_json(measured)}});
+  for (const auto& [regions, measured] : results.changes)
+    report["changes"].push_back({{"regions", regions}, {"ns", to_json(options, measured)}});
+  report["bytes_each"] = to_json(options, results.bytes_each);
+  for (const json& counts : results.counts) report["counts"].push_back(counts);
+  for (const auto& [repetition, what] : results.failures)
+    report["failures"].push_back({{"repetition", repetition}, {"what", what}});
+  return report;
+}
+
+// A panel for each number of threads and order: time over the number of registrations.
+std::string regcache_picture(const RegcacheResults& results, const std::string& picture) {
+  std::vector<RegcacheRow> panels;
+  for (const auto& [row, measured] : results.rows)
+    if (panels.empty() || panels.back().threads != row.threads || panels.back().order != row.order)
+      panels.push_back(row);
+  const std::size_t lines = (panels.size() + 1) / 2;
+  std::string script = fmt::format(
+      "set terminal svg noenhanced size 1400,{} font \"sans,11\" background rgb \"white\"\n"
+      "set output {}\nset logscale xy\nset grid y\nset key below maxrows 2\n"
+      "set xlabel \"registrations\"\nset ylabel \"ns\"\n",
+      420 * lines, gnuplot_quoted(picture));
+  for (std::size_t panel = 0; panel < panels.size(); ++panel) {
+    script += fmt::format("$p{} << EOD\n", panel);
+    for (const auto& [row, measured] : results.rows) {
+      if (row.threads != panels[panel].threads || row.order != panels[panel].order) continue;
+      script += fmt::format("{}", row.regions);
+      for (const Subject& subject : kSubjects) {
+        const auto* values = find(measured, subject.name);
+        const double ns = values == nullptr ? 0 : median(present(*values));
+        script += ns > 0 ? fmt::format(" {:.3f}", ns) : " NaN";
+      }
+      script += "\n";
+    }
+    script += "EOD\n";
+  }
+  script += fmt::format("set multiplot layout {},2\n", lines);
+  for (std::size_t panel = 0; panel < panels.size(); ++panel) {
+    script += fmt::format("set title {}\nplot", gnuplot_quoted(threads_text(panels[panel].threads) +
+                                                               ", " + panels[panel].order));
+    for (std::size_t i = 0; i < kSubjects.size(); ++i)
+      script += fmt::format(" $p{} using 1:{} with linespoints pt 7 ps 0.5 lw 2 title {},", panel,
+                            i + 2, gnuplot_quoted(kSubjects[i].column));
+    script.back() = '\n';
+  }
+  return script + "unset multiplot\n";
+}
+
+}  // namespace rdmalloc::bench

@@ -1,0 +1,60 @@
+// A domain whose registrar registers at once: what is measured is the cache's side alone.
+#pragma once
+
+#include <rdmalloc/regcache.h>
+
+#include <atomic>
+#include <cstdint>
+
+namespace rdmalloc::bench {
+
+class StubDomain {
+ public:
+  // `largest`: bytes of one registration at most; 0: no limit.
+  explicit StubDomain(std::size_t largest = 0) {
+    rdmalloc_registrar_ops ops{};
+    ops.size = sizeof(ops);
+    ops.name = "stub";
+    ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
+                RDMALLOC_REGISTRAR_EXACT_ACCESS;
+    ops.register_ = register_nothing;
+    ops.deregister = deregister_nothing;
+    ops.largest = largest;
+    error_ = rdmalloc_domain_open(&ops, &registered_, nullptr, &domain_);
+  }
+  ~StubDomain() {
+    if (domain_ != nullptr) rdmalloc_domain_close(domain_);
+  }
+  StubDomain(const StubDomain&) = delete;
+  StubDomain& operator=(const StubDomain&) = delete;
+
+  int error() const { return error_; }  // of opening it
+  rdmalloc_domain* get() const { return domain_; }
+  rdmalloc_domain_counters counters() const {
+    rdmalloc_domain_counters counters{};
+    counters.size = sizeof(counters);
+    if (domain_ != nullptr) rdmalloc_domain_stats(domain_, &counters);
+    return counters;
+  }
+
+ private:
+  static int register_nothing(void* context, void* addr, size_t length, uint32_t access,
+                              rdmalloc_key* key) {
+    (void)addr, (void)length, (void)access;
+    auto& count = *static_cast<std::atomic<std::uint64_t>*>(context);
+    key->lkey = count.fetch_add(1, std::memory_order_relaxed) + 1;
+    key->rkey = 0;
+    key->handle = nullptr;
+    return 0;
+  }
+  static int deregister_nothing(void* context, void* addr, size_t length, const rdmalloc_key* key) {
+    (void)context, (void)addr, (void)length, (void)key;
+    return 0;
+  }
+
+  std::atomic<std::uint64_t> registered_{0};
+  rdmalloc_domain* domain_ = nullptr;
+  int error_ = 0;
+};
+
+}  // namespace rdmalloc::bench
