@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "alloc/api/allocate.h"
+#include "alloc/core/report.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/heaps/heap_blocks.h"
@@ -28,22 +29,48 @@ bool is_of(const Heap* heap, const void* ptr) {
   return heap != nullptr && is_of_heap(ptr) && heap_block_at(ptr).heap == heap;
 }
 
+// What the attributes ask for; a program compiled with fewer of them has the defaults for the rest.
+int plan_heap(const rdmalloc_heap_attr* given, HeapPlan* plan) {
+  // What the first version had.
+  constexpr std::size_t kSmallestSize = offsetof(rdmalloc_heap_attr, domains);
+  rdmalloc_heap_attr attr = {};
+  if (given != nullptr) {
+    if (given->size < kSmallestSize || given->size > sizeof attr) return -EINVAL;
+    std::memcpy(&attr, given, given->size);
+  }
+  plan->budget_bytes = attr.budget_bytes != 0 ? attr.budget_bytes : UINT64_MAX;
+  if (plan->budget_bytes < kSliceBytes || attr.flags != 0) return -EINVAL;
+  if (attr.domain_count == 0) return attr.access == 0 ? 0 : -EINVAL;
+  if (attr.domains == nullptr) return -EINVAL;
+  if (attr.budget_bytes == 0) {
+    report_warning("rdmalloc_heap_create",
+                   "a registered heap needs budget_bytes: all of its memory is registered when it "
+                   "is made");
+    return -EINVAL;
+  }
+  plan->has_regions = true;
+  plan->domains = attr.domains;
+  plan->domain_count = attr.domain_count;
+  plan->access = attr.access;
+  return 0;
+}
+
 }  // namespace
 
 extern "C" {
 
 int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr, struct rdmalloc_heap** heap) {
   if (heap == nullptr) return -EINVAL;
-  std::uint64_t budget_bytes = UINT64_MAX;
-  if (attr != nullptr) {
-    if (attr->size != sizeof *attr) return -EINVAL;
-    if (attr->budget_bytes != 0) budget_bytes = attr->budget_bytes;
-    if (budget_bytes < kSliceBytes) return -EINVAL;
-  }
+  HeapPlan plan = {};
+  if (int error = plan_heap(attr, &plan)) return error;
   std::uint64_t handle = 0;
-  if (int error = heap_create(budget_bytes, &handle)) return error;
+  if (int error = heap_create(plan, &handle)) return error;
   *heap = reinterpret_cast<rdmalloc_heap*>(handle);
   return 0;
+}
+
+int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes) {
+  return bytes == 0 ? -EINVAL : heap_grow(handle_of(heap), bytes);
 }
 
 int rdmalloc_heap_destroy(struct rdmalloc_heap* heap) {
@@ -104,7 +131,7 @@ int rdmalloc_heap_stats(struct rdmalloc_heap* heap, struct rdmalloc_heap_counter
   rdmalloc_heap_counters all = {stats->size,           state.budget_bytes, state.span_bytes,
                                 state.most_span_bytes, state.live_bytes,   state.live_blocks,
                                 state.refusals,        state.large_bytes,  state.large_blocks,
-                                state.cached_bytes};
+                                state.cached_bytes,    state.region_bytes};
   std::memcpy(stats, &all, stats->size);
   return 0;
 }

@@ -42,7 +42,11 @@ Statistics statistics() {
   s.heap_bytes = of_user.span_bytes;
   s.heap_live_bytes = of_user.live_bytes;
   s.heap_refusals = of_user.refusals;
-  std::uint64_t heap_free = of_user.span_bytes - std::min(of_user.span_bytes, of_user.live_bytes);
+  s.heap_region_bytes = of_user.region_bytes;
+  s.registered_heaps = of_user.registered;
+  // What was taken whole counts as theirs, whatever of it is out.
+  std::uint64_t taken = of_user.span_bytes + of_user.region_bytes - of_user.region_span_bytes;
+  std::uint64_t heap_free = taken - std::min(taken, of_user.live_bytes);
   std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes + heap_free;
   s.live_bytes = s.used_bytes > not_live ? s.used_bytes - not_live : 0;
   CacheCounters caches = cache_counters();
@@ -93,6 +97,8 @@ constexpr StatisticLine kLines[] = {
     LINE(heap_bytes, "bytes of spans in use by heaps of the user"),
     LINE(heap_live_bytes, "bytes of blocks in use in heaps of the user"),
     LINE(heap_refusals, "requests that a heap of the user had no budget or no memory for"),
+    LINE(heap_region_bytes, "bytes taken whole by heaps of the user, as registered ones do"),
+    LINE(registered_heaps, "registered heaps of the user"),
     LINE(threads, "threads that have magazines"),
     LINE(shards, "shards of the depot and the slabs: last-level caches that threads were seen at"),
     LINE(shard_steals, "times a shard took free blocks from another"),

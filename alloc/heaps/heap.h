@@ -13,7 +13,7 @@
 //    spans     a list and the budget, behind a lock
 //       |
 //       v
-//    page heap
+//    page heap, or the heap's own regions (heap_regions.h)
 //
 // The shards belong to the heap, not to threads. So a thread that ends leaves nothing behind, what
 // the magazines of a heap hold is bounded whatever the number of threads (kMostShards shards of
@@ -47,6 +47,8 @@
 #include "alloc/core/lock.h"
 #include "alloc/core/pool.h"
 #include "alloc/core/size_class.h"
+#include "alloc/heaps/heap_registrar.h"
+#include "alloc/pages/free_spans.h"
 #include "alloc/pages/span.h"
 
 namespace rdmalloc {
@@ -86,6 +88,15 @@ struct alignas(64) HeapShard {
   }
 };
 
+// A run of slices that is the heap's as a whole, from its making until the heap's end.
+struct HeapRegion {
+  SliceIndex first;
+  std::uint32_t slices;
+
+  SliceIndex end() const { return first + slices; }
+};
+inline constexpr std::uint32_t kMostRegions = 64;
+
 // Lies in a pool: all zero at first, and again when it was destroyed.
 struct alignas(64) Heap {
   // 0: none. The handle of a live heap; while it is being destroyed kEnding and the id of the
@@ -97,7 +108,7 @@ struct alignas(64) Heap {
   // be relied on. Release, and acquire: live bits that were changed by a load and a store before
   // come before those that are changed by atomic operations.
   std::atomic<std::uint32_t> active_shards;
-  // Written by create. Relaxed: statistics may read it of a slot that is used again.
+  // Written by create and grow. Relaxed: statistics may read it of a slot that is used again.
   std::atomic<std::uint64_t> budget_slices;
 
   // What lies above is read by each malloc and free, what follows is written by the slow paths.
@@ -110,6 +121,17 @@ struct alignas(64) Heap {
   std::atomic<std::uint64_t> large_slices;
 
   std::atomic<std::uint64_t> refusals;  // requests that found no budget or no memory. Relaxed
+
+  // Of a heap whose memory was taken whole (heap_regions.h); 0: its spans come from the page heap.
+  // Written under span_lock. Release, and acquire where it is read without: the regions are there.
+  std::atomic<std::uint32_t> region_count;
+  std::atomic<bool> is_growing;  // somebody adds regions: there is one at a time
+  HeapRegion regions[kMostRegions];
+  FreeSpans free_spans;  // what is free of the regions. Under span_lock
+  // Written by create. What the registrar of heaps calls it by, 0: it is not registered; and what
+  // the heap's regions must be like. The first is read for statistics.
+  std::atomic<std::uint32_t> place;
+  RegionLimits region_limits;
 
   HeapClass classes[kClasses];
   HeapShard shards[kMostShards];
@@ -163,9 +185,23 @@ inline Heap* heap_of_handle(std::uint64_t handle) {
 
 // ---- heaps.cc ----
 
-// Makes a heap of at most `budget_bytes` of spans. 0 or a negative errno.
-int heap_create(std::uint64_t budget_bytes, std::uint64_t* handle);
-// Frees all its blocks. 0, or -EINVAL when there is no such heap (any more).
+// What a heap is made of; all zero but the budget for an ordinary one.
+struct HeapPlan {
+  std::uint64_t budget_bytes;
+  // Its memory is taken whole, when it is made: see heap_regions.h.
+  bool has_regions;
+  // Registered, by whoever registers heaps (heap_registrar.h).
+  rdmalloc_domain* const* domains;
+  std::size_t domain_count;
+  std::uint32_t access;
+};
+
+// 0 or a negative errno, with nothing left behind.
+int heap_create(const HeapPlan& plan, std::uint64_t* handle);
+// Takes more memory for a heap of regions.
+int heap_grow(std::uint64_t handle, std::uint64_t bytes);
+// Frees all its blocks. 0, -EINVAL when there is no such heap (any more), or, with nothing changed,
+// what its registrar says.
 int heap_destroy(std::uint64_t handle);
 
 // Calls `fn` for each live block; a nonzero answer stops the walk and is returned. No lock is held
@@ -183,6 +219,7 @@ struct HeapState {
   std::uint64_t large_bytes;
   std::uint64_t large_blocks;
   std::uint64_t cached_bytes;
+  std::uint64_t region_bytes;
 };
 HeapState heap_state(const Heap& heap);
 
@@ -195,7 +232,10 @@ struct HeapCounters {
   std::uint64_t heaps;
   std::uint64_t span_bytes;
   std::uint64_t live_bytes;
-  std::uint64_t refusals;  // of the heaps there are
+  std::uint64_t refusals;           // of the heaps there are
+  std::uint64_t region_bytes;       // taken whole
+  std::uint64_t region_span_bytes;  // the part of span_bytes that lies there
+  std::uint64_t registered;         // heaps
 };
 HeapCounters heap_counters();
 

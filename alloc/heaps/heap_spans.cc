@@ -2,6 +2,7 @@
 
 #include <bit>
 
+#include "alloc/heaps/heap_regions.h"
 #include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
@@ -66,7 +67,7 @@ void free_span(Heap& heap, SliceIndex slice) {
   unlink_span(heap, slice);
   count_span(heap, -static_cast<std::int64_t>(word.slices), is_large_block);
   if (is_large_block) add(heap.large_blocks, -1);
-  page_heap_free(slice);
+  has_regions(heap) ? region_free(heap, slice) : page_heap_free(slice);
 }
 
 // Bits of all blocks of a slab, word by word.
@@ -78,7 +79,8 @@ std::uint64_t all_blocks(std::uint32_t blocks, std::uint32_t word) {
 SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) {
   LockGuard guard(heap.span_lock);
   if (!has_budget(heap, slices)) return 0;
-  SliceIndex slice = page_heap_take_slab(slices);
+  SliceIndex slice = has_regions(heap) ? region_take(heap, slices, slices * kSliceBytes)
+                                       : page_heap_take_slab(slices);
   if (slice == 0) return 0;
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
   std::uint32_t blocks = heap_slab_blocks(size_class, slices);
@@ -248,13 +250,19 @@ SliceIndex heap_large_take(Heap& heap, std::uint64_t handle, std::uint32_t slice
                            std::size_t alignment, bool* is_zero) {
   LockGuard guard(heap.span_lock);
   if (!heap.is(handle) || !has_budget(heap, slices)) return 0;
-  SliceIndex slice = page_heap_take_large(slices, alignment, is_zero, slot_of(heap));
+  SliceIndex slice = 0;
+  if (!has_regions(heap)) {
+    slice = page_heap_take_large(slices, alignment, is_zero, slot_of(heap));
+  } else if ((slice = region_take(heap, slices, alignment)) != 0) {
+    page_heap_publish_large(slice, slot_of(heap));
+  }
   if (slice != 0) enter_large(heap, slice);
   return slice;
 }
 
 SliceIndex heap_large_take_growing(Heap& heap, std::uint64_t handle, std::uint32_t slices) {
   LockGuard guard(heap.span_lock);
+  if (has_regions(heap)) return 0;
   // The page heap takes a quarter more, in whole chunks.
   if (!heap.is(handle) || !has_budget(heap, slices + std::uint64_t{slices} / 4 + kSlicesPerChunk))
     return 0;
@@ -275,9 +283,11 @@ bool heap_large_resize(Heap& heap, SliceIndex slice, std::uint32_t slices, bool*
   LockGuard guard(heap.span_lock);
   std::uint32_t have = arena.span(slice).load().slices;
   if (slices > have) {
-    if (!has_budget(heap, slices - have) || !page_heap_grow(slice, slices)) return false;
+    if (!has_budget(heap, slices - have)) return false;
+    if (!(has_regions(heap) ? region_grow(heap, slice, slices) : page_heap_grow(slice, slices)))
+      return false;
   } else if (slices < have) {
-    page_heap_shrink(slice, slices);
+    has_regions(heap) ? region_shrink(heap, slice, slices) : page_heap_shrink(slice, slices);
     *has_freed = true;
   }
   count_span(heap, std::int64_t{slices} - have, true);
@@ -322,6 +332,7 @@ void heap_rebuild_spans(Heap& heap, bool is_exact, std::uint32_t busy) {
   auto is_busy = [busy](const Lock& lock) { return busy != 0 && lock.owner() == busy; };
   bool rebuilds_list = !is_busy(heap.span_lock);
   if (rebuilds_list) {
+    regions_rebuild(heap);
     heap.first_span = 0;
     heap.span_slices.store(0, std::memory_order_relaxed);
     heap.large_slices.store(0, std::memory_order_relaxed);

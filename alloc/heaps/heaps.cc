@@ -6,6 +6,7 @@
 
 #include "alloc/fork.h"
 #include "alloc/heaps/heap_blocks.h"
+#include "alloc/heaps/heap_regions.h"
 #include "alloc/heaps/heap_spans.h"
 #include "alloc/init.h"
 #include "alloc/pages/page_heap.h"
@@ -41,8 +42,8 @@ void for_each_slot(Function function) {
   for (std::uint32_t slot = 1; slot < heaps.used(); ++slot) function(*heaps.at(slot));
 }
 
-// What is left once nobody can reach the heap any more.
-void free_everything(Heap& heap) {
+// What is left once nobody can reach the heap any more. `kept`: see heap_registrar.h.
+void free_everything(Heap& heap, std::uint64_t kept) {
   for (HeapShard& shard : heap.shards) {
     LockGuard guard(shard.lock);
     for (Magazine*& slot : shard.magazines) {
@@ -55,6 +56,7 @@ void free_everything(Heap& heap) {
     shard.live_blocks.store(0, std::memory_order_relaxed);
   }
   heap_free_all_spans(heap);
+  if (has_regions(heap)) regions_end(heap, kept);
 }
 
 // Bytes of small blocks that live, by the shards' counts.
@@ -130,7 +132,7 @@ void repair(Heap& heap, std::uint32_t forking_thread) {
   look_at(heap.span_lock);
   if (!is_live(handle) && handle != (kEnding | forking_thread)) {
     heap_rebuild_spans(heap, true, forking_thread);
-    free_everything(heap);
+    free_everything(heap, 0);  // no device reaches a child's memory
     heap.handle.store(0, std::memory_order_release);
     heaps.free(&heap);
     return;
@@ -147,9 +149,34 @@ void repair(Heap& heap, std::uint32_t forking_thread) {
   heap_rebuild_spans(heap, is_exact, forking_thread);
 }
 
+// Takes and registers the memory of a heap that nobody knows yet. 0 or a negative errno with
+// nothing left behind.
+int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
+  heap.region_limits = {SIZE_MAX & ~(kChunkBytes - 1), kChunkBytes, kMostRegions};
+  heap.budget_slices.store(0, std::memory_order_relaxed);
+  // Acquire: pairs with the release of whoever sets it.
+  const HeapRegistrar* registrar = heap_registrar.load(std::memory_order_acquire);
+  std::uint32_t place = 0;
+  if (plan.domain_count != 0) {
+    // Nobody has opened a domain.
+    if (registrar == nullptr) return -EINVAL;
+    if (int error = registrar->begin(handle, plan.domains, plan.domain_count, plan.access,
+                                     &heap.region_limits, &place))
+      return error;
+  }
+  heap.place.store(place, std::memory_order_relaxed);
+  int error = regions_add(heap, handle, plan.budget_bytes);
+  if (error != 0 && place != 0) {
+    std::uint64_t kept = 0;
+    registrar->end(place, handle, 0, &kept);
+    heap.place.store(0, std::memory_order_relaxed);
+  }
+  return error;
+}
+
 }  // namespace
 
-int heap_create(std::uint64_t budget_bytes, std::uint64_t* handle) {
+int heap_create(const HeapPlan& plan, std::uint64_t* handle) {
   if (!ensure_initialised()) return -ENOMEM;
   fork_check();
   if (int error = reserve_heaps()) return error;
@@ -160,27 +187,55 @@ int heap_create(std::uint64_t budget_bytes, std::uint64_t* handle) {
     heaps.free(heap);
     return -ENOSPC;
   }
-  heap->budget_slices.store(budget_bytes >> kSliceShift, std::memory_order_relaxed);
+  heap->budget_slices.store(plan.budget_bytes >> kSliceShift, std::memory_order_relaxed);
   heap->active_shards.store(1, std::memory_order_relaxed);
   heap->most_span_slices.store(0, std::memory_order_relaxed);
   heap->refusals.store(0, std::memory_order_relaxed);
   std::uint64_t generation = last_generation.fetch_add(1, std::memory_order_relaxed) + 1;
-  *handle = generation << kHandleSlotBits | slot;
+  std::uint64_t made = generation << kHandleSlotBits | slot;
+  if (plan.has_regions) {
+    if (int error = fill_regions(*heap, made, plan)) {
+      heaps.free(heap);
+      return error;
+    }
+  }
+  *handle = made;
   // Release: pairs with the acquire in heap_of_handle().
-  heap->handle.store(*handle, std::memory_order_release);
+  heap->handle.store(made, std::memory_order_release);
   return 0;
+}
+
+int heap_grow(std::uint64_t handle, std::uint64_t bytes) {
+  if (!ensure_initialised()) return -ENOMEM;
+  fork_check();
+  Heap* heap = heap_of_handle(handle);
+  if (heap == nullptr || !has_regions(*heap)) return -EINVAL;
+  // Acquire, and release: the regions that the one before added.
+  if (heap->is_growing.exchange(true, std::memory_order_acquire)) return -EBUSY;
+  int error = regions_add(*heap, handle, bytes);
+  heap->is_growing.store(false, std::memory_order_release);
+  return error;
 }
 
 int heap_destroy(std::uint64_t handle) {
   if (!ensure_initialised()) return -ENOMEM;
   fork_check();
   Heap* heap = heap_of_handle(handle);
+  std::uint64_t seen = handle, kept = 0;
   // Acquire: pairs with the release in heap_create(), as heap_of_handle() does. One thread wins.
   if (heap == nullptr ||
-      !heap->handle.compare_exchange_strong(handle, kEnding | thread_id(),
-                                            std::memory_order_acquire, std::memory_order_relaxed))
+      !heap->handle.compare_exchange_strong(seen, kEnding | thread_id(), std::memory_order_acquire,
+                                            std::memory_order_relaxed))
     return -EINVAL;
-  free_everything(*heap);
+  if (std::uint32_t place = heap->place.load(std::memory_order_relaxed)) {
+    assert_no_lock_held("rdmalloc_heap_destroy()");
+    int error = heap_registrar.load(std::memory_order_acquire)->end(place, handle, 0, &kept);
+    if (error != 0) {
+      heap->handle.store(handle, std::memory_order_release);
+      return error;
+    }
+  }
+  free_everything(*heap, kept);
   // Release: pairs with the acquire of whoever gets the slot next, by way of the pool's stack.
   heap->handle.store(0, std::memory_order_release);
   heaps.free(heap);
@@ -242,6 +297,7 @@ HeapState heap_state(const Heap& heap) {
   state.live_blocks = small_live(heap, &HeapShard::live_blocks) + state.large_blocks;
   for (const HeapShard& shard : heap.shards) state.cached_bytes += shard.held();
   state.refusals = heap.refusals.load(std::memory_order_relaxed);
+  if (has_regions(heap)) state.region_bytes = state.budget_bytes;
   return state;
 }
 
@@ -254,6 +310,9 @@ HeapCounters heap_counters() {
     counters.span_bytes += state.span_bytes;
     counters.live_bytes += state.live_bytes;
     counters.refusals += state.refusals;
+    counters.region_bytes += state.region_bytes;
+    if (state.region_bytes != 0) counters.region_span_bytes += state.span_bytes;
+    counters.registered += heap.place.load(std::memory_order_relaxed) != 0;
   });
   return counters;
 }

@@ -103,6 +103,24 @@ void cut(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
   set_first(at + wanted - 1, at);
 }
 
+void publish_locked(SliceIndex slice, SpanWord word) {
+  Span& span = arena.span(slice);
+  word.slices = span.load().slices;
+  std::uint8_t map_class = map_class_of(word);
+  span.generation.store(++heap.next_generation, std::memory_order_relaxed);
+  span.has_grown = false;
+  for (SliceIndex s = slice; s < slice + word.slices; ++s) {
+    set_first(s, slice);
+    arena.class_map[s].store(map_class, std::memory_order_relaxed);
+  }
+  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
+  span.store(word);
+  // Pairs with the fence in rdmalloc_range_is_idle(): whoever allocates here and then looks a
+  // registration up, and whoever unpublishes a registration and then asks whether the range is in
+  // use, can't both miss the other.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+}
+
 }  // namespace page_heap_state
 
 using namespace page_heap_state;
@@ -456,24 +474,6 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, bool* is
   return slice;
 }
 
-void publish_locked(SliceIndex slice, SpanWord word) {
-  Span& span = arena.span(slice);
-  word.slices = span.load().slices;
-  std::uint8_t map_class = map_class_of(word);
-  span.generation.store(++heap.next_generation, std::memory_order_relaxed);
-  span.has_grown = false;
-  for (SliceIndex s = slice; s < slice + word.slices; ++s) {
-    set_first(s, slice);
-    arena.class_map[s].store(map_class, std::memory_order_relaxed);
-  }
-  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
-  span.store(word);
-  // Pairs with the fence in rdmalloc_range_is_idle(): whoever allocates here and then looks a
-  // registration up, and whoever unpublishes a registration and then asks whether the range is in
-  // use, can't both miss the other.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-}
-
 SpanWord large_word(bool is_zero, std::uint16_t owner) {
   SpanKind kind = owner != 0 ? SpanKind::kHeapLarge : SpanKind::kLarge;
   return {kind, kLargeClass, is_zero, 0, owner};
@@ -494,6 +494,11 @@ void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint
   LockGuard guard(heap.lock);
   SpanKind kind = owner != 0 ? SpanKind::kHeapSlab : SpanKind::kSlab;
   publish_locked(slice, {kind, size_class, false, 0, owner, shard});
+}
+
+void page_heap_publish_large(SliceIndex slice, std::uint16_t owner) {
+  LockGuard guard(heap.lock);
+  publish_locked(slice, large_word(false, owner));
 }
 
 SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero,

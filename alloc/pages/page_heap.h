@@ -52,6 +52,9 @@ SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, boo
 // reason to fail.
 SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner = 0);
 
+// Publishes a span that was taken out of a region as a large block of its heap.
+void page_heap_publish_large(SliceIndex slice, std::uint16_t owner);
+
 // Takes a span out of use: its pages are dirty from now on. The caller calls purge_note_dirty()
 // once he holds no lock.
 void page_heap_free(SliceIndex slice);
@@ -59,6 +62,30 @@ void page_heap_free(SliceIndex slice);
 // Grows or shrinks a large span where it lies. False when the neighbour is in use (grow).
 bool page_heap_grow(SliceIndex slice, std::uint32_t slices);
 void page_heap_shrink(SliceIndex slice, std::uint32_t slices);
+
+// ---- regions of heaps of the user (page_heap_region.cc, heaps/heap_regions.h) ----
+//
+// A region is a run of slices that is some heap's as a whole. It is in use as far as the page heap
+// is concerned, whatever of it the heap hands out: no span outside the heap is ever cut from it or
+// joined with it, and no purge is offered it. The heap keeps its own lists of what is free there;
+// here only the words change. In order that the words tile at each moment, what is cut off gets its
+// word before the span that it is cut from is shortened.
+
+// Makes a large span of malloc's a region of a heap, free as a whole.
+void page_heap_region_make(SliceIndex slice, std::uint16_t owner);
+// Ends the region: what is the heap's of these slices is dirty from now on; or, with `is_kept`, out
+// of everybody's reach for ever. No block of the heap is in use there.
+void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept);
+// Cuts `wanted` slices at `at` out of the free span at `slice`; until they are published they are
+// kReserved.
+void page_heap_region_cut(SliceIndex slice, SliceIndex at, std::uint32_t wanted);
+// Takes a span of the region out of use. It is joined with nothing.
+void page_heap_region_free(SliceIndex slice);
+// Makes two neighbours that are free one.
+void page_heap_region_join(SliceIndex before, SliceIndex after);
+// Grows a large block by the first slices of the free span behind it; shortens one.
+void page_heap_region_grow(SliceIndex slice, std::uint32_t slices);
+void page_heap_region_shrink(SliceIndex slice, std::uint32_t slices);
 
 // ---- for the purge thread (purge.cc) ----
 

@@ -30,6 +30,14 @@ void page_heap_rebuild(bool purge_goes_on) {
         set_first(s, slice);
         arena.class_map[s].store(map_class_of(word), std::memory_order_relaxed);
       }
+    } else if (word.heap != 0) {
+      // Of a region of a heap of the user, free or on its way.
+      arena.span(slice).store({SpanKind::kHeapFree, 0, false, word.slices, word.heap});
+      add_used(word.slices);
+      for (SliceIndex s = slice; s < next; ++s)
+        arena.class_map[s].store(0, std::memory_order_relaxed);
+      set_first(slice, slice);
+      set_first(next - 1, slice);
     } else if (word.kind == SpanKind::kPurging && purge_goes_on) {
       heap.purging_slices += word.slices;
       set_first(slice, slice);
@@ -73,6 +81,7 @@ bool page_heap_is_valid() {
       case SpanKind::kLarge:
       case SpanKind::kHeapSlab:
       case SpanKind::kHeapLarge:
+      case SpanKind::kHeapFree:
         used += word.slices;
         break;
       case SpanKind::kFreeDirty:

@@ -74,4 +74,7 @@ void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age 
 void cut(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
          std::uint32_t wanted);
 
+// Makes a span that was taken one in use: a block of it may be handed out then.
+void publish_locked(SliceIndex slice, SpanWord word);
+
 }  // namespace rdmalloc::page_heap_state

@@ -105,10 +105,21 @@ RDMALLOC_API int rdmalloc_arena_extent(uintptr_t* base, size_t* length);
 
 /* ------------------------------------------------------------------ heaps of the user */
 
+struct rdmalloc_domain;
+
 /** What a heap is made of. NULL instead of it, or 0 in a field, means the default. */
 struct rdmalloc_heap_attr {
   size_t size;         /**< sizeof(struct rdmalloc_heap_attr) */
   size_t budget_bytes; /**< its spans never take more, whole slices of 64 KiB; default: no limit */
+  /** With domains it is a registered heap (regcache.h, "registered heaps"): its memory, which
+   *  budget_bytes must state, is taken, backed by pages and registered with each of them when it
+   *  is made, and deregistered when it is destroyed; malloc in it calls no registrar. Default:
+   *  none. The array is not needed afterwards. */
+  struct rdmalloc_domain* const* domains;
+  size_t domain_count; /**< of them */
+  uint32_t access;     /**< RDMALLOC_ACCESS_*, of every byte of a registered heap; default
+                            RDMALLOC_ACCESS_LOCAL */
+  uint32_t flags;      /**< none yet: 0 */
 };
 
 /** Makes a heap: an allocator with pages of its own, which no block of another heap and none of
@@ -116,15 +127,33 @@ struct rdmalloc_heap_attr {
  *  malloc_usable_size(), operator delete and their prefixed twins work on its blocks like on any
  *  other, from any thread; realloc() keeps a block in its heap. Blocks are 64 bytes at least.
  *  Returns 0; -EINVAL (size of *attr, a budget below 64 KiB), -ENOSPC (4,095 heaps are there, fewer
- *  where address space is short), -ENOMEM. Any thread. */
+ *  where address space is short), -ENOMEM. Any thread.
+ *
+ *  A registered heap: also -EINVAL (no budget, no open domain, one of them twice, unknown rights),
+ *  -EACCES (remote rights, and a registrar that can't be exact), -EMFILE (64 registered heaps are
+ *  there), -EMSGSIZE (more regions than a heap can have: the domains' `largest` is too low for the
+ *  budget), -ENOMEM (no memory, a limit of a domain), -ECHILD, -EDEADLK inside a page event, or the
+ *  registrar's error; nothing is left behind, and a warning says what would help. Calls registrars:
+ *  not inside a fabric's callback. */
 RDMALLOC_API int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr,
                                       struct rdmalloc_heap** heap);
+
+/** Takes `bytes` more for a registered heap, rounded up to 2 MiB, as create did: in regions of
+ * their own, and its budget grows by that. malloc never does it by itself. 0, or an error as of
+ * create; -EINVAL for another heap, -EBUSY while another thread does the same. Calls registrars. */
+RDMALLOC_API int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes);
 
 /** Frees every block of the heap, also those in use, and the heap. From here on free() of such a
  *  block is a double free, and the handle is refused for ever. The pages go back like those of
  * other free memory: later, by the purge thread, after observers were asked. No other thread may be
  * in a call for this heap; one that is gets EINVAL (checked builds abort). Returns 0, or -EINVAL
- * when there is no such heap, or none any more. Any thread, also inside the callback of a walk. */
+ * when there is no such heap, or none any more. Any thread, also inside the callback of a walk.
+ *
+ *  A registered heap is deregistered first, on this thread. Transfers from and to it must have
+ *  ended: nobody here can know of them, and what a device does with a key that is gone is the
+ *  fabric's affair. -EBUSY, with nothing changed, while a registration of its memory is held by
+ *  rdmalloc_reg_get(); -EDEADLK inside a page event. Memory that a registrar could not deregister
+ *  stays out of reach for ever. */
 RDMALLOC_API int rdmalloc_heap_destroy(struct rdmalloc_heap* heap);
 
 /** malloc(), calloc(), aligned_alloc() and realloc() in the heap. NULL with errno ENOMEM: no
@@ -165,6 +194,8 @@ struct rdmalloc_heap_counters {
   uint64_t large_blocks;    /**< their number */
   uint64_t cached_bytes;    /**< free blocks kept at hand for the next malloc. What span_bytes has
                                  besides these and live_bytes is free in slabs */
+  uint64_t region_bytes;    /**< of a registered heap: what was taken and registered; span_bytes is
+                                 the part of it that blocks have been cut from */
 };
 /** Fills *stats (set stats->size; a program compiled with fewer fields gets those). 0, or -EINVAL.
  *  Any thread. */

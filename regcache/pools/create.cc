@@ -4,8 +4,8 @@
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
+#include "alloc/os/populate.h"
 #include "regcache/core/child_empty.h"
-#include "regcache/core/populate.h"
 #include "regcache/core/state.h"
 #include "regcache/pools/pool_plan.h"
 
@@ -122,7 +122,7 @@ int take_memory(BufferPool& pool, const PoolPlan& plan, std::uint64_t length) {
   if (pool.memory == nullptr) return warn_refused("rdmalloc_memalign", -ENOMEM, 0, length);
   pool.memory_bytes = length;
   survivors.pool_memory[pool.index].store(pool.memory, std::memory_order_relaxed);
-  int error = populate(reinterpret_cast<std::uintptr_t>(pool.memory), length);
+  int error = os::populate_pages(reinterpret_cast<std::uintptr_t>(pool.memory), length);
   return error == 0 ? 0 : warn_refused("the kernel, asked for the pages,", error, 0, length);
 }
 

@@ -8,17 +8,17 @@
 
 #include "alloc/os/os.h"
 
-namespace rdmalloc::regcache {
+namespace rdmalloc::os {
 
 // Backs whole pages for writing; their bytes stay as they are, also when somebody writes them
 // meanwhile. 0, -EFAULT or -ENOMEM. Calls madvise: never inside malloc or free (I1).
-inline int populate(std::uintptr_t base, std::size_t length) {
-  int error = os::populate(base, length);
+inline int populate_pages(std::uintptr_t base, std::size_t length) {
+  int error = populate(base, length);
   if (error != -EINVAL) return error;
   // A kernel before 5.14.
-  for (std::uintptr_t page = base; page < base + length; page += os::page_bytes())
+  for (std::uintptr_t page = base; page < base + length; page += page_bytes())
     std::atomic_ref<char>(*reinterpret_cast<char*>(page)).fetch_add(0, std::memory_order_relaxed);
   return 0;
 }
 
-}  // namespace rdmalloc::regcache
+}  // namespace rdmalloc::os

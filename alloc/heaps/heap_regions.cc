@@ -1,0 +1,195 @@
+#include "alloc/heaps/heap_regions.h"
+
+#include <errno.h>
+
+#include "alloc/api/options.h"
+#include "alloc/core/report.h"
+#include "alloc/os/populate.h"
+#include "alloc/pages/page_heap.h"
+
+namespace rdmalloc {
+namespace {
+
+const HeapRegion& region_of(const Heap& heap, SliceIndex slice) {
+  const HeapRegion* region = heap.regions;
+  while (slice < region->first || slice >= region->end()) ++region;
+  return *region;
+}
+
+std::uint32_t slices_of(SliceIndex slice) {
+  return arena.span(slice).load().slices;
+}
+bool is_free_for_heap(SliceIndex slice) {
+  return arena.span(slice).load().kind == SpanKind::kHeapFree;
+}
+
+// Enters a span that is free, joined with its neighbours in the region.
+void enter_free(Heap& heap, SliceIndex slice) {
+  const HeapRegion& region = region_of(heap, slice);
+  SliceIndex end = slice + slices_of(slice);
+  if (end < region.end() && is_free_for_heap(end)) {
+    heap.free_spans.remove(end, slices_of(end));
+    page_heap_region_join(slice, end);
+  }
+  if (slice > region.first) {
+    SliceIndex before = arena.first[slice - 1].load(std::memory_order_relaxed);
+    if (is_free_for_heap(before)) {
+      heap.free_spans.remove(before, slices_of(before));
+      page_heap_region_join(before, slice);
+      slice = before;
+    }
+  }
+  heap.free_spans.insert(slice, slices_of(slice));
+}
+
+// Says why a heap gets less than it asked for, and what would help.
+int refuse(int error, std::uint64_t done, std::uint64_t all, const char* why) {
+  if (!options().quiet)
+    Message()
+        .text("warning: a heap of ")
+        .number(all)
+        .text(" bytes could not be made, after ")
+        .number(done)
+        .text(" of them: ")
+        .text(why)
+        .print();
+  return error;
+}
+
+// The heap's next region, not yet in its lists.
+int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_t bytes,
+               const char** why) {
+  auto slices = static_cast<std::uint32_t>(bytes >> kSliceShift);
+  bool is_zero = false;
+  SliceIndex slice = page_heap_take_large(slices, heap.region_limits.alignment, &is_zero);
+  if (slice == 0) {
+    *why = "there is no such run of addresses, or RDMALLOC_LIMIT is lower";
+    return -ENOMEM;
+  }
+  page_heap_region_make(slice, slot_of(heap));
+  heap.regions[index] = {slice, slices};
+  std::uintptr_t base = arena.address_of(slice);
+  int error = os::populate_pages(base, bytes);
+  if (error != 0) *why = "the kernel has no pages for it; ask for less";
+  if (std::uint32_t place = heap.place.load(std::memory_order_relaxed); error == 0 && place != 0) {
+    // Acquire: pairs with the release of whoever sets it.
+    error = heap_registrar.load(std::memory_order_acquire)->add(place, handle, base, bytes);
+    *why = "a domain refused to register it; ask for less, or raise the limit that it names";
+  }
+  if (error != 0) page_heap_region_end(slice, slices, false);
+  return error;
+}
+
+// Undoes the regions from `first` to `end`, which are not in the heap's lists.
+void remove_regions(Heap& heap, std::uint64_t handle, std::uint32_t first, std::uint32_t end) {
+  std::uint64_t kept = 0;
+  std::uint32_t place = heap.place.load(std::memory_order_relaxed);
+  // Nobody can hold what was never his to find.
+  if (place != 0 && end > first)
+    heap_registrar.load(std::memory_order_acquire)->end(place, handle, first, &kept);
+  for (std::uint32_t i = first; i < end; ++i)
+    page_heap_region_end(heap.regions[i].first, heap.regions[i].slices, (kept >> i & 1) != 0);
+}
+
+}  // namespace
+
+SliceIndex region_take(Heap& heap, std::uint32_t slices, std::size_t alignment) {
+  std::uint32_t align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
+  if (align_slices == 0) align_slices = 1;
+  // The arena is aligned to a chunk; beyond that it is the address that counts.
+  bool is_far = align_slices > kSlicesPerChunk;
+  if (slices + std::uint64_t{align_slices} > UINT32_MAX) return 0;
+  SliceIndex found = is_far ? heap.free_spans.find_best(slices + align_slices - 1, 1)
+                            : heap.free_spans.find_best(slices, align_slices);
+  if (found == 0) return 0;
+  std::uint32_t length = slices_of(found);
+  SliceIndex at = fit_in(found, length, slices, align_slices);
+  if (is_far) at = arena.slice_of((arena.address_of(found) + alignment - 1) & ~(alignment - 1));
+  heap.free_spans.remove(found, length);
+  page_heap_region_cut(found, at, slices);
+  if (at != found) heap.free_spans.insert(found, at - found);
+  if (at + slices != found + length)
+    heap.free_spans.insert(at + slices, found + length - at - slices);
+  return at;
+}
+
+void region_free(Heap& heap, SliceIndex slice) {
+  page_heap_region_free(slice);
+  enter_free(heap, slice);
+}
+
+bool region_grow(Heap& heap, SliceIndex slice, std::uint32_t slices) {
+  SliceIndex old_end = slice + slices_of(slice), end = slice + slices;
+  if (end > region_of(heap, slice).end() || !is_free_for_heap(old_end)) return false;
+  std::uint32_t length = slices_of(old_end);
+  if (old_end + length < end) return false;
+  heap.free_spans.remove(old_end, length);
+  page_heap_region_grow(slice, slices);
+  if (old_end + length != end) heap.free_spans.insert(end, old_end + length - end);
+  return true;
+}
+
+void region_shrink(Heap& heap, SliceIndex slice, std::uint32_t slices) {
+  page_heap_region_shrink(slice, slices);
+  enter_free(heap, slice + slices);
+}
+
+void regions_rebuild(Heap& heap) {
+  heap.free_spans.clear();
+  std::uint32_t count = heap.region_count.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const HeapRegion& region = heap.regions[i];
+    for (SliceIndex slice = region.first; slice < region.end(); slice += slices_of(slice))
+      if (is_free_for_heap(slice)) heap.free_spans.insert(slice, slices_of(slice));
+  }
+}
+
+int regions_add(Heap& heap, std::uint64_t handle, std::uint64_t bytes) {
+  assert_no_lock_held("taking memory for a heap");
+  const RegionLimits& limits = heap.region_limits;
+  std::uint32_t before = heap.region_count.load(std::memory_order_relaxed), end = before;
+  if (bytes > arena.extent())
+    return refuse(-ENOMEM, 0, bytes,
+                  "there are fewer addresses; ask for less, or raise "
+                  "RDMALLOC_ARENA");
+  std::uint64_t all = (bytes + limits.alignment - 1) & ~(std::uint64_t{limits.alignment} - 1);
+  std::uint64_t done = 0;
+  const char* why = "";
+  int error = 0;
+  while (error == 0 && done != all) {
+    std::uint64_t length = all - done < limits.most_bytes ? all - done : limits.most_bytes;
+    why =
+        "its domains register too little at once for it: open them with a larger `largest`, or "
+        "make several heaps";
+    error = end == limits.most ? -EMSGSIZE : add_region(heap, handle, end, length, &why);
+    if (error != 0) break;
+    done += length;
+    ++end;
+  }
+  if (error != 0) {
+    remove_regions(heap, handle, before, end);
+    return refuse(error, done, all, why);
+  }
+  LockGuard guard(heap.span_lock);
+  for (std::uint32_t i = before; i < end; ++i)
+    heap.free_spans.insert(heap.regions[i].first, heap.regions[i].slices);
+  heap.budget_slices.store(
+      heap.budget_slices.load(std::memory_order_relaxed) + (all >> kSliceShift),
+      std::memory_order_relaxed);
+  // Release: pairs with the acquire of whoever reads the regions without the lock.
+  heap.region_count.store(end, std::memory_order_release);
+  return 0;
+}
+
+void regions_end(Heap& heap, std::uint64_t kept) {
+  LockGuard guard(heap.span_lock);
+  std::uint32_t count = heap.region_count.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < count; ++i)
+    page_heap_region_end(heap.regions[i].first, heap.regions[i].slices, (kept >> i & 1) != 0);
+  heap.free_spans.clear();
+  heap.region_count.store(0, std::memory_order_relaxed);
+  heap.is_growing.store(false, std::memory_order_relaxed);
+  heap.place.store(0, std::memory_order_relaxed);
+}
+
+}  // namespace rdmalloc

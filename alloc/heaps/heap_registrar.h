@@ -1,0 +1,39 @@
+// Who registers the memory of heaps, seen from below: the allocator knows nothing of registration,
+// so the registration cache, once it is in use, leaves a table of functions here. Create, grow and
+// destroy call them, never malloc or free (I1), and no lock is held then (I2).
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+struct rdmalloc_domain;
+
+namespace rdmalloc {
+
+// What regions of a heap must be like (heap_regions.h).
+struct RegionLimits {
+  std::size_t most_bytes;  // of one: as much as every domain registers at once
+  std::size_t alignment;   // of its address and its length, a power of two; a chunk or more
+  std::uint32_t most;
+};
+
+struct HeapRegistrar {
+  // Takes a place for a heap, which is called by it from here on; never 0. `handle` names the heap
+  // for ever. What is in *limits only becomes tighter. 0 or a negative errno.
+  int (*begin)(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t domain_count,
+               std::uint32_t access, RegionLimits* limits, std::uint32_t* place);
+  // Registers the heap's next region with each of its domains. 0, or a negative errno with nothing
+  // of this region registered.
+  int (*add)(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length);
+  // Deregisters the regions from the `first`-th on, and, if that is 0, gives up the place. 0; or,
+  // with nothing changed, -EBUSY (somebody holds a registration of the heap's) or -EDEADLK. `*kept`
+  // has a bit for each region whose memory must stay out of reach for ever, since a device may
+  // still write there.
+  int (*end)(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uint64_t* kept);
+};
+
+// Set once, and never taken away. Release, and acquire: the table is there.
+extern constinit std::atomic<const HeapRegistrar*> heap_registrar;
+
+}  // namespace rdmalloc

@@ -1,0 +1,103 @@
+// Regions of heaps of the user: runs of slices that no span of anybody else's is cut from.
+#include "alloc/pages/page_heap_state.h"
+
+namespace rdmalloc {
+
+using namespace page_heap_state;
+
+namespace {
+
+// The word of a span of that heap, and both its ends.
+void store_span(SliceIndex slice, SpanKind kind, std::uint32_t slices, std::uint16_t owner) {
+  arena.span(slice).store({kind, 0, false, slices, owner});
+  set_first(slice, slice);
+  set_first(slice + slices - 1, slice);
+}
+
+// Release: pairs with the acquire in rdmalloc_range_is_idle(), as in page_heap_free().
+void clear_class(SliceIndex begin, SliceIndex end) {
+  for (SliceIndex s = begin; s < end; ++s) arena.class_map[s].store(0, std::memory_order_release);
+}
+
+}  // namespace
+
+void page_heap_region_make(SliceIndex slice, std::uint16_t owner) {
+  LockGuard guard(heap.lock);
+  std::uint32_t slices = arena.span(slice).load().slices;
+  heap.large_spans -= 1;
+  store_span(slice, SpanKind::kHeapFree, slices, owner);
+  clear_class(slice, slice + slices);
+}
+
+void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept) {
+  LockGuard guard(heap.lock);
+  SliceIndex end = slice + slices;
+  while (slice < end) {
+    SpanWord word = arena.span(slice).load();
+    SliceIndex next = slice + word.slices;
+    // The child of a fork may find less than the parent had.
+    if (word.kind == SpanKind::kHeapFree) {
+      store_span(slice, SpanKind::kReserved, word.slices, 0);
+      if (!is_kept) {
+        Span& span = arena.span(slice);
+        add_used(-static_cast<std::int64_t>(word.slices));
+        span.freed_ms = now_ms();
+        span.is_rest = false;
+        span.reach = word.slices;
+        join_and_insert(slice, word.slices, SpanKind::kFreeDirty);
+      }
+    }
+    slice = next;
+  }
+}
+
+void page_heap_region_cut(SliceIndex slice, SliceIndex at, std::uint32_t wanted) {
+  LockGuard guard(heap.lock);
+  SpanWord word = arena.span(slice).load();
+  std::uint32_t before = at - slice, after = word.slices - before - wanted;
+  if (after != 0) store_span(at + wanted, SpanKind::kHeapFree, after, word.heap);
+  store_span(at, SpanKind::kReserved, wanted, word.heap);
+  if (before != 0) store_span(slice, SpanKind::kHeapFree, before, word.heap);
+}
+
+void page_heap_region_free(SliceIndex slice) {
+  LockGuard guard(heap.lock);
+  SpanWord word = arena.span(slice).load();
+  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
+  store_span(slice, SpanKind::kHeapFree, word.slices, word.heap);
+  clear_class(slice, slice + word.slices);
+}
+
+void page_heap_region_join(SliceIndex before, SliceIndex after) {
+  LockGuard guard(heap.lock);
+  SpanWord word = arena.span(before).load();
+  std::uint32_t slices = word.slices + arena.span(after).load().slices;
+  store_span(before, SpanKind::kHeapFree, slices, word.heap);
+}
+
+void page_heap_region_grow(SliceIndex slice, std::uint32_t slices) {
+  LockGuard guard(heap.lock);
+  Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  SliceIndex old_end = slice + word.slices, end = slice + slices;
+  std::uint32_t rest = old_end + arena.span(old_end).load().slices - end;
+  if (rest != 0) store_span(end, SpanKind::kHeapFree, rest, word.heap);
+  for (SliceIndex s = old_end; s < end; ++s) {
+    set_first(s, slice);
+    arena.class_map[s].store(map_class_of(word), std::memory_order_relaxed);
+  }
+  span.store({word.kind, word.size_class, false, slices, word.heap});
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in publish_locked
+}
+
+void page_heap_region_shrink(SliceIndex slice, std::uint32_t slices) {
+  LockGuard guard(heap.lock);
+  Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  SliceIndex tail = slice + slices;
+  store_span(tail, SpanKind::kHeapFree, word.slices - slices, word.heap);
+  span.store({word.kind, word.size_class, false, slices, word.heap});
+  clear_class(tail, slice + word.slices);
+}
+
+}  // namespace rdmalloc
