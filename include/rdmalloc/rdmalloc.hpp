@@ -52,6 +52,25 @@ class [[nodiscard]] result {
   return {-negative_errno, std::generic_category()};
 }
 
+using key = rdmalloc_key;
+
+// Rights, to be or-ed together.
+enum class access : std::uint32_t {
+  local_read = RDMALLOC_ACCESS_LOCAL_READ,
+  local_write = RDMALLOC_ACCESS_LOCAL_WRITE,
+  local = RDMALLOC_ACCESS_LOCAL,
+  remote_read = RDMALLOC_ACCESS_REMOTE_READ,
+  remote_write = RDMALLOC_ACCESS_REMOTE_WRITE,
+  remote_atomic = RDMALLOC_ACCESS_REMOTE_ATOMIC,
+  // Not a right: fail with ENOENT instead of registering.
+  look_only = RDMALLOC_NO_REGISTER,
+};
+constexpr access operator|(access a, access b) {
+  return static_cast<access>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
+}
+
+class domain;
+
 // A heap of the user: destroyed at its end, and with it every block that is still in it. The blocks
 // are like those of malloc: any thread frees them, by free() or by release().
 class heap {
@@ -74,10 +93,29 @@ class heap {
     if (int error = rdmalloc_heap_create(&attr, &handle)) return error_of(error);
     return heap(handle);
   }
-  // EINVAL: somebody destroyed it by its handle. Nothing to do for an empty one.
+  // A registered heap: `budget_bytes` of memory with these rights in each of the domains, from now
+  // until the heap's end. Every block has its keys from the start. The domains must outlive it.
+  static result<heap> create_registered(std::span<rdmalloc_domain* const> domains,
+                                        std::size_t budget_bytes, access rights = access::local) {
+    rdmalloc_heap_attr attr = {};
+    attr.budget_bytes = budget_bytes;
+    attr.domains = domains.data();
+    attr.domain_count = domains.size();
+    attr.access = static_cast<std::uint32_t>(rights);
+    return create(attr);
+  }
+  static result<heap> create_registered(const domain& with, std::size_t budget_bytes,
+                                        access rights = access::local);
+  // More memory for a registered one, by this call only.
+  std::error_code grow(std::size_t bytes) { return error_of(rdmalloc_heap_grow(handle_, bytes)); }
+
+  // EINVAL: somebody destroyed it by its handle. EBUSY: a registration of its memory is held; it is
+  // there still. Nothing to do for an empty one.
   std::error_code destroy() {
     if (handle_ == nullptr) return {};
-    return error_of(rdmalloc_heap_destroy(std::exchange(handle_, nullptr)));
+    int error = rdmalloc_heap_destroy(handle_);
+    if (error != -EBUSY && error != -EDEADLK) handle_ = nullptr;
+    return error_of(error);
   }
 
   explicit operator bool() const { return handle_ != nullptr; }
@@ -91,6 +129,22 @@ class heap {
   }
   // EINVAL, and nothing is freed, when the block is of another heap or of none.
   std::error_code release(void* block) { return error_of(rdmalloc_heap_free(handle_, block)); }
+
+  // The key of bytes in a block of a registered heap, with the domain_index-th of its domains. No
+  // registrar is called, no lock taken.
+  result<key> key_of(const void* addr, std::size_t length, std::size_t domain_index = 0) const {
+    key found;
+    int error = rdmalloc_heap_key(handle_, domain_index, addr, length, &found);
+    if (error != 0) return error_of(error);
+    return found;
+  }
+  // A region of it, for a peer who is to know base and keys of all of it: ENOENT past the last.
+  result<rdmalloc_heap_region_info> region(std::size_t index) const {
+    rdmalloc_heap_region_info info = {};
+    info.size = sizeof info;
+    if (int error = rdmalloc_heap_region(handle_, index, &info)) return error_of(error);
+    return info;
+  }
 
   // Calls `visit` with each block in use, as a span of bytes, until it returns false. It may
   // allocate, free, and destroy the heap, but not throw. The result: whether none was left out.
@@ -181,23 +235,6 @@ class allocator {
  private:
   rdmalloc_heap* heap_;
 };
-
-using key = rdmalloc_key;
-
-// Rights, to be or-ed together.
-enum class access : std::uint32_t {
-  local_read = RDMALLOC_ACCESS_LOCAL_READ,
-  local_write = RDMALLOC_ACCESS_LOCAL_WRITE,
-  local = RDMALLOC_ACCESS_LOCAL,
-  remote_read = RDMALLOC_ACCESS_REMOTE_READ,
-  remote_write = RDMALLOC_ACCESS_REMOTE_WRITE,
-  remote_atomic = RDMALLOC_ACCESS_REMOTE_ATOMIC,
-  // Not a right: fail with ENOENT instead of registering.
-  look_only = RDMALLOC_NO_REGISTER,
-};
-constexpr access operator|(access a, access b) {
-  return static_cast<access>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
-}
 
 // A counted registration: holds its pages and its keys until it is destroyed or put.
 class registration {
@@ -305,6 +342,24 @@ class domain {
   }
   rdmalloc_domain* handle_ = nullptr;
 };
+
+inline result<heap> heap::create_registered(const domain& with, std::size_t budget_bytes,
+                                            access rights) {
+  rdmalloc_domain* one = with.get();
+  return create_registered(std::span(&one, 1), budget_bytes, rights);
+}
+
+// The key of what a container holds: std::vector, std::basic_string, or any other with data(),
+// size() and an allocator<T> of a registered heap. Good until the container moves its elements, as
+// a pointer to them is. EINVAL for an empty one.
+template <class Container>
+result<key> key_of(const Container& container, std::size_t domain_index = 0) {
+  key found;
+  int error = rdmalloc_heap_key(container.get_allocator().get(), domain_index, container.data(),
+                                container.size() * sizeof(*container.data()), &found);
+  if (error != 0) return error_of(error);
+  return found;
+}
 
 // What an observer is told of pages; any may be empty. They run on the purge thread: see
 // struct rdmalloc_observer_ops.

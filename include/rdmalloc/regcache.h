@@ -252,6 +252,49 @@ RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length);
  * memory to note that; nothing happened. -EINVAL, -EDEADLK. Calls registrars. */
 RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length);
 
+/* ------------------------------------------------------------------ registered heaps
+ *
+ * A heap with domains (struct rdmalloc_heap_attr) is made of regions: runs of addresses with one
+ * registration in each of its domains, made and backed by pages when the heap is made, and held
+ * until it is destroyed. So malloc, realloc and free in it call no registrar, and every block has
+ * its keys from the start:
+ *
+ *   - rdmalloc_reg_key() and rdmalloc_reg_get() find them, with all the rights that the heap was
+ *     made with, remote ones too. These are the heap's: a peer that got one may use all of the
+ *     region until the heap is destroyed. No other block lies in it (I13).
+ *   - rdmalloc_heap_key() gives them by the domain's place in the heap's list.
+ *   - A heap no longer than one registration may be has one region, and its keys, asked for once,
+ *     are those of every block.
+ *
+ * A domain does not close before its heaps: -EBUSY. Nothing of the heap is evicted, purged or
+ * invalidated (rdmalloc_invalidate() passes it by); its memory stays backed until the heap's end,
+ * freed blocks too. malloc fails with ENOMEM when no region has room, never by registering more:
+ * rdmalloc_heap_grow() does that. A block lies in one region, so the longest is as long as the
+ * longest region. In a child of fork the heap is there, with its bytes, and works; it has no
+ * registrations, and asking for keys returns -ECHILD. */
+
+/** One region of a registered heap. */
+struct rdmalloc_heap_region_info {
+  size_t size;         /**< sizeof(struct rdmalloc_heap_region_info), set by the caller */
+  void* base;          /**< a multiple of 2 MiB, or of a domain's larger granularity */
+  size_t length;       /**< bytes, likewise */
+  size_t domain_count; /**< of the heap */
+  const struct rdmalloc_key* keys; /**< keys[i]: with the heap's i-th domain, of every byte of the
+                                        region; good until the heap is destroyed */
+};
+
+/** Fills *info for the index-th region of the heap, counted from 0. Returns 0, -ENOENT past the
+ * last one, -EINVAL (no registered heap, a bad size), -ECHILD. Any thread; calls nobody, takes no
+ *  lock. */
+RDMALLOC_API int rdmalloc_heap_region(struct rdmalloc_heap* heap, size_t index,
+                                      struct rdmalloc_heap_region_info* info);
+
+/** The key of [addr, addr+length), any bytes in one of the heap's blocks, with the domain_index-th
+ *  domain of its list. Returns 0, -EFAULT (not inside one region of this heap), -EINVAL (no
+ *  registered heap, no such domain, length 0), -ECHILD. Any thread; calls nobody, takes no lock. */
+RDMALLOC_API int rdmalloc_heap_key(struct rdmalloc_heap* heap, size_t domain_index,
+                                   const void* addr, size_t length, struct rdmalloc_key* key);
+
 /* ------------------------------------------------------------------ pools of registered buffers */
 
 struct rdmalloc_pool;

@@ -216,8 +216,9 @@ bool domain_is_valid(Domain& domain) {
     if (reg->is_sticky) ++sticky_count, sticky_bytes += reg->head.length;
     if (reg->is_listed) ++listed;
     is_ordered &= reg->base() >= previous && reg->furthest_end >= reg->end();
-    is_ordered &= !(reg->is_sticky && reg->is_listed) &&
-                  !(reg->is_open() && !reg->is_sticky && !reg->is_listed);
+    is_ordered &=
+        !(reg->is_sticky && reg->is_listed) &&
+        !(reg->is_open() && !reg->is_sticky && !reg->is_listed && reg->kind != Kind::kHeap);
     previous = reg->base();
     return true;
   };

@@ -18,6 +18,8 @@
 
 namespace rdmalloc::regcache {
 
+inline constexpr std::size_t kMostDomains = 64;
+
 enum class Phase : std::uint32_t {
   kUnused = 0,  // zero: what a fork child finds in the domains of its parent
   kBeingOpened,

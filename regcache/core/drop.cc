@@ -136,10 +136,8 @@ std::uint64_t reclaim_sticky(Domain& domain) {
 
 void withdraw(Domain& domain, Registration* reg) {
   unlist(domain, reg);
-  if (reg->is_sticky) {
-    unpublish(domain, domain.sticky, reg);
-    end_sticky(domain, reg);
-  }
+  if (reg->is_sticky || reg->kind == Kind::kHeap) unpublish(domain, domain.sticky, reg);
+  if (reg->is_sticky) end_sticky(domain, reg);
   unpublish(domain, domain.counted, reg);
 }
 

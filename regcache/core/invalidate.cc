@@ -83,7 +83,8 @@ struct Look {
   std::int64_t count;
 
   bool operator()(Registration* reg) {
-    if (reg->is_quarantined) return true;
+    // A heap's own registration ends with the heap, and so do the keys of its blocks.
+    if (reg->is_quarantined || reg->kind == Kind::kHeap) return true;
     bool is_counted_already = reg->is_awaited;
     if (reg->is_open()) {
       // First out of the orders: once closed, the last put may link it into a list of drops.

@@ -43,7 +43,7 @@ std::uint64_t sticky_share(std::uint64_t limit) {
 Registration* find_covering(Domain& domain, const Request& request) {
   Registration* found = nullptr;
   auto look = [&](Registration* reg) {
-    if (reg->kind == Kind::kCached && reg->is_open() && reg->covers(request.low, request.high) &&
+    if (reg->kind != Kind::kPerUse && reg->is_open() && reg->covers(request.low, request.high) &&
         (request.access & ~reg->head.access) == 0)
       found = reg;
     return found == nullptr;
@@ -84,7 +84,8 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
 int hand_out(Domain& domain, const Request& request, Registration* found, std::uint64_t change,
              Registration** reg, rdmalloc_key* key) {
   if (request.is_uncounted) {
-    int error = make_sticky(domain, found, request);
+    // A heap's needs no stickiness: it is held until the heap's end.
+    int error = found->kind == Kind::kHeap ? 0 : make_sticky(domain, found, request);
     if (error == 0) *key = found->head.key;
     return error;
   }
@@ -245,6 +246,13 @@ void enter(Domain& domain, Registration* reg) {
   domain.bytes += reg->head.length;
 }
 
+// Fills a heap's slots, over whatever earlier owners of its slices have left there.
+void publish_heaps(Domain& domain, Registration* reg) {
+  SliceRange all = domain.slices_of(reg->base(), reg->end());
+  publish(domain, domain.sticky, reg, all);
+  publish(domain, domain.counted, reg, all);
+}
+
 // Puts a registration that was just made into the cache and hands it out; or, when another thread
 // was faster, hands out that thread's. Under the lock. `*drops` gets what has to go now.
 int settle_made(Domain& domain, const Request& request, const Plan& plan, Registration* made,
@@ -256,6 +264,14 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   // looks for its registrations.
   bool is_disowned = !plan.is_owned && plan.kind == Kind::kCached &&
                      !state()->adoptions.hold(request.low, request.high);
+  if (plan.kind == Kind::kHeap) {
+    enter(domain, made);
+    open_with(made, 1);
+    publish_heaps(domain, made);
+    *drops = take_superseded(domain, made);
+    *reg = made;
+    return 0;
+  }
   bool is_per_use =
       plan.kind == Kind::kPerUse || is_disowned || (made->is_stale && !request.is_uncounted);
   if (is_per_use) {
@@ -350,6 +366,30 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
 
 }  // namespace
 
+int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
+  LockGuard guard(domain.lock);
+  Registration* found = find_covering(domain, request);
+  if (found == nullptr || found->kind != Kind::kHeap) return -EACCES;
+  // One with fewer rights, made since, may have taken the slots.
+  publish_heaps(domain, found);
+  *key = found->head.key;
+  return 0;
+}
+
+void reopen_heaps(Domain& domain, Registration* reg) {
+  reg->state.fetch_add(kOpen + 1, std::memory_order_release);
+  publish_heaps(domain, reg);
+}
+
+int make_heaps(Domain& domain, std::uintptr_t base, std::size_t length, std::uint32_t access,
+               Registration** reg) {
+  if (!domain.is_any_thread()) drain_deferred(domain);
+  Request request{base, base + length, access, false};
+  Plan plan{base, base + length, access, Kind::kHeap, true, false};
+  int error = make(domain, request, plan, reg, nullptr);
+  return error == kInPurge ? -EFAULT : error;
+}
+
 int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
                  rdmalloc_key* key) {
   bool is_owned = domain.holds(request.low);
@@ -369,8 +409,8 @@ int find_or_make(Domain& domain, const Request& request, bool may_register, Regi
   if (!is_owned) {
     if (int error = foreign_allowed(*state(), request, &is_adopted)) return error;
   }
-  bool is_cached = (is_owned || is_adopted) && !is_remote;
-  if (is_cached) {
+  // A remote one is found only in a heap that was made for it.
+  if (is_owned || (is_adopted && !is_remote)) {
     LockGuard guard(domain.lock);
     if (Registration* found = find_covering(domain, request))
       return hand_out(domain, request, found, 1 + kHit, reg, key);

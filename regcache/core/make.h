@@ -17,4 +17,16 @@ struct Request {
 int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
                  rdmalloc_key* key);
 
+// The key of a heap's registration over the request, which may ask for any right that the heap
+// grants. -EACCES when there is none.
+int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key);
+
+// Undoes close_heaps() and withdraw(). Under the lock.
+void reopen_heaps(Domain& domain, Registration* reg);
+
+// Registers a region of a heap, whole slices of owned memory, with exactly these rights; sets *reg,
+// held once.
+int make_heaps(Domain& domain, std::uintptr_t base, std::size_t length, std::uint32_t access,
+               Registration** reg);
+
 }  // namespace rdmalloc::regcache

@@ -134,9 +134,10 @@ extern "C" RDMALLOC_API int rdmalloc_reg_key_slow(rdmalloc_domain* handle, const
   if (length == 0 || low + length < low || access == 0 || (access & ~kAllAccess) != 0 ||
       key == nullptr)
     return -EINVAL;
-  // An uncounted remote key would outlive the block it was asked for (I13).
-  if ((access & RDMALLOC_ACCESS_REMOTE) != 0) return -EACCES;
   Request request{low, low + length, access, true};
+  // An uncounted remote key would outlive the block it was asked for (I13), but in a heap made for
+  // it, where it belongs to the heap.
+  if ((access & RDMALLOC_ACCESS_REMOTE) != 0) return find_heap_key(*domain, request, key);
   int error = -EAGAIN;
   // Again when an invalidation of the range went through while we registered it.
   for (int attempt = 0; attempt < 4 && error == -EAGAIN; ++attempt)

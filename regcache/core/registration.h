@@ -36,6 +36,7 @@ inline constexpr std::uint64_t kFold = std::uint64_t{1} << 63;
 enum class Kind : std::uint8_t {
   kCached,  // local access on owned or adopted memory: found again after its put
   kPerUse,  // other foreign memory (I6) and remote access (I13): ends at its put
+  kHeap,    // a region of a registered heap: held by the heap until its end, found by everybody
 };
 
 struct Registration;
@@ -118,6 +119,17 @@ inline bool close_idle(Registration* reg) {
     if ((seen & (kOpen | kRefs)) != kOpen) return false;
     // Acquire: pairs with the release in put(), so that the last holder is done with it.
   } while (!reg->state.compare_exchange_weak(seen, seen & ~kOpen, std::memory_order_acq_rel,
+                                             std::memory_order_relaxed));
+  return true;
+}
+
+// The same for a heap's registration, which nobody else holds.
+inline bool close_heaps(Registration* reg) {
+  std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
+  do {
+    if ((seen & (kOpen | kRefs)) != (kOpen | 1)) return false;
+    // Acquire: as above.
+  } while (!reg->state.compare_exchange_weak(seen, (seen & ~kOpen) - 1, std::memory_order_acq_rel,
                                              std::memory_order_relaxed));
   return true;
 }

@@ -4,6 +4,7 @@
 
 #include <type_traits>
 
+#include "alloc/heaps/heap_registrar.h"
 #include "alloc/os/os.h"
 #include "regcache/core/child_empty.h"
 
@@ -61,6 +62,8 @@ int prepare_once(State& all) {
   all.domains[kOrphans].index = kOrphans;
   all.domains[kOrphans].ops.name = "a closed domain";
   all.domains[kOrphans].phase.store(Phase::kIsOpen, std::memory_order_release);
+  // Release: pairs with the acquire of whoever makes a heap.
+  heap_registrar.store(&heap_registrations, std::memory_order_release);
   return add_observer();
 }
 

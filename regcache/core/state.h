@@ -11,11 +11,11 @@
 #include "regcache/core/invalidate.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/slices.h"
+#include "regcache/heaps/registered_heap.h"
 #include "regcache/pools/buffer_pool.h"
 
 namespace rdmalloc::regcache {
 
-inline constexpr std::size_t kMostDomains = 64;
 // A domain without a registrar: keeps registrations whose deregistration failed after their own
 // domain was closed, so that their ranges stay unpurged.
 inline constexpr std::size_t kOrphans = kMostDomains;
@@ -35,6 +35,8 @@ struct State {
   Pool<PoolCache> pool_caches;
   Pool<PoolThread> pool_threads;
   BufferPool pools[kMostPools];
+  Lock heaps_lock;  // taking a place for a registered heap; a leaf
+  RegisteredHeap heaps[kMostRegisteredHeaps];
 
   // Whether words and observer are there. Acquire: pairs with the release in state_prepare().
   bool is_ready() const { return preparation.load(std::memory_order_acquire) == kReady; }

@@ -10,14 +10,16 @@
 // The store is then let through by one step of the processor with the page writable (the trap
 // flag), so this test is for x86-64.
 //
-// Built three times. With FORK_AT_STORES_IN_HEAP the history is one of a heap of the user; seen to
+// Built four times. With FORK_AT_STORES_IN_HEAP the history is one of a heap of the user; seen to
 // fail there: with free bits or magazines believed by the child, with live bits set outside the
-// lock. With FORK_AT_STORES_IN_SHARDS the thread moves between the places of a made-up topology, so
-// that shards are made, steal and are repaired; seen to fail there: with the lists of shard 0 alone
-// made anew.
+// lock. With FORK_AT_STORES_IN_REGION besides, that heap is a registered one; seen to fail there:
+// with a region's lists as they were, with spans on their way that malloc gets. With
+// FORK_AT_STORES_IN_SHARDS the thread moves between the places of a made-up topology, so that
+// shards are made, steal and are repaired; seen to fail there: with the lists of shard 0 alone made
+// anew.
 #include <gtest/gtest.h>
 #include <linux/futex.h>
-#include <rdmalloc/rdmalloc.h>
+#include <rdmalloc/regcache.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -49,6 +51,11 @@ constexpr int64_t kTrapFlag = 0x100;
 constexpr bool kInHeap = true;
 #else
 constexpr bool kInHeap = false;
+#endif
+#ifdef FORK_AT_STORES_IN_REGION
+constexpr bool kInRegion = true;
+#else
+constexpr bool kInRegion = false;
 #endif
 #ifdef FORK_AT_STORES_IN_SHARDS
 constexpr int kPlaces = 4;
@@ -362,6 +369,34 @@ bool child_is_whole() {
   return status == 0;
 }
 
+// What registers nothing, and is never asked to in a child.
+rdmalloc_domain* open_domain() {
+  rdmalloc_registrar_ops ops = {};
+  ops.size = sizeof ops;
+  ops.name = "none";
+  ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG;
+  ops.register_ = [](void*, void*, size_t, uint32_t, rdmalloc_key*) { return 0; };
+  ops.deregister = [](void*, void*, size_t, const rdmalloc_key*) { return 0; };
+  rdmalloc_domain* domain = nullptr;
+  EXPECT_EQ(rdmalloc_domain_open(&ops, nullptr, nullptr, &domain), 0);
+  return domain;
+}
+
+rdmalloc_heap* make_heap() {
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  rdmalloc_domain* domain = nullptr;
+  if (kInRegion) {
+    domain = open_domain();
+    attr.budget_bytes = size_t{128} << 20;
+    attr.domains = &domain;
+    attr.domain_count = 1;
+  }
+  rdmalloc_heap* heap = nullptr;
+  EXPECT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
+  return heap;
+}
+
 class History {
  public:
   explicit History(uint64_t seed) : random_(seed) {
@@ -431,9 +466,8 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
   uint64_t seed = rdmalloc_test::test_seed(1);
   SCOPED_TRACE("TEST_SEED=" + std::to_string(seed));
   History history(seed);
-  if (kInHeap) {
-    ASSERT_EQ(rdmalloc_heap_create(nullptr, &shared->heap), 0);
-  }
+  if (kInHeap) shared->heap = make_heap();
+  ASSERT_EQ(shared->heap != nullptr, kInHeap);
   // This thread has a cache of its own, in use when the child is born.
   std::vector<void*>& mine = shared->of_forking_thread;
   for (size_t bytes : kSizes)
@@ -465,6 +499,14 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
 
 }  // namespace
 
+#ifdef FORK_AT_STORES_IN_REGION
+int main(int argc, char** argv) {
+  // A domain starts the purge thread, whose stack would be write-protected with all the rest.
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual"});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
+#endif
 #ifdef FORK_AT_STORES_IN_SHARDS
 int main(int argc, char** argv) {
   rdmalloc_test::ensure_environment(argv, {"RDMALLOC_TOPOLOGY=2x2"});

@@ -141,6 +141,50 @@ TEST(HppHeap, its_allocator_serves_other_containers) {
   EXPECT_EQ(heap.counters()->live_blocks, 0u);
 }
 
+// Seen to fail: with a key_of() by capacity, and with a destroy() that forgets a heap that is busy.
+TEST(HppHeap, a_vectors_buffer_in_a_registered_heap_has_its_key_at_hand) {
+  int registered = 0;
+  rdmalloc_registrar_ops ops = {};
+  ops.size = sizeof ops;
+  ops.name = "count";
+  ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
+              RDMALLOC_REGISTRAR_EXACT_ACCESS;
+  ops.register_ = [](void* count, void*, std::size_t, std::uint32_t, rdmalloc_key* made) {
+    made->rkey = static_cast<std::uint64_t>(++*static_cast<int*>(count));
+    return 0;
+  };
+  ops.deregister = [](void*, void*, std::size_t, const rdmalloc_key*) { return 0; };
+  rdmalloc::domain domain = std::move(*rdmalloc::domain::open(ops, &registered));
+  auto rights = rdmalloc::access::local | rdmalloc::access::remote_read;
+  auto made = rdmalloc::heap::create_registered(domain, 4 * kMiB, rights);
+  ASSERT_TRUE(made) << made.error().message();
+  rdmalloc::heap heap = std::move(*made);
+  {
+    std::vector<int, rdmalloc::allocator<int>> numbers{rdmalloc::allocator<int>(heap)};
+    EXPECT_EQ(rdmalloc::key_of(numbers).error(), std::errc::invalid_argument) << "empty";
+    for (int i = 0; i < 100000; i++) {
+      numbers.push_back(i);
+      auto key = rdmalloc::key_of(numbers);
+      ASSERT_TRUE(key);
+      ASSERT_EQ(key->rkey, 1u);
+    }
+    EXPECT_EQ(registered, 1);
+    EXPECT_EQ(rdmalloc::key_of(numbers, 1).error(), std::errc::invalid_argument);
+    EXPECT_EQ(domain.key_of(numbers.data(), 400000, rights)->rkey, 1u);
+    EXPECT_EQ(heap.key_of(numbers.data(), 4 * kMiB).error(), std::errc::bad_address);
+    EXPECT_EQ(heap.region(0)->length, 4 * kMiB);
+    EXPECT_EQ(heap.region(1).error(), std::errc::no_such_file_or_directory);
+    EXPECT_FALSE(heap.grow(2 * kMiB));
+    EXPECT_EQ(heap.region(1)->keys[0].rkey, 2u);
+    rdmalloc::registration held = std::move(*domain.register_memory(numbers.data(), 4));
+    EXPECT_EQ(heap.destroy(), std::errc::device_or_resource_busy);
+    EXPECT_TRUE(heap);
+  }
+  EXPECT_FALSE(heap.destroy());
+  EXPECT_FALSE(heap);
+  EXPECT_FALSE(domain.close());
+}
+
 TEST(HppHeap, containers_beyond_the_budget_get_bad_alloc) {
   rdmalloc::heap heap = make_heap(kMiB);
   rdmalloc::heap_resource resource(heap);

@@ -1,0 +1,73 @@
+// The keys of registered heaps, as the public functions that regcache.h describes.
+#include <errno.h>
+
+#include "alloc/fork.h"
+#include "alloc/heaps/heap.h"
+#include "alloc/pages/arena.h"
+#include "regcache/heaps/registered_heap.h"
+
+using namespace rdmalloc;
+using namespace rdmalloc::regcache;
+
+namespace {
+
+// A registered heap, in the allocator and here.
+struct Found {
+  const Heap* heap;
+  const RegisteredHeap* registered;
+  std::uint32_t regions;
+};
+
+int find(rdmalloc_heap* handle, Found* found) {
+  fork_check();
+  auto id = reinterpret_cast<std::uintptr_t>(handle);
+  found->heap = heap_of_handle(id);
+  if (found->heap == nullptr) return -EINVAL;
+  std::uint32_t place = found->heap->place.load(std::memory_order_relaxed);
+  if (place == 0) return -EINVAL;
+  found->registered = registered_heap(place, id);
+  if (found->registered == nullptr) return -ECHILD;
+  // Acquire: pairs with the release in regions_add(), which comes after the keys'.
+  found->regions = found->heap->region_count.load(std::memory_order_acquire);
+  return 0;
+}
+
+std::uintptr_t base_of(const HeapRegion& region) {
+  return arena.address_of(region.first);
+}
+std::size_t length_of(const HeapRegion& region) {
+  return std::size_t{region.slices} << kSliceShift;
+}
+
+}  // namespace
+
+extern "C" RDMALLOC_API int rdmalloc_heap_key(rdmalloc_heap* handle, size_t domain_index,
+                                              const void* addr, size_t length, rdmalloc_key* key) {
+  Found found;
+  if (int error = find(handle, &found)) return error;
+  const RegisteredHeap& registered = *found.registered;
+  if (key == nullptr || length == 0 || domain_index >= registered.domain_count) return -EINVAL;
+  auto low = reinterpret_cast<std::uintptr_t>(addr);
+  for (std::uint32_t i = 0; i < found.regions; ++i) {
+    const HeapRegion& region = found.heap->regions[i];
+    std::uintptr_t inside = low - base_of(region);
+    if (inside >= length_of(region) || length > length_of(region) - inside) continue;
+    *key = registered.keys[i * std::size_t{registered.domain_count} + domain_index];
+    return 0;
+  }
+  return -EFAULT;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_heap_region(rdmalloc_heap* handle, size_t index,
+                                                 rdmalloc_heap_region_info* info) {
+  Found found;
+  if (info == nullptr || info->size < sizeof *info) return -EINVAL;
+  if (int error = find(handle, &found)) return error;
+  if (index >= found.regions) return -ENOENT;
+  const HeapRegion& region = found.heap->regions[index];
+  info->base = reinterpret_cast<void*>(base_of(region));
+  info->length = length_of(region);
+  info->domain_count = found.registered->domain_count;
+  info->keys = found.registered->keys + index * std::size_t{found.registered->domain_count};
+  return 0;
+}

@@ -1,0 +1,157 @@
+#include "regcache/heaps/registered_heap.h"
+
+#include <errno.h>
+
+#include "regcache/core/drop.h"
+#include "regcache/core/make.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+constexpr std::uint32_t kAllAccess = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE;
+
+// The place that a number names, if it is that heap's still; NULL in a child of fork, which has not
+// got the parent's.
+RegisteredHeap* place_of(std::uint32_t place, std::uint64_t handle) {
+  State* all = state();
+  if (all == nullptr || place == 0 || place > kMostRegisteredHeaps) return nullptr;
+  RegisteredHeap& heap = all->heaps[place - 1];
+  return heap.handle.load(std::memory_order_acquire) == handle ? &heap : nullptr;
+}
+
+Domain& domain_at(const RegisteredHeap& heap, std::size_t index) {
+  return state()->domains[heap.domains[index]];
+}
+
+// What one domain allows, into *limits.
+int narrow(const Domain& domain, std::uint32_t access, RegionLimits* limits) {
+  bool is_remote = (access & RDMALLOC_ACCESS_REMOTE) != 0;
+  if (is_remote && (domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0) return -EACCES;
+  if (domain.unit > limits->alignment) limits->alignment = domain.unit;
+  if (domain.largest < limits->most_bytes) limits->most_bytes = domain.largest;
+  return 0;
+}
+
+RegisteredHeap* take_place(State& all, std::uint64_t handle, std::uint32_t* place) {
+  LockGuard guard(all.heaps_lock);
+  for (std::uint32_t i = 0; i < kMostRegisteredHeaps; ++i) {
+    // Acquire: pairs with the release in end().
+    if (all.heaps[i].handle.load(std::memory_order_acquire) != 0) continue;
+    all.heaps[i].handle.store(handle, std::memory_order_relaxed);
+    *place = i + 1;
+    return &all.heaps[i];
+  }
+  return nullptr;
+}
+
+int check_domains(rdmalloc_domain* const* domains, std::size_t count, std::uint32_t access,
+                  RegionLimits* limits) {
+  if (count > kMostDomains) return -EINVAL;
+  for (std::size_t i = 0; i < count; ++i) {
+    const Domain* domain = domain_of(domains[i]);
+    if (int error = domain_check(domain)) return error;
+    // A second registration of the same range with one domain would hide the first.
+    for (std::size_t j = 0; j < i; ++j)
+      if (domains[j] == domains[i]) return -EINVAL;
+    if (int error = narrow(*domain, access, limits)) return error;
+  }
+  limits->most_bytes &= ~(limits->alignment - 1);
+  if (limits->most_bytes == 0) return -EMSGSIZE;
+  if (kMostHeapKeys / count < limits->most)
+    limits->most = static_cast<std::uint32_t>(kMostHeapKeys / count);
+  return 0;
+}
+
+int begin(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t domain_count,
+          std::uint32_t access, RegionLimits* limits, std::uint32_t* place) {
+  State* all = state();
+  if (access == 0) access = RDMALLOC_ACCESS_LOCAL;
+  if ((access & ~kAllAccess) != 0 || all == nullptr) return -EINVAL;
+  if (is_in_page_event()) return -EDEADLK;
+  if (int error = check_domains(domains, domain_count, access, limits)) return error;
+  RegisteredHeap* heap = take_place(*all, handle, place);
+  if (heap == nullptr) return -EMFILE;
+  heap->access = access;
+  heap->domain_count = static_cast<std::uint32_t>(domain_count);
+  heap->region_count.store(0, std::memory_order_relaxed);
+  for (std::size_t i = 0; i < domain_count; ++i)
+    heap->domains[i] = static_cast<std::uint8_t>(domain_of(domains[i])->index);
+  return 0;
+}
+
+// Drops a registration that was closed. Whether it is gone.
+bool drop(Domain& domain, Registration* reg) {
+  reg->next() = nullptr;
+  return drop_list(domain, reg, Reason::kAsked) == 1;
+}
+
+// Takes the heap's own reference to a registration back and makes it nobody's. False when somebody
+// else holds it.
+bool close(Domain& domain, Registration* reg) {
+  LockGuard guard(domain.lock);
+  if (!close_heaps(reg)) return false;
+  withdraw(domain, reg);
+  return true;
+}
+void reopen(Domain& domain, Registration* reg) {
+  LockGuard guard(domain.lock);
+  reopen_heaps(domain, reg);
+}
+
+int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length) {
+  RegisteredHeap* heap = place_of(place, handle);
+  if (heap == nullptr) return -ECHILD;
+  if (is_in_page_event()) return -EDEADLK;
+  std::uint32_t region = heap->region_count.load(std::memory_order_relaxed);
+  std::size_t first = std::size_t{region} * heap->domain_count;
+  for (std::size_t i = 0; i < heap->domain_count; ++i) {
+    Registration*& reg = heap->registrations[first + i];
+    if (int error = make_heaps(domain_at(*heap, i), base, length, heap->access, &reg)) {
+      // Nobody can hold what no block was handed out of.
+      while (i-- != 0) {
+        Registration* made = heap->registrations[first + i];
+        close(domain_at(*heap, i), made);
+        drop(domain_at(*heap, i), made);
+      }
+      return error;
+    }
+    heap->keys[first + i] = reg->head.key;
+  }
+  // Release: pairs with the acquire of whoever asks for keys.
+  heap->region_count.store(region + 1, std::memory_order_release);
+  return 0;
+}
+
+int end(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uint64_t* kept) {
+  *kept = 0;
+  // In a child of fork there is nothing to undo.
+  RegisteredHeap* heap = place_of(place, handle);
+  if (heap == nullptr) return 0;
+  if (is_in_page_event()) return -EDEADLK;
+  std::uint32_t regions = heap->region_count.load(std::memory_order_relaxed);
+  std::size_t begin = std::size_t{first} * heap->domain_count;
+  std::size_t end = std::size_t{regions} * heap->domain_count;
+  for (std::size_t i = begin; i < end; ++i) {
+    if (close(domain_at(*heap, i % heap->domain_count), heap->registrations[i])) continue;
+    while (i-- != begin) reopen(domain_at(*heap, i % heap->domain_count), heap->registrations[i]);
+    return -EBUSY;
+  }
+  heap->region_count.store(first, std::memory_order_relaxed);
+  for (std::size_t i = begin; i < end; ++i)
+    if (!drop(domain_at(*heap, i % heap->domain_count), heap->registrations[i]))
+      *kept |= std::uint64_t{1} << i / heap->domain_count;
+  // Release: pairs with the acquire of whoever takes the place next.
+  if (first == 0) heap->handle.store(0, std::memory_order_release);
+  return 0;
+}
+
+}  // namespace
+
+constinit const HeapRegistrar heap_registrations = {begin, add, end};
+
+const RegisteredHeap* registered_heap(std::uint32_t place, std::uint64_t handle) {
+  return place_of(place, handle);
+}
+
+}  // namespace rdmalloc::regcache

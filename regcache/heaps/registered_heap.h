@@ -1,0 +1,47 @@
+// Registered heaps: which registrations a heap of the user has. The allocator makes such a heap of
+// regions (alloc/heaps/heap_regions.h) and tells us of each through HeapRegistrar; we register it
+// with each of the heap's domains, one registration for each, and hold them until the heap ends.
+//
+//    region 0  |  region 1  |  region 2          keys[region * domain_count + domain]
+//
+// They are of Kind::kHeap: found by reg_key and reg_get in any block of the heap, with all of the
+// heap's rights, since no address of the range is anybody else's (I13); never evicted, never
+// purged. A fork child finds all of this empty (I11).
+#pragma once
+
+#include <rdmalloc/regcache.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/heaps/heap_registrar.h"
+#include "regcache/core/domain.h"
+
+namespace rdmalloc::regcache {
+
+inline constexpr std::size_t kMostRegisteredHeaps = 64;
+// Registrations of one heap: regions times domains.
+inline constexpr std::size_t kMostHeapKeys = 256;
+
+struct RegisteredHeap {
+  // Of the heap, for ever another one. 0: nobody has this place. Release when the place is taken,
+  // acquire by whoever asks for keys.
+  std::atomic<std::uint64_t> handle;
+  std::uint32_t access;
+  std::uint32_t domain_count;
+  // Regions whose keys are there. Written by one thread at a time; release and acquire.
+  std::atomic<std::uint32_t> region_count;
+  std::uint8_t domains[kMostDomains];  // indices
+  Registration* registrations[kMostHeapKeys];
+  rdmalloc_key keys[kMostHeapKeys];
+};
+
+// What the allocator calls.
+extern const HeapRegistrar heap_registrations;
+
+// What is known of a heap; NULL in a child of the process that made it. Good while the heap is
+// there.
+const RegisteredHeap* registered_heap(std::uint32_t place, std::uint64_t handle);
+
+}  // namespace rdmalloc::regcache

@@ -1,0 +1,100 @@
+// I11 for registered heaps: what a child of fork finds. Seen to fail; the comments say how.
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "tests/unit/regcache/registered_heaps_fixture.h"
+
+namespace {
+
+using rdmalloc_test::Random;
+
+// What a child may do with the heap of its parent. The number of the first step that went wrong.
+int use_inherited(rdmalloc_heap* heap, const StubDomain& domain, char* block) {
+  rdmalloc_key key = {};
+  rdmalloc_heap_region_info info = {};
+  info.size = sizeof info;
+  if (block[1000] != 0x11) return 1;
+  if (rdmalloc_reg_key(domain.handle, block, 10, kRemote, &key) != -ECHILD) return 2;
+  if (rdmalloc_heap_key(heap, 0, block, 10, &key) != -ECHILD) return 3;
+  if (rdmalloc_heap_region(heap, 0, &info) != -ECHILD) return 4;
+  if (rdmalloc_heap_grow(heap, kMiB) != -ECHILD) return 5;
+  void* more = rdmalloc_heap_malloc(heap, 2 * kMiB);
+  if (more == nullptr) return 6;
+  std::memset(more, 1, 2 * kMiB);
+  StubFabric own_fabric;
+  StubDomain own(own_fabric);
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  attr.budget_bytes = kMiB;
+  attr.domains = &own.handle;
+  attr.domain_count = 1;
+  rdmalloc_heap* mine = nullptr;
+  if (rdmalloc_heap_create(&attr, &mine) != 0) return 7;
+  if (rdmalloc_heap_destroy(heap) != 0) return 8;
+  void* here = rdmalloc_heap_malloc(mine, 10);
+  if (rdmalloc_heap_key(mine, 0, here, 10, &key) != 0) return 9;
+  if (own_fabric.live() != 1) return 10;
+  if (rdmalloc_heap_destroy(mine) != 0 || own_fabric.live() != 0) return 11;
+  return rdmalloc::page_heap_is_valid() ? 0 : 12;
+}
+
+// Fails when the places of heaps are not child-empty, or destroy ends whatever has its place.
+TEST_F(RegisteredHeaps, I11_a_child_has_the_memory_and_no_registration) {
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make({domain.handle}, 4 * kMiB);
+  auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, kMiB));
+  std::memset(block, 0x11, kMiB);
+  EXPECT_EQ(in_child([&] {
+              int wrong = use_inherited(heap, domain, block);
+              return wrong != 0 ? wrong : fabric.calls != 1 || fabric.leaves != 0 ? 20 : 0;
+            }),
+            0);
+  rdmalloc_key key = {};
+  EXPECT_EQ(rdmalloc_reg_key(domain.handle, block, 10, kRemote, &key), 0) << "the parent's";
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Fails when the child's lists of what is free in a region are the parent's in the middle of a
+// change, or when a span on its way becomes malloc's.
+TEST_F(RegisteredHeaps, I11_a_fork_in_the_middle_of_others_calls_leaves_a_whole_heap) {
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make({domain.handle}, 16 * kMiB);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 3; ++i) {
+    threads.emplace_back([&, i] {
+      Random random(static_cast<std::uint64_t>(i) + 50);
+      while (!stop) {
+        void* block = rdmalloc_heap_malloc(heap, random.size_between(100, 500 * kKiB));
+        void* other = rdmalloc_heap_malloc(heap, random.size_between(40 * kKiB, 900 * kKiB));
+        rdmalloc_free(block);
+        rdmalloc_free(rdmalloc_heap_realloc(heap, other, random.size_between(40 * kKiB, kMiB)));
+      }
+    });
+  }
+  for (int i = 0; i < 200; ++i) {
+    int wrong = in_child([&] {
+      alarm(60);
+      void* blocks[60] = {};
+      Random random(static_cast<std::uint64_t>(i));
+      for (int step = 0; step < 300; ++step) {
+        void*& block = blocks[random.below(60)];
+        rdmalloc_free(block);
+        block = rdmalloc_heap_malloc(heap, random.size_between(1, 200 * kKiB));
+        if (block == nullptr) return 1;
+      }
+      for (void* block : blocks) rdmalloc_free(block);
+      if (!rdmalloc::page_heap_is_valid()) return 2;
+      if (rdmalloc_heap_destroy(heap) != 0) return 3;
+      return rdmalloc::page_heap_is_valid() ? 0 : 4;
+    });
+    ASSERT_EQ(wrong, 0) << "fork " << i;
+  }
+  stop = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+}  // namespace
