@@ -74,6 +74,12 @@ class Lock {
   }
   // For a fork child only: frees a lock whose owner exists no more.
   void reset() { word_.store(0, std::memory_order_relaxed); }
+  // For a fork child only: takes a lock whose owner exists no more. Between the two it is never
+  // free: a child of this child, forked while the structure is being made anew, must see that too.
+  void take_over() {
+    word_.store(thread_id(), std::memory_order_relaxed);
+    note_held(+1);
+  }
 
  private:
   static constexpr std::uint32_t kWaiters = 0x80000000u;  // thread ids are below 2^22 (pid_max)
@@ -92,6 +98,9 @@ class Lock {
 class LockGuard {
  public:
   explicit LockGuard(Lock& lock) : lock_(lock) { lock_.lock(); }
+  // Of a lock that this thread holds already.
+  struct Held {};
+  LockGuard(Lock& lock, Held) : lock_(lock) {}
   ~LockGuard() { lock_.unlock(); }
   LockGuard(const LockGuard&) = delete;
   LockGuard& operator=(const LockGuard&) = delete;

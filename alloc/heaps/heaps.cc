@@ -109,29 +109,34 @@ int walk_span(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
 
 // ---- the child of a fork ----
 
-// Makes a heap whole. Locks that vanished threads held are freed; what they were changing is made
-// anew. Nothing of a heap changes without one of its locks, so a heap none of whose locks was held
-// is whole.
+// Makes a heap whole. What vanished threads were changing is made anew, and then the locks that
+// they held are freed: not before, since a fork of this child that finds them free believes the
+// heap. Nothing of a heap changes without one of its locks, so one none of whose locks was held is
+// whole.
 void repair(Heap& heap, std::uint32_t forking_thread) {
   std::uint64_t handle = heap.handle.load(std::memory_order_relaxed);
   if (handle == 0) return;
-  bool is_orphaned = false, is_busy = false;
-  auto look_at = [&](Lock& lock) {
-    std::uint32_t owner = lock.owner();
-    if (owner == 0) return;
-    // This thread's, when a signal handler in the middle of a call forked: the call goes on.
-    if (owner == forking_thread) {
-      is_busy = true;
-    } else {
-      lock.reset();
-      is_orphaned = true;
-    }
+  auto for_each_lock = [&](auto function) {
+    for (HeapShard& shard : heap.shards) function(shard.lock);
+    for (HeapClass& slabs : heap.classes) function(slabs.lock);
+    function(heap.span_lock);
   };
-  for (HeapShard& shard : heap.shards) look_at(shard.lock);
-  for (HeapClass& slabs : heap.classes) look_at(slabs.lock);
-  look_at(heap.span_lock);
+  bool is_orphaned = false, is_busy = false;
+  for_each_lock([&](const Lock& lock) {
+    std::uint32_t owner = lock.owner();
+    // This thread's, when a signal handler in the middle of a call forked: the call goes on.
+    is_busy |= owner != 0 && owner == forking_thread;
+    is_orphaned |= owner != 0 && owner != forking_thread;
+  });
+  auto free_orphaned_locks = [&] {
+    for_each_lock([&](Lock& lock) {
+      if (lock.owner() != forking_thread) lock.reset();
+    });
+  };
   if (!is_live(handle) && handle != (kEnding | forking_thread)) {
+    // The handle, not a lock, says until the end that this is to be done.
     heap_rebuild_spans(heap, true, forking_thread);
+    free_orphaned_locks();
     free_everything(heap, 0);  // no device reaches a child's memory
     heap.handle.store(0, std::memory_order_release);
     heaps.free(&heap);
@@ -147,6 +152,7 @@ void repair(Heap& heap, std::uint32_t forking_thread) {
     }
   }
   heap_rebuild_spans(heap, is_exact, forking_thread);
+  free_orphaned_locks();
 }
 
 // Takes and registers the memory of a heap that nobody knows yet. 0 or a negative errno with

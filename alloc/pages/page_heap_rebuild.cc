@@ -7,8 +7,8 @@ namespace rdmalloc {
 using namespace page_heap_state;
 
 void page_heap_rebuild(bool purge_goes_on) {
-  heap.lock.reset();
-  LockGuard guard(heap.lock);
+  heap.lock.take_over();
+  LockGuard guard(heap.lock, LockGuard::Held{});
   SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
   heap.dirty.clear();
   heap.spared.clear();

@@ -51,8 +51,8 @@ void slab_end_purge() {
 void slab_rebuild(unsigned shard, unsigned size_class) {
   SlabClass& slabs = slabs_of(shard, size_class);
   const ClassInfo& info = class_info(size_class);
-  slabs.lock.reset();
-  LockGuard guard(slabs.lock);
+  slabs.lock.take_over();
+  LockGuard guard(slabs.lock, LockGuard::Held{});
   for (SliceIndex& head : slabs.head) head = 0;
   slabs.slabs = 0;
   slabs.listed.store(0, std::memory_order_relaxed);

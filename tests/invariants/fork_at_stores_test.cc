@@ -7,6 +7,10 @@
 // and a child is forked there, which must find every live block whole and hand none of them out
 // again.
 //
+// Some of the children do the same again: one of their threads recovers, and at its stores the
+// other forks. Seen to fail in a heap: with the locks of vanished threads freed before what they
+// guard was made anew.
+//
 // The store is then let through by one step of the processor with the page writable (the trap
 // flag), so this test is for x86-64.
 //
@@ -140,8 +144,9 @@ struct Shared {
   std::atomic<int> stopped_thread{0};
   uintptr_t stopped_at = 0;
   bool is_watched = false;  // the thread is inside malloc, free or purge
-  bool is_purging = false;  // the last
-  int stores = 0;           // since it went in
+  uint64_t stores = 0;      // since it went in
+  uint64_t stride = 1;      // of its stores, one of so many is tried
+  uint64_t offset = 0;      // which one of them
   int64_t steps = 0;        // what it is to do next
   int64_t purge_at = 0;     // when as many are left
   bool is_ending = false;
@@ -182,10 +187,10 @@ void on_fault(int, siginfo_t* info, void* context) {
   bool is_watched = this_process_thread() == shared->stopped_thread.load() && shared->is_watched;
   if (!is_watched) return;
   shared->stopped_at = address;
-  // Of a fast path's stores a sample. So of a purge's, which are hundreds, at another offset each
-  // time.
+  // Of a fast path's stores a sample. So of a purge's and a recovery's, which are hundreds, at
+  // another offset each time.
   shared->stores++;
-  bool is_sampled = shared->is_purging ? (shared->stores + shared->steps) % 7 == 0
+  bool is_sampled = shared->stride > 1 ? (shared->stores + shared->offset) % shared->stride == 0
                                        : shared->stores > kFastStores || shared->steps % 16 == 0;
   if (is_sampled) {
     set(kStopped);
@@ -230,9 +235,11 @@ void operate(Random& random) {
     for (; shared->steps > 0; shared->steps--) {
       if (shared->steps == shared->purge_at) {
         enter();
-        shared->is_purging = true;
+        shared->stride = 7;
+        shared->offset++;
         if (rdmalloc_purge(0) < 0) _exit(4);
-        shared->is_watched = shared->is_purging = false;
+        shared->is_watched = false;
+        shared->stride = 1;
         continue;
       }
       if (kPlaces > 1 && shared->steps % 40 == 7) {
@@ -267,8 +274,8 @@ void operate(Random& random) {
   }
 }
 
-int complain(const char* what, size_t index) {
-  dprintf(2, "the other thread was stopped at a store to %p: %s %zu\n",
+int complain(const char* what, uint64_t index) {
+  dprintf(2, "the other thread was stopped at a store to %p: %s %lu\n",
           reinterpret_cast<void*>(shared->stopped_at), what, index);
   return 1;
 }
@@ -352,15 +359,61 @@ int check_in_child() {
   return 0;
 }
 
-bool child_is_whole() {
+// In a child: forks at each stop of its other thread, which recovers, until that has done so.
+void fork_from_a_recovery() {
+  for (;;) {
+    wait_while(kRuns);
+    if (shared->state.load(std::memory_order_acquire) == kIdle) return;
+    pid_t pid = fork();
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      _exit(check_in_child());
+    }
+    int status = -1;
+    bool has_ended = pid > 0 && rdmalloc_test::wait_with_limit(pid, 20000, &status);
+    // The recovering thread is left where it stands.
+    if (!has_ended) _exit(complain("in a recovery; its child hangs; store", shared->stores));
+    if (status != 0)
+      _exit(complain("in a recovery; its child is not whole; store", shared->stores));
+    set(kRuns);
+  }
+}
+
+// In a child: its first thread recovers or another one does, and this child's children are born
+// meanwhile.
+int check_recovery(int index) {
+  bool by_first_thread = index % 2 == 0;
+  shared->stride = 23;
+  shared->offset = static_cast<uint64_t>(index + shared->steps);
+  shared->state = kRuns;
+  shared->stopped_thread = 0;
+  auto recover = [] {
+    shared->stopped_thread = this_process_thread();
+    enter();
+    rdmalloc_purge_pause();  // of all calls the one that does nothing else
+    shared->is_watched = false;
+    set(kIdle);
+  };
+  std::thread other([&] { by_first_thread ? fork_from_a_recovery() : recover(); });
+  by_first_thread ? recover() : fork_from_a_recovery();
+  other.join();
+  rdmalloc_purge_resume();
+  return check_in_child();
+}
+
+// Of so many children one is forked from while it recovers.
+constexpr int kRecoveriesWatched = 40;
+
+bool child_is_whole(int index) {
   pid_t pid = fork();
   if (pid == 0) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    _exit(check_in_child());
+    if (index % kRecoveriesWatched != 0) _exit(check_in_child());
+    _exit(check_recovery(index / kRecoveriesWatched));
   }
   int status = -1;
   if (pid < 0) return false;
-  if (!rdmalloc_test::wait_with_limit(pid, 30000, &status)) {
+  if (!rdmalloc_test::wait_with_limit(pid, 60000, &status)) {
     ADD_FAILURE() << "the child hangs";
     return false;
   }
@@ -441,7 +494,7 @@ class History {
     for (;; children++) {
       wait_while(kRuns);
       if (shared->state.load(std::memory_order_acquire) == kIdle) break;
-      if (!child_is_whole()) {
+      if (!child_is_whole(children)) {
         failed = true;
         shared->stopped_thread = 0;  // goes on without stops
       }

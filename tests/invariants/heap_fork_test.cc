@@ -3,7 +3,7 @@
 // I11 for heaps of the user: a child of a fork taken while other threads are in calls for heaps,
 // also while they make and destroy heaps, has whole heaps, and can go on with each of them. Seen to
 // fail: with the magazines kept, with nothing made anew, with a destroy that was under way not
-// ended.
+// ended, with the locks of vanished threads freed before what they guard was made anew.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
@@ -196,6 +196,29 @@ TEST(HeapFork, I11_children_of_children_do_so_too) {
                   for (uint64_t seed = 0; !stop.load(); seed++)
                     operate(storm.heaps()[0], seed, 100);
                 });
+                int status = in_child([&] { return live_on(storm, 5); });
+                stop = true;
+                other.join();
+                return status == 0 && live_on(storm, 6);
+              }),
+              0)
+        << "fork " << i;
+}
+
+// The second fork comes at any moment of the recovery that the first child's other thread began.
+TEST(HeapFork, I11_a_fork_in_the_middle_of_a_childs_recovery_is_recovered_from_as_well) {
+  Storm storm;
+  for (int i = 0; i < kForks / 3; i++)
+    ASSERT_EQ(in_child([&] {
+                std::atomic<bool> stop{false}, has_begun{false};
+                std::thread other([&] {
+                  has_begun = true;
+                  for (uint64_t seed = 0; !stop.load(); seed++)
+                    operate(storm.heaps()[0], seed, 100);
+                });
+                while (!has_begun.load()) {
+                }
+                for (int spin = 0; spin < i % 50 * 1500; spin++) asm volatile("");
                 int status = in_child([&] { return live_on(storm, 5); });
                 stop = true;
                 other.join();
