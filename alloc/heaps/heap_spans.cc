@@ -90,7 +90,7 @@ SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) 
   }
   Span& span = arena.span(slice);
   span.free_blocks.store(static_cast<std::int32_t>(blocks), std::memory_order_relaxed);
-  span.scan_word = 0;
+  span.scan_word.store(0, std::memory_order_relaxed);
   span.is_listed.store(0, std::memory_order_relaxed);
   page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), slot_of(heap));
   enter_slab(heap, slice);
@@ -159,7 +159,8 @@ std::uint32_t take_from(HeapClass& slabs, SliceIndex slice, unsigned size_class,
   Span& span = arena.span(slice);
   std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
   std::uint32_t words = heap_slab_words(size_class, span.load().slices), got = 0;
-  std::uint32_t w = span.scan_word < words ? span.scan_word : 0;
+  std::uint32_t w = span.scan_word.load(std::memory_order_relaxed);
+  if (w >= words) w = 0;
   for (std::uint32_t seen = 0; seen < words && got < wanted;) {
     std::uint64_t bits = bitmap[w].load(std::memory_order_relaxed);
     if (bits == 0) {
@@ -175,7 +176,7 @@ std::uint32_t take_from(HeapClass& slabs, SliceIndex slice, unsigned size_class,
     } while (bits != 0 && got < wanted);
     bitmap[w].store(bits, std::memory_order_relaxed);
   }
-  span.scan_word = static_cast<std::uint16_t>(w);
+  span.scan_word.store(static_cast<std::uint16_t>(w), std::memory_order_relaxed);
   std::uint32_t left = free_blocks_of(slice) - got;
   span.free_blocks.store(static_cast<std::int32_t>(left), std::memory_order_relaxed);
   relist(slabs, slice, left);
@@ -217,9 +218,11 @@ bool heap_slab_give_back(Heap& heap, unsigned size_class, void* const* blocks,
     HeapBlock block = heap_block_at(blocks[i]);
     std::atomic<std::uint64_t>& word = arena.bitmap(block.slice)[block.index / 64];
     word.store(word.load(std::memory_order_relaxed) | bit_of(block), std::memory_order_relaxed);
+    Span& span = arena.span(block.slice);
+    if (block.index / 64 < span.scan_word.load(std::memory_order_relaxed))
+      span.scan_word.store(static_cast<std::uint16_t>(block.index / 64), std::memory_order_relaxed);
     std::uint32_t free_blocks = free_blocks_of(block.slice) + 1;
-    arena.span(block.slice)
-        .free_blocks.store(static_cast<std::int32_t>(free_blocks), std::memory_order_relaxed);
+    span.free_blocks.store(static_cast<std::int32_t>(free_blocks), std::memory_order_relaxed);
     relist(slabs, block.slice, free_blocks);
     has_freed |= settle(heap, slabs, block.slice, true);
   }

@@ -401,6 +401,10 @@ SliceIndex take_with_room(std::uint32_t slices) {
   std::uint32_t wanted = slices + (slices < kMostRoom ? slices : kMostRoom);
   SliceIndex taken = heap.dirty.find_best(wanted, 1);
   if (taken == 0) taken = heap.spared.find_best(wanted, 1);
+  // New pages for the sake of room only while few free ones lie about.
+  if (taken == 0 && heap.dirty_slices.load(std::memory_order_relaxed) >
+                        heap.used_slices.load(std::memory_order_relaxed) / 4)
+    taken = heap.dirty.find_best(slices, 1);
   if (taken != 0) {
     SpanWord word = arena.span(taken).load();
     cut(taken, word.slices, word.kind, taken, slices);

@@ -117,7 +117,9 @@ struct alignas(64) Span {
   // The node whose threads touched its pages first, as far as is known; read while it is free and
   // backed. Written under the page heap's lock while the span is out of use.
   std::uint8_t node : 6;
-  std::uint16_t scan_word;  // where the last refill stopped in the bitmap
+  // Where the next refill begins to look in the bitmap: at the lowest free block there is, so that
+  // few pages are touched. A hint, for a give-back beside a refill may be overwritten. Relaxed.
+  std::atomic<std::uint16_t> scan_word;
 
   // Both under the page heap's lock.
   bool has_grown : 1;    // large span: by realloc

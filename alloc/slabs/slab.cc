@@ -87,7 +87,7 @@ SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
   }
   Span& span = arena.span(slice);
   span.free_blocks.store(static_cast<std::int32_t>(info.slab_blocks), std::memory_order_relaxed);
-  span.scan_word = 0;
+  span.scan_word.store(0, std::memory_order_relaxed);
   span.is_listed.store(0, std::memory_order_relaxed);
   span.has_purged_pages = false;
   span.is_settled.store(false, std::memory_order_relaxed);
@@ -205,7 +205,8 @@ std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** end, std
   std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
   std::uintptr_t base = arena.address_of(slice);
   std::uint32_t words = words_of(info), got = 0;
-  std::uint32_t w = span.scan_word < words ? span.scan_word : 0;
+  std::uint32_t w = span.scan_word.load(std::memory_order_relaxed);
+  if (w >= words) w = 0;
   for (std::uint32_t seen = 0; seen < words && got < wanted;) {
     std::uint64_t bits = bitmap[w].load(std::memory_order_relaxed);
     if (bits == 0) {
@@ -237,7 +238,7 @@ std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** end, std
     // comes before what its next owner does.
     bitmap[w].fetch_and(~(bits ^ left), std::memory_order_acquire);
   }
-  span.scan_word = static_cast<std::uint16_t>(w);
+  span.scan_word.store(static_cast<std::uint16_t>(w), std::memory_order_relaxed);
   span.free_blocks.fetch_sub(static_cast<std::int32_t>(got), std::memory_order_acq_rel);
   auto takes = span.takes.load(std::memory_order_relaxed);
   span.takes.store(static_cast<std::uint16_t>(takes + 1), std::memory_order_relaxed);
@@ -383,6 +384,10 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
                          reinterpret_cast<void*>(arena.address_of(slice) +
                                                  std::uintptr_t{index} * info.block_bytes));
   }
+  // Not before the bits, which a taker might pass by; nor after they are counted, when the slab may
+  // be another one.
+  if (word < span.scan_word.load(std::memory_order_relaxed))
+    span.scan_word.store(static_cast<std::uint16_t>(word), std::memory_order_relaxed);
   // Release: whoever reads slab_blocks from it has every giver's bits before it. seq_cst with the
   // load of is_watched in slab_give_back(), against its store and then the loads of free_blocks in
   // slab_watch's caller: the purge thread sees the change, or we that it wants to be told.
