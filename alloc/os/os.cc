@@ -10,6 +10,7 @@
 
 #include "alloc/os/fault.h"
 #include "alloc/os/syscall.h"
+#include "alloc/os/topology.h"
 
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
@@ -155,6 +156,16 @@ bool thread_exists(std::uint32_t id) {
 void sleep_ns(std::int64_t ns) {
   timespec time{ns / 1000000000, ns % 1000000000};
   raw_syscall(SYS_nanosleep, reinterpret_cast<long>(&time), 0);
+}
+
+unsigned processors_allowed() {
+  unsigned long mask[kMostCpus / (8 * sizeof(long))];
+  // The bytes that the kernel's mask has.
+  long got = raw_syscall(SYS_sched_getaffinity, 0, sizeof mask, reinterpret_cast<long>(mask));
+  int count = 0;
+  for (long word = 0; word < got / static_cast<long>(sizeof(long)); ++word)
+    count += __builtin_popcountl(mask[word]);
+  return count > 0 ? static_cast<unsigned>(count) : 1;
 }
 
 int write_all(int fd, const char* bytes, std::size_t length) {

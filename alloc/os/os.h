@@ -55,6 +55,8 @@ bool is_first_thread();
 // Whether this process has a thread of that id.
 bool thread_exists(std::uint32_t id);
 void sleep_ns(std::int64_t ns);
+// How many processors the calling thread may run on (its affinity); at least 1.
+unsigned processors_allowed();
 // The id of the process, which is that of its first thread.
 int process_id();
 // Writes to `fd`, restarting after EINTR and short writes.

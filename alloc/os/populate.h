@@ -21,4 +21,11 @@ inline int populate_pages(std::uintptr_t base, std::size_t length) {
   return 0;
 }
 
+// The same for memory that is not ours. It may be read-only, which only the kernel can tell; then
+// its pages are left to the registrar, and on a kernel before 5.14 always.
+inline int populate_foreign(std::uintptr_t base, std::size_t length) {
+  int error = populate(base, length);
+  return error == -EINVAL ? 0 : error;
+}
+
 }  // namespace rdmalloc::os

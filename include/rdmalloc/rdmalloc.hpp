@@ -361,6 +361,26 @@ result<key> key_of(const Container& container, std::size_t domain_index = 0) {
   return found;
 }
 
+// Backs the pages of all ranges and registers them with all domains, by `threads` threads (0: as
+// many as this one may run on); see rdmalloc_reg_prefault(). `progress` is called on this thread
+// with a const rdmalloc_prefault_progress&, and cancels by returning false; it may not throw.
+template <class Progress>
+std::error_code prefault(std::span<rdmalloc_domain* const> domains, std::span<const iovec> ranges,
+                         unsigned threads, Progress&& progress) {
+  using Function = std::remove_reference_t<Progress>;
+  return error_of(rdmalloc_reg_prefault(
+      domains.data(), domains.size(), ranges.data(), ranges.size(), threads,
+      [](const rdmalloc_prefault_progress* now, void* function) noexcept {
+        return (*static_cast<Function*>(function))(*now) ? 0 : 1;
+      },
+      const_cast<void*>(static_cast<const volatile void*>(std::addressof(progress)))));
+}
+inline std::error_code prefault(std::span<rdmalloc_domain* const> domains,
+                                std::span<const iovec> ranges, unsigned threads = 0) {
+  return error_of(rdmalloc_reg_prefault(domains.data(), domains.size(), ranges.data(),
+                                        ranges.size(), threads, nullptr, nullptr));
+}
+
 // What an observer is told of pages; any may be empty. They run on the purge thread: see
 // struct rdmalloc_observer_ops.
 struct page_events {

@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <rdmalloc/rdmalloc.h>
+#include <sys/uio.h> /* struct iovec */
 
 #ifdef __cplusplus
 extern "C" {
@@ -131,6 +132,7 @@ struct rdmalloc_domain_counters {
   uint64_t in_use;            /**< registrations held by reg_get */
   uint64_t register_ns_worst; /**< longest call of register_, ns */
   uint64_t register_ns_total; /**< all calls of register_, ns */
+  uint64_t prefaulted;        /**< registrations found or made by rdmalloc_reg_prefault */
 };
 /** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Takes time in proportion to the number of
  *  registrations. Any thread. */
@@ -230,6 +232,53 @@ static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rd
  *  and the kernel gives no page for more). */
 RDMALLOC_API int64_t rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr,
                                          size_t length, void (*done)(void* arg), void* arg);
+
+/* ------------------------------------------------------------------ much memory at once */
+
+/** How far a call of rdmalloc_reg_prefault() is. */
+struct rdmalloc_prefault_progress {
+  size_t size;            /**< sizeof(struct rdmalloc_prefault_progress), as the library has it */
+  uint64_t bytes;         /**< of the pages of all ranges */
+  uint64_t backed_bytes;  /**< of these: backed by now, or foreign and left to the registrars */
+  uint64_t registrations; /**< to be had, in all domains */
+  uint64_t registered;    /**< of these: had by now */
+  uint32_t threads;       /**< at work, the calling one among them */
+};
+/** Told of progress; a nonzero value cancels the call. */
+typedef int (*rdmalloc_prefault_fn)(const struct rdmalloc_prefault_progress* progress, void* arg);
+
+/** Backs the pages of all ranges (each the caller's own: live blocks, or parts of such, or adopted
+ *  memory; no byte twice) and registers them with every domain, by `threads` threads, the calling
+ *  one among them; 0: as many as it may run on (its affinity). The bytes stay as they are. Pages
+ *  first, all of them: to register a page that is not there costs a hundred times as much.
+ *
+ *  What is registered is what rdmalloc_reg_get() of the same memory with the domain's local rights
+ *  would register, so its next call there is a hit, and so is rdmalloc_reg_key()'s. While
+ *  this call runs, it holds them all; afterwards they are the cache's: idle, kept, and evicted like
+ *  any other, least recently used first. A block is one registration, made by one thread, where the
+ *  domain does not limit the length of one (rdmalloc_domain_attr.largest): give it a limit, 1 GiB
+ *  for example, and a block's pieces are registered side by side. Pages come from the NUMA node of
+ *  the thread that backs them; the threads have the caller's affinity and memory policy. A
+ *  registrar without ANY_THREAD is called on the calling thread only.
+ *
+ *  What can't fit is refused before anything is done: pages beyond the machine's memory or the
+ *  cgroup's, bytes or registrations beyond what a domain's limits leave, with a warning that tells
+ *  both numbers (-ENOMEM).
+ *
+ *  `progress` (may be NULL) is called on the calling thread only, with no lock of rdmalloc held:
+ *  first before anything is done, last when everything is. It may allocate, and call into the
+ *  cache.
+ *
+ *  Returns 0; -ECANCELED by `progress`; -ENOMEM; -EPERM (foreign memory that is not adopted:
+ * nothing would be kept); -EFAULT (neither in one block nor foreign); -EMSGSIZE; -EINVAL (no
+ * domain, more than 64, an empty range); -ECHILD, also in a child forked inside `progress`;
+ * -EDEADLK inside a page event; or the first error of a registrar, with a warning. After an error
+ * what was registered until then is in the cache, and the next call goes on from there. Calls
+ * registrars: as for a miss of rdmalloc_reg_get(). Where no thread can be created, fewer do the
+ * work. */
+RDMALLOC_API int rdmalloc_reg_prefault(struct rdmalloc_domain* const* domains, size_t domain_count,
+                                       const struct iovec* ranges, size_t range_count,
+                                       unsigned threads, rdmalloc_prefault_fn progress, void* arg);
 
 /* ------------------------------------------------------------------ foreign memory */
 

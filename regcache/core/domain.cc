@@ -326,5 +326,6 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   visit_all(domain->by_range.root(), add);
   stats->register_ns_worst = counters.register_ns_worst;
   stats->register_ns_total = counters.register_ns_total;
+  stats->prefaulted = counters.prefaulted;
   return 0;
 }

@@ -45,6 +45,7 @@ struct Counters {
   std::uint64_t quarantined;
   std::uint64_t register_ns_worst;
   std::uint64_t register_ns_total;
+  std::uint64_t prefaulted;
 };
 
 struct alignas(64) Domain {

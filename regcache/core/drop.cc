@@ -182,6 +182,19 @@ Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t co
   return victims;
 }
 
+Unmovable unmovable(Domain& domain) {
+  reclaim_sticky(domain);
+  Unmovable sum{domain.reserved_bytes, domain.reserved_count};
+  auto add = [&](Registration* reg) {
+    if (reg->is_listed && reg->refs() == 0) return true;
+    sum.bytes += reg->head.length;
+    ++sum.count;
+    return true;
+  };
+  visit_all(domain.by_range.root(), add);
+  return sum;
+}
+
 std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason) {
   std::uint64_t gone = 0;
   while (list != nullptr) {

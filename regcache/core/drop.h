@@ -34,6 +34,13 @@ void reopen(Domain& domain, Registration* reg, bool was_sticky);
 // reached or none is left. Returns them as a list for drop_list().
 Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count);
 
+// What no eviction can make free of a domain's limits: held, sticky, being made or dropped.
+struct Unmovable {
+  std::uint64_t bytes;
+  std::uint64_t count;
+};
+Unmovable unmovable(Domain& domain);
+
 // ---- under no lock: calls the registrar ----
 
 // Deregisters each of a list of closed, withdrawn registrations that the caller owns. Returns how

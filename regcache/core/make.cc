@@ -364,6 +364,17 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
   return make(domain, request, plan, reg, key);
 }
 
+// Fills *span for the request's memory, if it is owned. -EFAULT when it is neither inside one span
+// in use nor foreign.
+int find_span(const Domain& domain, const Request& request, rdmalloc_range* span) {
+  *span = {};
+  span->size = sizeof *span;
+  if (!domain.holds(request.low)) return domain.holds(request.high - 1) ? -EFAULT : 0;
+  if (rdmalloc_range_of(reinterpret_cast<void*>(request.low), span) != 0) return -EFAULT;
+  auto base = reinterpret_cast<std::uintptr_t>(span->base);
+  return request.high > base + span->length ? -EFAULT : 0;
+}
+
 }  // namespace
 
 int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
@@ -390,19 +401,42 @@ int make_heaps(Domain& domain, std::uintptr_t base, std::size_t length, std::uin
   return error == kInPurge ? -EFAULT : error;
 }
 
+int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, Piece* piece) {
+  Request request{low, high, domain.access, false};
+  rdmalloc_range span;
+  if (int error = find_span(domain, request, &span)) return error;
+  *piece = {low, high, 0, 0};
+  Plan plan{0, 0, domain.access, Kind::kCached, domain.holds(low), false};
+  request.high = low + 1;
+  if (plan.is_owned && plan_wide(domain, request, span, &plan)) {
+    if (plan.high < high) piece->high = plan.high;
+  } else {
+    bool is_adopted = false;
+    if (!plan.is_owned) {
+      request.high = high;
+      if (int error = foreign_allowed(*state(), request, &is_adopted)) return error;
+      if (!is_adopted) return -EPERM;
+    }
+    std::uint64_t most = domain.largest < domain.max_bytes ? domain.largest : domain.max_bytes;
+    most = round_down(most, domain.unit);
+    if (most == 0) return -EMSGSIZE;
+    if (high - round_down(low, domain.unit) > most)
+      piece->high = round_down(low, domain.unit) + most;
+    request.high = piece->high;
+    plan_pages(domain, request, &plan);
+  }
+  piece->made_low = plan.low;
+  piece->made_high = plan.high;
+  return 0;
+}
+
 int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
                  rdmalloc_key* key) {
   bool is_owned = domain.holds(request.low);
   bool is_remote = (request.access & RDMALLOC_ACCESS_REMOTE) != 0;
-  rdmalloc_range span = {};
-  span.size = sizeof span;
-  if (is_owned) {
-    if (rdmalloc_range_of(reinterpret_cast<void*>(request.low), &span) != 0) return -EFAULT;
-    auto base = reinterpret_cast<std::uintptr_t>(span.base);
-    if (request.high > base + span.length) return -EFAULT;
-  } else if (request.is_uncounted || domain.holds(request.high - 1)) {
-    return -EFAULT;
-  }
+  rdmalloc_range span;
+  if (int error = find_span(domain, request, &span)) return error;
+  if (!is_owned && request.is_uncounted) return -EFAULT;
   // A purge may have left drops for a thread of the user: that is us.
   if (!domain.is_any_thread()) drain_deferred(domain);
   bool is_adopted = false;

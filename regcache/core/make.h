@@ -29,4 +29,13 @@ void reopen_heaps(Domain& domain, Registration* reg);
 int make_heaps(Domain& domain, std::uintptr_t base, std::size_t length, std::uint32_t access,
                Registration** reg);
 
+// A part of a range that one registration of the cache serves.
+struct Piece {
+  std::uintptr_t low, high;            // of the range
+  std::uintptr_t made_low, made_high;  // what a get of that part with local access registers
+};
+// The first such part of [low, high). 0; -EFAULT: not in one span in use, nor foreign; -EPERM:
+// foreign, and not to be cached; -EMSGSIZE: not even its first page may be registered.
+int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, Piece* piece);
+
 }  // namespace rdmalloc::regcache

@@ -95,18 +95,9 @@ std::uint64_t used_bytes() {
   return rdmalloc_ctl("stats.used_bytes", &value, &size, nullptr, 0) == 0 ? value : 0;
 }
 
-// What no eviction can make free of a domain's limits.
 void heed_limits(Domain& domain, const PoolPlan& plan, PoolRoom* room) {
   LockGuard guard(domain.lock);
-  reclaim_sticky(domain);
-  std::uint64_t bytes = domain.reserved_bytes, count = domain.reserved_count;
-  auto add = [&](Registration* reg) {
-    if (reg->is_listed && reg->refs() == 0) return true;
-    bytes += reg->head.length;
-    ++count;
-    return true;
-  };
-  visit_all(domain.by_range.root(), add);
+  auto [bytes, count] = unmovable(domain);
   if (domain.max_bytes != UINT64_MAX) {
     std::uint64_t left = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
     // The cache registers whole spans, and spans are whole slices.

@@ -65,6 +65,30 @@ TEST(Hpp, registrations_and_domains_end_once) {
   EXPECT_EQ(books.live, 0);
 }
 
+// Fails when the callback's answer is not turned round.
+TEST(Hpp, prefault_tells_a_lambda_and_stops_when_it_says_so) {
+  Books books;
+  auto opened = rdmalloc::domain::open(books.ops, &books);
+  ASSERT_TRUE(opened);
+  rdmalloc_domain* domains[] = {opened->get()};
+  void* block = rdmalloc_malloc(kLength);
+  iovec ranges[] = {{block, kLength}};
+  int told = 0;
+  auto stop = [&](const rdmalloc_prefault_progress&) { return ++told, false; };
+  EXPECT_EQ(rdmalloc::prefault(domains, ranges, 1, stop), std::errc::operation_canceled);
+  EXPECT_EQ(told, 1);
+  std::uint64_t registered = 0;
+  EXPECT_FALSE(rdmalloc::prefault(domains, ranges, 1, [&](const rdmalloc_prefault_progress& now) {
+    registered = now.registered;
+    return true;
+  }));
+  EXPECT_EQ(registered, 1u);
+  EXPECT_EQ(books.live, 1);
+  EXPECT_FALSE(rdmalloc::prefault(domains, ranges));
+  EXPECT_EQ(books.live, 1);
+  rdmalloc_free(block);
+}
+
 TEST(Hpp, errors_are_error_codes) {
   Books books;
   books.ops.flags = 0;

@@ -1,0 +1,297 @@
+// rdmalloc_reg_prefault(): much memory backed and registered by several threads.
+//
+// The calling thread and its helpers do the same work: first they take steps of pages, each the
+// next one, until none is left and all are backed; then registrations, each the next one. Between
+// its own the calling thread tells of progress, and nobody else does. What is had is held until the
+// end, so that no eviction takes with one hand what this gives with the other; then it is put.
+//
+// The first error, the caller's wish to stop among them, ends it for all of them after what each is
+// doing. Helpers are joined before the call returns: none outlives it.
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "alloc/api/options.h"
+#include "alloc/core/lock.h"
+#include "alloc/core/report.h"
+#include "alloc/os/fault.h"
+#include "alloc/os/os.h"
+#include "alloc/os/populate.h"
+#include "regcache/core/state.h"
+#include "regcache/prefault/plan.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+// Bytes backed in one go: long enough that two system calls for each don't show, short enough that
+// progress is told 60 times a GiB and a wish to stop is heard soon. Steps end at multiples of a
+// huge page, so that no two threads want the same one.
+constexpr std::uintptr_t kStepBytes = std::uintptr_t{16} << 20;
+constexpr unsigned kMostThreads = 256;
+
+struct Job {
+  PrefaultRequest request;
+  PrefaultPlan plan;
+  rdmalloc_prefault_fn progress;
+  void* arg;
+  unsigned threads = 1;
+  int process = 0;
+  bool has_told_all = false;
+
+  // The next step to be taken.
+  Lock cursor_lock;
+  std::size_t range = 0;
+  std::uintptr_t reached = 0;  // 0: the range's beginning
+
+  // The next units to be taken.
+  std::atomic<std::size_t> next_of_callers{0};
+  std::atomic<std::size_t> next_of_all{0};
+
+  std::atomic<std::uint64_t> backed_bytes{0};
+  std::atomic<std::uint64_t> registered{0};
+  // The first error; everybody stops. Relaxed: it carries nothing else, helpers are joined.
+  std::atomic<int> error{0};
+  // Moves on with each of the three above; a futex. Release, after them; acquire, before a look.
+  std::atomic<std::uint32_t> turns{0};
+
+  bool is_over() const { return error.load(std::memory_order_relaxed) != 0; }
+  bool is_backed() const { return backed_bytes.load(std::memory_order_relaxed) == plan.bytes; }
+  bool is_registered() const {
+    return registered.load(std::memory_order_relaxed) == plan.unit_count;
+  }
+  void next_turn() {
+    turns.fetch_add(1, std::memory_order_release);
+    os::futex_wake(reinterpret_cast<const std::uint32_t*>(&turns), INT32_MAX);
+  }
+  // Whether this was the first.
+  bool fail(int with) {
+    int none = 0;
+    bool is_first = error.compare_exchange_strong(none, with, std::memory_order_relaxed);
+    next_turn();
+    return is_first;
+  }
+};
+
+// ---- pages ----
+
+bool take_step(Job& job, PageRange* step) {
+  LockGuard guard(job.cursor_lock);
+  if (job.range == job.request.range_count) return false;
+  PageRange pages = pages_of(job.request.ranges[job.range]);
+  std::uintptr_t low = job.reached == 0 ? pages.low : job.reached;
+  std::uintptr_t high = (low + kStepBytes) & ~(std::uintptr_t{RDMALLOC_CHUNK_BYTES} - 1);
+  *step = {low, std::min(high, pages.high)};
+  job.reached = step->high;
+  if (job.reached == pages.high) {
+    job.reached = 0;
+    ++job.range;
+  }
+  return true;
+}
+
+void warn_not_backed(const PageRange& step, int error) {
+  if (options().quiet) return;
+  Message()
+      .text("warning: rdmalloc_reg_prefault: the kernel does not back ")
+      .number(step.high - step.low)
+      .text(" bytes at ")
+      .address(reinterpret_cast<void*>(step.low))
+      .text(" (error ")
+      .signed_number(error)
+      .text(")")
+      .print();
+}
+
+bool back_next(Job& job) {
+  PageRange step;
+  if (job.is_over() || !take_step(job, &step)) return false;
+  bool is_owned = domain_of(job.request.domains[0])->holds(step.low);
+  int error = is_owned ? os::populate_pages(step.low, step.high - step.low)
+                       : os::populate_foreign(step.low, step.high - step.low);
+  if (error != 0) {
+    if (job.fail(error)) warn_not_backed(step, error);
+    return false;
+  }
+  job.backed_bytes.fetch_add(step.high - step.low, std::memory_order_relaxed);
+  job.next_turn();
+  return true;
+}
+
+// ---- registrations ----
+
+void warn_refused(const Job& job, const Unit& unit, int error) {
+  if (options().quiet) return;
+  Message()
+      .text("warning: rdmalloc_reg_prefault: ")
+      .text(unit.domain->ops.name)
+      .text(" refused ")
+      .number(unit.piece.made_high - unit.piece.made_low)
+      .text(" bytes at ")
+      .address(reinterpret_cast<void*>(unit.piece.made_low))
+      .text(" (error ")
+      .signed_number(error)
+      .text("); ")
+      .number(job.registered.load(std::memory_order_relaxed))
+      .text(" of ")
+      .number(job.plan.unit_count)
+      .text(" registrations are made")
+      .print();
+}
+
+Unit* take_unit(Job& job, bool is_caller) {
+  PrefaultPlan& plan = job.plan;
+  if (is_caller) {
+    std::size_t next = job.next_of_callers.fetch_add(1, std::memory_order_relaxed);
+    if (next < plan.callers_count) return plan.units + next;
+  }
+  std::size_t next = plan.callers_count + job.next_of_all.fetch_add(1, std::memory_order_relaxed);
+  return next < plan.unit_count ? plan.units + next : nullptr;
+}
+
+bool register_next(Job& job, bool is_caller) {
+  if (job.is_over()) return false;
+  Unit* unit = take_unit(job, is_caller);
+  if (unit == nullptr) return false;
+  const Piece& piece = unit->piece;
+  int error = rdmalloc_reg_get(reinterpret_cast<rdmalloc_domain*>(unit->domain),
+                               reinterpret_cast<void*>(piece.low), piece.high - piece.low,
+                               unit->domain->access, &unit->held);
+  if (error != 0) {
+    unit->held = nullptr;
+    if (job.fail(error)) warn_refused(job, *unit, error);
+    return false;
+  }
+  job.registered.fetch_add(1, std::memory_order_relaxed);
+  job.next_turn();
+  return true;
+}
+
+// ---- threads ----
+
+// Until `is_done` or the end.
+template <class Done>
+void wait_for(Job& job, Done is_done) {
+  for (;;) {
+    std::uint32_t seen = job.turns.load(std::memory_order_acquire);
+    if (is_done() || job.is_over()) return;
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&job.turns), seen, -1);
+  }
+}
+
+void* help(void* arg) {
+  Job& job = *static_cast<Job*>(arg);
+  while (back_next(job)) {
+  }
+  wait_for(job, [&] { return job.is_backed(); });
+  while (register_next(job, false)) {
+  }
+  return nullptr;
+}
+
+// False: stop here at once, for this is a child that was forked inside the callback and has none of
+// the helpers.
+bool tell(Job& job) {
+  if (job.progress == nullptr) return true;
+  rdmalloc_prefault_progress now = {};
+  now.size = sizeof now;
+  now.bytes = job.plan.bytes;
+  now.backed_bytes = job.backed_bytes.load(std::memory_order_relaxed);
+  now.registrations = job.plan.unit_count;
+  now.registered = job.registered.load(std::memory_order_relaxed);
+  now.threads = job.threads;
+  job.has_told_all = now.backed_bytes == now.bytes && now.registered == now.registrations;
+  assert_no_lock_held("prefault progress");
+  int stop = job.progress(&now, job.arg);
+  if (os::process_id() != job.process) return false;
+  if (stop != 0) job.fail(-ECANCELED);
+  return true;
+}
+
+// The calling thread's part of one phase: its own share, then others' to wait for, telling of each.
+// False in a child.
+template <class Next, class Done>
+bool take_part(Job& job, Next next, Done is_done) {
+  while (next())
+    if (!tell(job)) return false;
+  for (;;) {
+    std::uint32_t seen = job.turns.load(std::memory_order_acquire);
+    if (is_done() || job.is_over()) return true;
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&job.turns), seen, -1);
+    if (!tell(job)) return false;
+  }
+}
+
+unsigned threads_for(const Job& job, unsigned asked) {
+  std::uint64_t most = std::max<std::uint64_t>(job.plan.bytes / kStepBytes, job.plan.unit_count);
+  std::uint64_t threads = asked != 0 ? asked : os::processors_allowed();
+  threads = std::min<std::uint64_t>({threads, most, kMostThreads});
+  return threads != 0 ? static_cast<unsigned>(threads) : 1;
+}
+
+// Starts up to `wanted` helpers; how many there are.
+unsigned start_helpers(Job& job, pthread_t* helpers, unsigned wanted) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are not for them
+  unsigned count = 0;
+  while (count < wanted && !os::should_fail(os::Site::kThreadCreate) &&
+         pthread_create(&helpers[count], nullptr, help, &job) == 0)
+    ++count;
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return count;
+}
+
+void put_all(Job& job) {
+  for (std::size_t i = 0; i < job.plan.unit_count; ++i) {
+    Unit& unit = job.plan.units[i];
+    if (unit.held == nullptr) continue;
+    {
+      LockGuard guard(unit.domain->lock);
+      ++unit.domain->counters.prefaulted;
+    }
+    rdmalloc_reg_put(unit.held);
+  }
+}
+
+int run(Job& job, unsigned asked) {
+  pthread_t helpers[kMostThreads];
+  job.process = os::process_id();
+  // Before the first helper: told of nothing done, and it may be stopped at no cost.
+  job.threads = threads_for(job, asked);
+  if (!tell(job)) return -ECHILD;
+  unsigned count = job.is_over() ? 0 : start_helpers(job, helpers, job.threads - 1);
+  job.threads = count + 1;
+  bool is_parent =
+      take_part(
+          job, [&] { return back_next(job); }, [&] { return job.is_backed(); }) &&
+      take_part(
+          job, [&] { return register_next(job, true); }, [&] { return job.is_registered(); });
+  if (!is_parent) return -ECHILD;
+  for (unsigned i = 0; i < count; ++i) pthread_join(helpers[i], nullptr);
+  if (!job.is_over() && !job.has_told_all && !tell(job)) return -ECHILD;
+  put_all(job);
+  return job.error.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_reg_prefault(rdmalloc_domain* const* domains,
+                                                  size_t domain_count, const iovec* ranges,
+                                                  size_t range_count, unsigned threads,
+                                                  rdmalloc_prefault_fn progress, void* arg) {
+  if (is_in_page_event()) return -EDEADLK;
+  Job job;
+  job.request = {domains, domain_count, ranges, range_count};
+  job.progress = progress;
+  job.arg = arg;
+  if (int error = plan_prefault(job.request, &job.plan)) return error;
+  int result = run(job, threads);
+  discard_plan(job.plan);
+  return result;
+}
