@@ -300,6 +300,9 @@ class domain {
     return error_of(error);
   }
 
+  // The device is gone: see rdmalloc_domain_lost().
+  std::error_code lost() { return error_of(rdmalloc_domain_lost(handle_)); }
+
   explicit operator bool() const { return handle_ != nullptr; }
   rdmalloc_domain* get() const { return handle_; }
 

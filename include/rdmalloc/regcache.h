@@ -45,6 +45,8 @@ struct rdmalloc_domain;
 #define RDMALLOC_REGISTRAR_SYNC_DEREG 0x2u   /**< when deregister returns the pages are unpinned */
 #define RDMALLOC_REGISTRAR_EXACT_ACCESS 0x4u /**< grants exactly the rights and the bytes asked */
 #define RDMALLOC_REGISTRAR_REOPEN 0x8u       /**< quiesce and resume work */
+/** What is registered ends with the device: deregister is not called after its loss. */
+#define RDMALLOC_REGISTRAR_DIES_WITH_DEVICE 0x10u
 
 /** The code that registers with one kind of domain. Called with no lock of rdmalloc held, never on
  *  a thread inside malloc or free; may allocate and free. */
@@ -53,7 +55,8 @@ struct rdmalloc_registrar_ops {
   const char* name; /**< for messages and statistics; static storage */
   uint32_t flags;   /**< RDMALLOC_REGISTRAR_* */
   /** Registers [addr, addr+length) with `access` and fills *key (lkey, rkey, handle). 0 or a
-   *  negative errno; -ENOMEM and -ENOSPC make the cache evict idle ones and ask once more. */
+   *  negative errno; -ENOMEM and -ENOSPC make the cache evict idle ones and ask once more.
+   *  -ENODEV, here and from deregister: the device is gone (rdmalloc_domain_lost). */
   /* NOLINTNEXTLINE(readability-identifier-naming): "register" is a keyword. */
   int (*register_)(void* context, void* addr, size_t length, uint32_t access,
                    struct rdmalloc_key* key);
@@ -112,7 +115,19 @@ RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
  *  in its range any more. Returns the number of registrations dropped, or a negative errno. */
 RDMALLOC_API int64_t rdmalloc_domain_flush(struct rdmalloc_domain* domain);
 
-/** Counters of one domain. */
+/** Says that the domain's device is gone: a fatal event of the fabric, a hot unplug. A registrar
+ *  says the same by -ENODEV. One warning; from now on
+ *  - every get, key, flush and prefault of the domain fails with -ENODEV,
+ *  - its registrations are dropped, those that are held at their last put, and what deregister
+ *    returns for them means nothing (with DIES_WITH_DEVICE it isn't called),
+ *  - it keeps no page from being purged, not even under what is still held: the caller answers for
+ *    a device that reaches memory no more.
+ *  Other domains go on. This one remains, for puts and counters, until it is closed. 0, -EALREADY
+ *  (lost before), -EINVAL, -ECHILD, -EDEADLK inside a page event. Any thread; calls the registrar,
+ *  so one without ANY_THREAD wants it from a thread that may call it. */
+RDMALLOC_API int rdmalloc_domain_lost(struct rdmalloc_domain* domain);
+
+/** Counters of one domain: registrations == deregistrations + lost_drops + live_count. */
 struct rdmalloc_domain_counters {
   size_t size;
   uint64_t hits;              /**< reg_get without the registrar (reg_key's are not counted) */
@@ -133,6 +148,8 @@ struct rdmalloc_domain_counters {
   uint64_t register_ns_worst; /**< longest call of register_, ns */
   uint64_t register_ns_total; /**< all calls of register_, ns */
   uint64_t prefaulted;        /**< registrations found or made by rdmalloc_reg_prefault */
+  uint64_t is_lost;           /**< 1: its device is gone */
+  uint64_t lost_drops;        /**< registrations that ended with it, without a deregistration */
 };
 /** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Takes time in proportion to the number of
  *  registrations. Any thread. */
@@ -340,7 +357,8 @@ RDMALLOC_API int rdmalloc_heap_region(struct rdmalloc_heap* heap, size_t index,
 
 /** The key of [addr, addr+length), any bytes in one of the heap's blocks, with the domain_index-th
  *  domain of its list. Returns 0, -EFAULT (not inside one region of this heap), -EINVAL (no
- *  registered heap, no such domain, length 0), -ECHILD. Any thread; calls nobody, takes no lock. */
+ *  registered heap, no such domain, length 0), -ENODEV (that domain is lost), -ECHILD. Any thread;
+ *  calls nobody, takes no lock. */
 RDMALLOC_API int rdmalloc_heap_key(struct rdmalloc_heap* heap, size_t domain_index,
                                    const void* addr, size_t length, struct rdmalloc_key* key);
 

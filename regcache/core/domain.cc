@@ -95,6 +95,7 @@ void reset(Domain& domain) {
   domain.reserved_count = domain.reserved_bytes = 0;
   domain.in_flight = domain.deferred = nullptr;
   domain.counters = {};
+  domain.is_lost.store(false, std::memory_order_relaxed);
 }
 
 int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
@@ -157,6 +158,17 @@ void wait_for_drops(Domain& domain) {
   }
 }
 
+// What could not be deregistered before the device was lost.
+void forget_quarantined(State& all, Domain& domain) {
+  LockGuard guard(domain.lock);
+  while (Registration* reg = domain.by_range.first()) {
+    domain.by_range.erase(reg);
+    // Zero, as after a drop: a put that comes too late is recognised.
+    reg->state.store(0, std::memory_order_relaxed);
+    all.registrations.give(reg);
+  }
+}
+
 // Ranges that could not be deregistered stay known after their domain, so that no purge takes them.
 void move_quarantined(State& all, Domain& domain) {
   Domain& orphans = all.domains[kOrphans];
@@ -174,7 +186,8 @@ void move_quarantined(State& all, Domain& domain) {
 
 int begin_closing(Domain& domain, Registration** drops) {
   LockGuard guard(domain.lock);
-  if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return -EINVAL;
+  Phase phase = domain.phase.load(std::memory_order_relaxed);
+  if (phase != Phase::kIsOpen && phase != Phase::kIsLost) return -EINVAL;
   if (domain.in_flight != nullptr || !close_all(domain, drops)) return -EBUSY;
   domain.phase.store(Phase::kBeingClosed, std::memory_order_relaxed);
   return 0;
@@ -190,8 +203,10 @@ int domain_check(const Domain* domain) {
           0)
     return -EINVAL;
   // Acquire: pairs with open's release.
-  if (domain->phase.load(std::memory_order_acquire) == Phase::kIsOpen) return 0;
-  bool is_inherited = domain->phase.load(std::memory_order_relaxed) == Phase::kUnused &&
+  Phase phase = domain->phase.load(std::memory_order_acquire);
+  if (phase == Phase::kIsOpen) return 0;
+  if (phase == Phase::kIsLost) return -ENODEV;
+  bool is_inherited = phase == Phase::kUnused &&
                       survivors.is_open[domain - all->domains].load(std::memory_order_relaxed);
   return is_inherited ? -ECHILD : -EINVAL;
 }
@@ -226,7 +241,8 @@ bool domain_is_valid(Domain& domain) {
   return is_ordered && count == domain.count && bytes == domain.bytes &&
          sticky_count == domain.sticky_count && sticky_bytes == domain.sticky_bytes &&
          listed == domain.listed_count && domain.counters.quarantined <= count &&
-         domain.counters.deregistrations <= domain.counters.registrations;
+         domain.counters.deregistrations + domain.counters.lost_drops <=
+             domain.counters.registrations;
 }
 
 }  // namespace rdmalloc::regcache
@@ -266,7 +282,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
     survivors.is_open[domain - state()->domains].store(false, std::memory_order_relaxed);
     return 0;
   }
-  if (error != 0) return error;
+  if (error != 0 && error != -ENODEV) return error;
   drain_deferred(*domain);
   Registration* drops = nullptr;
   if (int busy = begin_closing(*domain, &drops)) return busy;
@@ -274,7 +290,10 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   // A purge may have left something for us between the drain and the closing.
   drain_deferred(*domain);
   wait_for_drops(*domain);
-  move_quarantined(*state(), *domain);
+  if (domain->is_lost.load(std::memory_order_acquire))
+    forget_quarantined(*state(), *domain);
+  else
+    move_quarantined(*state(), *domain);
   rdmalloc::assert_no_lock_held("close");
   if (domain->ops.close != nullptr) domain->ops.close(domain->context);
   domain->head.arena_length = 0;
@@ -301,7 +320,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
                                                   rdmalloc_domain_counters* stats) {
   Domain* domain = domain_of(handle);
   if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
-  if (int error = domain_check(domain)) return error;
+  if (int error = domain_check(domain); error != 0 && error != -ENODEV) return error;
   rdmalloc::LockGuard guard(domain->lock);
   const Counters& counters = domain->counters;
   stats->hits = domain_hits(*domain);
@@ -327,5 +346,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   stats->register_ns_worst = counters.register_ns_worst;
   stats->register_ns_total = counters.register_ns_total;
   stats->prefaulted = counters.prefaulted;
+  stats->is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
+  stats->lost_drops = counters.lost_drops;
   return 0;
 }

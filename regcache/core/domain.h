@@ -24,6 +24,7 @@ enum class Phase : std::uint32_t {
   kUnused = 0,  // zero: what a fork child finds in the domains of its parent
   kBeingOpened,
   kIsOpen,
+  kIsLost,  // its device is gone: no registration is open, and none is made
   kBeingClosed,
 };
 
@@ -46,6 +47,7 @@ struct Counters {
   std::uint64_t register_ns_worst;
   std::uint64_t register_ns_total;
   std::uint64_t prefaulted;
+  std::uint64_t lost_drops;
 };
 
 struct alignas(64) Domain {
@@ -55,6 +57,10 @@ struct alignas(64) Domain {
   Slot* counted;              // [slice]: what reg_get finds
   std::uint16_t index;
   std::atomic<Phase> phase;
+  // The device is gone, so what is still registered reaches nothing. Written under the lock; also
+  // while the domain is being closed. Acquire where it is read without: pairs with the release in
+  // lose_domain().
+  std::atomic<bool> is_lost;
 
   // Settled by open.
   rdmalloc_registrar_ops ops;
@@ -96,8 +102,8 @@ inline Registration* registration_of(rdmalloc_reg* handle) {
   return reinterpret_cast<Registration*>(handle);
 }
 
-// 0 when calls may go on; -EINVAL for no domain or a closed one, -ECHILD for one of the process
-// that this one was forked from (I11).
+// 0 when calls may go on; -EINVAL for no domain or a closed one, -ENODEV for one whose device is
+// gone, -ECHILD for one of the process that this one was forked from (I11).
 int domain_check(const Domain* domain);
 
 // Sum of hits, those of the living included. Under the lock; walks all registrations.

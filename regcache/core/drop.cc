@@ -1,5 +1,7 @@
 #include "regcache/core/drop.h"
 
+#include <errno.h>
+
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
 #include "regcache/core/state.h"
@@ -26,9 +28,30 @@ void quarantine(Domain& domain, Registration* reg, int error) {
       .print();
 }
 
+// What the registrar said to the end of a registration.
+struct Answer {
+  int error;          // 0: it is gone
+  bool ends_by_loss;  // gone with the device, whatever the registrar said
+};
+
+// Asks the registrar; notices that the device is gone, from the domain or from the answer.
+Answer ask_to_deregister(Domain& domain, Registration* reg) {
+  assert_no_lock_held("deregister");
+  bool is_called = (domain.ops.flags & RDMALLOC_REGISTRAR_DIES_WITH_DEVICE) == 0 ||
+                   !domain.is_lost.load(std::memory_order_acquire);
+  int error = 0;
+  if (is_called)
+    error = domain.ops.deregister(domain.context, reinterpret_cast<void*>(reg->base()),
+                                  reg->head.length, &reg->head.key);
+  if (error == -ENODEV) lose_domain(domain);
+  if (is_called && error == 0) return {0, false};
+  bool is_lost = domain.is_lost.load(std::memory_order_acquire);
+  return {is_lost ? 0 : error, is_lost};
+}
+
 // What a drop changes once the registrar has answered. Under the lock.
-void account_drop(Domain& domain, Registration* reg, Reason reason, int error) {
-  if (error != 0) {
+void account_drop(Domain& domain, Registration* reg, Reason reason, const Answer& answer) {
+  if (answer.error != 0) {
     reg->is_quarantined = true;
     ++domain.counters.quarantined;
     return;
@@ -37,21 +60,19 @@ void account_drop(Domain& domain, Registration* reg, Reason reason, int error) {
   --domain.count;
   domain.bytes -= reg->head.length;
   domain.counters.hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
-  ++domain.counters.deregistrations;
+  ++(answer.ends_by_loss ? domain.counters.lost_drops : domain.counters.deregistrations);
   if (reason == Reason::kEvicted) ++domain.counters.evictions;
   if (reason == Reason::kPurged) ++domain.counters.purge_drops;
 }
 
 bool drop_one(Domain& domain, Registration* reg, Reason reason) {
-  assert_no_lock_held("deregister");
-  int error = domain.ops.deregister(domain.context, reinterpret_cast<void*>(reg->base()),
-                                    reg->head.length, &reg->head.key);
+  Answer answer = ask_to_deregister(domain, reg);
   Invalidation* completed = nullptr;
   bool is_closing = false;
-  if (error != 0) quarantine(domain, reg, error);
+  if (answer.error != 0) quarantine(domain, reg, answer.error);
   {
     LockGuard guard(domain.lock);
-    account_drop(domain, reg, reason, error);
+    account_drop(domain, reg, reason, answer);
     // A quarantined one completes its invalidations too: nothing more will ever happen to it.
     if (reg->is_awaited) completed = state()->invalidations.ended(reg);
     reg->is_awaited = false;
@@ -60,13 +81,13 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
   }
   // The domain may be closed from here on; its memory stays, its registrar must not be used.
   if (is_closing) os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
-  if (error == 0) {
+  if (answer.error == 0) {
     // Zero, as in a child: a put of it that comes too late is recognised.
     reg->state.store(0, std::memory_order_relaxed);
     state()->registrations.give(reg);
   }
   state()->invalidations.complete(completed);
-  return error == 0;
+  return answer.error == 0;
 }
 
 }  // namespace

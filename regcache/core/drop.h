@@ -46,6 +46,9 @@ Unmovable unmovable(Domain& domain);
 // Deregisters each of a list of closed, withdrawn registrations that the caller owns. Returns how
 // many are gone; the others are quarantined.
 std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason);
+// The device is gone: the domain is lost, all that is idle dropped, with one warning. False when it
+// is lost or being closed already.
+bool lose_domain(Domain& domain);
 // Drops what purges have left for a thread of the user.
 void drain_deferred(Domain& domain);
 

@@ -95,6 +95,8 @@ bool is_registered(State& all, std::uintptr_t low, std::uintptr_t high) {
   auto stop = [](Registration*) { return false; };
   for (Domain& domain : all.domains) {
     if (domain.phase.load(std::memory_order_acquire) == Phase::kUnused) continue;
+    // What is held of a device that is gone reaches no page.
+    if (domain.is_lost.load(std::memory_order_acquire)) continue;
     LockGuard guard(domain.lock);
     if (!visit_overlapping(domain.by_range.root(), low, high, stop)) return true;
     for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())

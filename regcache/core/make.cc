@@ -147,7 +147,8 @@ int plan_remote(const Domain& domain, const Request& request, const rdmalloc_ran
 
 // ---- making one ----
 
-// Promises room for one more registration, evicting as needed. 0, -ENOMEM, -EINVAL (closed).
+// Promises room for one more registration, evicting as needed. 0, -ENOMEM, -EINVAL (closed),
+// -ENODEV (lost).
 int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
   if (length > domain.max_bytes) return -ENOMEM;
   // Each round evicts what is missing; other threads may take that room, but not for ever.
@@ -155,7 +156,8 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
     Registration* victims = nullptr;
     {
       LockGuard guard(domain.lock);
-      if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return -EINVAL;
+      if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen)
+        return domain.is_lost.load(std::memory_order_relaxed) ? -ENODEV : -EINVAL;
       std::uint64_t bytes = domain.bytes + domain.reserved_bytes;
       std::uint64_t count = domain.count + domain.reserved_count;
       std::uint64_t room = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
@@ -187,7 +189,7 @@ void end_reservation(Domain& domain, Registration* reg) {
 }
 
 // One call of register_, timed and counted.
-int ask_registrar(Domain& domain, Registration* reg) {
+int ask_and_count(Domain& domain, Registration* reg) {
   assert_no_lock_held("register");
   reg->head.key = {};
   std::int64_t begin_ns = os::monotonic_ns();
@@ -202,6 +204,13 @@ int ask_registrar(Domain& domain, Registration* reg) {
   ++(error == 0 ? counters.registrations : counters.refusals);
   // A registrar that returns a positive value breaks its contract; the caller gets an errno.
   return error > 0 ? -EIO : error;
+}
+
+// The same, and heeds what it says of the device.
+int ask_registrar(Domain& domain, Registration* reg) {
+  int error = ask_and_count(domain, reg);
+  if (error == -ENODEV) lose_domain(domain);
+  return error;
 }
 
 // Asks, and once more after evicting as much as is to be registered (I12).
@@ -253,12 +262,25 @@ void publish_heaps(Domain& domain, Registration* reg) {
   publish(domain, domain.counted, reg, all);
 }
 
+// Closed and without holders: the caller's to drop, and in the tree until it is gone (I3).
+void enter_closed(Domain& domain, Registration* reg, Registration** drops) {
+  enter(domain, reg);
+  reg->state.store(0, std::memory_order_relaxed);
+  reg->next() = nullptr;
+  *drops = reg;
+}
+
 // Puts a registration that was just made into the cache and hands it out; or, when another thread
 // was faster, hands out that thread's. Under the lock. `*drops` gets what has to go now.
 int settle_made(Domain& domain, const Request& request, const Plan& plan, Registration* made,
                 Registration** reg, rdmalloc_key* key, Registration** drops) {
   end_reservation(domain, made);
   made->stamp.store(ticks(), std::memory_order_relaxed);
+  if (domain.is_lost.load(std::memory_order_relaxed)) {
+    // While register_ ran.
+    enter_closed(domain, made, drops);
+    return -ENODEV;
+  }
   if (!plan.is_owned) ++domain.counters.foreign;
   // Asked again, under the lock: whoever disowns first forgets the range and then, under the lock,
   // looks for its registrations.
@@ -283,11 +305,7 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   }
   Registration* winner = made->is_stale ? nullptr : find_covering(domain, request);
   if (winner != nullptr || made->is_stale) {
-    // Closed and without holders: ours to drop, and in the tree until it is gone (I3).
-    enter(domain, made);
-    made->state.store(0, std::memory_order_relaxed);
-    *drops = made;
-    made->next() = nullptr;
+    enter_closed(domain, made, drops);
     return winner == nullptr ? -EAGAIN : hand_out(domain, request, winner, 1, reg, key);
   }
   enter(domain, made);
@@ -388,6 +406,11 @@ int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
 }
 
 void reopen_heaps(Domain& domain, Registration* reg) {
+  if (domain.is_lost.load(std::memory_order_relaxed)) {
+    // Closed for good; only held again.
+    reg->state.fetch_add(1, std::memory_order_release);
+    return;
+  }
   reg->state.fetch_add(kOpen + 1, std::memory_order_release);
   publish_heaps(domain, reg);
 }

@@ -77,10 +77,12 @@ Registration* joined(Registration* first, Registration* second) {
 
 // A domain that opens after this look registers nothing over the range, since the range's words say
 // that it is being purged. Closing ones count: theirs may be there yet.
+// What a lost one has reaches no page.
 bool may_hold_registrations(const Domain& domain) {
   // Acquire: pairs with open's release.
   Phase phase = domain.phase.load(std::memory_order_acquire);
-  return phase == Phase::kIsOpen || phase == Phase::kBeingClosed;
+  return (phase == Phase::kIsOpen || phase == Phase::kBeingClosed) &&
+         !domain.is_lost.load(std::memory_order_acquire);
 }
 
 // Clears one domain of registrations over [low, high). False: some must stay, or must be dropped by

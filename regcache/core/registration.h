@@ -123,11 +123,12 @@ inline bool close_idle(Registration* reg) {
   return true;
 }
 
-// The same for a heap's registration, which nobody else holds.
+// The same for a heap's registration, which nobody else holds. The loss of its device has closed it
+// before.
 inline bool close_heaps(Registration* reg) {
   std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
   do {
-    if ((seen & (kOpen | kRefs)) != (kOpen | 1)) return false;
+    if ((seen & kRefs) != 1) return false;
     // Acquire: as above.
   } while (!reg->state.compare_exchange_weak(seen, (seen & ~kOpen) - 1, std::memory_order_acq_rel,
                                              std::memory_order_relaxed));

@@ -86,11 +86,10 @@ int make_units(const PrefaultRequest& request, PrefaultPlan* plan) {
   plan->unit_count = plan->callers_count = 0;
   plan->units = nullptr;
   if (room == 0) return 0;
-  std::size_t page = os::page_bytes();
-  plan->mapped_bytes = (room * sizeof(Unit) + page - 1) & ~(page - 1);
-  std::uintptr_t base = 0;
-  if (os::map_metadata(plan->mapped_bytes, &base) != 0) return -ENOMEM;
-  plan->units = reinterpret_cast<Unit*>(base);
+  int saved = errno;
+  plan->units = static_cast<Unit*>(rdmalloc_calloc(room, sizeof(Unit)));
+  errno = saved;
+  if (plan->units == nullptr) return -ENOMEM;
   int error = each_piece(request, [&](Domain& domain, const Piece& piece) {
     // Adopted memory may have changed since it was counted; what is more now is not promised.
     if (plan->unit_count < room) plan->units[plan->unit_count++] = {piece, &domain, nullptr};
@@ -171,8 +170,7 @@ int plan_prefault(const PrefaultRequest& request, PrefaultPlan* plan) {
 }
 
 void discard_plan(PrefaultPlan& plan) {
-  if (plan.units != nullptr)
-    os::unreserve(reinterpret_cast<std::uintptr_t>(plan.units), plan.mapped_bytes);
+  rdmalloc_free(plan.units);
   plan.units = nullptr;
 }
 

@@ -31,7 +31,6 @@ struct PrefaultPlan {
   Unit* units;
   std::size_t unit_count;
   std::size_t callers_count;
-  std::size_t mapped_bytes;
 };
 
 // The whole pages that hold a range.

@@ -137,7 +137,7 @@ TEST_F(Limits, stickiness_ends_with_the_last_block_under_it) {
 TEST_F(Limits, I12_a_refused_registration_leaves_nothing_and_the_next_try_works) {
   StubDomain domain(fabric);
   char* block = span(10, 1);
-  for (int error : {-EPERM, -ENOMEM, -ENOSPC, -ENODEV}) {
+  for (int error : {-EPERM, -ENOMEM, -ENOSPC, -EIO}) {
     fabric.before_enter = [error](void*, std::size_t) { return error; };
     EXPECT_EQ(domain.get(block, 8), nullptr);
     EXPECT_EQ(domain.last_error, error);

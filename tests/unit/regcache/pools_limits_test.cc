@@ -206,7 +206,7 @@ TEST_F(PoolLimits, I12_a_registrar_that_refuses_in_the_middle_leaves_nothing) {
   fabric.ops.largest = RDMALLOC_SLICE_BYTES;
   StubDomain domain(fabric);
   rdmalloc_pool_attr attr = sizes(kPage, 64);
-  for (int error : {-EPERM, -ENODEV}) {
+  for (int error : {-EPERM, -EIO}) {
     int asked = 0;
     fabric.before_enter = [&](void*, std::size_t) { return ++asked < 3 ? 0 : error; };
     std::string message = refused(domain, attr, error);

@@ -15,6 +15,32 @@ namespace {
 using rdmalloc_test::counter;
 using rdmalloc_test::Random;
 
+// Fails when close_heaps() wants the registration open, so that heap and domain stay for ever; when
+// reopen_heaps() opens it again; when rdmalloc_heap_key() does not look at the loss.
+TEST_F(RegisteredHeaps, a_lost_domain_gives_no_keys_and_lets_heap_and_domain_go) {
+  StubFabric dead;
+  StubDomain domain(fabric), lost(dead);
+  rdmalloc_heap* heap = make({lost.handle, domain.handle}, 4 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  void* block = rdmalloc_heap_malloc(heap, 100);
+  testing::internal::CaptureStderr();
+  ASSERT_EQ(rdmalloc_domain_lost(lost.handle), 0);
+  testing::internal::GetCapturedStderr();
+  rdmalloc_key key;
+  EXPECT_EQ(rdmalloc_heap_key(heap, 0, block, 100, &key), -ENODEV);
+  EXPECT_EQ(rdmalloc_reg_key(lost.handle, block, 100, kRemote, &key), -ENODEV);
+  EXPECT_EQ(rdmalloc_heap_key(heap, 1, block, 100, &key), 0);
+  // A heap that can't go for another's sake is as it was, and the lost registration stays lost.
+  rdmalloc_reg* held = domain.get(block, 100);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), -EBUSY);
+  EXPECT_EQ(lost.get(block, 100), nullptr);
+  EXPECT_EQ(lost.last_error, -ENODEV);
+  rdmalloc_reg_put(held);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(fabric.live() + dead.live(), 0u);
+  EXPECT_EQ(lost.close(), 0);
+}
+
 // Fails when the heap's registration is not put into the slots, or reg_key refuses remote rights.
 TEST_F(RegisteredHeaps, every_block_has_its_keys_from_the_start_and_malloc_registers_nothing) {
   StubFabric other_fabric;

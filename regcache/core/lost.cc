@@ -1,0 +1,87 @@
+// A domain whose device is gone: it fails its own calls, and stands in nobody's way.
+#include <errno.h>
+
+#include "alloc/api/options.h"
+#include "alloc/core/report.h"
+#include "regcache/core/drop.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+struct Loss {
+  Registration* drops = nullptr;
+  std::uint64_t dropped = 0;
+  std::uint64_t held = 0;
+};
+
+// Closes every registration, whoever holds it. Under the lock.
+Loss close_whatever_is_open(Domain& domain) {
+  // What purges and invalidations have left for a thread of the user's is closed already.
+  Loss loss{domain.deferred, 0, 0};
+  domain.deferred = nullptr;
+  for (Registration* reg = loss.drops; reg != nullptr; reg = reg->next()) ++loss.dropped;
+  auto close = [&](Registration* reg) {
+    if (reg->is_open()) {
+      // First out of the orders: once closed, the last put may link it into a list of drops.
+      withdraw(domain, reg);
+      // Closing and counting holders is one step, as for an invalidation.
+      std::uint64_t before = reg->state.fetch_and(~kOpen, std::memory_order_acq_rel);
+      if ((before & kRefs) == 0) {
+        reg->next() = loss.drops;
+        loss.drops = reg;
+        ++loss.dropped;
+        return true;
+      }
+    }
+    if (reg->refs() != 0) ++loss.held;
+    return true;
+  };
+  visit_all(domain.by_range.root(), close);
+  return loss;
+}
+
+void warn_lost(const Domain& domain, const Loss& loss) {
+  if (options().quiet) return;
+  Message()
+      .text("warning: the device of ")
+      .text(domain.ops.name)
+      .text(" is gone: calls for its domain fail from now on (-ENODEV); ")
+      .number(loss.dropped)
+      .text(" registrations end now, ")
+      .number(loss.held)
+      .text(" at their last put")
+      .print();
+}
+
+}  // namespace
+
+bool lose_domain(Domain& domain) {
+  Loss loss;
+  {
+    LockGuard guard(domain.lock);
+    // Release: who sees it sees the device's loss. Whoever closes the domain is in nobody's way any
+    // more either.
+    bool was_lost = domain.is_lost.exchange(true, std::memory_order_release);
+    if (was_lost || domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return false;
+    // Release: pairs with the acquire of domain_check().
+    domain.phase.store(Phase::kIsLost, std::memory_order_release);
+    loss = close_whatever_is_open(domain);
+  }
+  warn_lost(domain, loss);
+  drop_list(domain, loss.drops, Reason::kAsked);
+  return true;
+}
+
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_domain_lost(rdmalloc_domain* handle) {
+  Domain* domain = domain_of(handle);
+  if (is_in_page_event()) return -EDEADLK;
+  int error = domain_check(domain);
+  if (error == -ENODEV) return -EALREADY;
+  if (error != 0) return error;
+  return lose_domain(*domain) ? 0 : -EALREADY;
+}
