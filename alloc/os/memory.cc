@@ -1,5 +1,6 @@
 #include "alloc/os/memory.h"
 
+#include <linux/capability.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 
@@ -151,6 +152,43 @@ std::uint64_t address_space_left_bytes() {
   if (read_file("/proc/self/statm", statm) != 0) parse_number(statm, &pages);
   std::uint64_t mapped = pages * page_bytes();
   return mapped < limit.rlim_cur ? limit.rlim_cur - mapped : 0;
+}
+
+namespace {
+
+// A line of /proc/self/status in kilobytes; 0 when it is not there.
+std::uint64_t status_bytes(const char* status, const char* name) {
+  const char* found = std::strstr(status, name);
+  if (found == nullptr) return 0;
+  found += std::strlen(name);
+  while (*found == ' ' || *found == '\t') ++found;
+  std::uint64_t kilobytes = 0;
+  parse_number(found, &kilobytes);
+  return kilobytes * 1024;
+}
+
+bool may_lock_without_limit() {
+  __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};
+  return raw_syscall(SYS_capget, reinterpret_cast<long>(&header), reinterpret_cast<long>(data)) ==
+             0 &&
+         (data[CAP_TO_INDEX(CAP_IPC_LOCK)].effective & CAP_TO_MASK(CAP_IPC_LOCK)) != 0;
+}
+
+}  // namespace
+
+LockedMemory locked_memory() {
+  LockedMemory memory;
+  rlimit limit;
+  if (raw_syscall(SYS_prlimit64, 0, RLIMIT_MEMLOCK, 0, reinterpret_cast<long>(&limit)) != 0 ||
+      limit.rlim_cur == RLIM_INFINITY || may_lock_without_limit())
+    return memory;
+  memory.limit_bytes = limit.rlim_cur;
+  char status[4096];
+  if (read_file("/proc/self/status", status) == 0) return memory;
+  memory.locked_bytes = status_bytes(status, "VmLck:");
+  memory.pinned_bytes = status_bytes(status, "VmPin:");
+  return memory;
 }
 
 bool is_only_thread_left() {

@@ -31,6 +31,15 @@ MemoryState memory_state();
 // RLIMIT_AS less what is mapped already; UINT64_MAX when there is no limit.
 std::uint64_t address_space_left_bytes();
 
+// RLIMIT_MEMLOCK, and what this process has that counts against it.
+struct LockedMemory {
+  std::uint64_t limit_bytes = UINT64_MAX;  // UINT64_MAX: none, or CAP_IPC_LOCK, which it is not for
+  std::uint64_t locked_bytes = 0;          // by mlock(2): VmLck
+  std::uint64_t pinned_bytes = 0;          // by devices and io_urings: VmPin
+};
+// Two system calls; where there is a limit it reads /proc/self/status as well: some 20 us.
+LockedMemory locked_memory();
+
 // Whether the first thread has ended and no other but the caller is left. False without /proc.
 bool is_only_thread_left();
 

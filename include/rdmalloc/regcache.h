@@ -47,6 +47,11 @@ struct rdmalloc_domain;
 #define RDMALLOC_REGISTRAR_REOPEN 0x8u       /**< quiesce and resume work */
 /** What is registered ends with the device: deregister is not called after its loss. */
 #define RDMALLOC_REGISTRAR_DIES_WITH_DEVICE 0x10u
+/** What is registered counts against RLIMIT_MEMLOCK: as pinned pages (VmPin: devices, io_urings),
+ * or as locked ones (VmLck: mlock). The cache then knows what the limit leaves: idle registrations
+ * of all such domains are evicted for it, and beyond it the registrar isn't asked. */
+#define RDMALLOC_REGISTRAR_PINS 0x20u
+#define RDMALLOC_REGISTRAR_LOCKS 0x40u
 
 /** The code that registers with one kind of domain. Called with no lock of rdmalloc held, never on
  *  a thread inside malloc or free; may allocate and free. */
@@ -150,6 +155,14 @@ struct rdmalloc_domain_counters {
   uint64_t prefaulted;        /**< registrations found or made by rdmalloc_reg_prefault */
   uint64_t is_lost;           /**< 1: its device is gone */
   uint64_t lost_drops;        /**< registrations that ended with it, without a deregistration */
+  uint64_t register_ns_mean;  /**< of all calls of register_, ns */
+  uint64_t
+      memlock_refusals; /**< registrations that RLIMIT_MEMLOCK left no room for; not asked for */
+  uint64_t
+      memlock_limit_bytes; /**< RLIMIT_MEMLOCK; UINT64_MAX: none, CAP_IPC_LOCK, or not counted */
+  uint64_t memlock_left_bytes; /**< what it leaves now */
+  uint64_t purge_requests; /**< times the purge thread was asked to give everything free back, since
+                                the registrar had no memory even after an eviction */
 };
 /** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Takes time in proportion to the number of
  *  registrations. Any thread. */

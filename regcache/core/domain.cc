@@ -9,6 +9,7 @@
 #include "alloc/os/os.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/memlock.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -96,6 +97,7 @@ void reset(Domain& domain) {
   domain.in_flight = domain.deferred = nullptr;
   domain.counters = {};
   domain.is_lost.store(false, std::memory_order_relaxed);
+  domain.has_warned_of_memlock.store(false, std::memory_order_relaxed);
 }
 
 int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
@@ -321,6 +323,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   Domain* domain = domain_of(handle);
   if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
   if (int error = domain_check(domain); error != 0 && error != -ENODEV) return error;
+  MemlockRoom memlock = memlock_room(*domain);
   rdmalloc::LockGuard guard(domain->lock);
   const Counters& counters = domain->counters;
   stats->hits = domain_hits(*domain);
@@ -348,5 +351,11 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   stats->prefaulted = counters.prefaulted;
   stats->is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
   stats->lost_drops = counters.lost_drops;
+  std::uint64_t asked = counters.registrations + counters.refusals;
+  stats->register_ns_mean = asked != 0 ? counters.register_ns_total / asked : 0;
+  stats->memlock_refusals = counters.memlock_refusals;
+  stats->purge_requests = counters.purge_requests;
+  stats->memlock_limit_bytes = memlock.limit;
+  stats->memlock_left_bytes = memlock.left;
   return 0;
 }

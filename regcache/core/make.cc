@@ -5,6 +5,7 @@
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/foreign.h"
+#include "regcache/core/memlock.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -213,8 +214,19 @@ int ask_registrar(Domain& domain, Registration* reg) {
   return error;
 }
 
+// The registrar has no memory left, and nothing idle to evict for it: what is free in the allocator
+// goes back to the kernel. Asked for only, of the purge thread: this one may be in a fabric's call.
+void ask_for_purge(Domain& domain) {
+  int saved = errno;
+  rdmalloc_malloc_trim(0);
+  errno = saved;
+  LockGuard guard(domain.lock);
+  ++domain.counters.purge_requests;
+}
+
 // Asks, and once more after evicting as much as is to be registered (I12).
 int ask_twice(Domain& domain, Registration* reg) {
+  if (!make_memlock_room(domain, reg->head.length)) return -ENOMEM;
   int error = ask_registrar(domain, reg);
   if (error != -ENOMEM && error != -ENOSPC) return error;
   Registration* victims = nullptr;
@@ -223,9 +235,12 @@ int ask_twice(Domain& domain, Registration* reg) {
     reclaim_sticky(domain);
     victims = pick_victims(domain, reg->head.length, 1);
   }
-  if (victims == nullptr) return error;
-  drop_list(domain, victims, Reason::kEvicted);
-  return ask_registrar(domain, reg);
+  if (victims != nullptr) {
+    drop_list(domain, victims, Reason::kEvicted);
+    error = ask_registrar(domain, reg);
+  }
+  if (error == -ENOMEM) ask_for_purge(domain);
+  return error;
 }
 
 // Idle registrations that a new, wider one makes superfluous: they would pin their pages twice.
@@ -370,14 +385,17 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
 int make_local(Domain& domain, const Request& request, const rdmalloc_range& span,
                Registration** reg, rdmalloc_key* key) {
   Plan plan{0, 0, domain.access | request.access, Kind::kCached, true, false};
-  if (plan_wide(domain, request, span, &plan)) {
-    int error = make(domain, request, plan, reg, key);
-    // Only a limit of ours, or a neighbour that is being purged, in the slab or in what the
-    // registrar's granularity includes, is a reason to try less.
-    if (error != kInPurge) return error;
-  }
+  Plan wide = plan;
   plan.is_of_one_block = keeps_to_block(domain, span);
   plan_pages(domain, request, &plan);
+  if (plan_wide(domain, request, span, &wide)) {
+    int error = make(domain, request, wide, reg, key);
+    // Only a limit, of ours or RLIMIT_MEMLOCK, or a neighbour that is being purged, in the slab or
+    // in what the registrar's granularity includes, is a reason to try less.
+    bool is_too_wide = error == -ENOMEM && plan.length() < wide.length() &&
+                       memlock_room(domain).limit != UINT64_MAX;
+    if (error != kInPurge && !is_too_wide) return error;
+  }
   if (plan.length() > domain.largest) return -EMSGSIZE;
   return make(domain, request, plan, reg, key);
 }

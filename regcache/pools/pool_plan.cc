@@ -6,6 +6,7 @@
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/memlock.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -98,6 +99,11 @@ std::uint64_t used_bytes() {
 void heed_limits(Domain& domain, const PoolPlan& plan, PoolRoom* room) {
   LockGuard guard(domain.lock);
   auto [bytes, count] = unmovable(domain);
+  if (MemlockRoom memlock = memlock_room(domain); memlock.limit != UINT64_MAX) {
+    std::uint64_t idle = domain.bytes + domain.reserved_bytes - bytes;
+    tighten(&room->bytes, &room->bytes_by, round_down(memlock.left + idle, RDMALLOC_SLICE_BYTES),
+            "RLIMIT_MEMLOCK");
+  }
   if (domain.max_bytes != UINT64_MAX) {
     std::uint64_t left = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
     // The cache registers whole spans, and spans are whole slices.

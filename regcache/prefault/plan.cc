@@ -9,6 +9,7 @@
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/memlock.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -123,12 +124,16 @@ bool is_there_to_stay(Domain& domain, const Piece& piece) {
 }
 
 int check_room(Domain& domain, const PrefaultPlan& plan) {
-  if (domain.max_bytes == UINT64_MAX && domain.max_count == UINT64_MAX) return 0;
-  std::uint64_t bytes = 0, count = 0;
+  MemlockRoom memlock = memlock_room(domain);
+  if (domain.max_bytes == UINT64_MAX && domain.max_count == UINT64_MAX &&
+      memlock.limit == UINT64_MAX)
+    return 0;
+  std::uint64_t bytes = 0, count = 0, idle = 0;
   Unmovable held{};
   {
     LockGuard guard(domain.lock);
     held = unmovable(domain);
+    idle = domain.bytes + domain.reserved_bytes - held.bytes;
     for (const Unit* unit = plan.units; unit != plan.units + plan.unit_count; ++unit) {
       if (unit->domain != &domain || is_there_to_stay(domain, unit->piece)) continue;
       bytes += unit->piece.made_high - unit->piece.made_low;
@@ -139,6 +144,9 @@ int check_room(Domain& domain, const PrefaultPlan& plan) {
   std::uint64_t count_left = domain.max_count > held.count ? domain.max_count - held.count : 0;
   if (bytes > bytes_left) return refuse(domain.ops.name, " bytes to register", bytes, bytes_left);
   if (count > count_left) return refuse(domain.ops.name, " registrations", count, count_left);
+  // What other domains want of it shows when the kernel refuses.
+  if (memlock.limit != UINT64_MAX && bytes > memlock.left + idle)
+    return refuse("RLIMIT_MEMLOCK", " bytes to register", bytes, memlock.left + idle);
   return 0;
 }
 

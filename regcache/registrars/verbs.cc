@@ -58,7 +58,7 @@ rdmalloc_registrar_ops operations_for(const ibv_device_attr& device) {
   ops.size = sizeof ops;
   ops.name = "verbs";
   ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
-              RDMALLOC_REGISTRAR_EXACT_ACCESS;
+              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS;
   ops.register_ = register_memory;
   ops.deregister = deregister_memory;
   ops.close = close_context;

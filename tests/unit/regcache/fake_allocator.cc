@@ -127,6 +127,8 @@ void set_decommit_check(std::function<void(void*, std::size_t)> check) {
   decommit_check = std::move(check);
 }
 
+std::atomic<int> trims{0};
+
 unsigned page_generation(const void* address) {
   return slices_info()[slice_of(address)].generation;
 }
@@ -167,6 +169,11 @@ int rdmalloc_range_of(const void* ptr, rdmalloc_range* range) {
   range->generation = first.generation;
   range->flags = range->length == range->block_bytes ? RDMALLOC_RANGE_LARGE : RDMALLOC_RANGE_SLAB;
   return 0;
+}
+
+int rdmalloc_malloc_trim(size_t) {
+  ++trims;
+  return 1;
 }
 
 bool rdmalloc_range_is_idle(const void* base, size_t length) {

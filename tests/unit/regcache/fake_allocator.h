@@ -5,6 +5,7 @@
 
 #include <rdmalloc/rdmalloc.h>
 
+#include <atomic>
 #include <cstddef>
 #include <functional>
 
@@ -33,6 +34,9 @@ void purge_silently(std::size_t at, std::size_t slices);
 
 // Called with each range about to be decommitted, after every observer agreed.
 void set_decommit_check(std::function<void(void*, std::size_t)> check);
+
+// How often the purge thread was asked to give everything back (malloc_trim).
+extern std::atomic<int> trims;
 
 // How often the pages at an address were given back.
 unsigned page_generation(const void* address);

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <random>
 #include <string>
+#include <thread>
 
 #include "alloc/os/fault.h"
 #include "tests/unit/regcache/fixture.h"
@@ -56,6 +57,56 @@ TEST_F(Limits, eviction_order_equals_a_models) {
     model.push_back(i);
     if (model.size() > 16) model.erase(model.begin());
   }
+}
+
+// The same by four threads, one put at a time, whoever's turn it is: the order of the puts is that
+// of the turns, and the order of eviction must be it. Fails when a stamp is taken at the get, or is
+// one of the thread's own clock (a count of its puts).
+TEST_F(Limits, eviction_order_equals_a_models_over_threads) {
+  StubDomain domain(fabric, count_limit(16));
+  for (std::size_t i = 0; i < 48; ++i) span(10 + 2 * i, 1);
+  std::mutex turn;
+  std::mt19937 random(7);
+  std::vector<std::size_t> model;  // least recently put first
+  int steps = 0, wrong = 0;
+  auto body = [&] {
+    for (;;) {
+      std::lock_guard<std::mutex> guard(turn);
+      if (++steps > 20000) return;
+      std::size_t i = random() % spans.size();
+      std::uint64_t calls = fabric.calls;
+      rdmalloc_reg* reg = domain.get(spans[i], 8);
+      if (reg == nullptr) {
+        ++wrong;
+        continue;
+      }
+      auto found = std::find(model.begin(), model.end(), i);
+      if (fabric.calls - calls != (found == model.end() ? 1u : 0u)) ++wrong;
+      if (found != model.end()) model.erase(found);
+      // Another is put while this one is held: the put counts, not the get.
+      if (!model.empty() && random() % 2 == 0) {
+        std::size_t at = random() % model.size();
+        std::size_t other = model[at];
+        if (domain.touch(spans[other], 8, RDMALLOC_ACCESS_LOCAL | RDMALLOC_NO_REGISTER) != 0) {
+          model.erase(model.begin() + static_cast<std::ptrdiff_t>(at));
+          model.push_back(other);
+        } else if (model.size() < 16) {
+          ++wrong;
+        } else {
+          model.erase(model.begin());  // evicted by the get: the least recently put of them all
+          if (at != 0) ++wrong;
+        }
+      }
+      rdmalloc_reg_put(reg);
+      model.push_back(i);
+      if (model.size() > 16) model.erase(model.begin());
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) threads.emplace_back(body);
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_EQ(fabric.live(), 16u);
 }
 
 // Fails when pick_victims() closes what is held.
@@ -173,6 +224,40 @@ TEST_F(Limits, I12_a_full_registrar_is_asked_once_more_after_evicting) {
   EXPECT_EQ(domain.last_error, -ENOMEM);
   EXPECT_EQ(fabric.calls - calls, 1u);
   for (rdmalloc_reg* reg : held) rdmalloc_reg_put(reg);
+}
+
+// Back-pressure: a registrar without memory, and nothing to evict for it. Fails when ask_twice()
+// asks for it at each refusal, or never.
+TEST_F(Limits, what_is_free_goes_back_when_the_registrar_has_no_memory) {
+  StubDomain domain(fabric);
+  fabric.capacity_bytes = 4 * kSlice;
+  std::vector<rdmalloc_reg*> held;
+  for (std::size_t i = 0; i < 3; ++i) held.push_back(domain.get(span(10 + 2 * i, 1), 8));
+  domain.touch(span(20, 1), 8);
+  int before = fake::trims;
+  EXPECT_NE(domain.touch(span(22, 1), 8), 0u) << "an eviction was enough";
+  EXPECT_EQ(fake::trims, before);
+  held.push_back(domain.get(spans[4], 8));
+  EXPECT_EQ(domain.get(span(24, 1), 8), nullptr);
+  EXPECT_EQ(domain.last_error, -ENOMEM);
+  EXPECT_EQ(fake::trims, before + 1);
+  EXPECT_EQ(domain.counters().purge_requests, 1u);
+  fabric.before_enter = [](void*, std::size_t) { return -EPERM; };
+  EXPECT_EQ(domain.get(spans[5], 8), nullptr);
+  EXPECT_EQ(fake::trims, before + 1) << "no want of memory";
+  for (rdmalloc_reg* reg : held) rdmalloc_reg_put(reg);
+}
+
+// Fails when refused calls are left out of either.
+TEST_F(Limits, the_mean_time_of_registering_is_that_of_all_calls) {
+  StubDomain domain(fabric);
+  EXPECT_EQ(domain.counters().register_ns_mean, 0u);
+  for (std::size_t i = 0; i < 5; ++i) domain.touch(span(10 + 2 * i, 1), 8);
+  fabric.before_enter = [](void*, std::size_t) { return -EPERM; };
+  for (std::size_t i = 0; i < 5; ++i) domain.touch(span(30 + 2 * i, 1), 8);
+  auto counters = domain.counters();
+  EXPECT_EQ(counters.register_ns_mean, counters.register_ns_total / 10);
+  EXPECT_GE(counters.register_ns_worst, counters.register_ns_mean);
 }
 
 // Each page of metadata refused in turn, from the opening on: an error or success, never half a

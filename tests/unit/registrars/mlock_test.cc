@@ -92,6 +92,123 @@ TEST(Mlock, I12_under_memlock_limits) {
   EXPECT_LE(eight, 8);
 }
 
+// 64 KiB: no span fits, but sixteen pages do. Fails when make_local() does not try the block's
+// pages after its span, or when the kernel is asked for what can't be.
+TEST(Mlock, I12_small_blocks_are_registered_by_their_pages_where_no_more_is_left) {
+  EXPECT_EQ(unprivileged_with_memlock(
+                64 << 10,
+                [] {
+                  rdmalloc_domain* domain = nullptr;
+                  if (rdmalloc_domain_open_mlock(nullptr, &domain) != 0) return 50;
+                  constexpr int kBlocks = 20;
+                  char* block = static_cast<char*>(rdmalloc_malloc(kBlocks * 4096));
+                  block += -reinterpret_cast<std::uintptr_t>(block) & 4095;
+                  rdmalloc_reg* held[kBlocks] = {};
+                  int error = 0, count = 0;
+                  for (int i = 0; i < kBlocks - 1; ++i)
+                    if ((held[i] = get(domain, block + i * 4096, 4096, &error)) != nullptr) ++count;
+                  if (count != 16 || error != -ENOMEM) return 51;
+                  auto full = counters_of(domain);
+                  if (full.live_bytes != 64 << 10 || status_kb("VmLck") != 64) return 52;
+                  if (full.memlock_limit_bytes != 64 << 10 || full.memlock_left_bytes != 0)
+                    return 53;
+                  // Each time the span, and then three times the page: the kernel was never asked.
+                  if (full.refusals != 0 || full.memlock_refusals != 19 + 3) return 54;
+                  for (rdmalloc_reg* reg : held) rdmalloc_reg_put(reg);
+                  // Idle ones make room, one for one.
+                  if (get(domain, block + 18 * 4096, 4096, &error) == nullptr) return 55;
+                  if (counters_of(domain).evictions != 1) return 56;
+                  return 0;
+                }),
+            0);
+}
+
+// Two domains share the limit of the process. Fails when make_memlock_room() looks for idle
+// registrations in its own domain only.
+TEST(Mlock, I12_idle_registrations_of_other_domains_make_room) {
+  EXPECT_EQ(unprivileged_with_memlock(
+                8 << 20,
+                [] {
+                  rdmalloc_domain* domains[2] = {};
+                  for (rdmalloc_domain*& domain : domains)
+                    if (rdmalloc_domain_open_mlock(nullptr, &domain) != 0) return 50;
+                  auto* one = static_cast<char*>(rdmalloc_malloc(6 * kMiB));
+                  auto* other = static_cast<char*>(rdmalloc_malloc(6 * kMiB));
+                  int error = 0;
+                  rdmalloc_reg_put(get(domains[0], one, 6 * kMiB, &error));
+                  if (error != 0) return 51;
+                  rdmalloc_reg* held = get(domains[1], other, 6 * kMiB, &error);
+                  if (held == nullptr || counters_of(domains[0]).evictions != 1) return 52;
+                  // What is held makes none.
+                  if (get(domains[0], one, 6 * kMiB, &error) != nullptr || error != -ENOMEM)
+                    return 53;
+                  if (counters_of(domains[1]).live_count != 1) return 54;
+                  return counters_of(domains[0]).refusals == 0 ? 0 : 55;
+                }),
+            0);
+}
+
+// Fails when no privilege is looked for: root's registrations would be cut for nothing.
+TEST(Mlock, a_process_that_may_lock_without_limit_is_not_limited) {
+  pid_t child = fork();
+  if (child == 0) {
+    rlimit limit = {64 << 10, 64 << 10};
+    if (geteuid() != 0) _exit(77);
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) _exit(99);
+    void* probe = mmap(nullptr, kMiB, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mlock(probe, kMiB) != 0) _exit(77);  // root in name only
+    rdmalloc_domain* domain = nullptr;
+    if (rdmalloc_domain_open_mlock(nullptr, &domain) != 0) _exit(1);
+    int error = 0;
+    if (get(domain, rdmalloc_malloc(kMiB), kMiB, &error) == nullptr) _exit(2);
+    _exit(counters_of(domain).memlock_limit_bytes == UINT64_MAX ? 0 : 3);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "SKIP: no CAP_IPC_LOCK here to be seen";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// Fails when the numbers of pools and prefaults leave RLIMIT_MEMLOCK out: pages would be locked
+// before the kernel refuses.
+TEST(Mlock, pools_and_prefaults_that_exceed_it_are_refused_at_the_beginning) {
+  EXPECT_EQ(unprivileged_with_memlock(
+                8 << 20,
+                [] {
+                  rdmalloc_domain_attr limits = {};
+                  limits.size = sizeof limits;
+                  limits.largest = kMiB;
+                  rdmalloc_domain* domain = nullptr;
+                  if (rdmalloc_domain_open_mlock(&limits, &domain) != 0) return 50;
+                  auto* block = static_cast<char*>(rdmalloc_malloc(16 * kMiB));
+                  iovec range = {block, 16 * kMiB};
+                  if (rdmalloc_reg_prefault(&domain, 1, &range, 1, 2, nullptr, nullptr) != -ENOMEM)
+                    return 51;
+                  if (counters_of(domain).misses != 0) return 52;
+                  range.iov_len = 4 * kMiB;
+                  if (rdmalloc_reg_prefault(&domain, 1, &range, 1, 2, nullptr, nullptr) != 0)
+                    return 53;
+                  if (status_kb("VmLck") != 4096) return 54;
+                  rdmalloc_pool_attr attr = {};
+                  attr.size = sizeof attr;
+                  attr.small_bytes = 4096;
+                  attr.small_count = 4096;
+                  attr.large_count = RDMALLOC_POOL_NONE;
+                  std::uint32_t small = 0, large = 0;
+                  if (rdmalloc_pool_fit(&domain, 1, &attr, &small, &large) != 0) return 55;
+                  // What the prefault left is idle, and makes room.
+                  if (small != 2048) return 56;
+                  rdmalloc_pool* pool = nullptr;
+                  if (rdmalloc_pool_create(&domain, 1, &attr, &pool) != -ENOMEM) return 57;
+                  if (counters_of(domain).refusals != 0) return 58;
+                  attr.small_count = small;
+                  if (rdmalloc_pool_create(&domain, 1, &attr, &pool) != 0) return 59;
+                  return status_kb("VmLck") == 8192 ? 0 : 60;
+                }),
+            0);
+}
+
 TEST(Mlock, remote_rights_are_refused) {
   rdmalloc_domain* domain = nullptr;
   ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);

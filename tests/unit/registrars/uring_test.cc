@@ -251,6 +251,46 @@ TEST(UringBadUse, a_callers_ring_stays_the_callers) {
   io_uring_queue_exit(&ring);
 }
 
+// The kernel counts a huge page whole, and the ring itself, so nothing here is tight. Fails when
+// VmPin is not what is looked at, or idle registrations are not evicted for it.
+TEST(UringLimits, I12_what_the_limit_leaves_is_known_before_the_kernel_is_asked) {
+  int result = unprivileged_with_memlock(7 << 20, [] {
+    rdmalloc_uring_attr attr = {};
+    attr.size = sizeof attr;
+    attr.entries = 8;
+    rdmalloc_domain* domain = nullptr;
+    rdmalloc_uring* uring = nullptr;
+    if (rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring) != 0) return 77;
+    if (counters_of(domain).memlock_limit_bytes != 7 << 20) return 1;
+    auto get = [domain](std::size_t bytes, int* error) {
+      void* block = rdmalloc_malloc(bytes);
+      memset(block, 1, bytes);
+      rdmalloc_reg* reg = nullptr;
+      *error = rdmalloc_reg_get(domain, block, bytes, RDMALLOC_ACCESS_LOCAL, &reg);
+      return reg;
+    };
+    int error = 0;
+    rdmalloc_reg* first = get(2 * kMiB, &error);
+    for (int i = 0; i < 2 && error == 0; ++i) rdmalloc_reg_put(get(2 * kMiB, &error));
+    if (error != 0) return 2;
+    auto before = counters_of(domain);
+    if (before.memlock_left_bytes > kMiB || before.evictions != 0) return 3;
+    // Idle makes room.
+    rdmalloc_reg* second = get(2 * kMiB, &error);
+    auto after = counters_of(domain);
+    if (error != 0 || after.evictions == 0 || after.refusals != before.refusals) return 4;
+    // Held does not, and the kernel isn't asked.
+    if (get(4 * kMiB, &error) != nullptr || error != -ENOMEM) return 5;
+    after = counters_of(domain);
+    if (after.refusals != before.refusals || after.memlock_refusals != 1) return 6;
+    rdmalloc_reg_put(first);
+    rdmalloc_reg_put(second);
+    return rdmalloc_domain_close(domain) == 0 ? 0 : 7;
+  });
+  if (result == 77) GTEST_SKIP() << "SKIP: no io_uring here under a limit of 7 MiB";
+  EXPECT_EQ(result, 0);
+}
+
 TEST(UringLimits, I12_without_locked_memory_nothing_is_lost) {
   int result = unprivileged_with_memlock(0, [] {
     rdmalloc_domain* domain = nullptr;
