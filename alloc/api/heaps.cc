@@ -39,19 +39,20 @@ int plan_heap(const rdmalloc_heap_attr* given, HeapPlan* plan) {
     std::memcpy(&attr, given, given->size);
   }
   plan->budget_bytes = attr.budget_bytes != 0 ? attr.budget_bytes : UINT64_MAX;
-  if (plan->budget_bytes < kSliceBytes || attr.flags != 0) return -EINVAL;
-  if (attr.domain_count == 0) return attr.access == 0 ? 0 : -EINVAL;
-  if (attr.domains == nullptr) return -EINVAL;
+  if (plan->budget_bytes < kSliceBytes || attr.flags != 0 || attr.reserved != 0) return -EINVAL;
+  if (attr.domain_count == 0 ? attr.access != 0 : attr.domains == nullptr) return -EINVAL;
+  if (attr.domain_count == 0 && attr.numa_node == 0) return 0;
   if (attr.budget_bytes == 0) {
     report_warning("rdmalloc_heap_create",
-                   "a registered heap needs budget_bytes: all of its memory is registered when it "
-                   "is made");
+                   "a heap with domains or a NUMA node needs budget_bytes: all of its memory is "
+                   "taken when it is made");
     return -EINVAL;
   }
   plan->has_regions = true;
   plan->domains = attr.domains;
   plan->domain_count = attr.domain_count;
   plan->access = attr.access;
+  plan->node = attr.numa_node;
   return 0;
 }
 

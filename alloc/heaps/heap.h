@@ -194,6 +194,7 @@ struct HeapPlan {
   rdmalloc_domain* const* domains;
   std::size_t domain_count;
   std::uint32_t access;
+  std::uint32_t node;  // NUMA node plus 1; 0: any
 };
 
 // 0 or a negative errno, with nothing left behind.

@@ -4,6 +4,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
+#include "alloc/fork.h"
 #include "alloc/os/populate.h"
 #include "alloc/pages/page_heap.h"
 
@@ -56,6 +57,14 @@ int refuse(int error, std::uint64_t done, std::uint64_t all, const char* why) {
   return error;
 }
 
+// Gives a region back. Its pages may stay where they are, but the next ones come from anywhere.
+void end_region(const Heap& heap, std::uint32_t index, bool is_kept) {
+  const HeapRegion& region = heap.regions[index];
+  if (heap.region_limits.node != 0)
+    os::unbind(arena.address_of(region.first), std::size_t{region.slices} << kSliceShift);
+  page_heap_region_end(region.first, region.slices, is_kept);
+}
+
 // The heap's next region, not yet in its lists.
 int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_t bytes,
                const char** why) {
@@ -69,14 +78,21 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
   page_heap_region_make(slice, slot_of(heap));
   heap.regions[index] = {slice, slices};
   std::uintptr_t base = arena.address_of(slice);
-  int error = os::populate_pages(base, bytes);
-  if (error != 0) *why = "the kernel has no pages for it; ask for less";
+  int error = 0;
+  if (heap.region_limits.node != 0) {
+    error = os::bind_to_node(base, bytes, heap.region_limits.node - 1);
+    *why =
+        "the kernel does not bind memory to that NUMA node; /sys/devices/system/node/has_memory "
+        "says which there are";
+  }
+  if (error == 0 && (error = os::populate_pages(base, bytes)) != 0)
+    *why = "the kernel has no pages for it; ask for less";
   if (std::uint32_t place = heap.place.load(std::memory_order_relaxed); error == 0 && place != 0) {
     // Acquire: pairs with the release of whoever sets it.
     error = heap_registrar.load(std::memory_order_acquire)->add(place, handle, base, bytes);
     *why = "a domain refused to register it; ask for less, or raise the limit that it names";
   }
-  if (error != 0) page_heap_region_end(slice, slices, false);
+  if (error != 0) end_region(heap, index, false);
   return error;
 }
 
@@ -87,8 +103,7 @@ void remove_regions(Heap& heap, std::uint64_t handle, std::uint32_t first, std::
   // Nobody can hold what was never his to find.
   if (place != 0 && end > first)
     heap_registrar.load(std::memory_order_acquire)->end(place, handle, first, &kept);
-  for (std::uint32_t i = first; i < end; ++i)
-    page_heap_region_end(heap.regions[i].first, heap.regions[i].slices, (kept >> i & 1) != 0);
+  for (std::uint32_t i = first; i < end; ++i) end_region(heap, i, (kept >> i & 1) != 0);
 }
 
 }  // namespace
@@ -184,12 +199,15 @@ int regions_add(Heap& heap, std::uint64_t handle, std::uint64_t bytes) {
 void regions_end(Heap& heap, std::uint64_t kept) {
   LockGuard guard(heap.span_lock);
   std::uint32_t count = heap.region_count.load(std::memory_order_relaxed);
-  for (std::uint32_t i = 0; i < count; ++i)
-    page_heap_region_end(heap.regions[i].first, heap.regions[i].slices, (kept >> i & 1) != 0);
   heap.free_spans.clear();
-  heap.region_count.store(0, std::memory_order_relaxed);
   heap.is_growing.store(false, std::memory_order_relaxed);
   heap.place.store(0, std::memory_order_relaxed);
+  for (std::uint32_t i = count; i-- != 0;) {
+    // The child of a fork goes on with those that are whole; it may lose the one under way.
+    heap.region_count.store(i, std::memory_order_relaxed);
+    order_for_fork();
+    end_region(heap, i, (kept >> i & 1) != 0);
+  }
 }
 
 }  // namespace rdmalloc

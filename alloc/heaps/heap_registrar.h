@@ -16,6 +16,7 @@ struct RegionLimits {
   std::size_t most_bytes;  // of one: as much as every domain registers at once
   std::size_t alignment;   // of its address and its length, a power of two; a chunk or more
   std::uint32_t most;
+  std::uint32_t node;  // the NUMA node of its pages plus 1; 0: any
 };
 
 struct HeapRegistrar {

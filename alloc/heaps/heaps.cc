@@ -158,7 +158,7 @@ void repair(Heap& heap, std::uint32_t forking_thread) {
 // Takes and registers the memory of a heap that nobody knows yet. 0 or a negative errno with
 // nothing left behind.
 int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
-  heap.region_limits = {SIZE_MAX & ~(kChunkBytes - 1), kChunkBytes, kMostRegions};
+  heap.region_limits = {SIZE_MAX & ~(kChunkBytes - 1), kChunkBytes, kMostRegions, plan.node};
   heap.budget_slices.store(0, std::memory_order_relaxed);
   // Acquire: pairs with the release of whoever sets it.
   const HeapRegistrar* registrar = heap_registrar.load(std::memory_order_acquire);

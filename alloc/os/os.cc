@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <linux/futex.h>
+#include <linux/mempolicy.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
@@ -112,6 +113,22 @@ int decommit_hooked(std::uintptr_t base, std::size_t length) {
 int populate(std::uintptr_t base, std::size_t length) {
   if (should_fail(Site::kPopulate)) return -EINVAL;
   return advise(base, length, MADV_POPULATE_WRITE);
+}
+
+int bind_to_node(std::uintptr_t base, std::size_t length, unsigned node) {
+  constexpr unsigned kMostNodes = 1024, kBits = 8 * sizeof(unsigned long);
+  if (node >= kMostNodes) return -EINVAL;
+  unsigned long nodes[kMostNodes / kBits] = {};
+  nodes[node / kBits] = 1ul << node % kBits;
+  // The kernel takes one off the number of bits.
+  return result_of(raw_syscall(SYS_mbind, static_cast<long>(base), static_cast<long>(length),
+                               MPOL_BIND, reinterpret_cast<long>(nodes), kMostNodes + 1,
+                               MPOL_MF_STRICT | MPOL_MF_MOVE));
+}
+
+int unbind(std::uintptr_t base, std::size_t length) {
+  return result_of(raw_syscall(SYS_mbind, static_cast<long>(base), static_cast<long>(length),
+                               MPOL_DEFAULT, 0, 0, 0));
 }
 
 int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns) {

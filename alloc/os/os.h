@@ -41,6 +41,13 @@ int decommit_hooked(std::uintptr_t base, std::size_t length);
 // -EINVAL on kernels before, -EFAULT or -ENOMEM where there is nothing to write or no memory.
 int populate(std::uintptr_t base, std::size_t length);
 
+// Has the pages come from one NUMA node only, and moves those that are there already (mbind,
+// MPOL_BIND). -EINVAL: there is no such node, or it has no memory; -EIO: a page is pinned
+// elsewhere.
+int bind_to_node(std::uintptr_t base, std::size_t length, unsigned node);
+// Ends that: the process's own policy holds again.
+int unbind(std::uintptr_t base, std::size_t length);
+
 // futex(2), private. wait returns -EAGAIN, -EINTR or -ETIMEDOUT; timeout_ns < 0 waits for ever.
 int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns);
 int futex_wake(const std::uint32_t* word, int count);

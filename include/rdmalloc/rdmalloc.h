@@ -120,7 +120,13 @@ struct rdmalloc_heap_attr {
   uint32_t access;     /**< RDMALLOC_ACCESS_*, of every byte of a registered heap; default
                             RDMALLOC_ACCESS_LOCAL */
   uint32_t flags;      /**< none yet: 0 */
+  /** RDMALLOC_NODE(n): its pages come from NUMA node n only (mbind, MPOL_BIND). Its memory, which
+   *  budget_bytes must state, is taken and backed when it is made, as a registered heap's, and
+   *  stays. Default: from the node of the thread that touches them first. */
+  uint32_t numa_node;
+  uint32_t reserved; /**< 0 */
 };
+#define RDMALLOC_NODE(n) ((uint32_t)(n) + 1)
 
 /** Makes a heap: an allocator with pages of its own, which no block of another heap and none of
  *  malloc's lies in, and which are all given back at once when it is destroyed. free(), realloc(),
@@ -128,6 +134,9 @@ struct rdmalloc_heap_attr {
  *  other, from any thread; realloc() keeps a block in its heap. Blocks are 64 bytes at least.
  *  Returns 0; -EINVAL (size of *attr, a budget below 64 KiB), -ENOSPC (4,095 heaps are there, fewer
  *  where address space is short), -ENOMEM. Any thread.
+ *
+ *  With a NUMA node: also -EINVAL (no budget, no such node), -EIO (pages of it are pinned
+ * elsewhere), -EPERM (a sandbox without mbind), -ENOMEM; a warning says what would help.
  *
  *  A registered heap: also -EINVAL (no budget, no open domain, one of them twice, unknown rights),
  *  -EACCES (remote rights, and a registrar that can't be exact), -EMFILE (64 registered heaps are
@@ -138,9 +147,10 @@ struct rdmalloc_heap_attr {
 RDMALLOC_API int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr,
                                       struct rdmalloc_heap** heap);
 
-/** Takes `bytes` more for a registered heap, rounded up to 2 MiB, as create did: in regions of
- * their own, and its budget grows by that. malloc never does it by itself. 0, or an error as of
- * create; -EINVAL for another heap, -EBUSY while another thread does the same. Calls registrars. */
+/** Takes `bytes` more for a heap whose memory was taken when it was made, rounded up to 2 MiB, as
+ * create did: in regions of their own, and its budget grows by that. malloc never does it by
+ * itself. 0, or an error as of create; -EINVAL for another heap, -EBUSY while another thread does
+ * the same. Calls registrars. */
 RDMALLOC_API int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes);
 
 /** Frees every block of the heap, also those in use, and the heap. From here on free() of such a
