@@ -10,7 +10,7 @@ set -euo pipefail
 declare -A packages=(
   # The library, its registrars, the tools, and what configuring the tests asks for.
   [build]="cmake ninja-build g++ pkg-config liburing-dev libfabric-dev libibverbs-dev librdmacm-dev
-           libcli11-dev libfmt-dev nlohmann-json3-dev libgtest-dev libgmock-dev python3"
+           libucx-dev libdpdk-dev libcli11-dev libfmt-dev nlohmann-json3-dev libgtest-dev libgmock-dev python3"
   # gdb and libc's symbols for the stacks of a hang; a second compiler, and the checkers of the
   # code; programs that run under the preload; tracers.
   [test]="gdb libc6-dbg g++-aarch64-linux-gnu qemu-user googletest clang clang-format clang-tidy binutils strace valgrind libseccomp-dev make

@@ -60,7 +60,8 @@ struct rdmalloc_registrar_ops {
   const char* name; /**< for messages and statistics; static storage */
   uint32_t flags;   /**< RDMALLOC_REGISTRAR_* */
   /** Registers [addr, addr+length) with `access` and fills *key (lkey, rkey, handle). 0 or a
-   *  negative errno; -ENOMEM and -ENOSPC make the cache evict idle ones and ask once more.
+   *  negative errno; -ENOMEM and -ENOSPC make the cache evict idle ones and ask once more, and so
+   *  does -EEXIST with those that overlap the range, for registrars that can't have both.
    *  -ENODEV, here and from deregister: the device is gone (rdmalloc_domain_lost). */
   /* NOLINTNEXTLINE(readability-identifier-naming): "register" is a keyword. */
   int (*register_)(void* context, void* addr, size_t length, uint32_t access,
@@ -76,7 +77,9 @@ struct rdmalloc_registrar_ops {
   /** May be NULL. Called once by domain_close, after the last deregister. */
   void (*close)(void* context);
   size_t granularity; /**< registrations start and end at multiples of it, bytes, a power of two;
-                           0: local ones at pages, remote ones at any byte (EXACT_ACCESS) */
+                           0: local ones at pages, remote ones at any byte (EXACT_ACCESS). Above
+                           a page: foreign memory must fill it, and pages of slabs in use are not
+                           purged while the domain is open */
   size_t largest;     /**< largest single registration, bytes; 0: no limit */
   uint32_t max_count; /**< most registrations at once; 0: no limit */
 };
@@ -230,7 +233,8 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
  *  asked, registered now and deregistered at put, so that a peer's key ends there (I13). -EACCES
  *  when the registrar can't be exact (no EXACT_ACCESS), or when its granularity would expose a
  *  neighbour. Foreign memory: the pages asked, registered now and deregistered at put (I6), unless
- *  it is adopted (rdmalloc_adopt) or refused (-EPERM, RDMALLOC_FOREIGN).
+ *  it is adopted (rdmalloc_adopt) or refused (-EPERM, RDMALLOC_FOREIGN); -EINVAL where the
+ *  registrar's granularity would take in what lies beside it.
  *  Returns 0 and sets *reg, or a negative errno as reg_key does. Any thread; misses as for
  *  reg_key. */
 RDMALLOC_API int rdmalloc_reg_get(struct rdmalloc_domain* domain, const void* addr, size_t length,

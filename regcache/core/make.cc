@@ -130,6 +130,13 @@ void plan_pages(const Domain& domain, const Request& request, Plan* plan) {
   plan->high = round_up(request.high, domain.unit);
 }
 
+// Whether the plan takes in no page but those asked for. What lies beside foreign memory may be
+// nobody's at all.
+bool keeps_to_pages(const Plan& plan, const Request& request) {
+  return plan.low >= round_down(request.low, os::page_bytes()) &&
+         plan.high <= round_up(request.high, os::page_bytes());
+}
+
 // Exactly the bytes asked for (I13). Where the registrar knows only pages, those, if they hold no
 // neighbour: the block must fill them. -EACCES where a neighbour would be exposed.
 int plan_remote(const Domain& domain, const Request& request, const rdmalloc_range* span,
@@ -224,16 +231,33 @@ void ask_for_purge(Domain& domain) {
   ++domain.counters.purge_requests;
 }
 
-// Asks, and once more after evicting as much as is to be registered (I12).
+// Idle registrations that overlap a new one, for a registrar that can't have both. Under the lock;
+// returns them as a list to drop.
+Registration* take_overlapping(Domain& domain, const Registration* wanted) {
+  Registration* overlapping = nullptr;
+  auto look = [&](Registration* reg) {
+    if (reg->kind == Kind::kCached && !reg->is_sticky && close_idle(reg)) {
+      withdraw(domain, reg);
+      reg->next() = overlapping;
+      overlapping = reg;
+    }
+    return true;
+  };
+  visit_overlapping(domain.by_range.root(), wanted->base(), wanted->end(), look);
+  return overlapping;
+}
+
+// Asks, and once more after evicting: as much as is to be registered (I12), or what is in its way.
 int ask_twice(Domain& domain, Registration* reg) {
   if (!make_memlock_room(domain, reg->head.length)) return -ENOMEM;
   int error = ask_registrar(domain, reg);
-  if (error != -ENOMEM && error != -ENOSPC) return error;
+  if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
   Registration* victims = nullptr;
   {
     LockGuard guard(domain.lock);
     reclaim_sticky(domain);
-    victims = pick_victims(domain, reg->head.length, 1);
+    victims = error == -EEXIST ? take_overlapping(domain, reg)
+                               : pick_victims(domain, reg->head.length, 1);
   }
   if (victims != nullptr) {
     drop_list(domain, victims, Reason::kEvicted);
@@ -510,6 +534,7 @@ int find_or_make(Domain& domain, const Request& request, bool may_register, Regi
   } else {
     if (is_adopted) plan.kind = Kind::kCached;
     plan_pages(domain, request, &plan);
+    if (!keeps_to_pages(plan, request)) return -EINVAL;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
   error = make(domain, request, plan, reg, key);

@@ -1,21 +1,22 @@
 // libfabric as a registrar: one fid_mr for each registration.
 #include <errno.h>
-#include <fcntl.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_errno.h>
 #include <rdmalloc/registrar_libfabric.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/uio.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include "regcache/registrars/probe.h"
+
 namespace {
+
+using rdmalloc::registrars::pinned_kb;
 
 struct Fabric {
   fid_domain* domain;
@@ -75,19 +76,6 @@ void fabric_close(void* context) {
   free(context);
 }
 
-// Kilobytes that the kernel says are pinned for this process; -1 when it doesn't say.
-long pinned_kb() {
-  char text[8192];
-  int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
-  if (file < 0) return -1;
-  ssize_t got = read(file, text, sizeof text - 1);
-  close(file);
-  if (got <= 0) return -1;
-  text[got] = 0;
-  const char* line = strstr(text, "VmPin:");
-  return line != nullptr ? strtol(line + 6, nullptr, 10) : -1;
-}
-
 // Registers and closes one probe. 1: the kernel counts its pages no more; 0: it still does; or the
 // provider's error.
 int try_probe(Fabric& fabric, void* probe, std::size_t bytes) {
@@ -125,16 +113,11 @@ int closes_at_once(Fabric& fabric) {
   return result == 1 ? 0 : -ENOTSUP;
 }
 
-void say_why_not() {
-  // Read where the user opens a domain, which libfabric reads the environment for as well.
-  // NOLINTNEXTLINE(concurrency-mt-unsafe)
-  const char* log = getenv("RDMALLOC_LOG");
-  if (log != nullptr && strcmp(log, "quiet") == 0) return;
-  dprintf(STDERR_FILENO,
-          "rdmalloc: libfabric's domain is not opened: memory stays pinned after fi_close() of its "
-          "registration, in a cache of libfabric's own. Set FI_MR_CACHE_MAX_COUNT=0 in the "
-          "environment before fi_getinfo().\n");
-}
+constexpr const char* kWhyNot =
+    "libfabric's domain is not opened: memory stays pinned after fi_close() of its registration, "
+    "in "
+    "a cache of libfabric's own. Set FI_MR_CACHE_MAX_COUNT=0 in the environment before "
+    "fi_getinfo().";
 
 }  // namespace
 
@@ -154,7 +137,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_libfabric(fid_domain* fabric_do
       key_bytes >= 8 || key_bytes == 0 ? UINT64_MAX : (std::uint64_t{1} << (8 * key_bytes)) - 1;
   if (int error = closes_at_once(*fabric)) {
     free(fabric);
-    if (error == -ENOTSUP) say_why_not();
+    if (error == -ENOTSUP) rdmalloc::registrars::say(kWhyNot);
     return error;
   }
   rdmalloc_registrar_ops ops = {};

@@ -4,10 +4,11 @@
     install_test.py BUILD SCRATCH
 
 Seen to fail: with install(EXPORT) left out; with -lrdmalloc left out of the .pc file; with the man
-pages' glob misspelt.
+pages' glob misspelt; with all of UCX's libraries linked whole.
 """
 import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import unittest
 
 BUILD, SCRATCH = sys.argv[1], sys.argv[2]
 PREFIX = os.path.join(SCRATCH, "prefix")
+# In continuous integration none is missing, or tools/setup.sh is wrong.
+REGISTRARS = ["dpdk", "libfabric", "mlock", "spdk", "ucx", "uring", "verbs"]
 CONSUMER = r"""
 #include <rdmalloc/rdmalloc.h>
 #include <stdio.h>
@@ -37,6 +40,30 @@ find_package(rdmalloc 0.1 REQUIRED COMPONENTS rdmalloc prefixed)
 foreach(kind rdmalloc static prefixed)
   add_executable(with_${kind} consumer.c)
   target_link_libraries(with_${kind} rdmalloc::${kind})
+endforeach()
+"""
+
+
+# A header names its fabric's types without including anything of the fabric, as C and as C++.
+REGISTRAR_CONSUMER = """
+#include <rdmalloc/registrar_{name}.h>
+#include <stddef.h>
+#include <stdio.h>
+int main(void) {{
+  const void* open = (const void*)rdmalloc_domain_open_{name};
+  puts(open != NULL ? rdmalloc_version() : "nothing");
+  return 0;
+}}
+"""
+REGISTRAR_PROJECT = """
+cmake_minimum_required(VERSION 3.20)
+project(consumer C CXX)
+find_package(rdmalloc 0.1 REQUIRED COMPONENTS rdmalloc {names})
+foreach(name {names})
+  foreach(language c cc)
+    add_executable(with_${{name}}_${{language}} ${{name}}.${{language}})
+    target_link_libraries(with_${{name}}_${{language}} rdmalloc::rdmalloc-${{name}})
+  endforeach()
 endforeach()
 """
 
@@ -92,6 +119,42 @@ class Install(unittest.TestCase):
                         environment={"PKG_CONFIG_PATH": os.path.join(folder, "pkgconfig")})
             self.assertIn("-l" + name, flags.split())
             self.assertIn("-lrdmalloc", flags.split())
+
+    def built_registrars(self):
+        libraries = glob.glob(os.path.join(os.path.dirname(self.library), "librdmalloc-*.so"))
+        names = {re.fullmatch(r"librdmalloc-(.*)\.so", os.path.basename(path)).group(1)
+                 for path in libraries}
+        return sorted(names - {"verbs-shim"})
+
+    def test_every_registrar_is_a_component(self):
+        names = self.built_registrars()
+        if os.environ.get("CI"):
+            self.assertEqual(names, REGISTRARS)
+        folder = os.path.join(SCRATCH, "registrars")
+        os.makedirs(folder)
+        for name in names:
+            for language in ("c", "cc"):
+                with open(os.path.join(folder, f"{name}.{language}"), "w", encoding="utf-8") as file:
+                    file.write(REGISTRAR_CONSUMER.format(name=name))
+        with open(os.path.join(folder, "CMakeLists.txt"), "w", encoding="utf-8") as file:
+            file.write(REGISTRAR_PROJECT.format(names=" ".join(names)))
+        build = os.path.join(folder, "build")
+        run("cmake", "-G", "Ninja", "-S", folder, "-B", build, f"-DCMAKE_PREFIX_PATH={PREFIX}")
+        run("cmake", "--build", build, "-j2")
+        for name in names:
+            for language in ("c", "cc"):
+                self.assertEqual(run(os.path.join(build, f"with_{name}_{language}")), "0.1.0\n")
+
+    def test_a_registrar_links_its_own_fabric_only(self):
+        # libfabric's functions are inline, calls through the caller's domain.
+        fabrics = {"dpdk": "librte_eal.so", "ucx": "libucp.so", "uring": "liburing.so",
+                   "verbs": "libibverbs.so"}
+        for name in self.built_registrars():
+            library = os.path.join(os.path.dirname(self.library), f"librdmalloc-{name}.so")
+            needed = re.findall(r"\(NEEDED\).*\[(.*?)\]", run("readelf", "-dW", library))
+            others = [one for one in needed if not re.match(r"lib(c|rdmalloc)\.so|ld-linux", one)]
+            self.assertEqual([one.split(".so")[0] + ".so" for one in others],
+                             [fabrics[name]] if name in fabrics else [], name)
 
     def test_preload_of_the_installed_library(self):
         seen = run("cat", "/proc/self/maps", environment={"LD_PRELOAD": self.library})

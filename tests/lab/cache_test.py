@@ -1,7 +1,7 @@
 #!/usr/bin/python3
-"""The verbs and the libfabric registrar and our cache on a real device, in one boot.
+"""The verbs, libfabric and ucx registrars and our cache on a real device, in one boot.
 
-    cache_test.py RELEASE PROGRAM...      programs/verbs_cache.cc, programs/fabric_cache.cc
+    cache_test.py RELEASE PROGRAM...      programs/verbs_cache.cc, fabric_cache.cc, ucx_cache.cc
 
 The naive cache is the control: it must be caught, and is how the oracle was seen to fail.
 """
@@ -17,10 +17,28 @@ NAIVE = (f"naive {STEPS}", r"naive \d+ steps wrong_bytes [1-9]")
 LIMITS = ("limits", r"limits 0 failures")
 NO_CACHE = "FI_MR_CACHE_MAX_COUNT=0"
 RXM = "FI_UNIVERSE_SIZE=16"  # rxe's completion queues are too short for its default
+# Without the newer protocols, which let the peer's software answer a get and never ask the device.
+UCX = ("UCX_TLS=rc UCX_NET_DEVICES=rxe0:1 UCX_IB_GID_INDEX=0 UCX_PROTO_ENABLE=n "
+       "UCX_WARN_UNUSED_ENV_VARS=n")
+# UCP's cache over all devices, and the one of the verbs transport below it, which UCX 1.16 gave up.
+UCP_CACHE_OFF, IB_CACHE_OFF = "UCX_RCACHE_ENABLE=n", "UCX_IB_REG_METHODS=direct"
 
 
-def runs_of(name):
+def runs_of_ucx(release):
+    environment = f"{UCX} {UCP_CACHE_OFF} {IB_CACHE_OFF}"
+    refused = ("refused", r"Set UCX_RCACHE_ENABLE=n[^$]*refused 0 failures")
+    with_caches = [UCX, f"{UCX} {IB_CACHE_OFF}"]
+    if release == "host":
+        with_caches.append(f"{UCX} {UCP_CACHE_OFF}")
+    return [(environment, *LIMITS), (environment, *ORACLE),
+            (f"{environment} RDMALLOC_DECAY_MS=0", *ORACLE), (environment, *NAIVE)] + [
+                (cached, *refused) for cached in with_caches]
+
+
+def runs_of(name, release):
     """(environment, arguments, what the output must match) for each run of a program."""
+    if name.endswith("ucx_cache"):
+        return runs_of_ucx(release)
     if name.endswith("verbs_cache"):
         return [("", *LIMITS), ("", *ORACLE), ("RDMALLOC_DECAY_MS=0", *ORACLE), ("", *NAIVE)]
     runs = []
@@ -35,7 +53,7 @@ def runs_of(name):
 
 
 def main(release, *programs):
-    runs = [(program, *run) for program in programs for run in runs_of(program)]
+    runs = [(program, *run) for program in programs for run in runs_of(program, release)]
     lines = []
     for number, (program, environment, arguments, _) in enumerate(runs):
         lines.append(f"echo run {number}: {environment} {arguments}; env {environment} python3 "

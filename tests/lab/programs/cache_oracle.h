@@ -1,7 +1,7 @@
 // The registration cache on a real device, whatever the fabric: histories of malloc, free, purge
 // and reuse, after each of which what the device sees of a block must be what the CPU wrote there;
-// pins that the kernel counts; limits without capabilities. verbs_cache and fabric_cache bring a
-// Device.
+// pins that the kernel counts; limits without capabilities. verbs_cache, fabric_cache and ucx_cache
+// bring a Device.
 #pragma once
 
 #include <errno.h>
@@ -194,13 +194,12 @@ inline void check_pins(Device& device) {
 }
 
 // A remote key reaches its pages and nothing beside them. The failing transfer breaks the
-// connection: last of what transfers.
-inline void check_neighbours(Device& device) {
+// connection: last of what transfers. `access` is what the registrar grants reading with.
+inline void check_neighbours(Device& device, uint32_t access = RDMALLOC_ACCESS_REMOTE_READ) {
   auto* block = static_cast<unsigned char*>(aligned_alloc(4096, 4 * 4096));
   memset(block, 7, 4 * 4096);
   rdmalloc_reg* remote = nullptr;
-  expect(rdmalloc_reg_get(device.domain, block + 4096, 4096, RDMALLOC_ACCESS_REMOTE_READ,
-                          &remote) == 0,
+  expect(rdmalloc_reg_get(device.domain, block + 4096, 4096, access, &remote) == 0,
          "remote reading of one page is granted");
   if (remote == nullptr) return;
   rdmalloc_key key;
@@ -240,7 +239,7 @@ inline void check_memlock(Device& device) {
   free(block);
 }
 
-// The three modes of both programs. 0, or 1 when something was not as it must be.
+// The modes that all the programs have. 0, or 1 when something was not as it must be.
 inline int judge_oracle(Device& device, bool is_naive, uint64_t steps) {
   Keys keys(device, is_naive);
   uint64_t wrong = oracle(device, keys, steps);

@@ -40,6 +40,21 @@ class Foreign : public Regcache {
   char* map = nullptr;
 };
 
+// Fails when keeps_to_pages() is not asked: the page beside, which may be nobody's, is registered.
+TEST_F(Foreign, a_registrar_coarser_than_a_page_takes_only_what_fills_its_units) {
+  fabric.ops.granularity = 4 * kPage;
+  StubDomain domain(fabric);
+  std::size_t first = (4 - reinterpret_cast<std::uintptr_t>(map) / kPage % 4) % 4;
+  for (bool is_adopted : {false, true}) {
+    SCOPED_TRACE(is_adopted);
+    EXPECT_EQ(domain.get(page(first), 3 * kPage), nullptr);
+    EXPECT_EQ(domain.last_error, -EINVAL);
+    EXPECT_EQ(domain.get(page(first + 1), 3 * kPage), nullptr);
+    EXPECT_NE(domain.touch(page(first), 3 * kPage + 1), 0u) << "all of its pages";
+    ASSERT_EQ(rdmalloc_adopt(map, kPages * kPage), 0);
+  }
+}
+
 // Fails when find_or_make() plans adopted memory as per-use.
 TEST_F(Foreign, what_is_adopted_is_cached_until_it_is_disowned) {
   StubDomain domain(fabric);

@@ -41,6 +41,33 @@ TEST_F(Limits, the_least_recently_put_is_evicted_first_exactly) {
   EXPECT_EQ(domain.counters().evictions, 8u);
 }
 
+// Fails when ask_twice() does not know -EEXIST, or takes the least recently put instead.
+TEST_F(Limits, what_is_in_the_way_of_a_registrar_without_overlaps_goes) {
+  fabric.before_enter = [&](void* addr, std::size_t length) {
+    return fabric.touches(addr, length) ? -EEXIST : 0;
+  };
+  StubDomain domain(fabric);
+  char* elsewhere = span(100, 1);
+  domain.touch(elsewhere, 8);
+  char* old = span(10, 4);
+  domain.touch(old, 8);
+  free_span(old);
+  // The addresses come back in a longer block, with no purge between.
+  char* longer = span(10, 6);
+  rdmalloc_reg* reg = domain.get(longer, 6 * kSlice);
+  ASSERT_NE(reg, nullptr) << domain.last_error;
+  EXPECT_EQ(domain.counters().evictions, 1u);
+  EXPECT_TRUE(fabric.touches(elsewhere, 8));
+  // One in use stays, and the error arrives.
+  free_span(longer);
+  char* across = span(14, 6);
+  EXPECT_EQ(domain.get(across, 6 * kSlice), nullptr);
+  EXPECT_EQ(domain.last_error, -EEXIST);
+  EXPECT_TRUE(fabric.touches(longer, 8));
+  rdmalloc_reg_put(reg);
+  EXPECT_NE(domain.touch(across, 6 * kSlice), 0u) << "the next try works";
+}
+
 // Random use against a model of LRU.
 TEST_F(Limits, eviction_order_equals_a_models) {
   StubDomain domain(fabric, count_limit(16));

@@ -1,0 +1,169 @@
+// UCX as a registrar: one ucp_mem_h for each registration.
+#include <errno.h>
+#include <rdmalloc/registrar_ucx.h>
+#include <stdlib.h>
+#include <string.h>
+#include <ucp/api/ucp.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "regcache/registrars/probe.h"
+
+namespace {
+
+using rdmalloc::registrars::pinned_kb;
+
+constexpr std::uint32_t kRemote = RDMALLOC_ACCESS_REMOTE_READ | RDMALLOC_ACCESS_REMOTE_WRITE;
+
+int errno_of(ucs_status_t status) {
+  switch (status) {
+    case UCS_OK:
+      return 0;
+    case UCS_ERR_NO_MEMORY:
+    case UCS_ERR_NO_RESOURCE:
+    // What becomes of every error of ibv_reg_mr, most of which are limits: eviction may help.
+    case UCS_ERR_IO_ERROR:
+      return -ENOMEM;
+    case UCS_ERR_INVALID_PARAM:
+    case UCS_ERR_INVALID_ADDR:
+      return -EINVAL;
+    case UCS_ERR_UNSUPPORTED:
+      return -ENOTSUP;
+    default:
+      return -EIO;
+  }
+}
+
+bool is_exactly(ucp_mem_h memory, const void* addr, std::size_t length) {
+  ucp_mem_attr_t attr = {};
+  attr.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;
+  return ucp_mem_query(memory, &attr) == UCS_OK && attr.address == addr && attr.length == length;
+}
+
+// The packed remote key, or nullptr with *status set.
+rdmalloc_ucx_rkey* pack(ucp_context_h ucp, ucp_mem_h memory, ucs_status_t* status) {
+  auto* rkey = static_cast<rdmalloc_ucx_rkey*>(malloc(sizeof(rdmalloc_ucx_rkey)));
+  *status = UCS_ERR_NO_MEMORY;
+  if (rkey == nullptr) return nullptr;
+  void* packed = nullptr;
+  *status = ucp_rkey_pack(ucp, memory, &packed, &rkey->length);
+  if (*status != UCS_OK) {
+    free(rkey);
+    return nullptr;
+  }
+  rkey->packed = packed;
+  return rkey;
+}
+
+int ucx_register(void* context, void* addr, std::size_t length, std::uint32_t access,
+                 rdmalloc_key* key) {
+  auto* ucp = static_cast<ucp_context_h>(context);
+  bool is_remote = (access & RDMALLOC_ACCESS_REMOTE) != 0;
+  // An atomic is a read and a write: whoever may do those gains nothing by it.
+  if (is_remote && (access & kRemote) != kRemote) return -EACCES;
+  ucp_mem_map_params_t params = {};
+  params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |
+                      UCP_MEM_MAP_PARAM_FIELD_MEMORY_TYPE;
+  params.address = addr;
+  params.length = length;
+  params.memory_type = UCS_MEMORY_TYPE_HOST;
+  ucp_mem_h memory = nullptr;
+  ucs_status_t status = ucp_mem_map(ucp, &params, &memory);
+  if (status != UCS_OK) return errno_of(status);
+  if (!is_exactly(memory, addr, length)) {
+    ucp_mem_unmap(ucp, memory);
+    return -EACCES;
+  }
+  if (is_remote) {
+    key->rkey = reinterpret_cast<std::uintptr_t>(pack(ucp, memory, &status));
+    if (status != UCS_OK) {
+      ucp_mem_unmap(ucp, memory);
+      return errno_of(status);
+    }
+  }
+  key->handle = memory;
+  return 0;
+}
+
+int ucx_deregister(void* context, void*, std::size_t, const rdmalloc_key* key) {
+  if (const rdmalloc_ucx_rkey* rkey = rdmalloc_ucx_rkey_of(key)) {
+    ucp_rkey_buffer_release(const_cast<void*>(rkey->packed));
+    free(const_cast<rdmalloc_ucx_rkey*>(rkey));
+  }
+  return errno_of(
+      ucp_mem_unmap(static_cast<ucp_context_h>(context), static_cast<ucp_mem_h>(key->handle)));
+}
+
+// Registers two ranges of `bytes` that overlap by half, and ends one after the other. 1: each was
+// registered by itself, and the kernel counts its pages no more; 0: it still does, or UCX joined
+// the two; or UCX's error.
+int try_probe(ucp_context_h ucp, char* probe, std::size_t bytes) {
+  long piece_kb = static_cast<long>(bytes >> 10), before_kb = pinned_kb();
+  rdmalloc_key first = {}, second = {};
+  int error = ucx_register(ucp, probe, bytes, RDMALLOC_ACCESS_LOCAL, &first);
+  if (error != 0) return error == -EACCES ? 0 : error;
+  error = ucx_register(ucp, probe + bytes / 2, bytes, RDMALLOC_ACCESS_LOCAL, &second);
+  bool is_apart = error == 0;
+  if (int failed = ucx_deregister(ucp, probe, bytes, &first)) error = failed;
+  // One that was joined with the other would hold half as much again.
+  is_apart = is_apart && pinned_kb() - before_kb <= piece_kb + piece_kb / 4;
+  if (second.handle != nullptr)
+    if (int failed = ucx_deregister(ucp, probe + bytes / 2, bytes, &second)) error = failed;
+  if (error != 0) return error == -EACCES ? 0 : error;
+  return is_apart && pinned_kb() - before_kb <= piece_kb / 4 ? 1 : 0;
+}
+
+// Whether ucp_mem_unmap() really ends a registration. UCP keeps a cache over all devices ("try" by
+// default), whose regions grow together where they overlap; the verbs transport of UCX before 1.16
+// keeps another below it, where pages stay pinned after the last use. Another thread that pins
+// meanwhile could mislead one trial, hardly three; misled, we refuse, which is the safe side.
+// 0, -ENOTSUP, or why nothing can be registered.
+int unmaps_at_once(ucp_context_h ucp) {
+  constexpr std::size_t kProbeBytes = std::size_t{1} << 16;
+  void* probes[3] = {};
+  int result = 0;
+  // Another probe for each trial, all of them live to the end: a cache would serve the same one.
+  for (int trial = 0; trial < 3 && result == 0; ++trial) {
+    if (posix_memalign(&probes[trial], kProbeBytes, 2 * kProbeBytes) != 0) {
+      result = -ENOMEM;
+      break;
+    }
+    memset(probes[trial], 1, 2 * kProbeBytes);
+    result = try_probe(ucp, static_cast<char*>(probes[trial]), kProbeBytes);
+  }
+  for (void* probe : probes) free(probe);
+  if (result < 0) return result;
+  return result == 1 ? 0 : -ENOTSUP;
+}
+
+constexpr const char* kWhyNot =
+    "UCX's context is not opened as a domain: ucp_mem_map() goes through a cache of UCX's own. Set "
+    "UCX_RCACHE_ENABLE=n, and before UCX 1.16 UCX_IB_REG_METHODS=direct, in the environment before "
+    "ucp_config_read().";
+
+bool is_for_any_thread(ucp_context_h ucp) {
+  ucp_context_attr_t attr = {};
+  attr.field_mask = UCP_ATTR_FIELD_THREAD_MODE;
+  return ucp_context_query(ucp, &attr) == UCS_OK && attr.thread_mode == UCS_THREAD_MODE_MULTI;
+}
+
+}  // namespace
+
+extern "C" RDMALLOC_API int rdmalloc_domain_open_ucx(ucp_context* ucp,
+                                                     const rdmalloc_domain_attr* attr,
+                                                     rdmalloc_domain** domain) {
+  if (ucp == nullptr) return -EINVAL;
+  if (int error = unmaps_at_once(ucp)) {
+    if (error == -ENOTSUP) rdmalloc::registrars::say(kWhyNot);
+    return error;
+  }
+  rdmalloc_registrar_ops ops = {};
+  ops.size = sizeof ops;
+  ops.name = "ucx";
+  ops.flags = RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_EXACT_ACCESS;
+  if (is_for_any_thread(ucp)) ops.flags |= RDMALLOC_REGISTRAR_ANY_THREAD;
+  ops.register_ = ucx_register;
+  ops.deregister = ucx_deregister;
+  return rdmalloc_domain_open(&ops, ucp, attr, domain);
+}
