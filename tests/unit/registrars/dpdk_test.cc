@@ -62,23 +62,23 @@ extern "C" int rte_dev_dma_unmap(rte_device* device, void* addr, std::uint64_t,
 namespace {
 
 int init_eal(const char* iova_mode) {
-  // The one driver that is wanted, or EAL loads the hundred that are installed.
-  const char* arguments[] = {"dpdk_test",
-                             "--no-huge",
-                             "-m",
-                             "64",
-                             "--no-pci",
-                             "--no-shconf",
-                             "--no-telemetry",
-                             "--log-level=critical",
-                             iova_mode,
-                             "-d",
-                             "librte_net_null.so",
-                             "--vdev=net_null0",
-                             "--vdev=net_null1"};
-  std::vector<char*> copies;
-  for (const char* argument : arguments) copies.push_back(strdup(argument));
-  return rte_eal_init(static_cast<int>(copies.size()), copies.data());
+  // The one driver that is wanted, or EAL loads the hundred that are installed. EAL keeps pointers.
+  static std::vector<std::string> arguments = {"dpdk_test",
+                                               "--no-huge",
+                                               "-m",
+                                               "64",
+                                               "--no-pci",
+                                               "--no-shconf",
+                                               "--no-telemetry",
+                                               "--log-level=critical",
+                                               iova_mode,
+                                               "-d",
+                                               "librte_net_null.so",
+                                               "--vdev=net_null0",
+                                               "--vdev=net_null1"};
+  std::vector<char*> pointers;
+  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  return rte_eal_init(static_cast<int>(pointers.size()), pointers.data());
 }
 
 // DPDK's ranges of external memory now.
