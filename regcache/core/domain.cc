@@ -63,12 +63,14 @@ int map_tables(Domain& domain, std::size_t slices) {
   std::size_t bytes = slices * sizeof(Slot);
   if (tables.load(std::memory_order_relaxed) == 0) {
     std::uintptr_t base = 0;
-    if (map_child_empty(2 * bytes, &base) != 0) return -ENOMEM;
+    if (map_child_empty(2 * bytes + kHints * sizeof(Slot), &base) != 0) return -ENOMEM;
     tables.store(base, std::memory_order_relaxed);
   }
-  // From an earlier domain in this place: its slots are all empty again.
+  // From an earlier domain in this place: its slots are all empty again. Its hints are not, and
+  // need not be: they are believed no more than any other.
   domain.sticky = reinterpret_cast<Slot*>(tables.load(std::memory_order_relaxed));
   domain.counted = domain.sticky + slices;
+  domain.hints = domain.counted + slices;
   return 0;
 }
 
@@ -180,7 +182,7 @@ void move_quarantined(State& all, Domain& domain) {
     domain.by_range.erase(reg);
     reg->by_range.left = nullptr;
     reg->by_range.right = nullptr;
-    reg->domain_index = kOrphans;
+    std::atomic_ref<std::uint16_t>(reg->domain_index).store(kOrphans, std::memory_order_relaxed);
     orphans.by_range.insert(reg);
     ++orphans.count;
   }

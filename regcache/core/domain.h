@@ -32,6 +32,15 @@ using Slot = std::atomic<Registration*>;
 // The inline fast path reads a slot as a plain pointer by __atomic_load_n.
 static_assert(sizeof(Slot) == sizeof(void*) && Slot::is_always_lock_free);
 
+// Where a registration of foreign memory is looked for first. By page, so that neighbours share a
+// line; folded, so that buffers at equal distances do not all share a few places. At 8 MiB of
+// address space a domain has as many places as registrations are expected at most.
+inline constexpr std::size_t kHints = std::size_t{1} << 20;
+inline std::size_t hint_of(std::uintptr_t address) {
+  std::uintptr_t page = address >> 12;
+  return (page ^ (page >> 20)) & (kHints - 1);
+}
+
 // What leaves with a dropped registration, or is counted without one. Under the domain's lock.
 struct Counters {
   std::uint64_t hits;  // of registrations that are gone; those of the living are in their words
@@ -57,6 +66,7 @@ struct alignas(64) Domain {
   rdmalloc_domain_head head;  // must be first: the inline fast path of regcache.h reads it
   Slot* sticky;               // [slice]: what reg_key finds; head.sticky is the same table
   Slot* counted;              // [slice]: what reg_get finds
+  Slot* hints;                // [hint_of(address)]: what it found last for foreign memory there
   std::uint16_t index;
   std::atomic<Phase> phase;
   // The device is gone, so what is still registered reaches nothing. Written under the lock; also

@@ -355,15 +355,19 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   return hand_out(domain, request, made, 1, reg, key);
 }
 
-// The record may have been in the tree before, and a reader may have lost his way there: base and
-// length are what he looks at without a reference.
-void fill_head(Registration* made, const Plan& plan) {
+// The record may have been in a tree before, or a hint, and a reader may have lost his way there:
+// base, length and domain are what he looks at without a reference.
+void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
+  std::atomic_ref<std::uint16_t>(made->domain_index).store(domain.index, std::memory_order_relaxed);
   std::atomic_ref<std::uintptr_t>(made->head.base).store(plan.low, std::memory_order_relaxed);
   std::atomic_ref<std::size_t>(made->head.length).store(plan.length(), std::memory_order_relaxed);
   // The bit lets a hit with "only look" pass the same test of rights as any other.
   made->head.access = plan.access | RDMALLOC_NO_REGISTER;
   made->head.reserved = 0;
   made->head.key = {};
+  made->kind = plan.kind;
+  made->is_sticky = made->is_listed = made->is_awaited = false;
+  made->is_quarantined = made->is_stale = false;
 }
 
 // Registers what the plan says for the request. 0 or a negative errno with nothing left behind.
@@ -372,11 +376,7 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   State& all = *state();
   Registration* made = all.registrations.take(survivors.registrations);
   if (made == nullptr) return -ENOMEM;
-  fill_head(made, plan);
-  made->domain_index = domain.index;
-  made->kind = plan.kind;
-  made->is_sticky = made->is_listed = made->is_awaited = false;
-  made->is_quarantined = made->is_stale = false;
+  fill_in(made, domain, plan);
   int error = reserve_room(domain, plan.length(), made);
   if (error != 0) {
     all.registrations.give(made);

@@ -71,18 +71,34 @@ void take_back(Registration* reg, std::uint64_t change) {
   if ((now & (kOpen | kFold)) != kOpen) put_slow(reg, now);
 }
 
+// Takes a reference to what was found without one. False, with none taken, when it has ended
+// meanwhile or become another.
+bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size_t length,
+                std::uint32_t access) {
+  if (!acquire(reg, 1 + kHit)) return false;
+  // Only now is it what it says.
+  if (reg->covers(low, low + length) && (access & ~reg->head.access) == 0 &&
+      reg->domain_index == domain->index)
+    return true;
+  take_back(reg, 1 + kHit);
+  return false;
+}
+
 // A hit on adopted memory, or NULL.
 [[gnu::noinline]] Registration* get_foreign(Domain* domain, std::uintptr_t low, std::size_t length,
                                             std::uint32_t access) {
   if (length == 0 || low + length < low || (access << 1) == 0) return nullptr;
-  Registration* reg = find_foreign(*domain, low, low + length);
-  if (reg == nullptr || !acquire(reg, 1 + kHit)) return nullptr;
-  // Only now is it what it says; and it may be another than was found.
-  if (reg->covers(low, low + length) && (access & ~reg->head.access) == 0 &&
-      reg->domain_index == domain->index)
+  if (domain->hints == nullptr) return nullptr;  // a parent process's domain (I11)
+  Slot& hint = domain->hints[hint_of(low)];
+  // Acquire: pairs with the release below, so that the record is filled in.
+  Registration* reg = hint.load(std::memory_order_acquire);
+  if (reg != nullptr && seems_to_cover(*domain, reg, low, low + length) &&
+      take_found(domain, reg, low, length, access))
     return reg;
-  take_back(reg, 1 + kHit);
-  return nullptr;
+  reg = find_foreign(*domain, low, low + length);
+  if (reg == nullptr || !take_found(domain, reg, low, length, access)) return nullptr;
+  hint.store(reg, std::memory_order_release);
+  return reg;
 }
 
 }  // namespace

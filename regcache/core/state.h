@@ -57,7 +57,7 @@ struct Survivors {
   std::atomic<std::uintptr_t> arena_base{0};
   std::atomic<std::size_t> arena_length{0};
   std::atomic<std::uintptr_t> words{0};
-  std::atomic<std::uintptr_t> tables[kMostDomains] = {};  // sticky, then counted
+  std::atomic<std::uintptr_t> tables[kMostDomains] = {};  // sticky, counted, hints
   // Set by open, cleared by close. In a child: the domain was open in the parent.
   std::atomic<bool> is_open[kMostDomains] = {};
   PoolMemory registrations;

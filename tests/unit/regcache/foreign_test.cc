@@ -147,6 +147,41 @@ TEST_F(Foreign, a_hit_takes_no_lock) {
   EXPECT_EQ(domain.counters().hits, 1000u);
 }
 
+// The record that a hint names is used again for other pages, and then for the same pages in
+// another domain. Fails when get_foreign() takes what a hint names without a look at it: at its
+// range, or at its domain.
+TEST_F(Foreign, a_hint_that_outlived_its_registration_finds_no_other) {
+  StubDomain domain(fabric), other(another_fabric(fabric.ops.flags));
+  ASSERT_EQ(rdmalloc_adopt(page(0), kPages * kPage), 0);
+  rdmalloc_reg* first = domain.get(page(0), kPage);
+  rdmalloc_reg_put(first);
+  domain.touch(page(0), kPage);  // a hit, which leaves the hint
+  EXPECT_EQ(domain.counters().hits, 1u);
+  for (StubDomain* next : {&domain, &other}) {
+    ASSERT_EQ(rdmalloc_domain_flush(domain.handle), 1);
+    // Elsewhere, with the place of the old record; then over the old pages, in the other domain.
+    char* at = next == &domain ? page(100) : page(0);
+    rdmalloc_reg* second = next->get(at, kPage);
+    ASSERT_EQ(second, first) << "the record is used again, or nothing is put to the test";
+    auto before = domain.counters();
+    rdmalloc_reg* found = domain.get(page(0), kPage);
+    ASSERT_NE(found, nullptr);
+    EXPECT_NE(found, second);
+    EXPECT_EQ(rdmalloc_reg_addr(found), page(0));
+    rdmalloc_key key;
+    rdmalloc_reg_key_of(found, &key);
+    EXPECT_EQ(fabric.use(key, page(0), kPage), StubFabric::Use::kRight);
+    EXPECT_EQ(domain.counters().misses, before.misses + 1);
+    EXPECT_EQ(domain.counters().hits, before.hits);
+    rdmalloc_reg_put(found);
+    rdmalloc_reg_put(second);
+    // Leaves the one that the hint names to the flush of the second round.
+    if (next == &domain) {
+      ASSERT_EQ(rdmalloc_invalidate(domain.handle, page(0), kPage, nullptr, nullptr), 1);
+    }
+  }
+}
+
 // Readers hit while others register, evict, adopt and disown: what a reader is given covers what he
 // asked for and is registered as long as he holds it. tsan: fails when links are plain pointers.
 TEST_F(Foreign, hits_while_others_turn_the_tree_round) {
