@@ -16,6 +16,12 @@ std::size_t read_some(int fd, char* buffer, std::size_t size) {
   return got < 0 ? 0 : static_cast<std::size_t>(got);
 }
 
+std::size_t read_some_at(int fd, char* buffer, std::size_t size, std::size_t offset) {
+  long got = raw_syscall(SYS_pread64, fd, reinterpret_cast<long>(buffer), static_cast<long>(size),
+                         static_cast<long>(offset));
+  return got < 0 ? 0 : static_cast<std::size_t>(got);
+}
+
 void close_file(int fd) {
   raw_syscall(SYS_close, fd);
 }

@@ -9,6 +9,8 @@ namespace rdmalloc::os {
 int open_to_read(const char* path);
 // Bytes read, 0 at the end and after an error.
 std::size_t read_some(int fd, char* buffer, std::size_t size);
+// The same from `offset` on.
+std::size_t read_some_at(int fd, char* buffer, std::size_t size, std::size_t offset);
 void close_file(int fd);
 
 // The first bytes of a file, zero-terminated; 0 length when it can't be read.

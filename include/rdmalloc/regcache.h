@@ -49,7 +49,9 @@ struct rdmalloc_domain;
 #define RDMALLOC_REGISTRAR_DIES_WITH_DEVICE 0x10u
 /** What is registered counts against RLIMIT_MEMLOCK: as pinned pages (VmPin: devices, io_urings),
  * or as locked ones (VmLck: mlock). The cache then knows what the limit leaves: idle registrations
- * of all such domains are evicted for it, and beyond it the registrar isn't asked. */
+ * of all such domains are evicted for it, and beyond it the registrar isn't asked. Of pinned pages
+ * a checked build compares the frames at each hit, since a pin keeps them from register_ to
+ * deregister, and aborts at a stale one. */
 #define RDMALLOC_REGISTRAR_PINS 0x20u
 #define RDMALLOC_REGISTRAR_LOCKS 0x40u
 

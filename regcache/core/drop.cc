@@ -4,6 +4,8 @@
 
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
+#include "regcache/core/history.h"
+#include "regcache/core/oracle.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -65,11 +67,21 @@ void account_drop(Domain& domain, Registration* reg, Reason reason, const Answer
   if (reason == Reason::kPurged) ++domain.counters.purge_drops;
 }
 
+Event event_of(Reason reason) {
+  if (reason == Reason::kEvicted) return Event::kEvicted;
+  return reason == Reason::kPurged ? Event::kDroppedByPurge : Event::kDeregistered;
+}
+
 bool drop_one(Domain& domain, Registration* reg, Reason reason) {
   Answer answer = ask_to_deregister(domain, reg);
   Invalidation* completed = nullptr;
   bool is_closing = false;
-  if (answer.error != 0) quarantine(domain, reg, answer.error);
+  if (answer.error != 0) {
+    quarantine(domain, reg, answer.error);
+  } else {
+    note(event_of(reason), reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
+    oracle_deregistered(reg);
+  }
   {
     LockGuard guard(domain.lock);
     account_drop(domain, reg, reason, answer);
@@ -94,6 +106,8 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
 
 void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced) {
   if (!fills_slices(domain, reg)) return;
+  // The inline fast path knows no oracle.
+  if (table == domain.sticky && oracle_watches(domain)) return;
   SliceRange slices = domain.slices_of(reg->base(), reg->end());
   for (std::size_t slice = slices.first; slice != slices.end; ++slice) {
     bool is_forced = slice >= forced.first && slice < forced.end;

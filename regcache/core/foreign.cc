@@ -6,6 +6,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/os/os.h"
+#include "regcache/core/history.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
 
@@ -125,6 +126,7 @@ extern "C" RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length) {
   std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
   std::size_t arena_length = survivors.arena_length.load(std::memory_order_relaxed);
   if (low < arena + arena_length && low + length > arena) return -EFAULT;
+  note(Event::kAdopted, low, low + length);
   return all->adoptions.add(low, low + length);
 }
 
@@ -133,6 +135,7 @@ extern "C" RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length) {
   State* all = state();
   if (all == nullptr || !all->is_ready()) return -ENOENT;
   auto low = reinterpret_cast<std::uintptr_t>(addr);
+  note(Event::kDisowned, low, low + length);
   // In this order: see settle_made().
   if (int error = all->adoptions.remove(low, low + length)) return error;
   rdmalloc_invalidate(nullptr, addr, length, nullptr, nullptr);

@@ -1,6 +1,7 @@
 #include "regcache/core/invalidate.h"
 
 #include "regcache/core/drop.h"
+#include "regcache/core/history.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -97,6 +98,8 @@ struct Look {
         drops = reg;
       }
       ++count;
+      note(Event::kInvalidated, reg->base(), reg->end(), domain->ops.name,
+           reg->head.key.generation);
     } else if (reg->kind == Kind::kPerUse && reg->refs() != 0 && !is_counted_already) {
       ++count;
     }

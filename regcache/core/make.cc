@@ -5,7 +5,9 @@
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/foreign.h"
+#include "regcache/core/history.h"
 #include "regcache/core/memlock.h"
+#include "regcache/core/oracle.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -84,6 +86,7 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
 // many holders that no more can be counted.
 int hand_out(Domain& domain, const Request& request, Registration* found, std::uint64_t change,
              Registration** reg, rdmalloc_key* key) {
+  oracle_check(domain, found, request.low, request.high);
   if (request.is_uncounted) {
     // A heap's needs no stickiness: it is held until the heap's end.
     int error = found->kind == Kind::kHeap ? 0 : make_sticky(domain, found, request);
@@ -205,6 +208,7 @@ int ask_and_count(Domain& domain, Registration* reg) {
       domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()), reg->head.length,
                            reg->head.access & ~RDMALLOC_NO_REGISTER, &reg->head.key);
   auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
+  if (error == 0) oracle_registered(domain, reg);
   LockGuard guard(domain.lock);
   Counters& counters = domain.counters;
   counters.register_ns_total += took_ns;
@@ -287,6 +291,7 @@ Registration* take_superseded(Domain& domain, const Registration* wider) {
 
 void enter(Domain& domain, Registration* reg) {
   reg->head.key.generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
+  note(Event::kRegistered, reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
   reg->by_range.left = nullptr;
   reg->by_range.right = nullptr;
   domain.by_range.insert(reg);
@@ -441,6 +446,7 @@ int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
   LockGuard guard(domain.lock);
   Registration* found = find_covering(domain, request);
   if (found == nullptr || found->kind != Kind::kHeap) return -EACCES;
+  oracle_check(domain, found, request.low, request.high);
   // One with fewer rights, made since, may have taken the slots.
   publish_heaps(domain, found);
   *key = found->head.key;

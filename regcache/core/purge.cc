@@ -2,6 +2,7 @@
 #include "alloc/core/lock.h"
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/history.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -143,11 +144,14 @@ int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason reason
   PageEventScope scope;
   bool is_in_use = !rdmalloc_range_is_idle(base, length);
   Range range{low, low + length, is_in_use, is_in_use && reason == RDMALLOC_PURGE_DECAY};
-  if (!all->words.try_begin_purging(slices)) return -EBUSY;
-  // What earlier domains dropped before a later one refuses is only a registration to be made
-  // again.
-  if (clear_all(*all, range)) return 0;
-  all->words.end_purging(slices);
+  note(Event::kPurgeAsked, range.low, range.high);
+  if (all->words.try_begin_purging(slices)) {
+    // What earlier domains dropped before a later one refuses is only a registration to be made
+    // again.
+    if (clear_all(*all, range)) return 0;
+    all->words.end_purging(slices);
+  }
+  note(Event::kPurgeRefused, range.low, range.high);
   return -EBUSY;
 }
 
@@ -155,6 +159,7 @@ void on_purged(void*, void* base, std::size_t length, int) {
   State* all = state();
   if (all == nullptr || !all->is_ready() || length == 0) return;
   auto low = reinterpret_cast<std::uintptr_t>(base);
+  note(Event::kPurged, low, low + length);
   std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
   all->words.end_purging({(low - arena) >> RDMALLOC_SLICE_SHIFT,
                           ((low + length - 1 - arena) >> RDMALLOC_SLICE_SHIFT) + 1});

@@ -4,7 +4,9 @@
 #include "alloc/core/report.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/foreign.h"
+#include "regcache/core/history.h"
 #include "regcache/core/make.h"
+#include "regcache/core/oracle.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -78,8 +80,10 @@ bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size
   if (!acquire(reg, 1 + kHit)) return false;
   // Only now is it what it says.
   if (reg->covers(low, low + length) && (access & ~reg->head.access) == 0 &&
-      reg->domain_index == domain->index)
+      reg->domain_index == domain->index) {
+    oracle_check(*domain, reg, low, low + length);
     return true;
+  }
   take_back(reg, 1 + kHit);
   return false;
 }
@@ -108,6 +112,7 @@ using namespace rdmalloc::regcache;
 
 extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void* addr,
                                              size_t length, uint32_t access, rdmalloc_reg** out) {
+  note_caller(__builtin_return_address(0));
   Domain* domain = domain_of(handle);
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   std::uintptr_t offset = low - domain->head.arena_base;
@@ -121,6 +126,7 @@ extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void
       if (inside < reg->head.length && length - 1 < reg->head.length - inside &&
           (access & ~reg->head.access) == 0 && (access << 1) != 0 &&
           reg->domain_index == domain->index) [[likely]] {
+        oracle_check(*domain, reg, low, low + length);
         *out = reinterpret_cast<rdmalloc_reg*>(reg);
         return 0;
       }
@@ -142,6 +148,7 @@ extern "C" RDMALLOC_API void rdmalloc_reg_put(rdmalloc_reg* handle) {
 extern "C" RDMALLOC_API int rdmalloc_reg_key_slow(rdmalloc_domain* handle, const void* addr,
                                                   size_t length, uint32_t access,
                                                   rdmalloc_key* key) {
+  note_caller(__builtin_return_address(0));
   Domain* domain = domain_of(handle);
   if (int error = domain_check(domain)) return error;
   bool may_register = (access & RDMALLOC_NO_REGISTER) == 0;

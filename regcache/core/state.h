@@ -9,6 +9,7 @@
 #include "regcache/core/domain.h"
 #include "regcache/core/foreign.h"
 #include "regcache/core/invalidate.h"
+#include "regcache/core/oracle.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/slices.h"
 #include "regcache/heaps/registered_heap.h"
@@ -30,6 +31,9 @@ struct State {
   Pool<Registration> registrations;
   Invalidations invalidations;
   Adoptions adoptions;
+#if RDMALLOC_CHECKED
+  FrameStore frames;
+#endif
   Domain domains[kMostDomains + 1];
   Lock pools_lock;  // creating and destroying pools, and the ends of threads; before a pool's lock
   Pool<PoolCache> pool_caches;
@@ -39,7 +43,9 @@ struct State {
   RegisteredHeap heaps[kMostRegisteredHeaps];
 
   // Whether words and observer are there. Acquire: pairs with the release in state_prepare().
-  bool is_ready() const { return preparation.load(std::memory_order_acquire) == kReady; }
+  bool is_ready() const {
+    return preparation.load(std::memory_order_acquire) == kReady;
+  }
 };
 
 // Makes the state, the words and the observer. Under no lock. 0 or a negative errno.

@@ -169,7 +169,8 @@ TEST_F(Uring, a_pools_buffers_are_fixed_buffers_and_its_pages_are_pinned_while_i
 
 // What the kernel pinned is what the CPU sees, after the pages at an address were replaced: per use
 // without a word, adopted when its owner keeps his. The control: an owner who does not sends the
-// old bytes. Fails when disown leaves the registration, or foreign memory is cached unasked.
+// old bytes, or, in a checked build, is found out (stale_oracle_test). Fails when disown leaves the
+// registration, or foreign memory is cached unasked.
 TEST_F(Uring, foreign_memory_mapped_anew_at_its_address_is_registered_anew) {
   constexpr std::size_t kBytes = 65536;
   enum class Owner { kSaysNothing, kVouches, kBreaksHisWord };
@@ -180,6 +181,9 @@ TEST_F(Uring, foreign_memory_mapped_anew_at_its_address_is_registered_anew) {
         mmap(at, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | fixed, -1, 0));
   };
   for (Owner owner : {Owner::kSaysNothing, Owner::kVouches, Owner::kBreaksHisWord}) {
+#if RDMALLOC_CHECKED
+    if (owner == Owner::kBreaksHisWord) continue;
+#endif
     char* block = map_anew(nullptr);
     ASSERT_NE(block, MAP_FAILED);
     if (owner != Owner::kSaysNothing) {
