@@ -79,6 +79,7 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
   heap.regions[index] = {slice, slices};
   std::uintptr_t base = arena.address_of(slice);
   int error = 0;
+  bool is_kept = false;
   if (heap.region_limits.node != 0) {
     error = os::bind_to_node(base, bytes, heap.region_limits.node - 1);
     *why =
@@ -89,10 +90,11 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
     *why = "the kernel has no pages for it; ask for less";
   if (std::uint32_t place = heap.place.load(std::memory_order_relaxed); error == 0 && place != 0) {
     // Acquire: pairs with the release of whoever sets it.
-    error = heap_registrar.load(std::memory_order_acquire)->add(place, handle, base, bytes);
+    error =
+        heap_registrar.load(std::memory_order_acquire)->add(place, handle, base, bytes, &is_kept);
     *why = "a domain refused to register it; ask for less, or raise the limit that it names";
   }
-  if (error != 0) end_region(heap, index, false);
+  if (error != 0) end_region(heap, index, is_kept);
   return error;
 }
 

@@ -25,8 +25,10 @@ struct HeapRegistrar {
   int (*begin)(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t domain_count,
                std::uint32_t access, RegionLimits* limits, std::uint32_t* place);
   // Registers the heap's next region with each of its domains. 0, or a negative errno with nothing
-  // of this region registered.
-  int (*add)(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length);
+  // of this region registered, unless it sets `*is_kept`: a domain would not take back what it had
+  // registered, so the memory must stay out of reach, as below.
+  int (*add)(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length,
+             bool* is_kept);
   // Deregisters the regions from the `first`-th on, and, if that is 0, gives up the place. 0; or,
   // with nothing changed, -EBUSY (somebody holds a registration of the heap's) or -EDEADLK. `*kept`
   // has a bit for each region whose memory must stay out of reach for ever, since a device may

@@ -99,7 +99,9 @@ void reopen(Domain& domain, Registration* reg) {
   reopen_heaps(domain, reg);
 }
 
-int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length) {
+int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length,
+        bool* is_kept) {
+  *is_kept = false;
   RegisteredHeap* heap = place_of(place, handle);
   if (heap == nullptr) return -ECHILD;
   if (is_in_page_event()) return -EDEADLK;
@@ -112,7 +114,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
       while (i-- != 0) {
         Registration* made = heap->registrations[first + i];
         close(domain_at(*heap, i), made);
-        drop(domain_at(*heap, i), made);
+        *is_kept |= !drop(domain_at(*heap, i), made);
       }
       return error;
     }

@@ -141,7 +141,7 @@ TEST(HppHeap, its_allocator_serves_other_containers) {
   EXPECT_EQ(heap.counters()->live_blocks, 0u);
 }
 
-// Seen to fail: with a key_of() by capacity, and with a destroy() that forgets a heap that is busy.
+// What a vector holds, not its capacity, has the key; a heap that is busy is not forgotten.
 TEST(HppHeap, a_vectors_buffer_in_a_registered_heap_has_its_key_at_hand) {
   int registered = 0;
   rdmalloc_registrar_ops ops = {};

@@ -394,6 +394,28 @@ TEST_F(RegisteredHeaps, I13_memory_that_could_not_be_deregistered_stays_out_of_r
   EXPECT_EQ(domain.close(), 0);
 }
 
+// Fails when such memory goes back to the others.
+TEST_F(RegisteredHeaps, I13_nor_is_it_after_a_create_that_another_domain_refused) {
+  StubFabric poor;
+  poor.capacity_bytes = kMiB;
+  StubDomain domain(fabric), small(poor);
+  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+  EXPECT_EQ(make({domain.handle, small.handle}, 4 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -ENOMEM);
+  fabric.before_leave = nullptr;
+  ASSERT_EQ(fabric.live(), 1u);
+  EXPECT_EQ(domain.counters().quarantined, 1u);
+  StubFabric::Entry left = fabric.entries()[0];
+  std::vector<void*> blocks;
+  for (int i = 0; i < 200; ++i) {
+    blocks.push_back(rdmalloc_malloc(100 * kKiB));
+    auto* begin = static_cast<char*>(blocks.back());
+    EXPECT_TRUE(begin + 100 * kKiB <= left.base || begin >= left.base + left.length);
+  }
+  for (void* block : blocks) rdmalloc_free(block);
+  EXPECT_EQ(domain.close(), 0);
+}
+
 // Fails when there is no end to what a heap may be called by.
 TEST_F(RegisteredHeaps, there_are_64_at_once_and_any_number_one_after_the_other) {
   StubDomain domain(fabric);
