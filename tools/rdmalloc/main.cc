@@ -1,6 +1,7 @@
-// rdmalloc(1): what rdmalloc does in a program started from here.
+// rdmalloc(1): runs programs with rdmalloc, and says what it does in a program started from here.
 //
-// Exit status: 0; 1 when something could not be told or loaded; 2 for wrong arguments.
+// Exit status: of `info` 0; 1 when something could not be told or loaded; 2 for wrong arguments. Of
+// `run` that of the command; 125 when it was not started, 126 and 127 as a shell has them.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <rdmalloc/rdmalloc.h>
@@ -11,11 +12,17 @@
 #include <vector>
 
 #include "tools/rdmalloc/info.h"
+#include "tools/rdmalloc/run.h"
 
 namespace {
 
-int info(const std::vector<std::string>& libraries, bool is_json) {
-  for (const std::string& name : libraries) {
+struct InfoOptions {
+  std::vector<std::string> libraries;
+  bool is_json = false;
+};
+
+int info(const InfoOptions& options) {
+  for (const std::string& name : options.libraries) {
     if (dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) {
       // Closing something makes rdmalloc look again what is loaded; the load itself need not, since
       // this program has a DT_RUNPATH (docs/notifiers.md).
@@ -26,44 +33,98 @@ int info(const std::vector<std::string>& libraries, bool is_json) {
     return 1;
   }
   const rdmalloc::tool::Info state = rdmalloc::tool::gather();
-  fmt::print("{}", is_json ? rdmalloc::tool::as_json(state).dump(1) + "\n"
-                           : rdmalloc::tool::as_text(state));
+  fmt::print("{}", options.is_json ? rdmalloc::tool::as_json(state).dump(1) + "\n"
+                                   : rdmalloc::tool::as_text(state));
   // What can't be written was not told.
   if (std::fflush(stdout) == 0) return 0;
   fmt::print(stderr, "rdmalloc: standard output can't be written to\n");
   return 1;
 }
 
-}  // namespace
+// Where a command of somebody else begins: behind "--", or at the first word that is no option of
+// `ours`. What stands there is not for our parser, which would take its options for ours.
+int command_begins(const CLI::App& ours, int argc, char** argv) {
+  for (int at = 2; at < argc; at++) {
+    const std::string word = argv[at];
+    if (word == "--") return at + 1;
+    if (word.empty() || word[0] != '-') return at;
+    const CLI::Option* option = ours.get_option_no_throw(word);
+    if (option != nullptr && option->get_items_expected_min() > 0) at++;
+  }
+  return argc;
+}
 
-int main(int argc, char** argv) {
-  CLI::App app("What rdmalloc does in a program started with this environment.", "rdmalloc");
-  app.set_version_flag("--version", std::string("rdmalloc ") + rdmalloc_version());
-  app.require_subcommand(1);
-  bool is_json = false;
-  std::vector<std::string> libraries;
-  CLI::App* info_command =
+CLI::App* add_info(CLI::App& app, InfoOptions& options) {
+  CLI::App* command =
       app.add_subcommand("info", "version, settings in force, tier, notifiers, purging, arena");
-  info_command->add_flag("--json", is_json, "for machines");
-  info_command
-      ->add_option("--load", libraries,
+  command->add_flag("--json", options.is_json, "for machines");
+  command
+      ->add_option("--load", options.libraries,
                    "a library that the program would load, as for dlopen: libucp.so.0; "
                    "may be repeated")
       ->allow_extra_args(false);
+  return command;
+}
+
+CLI::App* add_run(CLI::App& app, rdmalloc::tool::RunOptions& options) {
+  CLI::App* command =
+      app.add_subcommand("run", "a program, or all ranks of an MPI or Slurm job, with rdmalloc");
+  command->footer("rdmalloc run [OPTIONS] -- COMMAND [ARGUMENT...]");
+  command
+      ->add_option("--set", options.settings,
+                   "NAME=VALUE, a setting: DECAY_MS=100 is RDMALLOC_DECAY_MS=100; may be repeated")
+      ->allow_extra_args(false);
+  const auto also = [&options](const char* name) {
+    return [&options, name](const std::string& value) {
+      options.settings.push_back(std::string(name) + "=" + value);
+    };
+  };
+  command->add_flag_callback(
+      "--stats", [also] { also("STATS")("1"); },
+      "--set STATS=1: counters on standard error at exit, of each rank");
+  command->add_option_function<std::string>("--purge", also("PURGE"),
+                                            "--set PURGE=...: thread, manual or off");
+  command->add_option("--library", options.library,
+                      "the librdmalloc.so to preload instead of this installation's");
+  command->add_flag("--strict", options.is_strict,
+                    "do not start a program that would run without rdmalloc");
+  command->add_flag("--dry-run", options.is_dry, "print the command, do not start it");
+  return command;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app("Runs programs with rdmalloc, and tells what it does in them.", "rdmalloc");
+  app.set_version_flag("--version", std::string("rdmalloc ") + rdmalloc_version());
+  app.require_subcommand(1);
+  InfoOptions info_options;
+  rdmalloc::tool::RunOptions run_options;
+  const CLI::App* info_command = add_info(app, info_options);
+  const CLI::App* run_command = add_run(app, run_options);
+
+  const std::string name = argc > 1 ? argv[1] : "";
+  const bool is_run = name == run_command->get_name();
   // Said here, since the parser would only miss a command.
-  if (argc > 1 && argv[1][0] != '-' && argv[1] != info_command->get_name()) {
-    fmt::print(stderr, "rdmalloc: there is no command '{}'; there is: info\n", argv[1]);
+  if (argc > 1 && argv[1][0] != '-' && !is_run && name != info_command->get_name()) {
+    fmt::print(stderr, "rdmalloc: there is no command '{}'; there are: info, run\n", name);
     return 2;
   }
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
+  int end_of_ours = argc;
+  if (is_run) {
+    const int begin = command_begins(*run_command, argc, argv);
+    run_options.command.assign(argv + begin, argv + argc);
+    end_of_ours = std::string(argv[begin - 1]) == "--" ? begin - 1 : begin;
   }
   try {
-    return info(libraries, is_json);
+    app.parse(end_of_ours, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : is_run ? rdmalloc::tool::kExitRunFailed : 2;
+  }
+  try {
+    return is_run ? rdmalloc::tool::run(run_options) : info(info_options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "rdmalloc: {}\n", error.what());
-    return 1;
+    return is_run ? rdmalloc::tool::kExitRunFailed : 1;
   }
 }

@@ -1,0 +1,258 @@
+#!/usr/bin/python3
+"""rdmalloc run under launchers: the preload and the settings reach every rank.
+
+    launchers_test.py RDMALLOC LIBRDMALLOC_SO MPI_PROGRAM
+
+Launchers that are installed are run. How the command line of each release is changed is seen by
+--dry-run, on scripts that call themselves that release. Seen to fail: with -x in the first context
+only, with a user's own -x LD_PRELOAD left as it is (it came later and won), with -x beside
+mca_base_env_list (Open MPI 4 refuses it), with -genv put at the end, with LD_PRELOAD left in srun's
+environment, with launchers told by their name alone.
+"""
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import unittest
+
+import launching
+from launching import call, environment, open_mpi, script
+
+TOOL, LIBRARY, MPI_PROGRAM = sys.argv[1:]
+OURS = os.path.realpath(LIBRARY)
+PRELOAD = f"LD_PRELOAD={OURS}"
+# Of a rank: whether it has us, whether its parent (the launcher's process on this machine) has.
+LOOK = ("for who in self $PPID; do grep -q librdmalloc /proc/$who/maps && echo with || echo without;"
+        " done | xargs echo $RDMALLOC_DECAY_MS")
+
+
+def run(*arguments, env=None):
+    return call([TOOL, "run", "--library", OURS, *arguments], env=env)
+
+
+def dry(*command, options=(), env=None):
+    """The words of the command that would be started."""
+    done = run("--dry-run", *options, "--", *command, env=env)
+    assert done.returncode == 0, done
+    return shlex.split(done.stdout)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory(prefix="rdmalloc-launchers-")
+        self.addCleanup(holder.cleanup)
+        self.folder = holder.name
+
+    def fake(self, name, says):
+        return script(os.path.join(self.folder, name),
+                      f"#!/bin/sh\n[ \"$*\" = --version ] && echo '{says}' || exit 9\n")
+
+
+class OpenMpi(Case):
+    def setUp(self):
+        super().setUp()
+        self.mpirun = self.fake("mpirun", "mpirun (Open MPI) 4.1.4")
+
+    def test_every_context_has_its_own(self):
+        ours = ["-x", PRELOAD, "-x", "RDMALLOC_HUGE=never"]
+        self.assertEqual(dry(self.mpirun, "-n", "1", "a", "-x", "b", ":", "-n", "2", "c",
+                             options=["--set", "HUGE=never"]),
+                         [self.mpirun, *ours, "-n", "1", "a", "-x", "b", ":", *ours, "-n", "2", "c"])
+
+    def test_own_preloads_come_after_ours_and_are_not_said_twice(self):
+        self.assertEqual(
+            dry(self.mpirun, "-x", "A=1", "-x", "LD_PRELOAD=/x.so", "a", ":", "--wdir", "/", "b"),
+            [self.mpirun, "-x", PRELOAD + ":/x.so", "-x", "A=1", "a", ":", "-x", PRELOAD, "--wdir",
+             "/", "b"])
+        self.assertEqual(dry(self.mpirun, "-x", "LD_PRELOAD", "a", env=environment(LD_PRELOAD="")),
+                         [self.mpirun, "-x", PRELOAD, "a"])
+        # The program's own -x is not the launcher's.
+        self.assertEqual(dry(self.mpirun, "--mca", "pml", "ob1", "a", "-x", "LD_PRELOAD=/x.so"),
+                         [self.mpirun, "-x", PRELOAD, "--mca", "pml", "ob1", "a", "-x",
+                          "LD_PRELOAD=/x.so"])
+
+    def test_the_list_that_4_has_instead_of_x(self):
+        self.assertEqual(
+            dry(self.mpirun, "--mca", "mca_base_env_list", "A=1;LD_PRELOAD=/x.so", "a",
+                options=["--purge", "off"]),
+            [self.mpirun, "--mca", "mca_base_env_list",
+             f"A=1;RDMALLOC_PURGE=off;{PRELOAD}:/x.so", "a"])
+        listed = environment(OMPI_MCA_mca_base_env_list="A=1")
+        self.assertEqual(dry(self.mpirun, "a", env=listed),
+                         ["env", f"OMPI_MCA_mca_base_env_list=A=1;{PRELOAD}", self.mpirun, "a"])
+        # 5 takes both.
+        five = self.fake("mpirun", "mpirun (Open MPI) 5.0.7")
+        self.assertEqual(dry(five, "a", env=listed), [five, "-x", PRELOAD, "a"])
+
+    def test_app_files_are_said_to_be_out_of_reach(self):
+        done = run("--dry-run", "--", self.mpirun, "--app", "file")
+        self.assertIn("--app file", done.stderr)
+        self.assertIn("its lines", done.stderr)
+
+    def test_names_and_what_they_say(self):
+        for name, says in (("mpiexec", "mpiexec (OpenRTE) 4.1.4"), ("prterun", "prterun (PRRTE) 3.0.8"),
+                           ("mpirun.openmpi", "mpirun (Open MPI) 5.0.7"),
+                           ("orterun", "orterun (OpenRTE) 4.0.3"),
+                           ("mpiexec-openmpi", "mpiexec (Open MPI) 4.1.4")):
+            program = self.fake(name, says)
+            self.assertEqual(dry(program, "a"), [program, "-x", PRELOAD, "a"], name)
+
+    def test_alternatives_and_other_links(self):
+        os.symlink(self.mpirun, os.path.join(self.folder, "alternative"))
+        link = os.path.join(self.folder, "launch")
+        os.symlink("alternative", link)
+        self.assertEqual(dry(link, "a"), [link, "-x", PRELOAD, "a"])
+        # A name alone is nothing: what it says counts.
+        for says, wanted in (("HYDRA build details:", "-genv"), ("mpirun (Open MPI) 4.1.4", "-x")):
+            other = self.fake("mpiexec", says)
+            self.assertIn(wanted, dry(other, "a"))
+
+    def test_what_is_called_like_a_launcher_and_is_none_we_know(self):
+        program = self.fake("mpirun", "Parallel Runner 9")
+        done = run("--dry-run", "--", program, "a")
+        self.assertEqual(shlex.split(done.stdout), ["env", PRELOAD, program, "a"])
+        self.assertIn("'Parallel Runner 9'", done.stderr)
+
+
+class Hydra(Case):
+    def setUp(self):
+        super().setUp()
+        self.mpiexec = self.fake("mpiexec.hydra",
+                                 "HYDRA build details:\n    Version:          4.0.2")
+
+    def test_once_for_all_contexts_and_first(self):
+        self.assertEqual(dry(self.mpiexec, "-n", "1", "a", ":", "-n", "2", "b",
+                             options=["--set", "HUGE=never"]),
+                         [self.mpiexec, "-genv", "LD_PRELOAD", OURS, "-genv", "RDMALLOC_HUGE",
+                          "never", "-n", "1", "a", ":", "-n", "2", "b"])
+
+    def test_own_preloads_come_after_ours(self):
+        for option in ("-genv", "-env"):
+            self.assertEqual(dry(self.mpiexec, option, "LD_PRELOAD", "/x.so", "a"),
+                             [self.mpiexec, "-genv", "LD_PRELOAD", OURS, option, "LD_PRELOAD",
+                              OURS + ":/x.so", "a"])
+            self.assertEqual(dry(self.mpiexec, option, "LD_PRELOAD=/x.so", "a", "LD_PRELOAD=/y"),
+                             [self.mpiexec, "-genv", "LD_PRELOAD", OURS, option,
+                              PRELOAD + ":/x.so", "a", "LD_PRELOAD=/y"])
+
+    def test_intel_mpi(self):
+        program = self.fake("mpirun", "Intel(R) MPI Library for Linux* OS, Version 2021.9")
+        self.assertEqual(dry(program, "a"), [program, "-genv", "LD_PRELOAD", OURS, "a"])
+
+
+class Slurm(Case):
+    def setUp(self):
+        super().setUp()
+        self.srun = self.fake("srun", "never asked")
+        self.sbatch = self.fake("sbatch", "never asked")
+
+    def test_beside_all(self):
+        self.assertEqual(dry(self.srun, "-n", "2", "a", options=["--set", "FAULT=commit:1,decommit:2"]),
+                         ["env", "RDMALLOC_FAULT=commit:1,decommit:2", self.srun,
+                          "--export=ALL," + PRELOAD, "-n", "2", "a"])
+
+    def test_own_preload_leaves_the_environment_that_would_win(self):
+        self.assertEqual(dry(self.srun, "a", env=environment(LD_PRELOAD=OURS + ":")),
+                         ["env", "-u", "LD_PRELOAD", self.srun, "--export=ALL," + PRELOAD, "a"])
+
+    def test_own_lists(self):
+        for words in (["--export=NONE"], ["--export=NIL"]):
+            self.assertEqual(dry(self.srun, *words, "a", options=["--purge", "off"]),
+                             ["env", "RDMALLOC_PURGE=off", self.srun,
+                              "--export=RDMALLOC_PURGE," + PRELOAD, "a"])
+        self.assertEqual(dry(self.srun, "-n2", "--export", "A,LD_PRELOAD=/x.so", "a", "--export=NONE"),
+                         [self.srun, "-n2", "--export", f"A,{PRELOAD}:/x.so", "a", "--export=NONE"])
+        self.assertEqual(dry(self.srun, "a", env=environment(SLURM_EXPORT_ENV="B")),
+                         [self.srun, f"--export=B,{PRELOAD}", "a"])
+
+    def test_batch_scripts(self):
+        job = script(os.path.join(self.folder, "job"), "#!/bin/sh\n#SBATCH --export=A,B\nsrun a\n")
+        self.assertEqual(dry(self.sbatch, "-N", "2", job),
+                         [self.sbatch, f"--export=A,B,{PRELOAD}", "-N", "2", job])
+        self.assertEqual(dry(self.sbatch, "--wrap", "srun a", env=environment(SLURM_EXPORT_ENV="B")),
+                         [self.sbatch, f"--export=ALL,{PRELOAD}", "--wrap", "srun a"])
+
+    def test_commas(self):
+        comma = os.path.join(self.folder, "a,b.so")
+        shutil.copy(OURS, comma)
+        done = call([TOOL, "run", "--library", comma, "--", self.srun, "a"])
+        self.assertEqual(done.returncode, 125, done)
+        self.assertIn("comma", done.stderr)
+
+
+class Real:
+    """What a rank sees. Each launcher is a class below, which says how it is called."""
+    STATUS_OF_SIGNAL = 128 + 11
+
+    def test_ranks_have_us_and_the_launcher_has_not(self):
+        done = run("--set", "DECAY_MS=7", "--", *self.LAUNCH, "-n", "2", "sh", "-c", LOOK,
+                   env=self.env())
+        self.assertEqual(sorted(done.stdout.split("\n")), ["", *["7 with without"] * 2], done)
+        self.assertEqual(done.stderr, "")
+
+    def test_every_context_of_one_launch_has_us(self):
+        one = ["-n", "1", "sh", "-c", LOOK]
+        done = run("--", *self.LAUNCH, *one, ":", *one, env=self.env())
+        self.assertEqual(sorted(done.stdout.split("\n")), ["", *["with without"] * 2], done)
+
+    def test_status_and_errors_are_the_launchers(self):
+        for command in ("exit 7", "echo lost >&2; exit 1", "kill -SEGV $$"):
+            words = [*self.LAUNCH, "-n", "1", "sh", "-c", command]
+            alone, ours = call(words, env=self.env()), run("--", *words, env=self.env())
+            self.assertEqual(ours.returncode, alone.returncode, (alone, ours))
+            self.assertNotIn("rdmalloc", ours.stderr)
+            self.assertEqual("lost" in ours.stderr, "lost" in alone.stderr)
+
+
+@unittest.skipUnless(launching.is_open_mpi(shutil.which("mpirun.openmpi") or shutil.which("mpirun")),
+                     "Open MPI is not installed: apt install openmpi-bin")
+class RealOpenMpi(Real, unittest.TestCase):
+    LAUNCH = [shutil.which("mpirun.openmpi") or shutil.which("mpirun")]
+
+    def env(self, **more):
+        return open_mpi(**more)
+
+    def test_own_preload_of_a_rank(self):
+        look = ["sh", "-c", "echo $LD_PRELOAD"]
+        with tempfile.TemporaryDirectory() as folder:
+            other = os.path.join(folder, "other.so")
+            done = call(["cc", "-shared", "-x", "c", "-o", other, "/dev/null"])
+            self.assertEqual(done.returncode, 0, done)
+            done = run("--", *self.LAUNCH, "-x", f"LD_PRELOAD={other}", "-n", "1", *look,
+                       env=self.env())
+            self.assertEqual((done.stdout, done.stderr), (f"{OURS}:{other}\n", ""))
+
+    def test_variables_by_the_list(self):
+        done = run("--", *self.LAUNCH, "-n", "1", "sh", "-c", "echo $FOO; " + LOOK,
+                   env=self.env(OMPI_MCA_mca_base_env_list="FOO=5"))
+        self.assertEqual(done.stdout, "5\nwith without\n", done)
+
+    @unittest.skipIf(MPI_PROGRAM == "none", "built without MPI")
+    def test_broadcasts(self):
+        words = [*self.LAUNCH, "-n", "2", "--mca", "pml", "ob1", "--mca", "btl", "vader,self",
+                 MPI_PROGRAM]
+        alone, ours = (call(words, env=self.env()),
+                       run("--stats", "--purge", "thread", "--set", "DECAY_MS=0", "--", *words,
+                           env=self.env()))
+        self.assertEqual(alone.returncode, 0, alone)
+        self.assertEqual(ours.returncode, 0, ours)
+        self.assertEqual(sorted(ours.stdout.split("\n")), sorted(alone.stdout.split("\n")))
+        self.assertEqual(ours.stderr.count("arena_bytes"), 2, ours.stderr)
+
+
+@unittest.skipUnless(shutil.which("mpiexec.hydra"), "MPICH is not installed: apt install mpich")
+class RealHydra(Real, unittest.TestCase):
+    LAUNCH = [shutil.which("mpiexec.hydra")]
+
+    def env(self, **more):
+        return environment(**more)
+
+    def test_ranks_that_get_no_environment_have_us(self):
+        done = run("--", *self.LAUNCH, "-genvnone", "-n", "1", "/bin/sh", "-c",
+                   "/usr/bin/printenv LD_PRELOAD", env=self.env())
+        self.assertEqual(done.stdout, OURS + "\n", done)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])

@@ -1,0 +1,251 @@
+#!/usr/bin/python3
+"""rdmalloc run: the program has the preload and the settings, the rest stays as it was.
+
+    run_test.py RDMALLOC LIBRDMALLOC_SO
+
+launchers_test.py has the launchers. Seen to fail: with the library behind what LD_PRELOAD has, with
+a child in place of exec, with a status of 126 for a lost interpreter, with the checks of the
+library's class, machine, names and loader and those of the program's loader, rights and malloc each
+taken out.
+"""
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import launching
+from launching import call, environment, script
+
+TOOL, LIBRARY = sys.argv[1:]
+# As the tool names it: by the name that the loader found it by.
+OURS = os.path.realpath(LIBRARY)
+HAS_US = "grep -q librdmalloc /proc/self/maps && echo with || echo without"
+
+
+def run(*arguments, env=None, **more):
+    return call([TOOL, "run", *arguments], env=env, **more)
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory(prefix="rdmalloc-run-")
+        self.addCleanup(holder.cleanup)
+        self.folder = holder.name
+        launching.readable_by_all(self.folder)
+
+    def path(self, name):
+        return os.path.join(self.folder, name)
+
+    def fake(self, name, says):
+        """A launcher that says it is this one."""
+        os.makedirs(self.path("bin"), exist_ok=True)
+        return script(self.path("bin/" + name), f"#!/bin/sh\necho '{says}'\n")
+
+
+class Plain(Case):
+    def test_program_has_us_first_and_keeps_what_it_had(self):
+        self.assertEqual(run("--", "sh", "-c", HAS_US).stdout, "with\n")
+        other = script(self.path("other.so"), "")
+        done = run("--library", OURS, "--", "printenv", "LD_PRELOAD",
+                   env=environment(LD_PRELOAD=f"{other}:/nowhere/librdmalloc.so.0:{OURS}"))
+        self.assertEqual(done.stdout, f"{OURS}:{other}\n")
+
+    def test_double_dash_may_be_left_out_and_belongs_to_the_program_behind_it(self):
+        for words in (("--", "echo", "--", "--stats"), ("echo", "--", "--stats"),
+                      ("--purge", "off", "echo", "--", "--stats"),
+                      ("--purge=off", "--", "echo", "--", "--stats")):
+            done = run(*words)
+            self.assertEqual((done.stdout, done.stderr), ("-- --stats\n", ""), words)
+
+    def test_settings_reach_the_program(self):
+        done = run("--set", "DECAY_MS=7", "--set", "RDMALLOC_LIMIT=1G", "--purge", "manual", "--",
+                   "sh", "-c", "env | grep ^RDMALLOC_ | sort",
+                   env=environment(RDMALLOC_DECAY_MS="9", RDMALLOC_HUGE="never"))
+        self.assertEqual(done.stdout.split(), ["RDMALLOC_DECAY_MS=7", "RDMALLOC_HUGE=never",
+                                               "RDMALLOC_LIMIT=1G", "RDMALLOC_PURGE=manual"])
+        self.assertIn("arena_bytes", run("--stats", "--", "true").stderr)
+
+    def test_all_else_is_as_without(self):
+        look = ("env | grep -v -e ^LD_PRELOAD= -e ^_= | sort; ls -l /proc/self/fd | awk '{print $9}';"
+                "grep -e ^Sig -e ^Umask /proc/self/status; cat")
+
+        def look_in(*before):
+            return call([*before, "sh", "-c", look], input="a line\n", stdin=None,
+                        preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN))
+        without, with_us = look_in(), look_in(TOOL, "run", "--")
+        self.assertEqual(with_us.stdout, without.stdout)
+        self.assertEqual(with_us.stderr, "")
+        self.assertIn("a line", with_us.stdout)
+
+    def test_it_becomes_the_program(self):
+        started = subprocess.Popen([TOOL, "run", "--", "sh", "-c", "echo $$; exec cat"], text=True,
+                                   env=environment(), stdin=subprocess.PIPE,
+                                   stdout=subprocess.PIPE)
+        self.assertEqual(int(started.stdout.readline()), started.pid)
+        started.send_signal(signal.SIGTERM)
+        self.assertEqual(started.wait(), -signal.SIGTERM)
+        started.stdin.close()
+        started.stdout.close()
+
+
+class Status(Case):
+    """What a shell makes of the same command."""
+
+    def same_as_shell(self, *command, words=(), env=None):
+        shell = call(["bash", "-c", '"$@"', "bash", *command], env=env)
+        # Through a shell as well: it turns a signal into 128 + N for both.
+        ours = call(["bash", "-c", '"$@"', "bash", TOOL, "run", "--", *command], env=env)
+        self.assertEqual(ours.returncode, shell.returncode, (command, ours, shell))
+        for word in words:
+            self.assertIn(word, ours.stderr)
+        return ours
+
+    def test_of_programs(self):
+        for command in ("true", "exit 7", "exit 255", "kill -SEGV $$", "kill -TERM $$"):
+            self.assertEqual(self.same_as_shell("sh", "-c", command).stderr.count("rdmalloc"), 0)
+
+    def test_of_what_can_not_be_started(self):
+        self.same_as_shell("nosuch_program", words=["nosuch_program: not found in PATH"])
+        self.same_as_shell("./nosuch", words=["./nosuch: No such file"])
+        self.same_as_shell("/etc/passwd/x", words=["Not a directory"])
+        self.same_as_shell(self.folder, words=["is a directory"])
+        plain = script(self.path("plain"), "#!/bin/sh\n", mode=0o644)
+        self.same_as_shell(plain, words=["Permission denied", "chmod +x"])
+        lost = script(self.path("lost"), "#!/nowhere/interpreter\n")
+        self.same_as_shell(lost, words=["/nowhere/interpreter", "interpreter or loader"])
+        # Found in PATH, where a later one would do.
+        os.mkdir(self.path("first"))
+        script(self.path("first/tool"), "#!/bin/sh\nexit 3\n", mode=0o644)
+        first = f"{self.path('first')}:{os.environ['PATH']}"
+        self.same_as_shell("tool", env=environment(PATH=first), words=["Permission denied"])
+        os.mkdir(self.path("second"))
+        script(self.path("second/tool"), "#!/bin/sh\nexit 4\n")
+        both = f"{self.path('first')}:{self.path('second')}:{os.environ['PATH']}"
+        self.assertEqual(self.same_as_shell("tool", env=environment(PATH=both)).returncode, 4)
+        # A shell script without a first line is run by sh, as execvp does.
+        self.assertEqual(self.same_as_shell(script(self.path("bare"), "exit 5\n")).returncode, 5)
+
+    def test_launchers_that_are_not_there_say_what_to_install(self):
+        os.mkdir(self.path("empty"))
+        for launcher, package in (("mpirun", "openmpi-bin"), ("srun", "slurm-client")):
+            done = run("--", launcher, "-n", "2", "true", env=environment(PATH=self.path("empty")))
+            self.assertEqual(done.returncode, 127)
+            self.assertIn(package, done.stderr)
+
+
+class Refuses(Case):
+    def refused(self, words, *arguments, env=None):
+        done = run(*arguments, env=env)
+        self.assertEqual((done.returncode, done.stdout), (125, ""), done)
+        for word in words:
+            self.assertIn(word, done.stderr)
+
+    def test_wrong_arguments(self):
+        self.refused(["no command", "rdmalloc run [options] --"], "--stats")
+        self.refused(["no command"], "--")
+        self.refused(["--nonsense"], "--nonsense", "--", "echo")
+        self.refused(["has no '='", "NAME=VALUE"], "--set", "DECAY_MS", "--", "echo")
+        self.refused(["RDMALLOC_DEKAY", "DECAY_MS"], "--set", "DEKAY=1", "--", "echo")
+
+    def test_libraries_that_can_not_be_preloaded(self):
+        self.refused(["No such file", "--library"], "--library", "/nowhere.so", "--", "echo")
+        text = script(self.path("text.so"), "nothing\n")
+        self.refused(["not a shared library"], "--library", text, "--", "echo")
+        libc = call(["sh", "-c", "ldd /bin/sh | awk '/libc.so/{print $3}'"]).stdout.strip()
+        self.refused(["another library"], "--library", libc, "--", "echo")
+        # The class is byte 4 of an ELF file, the machine bytes 18 and 19; 183 is aarch64, 62 x86-64.
+        narrow = launching.patched_copy(OURS, self.path("narrow.so"), 4, 1)
+        self.refused(["32-bit", "64-bit", "build"], "--library", narrow, "--", "echo")
+        with open(OURS, "rb") as file:
+            machine = file.read(19)[18]
+        other = launching.patched_copy(OURS, self.path("other.so"), 18, 183 if machine == 62 else 62)
+        self.refused(["is for 64-bit", "this machine's programs"], "--library", other, "--", "echo")
+        # The loader's own word, for what the header does not show: a version of the ABI (byte 7).
+        strange = launching.patched_copy(OURS, self.path("strange.so"), 7, 9)
+        self.refused(["can't preload", "ld.so"], "--library", strange, "--", "echo")
+        spaced = self.path("a b.so")
+        shutil.copy(OURS, spaced)
+        self.refused(["spaces and colons"], "--library", spaced, "--", "echo")
+
+
+class Without(Case):
+    """Programs that the loader starts without us: said, and started or not."""
+
+    def said(self, words, program, *before):
+        """Said of the program, under a launcher too; the program itself does what it does."""
+        for command in ([program], [self.fake("mpirun", "mpirun (Open MPI) 4.1.4"), "-n", "2",
+                                    program]):
+            done = call([*before, TOOL, "run", "--dry-run", "--", *command])
+            self.assertEqual(done.returncode, 0, done)
+            for word in (*words, "runs without rdmalloc"):
+                self.assertIn(word, done.stderr)
+        strict = call([*before, TOOL, "run", "--strict", "--", program])
+        self.assertEqual((strict.returncode, strict.stdout), (125, ""), strict)
+
+    def compiled(self, name, *options, source="int main(void) { return 6; }"):
+        path = self.path(name)
+        done = call(["cc", "-x", "c", "-o", path, *options, "-"], stdin=None, input=source)
+        self.assertEqual(done.returncode, 0, done)
+        return path
+
+    def test_static_programs(self):
+        fixed = self.compiled("fixed", "-static", "-no-pie")
+        self.said(["linked statically", "librdmalloc.a"], fixed)
+        done = run("--", fixed)
+        self.assertEqual(done.returncode, 6)
+        self.assertIn("runs without", done.stderr)
+        self.said(["names no loader"], self.compiled("moved", "-static-pie"))
+
+    def test_scripts_are_told_by_their_interpreter(self):
+        fixed = self.compiled("fixed", "-static", "-no-pie")
+        self.said(["linked statically"], script(self.path("script"), f"#!{fixed}\n"))
+
+    def test_musl(self):
+        self.said(["musl"], self.compiled(
+            "musl", "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1"))
+
+    def test_own_malloc(self):
+        self.said(["defines malloc itself"], self.compiled(
+            "own", "-rdynamic", "-fno-builtin", source="""
+            void* malloc(unsigned long n) { return 0; }
+            int main(void) { return 6; }"""))
+
+    def test_other_architecture(self):
+        with open("/bin/true", "rb") as file:
+            machine = file.read(19)[18]
+        self.said(["is a program for"], launching.patched_copy(
+            "/bin/true", self.path("true"), 18, 183 if machine == 62 else 62))
+
+    def test_more_rights(self):
+        if os.geteuid() != 0:
+            self.skipTest("needs root: makes a set-uid program and is another user")
+        user = ["setpriv", "--reuid", str(launching.NOBODY), "--regid", str(launching.NOBODY),
+                "--clear-groups"]
+        # Its file and the library must be within the user's reach.
+        tool, place = self.path("bin"), self.path("lib")
+        os.mkdir(tool)
+        os.mkdir(place)
+        shutil.copy(TOOL, tool)
+        shutil.copy(OURS, place)
+        own = os.path.join(place, os.path.basename(LIBRARY))
+        for name in {os.path.basename(LIBRARY), os.path.basename(os.path.realpath(LIBRARY)),
+                     "librdmalloc.so.0"} - {os.path.basename(OURS)}:
+            os.symlink(os.path.basename(OURS), os.path.join(place, name))
+        self.assertTrue(os.path.exists(own))
+        program = self.path("id")
+        shutil.copy(shutil.which("id"), program)
+        as_user = [*user, "env", f"LD_LIBRARY_PATH={place}", os.path.join(tool, "rdmalloc"), "run"]
+        self.assertEqual(call([*as_user, "--", program, "-u"]).stderr, "")
+        os.chmod(program, 0o4755)
+        done = call([*as_user, "--", program, "-u"])
+        self.assertEqual(done.stdout, "0\n")
+        self.assertIn("set-uid", done.stderr)
+        # For its owner it is a program like any other.
+        self.assertEqual(run("--strict", "--", program, "-u").stdout, "0\n")
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], "-v"])

@@ -1,0 +1,581 @@
+#include "tools/rdmalloc/launchers.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <set>
+#include <sstream>
+#include <string_view>
+
+namespace rdmalloc::tool {
+namespace {
+
+namespace fs = std::filesystem;
+using Words = std::vector<std::string>;
+
+// Options that take a value from the next word, dashes left out. Only to find where a launcher's
+// options end: the first word that is neither is its program.
+const std::set<std::string_view>& takes_value(Launcher::Kind kind) {
+  // mpirun --help all of 4.1.4, and prterun(1) of PRRTE 3.
+  static const std::set<std::string_view> open_mpi = {"am",
+                                                      "app",
+                                                      "bind-to",
+                                                      "c",
+                                                      "np",
+                                                      "cf",
+                                                      "cartofile",
+                                                      "cpu-list",
+                                                      "cpu-set",
+                                                      "cpus-per-proc",
+                                                      "cpus-per-rank",
+                                                      "debugger",
+                                                      "default-hostfile",
+                                                      "display",
+                                                      "dvm",
+                                                      "dvm-uri",
+                                                      "H",
+                                                      "host",
+                                                      "hnp",
+                                                      "hostfile",
+                                                      "keepalive",
+                                                      "launch-agent",
+                                                      "launcher-hostfile",
+                                                      "machinefile",
+                                                      "map-by",
+                                                      "max-restarts",
+                                                      "max-vm-size",
+                                                      "memory-alloc-kind",
+                                                      "N",
+                                                      "n",
+                                                      "npernode",
+                                                      "npersocket",
+                                                      "num-connect-retries",
+                                                      "ompi-server",
+                                                      "output",
+                                                      "output-directory",
+                                                      "output-filename",
+                                                      "path",
+                                                      "personality",
+                                                      "pmixam",
+                                                      "ppr",
+                                                      "prefix",
+                                                      "preload-files",
+                                                      "prtemca-file",
+                                                      "rank-by",
+                                                      "report-events",
+                                                      "report-pid",
+                                                      "report-uri",
+                                                      "rf",
+                                                      "rankfile",
+                                                      "rtos",
+                                                      "runtime-options",
+                                                      "set-sid",
+                                                      "singleton",
+                                                      "stdin",
+                                                      "stream-buffering",
+                                                      "timeout",
+                                                      "tune",
+                                                      "wd",
+                                                      "wdir",
+                                                      "with-ft",
+                                                      "x",
+                                                      "xml-file",
+                                                      "xterm"};
+  // mpiexec.hydra -help of 4.0.2
+  static const std::set<std::string_view> hydra = {"bind-to",
+                                                   "configfile",
+                                                   "demux",
+                                                   "envlist",
+                                                   "errfile-pattern",
+                                                   "f",
+                                                   "genvlist",
+                                                   "gpus-per-proc",
+                                                   "host",
+                                                   "hostfile",
+                                                   "hosts",
+                                                   "iface",
+                                                   "launcher",
+                                                   "launcher-exec",
+                                                   "localhost",
+                                                   "machinefile",
+                                                   "map-by",
+                                                   "membind",
+                                                   "n",
+                                                   "nameserver",
+                                                   "np",
+                                                   "order-nodes",
+                                                   "outfile-pattern",
+                                                   "ppn",
+                                                   "prepend-pattern",
+                                                   "rmk",
+                                                   "topolib",
+                                                   "usize",
+                                                   "wdir"};
+  // srun --help and sbatch --help of 22.05; one-letter options may have theirs attached.
+  static const std::set<std::string_view> slurm = {"A",
+                                                   "a",
+                                                   "b",
+                                                   "B",
+                                                   "c",
+                                                   "C",
+                                                   "d",
+                                                   "D",
+                                                   "e",
+                                                   "F",
+                                                   "G",
+                                                   "i",
+                                                   "J",
+                                                   "L",
+                                                   "m",
+                                                   "M",
+                                                   "n",
+                                                   "N",
+                                                   "o",
+                                                   "p",
+                                                   "q",
+                                                   "r",
+                                                   "S",
+                                                   "T",
+                                                   "t",
+                                                   "W",
+                                                   "w",
+                                                   "x",
+                                                   "account",
+                                                   "acctg-freq",
+                                                   "array",
+                                                   "batch",
+                                                   "bb",
+                                                   "bbf",
+                                                   "bcast-exclude",
+                                                   "begin",
+                                                   "chdir",
+                                                   "cluster-constraint",
+                                                   "clusters",
+                                                   "comment",
+                                                   "constraint",
+                                                   "container",
+                                                   "core-spec",
+                                                   "cores-per-socket",
+                                                   "cpu-bind",
+                                                   "cpu-freq",
+                                                   "cpus-per-gpu",
+                                                   "cpus-per-task",
+                                                   "deadline",
+                                                   "delay-boot",
+                                                   "dependency",
+                                                   "distribution",
+                                                   "epilog",
+                                                   "error",
+                                                   "exclude",
+                                                   "export",
+                                                   "export-file",
+                                                   "extra-node-info",
+                                                   "gpu-bind",
+                                                   "gpu-freq",
+                                                   "gpus",
+                                                   "gpus-per-node",
+                                                   "gpus-per-socket",
+                                                   "gpus-per-task",
+                                                   "gres",
+                                                   "gres-flags",
+                                                   "het-group",
+                                                   "hint",
+                                                   "input",
+                                                   "job-name",
+                                                   "jobid",
+                                                   "licenses",
+                                                   "mail-type",
+                                                   "mail-user",
+                                                   "mcs-label",
+                                                   "mem",
+                                                   "mem-bind",
+                                                   "mem-per-cpu",
+                                                   "mem-per-gpu",
+                                                   "mincpus",
+                                                   "mpi",
+                                                   "network",
+                                                   "nodefile",
+                                                   "nodelist",
+                                                   "nodes",
+                                                   "ntasks",
+                                                   "ntasks-per-core",
+                                                   "ntasks-per-gpu",
+                                                   "ntasks-per-node",
+                                                   "ntasks-per-socket",
+                                                   "open-mode",
+                                                   "output",
+                                                   "partition",
+                                                   "power",
+                                                   "priority",
+                                                   "profile",
+                                                   "prolog",
+                                                   "qos",
+                                                   "relative",
+                                                   "reservation",
+                                                   "signal",
+                                                   "slurmd-debug",
+                                                   "sockets-per-node",
+                                                   "switches",
+                                                   "task-epilog",
+                                                   "task-prolog",
+                                                   "thread-spec",
+                                                   "threads",
+                                                   "threads-per-core",
+                                                   "time",
+                                                   "time-min",
+                                                   "tmp",
+                                                   "tres-per-task",
+                                                   "wait",
+                                                   "wckey",
+                                                   "wrap"};
+  switch (kind) {
+    case Launcher::Kind::open_mpi:
+      return open_mpi;
+    case Launcher::Kind::hydra:
+      return hydra;
+    default:
+      return slurm;
+  }
+}
+
+bool takes_two_values(Launcher::Kind kind, std::string_view option) {
+  static const std::set<std::string_view> open_mpi = {"mca", "gmca", "omca", "prtemca", "pmixmca"};
+  static const std::set<std::string_view> hydra = {"env", "genv"};
+  if (kind == Launcher::Kind::open_mpi) return open_mpi.count(option) != 0;
+  return kind == Launcher::Kind::hydra && hydra.count(option) != 0;
+}
+
+// Hydra takes `-genv NAME=VALUE` for `-genv NAME VALUE`.
+bool is_one_word(Launcher::Kind kind, const Words& command, std::size_t at) {
+  return kind == Launcher::Kind::hydra && at < command.size() &&
+         command[at].find('=') != std::string::npos;
+}
+
+// An option with its dashes off, or nothing.
+std::string_view option_of(const std::string& word) {
+  std::string_view name = word;
+  if (name.size() < 2 || name[0] != '-') return {};
+  name.remove_prefix(name[1] == '-' ? 2 : 1);
+  return name;
+}
+
+// One of the commands that " : " divides a launcher's into: its options, then its program.
+struct Context {
+  std::size_t begin, program, end;  // of the command's words; program == end: none was found
+};
+
+std::vector<Context> contexts_of(Launcher::Kind kind, const Words& command) {
+  std::vector<Context> all;
+  std::size_t at = 1;
+  while (at <= command.size()) {
+    Context context = {at, at, command.size()};
+    context.end = static_cast<std::size_t>(
+        std::find(command.begin() + static_cast<std::ptrdiff_t>(at), command.end(), ":") -
+        command.begin());
+    while (context.program < context.end) {
+      const std::string_view option = option_of(command[context.program]);
+      if (option.empty()) {
+        if (command[context.program] == "--") context.program++;
+        break;
+      }
+      context.program++;
+      if (takes_two_values(kind, option))
+        context.program += is_one_word(kind, command, context.program) ? 1 : 2;
+      else if (takes_value(kind).count(option) != 0)
+        context.program++;
+    }
+    context.program = std::min(context.program, context.end);
+    all.push_back(context);
+    at = context.end + 1;
+  }
+  return all;
+}
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : "";
+}
+
+// The value of "NAME=VALUE", or of the bare NAME in our environment; nothing for another name.
+std::optional<std::string> value_in(const std::string& word, const std::string& name) {
+  if (word == name) return variable(name.c_str());
+  if (word.rfind(name + "=", 0) == 0) return word.substr(name.size() + 1);
+  return std::nullopt;
+}
+
+std::string assignment(const std::string& name, const std::string& value) {
+  return fmt::format("{}={}", name, value);
+}
+
+void add_programs(const std::vector<Context>& contexts, const Words& command, Plan& plan) {
+  for (const Context& context : contexts)
+    if (context.program < context.end) plan.programs.push_back(command[context.program]);
+}
+
+// ---- Open MPI and PRRTE: -x NAME=VALUE, of each context apart; the last one of a name counts.
+
+// mca_base_env_list is the other way to pass variables, and 4 refuses both in one command: where
+// the user took it, it gets ours too.
+bool add_to_env_list(const Wanted& wanted, const std::vector<Context>& contexts, Plan& plan) {
+  const auto extended = [&wanted](const std::string& list) {
+    std::string preload = variable("LD_PRELOAD");
+    std::string text;
+    std::istringstream entries(list);
+    for (std::string entry; std::getline(entries, entry, ';');)
+      if (const auto theirs = value_in(entry, "LD_PRELOAD"))
+        preload = *theirs;
+      else if (!entry.empty())
+        text += entry + ";";
+    for (const auto& [name, value] : wanted.settings) text += assignment(name, value) + ";";
+    return text + assignment("LD_PRELOAD", merged_preload(wanted.library, preload));
+  };
+  for (const Context& context : contexts)
+    for (std::size_t at = context.begin; at + 2 < context.program; at++)
+      if (takes_two_values(Launcher::Kind::open_mpi, option_of(plan.command[at])) &&
+          plan.command[at + 1] == "mca_base_env_list") {
+        plan.command[at + 2] = extended(plan.command[at + 2]);
+        return true;
+      }
+  const std::string list = variable("OMPI_MCA_mca_base_env_list");
+  if (list.empty()) return false;
+  plan.environment["OMPI_MCA_mca_base_env_list"] = extended(list);
+  return true;
+}
+
+void plan_open_mpi(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
+  const std::vector<Context> contexts = contexts_of(launcher.kind, plan.command);
+  add_programs(contexts, plan.command, plan);
+  if (launcher.major < 5 && add_to_env_list(wanted, contexts, plan)) return;
+  Words command = {plan.command[0]};
+  for (const Context& context : contexts) {
+    if (context.begin > 1) command.emplace_back(":");
+    const std::size_t options = command.size();
+    std::string preload = variable("LD_PRELOAD");
+    for (std::size_t at = context.begin; at < context.end; at++) {
+      const std::string& word = plan.command[at];
+      if (at + 1 < context.program && option_of(word) == "x") {
+        // A later -x would win over ours: theirs is taken out here, and comes after ours in it.
+        if (const auto theirs = value_in(plan.command[at + 1], "LD_PRELOAD")) {
+          preload = *theirs;
+          at++;
+          continue;
+        }
+      }
+      if (at < context.program && option_of(word) == "app")
+        plan.warnings.emplace_back(
+            "the launcher reads its command from an --app file and ignores the rest of the command "
+            "line, so nothing can be added: put the -x options that --dry-run shows into each of "
+            "its lines");
+      command.push_back(word);
+    }
+    Words ours = {"-x", assignment("LD_PRELOAD", merged_preload(wanted.library, preload))};
+    for (const auto& [name, value] : wanted.settings) {
+      ours.emplace_back("-x");
+      ours.push_back(assignment(name, value));
+    }
+    command.insert(command.begin() + static_cast<std::ptrdiff_t>(options), ours.begin(),
+                   ours.end());
+  }
+  plan.command = std::move(command);
+}
+
+// ---- Hydra (MPICH, MVAPICH, Intel MPI): -genv NAME VALUE (or NAME=VALUE), once for all contexts;
+// the last one of a name counts, and -env of one context before it.
+
+void plan_hydra(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
+  const std::vector<Context> contexts = contexts_of(launcher.kind, plan.command);
+  add_programs(contexts, plan.command, plan);
+  for (const Context& context : contexts)
+    for (std::size_t at = context.begin; at + 1 < context.program; at++) {
+      if (!takes_two_values(launcher.kind, option_of(plan.command[at]))) continue;
+      std::string& name = plan.command[at + 1];
+      if (name == "LD_PRELOAD" && at + 2 < context.program) {
+        plan.command[at + 2] = merged_preload(wanted.library, plan.command[at + 2]);
+      } else if (const auto theirs = value_in(name, "LD_PRELOAD"); theirs && name != "LD_PRELOAD") {
+        name = assignment("LD_PRELOAD", merged_preload(wanted.library, *theirs));
+      }
+      at++;
+    }
+  Words ours = {"-genv", "LD_PRELOAD", merged_preload(wanted.library, variable("LD_PRELOAD"))};
+  for (const auto& [name, value] : wanted.settings) ours.insert(ours.end(), {"-genv", name, value});
+  plan.command.insert(plan.command.begin() + 1, ours.begin(), ours.end());
+}
+
+// ---- Slurm: --export=LIST. Its commas have no escape, so that settings go by name, from the
+// environment; and with ALL that environment comes before the list's values, so that LD_PRELOAD is
+// taken out of it.
+
+std::string exported(const std::string& list, const Wanted& wanted) {
+  std::string preload = variable("LD_PRELOAD");
+  std::string text;
+  bool has_all = false;
+  std::istringstream entries(list);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    has_all = has_all || entry == "ALL";
+    if (const auto theirs = value_in(entry, "LD_PRELOAD")) preload = *theirs;
+    // NONE and NIL allow no names beside them; naming ours alone leaves out the same others.
+    else if (entry != "NONE" && entry != "NIL" && !entry.empty())
+      text += entry + ",";
+  }
+  if (!has_all)
+    for (const auto& [name, value] : wanted.settings) text += name + ",";
+  return text + assignment("LD_PRELOAD", merged_preload(wanted.library, preload));
+}
+
+// A batch script's own "#SBATCH --export=LIST", which an option of the command line would override.
+std::string list_of_script(const std::string& path) {
+  std::ifstream file(path);
+  constexpr std::string_view kDirective = "#SBATCH --export=";
+  for (std::string line; std::getline(file, line);)
+    if (line.rfind(kDirective, 0) == 0) return line.substr(kDirective.size());
+  return {};
+}
+
+void plan_slurm(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
+  const std::vector<Context> contexts = contexts_of(launcher.kind, plan.command);
+  const bool is_batch = fs::path(plan.command[0]).filename() == "sbatch";
+  add_programs(contexts, plan.command, plan);
+  bool is_exported = false;
+  for (const Context& context : contexts)
+    for (std::size_t at = context.begin; at < context.program; at++) {
+      std::string& word = plan.command[at];
+      if (word == "--export" && at + 1 < context.program)
+        plan.command[at + 1] = exported(plan.command[at + 1], wanted);
+      else if (const auto list = value_in(word, "--export"); list && word != "--export")
+        word = "--export=" + exported(*list, wanted);
+      else
+        continue;
+      is_exported = true;
+    }
+  if (!is_exported) {
+    std::string list = variable(is_batch ? "SBATCH_EXPORT" : "SLURM_EXPORT_ENV");
+    if (is_batch && list.empty() && !plan.programs.empty()) list = list_of_script(plan.programs[0]);
+    if (list.empty()) list = "ALL";
+    plan.command.insert(plan.command.begin() + 1, "--export=" + exported(list, wanted));
+  }
+  if (merged_preload(wanted.library, variable("LD_PRELOAD")).find(',') != std::string::npos)
+    plan.refusal =
+        "a path in LD_PRELOAD has a comma, which Slurm's --export divides its list at: name the "
+        "library by a path without one (--library)";
+  plan.environment["LD_PRELOAD"] = std::nullopt;
+  for (const auto& [name, value] : wanted.settings) plan.environment[name] = value;
+}
+
+// ---- No launcher: the environment.
+
+void plan_plain(const Wanted& wanted, Plan& plan) {
+  plan.programs = {plan.command[0]};
+  plan.environment["LD_PRELOAD"] = merged_preload(wanted.library, variable("LD_PRELOAD"));
+  for (const auto& [name, value] : wanted.settings) plan.environment[name] = value;
+}
+
+// "mpirun", "mpiexec.openmpi", "prterun": what MPI's launchers are called, in any dressing.
+bool is_called_like_one(const std::string& name) {
+  const std::string stem = name.substr(0, name.find_first_of(".-"));
+  for (const char* known : {"mpirun", "mpiexec", "orterun", "prterun", "oshrun", "shmemrun"})
+    if (stem == known) return true;
+  return false;
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+// "mpirun (Open MPI) 4.1.4", "orterun (OpenRTE) 4.1.4", "prterun (PRRTE) 3.0.8"
+bool is_open_mpi(const std::string& said, Launcher& launcher) {
+  const std::string line = first_line(said);
+  for (const char* project : {"(Open MPI) ", "(OpenRTE) ", "(PRRTE) "}) {
+    const std::size_t at = line.find(project);
+    if (at == std::string::npos) continue;
+    const std::string release = line.substr(at + std::string_view(project).size());
+    const bool is_prrte = std::string_view(project) == "(PRRTE) ";
+    launcher.kind = Launcher::Kind::open_mpi;
+    // PRRTE is what Open MPI launches by from its release 5 on.
+    launcher.major = is_prrte ? 5 : std::atoi(release.c_str());
+    launcher.name = fmt::format("{} {}", is_prrte ? "PRRTE" : "Open MPI", release);
+    return true;
+  }
+  return false;
+}
+
+bool is_hydra(const std::string& said, Launcher& launcher) {
+  if (said.find("HYDRA build details") == std::string::npos &&
+      said.find("Intel(R) MPI Library") == std::string::npos)
+    return false;
+  launcher.kind = Launcher::Kind::hydra;
+  std::string version;
+  if (const std::size_t at = said.find("Version:"); at != std::string::npos)
+    std::istringstream(said.substr(at + std::string_view("Version:").size())) >> version;
+  launcher.major = std::atoi(version.c_str());
+  launcher.name = version.empty() ? first_line(said) : "MPICH " + version;
+  return true;
+}
+
+}  // namespace
+
+std::string merged_preload(const std::string& library, const std::string& before) {
+  std::string merged = library;
+  std::size_t at = 0;
+  while (at < before.size()) {
+    const std::size_t end = std::min(before.find_first_of(": ", at), before.size());
+    const std::string entry = before.substr(at, end - at);
+    // Two copies of rdmalloc would each take half of the calls.
+    const bool is_ours =
+        entry == library || fs::path(entry).filename().string().rfind("librdmalloc.so", 0) == 0;
+    if (!entry.empty() && !is_ours) merged += ":" + entry;
+    at = end + 1;
+  }
+  return merged;
+}
+
+Launcher launcher_of(const std::string& path) {
+  Launcher launcher;
+  std::error_code ignored;
+  const std::string called = fs::path(path).filename();
+  const std::string real = fs::canonical(path, ignored).filename();
+  // Not asked: without a Slurm at hand even `srun --version` fails, and nothing else has that name.
+  for (const std::string& name : {called, real})
+    if (name == "srun" || name == "sbatch") {
+      launcher.kind = Launcher::Kind::slurm;
+      launcher.name = "Slurm";
+      return launcher;
+    }
+  if (!is_called_like_one(called) && !is_called_like_one(real)) return launcher;
+  const Said said = ask({path, "--version"}, {{"LD_PRELOAD", std::nullopt}});
+  if (is_open_mpi(said.out, launcher) || is_hydra(said.out, launcher)) return launcher;
+  const std::string words = first_line(said.out.empty() ? said.err : said.out);
+  launcher.complaint = fmt::format(
+      "{} --version says '{}', which is no launcher that rdmalloc knows (Open MPI, PRRTE, MPICH's "
+      "Hydra, Slurm): the preload is put into its environment, and whether other machines get it "
+      "is "
+      "up to it",
+      path, words);
+  return launcher;
+}
+
+Plan plan_for(const Launcher& launcher, const std::vector<std::string>& command,
+              const Wanted& wanted) {
+  Plan plan;
+  plan.command = command;
+  if (!launcher.complaint.empty()) plan.warnings.push_back(launcher.complaint);
+  switch (launcher.kind) {
+    case Launcher::Kind::open_mpi:
+      plan_open_mpi(launcher, wanted, plan);
+      break;
+    case Launcher::Kind::hydra:
+      plan_hydra(launcher, wanted, plan);
+      break;
+    case Launcher::Kind::slurm:
+      plan_slurm(launcher, wanted, plan);
+      break;
+    case Launcher::Kind::none:
+      plan_plain(wanted, plan);
+      break;
+  }
+  return plan;
+}
+
+}  // namespace rdmalloc::tool

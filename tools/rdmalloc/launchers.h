@@ -1,0 +1,49 @@
+// Launchers of parallel jobs, and how each carries an environment to its ranks.
+//
+// The environment that a launcher is started with reaches ranks on the same machine at most; each
+// launcher has its own option for the others. By that option the preload reaches the ranks without
+// the launcher itself, which keeps the malloc that it was built and tested with
+// (docs/launchers.md has the facts behind each).
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "tools/rdmalloc/programs.h"
+
+namespace rdmalloc::tool {
+
+struct Launcher {
+  enum class Kind { none, open_mpi, hydra, slurm };
+  Kind kind = Kind::none;
+  int major = 0;          // of its release, where that makes a difference
+  std::string name;       // "Open MPI 4.1.4", as it says itself
+  std::string complaint;  // it is called like a launcher but is none that we know
+};
+
+// By the name of the program, through symbolic links, and by what it says of itself.
+Launcher launcher_of(const std::string& path);
+
+// What is to reach every rank.
+struct Wanted {
+  std::string library;                          // first in LD_PRELOAD
+  std::map<std::string, std::string> settings;  // RDMALLOC_*
+};
+
+struct Plan {
+  std::vector<std::string> command;
+  Changes environment;                // of the launcher, or of the program when there is none
+  std::vector<std::string> programs;  // that the ranks run, as far as they can be told
+  std::vector<std::string> warnings;  // sentences
+  std::string refusal;                // why there is no plan
+};
+
+// `command` begins with the launcher, or with the program itself.
+Plan plan_for(const Launcher& launcher, const std::vector<std::string>& command,
+              const Wanted& wanted);
+
+// LD_PRELOAD with `library` first, what was there after it, and no second rdmalloc.
+std::string merged_preload(const std::string& library, const std::string& before);
+
+}  // namespace rdmalloc::tool

@@ -1,0 +1,204 @@
+#include "tools/rdmalloc/run.h"
+
+#include <dlfcn.h>
+#include <elf.h>
+#include <fmt/format.h>
+#include <rdmalloc/rdmalloc.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+
+#include "tools/rdmalloc/elf_file.h"
+#include "tools/rdmalloc/info.h"
+#include "tools/rdmalloc/launchers.h"
+#include "tools/rdmalloc/programs.h"
+
+namespace rdmalloc::tool {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr const char* kPrefix = "RDMALLOC_";
+
+int fail(const std::string& sentence, int status = kExitRunFailed) {
+  fmt::print(stderr, "rdmalloc: run: {}\n", sentence);
+  return status;
+}
+
+// Absolute, since ranks may start in other folders; symbolic links stay, since other machines may
+// have another release behind the same link.
+std::string library_path(const std::string& named) {
+  std::string path = named;
+  Dl_info place = {};
+  if (path.empty() && dladdr(reinterpret_cast<void*>(&rdmalloc_version), &place) != 0)
+    path = place.dli_fname;
+  return fs::absolute(path).lexically_normal().string();
+}
+
+// What is wrong with it as a library to preload here; empty when nothing is.
+std::string library_problem(const std::string& library) {
+  if (access(library.c_str(), R_OK) != 0)
+    return fmt::format("{}: {}; name librdmalloc.so by --library", library, std::strerror(errno));
+  if (library.find_first_of(" :") != std::string::npos)
+    return fmt::format(
+        "'{}': LD_PRELOAD is divided at spaces and colons, so that a path with one can't be "
+        "preloaded; install it elsewhere, or name it through a symbolic link without one",
+        library);
+  const std::optional<ElfFile> file = read_elf(library);
+  const std::optional<ElfFile> here = read_elf("/proc/self/exe");
+  if (!file || file->type != ET_DYN)
+    return fmt::format("{}: is not a shared library; name librdmalloc.so by --library", library);
+  if (here && (file->bits != here->bits || file->machine != here->machine))
+    return fmt::format(
+        "{}: is for {}, and this machine's programs are for {}; build rdmalloc for it, and name "
+        "that library by --library",
+        library, architecture_of(*file), architecture_of(*here));
+  if (!defines(*file, "rdmalloc_version") || !defines(*file, "malloc"))
+    return fmt::format("{}: is another library than librdmalloc.so; name that by --library",
+                       library);
+  return {};
+}
+
+// The loader goes on without a preload that it can't load, and says so on standard error only. It
+// is asked with this program, before anything is started that runs for hours.
+std::string loader_problem(const std::string& library) {
+  const Said said = ask({"/proc/self/exe", "--version"}, {{"LD_PRELOAD", library}});
+  if (said.err.find("ld.so: object") == std::string::npos && said.exit_status == 0) return {};
+  return fmt::format(
+      "the loader can't preload {}; use a library built for this system. It says: {}", library,
+      said.err.empty() ? fmt::format("exit status {}", said.exit_status)
+                       : said.err.substr(0, said.err.find('\n')));
+}
+
+bool is_setting(const std::string& name) {
+  for (const Setting& setting : gather().settings)
+    if (setting.name == name) return true;
+  return name == "RDMALLOC_FAULT";
+}
+
+std::string names_of_settings() {
+  std::string names;
+  for (const Setting& setting : gather().settings)
+    names += (names.empty() ? "" : ", ") + setting.name.substr(std::strlen(kPrefix));
+  return names;
+}
+
+// All RDMALLOC_ variables of our environment, and those of the command line, which come first.
+// Returns what is wrong.
+std::string collect_settings(const RunOptions& options, Wanted& wanted) {
+  for (char** entry = environ; *entry != nullptr; entry++) {
+    const std::string text = *entry;
+    const std::size_t equals = text.find('=');
+    if (text.rfind(kPrefix, 0) == 0 && equals != std::string::npos)
+      wanted.settings[text.substr(0, equals)] = text.substr(equals + 1);
+  }
+  for (const std::string& text : options.settings) {
+    const std::size_t equals = text.find('=');
+    std::string name = text.substr(0, equals);
+    if (name.rfind(kPrefix, 0) != 0) name = kPrefix + name;
+    if (equals == std::string::npos)
+      return fmt::format("--set {}: has no '='; write --set NAME=VALUE", text);
+    if (!is_setting(name))
+      return fmt::format("--set {}: there is no setting {}; there are: {}", text, name,
+                         names_of_settings());
+    wanted.settings[name] = text.substr(equals + 1);
+  }
+  return {};
+}
+
+// The sentence for what is not there names what to install where that is plain.
+std::string not_found(const Found& found, const std::string& name) {
+  for (const char* launcher : {"mpirun", "mpiexec", "orterun", "prterun", "mpiexec.hydra"})
+    if (name == launcher)
+      return found.problem +
+             "; install an MPI (apt install openmpi-bin, or mpich), or load its module, or give "
+             "its "
+             "path";
+  if (name == "srun" || name == "sbatch")
+    return found.problem +
+           "; install Slurm's client (apt install slurm-client), or load its module";
+  return found.status == kExitNotFound ? found.problem + "; check the name, or give its path"
+                                       : found.problem;
+}
+
+// Programs of which the files tell that they will run without rdmalloc.
+std::vector<std::string> without_us(const Plan& plan, const std::string& library) {
+  std::vector<std::string> all;
+  for (const std::string& name : plan.programs) {
+    // What is not here may be on the machines where the ranks run: the launcher will tell.
+    const Found found = find_program(name);
+    if (found.path.empty()) continue;
+    const std::string obstacle = preload_obstacle(started_for(found.path), library);
+    if (!obstacle.empty()) all.push_back(obstacle);
+  }
+  return all;
+}
+
+std::string as_shell_line(const Plan& plan) {
+  std::string removed, set, command;
+  for (const auto& [name, value] : plan.environment)
+    if (value)
+      set += quoted(name + "=" + *value) + " ";
+    else if (std::getenv(name.c_str()) != nullptr)
+      removed += "-u " + quoted(name) + " ";
+  for (const std::string& word : plan.command)
+    command += (command.empty() ? "" : " ") + quoted(word);
+  return (removed.empty() && set.empty() ? "" : "env ") + removed + set + command;
+}
+
+int become(const Plan& plan, const Found& program) {
+  for (const auto& [name, value] : plan.environment)
+    if (value)
+      setenv(name.c_str(), value->c_str(), 1);
+    else
+      unsetenv(name.c_str());
+  std::vector<std::string> words = plan.command;
+  std::vector<char*> pointers;
+  for (std::string& word : words) pointers.push_back(word.data());
+  pointers.push_back(nullptr);
+  // It has been found by now: the name that was given stays its argument 0, and execvp runs as a
+  // shell script what the kernel does not know.
+  execvp(program.path.c_str(), pointers.data());
+  const int error = errno;
+  const std::string interpreter = started_for(program.path);
+  const bool lacks_interpreter = error == ENOENT;
+  return fail(
+      lacks_interpreter
+          ? fmt::format("{}: its interpreter or loader is not there{}; install what it names",
+                        program.path, interpreter != program.path ? " (" + interpreter + ")" : "")
+          : fmt::format("{}: {}", program.path, std::strerror(error)),
+      lacks_interpreter ? kExitNotFound : kExitNotExecutable);
+}
+
+}  // namespace
+
+int run(const RunOptions& options) {
+  if (options.command.empty())
+    return fail("no command; write: rdmalloc run [options] -- program arguments");
+  Wanted wanted;
+  if (const std::string wrong = collect_settings(options, wanted); !wrong.empty())
+    return fail(wrong);
+  wanted.library = library_path(options.library);
+  for (const auto& problem : {library_problem, loader_problem})
+    if (const std::string wrong = problem(wanted.library); !wrong.empty()) return fail(wrong);
+  const Found program = find_program(options.command[0]);
+  if (program.path.empty()) return fail(not_found(program, options.command[0]), program.status);
+  const Launcher launcher = launcher_of(program.path);
+  const Plan plan = plan_for(launcher, options.command, wanted);
+  if (!plan.refusal.empty()) return fail(plan.refusal);
+  for (const std::string& warning : plan.warnings) fail(warning);
+  const std::vector<std::string> obstacles = without_us(plan, wanted.library);
+  for (const std::string& obstacle : obstacles)
+    fail(obstacle + (options.is_strict ? "" : ". It runs without rdmalloc."));
+  if (options.is_strict && !obstacles.empty()) return kExitRunFailed;
+  if (options.is_dry) {
+    fmt::print("{}\n", as_shell_line(plan));
+    return std::fflush(stdout) == 0 ? 0 : fail("standard output can't be written to");
+  }
+  return become(plan, program);
+}
+
+}  // namespace rdmalloc::tool
