@@ -117,8 +117,9 @@ RDMALLOC_API int rdmalloc_domain_open(const struct rdmalloc_registrar_ops* ops, 
 
 /** Deregisters everything and closes. -EBUSY, with nothing changed, while a counted registration
  *  is held (rdmalloc_reg_get without its put) or being made. Uncounted keys end here. Waits for a
- *  purge that is deregistering in this domain. 0, -EINVAL (not open), -EDEADLK inside a page
- *  event. */
+ *  purge that is deregistering in this domain. A call into the domain that runs beside it is
+ *  either done with it before or fails with -EINVAL; the handle must not be used after it: another
+ *  domain may get it. 0, -EINVAL (not open), -EDEADLK inside a page event. */
 RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
 
 /** Deregisters all that is idle and not sticky, including what was sticky and has nothing alive

@@ -300,7 +300,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
     move_quarantined(*state(), *domain);
   rdmalloc::assert_no_lock_held("close");
   if (domain->ops.close != nullptr) domain->ops.close(domain->context);
-  domain->head.arena_length = 0;
+  // The head stays as it is, so that a call that runs beside us reads nothing that is written: its
+  // slots are empty, and the slow path looks at the phase.
   survivors.is_open[domain->index].store(false, std::memory_order_relaxed);
   domain->phase.store(Phase::kUnused, std::memory_order_release);
   return 0;

@@ -71,7 +71,7 @@ TEST_F(Domains, tables_are_backed_where_something_is_registered_and_nowhere_else
 
 // A thread for each four domains registers, uses, frees and purges; meanwhile one domain is closed
 // and one lost. Fails when the lost one keeps what was idle (its registrations then die with pages
-// under them), or when a close does not drop.
+// under them), when a close does not drop, or (tsan) when it writes what a call beside it reads.
 TEST_F(Domains, of_32_in_use_one_is_closed_and_one_lost_and_the_others_go_on) {
   constexpr std::size_t kThreads = 8, kEach = kMany / kThreads, kClosed = 7, kLost = 18;
   // Not watched: it does not hear that its registrations ended, and may name pages that went.
@@ -89,8 +89,11 @@ TEST_F(Domains, of_32_in_use_one_is_closed_and_one_lost_and_the_others_go_on) {
   std::atomic<bool> is_gone{false};
   fabrics[kLost]->before_leave = [&](void*, std::size_t) { return is_gone ? -EIO : 0; };
   std::atomic<int> wrong{0}, rounds{0};
-  std::atomic<bool> is_closed{false}, is_over{false};
+  std::atomic<bool> is_over{false};
   std::atomic<std::uint64_t> refused_by_loss{0};
+  // While the main thread drops what a domain had, a purge of its pages is refused, and rightly.
+  enum Phase { kBefore, kEnding, kAfter };
+  std::atomic<Phase> phase{kBefore};
   auto body = [&](std::size_t thread) {
     std::mt19937 random(static_cast<unsigned>(thread) + 1);
     std::size_t home = 1000 * (thread + 1);
@@ -99,7 +102,6 @@ TEST_F(Domains, of_32_in_use_one_is_closed_and_one_lost_and_the_others_go_on) {
       char* block = fake::span(at, slices);
       for (std::size_t i = 0; i < kEach; ++i) {
         std::size_t which = thread * kEach + i;
-        if (which == kClosed && is_closed) continue;
         StubDomain& domain = *domains[which];
         rdmalloc_reg* reg = nullptr;
         bool was_gone = is_gone;
@@ -124,26 +126,29 @@ TEST_F(Domains, of_32_in_use_one_is_closed_and_one_lost_and_the_others_go_on) {
       }
       fake::free_span(block);
       // Nothing is alive there: every domain must let the pages go, the lost one too.
-      if (random() % 4 == 0 && fake::purge(home + random() % 16 * 4, 4) != 0) ++wrong;
+      Phase before = phase;
+      bool is_refused = random() % 4 == 0 && fake::purge(home + random() % 16 * 4, 4) != 0;
+      if (is_refused && before == phase && before != kEnding) ++wrong;
     }
   };
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < kThreads; ++i) threads.emplace_back(body, i);
   while (rounds < 800) std::this_thread::yield();
   testing::internal::CaptureStderr();
+  phase = kEnding;
   // In this order: once the flag is up, nothing succeeds.
   EXPECT_EQ(rdmalloc_domain_lost(domains[kLost]->handle), 0);
   is_gone = true;
   int error = -EBUSY;
   while ((error = rdmalloc_domain_close(domains[kClosed]->handle)) == -EBUSY)
     std::this_thread::yield();
-  is_closed = true;
+  phase = kAfter;
   EXPECT_EQ(error, 0);
-  domains[kClosed]->handle = nullptr;
   int enough = rounds + 1600;
   while (rounds < enough || refused_by_loss == 0) std::this_thread::yield();
   is_over = true;
   for (std::thread& thread : threads) thread.join();
+  domains[kClosed]->handle = nullptr;
   std::string message = testing::internal::GetCapturedStderr();
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(refused_by_loss, 0u);
