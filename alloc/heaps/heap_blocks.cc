@@ -7,6 +7,8 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
+#include "alloc/heaps/heap_regions.h"
+#include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge.h"
 
@@ -209,6 +211,13 @@ void* allocate_once(Heap& heap, std::uint64_t handle, std::size_t bytes, std::si
                          : allocate_large(heap, handle, bytes, alignment, is_zero);
 }
 
+// Whether it is spans that are missing, and not what the heap may have of them.
+bool is_short_of_spans(const Heap& heap, std::size_t bytes) {
+  if (has_regions(heap) || bytes > arena.extent()) return false;
+  std::uint32_t slices = slices_for(bytes);
+  return heap_has_budget(heap, slices) && !page_heap_is_over_limit(slices);
+}
+
 [[noreturn]] void report_no_block(const void* block) {
   report_fatal_address("free() of an address inside a block, not its start", block);
 }
@@ -273,12 +282,15 @@ void* heap_allocate(std::uint64_t handle, std::size_t bytes, std::size_t alignme
     errno = EINVAL;
     return nullptr;
   }
+  MemoryWait wait;
   void* block = allocate_once(*heap, handle, bytes, alignment, is_zero);
   if (block != nullptr) return block;
   // What the magazines and the last empty slabs hold may make room in the budget.
   if (heap_flush(*heap)) purge_note_dirty();
-  block = allocate_once(*heap, handle, bytes, alignment, is_zero);
-  if (block != nullptr) return block;
+  do {
+    block = allocate_once(*heap, handle, bytes, alignment, is_zero);
+    if (block != nullptr) return block;
+  } while (is_short_of_spans(*heap, bytes) && wait.again());
   if (!heap->is(handle)) return gone();
   heap->refusals.fetch_add(1, std::memory_order_relaxed);
   errno = ENOMEM;

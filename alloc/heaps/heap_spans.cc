@@ -26,10 +26,6 @@ std::uint64_t bit_of(const HeapBlock& block) {
 
 // ---- spans. All under the span lock. ----
 
-bool has_budget(const Heap& heap, std::uint64_t slices) {
-  return relaxed(heap.span_slices) + slices <= relaxed(heap.budget_slices);
-}
-
 void link_span(Heap& heap, SliceIndex slice) {
   Span& span = arena.span(slice);
   span.older = 0;
@@ -78,7 +74,7 @@ std::uint64_t all_blocks(std::uint32_t blocks, std::uint32_t word) {
 
 SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) {
   LockGuard guard(heap.span_lock);
-  if (!has_budget(heap, slices)) return 0;
+  if (!heap_has_budget(heap, slices)) return 0;
   SliceIndex slice = has_regions(heap) ? region_take(heap, slices, slices * kSliceBytes)
                                        : page_heap_take_slab(slices);
   if (slice == 0) return 0;
@@ -195,6 +191,10 @@ bool settle(Heap& heap, HeapClass& slabs, SliceIndex slice, bool may_keep) {
 
 }  // namespace
 
+bool heap_has_budget(const Heap& heap, std::uint64_t slices) {
+  return relaxed(heap.span_slices) + slices <= relaxed(heap.budget_slices);
+}
+
 std::uint32_t heap_slab_take(Heap& heap, unsigned size_class, void** blocks, std::uint32_t wanted) {
   HeapClass& slabs = heap.classes[size_class];
   LockGuard guard(slabs.lock);
@@ -252,7 +252,7 @@ bool heap_slab_trim(Heap& heap) {
 SliceIndex heap_large_take(Heap& heap, std::uint64_t handle, std::uint32_t slices,
                            std::size_t alignment, bool* is_zero) {
   LockGuard guard(heap.span_lock);
-  if (!heap.is(handle) || !has_budget(heap, slices)) return 0;
+  if (!heap.is(handle) || !heap_has_budget(heap, slices)) return 0;
   SliceIndex slice = 0;
   if (!has_regions(heap)) {
     slice = page_heap_take_large(slices, alignment, is_zero, slot_of(heap));
@@ -267,7 +267,8 @@ SliceIndex heap_large_take_growing(Heap& heap, std::uint64_t handle, std::uint32
   LockGuard guard(heap.span_lock);
   if (has_regions(heap)) return 0;
   // The page heap takes a quarter more, in whole chunks.
-  if (!heap.is(handle) || !has_budget(heap, slices + std::uint64_t{slices} / 4 + kSlicesPerChunk))
+  if (!heap.is(handle) ||
+      !heap_has_budget(heap, slices + std::uint64_t{slices} / 4 + kSlicesPerChunk))
     return 0;
   SliceIndex slice = page_heap_take_growing(slices, slot_of(heap));
   if (slice != 0) enter_large(heap, slice);
@@ -286,7 +287,7 @@ bool heap_large_resize(Heap& heap, SliceIndex slice, std::uint32_t slices, bool*
   LockGuard guard(heap.span_lock);
   std::uint32_t have = arena.span(slice).load().slices;
   if (slices > have) {
-    if (!has_budget(heap, slices - have)) return false;
+    if (!heap_has_budget(heap, slices - have)) return false;
     if (!(has_regions(heap) ? region_grow(heap, slice, slices) : page_heap_grow(slice, slices)))
       return false;
   } else if (slices < have) {

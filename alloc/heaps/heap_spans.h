@@ -101,6 +101,9 @@ std::uint32_t heap_slab_take(Heap& heap, unsigned size_class, void** blocks, std
 // Frees the empty slabs that were kept for the next allocation.
 [[nodiscard]] bool heap_slab_trim(Heap& heap);
 
+// Whether the budget leaves `slices` more. With or without a lock.
+bool heap_has_budget(const Heap& heap, std::uint64_t slices);
+
 // ---- large blocks. With no lock held. ----
 
 // 0 when the budget or the memory is used up, or the heap is not `handle` any more.

@@ -5,6 +5,7 @@
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
 #include "alloc/init.h"
+#include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge.h"
 
@@ -38,7 +39,12 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   if (!ensure_initialised()) return 0;
   fork_check();
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
-  return page_heap_take_large(slices_for(bytes == 0 ? 1 : bytes), alignment, is_zero);
+  std::uint32_t slices = slices_for(bytes == 0 ? 1 : bytes);
+  MemoryWait wait;
+  for (;;) {
+    SliceIndex slice = page_heap_take_large(slices, alignment, is_zero);
+    if (slice != 0 || page_heap_is_over_limit(slices) || !wait.again()) return slice;
+  }
 }
 
 }  // namespace

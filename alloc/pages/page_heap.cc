@@ -218,11 +218,6 @@ SliceIndex take_mixed(std::uint32_t wanted, std::uint32_t alignment) {
 
 namespace {
 
-// Whether `more` slices in use would pass RDMALLOC_LIMIT.
-bool is_over_limit(std::uint32_t more) {
-  return heap.used_slices.load(std::memory_order_relaxed) + more > heap.limit_slices;
-}
-
 // Several nodes: pages are the node's whose thread touches them first, and free spans that are
 // backed remember whose. The program's own memory policy stays as it is.
 constexpr FreeSpans::Where kAnywhere = FreeSpans::Where::kAnywhere;
@@ -384,7 +379,7 @@ SliceIndex take_for_others(std::uint32_t slices, std::uint32_t alignment, bool* 
 SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, bool is_buffer,
                        bool* is_zero) {
   *is_zero = false;
-  if (is_over_limit(slices)) return 0;
+  if (page_heap_is_over_limit(slices)) return 0;
   SliceIndex taken = is_buffer ? take_for_buffer(slices, alignment, is_zero)
                                : take_for_others(slices, alignment, is_zero);
   if (taken == 0) taken = take_mixed(slices, alignment);
@@ -397,7 +392,7 @@ SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, bool is_bu
 SliceIndex take_with_room(std::uint32_t slices) {
   // 1 GiB of room is committed ahead at most.
   constexpr std::uint32_t kMostRoom = (std::uint32_t{1} << 30) / kSliceBytes;
-  if (is_over_limit(slices)) return 0;
+  if (page_heap_is_over_limit(slices)) return 0;
   std::uint32_t wanted = slices + (slices < kMostRoom ? slices : kMostRoom);
   SliceIndex taken = heap.dirty.find_best(wanted, 1);
   if (taken == 0) taken = heap.spared.find_best(wanted, 1);
@@ -485,6 +480,10 @@ SpanWord large_word(bool is_zero, std::uint16_t owner) {
 
 }  // namespace
 
+bool page_heap_is_over_limit(std::uint32_t more) {
+  return heap.used_slices.load(std::memory_order_relaxed) + more > heap.limit_slices;
+}
+
 SliceIndex page_heap_take_slab(std::uint32_t slices) {
   LockGuard guard(heap.lock);
   bool is_zero = false;
@@ -556,7 +555,7 @@ bool page_heap_grow(SliceIndex slice, std::uint32_t slices) {
   SpanWord word = span.load();
   SliceIndex end = slice + word.slices;
   std::uint32_t more = slices - word.slices;
-  if (is_over_limit(more) || !has_room_at(end, more)) return false;
+  if (page_heap_is_over_limit(more) || !has_room_at(end, more)) return false;
   take_room(end, more, SpanKind::kFreeDirty);
   span.has_grown = true;
   for (SliceIndex s = end; s < end + more; ++s) {

@@ -52,6 +52,9 @@ SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, boo
 // reason to fail.
 SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner = 0);
 
+// Whether RDMALLOC_LIMIT, and not a lack of free spans, refuses `more` slices. Any thread.
+bool page_heap_is_over_limit(std::uint32_t more);
+
 // Publishes a span that was taken out of a region as a large block of its heap.
 void page_heap_publish_large(SliceIndex slice, std::uint16_t owner);
 

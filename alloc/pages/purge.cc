@@ -17,6 +17,7 @@
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
+#include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/pressure.h"
 #include "alloc/slabs/slab.h"
@@ -148,6 +149,13 @@ bool is_held() {
 bool is_paused() {
   return purger.pauses.load(std::memory_order_seq_cst) != 0;
 }
+bool must_stop() {
+  return is_paused() || is_held() || memory_is_awaited();
+}
+// The same for rdmalloc_purge(), which no purge_hold() holds up.
+bool must_stop_asked_for() {
+  return is_paused() || memory_is_awaited();
+}
 
 // ---- one purge. With the turn, no lock held. ----
 
@@ -197,10 +205,11 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
   for (std::uint64_t offered = 0; offered < budget && dirty_bytes() > keep_bytes;) {
     if (is_paused()) break;
     std::uint32_t slices = 0, freed_ms = 0;
+    memory_goes_out();
     SliceIndex slice = page_heap_purge_begin(choice, &slices, &freed_ms);
-    if (slice == 0) break;
+    if (slice != 0) purged += purge_span(slice, slices, reason);
+    if (memory_is_back() || slice == 0) break;
     offered += slices;
-    purged += purge_span(slice, slices, reason);
   }
   return purged << kSliceShift;
 }
@@ -230,7 +239,11 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
 // long, as in due_choice().
 std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bool (*must_stop)()) {
   auto decay = static_cast<std::uint32_t>(purger.decay_ms.load(std::memory_order_relaxed));
-  return slab_purge_walk({everything, 2 * decay, reason, purge_slab_pages, must_stop});
+  memory_goes_out();
+  std::uint64_t purged =
+      slab_purge_walk({everything, 2 * decay, reason, purge_slab_pages, must_stop});
+  memory_is_back();
+  return purged;
 }
 
 constexpr PurgeChoice kEverything = {true, 0, 0, kPieceSlices};
@@ -242,10 +255,6 @@ PurgeChoice due_choice() {
 }
 
 // ---- the purge thread ----
-
-bool must_stop() {
-  return is_paused() || is_held();
-}
 
 PressureDemand pressure_demand() {
   if (!options().watch_pressure) return {UINT64_MAX, RDMALLOC_PURGE_DECAY};
@@ -530,6 +539,7 @@ void purge_set_dirty_max_bytes(std::uint64_t bytes) {
 
 void purge_after_fork(std::uint32_t forking_thread) {
   turn.after_fork(forking_thread);
+  memory_after_fork(turn.is_mine());
   purger.thread.store(ThreadState::kNone, std::memory_order_relaxed);
   purger.sleep.store(kAwake, std::memory_order_relaxed);
   purger.pauses.store(0, std::memory_order_relaxed);
@@ -552,7 +562,8 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   events_deliver_all();
   depot_age(true);
   heaps_age(true);
-  std::uint64_t purged = keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, is_paused) : 0;
+  std::uint64_t purged =
+      keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop_asked_for) : 0;
   purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
   turn.end();
   return static_cast<int64_t>(purged);

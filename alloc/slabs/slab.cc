@@ -9,6 +9,7 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/events.h"
+#include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge.h"
 #include "alloc/slabs/block_position.h"
@@ -399,7 +400,11 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
 
 }  // namespace
 
-std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted) {
+namespace {
+
+// Once, whatever is out of reach.
+std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
+                           std::uint32_t wanted) {
   SlabClass& slabs = slabs_of(shard, size_class);
   bool has_others = shard_count() != 1;
   if (has_others) [[unlikely]] {
@@ -419,6 +424,17 @@ std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std:
   }
   if (got == 0 && has_others) got = take_from_others(shard, size_class, blocks, wanted, true);
   return got;
+}
+
+}  // namespace
+
+std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted) {
+  MemoryWait wait;
+  for (;;) {
+    std::uint32_t got = take_at_once(shard, size_class, blocks, wanted);
+    if (got != 0 || page_heap_is_over_limit(class_info(size_class).slab_slices) || !wait.again())
+      return got;
+  }
 }
 
 unsigned slab_shard_of(const void* block, unsigned size_class) {

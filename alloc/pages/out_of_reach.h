@@ -1,0 +1,41 @@
+// Memory that a purge has out of reach, and allocations that find no other.
+//
+// What is being purged can't be handed out: 16 MiB at most, for some milliseconds. Under a hard
+// limit (RLIMIT_AS, RLIMIT_DATA, the arena's end) it may be all there is, and malloc must not fail
+// for that. So an allocation that found nothing waits until it is back, and the purge that learns
+// of it stops after the piece under way: what is wanted at once is not worth giving back.
+//
+// The wait is bounded, and it is not for the purge turn: an observer may stand still because it
+// waits for a lock of a fabric that our caller holds (I2). Then malloc fails after all; and until
+// something comes back, those who come later fail at once.
+#pragma once
+
+#include <cstdint>
+
+namespace rdmalloc {
+
+// Around what a purge takes out of reach, with the purge turn: before the first span or block goes,
+// and when the last one is back. Returns whether somebody waited.
+void memory_goes_out();
+bool memory_is_back();
+
+// Whether somebody waits now.
+bool memory_is_awaited();
+
+// One allocation. To be made before its first attempt.
+class MemoryWait {
+ public:
+  MemoryWait();
+  // After an attempt in vain: waits for what is out of reach. True: something came back since that
+  // attempt began. With no lock held that an observer of purges may want; errno is kept.
+  bool again();
+
+ private:
+  std::uint32_t seen_;
+  std::int64_t deadline_ns_ = 0;
+};
+
+// In a fork child: nobody waits, and nothing is out of reach unless the purge goes on.
+void memory_after_fork(bool purge_goes_on);
+
+}  // namespace rdmalloc
