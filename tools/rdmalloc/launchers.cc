@@ -262,38 +262,6 @@ std::string_view option_of(const std::string& word) {
   return name;
 }
 
-// One of the commands that " : " divides a launcher's into: its options, then its program.
-struct Context {
-  std::size_t begin, program, end;  // of the command's words; program == end: none was found
-};
-
-std::vector<Context> contexts_of(Launcher::Kind kind, const Words& command) {
-  std::vector<Context> all;
-  std::size_t at = 1;
-  while (at <= command.size()) {
-    Context context = {at, at, command.size()};
-    context.end = static_cast<std::size_t>(
-        std::find(command.begin() + static_cast<std::ptrdiff_t>(at), command.end(), ":") -
-        command.begin());
-    while (context.program < context.end) {
-      const std::string_view option = option_of(command[context.program]);
-      if (option.empty()) {
-        if (command[context.program] == "--") context.program++;
-        break;
-      }
-      context.program++;
-      if (takes_two_values(kind, option))
-        context.program += is_one_word(kind, command, context.program) ? 1 : 2;
-      else if (takes_value(kind).count(option) != 0)
-        context.program++;
-    }
-    context.program = std::min(context.program, context.end);
-    all.push_back(context);
-    at = context.end + 1;
-  }
-  return all;
-}
-
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? value : "";
@@ -515,6 +483,33 @@ bool is_hydra(const std::string& said, Launcher& launcher) {
 }
 
 }  // namespace
+
+std::vector<Context> contexts_of(Launcher::Kind kind, const Words& command) {
+  std::vector<Context> all;
+  std::size_t at = 1;
+  while (at <= command.size()) {
+    Context context = {at, at, command.size()};
+    context.end = static_cast<std::size_t>(
+        std::find(command.begin() + static_cast<std::ptrdiff_t>(at), command.end(), ":") -
+        command.begin());
+    while (context.program < context.end) {
+      const std::string_view option = option_of(command[context.program]);
+      if (option.empty()) {
+        if (command[context.program] == "--") context.program++;
+        break;
+      }
+      context.program++;
+      if (takes_two_values(kind, option))
+        context.program += is_one_word(kind, command, context.program) ? 1 : 2;
+      else if (takes_value(kind).count(option) != 0)
+        context.program++;
+    }
+    context.program = std::min(context.program, context.end);
+    all.push_back(context);
+    at = context.end + 1;
+  }
+  return all;
+}
 
 std::string merged_preload(const std::string& library, const std::string& before) {
   std::string merged = library;

@@ -39,6 +39,13 @@ struct Plan {
   std::string refusal;                // why there is no plan
 };
 
+// One of the commands that ":" divides a launcher's into: its options, then its program. Indices of
+// words; program == end where no program was found.
+struct Context {
+  std::size_t begin, program, end;
+};
+std::vector<Context> contexts_of(Launcher::Kind kind, const std::vector<std::string>& command);
+
 // `command` begins with the launcher, or with the program itself.
 Plan plan_for(const Launcher& launcher, const std::vector<std::string>& command,
               const Wanted& wanted);

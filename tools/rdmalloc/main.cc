@@ -1,7 +1,8 @@
 // rdmalloc(1): runs programs with rdmalloc, and says what it does in a program started from here.
 //
 // Exit status: of `info` 0; 1 when something could not be told or loaded; 2 for wrong arguments. Of
-// `run` that of the command; 125 when it was not started, 126 and 127 as a shell has them.
+// `run` that of the command; 125 when it was not started, 126 and 127 as a shell has them. Of
+// `doctor` 0, 1 and 2 for good, warnings and bad; 3 when it could not look.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <rdmalloc/rdmalloc.h>
@@ -11,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "tools/rdmalloc/doctor.h"
 #include "tools/rdmalloc/info.h"
 #include "tools/rdmalloc/run.h"
 
@@ -39,6 +41,16 @@ int info(const InfoOptions& options) {
   if (std::fflush(stdout) == 0) return 0;
   fmt::print(stderr, "rdmalloc: standard output can't be written to\n");
   return 1;
+}
+
+CLI::App* add_doctor(CLI::App& app, rdmalloc::tool::DoctorOptions& options) {
+  CLI::App* command = app.add_subcommand(
+      "doctor", "what would go wrong on this machine, or with a command, and what mends it");
+  command->footer("rdmalloc doctor [OPTIONS] [-- COMMAND [ARGUMENT...]]");
+  command->add_flag("--json", options.is_json, "for machines");
+  command->add_option("--root", options.root,
+                      "a folder to read in place of / for /proc, /sys and /dev: a container's");
+  return command;
 }
 
 // Where a command of somebody else begins: behind "--", or at the first word that is no option of
@@ -101,30 +113,37 @@ int main(int argc, char** argv) {
   InfoOptions info_options;
   rdmalloc::tool::RunOptions run_options;
   const CLI::App* info_command = add_info(app, info_options);
+  rdmalloc::tool::DoctorOptions doctor_options;
   const CLI::App* run_command = add_run(app, run_options);
+  const CLI::App* doctor_command = add_doctor(app, doctor_options);
 
   const std::string name = argc > 1 ? argv[1] : "";
   const bool is_run = name == run_command->get_name();
+  const bool is_doctor = name == doctor_command->get_name();
   // Said here, since the parser would only miss a command.
-  if (argc > 1 && argv[1][0] != '-' && !is_run && name != info_command->get_name()) {
-    fmt::print(stderr, "rdmalloc: there is no command '{}'; there are: info, run\n", name);
+  if (argc > 1 && argv[1][0] != '-' && !is_run && !is_doctor && name != info_command->get_name()) {
+    fmt::print(stderr, "rdmalloc: there is no command '{}'; there are: info, run, doctor\n", name);
     return 2;
   }
+  const int failed = is_run      ? rdmalloc::tool::kExitRunFailed
+                     : is_doctor ? rdmalloc::tool::kExitCouldNotLook
+                                 : 1;
   int end_of_ours = argc;
-  if (is_run) {
-    const int begin = command_begins(*run_command, argc, argv);
-    run_options.command.assign(argv + begin, argv + argc);
+  if (is_run || is_doctor) {
+    const int begin = command_begins(is_run ? *run_command : *doctor_command, argc, argv);
+    (is_run ? run_options.command : doctor_options.command).assign(argv + begin, argv + argc);
     end_of_ours = std::string(argv[begin - 1]) == "--" ? begin - 1 : begin;
   }
   try {
     app.parse(end_of_ours, argv);
   } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : is_run ? rdmalloc::tool::kExitRunFailed : 2;
+    return app.exit(error) == 0 ? 0 : is_run || is_doctor ? failed : 2;
   }
   try {
-    return is_run ? rdmalloc::tool::run(run_options) : info(info_options);
+    if (is_run) return rdmalloc::tool::run(run_options);
+    return is_doctor ? rdmalloc::tool::doctor(doctor_options) : info(info_options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "rdmalloc: {}\n", error.what());
-    return is_run ? rdmalloc::tool::kExitRunFailed : 1;
+    return failed;
   }
 }

@@ -1,0 +1,315 @@
+// rdmalloc doctor: the launcher, the program, and what they load.
+#include <dlfcn.h>
+#include <elf.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <sstream>
+
+#include "tools/rdmalloc/elf_file.h"
+#include "tools/rdmalloc/findings.h"
+#include "tools/rdmalloc/programs.h"
+
+namespace rdmalloc::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+Finding good(const char* id, const std::string& seen) {
+  return {id, Severity::good, seen, "", ""};
+}
+
+// What the loader would load for `file`, by the loader itself: --list starts nothing of it. A
+// library has no loader of its own; ours is taken.
+std::vector<Library> list_libraries(const std::string& file) {
+  std::optional<ElfFile> elf = read_elf(file);
+  if (!elf) return {};
+  if (elf->interpreter.empty()) elf = read_elf("/proc/self/exe");
+  if (!elf || elf->interpreter.empty()) return {};
+  const Said said = ask({elf->interpreter, "--list", file}, {{"LD_PRELOAD", std::nullopt}});
+  std::vector<Library> all;
+  std::istringstream lines(said.out);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name, arrow, path;
+    words >> name >> arrow >> path;
+    if (arrow == "=>") all.push_back({name, path == "not" ? "" : path});
+  }
+  return all;
+}
+
+// Open MPI opens its components by itself, so that no list has them: those through which it speaks
+// to libfabric and UCX. In Debian 13 they are part of its libraries.
+std::vector<std::string> components_of(const std::string& libopen_pal) {
+  std::vector<std::string> found;
+  std::error_code ignored;
+  const fs::path folder = fs::canonical(libopen_pal, ignored).parent_path();
+  for (const fs::path& parent : {folder, folder / "openmpi", folder / "openmpi" / "lib"})
+    for (const auto& entry : fs::directory_iterator(parent, ignored)) {
+      if (entry.path().filename().string().rfind("openmpi", 0) != 0) continue;
+      for (const char* name : {"mca_mtl_ofi.so", "mca_btl_ofi.so", "mca_pml_ucx.so"})
+        if (fs::exists(entry.path() / name, ignored)) found.push_back(entry.path() / name);
+    }
+  return found;
+}
+
+void add_libraries(const std::vector<Library>& more, std::vector<Library>& all) {
+  for (const Library& library : more) {
+    const auto is_same = [&](const Library& one) { return one.name == library.name; };
+    if (std::none_of(all.begin(), all.end(), is_same)) all.push_back(library);
+  }
+}
+
+// A preload as the loader finds it: a path, or a name in the folders of libc.
+std::string preload_path(const std::string& entry) {
+  if (entry.find('/') != std::string::npos) return entry;
+  Dl_info place = {};
+  if (dladdr(reinterpret_cast<void*>(&std::fprintf), &place) == 0) return entry;
+  return (fs::path(place.dli_fname).parent_path() / entry).string();
+}
+
+struct Release {
+  unsigned major = 0, minor = 0;
+  bool operator<(const Release& other) const {
+    return major != other.major ? major < other.major : minor < other.minor;
+  }
+};
+
+// By its own word, fi_version(); its files' names are of the interface, not of the release.
+std::optional<Release> release_of(const std::string& libfabric) {
+  void* handle = dlopen(libfabric.c_str(), RTLD_LAZY | RTLD_LOCAL);
+  if (handle == nullptr) return std::nullopt;
+  const auto version = reinterpret_cast<std::uint32_t (*)()>(dlsym(handle, "fi_version"));
+  if (version == nullptr) return std::nullopt;
+  return Release{version() >> 16, version() & 0xffff};
+}
+
+// The library whose malloc the programs would have by LD_PRELOAD, if it is not ours.
+std::string foreign_malloc(const std::string& preloads) {
+  std::string text = preloads;
+  std::replace(text.begin(), text.end(), ':', ' ');
+  std::istringstream entries(text);
+  for (std::string entry; entries >> entry;) {
+    const std::optional<ElfFile> file = read_elf(preload_path(entry));
+    if (!file || !defines(*file, "malloc")) continue;
+    return defines(*file, "rdmalloc_version") ? "" : entry;
+  }
+  return {};
+}
+
+}  // namespace
+
+std::optional<std::string> Job::variable(const std::string& name) const {
+  for (const Context& context : contexts)
+    for (std::size_t at = context.begin; at + 1 < context.program; at++) {
+      const bool passes = command[at] == "-x" || command[at] == "-genv" || command[at] == "-env";
+      const std::string& word = command[at + 1];
+      if (passes && word.rfind(name + "=", 0) == 0) return word.substr(name.size() + 1);
+      if (passes && word == name && command[at] != "-x" && at + 2 < context.program)
+        return command[at + 2];
+    }
+  const char* value = std::getenv(name.c_str());
+  if (value == nullptr) return std::nullopt;
+  return value;
+}
+
+std::optional<std::string> Job::mca(const std::string& name) const {
+  for (const Context& context : contexts)
+    for (std::size_t at = context.begin; at + 2 < context.program; at++)
+      if ((command[at] == "--mca" || command[at] == "-mca" || command[at] == "--gmca" ||
+           command[at] == "-gmca") &&
+          command[at + 1] == name)
+        return command[at + 2];
+  return variable("OMPI_MCA_" + name);
+}
+
+bool Job::has_option(const std::string& name) const {
+  for (const Context& context : contexts)
+    for (std::size_t at = context.begin; at < context.program; at++)
+      if (command[at] == "--" + name || command[at] == "-" + name) return true;
+  return false;
+}
+
+const Library* Job::library(const std::string& prefix) const {
+  for (const Library& library : libraries)
+    if (library.name.rfind(prefix, 0) == 0) return &library;
+  return nullptr;
+}
+
+Job job_of(const std::vector<std::string>& command) {
+  Job job;
+  job.command = command;
+  // Without a command the launcher that a user would call is looked at.
+  const std::string first = command.empty() ? "mpirun" : command[0];
+  const Found found = find_program(first);
+  if (!found.path.empty()) job.launcher = launcher_of(found.path);
+  if (command.empty()) return job;
+  if (job.launcher.kind != Launcher::Kind::none) {
+    job.contexts = contexts_of(job.launcher.kind, command);
+    for (const Context& context : job.contexts)
+      if (context.program < context.end) {
+        const Found program = find_program(command[context.program]);
+        if (!program.path.empty()) job.programs.push_back(started_for(program.path));
+      }
+  } else if (!found.path.empty()) {
+    job.programs.push_back(started_for(found.path));
+  }
+  for (const std::string& program : job.programs)
+    add_libraries(list_libraries(program), job.libraries);
+  if (const Library* pal = job.library("libopen-pal.so"); pal != nullptr && !pal->path.empty())
+    for (const std::string& component : components_of(pal->path))
+      add_libraries(list_libraries(component), job.libraries);
+  return job;
+}
+
+Finding check_root_refusal(const Job& job) {
+  if (job.launcher.kind != Launcher::Kind::open_mpi)
+    return good("root", "no Open MPI launcher in question: others start as root");
+  if (geteuid() != 0) return good("root", "not root");
+  // PRRTE's own launcher reads its own names; Open MPI's mpirun reads Open MPI's, in 5 as in 4.
+  const bool is_prrte = job.launcher.name.rfind("PRRTE", 0) == 0;
+  const std::string ours = is_prrte ? "PRTE_" : "OMPI_", other = is_prrte ? "OMPI_" : "PRTE_";
+  const std::string name = "ALLOW_RUN_AS_ROOT";
+  if (job.has_option("allow-run-as-root")) return good("root", "root, with --allow-run-as-root");
+  const auto is_set = [](const std::string& variable) {
+    return std::getenv(variable.c_str()) != nullptr;
+  };
+  if (is_set(ours + name) && is_set(ours + name + "_CONFIRM"))
+    return good("root", fmt::format("root, with {}{} and {}{}_CONFIRM", ours, name, ours, name));
+  std::string seen = fmt::format("root, and {} refuses to start as root", job.launcher.name);
+  if (is_set(ours + name) != is_set(ours + name + "_CONFIRM"))
+    seen += fmt::format(" with only one of {}{} and {}{}_CONFIRM", ours, name, ours, name);
+  else if (is_set(other + name))
+    seen += fmt::format("; {}{} is set, which this launcher does not read", other, name);
+  return {"root", Severity::bad, seen,
+          "a launcher started by another program, as by IPython Parallel, ends unheard, and its "
+          "ranks are waited for without end",
+          fmt::format("export {}{}=1 {}{}_CONFIRM=1", ours, name, ours, name)};
+}
+
+Finding check_remote_shell(const Job& job) {
+  if (job.launcher.kind != Launcher::Kind::open_mpi)
+    return good("remote_shell", "no Open MPI launcher in question");
+  if (job.launcher.major >= 5)
+    return good("remote_shell", job.launcher.name + " needs no ssh for ranks on this machine");
+  if (const auto plm = job.mca("plm"); plm && *plm == "isolated")
+    return good("remote_shell", "plm=isolated: no remote shell is looked for");
+  if (std::getenv("SLURM_JOB_ID") != nullptr && !find_program("srun").path.empty())
+    return good("remote_shell", "inside a Slurm job, which launches");
+  // "ssh : rsh": the first word of each is a program.
+  std::istringstream agents(job.mca("plm_rsh_agent").value_or("ssh : rsh"));
+  for (std::string agent; std::getline(agents, agent, ':');) {
+    std::istringstream words(agent);
+    std::string program;
+    words >> program;
+    if (const Found found = find_program(program); !program.empty() && !found.path.empty())
+      return good("remote_shell", found.path + " is there");
+  }
+  return {"remote_shell", Severity::bad,
+          fmt::format("no ssh or rsh in PATH, and {} wants one even for ranks on this machine",
+                      job.launcher.name),
+          "mpirun ends with \"plm_rsh_agent was set to a path that could not be found\", or, where "
+          "its errors are not shown, with nothing",
+          "export OMPI_MCA_plm=isolated  # for several machines: apt install openssh-client"};
+}
+
+Finding check_preload(const Job& job) {
+  const std::string preloads = job.variable("LD_PRELOAD").value_or("");
+  if (preloads.empty()) return good("preload", "LD_PRELOAD is empty");
+  std::string text = preloads;
+  std::replace(text.begin(), text.end(), ':', ' ');
+  std::istringstream entries(text);
+  for (std::string entry; entries >> entry;)
+    if (access(preload_path(entry).c_str(), R_OK) != 0)
+      return {"preload", Severity::warning,
+              fmt::format("LD_PRELOAD names {}, which is not there", entry),
+              "the loader goes on without it and writes a line for each process",
+              "unset LD_PRELOAD  # or take it out"};
+  const std::string other = foreign_malloc(preloads);
+  if (other.empty()) return good("preload", "LD_PRELOAD has no other malloc before rdmalloc");
+  return {"preload", Severity::warning,
+          fmt::format("LD_PRELOAD names {}, which is another malloc", other),
+          "the first malloc in LD_PRELOAD is everybody's; rdmalloc after it does nothing",
+          "unset LD_PRELOAD  # or leave it: rdmalloc run puts rdmalloc before it"};
+}
+
+Finding check_program(const Job& job, const std::string& library) {
+  if (job.programs.empty())
+    return good("program", job.command.empty() ? "no command was given"
+                                               : "no program of the command is on this machine");
+  for (const std::string& program : job.programs)
+    if (const std::string obstacle = preload_obstacle(program, library); !obstacle.empty()) {
+      const std::size_t remedy = obstacle.rfind("; ");
+      return {"program", Severity::bad, obstacle.substr(0, remedy),
+              "it runs with another malloc, and rdmalloc has no part in it",
+              obstacle.substr(remedy + 2)};
+    }
+  return good("program", "the loader will load rdmalloc into " + job.programs[0]);
+}
+
+Finding check_hooks(const Job& job) {
+  const Library* opal = job.library("libopen-pal.so");
+  const Library* ucm = job.library("libucm.so");
+  const Library* fabric = job.library("libfabric.so");
+  std::string names;
+  for (const Library* one : {opal, ucm, fabric})
+    if (one != nullptr) names += (names.empty() ? "" : ", ") + one->name;
+  if (names.empty()) return good("hooks", "nothing that caches registrations is loaded");
+  const std::string seen = names + " cache registrations, and watch by hooks in libc";
+  const std::string notify = job.variable("RDMALLOC_NOTIFY").value_or("auto");
+  if (notify == "off")
+    return {"hooks", Severity::bad, seen + "; RDMALLOC_NOTIFY=off",
+            "rdmalloc tells none of them that pages go: messages are sent from, and received "
+            "into, pages that the program no longer has, without any error",
+            "unset RDMALLOC_NOTIFY"};
+  std::string off;
+  if (opal != nullptr && job.mca("memory").value_or("") == "^patcher")
+    off = "OMPI_MCA_memory=^patcher";
+  else if (ucm != nullptr && job.variable("UCX_MEM_MMAP_HOOK_MODE").value_or("") == "none")
+    off = "UCX_MEM_MMAP_HOOK_MODE=none";
+  if (!off.empty() && notify != "explicit")
+    return {"hooks", Severity::warning, fmt::format("{}; {} turns hooks off", seen, off),
+            "registrations of memory that is not rdmalloc's are watched by nobody "
+            "(docs/notifiers.md)",
+            "export RDMALLOC_NOTIFY=explicit"};
+  return good("hooks", fmt::format("{}; rdmalloc tells them (RDMALLOC_NOTIFY={})", seen, notify));
+}
+
+// docs/deadlock-matrix.md has what is behind each of these.
+Finding check_libfabric(const Job& job) {
+  const Library* library = job.library("libfabric.so");
+  if (library == nullptr) return good("libfabric", "no libfabric is loaded");
+  const std::optional<Release> release = release_of(library->path);
+  if (!release) return good("libfabric", library->name + " does not tell its release");
+  std::string seen =
+      fmt::format("libfabric {}.{} ({})", release->major, release->minor, library->path);
+  if (job.variable("FI_MR_CACHE_MAX_COUNT").value_or("") == "0")
+    return good("libfabric", seen + "; FI_MR_CACHE_MAX_COUNT=0: it caches nothing");
+  const Release first_deadlock = {1, 14}, race = {2, 6}, last_crash = {1, 17};
+  const bool is_race = !(*release < race) && !(race < *release);
+  const std::string purge = job.variable("RDMALLOC_PURGE").value_or("thread");
+  if (is_race && purge == "thread")
+    return {"libfabric", Severity::bad, seen,
+            "2.6.0's cache takes nodes from a list without its lock: a notification from another "
+            "thread, as from rdmalloc's purge thread, may crash or hang it (the patch level is not "
+            "told)",
+            "export RDMALLOC_PURGE=off  # or FI_MR_CACHE_MAX_COUNT=0, or another release"};
+  if (is_race || *release < first_deadlock || race < *release) return good("libfabric", seen);
+  // The preload that decides is the first malloc's; `rdmalloc run` makes it ours.
+  const std::string other = foreign_malloc(job.variable("LD_PRELOAD").value_or(""));
+  std::string why =
+      "1.14 to 2.5 hang for ever (MPI_Bcast) under a malloc that gives pages back inside malloc or "
+      "free, as mimalloc and jemalloc do: open-mpi/ompi #13149. rdmalloc does not, and does not "
+      "hang";
+  if (!(last_crash < *release))
+    why += "; up to 1.17 a monitor's notify() before its start() crashes, which rdmalloc waits for";
+  return {"libfabric", other.empty() ? Severity::note : Severity::bad,
+          other.empty() ? seen : fmt::format("{}, and LD_PRELOAD has {}", seen, other), why,
+          "rdmalloc run -- ..."};
+}
+
+}  // namespace rdmalloc::tool

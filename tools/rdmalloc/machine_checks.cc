@@ -1,0 +1,430 @@
+// rdmalloc doctor: limits, kernel settings and devices.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sched.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <sstream>
+#include <string_view>
+
+#include "tools/rdmalloc/findings.h"
+
+namespace rdmalloc::tool {
+namespace {
+
+namespace fs = std::filesystem;
+constexpr std::uint64_t kMiB = 1 << 20;
+
+Finding good(const char* id, const std::string& seen) {
+  return {id, Severity::good, seen, "", ""};
+}
+
+std::string mib(std::uint64_t bytes) {
+  return fmt::format("{} MiB", bytes / kMiB);
+}
+
+// ---- cgroups: the limit of a group holds for all below it, so that the least on the way counts.
+
+struct Limit {
+  std::uint64_t most = 0, used = 0;
+  std::string file;
+};
+
+// The folders of our group and of those above it, as far as they are mounted here. In a container
+// without a namespace of its own the path is the host's, and the mount's top is our group.
+std::vector<std::string> groups(const Machine& machine, const std::string& controller) {
+  std::vector<std::string> all;
+  std::istringstream lines(machine.text("/proc/self/cgroup").value_or(""));
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t first = line.find(':');
+    const std::size_t second = line.find(':', first + 1);
+    if (second == std::string::npos) continue;
+    const std::string controllers = line.substr(first + 1, second - first - 1);
+    std::string top = "/sys/fs/cgroup";
+    if (!controllers.empty()) {
+      if (("," + controllers + ",").find("," + controller + ",") == std::string::npos) continue;
+      top += "/" + controller;
+    } else if (machine.exists(top + "/unified")) {
+      top += "/unified";
+    }
+    for (std::string below = line.substr(second + 1);; below = below.substr(0, below.rfind('/'))) {
+      if (below == "/") below.clear();
+      if (machine.exists(top + below)) all.push_back(top + below);
+      if (below.empty()) break;
+    }
+  }
+  return all;
+}
+
+// "max" and version 1's huge numbers are no limit.
+std::optional<Limit> least(const Machine& machine, const std::string& controller,
+                           const std::vector<std::pair<const char*, const char*>>& files) {
+  constexpr std::uint64_t kNone = 1ull << 60;
+  std::optional<Limit> found;
+  for (const std::string& group : groups(machine, controller))
+    for (const auto& [most_file, used_file] : files) {
+      const auto most = machine.number(group + "/" + most_file);
+      if (!most || *most >= kNone || (found && found->most <= *most)) continue;
+      found = Limit{*most, machine.number(group + "/" + used_file).value_or(0),
+                    group + "/" + most_file};
+    }
+  return found;
+}
+
+// Processors that the quota allows; 0 without one.
+double quota(const Machine& machine, std::string& file) {
+  double least_quota = 0;
+  const auto consider = [&](double allowed, const std::string& at) {
+    if (allowed <= 0 || (least_quota != 0 && least_quota <= allowed)) return;
+    least_quota = allowed;
+    file = at;
+  };
+  for (const std::string& group : groups(machine, "cpu")) {
+    double allowed = 0, period = 0;
+    std::istringstream text(machine.text(group + "/cpu.max").value_or(""));
+    if (text >> allowed >> period && period > 0) consider(allowed / period, group + "/cpu.max");
+    const auto v1_period = machine.number(group + "/cpu.cfs_period_us");
+    const auto v1_quota = machine.number(group + "/cpu.cfs_quota_us");  // -1 is none
+    if (v1_period && v1_quota && *v1_period > 0)
+      consider(static_cast<double>(*v1_quota) / static_cast<double>(*v1_period),
+               group + "/cpu.cfs_quota_us");
+  }
+  return least_quota;
+}
+
+unsigned processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? static_cast<unsigned>(CPU_COUNT(&set)) : 1;
+}
+
+// Of this process, from the kernel's own list.
+bool has_capability(const Machine& machine, int bit) {
+  const std::string status = machine.text("/proc/self/status").value_or("");
+  const std::size_t at = status.find("CapEff:");
+  if (at == std::string::npos) return false;
+  return (std::strtoull(status.c_str() + at + std::strlen("CapEff:"), nullptr, 16) >> bit & 1) != 0;
+}
+
+bool has_seccomp_filter(const Machine& machine) {
+  return machine.text("/proc/self/status").value_or("").find("Seccomp:\t2") != std::string::npos;
+}
+
+// Why the kernel refused a system call, and the line that allows it.
+void explain_refusal(const Machine& machine, int error, const std::string& knob,
+                     const std::string& line, Finding& finding) {
+  if (error == ENOSYS && !has_seccomp_filter(machine)) {
+    finding.seen += "; the kernel was built without it";
+    finding.fix = "use a kernel that has it";
+  } else if (const auto value = machine.text(knob);
+             value && !line.empty() && error == EPERM && !has_seccomp_filter(machine)) {
+    finding.seen += fmt::format("; {} is {}", knob, *value);
+    finding.fix = line;
+  } else {
+    finding.seen += has_seccomp_filter(machine) ? "; a seccomp filter is in force" : "";
+    finding.fix = "docker run --security-opt seccomp=unconfined, or a profile that allows it";
+  }
+}
+
+}  // namespace
+
+bool Machine::exists(const std::string& below) const {
+  return access(path(below).c_str(), F_OK) == 0;
+}
+
+std::optional<std::string> Machine::text(const std::string& below) const {
+  std::ifstream file(path(below));
+  if (!file) return std::nullopt;
+  std::stringstream all;
+  all << file.rdbuf();
+  std::string text = all.str();
+  while (!text.empty() && text.back() == '\n') text.pop_back();
+  return text;
+}
+
+std::optional<std::uint64_t> Machine::number(const std::string& below) const {
+  const std::optional<std::string> all = text(below);
+  if (!all || all->empty() || all->find_first_not_of("0123456789") != std::string::npos)
+    return std::nullopt;
+  return std::strtoull(all->c_str(), nullptr, 10);
+}
+
+std::vector<std::string> Machine::names_in(const std::string& below) const {
+  std::vector<std::string> names;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(path(below), ignored))
+    names.push_back(entry.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+bool Machine::is_container() const {
+  return exists("/.dockerenv") || exists("/run/.containerenv");
+}
+
+Finding check_memlock(const Machine& machine) {
+  constexpr int kIpcLock = 14;                // CAP_IPC_LOCK, which frees from the limit
+  constexpr std::uint64_t kEnough = 1 << 30;  // what a few ranks' caches register easily
+  // "Max locked memory  65536  unlimited  bytes": what counts, and what it can be raised to.
+  const std::string limits = machine.text("/proc/self/limits").value_or("");
+  constexpr std::string_view kLabel = "Max locked memory";
+  const std::size_t at = limits.find(kLabel);
+  if (at == std::string::npos) return good("memlock", "the kernel does not tell the limit");
+  std::string most, could_be;
+  std::istringstream(limits.substr(at + kLabel.size())) >> most >> could_be;
+  if (most == "unlimited") return good("memlock", "locked memory is not limited");
+  const std::uint64_t bytes = std::strtoull(most.c_str(), nullptr, 10);
+  const std::string seen = fmt::format("locked memory is limited to {} KiB", bytes / 1024);
+  if (has_capability(machine, kIpcLock))
+    return good("memlock", seen + ", which CAP_IPC_LOCK frees this process from");
+  if (bytes >= kEnough) return good("memlock", seen);
+  Finding finding = {"memlock", Severity::warning, seen,
+                     "registered memory counts as locked; beyond the limit registering fails "
+                     "(ENOMEM), also that of each MPI library",
+                     "ulimit -l unlimited"};
+  if (!machine.names_in("/sys/class/infiniband").empty()) finding.severity = Severity::bad;
+  if (could_be != "unlimited")
+    finding.fix =
+        machine.is_container()
+            ? "docker run --ulimit memlock=-1 ..."
+            : "echo '* - memlock unlimited' | sudo tee /etc/security/limits.d/rdma.conf  # then "
+              "log in again; in a systemd unit: LimitMEMLOCK=infinity";
+  return finding;
+}
+
+Finding check_memory_limit(const Machine& machine) {
+  const auto limit = least(machine, "memory",
+                           {{"memory.max", "memory.current"},
+                            {"memory.high", "memory.current"},
+                            {"memory.limit_in_bytes", "memory.usage_in_bytes"}});
+  if (!limit) return good("cgroup.memory", "no cgroup limits memory");
+  const std::string seen =
+      fmt::format("{} allows {}, {} in use", limit->file, mib(limit->most), mib(limit->used));
+  // Less than an eighth left is where rdmalloc itself begins to give back early.
+  if (limit->used < limit->most - limit->most / 8) return good("cgroup.memory", seen);
+  return {"cgroup.memory", Severity::warning, seen,
+          "less than an eighth is left: rdmalloc gives free memory back at once, and the kernel "
+          "kills when it is used up; registered memory can't be swapped out",
+          machine.is_container() ? "docker run --memory=SIZE ... with a larger SIZE"
+                                 : "raise it, in a Slurm job by --mem=SIZE, in a systemd unit by "
+                                   "MemoryMax=SIZE"};
+}
+
+Finding check_processor_limit(const Machine& machine) {
+  std::string file;
+  const double allowed = quota(machine, file);
+  const unsigned visible = processors();
+  if (allowed == 0) return good("cgroup.cpu", "no cgroup limits processor time");
+  const std::string seen =
+      fmt::format("{} allows {:.2g} processors' time, {} are visible", file, allowed, visible);
+  if (allowed >= visible) return good("cgroup.cpu", seen);
+  return {"cgroup.cpu", Severity::warning, seen,
+          "launchers start as many ranks as processors are visible; each rank spins while it "
+          "waits, and all of them are stopped when the time is used up",
+          fmt::format("start at most {} ranks, or raise the limit (docker run --cpus={})",
+                      std::max(1u, static_cast<unsigned>(allowed)), visible)};
+}
+
+Finding check_process_limit(const Machine& machine) {
+  constexpr std::uint64_t kFewLeft = 64;  // a rank has some five threads; the launcher's as well
+  const auto limit = least(machine, "pids", {{"pids.max", "pids.current"}});
+  if (!limit) return good("cgroup.pids", "no cgroup limits threads");
+  const std::string seen = fmt::format("{} allows {} processes and threads, {} exist", limit->file,
+                                       limit->most, limit->used);
+  if (limit->used + kFewLeft <= limit->most) return good("cgroup.pids", seen);
+  return {"cgroup.pids", Severity::warning, seen,
+          "a thread that can't be created ends many programs; rdmalloc then purges only when "
+          "asked (the counter purge_thread_failures)",
+          machine.is_container() ? "docker run --pids-limit=-1 ..."
+                                 : "raise it, in a systemd unit by TasksMax=infinity"};
+}
+
+Finding check_huge_pages(const Machine& machine) {
+  constexpr std::uint64_t kMuch = 256;  // pages of 2 MiB: 512 MiB
+  const auto text = machine.text("/proc/meminfo").value_or("");
+  const auto value = [&text](const char* name) -> std::uint64_t {
+    const std::size_t at = text.find(name);
+    return at == std::string::npos
+               ? 0
+               : std::strtoull(text.c_str() + at + std::strlen(name), nullptr, 10);
+  };
+  const std::uint64_t all = value("HugePages_Total:"), free_pages = value("HugePages_Free:");
+  const std::uint64_t kib = value("Hugepagesize:");
+  if (all == 0) return good("huge_pages", "no huge pages are reserved; rdmalloc needs none");
+  const std::string seen =
+      fmt::format("{} huge pages of {} KiB are reserved, {} are free", all, kib, free_pages);
+  if (free_pages < kMuch) return good("huge_pages", seen);
+  return {"huge_pages", Severity::warning, seen,
+          "reserved pages serve hugetlbfs only (DPDK, or programs that ask for them): neither "
+          "rdmalloc nor anybody's malloc can use them",
+          fmt::format("echo {} | sudo tee /proc/sys/vm/nr_hugepages  # if nothing is to use them",
+                      all - free_pages)};
+}
+
+Finding check_transparent_huge_pages(const Machine& machine) {
+  const std::string file = "/sys/kernel/mm/transparent_hugepage/enabled";
+  const std::optional<std::string> text = machine.text(file);
+  const char* setting = std::getenv("RDMALLOC_HUGE");
+  if (setting != nullptr && std::string(setting) == "never")
+    return good("thp", "RDMALLOC_HUGE=never: rdmalloc asks for none");
+  if (!text)
+    return {"thp", Severity::note, file + " is not there: a kernel without transparent huge pages",
+            "registering large blocks takes longer, for every page is small",
+            "use a kernel that has them"};
+  const std::size_t begin = text->find('[');
+  const std::string mode =
+      begin == std::string::npos ? *text : text->substr(begin + 1, text->find(']') - begin - 1);
+  const std::string seen = fmt::format("transparent huge pages: {}", mode);
+  if (mode != "never") return good("thp", seen);
+  return {"thp", Severity::warning, seen,
+          "rdmalloc asks for huge pages under large blocks (RDMALLOC_HUGE=auto) and gets none: "
+          "more page faults, and registering takes longer",
+          fmt::format("echo madvise | sudo tee {}", file)};
+}
+
+Finding check_infiniband(const Machine& machine) {
+  const std::vector<std::string> devices = machine.names_in("/sys/class/infiniband");
+  if (devices.empty()) return good("infiniband", "no RDMA device: MPI uses shared memory and TCP");
+  std::vector<std::string> nodes;
+  for (const std::string& name : machine.names_in("/dev/infiniband"))
+    if (name.rfind("uverbs", 0) == 0) nodes.push_back("/dev/infiniband/" + name);
+  if (nodes.empty())
+    return {"infiniband", Severity::bad,
+            fmt::format("the kernel has {} ({}), and /dev/infiniband has no uverbs device",
+                        devices.size() == 1 ? "an RDMA device" : "RDMA devices", devices[0]),
+            "programs can't open it: MPI falls back to TCP without a word, or fails",
+            machine.is_container()
+                ? "docker run --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 ..."
+                : "sudo modprobe ib_uverbs"};
+  for (const std::string& node : nodes)
+    if (access(machine.path(node).c_str(), R_OK | W_OK) != 0)
+      return {"infiniband", Severity::bad,
+              fmt::format("{} can't be opened: {}", node, std::strerror(errno)),
+              "MPI falls back to TCP without a word, or fails",
+              fmt::format("sudo chmod 666 {}  # for good: rdma-core's udev rule", node)};
+  return good("infiniband", fmt::format("{} and {} can be used", devices[0], nodes[0]));
+}
+
+Finding check_shared_memory(const Machine& machine) {
+  constexpr std::uint64_t kDockers =
+      64 * kMiB;  // Docker's default, too small for more than a few ranks
+  struct statvfs state = {};
+  const std::string folder = machine.path("/dev/shm");
+  const std::string fix = machine.is_container() ? "docker run --shm-size=1g ..."
+                                                 : "sudo mount -o remount,size=1g /dev/shm";
+  const char* why =
+      "ranks of one machine speak through files there; without room they end with "
+      "SIGBUS, or refuse to start";
+  if (statvfs(folder.c_str(), &state) != 0)
+    return {"shm", Severity::bad, fmt::format("/dev/shm: {}", std::strerror(errno)), why,
+            "sudo mkdir -p /dev/shm && sudo mount -t tmpfs -o mode=1777 tmpfs /dev/shm"};
+  if (access(folder.c_str(), W_OK | X_OK) != 0)
+    return {"shm", Severity::bad, fmt::format("/dev/shm: {}", std::strerror(errno)), why,
+            "sudo chmod 1777 /dev/shm"};
+  const std::uint64_t all = std::uint64_t{state.f_blocks} * state.f_frsize;
+  const std::uint64_t left = std::uint64_t{state.f_bavail} * state.f_frsize;
+  const std::string seen = fmt::format("/dev/shm has {}, {} free", mib(all), mib(left));
+  if (left < 16 * kMiB) return {"shm", Severity::bad, seen, why, fix};  // less than two ranks take
+  if (all <= kDockers) return {"shm", Severity::warning, seen, why, fix};
+  return good("shm", seen);
+}
+
+Finding check_map_count(const Machine& machine) {
+  constexpr std::uint64_t kDefault = 65530;  // the kernel's own
+  const auto count = machine.number("/proc/sys/vm/max_map_count");
+  if (!count) return good("max_map_count", "the kernel does not tell vm.max_map_count");
+  const std::string seen = fmt::format("vm.max_map_count is {}", *count);
+  if (*count >= kDefault) return good("max_map_count", seen);
+  return {"max_map_count", Severity::warning, seen,
+          "a process with more mappings gets no memory (ENOMEM); fabrics make many small ones",
+          fmt::format("sudo sysctl vm.max_map_count={}", kDefault)};
+}
+
+Finding check_io_uring(const Machine& machine) {
+  // Of io_uring_setup(2), all zero: one entry, no flags.
+  std::uint64_t parameters[15] = {};
+  const long ring = syscall(SYS_io_uring_setup, 1, parameters);
+  if (ring >= 0) {
+    close(static_cast<int>(ring));
+    return good("io_uring", "io_uring can be used");
+  }
+  Finding finding = {"io_uring", Severity::note,
+                     fmt::format("io_uring_setup: {}", std::strerror(errno)),
+                     "domains over an io_uring can't be opened; nothing else needs it", ""};
+  explain_refusal(machine, errno, "/proc/sys/kernel/io_uring_disabled",
+                  "sudo sysctl kernel.io_uring_disabled=0", finding);
+  return finding;
+}
+
+Finding check_userfaultfd(const Machine& machine) {
+  const long watcher = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+  if (watcher >= 0) {
+    close(static_cast<int>(watcher));
+    return good("userfaultfd", "userfaultfd can be used");
+  }
+  Finding finding = {"userfaultfd", Severity::note,
+                     fmt::format("userfaultfd: {}", std::strerror(errno)),
+                     "the kernel can't tell of memory that others unmap; UCX and libfabric may use "
+                     "it, rdmalloc's own pages need no watching",
+                     ""};
+  explain_refusal(machine, errno, "/proc/sys/vm/unprivileged_userfaultfd",
+                  "sudo sysctl vm.unprivileged_userfaultfd=1", finding);
+  return finding;
+}
+
+Finding check_slots(const Machine& machine, const Job& job) {
+  if (job.launcher.kind != Launcher::Kind::open_mpi)
+    return good("slots", "no Open MPI launcher in question: others start as many ranks as asked");
+  // Open MPI counts cores, not their hardware threads.
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  sched_getaffinity(0, sizeof set, &set);
+  std::vector<std::string> cores;
+  for (int processor = 0; processor < CPU_SETSIZE; processor++) {
+    if (!CPU_ISSET(processor, &set)) continue;
+    const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}/topology/", processor);
+    const auto core = machine.text(folder + "core_id");
+    const auto package = machine.text(folder + "physical_package_id");
+    cores.push_back(core && package ? *package + ":" + *core : fmt::format("cpu{}", processor));
+  }
+  std::sort(cores.begin(), cores.end());
+  const auto slots = std::unique(cores.begin(), cores.end()) - cores.begin();
+  long ranks = 0;
+  for (const Context& context : job.contexts)
+    for (std::size_t at = context.begin; at + 1 < context.program; at++)
+      for (const char* option : {"-n", "--n", "-np", "--np", "-c"})
+        if (job.command[at] == option) ranks += std::atol(job.command[at + 1].c_str());
+  const std::string seen =
+      fmt::format("{} ranks are asked for, and {} slots (cores) are there",
+                  ranks == 0 ? "as many as slots" : fmt::format("{}", ranks), slots);
+  const auto says_so = [](const std::optional<std::string>& value) {
+    std::string text = value.value_or("");
+    std::transform(text.begin(), text.end(), text.begin(), ::tolower);
+    return text == "1" || text == "true" || text.find("oversubscribe") != std::string::npos;
+  };
+  if (ranks <= slots) return good("slots", seen);
+  const bool is_allowed =
+      job.has_option("oversubscribe") || says_so(job.mca("rmaps_base_oversubscribe")) ||
+      says_so(job.variable("PRTE_MCA_rmaps_default_mapping_policy")) ||
+      std::any_of(job.command.begin(), job.command.end(), [&](const std::string& word) {
+        return word.find(':') != std::string::npos && word != ":" && says_so(word);
+      });
+  if (is_allowed) return good("slots", seen + "; oversubscribing is allowed");
+  for (const char* option : {"host", "hostfile", "machinefile", "default-hostfile", "H"})
+    if (job.has_option(option)) return good("slots", seen + "; other hosts are named");
+  return {"slots", Severity::bad, seen,
+          "mpirun refuses: there are not enough slots available in the system",
+          job.launcher.major >= 5 ? "export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"
+                                  : "export OMPI_MCA_rmaps_base_oversubscribe=1"};
+}
+
+}  // namespace rdmalloc::tool
