@@ -1,0 +1,203 @@
+#!/usr/bin/python3
+"""rdmalloc run under a real Slurm: munge, a controller and two nodes on loopback, started here.
+
+    slurm_test.py RDMALLOC LIBRDMALLOC_SO
+
+Seen to fail: with LD_PRELOAD left in srun's environment (test_own_preload), with settings left out
+of a list (test_lists), without --export (the launcher is preloaded, and lists leave us out).
+"""
+import os
+import pwd
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import launching
+from launching import call, environment, script
+
+TOOL, LIBRARY = sys.argv[1:]
+OURS = os.path.realpath(LIBRARY)
+DAEMONS = ("munged", "slurmctld", "slurmd")
+PATH = os.environ["PATH"] + ":/usr/sbin:/sbin"
+# Of a rank: whether it has us, whether its parent, slurmstepd, has.
+LOOK = ("for who in self $PPID; do grep -q librdmalloc /proc/$who/maps && echo with || echo without;"
+        " done | xargs echo $RDMALLOC_DECAY_MS")
+START_SECONDS = 90  # an idle machine needs 5
+
+CONFIGURATION = """
+ClusterName=loopback
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={ports[0]}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+SlurmctldPidFile={folder}/controller.pid
+SlurmdPidFile={folder}/%n.pid
+SlurmctldLogFile={folder}/controller.log
+SlurmdLogFile={folder}/%n.log
+ProctrackType=proctrack/pgid
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+JobAcctGatherType=jobacct_gather/none
+SlurmdParameters=config_overrides
+NodeName=n1 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[1]} CPUs=4
+NodeName=n2 NodeHostname={host} NodeAddr=127.0.0.1 Port={ports[2]} CPUs=4
+PartitionName=all Nodes=n[1-2] Default=YES State=UP OverSubscribe=FORCE
+"""
+
+
+def free_ports(count):
+    holders = [socket.socket() for _ in range(count)]
+    for holder in holders:
+        holder.bind(("127.0.0.1", 0))
+    ports = [holder.getsockname()[1] for holder in holders]
+    for holder in holders:
+        holder.close()
+    return ports
+
+
+class Cluster:
+    def __init__(self):
+        self.folder = tempfile.mkdtemp(prefix="rdmalloc-slurm-")
+        self.started = []
+        os.chmod(self.folder, 0o755)
+        os.mkdir(self.folder + "/state")
+        # Everybody speaks to munge's socket; its key is its own.
+        os.mkdir(self.folder + "/munge", mode=0o711)
+        with open(self.folder + "/munge/key", "wb") as key:
+            key.write(os.urandom(1024))
+        os.chmod(self.folder + "/munge/key", 0o600)
+        with open(self.folder + "/slurm.conf", "w", encoding="utf-8") as file:
+            file.write(CONFIGURATION.format(folder=self.folder, ports=free_ports(3),
+                                            host=socket.gethostname().split(".")[0],
+                                            user=pwd.getpwuid(os.geteuid()).pw_name))
+
+    def env(self, **more):
+        return environment(PATH=PATH, SLURM_CONF=self.folder + "/slurm.conf", **more)
+
+    def daemon(self, *words):
+        log = open(f"{self.folder}/{len(self.started)}.out", "w", encoding="utf-8")
+        self.started.append(subprocess.Popen(words, env=self.env(), stdin=subprocess.DEVNULL,
+                                             stdout=log, stderr=log))
+        log.close()
+
+    def start(self):
+        munge = self.folder + "/munge/"
+        self.daemon("munged", "--foreground", "--num-threads=10",
+                    *[f"--{what}={munge}{file}" for what, file in (
+                        ("key-file", "key"), ("socket", "socket"), ("pid-file", "pid"),
+                        ("log-file", "log"), ("seed-file", "seed"))])
+        self.wait_for("munge's socket", lambda: os.path.exists(munge + "socket"))
+        self.daemon("slurmctld", "-D", "-c")
+        for node in ("n1", "n2"):
+            self.daemon("slurmd", "-D", "-N", node)
+        self.wait_for("two idle nodes", lambda: call(
+            ["sinfo", "-h", "-N", "-o", "%T"], env=self.env()).stdout.split() == ["idle"] * 2)
+
+    def wait_for(self, what, is_there):
+        deadline = time.monotonic() + START_SECONDS
+        while not is_there():
+            if time.monotonic() > deadline or any(one.poll() is not None for one in self.started):
+                raise AssertionError(f"waited for {what}:\n{self.logs()}")
+            time.sleep(0.1)
+
+    def logs(self):
+        text = ""
+        for name in sorted(os.listdir(self.folder)):
+            if name.endswith((".log", ".out")):
+                with open(os.path.join(self.folder, name), errors="replace", encoding="utf-8") as log:
+                    text += f"--- {name}\n{log.read()[-3000:]}\n"
+        return text
+
+    def stop(self):
+        for one in reversed(self.started):
+            one.terminate()
+            try:
+                one.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                one.kill()
+                one.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Slurm(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster()
+        cls.addClassCleanup(cls.cluster.stop)
+        cls.cluster.start()
+
+    def run_tool(self, *words, **more):
+        done = call([TOOL, "run", "--library", OURS, *words], env=self.cluster.env(**more))
+        self.assertNotIn("rdmalloc:", done.stderr)
+        return done
+
+    def test_ranks_of_both_nodes_have_us_and_the_launcher_has_not(self):
+        done = self.run_tool("--set", "DECAY_MS=7", "--", "srun", "-N", "2", "-n", "2", "sh", "-c",
+                             LOOK + "; echo $SLURM_NODEID")
+        self.assertEqual(sorted(done.stdout.split("\n")), ["", "0", "1", *["7 with without"] * 2],
+                         done)
+
+    def test_own_preload(self):
+        other = os.path.join(self.cluster.folder, "other.so")
+        self.assertEqual(call(["cc", "-shared", "-x", "c", "-o", other, "/dev/null"]).returncode, 0)
+        os.chmod(other, 0o755)
+        look = ["-n", "1", "sh", "-c", "echo $LD_PRELOAD"]
+        done = self.run_tool("--", "srun", *look, LD_PRELOAD=other)
+        self.assertEqual(done.stdout, f"{OURS}:{other}\n", done)
+        done = self.run_tool("--", "srun", f"--export=ALL,LD_PRELOAD={other}", *look)
+        self.assertEqual(done.stdout, f"{OURS}:{other}\n", done)
+
+    def test_lists(self):
+        for words in (["--export=NONE"], ["--export", "HOME"]):
+            done = self.run_tool("--set", "DECAY_MS=7", "--", "srun", *words, "-n", "1", "/bin/sh",
+                                 "-c", f"PATH={os.environ['PATH']}; {LOOK}; echo $KEPT",
+                                 KEPT="nothing")
+            self.assertEqual(done.stdout, "7 with without\n\n", done)
+        commas = self.run_tool("--set", "FAULT=decommit:1,commit:9000", "--", "srun", "-n", "1",
+                               "printenv", "RDMALLOC_FAULT")
+        self.assertEqual(commas.stdout, "decommit:1,commit:9000\n", commas)
+
+    def test_batch_jobs(self):
+        folder = self.cluster.folder
+        job = script(folder + "/job",
+                     f"#!/bin/sh\n#SBATCH -N 2 -n 2 -o {folder}/of-the-job\n"
+                     f"'{os.path.abspath(TOOL)}' run --purge manual -- srun sh -c '{LOOK}'\n")
+        done = call(["sbatch", "--wait", job], env=self.cluster.env())
+        self.assertEqual(done.returncode, 0, done)
+        with open(folder + "/of-the-job", encoding="utf-8") as output:
+            self.assertEqual(re.findall("with.*", output.read()), ["with without"] * 2)
+        # The other way round the script and its steps have us, slurmstepd still not.
+        inner = script(folder + "/inner", f"#!/bin/sh\n#SBATCH -n 1 -o {folder}/of-inner\n{LOOK}\n"
+                       f"srun sh -c '{LOOK}'\n")
+        done = self.run_tool("--", "sbatch", "--wait", inner)
+        self.assertEqual(done.returncode, 0, done)
+        with open(folder + "/of-inner", encoding="utf-8") as output:
+            self.assertEqual(re.findall("with.*", output.read()), ["with without"] * 2)
+
+    def test_status_and_errors_are_sruns(self):
+        for command in ("exit 7", "kill -SEGV $$"):
+            words = ["srun", "-n", "1", "sh", "-c", command]
+            alone = call(words, env=self.cluster.env())
+            self.assertEqual(self.run_tool("--", *words).returncode, alone.returncode)
+            self.assertNotEqual(alone.returncode, 0)
+
+
+if __name__ == "__main__":
+    missing = [name for name in (*DAEMONS, "srun") if not shutil.which(name, path=PATH)]
+    if missing or os.geteuid() != 0:
+        print(f"SKIP: {'Slurm is started as root' if not missing else ', '.join(missing) + ': apt install slurm-wlm munge'}")
+        sys.exit(77)
+    unittest.main(argv=[sys.argv[0], "-v"])
