@@ -184,7 +184,7 @@ struct rdmalloc_reg_head {
   uintptr_t base;
   size_t length;
   uint32_t access; /* and RDMALLOC_NO_REGISTER, so that one test serves both kinds of call */
-  uint32_t reserved;
+  uint32_t domain_index;
   struct rdmalloc_key key;
 };
 struct rdmalloc_domain_head {

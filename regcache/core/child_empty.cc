@@ -6,6 +6,7 @@
 #include <atomic>
 
 #include "alloc/os/os.h"
+#include "alloc/pages/arena.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -45,6 +46,16 @@ int map_child_empty(std::size_t length, std::uintptr_t* base) {
   int error = wipe_by_handler(*base, length);
   if (error != 0) os::unreserve(*base, length);
   return error;
+}
+
+int map_child_empty_dense(std::size_t length, std::uintptr_t* base) {
+  if (length < kChunkBytes || !arena_may_be_huge()) return map_child_empty(length, base);
+  std::uintptr_t mapped = 0;
+  if (int error = map_child_empty(length + kChunkBytes, &mapped)) return error;
+  // All of it, so that it stays one mapping; refused by a kernel that has none.
+  os::advise_huge(mapped, length + kChunkBytes);
+  *base = (mapped + kChunkBytes - 1) & ~(kChunkBytes - 1);
+  return 0;
 }
 
 }  // namespace rdmalloc::regcache

@@ -182,7 +182,8 @@ void move_quarantined(State& all, Domain& domain) {
     domain.by_range.erase(reg);
     reg->by_range.left = nullptr;
     reg->by_range.right = nullptr;
-    std::atomic_ref<std::uint16_t>(reg->domain_index).store(kOrphans, std::memory_order_relaxed);
+    std::atomic_ref<std::uint32_t>(reg->head.domain_index)
+        .store(kOrphans, std::memory_order_relaxed);
     orphans.by_range.insert(reg);
     ++orphans.count;
   }

@@ -60,7 +60,8 @@ inline bool seems_to_cover(const Domain& domain, Registration* reg, std::uintptr
   // Relaxed: hints only. Pairs with nothing but fill_in(), which writes them as atomics.
   auto base = std::atomic_ref<std::uintptr_t>(reg->head.base).load(std::memory_order_relaxed);
   auto length = std::atomic_ref<std::size_t>(reg->head.length).load(std::memory_order_relaxed);
-  auto index = std::atomic_ref<std::uint16_t>(reg->domain_index).load(std::memory_order_relaxed);
+  auto index =
+      std::atomic_ref<std::uint32_t>(reg->head.domain_index).load(std::memory_order_relaxed);
   return low >= base && high - base <= length && index == domain.index;
 }
 

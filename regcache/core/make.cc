@@ -363,12 +363,13 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
 // The record may have been in a tree before, or a hint, and a reader may have lost his way there:
 // base, length and domain are what he looks at without a reference.
 void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
-  std::atomic_ref<std::uint16_t>(made->domain_index).store(domain.index, std::memory_order_relaxed);
+  std::atomic_ref<std::uint32_t>(made->head.domain_index)
+      .store(domain.index, std::memory_order_relaxed);
   std::atomic_ref<std::uintptr_t>(made->head.base).store(plan.low, std::memory_order_relaxed);
   std::atomic_ref<std::size_t>(made->head.length).store(plan.length(), std::memory_order_relaxed);
   // The bit lets a hit with "only look" pass the same test of rights as any other.
   made->head.access = plan.access | RDMALLOC_NO_REGISTER;
-  made->head.reserved = 0;
+  made->frames = 0;
   made->head.key = {};
   made->kind = plan.kind;
   made->is_sticky = made->is_listed = made->is_awaited = false;

@@ -141,19 +141,19 @@ void oracle_registered(const Domain& domain, Registration* reg) {
     store.give(handle, pages.count());
     return;
   }
-  reg->head.reserved = handle;
+  reg->frames = handle;
 }
 
 void oracle_deregistered(Registration* reg) {
-  if (reg->head.reserved == 0) return;
-  state()->frames.give(reg->head.reserved, Pages(reg->base(), reg->end()).count());
-  reg->head.reserved = 0;
+  if (reg->frames == 0) return;
+  state()->frames.give(reg->frames, Pages(reg->base(), reg->end()).count());
+  reg->frames = 0;
 }
 
 void oracle_check(const Domain& domain, const Registration* reg, std::uintptr_t low,
                   std::uintptr_t high) {
-  if (reg->head.reserved == 0) return;
-  std::uint64_t* words = state()->frames.at(reg->head.reserved);
+  if (reg->frames == 0) return;
+  std::uint64_t* words = state()->frames.at(reg->frames);
   Pages registered(reg->base(), reg->end());
   read_pagemap(Pages(low, high), [&](std::uintptr_t page, std::uint64_t word) {
     if (const char* what = what_is_stale(words[page - registered.first], word))

@@ -64,7 +64,7 @@ class Pool {
     std::uint32_t chunks = memory.chunks.load(std::memory_order_relaxed);
     std::size_t length = kFirstChunkBytes << (chunks < kMostDoublings ? chunks : kMostDoublings);
     std::uintptr_t base = 0;
-    if (map_child_empty(length, &base) != 0) return false;
+    if (map_child_empty_dense(length, &base) != 0) return false;
     memory.chunks.store(chunks + 1, std::memory_order_relaxed);
     // In this order, so that a child forked between two of them finds no unused memory, never wrong
     // memory. What is left of the chunk before is less than a record.

@@ -33,7 +33,7 @@ void take_back(Registration* reg, std::uint64_t change);
 void fold_hits(Registration* reg) {
   if (!acquire(reg, 1)) return;  // closed: whoever drops it adds all its hits up
   if ((reg->state.fetch_and(~kFold, std::memory_order_relaxed) & kFold) != 0) {
-    Domain& domain = state()->domains[reg->domain_index];
+    Domain& domain = state()->domains[reg->head.domain_index];
     LockGuard guard(domain.lock);
     domain.counters.hits += kFold >> kHitShift;
   }
@@ -54,7 +54,7 @@ void fold_hits(Registration* reg) {
   // Only now is the record ours: with others holding it, it may be anything by this time.
   if ((now & (kOpen | kRefs)) == 0) {
     reg->next() = nullptr;
-    drop_list(state()->domains[reg->domain_index], reg, Reason::kAsked);
+    drop_list(state()->domains[reg->head.domain_index], reg, Reason::kAsked);
   }
 }
 
@@ -80,7 +80,7 @@ bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size
   if (!acquire(reg, 1 + kHit)) return false;
   // Only now is it what it says.
   if (reg->covers(low, low + length) && (access & ~reg->head.access) == 0 &&
-      reg->domain_index == domain->index) {
+      reg->head.domain_index == domain->index) {
     oracle_check(*domain, reg, low, low + length);
     return true;
   }
@@ -125,7 +125,7 @@ extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void
       std::uintptr_t inside = low - reg->head.base;
       if (inside < reg->head.length && length - 1 < reg->head.length - inside &&
           (access & ~reg->head.access) == 0 && (access << 1) != 0 &&
-          reg->domain_index == domain->index) [[likely]] {
+          reg->head.domain_index == domain->index) [[likely]] {
         oracle_check(*domain, reg, low, low + length);
         *out = reinterpret_cast<rdmalloc_reg*>(reg);
         return 0;

@@ -69,7 +69,7 @@ struct StampLinks {
 };
 
 struct alignas(64) Registration {
-  // The first line: all that a hit touches, but for the stamp.
+  // The first line: all that a look-up touches.
   rdmalloc_reg_head head;  // must be first: the inline fast path of regcache.h reads it
   std::atomic<std::uint64_t> state;
 
@@ -78,14 +78,15 @@ struct alignas(64) Registration {
   std::uint64_t listed_stamp;        // its place in the domain's by_stamp, at most `stamp`
   RangeLinks by_range;
   Shared<std::uintptr_t> furthest_end;  // largest end of a range in its subtree of by_range
-  StampLinks by_stamp;  // outside the tree, by_stamp.left links lists: drops, in flight, free
-  std::uint16_t domain_index;
+  StampLinks by_stamp;   // outside the tree, by_stamp.left links lists: drops, in flight, free
+  std::uint32_t frames;  // the oracle's handle (oracle.h)
   Kind kind;
-  bool is_sticky;
-  bool is_listed;       // in by_stamp: cached and not sticky
-  bool is_awaited;      // an invalidation waits for its end
-  bool is_quarantined;  // its deregistration failed: kept for ever, so that no purge touches it
-  bool is_stale;        // invalidated while register_ ran: not to be found by anybody else
+  // In one byte, so written under the lock only, or by who alone has the record.
+  bool is_sticky : 1;
+  bool is_listed : 1;       // in by_stamp: cached and not sticky
+  bool is_awaited : 1;      // an invalidation waits for its end
+  bool is_quarantined : 1;  // its deregistration failed: kept for ever, so that no purge touches it
+  bool is_stale : 1;        // invalidated while register_ ran: not to be found by anybody else
 
   std::uintptr_t base() const { return head.base; }
   std::uintptr_t end() const { return head.base + head.length; }
