@@ -190,7 +190,10 @@ TEST(OutOfReach, an_observer_that_allocates_does_not_wait_for_its_own_purge) {
     std::atomic<bool> is_over{false};
     auto self = static_cast<pid_t>(syscall(SYS_gettid));
     std::thread watcher([&, self] {
-      while (!is_over) s->has_slept |= is_asleep(self);
+      while (!is_over) {
+        bool sleeps = is_asleep(self);
+        if (!is_over) s->has_slept |= sleeps;  // afterwards it waits for this thread's end
+      }
     });
     for (int i = 0; i < 20; i++) {
       void* block = rdmalloc_malloc(4 * kMiB);
