@@ -94,18 +94,19 @@ int count_down(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
   return error;
 }
 
-// Counts [base, end) up, locking the gaps. After a failure everything is as it was.
+// Counts [base, end) up, locking it. After a failure everything is as it was.
 int count_up(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
   std::uintptr_t reached = base;
   int error = 0;
   for (std::size_t at = find(locked, base); reached < end && error == 0; ++at) {
     std::uintptr_t next = at < locked.count ? locked.segments[at].base : end;
     if (next > end) next = end;
-    if (reached < next) {
-      error = lock_pages(reached, next);
-      if (error != 0) break;
-      insert(locked, at, {reached, next, 0});
-    }
+    // Also where it was locked before: of foreign memory it may be another mapping by now, whose
+    // earlier registration ends later.
+    std::uintptr_t locked_end = reached < next ? next : locked.segments[at].end;
+    error = lock_pages(reached, locked_end);
+    if (error != 0) break;
+    if (reached < next) insert(locked, at, {reached, next, 0});
     ++locked.segments[at].count;
     reached = locked.segments[at].end;
   }

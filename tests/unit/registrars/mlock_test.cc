@@ -37,6 +37,33 @@ TEST(Mlock, pages_stay_locked_until_their_last_registration_ends) {
   EXPECT_EQ(rdmalloc_domain_close(domain), 0);
 }
 
+// Foreign memory that was mapped anew under a registration: the new pages are locked for the next
+// one, though the first has not ended. Fails when count_up() locks only what nobody counts.
+TEST(Mlock, pages_mapped_anew_under_an_old_registration_are_locked_for_the_next) {
+  rdmalloc_domain* domain = nullptr;
+  ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);
+  auto map = [](void* at, int flags) {
+    return static_cast<char*>(
+        mmap(at, 64 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flags, -1, 0));
+  };
+  char* foreign = map(nullptr, 0);
+  long before = status_kb("VmLck");
+  int error = 0;
+  rdmalloc_reg* old = get(domain, foreign + 4096, 62 * 4096, &error);
+  ASSERT_EQ(error, 0);
+  ASSERT_EQ(map(foreign, MAP_FIXED), foreign);
+  EXPECT_EQ(status_kb("VmLck") - before, 0);
+  rdmalloc_reg* next = get(domain, foreign, 64 * 4096, &error);
+  ASSERT_EQ(error, 0);
+  EXPECT_EQ(status_kb("VmLck") - before, 256);
+  rdmalloc_reg_put(old);
+  EXPECT_EQ(status_kb("VmLck") - before, 256);
+  rdmalloc_reg_put(next);
+  EXPECT_EQ(status_kb("VmLck") - before, 0);
+  munmap(foreign, 64 * 4096);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+}
+
 // The kernel itself refuses to decommit locked pages: a purge that came before deregistration would
 // fail. Fails when on_purge() does not drop.
 TEST(Mlock, I3_unlocked_before_the_pages_go) {
