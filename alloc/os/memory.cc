@@ -191,7 +191,7 @@ LockedMemory locked_memory() {
   return memory;
 }
 
-bool is_only_thread_left() {
+bool are_only_threads_left(std::uint32_t ours) {
   char stat[512];
   if (read_file("/proc/self/stat", stat) == 0) return false;
   // "pid (name) state ppid ...": the name may hold anything, what follows its last bracket not.
@@ -201,7 +201,7 @@ bool is_only_thread_left() {
   for (int i = 0; i < kFieldsToThreads && field != nullptr; ++i)
     field = std::strchr(field + 1, ' ');
   std::uint64_t threads = 0;
-  return field != nullptr && parse_number(field + 1, &threads) && threads == 2;
+  return field != nullptr && parse_number(field + 1, &threads) && threads == 1 + ours;
 }
 
 }  // namespace rdmalloc::os

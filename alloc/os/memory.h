@@ -40,7 +40,8 @@ struct LockedMemory {
 // Two system calls; where there is a limit it reads /proc/self/status as well: some 20 us.
 LockedMemory locked_memory();
 
-// Whether the first thread has ended and no other but the caller is left. False without /proc.
-bool is_only_thread_left();
+// Whether the first thread has ended and no other but `ours`, the caller among them, is left. False
+// without /proc.
+bool are_only_threads_left(std::uint32_t ours);
 
 }  // namespace rdmalloc::os

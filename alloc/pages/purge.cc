@@ -8,6 +8,7 @@
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
@@ -40,9 +41,6 @@ constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
 // How often a refused or waiting purge thread looks again: four times in a decay time, in these
 // bounds.
 constexpr std::uint64_t kShortestTickMs = 1, kLongestTickMs = 1000;
-// How often it looks whether it is the last thread, once the first has ended: what such a process
-// may end late.
-constexpr std::uint64_t kLastThreadTickMs = 20;
 
 constexpr std::uint64_t kNotLookedUp = UINT64_MAX;  // of Purger::dirty_max_bytes
 enum class ThreadState : std::uint32_t { kNone, kStarting, kRuns, kStopping, kFailed };
@@ -325,14 +323,14 @@ void* purge_thread(void*) {
       continue;
     std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
     if (purger.first_thread_ended.load(std::memory_order_seq_cst)) {
-      // libc ends the process, by exit(), when the last thread returns: this one.
-      if (os::is_only_thread_left()) {
+      // libc ends the process, by exit(), when the last thread returns: this one, or a helper.
+      if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) {
         pthread_detach(pthread_self());
+        helper_threads.fetch_sub(1, std::memory_order_relaxed);
         purger.thread.store(ThreadState::kNone, std::memory_order_release);
         return nullptr;
       }
-      constexpr std::int64_t kTickNs = kLastThreadTickMs * 1000000;
-      if (timeout_ns < 0 || timeout_ns > kTickNs) timeout_ns = kTickNs;
+      if (timeout_ns < 0 || timeout_ns > kLastThreadTickNs) timeout_ns = kLastThreadTickNs;
     }
     os::futex_wait(word, how, timeout_ns);
   }
@@ -423,6 +421,7 @@ void purge_wake() {
 }
 
 void purge_note_first_thread_ends() {
+  if (auto* tell = tell_first_thread_ends.load(std::memory_order_acquire)) tell();
   purger.first_thread_ended.store(true, std::memory_order_seq_cst);
   // As in purge_thread(): it sees the flag before it sleeps, or we see that it sleeps.
   std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
@@ -451,6 +450,7 @@ int purge_thread_start() {
           "check RLIMIT_NPROC and the cgroup's pids.max");
     return error;
   }
+  helper_threads.fetch_add(1, std::memory_order_relaxed);
   purger.thread.store(ThreadState::kRuns, std::memory_order_release);
   return 0;
 }
@@ -471,6 +471,7 @@ int purge_thread_stop() {
   std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
   if (sleep != kAwake) wake(sleep);
   pthread_join(purger.handle, nullptr);
+  helper_threads.fetch_sub(1, std::memory_order_relaxed);
   purger.thread.store(ThreadState::kNone, std::memory_order_release);
   return 0;
 }
@@ -541,6 +542,7 @@ void purge_after_fork(std::uint32_t forking_thread) {
   turn.after_fork(forking_thread);
   memory_after_fork(turn.is_mine());
   purger.thread.store(ThreadState::kNone, std::memory_order_relaxed);
+  helper_threads.store(0, std::memory_order_relaxed);
   purger.sleep.store(kAwake, std::memory_order_relaxed);
   purger.pauses.store(0, std::memory_order_relaxed);
   // The thread that called fork is the child's first.
