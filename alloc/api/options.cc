@@ -72,7 +72,7 @@ bool read_notify(const char* value) {
   return index >= 0;
 }
 bool read_foreign(const char* value) {
-  static constexpr const char* kNames[] = {"refuse", "per-use", "adopted"};
+  static constexpr const char* kNames[] = {"refuse", "per-use", "adopted", "watch"};
   int index = index_of(value, kNames);
   if (index >= 0) current.foreign = static_cast<ForeignMode>(index);
   return index >= 0;
@@ -207,7 +207,7 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_PRESSURE", read_pressure, "auto, off", "auto"},
     {"RDMALLOC_HUGE", read_huge, "auto, never", "auto"},
     {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
-    {"RDMALLOC_FOREIGN", read_foreign, "refuse, per-use, adopted", "per-use"},
+    {"RDMALLOC_FOREIGN", read_foreign, "refuse, per-use, adopted, watch", "per-use"},
     {"RDMALLOC_ARENA", read_arena, "16M to 64T, or % of memory",
      "1T, or four times the memory there is"},
     {"RDMALLOC_TOPOLOGY", read_topology,

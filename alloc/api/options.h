@@ -14,7 +14,7 @@ enum class HugeMode : std::uint8_t { kAuto, kNever };
 // Who hears of a purge besides our own cache (docs/design.md, tiers).
 enum class NotifyMode : std::uint8_t { kAuto, kHooks, kExplicit, kOff };
 // What the registration cache does with memory that is not ours.
-enum class ForeignMode : std::uint8_t { kRefuse, kPerUse, kAdopted };
+enum class ForeignMode : std::uint8_t { kRefuse, kPerUse, kAdopted, kWatch };
 
 struct Options {
   PurgeMode purge = PurgeMode::kThread;

@@ -5,8 +5,8 @@ namespace {
 
 constexpr std::size_t kSites = static_cast<std::size_t>(Site::kCount);
 constexpr const char* kNames[kSites] = {
-    "reserve",     "commit",   "map_metadata",  "wipe_on_fork",
-    "advise_huge", "decommit", "thread_create", "populate",
+    "reserve",  "commit",        "map_metadata", "wipe_on_fork", "advise_huge",
+    "decommit", "thread_create", "populate",     "userfault",    "userfault_register",
 };
 // Calls left before the failure; 0: not armed.
 constinit std::atomic<std::uint64_t> countdown[kSites] = {};

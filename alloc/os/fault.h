@@ -17,6 +17,8 @@ enum class Site : std::uint8_t {
   kDecommit,
   kThreadCreate,
   kPopulate,
+  kUserfault,
+  kUserfaultRegister,
   kCount,
 };
 

@@ -26,4 +26,13 @@ void close_file(int fd) {
   raw_syscall(SYS_close, fd);
 }
 
+int moved_away(int fd) {
+  constexpr long kFrom = 768;  // of 1024, the usual limit
+  if (fd < 0) return fd;
+  long moved = raw_syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, kFrom);
+  if (moved < 0) return fd;
+  close_file(fd);
+  return static_cast<int>(moved);
+}
+
 }  // namespace rdmalloc::os

@@ -12,6 +12,10 @@ std::size_t read_some(int fd, char* buffer, std::size_t size);
 // The same from `offset` on.
 std::size_t read_some_at(int fd, char* buffer, std::size_t size, std::size_t offset);
 void close_file(int fd);
+// The same file at a number that the program's own files don't reach; `fd` itself where there is
+// none such. For what stays open: a program that closes all its descriptors, as daemons do, and
+// opens others, should not find us reading from those.
+int moved_away(int fd);
 
 // The first bytes of a file, zero-terminated; 0 length when it can't be read.
 template <std::size_t size>

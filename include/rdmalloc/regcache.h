@@ -338,6 +338,26 @@ RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length);
  * memory to note that; nothing happened. -EINVAL, -EDEADLK. Calls registrars. */
 RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length);
 
+/** What RDMALLOC_FOREIGN=watch does: from the opening of the first domain to the closing of the
+ *  last, userfaultfd tells when pages of registered foreign memory go, so that reg_get with local
+ *  access may cache it without anybody's word. Private anonymous memory only; whatever can't be
+ *  watched, and whatever is asked for while something is changing, is registered for each use. */
+struct rdmalloc_watch_counters {
+  size_t size;
+  uint64_t is_on;     /**< 1: watching */
+  int64_t error;      /**< why not: a negative errno. 0: it could, but no domain is open or the
+                           setting is another */
+  uint64_t watched;   /**< registrations that are watched now */
+  uint64_t events;    /**< unmappings, moves and removals that the kernel told of */
+  uint64_t stale;     /**< registrations that ended by them */
+  uint64_t unsettled; /**< gets that met a change under way, and registered for one use */
+  uint64_t refusals;  /**< ranges that could not be watched */
+  uint64_t
+      retired; /**< ranges under madvise(DONTNEED, FREE, REMOVE): for each use until unmapped */
+};
+/** Fills *stats (set stats->size). 0, -EINVAL. Any thread. */
+RDMALLOC_API int rdmalloc_watch_stats(struct rdmalloc_watch_counters* stats);
+
 /* ------------------------------------------------------------------ registered heaps
  *
  * A heap with domains (struct rdmalloc_heap_attr) is made of regions: runs of addresses with one

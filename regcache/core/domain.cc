@@ -272,6 +272,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* o
     domain->phase.store(Phase::kUnused, std::memory_order_release);
     return error;
   }
+  all->watch.attach(*all);
   survivors.is_open[domain->index].store(true, std::memory_order_relaxed);
   domain->phase.store(Phase::kIsOpen, std::memory_order_release);
   *handle = reinterpret_cast<rdmalloc_domain*>(domain);
@@ -305,6 +306,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   // slots are empty, and the slow path looks at the phase.
   survivors.is_open[domain->index].store(false, std::memory_order_relaxed);
   domain->phase.store(Phase::kUnused, std::memory_order_release);
+  state()->watch.detach();
   return 0;
 }
 

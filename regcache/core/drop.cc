@@ -64,7 +64,8 @@ void account_drop(Domain& domain, Registration* reg, Reason reason, const Answer
   domain.counters.hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
   ++(answer.ends_by_loss ? domain.counters.lost_drops : domain.counters.deregistrations);
   if (reason == Reason::kEvicted) ++domain.counters.evictions;
-  if (reason == Reason::kPurged) ++domain.counters.purge_drops;
+  // Events of watched memory leave theirs beside those of purges.
+  if (reason == Reason::kPurged && !reg->is_watched) ++domain.counters.purge_drops;
 }
 
 Event event_of(Reason reason) {
@@ -73,6 +74,8 @@ Event event_of(Reason reason) {
 }
 
 bool drop_one(Domain& domain, Registration* reg, Reason reason) {
+  std::uintptr_t low = reg->base(), high = reg->end();
+  bool was_watched = reg->is_watched;
   Answer answer = ask_to_deregister(domain, reg);
   Invalidation* completed = nullptr;
   bool is_closing = false;
@@ -91,6 +94,8 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
     is_closing = domain.phase.load(std::memory_order_relaxed) == Phase::kBeingClosed;
     if (is_closing) domain.drops.fetch_add(1, std::memory_order_relaxed);
   }
+  // Out of the tree, and before its close is through: watching ends with the last domain.
+  if (was_watched && answer.error == 0) state()->watch.end(*state(), low, high);
   // The domain may be closed from here on; its memory stays, its registrar must not be used.
   if (is_closing) os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
   if (answer.error == 0) {

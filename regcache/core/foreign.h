@@ -1,7 +1,7 @@
 // Foreign memory: whether it may be cached, and how a hit on it is found.
 //
 // What an owner vouches for (rdmalloc_adopt) is cached like owned memory; everything else foreign
-// is registered for each use (I6), or refused (RDMALLOC_FOREIGN).
+// is registered for each use (I6), refused, or watched (watch.h), as RDMALLOC_FOREIGN says.
 //
 // A hit takes no lock. It looks at the hint for its first page, which is what was found there last;
 // else it goes down the domain's interval tree, while others may turn it round, and leaves a hint:
@@ -15,36 +15,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
 #include "regcache/core/domain.h"
 
 namespace rdmalloc::regcache {
-
-// The adopted bytes: disjoint ranges by rising address. Looked at by misses only. Zeroed memory is
-// an empty set, and that is what a fork child has.
-class Adoptions {
- public:
-  // Whether all of [low, high) is adopted.
-  bool hold(std::uintptr_t low, std::uintptr_t high);
-  // 0 or -ENOMEM.
-  int add(std::uintptr_t low, std::uintptr_t high);
-  // -ENOENT: nothing of it was adopted; -ENOMEM: it would have to be cut in two.
-  int remove(std::uintptr_t low, std::uintptr_t high);
-
- private:
-  struct Range {
-    std::uintptr_t low, high;
-  };
-  // The first range that ends at `address` or behind it.
-  std::size_t first_ending_from(std::uintptr_t address) const;
-  bool make_room();
-  void replace(std::size_t first, std::size_t end, const Range* by, std::size_t count);
-
-  Lock lock_;  // after a domain's
-  Range* ranges_ = nullptr;
-  std::size_t count_ = 0;
-  std::size_t room_ = 0;
-};
 
 struct State;
 struct Request;

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include "alloc/api/options.h"
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/foreign.h"
@@ -20,6 +21,7 @@ struct Plan {
   Kind kind;
   bool is_owned;
   bool is_of_one_block;  // in a slab, and no wider than the pages that the block lies on
+  bool is_watched = false;
 
   std::size_t length() const { return high - low; }
 };
@@ -47,7 +49,7 @@ Registration* find_covering(Domain& domain, const Request& request) {
   Registration* found = nullptr;
   auto look = [&](Registration* reg) {
     if (reg->kind != Kind::kPerUse && reg->is_open() && reg->covers(request.low, request.high) &&
-        (request.access & ~reg->head.access) == 0)
+        (request.sees_watched || !reg->is_watched) && (request.access & ~reg->head.access) == 0)
       found = reg;
     return found == nullptr;
   };
@@ -328,7 +330,7 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   if (!plan.is_owned) ++domain.counters.foreign;
   // Asked again, under the lock: whoever disowns first forgets the range and then, under the lock,
   // looks for its registrations.
-  bool is_disowned = !plan.is_owned && plan.kind == Kind::kCached &&
+  bool is_disowned = !plan.is_owned && plan.kind == Kind::kCached && !made->is_watched &&
                      !state()->adoptions.hold(request.low, request.high);
   if (plan.kind == Kind::kHeap) {
     enter(domain, made);
@@ -374,6 +376,19 @@ void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   made->kind = plan.kind;
   made->is_sticky = made->is_listed = made->is_awaited = false;
   made->is_quarantined = made->is_stale = false;
+  made->is_watched = plan.is_watched;
+}
+
+// Has a record that is in flight watched before its pages are pinned, or makes it one for a use.
+void begin_watching(Domain& domain, Registration* made) {
+  Watch& watch = state()->watch;
+  if (watch.begin(made->base(), made->end())) return;
+  {
+    LockGuard guard(domain.lock);
+    made->is_watched = false;
+    made->is_stale = true;
+  }
+  watch.end(*state(), made->base(), made->end());
 }
 
 // Registers what the plan says for the request. 0 or a negative errno with nothing left behind.
@@ -388,6 +403,7 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
     all.registrations.give(made);
     return error;
   }
+  if (plan.is_watched) begin_watching(domain, made);
   SliceRange slices = plan.is_owned ? domain.slices_of(plan.low, plan.high) : SliceRange{0, 0};
   bool is_counted = all.words.try_begin_registering(slices);
   if (!is_counted) slices = {0, 0};
@@ -398,6 +414,7 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
       LockGuard guard(domain.lock);
       end_reservation(domain, made);
     }
+    if (made->is_watched) all.watch.end(all, made->base(), made->end());
     all.registrations.give(made);
     return error;
   }
@@ -502,21 +519,25 @@ int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, P
   return 0;
 }
 
-int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
+int find_or_make(Domain& domain, const Request& asked, bool may_register, Registration** reg,
                  rdmalloc_key* key) {
+  Request request = asked;
   bool is_owned = domain.holds(request.low);
   bool is_remote = (request.access & RDMALLOC_ACCESS_REMOTE) != 0;
   rdmalloc_range span;
   if (int error = find_span(domain, request, &span)) return error;
   if (!is_owned && request.is_uncounted) return -EFAULT;
-  // A purge may have left drops for a thread of the user: that is us.
-  if (!domain.is_any_thread()) drain_deferred(domain);
   bool is_adopted = false;
   if (!is_owned) {
     if (int error = foreign_allowed(*state(), request, &is_adopted)) return error;
+    if (!is_adopted && !is_remote && options().foreign == ForeignMode::kWatch)
+      request.sees_watched = state()->watch.catch_up(*state());
   }
+  // A purge, or an event of watched memory, may have left drops for a thread of the user: that is
+  // us. What is watched goes before its addresses are registered anew.
+  if (!domain.is_any_thread() || request.sees_watched) drain_deferred(domain);
   // A remote one is found only in a heap that was made for it.
-  if (is_owned || (is_adopted && !is_remote)) {
+  if (is_owned || request.sees_watched || (is_adopted && !is_remote)) {
     LockGuard guard(domain.lock);
     if (Registration* found = find_covering(domain, request))
       return hand_out(domain, request, found, 1 + kHit, reg, key);
@@ -539,7 +560,8 @@ int find_or_make(Domain& domain, const Request& request, bool may_register, Regi
     error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan);
     if (error != 0) return error;
   } else {
-    if (is_adopted) plan.kind = Kind::kCached;
+    if (is_adopted || request.sees_watched) plan.kind = Kind::kCached;
+    plan.is_watched = request.sees_watched;
     plan_pages(domain, request, &plan);
     if (!keeps_to_pages(plan, request)) return -EINVAL;
   }

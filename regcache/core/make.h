@@ -10,6 +10,8 @@ struct Request {
   std::uintptr_t low, high;
   std::uint32_t access;
   bool is_uncounted;  // wants a key, not a reference
+  // May be served by a watched registration: Watch has caught up since the caller came.
+  bool sees_watched = false;
 };
 
 // The slow half of reg_get and reg_key: finds or makes a registration for the request. Counted: one

@@ -80,7 +80,9 @@ bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size
   if (!acquire(reg, 1 + kHit)) return false;
   // Only now is it what it says.
   if (reg->covers(low, low + length) && (access & ~reg->head.access) == 0 &&
-      reg->head.domain_index == domain->index) {
+      reg->head.domain_index == domain->index &&
+      (!watch_was_used.load(std::memory_order_relaxed) || !reg->is_watched ||
+       state()->watch.allows(reg))) {
     oracle_check(*domain, reg, low, low + length);
     return true;
   }

@@ -6,12 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regcache/core/byte_ranges.h"
 #include "regcache/core/domain.h"
-#include "regcache/core/foreign.h"
 #include "regcache/core/invalidate.h"
 #include "regcache/core/oracle.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/slices.h"
+#include "regcache/core/watch.h"
 #include "regcache/heaps/registered_heap.h"
 #include "regcache/pools/buffer_pool.h"
 
@@ -30,7 +31,8 @@ struct State {
   std::atomic<std::uint64_t> generation;  // of registrations, in all domains: never repeats
   Pool<Registration> registrations;
   Invalidations invalidations;
-  Adoptions adoptions;
+  ByteRanges adoptions;  // looked at by misses only
+  Watch watch;
 #if RDMALLOC_CHECKED
   FrameStore frames;
 #endif
@@ -68,6 +70,7 @@ struct Survivors {
   std::atomic<bool> is_open[kMostDomains] = {};
   PoolMemory registrations;
   PoolMemory invalidations;
+  WatchSurvivors watch;
   // Of pools of buffers (pools/create.cc). The buffers' addresses and the memory itself are the
   // child's too; their keys and registrations are not.
   std::atomic<bool> pool_is_open[kMostPools] = {};

@@ -57,6 +57,13 @@ class Tells(unittest.TestCase):
         self.assertGreater(seen["arena"]["used_bytes"], 0)
         self.assertIn("librdmalloc.so", seen["library"])
 
+    def test_whether_foreign_memory_can_be_watched(self):
+        seen = info(RDMALLOC_FOREIGN="watch")
+        self.assertEqual(seen["settings"]["RDMALLOC_FOREIGN"]["value"], "watch")
+        self.assertEqual(seen["foreign"]["can_be_watched"], seen["foreign"]["watch_error"] == 0)
+        refused = info(RDMALLOC_FAULT="userfault:1")
+        self.assertEqual(refused["foreign"], {"can_be_watched": False, "watch_error": -1})
+
     def test_tier_and_why(self):
         for mode, tier, libc in (("auto", "T0", True), ("hooks", "T0", True),
                                  ("explicit", "T1", False), ("off", "none", False)):

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <rdmalloc/notifier.h>
 #include <rdmalloc/rdmalloc.h>
+#include <rdmalloc/regcache.h>
 
 #include <cstdlib>
 #include <stdexcept>
@@ -45,7 +46,7 @@ std::string word(std::uint64_t value, const char* const (&words)[count]) {
 constexpr const char* kPurge[] = {"thread", "manual", "off"};
 constexpr const char* kHuge[] = {"auto", "never"};
 constexpr const char* kNotify[] = {"auto", "hooks", "explicit", "off"};
-constexpr const char* kForeign[] = {"refuse", "per-use", "adopted"};
+constexpr const char* kForeign[] = {"refuse", "per-use", "adopted", "watch"};
 constexpr const char* kPressure[] = {"auto", "off"};
 constexpr const char* kStats[] = {"0", "1"};
 constexpr const char* kLog[] = {"warn", "quiet"};
@@ -158,6 +159,9 @@ Info gather() {
   info.arena_bytes = extent;
   info.mapped_bytes = ask("stats.mapped_bytes");
   info.used_bytes = ask("stats.used_bytes");
+  rdmalloc_watch_counters watch = {};
+  watch.size = sizeof watch;
+  if (rdmalloc_watch_stats(&watch) == 0) info.watch_error = watch.error;
   info.dirty_bytes = ask("stats.dirty_bytes");
   return info;
 }
@@ -184,6 +188,10 @@ std::string as_text(const Info& info) {
   text += fmt::format("\narena\n  {} at {:#x}; {} ever handed out, {} in use, {} free and backed\n",
                       size_text(info.arena_bytes), info.arena_base, size_text(info.mapped_bytes),
                       size_text(info.used_bytes), size_text(info.dirty_bytes));
+  text += "\nforeign memory\n  ";
+  text += info.watch_error == 0
+              ? "can be watched (RDMALLOC_FOREIGN=watch)\n"
+              : fmt::format("can not be watched: userfaultfd gives error {}\n", info.watch_error);
   return text;
 }
 
@@ -208,6 +216,7 @@ nlohmann::json as_json(const Info& info) {
                                    {"attaches", one.attaches},
                                    {"refused", one.refused},
                                    {"explanation", one.explanation}};
+  json["foreign"] = {{"can_be_watched", info.watch_error == 0}, {"watch_error", info.watch_error}};
   json["purging"] = {{"mode", info.purge_mode},
                      {"thread_runs", info.purge_thread_runs},
                      {"decay_ms", info.decay_ms},

@@ -30,6 +30,7 @@ struct Info {
   std::vector<Notifier> notifiers;
   bool calls_libc = false, is_madvise_patched = false;
   std::uint64_t foreign_told = 0, holds = 0;
+  std::int64_t watch_error = 0;  // why RDMALLOC_FOREIGN=watch can't watch; 0: it can
   std::string purge_mode;
   bool purge_thread_runs = false;
   std::uint64_t decay_ms = 0, dirty_max_bytes = 0;

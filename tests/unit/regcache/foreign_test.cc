@@ -296,7 +296,7 @@ TEST_F(Foreign, a_mode_that_is_not_understood_is_told_and_the_default_stays) {
   EXPECT_EQ(
       message,
       "rdmalloc: warning: RDMALLOC_FOREIGN=cached is not understood; allowed: refuse, per-use, "
-      "adopted; using per-use\n");
+      "adopted, watch; using per-use\n");
   EXPECT_EQ(rdmalloc::options().foreign, rdmalloc::ForeignMode::kPerUse);
 }
 

@@ -1,0 +1,476 @@
+#include "regcache/core/watch.h"
+
+#include <errno.h>
+#include <rdmalloc/regcache.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include "alloc/api/options.h"
+#include "alloc/core/helper_threads.h"
+#include "alloc/core/report.h"
+#include "alloc/os/fault.h"
+#include "alloc/os/file.h"
+#include "alloc/os/memory.h"
+#include "alloc/os/os.h"
+#include "regcache/core/drop.h"
+#include "regcache/core/history.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+constinit std::atomic<bool> first_thread_has_ended{false};
+
+// Backed where they are touched. The helper runs registrars; libc puts the program's static TLS on
+// both.
+constexpr std::size_t kReaderStackBytes = std::size_t{1} << 20;
+constexpr std::size_t kHelperStackBytes = std::size_t{4} << 20;
+// The reader takes so many events at once.
+constexpr std::size_t kAtOnce = 16;
+
+// A child shares its parent's userfaultfd: as long as it has it open, the parent's close would not
+// end the watching, and nobody would read the events.
+void close_in_child() {
+  for (std::atomic<int>& descriptor : survivors.watch.descriptors) {
+    int fd = descriptor.exchange(-1, std::memory_order_relaxed);
+    if (fd >= 0) os::close_file(fd);
+  }
+  // The thread that called fork is the child's first.
+  first_thread_has_ended.store(false, std::memory_order_relaxed);
+}
+
+std::uintptr_t page_low(std::uintptr_t address) {
+  return address & ~(os::page_bytes() - 1);
+}
+std::uintptr_t page_high(std::uintptr_t address) {
+  return page_low(address + os::page_bytes() - 1);
+}
+
+void warn(const char* what, int error) {
+  if (options().quiet) return;
+  Message()
+      .text("warning: RDMALLOC_FOREIGN=watch: ")
+      .text(what)
+      .text(" (error ")
+      .signed_number(error)
+      .text("): foreign memory is registered for each use")
+      .print();
+}
+
+}  // namespace
+
+// ---- is it as it was? ----
+
+bool Watch::is_settled() const {
+  if (phase_.load(std::memory_order_acquire) != Phase::kOn) return false;
+  if (os::userfault_settled(fd_) != 0) return false;
+  // Acquire, for a load that the kernel did: what the count's last decrement came after (the
+  // reader's store to reading_, then its read) comes before what we load from here on.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // Acquire: pairs with the reader's release; head_ was stored before reading_ was made even.
+  if ((reading_.load(std::memory_order_acquire) & 1) != 0) return false;
+  // Acquire: pairs with the release in apply(), after which what it closed is closed.
+  return head_.load(std::memory_order_acquire) == applied_.load(std::memory_order_acquire);
+}
+
+bool Watch::catch_up(State& all) {
+  if (phase_.load(std::memory_order_acquire) != Phase::kOn) return false;
+  bool is_quiet = os::userfault_settled(fd_) == 0;
+  std::atomic_thread_fence(std::memory_order_acquire);  // as in is_settled()
+  if (!is_quiet || (reading_.load(std::memory_order_acquire) & 1) != 0) {
+    unsettled_.fetch_add(1, std::memory_order_relaxed);
+    return false;
+  }
+  apply(all);
+  return phase_.load(std::memory_order_acquire) == Phase::kOn;
+}
+
+// ---- events ----
+
+// Under no lock that a thread in munmap could hold: under none.
+void Watch::read_events() {
+  os::UserfaultEvent events[kAtOnce];
+  std::uint64_t turn = reading_.load(std::memory_order_relaxed);
+  for (;;) {
+    os::Ready ready = os::userfault_wait(fd_, stop_fd_);
+    if (ready == os::Ready::kStop) return;
+    if (ready == os::Ready::kBroken) {
+      give_up("its descriptor was closed", -EBADF);
+      return;
+    }
+    // Before the read: the thread that waits for it goes on in the middle of it.
+    reading_.store(++turn, std::memory_order_seq_cst);
+    std::size_t count = os::userfault_read(fd_, events, kAtOnce);
+    std::uint64_t head = head_.load(std::memory_order_relaxed);
+    // Acquire: pairs with the release in apply(): the places are read no more.
+    if (head + count - applied_.load(std::memory_order_acquire) > kRing) {
+      // Whoever applies is stuck. Without these events nothing may be believed; they go on being
+      // read, since threads wait for that.
+      give_up("too many events at once", -EOVERFLOW);
+    } else {
+      for (std::size_t i = 0; i < count; ++i) ring_[(head + i) % kRing] = events[i];
+      // Release: pairs with the acquires in apply() and is_settled().
+      head_.store(head + count, std::memory_order_release);
+    }
+    // Release: as above.
+    reading_.store(++turn, std::memory_order_release);
+    wake();
+  }
+}
+
+void Watch::wake() {
+  wake_.fetch_add(1, std::memory_order_release);
+  os::futex_wake(reinterpret_cast<const std::uint32_t*>(&wake_), 1);
+}
+
+void Watch::give_up(const char* why, int error) {
+  Phase expected = Phase::kOn;
+  if (!phase_.compare_exchange_strong(expected, Phase::kGivenUp, std::memory_order_seq_cst)) return;
+  error_.store(error, std::memory_order_relaxed);
+  warn(why, error);
+}
+
+void Watch::apply(State& all) {
+  LockGuard guard(apply_lock_);
+  std::uint64_t next = applied_.load(std::memory_order_relaxed);
+  // Acquire: pairs with the reader's release of what is in the ring.
+  for (; next != head_.load(std::memory_order_acquire); ++next) {
+    mark(all, ring_[next % kRing]);
+    // Release: pairs with the acquires in is_settled() and read_events().
+    applied_.store(next + 1, std::memory_order_release);
+  }
+  if (phase_.load(std::memory_order_acquire) == Phase::kGivenUp && !has_marked_all_) {
+    has_marked_all_ = true;
+    for (Domain& domain : all.domains) mark_in(all, domain, 0, UINTPTR_MAX);
+  }
+}
+
+void Watch::mark(State& all, const os::UserfaultEvent& event) {
+  {
+    // Before the look into the domains: one that begins later finds the range retired, one that has
+    // begun is found there.
+    LockGuard guard(ranges_lock_);
+    if (event.what != os::PageEvent::kRemoving)
+      // When it can't be cut in two, what is left of it stays retired with the rest.
+      retired_.remove(event.low, event.high);
+    else if (retired_.add(event.low, event.high) != 0)
+      give_up("no memory", -ENOMEM);
+  }
+  for (Domain& domain : all.domains) mark_in(all, domain, event.low, event.high);
+  // The kernel goes on watching the pages in their new place, for nobody.
+  if (event.what == os::PageEvent::kMoved) {
+    LockGuard guard(ranges_lock_);
+    disarm(all, event.moved_to, event.moved_to + (event.high - event.low));
+  }
+}
+
+// Closes what is watched there, as an invalidation does; leaves it to whoever may deregister.
+void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t high) {
+  // A look without the lock spares most of the 64. Acquire: pairs with open's release.
+  if (domain.phase.load(std::memory_order_acquire) != rdmalloc::regcache::Phase::kIsOpen) return;
+  LockGuard guard(domain.lock);
+  if (domain.phase.load(std::memory_order_relaxed) != rdmalloc::regcache::Phase::kIsOpen) return;
+  auto close = [&](Registration* reg) {
+    if (!reg->is_watched || !reg->is_open()) return true;
+    withdraw(domain, reg);
+    // Closing and counting holders is one step: of this and the last put, one sees zero holders
+    // behind a closed door and drops.
+    std::uint64_t before = reg->state.fetch_and(~kOpen, std::memory_order_acq_rel);
+    if ((before & kRefs) == 0) {
+      reg->next() = domain.deferred;
+      domain.deferred = reg;
+    }
+    stale_.fetch_add(1, std::memory_order_relaxed);
+    note(Event::kInvalidated, reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
+    return true;
+  };
+  visit_overlapping(domain.by_range.root(), low, high, close);
+  for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
+    if (reg->is_watched && reg->base() < high && reg->end() > low) reg->is_stale = true;
+}
+
+// ---- ranges ----
+
+bool Watch::begin(std::uintptr_t low, std::uintptr_t high) {
+  low = page_low(low);
+  high = page_high(high);
+  std::uint64_t before = watched_.fetch_add(1, std::memory_order_relaxed);
+  LockGuard guard(ranges_lock_);
+  ByteRanges::Range retired;
+  bool is_possible = phase_.load(std::memory_order_acquire) == Phase::kOn &&
+                     before + retired_.count() < most_ranges_ &&
+                     !retired_.find_first(low, high, &retired);
+  // The kind is asked for once it is watched: if it changes afterwards, an event says so.
+  if (is_possible && os::userfault_register(fd_, low, high - low) == 0 &&
+      os::is_private_anonymous(maps_fd_, low, high))
+    return true;
+  refusals_.fetch_add(1, std::memory_order_relaxed);
+  return false;
+}
+
+void Watch::end(State& all, std::uintptr_t low, std::uintptr_t high) {
+  watched_.fetch_sub(1, std::memory_order_relaxed);
+  LockGuard guard(ranges_lock_);
+  disarm(all, page_low(low), page_high(high));
+}
+
+// The first part of [low, high) that must go on being watched: for a registration, or since it is
+// retired and wants the event of its unmapping. {high, high}: none. Under ranges_lock_.
+ByteRanges::Range Watch::first_kept(State& all, std::uintptr_t low, std::uintptr_t high) {
+  ByteRanges::Range first{high, high};
+  auto take = [&](std::uintptr_t base, std::uintptr_t end) {
+    base = page_low(base) > low ? page_low(base) : low;
+    if (base < first.low) first = {base, page_high(end)};
+  };
+  for (Domain& domain : all.domains) {
+    if (domain.phase.load(std::memory_order_acquire) == rdmalloc::regcache::Phase::kUnused)
+      continue;
+    auto look = [&](Registration* reg) {
+      if (!reg->is_watched) return true;
+      take(reg->base(), reg->end());
+      return false;  // by rising base
+    };
+    LockGuard guard(domain.lock);
+    visit_overlapping(domain.by_range.root(), low, high, look);
+    for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
+      if (reg->is_watched && reg->base() < high && reg->end() > low) take(reg->base(), reg->end());
+  }
+  ByteRanges::Range retired;
+  if (retired_.find_first(low, high, &retired)) take(retired.low, retired.high);
+  return first;
+}
+
+// Ends the kernel's watching of what nobody needs of [low, high). Under ranges_lock_, so that
+// nothing there begins meanwhile. Errors: a part of it is memory of another kind by now, and the
+// rest is watched for nobody until it is unmapped, which costs an event then.
+void Watch::disarm(State& all, std::uintptr_t low, std::uintptr_t high) {
+  // Once stopped or not begun, the descriptor is none.
+  Phase phase = phase_.load(std::memory_order_acquire);
+  if (phase != Phase::kOn && phase != Phase::kGivenUp) return;
+  while (low < high) {
+    ByteRanges::Range kept = first_kept(all, low, high);
+    if (kept.low > low) os::userfault_unregister(fd_, low, kept.low - low);
+    low = kept.high;
+  }
+}
+
+// ---- the two threads ----
+
+// Everything is unwatched, and all that waits for us has been read. The reader must run.
+void Watch::disarm_all() {
+  {
+    LockGuard guard(ranges_lock_);
+    os::userfault_unregister_all(fd_, maps_fd_);
+  }
+  // Changes that began before are told yet, and their threads wait. (Closing the descriptor would
+  // let them go, but not while a child of a raw clone has it open.)
+  while (os::userfault_settled(fd_) == -EAGAIN) os::sleep_ns(100000);
+}
+
+// Whether the process has no thread left but ours; then everything is unwatched, for exit handlers
+// will unmap what nobody tells of any more.
+bool Watch::is_ending() {
+  if (!os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) return false;
+  if (!life_lock_.try_lock()) return false;
+  phase_.store(Phase::kEnded, std::memory_order_seq_cst);
+  disarm_all();
+  pthread_detach(reader_);
+  pthread_detach(helper_);
+  os::event_raise(stop_fd_);
+  life_lock_.unlock();
+  return true;
+}
+
+void Watch::help() {
+  for (;;) {
+    // Acquire: pairs with the release in wake().
+    std::uint32_t seen = wake_.load(std::memory_order_acquire);
+    if (phase_.load(std::memory_order_acquire) == Phase::kStopping) return;
+    apply(*all_);
+    for (std::size_t i = 0; i < kMostDomains; ++i) {
+      Domain& domain = all_->domains[i];
+      if (domain.phase.load(std::memory_order_acquire) == rdmalloc::regcache::Phase::kIsOpen &&
+          domain.is_any_thread())
+        drain_deferred(domain);
+    }
+    bool looks_for_the_end = first_thread_has_ended.load(std::memory_order_acquire);
+    if (looks_for_the_end && is_ending()) return;
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&wake_), seen,
+                   looks_for_the_end ? kLastThreadTickNs : -1);
+  }
+}
+
+int Watch::create_threads() {
+  constexpr std::size_t kRingBytes = kRing * sizeof(os::UserfaultEvent);
+  std::atomic<std::uintptr_t>& memory = survivors.watch.memory;
+  if (memory.load(std::memory_order_relaxed) == 0) {
+    std::uintptr_t base = 0;
+    if (int error = os::map_metadata(kReaderStackBytes + kHelperStackBytes + kRingBytes, &base))
+      return error;
+    memory.store(base, std::memory_order_relaxed);
+  }
+  std::uintptr_t stacks = memory.load(std::memory_order_relaxed);
+  ring_ = reinterpret_cast<os::UserfaultEvent*>(stacks + kReaderStackBytes + kHelperStackBytes);
+  // Stacks of our own: libc would unmap one of its own on the very thread that must read the event
+  // of it.
+  auto create = [](pthread_t* thread, std::uintptr_t stack, std::size_t bytes, void* (*run)(void*),
+                   Watch* watch) {
+    if (os::should_fail(os::Site::kThreadCreate)) return -EAGAIN;
+    pthread_attr_t attributes;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstack(&attributes, reinterpret_cast<void*>(stack), bytes);
+    sigset_t everything, before;
+    sigfillset(&everything);
+    pthread_sigmask(SIG_SETMASK, &everything, &before);  // the program's are not for this thread
+    int error = pthread_create(thread, &attributes, run, watch);
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    pthread_attr_destroy(&attributes);
+    return -error;
+  };
+  auto run_reader = [](void* watch) -> void* {
+    prctl(PR_SET_NAME, "rdmalloc-watch");
+    static_cast<Watch*>(watch)->read_events();
+    helper_threads.fetch_sub(1, std::memory_order_relaxed);
+    return nullptr;
+  };
+  auto run_helper = [](void* watch) -> void* {
+    prctl(PR_SET_NAME, "rdmalloc-unmap");
+    static_cast<Watch*>(watch)->help();
+    helper_threads.fetch_sub(1, std::memory_order_relaxed);
+    return nullptr;
+  };
+  helper_threads.fetch_add(2, std::memory_order_relaxed);
+  int error = create(&reader_, stacks, kReaderStackBytes, run_reader, this);
+  if (error != 0) {
+    helper_threads.fetch_sub(2, std::memory_order_relaxed);
+    return error;
+  }
+  error = create(&helper_, stacks + kReaderStackBytes, kHelperStackBytes, run_helper, this);
+  if (error == 0) return 0;
+  helper_threads.fetch_sub(1, std::memory_order_relaxed);
+  os::event_raise(stop_fd_);
+  pthread_join(reader_, nullptr);
+  return error;
+}
+
+// ---- from the first domain to the last ----
+
+void Watch::close_descriptors() {
+  for (std::atomic<int>& descriptor : survivors.watch.descriptors)
+    descriptor.store(-1, std::memory_order_relaxed);
+  for (int fd : {fd_, maps_fd_, stop_fd_})
+    if (fd >= 0) os::close_file(fd);
+}
+
+int Watch::start(State& all) {
+  all_ = &all;
+  if (!survivors.watch.has_fork_handler.exchange(true, std::memory_order_relaxed) &&
+      pthread_atfork(nullptr, nullptr, close_in_child) != 0) {
+    survivors.watch.has_fork_handler.store(false, std::memory_order_relaxed);
+    return -ENOMEM;
+  }
+  fd_ = os::userfault_open();
+  if (fd_ < 0) return fd_;
+  maps_fd_ = os::moved_away(os::open_to_read("/proc/self/maps"));
+  stop_fd_ = os::event_open();
+  int error = maps_fd_ < 0 ? maps_fd_ : stop_fd_ < 0 ? stop_fd_ : 0;
+  survivors.watch.descriptors[0].store(fd_, std::memory_order_relaxed);
+  survivors.watch.descriptors[1].store(maps_fd_, std::memory_order_relaxed);
+  survivors.watch.descriptors[2].store(stop_fd_, std::memory_order_relaxed);
+  most_ranges_ = os::most_mappings() / 4;
+  has_marked_all_ = false;
+  // What is left there is of an earlier life: quarantined, or retired.
+  retired_.clear();
+  watched_.store(0, std::memory_order_relaxed);
+  if (error == 0) error = create_threads();
+  if (error != 0) close_descriptors();
+  return error;
+}
+
+void Watch::attach(State& all) {
+  LockGuard guard(life_lock_);
+  ++domains_;
+  Phase phase = phase_.load(std::memory_order_relaxed);
+  if (options().foreign != ForeignMode::kWatch || phase != Phase::kOff) return;
+  tell_first_thread_ends.store(
+      [] {
+        first_thread_has_ended.store(true, std::memory_order_release);
+        if (State* state_now = state()) state_now->watch.wake();
+      },
+      std::memory_order_release);
+  int error = start(all);
+  error_.store(error, std::memory_order_relaxed);
+  // Once, until it has worked.
+  if (error != 0 && !has_warned_)
+    warn(error == -EPERM ? "userfaultfd is not permitted" : "it could not begin", error);
+  has_warned_ = error != 0;
+  watch_was_used.store(true, std::memory_order_relaxed);
+  // Release: pairs with the acquires of whoever uses what start() made.
+  phase_.store(error == 0 ? Phase::kOn : Phase::kRefused, std::memory_order_release);
+}
+
+void Watch::detach() {
+  LockGuard guard(life_lock_);
+  if (--domains_ == 0) stop();
+}
+
+// No domain is open, so nothing can be got any more; what could not be deregistered is unwatched.
+void Watch::stop() {
+  Phase phase = phase_.load(std::memory_order_relaxed);
+  if (phase == Phase::kOn || phase == Phase::kGivenUp) {
+    phase_.store(Phase::kStopping, std::memory_order_seq_cst);
+    wake();
+    pthread_join(helper_, nullptr);
+    disarm_all();
+    os::event_raise(stop_fd_);
+    pthread_join(reader_, nullptr);
+    // Where the program has closed them, their numbers are its own.
+    int is_ours = os::userfault_settled(fd_);
+    if (is_ours == 0 || is_ours == -EAGAIN) close_descriptors();
+  }
+  // What is in the ring is of memory that is watched no more.
+  applied_.store(head_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  if (phase != Phase::kEnded) phase_.store(Phase::kOff, std::memory_order_relaxed);
+}
+
+Watch::Counters Watch::counters() {
+  Phase phase = phase_.load(std::memory_order_acquire);
+  return {phase == Phase::kOn,
+          phase == Phase::kRefused || phase == Phase::kGivenUp
+              ? error_.load(std::memory_order_relaxed)
+              : 0,
+          watched_.load(std::memory_order_relaxed),
+          head_.load(std::memory_order_relaxed),
+          stale_.load(std::memory_order_relaxed),
+          unsettled_.load(std::memory_order_relaxed),
+          refusals_.load(std::memory_order_relaxed),
+          retired_.count()};
+}
+
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* stats) {
+  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+  *stats = {};
+  stats->size = sizeof *stats;
+  State* all = state();
+  Watch::Counters now = {};
+  if (all != nullptr) now = all->watch.counters();
+  if (!now.is_on && now.error == 0) {
+    // Nobody watches, so: could we?
+    int fd = rdmalloc::os::userfault_open();
+    now.error = fd < 0 ? fd : 0;
+    if (fd >= 0) rdmalloc::os::close_file(fd);
+  }
+  stats->is_on = now.is_on ? 1 : 0;
+  stats->error = now.error;
+  stats->watched = now.watched;
+  stats->events = now.events;
+  stats->stale = now.stale;
+  stats->unsettled = now.unsettled;
+  stats->refusals = now.refusals;
+  stats->retired = now.retired;
+  return 0;
+}
