@@ -339,14 +339,15 @@ class Launchers(Case):
                    env=environment(**without))
 
     def test_slots(self):
-        topology = {}
-        for number in os.sched_getaffinity(0):
-            at = f"/sys/devices/system/cpu/cpu{number}/topology/"
-            topology.update({at + "core_id": "0", at + "physical_package_id": "0"})
+        def cores(*names):
+            at = "/sys/devices/system/cpu/cpu{}/topology/"
+            return {at.format(number) + file: text for number, name in enumerate(names)
+                    for file, text in (("core_id", name[1:]), ("physical_package_id", name[:1]))}
+        topology = cores("00", "00")
         ways = ((self.four, "OMPI_MCA_rmaps_base_oversubscribe=1"),
                 (self.five, "PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"))
         for launcher, variable in ways:
-            # All processors are threads of one core: one slot.
+            # Two threads of one core are one slot.
             self.check("slots", "good", [], launcher, "-n", "1", "a", files=topology)
             self.check("slots", "good", ["1 slots"], launcher, "a", files=topology)
             self.check("slots", "bad", ["2 ranks", "export " + variable], launcher, "-np", "2", "a",
@@ -362,8 +363,19 @@ class Launchers(Case):
             self.check("slots", "bad", [], launcher, "-n", "2", "a", "--oversubscribe",
                        files=topology)
         self.check("slots", "good", [], self.hydra, "-n", "2", "a", files=topology)
-        # Without the files each processor is a core.
-        count = len(os.sched_getaffinity(0))
+        self.check("slots", "good", [], self.four, "-n", "3", "a", files=cores("00", "01", "10"))
+        self.check("slots", "bad", [], self.four, "-n", "4", "a", files=cores("00", "01", "10"))
+        # A cpuset takes cores away, an affinity does not.
+        for controllers, file in (("0:", "cpuset.cpus.effective"),
+                                  ("3:cpuset", "cpuset/cpuset.effective_cpus")):
+            for allowed, severity in (("0-1", "good"), ("0,2", "good"), ("2", "bad")):
+                self.check("slots", severity, [], self.four, "-n", "2", "a", files={
+                    **cores("00", "01", "10"), "/proc/self/cgroup": controllers + ":/\n",
+                    "/sys/fs/cgroup/" + file: allowed})
+        self.check("slots", "good", [], self.four, "-n", "3", "a", files=cores("00", "01", "10"),
+                   before=["taskset", "-c", str(min(os.sched_getaffinity(0)))])
+        # Without the files each processor that is online is a core, whatever we may run on.
+        count = os.sysconf("SC_NPROCESSORS_ONLN")
         self.check("slots", "good", [], self.four, "-n", str(count), "a", files={})
         self.check("slots", "bad", [], self.four, "-n", str(count + 1), "a", files={})
 
@@ -392,7 +404,7 @@ $tool doctor -- $mpirun -n $ranks true > found.txt && status=0 || status=$?
 """
 
     def test_root_without_ssh_and_with_few_slots(self):
-        ranks = str(len(os.sched_getaffinity(0)) + 1)
+        ranks = str(os.sysconf("SC_NPROCESSORS_ONLN") + 1)
         done = call(["unshare", "--mount", "sh", "-c", self.SCRIPT, "sh", OPEN_MPI,
                      os.path.abspath(TOOL), ranks], cwd=self.folder)
         if "overlay" in done.stderr and "mount" in done.stderr:

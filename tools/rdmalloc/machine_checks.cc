@@ -13,6 +13,7 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -133,6 +134,40 @@ void explain_refusal(const Machine& machine, int error, const std::string& knob,
     finding.seen += has_seccomp_filter(machine) ? "; a seccomp filter is in force" : "";
     finding.fix = "docker run --security-opt seccomp=unconfined, or a profile that allows it";
   }
+}
+
+// "0-3,5"
+std::set<unsigned long> numbers_in(const std::string& list) {
+  std::set<unsigned long> numbers;
+  std::istringstream ranges(list);
+  for (std::string range; std::getline(ranges, range, ',');) {
+    char* end = nullptr;
+    const unsigned long first = std::strtoul(range.c_str(), &end, 10);
+    const unsigned long last = *end == '-' ? std::strtoul(end + 1, nullptr, 10) : first;
+    for (unsigned long number = first; number <= last && number < CPU_SETSIZE; number++)
+      numbers.insert(number);
+  }
+  return numbers;
+}
+
+// Open MPI counts, by hwloc, the cores and not their hardware threads: of the machine less those
+// that a cgroup's cpuset keeps from us; those that taskset(1) keeps from us count. Where the
+// kernel's files don't tell of cores, it takes all processors that are online.
+long slots_of(const Machine& machine) {
+  std::string allowed;
+  for (const std::string& group : groups(machine, "cpuset"))
+    for (const char* file : {"cpuset.cpus.effective", "cpuset.effective_cpus"})
+      if (allowed.empty()) allowed = machine.text(group + "/" + file).value_or("");
+  const std::set<unsigned long> ours = numbers_in(allowed);
+  std::set<std::string> cores;
+  for (unsigned long processor = 0; processor < CPU_SETSIZE; processor++) {
+    if (!ours.empty() && ours.count(processor) == 0) continue;
+    const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}/topology/", processor);
+    const auto core = machine.text(folder + "core_id");
+    const auto package = machine.text(folder + "physical_package_id");
+    if (core && package) cores.insert(*package + ":" + *core);
+  }
+  return cores.empty() ? sysconf(_SC_NPROCESSORS_ONLN) : static_cast<long>(cores.size());
 }
 
 }  // namespace
@@ -277,9 +312,10 @@ Finding check_transparent_huge_pages(const Machine& machine) {
   if (setting != nullptr && std::string(setting) == "never")
     return good("thp", "RDMALLOC_HUGE=never: rdmalloc asks for none");
   if (!text)
-    return {"thp", Severity::note, file + " is not there: a kernel without transparent huge pages",
+    return {"thp", Severity::note,
+            file + " is not there: /sys is not mounted, or the kernel has no such pages",
             "registering large blocks takes longer, for every page is small",
-            "use a kernel that has them"};
+            "mount -t sysfs sysfs /sys  # or use a kernel that has them"};
   const std::size_t begin = text->find('[');
   const std::string mode =
       begin == std::string::npos ? *text : text->substr(begin + 1, text->find(']') - begin - 1);
@@ -384,20 +420,7 @@ Finding check_userfaultfd(const Machine& machine) {
 Finding check_slots(const Machine& machine, const Job& job) {
   if (job.launcher.kind != Launcher::Kind::open_mpi)
     return good("slots", "no Open MPI launcher in question: others start as many ranks as asked");
-  // Open MPI counts cores, not their hardware threads.
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  sched_getaffinity(0, sizeof set, &set);
-  std::vector<std::string> cores;
-  for (int processor = 0; processor < CPU_SETSIZE; processor++) {
-    if (!CPU_ISSET(processor, &set)) continue;
-    const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}/topology/", processor);
-    const auto core = machine.text(folder + "core_id");
-    const auto package = machine.text(folder + "physical_package_id");
-    cores.push_back(core && package ? *package + ":" + *core : fmt::format("cpu{}", processor));
-  }
-  std::sort(cores.begin(), cores.end());
-  const auto slots = std::unique(cores.begin(), cores.end()) - cores.begin();
+  const long slots = slots_of(machine);
   long ranks = 0;
   for (const Context& context : job.contexts)
     for (std::size_t at = context.begin; at + 1 < context.program; at++)
