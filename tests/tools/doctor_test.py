@@ -274,6 +274,9 @@ class SystemCalls(Case):
         for name, number in (("io_uring", self.IO_URING_SETUP), ("userfaultfd", self.USERFAULTFD)):
             self.check(name, "note", ["not permitted", "seccomp"],
                        preexec_fn=lambda number=number: forbid([number]))
+        self.check("userfaultfd", "warning", ["can't watch", "seccomp"],
+                   env=environment(RDMALLOC_FOREIGN="watch", RDMALLOC_LOG="quiet"),
+                   preexec_fn=lambda: forbid([self.USERFAULTFD]))
 
     def test_without_one(self):
         seen = self.look(preexec_fn=lambda: forbid([]))
@@ -283,6 +286,9 @@ class SystemCalls(Case):
             self.assertEqual(seen[name]["severity"], alone[name]["severity"])
         if IS_ROOT:
             self.assertEqual(alone["userfaultfd"]["severity"], "good", alone["userfaultfd"])
+            # It needs no privilege.
+            with_library, self.tool = self.copied_tool()
+            self.check("userfaultfd", "good", [], before=[*AS_NOBODY, *with_library])
 
 
 class Launchers(Case):

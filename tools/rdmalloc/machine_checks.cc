@@ -393,27 +393,32 @@ Finding check_io_uring(const Machine& machine) {
     close(static_cast<int>(ring));
     return good("io_uring", "io_uring can be used");
   }
+  const int error = errno;
   Finding finding = {"io_uring", Severity::note,
-                     fmt::format("io_uring_setup: {}", std::strerror(errno)),
+                     fmt::format("io_uring_setup: {}", std::strerror(error)),
                      "domains over an io_uring can't be opened; nothing else needs it", ""};
-  explain_refusal(machine, errno, "/proc/sys/kernel/io_uring_disabled",
+  explain_refusal(machine, error, "/proc/sys/kernel/io_uring_disabled",
                   "sudo sysctl kernel.io_uring_disabled=0", finding);
   return finding;
 }
 
 Finding check_userfaultfd(const Machine& machine) {
-  const long watcher = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+  constexpr int kUserModeOnly =
+      1;  // UFFD_USER_MODE_ONLY: what rdmalloc asks for, without privilege
+  const long watcher = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | kUserModeOnly);
   if (watcher >= 0) {
     close(static_cast<int>(watcher));
     return good("userfaultfd", "userfaultfd can be used");
   }
-  Finding finding = {"userfaultfd", Severity::note,
-                     fmt::format("userfaultfd: {}", std::strerror(errno)),
-                     "the kernel can't tell of memory that others unmap; UCX and libfabric may use "
-                     "it, rdmalloc's own pages need no watching",
+  const int error = errno;
+  const char* foreign = std::getenv("RDMALLOC_FOREIGN");
+  const bool is_wanted = foreign != nullptr && std::string(foreign) == "watch";
+  Finding finding = {"userfaultfd", is_wanted ? Severity::warning : Severity::note,
+                     fmt::format("userfaultfd: {}", std::strerror(error)),
+                     "RDMALLOC_FOREIGN=watch can't watch: registrations of memory that is not "
+                     "rdmalloc's are made for each use; nothing else of rdmalloc needs it",
                      ""};
-  explain_refusal(machine, errno, "/proc/sys/vm/unprivileged_userfaultfd",
-                  "sudo sysctl vm.unprivileged_userfaultfd=1", finding);
+  explain_refusal(machine, error, "", "", finding);
   return finding;
 }
 
