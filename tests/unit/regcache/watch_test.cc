@@ -569,7 +569,7 @@ TEST_F(Watching, I6_a_get_never_finds_what_was_mapped_there_before) {
   EXPECT_EQ(rdmalloc_domain_close(domain), 0);
 }
 
-// Fails when take_found() believes adopted memory only where the kernel is quiet.
+// Fails when find_or_make() has the kernel watch what is adopted too.
 TEST_F(Watching, what_is_adopted_is_cached_on_its_owners_word) {
   StubDomain domain(fabric);
   ASSERT_EQ(rdmalloc_adopt(page(4), 4 * kPage), 0);
