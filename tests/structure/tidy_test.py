@@ -38,8 +38,9 @@ if not names:
 if "--changed" in sys.argv[2:]:
     touched = changed()
     # A header is read through the files that include it, so a changed header means all of them.
-    if touched is not None and not any(name.endswith((".h", ".hpp", ".clang-tidy"))
-                                       for name in touched):
+    if touched is not None and not any(
+            name.endswith((".h", ".hpp")) and name.startswith(("alloc/", "regcache/", "include/"))
+            or name == ".clang-tidy" for name in touched):
         names = [name for name in names if name in touched]
 
 print(f"{len(names)} files")
