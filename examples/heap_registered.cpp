@@ -57,8 +57,12 @@ int main(int argc, char** argv) {
   if (error != 0) return fail("rdmalloc_domain_open_uring", rdmalloc::error_of(error));
   rdmalloc::domain domain(handle);
 
-  // Registered here, all of it, and nowhere else. Declared after the domain: it ends first.
-  auto made = rdmalloc::heap::create_registered(domain, 8 << 20);
+  // Registered here, all of it, and nowhere else; on huge pages of the kernel's pool, of which a
+  // device needs fewer entries, if an administrator has set some aside. Declared after the domain:
+  // it ends first.
+  auto made = rdmalloc::heap::create_registered(domain, 8 << 20, rdmalloc::access::local,
+                                                rdmalloc::page_size::huge_2m);
+  if (!made) made = rdmalloc::heap::create_registered(domain, 8 << 20);
   if (!made) return fail("rdmalloc::heap", made.error());
   rdmalloc::heap heap = std::move(*made);
   Numbers numbers{rdmalloc::allocator<int>(heap)};

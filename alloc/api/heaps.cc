@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "alloc/api/allocate.h"
+#include "alloc/api/options.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
@@ -29,6 +30,28 @@ bool is_of(const Heap* heap, const void* ptr) {
   return heap != nullptr && is_of_heap(ptr) && heap_block_at(ptr).heap == heap;
 }
 
+bool page_kind_of(std::uint32_t page_size, PageKind* kind) {
+  switch (page_size) {
+    case 0:
+      *kind = PageKind::kAny;
+      return true;
+    case RDMALLOC_PAGE_THP:
+      *kind = PageKind::kTransparent;
+      return true;
+    case RDMALLOC_PAGE_4K:
+      *kind = PageKind::kSmall;
+      return true;
+    case RDMALLOC_PAGE_2M:
+      *kind = PageKind::kHuge2M;
+      return true;
+    case RDMALLOC_PAGE_1G:
+      *kind = PageKind::kHuge1G;
+      return true;
+    default:
+      return false;
+  }
+}
+
 // What the attributes ask for; a program compiled with fewer of them has the defaults for the rest.
 int plan_heap(const rdmalloc_heap_attr* given, HeapPlan* plan) {
   // What the first version had.
@@ -39,13 +62,24 @@ int plan_heap(const rdmalloc_heap_attr* given, HeapPlan* plan) {
     std::memcpy(&attr, given, given->size);
   }
   plan->budget_bytes = attr.budget_bytes != 0 ? attr.budget_bytes : UINT64_MAX;
-  if (plan->budget_bytes < kSliceBytes || attr.flags != 0 || attr.reserved != 0) return -EINVAL;
+  if (plan->budget_bytes < kSliceBytes || attr.flags != 0) return -EINVAL;
+  if (!page_kind_of(attr.page_size, &plan->pages)) {
+    if (!options().quiet)
+      Message()
+          .text("warning: rdmalloc_heap_create: a page_size of ")
+          .number(attr.page_size)
+          .text(
+              " is not known; allowed: 0, RDMALLOC_PAGE_4K (4096), RDMALLOC_PAGE_THP (1), "
+              "RDMALLOC_PAGE_2M (2097152), RDMALLOC_PAGE_1G (1073741824)")
+          .print();
+    return -EINVAL;
+  }
   if (attr.domain_count == 0 ? attr.access != 0 : attr.domains == nullptr) return -EINVAL;
-  if (attr.domain_count == 0 && attr.numa_node == 0) return 0;
+  if (attr.domain_count == 0 && attr.numa_node == 0 && plan->pages == PageKind::kAny) return 0;
   if (attr.budget_bytes == 0) {
     report_warning("rdmalloc_heap_create",
-                   "a heap with domains or a NUMA node needs budget_bytes: all of its memory is "
-                   "taken when it is made");
+                   "a heap with domains, a NUMA node or a page_size needs budget_bytes: all of its "
+                   "memory is taken when it is made");
     return -EINVAL;
   }
   plan->has_regions = true;
@@ -129,10 +163,11 @@ int rdmalloc_heap_stats(struct rdmalloc_heap* heap, struct rdmalloc_heap_counter
   const Heap* found = heap_of_handle(handle_of(heap));
   if (found == nullptr) return -EINVAL;
   HeapState state = heap_state(*found);
+  std::uint64_t huge_bytes = state.pool_page_bytes != 0 ? state.region_bytes : 0;
   rdmalloc_heap_counters all = {stats->size,           state.budget_bytes, state.span_bytes,
                                 state.most_span_bytes, state.live_bytes,   state.live_blocks,
                                 state.refusals,        state.large_bytes,  state.large_blocks,
-                                state.cached_bytes,    state.region_bytes};
+                                state.cached_bytes,    state.region_bytes, huge_bytes};
   std::memcpy(stats, &all, stats->size);
   return 0;
 }

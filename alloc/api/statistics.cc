@@ -43,11 +43,14 @@ Statistics statistics() {
   s.heap_live_bytes = of_user.live_bytes;
   s.heap_refusals = of_user.refusals;
   s.heap_region_bytes = of_user.region_bytes;
+  s.heap_huge_2m_bytes = of_user.huge_2m_bytes;
+  s.heap_huge_1g_bytes = of_user.huge_1g_bytes;
+  s.heap_retired_bytes = page_heap_retired_slices() << kSliceShift;
   s.registered_heaps = of_user.registered;
   // What was taken whole counts as theirs, whatever of it is out.
   std::uint64_t taken = of_user.span_bytes + of_user.region_bytes - of_user.region_span_bytes;
   std::uint64_t heap_free = taken - std::min(taken, of_user.live_bytes);
-  std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes + heap_free;
+  std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes + heap_free + s.heap_retired_bytes;
   s.live_bytes = s.used_bytes > not_live ? s.used_bytes - not_live : 0;
   CacheCounters caches = cache_counters();
   s.threads = caches.threads;
@@ -98,6 +101,10 @@ constexpr StatisticLine kLines[] = {
     LINE(heap_live_bytes, "bytes of blocks in use in heaps of the user"),
     LINE(heap_refusals, "requests that a heap of the user had no budget or no memory for"),
     LINE(heap_region_bytes, "bytes taken whole by heaps of the user, as registered ones do"),
+    LINE(heap_huge_2m_bytes, "of them on huge pages of 2 MiB from the kernel's pool (hugetlb)"),
+    LINE(heap_huge_1g_bytes, "of them on huge pages of 1 GiB from the kernel's pool (hugetlb)"),
+    LINE(heap_retired_bytes,
+         "bytes of destroyed heaps with a page size whose pages are held still"),
     LINE(registered_heaps, "registered heaps of the user"),
     LINE(threads, "threads that have magazines"),
     LINE(shards, "shards of the depot and the slabs: last-level caches that threads were seen at"),

@@ -19,6 +19,7 @@ struct Statistics {
   std::uint64_t heaps, heap_bytes;  // of the user
   std::uint64_t heap_live_bytes, heap_refusals;
   std::uint64_t heap_region_bytes, registered_heaps;
+  std::uint64_t heap_huge_2m_bytes, heap_huge_1g_bytes, heap_retired_bytes;
   std::uint64_t threads;
   std::uint64_t shards, shard_steals, sent_home_blocks;
   std::uint64_t purges, purged_bytes, slab_purged_bytes, purge_refusals, purge_failures;

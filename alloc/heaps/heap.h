@@ -195,6 +195,7 @@ struct HeapPlan {
   std::size_t domain_count;
   std::uint32_t access;
   std::uint32_t node;  // NUMA node plus 1; 0: any
+  PageKind pages;
 };
 
 // 0 or a negative errno, with nothing left behind.
@@ -221,6 +222,7 @@ struct HeapState {
   std::uint64_t large_blocks;
   std::uint64_t cached_bytes;
   std::uint64_t region_bytes;
+  std::uint64_t pool_page_bytes;  // 0: its pages are of no pool
 };
 HeapState heap_state(const Heap& heap);
 
@@ -236,7 +238,9 @@ struct HeapCounters {
   std::uint64_t refusals;           // of the heaps there are
   std::uint64_t region_bytes;       // taken whole
   std::uint64_t region_span_bytes;  // the part of span_bytes that lies there
-  std::uint64_t registered;         // heaps
+  std::uint64_t huge_2m_bytes;      // of region_bytes: on pages of the kernel's pools
+  std::uint64_t huge_1g_bytes;
+  std::uint64_t registered;  // heaps
 };
 HeapCounters heap_counters();
 

@@ -44,7 +44,7 @@ void enter_free(Heap& heap, SliceIndex slice) {
 }
 
 // Says why a heap gets less than it asked for, and what would help.
-int refuse(int error, std::uint64_t done, std::uint64_t all, const char* why) {
+int refuse(int error, std::uint64_t done, std::uint64_t all, const Message& why) {
   if (!options().quiet)
     Message()
         .text("warning: a heap of ")
@@ -52,49 +52,87 @@ int refuse(int error, std::uint64_t done, std::uint64_t all, const char* why) {
         .text(" bytes could not be made, after ")
         .number(done)
         .text(" of them: ")
-        .text(why)
+        .text(why.c_str())
         .print();
   return error;
 }
 
 // Gives a region back. Its pages may stay where they are, but the next ones come from anywhere.
-void end_region(const Heap& heap, std::uint32_t index, bool is_kept) {
+// `has_pages`: those of the kind that the heap asked for, which go.
+void end_region(const Heap& heap, std::uint32_t index, bool has_pages, bool is_kept) {
   const HeapRegion& region = heap.regions[index];
+  if (has_pages && !is_kept) {
+    page_heap_region_retire(region.first, region.slices);
+    return;
+  }
   if (heap.region_limits.node != 0)
     os::unbind(arena.address_of(region.first), std::size_t{region.slices} << kSliceShift);
   page_heap_region_end(region.first, region.slices, is_kept);
 }
 
+// Puts pages of the heap's kind into a region that has none of its blocks yet, and backs them.
+int back_region(const RegionLimits& limits, SliceIndex slice, std::uint32_t slices, bool* has_pages,
+                Message* why) {
+  std::uintptr_t base = arena.address_of(slice);
+  std::size_t bytes = std::size_t{slices} << kSliceShift;
+  bool is_of_pool = pool_page_bytes(limits.pages) != 0;
+  if (limits.pages != PageKind::kAny) {
+    int error = region_pages_put(slice, slices, limits.pages, has_pages);
+    if (error == -EBUSY)
+      why->text("purging is paused, or an observer of page events keeps what lies there");
+    else if (error == -EDEADLK)
+      why->text("its pages can't be exchanged inside a page event");
+    else if (error == -ENOTSUP)
+      why->text("pages of this size need a kernel with a pool of them, Linux 5.16 or newer: see ")
+          .text("/sys/kernel/mm/hugepages");
+    else if (error != 0 && is_of_pool)
+      region_pages_explain(*why, limits.pages, bytes, limits.node);
+    else if (error != 0)
+      why->text("the kernel has no mapping for it; raise vm.max_map_count");
+    if (error != 0) return error;
+  }
+  if (limits.node != 0) {
+    if (int error = os::bind_to_node(base, bytes, limits.node - 1)) {
+      why->text(
+          "the kernel does not bind memory to that NUMA node; /sys/devices/system/node/has_memory "
+          "says which there are");
+      return error;
+    }
+  }
+  int error = os::populate_pages(base, bytes);
+  if (error == 0) return 0;
+  if (!is_of_pool) {
+    why->text("the kernel has no pages for it; ask for less");
+    return error;
+  }
+  // They were promised by all nodes together; -EFAULT is what touching one would be a SIGBUS for.
+  region_pages_explain(*why, limits.pages, bytes, limits.node);
+  return error == -EFAULT ? -ENOMEM : error;
+}
+
 // The heap's next region, not yet in its lists.
 int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_t bytes,
-               const char** why) {
+               Message* why) {
   auto slices = static_cast<std::uint32_t>(bytes >> kSliceShift);
   bool is_zero = false;
-  SliceIndex slice = page_heap_take_large(slices, heap.region_limits.alignment, &is_zero);
+  SliceIndex slice = page_heap_take_large(slices, heap.region_limits.alignment, &is_zero, 0,
+                                          heap.region_limits.pages != PageKind::kAny);
   if (slice == 0) {
-    *why = "there is no such run of addresses, or RDMALLOC_LIMIT is lower";
+    why->text("there is no such run of addresses, or RDMALLOC_LIMIT is lower");
     return -ENOMEM;
   }
   page_heap_region_make(slice, slot_of(heap));
   heap.regions[index] = {slice, slices};
-  std::uintptr_t base = arena.address_of(slice);
-  int error = 0;
-  bool is_kept = false;
-  if (heap.region_limits.node != 0) {
-    error = os::bind_to_node(base, bytes, heap.region_limits.node - 1);
-    *why =
-        "the kernel does not bind memory to that NUMA node; /sys/devices/system/node/has_memory "
-        "says which there are";
-  }
-  if (error == 0 && (error = os::populate_pages(base, bytes)) != 0)
-    *why = "the kernel has no pages for it; ask for less";
+  bool has_pages = false, is_kept = false;
+  int error = back_region(heap.region_limits, slice, slices, &has_pages, why);
   if (std::uint32_t place = heap.place.load(std::memory_order_relaxed); error == 0 && place != 0) {
     // Acquire: pairs with the release of whoever sets it.
-    error =
-        heap_registrar.load(std::memory_order_acquire)->add(place, handle, base, bytes, &is_kept);
-    *why = "a domain refused to register it; ask for less, or raise the limit that it names";
+    error = heap_registrar.load(std::memory_order_acquire)
+                ->add(place, handle, arena.address_of(slice), bytes, &is_kept);
+    if (error != 0)
+      why->text("a domain refused to register it; ask for less, or raise the limit that it names");
   }
-  if (error != 0) end_region(heap, index, is_kept);
+  if (error != 0) end_region(heap, index, has_pages, is_kept);
   return error;
 }
 
@@ -105,7 +143,8 @@ void remove_regions(Heap& heap, std::uint64_t handle, std::uint32_t first, std::
   // Nobody can hold what was never his to find.
   if (place != 0 && end > first)
     heap_registrar.load(std::memory_order_acquire)->end(place, handle, first, &kept);
-  for (std::uint32_t i = first; i < end; ++i) end_region(heap, i, (kept >> i & 1) != 0);
+  for (std::uint32_t i = first; i < end; ++i)
+    end_region(heap, i, heap.region_limits.pages != PageKind::kAny, (kept >> i & 1) != 0);
 }
 
 }  // namespace
@@ -165,26 +204,30 @@ int regions_add(Heap& heap, std::uint64_t handle, std::uint64_t bytes) {
   assert_no_lock_held("taking memory for a heap");
   const RegionLimits& limits = heap.region_limits;
   std::uint32_t before = heap.region_count.load(std::memory_order_relaxed), end = before;
+  Message why;
   if (bytes > arena.extent())
     return refuse(-ENOMEM, 0, bytes,
-                  "there are fewer addresses; ask for less, or raise "
-                  "RDMALLOC_ARENA");
+                  why.text("there are fewer addresses; ask for less, or raise RDMALLOC_ARENA"));
   std::uint64_t all = (bytes + limits.alignment - 1) & ~(std::uint64_t{limits.alignment} - 1);
   std::uint64_t done = 0;
-  const char* why = "";
   int error = 0;
   while (error == 0 && done != all) {
     std::uint64_t length = all - done < limits.most_bytes ? all - done : limits.most_bytes;
-    why =
-        "its domains register too little at once for it: open them with a larger `largest`, or "
-        "make several heaps";
-    error = end == limits.most ? -EMSGSIZE : add_region(heap, handle, end, length, &why);
+    if (end == limits.most) {
+      error = -EMSGSIZE;
+      why.text(
+          "its domains register too little at once for it: open them with a larger `largest`, or "
+          "make several heaps");
+    } else {
+      error = add_region(heap, handle, end, length, &why);
+    }
     if (error != 0) break;
     done += length;
     ++end;
   }
   if (error != 0) {
     remove_regions(heap, handle, before, end);
+    if (page_heap_retired_slices() != 0) region_pages_restore();
     return refuse(error, done, all, why);
   }
   LockGuard guard(heap.span_lock);
@@ -208,7 +251,7 @@ void regions_end(Heap& heap, std::uint64_t kept) {
     // The child of a fork goes on with those that are whole; it may lose the one under way.
     heap.region_count.store(i, std::memory_order_relaxed);
     order_for_fork();
-    end_region(heap, i, (kept >> i & 1) != 0);
+    end_region(heap, i, heap.region_limits.pages != PageKind::kAny, (kept >> i & 1) != 0);
   }
 }
 

@@ -8,7 +8,8 @@
 //    region slices == slices of its spans + slices on free_spans              (under the span lock)
 //
 // A region is as long as one registration may be, and no block crosses from one to the next, though
-// they may be neighbours. Its pages are backed at the beginning and stay; what is free in it is out
+// they may be neighbours. Its pages are of the kind that the heap asked for (pages/region_pages.h),
+// are backed at the beginning and stay; what is free in it is out
 // of the page heap's sight, so no purge takes it (I3).
 #pragma once
 
@@ -39,7 +40,8 @@ void regions_rebuild(Heap& heap);
 // Adds regions of `bytes` together, backed by pages and registered. By one thread at a time. 0, or
 // a negative errno with nothing left behind and a warning that says what to do.
 int regions_add(Heap& heap, std::uint64_t handle, std::uint64_t bytes);
-// Gives all of them back, but for those with a bit in `kept`. No span is left in them.
+// Gives all of them back, but for those with a bit in `kept`. No span is left in them. Pages of
+// another kind than the arena's stay there until region_pages_restore().
 void regions_end(Heap& heap, std::uint64_t kept);
 
 }  // namespace rdmalloc

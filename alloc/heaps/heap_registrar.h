@@ -7,6 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/pages/region_pages.h"
+
 struct rdmalloc_domain;
 
 namespace rdmalloc {
@@ -17,6 +19,7 @@ struct RegionLimits {
   std::size_t alignment;   // of its address and its length, a power of two; a chunk or more
   std::uint32_t most;
   std::uint32_t node;  // the NUMA node of its pages plus 1; 0: any
+  PageKind pages;
 };
 
 struct HeapRegistrar {

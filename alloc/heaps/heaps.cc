@@ -158,7 +158,9 @@ void repair(Heap& heap, std::uint32_t forking_thread) {
 // Takes and registers the memory of a heap that nobody knows yet. 0 or a negative errno with
 // nothing left behind.
 int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
-  heap.region_limits = {SIZE_MAX & ~(kChunkBytes - 1), kChunkBytes, kMostRegions, plan.node};
+  std::size_t unit = pool_page_bytes(plan.pages);
+  if (unit < kChunkBytes) unit = kChunkBytes;
+  heap.region_limits = {SIZE_MAX & ~(unit - 1), unit, kMostRegions, plan.node, plan.pages};
   heap.budget_slices.store(0, std::memory_order_relaxed);
   // Acquire: pairs with the release of whoever sets it.
   const HeapRegistrar* registrar = heap_registrar.load(std::memory_order_acquire);
@@ -245,6 +247,8 @@ int heap_destroy(std::uint64_t handle) {
   // Release: pairs with the acquire of whoever gets the slot next, by way of the pool's stack.
   heap->handle.store(0, std::memory_order_release);
   heaps.free(heap);
+  // Of any heap: none are retired, most times.
+  if (page_heap_retired_slices() != 0) region_pages_restore();
   purge_note_dirty();
   return 0;
 }
@@ -303,7 +307,10 @@ HeapState heap_state(const Heap& heap) {
   state.live_blocks = small_live(heap, &HeapShard::live_blocks) + state.large_blocks;
   for (const HeapShard& shard : heap.shards) state.cached_bytes += shard.held();
   state.refusals = heap.refusals.load(std::memory_order_relaxed);
-  if (has_regions(heap)) state.region_bytes = state.budget_bytes;
+  if (has_regions(heap)) {
+    state.region_bytes = state.budget_bytes;
+    state.pool_page_bytes = pool_page_bytes(heap.region_limits.pages);
+  }
   return state;
 }
 
@@ -318,6 +325,10 @@ HeapCounters heap_counters() {
     counters.refusals += state.refusals;
     counters.region_bytes += state.region_bytes;
     if (state.region_bytes != 0) counters.region_span_bytes += state.span_bytes;
+    if (state.pool_page_bytes == pool_page_bytes(PageKind::kHuge2M))
+      counters.huge_2m_bytes += state.region_bytes;
+    if (state.pool_page_bytes == pool_page_bytes(PageKind::kHuge1G))
+      counters.huge_1g_bytes += state.region_bytes;
     counters.registered += heap.place.load(std::memory_order_relaxed) != 0;
   });
   return counters;

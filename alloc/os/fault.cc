@@ -7,6 +7,7 @@ constexpr std::size_t kSites = static_cast<std::size_t>(Site::kCount);
 constexpr const char* kNames[kSites] = {
     "reserve",  "commit",        "map_metadata", "wipe_on_fork", "advise_huge",
     "decommit", "thread_create", "populate",     "userfault",    "userfault_register",
+    "map_huge", "move_huge",     "reserve_over",
 };
 // Calls left before the failure; 0: not armed.
 constinit std::atomic<std::uint64_t> countdown[kSites] = {};

@@ -19,6 +19,9 @@ enum class Site : std::uint8_t {
   kPopulate,
   kUserfault,
   kUserfaultRegister,
+  kMapHuge,
+  kMoveHuge,
+  kReserveOver,
   kCount,
 };
 

@@ -16,6 +16,9 @@
 #ifndef MAP_FIXED_NOREPLACE
 #define MAP_FIXED_NOREPLACE 0x100000
 #endif
+#ifndef MAP_HUGE_SHIFT
+#define MAP_HUGE_SHIFT 26
+#endif
 #ifndef MADV_WIPEONFORK
 #define MADV_WIPEONFORK 18
 #endif
@@ -129,6 +132,65 @@ int bind_to_node(std::uintptr_t base, std::size_t length, unsigned node) {
 int unbind(std::uintptr_t base, std::size_t length) {
   return result_of(raw_syscall(SYS_mbind, static_cast<long>(base), static_cast<long>(length),
                                MPOL_DEFAULT, 0, 0, 0));
+}
+
+int advise_small(std::uintptr_t base, std::size_t length) {
+  return advise(base, length, MADV_NOHUGEPAGE);
+}
+
+namespace {
+
+int move(std::uintptr_t from, std::size_t length, std::uintptr_t to) {
+  long value =
+      raw_syscall(SYS_mremap, static_cast<long>(from), static_cast<long>(length),
+                  static_cast<long>(length), MREMAP_MAYMOVE | MREMAP_FIXED, static_cast<long>(to));
+  return value < 0 && value > -4096 ? static_cast<int>(value) : 0;
+}
+
+// Moves huge pages to other addresses that are nobody's, to learn whether the kernel can: one that
+// can't finds out only after it has unmapped what lies at the new place.
+int try_move(std::uintptr_t from, std::size_t length, std::size_t page_bytes,
+             std::uintptr_t* base) {
+  std::uintptr_t room = 0;
+  if (int error = map(0, length + page_bytes, PROT_NONE, 0, &room)) return error;
+  *base = (room + page_bytes - 1) & ~(page_bytes - 1);
+  int error = move(from, length, *base);
+  if (*base != room) unreserve(room, *base - room);
+  if (std::uintptr_t after = *base + length; after != room + length + page_bytes)
+    unreserve(after, room + length + page_bytes - after);
+  // After -EINVAL nothing of ours is at *base; somebody else's may be.
+  if (error != 0 && error != -EINVAL) unreserve(*base, length);
+  return error == -EINVAL ? -ENOTSUP : error;
+}
+
+}  // namespace
+
+int map_huge(std::size_t length, std::size_t page_bytes, std::uintptr_t* base) {
+  if (should_fail(Site::kMapHuge)) return -ENOMEM;
+  int size_flag = __builtin_ctzl(page_bytes) << MAP_HUGE_SHIFT;
+  // Not MAP_NORESERVE: it is the reservation that lets the parent of a fork, and not its child,
+  // keep a page that both write when no other is free.
+  long value = raw_syscall(SYS_mmap, 0, static_cast<long>(length), PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | size_flag, -1, 0);
+  if (value < 0 && value > -4096) return static_cast<int>(value);
+  auto mapped = static_cast<std::uintptr_t>(value);
+  int error = advise(mapped, length, MADV_DONTFORK);
+  if (error == 0) error = try_move(mapped, length, page_bytes, base);
+  if (error != 0) unreserve(mapped, length);
+  return error;
+}
+
+int move_huge(std::uintptr_t from, std::size_t length, std::uintptr_t to) {
+  if (should_fail(Site::kMoveHuge)) return -ENOMEM;
+  if (int error = move(from, length, to)) return error;
+  advise(to, length, MADV_DOFORK);  // of a whole mapping: nothing in it can fail
+  return 0;
+}
+
+int reserve_over(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kReserveOver)) return -ENOMEM;
+  std::uintptr_t got = 0;
+  return map(base, length, PROT_NONE, MAP_FIXED, &got);
 }
 
 int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns) {

@@ -48,6 +48,21 @@ int bind_to_node(std::uintptr_t base, std::size_t length, unsigned node);
 // Ends that: the process's own policy holds again.
 int unbind(std::uintptr_t base, std::size_t length);
 
+// Keeps transparent huge pages away (MADV_NOHUGEPAGE); -EINVAL on kernels that have none.
+int advise_small(std::uintptr_t base, std::size_t length);
+
+// ---- pages of another size in the place of those that are there. With the purge turn. ----
+
+// Maps zeroed pages of the kernel's pool of `page_bytes` (2 MiB, 1 GiB) at an address of its own
+// choice: reserved in the pool, so that touching one can't fail for want of it, and not inherited
+// by children of fork until they are moved. -ENOMEM: the pool has too few. -EINVAL: the kernel has
+// no such pool. -ENOTSUP: it can't move them (before Linux 5.16).
+int map_huge(std::size_t length, std::size_t page_bytes, std::uintptr_t* base);
+// Moves them to where something is mapped, which goes; children inherit them from here on.
+int move_huge(std::uintptr_t from, std::size_t length, std::uintptr_t to);
+// Takes all pages away, of whatever size, and leaves addresses as reserve() does. commit() is next.
+int reserve_over(std::uintptr_t base, std::size_t length);
+
 // futex(2), private. wait returns -EAGAIN, -EINTR or -ETIMEDOUT; timeout_ns < 0 waits for ever.
 int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns);
 int futex_wake(const std::uint32_t* word, int count);

@@ -70,4 +70,11 @@ void huge_ask_for_whole(SliceIndex begin, SliceIndex end) {
     arena.span(chunk).is_huge = true;
 }
 
+void huge_ask_again(SliceIndex begin, SliceIndex end) {
+  if (!arena_may_be_huge()) return;
+  for (; begin < end && begin < arena.huge_from; begin += kSlicesPerChunk)
+    if (arena.span(begin).is_huge) arena_ask_for_huge(begin, begin + kSlicesPerChunk);
+  arena_ask_for_huge(begin, end);
+}
+
 }  // namespace rdmalloc

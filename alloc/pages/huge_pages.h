@@ -28,5 +28,7 @@ bool huge_is_any(SliceIndex begin, SliceIndex end);
 SliceIndex huge_choose_end(SliceIndex frontier, SliceIndex end);
 // To be called after, for the slices that one span is to take: asks for its whole chunks.
 void huge_ask_for_whole(SliceIndex begin, SliceIndex end);
+// To be called for whole chunks whose mapping is a new one: asks for those that had them.
+void huge_ask_again(SliceIndex begin, SliceIndex end);
 
 }  // namespace rdmalloc

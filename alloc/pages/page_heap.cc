@@ -214,10 +214,6 @@ SliceIndex take_mixed(std::uint32_t wanted, std::uint32_t alignment) {
   return 0;
 }
 
-}  // namespace
-
-namespace {
-
 // Several nodes: pages are the node's whose thread touches them first, and free spans that are
 // backed remember whose. The program's own memory policy stays as it is.
 constexpr FreeSpans::Where kAnywhere = FreeSpans::Where::kAnywhere;
@@ -376,12 +372,21 @@ SliceIndex take_for_others(std::uint32_t slices, std::uint32_t alignment, bool* 
   return taken != 0 ? taken : take_dirty(spared, slices, alignment);
 }
 
-SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, bool is_buffer,
+enum class TakenFor : std::uint8_t { kOthers, kBuffer, kRegion };
+
+SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, TakenFor what,
                        bool* is_zero) {
   *is_zero = false;
   if (page_heap_is_over_limit(slices)) return 0;
-  SliceIndex taken = is_buffer ? take_for_buffer(slices, alignment, is_zero)
-                               : take_for_others(slices, alignment, is_zero);
+  SliceIndex taken = 0;
+  if (what == TakenFor::kRegion) {
+    // No place of a buffer's that may be registered, and no page to give back, if it can be helped.
+    taken = take_clean(slices, alignment, SpanKind::kFreeDirty);
+    *is_zero = taken != 0;
+  }
+  if (taken == 0)
+    taken = what == TakenFor::kOthers ? take_for_others(slices, alignment, is_zero)
+                                      : take_for_buffer(slices, alignment, is_zero);
   if (taken == 0) taken = take_mixed(slices, alignment);
   if (taken != 0) add_used(slices);
   return taken;
@@ -431,17 +436,14 @@ void put_back(SliceIndex slice, std::uint32_t slices, SpanKind kind) {
   join_and_insert(slice, slices, kind);
 }
 
-}  // namespace
-
-namespace {
-
 // The same for a block whose address must be a multiple of more than a chunk, to which the arena is
 // aligned: a longer span, of which the ends go back.
-SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, bool* is_zero) {
+SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, TakenFor what,
+                           bool* is_zero) {
   auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
   std::uint32_t total = slices + align_slices - 1;
   if (total < slices) return 0;
-  SliceIndex taken = take_locked(total, 1, true, is_zero);
+  SliceIndex taken = take_locked(total, 1, what, is_zero);
   if (taken == 0) return 0;
   SpanKind rest = *is_zero ? SpanKind::kFreeClean : SpanKind::kFreeSpared;
   std::uintptr_t address = arena.address_of(taken);
@@ -487,7 +489,7 @@ bool page_heap_is_over_limit(std::uint32_t more) {
 SliceIndex page_heap_take_slab(std::uint32_t slices) {
   LockGuard guard(heap.lock);
   bool is_zero = false;
-  SliceIndex slice = take_locked(slices, slices, false, &is_zero);
+  SliceIndex slice = take_locked(slices, slices, TakenFor::kOthers, &is_zero);
   if (slice != 0 && is_zero) events_note_use(slice, slices);
   return slice;
 }
@@ -505,13 +507,16 @@ void page_heap_publish_large(SliceIndex slice, std::uint16_t owner) {
 }
 
 SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero,
-                                std::uint16_t owner) {
+                                std::uint16_t owner, bool prefers_clean) {
   auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
   if (align_slices == 0) align_slices = 1;
+  bool is_buffer = slices >= kBufferSlices || align_slices > kSlicesPerChunk;
+  TakenFor what = is_buffer ? TakenFor::kBuffer : TakenFor::kOthers;
+  if (prefers_clean) what = TakenFor::kRegion;
   LockGuard guard(heap.lock);
   SliceIndex slice = align_slices <= kSlicesPerChunk
-                         ? take_locked(slices, align_slices, slices >= kBufferSlices, is_zero)
-                         : take_at_address(slices, alignment, is_zero);
+                         ? take_locked(slices, align_slices, what, is_zero)
+                         : take_at_address(slices, alignment, what, is_zero);
   if (slice == 0) return 0;
   if (*is_zero) events_note_use(slice, slices);
   publish_locked(slice, large_word(*is_zero, owner));

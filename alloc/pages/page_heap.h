@@ -44,8 +44,9 @@ void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint
 
 // Takes and publishes a large span of `slices` slices at a multiple of `alignment` bytes (a power
 // of two; a slice comes for free). `*is_zero` tells whether its pages read as zero. 0: no memory.
+// `prefers_clean`: no pages that are there already, while other addresses will do.
 SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero,
-                                std::uint16_t owner = 0);
+                                std::uint16_t owner = 0, bool prefers_clean = false);
 
 // Takes and publishes a span for a large block that has grown before and found no room behind it:
 // somewhat longer than `slices`, and where there is room behind it. 0: no such place, which is no
@@ -79,6 +80,16 @@ void page_heap_region_make(SliceIndex slice, std::uint16_t owner);
 // Ends the region: what is the heap's of these slices is dirty from now on; or, with `is_kept`, out
 // of everybody's reach for ever. No block of the heap is in use there.
 void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept);
+// Ends one whose pages are not the arena's own: it is retired until page_heap_region_restored().
+void page_heap_region_retire(SliceIndex slice, std::uint32_t slices);
+// The first retired region from `from` on; 0: there is none.
+SliceIndex page_heap_next_retired(SliceIndex from, std::uint32_t* slices);
+// Its pages are the arena's own again, none of them backed: it is clean.
+void page_heap_region_restored(SliceIndex slice);
+// Slices of retired regions. Written under the lock, read by anybody.
+std::uint64_t page_heap_retired_slices();
+// Of a region all of whose pages are new: what was told of them as purged is to be told as reused.
+void page_heap_region_note_new_pages(SliceIndex slice, std::uint32_t slices);
 // Cuts `wanted` slices at `at` out of the free span at `slice`; until they are published they are
 // kReserved.
 void page_heap_region_cut(SliceIndex slice, SliceIndex at, std::uint32_t wanted);

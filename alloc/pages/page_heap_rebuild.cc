@@ -15,6 +15,7 @@ void page_heap_rebuild(bool purge_goes_on) {
   heap.clean.clear();
   heap.dirty_by_age.clear();
   heap.used_slices.store(0, std::memory_order_relaxed);
+  heap.retired_slices.store(0, std::memory_order_relaxed);
   heap.clean_slices = heap.purging_slices = 0;
   heap.large_spans = heap.slab_spans = 0;
   heap.dirty_slices.store(0, std::memory_order_relaxed);
@@ -36,6 +37,12 @@ void page_heap_rebuild(bool purge_goes_on) {
       add_used(word.slices);
       for (SliceIndex s = slice; s < next; ++s)
         arena.class_map[s].store(0, std::memory_order_relaxed);
+      set_first(slice, slice);
+      set_first(next - 1, slice);
+    } else if (word.kind == SpanKind::kRetired) {
+      add_used(word.slices);
+      heap.retired_slices.store(page_heap_retired_slices() + word.slices,
+                                std::memory_order_relaxed);
       set_first(slice, slice);
       set_first(next - 1, slice);
     } else if (word.kind == SpanKind::kPurging && purge_goes_on) {
@@ -82,6 +89,7 @@ bool page_heap_is_valid() {
       case SpanKind::kHeapSlab:
       case SpanKind::kHeapLarge:
       case SpanKind::kHeapFree:
+      case SpanKind::kRetired:
         used += word.slices;
         break;
       case SpanKind::kFreeDirty:

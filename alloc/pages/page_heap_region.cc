@@ -1,4 +1,6 @@
 // Regions of heaps of the user: runs of slices that no span of anybody else's is cut from.
+#include "alloc/pages/events.h"
+#include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
 
 namespace rdmalloc {
@@ -12,6 +14,12 @@ void store_span(SliceIndex slice, SpanKind kind, std::uint32_t slices, std::uint
   arena.span(slice).store({kind, 0, false, slices, owner});
   set_first(slice, slice);
   set_first(slice + slices - 1, slice);
+}
+
+void add_retired(std::int64_t slices) {
+  heap.retired_slices.store(
+      heap.retired_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices),
+      std::memory_order_relaxed);
 }
 
 // Release: pairs with the acquire in rdmalloc_range_is_idle(), as in page_heap_free().
@@ -49,6 +57,53 @@ void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept) 
     }
     slice = next;
   }
+}
+
+void page_heap_region_retire(SliceIndex slice, std::uint32_t slices) {
+  LockGuard guard(heap.lock);
+  // In the child of a fork there may be spans that were on their way, which nobody comes back for.
+  SliceIndex end = slice + slices;
+  for (SliceIndex s = slice; s < end; s += arena.span(s).load().slices)
+    if (is_in_use(arena.span(s).load().kind)) return;
+  add_retired(slices);
+  clear_class(slice, end);
+  store_span(slice, SpanKind::kRetired, slices, 0);
+}
+
+SliceIndex page_heap_next_retired(SliceIndex from, std::uint32_t* slices) {
+  LockGuard guard(heap.lock);
+  SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
+  for (SliceIndex slice = 1; slice < end; slice += arena.span(slice).load().slices) {
+    SpanWord word = arena.span(slice).load();
+    if (slice < from || word.kind != SpanKind::kRetired) continue;
+    *slices = word.slices;
+    return slice;
+  }
+  return 0;
+}
+
+void page_heap_region_restored(SliceIndex slice) {
+  LockGuard guard(heap.lock);
+  Span& span = arena.span(slice);
+  std::uint32_t slices = span.load().slices;
+  huge_ask_again(slice, slice + slices);
+  span.generation.store(++heap.next_generation, std::memory_order_relaxed);
+  span.store({SpanKind::kReserved, 0, false, slices});
+  add_retired(-static_cast<std::int64_t>(slices));
+  add_used(-static_cast<std::int64_t>(slices));
+  span.freed_ms = now_ms();
+  span.is_rest = false;
+  span.reach = 0;
+  join_and_insert(slice, slices, SpanKind::kFreeClean);
+}
+
+std::uint64_t page_heap_retired_slices() {
+  return heap.retired_slices.load(std::memory_order_relaxed);
+}
+
+void page_heap_region_note_new_pages(SliceIndex slice, std::uint32_t slices) {
+  LockGuard guard(heap.lock);
+  events_note_use(slice, slices);
 }
 
 void page_heap_region_cut(SliceIndex slice, SliceIndex at, std::uint32_t wanted) {

@@ -17,11 +17,12 @@ struct PageHeap {
   FreeSpans dirty;
   FreeSpans spared;
   FreeSpans clean;
-  AgeList dirty_by_age;                     // dirty and spared ones
-  std::atomic<std::uint64_t> used_slices;   // written under the lock, read by anybody
-  std::atomic<std::uint64_t> dirty_slices;  // likewise; spared ones are dirty
-  std::atomic<std::uint32_t> spare_ms;      // written and read by anybody
-  std::uint64_t limit_slices = UINT64_MAX;  // set once at initialisation
+  AgeList dirty_by_age;                       // dirty and spared ones
+  std::atomic<std::uint64_t> used_slices;     // written under the lock, read by anybody
+  std::atomic<std::uint64_t> dirty_slices;    // likewise; spared ones are dirty
+  std::atomic<std::uint64_t> retired_slices;  // likewise; they count as used
+  std::atomic<std::uint32_t> spare_ms;        // written and read by anybody
+  std::uint64_t limit_slices = UINT64_MAX;    // set once at initialisation
   std::uint64_t clean_slices;
   std::uint64_t purging_slices;
   std::uint64_t large_spans;

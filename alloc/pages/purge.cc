@@ -21,6 +21,7 @@
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/pressure.h"
+#include "alloc/pages/region_pages.h"
 #include "alloc/slabs/slab.h"
 #include "alloc/slabs/slab_purge.h"
 
@@ -38,8 +39,7 @@ constexpr std::uint64_t kThreadFromSlabBytes = std::uint64_t{64} << 20;
 // Observers run on it, and libc puts the program's static TLS there too; backed only where touched.
 constexpr std::size_t kStackBytes = std::size_t{4} << 20;
 constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
-// How often a refused or waiting purge thread looks again: four times in a decay time, in these
-// bounds.
+// A refused or waiting purge thread looks again four times in a decay time, in these bounds.
 constexpr std::uint64_t kShortestTickMs = 1, kLongestTickMs = 1000;
 
 constexpr std::uint64_t kNotLookedUp = UINT64_MAX;  // of Purger::dirty_max_bytes
@@ -119,9 +119,8 @@ std::uint32_t now_ms() {
 std::uint64_t dirty_bytes() {
   return page_heap_dirty_slices() << kSliceShift;
 }
-// The ceiling for free memory: set, or a quarter of the memory that this process may have. That
-// takes files to read and is not looked up before it is needed: a small program, which has no purge
-// thread, need not pay for it at its start. Any thread; whoever looks finds the same.
+// The ceiling for free memory: set, or a quarter of what this process may have. That takes files to
+// read, so it is looked up once needed: not by small programs. Any thread; all find the same.
 std::uint64_t dirty_max_bytes() {
   std::uint64_t bytes = purger.dirty_max_bytes.load(std::memory_order_relaxed);
   if (bytes != kNotLookedUp) return bytes;
@@ -144,6 +143,9 @@ std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
 bool is_held() {
   return os::coarse_ms() < purger.held_until_ms.load(std::memory_order_seq_cst);
 }
+DecommitFunction decommit_in_force() {
+  return purger.decommit.load(std::memory_order_relaxed);
+}
 bool is_paused() {
   return purger.pauses.load(std::memory_order_seq_cst) != 0;
 }
@@ -161,7 +163,7 @@ bool must_stop_asked_for() {
 bool decommit_and_return(SliceIndex slice, std::uint32_t slices) {
   assert_no_lock_held("decommit");
   std::size_t bytes = std::size_t{slices} << kSliceShift;
-  int error = purger.decommit.load(std::memory_order_relaxed)(arena.address_of(slice), bytes);
+  int error = decommit_in_force()(arena.address_of(slice), bytes);
   // Observers first: once the span is back, the next malloc may hand it out, and a registration of
   // it, or news of its reuse, must not meet a purge that has not ended yet.
   if (error == 0) events_note_purged(slice, slices);
@@ -195,8 +197,8 @@ std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
   return purged + purge_span(slice + front, slices - front, reason);
 }
 
-// Purges what `choice` allows until at most `keep_bytes` are dirty. Offers nothing twice: what was
-// refused is young again.
+// Purges what may go until `keep_bytes` are dirty. Offers nothing twice: the refused is young
+// again.
 std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
                          enum rdmalloc_purge_reason reason) {
   std::uint64_t budget = page_heap_dirty_slices(), purged = 0;
@@ -219,7 +221,7 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
     return false;
   }
   assert_no_lock_held("decommit");
-  int error = purger.decommit.load(std::memory_order_relaxed)(base, length);
+  int error = decommit_in_force()(base, length);
   // Whoever remembers the span's generation is to know that pages of it went.
   if (error == 0) page_heap_note_part_purged(arena.slice_of(base));
   events_tell_purged(base, length, error);
@@ -268,6 +270,7 @@ bool round_of_work() {
     return true;
   }
   events_deliver_all();
+  if (!is_paused()) region_pages_restore_in_turn(decommit_in_force());
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0;
@@ -293,7 +296,8 @@ bool round_of_work() {
 #if RDMALLOC_CHECKED
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
-  return depot_has_more || heaps_have_more || !slabs_are_done || dirty_bytes() != 0;
+  return depot_has_more || heaps_have_more || !slabs_are_done || dirty_bytes() != 0 ||
+         page_heap_retired_slices() != 0;
 }
 
 std::uint64_t tick_ms() {
@@ -318,8 +322,8 @@ void* purge_thread(void*) {
     if (purger.stop.load(std::memory_order_seq_cst) ||
         purger.everything_requested.load(std::memory_order_seq_cst))
       continue;
-    if (how == kIdle &&
-        (page_heap_dirty_slices() != 0 || events_are_pending() || !slab_is_watched()))
+    if (how == kIdle && (page_heap_dirty_slices() != 0 || page_heap_retired_slices() != 0 ||
+                         events_are_pending() || !slab_is_watched()))
       continue;
     std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
     if (purger.first_thread_ended.load(std::memory_order_seq_cst)) {
@@ -338,9 +342,8 @@ void* purge_thread(void*) {
 }
 
 int thread_create() {
-  if (purger.stack == 0) {
-    if (int error = os::map_metadata(kStackBytes, &purger.stack)) return error;
-  }
+  if (int error = purger.stack == 0 ? os::map_metadata(kStackBytes, &purger.stack) : 0)
+    return error;
   if (os::should_fail(os::Site::kThreadCreate)) return -EAGAIN;
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
@@ -356,8 +359,10 @@ int thread_create() {
   return -error;
 }
 
-void wake(std::uint32_t from) {
-  if (!purger.sleep.compare_exchange_strong(from, kAwake, std::memory_order_seq_cst)) return;
+void wake() {
+  if (purger.sleep.load(std::memory_order_seq_cst) == kAwake ||
+      purger.sleep.exchange(kAwake, std::memory_order_seq_cst) == kAwake)
+    return;
   os::futex_wake(reinterpret_cast<const std::uint32_t*>(&purger.sleep), 1);
 }
 
@@ -388,7 +393,7 @@ void purge_note_dirty() {
     bool is_limit = false;
     bool is_urgent = purger.decay_ms.load(std::memory_order_relaxed) == 0 ||
                      dirty_bytes() > dirty_ceiling_bytes(&is_limit);
-    if (sleep == kIdle || is_urgent) wake(sleep);
+    if (sleep == kIdle || is_urgent) wake();
     return;
   }
   if (state == ThreadState::kNone &&
@@ -400,8 +405,7 @@ void purge_note_slab_change() {
   // Acquire: pairs with the release in purge_thread_start(). A thread that has ended since it asked
   // (rdmalloc_fini, a fork) is not started for this.
   if (purger.thread.load(std::memory_order_acquire) != ThreadState::kRuns) return;
-  std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
-  if (sleep != kAwake) wake(sleep);
+  wake();
 }
 
 void purge_note_slabs() {
@@ -416,16 +420,14 @@ void purge_wake() {
   if (purger.thread.load(std::memory_order_acquire) != ThreadState::kRuns &&
       purge_thread_start() != 0)
     return;
-  std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
-  if (sleep != kAwake) wake(sleep);
+  wake();
 }
 
 void purge_note_first_thread_ends() {
   if (auto* tell = tell_first_thread_ends.load(std::memory_order_acquire)) tell();
   purger.first_thread_ended.store(true, std::memory_order_seq_cst);
   // As in purge_thread(): it sees the flag before it sleeps, or we see that it sleeps.
-  std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
-  if (sleep != kAwake) wake(sleep);
+  wake();
 }
 
 int purge_thread_start() {
@@ -468,8 +470,7 @@ int purge_thread_stop() {
                                              std::memory_order_acquire))
     return 0;
   purger.stop.store(true, std::memory_order_seq_cst);
-  std::uint32_t sleep = purger.sleep.load(std::memory_order_seq_cst);
-  if (sleep != kAwake) wake(sleep);
+  wake();
   pthread_join(purger.handle, nullptr);
   helper_threads.fetch_sub(1, std::memory_order_relaxed);
   purger.thread.store(ThreadState::kNone, std::memory_order_release);
@@ -504,6 +505,15 @@ void purge_hold(std::int64_t hold_ms, int wait_ms) {
 
 void purge_set_decommit(DecommitFunction function) {
   purger.decommit.store(function, std::memory_order_relaxed);
+}
+
+int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg) {
+  fork_check();
+  if (turn.is_mine()) return -EDEADLK;
+  turn.begin();
+  int error = is_paused() ? -EBUSY : step(decommit_in_force(), arg);
+  turn.end();
+  return error;
 }
 
 bool purge_request_all() {
@@ -562,6 +572,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   cache_flush_this_thread();
   turn.begin();
   events_deliver_all();
+  region_pages_restore_in_turn(decommit_in_force());
   depot_age(true);
   heaps_age(true);
   std::uint64_t purged =

@@ -62,6 +62,10 @@ void purge_hold(std::int64_t hold_ms, int wait_ms);
 using DecommitFunction = int (*)(std::uintptr_t base, std::size_t length);
 void purge_set_decommit(DecommitFunction function);
 
+// Runs `step` with the turn and returns what it does. -EBUSY while purging is paused, -EDEADLK when
+// the turn is this thread's already.
+int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg);
+
 // malloc_trim: asks the purge thread to give everything back that is free. Returns whether there is
 // something to give.
 bool purge_request_all();

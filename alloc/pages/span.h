@@ -37,6 +37,7 @@ enum class SpanKind : std::uint8_t {
   kHeapSlab,    // the same two, of a heap of the user (heaps/heap.h)
   kHeapLarge,
   kHeapFree,  // of a region of such a heap (heaps/heap_regions.h): free, but for that heap only
+  kRetired,   // such a region whose heap is no more, before plain pages are back (region_pages.h)
 };
 constexpr bool is_slab(SpanKind kind) {
   return kind == SpanKind::kSlab || kind == SpanKind::kHeapSlab;
@@ -85,7 +86,7 @@ constexpr SpanWord unpack(std::uint64_t bits) {
           static_cast<std::uint16_t>(bits >> 49),
           static_cast<std::uint8_t>(bits >> 43 & 0x3f)};
 }
-static_assert(static_cast<unsigned>(SpanKind::kHeapFree) < 16 && kHeapClass < 128 &&
+static_assert(static_cast<unsigned>(SpanKind::kRetired) < 16 && kHeapClass < 128 &&
               kShardLimit <= 64);
 // What the class map says of a span's slices.
 constexpr std::uint8_t map_class_of(SpanWord word) {

@@ -124,9 +124,22 @@ struct rdmalloc_heap_attr {
    *  budget_bytes must state, is taken and backed when it is made, as a registered heap's, and
    *  stays. Default: from the node of the thread that touches them first. */
   uint32_t numa_node;
-  uint32_t reserved; /**< 0 */
+  /** RDMALLOC_PAGE_*: its pages are of that size. Its memory, which budget_bytes must state, is
+   *  taken and backed when it is made, as above, and stays. Default: as malloc's. */
+  uint32_t page_size;
 };
 #define RDMALLOC_NODE(n) ((uint32_t)(n) + 1)
+
+/** The kernel's small pages, and no transparent huge ones; they may be larger than 4 KiB. */
+#define RDMALLOC_PAGE_4K ((uint32_t)4096)
+/** Transparent huge pages, where the kernel has any: a wish, which no failure comes from. */
+#define RDMALLOC_PAGE_THP ((uint32_t)1)
+/** Pages of 2 MiB or 1 GiB of the kernel's pool of them (hugetlb): what an administrator has set
+ *  aside in /sys/kernel/mm/hugepages. The budget is rounded up to whole ones. A child of fork that
+ *  writes them takes copies from the pool; where it has none left, the parent keeps its pages and
+ *  the child ends with SIGBUS, and where they are registered fork itself fails with ENOMEM. */
+#define RDMALLOC_PAGE_2M ((uint32_t)1 << 21)
+#define RDMALLOC_PAGE_1G ((uint32_t)1 << 30)
 
 /** Makes a heap: an allocator with pages of its own, which no block of another heap and none of
  *  malloc's lies in, and which are all given back at once when it is destroyed. free(), realloc(),
@@ -138,6 +151,12 @@ struct rdmalloc_heap_attr {
  *  With a NUMA node: also -EINVAL (no budget, no such node), -EIO (pages of it are pinned
  * elsewhere), -EPERM (a sandbox without mbind), -ENOMEM; a warning says what would help.
  *
+ *  With a page size: also -EINVAL (no budget, another size), -ENOMEM (the kernel's pool has too few
+ *  pages), -ENOTSUP (it has no such pool, or is older than 5.16), -EBUSY (purging is paused, or an
+ *  observer refused), -EDEADLK inside a page event; a warning says what would help. Its pages are
+ *  exchanged in the way of a purge: observers are called, on this thread, and a purge under way is
+ *  waited for, here and in grow and destroy: not inside a fabric's callback.
+ *
  *  A registered heap: also -EINVAL (no budget, no open domain, one of them twice, unknown rights),
  *  -EACCES (remote rights, and a registrar that can't be exact), -EMFILE (64 registered heaps are
  *  there), -EMSGSIZE (more regions than a heap can have: the domains' `largest` is too low for the
@@ -147,10 +166,10 @@ struct rdmalloc_heap_attr {
 RDMALLOC_API int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr,
                                       struct rdmalloc_heap** heap);
 
-/** Takes `bytes` more for a heap whose memory was taken when it was made, rounded up to 2 MiB, as
- * create did: in regions of their own, and its budget grows by that. malloc never does it by
- * itself. 0, or an error as of create; -EINVAL for another heap, -EBUSY while another thread does
- * the same. Calls registrars. */
+/** Takes `bytes` more for a heap whose memory was taken when it was made, rounded up to 2 MiB or to
+ * its page size, as create did: in regions of their own, and its budget grows by that. malloc never
+ * does it by itself. 0, or an error as of create; -EINVAL for another heap, -EBUSY while another
+ * thread does the same. Calls registrars. */
 RDMALLOC_API int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes);
 
 /** Frees every block of the heap, also those in use, and the heap. From here on free() of such a
@@ -204,8 +223,10 @@ struct rdmalloc_heap_counters {
   uint64_t large_blocks;    /**< their number */
   uint64_t cached_bytes;    /**< free blocks kept at hand for the next malloc. What span_bytes has
                                  besides these and live_bytes is free in slabs */
-  uint64_t region_bytes;    /**< of a registered heap: what was taken and registered; span_bytes is
-                                 the part of it that blocks have been cut from */
+  uint64_t region_bytes;    /**< of a heap whose memory was taken when it was made, as a registered
+                                 one's: how much; span_bytes is the part of it that blocks have been
+                                 cut from */
+  uint64_t huge_bytes; /**< of region_bytes: on pages of 2 MiB or 1 GiB of the kernel's pools */
 };
 /** Fills *stats (set stats->size; a program compiled with fewer fields gets those). 0, or -EINVAL.
  *  Any thread. */
@@ -218,7 +239,8 @@ RDMALLOC_API int rdmalloc_heap_stats(struct rdmalloc_heap* heap,
 enum rdmalloc_purge_reason {
   RDMALLOC_PURGE_DECAY = 1,    /**< free for longer than the decay time */
   RDMALLOC_PURGE_CEILING = 2,  /**< more dirty bytes than RDMALLOC_DIRTY_MAX */
-  RDMALLOC_PURGE_REQUEST = 3,  /**< rdmalloc_purge() or malloc_trim() */
+  RDMALLOC_PURGE_REQUEST = 3,  /**< rdmalloc_purge() or malloc_trim(), or a heap with a page_size,
+                                    which is made or was destroyed */
   RDMALLOC_PURGE_LIMIT = 4,    /**< RDMALLOC_LIMIT or a cgroup's limit is near */
   RDMALLOC_PURGE_PRESSURE = 5, /**< the kernel reports memory pressure */
 };

@@ -69,6 +69,15 @@ constexpr access operator|(access a, access b) {
   return static_cast<access>(static_cast<std::uint32_t>(a) | static_cast<std::uint32_t>(b));
 }
 
+// Of a heap's pages: heap::create() and create_registered().
+enum class page_size : std::uint32_t {
+  any = 0,
+  small = RDMALLOC_PAGE_4K,
+  transparent = RDMALLOC_PAGE_THP,
+  huge_2m = RDMALLOC_PAGE_2M,  // of the kernel's pool of them (hugetlb)
+  huge_1g = RDMALLOC_PAGE_1G,
+};
+
 class domain;
 
 // A heap of the user: destroyed at its end, and with it every block that is still in it. The blocks
@@ -93,19 +102,29 @@ class heap {
     if (int error = rdmalloc_heap_create(&attr, &handle)) return error_of(error);
     return heap(handle);
   }
+  // A heap on pages of that size; all of its memory is taken now.
+  static result<heap> create(page_size pages, std::size_t budget_bytes) {
+    rdmalloc_heap_attr attr = {};
+    attr.budget_bytes = budget_bytes;
+    attr.page_size = static_cast<std::uint32_t>(pages);
+    return create(attr);
+  }
   // A registered heap: `budget_bytes` of memory with these rights in each of the domains, from now
   // until the heap's end. Every block has its keys from the start. The domains must outlive it.
   static result<heap> create_registered(std::span<rdmalloc_domain* const> domains,
-                                        std::size_t budget_bytes, access rights = access::local) {
+                                        std::size_t budget_bytes, access rights = access::local,
+                                        page_size pages = page_size::any) {
     rdmalloc_heap_attr attr = {};
     attr.budget_bytes = budget_bytes;
     attr.domains = domains.data();
     attr.domain_count = domains.size();
     attr.access = static_cast<std::uint32_t>(rights);
+    attr.page_size = static_cast<std::uint32_t>(pages);
     return create(attr);
   }
   static result<heap> create_registered(const domain& with, std::size_t budget_bytes,
-                                        access rights = access::local);
+                                        access rights = access::local,
+                                        page_size pages = page_size::any);
   // More memory for a registered one, by this call only.
   std::error_code grow(std::size_t bytes) { return error_of(rdmalloc_heap_grow(handle_, bytes)); }
 
@@ -347,9 +366,9 @@ class domain {
 };
 
 inline result<heap> heap::create_registered(const domain& with, std::size_t budget_bytes,
-                                            access rights) {
+                                            access rights, page_size pages) {
   rdmalloc_domain* one = with.get();
-  return create_registered(std::span(&one, 1), budget_bytes, rights);
+  return create_registered(std::span(&one, 1), budget_bytes, rights, pages);
 }
 
 // The key of what a container holds: std::vector, std::basic_string, or any other with data(),

@@ -1,0 +1,22 @@
+// The kernel's pools of huge pages (hugetlb): what an administrator has set aside.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace rdmalloc::os {
+
+struct HugePool {
+  std::uint64_t pages = 0;  // there are
+  std::uint64_t free = 0;   // and nobody has reserved them
+};
+
+// The pool of pages of that size; of one NUMA node, or of all where `node` is negative. False: the
+// kernel has none, or does not tell. Reads files of /sys; any thread.
+bool huge_pool(std::size_t page_bytes, int node, HugePool* pool);
+
+// The file that its number of pages is written to. Into `path`, which has room for kHugePoolPath.
+inline constexpr std::size_t kHugePoolPath = 128;
+void huge_pool_file(std::size_t page_bytes, int node, const char* file, char* path);
+
+}  // namespace rdmalloc::os

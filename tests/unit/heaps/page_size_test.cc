@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Heaps with a page size of their own. Those of the kernel's pools need huge pages to be set aside:
+// as root the tests do it themselves. What a page really is the kernel says, in /proc/self/smaps.
+// RDMALLOC_PURGE=manual, so that every exchange of pages is ours.
+#include <errno.h>
+#include <linux/audit.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <string>
+#include <vector>
+
+#include "alloc/os/fault.h"
+#include "alloc/pages/page_heap.h"
+#include "tests/support/counters.h"
+#include "tests/support/huge_pool.h"
+#include "tests/support/process.h"
+#include "tests/unit/heaps/fixture.h"
+
+namespace {
+
+using rdmalloc::os::arm_fault;
+using rdmalloc::os::Site;
+using rdmalloc_test::counter;
+using rdmalloc_test::HugePool;
+using rdmalloc_test::kKiB;
+using rdmalloc_test::kMiB;
+using rdmalloc_test::smaps_field;
+using rdmalloc_test::smaps_kib;
+
+constexpr size_t k2M = 2 * kMiB, k1G = 1024 * kMiB;
+
+class HeapPageSizes : public testing::Test {
+ protected:
+  void TearDown() override {
+    EXPECT_EQ(counter("stats.heaps"), 0u);
+    EXPECT_EQ(counter("stats.heap_retired_bytes"), 0u);
+    EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+  }
+  // The error is in last_error, what was said in `said`.
+  rdmalloc_heap* make(uint32_t page_size, size_t budget_bytes) {
+    rdmalloc_heap_attr attr = {};
+    attr.size = sizeof attr;
+    attr.budget_bytes = budget_bytes;
+    attr.page_size = page_size;
+    rdmalloc_heap* heap = nullptr;
+    testing::internal::CaptureStderr();
+    last_error = rdmalloc_heap_create(&attr, &heap);
+    said = testing::internal::GetCapturedStderr();
+    return heap;
+  }
+  bool says(const std::string& words) const { return said.find(words) != std::string::npos; }
+  static rdmalloc_heap_counters counters(rdmalloc_heap* heap) {
+    rdmalloc_heap_counters now = {};
+    now.size = sizeof now;
+    EXPECT_EQ(rdmalloc_heap_stats(heap, &now), 0);
+    return now;
+  }
+  int last_error = 0;
+  std::string said;
+};
+
+// Seen to fail: with the new pages left at their first place, and with regions that are retired and
+// never restored.
+TEST_F(HeapPageSizes, a_heap_of_2_MiB_pages_is_made_of_them_and_gives_all_back) {
+  HugePool pool(k2M);
+  if (!pool.make_free(5)) GTEST_SKIP() << pool.why_not;
+  uint64_t used = counter("stats.used_bytes");
+  rdmalloc_heap* heap = make(RDMALLOC_PAGE_2M, 5 * kMiB);
+  ASSERT_EQ(last_error, 0) << said;
+  EXPECT_EQ(pool.free(), 2u);
+  EXPECT_EQ(counters(heap).budget_bytes, 6 * kMiB);
+  EXPECT_EQ(counters(heap).huge_bytes, 6 * kMiB);
+  EXPECT_EQ(counter("stats.heap_huge_2m_bytes"), 6 * kMiB);
+  EXPECT_EQ(counter("stats.heap_huge_1g_bytes"), 0u);
+  std::vector<char*> blocks;
+  for (size_t bytes : {size_t{100}, 3 * kKiB, 200 * kKiB, 2 * kMiB, kMiB}) {
+    auto* block = static_cast<char*>(rdmalloc_heap_calloc(heap, 1, bytes));
+    ASSERT_NE(block, nullptr);
+    EXPECT_EQ(smaps_kib(block, "KernelPageSize"), 2048);
+    EXPECT_EQ(block[bytes - 1], 0);
+    memset(block, 5, bytes);
+    blocks.push_back(block);
+  }
+  EXPECT_EQ(rdmalloc_heap_malloc(heap, 4 * kMiB), nullptr) << "its budget is its memory";
+  ASSERT_EQ(rdmalloc_heap_grow(heap, kMiB), 0);
+  EXPECT_EQ(pool.free(), 1u);
+  EXPECT_EQ(counters(heap).budget_bytes, 8 * kMiB);
+  ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(pool.free(), 5u);
+  EXPECT_EQ(counter("stats.used_bytes"), used);
+  EXPECT_EQ(counter("stats.heap_huge_2m_bytes"), 0u);
+  for (char* block : blocks) {
+    EXPECT_EQ(smaps_kib(block, "KernelPageSize"), 4);
+    EXPECT_EQ(*block, 0) << "the addresses are the arena's again";
+  }
+  void* ordinary = rdmalloc_malloc(8 * kMiB);
+  memset(ordinary, 1, 8 * kMiB);
+  rdmalloc_free(ordinary);
+}
+
+// Seen to fail: with the alignment left at 2 MiB (the kernel refuses the move).
+TEST_F(HeapPageSizes, a_heap_of_1_GiB_pages_is_made_of_them_and_gives_all_back) {
+  HugePool pool(k1G);
+  if (!pool.make_free(1)) GTEST_SKIP() << pool.why_not;
+  rdmalloc_heap* heap = make(RDMALLOC_PAGE_1G, 3 * kMiB);
+  ASSERT_EQ(last_error, 0) << said;
+  EXPECT_EQ(pool.free(), 0u);
+  EXPECT_EQ(counters(heap).budget_bytes, k1G);
+  EXPECT_EQ(counter("stats.heap_huge_1g_bytes"), k1G);
+  void* block = rdmalloc_heap_malloc(heap, 700 * kMiB);
+  ASSERT_NE(block, nullptr);
+  EXPECT_EQ(smaps_kib(block, "KernelPageSize"), 1024 * 1024);
+  memset(block, 5, 700 * kMiB);
+  ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(pool.free(), 1u);
+}
+
+// Without a page size large memory is of transparent huge pages, the control. Seen to fail: with
+// the advice left out, once for each kind, and not given again at the end.
+TEST_F(HeapPageSizes, small_pages_and_transparent_huge_ones_are_to_be_had_for_certain) {
+  char* control = static_cast<char*>(rdmalloc_malloc(128 * kMiB));
+  memset(control + 64 * kMiB, 1, 16 * kMiB);
+  if (smaps_kib(control + 64 * kMiB, "AnonHugePages") < 16 * 1024) {
+    rdmalloc_free(control);
+    GTEST_SKIP() << "SKIP: this kernel gives no transparent huge pages";
+  }
+  rdmalloc_heap* small = make(RDMALLOC_PAGE_4K, 8 * kMiB);
+  ASSERT_EQ(last_error, 0) << said;
+  void* block = rdmalloc_heap_malloc(small, 6 * kMiB);
+  EXPECT_EQ(smaps_kib(block, "AnonHugePages"), 0);
+  // Also where the kernel gives huge ones unasked.
+  EXPECT_NE(smaps_field(block, "VmFlags").find(" nh "), std::string::npos);
+  EXPECT_GE(smaps_kib(block, "Rss"), 8 * 1024) << "backed when it is made";
+  EXPECT_EQ(counters(small).huge_bytes, 0u);
+  rdmalloc_heap* huge = make(RDMALLOC_PAGE_THP, 8 * kMiB);
+  ASSERT_EQ(last_error, 0) << said;
+  EXPECT_GE(smaps_kib(rdmalloc_heap_malloc(huge, 6 * kMiB), "AnonHugePages"), 8 * 1024);
+  ASSERT_EQ(rdmalloc_heap_destroy(small), 0);
+  ASSERT_EQ(rdmalloc_heap_destroy(huge), 0);
+  rdmalloc_free(control);
+  // The addresses are ordinary again.
+  void* all = rdmalloc_malloc(256 * kMiB);
+  memset(all, 1, 256 * kMiB);
+  EXPECT_EQ(smaps_kib(block, "AnonHugePages") % 2048, 0);
+  EXPECT_GT(smaps_kib(block, "AnonHugePages"), 0);
+  rdmalloc_free(all);
+}
+
+TEST_F(HeapPageSizes, I12_a_pool_that_is_too_small_is_told_of_with_the_line_that_mends_it) {
+  HugePool pool(k2M);
+  if (!pool.make_free(1)) GTEST_SKIP() << pool.why_not;
+  uint64_t used = counter("stats.used_bytes"), others = pool.pages() - 1;
+  EXPECT_EQ(make(RDMALLOC_PAGE_2M, 6 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -ENOMEM);
+  EXPECT_TRUE(says("3 huge pages of 2097152 bytes are needed and 1 are free")) << said;
+  EXPECT_TRUE(says("echo " + std::to_string(others + 3) +
+                   " > /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages"))
+      << said;
+  EXPECT_EQ(counter("stats.used_bytes"), used);
+  EXPECT_EQ(pool.free(), 1u);
+  ASSERT_TRUE(pool.make_free(3)) << pool.why_not;
+  rdmalloc_heap* heap = make(RDMALLOC_PAGE_2M, 6 * kMiB);
+  ASSERT_EQ(last_error, 0) << said;
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+TEST_F(HeapPageSizes, other_sizes_and_a_missing_budget_are_refused) {
+  EXPECT_EQ(make(12345, 8 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -EINVAL);
+  EXPECT_TRUE(says("12345") && says("RDMALLOC_PAGE_2M")) << said;
+  EXPECT_EQ(make(RDMALLOC_PAGE_2M, 0), nullptr);
+  EXPECT_EQ(last_error, -EINVAL);
+  EXPECT_TRUE(says("budget_bytes")) << said;
+}
+
+// Seen to fail: with the staged pages not unmapped after a refused exchange, and without the
+// restoration in regions_add().
+TEST_F(HeapPageSizes, I12_nothing_is_lost_when_the_kernel_refuses_any_of_the_steps) {
+  HugePool pool(k2M);
+  if (!pool.make_free(4)) GTEST_SKIP() << pool.why_not;
+  uint64_t used = counter("stats.used_bytes");
+  struct {
+    Site site;
+    uint32_t page_size;
+    bool is_needed;
+  } cases[] = {
+      {Site::kMapHuge, RDMALLOC_PAGE_2M, true},      {Site::kMoveHuge, RDMALLOC_PAGE_2M, true},
+      {Site::kDecommit, RDMALLOC_PAGE_2M, false},    {Site::kPopulate, RDMALLOC_PAGE_2M, false},
+      {Site::kReserveOver, RDMALLOC_PAGE_THP, true}, {Site::kCommit, RDMALLOC_PAGE_THP, true},
+      {Site::kAdviseHuge, RDMALLOC_PAGE_THP, false},
+  };
+  for (auto& [site, page_size, is_needed] : cases) {
+    // Addresses that are committed already, so that the next commit is the exchange's.
+    rdmalloc_free(rdmalloc_malloc(32 * kMiB));
+    ASSERT_GE(rdmalloc_purge(0), 0);
+    arm_fault(site, 1);
+    rdmalloc_heap* heap = make(page_size, 8 * kMiB);
+    EXPECT_EQ(last_error, is_needed ? -ENOMEM : 0) << site_name(site) << " " << said;
+    if (heap != nullptr) {
+      EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+    }
+    EXPECT_EQ(pool.free(), 4u) << site_name(site);
+    EXPECT_EQ(counter("stats.used_bytes"), used) << site_name(site);
+    EXPECT_EQ(counter("stats.heap_retired_bytes"), 0u) << site_name(site);
+  }
+}
+
+// A region that can't get its plain pages back keeps its addresses until it can. Seen to fail:
+// without the call of region_pages_restore_in_turn() in rdmalloc_purge().
+TEST_F(HeapPageSizes, I7_plain_pages_that_are_not_to_be_had_come_with_a_later_purge) {
+  HugePool pool(k2M);
+  if (!pool.make_free(4)) GTEST_SKIP() << pool.why_not;
+  for (Site site : {Site::kReserveOver, Site::kCommit}) {
+    rdmalloc_heap* heap = make(RDMALLOC_PAGE_2M, 8 * kMiB);
+    ASSERT_EQ(last_error, 0) << said;
+    uint64_t used = counter("stats.used_bytes");
+    arm_fault(site, 1);
+    ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+    EXPECT_EQ(counter("stats.heap_retired_bytes"), 8 * kMiB);
+    EXPECT_EQ(counter("stats.used_bytes"), used) << "nobody else gets them";
+    ASSERT_GE(rdmalloc_purge(0), 0);
+    EXPECT_EQ(counter("stats.heap_retired_bytes"), 0u);
+    EXPECT_EQ(counter("stats.used_bytes"), used - 8 * kMiB);
+    EXPECT_EQ(pool.free(), 4u);
+  }
+}
+
+TEST_F(HeapPageSizes, while_purging_is_paused_no_pages_are_exchanged) {
+  rdmalloc_heap* heap = make(RDMALLOC_PAGE_THP, 4 * kMiB);
+  ASSERT_EQ(last_error, 0) << said;
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  EXPECT_EQ(make(RDMALLOC_PAGE_THP, 4 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -EBUSY);
+  EXPECT_TRUE(says("paused")) << said;
+  ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(counter("stats.heap_retired_bytes"), 4 * kMiB);
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+}
+
+// ---- kernels that can't, played by a filter of system calls in a child ----
+
+void refuse_calls(long number, int argument, uint32_t bit) {
+  const sock_filter filter[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(number), 0, 3),
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS,
+               static_cast<uint32_t>(offsetof(seccomp_data, args) + 8u * argument)),
+      BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, bit, 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  sock_fprog program = {sizeof filter / sizeof filter[0], const_cast<sock_filter*>(filter)};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, 0, &program) != 0)
+    _exit(4);
+}
+
+int error_of_making(uint32_t page_size) {
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  attr.budget_bytes = 4 * kMiB;
+  attr.page_size = page_size;
+  rdmalloc_heap* heap = nullptr;
+  int error = rdmalloc_heap_create(&attr, &heap);
+  if (!rdmalloc::page_heap_is_valid() || counter("stats.heap_retired_bytes") != 0) _exit(5);
+  return -error;
+}
+
+TEST_F(HeapPageSizes, a_kernel_without_such_pages_or_without_the_means_is_told_apart) {
+  HugePool pool(k2M);
+  if (!pool.make_free(4)) GTEST_SKIP() << pool.why_not;
+  EXPECT_EXIT(
+      {
+        refuse_calls(SYS_mmap, 3, MAP_HUGETLB);
+        _exit(error_of_making(RDMALLOC_PAGE_2M));
+      },
+      testing::ExitedWithCode(ENOTSUP), "could not be made");
+  EXPECT_EXIT(
+      {
+        refuse_calls(SYS_mremap, 3, MREMAP_FIXED);
+        _exit(error_of_making(RDMALLOC_PAGE_2M));
+      },
+      testing::ExitedWithCode(ENOTSUP), "Linux 5.16");
+  EXPECT_EQ(pool.free(), 4u);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual"});
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
