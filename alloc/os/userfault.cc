@@ -78,7 +78,7 @@ class MappingLines {
     skip(1);
     hexadecimal(&high);
     skip(4);
-    bool is_private = *at_ == 'p';
+    bool is_private = fill() && *at_ == 'p';
     skip(2);
     std::uintptr_t number = 0;
     bool is_anonymous = true;

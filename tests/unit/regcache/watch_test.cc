@@ -34,6 +34,17 @@ char* map_pages(std::size_t pages, void* at = nullptr, int extra_flags = 0) {
   return base == MAP_FAILED ? nullptr : static_cast<char*>(base);
 }
 
+// Where the kernel puts nothing by itself, so that what is unmapped for a moment is nobody else's
+// then. Memory for a program, as each sanitizer sees it.
+#ifdef __SANITIZE_THREAD__
+constexpr std::uintptr_t kQuiet = 0x6000000000;
+#else
+constexpr std::uintptr_t kQuiet = 0x200000000000;
+#endif
+char* map_quietly(std::size_t pages, std::uintptr_t at) {
+  return map_pages(pages, reinterpret_cast<void*>(at), MAP_FIXED_NOREPLACE);
+}
+
 rdmalloc_watch_counters watching() {
   rdmalloc_watch_counters now = {};
   now.size = sizeof now;
@@ -57,7 +68,7 @@ class Watching : public Regcache {
     int fd = rdmalloc::os::userfault_open();
     if (fd < 0) GTEST_SKIP() << "no userfaultfd here (error " << fd << ")";
     ::close(fd);
-    map = map_pages(kPages);
+    map = map_quietly(kPages, kQuiet);
     ASSERT_NE(map, nullptr);
   }
   void TearDown() override {
@@ -186,7 +197,7 @@ TEST_F(Watching, I7_what_is_unmapped_is_deregistered_without_a_further_call) {
   EXPECT_EQ(fabric.leaves, fabric.calls) << "each once";
   EXPECT_EQ(watching().stale, stale + kPages);
   EXPECT_EQ(watching().watched, 0u);
-  map = map_pages(kPages);
+  map = map_quietly(kPages, kQuiet);
 }
 
 // Fails when a held one is dropped at the event, or not at its put.
@@ -530,8 +541,7 @@ TEST_F(Watching, I6_a_get_never_finds_what_was_mapped_there_before) {
   Stamps stamps;
   rdmalloc_domain* domain = nullptr;
   ASSERT_EQ(rdmalloc_domain_open(&stamps.ops, nullptr, nullptr, &domain), 0);
-  // Where the kernel puts nothing by itself.
-  char* places = map_pages(2 * kPlaces, reinterpret_cast<void*>(0x6000000000), MAP_FIXED_NOREPLACE);
+  char* places = map_quietly(2 * kPlaces, kQuiet + (1 << 20));
   ASSERT_NE(places, nullptr);
   munmap(places, 2 * kPlaces * kPage);
   std::atomic<std::uint64_t> next_stamp{1}, wrong{0}, kept{0};
