@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <thread>
+
 namespace rdmalloc_test {
 
 // read(2) into the stack: these are called while memory is being measured.
@@ -50,6 +52,21 @@ int thread_count() {
   if (read_proc("/proc/self/status", text, sizeof text) == 0) return -1;
   const char* at = strstr(text, "\nThreads:");
   return at == nullptr ? -1 : atoi(at + 9);
+}
+
+int settled_thread_count() {
+  std::string entry;
+  std::thread([&] { entry = "/proc/self/task/" + std::to_string(gettid()); }).join();
+  while (access(entry.c_str(), F_OK) == 0) usleep(1000);
+  return thread_count();
+}
+
+bool comes_down_to_threads(int expected) {
+  for (int looks = 0; looks < 10000; looks++) {
+    if (thread_count() == expected) return true;
+    usleep(1000);
+  }
+  return false;
 }
 
 size_t Random::size_between(size_t low, size_t high) {

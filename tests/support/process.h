@@ -17,6 +17,10 @@ namespace rdmalloc_test {
 size_t resident_bytes();
 // Threads of this process now.
 int thread_count();
+// The same once it has had another one, with which TSan's own begins.
+int settled_thread_count();
+// Whether no more are left, in a moment: one that was joined may be in the list still.
+bool comes_down_to_threads(int expected);
 // One field of /proc/self/status in KiB, e.g. "VmPeak"; 0 when absent.
 size_t status_kib(const char* field);
 
