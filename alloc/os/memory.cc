@@ -185,7 +185,8 @@ LockedMemory locked_memory() {
     return memory;
   memory.limit_bytes = limit.rlim_cur;
   char status[4096];
-  if (read_file("/proc/self/status", status) == 0) return memory;
+  // Not /proc/self, which tells of no memory once the first thread has ended.
+  if (read_file("/proc/thread-self/status", status) == 0) return memory;
   memory.locked_bytes = status_bytes(status, "VmLck:");
   memory.pinned_bytes = status_bytes(status, "VmPin:");
   return memory;

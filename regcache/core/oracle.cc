@@ -39,7 +39,8 @@ struct Pages {
 // Calls fn(page, word) for each. False when the kernel does not tell.
 template <class Fn>
 bool read_pagemap(const Pages& pages, Fn fn) {
-  int fd = os::open_to_read("/proc/self/pagemap");
+  // Not /proc/self, which has no memory any more once the first thread has ended.
+  int fd = os::open_to_read("/proc/thread-self/pagemap");
   if (fd < 0) return false;
   constexpr std::size_t kBatch = 256;
   std::uint64_t words[kBatch];
@@ -137,7 +138,7 @@ void oracle_registered(const Domain& domain, Registration* reg) {
   if (is_blind)
     warn_once("no right to see page frames (CAP_SYS_ADMIN): only missing pages are found");
   if (!is_told) {
-    warn_once("/proc/self/pagemap can't be read: none is found");
+    warn_once("/proc/thread-self/pagemap can't be read: none is found");
     store.give(handle, pages.count());
     return;
   }
