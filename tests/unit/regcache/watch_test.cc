@@ -70,7 +70,7 @@ class Watching : public Regcache {
     Regcache::SetUp();
     set_mode("watch");
     int fd = rdmalloc::os::userfault_open();
-    if (fd < 0) GTEST_SKIP() << "no userfaultfd here (error " << fd << ")";
+    if (fd < 0) GTEST_SKIP() << "SKIP: no userfaultfd here (error " << fd << ")";
     ::close(fd);
     map = map_quietly(kPages, kQuiet);
     ASSERT_NE(map, nullptr);
@@ -181,7 +181,7 @@ TEST_F(Watching, whatever_takes_the_pages_ends_the_registration) {
 TEST_F(Watching, a_break_that_shrinks_ends_the_registration) {
   StubDomain domain(fabric);
   auto* base = static_cast<char*>(sbrk(16 * kPage));
-  if (base == reinterpret_cast<char*>(-1)) GTEST_SKIP() << "no room for the break";
+  if (base == reinterpret_cast<char*>(-1)) GTEST_SKIP() << "SKIP: no room for the break";
   auto address = reinterpret_cast<std::uintptr_t>(base);
   char* at = base + (kPage - address % kPage) % kPage;
   std::uint64_t generation = keep(domain, at, 2 * kPage);
@@ -400,7 +400,7 @@ TEST_F(Watching, I10_nothing_is_left_after_the_last_domain) {
 // parent's descriptors.
 TEST_F(Watching, I11_a_child_watches_for_itself_and_leaves_its_parent_alone) {
 #ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "ThreadSanitizer ends a child of a threaded process that starts threads";
+  GTEST_SKIP() << "SKIP: TSan ends a child of a threaded process that starts threads";
 #endif
   StubDomain domain(fabric);
   std::uint64_t generation = keep(domain, page(4), kPage);
