@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "alloc/api/statistics_file.h"
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/memory.h"
@@ -92,8 +93,12 @@ bool read_log(const char* value) {
 bool read_stats(const char* value) {
   static constexpr const char* kNames[] = {"0", "1"};
   int index = index_of(value, kNames);
-  if (index >= 0) current.stats_at_exit = index == 1;
-  return index >= 0;
+  // A word without a slash is a slip, not a file of that name in whatever folder this is.
+  if (index < 0 &&
+      (std::strchr(value, '/') == nullptr || !statistics_file_name(value, current.rank)))
+    return false;
+  current.stats_at_exit = index < 0 ? StatsAtExit::kFile : static_cast<StatsAtExit>(index);
+  return true;
 }
 bool read_decay(const char* value) {
   std::uint64_t number = 0;
@@ -216,7 +221,9 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_REG_MAX_BYTES", read_reg_bytes, "bytes, K, M, G, T or % of memory; 0: no limit",
      "0"},
     {"RDMALLOC_REG_MAX_COUNT", read_reg_count, "a number; 0: no limit", "0"},
-    {"RDMALLOC_STATS", read_stats, "0, 1", "0"},
+    {"RDMALLOC_STATS", read_stats,
+     "0, 1, or a file with a '/' in its name: ./stats.%p.json (%p process, %h host, %r rank, %% %)",
+     "0"},
     {"RDMALLOC_FAULT", read_fault, "site:n[,site:n...], n from 1", "none"},
 };
 
@@ -286,6 +293,7 @@ void options_read() {
   if (getauxval(AT_SECURE) != 0) return;
   char** entries = environment();
   if (entries == nullptr) return;
+  current.rank = rank_in(entries);
   for (const Setting& setting : kSettings) {
     for (char** entry = entries; *entry != nullptr; ++entry) {
       const char* value = value_of(*entry, setting.name);
@@ -299,6 +307,12 @@ void options_read() {
     if (std::strncmp(*entry, "RDMALLOC_LAB_", 13) == 0) continue;  // tools/lab's own
     report_warning("unknown setting ignored; docs/settings.md lists them all", *entry);
   }
+  if (current.stats_at_exit == StatsAtExit::kFile && current.rank.rank >= 0)
+    statistics_file_begin();
+}
+
+void options_silence_stats() {
+  current.stats_at_exit = StatsAtExit::kNone;
 }
 
 }  // namespace rdmalloc

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/api/rank.h"
 #include "alloc/os/topology.h"
 
 namespace rdmalloc {
@@ -13,6 +14,8 @@ enum class PurgeMode : std::uint8_t { kThread, kManual, kOff };
 enum class HugeMode : std::uint8_t { kAuto, kNever };
 // Who hears of a purge besides our own cache (docs/design.md, tiers).
 enum class NotifyMode : std::uint8_t { kAuto, kHooks, kExplicit, kOff };
+// RDMALLOC_STATS: nowhere, as text on standard error, or as JSON in a file (statistics_file.h).
+enum class StatsAtExit : std::uint8_t { kNone, kStandardError, kFile };
 // What the registration cache does with memory that is not ours.
 enum class ForeignMode : std::uint8_t { kRefuse, kPerUse, kAdopted, kWatch };
 
@@ -21,9 +24,10 @@ struct Options {
   HugeMode huge = HugeMode::kAuto;
   NotifyMode notify = NotifyMode::kAuto;
   ForeignMode foreign = ForeignMode::kPerUse;
-  bool watch_pressure = true;              // RDMALLOC_PRESSURE: PSI and limits of cgroups
-  bool quiet = false;                      // RDMALLOC_LOG=quiet
-  bool stats_at_exit = false;              // RDMALLOC_STATS=1: counters on standard error at exit
+  bool watch_pressure = true;  // RDMALLOC_PRESSURE: PSI and limits of cgroups
+  bool quiet = false;          // RDMALLOC_LOG=quiet
+  StatsAtExit stats_at_exit = StatsAtExit::kNone;
+  Rank rank;                               // in a parallel job, as its launcher says
   std::uint64_t decay_ms = 5000;           // see docs/design.md, "Purging", for how it was chosen
   std::uint64_t dirty_max_bytes = 0;       // 0: a quarter of the memory there is, 512 MiB at most
   std::uint64_t limit_bytes = UINT64_MAX;  // spans in use at most; dirty ones go as it comes near
@@ -37,6 +41,8 @@ struct Options {
 const Options& options();
 // Reads RDMALLOC_* of the environment; unknown names and malformed values warn once each.
 void options_read();
+// Takes RDMALLOC_STATS back.
+void options_silence_stats();
 
 // "1536", "64K", "2M", "1G", "1T" in bytes; "25%" of `whole`. False when it is none of these.
 bool parse_size(const char* text, std::uint64_t whole, std::uint64_t* value);

@@ -74,12 +74,6 @@ Statistics statistics() {
 
 namespace {
 
-// Name, value and one line of explanation of each.
-struct StatisticLine {
-  const char* name;
-  const char* help;
-  std::uint64_t (*value)(const Statistics&);
-};
 #define LINE(field, help)                                                               \
   {                                                                                     \
     "stats." #field, help, [](const Statistics& s) -> std::uint64_t { return s.field; } \
@@ -121,66 +115,13 @@ constexpr StatisticLine kLines[] = {
 };
 #undef LINE
 
-// A line at a time to a file descriptor, without stdio: the program may be inside malloc's caller.
-class Writer {
- public:
-  explicit Writer(int fd) : fd_(fd) {}
-  Writer& text(const char* words) {
-    for (; *words != 0; ++words) put(*words);
-    return *this;
-  }
-  Writer& number(std::uint64_t value) {
-    char digits[20];
-    int count = 0;
-    do {
-      digits[count++] = static_cast<char>('0' + value % 10);
-      value /= 10;
-    } while (value != 0);
-    while (count > 0) put(digits[--count]);
-    return *this;
-  }
-  int flush() {
-    if (length_ != 0) {
-      int error = os::write_all(fd_, buffer_, length_);
-      if (error_ == 0) error_ = error;
-    }
-    length_ = 0;
-    return error_;
-  }
+}  // namespace
 
- private:
-  void put(char c) {
-    if (length_ == sizeof buffer_) flush();
-    buffer_[length_++] = c;
-  }
-  int fd_;
-  int error_ = 0;
-  std::size_t length_ = 0;
-  char buffer_[1024];
-};
-
-void print_text(Writer& out, const Statistics& s) {
-  out.text("rdmalloc ").text(rdmalloc_version()).text("\n");
-  for (const StatisticLine& line : kLines) {
-    out.text(line.name);
-    for (std::size_t i = std::strlen(line.name); i < 30; ++i) out.text(" ");
-    out.number(line.value(s)).text("  # ").text(line.help).text("\n");
-  }
+std::span<const StatisticLine> statistic_lines() {
+  return kLines;
 }
 
-void print_json(Writer& out, const Statistics& s) {
-  out.text("{\"version\":\"").text(rdmalloc_version()).text("\"");
-  for (const StatisticLine& line : kLines)
-    out.text(",\"").text(line.name + 6).text("\":").number(line.value(s));
-  out.text("}\n");
-}
-
-void print_prometheus(Writer& out, const Statistics& s) {
-  for (const StatisticLine& line : kLines) {
-    out.text("# HELP rdmalloc_").text(line.name + 6).text(" ").text(line.help).text("\n");
-    out.text("rdmalloc_").text(line.name + 6).text(" ").number(line.value(s)).text("\n");
-  }
-}
+namespace {
 
 struct Control {
   const char* name;
@@ -210,6 +151,12 @@ std::uint64_t topology_number() {
   return std::uint64_t{source.nodes} << 32 | source.caches;
 }
 
+// To 0 only: for tools that read what others wrote, and write nothing themselves.
+int set_stats(std::uint64_t) {
+  options_silence_stats();
+  return 0;
+}
+
 constexpr Control kControls[] = {
     {"purge.decay_ms", [] { return purge_counters().decay_ms; }, set_decay_ms, 3600000},
     {"purge.dirty_max_bytes", [] { return purge_counters().dirty_max_bytes; }, set_dirty_max_bytes,
@@ -227,7 +174,7 @@ constexpr Control kControls[] = {
     {"settings.limit_bytes", [] { return options().limit_bytes; }, nullptr, 0},
     {"settings.reg_max_bytes", [] { return options().reg_max_bytes; }, nullptr, 0},
     {"settings.reg_max_count", [] { return options().reg_max_count; }, nullptr, 0},
-    {"settings.stats_at_exit", [] { return std::uint64_t(options().stats_at_exit); }, nullptr, 0},
+    {"settings.stats_at_exit", [] { return std::uint64_t(options().stats_at_exit); }, set_stats, 0},
     {"settings.quiet", [] { return std::uint64_t(options().quiet); }, nullptr, 0},
 };
 
@@ -243,25 +190,6 @@ int exchange(std::uint64_t current, void* old_value, size_t* old_size) {
 }  // namespace rdmalloc
 
 using namespace rdmalloc;
-
-extern "C" int rdmalloc_stats_print(int fd, enum rdmalloc_stats_format format) {
-  Statistics s = statistics();
-  Writer out(fd);
-  switch (format) {
-    case RDMALLOC_STATS_TEXT:
-      print_text(out, s);
-      break;
-    case RDMALLOC_STATS_JSON:
-      print_json(out, s);
-      break;
-    case RDMALLOC_STATS_PROMETHEUS:
-      print_prometheus(out, s);
-      break;
-    default:
-      return -EINVAL;
-  }
-  return out.flush();
-}
 
 extern "C" int rdmalloc_ctl(const char* name, void* old_value, size_t* old_size,
                             const void* new_value, size_t new_size) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 namespace rdmalloc {
 
@@ -27,5 +28,13 @@ struct Statistics {
   bool purge_thread_runs;
 };
 Statistics statistics();
+
+// Name, value and one line of explanation of each.
+struct StatisticLine {
+  const char* name;  // "stats.…", as rdmalloc_ctl() has it
+  const char* help;
+  std::uint64_t (*value)(const Statistics&);
+};
+std::span<const StatisticLine> statistic_lines();
 
 }  // namespace rdmalloc

@@ -11,6 +11,30 @@ int open_to_read(const char* path) {
       raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path), O_RDONLY | O_CLOEXEC));
 }
 
+namespace {
+// Everybody's, less what the umask takes.
+constexpr long kMode = 0666;
+}  // namespace
+
+int open_to_append(const char* path) {
+  return static_cast<int>(raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path),
+                                      O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK,
+                                      kMode));
+}
+
+int make_file(const char* path) {
+  long fd = raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path),
+                        O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
+  if (fd < 0) return static_cast<int>(fd);
+  close_file(static_cast<int>(fd));
+  return 0;
+}
+
+int current_folder(char* buffer, std::size_t size) {
+  long length = raw_syscall(SYS_getcwd, reinterpret_cast<long>(buffer), static_cast<long>(size));
+  return static_cast<int>(length > 0 ? length - 1 : length);
+}
+
 std::size_t read_some(int fd, char* buffer, std::size_t size) {
   long got = raw_syscall(SYS_read, fd, reinterpret_cast<long>(buffer), static_cast<long>(size));
   return got < 0 ? 0 : static_cast<std::size_t>(got);

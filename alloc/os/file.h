@@ -1,4 +1,5 @@
-// Small files of /proc and /sys, by raw system calls: no allocation, errno left alone.
+// Small files of /proc and /sys, and the one of statistics, by raw system calls: no allocation,
+// errno left alone.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,12 @@ namespace rdmalloc::os {
 
 // A descriptor, or a negative errno.
 int open_to_read(const char* path);
+// To write behind what is there, made if it is not there; never waits for the reader of a pipe.
+int open_to_append(const char* path);
+// Makes an empty file; -EEXIST, with nothing done to it, where there is one.
+int make_file(const char* path);
+// Where relative paths begin, zero-terminated: bytes without the zero, or a negative errno.
+int current_folder(char* buffer, std::size_t size);
 // Bytes read, 0 at the end and after an error.
 std::size_t read_some(int fd, char* buffer, std::size_t size);
 // The same from `offset` on.

@@ -7,7 +7,10 @@
 #include <stdlib.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
+#include <sys/utsname.h>
 #include <time.h>
+
+#include <cstring>
 
 #include "alloc/os/fault.h"
 #include "alloc/os/syscall.h"
@@ -218,6 +221,13 @@ std::int64_t coarse_ms() {
 
 int process_id() {
   return static_cast<int>(raw_syscall(SYS_getpid));
+}
+
+void host_name(char (&name)[kMostHostBytes]) {
+  utsname names = {};
+  raw_syscall(SYS_uname, reinterpret_cast<long>(&names));
+  static_assert(sizeof names.nodename == kMostHostBytes);
+  std::memcpy(name, names.nodename, sizeof name);
 }
 
 int thread_id() {

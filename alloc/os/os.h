@@ -81,6 +81,9 @@ void sleep_ns(std::int64_t ns);
 unsigned processors_allowed();
 // The id of the process, which is that of its first thread.
 int process_id();
+// What uname(2) calls this machine, zero-terminated.
+inline constexpr std::size_t kMostHostBytes = 65;
+void host_name(char (&name)[kMostHostBytes]);
 // Writes to `fd`, restarting after EINTR and short writes.
 int write_all(int fd, const char* bytes, std::size_t length);
 [[noreturn]] void abort_process();

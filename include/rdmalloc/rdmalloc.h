@@ -314,8 +314,8 @@ enum rdmalloc_stats_format {
   RDMALLOC_STATS_JSON = 1,
   RDMALLOC_STATS_PROMETHEUS = 2,
 };
-/** Writes all counters to `fd`. Allocates nothing. Returns 0, -EINVAL (format), or write(2)'s
- *  error. Any thread. */
+/** Writes all counters to `fd`, those of domains too (regcache.h). Allocates nothing. Returns 0,
+ * -EINVAL (format), or write(2)'s error. Any thread. */
 RDMALLOC_API int rdmalloc_stats_print(int fd, enum rdmalloc_stats_format format);
 
 /* ------------------------------------------------------------------ prefixed twins

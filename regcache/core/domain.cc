@@ -11,6 +11,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/state.h"
+#include "regcache/core/statistics.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -304,6 +305,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   if (domain->ops.close != nullptr) domain->ops.close(domain->context);
   // The head stays as it is, so that a call that runs beside us reads nothing that is written: its
   // slots are empty, and the slow path looks at the phase.
+  count_closed(*state(), *domain);
   survivors.is_open[domain->index].store(false, std::memory_order_relaxed);
   domain->phase.store(Phase::kUnused, std::memory_order_release);
   state()->watch.detach();

@@ -4,9 +4,11 @@
 
 #include <type_traits>
 
+#include "alloc/api/registration_statistics.h"
 #include "alloc/heaps/heap_registrar.h"
 #include "alloc/os/os.h"
 #include "regcache/core/child_empty.h"
+#include "regcache/core/statistics.h"
 
 namespace rdmalloc::regcache {
 
@@ -64,6 +66,8 @@ int prepare_once(State& all) {
   all.domains[kOrphans].phase.store(Phase::kIsOpen, std::memory_order_release);
   // Release: pairs with the acquire of whoever makes a heap.
   heap_registrar.store(&heap_registrations, std::memory_order_release);
+  // Release: pairs with the acquire of whoever prints statistics.
+  registration_statistics.store(&domain_statistics, std::memory_order_release);
   return add_observer();
 }
 

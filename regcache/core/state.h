@@ -37,6 +37,8 @@ struct State {
   FrameStore frames;
 #endif
   Domain domains[kMostDomains + 1];
+  Counters closed;  // sums of the domains that were closed; under open_lock
+  std::uint64_t closed_count;
   Lock pools_lock;  // creating and destroying pools, and the ends of threads; before a pool's lock
   Pool<PoolCache> pool_caches;
   Pool<PoolThread> pool_threads;

@@ -47,6 +47,10 @@ class Tells(unittest.TestCase):
         self.assertEqual(set(seen), documented - {"RDMALLOC_FAULT"})
         self.assertFalse(any(one["is_set"] for one in info()["settings"].values()))
 
+    def test_a_file_of_statistics(self):
+        self.assertEqual(info(RDMALLOC_STATS="/dev/null")["settings"]["RDMALLOC_STATS"]["value"],
+                         "/dev/null")
+
     def test_defaults(self):
         seen = info()
         self.assertEqual(seen["settings"]["RDMALLOC_LIMIT"]["value"], "no limit")

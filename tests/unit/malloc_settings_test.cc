@@ -4,9 +4,17 @@
 // one warning that names the value, what is allowed and what is used instead; then the program runs
 // as if nothing had been set. Each case runs settings_program under the preloaded library.
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <stdlib.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/utsname.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -90,6 +98,9 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"RDMALLOC_ARENA", "lots", "16M", "1T"},
                       BadValue{"RDMALLOC_LOG", "loud", "quiet", "warn"},
                       BadValue{"RDMALLOC_STATS", "perhaps", "0, 1", "0"},
+                      BadValue{"RDMALLOC_STATS", "perhaps.json", "a '/'", "0"},
+                      BadValue{"RDMALLOC_STATS", "./stats.%x.json", "%h host", "0"},
+                      BadValue{"RDMALLOC_STATS", "./stats.%", "%% %", "0"},
                       BadValue{"RDMALLOC_FAULT", "nosuchsite:1", "site:n", "none"},
                       BadValue{"RDMALLOC_NOTIFY", "shout", "hooks", "auto"}));
 
@@ -139,6 +150,7 @@ TEST(MallocSettings, good_values_are_taken_without_a_word) {
                            "RDMALLOC_ARENA=64G",
                            "RDMALLOC_LOG=quiet",
                            "RDMALLOC_STATS=0",
+                           "RDMALLOC_STATS=/dev/null",
                            "RDMALLOC_NOTIFY=off"}) {
     ChildResult result = run_with({good});
     EXPECT_TRUE(result.clean()) << good << ": " << result.describe();
@@ -150,6 +162,143 @@ TEST(MallocSettings, statistics_are_written_to_standard_error_at_exit) {
   ChildResult result = run_with({"RDMALLOC_STATS=1"});
   ASSERT_TRUE(result.clean()) << result.describe();
   EXPECT_TRUE(contains(result.errors, "dirty")) << result.describe();
+}
+
+// Files of statistics, in a folder that everybody may write to.
+class StatisticsFile : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/rdmalloc-stats-XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    folder = name;
+    std::filesystem::permissions(folder, std::filesystem::perms::all);
+  }
+  void TearDown() override { std::filesystem::remove_all(folder); }
+  // Each line of the file; none without the file.
+  static std::vector<std::string> lines_of(const std::filesystem::path& path) {
+    std::vector<std::string> lines;
+    std::ifstream file(path);
+    for (std::string line; std::getline(file, line);) lines.push_back(line);
+    return lines;
+  }
+  std::string setting(const std::string& name) const {
+    return "RDMALLOC_STATS=" + (folder / name).string();
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto& entry : std::filesystem::directory_iterator(folder))
+      all.push_back(entry.path().filename());
+    return all;
+  }
+  std::filesystem::path folder;
+};
+
+// Fails without O_APPEND (one line), without the check of the process (three lines).
+TEST_F(StatisticsFile, each_process_adds_its_line_and_a_child_of_fork_none) {
+  for (size_t runs = 1; runs <= 2; ++runs) {
+    ChildResult result = run_with({setting("all")}, nullptr, {"fork"});
+    EXPECT_TRUE(result.clean()) << result.describe();
+    EXPECT_EQ(result.errors, "");
+    std::vector<std::string> lines = lines_of(folder / "all");
+    ASSERT_EQ(lines.size(), runs);
+    for (const std::string& line : lines) {
+      EXPECT_EQ(line.rfind("{\"schema\":\"rdmalloc-stats-1\",\"version\":\"", 0), 0u) << line;
+      EXPECT_EQ(line.back(), '}');
+      EXPECT_TRUE(contains(line, "\"program\":\"settings_progra\"")) << line;
+      EXPECT_TRUE(contains(line, "\"rank\":null,\"ranks\":null,")) << line;
+      EXPECT_TRUE(contains(line, "\"dirty_bytes\":")) << line;
+    }
+  }
+}
+
+// Fails when a relative name is used as it is: the program has gone elsewhere by its end.
+TEST_F(StatisticsFile, names_are_settled_where_the_process_starts) {
+  utsname names_here = {};
+  uname(&names_here);
+  ChildResult result = run_with({"RDMALLOC_STATS=./%r.%h.%%", "PMI_RANK=3", "PMI_SIZE=8"},
+                                [this] {
+                                  if (chdir(folder.c_str()) != 0) _exit(125);
+                                },
+                                {"fork"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+  std::vector<std::string> lines =
+      lines_of(folder / (std::string("3.") + names_here.nodename + ".%"));
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_TRUE(contains(lines[0], "\"rank\":3,\"ranks\":8,")) << lines[0];
+}
+
+// Fails with SLURM_PROCID read first, or without SLURM_STEP_NUM_TASKS.
+TEST_F(StatisticsFile, the_rank_is_the_innermost_launchers) {
+  struct Case {
+    std::vector<std::string> environment;
+    const char* name;
+  };
+  const std::vector<std::string> unset = {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                                          "PMI_RANK", "PMI_SIZE", "PMIX_RANK"};
+  for (const Case& one :
+       {Case{{"SLURM_PROCID=5", "SLURM_STEP_NUM_TASKS=6"}, "5"}, Case{{"SLURM_PROCID=0"}, "none"},
+        Case{{"SLURM_PROCID=5", "SLURM_STEP_NUM_TASKS=6", "OMPI_COMM_WORLD_RANK=7"}, "7"},
+        Case{{"PMIX_RANK=9"}, "9"}, Case{{"PMI_RANK=x"}, "none"},
+        Case{{"PMI_RANK=99999999999999999999"}, "none"}}) {
+    std::vector<std::string> settings = unset;
+    settings.push_back(setting("%r"));
+    settings.insert(settings.end(), one.environment.begin(), one.environment.end());
+    EXPECT_TRUE(run_with(settings).clean());
+    EXPECT_EQ(names(), std::vector<std::string>{one.name});
+    std::filesystem::remove(folder / one.name);
+  }
+}
+
+// Fails when no file is made at the start; and one that had only been made must not look whole.
+TEST_F(StatisticsFile, a_rank_that_is_killed_leaves_an_empty_file) {
+  ChildResult result = run_with({setting("%r"), "PMI_RANK=2"}, nullptr, {"die"});
+  EXPECT_EQ(result.signal, SIGKILL) << result.describe();
+  EXPECT_EQ(names(), std::vector<std::string>{"2"});
+  EXPECT_EQ(std::filesystem::file_size(folder / "2"), 0u);
+  result = run_with({setting("none.%r")}, nullptr, {"die"});
+  EXPECT_EQ(names().size(), 1u) << "made by a process that is no rank";
+}
+
+// Fails when statistics_file_write() warns again; without O_NONBLOCK it waits for ever at the pipe.
+TEST_F(StatisticsFile, a_place_that_can_not_be_written_is_told_of_once_and_nothing_else_changes) {
+  ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0666), 0);
+  struct Case {
+    std::string place;
+    const char* remedy;
+  };
+  for (const Case& one : {Case{folder / "missing" / "file", "make it"},
+                          Case{folder, "a file in it"}, Case{folder / "pipe", "nobody reads"},
+                          Case{"/dev/full", "no room"}, Case{"/proc/file", "RDMALLOC_STATS"}}) {
+    for (const char* rank : {"PMI_RANK", "PMI_RANK=1"}) {
+      ChildResult result = run_with({"RDMALLOC_STATS=" + one.place, rank});
+      EXPECT_TRUE(result.clean()) << result.describe();
+      EXPECT_TRUE(contains(result.output, "all is well"));
+      EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.errors;
+      EXPECT_TRUE(contains(result.errors, one.remedy)) << result.errors;
+      EXPECT_TRUE(contains(result.errors, one.place.c_str())) << result.errors;
+    }
+    EXPECT_EQ(run_with({"RDMALLOC_LOG=quiet", "RDMALLOC_STATS=" + one.place}).errors, "");
+  }
+}
+
+// Fails without the look at AT_SECURE in options_read().
+TEST_F(StatisticsFile, set_uid_programs_write_none) {
+  if (geteuid() != 0) GTEST_SKIP() << "SKIP: makes a program of another user, which needs root";
+  struct statvfs here = {};
+  if (statvfs(folder.c_str(), &here) != 0 || (here.f_flag & ST_NOSUID) != 0)
+    GTEST_SKIP() << "SKIP: no set-uid programs under /tmp here";
+  std::filesystem::path program = folder / "program";
+  std::filesystem::copy_file(STATIC_PROGRAM, program);
+  auto lines_after_a_run = [&] {
+    run_child({program}, {.environment = {setting("all")}});
+    return lines_of(folder / "all").size();
+  };
+  EXPECT_EQ(lines_after_a_run(), 1u);
+  // Or the kernel would keep the other user from it.
+  std::filesystem::permissions(folder / "all", std::filesystem::perms::all);
+  ASSERT_EQ(chown(program.c_str(), 65534, 65534), 0);
+  ASSERT_EQ(chmod(program.c_str(), 04755), 0);
+  EXPECT_EQ(lines_after_a_run(), 1u);
 }
 
 TEST(MallocLimits, programs_work_under_small_address_spaces) {

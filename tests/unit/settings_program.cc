@@ -2,11 +2,15 @@
 //
 // What malloc_settings_test runs under settings and limits. Ordinary work; with "exhaust" also:
 // take memory until there is none, which must be NULL and ENOMEM, then free and go on as before.
+// "fork": elsewhere, with a child that ends as a program does. "die": by a signal.
 #include <errno.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <initializer_list>
 
@@ -75,7 +79,17 @@ static size_t exhaust(size_t bytes) {
 int main(int argc, char** argv) {
   work(1);
   work_on_threads();
-  if (argc > 1 && strcmp(argv[1], "exhaust") == 0) {
+  const char* also = argc > 1 ? argv[1] : "";
+  if (strcmp(also, "die") == 0) raise(SIGKILL);
+  if (strcmp(also, "fork") == 0) {
+    if (chdir("/") != 0) fail("chdir");
+    if (fork() == 0) {
+      work(3);
+      exit(0);
+    }
+    wait(nullptr);
+  }
+  if (strcmp(also, "exhaust") == 0) {
     for (size_t bytes : {size_t{32} << 20u, size_t{100000}, size_t{1000}, size_t{3} << 20u}) {
       size_t first = exhaust(bytes);
       size_t second = exhaust(bytes);

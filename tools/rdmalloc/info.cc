@@ -48,7 +48,6 @@ constexpr const char* kHuge[] = {"auto", "never"};
 constexpr const char* kNotify[] = {"auto", "hooks", "explicit", "off"};
 constexpr const char* kForeign[] = {"refuse", "per-use", "adopted", "watch"};
 constexpr const char* kPressure[] = {"auto", "off"};
-constexpr const char* kStats[] = {"0", "1"};
 constexpr const char* kLog[] = {"warn", "quiet"};
 
 std::string topology_text(std::uint64_t value) {
@@ -56,6 +55,13 @@ std::string topology_text(std::uint64_t value) {
   constexpr int kNodesShift = 32;  // of a made-up one: nodes above, caches of each below
   if (value >> kNodesShift == 0) return word(value, kTopology);
   return fmt::format("{}x{}", value >> kNodesShift, value & UINT32_MAX);
+}
+
+// The file's name is in the environment only.
+std::string stats_text(std::uint64_t value) {
+  static constexpr const char* kStats[] = {"0", "1"};
+  const char* file = std::getenv("RDMALLOC_STATS");
+  return value == 2 && file != nullptr ? file : word(value, kStats);
 }
 
 std::vector<Setting> settings() {
@@ -72,7 +78,7 @@ std::vector<Setting> settings() {
       {"RDMALLOC_FOREIGN", word(ask("settings.foreign"), kForeign), false},
       {"RDMALLOC_REG_MAX_BYTES", limit_text(ask("settings.reg_max_bytes"), 0), false},
       {"RDMALLOC_REG_MAX_COUNT", limit_text(ask("settings.reg_max_count"), 0), false},
-      {"RDMALLOC_STATS", word(ask("settings.stats_at_exit"), kStats), false},
+      {"RDMALLOC_STATS", stats_text(ask("settings.stats_at_exit")), false},
       {"RDMALLOC_LOG", word(ask("settings.quiet"), kLog), false},
   };
   for (Setting& setting : all) setting.is_set = std::getenv(setting.name.c_str()) != nullptr;

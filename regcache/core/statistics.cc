@@ -1,0 +1,150 @@
+#include "regcache/core/statistics.h"
+
+#include <algorithm>
+
+namespace rdmalloc::regcache {
+namespace {
+
+using Stats = rdmalloc_domain_counters;
+
+// In the order of the struct, and by its names (regcache.h explains each).
+struct Line {
+  RegistrationCounter counter;
+  std::uint64_t (*value)(const Stats& stats);
+};
+#define LINE(field, help)                                          \
+  {                                                                \
+    {#field, help}, [](const Stats& stats) { return stats.field; } \
+  }
+constexpr Line kLines[] = {
+    LINE(hits, "gets without the registrar"),
+    LINE(misses, "calls that had to register"),
+    LINE(registrations, "successful registrations"),
+    LINE(deregistrations, "successful deregistrations"),
+    LINE(evictions, "idle registrations dropped for a limit or a refusal"),
+    LINE(refusals, "registrations that failed"),
+    LINE(purge_drops, "registrations dropped because their pages were purged"),
+    LINE(purge_refusals, "purges refused for a registration"),
+    LINE(foreign, "registrations of foreign memory"),
+    LINE(quarantined, "deregistrations that failed"),
+    LINE(live_count, "registrations now"),
+    LINE(live_bytes, "bytes registered now"),
+    LINE(sticky_count, "of these: kept by uncounted keys"),
+    LINE(sticky_bytes, "bytes of those"),
+    LINE(in_use, "registrations that are held"),
+    LINE(register_ns_worst, "longest registration, ns"),
+    LINE(register_ns_total, "all registrations, ns"),
+    LINE(prefaulted, "registrations found or made by prefaulting"),
+    LINE(is_lost, "1: the device is gone"),
+    LINE(lost_drops, "registrations that ended with the device"),
+    LINE(register_ns_mean, "mean of all registrations, ns"),
+    LINE(memlock_refusals, "registrations that RLIMIT_MEMLOCK left no room for"),
+    LINE(memlock_limit_bytes, "RLIMIT_MEMLOCK, as far as it counts for the domain"),
+    LINE(memlock_left_bytes, "what it leaves now"),
+    LINE(purge_requests, "times the purge thread was asked for all that is free"),
+};
+#undef LINE
+constexpr unsigned kCount = sizeof kLines / sizeof *kLines;
+static_assert(sizeof(Stats) == sizeof(std::size_t) + kCount * sizeof(std::uint64_t),
+              "a counter of regcache.h has no line");
+
+// The names of all, and before them how many domains a group has.
+struct Names {
+  RegistrationCounter counters[kCount + 1];
+};
+constexpr Names names() {
+  Names all = {};
+  all.counters[0] = {"domains", "domains that are counted here"};
+  for (unsigned i = 0; i < kCount; ++i) all.counters[i + 1] = kLines[i].counter;
+  return all;
+}
+constexpr Names kNames = names();
+static_assert(kCount + 1 <= kMostRegistrationCounters &&
+              kMostDomains + 1 <= kMostRegistrationGroups);
+
+void fill(const Stats& stats, std::uint64_t domains, RegistrationGroup* group) {
+  group->values[0] = domains;
+  for (unsigned i = 0; i < kCount; ++i) group->values[i + 1] = kLines[i].value(stats);
+}
+
+bool read_open(State& all, unsigned place, RegistrationGroup* group) {
+  Domain& domain = all.domains[place];
+  Stats stats = {};
+  stats.size = sizeof stats;
+  if (rdmalloc_domain_stats(reinterpret_cast<rdmalloc_domain*>(&domain), &stats) != 0) return false;
+  group->place = place;
+  group->is_closed = false;
+  fill(stats, 1, group);
+  // Under the lock: somebody may close the domain, and open another in its place.
+  LockGuard guard(domain.lock);
+  group->name = domain.ops.name;
+  return true;
+}
+
+bool read_closed(State& all, RegistrationGroup* group) {
+  Stats stats = {};
+  LockGuard guard(all.open_lock);
+  if (all.closed_count == 0) return false;
+  const Counters& sums = all.closed;
+  stats.hits = sums.hits;
+  stats.misses = sums.misses;
+  stats.registrations = sums.registrations;
+  stats.deregistrations = sums.deregistrations;
+  stats.evictions = sums.evictions;
+  stats.refusals = sums.refusals;
+  stats.purge_drops = sums.purge_drops;
+  stats.purge_refusals = sums.purge_refusals;
+  stats.foreign = sums.foreign;
+  stats.quarantined = sums.quarantined;
+  stats.register_ns_worst = sums.register_ns_worst;
+  stats.register_ns_total = sums.register_ns_total;
+  stats.prefaulted = sums.prefaulted;
+  stats.lost_drops = sums.lost_drops;
+  std::uint64_t asked = sums.registrations + sums.refusals;
+  stats.register_ns_mean = asked != 0 ? sums.register_ns_total / asked : 0;
+  stats.memlock_refusals = sums.memlock_refusals;
+  stats.purge_requests = sums.purge_requests;
+  group->place = kMostDomains;
+  group->is_closed = true;
+  group->name = "closed";
+  fill(stats, all.closed_count, group);
+  return true;
+}
+
+// NULL in a process without domains, and empty in a child of one that has some.
+bool read(unsigned from, RegistrationGroup* group) {
+  State* all = state();
+  if (all == nullptr) return false;
+  for (unsigned place = from; place < kMostDomains; ++place)
+    if (read_open(*all, place, group)) return true;
+  return from <= kMostDomains && read_closed(*all, group);
+}
+
+}  // namespace
+
+constexpr RegistrationStatistics domain_statistics = {kNames.counters, kCount + 1, read};
+
+void count_closed(State& all, const Domain& domain) {
+  LockGuard guard(all.open_lock);
+  const Counters& more = domain.counters;
+  Counters& sums = all.closed;
+  ++all.closed_count;
+  sums.hits += more.hits;
+  sums.misses += more.misses;
+  sums.registrations += more.registrations;
+  sums.deregistrations += more.deregistrations;
+  sums.evictions += more.evictions;
+  sums.refusals += more.refusals;
+  sums.purge_drops += more.purge_drops;
+  sums.purge_refusals += more.purge_refusals;
+  sums.foreign += more.foreign;
+  sums.quarantined += more.quarantined;
+  sums.register_ns_worst = std::max(sums.register_ns_worst, more.register_ns_worst);
+  sums.register_ns_total += more.register_ns_total;
+  sums.prefaulted += more.prefaulted;
+  sums.lost_drops += more.lost_drops;
+  sums.memlock_refusals += more.memlock_refusals;
+  sums.purge_requests += more.purge_requests;
+}
+
+}  // namespace rdmalloc::regcache

@@ -1,0 +1,15 @@
+// Counters of all domains, for the allocator's statistics, which print them.
+#pragma once
+
+#include "alloc/api/registration_statistics.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+
+extern const RegistrationStatistics domain_statistics;
+
+// Adds what the domain counted to the sums of the closed ones. By close, when nothing is left in
+// the domain and nobody else has its place.
+void count_closed(State& all, const Domain& domain);
+
+}  // namespace rdmalloc::regcache
