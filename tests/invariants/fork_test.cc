@@ -14,7 +14,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <string>
@@ -270,16 +269,8 @@ TEST(Fork, I11_programs_are_started_from_a_storm) {
   }
 }
 
-// Threads of this process with the purge thread's name.
 int purge_threads() {
-  int found = 0;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::ifstream comm(task.path() / "comm");
-    std::string name;
-    std::getline(comm, name);
-    found += name == "rdmalloc-purge";
-  }
-  return found;
+  return rdmalloc_test::threads_named("rdmalloc-purge");
 }
 
 // What starts the thread in a child may come before the child's first malloc, which is where it

@@ -13,6 +13,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 namespace rdmalloc_test {
@@ -67,6 +69,17 @@ bool comes_down_to_threads(int expected) {
     usleep(1000);
   }
   return false;
+}
+
+int threads_named(const char* wanted) {
+  int found = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream comm(task.path() / "comm");
+    std::string name;
+    std::getline(comm, name);
+    found += name == wanted;
+  }
+  return found;
 }
 
 size_t Random::size_between(size_t low, size_t high) {

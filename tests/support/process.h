@@ -21,6 +21,8 @@ int thread_count();
 int settled_thread_count();
 // Whether no more are left, in a moment: one that was joined may be in the list still.
 bool comes_down_to_threads(int expected);
+// Threads of this process that have this name (PR_SET_NAME, 15 bytes at most).
+int threads_named(const char* name);
 // One field of /proc/self/status in KiB, e.g. "VmPeak"; 0 when absent.
 size_t status_kib(const char* field);
 

@@ -23,10 +23,6 @@
 #include "tests/support/process.h"
 #include "tests/unit/regcache/fixture.h"
 
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
-
 namespace {
 
 char* map_pages(std::size_t pages, void* at = nullptr, int extra_flags = 0) {
@@ -61,6 +57,7 @@ std::size_t entries_of(const char* directory) {
 
 using rdmalloc_test::comes_down_to_threads;
 using rdmalloc_test::settled_thread_count;
+using rdmalloc_test::threads_named;
 
 class Watching : public Regcache {
  protected:
@@ -404,6 +401,11 @@ TEST_F(Watching, I11_a_child_watches_for_itself_and_leaves_its_parent_alone) {
 #endif
   StubDomain domain(fabric);
   std::uint64_t generation = keep(domain, page(4), kPage);
+#ifdef __SANITIZE_ADDRESS__
+  // A thread that starts holds a lock of ASan's runtime, for ever in a child born meanwhile.
+  while (threads_named("rdmalloc-watch") + threads_named("rdmalloc-unmap") < 2)
+    std::this_thread::yield();
+#endif
   std::size_t descriptors = entries_of("/proc/self/fd");
   pid_t child = fork();
   if (child == 0) {
