@@ -96,7 +96,8 @@ function(rdmalloc_test)
   set_tests_properties(${name} PROPERTIES TIMEOUT ${limit} SKIP_RETURN_CODE 77
     LABELS "${arg_LABELS}" RUN_SERIAL "${arg_SERIAL}")
   if(arg_LOCK)
-    set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${arg_LOCK}")
+    # Begun first, so that the tests which wait for each other are not what is left at the end.
+    set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${arg_LOCK}" COST 1000)
   endif()
   if(arg_PROCESSORS)
     set_tests_properties(${name} PROPERTIES PROCESSORS "${arg_PROCESSORS}")

@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-STEPS = 300
+STEPS = 150
 ORACLE = (f"oracle {STEPS}", r"oracle \d+ steps wrong_bytes 0\n")
 NAIVE = (f"naive {STEPS}", r"naive \d+ steps wrong_bytes [1-9]")
 LIMITS = ("limits", r"limits 0 failures")
