@@ -403,8 +403,7 @@ TEST_F(Watching, I11_a_child_watches_for_itself_and_leaves_its_parent_alone) {
   std::uint64_t generation = keep(domain, page(4), kPage);
 #ifdef __SANITIZE_ADDRESS__
   // A thread that starts holds a lock of ASan's runtime, for ever in a child born meanwhile.
-  while (threads_named("rdmalloc-watch") + threads_named("rdmalloc-unmap") < 2)
-    std::this_thread::yield();
+  while (threads_named("rdmalloc-watch") * threads_named("rdmalloc-unmap") == 0) continue;
 #endif
   std::size_t descriptors = entries_of("/proc/self/fd");
   pid_t child = fork();
