@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "alloc/api/statistics_file.h"
+#include "alloc/api/statistics_path.h"
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/memory.h"

@@ -14,7 +14,7 @@ enum class PurgeMode : std::uint8_t { kThread, kManual, kOff };
 enum class HugeMode : std::uint8_t { kAuto, kNever };
 // Who hears of a purge besides our own cache (docs/design.md, tiers).
 enum class NotifyMode : std::uint8_t { kAuto, kHooks, kExplicit, kOff };
-// RDMALLOC_STATS: nowhere, as text on standard error, or as JSON in a file (statistics_file.h).
+// RDMALLOC_STATS: nowhere, as text on standard error, or as JSON in a file (statistics_path.h).
 enum class StatsAtExit : std::uint8_t { kNone, kStandardError, kFile };
 // What the registration cache does with memory that is not ours.
 enum class ForeignMode : std::uint8_t { kRefuse, kPerUse, kAdopted, kWatch };

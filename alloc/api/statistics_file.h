@@ -6,20 +6,9 @@
 // raw.
 #pragma once
 
-#include "alloc/api/rank.h"
-
 namespace rdmalloc {
 
-// Settles the name, in which %p stands for this process, %h for the host, %r for the rank ("none"
-// without one) and %% for %. A relative one begins where the process does, wherever it goes later.
-// False when it is not understood, or too long.
-bool statistics_file_name(const char* pattern, const Rank& rank);
-
-// Of a rank: leaves an empty file, so that one that is killed leaves that behind, and says now what
-// is wrong with the place and not when the job has ended.
-void statistics_file_begin();
-
-// At exit. Nothing in a child of fork, whose counters are its parent's up to the fork.
+// At exit. Nothing in a child of fork (statistics_path.h).
 void statistics_file_write();
 
 }  // namespace rdmalloc
