@@ -1,6 +1,7 @@
 #include "alloc/init.h"
 
 #include "alloc/api/options.h"
+#include "alloc/api/statistics_at_exit.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/lock.h"
 #include "alloc/fork.h"
@@ -16,6 +17,12 @@ namespace {
 constinit Lock lock;
 // Steps done so far, so that a second try after a failure continues where the first one stopped.
 constinit bool options_are_read = false, arena_is_reserved = false;
+
+// A destructor of the library, so after the program's atexit handlers; here, so that a program of
+// static libraries has it as soon as it allocates.
+__attribute__((destructor)) void at_exit() {
+  statistics_at_exit();
+}
 }  // namespace
 
 namespace {

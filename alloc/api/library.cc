@@ -5,7 +5,6 @@
 #include <atomic>
 
 #include "alloc/api/options.h"
-#include "alloc/api/statistics_file.h"
 #include "alloc/init.h"
 #include "alloc/pages/purge.h"
 
@@ -17,19 +16,6 @@ constinit std::atomic<int> initialisations{0};
 
 #define RDMALLOC_TEXT_(x) #x
 #define RDMALLOC_TEXT(x) RDMALLOC_TEXT_(x)
-
-// At exit, for RDMALLOC_STATS. A destructor of the library, so after the program's atexit handlers.
-__attribute__((destructor)) void at_exit() {
-  switch (options().stats_at_exit) {
-    case StatsAtExit::kNone:
-      break;
-    case StatsAtExit::kStandardError:
-      rdmalloc_stats_print(2, RDMALLOC_STATS_TEXT);
-      break;
-    case StatsAtExit::kFile:
-      statistics_file_write();
-  }
-}
 
 }  // namespace
 

@@ -259,7 +259,7 @@ TEST_F(StatisticsFile, a_rank_that_is_killed_leaves_an_empty_file) {
   EXPECT_EQ(names().size(), 1u) << "made by a process that is no rank";
 }
 
-// Fails when statistics_file_write() warns again; without O_NONBLOCK it waits for ever at the pipe.
+// Fails when statistics_file_warn() warns again; without O_NONBLOCK it waits for ever at the pipe.
 TEST_F(StatisticsFile, a_place_that_can_not_be_written_is_told_of_once_and_nothing_else_changes) {
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0666), 0);
   struct Case {

@@ -1,5 +1,8 @@
-#include "alloc/api/statistics_file.h"
+#include "alloc/api/statistics_at_exit.h"
 
+#include <rdmalloc/rdmalloc.h>
+
+#include "alloc/api/options.h"
 #include "alloc/api/statistics_path.h"
 #include "alloc/api/statistics_print.h"
 #include "alloc/os/file.h"
@@ -10,9 +13,7 @@ namespace {
 // Backed by no page before it is used, at exit.
 constinit char line[kMostStatisticsBytes] = {};
 
-}  // namespace
-
-void statistics_file_write() {
+void write_file() {
   const char* path = statistics_file_path();
   if (path == nullptr) return;
   int fd = os::open_to_append(path);
@@ -23,6 +24,20 @@ void statistics_file_write() {
     os::close_file(fd);
   }
   if (error < 0) statistics_file_warn(error);
+}
+
+}  // namespace
+
+void statistics_at_exit() {
+  switch (options().stats_at_exit) {
+    case StatsAtExit::kNone:
+      break;
+    case StatsAtExit::kStandardError:
+      rdmalloc_stats_print(2, RDMALLOC_STATS_TEXT);
+      break;
+    case StatsAtExit::kFile:
+      write_file();
+  }
 }
 
 }  // namespace rdmalloc
