@@ -97,6 +97,13 @@ void fork_recover() {
 
 }  // namespace detail
 
+void fork_wipe_again() {
+  std::atomic<std::uint32_t>* word = detail::fork_word;
+  // Without success the handler alone tells of a fork, as on kernels that wipe nothing.
+  if (word != nullptr && word != &unwiped_word)
+    os::wipe_on_fork(reinterpret_cast<std::uintptr_t>(word), os::page_bytes());
+}
+
 void fork_init() {
   std::uintptr_t page = 0;
   std::size_t bytes = os::page_bytes();

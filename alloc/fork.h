@@ -31,6 +31,10 @@ inline void order_for_fork() {
 // Sets up the page and the handler.
 void fork_init();
 
+// Asks the kernel once more to wipe the page in children: a process that was restored from a
+// checkpoint has lost that.
+void fork_wipe_again();
+
 // To be called at the head of every slow path that may touch shared structures.
 inline void fork_check() {
   std::atomic<std::uint32_t>* word = detail::fork_word;

@@ -49,7 +49,7 @@ const char* rdmalloc_strerror(int error) {
     case -EALREADY:
       return "nothing to undo: no matching call came before";
     case -EAGAIN:
-      return "a thread could not be created; try again or use manual purging";
+      return "not now: quiesced for a checkpoint, or a thread could not be created";
     case -ENOTSUP:
       return "not supported by this registrar, kernel or setting";
     case -ENOSPC:

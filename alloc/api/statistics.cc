@@ -68,7 +68,9 @@ Statistics statistics() {
   s.purge_failures = purge.failures;
   s.purge_thread_failures = purge.thread_failures;
   s.purge_pressure = purge.pressure_purges;
+  s.quiesces = purge.freezes;
   s.purge_thread_runs = purge.thread_runs;
+  s.is_quiesced = purge.is_frozen;
   return s;
 }
 
@@ -112,6 +114,8 @@ constexpr StatisticLine kLines[] = {
     LINE(purge_thread_failures, "times the purge thread could not be created"),
     LINE(purge_pressure, "times memory went back early because the kernel was short of it"),
     LINE(purge_thread_runs, "1 while the purge thread runs"),
+    LINE(quiesces, "times everything was stopped for a checkpoint"),
+    LINE(is_quiesced, "1 between rdmalloc_quiesce() and rdmalloc_resume()"),
 };
 #undef LINE
 

@@ -25,7 +25,8 @@ struct Statistics {
   std::uint64_t shards, shard_steals, sent_home_blocks;
   std::uint64_t purges, purged_bytes, slab_purged_bytes, purge_refusals, purge_failures;
   std::uint64_t purge_thread_failures, purge_pressure;
-  bool purge_thread_runs;
+  std::uint64_t quiesces;
+  bool purge_thread_runs, is_quiesced;
 };
 Statistics statistics();
 

@@ -23,6 +23,10 @@ struct RegionLimits {
 };
 
 struct HeapRegistrar {
+  // Round all that makes or unmakes something of a heap: 0 and *token, or -EAGAIN while registering
+  // is stopped for a checkpoint; unmaking goes on then.
+  int (*enter)(bool unmakes, std::uint64_t* token);
+  void (*leave)(std::uint64_t token);
   // Takes a place for a heap, which is called by it from here on; never 0. `handle` names the heap
   // for ever. What is in *limits only becomes tighter. 0 or a negative errno.
   int (*begin)(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t domain_count,

@@ -155,6 +155,33 @@ void repair(Heap& heap, std::uint32_t forking_thread) {
   free_orphaned_locks();
 }
 
+// The calls of a registrar that belong together. It is NULL for heaps that are not registered.
+class RegistrarScope {
+ public:
+  RegistrarScope(const HeapRegistrar* registrar, bool unmakes) : registrar_(registrar) {
+    if (registrar_ != nullptr) error_ = registrar_->enter(unmakes, &token_);
+  }
+  ~RegistrarScope() {
+    if (registrar_ != nullptr && error_ == 0) registrar_->leave(token_);
+  }
+  RegistrarScope(const RegistrarScope&) = delete;
+  RegistrarScope& operator=(const RegistrarScope&) = delete;
+  int error() const { return error_; }
+
+ private:
+  const HeapRegistrar* registrar_;
+  int error_ = 0;
+  std::uint64_t token_ = 0;
+};
+
+// The registrar of a heap that is there.
+const HeapRegistrar* registrar_of(const Heap& heap) {
+  // Acquire: pairs with the release of whoever sets it.
+  return heap.place.load(std::memory_order_relaxed) != 0
+             ? heap_registrar.load(std::memory_order_acquire)
+             : nullptr;
+}
+
 // Takes and registers the memory of a heap that nobody knows yet. 0 or a negative errno with
 // nothing left behind.
 int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
@@ -165,9 +192,11 @@ int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
   // Acquire: pairs with the release of whoever sets it.
   const HeapRegistrar* registrar = heap_registrar.load(std::memory_order_acquire);
   std::uint32_t place = 0;
+  // Nobody has opened a domain.
+  if (plan.domain_count != 0 && registrar == nullptr) return -EINVAL;
+  RegistrarScope scope(plan.domain_count != 0 ? registrar : nullptr, false);
+  if (int error = scope.error()) return error;
   if (plan.domain_count != 0) {
-    // Nobody has opened a domain.
-    if (registrar == nullptr) return -EINVAL;
     if (int error = registrar->begin(handle, plan.domains, plan.domain_count, plan.access,
                                      &heap.region_limits, &place))
       return error;
@@ -220,7 +249,12 @@ int heap_grow(std::uint64_t handle, std::uint64_t bytes) {
   if (heap == nullptr || !has_regions(*heap)) return -EINVAL;
   // Acquire, and release: the regions that the one before added.
   if (heap->is_growing.exchange(true, std::memory_order_acquire)) return -EBUSY;
-  int error = regions_add(*heap, handle, bytes);
+  int error = 0;
+  {
+    RegistrarScope scope(registrar_of(*heap), false);
+    error = scope.error();
+    if (error == 0) error = regions_add(*heap, handle, bytes);
+  }
   heap->is_growing.store(false, std::memory_order_release);
   return error;
 }
@@ -237,7 +271,9 @@ int heap_destroy(std::uint64_t handle) {
     return -EINVAL;
   if (std::uint32_t place = heap->place.load(std::memory_order_relaxed)) {
     assert_no_lock_held("rdmalloc_heap_destroy()");
-    int error = heap_registrar.load(std::memory_order_acquire)->end(place, handle, 0, &kept);
+    RegistrarScope scope(registrar_of(*heap), true);
+    int error = scope.error();
+    if (error == 0) error = registrar_of(*heap)->end(place, handle, 0, &kept);
     if (error != 0) {
       heap->handle.store(handle, std::memory_order_release);
       return error;

@@ -2,6 +2,9 @@
 
 #include <fcntl.h>
 
+#include <cstdint>
+#include <cstring>
+
 #include "alloc/os/syscall.h"
 
 namespace rdmalloc::os {
@@ -57,6 +60,48 @@ int moved_away(int fd) {
   if (moved < 0) return fd;
   close_file(fd);
   return static_cast<int>(moved);
+}
+
+namespace {
+
+// "123" as 123; -1 for what is no number.
+int descriptor_of(const char* name) {
+  int fd = 0;
+  for (const char* digit = name; *digit != 0; ++digit) {
+    if (*digit < '0' || *digit > '9') return -1;
+    fd = fd * 10 + (*digit - '0');
+  }
+  return fd;
+}
+
+}  // namespace
+
+int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg) {
+  long directory = raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>("/proc/self/fd"),
+                               O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory < 0) return static_cast<int>(directory);
+  alignas(8) char entries[2048];
+  long got = 0;
+  while ((got = raw_syscall(SYS_getdents64, directory, reinterpret_cast<long>(entries),
+                            sizeof entries)) > 0) {
+    // struct linux_dirent64 of getdents(2): inode, offset, length, type, name.
+    constexpr long kLengthAt = 16, kNameAt = 19;
+    std::uint16_t length = 0;
+    for (long at = 0; at < got; at += length) {
+      std::memcpy(&length, entries + at + kLengthAt, sizeof length);
+      const char* entry = entries + at + kNameAt;
+      int fd = descriptor_of(entry);
+      if (fd < 0 || fd == directory) continue;
+      char name[256];
+      long read = raw_syscall(SYS_readlinkat, directory, reinterpret_cast<long>(entry),
+                              reinterpret_cast<long>(name), sizeof name - 1);
+      if (read < 0) continue;
+      name[read] = 0;
+      fn(fd, name, arg);
+    }
+  }
+  raw_syscall(SYS_close, directory);
+  return static_cast<int>(got);
 }
 
 }  // namespace rdmalloc::os

@@ -24,6 +24,10 @@ void close_file(int fd);
 // opens others, should not find us reading from those.
 int moved_away(int fd);
 
+// Calls `fn` for each descriptor that this process has open, with what /proc/self/fd says of it.
+// 0 or a negative errno.
+int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg);
+
 // The first bytes of a file, zero-terminated; 0 length when it can't be read.
 template <std::size_t size>
 std::size_t read_file(const char* path, char (&buffer)[size]) {

@@ -1,3 +1,5 @@
+// More than 600 lines: the turn, the thread and whoever stops them for a checkpoint share one
+// state, which nobody else is to see.
 #include "alloc/pages/purge.h"
 
 #include <errno.h>
@@ -43,7 +45,7 @@ constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
 constexpr std::uint64_t kShortestTickMs = 1, kLongestTickMs = 1000;
 
 constexpr std::uint64_t kNotLookedUp = UINT64_MAX;  // of Purger::dirty_max_bytes
-enum class ThreadState : std::uint32_t { kNone, kStarting, kRuns, kStopping, kFailed };
+enum class ThreadState : std::uint32_t { kNone, kStarting, kRuns, kStopping, kFailed, kFrozen };
 // What the purge thread's futex word says.
 constexpr std::uint32_t kAwake = 0, kTicking = 1, kIdle = 2;
 
@@ -66,7 +68,9 @@ struct Purger {
   std::atomic<std::uint64_t> slab_purged_bytes{0};
   std::atomic<std::uint64_t> thread_failures{0}, pressure_purges{0};
   std::atomic<bool> has_warned{false};
-  PressureWatch pressure;  // with the turn
+  std::atomic<std::uint64_t> freezes{0};
+  std::atomic<bool> starts_at_thaw{false};  // the thread ran, or was asked for since
+  PressureWatch pressure;                   // with the turn
 };
 constinit Purger purger;
 
@@ -439,8 +443,11 @@ int purge_thread_start() {
   ThreadState expected = ThreadState::kNone;
   // Acquire: pairs with the release that ends a stop; one starter at a time.
   if (!purger.thread.compare_exchange_strong(expected, ThreadState::kStarting,
-                                             std::memory_order_acquire))
+                                             std::memory_order_acquire)) {
+    if (expected == ThreadState::kFrozen)
+      purger.starts_at_thaw.store(true, std::memory_order_relaxed);
     return expected == ThreadState::kFailed ? -EAGAIN : 0;
+  }
   purger.stop.store(false, std::memory_order_relaxed);
   int error = thread_create();
   if (error != 0) {
@@ -465,6 +472,7 @@ void purge_thread_forgive() {
 int purge_thread_stop() {
   fork_check();
   if (turn.is_mine()) return -EDEADLK;
+  purger.starts_at_thaw.store(false, std::memory_order_relaxed);
   ThreadState expected = ThreadState::kRuns;
   if (!purger.thread.compare_exchange_strong(expected, ThreadState::kStopping,
                                              std::memory_order_acquire))
@@ -516,6 +524,56 @@ int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg
   return error;
 }
 
+namespace {
+
+// Until `is_done`, or the deadline. Polled: a checkpoint takes longer than a wait that is too long.
+template <class Done>
+bool wait_until(std::int64_t deadline_ns, Done is_done) {
+  while (!is_done()) {
+    if (os::monotonic_ns() >= deadline_ns) return false;
+    os::sleep_ns(1000000);
+  }
+  return true;
+}
+
+// Whether the thread is gone and may not come back.
+bool try_freeze_thread() {
+  for (ThreadState gone : {ThreadState::kNone, ThreadState::kFailed})
+    // Acquire: pairs with the release that ends a stop.
+    if (purger.thread.compare_exchange_strong(gone, ThreadState::kFrozen,
+                                              std::memory_order_acquire))
+      return true;
+  bool runs = purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns;
+  if (runs && purge_thread_stop() == 0)
+    purger.starts_at_thaw.store(true, std::memory_order_relaxed);
+  return false;
+}
+
+}  // namespace
+
+int purge_freeze(std::int64_t deadline_ns) {
+  fork_check();
+  if (turn.is_mine()) return -EDEADLK;
+  // A pass under way looks at `pauses` before each piece.
+  purger.pauses.fetch_add(1, std::memory_order_seq_cst);
+  bool is_mine = wait_until(deadline_ns, [] { return turn.try_begin(); });
+  if (is_mine) turn.end();
+  if (!is_mine || !wait_until(deadline_ns, try_freeze_thread)) {
+    if (purger.starts_at_thaw.exchange(false, std::memory_order_relaxed)) purge_thread_start();
+    rdmalloc_purge_resume();
+    return -ETIMEDOUT;
+  }
+  count(purger.freezes);
+  return 0;
+}
+
+void purge_thaw() {
+  // Before the look: who finds it frozen notes what he wants, who comes later starts it himself.
+  purger.thread.store(ThreadState::kNone, std::memory_order_seq_cst);
+  if (purger.starts_at_thaw.exchange(false, std::memory_order_seq_cst)) purge_thread_start();
+  rdmalloc_purge_resume();
+}
+
 bool purge_request_all() {
   fork_check();
   cache_flush_this_thread();
@@ -535,7 +593,9 @@ PurgeCounters purge_counters() {
           dirty_max_bytes(),
           purger.thread_failures.load(std::memory_order_relaxed),
           purger.pressure_purges.load(std::memory_order_relaxed),
-          purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns};
+          purger.freezes.load(std::memory_order_relaxed),
+          purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns,
+          purger.thread.load(std::memory_order_relaxed) == ThreadState::kFrozen};
 }
 
 void purge_set_decay_ms(std::uint64_t decay_ms) {
@@ -555,6 +615,7 @@ void purge_after_fork(std::uint32_t forking_thread) {
   helper_threads.store(0, std::memory_order_relaxed);
   purger.sleep.store(kAwake, std::memory_order_relaxed);
   purger.pauses.store(0, std::memory_order_relaxed);
+  purger.starts_at_thaw.store(false, std::memory_order_relaxed);
   // The thread that called fork is the child's first.
   purger.first_thread_ended.store(false, std::memory_order_relaxed);
   // The parent's stack is a copy here that nobody runs on; a new thread may.

@@ -70,6 +70,13 @@ int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg
 // something to give.
 bool purge_request_all();
 
+// For a checkpoint: no purge, and no thread that purges, until purge_thaw(). Waits for a purge
+// under way until `deadline_ns` (os::monotonic_ns(); INT64_MAX: for ever). 0, -ETIMEDOUT with
+// nothing changed, -EDEADLK in a page event. One caller at a time. Nobody in malloc or free waits
+// for it: what would have started or woken the thread finds that it may not.
+int purge_freeze(std::int64_t deadline_ns);
+void purge_thaw();
+
 struct PurgeCounters {
   std::uint64_t purges;  // successful decommits
   std::uint64_t purged_bytes;
@@ -80,7 +87,9 @@ struct PurgeCounters {
   std::uint64_t dirty_max_bytes;
   std::uint64_t thread_failures;  // the thread could not be created: manual mode
   std::uint64_t pressure_purges;  // rounds that gave back early: the kernel was short of memory
+  std::uint64_t freezes;          // times purging was stopped for a checkpoint
   bool thread_runs;
+  bool is_frozen;
 };
 PurgeCounters purge_counters();
 void purge_set_decay_ms(std::uint64_t decay_ms);

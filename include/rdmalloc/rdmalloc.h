@@ -300,6 +300,36 @@ RDMALLOC_API int rdmalloc_purge_pause(void);
 /** Ends one pause: 0, or -EALREADY when there is none. Any thread. */
 RDMALLOC_API int rdmalloc_purge_resume(void);
 
+/* ------------------------------------------------------------------ checkpoints */
+
+/** Makes the process one that a checkpoint can be taken of (CRIU, docs/checkpoints.md): waits, at
+ *  most `timeout_ms` (negative: for ever), until no registration is held and no call that makes or
+ *  unmakes a domain, a heap or a pool is under way; deregisters everything; closes what can't be
+ *  dumped: rings and devices that registrars have opened, and the userfaultfd of
+ *  RDMALLOC_FOREIGN=watch; stops and joins every thread of rdmalloc. malloc and free go on, and
+ * wait for nothing of this; nothing is purged before rdmalloc_resume(), and calls that would
+ * register return -EAGAIN (regcache.h, "checkpoints"). Uncounted keys and those of registered heaps
+ * and pools end here: the caller, or the domains' `event` functions, answer for nobody using one.
+ *
+ *  Calls nest: each wants its resume. A child of fork is not quiesced.
+ *
+ *  Returns 0; -ETIMEDOUT with nothing changed; -EBUSY: descriptors are open that can't be dumped, a
+ *  ring or device of the program's own, named in a warning and by rdmalloc_quiesce_files(); the
+ *  error of a domain's `event` or its registrar's quiesce; -EDEADLK inside a page event or a
+ *  callback of rdmalloc's; -ENOMEM. After an error everything is open again: with new keys, unless
+ *  it was -ETIMEDOUT. Any thread that holds no fabric's lock and, for registrars without
+ * ANY_THREAD, may call them; two threads at once wait for each other. */
+RDMALLOC_API int rdmalloc_quiesce(int timeout_ms);
+
+/** Ends one quiesce; the last one opens everything again, in the same process or in one restored
+ *  from a checkpoint: domains at the same addresses with new keys, registered heaps and pools
+ *  registered again, what the kernel forgot of our memory said again, threads started. A domain
+ *  whose device is gone, or refuses what heaps and pools had registered, is lost
+ *  (rdmalloc_domain_lost); its memory stays usable. Returns 0; the first error of a domain that was
+ *  lost, everything else being open; -EALREADY when nothing is quiesced; -EDEADLK as above. Any
+ *  thread, as above. */
+RDMALLOC_API int rdmalloc_resume(void);
+
 /* ------------------------------------------------------------------ settings and counters */
 
 /** Reads and writes settings and counters by dotted name ("stats.dirty_bytes", "purge.decay_ms", …;

@@ -40,11 +40,30 @@ struct rdmalloc_key {
 
 struct rdmalloc_domain;
 
+/** What a domain's user is told round a checkpoint (rdmalloc_quiesce), in this order. */
+enum rdmalloc_domain_event {
+  /** A quiesce begins: end transfers and put what is held; it is waited for. New registrations fail
+   *  with -EAGAIN. */
+  RDMALLOC_DOMAIN_PREPARE = 1,
+  /** Nothing is registered any more. Close what you opened that no checkpoint can take: queue pairs
+   *  and completion queues, a protection domain, a ring. */
+  RDMALLOC_DOMAIN_CLOSE = 2,
+  /** The resume: open again what the registrar needs, a protection domain
+   * (rdmalloc_verbs_set_pd()), a ring. */
+  RDMALLOC_DOMAIN_OPEN = 3,
+  /** The domain works, with new keys. Told after PREPARE alone when the quiesce has failed. */
+  RDMALLOC_DOMAIN_RESUMED = 4,
+  /** Instead of RESUMED: it could not be opened again, and is lost (rdmalloc_domain_lost). */
+  RDMALLOC_DOMAIN_LOST = 5,
+};
+
 /** What a registrar can do. */
 #define RDMALLOC_REGISTRAR_ANY_THREAD 0x1u   /**< may be called from any thread, also two at once */
 #define RDMALLOC_REGISTRAR_SYNC_DEREG 0x2u   /**< when deregister returns the pages are unpinned */
 #define RDMALLOC_REGISTRAR_EXACT_ACCESS 0x4u /**< grants exactly the rights and the bytes asked */
-#define RDMALLOC_REGISTRAR_REOPEN 0x8u       /**< quiesce and resume work */
+#define RDMALLOC_REGISTRAR_REOPEN                             \
+  0x8u /**< after quiesce nothing of it hinders a checkpoint, \
+            not even what deregister could not undo */
 /** What is registered ends with the device: deregister is not called after its loss. */
 #define RDMALLOC_REGISTRAR_DIES_WITH_DEVICE 0x10u
 /** What is registered counts against RLIMIT_MEMLOCK: as pinned pages (VmPin: devices, io_urings),
@@ -72,11 +91,13 @@ struct rdmalloc_registrar_ops {
    *  declared. 0, or a negative errno: the range is then quarantined (never purged, counted,
    *  reported). */
   int (*deregister)(void* context, void* addr, size_t length, const struct rdmalloc_key* key);
-  /** May be NULL. Give up kernel objects for a checkpoint; everything is deregistered by then. */
+  /** May be NULL. Give up kernel objects for a checkpoint (rdmalloc_quiesce); everything is
+   *  deregistered by then. 0, or a negative errno with nothing given up: the quiesce fails. */
   int (*quiesce)(void* context);
-  /** May be NULL. Open again after quiesce. */
+  /** May be NULL. Open again after quiesce. A negative errno: the domain is lost. */
   int (*resume)(void* context);
-  /** May be NULL. Called once by domain_close, after the last deregister. */
+  /** May be NULL. Called once by domain_close, after the last deregister, perhaps between quiesce
+   *  and resume. */
   void (*close)(void* context);
   size_t granularity; /**< registrations start and end at multiples of it, bytes, a power of two;
                            0: local ones at pages, remote ones at any byte (EXACT_ACCESS). Above
@@ -97,6 +118,13 @@ struct rdmalloc_domain_attr {
   uint64_t max_count; /**< registrations at most; default RDMALLOC_REG_MAX_COUNT, else no limit but
                            the registrar's. Uncounted keys may take three quarters of it. */
   size_t largest;     /**< largest single registration, bytes; default the registrar's */
+  /** May be NULL. Told of checkpoints, on the thread that calls rdmalloc_quiesce() or
+   *  rdmalloc_resume(), with no lock of rdmalloc held. May allocate, free and put, and after
+   * RESUMED get; quiescing and resuming fail there (-EDEADLK), and so do opening and closing of
+   * domains, heaps and pools (-EAGAIN). A negative errno from PREPARE or CLOSE makes the quiesce
+   * fail with it; from OPEN, the domain is lost. */
+  int (*event)(struct rdmalloc_domain* domain, enum rdmalloc_domain_event event, void* arg);
+  void* event_arg;
 };
 
 /** Opens a domain over whatever `context` is to the registrar. `*ops` and `*attr` (may be NULL)
@@ -138,6 +166,12 @@ RDMALLOC_API int64_t rdmalloc_domain_flush(struct rdmalloc_domain* domain);
  *  so one without ANY_THREAD wants it from a thread that may call it. */
 RDMALLOC_API int rdmalloc_domain_lost(struct rdmalloc_domain* domain);
 
+/** What the domain's registrar has as its context, for a library that adds calls of its own to a
+ *  registrar: 0 and *context, or -EINVAL when there is no such domain or its registrar has not
+ *  exactly this `register_`. Any thread. */
+RDMALLOC_API int rdmalloc_domain_context(struct rdmalloc_domain* domain,
+                                         const struct rdmalloc_registrar_ops* ops, void** context);
+
 /** Counters of one domain: registrations == deregistrations + lost_drops + live_count. */
 struct rdmalloc_domain_counters {
   size_t size;
@@ -169,6 +203,7 @@ struct rdmalloc_domain_counters {
   uint64_t memlock_left_bytes; /**< what it leaves now */
   uint64_t purge_requests; /**< times the purge thread was asked to give everything free back, since
                                 the registrar had no memory even after an eviction */
+  uint64_t resumes;        /**< times it was opened again after a checkpoint */
 };
 /** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Takes time in proportion to the number of
  *  registrations. Any thread. */
@@ -316,6 +351,36 @@ typedef int (*rdmalloc_prefault_fn)(const struct rdmalloc_prefault_progress* pro
 RDMALLOC_API int rdmalloc_reg_prefault(struct rdmalloc_domain* const* domains, size_t domain_count,
                                        const struct iovec* ranges, size_t range_count,
                                        unsigned threads, rdmalloc_prefault_fn progress, void* arg);
+
+/* ------------------------------------------------------------------ checkpoints
+ *
+ * rdmalloc_quiesce() and rdmalloc_resume() are in rdmalloc.h. Between the two nothing is
+ * registered, and calls that would register, or open or create something to register with, return
+ * -EAGAIN; puts, stats, invalidate, closing and destroying work. */
+
+/** A file descriptor that keeps a checkpoint from being taken. */
+struct rdmalloc_open_file {
+  int fd;
+  char name[60]; /**< what /proc/self/fd says of it, cut, zero-terminated */
+};
+/** Those that the latest rdmalloc_quiesce() of this process failed for with -EBUSY: fills up to
+ *  `most` of `files` and returns how many there are (0: none; at most 16 are noted). Any thread. */
+RDMALLOC_API int rdmalloc_quiesce_files(struct rdmalloc_open_file* files, size_t most);
+
+/** What quiesce and resume did in this process. */
+struct rdmalloc_quiesce_counters {
+  size_t size;
+  uint64_t is_quiesced;  /**< how many resumes are due */
+  uint64_t quiesces;     /**< that stopped everything */
+  uint64_t resumes;      /**< that opened everything again */
+  uint64_t timeouts;     /**< quiesces that gave up waiting */
+  uint64_t refusals;     /**< quiesces that failed for another reason */
+  uint64_t deregistered; /**< registrations that ended for them */
+  uint64_t reregistered; /**< of heaps and pools, made again by resumes */
+  uint64_t lost_domains; /**< domains that could not be opened again */
+};
+/** Fills *stats (set stats->size). 0, -EINVAL. Any thread. */
+RDMALLOC_API int rdmalloc_quiesce_stats(struct rdmalloc_quiesce_counters* stats);
 
 /* ------------------------------------------------------------------ foreign memory */
 

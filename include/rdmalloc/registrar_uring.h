@@ -36,6 +36,12 @@ struct rdmalloc_uring;
  * ring must be taken by rdmalloc_uring_reap() and nothing else: the kernel announces there that a
  * buffer is gone, which deregistering waits for.
  *
+ *  A ring of our own is closed by rdmalloc_quiesce() and made anew by rdmalloc_resume(), in the
+ * same struct io_uring: take what was submitted before. One of the caller's is closed by him, in
+ * the domain's `event` at RDMALLOC_DOMAIN_CLOSE, with no thread in rdmalloc_uring_reap(), and made
+ *  again at RDMALLOC_DOMAIN_OPEN, in the same struct; else it keeps the process from being quiesced
+ *  (-EBUSY).
+ *
  *  0; -ENOTSUP: a ring made with IORING_SETUP_SINGLE_ISSUER, which other threads can't register
  * with, or a kernel before 5.19; -ENOSYS, -EPERM: no io_uring here; -EBUSY: the ring has buffers
  * already; -EINVAL, -ENOMEM, or rdmalloc_domain_open()'s error. */
@@ -48,7 +54,7 @@ RDMALLOC_API int rdmalloc_domain_open_uring(const struct rdmalloc_uring_attr* at
 RDMALLOC_API struct io_uring* rdmalloc_uring_ring(struct rdmalloc_uring* uring);
 
 /** Takes up to `most` completions. With `wait`, waits for at least one. Returns their number, or a
- *  negative errno. Any thread. */
+ *  negative errno: -EAGAIN when it would have to wait and the ring is quiesced. Any thread. */
 RDMALLOC_API int rdmalloc_uring_reap(struct rdmalloc_uring* uring, struct io_uring_cqe* completions,
                                      unsigned most, bool wait);
 

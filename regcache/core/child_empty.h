@@ -13,8 +13,16 @@ namespace rdmalloc::regcache {
 
 // Maps `length` zeroed bytes, lazily backed, never given back. 0 or -ENOMEM. Any thread.
 int map_child_empty(std::size_t length, std::uintptr_t* base);
+// But by who has just mapped it, and told nobody.
+void unmap_child_empty(std::uintptr_t base, std::size_t length);
 // The same for what will be used from its begin to its end: on huge pages where it fills them, so
 // that 100,000 records cost no miss of the TLB each.
 int map_child_empty_dense(std::size_t length, std::uintptr_t* base);
+
+// A checkpoint forgets MADV_WIPEONFORK (CRIU 4.1.1). From the first on, until the second, a handler
+// of ours wipes all of it in a child, whatever the kernel does. 0 or -ENOMEM.
+int child_empty_doubt_promise();
+// Asks the kernel again for each mapping.
+void child_empty_promise_again();
 
 }  // namespace rdmalloc::regcache

@@ -12,6 +12,8 @@
 #include "regcache/core/memlock.h"
 #include "regcache/core/state.h"
 #include "regcache/core/statistics.h"
+#include "regcache/freeze/callbacks.h"
+#include "regcache/freeze/freeze.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -83,6 +85,8 @@ void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
   domain.access = attr.access != 0 ? attr.access : RDMALLOC_ACCESS_LOCAL;
   domain.unit = ops.granularity != 0 ? ops.granularity : os::page_bytes();
   std::uint64_t largest = tighter(attr.largest, ops.largest);
+  domain.event = attr.event;
+  domain.event_arg = attr.event_arg;
   domain.largest = largest > SIZE_MAX ? SIZE_MAX : static_cast<std::size_t>(largest);
   const Options& settings = options();
   domain.max_bytes = tighter(attr.max_bytes != 0 ? attr.max_bytes : settings.reg_max_bytes, 0);
@@ -193,7 +197,8 @@ void move_quarantined(State& all, Domain& domain) {
 int begin_closing(Domain& domain, Registration** drops) {
   LockGuard guard(domain.lock);
   Phase phase = domain.phase.load(std::memory_order_relaxed);
-  if (phase != Phase::kIsOpen && phase != Phase::kIsLost) return -EINVAL;
+  if (phase != Phase::kIsOpen && phase != Phase::kIsLost && phase != Phase::kIsQuiesced)
+    return -EINVAL;
   if (domain.in_flight != nullptr || !close_all(domain, drops)) return -EBUSY;
   domain.phase.store(Phase::kBeingClosed, std::memory_order_relaxed);
   return 0;
@@ -212,6 +217,7 @@ int domain_check(const Domain* domain) {
   Phase phase = domain->phase.load(std::memory_order_acquire);
   if (phase == Phase::kIsOpen) return 0;
   if (phase == Phase::kIsLost) return -ENODEV;
+  if (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) return -EAGAIN;
   bool is_inherited = phase == Phase::kUnused &&
                       survivors.is_open[domain - all->domains].load(std::memory_order_relaxed);
   return is_inherited ? -ECHILD : -EINVAL;
@@ -267,6 +273,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* o
   if (is_in_page_event()) return -EDEADLK;
   State* all = nullptr;
   if (int error = state_prepare(&all)) return error;
+  GateScope scope(*all, Gate::kMakes);
+  if (int error = scope.error()) return error;
   Domain* domain = take_place(*all);
   if (domain == nullptr) return -EMFILE;
   if (int error = open_place(*all, *domain, *ops, context, *attr)) {
@@ -289,7 +297,9 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
     survivors.is_open[domain - state()->domains].store(false, std::memory_order_relaxed);
     return 0;
   }
-  if (error != 0 && error != -ENODEV) return error;
+  if (error != 0 && error != -ENODEV && error != -EAGAIN) return error;
+  GateScope scope(*state(), Gate::kUnmakes);
+  if (int busy = scope.error()) return busy;
   drain_deferred(*domain);
   Registration* drops = nullptr;
   if (int busy = begin_closing(*domain, &drops)) return busy;
@@ -302,7 +312,10 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   else
     move_quarantined(*state(), *domain);
   rdmalloc::assert_no_lock_held("close");
-  if (domain->ops.close != nullptr) domain->ops.close(domain->context);
+  if (domain->ops.close != nullptr) {
+    CallbackScope callback;
+    domain->ops.close(domain->context);
+  }
   // The head stays as it is, so that a call that runs beside us reads nothing that is written: its
   // slots are empty, and the slow path looks at the phase.
   count_closed(*state(), *domain);
@@ -330,7 +343,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
                                                   rdmalloc_domain_counters* stats) {
   Domain* domain = domain_of(handle);
   if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
-  if (int error = domain_check(domain); error != 0 && error != -ENODEV) return error;
+  if (int error = domain_check(domain); error != 0 && error != -ENODEV && error != -EAGAIN)
+    return error;
   MemlockRoom memlock = memlock_room(*domain);
   rdmalloc::LockGuard guard(domain->lock);
   const Counters& counters = domain->counters;
@@ -350,7 +364,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   stats->sticky_bytes = domain->sticky_bytes;
   stats->in_use = 0;
   auto add = [&](Registration* reg) {
-    if (reg->refs() != 0) ++stats->in_use;
+    if (reg->refs() > (reg->is_parked ? 1u : 0u)) ++stats->in_use;
     return true;
   };
   visit_all(domain->by_range.root(), add);
@@ -363,7 +377,19 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   stats->register_ns_mean = asked != 0 ? counters.register_ns_total / asked : 0;
   stats->memlock_refusals = counters.memlock_refusals;
   stats->purge_requests = counters.purge_requests;
+  stats->resumes = counters.resumes;
   stats->memlock_limit_bytes = memlock.limit;
   stats->memlock_left_bytes = memlock.left;
+  return 0;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_domain_context(rdmalloc_domain* handle,
+                                                    const rdmalloc_registrar_ops* ops,
+                                                    void** context) {
+  Domain* domain = domain_of(handle);
+  int error = domain_check(domain);
+  if (ops == nullptr || context == nullptr || error == -EINVAL || error == -ECHILD) return -EINVAL;
+  if (domain->ops.register_ != ops->register_) return -EINVAL;
+  *context = domain->context;
   return 0;
 }

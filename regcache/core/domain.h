@@ -26,6 +26,8 @@ enum class Phase : std::uint32_t {
   kIsOpen,
   kIsLost,  // its device is gone: no registration is open, and none is made
   kBeingClosed,
+  kIsChanging,  // a quiesce or a resume works on it: nothing is found, nothing begins
+  kIsQuiesced,  // nothing is registered, and its registrar may have given up its device
 };
 
 using Slot = std::atomic<Registration*>;
@@ -59,6 +61,7 @@ struct Counters {
   std::uint64_t lost_drops;
   std::uint64_t memlock_refusals;
   std::uint64_t purge_requests;
+  std::uint64_t resumes;
 };
 
 struct alignas(64) Domain {
@@ -82,6 +85,8 @@ struct alignas(64) Domain {
   std::size_t largest;      // bytes in one registration; SIZE_MAX: no limit
   std::uint64_t max_bytes;  // UINT64_MAX: no limit
   std::uint64_t max_count;
+  int (*event)(rdmalloc_domain* domain, rdmalloc_domain_event event, void* arg);
+  void* event_arg;
 
   // Under the lock from here on.
   alignas(64) Lock lock;
@@ -116,7 +121,8 @@ inline Registration* registration_of(rdmalloc_reg* handle) {
 }
 
 // 0 when calls may go on; -EINVAL for no domain or a closed one, -ENODEV for one whose device is
-// gone, -ECHILD for one of the process that this one was forked from (I11).
+// gone, -EAGAIN for one that is quiesced, -ECHILD for one of the process that this one was forked
+// from (I11).
 int domain_check(const Domain* domain);
 
 // Sum of hits, those of the living included. Under the lock; walks all registrations.

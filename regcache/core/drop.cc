@@ -7,6 +7,7 @@
 #include "regcache/core/history.h"
 #include "regcache/core/oracle.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/callbacks.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -42,9 +43,11 @@ Answer ask_to_deregister(Domain& domain, Registration* reg) {
   bool is_called = (domain.ops.flags & RDMALLOC_REGISTRAR_DIES_WITH_DEVICE) == 0 ||
                    !domain.is_lost.load(std::memory_order_acquire);
   int error = 0;
-  if (is_called)
+  if (is_called) {
+    CallbackScope callback;
     error = domain.ops.deregister(domain.context, reinterpret_cast<void*>(reg->base()),
                                   reg->head.length, &reg->head.key);
+  }
   if (error == -ENODEV) lose_domain(domain);
   if (is_called && error == 0) return {0, false};
   bool is_lost = domain.is_lost.load(std::memory_order_acquire);
@@ -179,6 +182,33 @@ void withdraw(Domain& domain, Registration* reg) {
   if (reg->is_sticky || reg->kind == Kind::kHeap) unpublish(domain, domain.sticky, reg);
   if (reg->is_sticky) end_sticky(domain, reg);
   unpublish(domain, domain.counted, reg);
+}
+
+void park(Domain& domain, Registration* reg) {
+  bool was_sticky = reg->is_sticky;
+  withdraw(domain, reg);
+  reg->is_parked = true;
+  reg->was_sticky = was_sticky;
+  // One step: whoever put the last other reference meets ours behind the closed door.
+  reg->state.fetch_sub(kOpen - 1, std::memory_order_acq_rel);
+}
+
+bool unpark(Registration* reg) {
+  reg->is_parked = false;
+  // Acquire: pairs with the release in put(), so that earlier holders are done with it.
+  return (reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) == 1;
+}
+
+void reopen_parked(Domain& domain, Registration* reg) {
+  reg->is_parked = false;
+  // One step, so that no put ends it in between. Release: as in open_with().
+  reg->state.fetch_add(kOpen - 1, std::memory_order_release);
+  if (reg->kind != Kind::kHeap) {
+    reopen(domain, reg, reg->was_sticky);
+    return;
+  }
+  publish(domain, domain.sticky, reg, {0, 0});
+  publish(domain, domain.counted, reg, {0, 0});
 }
 
 void reopen(Domain& domain, Registration* reg, bool was_sticky) {

@@ -30,6 +30,14 @@ void withdraw(Domain& domain, Registration* reg);
 // Undoes close_idle() and withdraw().
 void reopen(Domain& domain, Registration* reg, bool was_sticky);
 
+// Closes an open registration, whoever holds it, and holds it: nobody finds it any more, and its
+// last put does not end it.
+void park(Domain& domain, Registration* reg);
+// Ends that, and leaves it closed. Whether it is the caller's to drop now, nobody else holding it.
+bool unpark(Registration* reg);
+// Undoes park().
+void reopen_parked(Domain& domain, Registration* reg);
+
 // Closes and withdraws idle registrations, least recently put first, until `bytes` and `count` are
 // reached or none is left. Returns them as a list for drop_list().
 Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count);

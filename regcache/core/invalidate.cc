@@ -3,6 +3,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/callbacks.h"
 
 namespace rdmalloc::regcache {
 
@@ -65,7 +66,10 @@ void Invalidations::complete(Invalidation* list) {
   while (list != nullptr) {
     Invalidation* next = list->next;
     assert_no_lock_held("invalidation completion");
-    list->done(list->arg);
+    {
+      CallbackScope callback;
+      list->done(list->arg);
+    }
     pool_.give(list);
     list = next;
   }
@@ -87,7 +91,14 @@ struct Look {
     // A heap's own registration ends with the heap, and so do the keys of its blocks.
     if (reg->is_quarantined || reg->kind == Kind::kHeap) return true;
     bool is_counted_already = reg->is_awaited;
-    if (reg->is_open()) {
+    if (reg->is_parked) {
+      // A quiesce that fails must not open it again.
+      if (unpark(reg)) {
+        reg->next() = drops;
+        drops = reg;
+      }
+      ++count;
+    } else if (reg->is_open()) {
       // First out of the orders: once closed, the last put may link it into a list of drops.
       withdraw(*domain, reg);
       // Closing and counting holders is one step: of this and the last put, one sees zero holders
@@ -108,13 +119,20 @@ struct Look {
   }
 };
 
+// A quiesce may be waiting for some.
+bool may_have_registrations(const Domain& domain) {
+  // Acquire: pairs with open's release.
+  Phase phase = domain.phase.load(std::memory_order_acquire);
+  return phase == Phase::kIsOpen || phase == Phase::kIsChanging || phase == Phase::kIsQuiesced;
+}
+
 // Forgets what touches [low, high) in one domain. `is_users_thread`: its registrar may be called.
 std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t high,
                            Invalidation* one, bool is_users_thread) {
   Look look{&domain, one, nullptr, 0};
   {
     LockGuard guard(domain.lock);
-    if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return 0;
+    if (!may_have_registrations(domain)) return 0;
     visit_overlapping(domain.by_range.root(), low, high, look);
     for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
       if (reg->base() < high && reg->end() > low) reg->is_stale = true;
@@ -144,7 +162,7 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
   if (is_in_page_event()) return -EDEADLK;
   Domain* only = domain_of(handle);
   if (only != nullptr) {
-    if (int error = domain_check(only)) return error;
+    if (int error = domain_check(only); error != 0 && error != -EAGAIN) return error;
   }
   State* all = state();
   if (all == nullptr || !all->is_ready()) {
@@ -160,7 +178,7 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
   for (std::size_t i = 0; i < kMostDomains; ++i) {
     Domain& domain = all->domains[i];
     if (only != nullptr && only != &domain) continue;
-    if (domain.phase.load(std::memory_order_acquire) == Phase::kIsOpen)
+    if (may_have_registrations(domain))
       count += invalidate_in(domain, low, low + length, one, only != nullptr);
   }
   if (one != nullptr) all->invalidations.complete(all->invalidations.finish(one));

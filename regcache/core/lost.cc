@@ -63,6 +63,7 @@ bool lose_domain(Domain& domain) {
     // Release: who sees it sees the device's loss. Whoever closes the domain is in nobody's way any
     // more either.
     bool was_lost = domain.is_lost.exchange(true, std::memory_order_release);
+    // A quiesce that meets it in the middle says so at its end.
     if (was_lost || domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return false;
     // Release: pairs with the acquire of domain_check().
     domain.phase.store(Phase::kIsLost, std::memory_order_release);

@@ -10,6 +10,7 @@
 #include "regcache/core/memlock.h"
 #include "regcache/core/oracle.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/callbacks.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -160,8 +161,16 @@ int plan_remote(const Domain& domain, const Request& request, const rdmalloc_ran
 
 // ---- making one ----
 
+// Whether a registration may be made. Under the lock.
+int check_open(const Domain& domain) {
+  Phase phase = domain.phase.load(std::memory_order_relaxed);
+  if (phase == Phase::kIsOpen) return 0;
+  if (domain.is_lost.load(std::memory_order_relaxed)) return -ENODEV;
+  return phase == Phase::kIsChanging || phase == Phase::kIsQuiesced ? -EAGAIN : -EINVAL;
+}
+
 // Promises room for one more registration, evicting as needed. 0, -ENOMEM, -EINVAL (closed),
-// -ENODEV (lost).
+// -ENODEV (lost), -EAGAIN (quiesced).
 int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
   if (length > domain.max_bytes) return -ENOMEM;
   // Each round evicts what is missing; other threads may take that room, but not for ever.
@@ -169,8 +178,7 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
     Registration* victims = nullptr;
     {
       LockGuard guard(domain.lock);
-      if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen)
-        return domain.is_lost.load(std::memory_order_relaxed) ? -ENODEV : -EINVAL;
+      if (int error = check_open(domain)) return error;
       std::uint64_t bytes = domain.bytes + domain.reserved_bytes;
       std::uint64_t count = domain.count + domain.reserved_count;
       std::uint64_t room = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
@@ -206,9 +214,13 @@ int ask_and_count(Domain& domain, Registration* reg) {
   assert_no_lock_held("register");
   reg->head.key = {};
   std::int64_t begin_ns = os::monotonic_ns();
-  int error =
-      domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()), reg->head.length,
-                           reg->head.access & ~RDMALLOC_NO_REGISTER, &reg->head.key);
+  int error = 0;
+  {
+    CallbackScope callback;
+    error =
+        domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()), reg->head.length,
+                             reg->head.access & ~RDMALLOC_NO_REGISTER, &reg->head.key);
+  }
   auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
   if (error == 0) oracle_registered(domain, reg);
   LockGuard guard(domain.lock);
@@ -376,6 +388,7 @@ void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   made->kind = plan.kind;
   made->is_sticky = made->is_listed = made->is_awaited = false;
   made->is_quarantined = made->is_stale = false;
+  made->is_parked = made->was_sticky = false;
   made->is_watched = plan.is_watched;
 }
 
@@ -463,7 +476,10 @@ int find_span(const Domain& domain, const Request& request, rdmalloc_range* span
 int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
   LockGuard guard(domain.lock);
   Registration* found = find_covering(domain, request);
-  if (found == nullptr || found->kind != Kind::kHeap) return -EACCES;
+  if (found == nullptr || found->kind != Kind::kHeap) {
+    int error = check_open(domain);
+    return error == -EAGAIN ? error : -EACCES;
+  }
   oracle_check(domain, found, request.low, request.high);
   // One with fewer rights, made since, may have taken the slots.
   publish_heaps(domain, found);

@@ -82,7 +82,7 @@ Registration* joined(Registration* first, Registration* second) {
 bool may_hold_registrations(const Domain& domain) {
   // Acquire: pairs with open's release.
   Phase phase = domain.phase.load(std::memory_order_acquire);
-  return (phase == Phase::kIsOpen || phase == Phase::kBeingClosed) &&
+  return phase != Phase::kUnused && phase != Phase::kBeingOpened &&
          !domain.is_lost.load(std::memory_order_acquire);
 }
 

@@ -38,7 +38,7 @@ int map_once(std::atomic<T>& place, std::size_t length) {
   if (int error = map_child_empty(whole_pages(length), &base)) return error;
   T expected{};
   if (!place.compare_exchange_strong(expected, reinterpret_as<T>(base), std::memory_order_acq_rel))
-    os::unreserve(base, whole_pages(length));
+    unmap_child_empty(base, whole_pages(length));
   return 0;
 }
 

@@ -45,6 +45,8 @@ struct State {
   BufferPool pools[kMostPools];
   Lock heaps_lock;  // taking a place for a registered heap; a leaf
   RegisteredHeap heaps[kMostRegisteredHeaps];
+  std::atomic<std::uint32_t> builders;   // freeze/freeze.h
+  std::atomic<std::uint32_t> keys_turn;  // of the heaps' keys; odd: there are none (heap_keys.cc)
 
   // Whether words and observer are there. Acquire: pairs with the release in state_prepare().
   bool is_ready() const {

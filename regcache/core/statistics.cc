@@ -42,6 +42,7 @@ constexpr Line kLines[] = {
     LINE(memlock_limit_bytes, "RLIMIT_MEMLOCK, as far as it counts for the domain"),
     LINE(memlock_left_bytes, "what it leaves now"),
     LINE(purge_requests, "times the purge thread was asked for all that is free"),
+    LINE(resumes, "times opened again after a checkpoint"),
 };
 #undef LINE
 constexpr unsigned kCount = sizeof kLines / sizeof *kLines;
@@ -104,6 +105,7 @@ bool read_closed(State& all, RegistrationGroup* group) {
   stats.register_ns_mean = asked != 0 ? sums.register_ns_total / asked : 0;
   stats.memlock_refusals = sums.memlock_refusals;
   stats.purge_requests = sums.purge_requests;
+  stats.resumes = sums.resumes;
   group->place = kMostDomains;
   group->is_closed = true;
   group->name = "closed";
@@ -145,6 +147,7 @@ void count_closed(State& all, const Domain& domain) {
   sums.lost_drops += more.lost_drops;
   sums.memlock_refusals += more.memlock_refusals;
   sums.purge_requests += more.purge_requests;
+  sums.resumes += more.resumes;
 }
 
 }  // namespace rdmalloc::regcache

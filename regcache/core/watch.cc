@@ -164,14 +164,32 @@ void Watch::mark(State& all, const os::UserfaultEvent& event) {
   }
 }
 
+// As long as a quiesce waits, what it has closed may be opened again.
+static bool has_watched(const Domain& domain) {
+  // Acquire: pairs with open's release.
+  auto phase = domain.phase.load(std::memory_order_acquire);
+  return phase == rdmalloc::regcache::Phase::kIsOpen ||
+         phase == rdmalloc::regcache::Phase::kIsChanging;
+}
+
 // Closes what is watched there, as an invalidation does; leaves it to whoever may deregister.
 void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t high) {
-  // A look without the lock spares most of the 64. Acquire: pairs with open's release.
-  if (domain.phase.load(std::memory_order_acquire) != rdmalloc::regcache::Phase::kIsOpen) return;
+  // A look without the lock spares most of the 64.
+  if (!has_watched(domain)) return;
   LockGuard guard(domain.lock);
-  if (domain.phase.load(std::memory_order_relaxed) != rdmalloc::regcache::Phase::kIsOpen) return;
+  if (!has_watched(domain)) return;
   auto close = [&](Registration* reg) {
-    if (!reg->is_watched || !reg->is_open()) return true;
+    if (!reg->is_watched) return true;
+    if (reg->is_parked) {
+      // A quiesce that fails must not open it again.
+      if (unpark(reg)) {
+        reg->next() = domain.deferred;
+        domain.deferred = reg;
+      }
+      stale_.fetch_add(1, std::memory_order_relaxed);
+      return true;
+    }
+    if (!reg->is_open()) return true;
     withdraw(domain, reg);
     // Closing and counting holders is one step: of this and the last put, one sees zero holders
     // behind a closed door and drops.
@@ -390,6 +408,21 @@ int Watch::start(State& all) {
 void Watch::attach(State& all) {
   LockGuard guard(life_lock_);
   ++domains_;
+  begin_if_wanted(all);
+}
+
+void Watch::quiesce() {
+  LockGuard guard(life_lock_);
+  stop();
+}
+
+void Watch::resume(State& all) {
+  LockGuard guard(life_lock_);
+  if (domains_ != 0) begin_if_wanted(all);
+}
+
+// Under life_lock_.
+void Watch::begin_if_wanted(State& all) {
   Phase phase = phase_.load(std::memory_order_relaxed);
   if (options().foreign != ForeignMode::kWatch || phase != Phase::kOff) return;
   tell_first_thread_ends.store(

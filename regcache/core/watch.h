@@ -73,6 +73,10 @@ class Watch {
   // the last stops them. Under no lock; may wait for munmaps of others to have been read.
   void attach(State& all);
   void detach();
+  // For a checkpoint: stops the threads and closes the descriptors while nothing is registered, and
+  // starts again.
+  void quiesce();
+  void resume(State& all);
 
   // Whether all that happened to watched memory before this call has been applied. Lock-free.
   bool is_settled() const;
@@ -99,6 +103,7 @@ class Watch {
   // A power of two. What nobody applied in the time of so many events ends watching for good.
   static constexpr std::uint64_t kRing = 16384;
 
+  void begin_if_wanted(State& all);
   int start(State& all);
   void stop();
   int create_threads();

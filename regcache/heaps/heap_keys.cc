@@ -33,6 +33,22 @@ int find(rdmalloc_heap* handle, Found* found) {
   return 0;
 }
 
+// 0, or -EAGAIN while keys are not there or change: odd turns, from a quiesce to its resume.
+int read_key(const rdmalloc_key& from, rdmalloc_key* key) {
+  std::atomic<std::uint32_t>& turn = state()->keys_turn;
+  // Acquire: pairs with the release at the end of a resume, after which the keys are there.
+  std::uint32_t before = turn.load(std::memory_order_acquire);
+  auto& keys = const_cast<rdmalloc_key&>(from);
+  key->lkey = std::atomic_ref(keys.lkey).load(std::memory_order_relaxed);
+  key->rkey = std::atomic_ref(keys.rkey).load(std::memory_order_relaxed);
+  key->handle = std::atomic_ref(keys.handle).load(std::memory_order_relaxed);
+  key->generation = std::atomic_ref(keys.generation).load(std::memory_order_relaxed);
+  // Before the second look: what was read of a change, its odd turn is seen too.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  bool is_whole = (before & 1) == 0 && turn.load(std::memory_order_relaxed) == before;
+  return is_whole ? 0 : -EAGAIN;
+}
+
 std::uintptr_t base_of(const HeapRegion& region) {
   return arena.address_of(region.first);
 }
@@ -56,8 +72,7 @@ extern "C" RDMALLOC_API int rdmalloc_heap_key(rdmalloc_heap* handle, size_t doma
     const HeapRegion& region = found.heap->regions[i];
     std::uintptr_t inside = low - base_of(region);
     if (inside >= length_of(region) || length > length_of(region) - inside) continue;
-    *key = registered.keys[i * std::size_t{registered.domain_count} + domain_index];
-    return 0;
+    return read_key(registered.keys[i * std::size_t{registered.domain_count} + domain_index], key);
   }
   return -EFAULT;
 }

@@ -5,6 +5,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/freeze.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -82,6 +83,7 @@ int begin(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t dom
 
 // Drops a registration that was closed. Whether it is gone.
 bool drop(Domain& domain, Registration* reg) {
+  if (reg == nullptr) return true;
   reg->next() = nullptr;
   return drop_list(domain, reg, Reason::kAsked) == 1;
 }
@@ -89,12 +91,14 @@ bool drop(Domain& domain, Registration* reg) {
 // Takes the heap's own reference to a registration back and makes it nobody's. False when somebody
 // else holds it.
 bool close(Domain& domain, Registration* reg) {
+  if (reg == nullptr) return true;  // quiesced, or lost at a resume
   LockGuard guard(domain.lock);
   if (!close_heaps(reg)) return false;
   withdraw(domain, reg);
   return true;
 }
 void reopen(Domain& domain, Registration* reg) {
+  if (reg == nullptr) return;
   LockGuard guard(domain.lock);
   reopen_heaps(domain, reg);
 }
@@ -118,7 +122,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
       }
       return error;
     }
-    heap->keys[first + i] = reg->head.key;
+    set_heap_key(heap->keys[first + i], reg->head.key);
   }
   // Release: pairs with the acquire of whoever asks for keys.
   heap->region_count.store(region + 1, std::memory_order_release);
@@ -150,7 +154,26 @@ int end(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uin
 
 }  // namespace
 
-constinit const HeapRegistrar heap_registrations = {begin, add, end};
+namespace {
+
+int enter(bool unmakes, std::uint64_t* token) {
+  return enter_gate(*state(), unmakes ? Gate::kUnmakes : Gate::kMakes, token);
+}
+void leave(std::uint64_t token) {
+  leave_gate(*state(), token);
+}
+
+}  // namespace
+
+constinit const HeapRegistrar heap_registrations = {enter, leave, begin, add, end};
+
+void set_heap_key(rdmalloc_key& to, const rdmalloc_key& from) {
+  // Relaxed: keys_turn orders them (heap_keys.cc).
+  std::atomic_ref(to.lkey).store(from.lkey, std::memory_order_relaxed);
+  std::atomic_ref(to.rkey).store(from.rkey, std::memory_order_relaxed);
+  std::atomic_ref(to.handle).store(from.handle, std::memory_order_relaxed);
+  std::atomic_ref(to.generation).store(from.generation, std::memory_order_relaxed);
+}
 
 const RegisteredHeap* registered_heap(std::uint32_t place, std::uint64_t handle) {
   return place_of(place, handle);

@@ -102,9 +102,14 @@ struct alignas(64) BufferPool {
   Buffer* buffers;  // first all small ones, then all large ones
   std::uint32_t total;
   std::size_t domain_count;
+  std::uint8_t domains[kMostDomains];  // indices
+  std::uint32_t access;
+  bool is_remote;
+  std::uint64_t piece_bytes;  // with local access
+  rdmalloc_key* keys;         // [piece][domain]
   void* memory;
   std::uint64_t memory_bytes;
-  rdmalloc_reg** registrations;  // [piece][domain]
+  rdmalloc_reg** registrations;  // [piece][domain]; NULL while quiesced, and in a lost domain
   std::size_t registration_count;
   // How many wait for each side. Written under the pool's lock, read under caches' locks.
   alignas(64) std::atomic<std::uint32_t> waiting[kSides];

@@ -7,6 +7,7 @@
 #include "alloc/os/populate.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/freeze.h"
 #include "regcache/pools/pool_plan.h"
 
 namespace rdmalloc::regcache {
@@ -147,34 +148,37 @@ void fill(BufferPool& pool, const PoolPlan& plan, const rdmalloc_key* keys) {
   }
 }
 
-int register_piece(BufferPool& pool, rdmalloc_domain* const* domains, char* begin,
-                   std::uint64_t length, std::uint32_t access, rdmalloc_key* keys) {
-  for (std::size_t i = 0; i < pool.domain_count; ++i) {
-    rdmalloc_reg* reg = nullptr;
-    if (int error = rdmalloc_reg_get(domains[i], begin, length, access, &reg)) {
-      auto done = static_cast<std::uint64_t>(begin - static_cast<char*>(pool.memory));
-      return warn_refused(domain_of(domains[i])->ops.name, error, done, pool.memory_bytes);
-    }
-    pool.registrations[pool.registration_count++] = reg;
-    rdmalloc_reg_key_of(reg, keys + i);
+// Registers the index-th of the pool's ranges, [piece][domain], and fills in its keys.
+int register_one(BufferPool& pool, std::uint64_t index) {
+  std::uint64_t piece = index / pool.domain_count;
+  auto* begin = static_cast<char*>(pool.memory) + piece * pool.piece_bytes;
+  std::uint64_t length = pool.piece_bytes;
+  if (pool.is_remote) {
+    begin = static_cast<char*>(pool.buffers[piece].address);
+    length = pool.buffers[piece].length;
+  } else {
+    std::uint64_t left = pool.memory_bytes - piece * pool.piece_bytes;
+    if (length > left) length = left;
   }
+  Domain& domain = state()->domains[pool.domains[index % pool.domain_count]];
+  rdmalloc_reg* reg = nullptr;
+  if (int error = rdmalloc_reg_get(reinterpret_cast<rdmalloc_domain*>(&domain), begin, length,
+                                   pool.access, &reg))
+    return error;
+  pool.registrations[index] = reg;
+  rdmalloc_reg_key_of(reg, pool.keys + index);
   return 0;
 }
 
-int register_all(BufferPool& pool, const PoolPlan& plan, rdmalloc_domain* const* domains,
-                 std::uint64_t pieces, rdmalloc_key* keys) {
-  auto* memory = static_cast<char*>(pool.memory);
-  for (std::uint64_t piece = 0; piece < pieces; ++piece) {
-    std::uint64_t begin = piece * plan.piece_bytes, length = plan.piece_bytes;
-    if (plan.is_remote) {
-      begin = static_cast<std::uint64_t>(static_cast<char*>(pool.buffers[piece].address) - memory);
-      length = pool.buffers[piece].length;
-    } else if (length > pool.memory_bytes - begin) {
-      length = pool.memory_bytes - begin;
+int register_all(BufferPool& pool, std::uint64_t pieces) {
+  for (std::uint64_t i = 0; i < pieces * pool.domain_count; ++i) {
+    if (int error = register_one(pool, i)) {
+      std::uint64_t done = pool.is_remote ? i / pool.domain_count * pool.buffers[0].length
+                                          : i / pool.domain_count * pool.piece_bytes;
+      const Domain& domain = state()->domains[pool.domains[i % pool.domain_count]];
+      return warn_refused(domain.ops.name, error, done, pool.memory_bytes);
     }
-    int error = register_piece(pool, domains, memory + begin, length, plan.access,
-                               keys + piece * pool.domain_count);
-    if (error != 0) return error;
+    ++pool.registration_count;
   }
   return 0;
 }
@@ -202,7 +206,13 @@ int build(BufferPool& pool, const PoolPlan& plan, rdmalloc_domain* const* domain
   if (int error = map_tables(pool, plan, pieces, &keys)) return error;
   if (int error = take_memory(pool, plan, layout.end())) return error;
   fill(pool, plan, keys);
-  return register_all(pool, plan, domains, pieces, keys);
+  pool.keys = keys;
+  pool.access = plan.access;
+  pool.is_remote = plan.is_remote;
+  pool.piece_bytes = plan.piece_bytes;
+  for (std::size_t i = 0; i < pool.domain_count; ++i)
+    pool.domains[i] = static_cast<std::uint8_t>(domain_of(domains[i])->index);
+  return register_all(pool, pieces);
 }
 
 // The child's own copy of the memory of a parent's pool.
@@ -224,7 +234,59 @@ int begin_closing(State& all, BufferPool& pool) {
   return 0;
 }
 
+// Calls fn(pool, index, registration) for each range that pools have registered, or had.
+template <class Fn>
+void each_registration(State& all, Fn fn) {
+  for (BufferPool& pool : all.pools)
+    // Acquire: pairs with create's release.
+    if (pool.phase.load(std::memory_order_acquire) == Phase::kIsOpen)
+      for (std::size_t i = 0; i < pool.registration_count; ++i)
+        fn(pool, i, registration_of(pool.registrations[i]));
+}
+
 }  // namespace
+
+// ---- checkpoints (freeze/freeze.h) ----
+
+std::uint64_t pool_references(State& all, std::size_t domain) {
+  std::uint64_t count = 0;
+  each_registration(all, [&](BufferPool&, std::size_t, Registration* reg) {
+    if (reg != nullptr && reg->head.domain_index == domain) ++count;
+  });
+  return count;
+}
+
+void let_go_of_pools(State& all, Registration** drops) {
+  each_registration(all, [&](BufferPool& pool, std::size_t i, Registration* reg) {
+    pool.registrations[i] = nullptr;
+    pool.keys[i] = {};
+    if (reg == nullptr) return;
+    std::size_t domain = reg->head.domain_index;
+    LockGuard guard(all.domains[domain].lock);
+    // Acquire: pairs with the release in put(). One with remote rights ends here.
+    if ((reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) != 1) return;
+    reg->next() = drops[domain];
+    drops[domain] = reg;
+  });
+}
+
+int register_pools_again(State& all) {
+  int first_error = 0;
+  each_registration(all, [&](BufferPool& pool, std::size_t i, Registration*) {
+    std::size_t index = pool.domains[i % pool.domain_count];
+    // Acquire: pairs with the release of whoever opens or loses it.
+    if (all.domains[index].phase.load(std::memory_order_acquire) != Phase::kIsOpen) return;
+    int error = register_one(pool, i);
+    if (error == 0) {
+      freezer_here().reregistered.fetch_add(1, std::memory_order_relaxed);
+      return;
+    }
+    lose_at_resume(all.domains[index], error);
+    if (first_error == 0) first_error = error;
+  });
+  return first_error;
+}
+
 }  // namespace rdmalloc::regcache
 
 using namespace rdmalloc::regcache;
@@ -252,6 +314,8 @@ extern "C" RDMALLOC_API int rdmalloc_pool_create(rdmalloc_domain* const* domains
   fit_pool(plan, room, &fitting);
   if (fitting.total() != plan.total()) return refuse(plan, room, fitting);
   if (int error = pool_threads_prepare()) return error;
+  GateScope scope(*state(), Gate::kMakes);
+  if (int error = scope.error()) return error;
   BufferPool* pool = take_place(*state());
   if (pool == nullptr) return -EMFILE;
   pool->domain_count = domain_count;
@@ -273,6 +337,8 @@ extern "C" RDMALLOC_API int rdmalloc_pool_destroy(rdmalloc_pool* handle) {
   int error = pool_check(pool);
   if (error == -ECHILD) return forget_inherited(static_cast<std::size_t>(pool - state()->pools));
   if (error != 0) return error;
+  GateScope scope(*state(), Gate::kUnmakes);
+  if (int busy = scope.error()) return busy;
   if (int busy = begin_closing(*state(), *pool)) return busy;
   dismantle(*pool);
   return 0;

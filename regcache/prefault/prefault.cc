@@ -21,6 +21,8 @@
 #include "alloc/os/os.h"
 #include "alloc/os/populate.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/callbacks.h"
+#include "regcache/freeze/freeze.h"
 #include "regcache/prefault/plan.h"
 
 namespace rdmalloc::regcache {
@@ -204,7 +206,11 @@ bool tell(Job& job) {
   now.threads = job.threads;
   job.has_told_all = now.backed_bytes == now.bytes && now.registered == now.registrations;
   assert_no_lock_held("prefault progress");
-  int stop = job.progress(&now, job.arg);
+  int stop = 0;
+  {
+    CallbackScope callback;
+    stop = job.progress(&now, job.arg);
+  }
   if (os::process_id() != job.process) return false;
   if (stop != 0) job.fail(-ECANCELED);
   return true;
@@ -286,12 +292,19 @@ extern "C" RDMALLOC_API int rdmalloc_reg_prefault(rdmalloc_domain* const* domain
                                                   size_t range_count, unsigned threads,
                                                   rdmalloc_prefault_fn progress, void* arg) {
   if (is_in_page_event()) return -EDEADLK;
+  // Without a state there is no domain, as the plan will say.
+  std::uint64_t token = 0;
+  State* all = state();
+  if (int error = all != nullptr ? enter_gate(*all, Gate::kMakes, &token) : 0) return error;
   Job job;
   job.request = {domains, domain_count, ranges, range_count};
   job.progress = progress;
   job.arg = arg;
-  if (int error = plan_prefault(job.request, &job.plan)) return error;
-  int result = run(job, threads);
-  discard_plan(job.plan);
+  int result = plan_prefault(job.request, &job.plan);
+  if (result == 0) {
+    result = run(job, threads);
+    discard_plan(job.plan);
+  }
+  if (all != nullptr) leave_gate(*all, token);
   return result;
 }

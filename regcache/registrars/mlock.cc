@@ -159,7 +159,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_mlock(const rdmalloc_domain_att
   ops.size = sizeof ops;
   ops.name = "mlock";
   ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
-              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_LOCKS;
+              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_LOCKS |
+              RDMALLOC_REGISTRAR_REOPEN;
   ops.register_ = mlock_register;
   ops.deregister = mlock_deregister;
   ops.close = mlock_close;

@@ -9,6 +9,7 @@
 #include <pthread.h>
 #include <rdmalloc/registrar_uring.h>
 #include <stdlib.h>
+#include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +35,9 @@ struct rdmalloc_uring {
   io_uring_cqe* kept;    // completions of the user's that a removal came across
   unsigned kept_count;
   unsigned kept_room;
+  unsigned entries;
+  bool is_closed;     // between quiesce and resume
+  unsigned sleepers;  // threads that look at the ring without the lock
 };
 
 namespace {
@@ -53,6 +57,7 @@ bool keep(rdmalloc_uring* uring, const io_uring_cqe& completion) {
 // Empties the completion queue: tags are noted, the rest is kept. Under the lock. What can't be
 // kept for want of memory stays in the queue.
 void drain(rdmalloc_uring* uring) {
+  if (uring->is_closed) return;
   io_uring_cqe* completion = nullptr;
   while (io_uring_peek_cqe(uring->ring, &completion) == 0 && completion != nullptr) {
     if ((completion->user_data & kTagMask) == kTag)
@@ -66,10 +71,18 @@ void drain(rdmalloc_uring* uring) {
 // Sleeps until a completion comes, without taking it, a turn at most: another thread may have taken
 // what we wait for between our look and our sleep.
 void sleep_a_turn(rdmalloc_uring* uring) {
+  pthread_mutex_lock(&uring->lock);
+  bool is_closed = uring->is_closed;
+  if (!is_closed) ++uring->sleepers;
+  pthread_mutex_unlock(&uring->lock);
+  if (is_closed) return;
   io_uring_cqe* completion = nullptr;
   __kernel_timespec turn = {0, kTurnMs * 1000000LL};
   // Takes nothing off the queue, and with EXT_ARG (checked at open) submits nothing either.
   io_uring_wait_cqes(uring->ring, &completion, 1, &turn, nullptr);
+  pthread_mutex_lock(&uring->lock);
+  --uring->sleepers;
+  pthread_mutex_unlock(&uring->lock);
 }
 
 int update_slot(rdmalloc_uring* uring, unsigned slot, void* addr, std::size_t length,
@@ -125,11 +138,24 @@ void free_uring(rdmalloc_uring* uring) {
   free(uring);
 }
 
+bool is_own(const rdmalloc_uring* uring) {
+  return uring->ring == &uring->own;
+}
+
 void uring_close(void* context) {
   auto* uring = static_cast<rdmalloc_uring*>(context);
-  io_uring_unregister_buffers(uring->ring);
-  if (uring->ring == &uring->own) io_uring_queue_exit(&uring->own);
+  if (!uring->is_closed) {
+    io_uring_unregister_buffers(uring->ring);
+    if (is_own(uring)) io_uring_queue_exit(&uring->own);
+  }
   free_uring(uring);
+}
+
+// Every slot is free: nothing is registered, and a slot that could not be emptied went with its
+// ring.
+void free_all_slots(rdmalloc_uring* uring) {
+  uring->free_count = 0;
+  for (unsigned slot = uring->buffers; slot-- > 0;) uring->free_slots[uring->free_count++] = slot;
 }
 
 // The ring and its table. 0 with both there, or nothing.
@@ -142,6 +168,39 @@ int set_up(rdmalloc_uring* uring, io_uring* given, unsigned entries) {
                   : -EINVAL;
   if (error != 0 && given == nullptr) io_uring_queue_exit(&uring->own);
   return error == -EINVAL ? -ENOTSUP : error;
+}
+
+// A ring of the user's is his to close, in his event(), and its table of buffers goes with it: it
+// may not be there any more.
+int uring_quiesce(void* context) {
+  auto* uring = static_cast<rdmalloc_uring*>(context);
+  pthread_mutex_lock(&uring->lock);
+  // What is done waits for rdmalloc_uring_reap(), also after a restore.
+  if (is_own(uring)) drain(uring);
+  uring->is_closed = true;
+  // Nobody begins any more, and a turn is short.
+  while (uring->sleepers != 0) {
+    pthread_mutex_unlock(&uring->lock);
+    usleep(kTurnMs * 100);
+    pthread_mutex_lock(&uring->lock);
+  }
+  if (is_own(uring)) io_uring_queue_exit(&uring->own);
+  pthread_mutex_unlock(&uring->lock);
+  return 0;
+}
+
+int uring_resume(void* context) {
+  auto* uring = static_cast<rdmalloc_uring*>(context);
+  pthread_mutex_lock(&uring->lock);
+  int error = set_up(uring, is_own(uring) ? nullptr : uring->ring, uring->entries);
+  // The user has not closed it: the table is there.
+  if (error == -EBUSY && !is_own(uring)) error = 0;
+  if (error == 0) {
+    free_all_slots(uring);
+    uring->is_closed = false;
+  }
+  pthread_mutex_unlock(&uring->lock);
+  return error;
 }
 
 }  // namespace
@@ -161,23 +220,26 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
   if (uring == nullptr) return -ENOMEM;
   pthread_mutex_init(&uring->lock, nullptr);
   uring->buffers = attr->buffers != 0 ? attr->buffers : RDMALLOC_URING_MOST_BUFFERS;
+  uring->entries = attr->entries != 0 ? attr->entries : 256;
   uring->free_slots = static_cast<unsigned*>(calloc(uring->buffers, sizeof(unsigned)));
   uring->is_removed = static_cast<bool*>(calloc(uring->buffers, sizeof(bool)));
   int error = uring->free_slots != nullptr && uring->is_removed != nullptr
-                  ? set_up(uring, attr->ring, attr->entries != 0 ? attr->entries : 256)
+                  ? set_up(uring, attr->ring, uring->entries)
                   : -ENOMEM;
   if (error != 0) {
     free_uring(uring);
     return error;
   }
-  for (unsigned slot = uring->buffers; slot-- > 0;) uring->free_slots[uring->free_count++] = slot;
+  free_all_slots(uring);
   rdmalloc_registrar_ops ops = {};
   ops.size = sizeof ops;
   ops.name = "io_uring";
   ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
-              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS;
+              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS | RDMALLOC_REGISTRAR_REOPEN;
   ops.register_ = uring_register;
   ops.deregister = uring_deregister;
+  ops.quiesce = uring_quiesce;
+  ops.resume = uring_resume;
   ops.close = uring_close;
   ops.largest = RDMALLOC_URING_LARGEST;
   ops.max_count = uring->buffers;
@@ -198,11 +260,13 @@ extern "C" RDMALLOC_API int rdmalloc_uring_reap(rdmalloc_uring* uring, io_uring_
   for (;;) {
     pthread_mutex_lock(&uring->lock);
     drain(uring);
+    bool is_closed = uring->is_closed;
     unsigned count = uring->kept_count < most ? uring->kept_count : most;
     for (unsigned i = 0; i < count; ++i) completions[i] = uring->kept[i];
     uring->kept_count -= count;
     for (unsigned i = 0; i < uring->kept_count; ++i) uring->kept[i] = uring->kept[i + count];
     pthread_mutex_unlock(&uring->lock);
+    if (count == 0 && wait && is_closed) return -EAGAIN;
     if (count != 0 || !wait || most == 0) return static_cast<int>(count);
     sleep_a_turn(uring);
   }

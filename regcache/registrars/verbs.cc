@@ -12,8 +12,11 @@
 namespace {
 
 struct Context {
-  ibv_pd* pd;
-  ibv_context* own_device;  // opened here, with the pd; nullptr when the pd is the user's
+  ibv_pd* pd;               // nullptr while quiesced, if it is ours
+  ibv_context* own_device;  // opened here, with the pd
+  bool is_own;              // not the user's
+  unsigned port;
+  char device[64];  // by its name it is opened again
 };
 
 int flags_of(std::uint32_t access) {
@@ -53,14 +56,42 @@ void close_context(void* context) {
   free(closing);
 }
 
+int open_device(const char* name, unsigned port, ibv_context** device);
+
+// Ours only: the user closes what is his.
+int quiesce(void* context) {
+  auto* closing = static_cast<Context*>(context);
+  if (!closing->is_own) return 0;
+  // EBUSY: the user has queue pairs or completion channels over it.
+  if (int error = ibv_dealloc_pd(closing->pd)) return -error;
+  closing->pd = nullptr;
+  ibv_close_device(closing->own_device);
+  closing->own_device = nullptr;
+  return 0;
+}
+
+int resume(void* context) {
+  auto* opening = static_cast<Context*>(context);
+  if (!opening->is_own) return 0;
+  if (int error = open_device(opening->device, opening->port, &opening->own_device)) return error;
+  opening->pd = ibv_alloc_pd(opening->own_device);
+  if (opening->pd != nullptr) return 0;
+  int error = errno != 0 ? -errno : -EIO;
+  ibv_close_device(opening->own_device);
+  opening->own_device = nullptr;
+  return error;
+}
+
 rdmalloc_registrar_ops operations_for(const ibv_device_attr& device) {
   rdmalloc_registrar_ops ops = {};
   ops.size = sizeof ops;
   ops.name = "verbs";
   ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
-              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS;
+              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS | RDMALLOC_REGISTRAR_REOPEN;
   ops.register_ = register_memory;
   ops.deregister = deregister_memory;
+  ops.quiesce = quiesce;
+  ops.resume = resume;
   ops.close = close_context;
   ops.largest = device.max_mr_size;
   ops.max_count = device.max_mr > 0 ? static_cast<std::uint32_t>(device.max_mr) : 0;
@@ -68,8 +99,8 @@ rdmalloc_registrar_ops operations_for(const ibv_device_attr& device) {
 }
 
 // Takes over the pd and the device, when that is ours, also when it fails.
-int open_domain(ibv_pd* pd, ibv_context* own_device, const rdmalloc_domain_attr* attr,
-                rdmalloc_domain** domain) {
+int open_domain(ibv_pd* pd, ibv_context* own_device, unsigned port,
+                const rdmalloc_domain_attr* attr, rdmalloc_domain** domain) {
   auto* context = static_cast<Context*>(malloc(sizeof(Context)));
   if (context == nullptr) {
     if (own_device != nullptr) {
@@ -78,7 +109,8 @@ int open_domain(ibv_pd* pd, ibv_context* own_device, const rdmalloc_domain_attr*
     }
     return -ENOMEM;
   }
-  *context = {pd, own_device};
+  *context = {pd, own_device, own_device != nullptr, port, {}};
+  strncpy(context->device, ibv_get_device_name(pd->context->device), sizeof context->device - 1);
   ibv_device_attr device = {};
   int error = ibv_query_device(pd->context, &device) == 0 ? 0 : -EIO;
   if (error == 0) {
@@ -131,7 +163,7 @@ extern "C" int rdmalloc_domain_open_verbs(struct ibv_pd* pd,
                                           const struct rdmalloc_domain_attr* attr,
                                           struct rdmalloc_domain** domain) {
   if (pd == nullptr || domain == nullptr) return -EINVAL;
-  return open_domain(pd, nullptr, attr, domain);
+  return open_domain(pd, nullptr, 0, attr, domain);
 }
 
 extern "C" int rdmalloc_domain_open_verbs_device(const char* device, unsigned port,
@@ -147,7 +179,31 @@ extern "C" int rdmalloc_domain_open_verbs_device(const char* device, unsigned po
     ibv_close_device(opened);
     return error;
   }
-  int error = open_domain(made, opened, attr, domain);
+  int error = open_domain(made, opened, port, attr, domain);
   if (error == 0) *pd = made;
   return error;
+}
+
+extern "C" int rdmalloc_verbs_pd(struct rdmalloc_domain* domain, struct ibv_pd** pd) {
+  rdmalloc_registrar_ops ops = {};
+  ops.register_ = register_memory;
+  void* context = nullptr;
+  if (pd == nullptr || rdmalloc_domain_context(domain, &ops, &context) != 0) return -EINVAL;
+  *pd = static_cast<Context*>(context)->pd;
+  return *pd != nullptr ? 0 : -EAGAIN;
+}
+
+extern "C" int rdmalloc_verbs_set_pd(struct rdmalloc_domain* domain, struct ibv_pd* pd) {
+  rdmalloc_registrar_ops ops = {};
+  ops.register_ = register_memory;
+  void* context = nullptr;
+  if (pd == nullptr || rdmalloc_domain_context(domain, &ops, &context) != 0) return -EINVAL;
+  auto* of_domain = static_cast<Context*>(context);
+  if (of_domain->is_own) return -EINVAL;
+  // One that is open may have registrations with the one it has.
+  struct rdmalloc_domain_counters now = {};
+  now.size = sizeof now;
+  if (rdmalloc_domain_stats(domain, &now) != 0 || now.live_count != 0) return -EBUSY;
+  of_domain->pd = pd;
+  return 0;
 }

@@ -4,6 +4,8 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
+#include <atomic>
+#include <filesystem>
 #include <thread>
 #include <vector>
 
@@ -349,6 +351,113 @@ TEST(UringLimits, I12_without_locked_memory_nothing_is_lost) {
     return rdmalloc_domain_close(domain) == 0 ? 0 : 3;
   });
   EXPECT_EQ(result, 0);
+}
+
+// How many descriptors of this kind are open.
+int open_rings() {
+  int count = 0;
+  for (auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    if (std::filesystem::read_symlink(entry.path(), error) == "anon_inode:[io_uring]") ++count;
+  }
+  return count;
+}
+
+TEST_F(Uring, a_ring_of_ours_is_closed_by_a_quiesce_and_works_again_after_the_resume) {
+  auto* block = static_cast<char*>(rdmalloc_malloc(kMiB));
+  memset(block, 3, kMiB);
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  for (int round = 0; round < 3; ++round) {
+    EXPECT_TRUE(write_fixed_sends(block, 100, static_cast<unsigned>(key.lkey)));
+    // What is done is kept for who takes it later.
+    io_uring_prep_nop(io_uring_get_sqe(rdmalloc_uring_ring(uring)));
+    io_uring_submit(rdmalloc_uring_ring(uring));
+    ASSERT_EQ(rdmalloc_quiesce(5000), 0);
+    EXPECT_EQ(open_rings(), 0);
+    EXPECT_EQ(status_kb("VmPin"), 0);
+    io_uring_cqe done = {};
+    EXPECT_EQ(rdmalloc_uring_reap(uring, &done, 1, true), 1);
+    EXPECT_EQ(rdmalloc_uring_reap(uring, &done, 1, true), -EAGAIN);
+    ASSERT_EQ(rdmalloc_resume(), 0);
+    EXPECT_EQ(open_rings(), 1);
+    memset(block, round, kMiB);
+    ASSERT_EQ(rdmalloc_reg_key(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  }
+  // Also when it is closed in between.
+  ASSERT_EQ(rdmalloc_quiesce(5000), 0);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+  domain = nullptr;
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  rdmalloc_free(block);
+}
+
+// A ring of the user's, which he closes when he is told, or not.
+TEST(UringQuiesce, a_ring_of_the_users_is_his_to_close_or_is_named) {
+  struct Mine {
+    io_uring ring = {};
+    bool is_closed_when_told = false;
+    int told = 0;
+  } mine;
+  if (io_uring_queue_init(8, &mine.ring, 0) != 0) GTEST_SKIP() << "SKIP: no io_uring here";
+  rdmalloc_uring_attr attr = {};
+  attr.size = sizeof attr;
+  attr.ring = &mine.ring;
+  rdmalloc_domain_attr of_domain = {};
+  of_domain.size = sizeof of_domain;
+  of_domain.event_arg = &mine;
+  of_domain.event = [](rdmalloc_domain*, rdmalloc_domain_event event, void* arg) {
+    auto& my = *static_cast<Mine*>(arg);
+    ++my.told;
+    if (!my.is_closed_when_told) return 0;
+    if (event == RDMALLOC_DOMAIN_CLOSE) io_uring_queue_exit(&my.ring);
+    return event == RDMALLOC_DOMAIN_OPEN ? io_uring_queue_init(8, &my.ring, 0) : 0;
+  };
+  rdmalloc_domain* domain = nullptr;
+  rdmalloc_uring* uring = nullptr;
+  ASSERT_EQ(rdmalloc_domain_open_uring(&attr, &of_domain, &domain, &uring), 0);
+  auto* block = static_cast<char*>(rdmalloc_malloc(kMiB));
+  rdmalloc_key key = {};
+  ASSERT_EQ(rdmalloc_reg_key(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  EXPECT_EQ(rdmalloc_quiesce(5000), -EBUSY);
+  rdmalloc_open_file file = {};
+  ASSERT_EQ(rdmalloc_quiesce_files(&file, 1), 1);
+  EXPECT_EQ(file.fd, mine.ring.ring_fd);
+  EXPECT_STREQ(file.name, "anon_inode:[io_uring]");
+  EXPECT_EQ(mine.told, 4);
+  // Everything works again, on the same ring.
+  ASSERT_EQ(rdmalloc_reg_key(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  mine.is_closed_when_told = true;
+  ASSERT_EQ(rdmalloc_quiesce(5000), 0);
+  EXPECT_EQ(rdmalloc_quiesce_files(nullptr, 0), 0);
+  EXPECT_EQ(open_rings(), 0);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  ASSERT_EQ(rdmalloc_reg_key(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  EXPECT_GT(status_kb("VmPin"), 0);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+  io_uring_queue_exit(&mine.ring);
+  rdmalloc_free(block);
+}
+
+// Without the wait for sleepers the ring is unmapped under the one that looks at it.
+TEST_F(Uring, who_waits_for_completions_meets_a_quiesce_unharmed) {
+  std::atomic<bool> stops{false};
+  std::atomic<int> refused{0};
+  std::thread waiter([&] {
+    while (!stops) {
+      io_uring_cqe done = {};
+      if (rdmalloc_uring_reap(uring, &done, 1, true) == -EAGAIN) ++refused;
+    }
+  });
+  while (refused == 0) {
+    ASSERT_EQ(rdmalloc_quiesce(5000), 0);
+    std::this_thread::yield();
+    ASSERT_EQ(rdmalloc_resume(), 0);
+  }
+  stops = true;
+  io_uring_prep_nop(io_uring_get_sqe(rdmalloc_uring_ring(uring)));
+  io_uring_submit(rdmalloc_uring_ring(uring));
+  waiter.join();
 }
 
 }  // namespace

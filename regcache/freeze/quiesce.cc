@@ -1,0 +1,417 @@
+// rdmalloc_quiesce() and rdmalloc_resume(); freeze.h has the picture.
+#include <errno.h>
+
+#include "alloc/api/options.h"
+#include "alloc/core/report.h"
+#include "alloc/fork.h"
+#include "alloc/heaps/heap.h"
+#include "alloc/init.h"
+#include "alloc/os/os.h"
+#include "alloc/pages/purge.h"
+#include "regcache/core/child_empty.h"
+#include "regcache/core/drop.h"
+#include "regcache/core/state.h"
+#include "regcache/freeze/callbacks.h"
+#include "regcache/freeze/freeze.h"
+#include "regcache/freeze/open_files.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+// How far a quiesce has come with a domain, so that a way back knows what to undo.
+enum class Step : std::uint8_t { kNone, kPrepared, kParked, kEmptied, kToldToClose, kClosed };
+
+// One quiesce that is under way, or what a resume goes back over. With the turn.
+struct Course {
+  Step steps[kMostDomains];
+  bool has_gone;  // something ended that only a resume brings back
+};
+constinit Course course = {};
+
+constexpr std::int64_t kShortestPollNs = 100000, kLongestPollNs = 10000000;
+
+// Statistics: relaxed, they order nothing.
+void count(std::atomic<std::uint64_t>& counter) {
+  counter.fetch_add(1, std::memory_order_relaxed);
+}
+
+// Calls fn(domain, step) for each domain that has come as far as `from`.
+template <class Fn>
+void each_domain(State& all, Step from, Fn fn) {
+  for (std::size_t i = 0; i < kMostDomains; ++i)
+    if (course.steps[i] >= from) fn(all.domains[i], course.steps[i]);
+}
+
+int tell(Domain& domain, rdmalloc_domain_event event) {
+  if (domain.event == nullptr) return 0;
+  assert_no_lock_held("a domain's event");
+  CallbackScope callback;
+  return domain.event(reinterpret_cast<rdmalloc_domain*>(&domain), event, domain.event_arg);
+}
+
+int call(Domain& domain, int (*function)(void* context)) {
+  if (function == nullptr) return 0;
+  assert_no_lock_held("a registrar's quiesce or resume");
+  CallbackScope callback;
+  return function(domain.context);
+}
+
+// ---- the way to quiesced ----
+
+int prepare_domains(State& all) {
+  for (std::size_t i = 0; i < kMostDomains; ++i) {
+    Domain& domain = all.domains[i];
+    // Acquire: pairs with open's release.
+    if (domain.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
+    course.steps[i] = Step::kPrepared;
+    if (int error = tell(domain, RDMALLOC_DOMAIN_PREPARE)) return error;
+  }
+  return 0;
+}
+
+void park_domain(Domain& domain, Step& step) {
+  LockGuard guard(domain.lock);
+  // Lost since.
+  if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) {
+    step = Step::kNone;
+    return;
+  }
+  // Release: pairs with the acquire of domain_check(), for what a resume will have changed.
+  domain.phase.store(Phase::kIsChanging, std::memory_order_release);
+  step = Step::kParked;
+  auto park_it = [&domain](Registration* reg) {
+    if (reg->is_open()) park(domain, reg);
+    return true;
+  };
+  visit_all(domain.by_range.root(), park_it);
+  // What is being made becomes its caller's alone, for one use.
+  for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
+    reg->is_stale = true;
+}
+
+// Whether nobody but heaps, pools and we hold a registration of the domain, and none is being made
+// or dropped.
+bool is_idle(State& all, Domain& domain) {
+  drain_deferred(domain);
+  std::uint64_t ours = heap_references(all, domain.index) + pool_references(all, domain.index);
+  std::uint64_t held = 0;
+  bool is_dropped_by_others = false;
+  auto add = [&](Registration* reg) {
+    if (reg->is_quarantined) return true;
+    std::uint64_t refs = reg->refs();
+    is_dropped_by_others |= refs == 0;
+    held += refs - (reg->is_parked ? 1 : 0);
+    return true;
+  };
+  LockGuard guard(domain.lock);
+  visit_all(domain.by_range.root(), add);
+  return domain.in_flight == nullptr && domain.deferred == nullptr && !is_dropped_by_others &&
+         held == ours;
+}
+
+bool wait_until_idle(State& all, std::int64_t deadline_ns) {
+  std::int64_t poll_ns = kShortestPollNs;
+  for (;;) {
+    bool is_busy = false;
+    each_domain(all, Step::kParked,
+                [&](Domain& domain, Step) { is_busy |= !is_idle(all, domain); });
+    if (!is_busy) return true;
+    if (os::monotonic_ns() >= deadline_ns) return false;
+    os::sleep_ns(poll_ns);
+    if (poll_ns < kLongestPollNs) poll_ns *= 2;
+  }
+}
+
+// Deregisters everything. What a registrar will not undo stays, and is in quarantine.
+void empty_domains(State& all) {
+  Registration* drops[kMostDomains] = {};
+  // Odd: asking for keys fails. Release, after it the keys change: heap_keys.cc.
+  all.keys_turn.fetch_add(1, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
+  let_go_of_heaps(all, drops);
+  let_go_of_pools(all, drops);
+  each_domain(all, Step::kParked, [&](Domain& domain, Step) {
+    Registration*& list = drops[domain.index];
+    {
+      auto take = [&list](Registration* reg) {
+        if (reg->is_parked && unpark(reg)) {
+          reg->next() = list;
+          list = reg;
+        }
+        return true;
+      };
+      LockGuard guard(domain.lock);
+      visit_all(domain.by_range.root(), take);
+    }
+    std::uint64_t gone = drop_list(domain, list, Reason::kAsked);
+    freezer_here().deregistered.fetch_add(gone, std::memory_order_relaxed);
+    course.steps[domain.index] = Step::kEmptied;
+  });
+}
+
+// With its device the registrations ended that could not be undone.
+void forget_quarantined(State& all, Domain& domain) {
+  if ((domain.ops.flags & RDMALLOC_REGISTRAR_REOPEN) == 0) return;
+  LockGuard guard(domain.lock);
+  while (Registration* reg = domain.by_range.first()) {
+    domain.by_range.erase(reg);
+    --domain.count;
+    domain.bytes -= reg->head.length;
+    ++domain.counters.lost_drops;
+    // Zero, as after a drop: a put that comes too late is recognised.
+    reg->state.store(0, std::memory_order_relaxed);
+    all.registrations.give(reg);
+  }
+}
+
+int close_domains(State& all) {
+  int error = 0;
+  each_domain(all, Step::kEmptied, [&](Domain& domain, Step) {
+    if (error != 0) return;
+    course.steps[domain.index] = Step::kToldToClose;
+    error = tell(domain, RDMALLOC_DOMAIN_CLOSE);
+    if (error == 0) error = call(domain, domain.ops.quiesce);
+    if (error != 0) return;
+    course.steps[domain.index] = Step::kClosed;
+    forget_quarantined(all, domain);
+  });
+  return error;
+}
+
+void warn_of_files(const OpenFiles& found) {
+  if (!options().quiet) {
+    Message message;
+    message.text("warning: rdmalloc_quiesce: no checkpoint can be taken with these files open:");
+    for (std::size_t i = 0; i < found.count; ++i)
+      message.text(i == 0 ? " " : ", ")
+          .number(static_cast<std::uint64_t>(found.files[i].fd))
+          .text(" ")
+          .text(found.files[i].name);
+    message.text("; close them before, or in the domain's event()").print();
+  }
+}
+
+int look_for_files() {
+  OpenFiles found;
+  find_undumpable_files(&found);
+  if (found.count != 0) warn_of_files(found);
+  Freezer& freezer = freezer_here();
+  LockGuard guard(freezer.files_lock);
+  freezer.files = found;
+  return found.count == 0 ? 0 : -EBUSY;
+}
+
+// ---- the way back ----
+
+// Opens one domain again, as far as it was closed. 0, or why it can't be.
+int open_domain(Domain& domain, Step step) {
+  int error = step >= Step::kToldToClose ? tell(domain, RDMALLOC_DOMAIN_OPEN) : 0;
+  if (error == 0 && step == Step::kClosed) error = call(domain, domain.ops.resume);
+  return error;
+}
+
+// Lets calls into a domain again, or loses it for `error`.
+void reopen_domain(Domain& domain, int error) {
+  Registration* drops = nullptr;
+  {
+    LockGuard guard(domain.lock);
+    if (error != 0) domain.is_lost.store(true, std::memory_order_release);
+    // Or its device went while it was parked: what is held goes with its last put.
+    bool is_lost = domain.is_lost.load(std::memory_order_relaxed);
+    auto reopen_it = [&](Registration* reg) {
+      if (!reg->is_parked) return true;
+      if (!is_lost) {
+        reopen_parked(domain, reg);
+      } else if (unpark(reg)) {
+        reg->next() = drops;
+        drops = reg;
+      }
+      return true;
+    };
+    visit_all(domain.by_range.root(), reopen_it);
+    if (!is_lost && course.has_gone) ++domain.counters.resumes;
+    // Release: pairs with the acquire of domain_check().
+    domain.phase.store(is_lost ? Phase::kIsLost : Phase::kIsOpen, std::memory_order_release);
+  }
+  drop_list(domain, drops, Reason::kAsked);
+  if (error != 0) note_lost_at_resume(domain, error);
+}
+
+// Those of the course that nobody has closed since.
+bool is_stopped(const Domain& domain) {
+  Phase phase = domain.phase.load(std::memory_order_acquire);
+  return phase == Phase::kIsChanging || phase == Phase::kIsQuiesced;
+}
+
+// Opens what is stopped and registers for those who hold something. The first error of a domain
+// that is lost by it.
+int open_domains(State& all) {
+  int first_error = 0;
+  auto note = [&first_error](int error) {
+    if (first_error == 0) first_error = error;
+  };
+  if (course.has_gone) all.watch.resume(all);
+  each_domain(all, Step::kParked, [&](Domain& domain, Step step) {
+    if (!is_stopped(domain)) {
+      course.steps[domain.index] = Step::kNone;
+      return;
+    }
+    int error = open_domain(domain, step);
+    reopen_domain(domain, error);
+    note(error);
+  });
+  if (course.has_gone) {
+    note(register_heaps_again(all));
+    note(register_pools_again(all));
+    // Release: pairs with the acquire in read_key(). Even: the keys are there.
+    all.keys_turn.fetch_add(1, std::memory_order_release);
+  }
+  each_domain(all, Step::kPrepared, [](Domain& domain, Step) {
+    bool is_lost = domain.is_lost.load(std::memory_order_acquire);
+    tell(domain, is_lost ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED);
+  });
+  return first_error;
+}
+
+// Undoes what the course says. Returns as open_domains() does.
+int go_back(State* all) {
+  // A process that was restored from a checkpoint has lost the kernel's promises.
+  child_empty_promise_again();
+  fork_wipe_again();
+  int error = all != nullptr ? open_domains(*all) : 0;
+  // seq_cst: freeze.h. Only now, so that no domain is closed while it is told.
+  freezer_here().is_gate_closed.store(false, std::memory_order_seq_cst);
+  purge_thaw();
+  course = {};
+  return error;
+}
+
+// ---- the two as a whole, with the turn ----
+
+bool wait_for_builders(State& all, std::int64_t deadline_ns) {
+  // seq_cst: freeze.h; and acquire, for what they have made.
+  while (all.builders.load(std::memory_order_seq_cst) != 0) {
+    if (os::monotonic_ns() >= deadline_ns) return false;
+    os::sleep_ns(kShortestPollNs);
+  }
+  return true;
+}
+
+int quiesce_domains(State& all, std::int64_t deadline_ns) {
+  if (!wait_for_builders(all, deadline_ns)) return -ETIMEDOUT;
+  if (int error = prepare_domains(all)) return error;
+  each_domain(all, Step::kPrepared,
+              [](Domain& domain, Step) { park_domain(domain, course.steps[domain.index]); });
+  if (!wait_until_idle(all, deadline_ns)) return -ETIMEDOUT;
+  course.has_gone = true;
+  empty_domains(all);
+  all.watch.quiesce();
+  if (int error = close_domains(all)) return error;
+  return 0;
+}
+
+void settle_phases(State& all) {
+  each_domain(all, Step::kParked, [](Domain& domain, Step) {
+    LockGuard guard(domain.lock);
+    domain.phase.store(Phase::kIsQuiesced, std::memory_order_release);
+  });
+}
+
+int quiesce_all(std::int64_t deadline_ns) {
+  course = {};
+  if (int error = child_empty_doubt_promise()) return error;
+  if (int error = purge_freeze(deadline_ns)) return error;
+  Freezer& freezer = freezer_here();
+  // seq_cst: freeze.h. A state that comes to be from here on finds the gate closed.
+  freezer.is_gate_closed.store(true, std::memory_order_seq_cst);
+  State* all = state();
+  if (all != nullptr && !all->is_ready()) all = nullptr;
+  int error = all != nullptr ? quiesce_domains(*all, deadline_ns) : 0;
+  if (error == 0) error = look_for_files();
+  if (error == 0) {
+    if (all != nullptr) settle_phases(*all);
+    return 0;
+  }
+  go_back(all);
+  return error;
+}
+
+int resume_all() {
+  State* all = state();
+  if (all != nullptr && !all->is_ready()) all = nullptr;
+  return go_back(all);
+}
+
+bool must_not_wait() {
+  return is_in_page_event() || is_in_callback() || purge_turn_is_mine();
+}
+
+std::int64_t deadline_of(int timeout_ms) {
+  return timeout_ms < 0 ? INT64_MAX
+                        : os::monotonic_ns() + static_cast<std::int64_t>(timeout_ms) * 1000000;
+}
+
+}  // namespace
+
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc;
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_quiesce(int timeout_ms) {
+  if (!ensure_initialised()) return -ENOMEM;
+  fork_check();
+  if (must_not_wait()) return -EDEADLK;
+  Freezer& freezer = freezer_here();
+  std::int64_t deadline_ns = deadline_of(timeout_ms);
+  int error = begin_turn(freezer, deadline_ns) ? 0 : -ETIMEDOUT;
+  if (error == 0) {
+    // Under the turn, so nobody else counts.
+    std::uint32_t depth = freezer.depth.load(std::memory_order_relaxed);
+    if (depth == 0) error = quiesce_all(deadline_ns);
+    if (error == 0) freezer.depth.store(depth + 1, std::memory_order_relaxed);
+    if (error == 0 && depth == 0) count(freezer.quiesces);
+    end_turn(freezer);
+  }
+  if (error != 0) count(error == -ETIMEDOUT ? freezer.timeouts : freezer.refusals);
+  return error;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_resume(void) {
+  if (!ensure_initialised()) return -ENOMEM;
+  fork_check();
+  if (must_not_wait()) return -EDEADLK;
+  Freezer& freezer = freezer_here();
+  begin_turn(freezer, INT64_MAX);
+  std::uint32_t depth = freezer.depth.load(std::memory_order_relaxed);
+  int error = depth == 0 ? -EALREADY : 0;
+  if (depth != 0) freezer.depth.store(depth - 1, std::memory_order_relaxed);
+  if (depth == 1) {
+    error = resume_all();
+    count(freezer.resumes);
+  }
+  end_turn(freezer);
+  return error;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_quiesce_files(rdmalloc_open_file* list, size_t most) {
+  Freezer& freezer = freezer_here();
+  LockGuard guard(freezer.files_lock);
+  const OpenFiles& found = freezer.files;
+  for (std::size_t i = 0; i < found.count && i < most; ++i) list[i] = found.files[i];
+  return static_cast<int>(found.count);
+}
+
+extern "C" RDMALLOC_API int rdmalloc_quiesce_stats(rdmalloc_quiesce_counters* stats) {
+  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+  Freezer& freezer = freezer_here();
+  stats->is_quiesced = freezer.depth.load(std::memory_order_relaxed);
+  stats->quiesces = freezer.quiesces.load(std::memory_order_relaxed);
+  stats->resumes = freezer.resumes.load(std::memory_order_relaxed);
+  stats->timeouts = freezer.timeouts.load(std::memory_order_relaxed);
+  stats->refusals = freezer.refusals.load(std::memory_order_relaxed);
+  stats->deregistered = freezer.deregistered.load(std::memory_order_relaxed);
+  stats->reregistered = freezer.reregistered.load(std::memory_order_relaxed);
+  stats->lost_domains = freezer.lost_domains.load(std::memory_order_relaxed);
+  return 0;
+}

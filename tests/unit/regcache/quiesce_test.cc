@@ -1,0 +1,530 @@
+// rdmalloc_quiesce() and rdmalloc_resume() over the real allocator: what is registered ends and
+// comes back, nobody is met in the middle, and every way to fail leaves everything as it was.
+#include <errno.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <thread>
+
+#include "alloc/core/helper_threads.h"
+#include "alloc/pages/purge.h"
+#include "tests/unit/regcache/registered_heaps_fixture.h"
+
+namespace {
+
+using testing::ElementsAre;
+
+struct rdmalloc_quiesce_counters quiesce_counters() {
+  struct rdmalloc_quiesce_counters now = {};
+  now.size = sizeof now;
+  EXPECT_EQ(rdmalloc_quiesce_stats(&now), 0);
+  return now;
+}
+
+// A block that is a span of its own.
+struct Block {
+  explicit Block(std::size_t length = kMiB) : bytes(static_cast<char*>(rdmalloc_malloc(length))) {
+    std::memset(bytes, 5, length);
+  }
+  ~Block() { rdmalloc_free(bytes); }
+  Block(const Block&) = delete;
+  Block& operator=(const Block&) = delete;
+  char* bytes;
+};
+
+class Quiesce : public RegisteredHeaps {
+ protected:
+  void SetUp() override {
+    fabric.ops.quiesce = [](void* context) { return self_of(context)->on_quiesce(); };
+    fabric.ops.resume = [](void* context) { return self_of(context)->on_resume(); };
+    fabric.ops.flags |= RDMALLOC_REGISTRAR_REOPEN;
+    self = this;
+    attr.event = [](rdmalloc_domain*, rdmalloc_domain_event event, void* arg) {
+      return static_cast<Quiesce*>(arg)->on_event(event);
+    };
+    attr.event_arg = this;
+  }
+  void TearDown() override {
+    while (rdmalloc_resume() == 0) {
+    }
+    RegisteredHeaps::TearDown();
+  }
+  static Quiesce* self_of(void*) { return self; }
+  int on_quiesce() {
+    EXPECT_EQ(fabric.live(), 0u) << "a registrar is closed with something registered";
+    happened.push_back(kRegistrarCloses);
+    return quiesce_error;
+  }
+  int on_resume() {
+    happened.push_back(kRegistrarOpens);
+    return resume_error;
+  }
+  int on_event(rdmalloc_domain_event event) {
+    happened.push_back(event);
+    if (before_event) before_event(event);
+    return event == failing_event ? -EPERM : 0;
+  }
+
+  static constexpr int kRegistrarCloses = 11, kRegistrarOpens = 12;
+  static inline Quiesce* self = nullptr;
+  rdmalloc_domain_attr attr = {};
+  std::vector<int> happened;
+  std::function<void(rdmalloc_domain_event)> before_event;
+  int quiesce_error = 0, resume_error = 0;
+  int failing_event = 0;
+};
+
+TEST_F(Quiesce, what_is_registered_ends_and_comes_back_at_the_same_address_with_a_new_key) {
+  StubDomain domain(fabric, attr);
+  Block cached, sticky;
+  rdmalloc_key before = {}, after = {};
+  std::uint64_t first = domain.touch(cached.bytes, kMiB);
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, sticky.bytes, 8, RDMALLOC_ACCESS_LOCAL, &before), 0);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+  EXPECT_EQ(rdmalloc_reg_key(domain.handle, sticky.bytes, 8, RDMALLOC_ACCESS_LOCAL, &after),
+            -EAGAIN);
+  EXPECT_EQ(domain.get(cached.bytes, 8), nullptr);
+  EXPECT_EQ(domain.last_error, -EAGAIN);
+  EXPECT_EQ(cached.bytes[kMiB - 1], 5);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_GT(domain.touch(cached.bytes, kMiB), first);
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, sticky.bytes, 8, RDMALLOC_ACCESS_LOCAL, &after), 0);
+  EXPECT_GT(after.generation, before.generation);
+  EXPECT_EQ(fabric.use(after, sticky.bytes, 8), StubFabric::Use::kRight);
+  EXPECT_THAT(happened,
+              ElementsAre(RDMALLOC_DOMAIN_PREPARE, RDMALLOC_DOMAIN_CLOSE, kRegistrarCloses,
+                          RDMALLOC_DOMAIN_OPEN, kRegistrarOpens, RDMALLOC_DOMAIN_RESUMED));
+  EXPECT_EQ(domain.counters().resumes, 1u);
+}
+
+// Broken on purpose: without the count of references that are heaps' and pools' this waits for ever
+// where there is one.
+TEST_F(Quiesce, one_that_is_held_is_waited_for) {
+  StubDomain domain(fabric, attr);
+  Block block;
+  rdmalloc_reg* held = domain.get(block.bytes, kMiB);
+  std::atomic<bool> is_parked{false};
+  before_event = [&](rdmalloc_domain_event event) {
+    if (event == RDMALLOC_DOMAIN_PREPARE) is_parked = true;
+  };
+  std::thread putter([&] {
+    while (!is_parked) std::this_thread::yield();
+    // Found no more by anybody, but ours until we put it.
+    while (rdmalloc_reg_key(domain.handle, block.bytes, 8,
+                            RDMALLOC_ACCESS_LOCAL | RDMALLOC_NO_REGISTER, [] {
+                              static thread_local rdmalloc_key key;
+                              return &key;
+                            }()) != -EAGAIN)
+      std::this_thread::yield();
+    EXPECT_EQ(fabric.live(), 1u);
+    rdmalloc_reg_put(held);
+  });
+  EXPECT_EQ(rdmalloc_quiesce(-1), 0);
+  putter.join();
+  EXPECT_EQ(fabric.live(), 0u);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+}
+
+TEST_F(Quiesce, when_the_time_is_over_nothing_has_changed) {
+  StubDomain domain(fabric, attr);
+  Block held, idle, sticky;
+  rdmalloc_reg* reg = domain.get(held.bytes, kMiB);
+  std::uint64_t generation = domain.touch(idle.bytes, kMiB);
+  rdmalloc_key before = {}, after = {};
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, sticky.bytes, 8, RDMALLOC_ACCESS_LOCAL, &before), 0);
+  EXPECT_EQ(rdmalloc_quiesce(20), -ETIMEDOUT);
+  EXPECT_EQ(fabric.live(), 3u);
+  EXPECT_EQ(fabric.leaves, 0u);
+  EXPECT_EQ(domain.touch(idle.bytes, kMiB), generation);
+  EXPECT_EQ(domain.touch(held.bytes, kMiB), generation - 1);
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, sticky.bytes, 8, RDMALLOC_ACCESS_LOCAL, &after), 0);
+  EXPECT_EQ(after.generation, before.generation);
+  EXPECT_EQ(domain.counters().sticky_count, 1u);
+  EXPECT_EQ(domain.counters().registrations, 3u);
+  EXPECT_THAT(happened, ElementsAre(RDMALLOC_DOMAIN_PREPARE, RDMALLOC_DOMAIN_RESUMED));
+  rdmalloc_reg_put(reg);
+  EXPECT_EQ(rdmalloc_resume(), -EALREADY);
+  EXPECT_EQ(rdmalloc_quiesce(1000), 0);
+}
+
+TEST_F(Quiesce, an_invalidation_in_the_middle_is_not_undone_by_the_timeout) {
+  StubDomain domain(fabric, attr);
+  Block held, idle;
+  rdmalloc_reg* reg = domain.get(held.bytes, kMiB);
+  std::uint64_t generation = domain.touch(idle.bytes, kMiB);
+  std::atomic<bool> is_done{false};
+  std::thread other([&] {
+    rdmalloc_key key;
+    while (rdmalloc_reg_key(domain.handle, idle.bytes, 8,
+                            RDMALLOC_ACCESS_LOCAL | RDMALLOC_NO_REGISTER, &key) != -EAGAIN)
+      std::this_thread::yield();
+    EXPECT_EQ(rdmalloc_invalidate(domain.handle, idle.bytes, kMiB, nullptr, nullptr), 1);
+    EXPECT_EQ(rdmalloc_invalidate(domain.handle, held.bytes, kMiB, nullptr, nullptr), 1);
+    is_done = true;
+  });
+  while (!is_done) {
+    EXPECT_EQ(rdmalloc_quiesce(50), -ETIMEDOUT);
+  }
+  other.join();
+  EXPECT_EQ(fabric.live(), 1u);
+  EXPECT_GT(domain.touch(idle.bytes, kMiB), generation);
+  rdmalloc_reg_put(reg);
+  EXPECT_EQ(fabric.live(), 1u);
+  EXPECT_GT(domain.touch(held.bytes, kMiB), generation);
+}
+
+TEST_F(Quiesce, registered_heaps_have_their_keys_again) {
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 6 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, 100 * kKiB));
+  rdmalloc_key before = {}, after = {};
+  ASSERT_EQ(rdmalloc_heap_key(heap, 0, block, 100, &before), 0);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+  EXPECT_EQ(rdmalloc_heap_key(heap, 0, block, 100, &after), -EAGAIN);
+  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), -EAGAIN);
+  // malloc in it goes on.
+  void* meanwhile = rdmalloc_heap_malloc(heap, 200 * kKiB);
+  EXPECT_NE(meanwhile, nullptr);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  ASSERT_EQ(rdmalloc_heap_key(heap, 0, meanwhile, 100, &after), 0);
+  EXPECT_TRUE(reaches(fabric, after, meanwhile, 100));
+  EXPECT_GT(after.generation, before.generation);
+  // By its remote rights too, which only the heap's own registration has.
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 100, kRemote, &after), 0);
+  EXPECT_TRUE(reaches(fabric, after, block, 100));
+  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+}
+
+TEST_F(Quiesce, pools_have_their_keys_again_in_the_same_place) {
+  for (std::uint32_t access : {RDMALLOC_ACCESS_LOCAL, kRemote}) {
+    StubDomain domain(fabric, attr);
+    rdmalloc_pool_attr of_pool = {};
+    of_pool.size = sizeof of_pool;
+    of_pool.small_count = 20;
+    of_pool.large_count = 2;
+    of_pool.access = access;
+    rdmalloc_pool* pool = nullptr;
+    ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
+    std::size_t live = fabric.live();
+    rdmalloc_buffer* buffer = nullptr;
+    ASSERT_EQ(rdmalloc_pool_get(pool, 100, &buffer), 0);
+    const rdmalloc_key* place = buffer->keys;
+    std::uint64_t generation = place->generation;
+    ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+    EXPECT_EQ(fabric.live(), 0u);
+    EXPECT_EQ(place->generation, 0u);
+    ASSERT_EQ(rdmalloc_resume(), 0);
+    EXPECT_EQ(fabric.live(), live);
+    EXPECT_EQ(buffer->keys, place);
+    EXPECT_GT(place->generation, generation);
+    EXPECT_EQ(fabric.use(*place, buffer->addr, buffer->length), StubFabric::Use::kRight);
+    EXPECT_EQ(rdmalloc_pool_put(pool, buffer), 0);
+    EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+    domain.close();
+    EXPECT_EQ(fabric.live(), 0u);
+  }
+}
+
+TEST_F(Quiesce, closing_and_destroying_work_while_quiesced_and_making_does_not) {
+  StubDomain domain(fabric, attr), refused(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  rdmalloc_pool* pool = nullptr;
+  rdmalloc_pool_attr of_pool = {};
+  of_pool.size = sizeof of_pool;
+  of_pool.small_count = of_pool.large_count = 2;
+  ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  rdmalloc_domain* opened = nullptr;
+  EXPECT_EQ(rdmalloc_domain_open(&fabric.ops, &fabric, nullptr, &opened), -EAGAIN);
+  EXPECT_EQ(make({domain.handle}, 2 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -EAGAIN);
+  rdmalloc_pool* made = nullptr;
+  EXPECT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &made), -EAGAIN);
+  Block block;
+  iovec range = {block.bytes, kMiB};
+  EXPECT_EQ(rdmalloc_reg_prefault(&domain.handle, 1, &range, 1, 1, nullptr, nullptr), -EAGAIN);
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), -EAGAIN);
+  EXPECT_EQ(rdmalloc_invalidate(nullptr, block.bytes, kMiB, nullptr, nullptr), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+  EXPECT_EQ(domain.close(), 0);
+  EXPECT_EQ(fabric.closes, 1);
+  happened.clear();
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_THAT(happened, ElementsAre(RDMALLOC_DOMAIN_OPEN, kRegistrarOpens, RDMALLOC_DOMAIN_RESUMED))
+      << "one domain is closed, so only the other is opened again";
+  EXPECT_NE(refused.touch(block.bytes, kMiB), 0u);
+}
+
+TEST_F(Quiesce, a_domain_that_does_not_open_again_is_lost_and_the_others_work) {
+  StubFabric well;
+  StubDomain domain(fabric, attr), healthy(well);
+  rdmalloc_heap* heap = make({domain.handle, healthy.handle}, 2 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, kKiB));
+  block[0] = 7;
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  resume_error = -ENODEV;
+  EXPECT_EQ(rdmalloc_resume(), -ENODEV);
+  EXPECT_EQ(happened.back(), RDMALLOC_DOMAIN_LOST);
+  EXPECT_EQ(quiesce_counters().lost_domains, 1u);
+  EXPECT_EQ(domain.counters().is_lost, 1u);
+  rdmalloc_key key = {};
+  EXPECT_EQ(rdmalloc_heap_key(heap, 0, block, 1, &key), -ENODEV);
+  EXPECT_EQ(rdmalloc_heap_key(heap, 1, block, 1, &key), 0);
+  EXPECT_TRUE(reaches(well, key, block, 1));
+  EXPECT_EQ(block[0], 7);
+  EXPECT_EQ(domain.touch(block, 1), 0u);
+  EXPECT_EQ(domain.last_error, -ENODEV);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  // The next quiesce passes the lost one by.
+  EXPECT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+}
+
+TEST_F(Quiesce, one_whose_registrar_refuses_the_heap_is_lost) {
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  fabric.capacity_bytes = 0;
+  EXPECT_EQ(rdmalloc_resume(), -ENOMEM);
+  EXPECT_EQ(domain.counters().is_lost, 1u);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(domain.close(), 0);
+}
+
+TEST_F(Quiesce, an_error_of_an_event_or_a_registrar_opens_everything_again) {
+  StubDomain domain(fabric, attr);
+  Block block;
+  struct Case {
+    int event, registrar, expected;
+  };
+  for (Case one : {Case{RDMALLOC_DOMAIN_PREPARE, 0, -EPERM}, Case{RDMALLOC_DOMAIN_CLOSE, 0, -EPERM},
+                   Case{0, -EBUSY, -EBUSY}}) {
+    std::uint64_t generation = domain.touch(block.bytes, kMiB);
+    failing_event = one.event;
+    quiesce_error = one.registrar;
+    EXPECT_EQ(rdmalloc_quiesce(1000), one.expected);
+    EXPECT_EQ(happened.back(), RDMALLOC_DOMAIN_RESUMED);
+    EXPECT_GE(domain.touch(block.bytes, kMiB), generation);
+    EXPECT_NE(generation, 0u);
+    EXPECT_EQ(rdmalloc_resume(), -EALREADY);
+  }
+  EXPECT_EQ(quiesce_counters().refusals, 3u);
+  // What refused was not closed, so it is not opened.
+  EXPECT_EQ(std::count(happened.begin(), happened.end(), kRegistrarOpens), 0);
+}
+
+TEST_F(Quiesce, calls_nest_and_are_refused_inside_callbacks) {
+  StubDomain domain(fabric, attr);
+  before_event = [&](rdmalloc_domain_event) {
+    EXPECT_EQ(rdmalloc_quiesce(0), -EDEADLK);
+    EXPECT_EQ(rdmalloc_resume(), -EDEADLK);
+    EXPECT_EQ(rdmalloc_domain_close(domain.handle), -EAGAIN);
+  };
+  int inside = 0;
+  fabric.before_enter = [&](void*, std::size_t) {
+    inside = rdmalloc_quiesce(0);
+    return 0;
+  };
+  Block block;
+  domain.touch(block.bytes, kMiB);
+  EXPECT_EQ(inside, -EDEADLK);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(0), 0);
+  EXPECT_EQ(quiesce_counters().is_quiesced, 2u);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(domain.touch(block.bytes, kMiB), 0u);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_NE(domain.touch(block.bytes, kMiB), 0u);
+  EXPECT_EQ(rdmalloc_resume(), -EALREADY);
+}
+
+// Broken on purpose: with purge_freeze() that leaves the state "none", the frees start the thread.
+TEST_F(Quiesce, no_thread_of_ours_is_left_and_nothing_is_purged) {
+  StubDomain domain(fabric, attr);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  EXPECT_EQ(rdmalloc::helper_threads.load(), 1u);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(rdmalloc::helper_threads.load(), 0u);
+  std::uint64_t purges = rdmalloc::purge_counters().purges;
+  // More than the thread would have been started or woken for.
+  for (int i = 0; i < 20; ++i) {
+    Block large(8 * kMiB);
+  }
+  EXPECT_EQ(rdmalloc_purge(0), -EBUSY);
+  EXPECT_EQ(rdmalloc::purge_counters().purges, purges);
+  EXPECT_EQ(rdmalloc::helper_threads.load(), 0u);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(rdmalloc::helper_threads.load(), 1u);
+  EXPECT_GT(rdmalloc_purge(0), 0);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+TEST_F(Quiesce, threads_that_get_put_free_and_purge_beside_it_see_only_EAGAIN) {
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  std::atomic<bool> stops{false};
+  std::atomic<int> wrong{0};
+  auto use = [&] {
+    while (!stops) {
+      Block block(128 * kKiB);
+      rdmalloc_reg* reg = nullptr;
+      int error =
+          rdmalloc_reg_get(domain.handle, block.bytes, 128 * kKiB, RDMALLOC_ACCESS_LOCAL, &reg);
+      if (error != 0 && error != -EAGAIN) ++wrong;
+      if (error != 0) continue;
+      rdmalloc_key key;
+      rdmalloc_reg_key_of(reg, &key);
+      if (fabric.use(key, block.bytes, 128 * kKiB) == StubFabric::Use::kNoSuchKey) ++wrong;
+      rdmalloc_reg_put(reg);
+      error = rdmalloc_heap_key(heap, 0, block.bytes, 1, &key);
+      if (error != -EFAULT && error != -EAGAIN) ++wrong;
+    }
+  };
+  auto freeze = [&] {
+    for (int i = 0; i < 30; ++i) {
+      int error = rdmalloc_quiesce(10000);
+      if (error != 0) ++wrong;
+      if (error == 0 && fabric.live() != 0) ++wrong;
+      if (error == 0 && rdmalloc_resume() != 0) ++wrong;
+    }
+  };
+  auto open_and_close = [&] {
+    while (!stops) {
+      StubFabric another;
+      rdmalloc_domain* opened = nullptr;
+      int error = rdmalloc_domain_open(&another.ops, &another, nullptr, &opened);
+      if (error != 0 && error != -EAGAIN) ++wrong;
+      while (error == 0 && (error = rdmalloc_domain_close(opened)) == -EAGAIN) error = 0;
+      if (error != 0 && error != -EAGAIN) ++wrong;
+      int64_t purged = rdmalloc_purge(0);
+      if (purged < 0 && purged != -EBUSY) ++wrong;
+    }
+  };
+  std::vector<std::thread> threads;
+  threads.emplace_back(use);
+  threads.emplace_back(use);
+  threads.emplace_back(open_and_close);
+  std::thread first(freeze), second(freeze);
+  first.join();
+  second.join();
+  stops = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GE(quiesce_counters().quiesces, 30u);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// In a process of its own, with RDMALLOC_FOREIGN=watch.
+TEST_F(Quiesce, watching_stops_and_begins_again) {
+  rdmalloc_watch_counters watch = {};
+  watch.size = sizeof watch;
+  StubDomain domain(fabric, attr);
+  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
+  if (watch.is_on == 0) GTEST_SKIP() << "SKIP: not watching: error " << watch.error;
+  void* map = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  std::uint64_t generation = domain.touch(map, kMiB);
+  EXPECT_EQ(domain.touch(map, kMiB), generation) << "watched, so it is cached";
+  EXPECT_EQ(rdmalloc::helper_threads.load(), 3u);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(rdmalloc::helper_threads.load(), 0u);
+  rdmalloc_open_file file = {};
+  EXPECT_EQ(rdmalloc_quiesce_files(&file, 1), 0) << file.name;
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(rdmalloc::helper_threads.load(), 3u);
+  std::uint64_t again = domain.touch(map, kMiB);
+  EXPECT_GT(again, generation);
+  EXPECT_EQ(domain.touch(map, kMiB), again);
+  munmap(map, kMiB);
+}
+
+// How many mappings of this process the kernel wipes in a child.
+int wiped_mappings() {
+  std::ifstream smaps("/proc/self/smaps");
+  int count = 0;
+  for (std::string line; std::getline(smaps, line);)
+    if (line.starts_with("VmFlags:") && line.find(" wf") != std::string::npos) ++count;
+  return count;
+}
+
+// What a restore from a checkpoint forgets (CRIU 4.1.1).
+void forget_what_is_wiped() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t low = 0, high = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx", &low, &high) == 2)
+      madvise(reinterpret_cast<void*>(low), high - low, MADV_KEEPONFORK);
+  }
+}
+
+TEST_F(Quiesce, what_a_restored_process_has_lost_of_wiping_at_fork_is_back_after_the_resume) {
+  StubDomain domain(fabric, attr);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  int before = wiped_mappings();
+  ASSERT_GT(before, 3);
+  forget_what_is_wiped();
+  ASSERT_EQ(wiped_mappings(), 0);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(wiped_mappings(), before);
+}
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+TEST_F(Quiesce, a_child_of_a_quiesced_process_is_not_quiesced) {
+  StubDomain domain(fabric, attr);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  int status = in_child([&] {
+    if (rdmalloc_resume() != -EALREADY) return 1;
+    StubFabric mine;
+    rdmalloc_domain* opened = nullptr;
+    if (rdmalloc_domain_open(&mine.ops, &mine, nullptr, &opened) != 0) return 2;
+    void* block = rdmalloc_malloc(kMiB);
+    rdmalloc_reg* reg = nullptr;
+    if (rdmalloc_reg_get(opened, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg) != 0) return 3;
+    rdmalloc_reg_put(reg);
+    if (rdmalloc_quiesce(1000) != 0 || mine.live() != 0) return 4;
+    return rdmalloc_resume() == 0 ? 0 : 5;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+}
+
+// The handler must do it: broken on purpose, without it, the child has the parent's domains.
+TEST_F(Quiesce, a_child_of_a_restored_process_that_is_not_resumed_yet_is_empty_too) {
+  StubDomain domain(fabric, attr);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  int before = wiped_mappings();
+  forget_what_is_wiped();
+  int status = in_child([&] {
+    if (rdmalloc_domain_flush(domain.handle) != -ECHILD) return 1;
+    if (wiped_mappings() < before - 1) return 2;  // but for the allocator's own page
+    if (rdmalloc_domain_close(domain.handle) != 0) return 3;
+    void* block = rdmalloc_malloc(kMiB);
+    StubFabric mine;
+    rdmalloc_domain* opened = nullptr;
+    if (rdmalloc_domain_open(&mine.ops, &mine, nullptr, &opened) != 0) return 4;
+    rdmalloc_reg* reg = nullptr;
+    return rdmalloc_reg_get(opened, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg) == 0 ? 0 : 5;
+  });
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(fabric.closes, 0);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(wiped_mappings(), before);
+}
+#endif
+
+}  // namespace
