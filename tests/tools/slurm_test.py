@@ -1,11 +1,13 @@
 #!/usr/bin/python3
 """rdmalloc run under a real Slurm: munge, a controller and two nodes on loopback, started here.
 
-    slurm_test.py RDMALLOC LIBRDMALLOC_SO
+    slurm_test.py RDMALLOC LIBRDMALLOC_SO BCAST_WORKER BCAST_WORKER_MPICH
 
-Seen to fail: with LD_PRELOAD left in srun's environment (test_own_preload), with settings left out
+A worker is ./run's, or "none". Seen to fail: with
+LD_PRELOAD left in srun's environment (test_own_preload), with settings left out
 of a list (test_lists), without --export (the launcher is preloaded, and lists leave us out).
 """
+import json
 import os
 import pwd
 import re
@@ -20,13 +22,16 @@ import unittest
 import launching
 from launching import call, environment, script
 
-TOOL, LIBRARY = sys.argv[1:]
+TOOL, LIBRARY, *WORKERS = sys.argv[1:]
 OURS = os.path.realpath(LIBRARY)
 DAEMONS = ("munged", "slurmctld", "slurmd")
 PATH = os.environ["PATH"] + ":/usr/sbin:/sbin"
 # Of a rank: whether it has us, whether its parent, slurmstepd, has.
 LOOK = ("for who in self $PPID; do grep -q librdmalloc /proc/$who/maps && echo with || echo without;"
         " done | xargs echo $RDMALLOC_DECAY_MS")
+# How srun gives each MPI of Debian's its ranks. PMIx of two nodes wants two machines.
+PMI = (["--mpi=pmix", "-N", "1", "-n", "2"], ["--mpi=pmi2", "-N", "2", "-n", "2"])
+BROADCASTS = ["--patterns", "fresh,reused", "--sizes", "4096,262144", "--scale", "0.05"]
 START_SECONDS = 90  # an idle machine needs 5
 
 CONFIGURATION = """
@@ -186,6 +191,73 @@ class Slurm(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done)
         with open(folder + "/of-inner", encoding="utf-8") as output:
             self.assertEqual(re.findall("with.*", output.read()), ["with without"] * 2)
+
+    def test_a_job_as_a_whole(self):
+        place = self.cluster.folder + "/statistics"
+        # Rank 2 has most, and rank 3 is killed, when the others have told.
+        done = call([TOOL, "run", "--library", OURS, f"--stats={place}", "--", "srun", "--wait=0", "-N",
+                     "2", "-n", "4", "/usr/bin/python3", "-c", f"""
+import glob, os, signal, time
+rank = os.environ["SLURM_PROCID"]
+kept = [bytes(100000) for _ in range(3000 if rank == "2" else 10)]
+told = lambda: sum(os.path.getsize(name) > 0 for name in glob.glob("{place}/*.json"))
+while rank == "3":
+    if told() == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.1)
+"""], env=self.cluster.env())
+        self.assertEqual(done.returncode, 137, done)
+        done = call([TOOL, "job", "--json", place])
+        self.assertEqual(done.returncode, 1, done)
+        seen = json.loads(done.stdout)
+        self.assertEqual((seen["ranks"], seen["missing"]), (4, []))
+        self.assertEqual((seen["rows"][0]["rank"], seen["rows"][0]["off_by"]), (2, "heap"))
+        self.assertEqual(sorted(row["rank"] for row in seen["rows"]), [0, 1, 2])
+        self.assertEqual({one["rank"] for one in seen["died"]}, {3})
+
+    def check_broadcasts(self, text, served_by):
+        """What a worker said: every byte right, at every rank by this malloc."""
+        lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        self.assertEqual(lines[0]["type"], "hello", text)
+        self.assertEqual([served_by in one for one in lines[0]["malloc"]], [True] * 2, lines[0])
+        rows = [line for line in lines if line["type"] == "row"]
+        self.assertEqual(len(rows), 4)
+        for row in rows:
+            self.assertEqual(row["wrong_bytes"], 0)
+            self.assertTrue(row["bcast_us"])
+        self.assertEqual(lines[-1]["type"], "end")
+
+    def workers(self):
+        found = [(worker, pmi) for worker, pmi in zip(WORKERS, PMI) if worker != "none"]
+        if not found:
+            self.skipTest("SKIP: built without MPI: apt install libopenmpi-dev libmpich-dev")
+        return found
+
+    def test_the_comparison_by_srun(self):
+        for worker, pmi in self.workers():
+            words = ["srun", *pmi, worker, *BROADCASTS]
+            self.check_broadcasts(call(words, env=self.cluster.env()).stdout, "libc")
+            self.check_broadcasts(self.run_tool("--", *words).stdout, "librdmalloc")
+
+    def test_the_comparison_by_sbatch(self):
+        folder = self.cluster.folder
+        for number, (worker, pmi) in enumerate(self.workers()):
+            launch = " ".join(["srun", *pmi, worker, *BROADCASTS])
+            place = f"{folder}/batch-{number}"
+            job = script(place + ".sh", f"""#!/bin/bash
+#SBATCH --nodes={pmi[2]} --ntasks=2 --output={place}.out
+{launch} >{place}.glibc
+'{os.path.abspath(TOOL)}' run --stats={place}.stats.$SLURM_JOB_ID -- {launch} >{place}.rdmalloc
+'{os.path.abspath(TOOL)}' job {place}.stats.$SLURM_JOB_ID
+""")
+            done = call(["sbatch", "--wait", job], env=self.cluster.env())
+            with open(place + ".out", encoding="utf-8") as output:
+                said = output.read()
+            self.assertEqual(done.returncode, 0, said)
+            self.assertIn("2 of 2 ranks", said)
+            for name, served_by in (("glibc", "libc"), ("rdmalloc", "librdmalloc")):
+                with open(f"{place}.{name}", encoding="utf-8") as output:
+                    self.check_broadcasts(output.read(), served_by)
 
     def test_status_and_errors_are_sruns(self):
         for command in ("exit 7", "kill -SEGV $$"):

@@ -2,7 +2,8 @@
 //
 // Exit status: of `info` 0; 1 when something could not be told or loaded; 2 for wrong arguments. Of
 // `run` that of the command; 125 when it was not started, 126 and 127 as a shell has them. Of
-// `doctor` 0, 1 and 2 for good, warnings and bad; 3 when it could not look.
+// `doctor` 0, 1 and 2 for good, warnings and bad; 3 when it could not look. Of `job` 0; 1 when not
+// every rank has left its statistics; 2 when there are none.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <rdmalloc/rdmalloc.h>
@@ -14,6 +15,7 @@
 
 #include "tools/rdmalloc/doctor.h"
 #include "tools/rdmalloc/info.h"
+#include "tools/rdmalloc/job_view.h"
 #include "tools/rdmalloc/run.h"
 
 namespace {
@@ -66,6 +68,14 @@ int command_begins(const CLI::App& ours, int argc, char** argv) {
   return argc;
 }
 
+CLI::App* add_job(CLI::App& app, rdmalloc::tool::JobViewOptions& options) {
+  CLI::App* command = app.add_subcommand(
+      "job", "one table of the statistics that the ranks of a job left: rdmalloc run --stats=DIR");
+  command->add_option("place", options.places, "the folder, or the files")->required();
+  command->add_flag("--json", options.is_json, "for machines");
+  return command;
+}
+
 CLI::App* add_info(CLI::App& app, InfoOptions& options) {
   CLI::App* command =
       app.add_subcommand("info", "version, settings in force, tier, notifiers, purging, arena");
@@ -91,9 +101,20 @@ CLI::App* add_run(CLI::App& app, rdmalloc::tool::RunOptions& options) {
       options.settings.push_back(std::string(name) + "=" + value);
     };
   };
-  command->add_flag_callback(
-      "--stats", [also] { also("STATS")("1"); },
-      "--set STATS=1: counters on standard error at exit, of each rank");
+  command
+      ->add_option_function<std::string>(
+          "--stats",
+          [&options, also](const std::string& folder) {
+            if (folder.empty())
+              also("STATS")("1");
+            else
+              options.stats_folder = folder;
+          },
+          "counters at exit, of each rank: on standard error, or with --stats=DIR in files there, "
+          "for 'rdmalloc job DIR'")
+      ->expected(0, 1)
+      ->type_name("")
+      ->default_str("");
   command->add_option_function<std::string>("--purge", also("PURGE"),
                                             "--set PURGE=...: thread, manual or off");
   command->add_option("--library", options.library,
@@ -116,18 +137,28 @@ int main(int argc, char** argv) {
   rdmalloc::tool::DoctorOptions doctor_options;
   const CLI::App* run_command = add_run(app, run_options);
   const CLI::App* doctor_command = add_doctor(app, doctor_options);
+  rdmalloc::tool::JobViewOptions job_options;
+  const CLI::App* job_command = add_job(app, job_options);
 
   const std::string name = argc > 1 ? argv[1] : "";
   const bool is_run = name == run_command->get_name();
   const bool is_doctor = name == doctor_command->get_name();
+  const bool is_job = name == job_command->get_name();
   // Said here, since the parser would only miss a command.
-  if (argc > 1 && argv[1][0] != '-' && !is_run && !is_doctor && name != info_command->get_name()) {
-    fmt::print(stderr, "rdmalloc: there is no command '{}'; there are: info, run, doctor\n", name);
+  if (argc > 1 && argv[1][0] != '-' && !is_run && !is_doctor && !is_job &&
+      name != info_command->get_name()) {
+    fmt::print(stderr, "rdmalloc: there is no command '{}'; there are: info, run, doctor, job\n",
+               name);
     return 2;
   }
   const int failed = is_run      ? rdmalloc::tool::kExitRunFailed
                      : is_doctor ? rdmalloc::tool::kExitCouldNotLook
+                     : is_job    ? rdmalloc::tool::kExitNoJob
                                  : 1;
+  // RDMALLOC_STATS is meant for the command, and for those of whom `job` tells.
+  std::uint64_t none = 0;
+  if (is_run || is_doctor || is_job)
+    rdmalloc_ctl("settings.stats_at_exit", nullptr, nullptr, &none, sizeof none);
   int end_of_ours = argc;
   if (is_run || is_doctor) {
     const int begin = command_begins(is_run ? *run_command : *doctor_command, argc, argv);
@@ -141,6 +172,7 @@ int main(int argc, char** argv) {
   }
   try {
     if (is_run) return rdmalloc::tool::run(run_options);
+    if (is_job) return rdmalloc::tool::job_view(job_options);
     return is_doctor ? rdmalloc::tool::doctor(doctor_options) : info(info_options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "rdmalloc: {}\n", error.what());

@@ -65,7 +65,9 @@ std::string library_problem(const std::string& library) {
 // The loader goes on without a preload that it can't load, and says so on standard error only. It
 // is asked with this program, before anything is started that runs for hours.
 std::string loader_problem(const std::string& library) {
-  const Said said = ask({"/proc/self/exe", "--version"}, {{"LD_PRELOAD", library}});
+  // Its statistics are nobody's.
+  const Said said = ask({"/proc/self/exe", "--version"},
+                        {{"LD_PRELOAD", library}, {"RDMALLOC_STATS", std::nullopt}});
   if (said.err.find("ld.so: object") == std::string::npos && said.exit_status == 0) return {};
   return fmt::format(
       "the loader can't preload {}; use a library built for this system. It says: {}", library,
@@ -106,6 +108,39 @@ std::string collect_settings(const RunOptions& options, Wanted& wanted) {
                          names_of_settings());
     wanted.settings[name] = text.substr(equals + 1);
   }
+  return {};
+}
+
+// The folder with an absolute name, since ranks may start elsewhere.
+std::string absolute_folder(const std::string& named) {
+  std::string path = fs::absolute(named).lexically_normal().string();
+  while (path.size() > 1 && path.back() == '/') path.pop_back();
+  return path;
+}
+
+// A file for each process, in the form that `rdmalloc job` knows (job_files.h).
+std::string file_setting(const std::string& folder) {
+  std::string pattern;
+  for (const char c : folder) pattern += c == '%' ? "%%" : std::string(1, c);
+  return pattern + "/%r.%h.%p.json";
+}
+
+// Makes the folder. Returns what is wrong: what another job left there would be taken for this
+// one's.
+std::string folder_problem(const std::string& folder) {
+  std::error_code error;
+  fs::create_directory(folder, error);
+  if (error)
+    return fmt::format("--stats={}: can't be made: {}; name a place that can be written to", folder,
+                       error.message());
+  if (access(folder.c_str(), W_OK | X_OK) != 0)
+    return fmt::format("--stats={}: {}; name a folder that can be written to", folder,
+                       std::strerror(errno));
+  for (const auto& entry : fs::directory_iterator(folder, error))
+    if (entry.path().extension() == ".json")
+      return fmt::format(
+          "--stats={}: has statistics of another job ({}); name a new folder, or remove it", folder,
+          entry.path().filename().string());
   return {};
 }
 
@@ -181,6 +216,9 @@ int run(const RunOptions& options) {
   Wanted wanted;
   if (const std::string wrong = collect_settings(options, wanted); !wrong.empty())
     return fail(wrong);
+  const std::string folder =
+      options.stats_folder.empty() ? "" : absolute_folder(options.stats_folder);
+  if (!folder.empty()) wanted.settings["RDMALLOC_STATS"] = file_setting(folder);
   wanted.library = library_path(options.library);
   for (const auto& problem : {library_problem, loader_problem})
     if (const std::string wrong = problem(wanted.library); !wrong.empty()) return fail(wrong);
@@ -198,6 +236,8 @@ int run(const RunOptions& options) {
     fmt::print("{}\n", as_shell_line(plan));
     return std::fflush(stdout) == 0 ? 0 : fail("standard output can't be written to");
   }
+  if (!folder.empty())
+    if (const std::string wrong = folder_problem(folder); !wrong.empty()) return fail(wrong);
   return become(plan, program);
 }
 

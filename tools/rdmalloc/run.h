@@ -12,6 +12,7 @@ constexpr int kExitRunFailed = 125;
 struct RunOptions {
   std::string library;                // empty: the one that this program runs on
   std::vector<std::string> settings;  // NAME=VALUE, with or without RDMALLOC_
+  std::string stats_folder;           // empty: none. Where each process leaves its statistics
   bool is_dry = false;                // print the command and do not start it
   bool is_strict = false;             // what would run without rdmalloc does not run
   std::vector<std::string> command;
