@@ -3,7 +3,7 @@
 Each case was seen to fail: `corrupt_byte` with verify() emptied in the worker, `label` with
 mislabelled() returning nothing, `hang` without the limit in attend(), `arguments` with check_sizes()
 emptied, `crash` with run_step() ignoring the outcome, `quick` with take_row() left out, `hang_at_end`
-and `label` with exit_status() returning 0 whatever peers did, `mpich` with the worker of Open MPI,
+and `label` with exit_status() returning 0 whatever peers did, `help` with ./run's look at it taken out, `mpich` with the worker of Open MPI,
 `mpich_late` with UCX's tcp instead of its shared memory.
 """
 import json
@@ -47,6 +47,23 @@ def case_arguments():
         expect(wanted in output, f"{arguments}: the message doesn't name '{wanted}'", output)
     status, output = drive("--list")
     expect(status == 0 and "allocator glibc" in output, "--list", output)
+
+
+def case_help(folder):
+    """./run --help installs and builds nothing: there is nothing here to do it with."""
+    shutil.copy(pathlib.Path(__file__).resolve().parents[2] / "run", folder)
+    for arguments in (["--help"], ["-h"], ["--quick", "--help"]):
+        done = subprocess.run(["./run", *arguments], text=True, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        expect(done.returncode == 0, f"{arguments}: exit status {done.returncode}", done.stdout)
+        expect("--no-setup" in done.stdout and "docs/bench.md" in done.stdout, "no help", done.stdout)
+    # The driver's own help where it is built.
+    os.makedirs("build/release/bin")
+    driver = pathlib.Path("build/release/bin/bcast_compare")
+    driver.write_text('#!/bin/sh\necho "driver $*"\n')
+    driver.chmod(0o755)
+    output = subprocess.run(["./run", "--quick", "--help"], text=True, stdout=subprocess.PIPE).stdout
+    expect(output.endswith("\ndriver --help\n"), "not the driver's own help", output)
 
 
 def fault(name, *further, folder, allocator="glibc"):
