@@ -466,6 +466,24 @@ class Programs(Case):
             self.check("hooks", "warning", ["UCX_MEM"], MPI_PROGRAM,
                        env=environment(UCX_MEM_MMAP_HOOK_MODE="none"))
 
+    def test_open_mpi_with_components_of_their_own(self):
+        self.check("open_mpi", "good", ["no Open MPI 5.0"], "true")
+        os.makedirs(self.folder + "/lib/openmpi")
+        self.compiled("lib/libopen-pal.so.80", "int pal(void) { return 0; }", "-shared",
+                      "-Wl,-soname,libopen-pal.so.80")
+        program = self.compiled("uses", "int pal(void); int main(void) { return pal(); }", "-x", "none",
+                                self.folder + "/lib/libopen-pal.so.80", "-Wl,-rpath," + self.folder + "/lib")
+
+        def with_release(release):
+            return self.launcher("mpirun", f"mpirun (Open MPI) {release}")
+        self.check("open_mpi", "good", ["5.0.6, without"], with_release("5.0.6"), program)
+        script(self.folder + "/lib/openmpi/mca_btl_ofi.so", "")
+        for release, severity in (("4.1.4", "good"), ("5.0.0", "note"), ("5.0.6", "note"),
+                                  ("5.0.7", "good"), ("5.0.10", "good"), ("5.1.0", "good")):
+            self.check("open_mpi", severity, ["13021", "5.0.7 or later"] if severity == "note" else [],
+                       with_release(release), program)
+        self.check("open_mpi", "good", [], with_release("5.0.6"), "true")
+
     def test_libfabric(self):
         self.check("libfabric", "good", ["no libfabric"], "true")
         folder = os.path.join(self.folder, "lib")

@@ -56,6 +56,7 @@ std::vector<Finding> examine(const DoctorOptions& options) {
           check_preload(job),
           check_program(job, our_library()),
           check_hooks(job),
+          check_open_mpi(job),
           check_libfabric(job)};
 }
 

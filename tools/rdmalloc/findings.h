@@ -84,6 +84,7 @@ Finding check_slots(const Machine& machine, const Job& job);
 Finding check_preload(const Job& job);
 Finding check_program(const Job& job, const std::string& library);
 Finding check_hooks(const Job& job);
+Finding check_open_mpi(const Job& job);
 Finding check_libfabric(const Job& job);
 
 }  // namespace rdmalloc::tool

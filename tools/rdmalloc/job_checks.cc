@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <sstream>
 
@@ -277,6 +278,31 @@ Finding check_hooks(const Job& job) {
             "(docs/notifiers.md)",
             "export RDMALLOC_NOTIFY=explicit"};
   return good("hooks", fmt::format("{}; rdmalloc tells them (RDMALLOC_NOTIFY={})", seen, notify));
+}
+
+// open-mpi/ompi #13021: closing the component takes the patcher with it, and the next opening
+// restores patches of what is no longer mapped. The branch 5.0.x has the cure (#13034) from 5.0.7.
+Finding check_open_mpi(const Job& job) {
+  constexpr const char* kName = "Open MPI 5.0.";
+  constexpr int kMended = 7;
+  const std::string& name = job.launcher.name;
+  if (job.launcher.kind != Launcher::Kind::open_mpi || name.rfind(kName, 0) != 0)
+    return good("open_mpi", "no Open MPI 5.0 in question");
+  const int patch = std::atoi(name.c_str() + std::strlen(kName));
+  if (patch >= kMended) return good("open_mpi", name);
+  const Library* pal = job.library("libopen-pal.so");
+  const std::vector<std::string> components =
+      pal != nullptr && !pal->path.empty() ? components_of(pal->path) : std::vector<std::string>();
+  const auto is_btl = [](const std::string& path) {
+    return fs::path(path).filename() == "mca_btl_ofi.so";
+  };
+  const auto found = std::find_if(components.begin(), components.end(), is_btl);
+  if (found == components.end())
+    return good("open_mpi", name + ", without mca_btl_ofi.so as a file of its own");
+  return {"open_mpi", Severity::note, fmt::format("{}, and {}", name, *found),
+          "a program that begins another MPI session after the last has ended crashes in "
+          "opal_patcher_base_restore_all, over libfabric: open-mpi/ompi #13021, mended in 5.0.7",
+          "install Open MPI 5.0.7 or later, or one built without --enable-mca-dso"};
 }
 
 // docs/deadlock-matrix.md has what is behind each of these.
