@@ -78,6 +78,12 @@ bool read_foreign(const char* value) {
   if (index >= 0) current.foreign = static_cast<ForeignMode>(index);
   return index >= 0;
 }
+bool read_checkpoint(const char* value) {
+  static constexpr const char* kNames[] = {"off", "on"};
+  int index = index_of(value, kNames);
+  if (index >= 0) current.checkpoint = index == 1;
+  return index >= 0;
+}
 bool read_pressure(const char* value) {
   static constexpr const char* kNames[] = {"auto", "off"};
   int index = index_of(value, kNames);
@@ -213,6 +219,7 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_HUGE", read_huge, "auto, never", "auto"},
     {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
     {"RDMALLOC_FOREIGN", read_foreign, "refuse, per-use, adopted, watch", "per-use"},
+    {"RDMALLOC_CHECKPOINT", read_checkpoint, "off, on", "off"},
     {"RDMALLOC_ARENA", read_arena, "16M to 64T, or % of memory",
      "1T, or four times the memory there is"},
     {"RDMALLOC_TOPOLOGY", read_topology,

@@ -24,6 +24,7 @@ struct Options {
   HugeMode huge = HugeMode::kAuto;
   NotifyMode notify = NotifyMode::kAuto;
   ForeignMode foreign = ForeignMode::kPerUse;
+  bool checkpoint = false;     // RDMALLOC_CHECKPOINT: a thread serves `rdmalloc checkpoint`
   bool watch_pressure = true;  // RDMALLOC_PRESSURE: PSI and limits of cgroups
   bool quiet = false;          // RDMALLOC_LOG=quiet
   StatsAtExit stats_at_exit = StatsAtExit::kNone;

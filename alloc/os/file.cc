@@ -65,19 +65,19 @@ int moved_away(int fd) {
 namespace {
 
 // "123" as 123; -1 for what is no number.
-int descriptor_of(const char* name) {
-  int fd = 0;
+int number_of(const char* name) {
+  int number = 0;
   for (const char* digit = name; *digit != 0; ++digit) {
     if (*digit < '0' || *digit > '9') return -1;
-    fd = fd * 10 + (*digit - '0');
+    number = number * 10 + (*digit - '0');
   }
-  return fd;
+  return number;
 }
 
-}  // namespace
-
-int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg) {
-  long directory = raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>("/proc/self/fd"),
+// Calls fn(descriptor of the folder, name) for each entry. 0 or a negative errno.
+template <class Fn>
+int each_entry(const char* path, Fn fn) {
+  long directory = raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path),
                                O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) return static_cast<int>(directory);
   alignas(8) char entries[2048];
@@ -89,19 +89,44 @@ int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg) {
     std::uint16_t length = 0;
     for (long at = 0; at < got; at += length) {
       std::memcpy(&length, entries + at + kLengthAt, sizeof length);
-      const char* entry = entries + at + kNameAt;
-      int fd = descriptor_of(entry);
-      if (fd < 0 || fd == directory) continue;
-      char name[256];
-      long read = raw_syscall(SYS_readlinkat, directory, reinterpret_cast<long>(entry),
-                              reinterpret_cast<long>(name), sizeof name - 1);
-      if (read < 0) continue;
-      name[read] = 0;
-      fn(fd, name, arg);
+      fn(directory, entries + at + kNameAt);
     }
   }
   raw_syscall(SYS_close, directory);
   return static_cast<int>(got);
+}
+
+}  // namespace
+
+int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg) {
+  return each_entry("/proc/self/fd", [fn, arg](long directory, const char* entry) {
+    int fd = number_of(entry);
+    if (fd < 0 || fd == directory) return;
+    char name[256];
+    long read = raw_syscall(SYS_readlinkat, directory, reinterpret_cast<long>(entry),
+                            reinterpret_cast<long>(name), sizeof name - 1);
+    if (read < 0) return;
+    name[read] = 0;
+    fn(fd, name, arg);
+  });
+}
+
+int threads_named(const char* prefix) {
+  int count = 0;
+  each_entry("/proc/self/task", [prefix, &count](long directory, const char* entry) {
+    char path[32] = {}, name[32];
+    if (number_of(entry) < 0) return;
+    std::strncpy(path, entry, sizeof path - sizeof "/comm");
+    std::strcat(path, "/comm");
+    long fd =
+        raw_syscall(SYS_openat, directory, reinterpret_cast<long>(path), O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return;
+    std::size_t got = read_some(static_cast<int>(fd), name, sizeof name - 1);
+    raw_syscall(SYS_close, fd);
+    name[got] = 0;
+    if (std::strncmp(name, prefix, std::strlen(prefix)) == 0) ++count;
+  });
+  return count;
 }
 
 }  // namespace rdmalloc::os

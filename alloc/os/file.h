@@ -28,6 +28,9 @@ int moved_away(int fd);
 // 0 or a negative errno.
 int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg);
 
+// How many threads of this process have a name that begins so; 0 where that can't be told.
+int threads_named(const char* prefix);
+
 // The first bytes of a file, zero-terminated; 0 length when it can't be read.
 template <std::size_t size>
 std::size_t read_file(const char* path, char (&buffer)[size]) {

@@ -311,6 +311,8 @@ RDMALLOC_API int rdmalloc_purge_resume(void);
  * register return -EAGAIN (regcache.h, "checkpoints"). Uncounted keys and those of registered heaps
  * and pools end here: the caller, or the domains' `event` functions, answer for nobody using one.
  *
+ *  It ends up to five seconds late where an io_uring has made the kernel's own threads.
+ *
  *  Calls nest: each wants its resume. A child of fork is not quiesced.
  *
  *  Returns 0; -ETIMEDOUT with nothing changed; -EBUSY: descriptors are open that can't be dumped, a

@@ -6,6 +6,7 @@
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/init.h"
+#include "alloc/os/file.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
 #include "regcache/core/child_empty.h"
@@ -201,6 +202,22 @@ int look_for_files() {
   return found.count == 0 ? 0 : -EBUSY;
 }
 
+// The kernel's own threads for a ring go on for five seconds after it was closed, idle
+// (WORKER_IDLE_TIMEOUT of io-wq.c), and CRIU can't stop them. Waited for beyond any time limit:
+// what was asked for is done.
+int wait_for_ring_workers() {
+  constexpr std::int64_t kLongestNs = std::int64_t{15} * 1000000000;
+  std::int64_t deadline_ns = os::monotonic_ns() + kLongestNs;
+  while (os::threads_named("iou-wrk-") != 0) {
+    if (os::monotonic_ns() >= deadline_ns) {
+      report_warning("rdmalloc_quiesce", "threads of an io_uring (iou-wrk) do not end");
+      return -EBUSY;
+    }
+    os::sleep_ns(kLongestPollNs);
+  }
+  return 0;
+}
+
 // ---- the way back ----
 
 // Opens one domain again, as far as it was closed. 0, or why it can't be.
@@ -328,6 +345,7 @@ int quiesce_all(std::int64_t deadline_ns) {
   if (all != nullptr && !all->is_ready()) all = nullptr;
   int error = all != nullptr ? quiesce_domains(*all, deadline_ns) : 0;
   if (error == 0) error = look_for_files();
+  if (error == 0) error = wait_for_ring_workers();
   if (error == 0) {
     if (all != nullptr) settle_phases(*all);
     return 0;

@@ -38,6 +38,7 @@ class Tells(unittest.TestCase):
                   "RDMALLOC_LIMIT": "640M", "RDMALLOC_PRESSURE": "off",
                   "RDMALLOC_HUGE": "never", "RDMALLOC_ARENA": "4G", "RDMALLOC_TOPOLOGY": "2x4",
                   "RDMALLOC_NOTIFY": "hooks", "RDMALLOC_FOREIGN": "adopted",
+                  "RDMALLOC_CHECKPOINT": "on",
                   "RDMALLOC_REG_MAX_BYTES": "9M",
                   "RDMALLOC_REG_MAX_COUNT": "77", "RDMALLOC_LOG": "quiet", "RDMALLOC_STATS": "1"}
         seen = info(**wanted)["settings"]

@@ -31,7 +31,7 @@ const char* const kVariables[] = {
     "RDMALLOC_PURGE",    "RDMALLOC_DECAY_MS", "RDMALLOC_DIRTY_MAX",     "RDMALLOC_LIMIT",
     "RDMALLOC_HUGE",     "RDMALLOC_ARENA",    "RDMALLOC_LOG",           "RDMALLOC_STATS",
     "RDMALLOC_NOTIFY",   "RDMALLOC_PRESSURE", "RDMALLOC_REG_MAX_BYTES", "RDMALLOC_REG_MAX_COUNT",
-    "RDMALLOC_TOPOLOGY", "RDMALLOC_FAULT"};
+    "RDMALLOC_TOPOLOGY", "RDMALLOC_FAULT",    "RDMALLOC_CHECKPOINT"};
 
 ChildResult run_with(const std::vector<std::string>& settings,
                      std::function<void()> before_exec = nullptr,
@@ -86,6 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"RDMALLOC_DIRTY_MAX", "200%", "%", "512M"},
                       BadValue{"RDMALLOC_DIRTY_MAX", "1KK", "K", "512M"},
                       BadValue{"RDMALLOC_PRESSURE", "on", "auto, off", "auto"},
+                      BadValue{"RDMALLOC_CHECKPOINT", "yes", "off, on", "off"},
                       BadValue{"RDMALLOC_HUGE", "yes", "never", "auto"},
                       BadValue{"RDMALLOC_TOPOLOGY", "two", "NODESxCACHES", "auto"},
                       BadValue{"RDMALLOC_TOPOLOGY", "2x", "NODESxCACHES", "auto"},
@@ -130,27 +131,17 @@ TEST(MallocSettings, quiet_silences_warnings) {
 }
 
 TEST(MallocSettings, good_values_are_taken_without_a_word) {
-  for (const char* good : {"RDMALLOC_PURGE=thread",
-                           "RDMALLOC_PURGE=manual",
-                           "RDMALLOC_PURGE=off",
-                           "RDMALLOC_DECAY_MS=0",
-                           "RDMALLOC_DECAY_MS=250",
-                           "RDMALLOC_DIRTY_MAX=64M",
-                           "RDMALLOC_DIRTY_MAX=1048576",
-                           "RDMALLOC_DIRTY_MAX=10%",
-                           "RDMALLOC_LIMIT=8G",
-                           "RDMALLOC_HUGE=never",
-                           "RDMALLOC_PRESSURE=off",
-                           "RDMALLOC_HUGE=auto",
-                           "RDMALLOC_ARENA=4G",
-                           "RDMALLOC_TOPOLOGY=auto",
-                           "RDMALLOC_TOPOLOGY=one",
-                           "RDMALLOC_TOPOLOGY=2x32",
-                           "RDMALLOC_TOPOLOGY=/sys/devices/system",
-                           "RDMALLOC_ARENA=64G",
-                           "RDMALLOC_LOG=quiet",
-                           "RDMALLOC_STATS=0",
-                           "RDMALLOC_STATS=/dev/null",
+  for (const char* good : {"RDMALLOC_PURGE=thread",      "RDMALLOC_PURGE=manual",
+                           "RDMALLOC_PURGE=off",         "RDMALLOC_DECAY_MS=0",
+                           "RDMALLOC_DECAY_MS=250",      "RDMALLOC_DIRTY_MAX=64M",
+                           "RDMALLOC_DIRTY_MAX=1048576", "RDMALLOC_DIRTY_MAX=10%",
+                           "RDMALLOC_LIMIT=8G",          "RDMALLOC_HUGE=never",
+                           "RDMALLOC_PRESSURE=off",      "RDMALLOC_CHECKPOINT=on",
+                           "RDMALLOC_HUGE=auto",         "RDMALLOC_ARENA=4G",
+                           "RDMALLOC_TOPOLOGY=auto",     "RDMALLOC_TOPOLOGY=one",
+                           "RDMALLOC_TOPOLOGY=2x32",     "RDMALLOC_TOPOLOGY=/sys/devices/system",
+                           "RDMALLOC_ARENA=64G",         "RDMALLOC_LOG=quiet",
+                           "RDMALLOC_STATS=0",           "RDMALLOC_STATS=/dev/null",
                            "RDMALLOC_NOTIFY=off"}) {
     ChildResult result = run_with({good});
     EXPECT_TRUE(result.clean()) << good << ": " << result.describe();

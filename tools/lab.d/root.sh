@@ -12,7 +12,7 @@ LAB_RELEASES="trixie"
 # What a root must hold, by release. Names differ between releases (soname and t64 renames).
 root_packages() {
   local common="gdb procps iproute2 rdma-core ibverbs-providers ibverbs-utils perftest
-    openmpi-bin libfabric-bin ucx-utils librdmacm1t64 libjemalloc2 python3"
+    openmpi-bin libfabric-bin ucx-utils librdmacm1t64 libjemalloc2 python3 criu"
   case $1 in
   trixie) echo "$common libmimalloc3 libtcmalloc-minimal4t64 liburing2 libnuma1" ;;
   *) usage_error "no package list for release '$1'; allowed: host trixie" ;;

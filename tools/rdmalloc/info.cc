@@ -46,6 +46,7 @@ std::string word(std::uint64_t value, const char* const (&words)[count]) {
 constexpr const char* kPurge[] = {"thread", "manual", "off"};
 constexpr const char* kHuge[] = {"auto", "never"};
 constexpr const char* kNotify[] = {"auto", "hooks", "explicit", "off"};
+constexpr const char* kCheckpoint[] = {"off", "on"};
 constexpr const char* kForeign[] = {"refuse", "per-use", "adopted", "watch"};
 constexpr const char* kPressure[] = {"auto", "off"};
 constexpr const char* kLog[] = {"warn", "quiet"};
@@ -76,6 +77,7 @@ std::vector<Setting> settings() {
       {"RDMALLOC_NOTIFY", word(ask("settings.notify"), kNotify), false},
       {"RDMALLOC_TOPOLOGY", topology_text(ask("settings.topology")), false},
       {"RDMALLOC_FOREIGN", word(ask("settings.foreign"), kForeign), false},
+      {"RDMALLOC_CHECKPOINT", word(ask("settings.checkpoint"), kCheckpoint), false},
       {"RDMALLOC_REG_MAX_BYTES", limit_text(ask("settings.reg_max_bytes"), 0), false},
       {"RDMALLOC_REG_MAX_COUNT", limit_text(ask("settings.reg_max_count"), 0), false},
       {"RDMALLOC_STATS", stats_text(ask("settings.stats_at_exit")), false},

@@ -3,16 +3,19 @@
 // Exit status: of `info` 0; 1 when something could not be told or loaded; 2 for wrong arguments. Of
 // `run` that of the command; 125 when it was not started, 126 and 127 as a shell has them. Of
 // `doctor` 0, 1 and 2 for good, warnings and bad; 3 when it could not look. Of `job` 0; 1 when not
-// every rank has left its statistics; 2 when there are none.
+// every rank has left its statistics; 2 when there are none. Of `checkpoint` 0; 1 when a process
+// could not do it.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <rdmalloc/rdmalloc.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
+#include "tools/rdmalloc/checkpoint.h"
 #include "tools/rdmalloc/doctor.h"
 #include "tools/rdmalloc/info.h"
 #include "tools/rdmalloc/job_view.h"
@@ -88,6 +91,27 @@ CLI::App* add_info(CLI::App& app, InfoOptions& options) {
   return command;
 }
 
+CLI::App* add_checkpoint(CLI::App& app, rdmalloc::tool::CheckpointOptions& options) {
+  CLI::App* command = app.add_subcommand(
+      "checkpoint",
+      "makes a process tree ready for a checkpoint, or goes on after it; CRIU's --action-script");
+  command->add_option("action", options.action, "quiesce or resume; none: what CRIU asks for")
+      ->check(CLI::IsMember({"quiesce", "resume"}));
+  command->add_option("process", options.process, "its id; those that it has started too")
+      ->check(CLI::PositiveNumber);
+  command
+      ->add_option("--timeout", options.timeout_ms,
+                   "milliseconds to wait for registrations in use (10000)")
+      ->check(CLI::Range(0, 8000000));
+  return command;
+}
+
+// CRIU starts its --action-script without any argument.
+bool is_started_by_criu(int argc) {
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread.
+  return argc == 1 && std::getenv("CRTOOLS_SCRIPT_ACTION") != nullptr;
+}
+
 CLI::App* add_run(CLI::App& app, rdmalloc::tool::RunOptions& options) {
   CLI::App* command =
       app.add_subcommand("run", "a program, or all ranks of an MPI or Slurm job, with rdmalloc");
@@ -128,6 +152,7 @@ CLI::App* add_run(CLI::App& app, rdmalloc::tool::RunOptions& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (is_started_by_criu(argc)) return rdmalloc::tool::checkpoint({});
   CLI::App app("Runs programs with rdmalloc, and tells what it does in them.", "rdmalloc");
   app.set_version_flag("--version", std::string("rdmalloc ") + rdmalloc_version());
   app.require_subcommand(1);
@@ -139,16 +164,21 @@ int main(int argc, char** argv) {
   const CLI::App* doctor_command = add_doctor(app, doctor_options);
   rdmalloc::tool::JobViewOptions job_options;
   const CLI::App* job_command = add_job(app, job_options);
+  rdmalloc::tool::CheckpointOptions checkpoint_options;
+  const CLI::App* checkpoint_command = add_checkpoint(app, checkpoint_options);
 
   const std::string name = argc > 1 ? argv[1] : "";
   const bool is_run = name == run_command->get_name();
   const bool is_doctor = name == doctor_command->get_name();
   const bool is_job = name == job_command->get_name();
+  const bool is_checkpoint = name == checkpoint_command->get_name();
   // Said here, since the parser would only miss a command.
-  if (argc > 1 && argv[1][0] != '-' && !is_run && !is_doctor && !is_job &&
+  if (argc > 1 && argv[1][0] != '-' && !is_run && !is_doctor && !is_job && !is_checkpoint &&
       name != info_command->get_name()) {
-    fmt::print(stderr, "rdmalloc: there is no command '{}'; there are: info, run, doctor, job\n",
-               name);
+    fmt::print(
+        stderr,
+        "rdmalloc: there is no command '{}'; there are: info, run, doctor, job, checkpoint\n",
+        name);
     return 2;
   }
   const int failed = is_run      ? rdmalloc::tool::kExitRunFailed
@@ -173,6 +203,7 @@ int main(int argc, char** argv) {
   try {
     if (is_run) return rdmalloc::tool::run(run_options);
     if (is_job) return rdmalloc::tool::job_view(job_options);
+    if (is_checkpoint) return rdmalloc::tool::checkpoint(checkpoint_options);
     return is_doctor ? rdmalloc::tool::doctor(doctor_options) : info(info_options);
   } catch (const std::exception& error) {
     fmt::print(stderr, "rdmalloc: {}\n", error.what());

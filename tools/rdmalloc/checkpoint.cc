@@ -1,0 +1,211 @@
+#include "tools/rdmalloc/checkpoint.h"
+
+#include <errno.h>
+#include <fmt/format.h>
+#include <rdmalloc/rdmalloc.h>
+#include <signal.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+namespace rdmalloc::tool {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kName = "rdmckpt";  // regcache/freeze/control.h
+constexpr int kMostNumber = 100;
+
+// A thread that can be asked.
+struct Control {
+  int process;
+  int thread;
+};
+
+std::string line_of(const fs::path& path) {
+  std::ifstream file(path);
+  std::string line;
+  std::getline(file, line);
+  return line;
+}
+
+fs::path task_of(const Control& control) {
+  return fmt::format("/proc/{}/task/{}", control.process, control.thread);
+}
+
+// The process and all that it has started, itself first.
+std::vector<int> tree_of(int process) {
+  std::vector<int> tree = {process};
+  for (std::size_t i = 0; i < tree.size(); i++) {
+    std::error_code error;
+    for (const auto& task : fs::directory_iterator(fmt::format("/proc/{}/task", tree[i]), error)) {
+      std::ifstream children(task.path() / "children");
+      for (int child = 0; children >> child;) tree.push_back(child);
+    }
+  }
+  return tree;
+}
+
+std::vector<Control> controls_of(const std::vector<int>& processes) {
+  std::vector<Control> found;
+  for (int process : processes) {
+    std::error_code error;
+    for (const auto& task : fs::directory_iterator(fmt::format("/proc/{}/task", process), error))
+      if (line_of(task.path() / "comm").starts_with(kName))
+        found.push_back({process, std::atoi(task.path().filename().c_str())});
+  }
+  return found;
+}
+
+int ask(const Control& control, bool resumes, int number, int timeout_ms) {
+  siginfo_t request = {};
+  request.si_signo = SIGRTMAX;
+  request.si_code = SI_QUEUE;
+  request.si_pid = getpid();
+  request.si_uid = getuid();
+  request.si_value.sival_int = timeout_ms << 8 | (resumes ? 0x80 : 0) | number;
+  return syscall(SYS_rt_tgsigqueueinfo, control.process, control.thread, SIGRTMAX, &request) == 0
+             ? 0
+             : -errno;
+}
+
+// What it answers to request `number`; -ETIME when it does not.
+int answer_of(const Control& control, int number, int timeout_ms) {
+  const std::string prefix = fmt::format("{}:{}:", kName, number);
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  do {
+    const std::string name = line_of(task_of(control) / "comm");
+    if (name.empty()) return -ESRCH;
+    if (name.starts_with(prefix) && !name.ends_with(":busy"))
+      return std::atoi(name.c_str() + prefix.size());
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+  } while (std::chrono::steady_clock::now() < end);
+  return -ETIME;
+}
+
+const char* remedy_for(int error) {
+  switch (error) {
+    case -ETIMEDOUT:
+      return "registrations are held, or being made: give it more time (--timeout), or put them in "
+             "the domain's event() at RDMALLOC_DOMAIN_PREPARE";
+    case -EBUSY:
+      return "it has files open that CRIU can't dump, which its own warning on standard error "
+             "names: close them in the domain's event() at RDMALLOC_DOMAIN_CLOSE";
+    case -ENOTSUP:
+      return "a domain of it may be called on the program's own threads only: call "
+             "rdmalloc_quiesce() and rdmalloc_resume() there";
+    case -ENODEV:
+      return "a device could not be opened again: its domain is lost, memory stays usable";
+    case -EALREADY:
+      return "it was not quiesced";
+    case -ETIME:
+      return "it does not answer: stopped, or in a callback that does not return";
+    case -ESRCH:
+      return "it has ended";
+    case -EPERM:
+      return "signals to it are not permitted: be the same user, or root";
+    default:
+      return rdmalloc_strerror(error);
+  }
+}
+
+bool is_asked_for_nothing(const std::vector<Control>& controls, int process) {
+  if (!controls.empty()) return false;
+  fmt::print(stderr,
+             "rdmalloc: checkpoint: neither process {} nor one that it has started can be asked: "
+             "start it with RDMALLOC_CHECKPOINT=on and librdmalloc.so\n",
+             process);
+  return true;
+}
+
+// Asks all of the tree at once, then waits for each. Those that did it are told to resume when
+// another could not.
+int quiesce(int process, int timeout_ms) {
+  const std::vector<Control> controls = controls_of(tree_of(process));
+  if (is_asked_for_nothing(controls, process)) return 1;
+  const int number = getpid() % kMostNumber;
+  std::vector<int> results;
+  for (const Control& control : controls)
+    results.push_back(ask(control, false, number, timeout_ms));
+  bool is_done = true;
+  for (std::size_t i = 0; i < controls.size(); i++) {
+    if (results[i] == 0) results[i] = answer_of(controls[i], number, timeout_ms + 5000);
+    if (results[i] == 0) continue;
+    is_done = false;
+    fmt::print(stderr, "rdmalloc: checkpoint: process {} is not quiesced (error {}): {}\n",
+               controls[i].process, results[i], remedy_for(results[i]));
+  }
+  if (is_done) return 0;
+  for (std::size_t i = 0; i < controls.size(); i++)
+    if (results[i] == 0) ask(controls[i], true, (number + 1) % kMostNumber, 0);
+  return 1;
+}
+
+int resume(int process, int timeout_ms) {
+  const std::vector<Control> controls = controls_of(tree_of(process));
+  if (is_asked_for_nothing(controls, process)) return 1;
+  const int number = getpid() % kMostNumber;
+  int status = 0;
+  for (const Control& control : controls) {
+    int error = ask(control, true, number, 0);
+    if (error == 0) error = answer_of(control, number, timeout_ms);
+    if (error == 0) continue;
+    status = 1;
+    fmt::print(stderr, "rdmalloc: checkpoint: process {} is not resumed (error {}): {}\n",
+               control.process, error, remedy_for(error));
+  }
+  return status;
+}
+
+// The tasks are stopped: nobody can answer. Of a dump that is not their end, or that has failed,
+// they resume when they go on; else the request dies with them, and the images don't have it.
+int leave_resume(int process) {
+  for (const Control& control : controls_of(tree_of(process)))
+    ask(control, true, getpid() % kMostNumber, 0);
+  return 0;
+}
+
+int act_for_criu(const CheckpointOptions& options) {
+  // NOLINTBEGIN(concurrency-mt-unsafe): one thread.
+  const char* action = std::getenv("CRTOOLS_SCRIPT_ACTION");
+  const char* process = std::getenv("CRTOOLS_INIT_PID");
+  // NOLINTEND(concurrency-mt-unsafe)
+  if (action == nullptr) {
+    fmt::print(stderr,
+               "rdmalloc: checkpoint: give quiesce or resume and a process, or let CRIU call it: "
+               "criu dump --action-script 'rdmalloc checkpoint'\n");
+    return 2;
+  }
+  const std::string_view what = action;
+  const int id = process != nullptr ? std::atoi(process) : 0;
+  if (what != "pre-dump" && what != "post-dump" && what != "post-resume") return 0;
+  if (id <= 0) {
+    fmt::print(stderr, "rdmalloc: checkpoint: CRIU names no process (CRTOOLS_INIT_PID) at {}\n",
+               action);
+    return 1;
+  }
+  if (what == "pre-dump") return quiesce(id, options.timeout_ms);
+  return what == "post-dump" ? leave_resume(id) : resume(id, options.timeout_ms);
+}
+
+}  // namespace
+
+int checkpoint(const CheckpointOptions& options) {
+  if (options.action.empty()) return act_for_criu(options);
+  if (options.process == 0) {
+    fmt::print(stderr, "rdmalloc: checkpoint: which process?\n");
+    return 2;
+  }
+  return options.action == "quiesce" ? quiesce(options.process, options.timeout_ms)
+                                     : resume(options.process, options.timeout_ms);
+}
+
+}  // namespace rdmalloc::tool
