@@ -133,6 +133,7 @@ int quiesce(int process, int timeout_ms) {
   if (is_asked_for_nothing(controls, process)) return 1;
   const int number = getpid() % kMostNumber;
   std::vector<int> results;
+  results.reserve(controls.size());
   for (const Control& control : controls)
     results.push_back(ask(control, false, number, timeout_ms));
   bool is_done = true;

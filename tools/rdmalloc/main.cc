@@ -111,6 +111,14 @@ bool is_started_by_criu(int argc) {
   // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread.
   return argc == 1 && std::getenv("CRTOOLS_SCRIPT_ACTION") != nullptr;
 }
+int serve_criu() {
+  try {
+    return rdmalloc::tool::checkpoint({});
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "rdmalloc: {}\n", error.what());
+    return 1;
+  }
+}
 
 CLI::App* add_run(CLI::App& app, rdmalloc::tool::RunOptions& options) {
   CLI::App* command =
@@ -152,7 +160,7 @@ CLI::App* add_run(CLI::App& app, rdmalloc::tool::RunOptions& options) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (is_started_by_criu(argc)) return rdmalloc::tool::checkpoint({});
+  if (is_started_by_criu(argc)) return serve_criu();
   CLI::App app("Runs programs with rdmalloc, and tells what it does in them.", "rdmalloc");
   app.set_version_flag("--version", std::string("rdmalloc ") + rdmalloc_version());
   app.require_subcommand(1);

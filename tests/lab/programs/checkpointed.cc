@@ -25,7 +25,7 @@
 
 namespace {
 
-constexpr std::size_t kMiB = 1 << 20;
+constexpr std::size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
 std::atomic<bool> stops{false};
 std::atomic<int> wrong{0};
@@ -59,7 +59,7 @@ void churn(rdmalloc_domain* domain, unsigned seed) {
     if (blocks[at] != nullptr && !is_filled(blocks[at], sizes[at], rounds[at]))
       is_wrong("a block has other bytes", static_cast<long>(sizes[at]));
     std::free(blocks[at]);
-    sizes[at] = 8 * ((seed >> 8) % 16384 + 1);
+    sizes[at] = std::size_t{8} * ((seed >> 8) % 16384 + 1);
     rounds[at] = round;
     blocks[at] = static_cast<char*>(std::malloc(sizes[at]));
     fill(blocks[at], sizes[at], round);
@@ -117,12 +117,12 @@ void use_ring(const Ring& ring, rdmalloc_heap* heap, rdmalloc_pool* pool, int fi
     write_and_compare(ring.uring, ring.domain, reg, block, bytes, file);
     rdmalloc_reg_put(reg);
   };
-  auto* block = static_cast<char*>(std::malloc(256 * 1024));
-  send(block, 256 * 1024);
+  auto* block = static_cast<char*>(std::malloc(256 * kKiB));
+  send(block, 256 * kKiB);
   std::free(block);
-  block = static_cast<char*>(rdmalloc_heap_malloc(heap, 100 * 1024));
+  block = static_cast<char*>(rdmalloc_heap_malloc(heap, 100 * kKiB));
   if (block == nullptr) is_wrong("the heap is full", errno);
-  if (block != nullptr) send(block, 100 * 1024);
+  if (block != nullptr) send(block, 100 * kKiB);
   std::free(block);
   rdmalloc_buffer* buffer = nullptr;
   if (int error = rdmalloc_pool_get(pool, 4096, &buffer)) {
@@ -200,6 +200,6 @@ int main(int argc, char** argv) {
   }
   std::string folder = argv[1];
   int error = run(folder, std::strtoul(argv[2], nullptr, 10) * kMiB);
-  if (error != 0) std::fprintf(stderr, "checkpointed: %s\n", std::strerror(error));
+  if (error != 0) std::fprintf(stderr, "checkpointed: error %d\n", error);
   return error == 0 ? 0 : 1;
 }
