@@ -5,8 +5,10 @@
 #include "alloc/cache/shards.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/lock.h"
+#include "alloc/core/quarantine.h"
 #include "alloc/core/size_class.h"
 #include "alloc/heaps/heap.h"
+#include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
@@ -62,6 +64,9 @@ void recover(std::uint32_t forking_thread) {
         slab_rebuild(shard, c);
     }
   }
+  // The child's pages are its own: no device reaches them.
+  quarantined_ranges.store(0, std::memory_order_relaxed);
+  quarantined_bytes.store(0, std::memory_order_relaxed);
   os::topology_after_fork();
   shards_after_fork(forking_thread);
   events_after_fork();
@@ -115,7 +120,7 @@ void fork_init() {
     detail::fork_word = &unwiped_word;
   }
   known_process.store(os::process_id(), std::memory_order_relaxed);
-  pthread_atfork(nullptr, nullptr, mark_child);
+  if (!os::should_fail(os::Site::kForkHandler)) pthread_atfork(nullptr, nullptr, mark_child);
 }
 
 }  // namespace rdmalloc

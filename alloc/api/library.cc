@@ -62,6 +62,8 @@ const char* rdmalloc_strerror(int error) {
       return "the kernel lacks a system call that this needs";
     case -EMSGSIZE:
       return "longer than one registration may be";
+    case -ENOTRECOVERABLE:
+      return "a registrar failed half-way and could not undo it; the range keeps its pages";
     case -ETIMEDOUT:
       return "the time is over; nothing was changed";
     default:
@@ -74,7 +76,11 @@ int rdmalloc_init(void) {
   initialisations.fetch_add(1, std::memory_order_relaxed);
   if (options().purge != PurgeMode::kThread) return 0;
   purge_thread_forgive();
-  return purge_thread_start();
+  int error = purge_thread_start();
+  // Counted first, so that nobody else's end stops the thread meanwhile; what failed is not
+  // counted.
+  if (error != 0) initialisations.fetch_sub(1, std::memory_order_relaxed);
+  return error;
 }
 
 int rdmalloc_fini(void) {
@@ -82,7 +88,9 @@ int rdmalloc_fini(void) {
   do {
     if (seen == 0) return -EALREADY;
   } while (!initialisations.compare_exchange_weak(seen, seen - 1, std::memory_order_relaxed));
-  return seen == 1 ? purge_thread_stop() : 0;
+  int error = seen == 1 ? purge_thread_stop() : 0;
+  if (error != 0) initialisations.fetch_add(1, std::memory_order_relaxed);
+  return error;
 }
 
 }  // extern "C"

@@ -179,7 +179,8 @@ bool read_reg_count(const char* value) {
 }
 
 // "site:n", several separated by commas.
-bool read_fault(const char* value) {
+template <typename See>
+bool for_each_fault(const char* value, See see) {
   while (*value != 0) {
     const char* colon = std::strchr(value, ':');
     if (colon == nullptr) return false;
@@ -187,19 +188,17 @@ bool read_fault(const char* value) {
     const char* end = colon + 1;
     for (; *end >= '0' && *end <= '9'; ++end) nth = nth * 10 + static_cast<unsigned>(*end - '0');
     if (end == colon + 1 || nth == 0 || (*end != ',' && *end != 0)) return false;
-    bool known = false;
-    for (int i = 0; i < static_cast<int>(os::Site::kCount); ++i) {
-      const char* name = os::site_name(static_cast<os::Site>(i));
-      auto length = static_cast<std::size_t>(colon - value);
-      if (std::strlen(name) == length && std::strncmp(name, value, length) == 0) {
-        os::arm_fault(static_cast<os::Site>(i), nth);
-        known = true;
-      }
-    }
-    if (!known) return false;
+    os::Site site = os::site_named(value, static_cast<std::size_t>(colon - value));
+    if (site == os::Site::kCount) return false;
+    see(site, nth);
     value = *end == ',' ? end + 1 : end;
   }
   return true;
+}
+bool read_fault(const char* value) {
+  // All of them or, where one is not understood, none.
+  if (!for_each_fault(value, [](os::Site, std::uint64_t) {})) return false;
+  return for_each_fault(value, os::arm_fault);
 }
 
 struct Setting {
@@ -231,7 +230,8 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_STATS", read_stats,
      "0, 1, or a file with a '/' in its name: ./stats.%p.json (%p process, %h host, %r rank, %% %)",
      "0"},
-    {"RDMALLOC_FAULT", read_fault, "site:n[,site:n...], n from 1", "none"},
+    {"RDMALLOC_FAULT", read_fault,
+     "site:n[,site:n...], n from 1, of the sites that `rdmalloc info --fault-sites` lists", "none"},
 };
 
 // The value of `name` in a string NAME=VALUE, or nullptr.

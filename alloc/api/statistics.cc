@@ -9,10 +9,12 @@
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/quarantine.h"
 #include "alloc/core/shard.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/init.h"
+#include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
@@ -71,6 +73,9 @@ Statistics statistics() {
   s.quiesces = purge.freezes;
   s.purge_thread_runs = purge.thread_runs;
   s.is_quiesced = purge.is_frozen;
+  s.quarantined_ranges = quarantined_ranges.load(std::memory_order_relaxed);
+  s.quarantined_bytes = quarantined_bytes.load(std::memory_order_relaxed);
+  s.faults = os::faults_fired();
   return s;
 }
 
@@ -116,6 +121,9 @@ constexpr StatisticLine kLines[] = {
     LINE(purge_thread_runs, "1 while the purge thread runs"),
     LINE(quiesces, "times everything was stopped for a checkpoint"),
     LINE(is_quiesced, "1 between rdmalloc_quiesce() and rdmalloc_resume()"),
+    LINE(quarantined_ranges, "registrations that a registrar could not end"),
+    LINE(quarantined_bytes, "their bytes, which keep their pages for good"),
+    LINE(faults, "calls that RDMALLOC_FAULT has made to fail"),
 };
 #undef LINE
 

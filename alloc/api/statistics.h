@@ -26,6 +26,7 @@ struct Statistics {
   std::uint64_t purges, purged_bytes, slab_purged_bytes, purge_refusals, purge_failures;
   std::uint64_t purge_thread_failures, purge_pressure;
   std::uint64_t quiesces;
+  std::uint64_t quarantined_ranges, quarantined_bytes, faults;
   bool purge_thread_runs, is_quiesced;
 };
 Statistics statistics();

@@ -12,6 +12,7 @@
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/init.h"
 #include "alloc/large/large.h"
+#include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
 #include "alloc/slabs/slab.h"
@@ -427,6 +428,7 @@ int cache_init() {
   if (cache_bytes > (std::size_t{1} << 28)) cache_bytes = std::size_t{1} << 28;
   if (int error = magazines.reserve(magazine_bytes)) return error;
   if (int error = caches.reserve(cache_bytes)) return error;
+  if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
   return -pthread_key_create(&exit_key, on_thread_exit);
 }
 

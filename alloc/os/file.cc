@@ -1,15 +1,18 @@
 #include "alloc/os/file.h"
 
+#include <errno.h>
 #include <fcntl.h>
 
 #include <cstdint>
 #include <cstring>
 
+#include "alloc/os/fault.h"
 #include "alloc/os/syscall.h"
 
 namespace rdmalloc::os {
 
 int open_to_read(const char* path) {
+  if (should_fail(Site::kOpenFile)) return -EMFILE;
   return static_cast<int>(
       raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path), O_RDONLY | O_CLOEXEC));
 }
@@ -20,12 +23,14 @@ constexpr long kMode = 0666;
 }  // namespace
 
 int open_to_append(const char* path) {
+  if (should_fail(Site::kMakeFile)) return -EACCES;
   return static_cast<int>(raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path),
                                       O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK,
                                       kMode));
 }
 
 int make_file(const char* path) {
+  if (should_fail(Site::kMakeFile)) return -EACCES;
   long fd = raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path),
                         O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, kMode);
   if (fd < 0) return static_cast<int>(fd);
@@ -34,16 +39,19 @@ int make_file(const char* path) {
 }
 
 int current_folder(char* buffer, std::size_t size) {
+  if (should_fail(Site::kCurrentFolder)) return -ENOENT;
   long length = raw_syscall(SYS_getcwd, reinterpret_cast<long>(buffer), static_cast<long>(size));
   return static_cast<int>(length > 0 ? length - 1 : length);
 }
 
 std::size_t read_some(int fd, char* buffer, std::size_t size) {
+  if (should_fail(Site::kReadFile)) return 0;
   long got = raw_syscall(SYS_read, fd, reinterpret_cast<long>(buffer), static_cast<long>(size));
   return got < 0 ? 0 : static_cast<std::size_t>(got);
 }
 
 std::size_t read_some_at(int fd, char* buffer, std::size_t size, std::size_t offset) {
+  if (should_fail(Site::kReadFile)) return 0;
   long got = raw_syscall(SYS_pread64, fd, reinterpret_cast<long>(buffer), static_cast<long>(size),
                          static_cast<long>(offset));
   return got < 0 ? 0 : static_cast<std::size_t>(got);
@@ -55,7 +63,7 @@ void close_file(int fd) {
 
 int moved_away(int fd) {
   constexpr long kFrom = 768;  // of 1024, the usual limit
-  if (fd < 0) return fd;
+  if (fd < 0 || should_fail(Site::kMoveDescriptor)) return fd;
   long moved = raw_syscall(SYS_fcntl, fd, F_DUPFD_CLOEXEC, kFrom);
   if (moved < 0) return fd;
   close_file(fd);
@@ -77,13 +85,16 @@ int number_of(const char* name) {
 // Calls fn(descriptor of the folder, name) for each entry. 0 or a negative errno.
 template <class Fn>
 int each_entry(const char* path, Fn fn) {
+  if (should_fail(Site::kOpenFile)) return -EMFILE;
   long directory = raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path),
                                O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory < 0) return static_cast<int>(directory);
   alignas(8) char entries[2048];
   long got = 0;
-  while ((got = raw_syscall(SYS_getdents64, directory, reinterpret_cast<long>(entries),
-                            sizeof entries)) > 0) {
+  while ((got = should_fail(Site::kListFiles)
+                    ? -ENOMEM
+                    : raw_syscall(SYS_getdents64, directory, reinterpret_cast<long>(entries),
+                                  sizeof entries)) > 0) {
     // struct linux_dirent64 of getdents(2): inode, offset, length, type, name.
     constexpr long kLengthAt = 16, kNameAt = 19;
     std::uint16_t length = 0;
@@ -103,6 +114,7 @@ int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg) {
     int fd = number_of(entry);
     if (fd < 0 || fd == directory) return;
     char name[256];
+    if (should_fail(Site::kReadLink)) return;
     long read = raw_syscall(SYS_readlinkat, directory, reinterpret_cast<long>(entry),
                             reinterpret_cast<long>(name), sizeof name - 1);
     if (read < 0) return;
@@ -118,6 +130,7 @@ int threads_named(const char* prefix) {
     if (number_of(entry) < 0) return;
     std::strncpy(path, entry, sizeof path - sizeof "/comm");
     std::strcat(path, "/comm");
+    if (should_fail(Site::kOpenFile)) return;
     long fd =
         raw_syscall(SYS_openat, directory, reinterpret_cast<long>(path), O_RDONLY | O_CLOEXEC);
     if (fd < 0) return;

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "alloc/os/fault.h"
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"
 #include "alloc/os/syscall.h"
@@ -115,7 +116,9 @@ constinit std::atomic<std::uint64_t> memory_limit{0};
 
 std::uint64_t physical_memory_bytes() {
   struct sysinfo info;
-  if (raw_syscall(SYS_sysinfo, reinterpret_cast<long>(&info)) != 0) return std::uint64_t{1} << 30;
+  if (should_fail(Site::kMemorySize) ||
+      raw_syscall(SYS_sysinfo, reinterpret_cast<long>(&info)) != 0)
+    return std::uint64_t{1} << 30;
   return static_cast<std::uint64_t>(info.totalram) * info.mem_unit;
 }
 
@@ -144,7 +147,8 @@ MemoryState memory_state() {
 
 std::uint64_t address_space_left_bytes() {
   rlimit limit;
-  if (raw_syscall(SYS_prlimit64, 0, RLIMIT_AS, 0, reinterpret_cast<long>(&limit)) != 0 ||
+  if (should_fail(Site::kReadLimit) ||
+      raw_syscall(SYS_prlimit64, 0, RLIMIT_AS, 0, reinterpret_cast<long>(&limit)) != 0 ||
       limit.rlim_cur == RLIM_INFINITY)
     return UINT64_MAX;
   char statm[128];
@@ -170,7 +174,8 @@ std::uint64_t status_bytes(const char* status, const char* name) {
 bool may_lock_without_limit() {
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};
-  return raw_syscall(SYS_capget, reinterpret_cast<long>(&header), reinterpret_cast<long>(data)) ==
+  return !should_fail(Site::kReadCapabilities) &&
+         raw_syscall(SYS_capget, reinterpret_cast<long>(&header), reinterpret_cast<long>(data)) ==
              0 &&
          (data[CAP_TO_INDEX(CAP_IPC_LOCK)].effective & CAP_TO_MASK(CAP_IPC_LOCK)) != 0;
 }
@@ -180,7 +185,8 @@ bool may_lock_without_limit() {
 LockedMemory locked_memory() {
   LockedMemory memory;
   rlimit limit;
-  if (raw_syscall(SYS_prlimit64, 0, RLIMIT_MEMLOCK, 0, reinterpret_cast<long>(&limit)) != 0 ||
+  if (should_fail(Site::kReadLimit) ||
+      raw_syscall(SYS_prlimit64, 0, RLIMIT_MEMLOCK, 0, reinterpret_cast<long>(&limit)) != 0 ||
       limit.rlim_cur == RLIM_INFINITY || may_lock_without_limit())
     return memory;
   memory.limit_bytes = limit.rlim_cur;

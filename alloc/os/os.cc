@@ -73,6 +73,7 @@ int reserve_at(std::uintptr_t base, std::size_t length) {
 }
 
 int unreserve(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kUnreserve)) return -ENOMEM;
   return result_of(raw_syscall(SYS_munmap, static_cast<long>(base), static_cast<long>(length)));
 }
 
@@ -124,6 +125,7 @@ int populate(std::uintptr_t base, std::size_t length) {
 int bind_to_node(std::uintptr_t base, std::size_t length, unsigned node) {
   constexpr unsigned kMostNodes = 1024, kBits = 8 * sizeof(unsigned long);
   if (node >= kMostNodes) return -EINVAL;
+  if (should_fail(Site::kBindNode)) return -ENOMEM;
   unsigned long nodes[kMostNodes / kBits] = {};
   nodes[node / kBits] = 1ul << node % kBits;
   // The kernel takes one off the number of bits.
@@ -133,11 +135,13 @@ int bind_to_node(std::uintptr_t base, std::size_t length, unsigned node) {
 }
 
 int unbind(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kUnbindNode)) return -ENOMEM;
   return result_of(raw_syscall(SYS_mbind, static_cast<long>(base), static_cast<long>(length),
                                MPOL_DEFAULT, 0, 0, 0));
 }
 
 int advise_small(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kAdviseSmall)) return -EINVAL;
   return advise(base, length, MADV_NOHUGEPAGE);
 }
 
@@ -197,6 +201,7 @@ int reserve_over(std::uintptr_t base, std::size_t length) {
 }
 
 int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns) {
+  if (should_fail(Site::kFutexWait)) return -EINTR;
   timespec timeout{timeout_ns / 1000000000, timeout_ns % 1000000000};
   return result_of(raw_syscall(SYS_futex, reinterpret_cast<long>(word), FUTEX_WAIT_PRIVATE,
                                static_cast<long>(expected),
@@ -249,6 +254,7 @@ void sleep_ns(std::int64_t ns) {
 
 unsigned processors_allowed() {
   unsigned long mask[kMostCpus / (8 * sizeof(long))];
+  if (should_fail(Site::kReadAffinity)) return 1;
   // The bytes that the kernel's mask has.
   long got = raw_syscall(SYS_sched_getaffinity, 0, sizeof mask, reinterpret_cast<long>(mask));
   int count = 0;
@@ -259,6 +265,7 @@ unsigned processors_allowed() {
 
 int write_all(int fd, const char* bytes, std::size_t length) {
   while (length > 0) {
+    if (should_fail(Site::kWrite)) return -EIO;
     long wrote =
         raw_syscall(SYS_write, fd, reinterpret_cast<long>(bytes), static_cast<long>(length));
     if (wrote == -EINTR) continue;

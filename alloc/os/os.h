@@ -4,7 +4,8 @@
 // of it (docs/design.md, tier T0), is a function of its own and runs on the purge thread only.
 //
 // Every function returns 0 or a negative errno, allocates nothing and leaves errno alone.
-// Each is a named fault site: RDMALLOC_FAULT=site:n makes its n-th call fail (see fault.h).
+// Each that can fail is a named fault site: RDMALLOC_FAULT=site:n makes its n-th call fail
+// (fault.h).
 #pragma once
 
 #include <cstddef>

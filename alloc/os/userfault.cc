@@ -55,6 +55,7 @@ struct Mapping {
 
 // The first mapping that ends behind `address`. 0, -ENOENT, or -ENOTTY before Linux 6.11.
 int query_mapping(int maps_fd, std::uintptr_t address, Mapping* mapping) {
+  if (should_fail(Site::kQueryMapping)) return -ENOMEM;
   MappingQuery query = {};
   query.size = sizeof query;
   query.query_flags = kThisOrNext;
@@ -141,7 +142,7 @@ int userfault_open() {
   // one when another has ended, which userfault_settled() relies on.
   api.features = UFFD_FEATURE_EVENT_UNMAP | UFFD_FEATURE_EVENT_REMOVE | UFFD_FEATURE_EVENT_REMAP |
                  UFFD_FEATURE_PAGEFAULT_FLAG_WP | UFFD_FEATURE_WP_HUGETLBFS_SHMEM;
-  long error = control(fd, UFFDIO_API, &api);
+  long error = should_fail(Site::kUserfaultFeatures) ? -EINVAL : control(fd, UFFDIO_API, &api);
   if (error == 0 && userfault_settled(fd) == 0) return fd;
   close_file(fd);
   return error != 0 ? static_cast<int>(error) : -ENOSYS;
@@ -156,25 +157,43 @@ int userfault_register(int fd, std::uintptr_t low, std::size_t length) {
 }
 
 int userfault_unregister(int fd, std::uintptr_t low, std::size_t length) {
+  if (should_fail(Site::kUserfaultUnregister)) return -ENOMEM;
   uffdio_range range = {low, length};
   return static_cast<int>(control(fd, UFFDIO_UNREGISTER, &range));
 }
 
 int userfault_settled(int fd) {
+  if (should_fail(Site::kUserfaultSettled)) return -EAGAIN;
   // The kernel looks for changes under way before it looks at the argument, which is none.
   long error = control(fd, UFFDIO_WRITEPROTECT, nullptr);
   return error == -EFAULT ? 0 : error == 0 ? -EINVAL : static_cast<int>(error);
 }
+
+namespace {
+
+// The kernel had no memory for a wait, or RLIMIT_NOFILE is below two. Threads that unmap watched
+// memory wait for whoever reads, so he goes on, without waiting.
+Ready look_at_each(int stop_fd) {
+  std::uint64_t raised = 0;
+  long got = raw_syscall(SYS_read, stop_fd, reinterpret_cast<long>(&raised), sizeof raised);
+  if (got != -EAGAIN && got != -EINTR) return Ready::kStop;
+  sleep_ns(1000000);
+  return Ready::kEvents;
+}
+
+}  // namespace
 
 Ready userfault_wait(int fd, int stop_fd) {
   pollfd both[2] = {{fd, POLLIN, 0}, {stop_fd, POLLIN, 0}};
   for (;;) {
     // A descriptor that the program closes meanwhile wakes nobody: look again, now and then.
     timespec limit{10, 0};
-    long ready =
-        raw_syscall(SYS_ppoll, reinterpret_cast<long>(both), 2, reinterpret_cast<long>(&limit), 0);
+    long ready = should_fail(Site::kUserfaultWait)
+                     ? -ENOMEM
+                     : raw_syscall(SYS_ppoll, reinterpret_cast<long>(both), 2,
+                                   reinterpret_cast<long>(&limit), 0);
     if (ready == -EINTR || ready == 0) continue;
-    if (ready < 0) return Ready::kBroken;
+    if (ready < 0) return look_at_each(stop_fd);
     if (both[1].revents != 0) return Ready::kStop;
     return (both[0].revents & POLLIN) != 0 ? Ready::kEvents : Ready::kBroken;
   }
@@ -184,6 +203,7 @@ std::size_t userfault_read(int fd, UserfaultEvent* events, std::size_t most) {
   constexpr std::size_t kAtOnce = 16;
   uffd_msg messages[kAtOnce];
   if (most > kAtOnce) most = kAtOnce;
+  if (should_fail(Site::kUserfaultRead)) return 0;
   long got = raw_syscall(SYS_read, fd, reinterpret_cast<long>(messages),
                          static_cast<long>(most * sizeof messages[0]));
   std::size_t count = 0;
@@ -247,6 +267,7 @@ std::uint64_t most_mappings() {
 }
 
 int event_open() {
+  if (should_fail(Site::kEventOpen)) return -EMFILE;
   return moved_away(static_cast<int>(raw_syscall(SYS_eventfd2, 0, EFD_CLOEXEC | EFD_NONBLOCK)));
 }
 

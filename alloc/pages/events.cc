@@ -7,6 +7,7 @@
 #include "alloc/core/lock.h"
 #include "alloc/fork.h"
 #include "alloc/init.h"
+#include "alloc/os/fault.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge.h"
@@ -165,7 +166,9 @@ int events_ask_purge(std::uintptr_t base, std::size_t length, enum rdmalloc_purg
   for (rdmalloc_observer& observer : observers) observer.agreed = false;
   for_each_observer([&](rdmalloc_observer& observer) {
     if (refusal != 0) return;
-    if (observer.ops.purge != nullptr)
+    if (os::should_fail(os::Site::kPurgeEvent))
+      refusal = -EBUSY;
+    else if (observer.ops.purge != nullptr)
       refusal = observer.ops.purge(observer.arg, reinterpret_cast<void*>(base), length, reason);
     observer.agreed = refusal == 0;
   });

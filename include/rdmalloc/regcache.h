@@ -83,7 +83,10 @@ struct rdmalloc_registrar_ops {
   /** Registers [addr, addr+length) with `access` and fills *key (lkey, rkey, handle). 0 or a
    *  negative errno; -ENOMEM and -ENOSPC make the cache evict idle ones and ask once more, and so
    *  does -EEXIST with those that overlap the range, for registrars that can't have both.
-   *  -ENODEV, here and from deregister: the device is gone (rdmalloc_domain_lost). */
+   *  -ENODEV, here and from deregister: the device is gone (rdmalloc_domain_lost).
+   *  -ENOTRECOVERABLE: it failed half-way and could not be undone, so that the device may reach the
+   *  range; it is quarantined, as after a deregister that fails. With every other error nothing may
+   *  be left. */
   /* NOLINTNEXTLINE(readability-identifier-naming): "register" is a keyword. */
   int (*register_)(void* context, void* addr, size_t length, uint32_t access,
                    struct rdmalloc_key* key);

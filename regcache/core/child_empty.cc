@@ -5,6 +5,7 @@
 
 #include <atomic>
 
+#include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 
@@ -45,7 +46,9 @@ void wipe_in_child() {
 
 int add_handler() {
   if (has_handler.exchange(true, std::memory_order_relaxed)) return 0;
-  if (pthread_atfork(nullptr, nullptr, wipe_in_child) == 0) return 0;
+  if (!os::should_fail(os::Site::kForkHandler) &&
+      pthread_atfork(nullptr, nullptr, wipe_in_child) == 0)
+    return 0;
   has_handler.store(false, std::memory_order_relaxed);
   return -ENOMEM;
 }

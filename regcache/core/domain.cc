@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "alloc/api/options.h"
+#include "alloc/core/quarantine.h"
 #include "alloc/os/os.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
@@ -105,6 +106,7 @@ void reset(Domain& domain) {
   domain.counters = {};
   domain.is_lost.store(false, std::memory_order_relaxed);
   domain.has_warned_of_memlock.store(false, std::memory_order_relaxed);
+  domain.has_warned_of_quarantine.store(false, std::memory_order_relaxed);
 }
 
 int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
@@ -172,6 +174,7 @@ void forget_quarantined(State& all, Domain& domain) {
   LockGuard guard(domain.lock);
   while (Registration* reg = domain.by_range.first()) {
     domain.by_range.erase(reg);
+    forget_quarantined_bytes(reg->head.length);
     // Zero, as after a drop: a put that comes too late is recognised.
     reg->state.store(0, std::memory_order_relaxed);
     all.registrations.give(reg);
@@ -191,6 +194,7 @@ void move_quarantined(State& all, Domain& domain) {
         .store(kOrphans, std::memory_order_relaxed);
     orphans.by_range.insert(reg);
     ++orphans.count;
+    orphans.bytes += reg->head.length;
   }
 }
 

@@ -102,7 +102,7 @@ struct alignas(64) Domain {
   Registration* in_flight;  // records that register_ is being called for
   Registration* deferred;   // closed, to be dropped by a thread of the user (not any-thread)
   Counters counters;
-  std::atomic<bool> has_warned_of_memlock;
+  std::atomic<bool> has_warned_of_memlock, has_warned_of_quarantine;
   std::atomic<std::uint32_t> drops;  // moves on with each drop while closing; a futex
 
   bool holds(std::uintptr_t address) const { return address - head.arena_base < head.arena_length; }

@@ -2,7 +2,10 @@
 
 #include <errno.h>
 
+#include "alloc/api/options.h"
+#include "alloc/core/quarantine.h"
 #include "alloc/core/report.h"
+#include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "regcache/core/history.h"
 #include "regcache/core/oracle.h"
@@ -17,20 +20,6 @@ bool fills_slices(const Domain& domain, const Registration* reg) {
          domain.holds(reg->base()) && domain.holds(reg->end() - 1);
 }
 
-void quarantine(Domain& domain, Registration* reg, int error) {
-  Message()
-      .text("warning: ")
-      .text(domain.ops.name)
-      .text(" could not deregister ")
-      .address(reinterpret_cast<void*>(reg->base()))
-      .text(" + ")
-      .number(reg->head.length)
-      .text(" bytes (error ")
-      .signed_number(error)
-      .text("): its pages are never given back from now on")
-      .print();
-}
-
 // What the registrar said to the end of a registration.
 struct Answer {
   int error;          // 0: it is gone
@@ -43,7 +32,9 @@ Answer ask_to_deregister(Domain& domain, Registration* reg) {
   bool is_called = (domain.ops.flags & RDMALLOC_REGISTRAR_DIES_WITH_DEVICE) == 0 ||
                    !domain.is_lost.load(std::memory_order_acquire);
   int error = 0;
-  if (is_called) {
+  if (is_called && os::should_fail(os::Site::kDeregister)) {
+    error = -EIO;
+  } else if (is_called) {
     CallbackScope callback;
     error = domain.ops.deregister(domain.context, reinterpret_cast<void*>(reg->base()),
                                   reg->head.length, &reg->head.key);
@@ -57,8 +48,7 @@ Answer ask_to_deregister(Domain& domain, Registration* reg) {
 // What a drop changes once the registrar has answered. Under the lock.
 void account_drop(Domain& domain, Registration* reg, Reason reason, const Answer& answer) {
   if (answer.error != 0) {
-    reg->is_quarantined = true;
-    ++domain.counters.quarantined;
+    quarantine(domain, reg);
     return;
   }
   domain.by_range.erase(reg);
@@ -83,7 +73,7 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
   Invalidation* completed = nullptr;
   bool is_closing = false;
   if (answer.error != 0) {
-    quarantine(domain, reg, answer.error);
+    warn_quarantined(domain, reg, answer.error);
   } else {
     note(event_of(reason), reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
     oracle_deregistered(reg);
@@ -111,6 +101,32 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
 }
 
 }  // namespace
+
+void quarantine(Domain& domain, Registration* reg) {
+  reg->is_quarantined = true;
+  ++domain.counters.quarantined;
+  note_quarantined(reg->head.length);
+}
+
+void warn_quarantined(Domain& domain, const Registration* reg, int error) {
+  if (domain.has_warned_of_quarantine.exchange(true, std::memory_order_relaxed) || options().quiet)
+    return;
+  bool is_remote = (reg->head.access & RDMALLOC_ACCESS_REMOTE) != 0;
+  Message()
+      .text("warning: ")
+      .text(domain.ops.name)
+      .text(" could not deregister ")
+      .address(reinterpret_cast<void*>(reg->base()))
+      .text(" + ")
+      .number(reg->head.length)
+      .text(" bytes (error ")
+      .signed_number(error)
+      .text("): its pages are never given back from now on")
+      .text(is_remote ? ", and peers that have its key may reach them until the domain is closed"
+                      : "")
+      .text("; stats.quarantined_bytes counts these, and those that follow")
+      .print();
+}
 
 void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced) {
   if (!fills_slices(domain, reg)) return;

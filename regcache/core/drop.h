@@ -27,6 +27,8 @@ std::uint64_t reclaim_sticky(Domain& domain);
 
 // Takes a closed registration out of tables and orders (it stays in by_range until it is gone).
 void withdraw(Domain& domain, Registration* reg);
+// Keeps a closed registration that could not be ended for ever, so that no purge takes its pages.
+void quarantine(Domain& domain, Registration* reg);
 // Undoes close_idle() and withdraw().
 void reopen(Domain& domain, Registration* reg, bool was_sticky);
 
@@ -54,6 +56,8 @@ Unmovable unmovable(Domain& domain);
 // Deregisters each of a list of closed, withdrawn registrations that the caller owns. Returns how
 // many are gone; the others are quarantined.
 std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason);
+// Says so, once for a domain: a device that fails does it to all.
+void warn_quarantined(Domain& domain, const Registration* reg, int error);
 // The device is gone: the domain is lost, all that is idle dropped, with one warning. False when it
 // is lost or being closed already.
 bool lose_domain(Domain& domain);

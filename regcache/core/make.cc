@@ -1,8 +1,10 @@
+// Longer than 600 lines, so that a miss can be read from plan to publication in one file.
 #include "regcache/core/make.h"
 
 #include <errno.h>
 
 #include "alloc/api/options.h"
+#include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/foreign.h"
@@ -214,8 +216,10 @@ int ask_and_count(Domain& domain, Registration* reg) {
   assert_no_lock_held("register");
   reg->head.key = {};
   std::int64_t begin_ns = os::monotonic_ns();
-  int error = 0;
-  {
+  int error = os::should_fail(os::Site::kRegister)       ? -ENOMEM
+              : os::should_fail(os::Site::kRegisterUndo) ? -ENOTRECOVERABLE
+                                                         : 0;
+  if (error == 0) {
     CallbackScope callback;
     error =
         domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()), reg->head.length,
@@ -227,7 +231,7 @@ int ask_and_count(Domain& domain, Registration* reg) {
   Counters& counters = domain.counters;
   counters.register_ns_total += took_ns;
   if (took_ns > counters.register_ns_worst) counters.register_ns_worst = took_ns;
-  ++(error == 0 ? counters.registrations : counters.refusals);
+  ++(error == 0 || error == -ENOTRECOVERABLE ? counters.registrations : counters.refusals);
   // A registrar that returns a positive value breaks its contract; the caller gets an errno.
   return error > 0 ? -EIO : error;
 }
@@ -374,6 +378,24 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   return hand_out(domain, request, made, 1, reg, key);
 }
 
+// What the registrar could neither make nor undo: in the tree before its words are idle, so that no
+// purge takes its pages (I3). False where the device is gone, with all that it reached.
+bool keep_half_made(Domain& domain, Registration* made) {
+  {
+    LockGuard guard(domain.lock);
+    if (domain.is_lost.load(std::memory_order_relaxed)) {
+      --domain.counters.registrations;
+      return false;
+    }
+    end_reservation(domain, made);
+    enter(domain, made);
+    made->state.store(0, std::memory_order_relaxed);
+    quarantine(domain, made);
+  }
+  warn_quarantined(domain, made, -ENOTRECOVERABLE);
+  return true;
+}
+
 // The record may have been in a tree before, or a hint, and a reader may have lost his way there:
 // base, length and domain are what he looks at without a reference.
 void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
@@ -421,6 +443,10 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   bool is_counted = all.words.try_begin_registering(slices);
   if (!is_counted) slices = {0, 0};
   error = is_counted || plan.is_of_one_block ? ask_twice(domain, made) : kInPurge;
+  if (error == -ENOTRECOVERABLE && keep_half_made(domain, made)) {
+    all.words.end_registering(slices);
+    return error;
+  }
   if (error != 0) {
     all.words.end_registering(slices);
     {

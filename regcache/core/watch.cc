@@ -383,7 +383,8 @@ void Watch::close_descriptors() {
 int Watch::start(State& all) {
   all_ = &all;
   if (!survivors.watch.has_fork_handler.exchange(true, std::memory_order_relaxed) &&
-      pthread_atfork(nullptr, nullptr, close_in_child) != 0) {
+      (os::should_fail(os::Site::kForkHandler) ||
+       pthread_atfork(nullptr, nullptr, close_in_child) != 0)) {
     survivors.watch.has_fork_handler.store(false, std::memory_order_relaxed);
     return -ENOMEM;
   }

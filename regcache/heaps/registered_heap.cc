@@ -114,6 +114,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
   for (std::size_t i = 0; i < heap->domain_count; ++i) {
     Registration*& reg = heap->registrations[first + i];
     if (int error = make_heaps(domain_at(*heap, i), base, length, heap->access, &reg)) {
+      *is_kept = error == -ENOTRECOVERABLE;
       // Nobody can hold what no block was handed out of.
       while (i-- != 0) {
         Registration* made = heap->registrations[first + i];

@@ -12,6 +12,7 @@
 
 #include <atomic>
 
+#include "alloc/os/fault.h"
 #include "regcache/notifiers/loaded_library.h"
 
 namespace rdmalloc {
@@ -82,11 +83,14 @@ int libfabric_monitor_attach() {
   if (open == nullptr) return -ENOTSUP;
   // While attached its functions are called from the purge thread.
   keep_loaded(kLibrary);
-  if (open(FI_VERSION(1, 13), "mr_cache", nullptr, 0, 0, &cache, nullptr) != 0) return -ENOTSUP;
+  if (os::should_fail(os::Site::kImportMonitor) ||
+      open(FI_VERSION(1, 13), "mr_cache", nullptr, 0, 0, &cache, nullptr) != 0)
+    return -ENOTSUP;
   monitor = {};
   monitor.fid.fclass = FI_CLASS_MEM_MONITOR;
   monitor.export_ops = &export_ops;
-  int error = fi_import_fid(cache, &monitor.fid, 0);
+  int error =
+      os::should_fail(os::Site::kImportMonitor) ? -FI_EBUSY : fi_import_fid(cache, &monitor.fid, 0);
   if (error != 0) {  // undone in full: it can be tried again (I10)
     cache->ops->close(cache);
     cache = nullptr;
@@ -105,6 +109,7 @@ int libfabric_monitor_detach() {
   // libfabric's own (the import filled it in) and frees the slot.
   cache->ops->close(cache);
   cache = nullptr;
+  if (os::should_fail(os::Site::kCloseMonitor)) return -EBUSY;
   return monitor.fid.ops->close(&monitor.fid) == 0 ? 0 : -EBUSY;
 }
 

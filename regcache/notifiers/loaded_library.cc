@@ -8,6 +8,8 @@
 #include <atomic>
 #include <cstddef>
 
+#include "alloc/os/fault.h"
+
 namespace rdmalloc {
 namespace {
 
@@ -32,7 +34,8 @@ int compare(dl_phdr_info* info, std::size_t, void* arg) {
 void* handle_of(const char* name, int flags) {
   Search search;
   search.name = name;
-  if (dl_iterate_phdr(compare, &search) == 0) return nullptr;
+  if (dl_iterate_phdr(compare, &search) == 0 || os::should_fail(os::Site::kOpenLibrary))
+    return nullptr;
   return dlopen(search.path, RTLD_LAZY | RTLD_NOLOAD | flags);
 }
 
@@ -54,7 +57,7 @@ void release(void* handle) {
 void* symbol_of_loaded(const char* name, const char* symbol) {
   void* handle = handle_of(name, 0);
   if (handle == nullptr) return nullptr;
-  void* found = dlsym(handle, symbol);
+  void* found = os::should_fail(os::Site::kFindFunction) ? nullptr : dlsym(handle, symbol);
   release(handle);
   return found;
 }

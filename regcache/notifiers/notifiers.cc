@@ -27,6 +27,7 @@
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
 #include "alloc/init.h"
+#include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
 #include "regcache/notifiers/libfabric_monitor.h"
@@ -203,7 +204,7 @@ __attribute__((constructor)) void notifiers_start() {
   notifiers_rescan();
   // From here on the program's atexit handlers, and then the libraries' destructors, take the
   // fabrics apart: no purge may call into them.
-  atexit(hold_for_good);
+  if (!os::should_fail(os::Site::kExitHandler)) atexit(hold_for_good);
   purge_set_decommit(tell_and_decommit);
 }
 
@@ -263,6 +264,7 @@ const unsigned char* libc_madvise() {
   // Relaxed: every thread that looks finds the same function.
   const unsigned char* text = found.load(std::memory_order_relaxed);
   if (text == nullptr) {
+    if (os::should_fail(os::Site::kFindFunction)) return nullptr;
     text = static_cast<const unsigned char*>(dlsym(RTLD_DEFAULT, "madvise"));
     found.store(text, std::memory_order_relaxed);
   }

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <pthread.h>
 
+#include "alloc/os/fault.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -10,10 +11,8 @@ namespace {
 // The record, or what of it a fork has left: zeroes, which mean a thread without caches.
 constinit thread_local PoolThread* this_thread = nullptr;
 
-// Made once for a process and its children.
-constinit pthread_once_t exit_key_once = PTHREAD_ONCE_INIT;
-constinit pthread_key_t exit_key = 0;
-constinit int exit_key_error = 0;
+// Made once for a process and its children: the key plus 1; 0 until one could be had.
+constinit std::atomic<std::uint64_t> exit_key{0};
 
 // Gives the cache's buffers to the free ones and takes it from its pool. Under the pool's lock.
 void retire(BufferPool& pool, PoolCache* cache) {
@@ -53,9 +52,16 @@ void on_thread_exit(void* value) {
 }  // namespace
 
 int pool_threads_prepare() {
-  int error = pthread_once(&exit_key_once,
-                           [] { exit_key_error = -pthread_key_create(&exit_key, on_thread_exit); });
-  return error != 0 ? -error : exit_key_error;
+  // Relaxed: the key is all that it says.
+  if (exit_key.load(std::memory_order_relaxed) != 0) return 0;
+  pthread_key_t key = 0;
+  if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
+  if (int error = pthread_key_create(&key, on_thread_exit)) return -error;
+  std::uint64_t expected = 0;
+  if (!exit_key.compare_exchange_strong(expected, std::uint64_t{key} + 1,
+                                        std::memory_order_relaxed))
+    pthread_key_delete(key);
+  return 0;
 }
 
 PoolThread* pool_thread() {
@@ -68,7 +74,8 @@ PoolThread* pool_thread() {
   this_thread = thread;
   // Without it the record lives on after the thread, and what it caches is found by those who need
   // it: nothing is lost but the record.
-  pthread_setspecific(exit_key, thread);
+  pthread_setspecific(static_cast<pthread_key_t>(exit_key.load(std::memory_order_relaxed) - 1),
+                      thread);
   return thread;
 }
 

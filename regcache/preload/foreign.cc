@@ -20,6 +20,7 @@
 
 #include <cstdint>
 
+#include "alloc/os/fault.h"
 #include "alloc/preload/hands_off.h"
 #include "regcache/notifiers/notifiers.h"
 #include "regcache/notifiers/watching.h"
@@ -28,6 +29,7 @@
 namespace {
 
 using rdmalloc::next_of;
+namespace os = rdmalloc::os;
 
 constinit std::atomic<int (*)(void*, size_t)> next_munmap{nullptr};
 constinit std::atomic<void* (*)(void*, size_t, size_t, int, void*)> next_mremap{nullptr};
@@ -81,7 +83,9 @@ const char* name_of(int advice) {
 // Reads /proc/self/maps by lines without allocating.
 class Maps {
  public:
-  Maps() : fd_(open("/proc/self/maps", O_RDONLY | O_CLOEXEC)) {}
+  Maps()
+      : fd_(os::should_fail(os::Site::kOpenFile) ? -1
+                                                 : open("/proc/self/maps", O_RDONLY | O_CLOEXEC)) {}
   Maps(const Maps&) = delete;
   Maps& operator=(const Maps&) = delete;
   ~Maps() {
@@ -116,7 +120,8 @@ class Maps {
     std::size_t length = 0;
     for (;;) {
       if (at_ == end_) {
-        ssize_t got = fd_ < 0 ? 0 : read(fd_, buffer_, sizeof buffer_);
+        bool is_readable = fd_ >= 0 && !os::should_fail(os::Site::kReadFile);
+        ssize_t got = is_readable ? read(fd_, buffer_, sizeof buffer_) : 0;
         if (got <= 0) return false;
         at_ = 0;
         end_ = static_cast<std::size_t>(got);
@@ -142,9 +147,9 @@ bool is_this_process(int pidfd) {
   for (int rest = pidfd; rest > 0 || count == 0; rest /= 10)
     digits[count++] = static_cast<char>('0' + rest % 10);
   while (count > 0) *at++ = digits[--count];
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  int fd = os::should_fail(os::Site::kOpenFile) ? -1 : open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
-  ssize_t got = read(fd, text, sizeof text - 1);
+  ssize_t got = os::should_fail(os::Site::kReadFile) ? -1 : read(fd, text, sizeof text - 1);
   close(fd);
   if (got <= 0) return false;
   text[got] = 0;

@@ -17,7 +17,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regcache/registrars/fault.h"
+
 namespace {
+
+using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::should_fail;
 
 // More there can't be: one list of segments for each.
 constexpr std::size_t kMostRanges = RTE_MAX_MEMSEG_LISTS;
@@ -53,8 +58,10 @@ int unmap(Dpdk& dpdk, std::size_t count, void* addr, std::size_t length) {
   int first = 0;
   while (count-- != 0) {
     clear_errors();
-    int result =
-        rte_dev_dma_unmap(dpdk.devices[count], addr, reinterpret_cast<std::uint64_t>(addr), length);
+    int result = should_fail("dpdk_unmap")
+                     ? -1
+                     : rte_dev_dma_unmap(dpdk.devices[count], addr,
+                                         reinterpret_cast<std::uint64_t>(addr), length);
     if (result != 0 && first == 0) first = error_of(result);
   }
   return first;
@@ -64,11 +71,12 @@ int map(Dpdk& dpdk, void* addr, std::size_t length) {
   for (std::size_t i = 0; i < dpdk.device_count; ++i) {
     clear_errors();
     int result =
-        rte_dev_dma_map(dpdk.devices[i], addr, reinterpret_cast<std::uint64_t>(addr), length);
+        should_fail("dpdk_map")
+            ? -1
+            : rte_dev_dma_map(dpdk.devices[i], addr, reinterpret_cast<std::uint64_t>(addr), length);
     if (result == 0) continue;
     int error = error_of(result);
-    unmap(dpdk, i, addr, length);
-    return error;
+    return unmap(dpdk, i, addr, length) == 0 ? error : -ENOTRECOVERABLE;
   }
   return 0;
 }
@@ -80,12 +88,15 @@ int make_known(void* addr, std::size_t length) {
   std::size_t page = bounds & -bounds;
   if (page > std::size_t{1} << 21) page = std::size_t{1} << 21;
   std::size_t count = length / page;
-  auto* addresses = static_cast<rte_iova_t*>(malloc(count * sizeof(rte_iova_t)));
+  auto* addresses = allocate<rte_iova_t>(count);
   if (addresses == nullptr) return -ENOMEM;
   for (std::size_t i = 0; i < count; ++i)
     addresses[i] = reinterpret_cast<std::uintptr_t>(addr) + i * page;
   clear_errors();
-  int result = rte_extmem_register(addr, length, addresses, static_cast<unsigned>(count), page);
+  int result =
+      should_fail("dpdk_register")
+          ? -1
+          : rte_extmem_register(addr, length, addresses, static_cast<unsigned>(count), page);
   int error = result == 0 ? 0 : error_of(result);
   free(addresses);
   return error;
@@ -93,7 +104,7 @@ int make_known(void* addr, std::size_t length) {
 
 int forget(void* addr, std::size_t length) {
   clear_errors();
-  int result = rte_extmem_unregister(addr, length);
+  int result = should_fail("dpdk_unregister") ? -1 : rte_extmem_unregister(addr, length);
   return result == 0 ? 0 : error_of(result);
 }
 
@@ -123,9 +134,11 @@ int dpdk_register(void* context, void* addr, std::size_t length, std::uint32_t, 
     error = make_known(addr, length);
     if (error == 0) {
       error = map(dpdk, addr, length);
-      if (error != 0) forget(addr, length);
+      // As after a deregister that failed: known, and its place taken.
+      if (error != 0 && error != -ENOTRECOVERABLE && forget(addr, length) != 0)
+        error = -ENOTRECOVERABLE;
     }
-    if (error == 0) *place = {base, base + length, 0};
+    if (error == 0 || error == -ENOTRECOVERABLE) *place = {base, base + length, 0};
   }
   if (error == 0) {
     ++place->count;
@@ -168,10 +181,10 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_dpdk(rte_device* const* devices
     if (devices == nullptr || devices[i] == nullptr) return -EINVAL;
   rte_iova_mode mode = rte_eal_iova_mode();
   if (mode != RTE_IOVA_VA) return mode == RTE_IOVA_PA ? -ENOTSUP : -EINVAL;
-  auto* dpdk = static_cast<Dpdk*>(calloc(1, sizeof(Dpdk)));
+  auto* dpdk = allocate<Dpdk>();
   if (dpdk == nullptr) return -ENOMEM;
   pthread_mutex_init(&dpdk->lock, nullptr);
-  dpdk->devices = static_cast<rte_device**>(calloc(device_count + 1, sizeof(void*)));
+  dpdk->devices = allocate<rte_device*>(device_count + 1);
   if (dpdk->devices == nullptr) {
     dpdk_close(dpdk);
     return -ENOMEM;

@@ -12,11 +12,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regcache/registrars/fault.h"
 #include "regcache/registrars/probe.h"
 
 namespace {
 
+using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::pinned_kb;
+using rdmalloc::registrars::should_fail;
 
 struct Fabric {
   fid_domain* domain;
@@ -59,7 +62,8 @@ int fabric_register(void* context, void* addr, std::size_t length, std::uint32_t
       std::uint64_t count = fabric->next_key.fetch_add(1, std::memory_order_relaxed);
       attr.requested_key = (kFirstKey + count) & fabric->key_limit;
     }
-    error = fi_mr_regattr(fabric->domain, &attr, 0, &mr);
+    error = should_fail("libfabric_register") ? -FI_ENOMEM
+                                              : fi_mr_regattr(fabric->domain, &attr, 0, &mr);
   }
   if (error != 0) return errno_of(error);
   key->lkey = reinterpret_cast<std::uint64_t>(fi_mr_desc(mr));
@@ -69,6 +73,7 @@ int fabric_register(void* context, void* addr, std::size_t length, std::uint32_t
 }
 
 int fabric_deregister(void*, void*, std::size_t, const rdmalloc_key* key) {
+  if (should_fail("libfabric_deregister")) return -EIO;
   return errno_of(fi_close(&static_cast<fid_mr*>(key->handle)->fid));
 }
 
@@ -99,7 +104,8 @@ int closes_at_once(Fabric& fabric) {
   int result = 0;
   // Another probe for each trial, all of them live to the end: a cache would serve the same one.
   for (int trial = 0; trial < 3 && result == 0; ++trial) {
-    if (posix_memalign(&probes[trial], kSmallProbeBytes, kProbeBytes) != 0) {
+    if (should_fail("registrar_memory") ||
+        posix_memalign(&probes[trial], kSmallProbeBytes, kProbeBytes) != 0) {
       result = -ENOMEM;
       break;
     }
@@ -128,7 +134,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_libfabric(fid_domain* fabric_do
   if (fabric_domain == nullptr || info == nullptr || info->domain_attr == nullptr) return -EINVAL;
   auto mode = static_cast<std::uint64_t>(info->domain_attr->mr_mode);
   if ((mode & (FI_MR_ENDPOINT | FI_MR_RAW)) != 0) return -ENOTSUP;
-  auto* fabric = static_cast<Fabric*>(calloc(1, sizeof(Fabric)));
+  auto* fabric = allocate<Fabric>();
   if (fabric == nullptr) return -ENOMEM;
   fabric->domain = fabric_domain;
   fabric->chooses_keys = (mode & FI_MR_PROV_KEY) != 0 || mode == FI_MR_BASIC;

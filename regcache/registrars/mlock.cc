@@ -14,7 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regcache/registrars/fault.h"
+
 namespace {
+
+using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::should_fail;
 
 struct Segment {
   std::uintptr_t base;
@@ -47,7 +52,8 @@ std::size_t find(const Locked& locked, std::uintptr_t address) {
 bool has_room(Locked& locked, std::size_t more) {
   if (locked.count + more <= locked.room) return true;
   std::size_t room = 2 * (locked.count + more);
-  void* grown = realloc(locked.segments, room * sizeof(Segment));
+  void* grown =
+      should_fail("registrar_memory") ? nullptr : realloc(locked.segments, room * sizeof(Segment));
   if (grown == nullptr) return false;
   locked.segments = static_cast<Segment*>(grown);
   locked.room = room;
@@ -70,9 +76,17 @@ void cut(Locked& locked, std::uintptr_t address) {
 }
 
 int lock_pages(std::uintptr_t base, std::uintptr_t end) {
+  if (should_fail("mlock")) return -ENOMEM;
   if (mlock(reinterpret_cast<void*>(base), end - base) == 0) return 0;
   // EAGAIN: "some or all pages could not be locked", as good as no memory: eviction may help.
   return errno == EAGAIN ? -ENOMEM : -errno;
+}
+
+int unlock_pages(const Segment& segment) {
+  if (should_fail("munlock")) return -EAGAIN;
+  if (munlock(reinterpret_cast<void*>(segment.base), segment.end - segment.base) == 0) return 0;
+  // ENOMEM: foreign memory that its owner unmapped first; locked no more, so all is well.
+  return errno == ENOMEM ? 0 : -errno;
 }
 
 // Counts [base, end) down; segments that nobody counts any more are unlocked and go.
@@ -84,9 +98,8 @@ int count_down(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
     Segment segment = locked.segments[at];
     if (--segment.count != 0) {
       locked.segments[kept++] = segment;
-    } else if (munlock(reinterpret_cast<void*>(segment.base), segment.end - segment.base) != 0) {
-      // ENOMEM: foreign memory that its owner unmapped first; locked no more, so all is well.
-      if (errno != ENOMEM) error = -errno;
+    } else if (int failed = unlock_pages(segment)) {
+      error = failed;
     }
   }
   memmove(locked.segments + kept, locked.segments + at, (locked.count - at) * sizeof(Segment));
@@ -110,7 +123,7 @@ int count_up(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
     ++locked.segments[at].count;
     reached = locked.segments[at].end;
   }
-  if (error != 0) count_down(locked, base, reached);
+  if (error != 0 && count_down(locked, base, reached) != 0) error = -ENOTRECOVERABLE;
   return error;
 }
 
@@ -152,7 +165,7 @@ void mlock_close(void* context) {
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_mlock(const rdmalloc_domain_attr* attr,
                                                        rdmalloc_domain** domain) {
-  auto* locked = static_cast<Locked*>(calloc(1, sizeof(Locked)));
+  auto* locked = allocate<Locked>();
   if (locked == nullptr) return -ENOMEM;
   pthread_mutex_init(&locked->lock, nullptr);
   rdmalloc_registrar_ops ops = {};

@@ -7,14 +7,17 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "regcache/registrars/fault.h"
+
 namespace rdmalloc::registrars {
 
 // Kilobytes that the kernel says are pinned for this process; -1 when it doesn't say.
 inline long pinned_kb() {
   char text[8192];
+  if (should_fail("registrar_probe")) return -1;
   int file = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
   if (file < 0) return -1;
-  ssize_t got = read(file, text, sizeof text - 1);
+  ssize_t got = should_fail("registrar_probe") ? -1 : read(file, text, sizeof text - 1);
   close(file);
   if (got <= 0) return -1;
   text[got] = 0;

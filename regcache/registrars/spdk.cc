@@ -12,7 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regcache/registrars/fault.h"
+
 namespace {
+
+using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::should_fail;
 
 constexpr std::size_t kUnit = std::size_t{1} << 21;
 constexpr unsigned kAddressBits = 48;  // as far as SPDK's map goes
@@ -33,7 +38,7 @@ std::uint32_t* count_of(Spdk& spdk, std::uintptr_t unit) {
   std::size_t number = unit / kUnit;
   std::uint32_t*& table = spdk.counts[number >> kUnitsShift];
   constexpr std::size_t kUnits = std::size_t{1} << kUnitsShift;
-  if (table == nullptr) table = static_cast<std::uint32_t*>(calloc(kUnits, sizeof *table));
+  if (table == nullptr) table = allocate<std::uint32_t>(kUnits);
   return table != nullptr ? &table[number % kUnits] : nullptr;
 }
 
@@ -64,12 +69,13 @@ int take(Spdk& spdk, std::uintptr_t unit) {
   if (count == nullptr) return -ENOMEM;
   if (*count == 0) {
     void* addr = reinterpret_cast<void*>(unit);
+    if (should_fail("spdk_register")) return -ENOMEM;
     int error = spdk.calls.mem_register(addr, kUnit);
     if (error == -EBUSY) return error;  // somebody else's, and not ours to take back
     if (error == 0 && !is(State::kThere, spdk, unit)) error = -ENOMEM;
     if (error != 0) {
       // Before 25.09 a region that a map refused with an error is still marked as registered.
-      spdk.calls.mem_unregister(addr, kUnit);
+      if (!should_fail("spdk_unregister")) spdk.calls.mem_unregister(addr, kUnit);
       return errno_of(error);
     }
   }
@@ -81,7 +87,9 @@ int take(Spdk& spdk, std::uintptr_t unit) {
 int give_back(Spdk& spdk, std::uintptr_t unit) {
   std::uint32_t* count = count_of(spdk, unit);
   if (*count == 1) {
-    int error = spdk.calls.mem_unregister(reinterpret_cast<void*>(unit), kUnit);
+    int error = should_fail("spdk_unregister")
+                    ? -EIO
+                    : spdk.calls.mem_unregister(reinterpret_cast<void*>(unit), kUnit);
     if (error == 0 && !is(State::kAbsent, spdk, unit)) error = -EIO;
     if (error != 0) return errno_of(error);
   }
@@ -111,7 +119,7 @@ int spdk_register(void* context, void* addr, std::size_t length, std::uint32_t, 
     error = take(spdk, reached);
     if (error == 0) reached += kUnit;
   }
-  if (error != 0) give_back_all(spdk, base, reached);
+  if (error != 0 && give_back_all(spdk, base, reached) != 0) error = -ENOTRECOVERABLE;
   pthread_mutex_unlock(&spdk.lock);
   return error;
 }
@@ -134,7 +142,8 @@ void spdk_close(void* context) {
 
 template <class Function>
 bool find(Function& function, const char* name) {
-  if (function == nullptr) function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  if (function == nullptr && !should_fail("spdk_find"))
+    function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
   return function != nullptr;
 }
 
@@ -170,7 +179,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_spdk(const rdmalloc_spdk_attr* 
                                                       const rdmalloc_domain_attr* domain_attr,
                                                       rdmalloc_domain** domain) {
   if (attr != nullptr && attr->size < sizeof *attr) return -EINVAL;
-  auto* spdk = static_cast<Spdk*>(calloc(1, sizeof(Spdk)));
+  auto* spdk = allocate<Spdk>();
   if (spdk == nullptr) return -ENOMEM;
   if (attr != nullptr) spdk->calls = *attr;
   pthread_mutex_init(&spdk->lock, nullptr);

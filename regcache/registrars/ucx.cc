@@ -8,11 +8,14 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regcache/registrars/fault.h"
 #include "regcache/registrars/probe.h"
 
 namespace {
 
+using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::pinned_kb;
+using rdmalloc::registrars::should_fail;
 
 constexpr std::uint32_t kRemote = RDMALLOC_ACCESS_REMOTE_READ | RDMALLOC_ACCESS_REMOTE_WRITE;
 
@@ -38,22 +41,32 @@ int errno_of(ucs_status_t status) {
 bool is_exactly(ucp_mem_h memory, const void* addr, std::size_t length) {
   ucp_mem_attr_t attr = {};
   attr.field_mask = UCP_MEM_ATTR_FIELD_ADDRESS | UCP_MEM_ATTR_FIELD_LENGTH;
-  return ucp_mem_query(memory, &attr) == UCS_OK && attr.address == addr && attr.length == length;
+  return !should_fail("ucx_query") && ucp_mem_query(memory, &attr) == UCS_OK &&
+         attr.address == addr && attr.length == length;
 }
 
 // The packed remote key, or nullptr with *status set.
 rdmalloc_ucx_rkey* pack(ucp_context_h ucp, ucp_mem_h memory, ucs_status_t* status) {
-  auto* rkey = static_cast<rdmalloc_ucx_rkey*>(malloc(sizeof(rdmalloc_ucx_rkey)));
+  auto* rkey = allocate<rdmalloc_ucx_rkey>();
   *status = UCS_ERR_NO_MEMORY;
   if (rkey == nullptr) return nullptr;
   void* packed = nullptr;
-  *status = ucp_rkey_pack(ucp, memory, &packed, &rkey->length);
+  if (!should_fail("ucx_pack")) *status = ucp_rkey_pack(ucp, memory, &packed, &rkey->length);
   if (*status != UCS_OK) {
     free(rkey);
     return nullptr;
   }
   rkey->packed = packed;
   return rkey;
+}
+
+int unmap(ucp_context_h ucp, ucp_mem_h memory) {
+  return should_fail("ucx_deregister") ? -EIO : errno_of(ucp_mem_unmap(ucp, memory));
+}
+
+// After `error`: what is registered goes, or the cache must know that it can't.
+int undo(ucp_context_h ucp, ucp_mem_h memory, int error) {
+  return unmap(ucp, memory) == 0 ? error : -ENOTRECOVERABLE;
 }
 
 int ucx_register(void* context, void* addr, std::size_t length, std::uint32_t access,
@@ -69,18 +82,13 @@ int ucx_register(void* context, void* addr, std::size_t length, std::uint32_t ac
   params.length = length;
   params.memory_type = UCS_MEMORY_TYPE_HOST;
   ucp_mem_h memory = nullptr;
+  if (should_fail("ucx_register")) return -ENOMEM;
   ucs_status_t status = ucp_mem_map(ucp, &params, &memory);
   if (status != UCS_OK) return errno_of(status);
-  if (!is_exactly(memory, addr, length)) {
-    ucp_mem_unmap(ucp, memory);
-    return -EACCES;
-  }
+  if (!is_exactly(memory, addr, length)) return undo(ucp, memory, -EACCES);
   if (is_remote) {
     key->rkey = reinterpret_cast<std::uintptr_t>(pack(ucp, memory, &status));
-    if (status != UCS_OK) {
-      ucp_mem_unmap(ucp, memory);
-      return errno_of(status);
-    }
+    if (status != UCS_OK) return undo(ucp, memory, errno_of(status));
   }
   key->handle = memory;
   return 0;
@@ -91,8 +99,7 @@ int ucx_deregister(void* context, void*, std::size_t, const rdmalloc_key* key) {
     ucp_rkey_buffer_release(const_cast<void*>(rkey->packed));
     free(const_cast<rdmalloc_ucx_rkey*>(rkey));
   }
-  return errno_of(
-      ucp_mem_unmap(static_cast<ucp_context_h>(context), static_cast<ucp_mem_h>(key->handle)));
+  return unmap(static_cast<ucp_context_h>(context), static_cast<ucp_mem_h>(key->handle));
 }
 
 // Registers two ranges of `bytes` that overlap by half, and ends one after the other. 1: each was
@@ -125,7 +132,8 @@ int unmaps_at_once(ucp_context_h ucp) {
   int result = 0;
   // Another probe for each trial, all of them live to the end: a cache would serve the same one.
   for (int trial = 0; trial < 3 && result == 0; ++trial) {
-    if (posix_memalign(&probes[trial], kProbeBytes, 2 * kProbeBytes) != 0) {
+    if (should_fail("registrar_memory") ||
+        posix_memalign(&probes[trial], kProbeBytes, 2 * kProbeBytes) != 0) {
       result = -ENOMEM;
       break;
     }
@@ -145,7 +153,8 @@ constexpr const char* kWhyNot =
 bool is_for_any_thread(ucp_context_h ucp) {
   ucp_context_attr_t attr = {};
   attr.field_mask = UCP_ATTR_FIELD_THREAD_MODE;
-  return ucp_context_query(ucp, &attr) == UCS_OK && attr.thread_mode == UCS_THREAD_MODE_MULTI;
+  return !should_fail("ucx_query") && ucp_context_query(ucp, &attr) == UCS_OK &&
+         attr.thread_mode == UCS_THREAD_MODE_MULTI;
 }
 
 }  // namespace

@@ -9,12 +9,18 @@
 #include <pthread.h>
 #include <rdmalloc/registrar_uring.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <cstddef>
 #include <cstdint>
 
+#include "regcache/registrars/fault.h"
+
 namespace {
+
+using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::should_fail;
 
 // Tags are what no user's pointer is: the upper 16 bits of a canonical user address are zero.
 constexpr std::uint64_t kTag = std::uint64_t{0x7264} << 48;
@@ -45,7 +51,9 @@ namespace {
 bool keep(rdmalloc_uring* uring, const io_uring_cqe& completion) {
   if (uring->kept_count == uring->kept_room) {
     unsigned room = uring->kept_room == 0 ? 64 : 2 * uring->kept_room;
-    void* grown = realloc(uring->kept, room * sizeof(io_uring_cqe));
+    void* grown = should_fail("registrar_memory")
+                      ? nullptr
+                      : realloc(uring->kept, room * sizeof(io_uring_cqe));
     if (grown == nullptr) return false;
     uring->kept = static_cast<io_uring_cqe*>(grown);
     uring->kept_room = room;
@@ -79,14 +87,25 @@ void sleep_a_turn(rdmalloc_uring* uring) {
   io_uring_cqe* completion = nullptr;
   __kernel_timespec turn = {0, kTurnMs * 1000000LL};
   // Takes nothing off the queue, and with EXT_ARG (checked at open) submits nothing either.
-  io_uring_wait_cqes(uring->ring, &completion, 1, &turn, nullptr);
+  int error = should_fail("uring_wait")
+                  ? -ENOMEM
+                  : io_uring_wait_cqes(uring->ring, &completion, 1, &turn, nullptr);
+  // What can't be waited for can be looked for, after a while all the same.
+  if (error != 0 && error != -ETIME) usleep(1000);
   pthread_mutex_lock(&uring->lock);
   --uring->sleepers;
   pthread_mutex_unlock(&uring->lock);
 }
 
+std::int64_t now_ms() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  return now.tv_sec * std::int64_t{1000} + now.tv_nsec / 1000000;
+}
+
 int update_slot(rdmalloc_uring* uring, unsigned slot, void* addr, std::size_t length,
                 std::uint64_t tag) {
+  if (should_fail(addr != nullptr ? "uring_register" : "uring_remove")) return -ENOMEM;
   iovec buffer = {addr, length};
   __u64 tags[1] = {tag};
   int result = io_uring_register_buffers_update_tag(uring->ring, slot, &buffer, tags, 1);
@@ -118,7 +137,8 @@ int uring_deregister(void* context, void*, std::size_t, const rdmalloc_key* key)
   auto* uring = static_cast<rdmalloc_uring*>(context);
   auto slot = static_cast<unsigned>(key->lkey);
   if (int error = update_slot(uring, slot, nullptr, 0, 0)) return error;
-  for (int waited_ms = 0; waited_ms <= kPatienceMs; waited_ms += kTurnMs) {
+  // By the clock: signals cut turns short.
+  for (std::int64_t end_ms = now_ms() + kPatienceMs; now_ms() <= end_ms;) {
     pthread_mutex_lock(&uring->lock);
     drain(uring);
     bool is_removed = uring->is_removed[slot];
@@ -161,11 +181,15 @@ void free_all_slots(rdmalloc_uring* uring) {
 // The ring and its table. 0 with both there, or nothing.
 int set_up(rdmalloc_uring* uring, io_uring* given, unsigned entries) {
   uring->ring = given != nullptr ? given : &uring->own;
-  if (given == nullptr)
+  if (given == nullptr) {
+    if (should_fail("uring_setup")) return -ENOMEM;
     if (int error = io_uring_queue_init(entries, &uring->own, 0)) return error;
-  int error = (uring->ring->features & IORING_FEAT_EXT_ARG) != 0
-                  ? io_uring_register_buffers_sparse(uring->ring, uring->buffers)
-                  : -EINVAL;
+  }
+  int error = -EINVAL;
+  if ((uring->ring->features & IORING_FEAT_EXT_ARG) != 0)
+    error = should_fail("uring_table")
+                ? -ENOMEM
+                : io_uring_register_buffers_sparse(uring->ring, uring->buffers);
   if (error != 0 && given == nullptr) io_uring_queue_exit(&uring->own);
   return error == -EINVAL ? -ENOTSUP : error;
 }
@@ -216,13 +240,13 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
   if (attr->buffers > RDMALLOC_URING_MOST_BUFFERS) return -EINVAL;
   if (attr->ring != nullptr && (attr->ring->flags & IORING_SETUP_SINGLE_ISSUER) != 0)
     return -ENOTSUP;
-  auto* uring = static_cast<rdmalloc_uring*>(calloc(1, sizeof(rdmalloc_uring)));
+  auto* uring = allocate<rdmalloc_uring>();
   if (uring == nullptr) return -ENOMEM;
   pthread_mutex_init(&uring->lock, nullptr);
   uring->buffers = attr->buffers != 0 ? attr->buffers : RDMALLOC_URING_MOST_BUFFERS;
   uring->entries = attr->entries != 0 ? attr->entries : 256;
-  uring->free_slots = static_cast<unsigned*>(calloc(uring->buffers, sizeof(unsigned)));
-  uring->is_removed = static_cast<bool*>(calloc(uring->buffers, sizeof(bool)));
+  uring->free_slots = allocate<unsigned>(uring->buffers);
+  uring->is_removed = allocate<bool>(uring->buffers);
   int error = uring->free_slots != nullptr && uring->is_removed != nullptr
                   ? set_up(uring, attr->ring, uring->entries)
                   : -ENOMEM;

@@ -9,7 +9,12 @@
 
 #include <cstdint>
 
+#include "regcache/registrars/fault.h"
+
 namespace {
+
+using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::should_fail;
 
 struct Context {
   ibv_pd* pd;               // nullptr while quiesced, if it is ours
@@ -34,6 +39,7 @@ int flags_of(std::uint32_t access) {
 int register_memory(void* context, void* addr, size_t length, uint32_t access,
                     struct rdmalloc_key* key) {
   errno = 0;
+  if (should_fail("verbs_register")) return -ENOMEM;
   ibv_mr* registration =
       ibv_reg_mr(static_cast<Context*>(context)->pd, addr, length, flags_of(access));
   if (registration == nullptr) return errno != 0 ? -errno : -EIO;
@@ -44,6 +50,7 @@ int register_memory(void* context, void* addr, size_t length, uint32_t access,
 }
 
 int deregister_memory(void*, void*, size_t, const struct rdmalloc_key* key) {
+  if (should_fail("verbs_deregister")) return -EIO;
   return -ibv_dereg_mr(static_cast<ibv_mr*>(key->handle));  // a positive errno, or 0
 }
 
@@ -74,7 +81,8 @@ int resume(void* context) {
   auto* opening = static_cast<Context*>(context);
   if (!opening->is_own) return 0;
   if (int error = open_device(opening->device, opening->port, &opening->own_device)) return error;
-  opening->pd = ibv_alloc_pd(opening->own_device);
+  errno = 0;
+  opening->pd = should_fail("verbs_pd") ? nullptr : ibv_alloc_pd(opening->own_device);
   if (opening->pd != nullptr) return 0;
   int error = errno != 0 ? -errno : -EIO;
   ibv_close_device(opening->own_device);
@@ -101,7 +109,7 @@ rdmalloc_registrar_ops operations_for(const ibv_device_attr& device) {
 // Takes over the pd and the device, when that is ours, also when it fails.
 int open_domain(ibv_pd* pd, ibv_context* own_device, unsigned port,
                 const rdmalloc_domain_attr* attr, rdmalloc_domain** domain) {
-  auto* context = static_cast<Context*>(malloc(sizeof(Context)));
+  auto* context = allocate<Context>();
   if (context == nullptr) {
     if (own_device != nullptr) {
       ibv_dealloc_pd(pd);
@@ -112,7 +120,7 @@ int open_domain(ibv_pd* pd, ibv_context* own_device, unsigned port,
   *context = {pd, own_device, own_device != nullptr, port, {}};
   strncpy(context->device, ibv_get_device_name(pd->context->device), sizeof context->device - 1);
   ibv_device_attr device = {};
-  int error = ibv_query_device(pd->context, &device) == 0 ? 0 : -EIO;
+  int error = !should_fail("verbs_query") && ibv_query_device(pd->context, &device) == 0 ? 0 : -EIO;
   if (error == 0) {
     rdmalloc_registrar_ops ops = operations_for(device);
     error = rdmalloc_domain_open(&ops, context, attr, domain);
@@ -124,11 +132,12 @@ int open_domain(ibv_pd* pd, ibv_context* own_device, unsigned port,
 // 0 when `port` (0: any) of the device is active.
 int check_port(ibv_context* device, unsigned port) {
   ibv_device_attr attributes = {};
-  if (ibv_query_device(device, &attributes) != 0) return -EIO;
+  if (should_fail("verbs_query") || ibv_query_device(device, &attributes) != 0) return -EIO;
   if (port > attributes.phys_port_cnt) return -EINVAL;
   for (unsigned one = 1; one <= attributes.phys_port_cnt; one++) {
     ibv_port_attr state = {};
     if (port != 0 && one != port) continue;
+    if (should_fail("verbs_query")) continue;
     if (ibv_query_port(device, static_cast<std::uint8_t>(one), &state) == 0 &&
         state.state == IBV_PORT_ACTIVE)
       return 0;
@@ -139,11 +148,13 @@ int check_port(ibv_context* device, unsigned port) {
 // The open device named `name`, or the first that will do. -ENODEV, or why the last would not.
 int open_device(const char* name, unsigned port, ibv_context** device) {
   int count = 0;
+  if (should_fail("verbs_device")) return -ENODEV;
   ibv_device** list = ibv_get_device_list(&count);
   int error = -ENODEV;
   for (int i = 0; list != nullptr && i < count; i++) {
     if (name != nullptr && strcmp(ibv_get_device_name(list[i]), name) != 0) continue;
-    *device = ibv_open_device(list[i]);
+    errno = 0;
+    *device = should_fail("verbs_device") ? nullptr : ibv_open_device(list[i]);
     if (*device == nullptr) {
       error = errno != 0 ? -errno : -EIO;
       continue;
@@ -173,7 +184,8 @@ extern "C" int rdmalloc_domain_open_verbs_device(const char* device, unsigned po
   if (pd == nullptr || domain == nullptr) return -EINVAL;
   ibv_context* opened = nullptr;
   if (int error = open_device(device, port, &opened)) return error;
-  ibv_pd* made = ibv_alloc_pd(opened);
+  errno = 0;
+  ibv_pd* made = should_fail("verbs_pd") ? nullptr : ibv_alloc_pd(opened);
   if (made == nullptr) {
     int error = errno != 0 ? -errno : -EIO;
     ibv_close_device(opened);

@@ -21,10 +21,12 @@
 #include <atomic>
 #include <cstdint>
 
+#include "regcache/registrars/fault.h"
 #include "regcache/verbs_shim/real.h"
 
 namespace {
 
+using rdmalloc::registrars::should_fail;
 using rdmalloc_shim::kReal;
 
 struct Shared {  // what a registrar is called with; lives as long as its domain
@@ -111,6 +113,7 @@ ibv_mr* past_us(Call call) {
 int register_memory(void* context, void* address, std::size_t length, std::uint32_t,
                     rdmalloc_key* key) {
   auto* shared = static_cast<Shared*>(context);
+  if (should_fail("verbs_register")) return -ENOMEM;
   errno = 0;
   ibv_mr* mr = past_us([&] { return kReal.reg_mr(shared->pd, address, length, shared->flags); });
   if (mr == nullptr) return errno != 0 ? -errno : -EIO;
@@ -122,6 +125,7 @@ int register_memory(void* context, void* address, std::size_t length, std::uint3
 int deregister_memory(void* context, void*, std::size_t, const rdmalloc_key* key) {
   // Acquire: pairs with the release in close_domains().
   if (static_cast<Shared*>(context)->is_device_closed.load(std::memory_order_acquire)) return 0;
+  if (should_fail("verbs_deregister")) return -EIO;
   return -kReal.dereg_mr(static_cast<ibv_mr*>(key->handle));
 }
 
@@ -156,7 +160,7 @@ rdmalloc_domain* domain_of(ibv_pd* pd, int flags) {
     else if (!one.is_closing && one.shared->pd == pd && one.shared->flags == flags)
       return one.domain;
   }
-  auto* shared = free_one != nullptr ? static_cast<Shared*>(calloc(1, sizeof(Shared))) : nullptr;
+  auto* shared = free_one != nullptr ? rdmalloc::registrars::allocate<Shared>() : nullptr;
   if (shared == nullptr) return nullptr;
   shared->pd = pd;
   shared->flags = flags;

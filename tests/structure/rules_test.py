@@ -3,7 +3,8 @@
 
 Each was seen to fail by breaking it once: an #include of regcache/ in alloc/, a call of madvise in
 alloc/pages/, a mirror's host name in a document, a source file padded to 601 lines, a test's
-invariant renamed, a test source that no CMakeLists.txt names.
+invariant renamed, a test source that no CMakeLists.txt names; with the site taken from before an
+mlock, with a second pthread_create behind one site, with a site in the table that nothing uses.
 """
 import glob
 import os
@@ -80,6 +81,125 @@ class Rooms(unittest.TestCase):
                 if call.search(line):
                     wrong.append(f"{name}:{number}: {line.strip()}")
         self.assertEqual(wrong, [])
+
+
+# Calls of ours that can fail: into the kernel, libc's threads and loader, fabrics. `.name(` and
+# `->name(` count as well as `name(` where the name is a table's.
+FAILING_CALLS = re.compile(r"""(?x)
+    (?<![\w.>:~])(?:::|os::)?
+      ( raw_syscall | syscall | mmap | munmap | mremap | madvise | mprotect | mlock | munlock
+      | open | openat | read | pread | ioctl | fcntl | socket | prctl
+      | pthread_create | pthread_atfork | pthread_key_create | pthread_once | atexit
+      | dlopen | dlsym | dlvsym | fi_\w+ | ibv_\w+ | ucp_\w+ | io_uring_\w+ | rte_\w+
+      | malloc | calloc | realloc | posix_memalign ) \(
+  | (?:\.|->) ( register_ | deregister | mem_register | mem_unregister | reg_mr | dereg_mr
+      | ops\.purge ) \(""")
+SITE = re.compile(r"should_fail\(")
+DEFINITION = re.compile(r"(?<!\breturn)(?<!\belse)[\w*&>][ *&]$")  # what stands before a name there
+# Those that have no site, and why. File or folder, and what the call begins with.
+WITHOUT_A_SITE = [
+    ("alloc/os/syscall.h", "", "the instruction itself"),
+    ("alloc/os/", "raw_syscall(SYS_getpid", "can't fail"),
+    ("alloc/os/", "raw_syscall(SYS_gettid", "can't fail"),
+    ("alloc/os/", "raw_syscall(SYS_uname", "can't fail"),
+    ("alloc/os/", "raw_syscall(SYS_tgkill", "a question; its failure is an answer"),
+    ("alloc/os/", "raw_syscall(SYS_nanosleep", "cut short at worst, which who sleeps must bear"),
+    ("alloc/os/", "raw_syscall(SYS_close", "closes whatever it says"),
+    ("alloc/os/", "raw_syscall(SYS_futex, reinterpret_cast<long>(word), FUTEX_WAKE",
+     "can't fail on a word that is mapped"),
+    ("alloc/os/userfault.cc", "raw_syscall(SYS_ioctl, fd", "control(): its callers have the sites"),
+    ("alloc/os/userfault.cc", "raw_syscall(SYS_write", "an eventfd of ours; can't fail"),
+    ("alloc/os/userfault.cc", "raw_syscall(SYS_read, stop_fd", "beyond userfault_wait's failure"),
+    ("alloc/os/os.cc", "raw_syscall(SYS_mmap, static_cast<long>(hint)", "map(): as control()"),
+    ("alloc/os/os.cc", "raw_syscall(SYS_madvise", "advise(): as control()"),
+    ("alloc/os/os.cc", "raw_syscall(SYS_mremap", "move(): as control()"),
+    ("", "prctl(PR_SET_NAME", "a thread without a name works as well"),
+    ("alloc/preload/", "dlsym(RTLD_NEXT", "libc has it, or nothing works at all"),
+    ("regcache/preload/", "dlsym(RTLD_NEXT", "the same"),
+    ("regcache/notifiers/loaded_library.cc", "dlsym(RTLD_NEXT", "the same"),
+    ("regcache/preload/", "open(file, mode)", "the program's own dlopen, passed on"),
+    ("alloc/preload/", "real_create()", "the program's own pthread_create, passed on"),
+    ("regcache/verbs_shim/real.cc", "dl", "the shim's way to the program's libibverbs"),
+    ("alloc/os/memory.cc", "read(file, value)", "Cgroup::read(), by read_file()"),
+    ("regcache/registrars/", "io_uring_peek_cqe", "no system call"),
+    ("regcache/registrars/", "io_uring_cqe_seen", "no system call"),
+    ("regcache/registrars/", "rte_eal_iova_mode", "tells what it knows"),
+    ("regcache/registrars/", "fi_mr_desc", "tells what it knows"),
+    ("regcache/registrars/", "fi_mr_key", "tells what it knows"),
+    ("regcache/registrars/", "ibv_get_device_name", "tells what it knows"),
+    ("regcache/registrars/", "ucp_rkey_buffer_release", "frees memory"),
+    ("regcache/registrars/", "ibv_free_device_list", "frees memory"),
+    ("regcache/registrars/", "io_uring_unregister_buffers", "at the end: nobody could do anything"),
+    ("regcache/registrars/", "io_uring_queue_exit", "the same"),
+    ("regcache/registrars/", "ibv_dealloc_pd", "the same"),
+    ("regcache/registrars/", "ibv_close_device", "the same"),
+    ("regcache/verbs_shim/shim.cc", "reg_mr(pd,", "the program's own call, passed on"),
+    ("regcache/verbs_shim/shim.cc", "dereg_mr(mr)", "the same"),
+    ("regcache/verbs_shim/shim.cc", "malloc(64)", "to see whose malloc it is"),
+]
+
+
+def functions_of(code):
+    """The bodies of functions, headers included: outermost braces that are no namespace or class."""
+    scope = re.compile(r"^\s*(?:template\s*<[^{]*>\s*)?(?:inline\s+)?"
+                       r"(?:namespace|extern\b|class|struct|union|enum)\b[^()=]*$")
+    depth, begin, header = 0, 0, 0
+    for at, letter in enumerate(code):
+        if letter == "{":
+            if depth == 0 and scope.match(re.sub(r"(?m)^#.*$", "", code[header:at])):
+                header = at + 1
+                continue
+            if depth == 0:
+                begin = header
+            depth += 1
+        elif letter == "}":
+            depth = max(depth - 1, 0)
+            header = at + 1 if depth == 0 else header
+            if depth == 0 and begin is not None:
+                yield begin, code[begin:at + 1]
+                begin = None
+        elif letter == ";" and depth == 0:
+            header = at + 1
+
+
+class FaultSites(unittest.TestCase):
+    def sites(self):
+        return dict(re.findall(r'SITE\((k\w+), "(\w+)"', tree.text("alloc/os/fault_sites.h")))
+
+    def test_every_call_that_can_fail_is_behind_a_site(self):
+        wrong = []
+        for name in tree.sources("alloc", "regcache"):
+            code = without_comments(tree.text(name))
+            for begin, body in functions_of(code):
+                # Each call has a site of its own: one between it and the call before it.
+                free_from = 0
+                for call in FAILING_CALLS.finditer(body):
+                    if DEFINITION.search(body, 0, call.start()):
+                        continue
+                    words = re.sub(r"\s+", " ", body[call.start():call.start() + 120])
+                    if any(name.startswith(place) and words.lstrip(".->").startswith(begins)
+                           for place, begins, _ in WITHOUT_A_SITE):
+                        continue
+                    if not SITE.search(body, free_from, call.start()):
+                        number = code.count("\n", 0, begin + call.start()) + 1
+                        wrong.append(f"{name}:{number}: {words[:60]}")
+                    free_from = call.end()
+        what = "put should_fail(site) before it (alloc/os/fault.h) and the site into " \
+            "alloc/os/fault_sites.h, or say in WITHOUT_A_SITE why it can't fail"
+        self.assertEqual(wrong, [], "\n".join(["", *wrong, what]))
+
+    def test_the_table_has_the_sites_of_the_code_and_no_others(self):
+        sites = self.sites()
+        self.assertGreater(len(sites), 50)
+        used = set()
+        for name in tree.sources("alloc", "regcache"):
+            if name.startswith("alloc/os/fault"):
+                continue
+            text = tree.text(name)
+            used |= {sites.get(constant, constant) for constant in re.findall(r"Site::(k\w+)", text)}
+            for arguments in re.findall(r"should_fail\(([^;]*)", text):
+                used |= set(re.findall(r'"(\w+)"', arguments.split(")")[0]))
+        self.assertEqual(used - {"kCount"}, set(sites.values()))
 
 
 class Tree(unittest.TestCase):

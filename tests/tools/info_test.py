@@ -4,7 +4,7 @@
     info_test.py RDMALLOC docs/settings.md
 
 Seen to fail: with is_set always false, with the word lists of two settings exchanged, with --load
-ignored, with the exit status 1 for a wrong argument.
+ignored, with the exit status 1 for a wrong argument, with a fault site left out of the JSON.
 """
 import json
 import os
@@ -68,6 +68,17 @@ class Tells(unittest.TestCase):
         self.assertEqual(seen["foreign"]["can_be_watched"], seen["foreign"]["watch_error"] == 0)
         refused = info(RDMALLOC_FAULT="userfault:1")
         self.assertEqual(refused["foreign"], {"can_be_watched": False, "watch_error": -1})
+
+    def test_fault_sites(self):
+        done = run("info", "--fault-sites")
+        self.assertEqual(done.returncode, 0)
+        sites = dict(line.split(None, 1) for line in done.stdout.splitlines())
+        self.assertIn("mlock", sites)
+        self.assertEqual(json.loads(run("info", "--fault-sites", "--json").stdout),
+                         {"schema": "rdmalloc-fault-sites-1", "sites": sites})
+        # Each of them is understood.
+        done = run("info", "--json", RDMALLOC_FAULT=",".join(name + ":1000000" for name in sites))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
 
     def test_tier_and_why(self):
         for mode, tier, libc in (("auto", "T0", True), ("hooks", "T0", True),

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <stdexcept>
 
+#include "alloc/os/fault.h"
+
 namespace rdmalloc::tool {
 namespace {
 
@@ -234,6 +236,22 @@ nlohmann::json as_json(const Info& info) {
                    {"mapped_bytes", info.mapped_bytes},
                    {"used_bytes", info.used_bytes},
                    {"dirty_bytes", info.dirty_bytes}};
+  return json;
+}
+
+std::string fault_sites_as_text() {
+  std::string text;
+  const char *name = nullptr, *help = nullptr;
+  for (std::size_t i = 0; rdmalloc_fault_site(i, &name, &help) != 0; i++)
+    text += fmt::format("{:<22}{}\n", name, help);
+  return text;
+}
+
+nlohmann::json fault_sites_as_json() {
+  nlohmann::json json = {{"schema", "rdmalloc-fault-sites-1"}};
+  const char *name = nullptr, *help = nullptr;
+  for (std::size_t i = 0; rdmalloc_fault_site(i, &name, &help) != 0; i++)
+    json["sites"][name] = help;
   return json;
 }
 

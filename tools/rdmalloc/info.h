@@ -45,4 +45,8 @@ Info gather();
 std::string as_text(const Info& info);
 nlohmann::json as_json(const Info& info);
 
+// The names that RDMALLOC_FAULT takes, with a word on each.
+std::string fault_sites_as_text();
+nlohmann::json fault_sites_as_json();
+
 }  // namespace rdmalloc::tool

@@ -26,9 +26,22 @@ namespace {
 struct InfoOptions {
   std::vector<std::string> libraries;
   bool is_json = false;
+  bool is_of_sites = false;  // --fault-sites
 };
 
+// What can't be written was not told.
+int flushed() {
+  if (std::fflush(stdout) == 0) return 0;
+  fmt::print(stderr, "rdmalloc: standard output can't be written to\n");
+  return 1;
+}
+
 int info(const InfoOptions& options) {
+  if (options.is_of_sites) {
+    fmt::print("{}", options.is_json ? rdmalloc::tool::fault_sites_as_json().dump(1) + "\n"
+                                     : rdmalloc::tool::fault_sites_as_text());
+    return flushed();
+  }
   for (const std::string& name : options.libraries) {
     if (dlopen(name.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) {
       // Closing something makes rdmalloc look again what is loaded; the load itself need not, since
@@ -42,10 +55,7 @@ int info(const InfoOptions& options) {
   const rdmalloc::tool::Info state = rdmalloc::tool::gather();
   fmt::print("{}", options.is_json ? rdmalloc::tool::as_json(state).dump(1) + "\n"
                                    : rdmalloc::tool::as_text(state));
-  // What can't be written was not told.
-  if (std::fflush(stdout) == 0) return 0;
-  fmt::print(stderr, "rdmalloc: standard output can't be written to\n");
-  return 1;
+  return flushed();
 }
 
 CLI::App* add_doctor(CLI::App& app, rdmalloc::tool::DoctorOptions& options) {
@@ -83,6 +93,8 @@ CLI::App* add_info(CLI::App& app, InfoOptions& options) {
   CLI::App* command =
       app.add_subcommand("info", "version, settings in force, tier, notifiers, purging, arena");
   command->add_flag("--json", options.is_json, "for machines");
+  command->add_flag("--fault-sites", options.is_of_sites,
+                    "instead: the calls that RDMALLOC_FAULT=site:n can make fail");
   command
       ->add_option("--load", options.libraries,
                    "a library that the program would load, as for dlopen: libucp.so.0; "

@@ -336,4 +336,34 @@ TEST_F(Dpdk, I11_a_fork_child_calls_nothing_of_dpdks) {
   rdmalloc_free(block);
 }
 
+// Fails when make_known() is not undone after a refused map.
+TEST_F(Dpdk, I10_whatever_fails_is_undone) {
+  std::size_t before = known_ranges();
+  auto open = [&](rdmalloc_domain** made) {
+    return rdmalloc_domain_open_dpdk(both.data(), both.size(), nullptr, made);
+  };
+  fail_each({"dpdk_register", "dpdk_map", "registrar_memory"},
+            [&] { return use_once(open, RDMALLOC_ACCESS_LOCAL); });
+  EXPECT_EQ(known_ranges(), before);
+}
+
+// The second device refuses, and then the first does not unmap. Fails when map() gives the first
+// error, or dpdk_register() makes DPDK forget the range all the same.
+TEST_F(Dpdk, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
+  namespace os = rdmalloc::os;
+  open();
+  char* block = static_cast<char*>(rdmalloc_malloc(2 * kMiB));
+  std::size_t before = known_ranges();
+  os::arm_fault(os::Site::kDpdkMap, 2);
+  os::arm_fault(os::Site::kDpdkUnmap, 1);
+  EXPECT_EQ(get(block, 2 * kMiB), nullptr);
+  EXPECT_EQ(error, -ENOTRECOVERABLE);
+  EXPECT_EQ(counters_of(domain).quarantined, 1u);
+  EXPECT_EQ(known_ranges(), before + 1);
+  memset(block, 5, 2 * kMiB);
+  rdmalloc_free(block);
+  rdmalloc_purge(0);
+  EXPECT_EQ(block[100], 5) << "its pages went";
+}
+
 }  // namespace

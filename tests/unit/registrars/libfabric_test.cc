@@ -157,4 +157,15 @@ TEST_F(Libfabric, bad_use_is_refused) {
   fi_freeinfo(bound);
 }
 
+// Fails when a probe, or the registration that follows it, is left open: the domain does not close.
+TEST_F(Libfabric, I10_whatever_fails_is_undone) {
+  auto open = [&](rdmalloc_domain** made) {
+    return rdmalloc_domain_open_libfabric(domain, info, nullptr, made);
+  };
+  auto use = [&] { return use_once(open, RDMALLOC_ACCESS_LOCAL); };
+  fail_each({"libfabric_register", "registrar_memory"}, use);
+  // Three reads of six are of no trial's result: it is refused, or it isn't.
+  fail_each({"registrar_probe"}, use);
+}
+
 }  // namespace

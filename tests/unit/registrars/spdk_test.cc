@@ -317,4 +317,30 @@ TEST_F(Spdk, I11_a_fork_child_calls_nothing_of_spdks) {
   rdmalloc_free(block);
 }
 
+// Fails when a unit that was registered stays so after the next one is refused.
+TEST_F(Spdk, I10_whatever_fails_is_undone) {
+  auto open = [&](rdmalloc_domain** made) {
+    return rdmalloc_domain_open_spdk(nullptr, nullptr, made);
+  };
+  fail_each({"spdk_find", "spdk_register", "registrar_memory"},
+            [&] { return use_once(open, RDMALLOC_ACCESS_LOCAL); });
+}
+
+// Of two units the second is refused, and the first can't be given back. Fails when
+// spdk_register() gives the first error.
+TEST_F(Spdk, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
+  namespace os = rdmalloc::os;
+  open();
+  char* block = chunks(2 * kUnit);
+  os::arm_fault(os::Site::kSpdkRegister, 2);
+  os::arm_fault(os::Site::kSpdkUnregister, 1);
+  EXPECT_EQ(get(block, 2 * kUnit), nullptr);
+  EXPECT_EQ(error, -ENOTRECOVERABLE);
+  EXPECT_EQ(counters_of(domain).quarantined, 1u);
+  memset(block, 5, 2 * kUnit);
+  rdmalloc_free(block);
+  rdmalloc_purge(0);
+  EXPECT_EQ(block[100], 5) << "its pages went";
+}
+
 }  // namespace

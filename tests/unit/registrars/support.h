@@ -10,7 +10,11 @@
 
 #include <cstring>
 #include <fstream>
+#include <functional>
+#include <initializer_list>
 #include <string>
+
+#include "alloc/os/fault.h"
 
 // A line of /proc/self/status in kilobytes: "VmPin", "VmLck".
 inline long status_kb(const char* name) {
@@ -43,4 +47,41 @@ int unprivileged_with_memlock(rlim_t bytes, Body body) {
   int status = 0;
   waitpid(child, &status, 0);
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+// Makes each call at each of the sites fail, one after the other. `use` opens a domain, registers
+// and closes it, and says what failed, having left nothing; the use after it must work.
+inline void fail_each(std::initializer_list<const char*> sites, const std::function<int()>& use) {
+  namespace os = rdmalloc::os;
+  for (const char* name : sites) {
+    os::Site site = os::site_named(name, strlen(name));
+    ASSERT_NE(site, os::Site::kCount) << name;
+    std::uint64_t nth = 1;
+    for (;; ++nth) {
+      SCOPED_TRACE(std::string(name) + ":" + std::to_string(nth));
+      std::uint64_t fired = os::faults_fired();
+      os::arm_fault(site, nth);
+      int error = use();
+      os::arm_fault(site, 0);
+      EXPECT_LE(error, 0);
+      if (os::faults_fired() == fired) break;
+      ASSERT_EQ(use(), 0) << "after the failure";
+      ASSERT_LT(nth, 200u);
+    }
+    EXPECT_GT(nth, 1u) << name << " was not met";
+  }
+}
+
+// The `use` of a registrar: a registration of a new block, and its end. Blocks are not freed: they
+// may be quarantined, and then DPDK takes no other over them.
+inline int use_once(const std::function<int(rdmalloc_domain**)>& open, std::uint32_t access) {
+  rdmalloc_domain* domain = nullptr;
+  if (int error = open(&domain)) return error;
+  void* block = rdmalloc_aligned_alloc(std::size_t{2} << 20, std::size_t{2} << 20);
+  rdmalloc_reg* reg = nullptr;
+  int error = rdmalloc_reg_get(domain, block, std::size_t{2} << 20, access, &reg);
+  rdmalloc_reg_put(reg);
+  rdmalloc_domain_flush(domain);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+  return error;
 }

@@ -267,4 +267,34 @@ TEST_F(Ucx, I11_a_fork_child_leaves_the_parents_registrations_alone) {
   rdmalloc_free(block);
 }
 
+// Fails when ucx_register() leaves what could not be packed mapped: ucp_cleanup() complains.
+TEST_F(Ucx, I10_whatever_fails_is_undone) {
+  auto open = [&](rdmalloc_domain** made) {
+    return rdmalloc_domain_open_ucx(context, nullptr, made);
+  };
+  fail_each({"ucx_register", "ucx_query", "registrar_memory", "registrar_probe", "ucx_pack"},
+            [&] { return use_once(open, kRemote); });
+}
+
+// What is mapped and can't be unmapped is the cache's to know of. Fails when undo() gives the
+// first error.
+TEST_F(Ucx, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
+  namespace os = rdmalloc::os;
+  char* block = static_cast<char*>(rdmalloc_malloc(kMiB));
+  os::arm_fault(os::Site::kUcxPack, 1);
+  os::arm_fault(os::Site::kUcxDeregister, 1);
+  EXPECT_EQ(get(block, kMiB, kRemote), nullptr);
+  EXPECT_EQ(error, -ENOTRECOVERABLE);
+  EXPECT_EQ(counters_of(domain).quarantined, 1u);
+  memset(block, 5, kMiB);
+  rdmalloc_free(block);
+  rdmalloc_purge(0);
+  EXPECT_EQ(block[100], 5) << "its pages went";
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+  domain = nullptr;
+  rdmalloc_purge(0);
+  EXPECT_EQ(block[100], 5) << "its pages went with the domain";
+  context = nullptr;  // what is mapped keeps it
+}
+
 }  // namespace

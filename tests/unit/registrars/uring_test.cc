@@ -460,4 +460,37 @@ TEST_F(Uring, who_waits_for_completions_meets_a_quiesce_unharmed) {
   waiter.join();
 }
 
+// The kernel tells of a buffer's end once the last request on it is done; where that can't be
+// waited for it is looked for. Fails when sleep_a_turn() returns at once: 5 s of turns are over
+// in no time, and the buffer is quarantined.
+TEST_F(Uring, a_removal_that_can_not_be_waited_for_is_looked_for) {
+  namespace os = rdmalloc::os;
+  char* block = static_cast<char*>(rdmalloc_malloc(kMiB));
+  rdmalloc_reg* reg = nullptr;
+  ASSERT_EQ(rdmalloc_reg_get(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg), 0);
+  rdmalloc_key key;
+  rdmalloc_reg_key_of(reg, &key);
+  int ends[2] = {};
+  ASSERT_EQ(pipe(ends), 0);
+  io_uring* ring = rdmalloc_uring_ring(uring);
+  io_uring_sqe* sqe = io_uring_get_sqe(ring);
+  io_uring_prep_read_fixed(sqe, ends[0], block, 1, 0, static_cast<int>(key.lkey));
+  sqe->user_data = 7;
+  ASSERT_EQ(io_uring_submit(ring), 1);
+  rdmalloc_reg_put(reg);
+  std::uint64_t fired = os::faults_fired();
+  os::arm_fault(os::Site::kUringWait, 1);
+  std::thread flush([&] { EXPECT_EQ(rdmalloc_domain_flush(domain), 1); });
+  while (os::faults_fired() == fired) std::this_thread::yield();
+  EXPECT_EQ(write(ends[1], "x", 1), 1);
+  flush.join();
+  EXPECT_EQ(counters_of(domain).quarantined, 0u);
+  io_uring_cqe done = {};
+  EXPECT_EQ(rdmalloc_uring_reap(uring, &done, 1, true), 1);
+  EXPECT_EQ(done.user_data, 7u);
+  close(ends[0]);
+  close(ends[1]);
+  rdmalloc_free(block);
+}
+
 }  // namespace
