@@ -6,7 +6,6 @@
 #include <cstring>
 
 #include "alloc/api/options.h"
-#include "alloc/core/quarantine.h"
 #include "alloc/os/os.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
@@ -98,7 +97,7 @@ void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
 void reset(Domain& domain) {
   domain.by_range.clear();
   domain.by_stamp.clear();
-  domain.count = domain.bytes = 0;
+  domain.count = domain.bytes = domain.quarantined_count = 0;
   domain.sticky_count = domain.sticky_bytes = 0;
   domain.listed_count = 0;
   domain.reserved_count = domain.reserved_bytes = 0;
@@ -163,21 +162,9 @@ void wait_for_drops(Domain& domain) {
     std::uint32_t seen = domain.drops.load(std::memory_order_acquire);
     {
       LockGuard guard(domain.lock);
-      if (domain.count == domain.counters.quarantined) return;
+      if (domain.count == domain.quarantined_count) return;
     }
     os::futex_wait(reinterpret_cast<const std::uint32_t*>(&domain.drops), seen, -1);
-  }
-}
-
-// What could not be deregistered before the device was lost.
-void forget_quarantined(State& all, Domain& domain) {
-  LockGuard guard(domain.lock);
-  while (Registration* reg = domain.by_range.first()) {
-    domain.by_range.erase(reg);
-    forget_quarantined_bytes(reg->head.length);
-    // Zero, as after a drop: a put that comes too late is recognised.
-    reg->state.store(0, std::memory_order_relaxed);
-    all.registrations.give(reg);
   }
 }
 
@@ -194,6 +181,7 @@ void move_quarantined(State& all, Domain& domain) {
         .store(kOrphans, std::memory_order_relaxed);
     orphans.by_range.insert(reg);
     ++orphans.count;
+    ++orphans.quarantined_count;
     orphans.bytes += reg->head.length;
   }
 }
@@ -256,7 +244,7 @@ bool domain_is_valid(Domain& domain) {
   visit_all(domain.by_range.root(), add);
   return is_ordered && count == domain.count && bytes == domain.bytes &&
          sticky_count == domain.sticky_count && sticky_bytes == domain.sticky_bytes &&
-         listed == domain.listed_count && domain.counters.quarantined <= count &&
+         listed == domain.listed_count && domain.quarantined_count <= count &&
          domain.counters.deregistrations + domain.counters.lost_drops <=
              domain.counters.registrations;
 }
@@ -312,7 +300,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   drain_deferred(*domain);
   wait_for_drops(*domain);
   if (domain->is_lost.load(std::memory_order_acquire))
-    forget_quarantined(*state(), *domain);
+    forget_quarantined(*domain);
   else
     move_quarantined(*state(), *domain);
   rdmalloc::assert_no_lock_held("close");

@@ -94,6 +94,7 @@ struct alignas(64) Domain {
   StampTree by_stamp;   // those that are cached and not sticky
   std::uint64_t count;  // == records in by_range
   std::uint64_t bytes;  // == sum of their lengths
+  std::uint64_t quarantined_count;  // of count: what no registrar could end, and nothing else drops
   std::uint64_t sticky_count;
   std::uint64_t sticky_bytes;
   std::uint64_t listed_count;    // == records in by_stamp

@@ -105,7 +105,23 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
 void quarantine(Domain& domain, Registration* reg) {
   reg->is_quarantined = true;
   ++domain.counters.quarantined;
+  ++domain.quarantined_count;
   note_quarantined(reg->head.length);
+}
+
+void forget_quarantined(Domain& domain) {
+  LockGuard guard(domain.lock);
+  while (Registration* reg = domain.by_range.first()) {
+    domain.by_range.erase(reg);
+    --domain.count;
+    --domain.quarantined_count;
+    domain.bytes -= reg->head.length;
+    ++domain.counters.lost_drops;
+    forget_quarantined_bytes(reg->head.length);
+    // Zero, as after a drop: a put that comes too late is recognised.
+    reg->state.store(0, std::memory_order_relaxed);
+    state()->registrations.give(reg);
+  }
 }
 
 void warn_quarantined(Domain& domain, const Registration* reg, int error) {

@@ -29,6 +29,9 @@ std::uint64_t reclaim_sticky(Domain& domain);
 void withdraw(Domain& domain, Registration* reg);
 // Keeps a closed registration that could not be ended for ever, so that no purge takes its pages.
 void quarantine(Domain& domain, Registration* reg);
+// The device is gone, and with it what could not be ended: all that a domain has left. Takes the
+// lock.
+void forget_quarantined(Domain& domain);
 // Undoes close_idle() and withdraw().
 void reopen(Domain& domain, Registration* reg, bool was_sticky);
 

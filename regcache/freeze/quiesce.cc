@@ -150,21 +150,6 @@ void empty_domains(State& all) {
   });
 }
 
-// With its device the registrations ended that could not be undone.
-void forget_quarantined(State& all, Domain& domain) {
-  if ((domain.ops.flags & RDMALLOC_REGISTRAR_REOPEN) == 0) return;
-  LockGuard guard(domain.lock);
-  while (Registration* reg = domain.by_range.first()) {
-    domain.by_range.erase(reg);
-    --domain.count;
-    domain.bytes -= reg->head.length;
-    ++domain.counters.lost_drops;
-    // Zero, as after a drop: a put that comes too late is recognised.
-    reg->state.store(0, std::memory_order_relaxed);
-    all.registrations.give(reg);
-  }
-}
-
 int close_domains(State& all) {
   int error = 0;
   each_domain(all, Step::kEmptied, [&](Domain& domain, Step) {
@@ -174,7 +159,8 @@ int close_domains(State& all) {
     if (error == 0) error = call(domain, domain.ops.quiesce);
     if (error != 0) return;
     course.steps[domain.index] = Step::kClosed;
-    forget_quarantined(all, domain);
+    // What could not be undone has ended with the device.
+    if ((domain.ops.flags & RDMALLOC_REGISTRAR_REOPEN) != 0) forget_quarantined(domain);
   });
   return error;
 }

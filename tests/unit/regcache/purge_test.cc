@@ -1,7 +1,9 @@
 // Purges against registrations: I3, I5, and BEHAVIOURS 2, 3, 10. Each test was seen to fail; the
 // comment at each says how.
+#include <algorithm>
 #include <thread>
 
+#include "alloc/core/quarantine.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -185,6 +187,28 @@ TEST_F(Purge, a_range_that_could_not_be_deregistered_is_never_purged) {
   free_span(block);
   EXPECT_EQ(domain.close(), 0);
   EXPECT_EQ(fake::purge(kFar, 1), -EBUSY) << "also after its domain is closed";
+}
+
+// Fails when each of them is told of, or the bytes are not counted, or not moved with their domain.
+TEST_F(Purge, ranges_that_could_not_be_deregistered_are_counted_and_told_of_once) {
+  constexpr std::size_t kFar = 100100;
+  std::uint64_t ranges = rdmalloc::quarantined_ranges, bytes = rdmalloc::quarantined_bytes;
+  StubDomain domain(fabric);
+  for (std::size_t i = 0; i < 3; ++i) {
+    char* block = span(kFar + i, 1);
+    domain.touch(block, kSlice);
+    free_span(block);
+  }
+  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+  testing::internal::CaptureStderr();
+  for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(fake::purge(kFar + i, 1), -EBUSY);
+  std::string told = testing::internal::GetCapturedStderr();
+  fabric.before_leave = nullptr;
+  EXPECT_EQ(std::count(told.begin(), told.end(), '\n'), 1) << told;
+  EXPECT_EQ(domain.counters().quarantined, 3u);
+  EXPECT_EQ(domain.close(), 0);
+  EXPECT_EQ(rdmalloc::quarantined_ranges, ranges + 3);
+  EXPECT_EQ(rdmalloc::quarantined_bytes, bytes + 3 * kSlice);
 }
 
 // Fails when clear_domain() drops on the purge thread whatever the flags say.

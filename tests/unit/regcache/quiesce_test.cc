@@ -15,6 +15,7 @@
 #include <thread>
 
 #include "alloc/core/helper_threads.h"
+#include "alloc/core/quarantine.h"
 #include "alloc/pages/purge.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
@@ -428,6 +429,27 @@ TEST_F(Quiesce, threads_that_get_put_free_and_purge_beside_it_see_only_EAGAIN) {
   EXPECT_EQ(wrong, 0);
   EXPECT_GE(quiesce_counters().quiesces, 30u);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Fails, by hanging in close, when the domain still counts what ended with the device as kept.
+TEST_F(Quiesce, what_could_not_be_deregistered_ends_with_the_device) {
+  std::uint64_t bytes = rdmalloc::quarantined_bytes;
+  StubDomain domain(fabric, attr);
+  Block block;
+  domain.touch(block.bytes, kMiB);
+  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 0);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("could not deregister"), std::string::npos);
+  fabric.before_leave = nullptr;
+  EXPECT_GE(rdmalloc::quarantined_bytes, bytes + kMiB);
+  fabric.forget_all();
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(rdmalloc::quarantined_bytes, bytes);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_NE(domain.touch(block.bytes, kMiB), 0u);
+  EXPECT_EQ(domain.counters().quarantined, 1u) << "what has failed is history, and stays counted";
+  EXPECT_EQ(domain.close(), 0);
 }
 
 // In a process of its own, with RDMALLOC_FOREIGN=watch.

@@ -72,6 +72,12 @@ class StubFabric {
         return true;
     return false;
   }
+  // The device goes, with all that is registered.
+  void forget_all() {
+    std::lock_guard<std::mutex> guard(mutex_);
+    entries_.clear();
+    bytes_ = 0;
+  }
   // What a device would find at `addr` by this key: the pages that are there now?
   enum class Use { kRight, kStale, kNoSuchKey, kOutOfRange };
   Use use(const rdmalloc_key& key, const void* addr, std::size_t length) const {
