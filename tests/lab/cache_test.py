@@ -14,6 +14,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 STEPS = 150
 ORACLE = (f"oracle {STEPS}", r"oracle \d+ steps wrong_bytes 0\n")
 NAIVE = (f"naive {STEPS}", r"naive \d+ steps wrong_bytes [1-9]")
+FORKS = (f"forks {STEPS // 3}", r"forks \d+ steps wrong_bytes 0\n")
 LIMITS = ("limits", r"limits 0 failures")
 NO_CACHE = "FI_MR_CACHE_MAX_COUNT=0"
 RXM = "FI_UNIVERSE_SIZE=16"  # rxe's completion queues are too short for its default
@@ -40,7 +41,8 @@ def runs_of(name, release):
     if name.endswith("ucx_cache"):
         return runs_of_ucx(release)
     if name.endswith("verbs_cache"):
-        return [("", *LIMITS), ("", *ORACLE), ("RDMALLOC_DECAY_MS=0", *ORACLE), ("", *NAIVE)]
+        return [("", *LIMITS), ("", *ORACLE), ("RDMALLOC_DECAY_MS=0", *ORACLE), ("", *NAIVE),
+                ("", *FORKS), ("", "quiesce", r"quiesce 0 failures")]
     runs = []
     for provider, settings in (("'verbs;ofi_rxm'", RXM), ("verbs", "")):
         def with_provider(environment, what, provider=provider, settings=settings):

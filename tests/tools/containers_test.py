@@ -53,10 +53,7 @@ class Containers(unittest.TestCase):
         self.addCleanup(holder.cleanup)
         self.tools = holder.name
         launching.readable_by_all(self.tools)
-        needed = call(["ldd", TOOL]).stdout
-        for name in ("librdmalloc", "libfmt"):
-            shutil.copy(re.search(rf"{name}\S* => (\S+)", needed)[1], self.tools)
-        shutil.copy(TOOL, self.tools + "/rdmalloc")
+        launching.copy_of_tool(TOOL, self.tools)
         shutil.copy(MPI_PROGRAM, self.tools + "/program")
         script(self.tools + "/rank", RANK)
         script(self.tools + "/inside", INSIDE)

@@ -7,6 +7,7 @@ were obeyed; before, its engines never come and nothing says why.
 All its processes are in a namespace that ends with the first of them. Seen to fail: with mpirun in
 place of rdmalloc run, with doctor's lines not obeyed (no engines).
 """
+import glob
 import os
 import shutil
 import sys
@@ -78,13 +79,14 @@ class Engines(unittest.TestCase):
         self.folder = holder.name
         script(self.folder + "/session.py", SESSION)
 
-    def run_script(self, before, *around):
+    def run_script(self, before, *around, tool=TOOL, module=MODULE, **more):
         # Ranks that wait give the processor away: there are more of them than cores.
-        env = environment(HOME=self.folder, IPYTHONDIR=self.folder + "/ipython", PYTHONPATH=MODULE,
+        env = environment(HOME=self.folder, IPYTHONDIR=self.folder + "/ipython", PYTHONPATH=module,
                           PYTHONDONTWRITEBYTECODE="1",
                           JUPYTER_RUNTIME_DIR=self.folder + "/jupyter",
-                          OMPI_MCA_mpi_yield_when_idle="1", OMPI_MCA_rmaps_base_oversubscribe="1")
-        return call([*around, "sh", "-c", SCRIPT.format(before=before), "sh", TOOL, MPIRUN, PYTHON],
+                          OMPI_MCA_mpi_yield_when_idle="1", OMPI_MCA_rmaps_base_oversubscribe="1",
+                          **more)
+        return call([*around, "sh", "-c", SCRIPT.format(before=before), "sh", tool, MPIRUN, PYTHON],
                     env=env, cwd=self.folder)
 
     def check(self, done):
@@ -102,9 +104,19 @@ class Engines(unittest.TestCase):
         for line in ("export OMPI_ALLOW_RUN_AS_ROOT=1", "export OMPI_MCA_plm=isolated"):
             self.assertIn(line, done.stdout)
 
-    @unittest.skipIf(os.geteuid() == 0, "SKIP: for a plain user; root is the other test's")
     def test_as_a_user(self):
-        self.check(self.run_script(""))
+        if os.geteuid() != 0:
+            return self.check(self.run_script(""))
+        # The build may lie where no other user comes.
+        mine = self.folder + "/mine"
+        shutil.copytree(MODULE, mine)
+        tool = launching.copy_of_tool(TOOL, mine)
+        for name in [self.folder, *glob.glob(self.folder + "/**", recursive=True)]:
+            os.chown(name, launching.NOBODY, launching.NOBODY)
+        done = self.run_script("", "setpriv", f"--reuid={launching.NOBODY}", f"--regid={launching.NOBODY}",
+                               "--clear-groups", tool=tool, module=mine, LD_LIBRARY_PATH=mine)
+        self.check(done)
+        self.assertNotIn("OMPI_ALLOW_RUN_AS_ROOT", done.stdout)
 
 
 if __name__ == "__main__":

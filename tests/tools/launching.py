@@ -1,5 +1,6 @@
 """What the tests of rdmalloc run and its relatives share: environments, programs, launchers."""
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -51,6 +52,15 @@ def patched_copy(source, path, offset, value):
 
 def is_open_mpi(path):
     return path is not None and "Open" in call([path, "--version"]).stdout.split("\n")[0]
+
+
+def copy_of_tool(tool, folder):
+    """The tool and the libraries of it that Debian has not everywhere, in a folder that any user or root may
+    reach; it runs with LD_LIBRARY_PATH=folder."""
+    needed = call(["ldd", tool]).stdout
+    for name in ("librdmalloc", "libfmt"):
+        shutil.copy(re.search(rf"{name}\S* => (\S+)", needed)[1], folder)
+    return shutil.copy(tool, folder + "/rdmalloc")
 
 
 def readable_by_all(folder):

@@ -6,11 +6,13 @@
 Seen to fail: with the text in place of JSON asked for, without the check of results, with the
 library loaded by its name instead of looked for in the process.
 """
+import errno
 import os
 import sys
+import tempfile
 import unittest
 
-from launching import call, environment
+from launching import call, environment, script
 
 LIBRARY, MLOCK, FOLDER = (os.path.abspath(path) for path in sys.argv[1:])
 # A domain with one registration, made as a C program makes it.
@@ -80,6 +82,68 @@ for name, value in (("no.such", None), ("stats.threads", 1), ("purge.decay_ms", 
     except rdmalloc.Error as error:
         print(error.errno, name in str(error))"""),
                          ["5000", "5000", "7", "True", "True", "2", "True", "1", "True", "22", "True"])
+
+
+# I11: a child has its memory and no registration of its parent's, may make its own, and the parent's
+# stay; also in the children of a pool, which allocate, and send back what was pickled to them.
+MULTIPROCESSING = """
+import multiprocessing
+import sys
+import rdmalloc
+
+def work(number):
+    seen = [len(rdmalloc.stats()["domains"])]
+    own = Domain()
+    seen.append(own.get())
+    own.close()
+    return sum(bytearray(b"x" * (number * 100000 + 1))) // ord("x"), seen
+
+class Domain:
+    def __init__(self):
+        exec(DOMAIN, globals())
+        self.domain, self.held, self.block = domain, held, block
+    def get(self):
+        again = ctypes.c_void_p()
+        error = process.rdmalloc_reg_get(self.domain, self.block, 20000, 3, ctypes.byref(again))
+        if error == 0:
+            process.rdmalloc_reg_put(again)
+        return error
+    def close(self):
+        process.rdmalloc_reg_put(self.held)
+        assert process.rdmalloc_domain_close(self.domain) == 0
+
+def of_parent(domain, answers):
+    answers.put(domain.get())
+
+if __name__ == "__main__":
+    way = multiprocessing.get_context(sys.argv[1])
+    parents = Domain()
+    with way.Pool(3) as pool:
+        for number, (length, seen) in enumerate(pool.map(work, range(30))):
+            assert length == number * 100000 + 1 and seen == [0, 0], (number, length, seen)
+    if sys.argv[1] == "fork":
+        answers = way.SimpleQueue()
+        child = way.Process(target=of_parent, args=(parents, answers))
+        child.start()
+        print(answers.get())
+        child.join()
+    [one] = rdmalloc.stats()["domains"]
+    print(one["registrations"], one["in_use"], parents.get())
+    parents.close()
+"""
+
+
+class Multiprocessing(unittest.TestCase):
+    def test_children_of_a_parent_with_registrations(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = script(folder + "/program.py", f"DOMAIN = {DOMAIN!r}" + MULTIPROCESSING)
+            for way, said in (("fork", [str(-errno.ECHILD), "1", "1", "0"]), ("spawn", ["1", "1", "0"])):
+                with self.subTest(way=way):
+                    done = call(["/usr/bin/python3", program, way],
+                                env=environment(PYTHONPATH=FOLDER, PYTHONDONTWRITEBYTECODE="1",
+                                                LD_PRELOAD=LIBRARY))
+                    self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+                    self.assertEqual(done.stdout.split(), said)
 
 
 class NotLoaded(unittest.TestCase):

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <map>
@@ -108,12 +109,24 @@ inline uint64_t there_and_back(Device& device, unsigned char* block, const rdmal
   return wrong;
 }
 
-inline uint64_t oracle(Device& device, Keys& keys, uint64_t steps) {
+struct Block {
+  unsigned char* at;
+  size_t bytes;
+};
+
+// I11: a child, born with keys of its parent's in use, writes into every block, frees some and gets
+// others. The parent's transfers are of the parent's pages, whoever of the two wrote first.
+inline void in_a_child(const std::vector<Block>& live) {
+  for (size_t i = 0; i < live.size(); i++) {
+    memset(live[i].at, 0xEE, live[i].bytes);
+    if (i % 2 == 0) free(live[i].at);
+  }
+  free(memset(malloc(300000), 0xDD, 300000));
+  _exit(0);
+}
+
+inline uint64_t oracle(Device& device, Keys& keys, uint64_t steps, bool with_children) {
   std::mt19937_64 random(20260731);
-  struct Block {
-    unsigned char* at;
-    size_t bytes;
-  };
   std::vector<Block> live;
   uint64_t wrong = 0;
   for (uint64_t step = 0; step < steps; step++) {
@@ -133,8 +146,13 @@ inline uint64_t oracle(Device& device, Keys& keys, uint64_t steps) {
     Block& block = live[random() % live.size()];
     rdmalloc_key key = keys.take(block.at, block.bytes, random() % 2 == 0);
     auto seed = static_cast<unsigned char>(random());
+    pid_t child = with_children ? fork() : -1;
+    if (child == 0) in_a_child(live);
     wrong += there_and_back(device, block.at, key, block.bytes, seed);
     keys.done();
+    int status = 0;
+    if (with_children && (waitpid(child, &status, 0) != child || status != 0))
+      fail("a child ended badly", status);
   }
   for (Block& block : live) free(block.at);
   return wrong;
@@ -240,11 +258,12 @@ inline void check_memlock(Device& device) {
 }
 
 // The modes that all the programs have. 0, or 1 when something was not as it must be.
-inline int judge_oracle(Device& device, bool is_naive, uint64_t steps) {
+inline int judge_oracle(Device& device, const char* mode, uint64_t steps) {
+  bool is_naive = strcmp(mode, "naive") == 0;
   Keys keys(device, is_naive);
-  uint64_t wrong = oracle(device, keys, steps);
-  printf("%s %llu steps wrong_bytes %llu\n", is_naive ? "naive" : "oracle",
-         static_cast<unsigned long long>(steps), static_cast<unsigned long long>(wrong));
+  uint64_t wrong = oracle(device, keys, steps, strcmp(mode, "forks") == 0);
+  printf("%s %llu steps wrong_bytes %llu\n", mode, static_cast<unsigned long long>(steps),
+         static_cast<unsigned long long>(wrong));
   return failures != 0 || (wrong != 0) != is_naive;
 }
 

@@ -266,7 +266,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   FabricDevice device(provider);
-  if (mode != "limits") return lab::judge_oracle(device, mode == "naive", steps);
+  if (mode != "limits") return lab::judge_oracle(device, mode.c_str(), steps);
   lab::check_pins(device);
   lab::check_neighbours(device);
   lab::check_memlock(device);

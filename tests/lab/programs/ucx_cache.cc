@@ -175,7 +175,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   UcxDevice device;
-  if (mode != "limits") return lab::judge_oracle(device, mode == "naive", steps);
+  if (mode != "limits") return lab::judge_oracle(device, mode.c_str(), steps);
   lab::check_pins(device);
   lab::check_neighbours(device, RDMALLOC_ACCESS_REMOTE_READ | RDMALLOC_ACCESS_REMOTE_WRITE);
   lab::check_memlock(device);

@@ -6,7 +6,9 @@
 //
 //   verbs_cache oracle STEPS     our cache; ends with "oracle N transfers wrong_bytes W"
 //   verbs_cache naive STEPS      a cache by address that nobody tells of a purge: must be wrong
-//   verbs_cache limits           VmPin, access rights, RLIMIT_MEMLOCK without capabilities
+//   verbs_cache forks STEPS      ours, with a child of fork at each transfer that writes into every
+//   block verbs_cache limits           VmPin, access rights, RLIMIT_MEMLOCK without capabilities
+//   verbs_cache quiesce          three times closed for a checkpoint, and opened again
 #include <errno.h>
 #include <rdmalloc/registrar_verbs.h>
 #include <stdio.h>
@@ -63,6 +65,12 @@ void connect(ibv_qp* one, ibv_qp* other, const ibv_gid& gid) {
     fail("to RTS", e);
 }
 
+void close_loop(Loop& loop) {
+  for (ibv_qp* pair : loop.pair)
+    if (int e = ibv_destroy_qp(pair)) fail("ibv_destroy_qp", e);
+  if (int e = ibv_destroy_cq(loop.queue)) fail("ibv_destroy_cq", e);
+}
+
 void open_loop(Loop& loop) {
   loop.queue = ibv_create_cq(loop.pd->context, 16, nullptr, nullptr, 0);
   for (ibv_qp*& pair : loop.pair) {
@@ -102,13 +110,15 @@ ibv_wc_status transfer(Loop& loop, ibv_wr_opcode what, void* local, uint32_t lke
 class VerbsDevice : public lab::Device {
  public:
   VerbsDevice() : bytes_(lab::kLargestBytes) {
-    if (int e = rdmalloc_domain_open_verbs_device("rxe0", 1, nullptr, &loop_.pd, &domain))
+    rdmalloc_domain_attr attr = {};
+    attr.size = sizeof attr;
+    attr.event = [](rdmalloc_domain*, rdmalloc_domain_event event, void* device) {
+      return static_cast<VerbsDevice*>(device)->on_event(event);
+    };
+    attr.event_arg = this;
+    if (int e = rdmalloc_domain_open_verbs_device("rxe0", 1, &attr, &loop_.pd, &domain))
       fail("rdmalloc_domain_open_verbs_device(rxe0)", e);
-    open_loop(loop_);
-    registration_ =
-        ibv_reg_mr(loop_.pd, bytes_.data(), bytes_.size(),
-                   int{IBV_ACCESS_LOCAL_WRITE} | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
-    if (registration_ == nullptr) fail("ibv_reg_mr", errno);
+    open_ends();
   }
   bool write(void* block, const rdmalloc_key& key, size_t bytes) override {
     return transfer(loop_, IBV_WR_RDMA_WRITE, block, static_cast<uint32_t>(key.lkey), far(),
@@ -130,7 +140,31 @@ class VerbsDevice : public lab::Device {
   unsigned char* far() override { return bytes_.data(); }
   ibv_pd* pd() const { return loop_.pd; }
 
+  bool closes_its_own = true;  // at CLOSE, as it should
+
  private:
+  void open_ends() {
+    open_loop(loop_);
+    registration_ =
+        ibv_reg_mr(loop_.pd, bytes_.data(), bytes_.size(),
+                   int{IBV_ACCESS_LOCAL_WRITE} | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE);
+    if (registration_ == nullptr) fail("ibv_reg_mr", errno);
+  }
+  int on_event(rdmalloc_domain_event event) {
+    if (event == RDMALLOC_DOMAIN_CLOSE && closes_its_own) {
+      close_loop(loop_);
+      if (int e = ibv_dereg_mr(registration_)) fail("ibv_dereg_mr", e);
+      is_closed_ = true;
+    }
+    if (event == RDMALLOC_DOMAIN_RESUMED && is_closed_) {
+      if (int e = rdmalloc_verbs_pd(domain, &loop_.pd)) fail("rdmalloc_verbs_pd", e);
+      open_ends();
+      is_closed_ = false;
+    }
+    return 0;
+  }
+
+  bool is_closed_ = false;
   Loop loop_;
   std::vector<unsigned char> bytes_;
   ibv_mr* registration_ = nullptr;
@@ -153,17 +187,71 @@ void check_arguments(ibv_pd* pd) {
       "a pd of the user opens and closes");
 }
 
+// Descriptors of this process that are the device's.
+int device_files() {
+  int found = 0;
+  for (int fd = 0; fd < 256; fd++) {
+    char target[256] = {};
+    std::string name = "/proc/self/fd/" + std::to_string(fd);
+    if (readlink(name.c_str(), target, sizeof target - 1) > 0)
+      found += strstr(target, "infiniband") != nullptr;
+  }
+  return found;
+}
+
+void check_quiesce(VerbsDevice& device) {
+  lab::Keys keys(device, false);
+  constexpr size_t kBytes = 300000;
+  auto* block = static_cast<unsigned char*>(malloc(kBytes));
+  uint64_t generation = 0;
+  for (unsigned char round = 0; round < 3; round++) {
+    rdmalloc_key key = keys.take(block, kBytes, round % 2 == 0);
+    expect(key.generation > generation, "each time a new key");
+    generation = key.generation;
+    expect(lab::there_and_back(device, block, key, kBytes, round) == 0, "every byte is right");
+    keys.done();
+    if (round == 1) {
+      device.closes_its_own = false;
+      int error = rdmalloc_quiesce(5000);
+      expect(error == -EBUSY, "queue pairs that stay open are -EBUSY");
+      if (error != 0 && error != -EBUSY) printf("quiesce: %s\n", strerror(-error));
+      device.closes_its_own = true;
+      key = keys.take(block, kBytes, true);
+      expect(lab::there_and_back(device, block, key, kBytes, 77) == 0, "and nothing has changed");
+      keys.done();
+    }
+    if (int e = rdmalloc_quiesce(5000)) fail("rdmalloc_quiesce", e);
+    expect(device_files() == 0, "no file of the device is open");
+    expect(lab::pinned_bytes() == 0, "nothing is pinned");
+    rdmalloc_reg* reg = nullptr;
+    expect(rdmalloc_reg_get(device.domain, block, kBytes, RDMALLOC_ACCESS_LOCAL, &reg) == -EAGAIN,
+           "registering is -EAGAIN meanwhile");
+    free(memset(malloc(5 << 20), 1, 5 << 20));
+    if (int e = rdmalloc_resume()) fail("rdmalloc_resume", e);
+  }
+  rdmalloc_key key = keys.take(block, kBytes, true);
+  expect(lab::there_and_back(device, block, key, kBytes, 99) == 0, "every byte, at the end");
+  keys.done();
+  free(block);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   const uint64_t steps = argc > 2 ? strtoull(argv[2], nullptr, 10) : 0;
-  if (mode != "limits" && ((mode != "oracle" && mode != "naive") || steps == 0)) {
-    fprintf(stderr, "verbs_cache: wanted oracle STEPS | naive STEPS | limits\n");
+  bool has_steps = mode == "oracle" || mode == "naive" || mode == "forks";
+  if (has_steps ? steps == 0 : mode != "limits" && mode != "quiesce") {
+    fprintf(stderr, "verbs_cache: wanted oracle|naive|forks STEPS, limits, or quiesce\n");
     return 2;
   }
   VerbsDevice device;
-  if (mode != "limits") return lab::judge_oracle(device, mode == "naive", steps);
+  if (has_steps) return lab::judge_oracle(device, mode.c_str(), steps);
+  if (mode == "quiesce") {
+    check_quiesce(device);
+    printf("quiesce %d failures\n", lab::failures);
+    return lab::failures != 0;
+  }
   check_arguments(device.pd());
   lab::check_pins(device);
   lab::check_neighbours(device);

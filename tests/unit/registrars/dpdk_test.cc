@@ -9,9 +9,11 @@
 #include <rte_dev.h>
 #include <rte_eal.h>
 #include <rte_errno.h>
+#include <rte_mbuf.h>
 #include <rte_memory.h>
 #include <sys/mman.h>
 
+#include <deque>
 #include <string>
 #include <thread>
 #include <vector>
@@ -61,23 +63,16 @@ extern "C" int rte_dev_dma_unmap(rte_device* device, void* addr, std::uint64_t,
 
 namespace {
 
+// EAL keeps pointers to its arguments, those of a start that failed too.
 int init_eal(const char* iova_mode) {
-  // The one driver that is wanted, or EAL loads the hundred that are installed. EAL keeps pointers.
-  static std::vector<std::string> arguments = {"dpdk_test",
-                                               "--no-huge",
-                                               "-m",
-                                               "64",
-                                               "--no-pci",
-                                               "--no-shconf",
-                                               "--no-telemetry",
-                                               "--log-level=critical",
-                                               iova_mode,
-                                               "-d",
-                                               "librte_net_null.so",
-                                               "--vdev=net_null0",
-                                               "--vdev=net_null1"};
+  static std::deque<std::string> kept;
   std::vector<char*> pointers;
-  for (std::string& argument : arguments) pointers.push_back(argument.data());
+  // The drivers that are wanted, or EAL loads the hundred that are installed.
+  for (const char* argument :
+       {"dpdk_test", "--no-huge", "-m", "64", "--no-pci", "--no-shconf", "--no-telemetry",
+        "--log-level=critical", iova_mode, "-d", "librte_net_null.so", "-d",
+        "librte_mempool_ring.so", "--vdev=net_null0", "--vdev=net_null1"})
+    pointers.push_back(kept.emplace_back(argument).data());
   return rte_eal_init(static_cast<int>(pointers.size()), pointers.data());
 }
 
@@ -97,6 +92,22 @@ std::size_t known_ranges() {
 TEST(DpdkAbsent, before_eal_is_started_no_domain_opens) {
   rdmalloc_domain* domain = nullptr;
   EXPECT_EQ(rdmalloc_domain_open_dpdk(nullptr, 0, nullptr, &domain), -EINVAL);
+}
+
+// A start that fails at its arguments leaves DPDK as it was, and us. Fails when what was found
+// about DPDK before is kept.
+TEST(DpdkAbsent, after_a_start_that_fails_the_next_one_works) {
+  rdmalloc_domain* domain = nullptr;
+  EXPECT_LT(init_eal("--iova-mode=neither"), 0);
+  EXPECT_EQ(rdmalloc_domain_open_dpdk(nullptr, 0, nullptr, &domain), -EINVAL);
+  ASSERT_GE(init_eal("--iova-mode=va"), 0) << rte_strerror(rte_errno);
+  ASSERT_EQ(rdmalloc_domain_open_dpdk(nullptr, 0, nullptr, &domain), 0);
+  void* block = rdmalloc_malloc(kMiB);
+  rdmalloc_reg* reg = nullptr;
+  EXPECT_EQ(rdmalloc_reg_get(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg), 0);
+  rdmalloc_reg_put(reg);
+  rdmalloc_free(block);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
 }
 
 class Dpdk : public testing::Test {
@@ -166,6 +177,53 @@ TEST_F(Dpdk, a_registered_block_is_external_memory_and_mapped_for_each_device) {
   EXPECT_EQ(devices.calls, (std::vector<std::string>{"unmap 1", "unmap 0"}));
   EXPECT_EQ(ours(), 0u);
   EXPECT_EQ(rte_mem_virt2memseg_list(block), nullptr);
+}
+
+// Packets in our memory: a pool of mbufs whose data lies in a block of a registered heap. Fails
+// when the heap is not registered, or gives its memory back while the block lives.
+TEST_F(Dpdk, mbufs_of_a_pool_lie_in_a_registered_heap) {
+  open();
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  attr.budget_bytes = 4 * kMiB;
+  attr.domains = &domain;
+  attr.domain_count = 1;
+  rdmalloc_heap* heap = nullptr;
+  ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
+  constexpr std::uint16_t kRoom = RTE_MBUF_DEFAULT_BUF_SIZE;
+  constexpr unsigned kPackets = 511;
+  std::size_t bytes = std::size_t{kRoom} * (kPackets + 1);
+  auto* block = static_cast<char*>(rdmalloc_heap_aligned(heap, 4096, bytes));
+  ASSERT_NE(block, nullptr);
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain, block, bytes, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  rte_pktmbuf_extmem external = {};
+  external.buf_ptr = block;
+  external.buf_iova = reinterpret_cast<rte_iova_t>(block);
+  external.buf_len = bytes;
+  external.elt_size = kRoom;
+  rte_mempool* pool =
+      rte_pktmbuf_pool_create_extbuf("ours", kPackets, 0, 0, kRoom, SOCKET_ID_ANY, &external, 1);
+  ASSERT_NE(pool, nullptr) << rte_strerror(rte_errno);
+  std::vector<rte_mbuf*> packets(kPackets);
+  ASSERT_EQ(rte_pktmbuf_alloc_bulk(pool, packets.data(), kPackets), 0);
+  EXPECT_EQ(rte_pktmbuf_alloc(pool), nullptr);
+  for (rte_mbuf* packet : packets) {
+    char* data = rte_pktmbuf_append(packet, 1000);
+    ASSERT_NE(data, nullptr);
+    EXPECT_TRUE(data >= block && data + 1000 <= block + bytes);
+    EXPECT_EQ(rte_pktmbuf_iova(packet), reinterpret_cast<rte_iova_t>(data));
+    rte_memseg_list* list = rte_mem_virt2memseg_list(data);
+    ASSERT_NE(list, nullptr);
+    EXPECT_TRUE(list->external) << "known to DPDK as external memory";
+    memset(data, 1, 1000);
+  }
+  rte_pktmbuf_free_bulk(packets.data(), kPackets);
+  EXPECT_EQ(rte_mempool_avail_count(pool), kPackets);
+  rte_mempool_free(pool);
+  rdmalloc_heap_free(heap, block);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(ours(), 0u);
 }
 
 TEST_F(Dpdk, without_a_device_memory_is_made_known_only) {
