@@ -94,8 +94,7 @@ TEST(DpdkAbsent, before_eal_is_started_no_domain_opens) {
   EXPECT_EQ(rdmalloc_domain_open_dpdk(nullptr, 0, nullptr, &domain), -EINVAL);
 }
 
-// A start that fails at its arguments leaves DPDK as it was, and us. Fails when what was found
-// about DPDK before is kept.
+// A start that fails at its arguments leaves DPDK as it was, and us.
 TEST(DpdkAbsent, after_a_start_that_fails_the_next_one_works) {
   rdmalloc_domain* domain = nullptr;
   EXPECT_LT(init_eal("--iova-mode=neither"), 0);
@@ -179,8 +178,7 @@ TEST_F(Dpdk, a_registered_block_is_external_memory_and_mapped_for_each_device) {
   EXPECT_EQ(rte_mem_virt2memseg_list(block), nullptr);
 }
 
-// Packets in our memory: a pool of mbufs whose data lies in a block of a registered heap. Fails
-// when the heap is not registered, or gives its memory back while the block lives.
+// Packets in our memory: a pool of mbufs whose data lies in a block of a registered heap.
 TEST_F(Dpdk, mbufs_of_a_pool_lie_in_a_registered_heap) {
   open();
   rdmalloc_heap_attr attr = {};
