@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 
 #include <atomic>
@@ -97,9 +98,9 @@ int start() {
   return -error;
 }
 
-// As early as a library can be.
+// As early as a library can be; a program that does not ask for it begins as if this were not here.
 __attribute__((constructor)) void control_at_start() {
-  if (ensure_initialised()) control_begin();
+  if (secure_getenv("RDMALLOC_CHECKPOINT") != nullptr && ensure_initialised()) control_begin();
 }
 
 }  // namespace

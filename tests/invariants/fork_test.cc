@@ -323,6 +323,25 @@ TEST(Fork, I11_a_child_is_recognised_where_the_kernel_wipes_nothing) {
             0);
 }
 
+// A server that becomes a daemon beside threads in malloc: two forks deep, its parent gone. Fails
+// when the daemon hangs, or ends before it has said so.
+TEST(Fork, I11_a_daemon_allocates_and_starts_threads) {
+  Storm storm(3);
+  int told[2];
+  ASSERT_EQ(pipe(told), 0);
+  EXPECT_EQ(in_child([&told] {
+              if (daemon(1, 1) != 0) return false;
+              bool is_well = operate_with_threads(11);
+              return write(told[1], is_well ? "y" : "n", 1) == 1;
+            }),
+            0);
+  close(told[1]);
+  char answer = 0;
+  EXPECT_EQ(read(told[0], &answer, 1), 1);
+  EXPECT_EQ(answer, 'y');
+  close(told[0]);
+}
+
 TEST(Fork, I11_handlers_of_fork_may_allocate) {
   static std::atomic<int> calls{0};
   auto handler = [] {
