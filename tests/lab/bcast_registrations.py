@@ -59,7 +59,8 @@ def works(full):
     few = ["--scale", "0.1"]
     yield "fresh", ["--patterns", "fresh,reused" if full else "fresh", "--sizes", sizes, *few], full
     yield "phases", ["--patterns", "phases", "--sizes", sizes, *few], full
-    yield "mixed", ["--patterns", "mixed", "--scale", "1" if full else "0.375"], True
+    # After 24 broadcasts tcmalloc is level with us once in a while, by the moments at which UCX tidies.
+    yield "mixed", ["--patterns", "mixed", "--scale", "1" if full else "0.75"], True
 
 
 def find_library(build, name):
