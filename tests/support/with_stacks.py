@@ -22,6 +22,11 @@ PR_SET_CHILD_SUBREAPER = 36
 STACKS_SECONDS = 45  # for all processes together; cmake/testing.cmake allows 60 before ctest kills
 GDB_SECONDS = 20  # for one process
 
+# A word in the command line of a process that, when a test has ended or was killed, brings back what
+# it has changed of the machine.
+RESTORES = b"rdmalloc-restores"
+RESTORE_SECONDS = 10
+
 libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -116,17 +121,29 @@ def print_all_stacks():
             print_stacks_by_proc(pid)
 
 
+def is_restoring(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as words:
+            return RESTORES in words.read().split(b"\0")
+    except OSError:
+        return False
+
+
 def kill_descendants():
     """Kills until none is left: a process may fork between the look and the kill."""
-    for _ in range(50):
+    deadline = time.monotonic() + RESTORE_SECONDS
+    tries = 0
+    while tries < 50:
         pids = descendants()
         if not pids:
             return
-        for pid in pids:
+        doomed = [pid for pid in pids if time.monotonic() > deadline or not is_restoring(pid)]
+        for pid in doomed:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
                 pass
+        tries += 1 if doomed else 0
         time.sleep(0.02)
     say(f"processes that do not die: {descendants()}")
 
@@ -187,12 +204,12 @@ def main(arguments):
         print_all_stacks()
         kill_descendants()
         return 124
-    left = descendants()
+    left = [pid for pid in descendants() if not is_restoring(pid)]
     if left:
         # Else they keep ctest's pipe open, and the CPU from the tests after this one.
         say("left running by the command, killed: "
             + ", ".join(f"{pid} ({read(f'/proc/{pid}/cmdline')})" for pid in left))
-        kill_descendants()
+    kill_descendants()
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         say(f"ended by {signal.Signals(-code).name}: {' '.join(command)}")

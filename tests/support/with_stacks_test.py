@@ -5,11 +5,12 @@
 
 Seen to fail: print_all_stacks() left out; descendants() limited to direct children (the child in a
 session of its own is not printed and stays alive); kill_descendants() left out; a process taken for
-gone when only its first thread is.
+gone when only its first thread is; is_restoring() always false.
 """
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 
 WITH_STACKS, HANGS, FIRST_THREAD_ENDS = sys.argv[1:4]
@@ -53,6 +54,15 @@ class WithStacks(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertIn("left running by the command", done.stdout)
         self.assertFalse(alive(int(done.stdout.split("pid ")[1].split()[0])))
+
+    def test_who_restores_something_is_waited_for(self):
+        for limit, last in (("1", "sleep 300"), ("60", "kill -9 $$")):
+            with self.subTest(last=last), tempfile.TemporaryDirectory() as folder:
+                script = (f"cd {folder}; mkfifo alive; setsid sh -c 'read x < alive; : > restored' "
+                          f"rdmalloc-restores & exec 9> alive; {last}")
+                done = run(limit, "sh", "-c", script)
+                self.assertEqual(os.listdir(folder).count("restored"), 1, done.stdout)
+                self.assertNotIn("left running", done.stdout)
 
     def test_status_is_the_commands(self):
         self.assertEqual(run("60", "true").returncode, 0)

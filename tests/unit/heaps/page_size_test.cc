@@ -213,6 +213,25 @@ TEST_F(HeapPageSizes, I12_nothing_is_lost_when_the_kernel_refuses_any_of_the_ste
   }
 }
 
+// Of what these tests change of the machine. Fails without HugePool's process.
+TEST_F(HeapPageSizes, the_pool_is_as_before_when_a_test_was_killed) {
+  uint64_t before = 0;
+  {
+    HugePool pool(k2M);
+    before = pool.pages();
+    if (!pool.make_free(1)) GTEST_SKIP() << pool.why_not;
+  }
+  EXPECT_EXIT(
+      {
+        HugePool pool(k2M);
+        if (!pool.make_free(3)) _exit(1);
+        raise(SIGKILL);
+      },
+      testing::KilledBySignal(SIGKILL), "");
+  HugePool pool(k2M);  // waits for the lock
+  EXPECT_EQ(pool.pages(), before);
+}
+
 // A region that can't get its plain pages back keeps its addresses until it can. Seen to fail:
 // without the call of region_pages_restore_in_turn() in rdmalloc_purge().
 TEST_F(HeapPageSizes, I7_plain_pages_that_are_not_to_be_had_come_with_a_later_purge) {
