@@ -163,7 +163,7 @@ int rdmalloc_heap_stats(struct rdmalloc_heap* heap, struct rdmalloc_heap_counter
   const Heap* found = heap_of_handle(handle_of(heap));
   if (found == nullptr) return -EINVAL;
   HeapState state = heap_state(*found);
-  std::uint64_t huge_bytes = state.pool_page_bytes != 0 ? state.region_bytes : 0;
+  std::uint64_t huge_bytes = state.huge_2m_bytes + state.huge_1g_bytes;
   rdmalloc_heap_counters all = {stats->size,           state.budget_bytes, state.span_bytes,
                                 state.most_span_bytes, state.live_bytes,   state.live_blocks,
                                 state.refusals,        state.large_bytes,  state.large_blocks,

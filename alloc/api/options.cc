@@ -61,7 +61,7 @@ bool read_purge(const char* value) {
   return index >= 0;
 }
 bool read_huge(const char* value) {
-  static constexpr const char* kNames[] = {"auto", "never"};
+  static constexpr const char* kNames[] = {"auto", "never", "2M", "1G"};
   int index = index_of(value, kNames);
   if (index >= 0) current.huge = static_cast<HugeMode>(index);
   return index >= 0;
@@ -215,7 +215,7 @@ constexpr Setting kSettings[] = {
      "25% of memory, 512M at most"},
     {"RDMALLOC_LIMIT", read_limit, "4M or more: bytes, K, M, G, T or % of memory", "no limit"},
     {"RDMALLOC_PRESSURE", read_pressure, "auto, off", "auto"},
-    {"RDMALLOC_HUGE", read_huge, "auto, never", "auto"},
+    {"RDMALLOC_HUGE", read_huge, "auto, never, 2M, 1G", "auto"},
     {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
     {"RDMALLOC_FOREIGN", read_foreign, "refuse, per-use, adopted, watch", "per-use"},
     {"RDMALLOC_CHECKPOINT", read_checkpoint, "off, on", "off"},

@@ -11,7 +11,7 @@
 namespace rdmalloc {
 
 enum class PurgeMode : std::uint8_t { kThread, kManual, kOff };
-enum class HugeMode : std::uint8_t { kAuto, kNever };
+enum class HugeMode : std::uint8_t { kAuto, kNever, k2M, k1G };
 // Who hears of a purge besides our own cache (docs/design.md, tiers).
 enum class NotifyMode : std::uint8_t { kAuto, kHooks, kExplicit, kOff };
 // RDMALLOC_STATS: nowhere, as text on standard error, or as JSON in a file (statistics_path.h).

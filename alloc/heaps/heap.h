@@ -92,6 +92,7 @@ struct alignas(64) HeapShard {
 struct HeapRegion {
   SliceIndex first;
   std::uint32_t slices;
+  PageKind pages;  // what was put there; kAny: the arena's own
 
   SliceIndex end() const { return first + slices; }
 };
@@ -119,6 +120,9 @@ struct alignas(64) Heap {
   std::atomic<std::uint64_t> most_span_slices;
   std::atomic<std::uint64_t> large_blocks;
   std::atomic<std::uint64_t> large_slices;
+  // Of the regions, on pages of the kernel's pools.
+  std::atomic<std::uint64_t> huge_2m_slices;
+  std::atomic<std::uint64_t> huge_1g_slices;
 
   std::atomic<std::uint64_t> refusals;  // requests that found no budget or no memory. Relaxed
 
@@ -222,7 +226,8 @@ struct HeapState {
   std::uint64_t large_blocks;
   std::uint64_t cached_bytes;
   std::uint64_t region_bytes;
-  std::uint64_t pool_page_bytes;  // 0: its pages are of no pool
+  std::uint64_t huge_2m_bytes;  // of region_bytes: on pages of the kernel's pools
+  std::uint64_t huge_1g_bytes;
 };
 HeapState heap_state(const Heap& heap);
 

@@ -43,6 +43,10 @@ void enter_free(Heap& heap, SliceIndex slice) {
   heap.free_spans.insert(slice, slices_of(slice));
 }
 
+constexpr std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
+  return (bytes + unit - 1) & ~(unit - 1);
+}
+
 // Says why a heap gets less than it asked for, and what would help.
 int refuse(int error, std::uint64_t done, std::uint64_t all, const Message& why) {
   if (!options().quiet)
@@ -57,11 +61,43 @@ int refuse(int error, std::uint64_t done, std::uint64_t all, const Message& why)
   return error;
 }
 
-// Gives a region back. Its pages may stay where they are, but the next ones come from anywhere.
-// `has_pages`: those of the kind that the heap asked for, which go.
-void end_region(const Heap& heap, std::uint32_t index, bool has_pages, bool is_kept) {
+// How memory is taken for one call of create or grow.
+struct Taking {
+  PageKind pages;
+  std::size_t alignment;  // of addresses and lengths
+  std::size_t most_bytes;
+};
+
+// Of a heap that asks for no page size, by RDMALLOC_HUGE. False: plainly, since it is not set, or
+// since whole pages of that size would be more than an eighth above what is taken else.
+bool is_wished(const RegionLimits& limits, std::uint64_t bytes, Taking* wish) {
+  PageKind pages = options().huge == HugeMode::k2M   ? PageKind::kHuge2M
+                   : options().huge == HugeMode::k1G ? PageKind::kHuge1G
+                                                     : PageKind::kAny;
+  std::size_t page_bytes = pool_page_bytes(pages);
+  if (limits.pages != PageKind::kAny || page_bytes == 0) return false;
+  std::size_t alignment = page_bytes > limits.alignment ? page_bytes : limits.alignment;
+  *wish = {pages, alignment, limits.most_bytes & ~(alignment - 1)};
+  return round_up(bytes, alignment) - round_up(bytes, limits.alignment) <= bytes / 8;
+}
+
+// RDMALLOC_HUGE could not be followed; once is enough.
+void warn_of_ordinary_pages(std::uint64_t bytes, const Message& why) {
+  static constinit std::atomic<bool> has_warned{false};
+  if (options().quiet || has_warned.exchange(true, std::memory_order_relaxed)) return;
+  Message()
+      .text("warning: RDMALLOC_HUGE: ")
+      .number(bytes)
+      .text(" bytes of a heap, and perhaps of others after it, are on ordinary pages: ")
+      .text(why.c_str())
+      .print();
+}
+
+// Gives a region back. Its pages may stay where they are, unless they are not the arena's own, but
+// the next ones come from anywhere.
+void end_region(const Heap& heap, std::uint32_t index, bool is_kept) {
   const HeapRegion& region = heap.regions[index];
-  if (has_pages && !is_kept) {
+  if (region.pages != PageKind::kAny && !is_kept) {
     page_heap_region_retire(region.first, region.slices);
     return;
   }
@@ -70,14 +106,15 @@ void end_region(const Heap& heap, std::uint32_t index, bool has_pages, bool is_k
   page_heap_region_end(region.first, region.slices, is_kept);
 }
 
-// Puts pages of the heap's kind into a region that has none of its blocks yet, and backs them.
-int back_region(const RegionLimits& limits, SliceIndex slice, std::uint32_t slices, bool* has_pages,
-                Message* why) {
-  std::uintptr_t base = arena.address_of(slice);
-  std::size_t bytes = std::size_t{slices} << kSliceShift;
-  bool is_of_pool = pool_page_bytes(limits.pages) != 0;
-  if (limits.pages != PageKind::kAny) {
-    int error = region_pages_put(slice, slices, limits.pages, has_pages);
+// Puts pages of that kind into a region that has none of its heap's blocks yet, and backs them.
+int back_region(const RegionLimits& limits, PageKind pages, HeapRegion* region, Message* why) {
+  std::uintptr_t base = arena.address_of(region->first);
+  std::size_t bytes = std::size_t{region->slices} << kSliceShift;
+  bool is_of_pool = pool_page_bytes(pages) != 0;
+  if (pages != PageKind::kAny) {
+    bool is_changed = false;
+    int error = region_pages_put(region->first, region->slices, pages, &is_changed);
+    if (is_changed) region->pages = pages;
     if (error == -EBUSY)
       why->text("purging is paused, or an observer of page events keeps what lies there");
     else if (error == -EDEADLK)
@@ -86,7 +123,7 @@ int back_region(const RegionLimits& limits, SliceIndex slice, std::uint32_t slic
       why->text("pages of this size need a kernel with a pool of them, Linux 5.16 or newer: see ")
           .text("/sys/kernel/mm/hugepages");
     else if (error != 0 && is_of_pool)
-      region_pages_explain(*why, limits.pages, bytes, limits.node);
+      region_pages_explain(*why, pages, bytes, limits.node);
     else if (error != 0)
       why->text("the kernel has no mapping for it; raise vm.max_map_count");
     if (error != 0) return error;
@@ -106,25 +143,25 @@ int back_region(const RegionLimits& limits, SliceIndex slice, std::uint32_t slic
     return error;
   }
   // They were promised by all nodes together; -EFAULT is what touching one would be a SIGBUS for.
-  region_pages_explain(*why, limits.pages, bytes, limits.node);
+  region_pages_explain(*why, pages, bytes, limits.node);
   return error == -EFAULT ? -ENOMEM : error;
 }
 
 // The heap's next region, not yet in its lists.
 int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_t bytes,
-               Message* why) {
+               const Taking& taking, Message* why) {
   auto slices = static_cast<std::uint32_t>(bytes >> kSliceShift);
   bool is_zero = false;
-  SliceIndex slice = page_heap_take_large(slices, heap.region_limits.alignment, &is_zero, 0,
-                                          heap.region_limits.pages != PageKind::kAny);
+  SliceIndex slice =
+      page_heap_take_large(slices, taking.alignment, &is_zero, 0, taking.pages != PageKind::kAny);
   if (slice == 0) {
     why->text("there is no such run of addresses, or RDMALLOC_LIMIT is lower");
     return -ENOMEM;
   }
   page_heap_region_make(slice, slot_of(heap));
-  heap.regions[index] = {slice, slices};
-  bool has_pages = false, is_kept = false;
-  int error = back_region(heap.region_limits, slice, slices, &has_pages, why);
+  heap.regions[index] = {slice, slices, PageKind::kAny};
+  bool is_kept = false;
+  int error = back_region(heap.region_limits, taking.pages, &heap.regions[index], why);
   if (std::uint32_t place = heap.place.load(std::memory_order_relaxed); error == 0 && place != 0) {
     // Acquire: pairs with the release of whoever sets it.
     error = heap_registrar.load(std::memory_order_acquire)
@@ -132,7 +169,7 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
     if (error != 0)
       why->text("a domain refused to register it; ask for less, or raise the limit that it names");
   }
-  if (error != 0) end_region(heap, index, has_pages, is_kept);
+  if (error != 0) end_region(heap, index, is_kept);
   return error;
 }
 
@@ -143,8 +180,47 @@ void remove_regions(Heap& heap, std::uint64_t handle, std::uint32_t first, std::
   // Nobody can hold what was never his to find.
   if (place != 0 && end > first)
     heap_registrar.load(std::memory_order_acquire)->end(place, handle, first, &kept);
-  for (std::uint32_t i = first; i < end; ++i)
-    end_region(heap, i, heap.region_limits.pages != PageKind::kAny, (kept >> i & 1) != 0);
+  for (std::uint32_t i = first; i < end; ++i) end_region(heap, i, (kept >> i & 1) != 0);
+  if (page_heap_retired_slices() != 0) region_pages_restore();
+}
+
+// Takes regions of `bytes` together behind those that the heap has, up to *end, and enters them in
+// no list. 0, or a negative errno with nothing left behind; `*done` is how far it came.
+int take_regions(Heap& heap, std::uint64_t handle, std::uint64_t bytes, const Taking& taking,
+                 std::uint32_t* end, std::uint64_t* done, Message* why) {
+  std::uint32_t before = heap.region_count.load(std::memory_order_relaxed);
+  int error = 0;
+  *done = 0;
+  *end = before;
+  while (error == 0 && *done != bytes) {
+    std::uint64_t length = bytes - *done < taking.most_bytes ? bytes - *done : taking.most_bytes;
+    if (*end == heap.region_limits.most || length == 0) {
+      error = -EMSGSIZE;
+      why->text(
+          "its domains register too little at once for it: open them with a larger `largest`, or "
+          "make several heaps");
+    } else {
+      error = add_region(heap, handle, *end, length, taking, why);
+    }
+    if (error != 0) break;
+    *done += length;
+    ++*end;
+  }
+  if (error != 0) remove_regions(heap, handle, before, *end);
+  return error;
+}
+
+// Under the span lock.
+void count_huge_pages(Heap& heap) {
+  std::uint64_t slices_2m = 0, slices_1g = 0;
+  std::uint32_t count = heap.region_count.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const HeapRegion& region = heap.regions[i];
+    if (region.pages == PageKind::kHuge2M) slices_2m += region.slices;
+    if (region.pages == PageKind::kHuge1G) slices_1g += region.slices;
+  }
+  heap.huge_2m_slices.store(slices_2m, std::memory_order_relaxed);
+  heap.huge_1g_slices.store(slices_1g, std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -198,46 +274,42 @@ void regions_rebuild(Heap& heap) {
     for (SliceIndex slice = region.first; slice < region.end(); slice += slices_of(slice))
       if (is_free_for_heap(slice)) heap.free_spans.insert(slice, slices_of(slice));
   }
+  count_huge_pages(heap);
 }
 
 int regions_add(Heap& heap, std::uint64_t handle, std::uint64_t bytes) {
   assert_no_lock_held("taking memory for a heap");
   const RegionLimits& limits = heap.region_limits;
-  std::uint32_t before = heap.region_count.load(std::memory_order_relaxed), end = before;
-  Message why;
+  Message why, why_ordinary;
   if (bytes > arena.extent())
     return refuse(-ENOMEM, 0, bytes,
                   why.text("there are fewer addresses; ask for less, or raise RDMALLOC_ARENA"));
-  std::uint64_t all = (bytes + limits.alignment - 1) & ~(std::uint64_t{limits.alignment} - 1);
+  std::uint32_t end = 0;
   std::uint64_t done = 0;
   int error = 0;
-  while (error == 0 && done != all) {
-    std::uint64_t length = all - done < limits.most_bytes ? all - done : limits.most_bytes;
-    if (end == limits.most) {
-      error = -EMSGSIZE;
-      why.text(
-          "its domains register too little at once for it: open them with a larger `largest`, or "
-          "make several heaps");
-    } else {
-      error = add_region(heap, handle, end, length, &why);
-    }
-    if (error != 0) break;
-    done += length;
-    ++end;
-  }
-  if (error != 0) {
-    remove_regions(heap, handle, before, end);
-    if (page_heap_retired_slices() != 0) region_pages_restore();
-    return refuse(error, done, all, why);
+  Taking wish = {};
+  bool is_wish = is_wished(limits, bytes, &wish);
+  if (is_wish)
+    error = take_regions(heap, handle, round_up(bytes, wish.alignment), wish, &end, &done,
+                         &why_ordinary);
+  // Whatever it failed for: what can be had without the setting can be had with it.
+  if (!is_wish || error != 0) {
+    Taking plain = {limits.pages, limits.alignment, limits.most_bytes};
+    std::uint64_t all = round_up(bytes, limits.alignment);
+    if ((error = take_regions(heap, handle, all, plain, &end, &done, &why)))
+      return refuse(error, done, all, why);
+    if (is_wish) warn_of_ordinary_pages(all, why_ordinary);
   }
   LockGuard guard(heap.span_lock);
+  std::uint32_t before = heap.region_count.load(std::memory_order_relaxed);
   for (std::uint32_t i = before; i < end; ++i)
     heap.free_spans.insert(heap.regions[i].first, heap.regions[i].slices);
   heap.budget_slices.store(
-      heap.budget_slices.load(std::memory_order_relaxed) + (all >> kSliceShift),
+      heap.budget_slices.load(std::memory_order_relaxed) + (done >> kSliceShift),
       std::memory_order_relaxed);
   // Release: pairs with the acquire of whoever reads the regions without the lock.
   heap.region_count.store(end, std::memory_order_release);
+  count_huge_pages(heap);
   return 0;
 }
 
@@ -251,8 +323,9 @@ void regions_end(Heap& heap, std::uint64_t kept) {
     // The child of a fork goes on with those that are whole; it may lose the one under way.
     heap.region_count.store(i, std::memory_order_relaxed);
     order_for_fork();
-    end_region(heap, i, heap.region_limits.pages != PageKind::kAny, (kept >> i & 1) != 0);
+    end_region(heap, i, (kept >> i & 1) != 0);
   }
+  count_huge_pages(heap);
 }
 
 }  // namespace rdmalloc

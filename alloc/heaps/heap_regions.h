@@ -8,9 +8,10 @@
 //    region slices == slices of its spans + slices on free_spans              (under the span lock)
 //
 // A region is as long as one registration may be, and no block crosses from one to the next, though
-// they may be neighbours. Its pages are of the kind that the heap asked for (pages/region_pages.h),
-// are backed at the beginning and stay; what is free in it is out
-// of the page heap's sight, so no purge takes it (I3).
+// they may be neighbours. Its pages are of the kind that the heap asked for (pages/region_pages.h);
+// where it asked for none, of the one that RDMALLOC_HUGE names, or, for all that one create or grow
+// takes, the arena's own. They are backed at the beginning and stay; what is free in it is out of
+// the page heap's sight, so no purge takes it (I3).
 #pragma once
 
 #include <cstdint>

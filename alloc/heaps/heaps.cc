@@ -204,8 +204,7 @@ int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
   heap.place.store(place, std::memory_order_relaxed);
   int error = regions_add(heap, handle, plan.budget_bytes);
   if (error != 0 && place != 0) {
-    std::uint64_t kept = 0;
-    registrar->end(place, handle, 0, &kept);
+    registrar->give_up(place, handle);
     heap.place.store(0, std::memory_order_relaxed);
   }
   return error;
@@ -278,6 +277,7 @@ int heap_destroy(std::uint64_t handle) {
       heap->handle.store(handle, std::memory_order_release);
       return error;
     }
+    registrar_of(*heap)->give_up(place, handle);
   }
   free_everything(*heap, kept);
   // Release: pairs with the acquire of whoever gets the slot next, by way of the pool's stack.
@@ -343,10 +343,9 @@ HeapState heap_state(const Heap& heap) {
   state.live_blocks = small_live(heap, &HeapShard::live_blocks) + state.large_blocks;
   for (const HeapShard& shard : heap.shards) state.cached_bytes += shard.held();
   state.refusals = heap.refusals.load(std::memory_order_relaxed);
-  if (has_regions(heap)) {
-    state.region_bytes = state.budget_bytes;
-    state.pool_page_bytes = pool_page_bytes(heap.region_limits.pages);
-  }
+  if (has_regions(heap)) state.region_bytes = state.budget_bytes;
+  state.huge_2m_bytes = bytes(heap.huge_2m_slices);
+  state.huge_1g_bytes = bytes(heap.huge_1g_slices);
   return state;
 }
 
@@ -361,10 +360,8 @@ HeapCounters heap_counters() {
     counters.refusals += state.refusals;
     counters.region_bytes += state.region_bytes;
     if (state.region_bytes != 0) counters.region_span_bytes += state.span_bytes;
-    if (state.pool_page_bytes == pool_page_bytes(PageKind::kHuge2M))
-      counters.huge_2m_bytes += state.region_bytes;
-    if (state.pool_page_bytes == pool_page_bytes(PageKind::kHuge1G))
-      counters.huge_1g_bytes += state.region_bytes;
+    counters.huge_2m_bytes += state.huge_2m_bytes;
+    counters.huge_1g_bytes += state.huge_1g_bytes;
     counters.registered += heap.place.load(std::memory_order_relaxed) != 0;
   });
   return counters;

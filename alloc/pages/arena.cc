@@ -223,7 +223,7 @@ int commit_to(SliceIndex end) {
 }  // namespace
 
 bool arena_may_be_huge() {
-  return options().huge == HugeMode::kAuto;
+  return options().huge != HugeMode::kNever;
 }
 
 void arena_ask_for_huge(SliceIndex begin, SliceIndex end) {

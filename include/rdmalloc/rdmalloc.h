@@ -125,7 +125,8 @@ struct rdmalloc_heap_attr {
    *  stays. Default: from the node of the thread that touches them first. */
   uint32_t numa_node;
   /** RDMALLOC_PAGE_*: its pages are of that size. Its memory, which budget_bytes must state, is
-   *  taken and backed when it is made, as above, and stays. Default: as malloc's. */
+   *  taken and backed when it is made, as above, and stays. Default: as malloc's; with domains or a
+   *  NUMA node those that RDMALLOC_HUGE names, as far as the kernel's pool has them. */
   uint32_t page_size;
 };
 #define RDMALLOC_NODE(n) ((uint32_t)(n) + 1)
@@ -155,7 +156,8 @@ struct rdmalloc_heap_attr {
  *  pages), -ENOTSUP (it has no such pool, or is older than 5.16), -EBUSY (purging is paused, or an
  *  observer refused), -EDEADLK inside a page event; a warning says what would help. Its pages are
  *  exchanged in the way of a purge: observers are called, on this thread, and a purge under way is
- *  waited for, here and in grow and destroy: not inside a fabric's callback.
+ *  waited for, here and in grow and destroy: not inside a fabric's callback. With RDMALLOC_HUGE the
+ *  same holds of a heap with a NUMA node or domains, but for the errors: it gets ordinary pages.
  *
  *  A registered heap: also -EINVAL (no budget, no open domain, one of them twice, unknown rights),
  *  -EACCES (remote rights, and a registrar that can't be exact), -EMFILE (64 registered heaps are

@@ -15,7 +15,7 @@ namespace {
 template <class Fn>
 void each_registration(State& all, Fn fn) {
   for (RegisteredHeap& registered : all.heaps) {
-    // Acquire: pairs with the release in end().
+    // Acquire: pairs with the release in give_up().
     std::uint64_t handle = registered.handle.load(std::memory_order_acquire);
     if (handle == 0) continue;
     std::uint32_t regions = registered.region_count.load(std::memory_order_relaxed);

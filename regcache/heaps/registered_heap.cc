@@ -37,7 +37,7 @@ int narrow(const Domain& domain, std::uint32_t access, RegionLimits* limits) {
 RegisteredHeap* take_place(State& all, std::uint64_t handle, std::uint32_t* place) {
   LockGuard guard(all.heaps_lock);
   for (std::uint32_t i = 0; i < kMostRegisteredHeaps; ++i) {
-    // Acquire: pairs with the release in end().
+    // Acquire: pairs with the release in give_up().
     if (all.heaps[i].handle.load(std::memory_order_acquire) != 0) continue;
     all.heaps[i].handle.store(handle, std::memory_order_relaxed);
     *place = i + 1;
@@ -148,9 +148,13 @@ int end(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uin
   for (std::size_t i = begin; i < end; ++i)
     if (!drop(domain_at(*heap, i % heap->domain_count), heap->registrations[i]))
       *kept |= std::uint64_t{1} << i / heap->domain_count;
-  // Release: pairs with the acquire of whoever takes the place next.
-  if (first == 0) heap->handle.store(0, std::memory_order_release);
   return 0;
+}
+
+void give_up(std::uint32_t place, std::uint64_t handle) {
+  RegisteredHeap* heap = place_of(place, handle);
+  // Release: pairs with the acquire of whoever takes the place next.
+  if (heap != nullptr) heap->handle.store(0, std::memory_order_release);
 }
 
 }  // namespace
@@ -166,7 +170,7 @@ void leave(std::uint64_t token) {
 
 }  // namespace
 
-constinit const HeapRegistrar heap_registrations = {enter, leave, begin, add, end};
+constinit const HeapRegistrar heap_registrations = {enter, leave, begin, add, end, give_up};
 
 void set_heap_key(rdmalloc_key& to, const rdmalloc_key& from) {
   // Relaxed: keys_turn orders them (heap_keys.cc).

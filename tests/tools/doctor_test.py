@@ -212,6 +212,14 @@ class Memory(Case):
         self.check("huge_pages", "good", ["no huge pages"], files=files(0, 0))
         self.check("huge_pages", "good", ["1000 huge", "8 are free"], files=files(1000, 8))
         self.check("huge_pages", "warning", ["echo 488 |"], files=files(1000, 512))
+        for size, kib in (("2M", 2048), ("1G", 1048576)):
+            pool = f"/sys/kernel/mm/hugepages/hugepages-{kib}kB/"
+            wanted = environment(RDMALLOC_HUGE=size)
+            self.check("huge_pages", "good", ["512 huge", size], env=wanted,
+                       files={**files(1000, 512), pool + "free_hugepages": "512\n"})
+            self.check("huge_pages", "warning", [pool + "nr_hugepages", "ordinary pages"],
+                       env=wanted, files={pool + "free_hugepages": "0\n"})
+            self.check("huge_pages", "warning", ["no pool"], env=wanted, files={})
 
     @needs_mounts
     def test_shared_memory(self):

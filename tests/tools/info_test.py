@@ -48,6 +48,10 @@ class Tells(unittest.TestCase):
         self.assertEqual(set(seen), documented - {"RDMALLOC_FAULT"})
         self.assertFalse(any(one["is_set"] for one in info()["settings"].values()))
 
+    def test_words_for_huge_pages(self):
+        for word in ("auto", "never", "2M", "1G"):
+            self.assertEqual(info(RDMALLOC_HUGE=word)["settings"]["RDMALLOC_HUGE"]["value"], word)
+
     def test_a_file_of_statistics(self):
         self.assertEqual(info(RDMALLOC_STATS="/dev/null")["settings"]["RDMALLOC_STATS"]["value"],
                          "/dev/null")

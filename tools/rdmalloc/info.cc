@@ -46,7 +46,7 @@ std::string word(std::uint64_t value, const char* const (&words)[count]) {
 }
 // In the order of the enums that the settings set (docs/settings.md, "By call").
 constexpr const char* kPurge[] = {"thread", "manual", "off"};
-constexpr const char* kHuge[] = {"auto", "never"};
+constexpr const char* kHuge[] = {"auto", "never", "2M", "1G"};
 constexpr const char* kNotify[] = {"auto", "hooks", "explicit", "off"};
 constexpr const char* kCheckpoint[] = {"off", "on"};
 constexpr const char* kForeign[] = {"refuse", "per-use", "adopted", "watch"};

@@ -283,7 +283,29 @@ Finding check_process_limit(const Machine& machine) {
                                  : "raise it, in a systemd unit by TasksMax=infinity"};
 }
 
+// With RDMALLOC_HUGE=2M or 1G heaps want pages of that pool.
+std::optional<Finding> check_wanted_huge_pages(const Machine& machine) {
+  const char* setting = std::getenv("RDMALLOC_HUGE");
+  const std::string size = setting != nullptr ? setting : "";
+  if (size != "2M" && size != "1G") return std::nullopt;
+  const std::string pool = fmt::format("/sys/kernel/mm/hugepages/hugepages-{}kB/",
+                                       size == "2M" ? kMiB * 2 / 1024 : kMiB);
+  const auto free_pages = machine.number(pool + "free_hugepages");
+  const std::string why = fmt::format(
+      "RDMALLOC_HUGE={} wants them for registered heaps, which get ordinary pages instead", size);
+  if (!free_pages)
+    return Finding{"huge_pages", Severity::warning,
+                   fmt::format("the kernel has no pool of huge pages of {}", size), why,
+                   "unset RDMALLOC_HUGE  # or use a kernel and processor that have them"};
+  const std::string seen = fmt::format("{} huge pages of {} are free", *free_pages, size);
+  if (*free_pages != 0) return good("huge_pages", seen);
+  return Finding{"huge_pages", Severity::warning, seen, why,
+                 fmt::format("echo {} | sudo tee {}nr_hugepages  # as many as the heaps take",
+                             size == "2M" ? 512 : 1, pool)};
+}
+
 Finding check_huge_pages(const Machine& machine) {
+  if (const auto wanted = check_wanted_huge_pages(machine)) return *wanted;
   constexpr std::uint64_t kMuch = 256;  // pages of 2 MiB: 512 MiB
   const auto text = machine.text("/proc/meminfo").value_or("");
   const auto value = [&text](const char* name) -> std::uint64_t {
@@ -299,8 +321,8 @@ Finding check_huge_pages(const Machine& machine) {
       fmt::format("{} huge pages of {} KiB are reserved, {} are free", all, kib, free_pages);
   if (free_pages < kMuch) return good("huge_pages", seen);
   return {"huge_pages", Severity::warning, seen,
-          "reserved pages serve hugetlbfs only (DPDK, or programs that ask for them): neither "
-          "rdmalloc nor anybody's malloc can use them",
+          "reserved pages serve hugetlbfs only (DPDK, or programs and heaps that ask for them): "
+          "neither rdmalloc nor anybody's malloc can use them",
           fmt::format("echo {} | sudo tee /proc/sys/vm/nr_hugepages  # if nothing is to use them",
                       all - free_pages)};
 }

@@ -1,12 +1,17 @@
-// Registered heaps with a page size: on huge pages of the kernel's pool, and registered.
+// Registered heaps with a page size, or with RDMALLOC_HUGE: on huge pages of the kernel's pool, and
+// registered.
 #include <cstring>
+#include <string>
 
+#include "alloc/os/fault.h"
 #include "tests/support/counters.h"
 #include "tests/support/huge_pool.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
 namespace {
 
+using rdmalloc::os::arm_fault;
+using rdmalloc::os::Site;
 using rdmalloc_test::counter;
 using rdmalloc_test::HugePool;
 using rdmalloc_test::smaps_kib;
@@ -99,6 +104,164 @@ TEST_F(RegisteredPageSizes, I3_pages_that_stay_registered_stay_there) {
   EXPECT_EQ(block[3 * kMiB - 1], 7);
   EXPECT_EQ(pool.free(), 0u);
   fabric.before_leave = nullptr;
+}
+
+// ---- RDMALLOC_HUGE, each test in a process that has it from its start ----
+
+class HugeSetting : public RegisteredHeaps {
+ protected:
+  // Whether this process has it. Else the test was done in one that has.
+  static bool is_here(const std::string& setting) {
+    if (getenv("RDMALLOC_HUGE") != nullptr) return true;
+    const testing::TestInfo* test = testing::UnitTest::GetInstance()->current_test_info();
+    rdmalloc_test::ChildResult result = rdmalloc_test::run_child(
+        {"/proc/self/exe", std::string("--gtest_filter=HugeSetting.") + test->name()},
+        {.environment = {"RDMALLOC_PURGE=manual", "RDMALLOC_HUGE=" + setting}});
+    EXPECT_TRUE(result.clean()) << result.describe();
+    std::size_t skip = result.output.find("SKIP:");
+    if (skip != std::string::npos)
+      [&] { GTEST_SKIP() << result.output.substr(skip, result.output.find('\n', skip) - skip); }();
+    return false;
+  }
+  // The heap, with what was written to standard error in `said`.
+  rdmalloc_heap* make_and_listen(rdmalloc_domain* domain, std::size_t budget_bytes) {
+    testing::internal::CaptureStderr();
+    rdmalloc_heap* heap = make({domain}, budget_bytes);
+    said = testing::internal::GetCapturedStderr();
+    return heap;
+  }
+  std::string said;
+};
+
+// Fails when the setting is not looked at, when it is in a heap that asks for a size, and when what
+// a heap's end gives back are not the region's pages.
+TEST_F(HugeSetting, a_heap_that_takes_its_memory_whole_gets_pages_of_the_pool) {
+  if (!is_here("2M")) return;
+  HugePool pool(k2M);
+  if (!pool.make_free(9)) GTEST_SKIP() << pool.why_not;
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make_and_listen(domain.handle, 7 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  EXPECT_EQ(said, "");
+  EXPECT_EQ(counters(heap).huge_bytes, 8 * kMiB);
+  EXPECT_EQ(fabric.bytes(), 8 * kMiB);
+  EXPECT_EQ(smaps_kib(rdmalloc_heap_malloc(heap, kMiB), "KernelPageSize"), 2048);
+  ASSERT_EQ(rdmalloc_heap_grow(heap, kMiB), 0);
+  EXPECT_EQ(counters(heap).huge_bytes, 10 * kMiB);
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  attr.budget_bytes = 4 * kMiB;
+  attr.numa_node = RDMALLOC_NODE(0);
+  rdmalloc_heap *of_node = nullptr, *small = nullptr;
+  ASSERT_EQ(rdmalloc_heap_create(&attr, &of_node), 0);
+  EXPECT_EQ(smaps_kib(rdmalloc_heap_malloc(of_node, kMiB), "KernelPageSize"), 2048);
+  EXPECT_EQ(counter("stats.heap_huge_2m_bytes"), 14 * kMiB);
+  EXPECT_EQ(pool.free(), 2u);
+  attr.page_size = RDMALLOC_PAGE_4K;
+  ASSERT_EQ(rdmalloc_heap_create(&attr, &small), 0);
+  EXPECT_EQ(smaps_kib(rdmalloc_heap_malloc(small, kMiB), "KernelPageSize"), 4);
+  for (rdmalloc_heap* one : {heap, of_node, small}) EXPECT_EQ(rdmalloc_heap_destroy(one), 0);
+  EXPECT_EQ(pool.free(), 9u);
+  EXPECT_EQ(counter("stats.heap_huge_2m_bytes"), 0u);
+}
+
+// Fails when the wish is taken for a demand, when what was registered of it stays, and when all of
+// a heap is taken for what its first region is.
+TEST_F(HugeSetting, what_the_pool_has_too_few_for_is_on_ordinary_pages_and_that_is_said_once) {
+  if (!is_here("2M")) return;
+  HugePool pool(k2M);
+  if (!pool.make_free(3)) GTEST_SKIP() << pool.why_not;
+  rdmalloc_domain_attr attr = {};
+  attr.largest = 4 * kMiB;
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* ordinary = make_and_listen(domain.handle, 12 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  EXPECT_NE(said.find("RDMALLOC_HUGE"), std::string::npos) << said;
+  EXPECT_NE(said.find("nr_hugepages"), std::string::npos) << said;
+  EXPECT_EQ(counters(ordinary).huge_bytes, 0u);
+  EXPECT_EQ(fabric.bytes(), 12 * kMiB);
+  EXPECT_EQ(fabric.live(), 3u);
+  EXPECT_EQ(pool.free(), 3u);
+  for (void* block : fill(ordinary)) {
+    rdmalloc_key key = {};
+    ASSERT_EQ(rdmalloc_heap_key(ordinary, 0, block, 100 * kKiB, &key), 0);
+    EXPECT_TRUE(reaches(fabric, key, block, 100 * kKiB));
+  }
+  rdmalloc_heap* both = make_and_listen(domain.handle, 4 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  testing::internal::CaptureStderr();
+  ASSERT_EQ(rdmalloc_heap_grow(both, 4 * kMiB), 0);
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(counters(both).huge_bytes, 4 * kMiB);
+  EXPECT_EQ(counters(both).region_bytes, 8 * kMiB);
+  EXPECT_EQ(pool.free(), 1u);
+  EXPECT_EQ(rdmalloc_heap_destroy(both), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(ordinary), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+  EXPECT_EQ(pool.free(), 3u);
+  EXPECT_EQ(counter("stats.heap_retired_bytes"), 0u);
+}
+
+// Fails without the second try for one of them, and with the place among the registered heaps given
+// up before it.
+TEST_F(HugeSetting, I12_a_heap_is_made_whatever_step_of_the_wish_fails) {
+  if (!is_here("2M")) return;
+  HugePool pool(k2M);
+  if (!pool.make_free(4)) GTEST_SKIP() << pool.why_not;
+  StubDomain domain(fabric);
+  std::uint64_t used = counter("stats.used_bytes");
+  auto try_one = [&](const char* what) {
+    rdmalloc_heap* heap = make_and_listen(domain.handle, 8 * kMiB);
+    EXPECT_EQ(last_error, 0) << what << " " << said;
+    if (heap == nullptr) return;
+    EXPECT_EQ(counters(heap).huge_bytes, 0u) << what;
+    EXPECT_EQ(fabric.bytes(), 8 * kMiB) << what;
+    EXPECT_EQ(pool.free(), 4u) << what;
+    fill(heap);
+    EXPECT_EQ(rdmalloc_heap_destroy(heap), 0) << what;
+    EXPECT_EQ(counter("stats.used_bytes"), used) << what;
+    EXPECT_EQ(counter("stats.heap_retired_bytes"), 0u) << what;
+  };
+  for (Site site : {Site::kMapHuge, Site::kMoveHuge}) {
+    arm_fault(site, 1);
+    try_one(site_name(site));
+  }
+  // A region that is given up can't get its plain pages back at once: the heap is elsewhere.
+  arm_fault(Site::kMoveHuge, 1);
+  arm_fault(Site::kReserveOver, 1);
+  rdmalloc_heap* heap = make_and_listen(domain.handle, 8 * kMiB);
+  EXPECT_EQ(last_error, 0) << said;
+  EXPECT_EQ(counter("stats.heap_retired_bytes"), 8 * kMiB);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(counter("stats.used_bytes"), used);
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  try_one("a pause");
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  fabric.before_enter = [](void* base, std::size_t) {
+    return smaps_kib(base, "KernelPageSize") == 2048 ? -EOPNOTSUPP : 0;
+  };
+  try_one("a registrar that takes no huge pages");
+  fabric.before_enter = nullptr;
+  heap = make_and_listen(domain.handle, 8 * kMiB);
+  EXPECT_EQ(counters(heap).huge_bytes, 8 * kMiB);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Fails without the look at how much more it would be, and without a second try where a domain
+// registers less than a page at once.
+TEST_F(HugeSetting, pages_of_1_GiB_are_for_heaps_that_nearly_fill_them) {
+  if (!is_here("1G")) return;
+  rdmalloc_domain_attr attr = {};
+  attr.largest = 2 * kMiB;
+  StubDomain domain(fabric), narrow(fabric, attr);
+  rdmalloc_heap* heap = make_and_listen(domain.handle, 4 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  EXPECT_EQ(said, "");
+  EXPECT_EQ(counters(heap).region_bytes, 4 * kMiB);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  fabric.capacity_bytes = 0;
+  EXPECT_EQ(make_and_listen(narrow.handle, 920 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -ENOMEM) << "of the second try, with ordinary pages";
 }
 
 }  // namespace
