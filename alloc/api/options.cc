@@ -209,6 +209,9 @@ struct Setting {
 };
 constexpr Setting kSettings[] = {
     {"RDMALLOC_LOG", read_log, "warn, quiet", "warn"},  // first: it silences the others' warnings
+    // Before those that make calls.
+    {"RDMALLOC_FAULT", read_fault,
+     "site:n[,site:n...], n from 1, of the sites that `rdmalloc info --fault-sites` lists", "none"},
     {"RDMALLOC_PURGE", read_purge, "thread, manual, off", "thread"},
     {"RDMALLOC_DECAY_MS", read_decay, "0 to 3600000 (milliseconds)", "5000"},
     {"RDMALLOC_DIRTY_MAX", read_dirty_max, "a size above 0: bytes, K, M, G, T or % of memory",
@@ -230,8 +233,6 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_STATS", read_stats,
      "0, 1, or a file with a '/' in its name: ./stats.%p.json (%p process, %h host, %r rank, %% %)",
      "0"},
-    {"RDMALLOC_FAULT", read_fault,
-     "site:n[,site:n...], n from 1, of the sites that `rdmalloc info --fault-sites` lists", "none"},
 };
 
 // The value of `name` in a string NAME=VALUE, or nullptr.

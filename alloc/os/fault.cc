@@ -75,6 +75,13 @@ extern "C" RDMALLOC_API int rdmalloc_fault_is_due(const char* site) {
   return found != Site::kCount && detail::fault_is_due(found) ? 1 : 0;
 }
 
+extern "C" RDMALLOC_API int rdmalloc_fault_arm(const char* site, std::uint64_t nth) {
+  Site found = site_named(site, std::strlen(site));
+  if (found == Site::kCount) return 0;
+  arm_fault(found, nth);
+  return 1;
+}
+
 extern "C" RDMALLOC_API int rdmalloc_fault_site(std::size_t number, const char** name,
                                                 const char** help) {
   if (number >= kSites) return 0;

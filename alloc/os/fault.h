@@ -47,6 +47,8 @@ extern "C" {
 // should_fail() for registrars (regcache/registrars/fault.h). By name: the two libraries may be of
 // different builds. False for a name that is none.
 int rdmalloc_fault_is_due(const char* site);
+// arm_fault(), for programs over librdmalloc.so; false for a name that is none.
+int rdmalloc_fault_arm(const char* site, std::uint64_t nth);
 // The site with that number and a word on it; false behind the last.
 int rdmalloc_fault_site(std::size_t number, const char** name, const char** help);
 }

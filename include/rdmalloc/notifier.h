@@ -26,13 +26,14 @@ enum rdmalloc_notifier {
  *  once and does not cache it. Attach it before the first domain is opened. AUTO leaves libfabric
  * to Open MPI where that is loaded, since Open MPI imports a monitor of its own. Returns 0; -ENOENT
  * (not loaded), -EALREADY, -EBUSY (libfabric has an active monitor, or one of somebody else),
- * -ENOTSUP (libfabric before 1.14, or built without its headers), -EINVAL. Any thread that holds no
- * fabric's lock; not inside a page event. */
+ * -ENOTSUP (libfabric before 1.14, or built without its headers), -ENOMEM (it can't be kept in
+ * memory), -EINVAL. Any thread that holds no fabric's lock; not inside a page event. */
 RDMALLOC_API int rdmalloc_notifier_attach(enum rdmalloc_notifier which);
 
 /** Undoes attach, and returns once no notification of it runs. Purges go on, told by way of libc's
  *  madvise where the tier is T0. libfabric's answers -EBUSY while it is in use by a domain: close
- *  the domains first. OPAL and UCX answer it while they rely on us for foreign memory (below).
+ *  the domains first. Also when libfabric does not give it up: it is attached as before then, and
+ *  can be detached again. OPAL and UCX answer it while they rely on us for foreign memory (below).
  *  0, -ENOENT (not attached), -EINVAL, -EDEADLK inside a page event. */
 RDMALLOC_API int rdmalloc_notifier_detach(enum rdmalloc_notifier which);
 

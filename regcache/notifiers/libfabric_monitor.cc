@@ -82,7 +82,7 @@ int libfabric_monitor_attach() {
   auto open = reinterpret_cast<OpenFunction>(symbol_of_loaded(kLibrary, "fi_open"));
   if (open == nullptr) return -ENOTSUP;
   // While attached its functions are called from the purge thread.
-  keep_loaded(kLibrary);
+  if (!keep_loaded(kLibrary)) return -ENOMEM;
   if (os::should_fail(os::Site::kImportMonitor) ||
       open(FI_VERSION(1, 13), "mr_cache", nullptr, 0, 0, &cache, nullptr) != 0)
     return -ENOTSUP;
@@ -103,14 +103,19 @@ int libfabric_monitor_attach() {
 int libfabric_monitor_detach() {
   if (!is_attached.load(std::memory_order_acquire)) return -ENOENT;
   if (is_started.load(std::memory_order_acquire)) return -EBUSY;  // a domain caches with it
+  // The order that libfabric wants: domains, then the cache's fid, then the monitor, whose close is
+  // libfabric's own (the import filled it in) and frees the slot. As long as it has the monitor it
+  // may start it, so it is told until then, and a fid that would not close is closed by the next
+  // detach.
+  if (cache != nullptr) {
+    if (os::should_fail(os::Site::kCloseMonitor) || cache->ops->close(cache) != 0) return -EBUSY;
+    cache = nullptr;
+  }
+  if (os::should_fail(os::Site::kCloseMonitor) || monitor.fid.ops->close(&monitor.fid) != 0)
+    return -EBUSY;
   is_attached.store(false, std::memory_order_release);
   was_ever_started.store(false, std::memory_order_release);
-  // The order that libfabric wants: domains, then the cache's fid, then the monitor, whose close is
-  // libfabric's own (the import filled it in) and frees the slot.
-  cache->ops->close(cache);
-  cache = nullptr;
-  if (os::should_fail(os::Site::kCloseMonitor)) return -EBUSY;
-  return monitor.fid.ops->close(&monitor.fid) == 0 ? 0 : -EBUSY;
+  return 0;
 }
 
 void libfabric_monitor_tell(std::uintptr_t base, std::size_t length) {

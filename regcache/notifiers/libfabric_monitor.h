@@ -11,10 +11,10 @@
 
 namespace rdmalloc {
 
-// 0, -ENOENT, -EALREADY, -EBUSY, -ENOTSUP. On a program's thread.
+// 0, -ENOENT, -EALREADY, -EBUSY, -ENOTSUP, -ENOMEM. On a program's thread.
 int libfabric_monitor_attach();
-// 0, -ENOENT, or -EBUSY while a domain uses it. No notification may run meanwhile: purging is
-// paused.
+// 0, -ENOENT, or -EBUSY while a domain uses it, or when libfabric does not give it up: then it is
+// attached as before. No notification may run meanwhile: purging is paused.
 int libfabric_monitor_detach();
 // Tells the range, if it has ever been started. Purge thread.
 void libfabric_monitor_tell(std::uintptr_t base, std::size_t length);

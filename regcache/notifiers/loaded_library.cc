@@ -68,8 +68,10 @@ bool is_loaded(const char* name) {
   return dl_iterate_phdr(compare, &search) != 0;
 }
 
-void keep_loaded(const char* name) {
-  if (void* handle = handle_of(name, RTLD_NODELETE)) release(handle);
+bool keep_loaded(const char* name) {
+  void* handle = handle_of(name, RTLD_NODELETE);
+  if (handle != nullptr) release(handle);
+  return handle != nullptr;
 }
 
 }  // namespace rdmalloc

@@ -204,7 +204,9 @@ __attribute__((constructor)) void notifiers_start() {
   notifiers_rescan();
   // From here on the program's atexit handlers, and then the libraries' destructors, take the
   // fabrics apart: no purge may call into them.
-  if (!os::should_fail(os::Site::kExitHandler)) atexit(hold_for_good);
+  if (os::should_fail(os::Site::kExitHandler) || atexit(hold_for_good) != 0)
+    report_warning("libc takes no exit handler",
+                   "purges go on while fabrics are taken apart; RDMALLOC_PURGE=manual has none");
   purge_set_decommit(tell_and_decommit);
 }
 
@@ -224,6 +226,8 @@ const char* explain_fabric(const LibfabricMonitorState& state) {
       return "libfabric has an active monitor or one of another importer: hooks are used";
     case -ENOTSUP:
       return "this libfabric takes no monitor (before 1.14), or we were built without its headers";
+    case -ENOMEM:
+      return "libfabric could not be kept in memory: hooks are used";
     default:
       break;
   }

@@ -48,8 +48,7 @@ bool ucx_hooks_are_off() {
 bool opal_rely_on_us(const char* library) {
   using SetSupport = void (*)(int);
   auto set = reinterpret_cast<SetSupport>(symbol_of_loaded(library, "opal_mem_hooks_set_support"));
-  if (set == nullptr) return false;
-  keep_loaded(library);
+  if (set == nullptr || !keep_loaded(library)) return false;
   set(kOpalAllSupport);
   return true;
 }
@@ -57,8 +56,7 @@ bool opal_rely_on_us(const char* library) {
 bool ucx_rely_on_us(const char* library) {
   using SetExternal = void (*)(int);
   auto set = reinterpret_cast<SetExternal>(symbol_of_loaded(library, "ucm_set_external_event"));
-  if (set == nullptr) return false;
-  keep_loaded(library);
+  if (set == nullptr || !keep_loaded(library)) return false;
   set(kUcmUnmapped);
   return true;
 }

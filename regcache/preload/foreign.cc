@@ -91,7 +91,7 @@ class Maps {
   ~Maps() {
     if (fd_ >= 0) close(fd_);
   }
-  // Bounds and inode of the next mapping; false at the end.
+  // Bounds and inode of the next mapping; false at the end, or where it can't be read.
   bool next(std::uintptr_t* low, std::uintptr_t* high, unsigned long* inode) {
     if (!read_line()) return false;
     // "low-high perms offset device inode name"
@@ -104,6 +104,8 @@ class Maps {
     *inode = number(at, 10);
     return true;
   }
+  // Whether all mappings were there to be read.
+  bool was_readable() const { return fd_ >= 0 && !has_failed_; }
 
  private:
   static unsigned long number(const char*& at, unsigned base) {
@@ -120,8 +122,10 @@ class Maps {
     std::size_t length = 0;
     for (;;) {
       if (at_ == end_) {
-        bool is_readable = fd_ >= 0 && !os::should_fail(os::Site::kReadFile);
-        ssize_t got = is_readable ? read(fd_, buffer_, sizeof buffer_) : 0;
+        if (fd_ < 0) return false;
+        ssize_t got =
+            os::should_fail(os::Site::kReadFile) ? -1 : read(fd_, buffer_, sizeof buffer_);
+        has_failed_ = got < 0;
         if (got <= 0) return false;
         at_ = 0;
         end_ = static_cast<std::size_t>(got);
@@ -134,6 +138,7 @@ class Maps {
     return true;
   }
   int fd_;
+  bool has_failed_ = false;
   std::size_t at_ = 0, end_ = 0;
   char buffer_[1024], line_[128];  // a line's end, the file's name, is of no interest
 };
@@ -158,7 +163,7 @@ bool is_this_process(int pidfd) {
 }
 
 // Bytes of the shared memory segment attached at `address`: the mappings of its inode from there
-// on. Where /proc is not to be had, all that lies above: too much is right.
+// on. Where /proc can't be read to their end, all that lies above: too much is right.
 size_t attached_bytes(const void* address) {
   auto base = reinterpret_cast<std::uintptr_t>(address);
   Maps maps;
@@ -174,7 +179,7 @@ size_t attached_bytes(const void* address) {
       break;
     }
   }
-  return end == 0 ? SIZE_MAX - base : end - base;
+  return end == 0 || !maps.was_readable() ? SIZE_MAX - base : end - base;
 }
 
 }  // namespace

@@ -82,12 +82,16 @@ void fabric_close(void* context) {
 }
 
 // Registers and closes one probe. 1: the kernel counts its pages no more; 0: it still does; or the
-// provider's error.
-int try_probe(Fabric& fabric, void* probe, std::size_t bytes) {
+// provider's error. One that could not be closed is never freed: the provider may reach it still.
+int try_probe(Fabric& fabric, void** probe, std::size_t bytes) {
   rdmalloc_key key = {};
   long before_kb = pinned_kb();
-  if (int error = fabric_register(&fabric, probe, bytes, RDMALLOC_ACCESS_LOCAL, &key)) return error;
-  if (int error = fabric_deregister(&fabric, probe, bytes, &key)) return error;
+  if (int error = fabric_register(&fabric, *probe, bytes, RDMALLOC_ACCESS_LOCAL, &key))
+    return error;
+  if (int error = fabric_deregister(&fabric, *probe, bytes, &key)) {
+    *probe = nullptr;
+    return error;
+  }
   return pinned_kb() - before_kb < static_cast<long>(bytes >> 11) ? 1 : 0;
 }
 
@@ -110,9 +114,10 @@ int closes_at_once(Fabric& fabric) {
       break;
     }
     memset(probes[trial], 1, kProbeBytes);
-    result = try_probe(fabric, probes[trial], kProbeBytes);
+    result = try_probe(fabric, &probes[trial], kProbeBytes);
     // RLIMIT_MEMLOCK, perhaps: a smaller one is the less certain and the better probe then.
-    if (result == -ENOMEM) result = try_probe(fabric, probes[trial], kSmallProbeBytes);
+    if (result == -ENOMEM && probes[trial] != nullptr)
+      result = try_probe(fabric, &probes[trial], kSmallProbeBytes);
   }
   for (void* probe : probes) free(probe);
   if (result < 0) return result;

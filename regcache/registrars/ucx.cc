@@ -104,19 +104,26 @@ int ucx_deregister(void* context, void*, std::size_t, const rdmalloc_key* key) {
 
 // Registers two ranges of `bytes` that overlap by half, and ends one after the other. 1: each was
 // registered by itself, and the kernel counts its pages no more; 0: it still does, or UCX joined
-// the two; or UCX's error.
-int try_probe(ucp_context_h ucp, char* probe, std::size_t bytes) {
+// the two; or UCX's error. A probe that could not be unmapped is never freed: UCX may reach it
+// still.
+int try_probe(ucp_context_h ucp, void** memory, std::size_t bytes) {
+  char* probe = static_cast<char*>(*memory);
   long piece_kb = static_cast<long>(bytes >> 10), before_kb = pinned_kb();
   rdmalloc_key first = {}, second = {};
   int error = ucx_register(ucp, probe, bytes, RDMALLOC_ACCESS_LOCAL, &first);
+  if (error == -ENOTRECOVERABLE) *memory = nullptr;
   if (error != 0) return error == -EACCES ? 0 : error;
   error = ucx_register(ucp, probe + bytes / 2, bytes, RDMALLOC_ACCESS_LOCAL, &second);
   bool is_apart = error == 0;
-  if (int failed = ucx_deregister(ucp, probe, bytes, &first)) error = failed;
+  int failed = ucx_deregister(ucp, probe, bytes, &first);
   // One that was joined with the other would hold half as much again.
   is_apart = is_apart && pinned_kb() - before_kb <= piece_kb + piece_kb / 4;
   if (second.handle != nullptr)
-    if (int failed = ucx_deregister(ucp, probe + bytes / 2, bytes, &second)) error = failed;
+    if (int of_second = ucx_deregister(ucp, probe + bytes / 2, bytes, &second)) failed = of_second;
+  if (failed != 0 || error == -ENOTRECOVERABLE) {
+    *memory = nullptr;
+    return failed != 0 ? failed : error;
+  }
   if (error != 0) return error == -EACCES ? 0 : error;
   return is_apart && pinned_kb() - before_kb <= piece_kb / 4 ? 1 : 0;
 }
@@ -138,7 +145,7 @@ int unmaps_at_once(ucp_context_h ucp) {
       break;
     }
     memset(probes[trial], 1, 2 * kProbeBytes);
-    result = try_probe(ucp, static_cast<char*>(probes[trial]), kProbeBytes);
+    result = try_probe(ucp, &probes[trial], kProbeBytes);
   }
   for (void* probe : probes) free(probe);
   if (result < 0) return result;

@@ -9,7 +9,7 @@
 // watching to the library, where nothing may come from us.
 // Seen to fail: with tell() behind the call in foreign.cc (the callback dies), with set(7) and with
 // set_external left out of watching.cc, with forget() forgetting all, with munmap's and shmdt's
-// tell() left out.
+// tell() left out, with attached_bytes() taking a failed read for the end of the file.
 #include <dlfcn.h>
 #include <rdmalloc/notifier.h>
 #include <stdio.h>
@@ -157,6 +157,35 @@ void lose_all(bool is_watched) {
     if (told[i].base == shared) expect(told[i].length == kBytes, "shmdt: the segment's length");
 }
 
+uint64_t faults_fired() {
+  static auto ctl = find<decltype(&rdmalloc_ctl)>(RTLD_DEFAULT, "rdmalloc_ctl");
+  uint64_t fired = 0;
+  size_t size = sizeof fired;
+  expect(ctl("stats.faults", &fired, &size, nullptr, 0) == 0, "faults are counted");
+  return fired;
+}
+
+// A segment in 64 mappings, each read of /proc/self/maps failing in its turn: too much may be told,
+// but not too little.
+void lose_what_can_not_be_read(const char* site) {
+  auto arm = find<int (*)(const char*, uint64_t)>(RTLD_DEFAULT, "rdmalloc_fault_arm");
+  uint64_t before = 0, nth = 0;
+  do {
+    before = faults_fired();
+    int segment = shmget(IPC_PRIVATE, kBytes, IPC_CREAT | 0600);
+    auto* shared = static_cast<char*>(shmat(segment, nullptr, 0));
+    expect(segment >= 0 && shared != reinterpret_cast<char*>(-1), "shared memory is to be had");
+    shmctl(segment, IPC_RMID, nullptr);
+    memset(shared, kContent, kBytes);
+    for (size_t at = 0; at < kBytes; at += 8192) mprotect(shared + at, 4096, PROT_READ);
+    expect(arm(site, ++nth) != 0, "the site is known");
+    lose((std::string("shmdt, ") + site + ":" + std::to_string(nth)).c_str(), shared, true,
+         [&] { shmdt(shared); });
+  } while (faults_fired() != before && nth < 1000);
+  arm(site, 0);
+  expect(nth > 1 && nth < 1000, std::string(site) + " was met, and not for ever");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -170,6 +199,8 @@ int main(int argc, char** argv) {
              strstr(place.dli_fname, "libc.so") != nullptr,
          "dlsym finds libc's munmap");
   lose_all(is_watched);
+  if (is_watched)
+    for (const char* site : {"open_file", "read_file"}) lose_what_can_not_be_read(site);
   // What a library unmaps as it is closed, and after the watched one was.
   void* other = dlopen(UNMAPS_AT_END, RTLD_NOW);
   expect(other != nullptr, "the library that unmaps at its end is there");

@@ -12,6 +12,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <string>
+
+#include "alloc/os/fault.h"
 #include "regcache/notifiers/libfabric_monitor.h"
 
 namespace {
@@ -67,6 +70,51 @@ TEST(Notifiers, libfabric_attaches_late_detaches_and_attaches_again) {
     ASSERT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0) << round;
   }
   EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), -ENOENT);
+}
+
+// Fails when attach() goes on with a libfabric that a dlclose() may unmap, or keeps the cache's fid
+// after a refused import: the next one is refused too.
+TEST(Notifiers, I10_an_attach_that_fails_is_undone_and_can_be_tried_again) {
+  using rdmalloc::os::Site;
+  initialise_libfabric();
+  struct Failure {
+    Site site;
+    uint64_t nth;
+    int expected;
+  };
+  for (const Failure& one :
+       {Failure{Site::kOpenLibrary, 1, -ENOTSUP}, Failure{Site::kFindFunction, 1, -ENOTSUP},
+        Failure{Site::kOpenLibrary, 2, -ENOMEM}, Failure{Site::kImportMonitor, 1, -ENOTSUP},
+        Failure{Site::kImportMonitor, 2, -EBUSY}}) {
+    SCOPED_TRACE(std::string(site_name(one.site)) + ":" + std::to_string(one.nth));
+    uint64_t fired = rdmalloc::os::faults_fired();
+    rdmalloc::os::arm_fault(one.site, one.nth);
+    EXPECT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), one.expected);
+    rdmalloc::os::arm_fault(one.site, 0);
+    EXPECT_EQ(rdmalloc::os::faults_fired(), fired + 1);
+    EXPECT_FALSE(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).is_attached);
+    EXPECT_EQ(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).error, one.expected);
+    EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), -ENOENT);
+    purge_something();
+    EXPECT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+    EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  }
+}
+
+// Fails when detach() forgets the monitor before libfabric has: nobody can import any more.
+TEST(Notifiers, I10_a_monitor_that_libfabric_does_not_give_up_stays_attached) {
+  initialise_libfabric();
+  for (uint64_t nth : {1u, 2u}) {  // the cache's fid, the monitor
+    ASSERT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kCloseMonitor, nth);
+    EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), -EBUSY);
+    EXPECT_TRUE(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).is_attached);
+    EXPECT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), -EALREADY);
+    purge_something();
+    EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  }
+  EXPECT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
 }
 
 // Another importer, as Open MPI is one.

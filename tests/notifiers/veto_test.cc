@@ -12,6 +12,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include "alloc/os/fault.h"
 #include "tests/notifiers/stub_libfabric.h"
 
 namespace {
@@ -95,6 +96,22 @@ TEST_F(Veto, I3_libfabric_is_told_between_its_start_and_while_the_pages_are_ther
   int before = notifications;
   purge_something();
   EXPECT_EQ(notifications, before);
+}
+
+// Fails when detach() calls it detached all the same: libfabric has it still, and starts it again.
+TEST_F(Veto, I9_libfabric_is_told_as_long_as_it_has_the_monitor) {
+  start();
+  stub->monitor->export_ops->stop(stub->monitor);
+  rdmalloc::os::arm_fault(rdmalloc::os::Site::kCloseMonitor, 2);
+  EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), -EBUSY);
+  EXPECT_EQ(stub->closes, 1);
+  ASSERT_NE(stub->monitor, nullptr);
+  start();
+  purge_something();
+  EXPECT_GT(notifications, 0);
+  stub->monitor->export_ops->stop(stub->monitor);
+  EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  EXPECT_EQ(stub->closes, 2);
 }
 
 }  // namespace

@@ -274,6 +274,48 @@ TEST_F(StatisticsFile, a_place_that_can_not_be_written_is_told_of_once_and_nothi
   }
 }
 
+// Fails when a file that can't be made is not told of, when no other try is made at the end, or
+// when a name without a folder is none.
+TEST_F(StatisticsFile, whatever_of_it_fails_the_program_goes_on_and_the_next_step_is_tried) {
+  struct Case {
+    const char* fault;
+    size_t lines;
+    const char* warning;
+  };
+  for (const Case& one :
+       {Case{"make_file:1", 1, "may not be written"}, Case{"make_file:2", 0, "may not be written"},
+        Case{"write:1", 0, "RDMALLOC_STATS"}}) {
+    SCOPED_TRACE(one.fault);
+    ChildResult result =
+        run_with({setting("%r"), "PMI_RANK=2", std::string("RDMALLOC_FAULT=") + one.fault});
+    EXPECT_TRUE(result.clean()) << result.describe();
+    EXPECT_TRUE(contains(result.errors, one.warning)) << result.errors;
+    std::vector<std::string> lines = lines_of(folder / "2");
+    ASSERT_EQ(lines.size(), one.lines);
+    if (!lines.empty()) {
+      EXPECT_TRUE(contains(lines[0], "\"faults\":1")) << lines[0];
+    }
+    std::filesystem::remove(folder / "2");
+  }
+  ChildResult result =
+      run_with({"RDMALLOC_STATS=./here", "RDMALLOC_FAULT=current_folder:1"}, [this] {
+        if (chdir(folder.c_str()) != 0) _exit(125);
+      });
+  EXPECT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(result.errors, "");
+  ASSERT_EQ(lines_of(folder / "here").size(), 1u);
+  EXPECT_TRUE(contains(lines_of(folder / "here")[0], "\"faults\":1"));
+}
+
+// Without it no purge is held at the end; nothing else is lost. Fails when nothing is said.
+TEST_F(StatisticsFile, a_libc_that_takes_no_exit_handler_is_told_of) {
+  ChildResult result = run_with({setting("all"), "RDMALLOC_FAULT=exit_handler:1"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+  EXPECT_TRUE(contains(result.errors, "no exit handler")) << result.errors;
+  ASSERT_EQ(lines_of(folder / "all").size(), 1u);
+  EXPECT_TRUE(contains(lines_of(folder / "all")[0], "\"faults\":1"));
+}
+
 // Fails without the look at AT_SECURE in options_read().
 TEST_F(StatisticsFile, set_uid_programs_write_none) {
   if (geteuid() != 0) GTEST_SKIP() << "SKIP: makes a program of another user, which needs root";

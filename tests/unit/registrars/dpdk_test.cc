@@ -425,4 +425,32 @@ TEST_F(Dpdk, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
   EXPECT_EQ(block[100], 5) << "its pages went";
 }
 
+// No device reaches it any more, but DPDK knows it still, and takes no other over it. Fails when
+// what forget() says is not dpdk_deregister()'s own result.
+TEST_F(Dpdk, I3_what_dpdk_does_not_forget_keeps_its_pages_and_its_place) {
+  namespace os = rdmalloc::os;
+  open();
+  char* block = static_cast<char*>(rdmalloc_malloc(2 * kMiB));
+  char* other = static_cast<char*>(rdmalloc_malloc(2 * kMiB));
+  std::size_t before = known_ranges();
+  rdmalloc_reg_put(get(block, 2 * kMiB));
+  EXPECT_EQ(error, 0);
+  os::arm_fault(os::Site::kDpdkUnregister, 1);
+  EXPECT_EQ(rdmalloc_domain_flush(domain), 0);
+  EXPECT_EQ(counters_of(domain).quarantined, 1u);
+  EXPECT_EQ(known_ranges(), before + 1);
+  EXPECT_EQ(get(block, 2 * kMiB), nullptr);
+  EXPECT_EQ(error, -EEXIST);
+  memset(block, 5, 2 * kMiB);
+  rdmalloc_free(block);
+  rdmalloc_purge(0);
+  EXPECT_EQ(block[100], 5) << "its pages went";
+  // And half-way: refused by the first device, and not forgotten.
+  os::arm_fault(os::Site::kDpdkMap, 1);
+  os::arm_fault(os::Site::kDpdkUnregister, 1);
+  EXPECT_EQ(get(other, 2 * kMiB), nullptr);
+  EXPECT_EQ(error, -ENOTRECOVERABLE);
+  EXPECT_EQ(counters_of(domain).quarantined, 2u);
+}
+
 }  // namespace

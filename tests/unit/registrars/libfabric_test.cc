@@ -1,4 +1,5 @@
 // The libfabric registrar over a provider that needs no hardware: keys that really move bytes.
+#include <malloc.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
 #include <rdma/fi_endpoint.h>
@@ -166,6 +167,54 @@ TEST_F(Libfabric, I10_whatever_fails_is_undone) {
   fail_each({"libfabric_register", "registrar_memory"}, use);
   // Three reads of six are of no trial's result: it is refused, or it isn't.
   fail_each({"registrar_probe"}, use);
+}
+
+// Its probe stays allocated, for the provider may write to it yet. Fails when closes_at_once()
+// frees it.
+TEST_F(Libfabric, I3_a_probe_that_can_not_be_closed_keeps_its_pages) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "SKIP: what must stay allocated is a leak to ASan, and TSan counts no bytes";
+#else
+  auto allocated = [] {
+    struct mallinfo2 now = mallinfo2();
+    return now.uordblks + now.hblkhd;
+  };
+  rdmalloc_domain* other = nullptr;
+  std::size_t before = allocated();
+  for (int trial = 1; trial <= 3; ++trial) {
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kLibfabricDeregister, 1);
+    EXPECT_EQ(rdmalloc_domain_open_libfabric(domain, info, nullptr, &other), -EIO);
+    EXPECT_GE(allocated(), before + trial * kMiB);
+  }
+  ASSERT_EQ(rdmalloc_domain_open_libfabric(domain, info, nullptr, &other), 0) << "the next try";
+  EXPECT_EQ(rdmalloc_domain_close(other), 0);
+  domain = nullptr;  // what could not be closed keeps it
+  fabric = nullptr;
+#endif
+}
+
+// Fails when a registration that could not be closed is forgotten, and its pages are purged.
+TEST_F(Libfabric, I3_what_can_not_be_closed_keeps_its_pages) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "SKIP: what can not be closed is a leak to ASan";
+#endif
+  char* block = static_cast<char*>(rdmalloc_malloc(kMiB));
+  rdmalloc_reg* reg = nullptr;
+  ASSERT_EQ(rdmalloc_reg_get(cache, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg), 0);
+  rdmalloc_reg_put(reg);
+  rdmalloc::os::arm_fault(rdmalloc::os::Site::kLibfabricDeregister, 1);
+  EXPECT_EQ(rdmalloc_domain_flush(cache), 0);
+  EXPECT_EQ(counters_of(cache).quarantined, 1u);
+  memset(block, 5, kMiB);
+  rdmalloc_free(block);
+  rdmalloc_purge(0);
+  EXPECT_EQ(block[100], 5) << "its pages went";
+  EXPECT_EQ(rdmalloc_domain_close(cache), 0);
+  ASSERT_EQ(rdmalloc_domain_open_libfabric(domain, info, nullptr, &cache), 0) << "the next try";
+  EXPECT_EQ(rdmalloc_domain_close(cache), 0);
+  cache = nullptr;
+  domain = nullptr;  // what could not be closed keeps it
+  fabric = nullptr;
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // The ucx registrar over transports that need no hardware: keys that really move bytes. Each test
 // was seen to fail; the comment at each says how.
+#include <malloc.h>
 #include <rdmalloc/registrar_ucx.h>
 #include <ucp/api/ucp.h>
 
@@ -294,6 +295,28 @@ TEST_F(Ucx, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
   domain = nullptr;
   rdmalloc_purge(0);
   EXPECT_EQ(block[100], 5) << "its pages went with the domain";
+  context = nullptr;  // what is mapped keeps it
+}
+
+// As libfabric's, for each of the two ranges that a trial maps. Fails when unmaps_at_once() frees
+// it.
+TEST_F(Ucx, I3_a_probe_that_can_not_be_unmapped_keeps_its_pages) {
+  constexpr std::size_t kProbeBytes = std::size_t{128} << 10;
+  auto allocated = [] {
+    struct mallinfo2 now = mallinfo2();
+    return now.uordblks + now.hblkhd;
+  };
+  rdmalloc_domain* other = nullptr;
+  std::size_t before = allocated();
+  for (unsigned nth : {1u, 2u}) {
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kUcxDeregister, nth);
+    EXPECT_EQ(rdmalloc_domain_open_ucx(context, nullptr, &other), -EIO);
+    EXPECT_GE(allocated(), before + nth * kProbeBytes);
+  }
+  ASSERT_EQ(rdmalloc_domain_open_ucx(context, nullptr, &other), 0) << "the next try";
+  EXPECT_EQ(rdmalloc_domain_close(other), 0);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+  domain = nullptr;
   context = nullptr;  // what is mapped keeps it
 }
 
