@@ -42,7 +42,8 @@ def runs_of(name, release):
         return runs_of_ucx(release)
     if name.endswith("verbs_cache"):
         return [("", *LIMITS), ("", *ORACLE), ("RDMALLOC_DECAY_MS=0", *ORACLE), ("", *NAIVE),
-                ("", *FORKS), ("", "quiesce", r"quiesce 0 failures")]
+                ("", *FORKS), ("", "quiesce", r"quiesce 0 failures"),
+                ("RDMALLOC_LOG=quiet", "faults", r"faults 0 failures")]
     runs = []
     for provider, settings in (("'verbs;ofi_rxm'", RXM), ("verbs", "")):
         def with_provider(environment, what, provider=provider, settings=settings):

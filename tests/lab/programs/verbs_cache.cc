@@ -9,6 +9,7 @@
 //   verbs_cache forks STEPS      ours, with a child of fork at each transfer that writes into every
 //   block verbs_cache limits           VmPin, access rights, RLIMIT_MEMLOCK without capabilities
 //   verbs_cache quiesce          three times closed for a checkpoint, and opened again
+//   verbs_cache faults           each call of verbs fails in its turn, and nothing is left of it
 #include <errno.h>
 #include <rdmalloc/registrar_verbs.h>
 #include <stdio.h>
@@ -17,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "alloc/os/fault.h"
 #include "tests/lab/programs/cache_oracle.h"
 
 namespace {
@@ -235,15 +237,73 @@ void check_quiesce(VerbsDevice& device) {
   free(block);
 }
 
+uint64_t faults_fired() {
+  uint64_t fired = 0;
+  size_t size = sizeof fired;
+  expect(rdmalloc_ctl("stats.faults", &fired, &size, nullptr, 0) == 0, "faults are counted");
+  return fired;
+}
+
+// A domain on a device of its own, used on both sides of a checkpoint, and closed. The first error.
+int use_once(void* block, size_t bytes) {
+  rdmalloc_domain* domain = nullptr;
+  ibv_pd* pd = nullptr;
+  if (int e = rdmalloc_domain_open_verbs_device("rxe0", 1, nullptr, &pd, &domain)) return e;
+  auto touch = [&] {
+    rdmalloc_reg* reg = nullptr;
+    int error = rdmalloc_reg_get(domain, block, bytes, RDMALLOC_ACCESS_LOCAL, &reg);
+    rdmalloc_reg_put(reg);
+    return error;
+  };
+  int error = touch();
+  if (error == 0) error = rdmalloc_quiesce(5000);
+  if (error == 0) error = rdmalloc_resume();
+  if (error == 0) error = touch();
+  rdmalloc_domain_flush(domain);
+  expect(rdmalloc_domain_close(domain) == 0, "it closes, whatever has failed");
+  return error;
+}
+
+void check_faults() {
+  constexpr size_t kBytes = 300000;
+  for (const char* site :
+       {"verbs_device", "verbs_query", "verbs_pd", "verbs_register", "verbs_deregister"}) {
+    uint64_t nth = 1;
+    for (;; nth++) {
+      void* block = malloc(kBytes);  // one that could not be deregistered stays with its domain
+      uint64_t before = faults_fired();
+      expect(rdmalloc_fault_arm(site, nth) != 0, "the site is known");
+      int error = use_once(block, kBytes);
+      rdmalloc_fault_arm(site, 0);
+      bool has_fired = faults_fired() != before;
+      expect(error == 0 || (error < 0 && has_fired), "no error without a fault");
+      expect(device_files() == 0, "no file of the device is left open");
+      expect(lab::pinned_bytes() == 0, "nothing is left pinned");
+      expect(!has_fired || use_once(block, kBytes) == 0, "the next try works");
+      if (lab::failures != 0)
+        printf("at %s:%lu: %d\n", site, static_cast<unsigned long>(nth), error);
+      free(block);
+      if (!has_fired || lab::failures != 0) break;
+    }
+    expect(nth > 1, "the site was met");
+    printf("%s failed %lu times\n", site, static_cast<unsigned long>(nth - 1));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string mode = argc > 1 ? argv[1] : "";
   const uint64_t steps = argc > 2 ? strtoull(argv[2], nullptr, 10) : 0;
   bool has_steps = mode == "oracle" || mode == "naive" || mode == "forks";
-  if (has_steps ? steps == 0 : mode != "limits" && mode != "quiesce") {
-    fprintf(stderr, "verbs_cache: wanted oracle|naive|forks STEPS, limits, or quiesce\n");
+  if (has_steps ? steps == 0 : mode != "limits" && mode != "quiesce" && mode != "faults") {
+    fprintf(stderr, "verbs_cache: wanted oracle|naive|forks STEPS, limits, quiesce, or faults\n");
     return 2;
+  }
+  if (mode == "faults") {
+    check_faults();
+    printf("faults %d failures\n", lab::failures);
+    return lab::failures != 0;
   }
   VerbsDevice device;
   if (has_steps) return lab::judge_oracle(device, mode.c_str(), steps);
