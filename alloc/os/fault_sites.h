@@ -50,12 +50,16 @@
   SITE(kThreadKey, "thread_key", "pthread_key_create: hearing of threads' ends")                   \
   SITE(kForkHandler, "fork_handler", "pthread_atfork")                                             \
   SITE(kExitHandler, "exit_handler", "atexit")                                                     \
+  SITE(kWaitRequest, "wait_request", "sigtimedwait for `rdmalloc checkpoint`, which ends early")   \
   SITE(kOpenLibrary, "open_library", "dlopen of a fabric library that is loaded")                  \
   SITE(kFindFunction, "find_function", "dlsym")                                                    \
   /* others' code that we call */                                                                  \
   SITE(kPurgeEvent, "purge_event", "an observer of page events, asked before a purge")             \
   SITE(kImportMonitor, "import_monitor", "libfabric takes our memory monitor")                     \
   SITE(kCloseMonitor, "close_monitor", "libfabric gives it up")                                    \
+  SITE(kDomainEvent, "domain_event", "a domain's event: PREPARE, CLOSE or OPEN of a checkpoint")    \
+  SITE(kDomainQuiesce, "domain_quiesce", "a registrar, any: closing its device for a checkpoint")  \
+  SITE(kDomainResume, "domain_resume", "a registrar, any: opening it again")                       \
   SITE(kRegister, "register", "a registrar, any: registering a range")                             \
   SITE(kRegisterUndo, "register_undo", "a registrar that fails half-way and can not undo it")        \
   SITE(kDeregister, "deregister", "a registrar, any: deregistering one")                           \

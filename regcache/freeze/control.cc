@@ -71,7 +71,9 @@ void* wait_for_requests(void*) {
     // A process ends with its last thread, and this must not be what keeps it alive.
     timespec tick = {1, 0};
     siginfo_t request = {};
-    if (sigtimedwait(&wanted, &request, &tick) == SIGRTMAX)
+    int signal =
+        os::should_fail(os::Site::kWaitRequest) ? -1 : sigtimedwait(&wanted, &request, &tick);
+    if (signal == SIGRTMAX)
       serve(static_cast<std::uint32_t>(request.si_value.sival_int));
     else if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed)))
       break;

@@ -6,6 +6,7 @@
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/init.h"
+#include "alloc/os/fault.h"
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
@@ -47,14 +48,24 @@ int tell(Domain& domain, rdmalloc_domain_event event) {
   if (domain.event == nullptr) return 0;
   assert_no_lock_held("a domain's event");
   CallbackScope callback;
+  // The other two are only told: what they return changes nothing.
+  bool may_refuse = event != RDMALLOC_DOMAIN_RESUMED && event != RDMALLOC_DOMAIN_LOST;
+  if (may_refuse && os::should_fail(os::Site::kDomainEvent)) return -EIO;
   return domain.event(reinterpret_cast<rdmalloc_domain*>(&domain), event, domain.event_arg);
 }
 
-int call(Domain& domain, int (*function)(void* context)) {
-  if (function == nullptr) return 0;
-  assert_no_lock_held("a registrar's quiesce or resume");
+int close_device(Domain& domain) {
+  if (domain.ops.quiesce == nullptr) return 0;
+  assert_no_lock_held("a registrar's quiesce");
   CallbackScope callback;
-  return function(domain.context);
+  return os::should_fail(os::Site::kDomainQuiesce) ? -EIO : domain.ops.quiesce(domain.context);
+}
+
+int open_device(Domain& domain) {
+  if (domain.ops.resume == nullptr) return 0;
+  assert_no_lock_held("a registrar's resume");
+  CallbackScope callback;
+  return os::should_fail(os::Site::kDomainResume) ? -EIO : domain.ops.resume(domain.context);
 }
 
 // ---- the way to quiesced ----
@@ -156,7 +167,7 @@ int close_domains(State& all) {
     if (error != 0) return;
     course.steps[domain.index] = Step::kToldToClose;
     error = tell(domain, RDMALLOC_DOMAIN_CLOSE);
-    if (error == 0) error = call(domain, domain.ops.quiesce);
+    if (error == 0) error = close_device(domain);
     if (error != 0) return;
     course.steps[domain.index] = Step::kClosed;
     // What could not be undone has ended with the device.
@@ -209,7 +220,7 @@ int wait_for_ring_workers() {
 // Opens one domain again, as far as it was closed. 0, or why it can't be.
 int open_domain(Domain& domain, Step step) {
   int error = step >= Step::kToldToClose ? tell(domain, RDMALLOC_DOMAIN_OPEN) : 0;
-  if (error == 0 && step == Step::kClosed) error = call(domain, domain.ops.resume);
+  if (error == 0 && step == Step::kClosed) error = open_device(domain);
   return error;
 }
 

@@ -32,73 +32,18 @@
 #include <vector>
 
 #include "alloc/os/fault.h"
+#include "tests/faults/attempt.h"
 #include "tests/faults/held.h"
 
 namespace {
 
 using namespace faults;
-namespace os = rdmalloc::os;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 
-// ---- steps ----
-
-std::vector<rdmalloc_domain*> open_domains;
 rdmalloc_domain* table_domain = nullptr;
-
-// What is merely kept for the next use is no matter of a step.
-void drop_idle() {
-  for (rdmalloc_domain* domain : open_domains) rdmalloc_domain_flush(domain);
-}
-
-void require_as_before(const Held& before, const char* what) {
-  rdmalloc_test::comes_down_to_threads(before.threads);
-  drop_idle();
-  Held now = held();
-  std::size_t kept_kib = counter("stats.quarantined_bytes") / 1024;
-  require(now.descriptors == before.descriptors, "%s: %d descriptors, before it %d", what,
-          now.descriptors, before.descriptors);
-  require(now.threads == before.threads, "%s: %d threads, before it %d", what, now.threads,
-          before.threads);
-  require(now.pinned_kib <= before.pinned_kib + kept_kib, "%s: %zu KiB pinned, before it %zu", what,
-          now.pinned_kib, before.pinned_kib);
-  require(now.locked_kib <= before.locked_kib + kept_kib, "%s: %zu KiB locked, before it %zu", what,
-          now.locked_kib, before.locked_kib);
-}
-
-// `step` returns 0 or a negative errno. When it fails everything is as before, and it can be
-// repeated.
-template <class Step>
-void attempt(const char* what, Step step) {
-  std::string outer = where;
-  where += std::string(", ") + what;
-  drop_idle();
-  Held before = held();
-  std::uint64_t fired = os::faults_fired();
-  int error = step();
-  if (error != 0) {
-    require(error < 0 && error > -4096, "returned %d", error);
-    require(os::faults_fired() != fired, "failed (%d) without a fault", error);
-    require_as_before(before, "after the failure");
-    error = step();
-    require(error == 0, "failed again: %d, %s", error, rdmalloc_strerror(error));
-    if (error != 0) {
-      std::printf("fired 0\n");
-      std::exit(1);
-    }
-  }
-  where = outer;
-}
-
-void* allocate(std::size_t bytes) {
-  errno = 0;
-  void* block = rdmalloc_malloc(bytes);
-  if (block != nullptr) return block;
-  require(errno == ENOMEM, "malloc(%zu) failed with errno %d", bytes, errno);
-  block = rdmalloc_malloc(bytes);
-  require(block != nullptr, "malloc(%zu) failed twice", bytes);
-  return block;
-}
+int threads_at_first = 1;  // TSan has one of its own
+int descriptors_at_first = 0;
 
 void use_malloc(unsigned seed) {
   std::vector<void*> blocks;
@@ -194,6 +139,8 @@ void use_heaps() {
 // ---- domains ----
 
 std::atomic<int> registered_with_table{0};
+bool is_table_open = true;  // its device
+int last_event = 0;         // of it, by rdmalloc_domain_event
 
 rdmalloc_registrar_ops table_of_functions() {
   rdmalloc_registrar_ops ops = {};
@@ -209,6 +156,17 @@ rdmalloc_registrar_ops table_of_functions() {
     --registered_with_table;
     return 0;
   };
+  ops.quiesce = [](void*) {
+    require(is_table_open, "a device is closed twice");
+    is_table_open = false;
+    return 0;
+  };
+  ops.resume = [](void*) {
+    require(!is_table_open, "a device is opened twice");
+    is_table_open = true;
+    return 0;
+  };
+  ops.close = [](void*) { is_table_open = true; };
   return ops;
 }
 
@@ -235,7 +193,13 @@ void open_all() {
   }
   attempt("opening a table", [&] {
     rdmalloc_registrar_ops ops = table_of_functions();
-    return rdmalloc_domain_open(&ops, nullptr, nullptr, &domain);
+    rdmalloc_domain_attr of_table = {};
+    of_table.size = sizeof of_table;
+    of_table.event = [](rdmalloc_domain*, rdmalloc_domain_event event, void*) {
+      last_event = event;
+      return 0;
+    };
+    return rdmalloc_domain_open(&ops, nullptr, &of_table, &domain);
   });
   open_domains.push_back(domain);
   table_domain = domain;
@@ -375,14 +339,120 @@ void use_prefault() {
   for (char* block : blocks) rdmalloc_free(block);
 }
 
+// ---- checkpoints ----
+
+// Everything open, and keys where they were; or, `is_any_lost`, all but some domains that are lost.
+void require_open(rdmalloc_heap* heap, void* block, bool is_any_lost, const char* what) {
+  int lost = 0;
+  for (std::size_t i = 0; i < open_domains.size(); ++i) {
+    std::int64_t error = rdmalloc_domain_flush(open_domains[i]);
+    rdmalloc_key key;
+    int of_heap = rdmalloc_heap_key(heap, i, block, 100, &key);
+    bool is_lost = is_any_lost && error == -ENODEV && of_heap == -ENODEV;
+    lost += is_lost;
+    require(is_lost || (error >= 0 && of_heap == 0), "%s: domain %zu: %ld, its key %d", what, i,
+            static_cast<long>(error), of_heap);
+    if (open_domains[i] == table_domain) {
+      int event = is_lost ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED;
+      require(is_lost || is_table_open, "%s: its device is not open", what);
+      require(last_event == event || last_event == 0, "%s: its event is %d", what, last_event);
+    }
+  }
+  require(!is_any_lost || lost != 0, "%s: no domain is lost", what);
+}
+
+void require_quiesced() {
+  require(rdmalloc_test::comes_down_to_threads(threads_at_first), "quiesced, with threads");
+  std::uint64_t kept = counter("stats.quarantined_ranges");
+  // A ring's exit is the kernel's to finish.
+  for (int i = 0; i < 10000 && status_kib("VmPin") != 0; ++i) usleep(1000);
+  Held now = held();
+  require(now.descriptors == descriptors_at_first, "quiesced, with %d descriptors",
+          now.descriptors);
+  require(now.pinned_kib == 0, "quiesced, with %zu KiB pinned", now.pinned_kib);
+  require(registered_with_table <= static_cast<int>(kept) && !is_table_open &&
+              last_event == RDMALLOC_DOMAIN_CLOSE,
+          "quiesced, with %d registrations, after event %d", registered_with_table.load(),
+          last_event);
+  void* block = allocate(100);
+  for (rdmalloc_domain* domain : open_domains) {
+    rdmalloc_reg* reg = nullptr;
+    require(rdmalloc_reg_get(domain, block, 100, RDMALLOC_ACCESS_LOCAL, &reg) == -EAGAIN,
+            "quiesced, and something is registered");
+  }
+  require(rdmalloc_purge(0) == -EBUSY, "quiesced, and something is purged");
+  rdmalloc_free(block);
+}
+
+// Whether the resume brought everything back. Where it did not, a domain is lost, and only that.
+bool quiesce_and_resume(rdmalloc_heap* heap, void* block) {
+  Held before;
+  std::uint64_t fired = 0;
+  std::size_t kept_kib = 0;
+  bool had_userfault = false;
+  attempt("a quiesce", [&] {
+    drop_idle();
+    had_userfault = has_userfault();
+    before = held();
+    fired = os::faults_fired();
+    kept_kib = counter("stats.quarantined_bytes") / 1024;
+    last_event = 0;  // so it stays where the failure comes before PREPARE
+    int error = rdmalloc_quiesce(-1);
+    if (error != 0) require_open(heap, block, false, "after a quiesce that failed");
+    return error;
+  });
+  require_quiesced();
+  // Locked pages that could not be unlocked hinder no checkpoint, and are kept no more.
+  std::size_t still_kept_kib = counter("stats.quarantined_bytes") / 1024;
+  if (kept_kib > still_kept_kib) forgotten_kib += kept_kib - still_kept_kib;
+  int error = rdmalloc_resume();
+  bool is_calm = os::faults_fired() == fired;
+  require(error == 0 || (error < 0 && !is_calm), "resuming without a fault: %d", error);
+  require_open(heap, block, error != 0, "after the resume");
+  require(rdmalloc_resume() == -EALREADY, "a second resume");
+  if (!had_userfault && has_userfault()) {  // refused before, it has begun now
+    before.descriptors += 3;
+    before.threads += 2;
+  }
+  if (is_calm) require_as_before(before, "after the resume");
+  return error == 0;
+}
+
+void use_quiesce() {
+  bool is_whole = false;
+  for (int tries = 0; tries < 2 && !is_whole; ++tries) {
+    rdmalloc_heap_attr attr = {};
+    attr.size = sizeof attr;
+    attr.budget_bytes = 2 * kMiB;
+    attr.domains = open_domains.data();
+    attr.domain_count = open_domains.size();
+    attr.access = RDMALLOC_ACCESS_LOCAL;
+    rdmalloc_heap* heap = nullptr;
+    attempt("a heap to quiesce", [&] { return rdmalloc_heap_create(&attr, &heap); });
+    rdmalloc_pool_attr of_pool = {};
+    of_pool.size = sizeof of_pool;
+    of_pool.small_count = 8;
+    of_pool.large_count = 2;
+    rdmalloc_pool* pool = nullptr;
+    attempt("a pool to quiesce", [&] {
+      return rdmalloc_pool_create(open_domains.data(), open_domains.size(), &of_pool, &pool);
+    });
+    is_whole = quiesce_and_resume(heap, rdmalloc_heap_malloc(heap, 3000));
+    attempt("destroying that pool", [&] { return rdmalloc_pool_destroy(pool); });
+    attempt("destroying that heap", [&] { return rdmalloc_heap_destroy(heap); });
+    if (is_whole) continue;
+    close_all();
+    open_all();
+  }
+  require(is_whole, "a second quiesce and resume failed too");
+}
+
 // ---- rounds ----
 
 void purge() {
   std::int64_t bytes = rdmalloc_purge(0);
   require(bytes >= 0, "purge: %ld", static_cast<long>(bytes));
 }
-
-int threads_at_first = 1;  // TSan has one of its own
 
 void round(Held* left) {
   attempt("init", rdmalloc_init);
@@ -395,6 +465,7 @@ void round(Held* left) {
   use_registered_heap();
   use_pool();
   use_prefault();
+  use_quiesce();
   use_fork();
   purge();
   print_statistics();
@@ -434,6 +505,7 @@ void compare(const Held& now, const Held& before) {
           before.threads);
   require(now.pinned_kib == before.pinned_kib, "%zu KiB stay pinned, before it were %zu",
           now.pinned_kib, before.pinned_kib);
+  kept_kib += now.forgotten_kib - before.forgotten_kib;
   require(now.locked_kib <= before.locked_kib + kept_kib, "%zu KiB stay locked, before it were %zu",
           now.locked_kib, before.locked_kib);
   compare_mappings(now, before);
@@ -509,6 +581,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   threads_at_first = rdmalloc_test::settled_thread_count();
+  descriptors_at_first = held().descriptors;
   if (kIsSanitized) std::printf("SKIP: no mlock here: the sanitizer's does nothing\n");
   may_lock = !kIsSanitized && may_lock_enough();
   if (how == "start") return start();

@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <rdmalloc/rdmalloc.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdarg>
@@ -52,6 +53,7 @@ inline std::uint64_t counter(const char* name) {
 // ---- what the process holds ----
 
 inline std::size_t kept_foreign_bytes = 0;
+inline std::size_t forgotten_kib = 0;
 
 struct Held {
   int descriptors, threads;
@@ -59,6 +61,8 @@ struct Held {
   // Outside the arena, whose pages come and go. Not of a sanitizer's process.
   std::vector<std::string> mappings;
   std::size_t kept_foreign_bytes;  // of them: the program's own, which could not be disowned
+  // What was quarantined until a quiesce, after which it hinders no checkpoint: locked pages.
+  std::size_t forgotten_kib;
 };
 
 inline int entries_of(const char* path) {
@@ -97,6 +101,18 @@ inline std::size_t mapped_bytes(const Held& held) {
   return bytes;
 }
 
+// Whether foreign memory is watched, or was until it was given up.
+inline bool has_userfault() {
+  char path[32], name[64];
+  for (int fd = 0; fd < 1024; ++fd) {
+    std::snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(path, name, sizeof name - 1);
+    if (length > 0 && std::string(name, static_cast<std::size_t>(length)).ends_with("userfaultfd]"))
+      return true;
+  }
+  return false;
+}
+
 inline Held held() {
   Held now;
   now.descriptors = entries_of("/proc/self/fd");
@@ -104,6 +120,7 @@ inline Held held() {
   now.pinned_kib = status_kib("VmPin");
   now.locked_kib = status_kib("VmLck");
   now.kept_foreign_bytes = kept_foreign_bytes;
+  now.forgotten_kib = forgotten_kib;
   return now;
 }
 
