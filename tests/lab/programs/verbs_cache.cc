@@ -264,6 +264,7 @@ int use_once(void* block, size_t bytes) {
   return error;
 }
 
+// Seen to fail: with the device left open when there is no protection domain to be had.
 void check_faults() {
   constexpr size_t kBytes = 300000;
   for (const char* site :
