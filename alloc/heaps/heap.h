@@ -249,6 +249,9 @@ struct HeapCounters {
 };
 HeapCounters heap_counters();
 
+// At the resume of a checkpoint: heaps that were made for a NUMA node are bound to it again.
+void heaps_bind_again();
+
 // In the child of a fork, once the page heap is whole again.
 void heaps_after_fork(std::uint32_t forking_thread);
 

@@ -313,6 +313,31 @@ int regions_add(Heap& heap, std::uint64_t handle, std::uint64_t bytes) {
   return 0;
 }
 
+void regions_bind_again(Heap& heap) {
+  std::uint32_t node = 0;  // plus 1
+  int error = 0;
+  {
+    LockGuard guard(heap.span_lock);
+    // One that is being destroyed ends what is bound, when it has this lock.
+    if (is_live(heap.handle.load(std::memory_order_relaxed))) node = heap.region_limits.node;
+    std::uint32_t count = node != 0 ? heap.region_count.load(std::memory_order_relaxed) : 0;
+    for (std::uint32_t i = 0; i < count; ++i) {
+      const HeapRegion& region = heap.regions[i];
+      int failed = os::bind_to_node(arena.address_of(region.first),
+                                    std::size_t{region.slices} << kSliceShift, node - 1);
+      if (error == 0) error = failed;
+    }
+  }
+  if (error == 0 || options().quiet) return;
+  Message()
+      .text("warning: rdmalloc_resume: a heap could not be bound to NUMA node ")
+      .number(node - 1)
+      .text(" again (error ")
+      .signed_number(error)
+      .text("): it works, with pages of any node")
+      .print();
+}
+
 void regions_end(Heap& heap, std::uint64_t kept) {
   LockGuard guard(heap.span_lock);
   std::uint32_t count = heap.region_count.load(std::memory_order_relaxed);

@@ -44,5 +44,8 @@ int regions_add(Heap& heap, std::uint64_t handle, std::uint64_t bytes);
 // Gives all of them back, but for those with a bit in `kept`. No span is left in them. Pages of
 // another kind than the arena's stay there until region_pages_restore().
 void regions_end(Heap& heap, std::uint64_t kept);
+// Binds the regions to the heap's NUMA node again: a process that was restored from a checkpoint
+// has its pages wherever they were written. What can't be is said, and stays where it is.
+void regions_bind_again(Heap& heap);
 
 }  // namespace rdmalloc

@@ -305,6 +305,12 @@ int heap_walk(std::uint64_t handle, WalkFunction fn, void* arg) {
   return 0;
 }
 
+void heaps_bind_again() {
+  for_each_slot([](Heap& heap) {
+    if (has_regions(heap)) regions_bind_again(heap);
+  });
+}
+
 bool heaps_age(bool everything) {
   bool is_something_left = false;
   for_each_slot([&](Heap& heap) {

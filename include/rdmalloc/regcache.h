@@ -48,8 +48,9 @@ enum rdmalloc_domain_event {
   /** Nothing is registered any more. Close what you opened that no checkpoint can take: queue pairs
    *  and completion queues, a protection domain, a ring. */
   RDMALLOC_DOMAIN_CLOSE = 2,
-  /** The resume: open again what the registrar needs, a protection domain
-   * (rdmalloc_verbs_set_pd()), a ring. */
+  /** The resume: open again what the registrar needs and give it that: a protection domain
+   * (rdmalloc_verbs_set_pd()), a fid_domain (rdmalloc_libfabric_set_domain()), a UCP context
+   * (rdmalloc_ucx_set_context()), a ring in the same place. */
   RDMALLOC_DOMAIN_OPEN = 3,
   /** The domain works, with new keys. Told after PREPARE alone when the quiesce has failed. */
   RDMALLOC_DOMAIN_RESUMED = 4,

@@ -292,6 +292,8 @@ int go_back(State* all) {
   // A process that was restored from a checkpoint has lost the kernel's promises.
   child_empty_promise_again();
   fork_wipe_again();
+  // Before anything is registered, which pins pages where they are.
+  heaps_bind_again();
   int error = all != nullptr ? open_domains(*all) : 0;
   // seq_cst: freeze.h. Only now, so that no domain is closed while it is told.
   freezer_here().is_gate_closed.store(false, std::memory_order_seq_cst);

@@ -14,17 +14,25 @@
 
 #include "regcache/registrars/fault.h"
 #include "regcache/registrars/probe.h"
+#include "regcache/registrars/replace.h"
 
 namespace {
 
 using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::pinned_kb;
+using rdmalloc::registrars::replaceable;
 using rdmalloc::registrars::should_fail;
 
-struct Fabric {
+// What is known of a fid_domain from the fi_info it was opened with.
+struct Target {
   fid_domain* domain;
-  bool chooses_keys;  // the provider does
   std::uint64_t key_limit;
+  bool chooses_keys;  // the provider does
+  bool is_for_any_thread;
+};
+
+struct Fabric {
+  Target target;
   std::atomic<std::uint64_t> next_key;
 };
 
@@ -49,6 +57,7 @@ int errno_of(int error) {
 int fabric_register(void* context, void* addr, std::size_t length, std::uint32_t access,
                     rdmalloc_key* key) {
   auto* fabric = static_cast<Fabric*>(context);
+  const Target& target = fabric->target;
   iovec range = {addr, length};
   fi_mr_attr attr = {};
   attr.mr_iov = &range;
@@ -57,13 +66,13 @@ int fabric_register(void* context, void* addr, std::size_t length, std::uint32_t
   fid_mr* mr = nullptr;
   int error = -FI_ENOKEY;
   for (int i = 0; i < kKeyTries && error == -FI_ENOKEY; ++i) {
-    if (!fabric->chooses_keys) {
+    if (!target.chooses_keys) {
       // Relaxed: only has to differ from call to call.
       std::uint64_t count = fabric->next_key.fetch_add(1, std::memory_order_relaxed);
-      attr.requested_key = (kFirstKey + count) & fabric->key_limit;
+      attr.requested_key = (kFirstKey + count) & target.key_limit;
     }
     error = should_fail("libfabric_register") ? -FI_ENOMEM
-                                              : fi_mr_regattr(fabric->domain, &attr, 0, &mr);
+                                              : fi_mr_regattr(target.domain, &attr, 0, &mr);
   }
   if (error != 0) return errno_of(error);
   key->lkey = reinterpret_cast<std::uint64_t>(fi_mr_desc(mr));
@@ -125,10 +134,27 @@ int closes_at_once(Fabric& fabric) {
 }
 
 constexpr const char* kWhyNot =
-    "libfabric's domain is not opened: memory stays pinned after fi_close() of its registration, "
+    "libfabric's domain is not taken: memory stays pinned after fi_close() of its registration, "
     "in "
     "a cache of libfabric's own. Set FI_MR_CACHE_MAX_COUNT=0 in the environment before "
     "fi_getinfo().";
+
+// Fills `fabric` for a fid_domain that registrations can be made with. 0, or why it is none.
+int aim(Fabric& fabric, fid_domain* domain, const fi_info* info) {
+  if (domain == nullptr || info == nullptr || info->domain_attr == nullptr) return -EINVAL;
+  auto mode = static_cast<std::uint64_t>(info->domain_attr->mr_mode);
+  if ((mode & (FI_MR_ENDPOINT | FI_MR_RAW)) != 0) return -ENOTSUP;
+  std::size_t key_bytes = info->domain_attr->mr_key_size;
+  fabric.target = {
+      domain,
+      key_bytes >= 8 || key_bytes == 0 ? UINT64_MAX : (std::uint64_t{1} << (8 * key_bytes)) - 1,
+      (mode & FI_MR_PROV_KEY) != 0 || mode == FI_MR_BASIC,
+      info->domain_attr->threading == FI_THREAD_SAFE,
+  };
+  int error = closes_at_once(fabric);
+  if (error == -ENOTSUP) rdmalloc::registrars::say(kWhyNot);
+  return error;
+}
 
 }  // namespace
 
@@ -136,30 +162,37 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_libfabric(fid_domain* fabric_do
                                                            const fi_info* info,
                                                            const rdmalloc_domain_attr* attr,
                                                            rdmalloc_domain** domain) {
-  if (fabric_domain == nullptr || info == nullptr || info->domain_attr == nullptr) return -EINVAL;
-  auto mode = static_cast<std::uint64_t>(info->domain_attr->mr_mode);
-  if ((mode & (FI_MR_ENDPOINT | FI_MR_RAW)) != 0) return -ENOTSUP;
   auto* fabric = allocate<Fabric>();
   if (fabric == nullptr) return -ENOMEM;
-  fabric->domain = fabric_domain;
-  fabric->chooses_keys = (mode & FI_MR_PROV_KEY) != 0 || mode == FI_MR_BASIC;
-  std::size_t key_bytes = info->domain_attr->mr_key_size;
-  fabric->key_limit =
-      key_bytes >= 8 || key_bytes == 0 ? UINT64_MAX : (std::uint64_t{1} << (8 * key_bytes)) - 1;
-  if (int error = closes_at_once(*fabric)) {
-    free(fabric);
-    if (error == -ENOTSUP) rdmalloc::registrars::say(kWhyNot);
-    return error;
+  int error = aim(*fabric, fabric_domain, info);
+  if (error == 0) {
+    rdmalloc_registrar_ops ops = {};
+    ops.size = sizeof ops;
+    ops.name = "libfabric";
+    ops.flags = RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_EXACT_ACCESS;
+    if (fabric->target.is_for_any_thread) ops.flags |= RDMALLOC_REGISTRAR_ANY_THREAD;
+    ops.register_ = fabric_register;
+    ops.deregister = fabric_deregister;
+    ops.close = fabric_close;
+    error = rdmalloc_domain_open(&ops, fabric, attr, domain);
   }
-  rdmalloc_registrar_ops ops = {};
-  ops.size = sizeof ops;
-  ops.name = "libfabric";
-  ops.flags = RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_EXACT_ACCESS;
-  if (info->domain_attr->threading == FI_THREAD_SAFE) ops.flags |= RDMALLOC_REGISTRAR_ANY_THREAD;
-  ops.register_ = fabric_register;
-  ops.deregister = fabric_deregister;
-  ops.close = fabric_close;
-  int error = rdmalloc_domain_open(&ops, fabric, attr, domain);
   if (error != 0) free(fabric);
   return error;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_libfabric_set_domain(rdmalloc_domain* domain,
+                                                          fid_domain* fabric_domain,
+                                                          const fi_info* info) {
+  void* context = nullptr;
+  if (int error = replaceable(domain, fabric_register, &context)) return error;
+  auto* fabric = static_cast<Fabric*>(context);
+  Fabric next = {};
+  // Keys are counted on, so that the probes' and a new registration's differ from the old ones.
+  next.next_key.store(fabric->next_key.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  if (int error = aim(next, fabric_domain, info)) return error;
+  // The cache was told at the opening on which threads it may call us.
+  if (fabric->target.is_for_any_thread && !next.target.is_for_any_thread) return -ENOTSUP;
+  fabric->target = next.target;
+  fabric->next_key.store(next.next_key.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  return 0;
 }

@@ -10,12 +10,19 @@
 
 #include "regcache/registrars/fault.h"
 #include "regcache/registrars/probe.h"
+#include "regcache/registrars/replace.h"
 
 namespace {
 
 using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::pinned_kb;
+using rdmalloc::registrars::replaceable;
 using rdmalloc::registrars::should_fail;
+
+struct Context {
+  ucp_context_h ucp;  // the user's
+  bool is_for_any_thread;
+};
 
 constexpr std::uint32_t kRemote = RDMALLOC_ACCESS_REMOTE_READ | RDMALLOC_ACCESS_REMOTE_WRITE;
 
@@ -71,7 +78,7 @@ int undo(ucp_context_h ucp, ucp_mem_h memory, int error) {
 
 int ucx_register(void* context, void* addr, std::size_t length, std::uint32_t access,
                  rdmalloc_key* key) {
-  auto* ucp = static_cast<ucp_context_h>(context);
+  ucp_context_h ucp = static_cast<Context*>(context)->ucp;
   bool is_remote = (access & RDMALLOC_ACCESS_REMOTE) != 0;
   // An atomic is a read and a write: whoever may do those gains nothing by it.
   if (is_remote && (access & kRemote) != kRemote) return -EACCES;
@@ -99,27 +106,32 @@ int ucx_deregister(void* context, void*, std::size_t, const rdmalloc_key* key) {
     ucp_rkey_buffer_release(const_cast<void*>(rkey->packed));
     free(const_cast<rdmalloc_ucx_rkey*>(rkey));
   }
-  return unmap(static_cast<ucp_context_h>(context), static_cast<ucp_mem_h>(key->handle));
+  return unmap(static_cast<Context*>(context)->ucp, static_cast<ucp_mem_h>(key->handle));
+}
+
+void ucx_close(void* context) {
+  free(context);
 }
 
 // Registers two ranges of `bytes` that overlap by half, and ends one after the other. 1: each was
 // registered by itself, and the kernel counts its pages no more; 0: it still does, or UCX joined
 // the two; or UCX's error. A probe that could not be unmapped is never freed: UCX may reach it
 // still.
-int try_probe(ucp_context_h ucp, void** memory, std::size_t bytes) {
+int try_probe(Context& context, void** memory, std::size_t bytes) {
   char* probe = static_cast<char*>(*memory);
   long piece_kb = static_cast<long>(bytes >> 10), before_kb = pinned_kb();
   rdmalloc_key first = {}, second = {};
-  int error = ucx_register(ucp, probe, bytes, RDMALLOC_ACCESS_LOCAL, &first);
+  int error = ucx_register(&context, probe, bytes, RDMALLOC_ACCESS_LOCAL, &first);
   if (error == -ENOTRECOVERABLE) *memory = nullptr;
   if (error != 0) return error == -EACCES ? 0 : error;
-  error = ucx_register(ucp, probe + bytes / 2, bytes, RDMALLOC_ACCESS_LOCAL, &second);
+  error = ucx_register(&context, probe + bytes / 2, bytes, RDMALLOC_ACCESS_LOCAL, &second);
   bool is_apart = error == 0;
-  int failed = ucx_deregister(ucp, probe, bytes, &first);
+  int failed = ucx_deregister(&context, probe, bytes, &first);
   // One that was joined with the other would hold half as much again.
   is_apart = is_apart && pinned_kb() - before_kb <= piece_kb + piece_kb / 4;
   if (second.handle != nullptr)
-    if (int of_second = ucx_deregister(ucp, probe + bytes / 2, bytes, &second)) failed = of_second;
+    if (int of_second = ucx_deregister(&context, probe + bytes / 2, bytes, &second))
+      failed = of_second;
   if (failed != 0 || error == -ENOTRECOVERABLE) {
     *memory = nullptr;
     return failed != 0 ? failed : error;
@@ -133,7 +145,7 @@ int try_probe(ucp_context_h ucp, void** memory, std::size_t bytes) {
 // keeps another below it, where pages stay pinned after the last use. Another thread that pins
 // meanwhile could mislead one trial, hardly three; misled, we refuse, which is the safe side.
 // 0, -ENOTSUP, or why nothing can be registered.
-int unmaps_at_once(ucp_context_h ucp) {
+int unmaps_at_once(Context& context) {
   constexpr std::size_t kProbeBytes = std::size_t{1} << 16;
   void* probes[3] = {};
   int result = 0;
@@ -145,7 +157,7 @@ int unmaps_at_once(ucp_context_h ucp) {
       break;
     }
     memset(probes[trial], 1, 2 * kProbeBytes);
-    result = try_probe(ucp, &probes[trial], kProbeBytes);
+    result = try_probe(context, &probes[trial], kProbeBytes);
   }
   for (void* probe : probes) free(probe);
   if (result < 0) return result;
@@ -153,7 +165,7 @@ int unmaps_at_once(ucp_context_h ucp) {
 }
 
 constexpr const char* kWhyNot =
-    "UCX's context is not opened as a domain: ucp_mem_map() goes through a cache of UCX's own. Set "
+    "UCX's context is not taken for a domain: ucp_mem_map() goes through a cache of UCX's own. Set "
     "UCX_RCACHE_ENABLE=n, and before UCX 1.16 UCX_IB_REG_METHODS=direct, in the environment before "
     "ucp_config_read().";
 
@@ -164,22 +176,46 @@ bool is_for_any_thread(ucp_context_h ucp) {
          attr.thread_mode == UCS_THREAD_MODE_MULTI;
 }
 
+// Fills `context` for a UCP context that registrations can be made with. 0, or why it is none.
+int aim(Context& context, ucp_context_h ucp) {
+  if (ucp == nullptr) return -EINVAL;
+  context = {ucp, is_for_any_thread(ucp)};
+  int error = unmaps_at_once(context);
+  if (error == -ENOTSUP) rdmalloc::registrars::say(kWhyNot);
+  return error;
+}
+
 }  // namespace
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_ucx(ucp_context* ucp,
                                                      const rdmalloc_domain_attr* attr,
                                                      rdmalloc_domain** domain) {
-  if (ucp == nullptr) return -EINVAL;
-  if (int error = unmaps_at_once(ucp)) {
-    if (error == -ENOTSUP) rdmalloc::registrars::say(kWhyNot);
-    return error;
+  auto* context = allocate<Context>();
+  if (context == nullptr) return -ENOMEM;
+  int error = aim(*context, ucp);
+  if (error == 0) {
+    rdmalloc_registrar_ops ops = {};
+    ops.size = sizeof ops;
+    ops.name = "ucx";
+    ops.flags = RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_EXACT_ACCESS;
+    if (context->is_for_any_thread) ops.flags |= RDMALLOC_REGISTRAR_ANY_THREAD;
+    ops.register_ = ucx_register;
+    ops.deregister = ucx_deregister;
+    ops.close = ucx_close;
+    error = rdmalloc_domain_open(&ops, context, attr, domain);
   }
-  rdmalloc_registrar_ops ops = {};
-  ops.size = sizeof ops;
-  ops.name = "ucx";
-  ops.flags = RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_EXACT_ACCESS;
-  if (is_for_any_thread(ucp)) ops.flags |= RDMALLOC_REGISTRAR_ANY_THREAD;
-  ops.register_ = ucx_register;
-  ops.deregister = ucx_deregister;
-  return rdmalloc_domain_open(&ops, ucp, attr, domain);
+  if (error != 0) free(context);
+  return error;
+}
+
+extern "C" RDMALLOC_API int rdmalloc_ucx_set_context(rdmalloc_domain* domain, ucp_context* ucp) {
+  void* replaced = nullptr;
+  if (int error = replaceable(domain, ucx_register, &replaced)) return error;
+  auto* context = static_cast<Context*>(replaced);
+  Context next = {};
+  if (int error = aim(next, ucp)) return error;
+  // The cache was told at the opening on which threads it may call us.
+  if (context->is_for_any_thread && !next.is_for_any_thread) return -ENOTSUP;
+  *context = next;
+  return 0;
 }

@@ -10,10 +10,12 @@
 #include <cstdint>
 
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/replace.h"
 
 namespace {
 
 using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::replaceable;
 using rdmalloc::registrars::should_fail;
 
 struct Context {
@@ -206,16 +208,11 @@ extern "C" int rdmalloc_verbs_pd(struct rdmalloc_domain* domain, struct ibv_pd**
 }
 
 extern "C" int rdmalloc_verbs_set_pd(struct rdmalloc_domain* domain, struct ibv_pd* pd) {
-  rdmalloc_registrar_ops ops = {};
-  ops.register_ = register_memory;
   void* context = nullptr;
-  if (pd == nullptr || rdmalloc_domain_context(domain, &ops, &context) != 0) return -EINVAL;
+  int error = pd != nullptr ? replaceable(domain, register_memory, &context) : -EINVAL;
+  if (context == nullptr) return error;
   auto* of_domain = static_cast<Context*>(context);
   if (of_domain->is_own) return -EINVAL;
-  // One that is open may have registrations with the one it has.
-  struct rdmalloc_domain_counters now = {};
-  now.size = sizeof now;
-  if (rdmalloc_domain_stats(domain, &now) != 0 || now.live_count != 0) return -EBUSY;
-  of_domain->pd = pd;
-  return 0;
+  if (error == 0) of_domain->pd = pd;
+  return error;
 }

@@ -7,7 +7,8 @@ CRIU and its libraries are those of the lab's trixie root, run on this machine b
 The program (programs/checkpointed.cc) has an io_uring, locked memory, a registered heap, a pool, four
 threads, and compares all its bytes in each round.
 
-Seen to fail: without the wait for the ring's own threads in rdmalloc_quiesce(), which CRIU can't stop.
+Seen to fail: without the wait for the ring's own threads in rdmalloc_quiesce(), which CRIU can't stop; with
+no resume left at post-dump; without the heap's NUMA node bound again.
 The first two tests are the control: no quiesce, no checkpoint.
 """
 import argparse
@@ -163,6 +164,32 @@ class Checkpoints(unittest.TestCase):
     def wiped(self):
         return len(re.findall(r"^VmFlags:.* wf\b", read(f"/proc/{self.process}/smaps"), re.M))
 
+    def test_a_process_that_goes_on_after_the_dump_resumes_by_itself(self):
+        self.start(RDMALLOC_CHECKPOINT="on")
+        for turn in range(2):
+            status, output, log = self.run_criu("dump", f"{self.folder}/images{turn}", "-t", str(self.process),
+                                                "--leave-running", "--action-script", GIVEN.rdmalloc)
+            self.assertEqual(status, 0, output + self.errors(log))
+            self.wait_until(lambda: "anon_inode:[io_uring]" in self.open_files(), "it does not resume")
+            self.wait_for_rounds()
+        # What was dumped is as good as any other.
+        os.kill(self.process, signal.SIGKILL)
+        os.waitpid(self.process, 0)
+        status, output, log = self.run_criu("restore", f"{self.folder}/images1", "--restore-detached",
+                                            "--action-script", GIVEN.rdmalloc)
+        self.assertEqual(status, 0, output + self.errors(log))
+        self.wait_until(lambda: "anon_inode:[io_uring]" in self.open_files(), "it does not resume")
+        self.wait_for_rounds()
+        self.assertEqual(read(self.folder + "/out"), "")
+
+    def open_files(self):
+        folder = f"/proc/{self.process}/fd"
+        names = set()
+        for file in os.listdir(folder):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                names.add(os.readlink(f"{folder}/{file}"))
+        return names
+
     def test_quiesced_and_resumed_by_hand(self):
         self.start(RDMALLOC_CHECKPOINT="on")
         for _ in range(3):
@@ -171,9 +198,7 @@ class Checkpoints(unittest.TestCase):
                                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                                       check=False)
                 self.assertEqual((done.returncode, done.stdout), (0, ""))
-                files = os.listdir(f"/proc/{self.process}/fd")
-                names = {os.readlink(f"/proc/{self.process}/fd/{file}") for file in files}
-                self.assertEqual("anon_inode:[io_uring]" in names, action == "resume")
+                self.assertEqual("anon_inode:[io_uring]" in self.open_files(), action == "resume")
             self.wait_for_rounds()
         done = subprocess.run([GIVEN.rdmalloc, "checkpoint", "resume", str(self.process)],
                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)

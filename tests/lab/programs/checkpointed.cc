@@ -10,8 +10,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <liburing.h>
+#include <linux/mempolicy.h>
 #include <rdmalloc/registrar_mlock.h>
 #include <rdmalloc/registrar_uring.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -46,6 +48,12 @@ bool is_filled(const char* block, std::size_t bytes, std::uint64_t round) {
   for (std::size_t i = 0; i < bytes / 8; ++i)
     if (words[i] != reinterpret_cast<std::uintptr_t>(words + i) * 31 + round) return false;
   return true;
+}
+
+// -1 where the kernel knows no NUMA policies.
+int policy_of(const void* address) {
+  int mode = -1;
+  return syscall(SYS_get_mempolicy, &mode, nullptr, 0, address, MPOL_F_ADDR) == 0 ? mode : -1;
 }
 
 // Registers, compares, frees; a refusal while everything is quiesced is right.
@@ -99,6 +107,7 @@ bool write_and_compare(rdmalloc_uring* uring, rdmalloc_domain* domain, rdmalloc_
 struct Ring {
   rdmalloc_domain* domain;
   rdmalloc_uring* uring;
+  const char* bound;  // memory of a heap with a NUMA node; nullptr: the kernel has none
 };
 
 // One round of the main thread: a block of the cache's, one of the heap's, a buffer of the pool's.
@@ -115,6 +124,9 @@ void use_ring(const Ring& ring, rdmalloc_heap* heap, rdmalloc_pool* pool, int fi
       return;
     }
     write_and_compare(ring.uring, ring.domain, reg, block, bytes, file);
+    // A restore brings no policy back. What is registered is resumed, so the heap's is there.
+    if (ring.bound != nullptr && policy_of(ring.bound) != MPOL_BIND)
+      is_wrong("the heap's pages may come from any node", policy_of(ring.bound));
     rdmalloc_reg_put(reg);
   };
   auto* block = static_cast<char*>(std::malloc(256 * kKiB));
@@ -154,6 +166,8 @@ int run(const std::string& folder, std::size_t heap_bytes) {
   of_heap.budget_bytes = heap_bytes;
   of_heap.domains = &ring.domain;
   of_heap.domain_count = 1;
+  bool has_nodes = policy_of(&of_heap) >= 0;
+  if (has_nodes) of_heap.numa_node = RDMALLOC_NODE(0);
   rdmalloc_heap* heap = nullptr;
   if (int error = rdmalloc_heap_create(&of_heap, &heap)) return -error;
   rdmalloc_pool_attr of_pool = {};
@@ -166,6 +180,7 @@ int run(const std::string& folder, std::size_t heap_bytes) {
   auto* kept = static_cast<char*>(rdmalloc_heap_malloc(heap, kept_bytes));
   if (kept == nullptr) return ENOMEM;
   fill(kept, kept_bytes, 7);
+  if (has_nodes) ring.bound = kept;
   int file = open((folder + "/written").c_str(), O_RDWR | O_CREAT | O_TRUNC, 0644);
   if (file < 0) return errno;
   std::vector<std::thread> threads;

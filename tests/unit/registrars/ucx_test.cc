@@ -203,6 +203,71 @@ TEST_F(Ucx, with_ucxs_own_cache_no_domain_opens) {
   EXPECT_EQ(rdmalloc_domain_open_ucx(nullptr, nullptr, &other), -EINVAL);
 }
 
+// What the program opens at OPEN, and how it goes.
+struct Reopening {
+  ucp_context_h* context;
+  bool is_shared;
+  static int on_event(rdmalloc_domain* domain, rdmalloc_domain_event event, void* arg) {
+    auto* self = static_cast<Reopening*>(arg);
+    if (event == RDMALLOC_DOMAIN_CLOSE) {
+      ucp_cleanup(*self->context);
+      *self->context = nullptr;
+    }
+    if (event != RDMALLOC_DOMAIN_OPEN) return 0;
+    *self->context = make_context("tcp,self", "n", self->is_shared);
+    return rdmalloc_ucx_set_context(domain, *self->context);
+  }
+};
+
+// Seen to fail, with the end of the program in UCX, when what was given at OPEN is not taken; and
+// without the look at the threads that may call it.
+TEST_F(Ucx, after_a_checkpoint_it_registers_with_the_context_that_was_made_then) {
+  ASSERT_EQ(rdmalloc_domain_close(domain), 0);
+  domain = nullptr;
+  Reopening reopening = {&context, true};
+  rdmalloc_domain_attr attr = {};
+  attr.size = sizeof attr;
+  attr.event = Reopening::on_event;
+  attr.event_arg = &reopening;
+  ASSERT_EQ(rdmalloc_domain_open_ucx(context, &attr, &domain), 0);
+  for (int round = 0; round < 3; ++round) {
+    SCOPED_TRACE(round);
+    ASSERT_NO_FATAL_FAILURE(bytes_arrive());
+    ASSERT_EQ(rdmalloc_quiesce(10000), 0);
+    EXPECT_EQ(context, nullptr);
+    ASSERT_EQ(rdmalloc_resume(), 0);
+  }
+  ASSERT_NO_FATAL_FAILURE(bytes_arrive());
+  // One that is for a single thread is not what the cache was told of.
+  reopening.is_shared = false;
+  ASSERT_EQ(rdmalloc_quiesce(10000), 0);
+  EXPECT_EQ(rdmalloc_resume(), -ENOTSUP);
+  EXPECT_EQ(counters_of(domain).is_lost, 1u);
+}
+
+// Seen to fail without the look at what is registered.
+TEST_F(Ucx, another_context_is_taken_when_nothing_is_registered) {
+  ucp_context_h other = make_context("tcp,self", "n"), cached = make_context("tcp,self", "y");
+  ASSERT_NE(other, nullptr);
+  ASSERT_NE(cached, nullptr);
+  char* block = static_cast<char*>(rdmalloc_malloc(kMiB));
+  rdmalloc_reg* reg = get(block, kMiB);
+  EXPECT_EQ(rdmalloc_ucx_set_context(domain, other), -EBUSY);
+  rdmalloc_reg_put(reg);
+  rdmalloc_domain_flush(domain);
+  EXPECT_EQ(rdmalloc_ucx_set_context(nullptr, other), -EINVAL);
+  EXPECT_EQ(rdmalloc_ucx_set_context(domain, nullptr), -EINVAL);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(rdmalloc_ucx_set_context(domain, cached), -ENOTSUP);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("UCX_RCACHE_ENABLE=n"), std::string::npos);
+  ucp_cleanup(cached);
+  ASSERT_EQ(rdmalloc_ucx_set_context(domain, other), 0);
+  ucp_cleanup(context);
+  context = other;
+  bytes_arrive();
+  rdmalloc_free(block);
+}
+
 TEST_F(Ucx, purges_unmap) {
   char* block = static_cast<char*>(rdmalloc_malloc(8 * kMiB));
   rdmalloc_reg_put(get(block, 8 * kMiB));
