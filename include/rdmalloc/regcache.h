@@ -221,9 +221,7 @@ struct rdmalloc_reg;
 /* What the inline fast path reads. The layout is part of the ABI; treat every field as private. */
 struct rdmalloc_reg_head {
   uintptr_t base;
-  size_t length;
-  uint32_t access; /* and RDMALLOC_NO_REGISTER, so that one test serves both kinds of call */
-  uint32_t domain_index;
+  uint64_t extent; /* length << 16 | index of the domain << 8 | rights */
   struct rdmalloc_key key;
 };
 struct rdmalloc_domain_head {
@@ -258,8 +256,10 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
         __atomic_load_n(&head->sticky[offset >> RDMALLOC_SLICE_SHIFT], __ATOMIC_ACQUIRE);
     if (__builtin_expect(reg != NULL, 1)) {
       uintptr_t inside = (uintptr_t)addr - reg->base;
-      if (__builtin_expect(inside < reg->length && length - 1 < reg->length - inside &&
-                               (access & ~reg->access) == 0 && (access << 1) != 0,
+      uint64_t extent = reg->extent, reg_length = extent >> 16;
+      uint32_t rights = RDMALLOC_NO_REGISTER | (uint8_t)extent;
+      if (__builtin_expect(inside < reg_length && length - 1 < reg_length - inside &&
+                               (access & ~rights) == 0 && (access << 1) != 0,
                            1)) {
         *key = reg->key;
         return 0;
@@ -291,7 +291,7 @@ static inline void* rdmalloc_reg_addr(const struct rdmalloc_reg* reg) {
   return (void*)((const struct rdmalloc_reg_head*)reg)->base;
 }
 static inline size_t rdmalloc_reg_length(const struct rdmalloc_reg* reg) {
-  return ((const struct rdmalloc_reg_head*)reg)->length;
+  return (size_t)(((const struct rdmalloc_reg_head*)reg)->extent >> 16);
 }
 /* Named like the function of API.md; keyed on a registration instead of an address. */
 static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rdmalloc_key* key) {

@@ -87,7 +87,7 @@ void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
   std::uint64_t largest = tighter(attr.largest, ops.largest);
   domain.event = attr.event;
   domain.event_arg = attr.event_arg;
-  domain.largest = largest > SIZE_MAX ? SIZE_MAX : static_cast<std::size_t>(largest);
+  domain.largest = largest > Extent::kMostLength ? Extent::kMostLength : largest;
   const Options& settings = options();
   domain.max_bytes = tighter(attr.max_bytes != 0 ? attr.max_bytes : settings.reg_max_bytes, 0);
   domain.max_count =
@@ -177,12 +177,12 @@ void move_quarantined(State& all, Domain& domain) {
     domain.by_range.erase(reg);
     reg->by_range.left = nullptr;
     reg->by_range.right = nullptr;
-    std::atomic_ref<std::uint32_t>(reg->head.domain_index)
-        .store(kOrphans, std::memory_order_relaxed);
+    Extent extent = Extent::of(reg->length(), kOrphans, reg->access());
+    std::atomic_ref(reg->head.extent).store(extent.word, std::memory_order_relaxed);
     orphans.by_range.insert(reg);
     ++orphans.count;
     ++orphans.quarantined_count;
-    orphans.bytes += reg->head.length;
+    orphans.bytes += reg->length();
   }
 }
 
@@ -231,8 +231,8 @@ bool domain_is_valid(Domain& domain) {
   bool is_ordered = true;
   auto add = [&](Registration* reg) {
     ++count;
-    bytes += reg->head.length;
-    if (reg->is_sticky) ++sticky_count, sticky_bytes += reg->head.length;
+    bytes += reg->length();
+    if (reg->is_sticky) ++sticky_count, sticky_bytes += reg->length();
     if (reg->is_listed) ++listed;
     is_ordered &= reg->base() >= previous && reg->furthest_end >= reg->end();
     is_ordered &=

@@ -16,7 +16,7 @@ namespace rdmalloc::regcache {
 namespace {
 
 bool fills_slices(const Domain& domain, const Registration* reg) {
-  return ((reg->head.base | reg->head.length) & (RDMALLOC_SLICE_BYTES - 1)) == 0 &&
+  return ((reg->head.base | reg->length()) & (RDMALLOC_SLICE_BYTES - 1)) == 0 &&
          domain.holds(reg->base()) && domain.holds(reg->end() - 1);
 }
 
@@ -37,7 +37,7 @@ Answer ask_to_deregister(Domain& domain, Registration* reg) {
   } else if (is_called) {
     CallbackScope callback;
     error = domain.ops.deregister(domain.context, reinterpret_cast<void*>(reg->base()),
-                                  reg->head.length, &reg->head.key);
+                                  reg->length(), &reg->head.key);
   }
   if (error == -ENODEV) lose_domain(domain);
   if (is_called && error == 0) return {0, false};
@@ -53,7 +53,7 @@ void account_drop(Domain& domain, Registration* reg, Reason reason, const Answer
   }
   domain.by_range.erase(reg);
   --domain.count;
-  domain.bytes -= reg->head.length;
+  domain.bytes -= reg->length();
   domain.counters.hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
   ++(answer.ends_by_loss ? domain.counters.lost_drops : domain.counters.deregistrations);
   if (reason == Reason::kEvicted) ++domain.counters.evictions;
@@ -106,7 +106,7 @@ void quarantine(Domain& domain, Registration* reg) {
   reg->is_quarantined = true;
   ++domain.counters.quarantined;
   ++domain.quarantined_count;
-  note_quarantined(reg->head.length);
+  note_quarantined(reg->length());
 }
 
 void forget_quarantined(Domain& domain) {
@@ -115,9 +115,9 @@ void forget_quarantined(Domain& domain) {
     domain.by_range.erase(reg);
     --domain.count;
     --domain.quarantined_count;
-    domain.bytes -= reg->head.length;
+    domain.bytes -= reg->length();
     ++domain.counters.lost_drops;
-    forget_quarantined_bytes(reg->head.length);
+    forget_quarantined_bytes(reg->length());
     // Zero, as after a drop: a put that comes too late is recognised.
     reg->state.store(0, std::memory_order_relaxed);
     state()->registrations.give(reg);
@@ -127,14 +127,14 @@ void forget_quarantined(Domain& domain) {
 void warn_quarantined(Domain& domain, const Registration* reg, int error) {
   if (domain.has_warned_of_quarantine.exchange(true, std::memory_order_relaxed) || options().quiet)
     return;
-  bool is_remote = (reg->head.access & RDMALLOC_ACCESS_REMOTE) != 0;
+  bool is_remote = (reg->access() & RDMALLOC_ACCESS_REMOTE) != 0;
   Message()
       .text("warning: ")
       .text(domain.ops.name)
       .text(" could not deregister ")
       .address(reinterpret_cast<void*>(reg->base()))
       .text(" + ")
-      .number(reg->head.length)
+      .number(reg->length())
       .text(" bytes (error ")
       .signed_number(error)
       .text("): its pages are never given back from now on")
@@ -184,7 +184,7 @@ void unlist(Domain& domain, Registration* reg) {
 void end_sticky(Domain& domain, Registration* reg) {
   reg->is_sticky = false;
   --domain.sticky_count;
-  domain.sticky_bytes -= reg->head.length;
+  domain.sticky_bytes -= reg->length();
 }
 
 std::uint64_t reclaim_sticky(Domain& domain) {
@@ -194,9 +194,9 @@ std::uint64_t reclaim_sticky(Domain& domain) {
     void* base = reinterpret_cast<void*>(reg->base());
     // A first look spares the living ones the gap; the second, with the slots empty, is the one
     // that counts.
-    if (!rdmalloc_range_is_idle(base, reg->head.length)) return true;
+    if (!rdmalloc_range_is_idle(base, reg->length())) return true;
     unpublish(domain, domain.sticky, reg);
-    if (rdmalloc_range_is_idle(base, reg->head.length)) {
+    if (rdmalloc_range_is_idle(base, reg->length())) {
       end_sticky(domain, reg);
       list(domain, reg);
       ++reclaimed;
@@ -249,7 +249,7 @@ void reopen(Domain& domain, Registration* reg, bool was_sticky) {
   if (was_sticky) {
     reg->is_sticky = true;
     ++domain.sticky_count;
-    domain.sticky_bytes += reg->head.length;
+    domain.sticky_bytes += reg->length();
     publish(domain, domain.sticky, reg, {0, 0});
   } else {
     list(domain, reg);
@@ -276,7 +276,7 @@ Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t co
       continue;
     }
     withdraw(domain, reg);
-    freed_bytes += reg->head.length;
+    freed_bytes += reg->length();
     ++freed_count;
     reg->next() = victims;
     victims = reg;
@@ -289,7 +289,7 @@ Unmovable unmovable(Domain& domain) {
   Unmovable sum{domain.reserved_bytes, domain.reserved_count};
   auto add = [&](Registration* reg) {
     if (reg->is_listed && reg->refs() == 0) return true;
-    sum.bytes += reg->head.length;
+    sum.bytes += reg->length();
     ++sum.count;
     return true;
   };

@@ -31,11 +31,9 @@ int foreign_allowed(State& all, const Request& request, bool* is_adopted);
 inline bool seems_to_cover(const Domain& domain, Registration* reg, std::uintptr_t low,
                            std::uintptr_t high) {
   // Relaxed: hints only. Pairs with nothing but fill_in(), which writes them as atomics.
-  auto base = std::atomic_ref<std::uintptr_t>(reg->head.base).load(std::memory_order_relaxed);
-  auto length = std::atomic_ref<std::size_t>(reg->head.length).load(std::memory_order_relaxed);
-  auto index =
-      std::atomic_ref<std::uint32_t>(reg->head.domain_index).load(std::memory_order_relaxed);
-  return low >= base && high - base <= length && index == domain.index;
+  auto base = std::atomic_ref(reg->head.base).load(std::memory_order_relaxed);
+  Extent extent{std::atomic_ref(reg->head.extent).load(std::memory_order_relaxed)};
+  return low >= base && high - base <= extent.length() && extent.domain_index() == domain.index;
 }
 
 // A record that covers the range, or did; or NULL. Lock-free, any thread. Expected depth of the

@@ -39,7 +39,7 @@ void Invalidations::unlink(Invalidation* one) {
 Invalidation* Invalidations::ended(const Registration* reg) {
   LockGuard guard(lock_);
   Invalidation* completed = nullptr;
-  std::uint64_t domain = std::uint64_t{1} << reg->head.domain_index;
+  std::uint64_t domain = std::uint64_t{1} << reg->domain_index();
   for (Invalidation* one = pending_; one != nullptr;) {
     Invalidation* next = one->next;
     bool is_counted = (one->domains & domain) != 0 && reg->base() < one->high &&

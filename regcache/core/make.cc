@@ -52,7 +52,7 @@ Registration* find_covering(Domain& domain, const Request& request) {
   Registration* found = nullptr;
   auto look = [&](Registration* reg) {
     if (reg->kind != Kind::kPerUse && reg->is_open() && reg->covers(request.low, request.high) &&
-        (request.sees_watched || !reg->is_watched) && (request.access & ~reg->head.access) == 0)
+        (request.sees_watched || !reg->is_watched) && (request.access & ~reg->access()) == 0)
       found = reg;
     return found == nullptr;
   };
@@ -78,11 +78,11 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
     publish(domain, domain.sticky, reg, asked);
     return 0;
   }
-  if (!has_sticky_room(domain, reg->head.length)) return -ENOMEM;
+  if (!has_sticky_room(domain, reg->length())) return -ENOMEM;
   unlist(domain, reg);
   reg->is_sticky = true;
   ++domain.sticky_count;
-  domain.sticky_bytes += reg->head.length;
+  domain.sticky_bytes += reg->length();
   publish(domain, domain.sticky, reg, asked);
   return 0;
 }
@@ -204,7 +204,7 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
 
 // Under the lock.
 void end_reservation(Domain& domain, Registration* reg) {
-  domain.reserved_bytes -= reg->head.length;
+  domain.reserved_bytes -= reg->length();
   --domain.reserved_count;
   Registration** link = &domain.in_flight;
   while (*link != reg) link = &(*link)->next();
@@ -222,8 +222,8 @@ int ask_and_count(Domain& domain, Registration* reg) {
   if (error == 0) {
     CallbackScope callback;
     error =
-        domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()), reg->head.length,
-                             reg->head.access & ~RDMALLOC_NO_REGISTER, &reg->head.key);
+        domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()), reg->length(),
+                             reg->access() & ~RDMALLOC_NO_REGISTER, &reg->head.key);
   }
   auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
   if (error == 0) oracle_registered(domain, reg);
@@ -271,15 +271,15 @@ Registration* take_overlapping(Domain& domain, const Registration* wanted) {
 
 // Asks, and once more after evicting: as much as is to be registered (I12), or what is in its way.
 int ask_twice(Domain& domain, Registration* reg) {
-  if (!make_memlock_room(domain, reg->head.length)) return -ENOMEM;
+  if (!make_memlock_room(domain, reg->length())) return -ENOMEM;
   int error = ask_registrar(domain, reg);
   if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
   Registration* victims = nullptr;
   {
     LockGuard guard(domain.lock);
     reclaim_sticky(domain);
-    victims = error == -EEXIST ? take_overlapping(domain, reg)
-                               : pick_victims(domain, reg->head.length, 1);
+    victims =
+        error == -EEXIST ? take_overlapping(domain, reg) : pick_victims(domain, reg->length(), 1);
   }
   if (victims != nullptr) {
     drop_list(domain, victims, Reason::kEvicted);
@@ -295,7 +295,7 @@ Registration* take_superseded(Domain& domain, const Registration* wider) {
   Registration* superseded = nullptr;
   auto look = [&](Registration* reg) {
     if (reg != wider && reg->kind == Kind::kCached && !reg->is_sticky &&
-        wider->covers(reg->base(), reg->end()) && (reg->head.access & ~wider->head.access) == 0 &&
+        wider->covers(reg->base(), reg->end()) && (reg->access() & ~wider->access()) == 0 &&
         close_idle(reg)) {
       withdraw(domain, reg);
       reg->next() = superseded;
@@ -314,7 +314,7 @@ void enter(Domain& domain, Registration* reg) {
   reg->by_range.right = nullptr;
   domain.by_range.insert(reg);
   ++domain.count;
-  domain.bytes += reg->head.length;
+  domain.bytes += reg->length();
 }
 
 // Fills a heap's slots, over whatever earlier owners of its slices have left there.
@@ -399,12 +399,9 @@ bool keep_half_made(Domain& domain, Registration* made) {
 // The record may have been in a tree before, or a hint, and a reader may have lost his way there:
 // base, length and domain are what he looks at without a reference.
 void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
-  std::atomic_ref<std::uint32_t>(made->head.domain_index)
-      .store(domain.index, std::memory_order_relaxed);
-  std::atomic_ref<std::uintptr_t>(made->head.base).store(plan.low, std::memory_order_relaxed);
-  std::atomic_ref<std::size_t>(made->head.length).store(plan.length(), std::memory_order_relaxed);
-  // The bit lets a hit with "only look" pass the same test of rights as any other.
-  made->head.access = plan.access | RDMALLOC_NO_REGISTER;
+  Extent extent = Extent::of(plan.length(), domain.index, plan.access);
+  std::atomic_ref(made->head.base).store(plan.low, std::memory_order_relaxed);
+  std::atomic_ref(made->head.extent).store(extent.word, std::memory_order_relaxed);
   made->frames = 0;
   made->head.key = {};
   made->kind = plan.kind;

@@ -76,7 +76,7 @@ const char* what_is_stale(std::uint64_t then, std::uint64_t now) {
       .text(" registered ")
       .address(reinterpret_cast<void*>(reg->base()))
       .text(" + ")
-      .number(reg->head.length)
+      .number(reg->length())
       .text(" bytes (generation ")
       .number(reg->head.key.generation)
       .text("), and the page at ")

@@ -48,7 +48,7 @@ struct Claim {
     // With its slots empty: whoever takes a block in its range from here on does not find it, and
     // whoever took one before is seen (README.md, "Why no reader is late").
     if (was_sticky &&
-        !rdmalloc_range_is_idle(reinterpret_cast<void*>(reg->base()), reg->head.length)) {
+        !rdmalloc_range_is_idle(reinterpret_cast<void*>(reg->base()), reg->length())) {
       reopen(*domain, reg, true);
       is_refused = true;
       return false;

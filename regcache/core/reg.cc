@@ -33,7 +33,7 @@ void take_back(Registration* reg, std::uint64_t change);
 void fold_hits(Registration* reg) {
   if (!acquire(reg, 1)) return;  // closed: whoever drops it adds all its hits up
   if ((reg->state.fetch_and(~kFold, std::memory_order_relaxed) & kFold) != 0) {
-    Domain& domain = state()->domains[reg->head.domain_index];
+    Domain& domain = state()->domains[reg->domain_index()];
     LockGuard guard(domain.lock);
     domain.counters.hits += kFold >> kHitShift;
   }
@@ -54,7 +54,7 @@ void fold_hits(Registration* reg) {
   // Only now is the record ours: with others holding it, it may be anything by this time.
   if ((now & (kOpen | kRefs)) == 0) {
     reg->next() = nullptr;
-    drop_list(state()->domains[reg->head.domain_index], reg, Reason::kAsked);
+    drop_list(state()->domains[reg->domain_index()], reg, Reason::kAsked);
   }
 }
 
@@ -79,8 +79,8 @@ bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size
                 std::uint32_t access) {
   if (!acquire(reg, 1 + kHit)) return false;
   // Only now is it what it says.
-  if (reg->covers(low, low + length) && (access & ~reg->head.access) == 0 &&
-      reg->head.domain_index == domain->index &&
+  if (reg->covers(low, low + length) && (access & ~reg->access()) == 0 &&
+      reg->domain_index() == domain->index &&
       (!watch_was_used.load(std::memory_order_relaxed) || !reg->is_watched ||
        state()->watch.allows(reg))) {
     oracle_check(*domain, reg, low, low + length);
@@ -124,10 +124,11 @@ extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void
     if (reg != nullptr && acquire(reg, 1 + kHit)) [[likely]] {
       // Ours until put; but the slot is older than the reference: the record may have become
       // another's in between, so everything is looked at again.
-      std::uintptr_t inside = low - reg->head.base;
-      if (inside < reg->head.length && length - 1 < reg->head.length - inside &&
-          (access & ~reg->head.access) == 0 && (access << 1) != 0 &&
-          reg->head.domain_index == domain->index) [[likely]] {
+      std::uintptr_t inside = low - reg->base();
+      Extent extent = reg->extent();
+      if (inside < extent.length() && length - 1 < extent.length() - inside &&
+          (access & ~extent.access()) == 0 && (access << 1) != 0 &&
+          extent.domain_index() == domain->index) [[likely]] {
         oracle_check(*domain, reg, low, low + length);
         *out = reinterpret_cast<rdmalloc_reg*>(reg);
         return 0;

@@ -68,14 +68,32 @@ struct StampLinks {
   Registration* right;
 };
 
+// What rdmalloc_reg_head.extent packs, so that a record's first line holds all that a hit touches.
+struct Extent {
+  std::uint64_t word;
+
+  static constexpr std::size_t kMostLength = (std::size_t{1} << 48) - 1;
+  static constexpr Extent of(std::size_t length, std::uint32_t domain_index, std::uint32_t access) {
+    return {length << 16 | domain_index << 8 | (access & 0xff)};
+  }
+  constexpr std::size_t length() const { return word >> 16; }
+  constexpr std::uint32_t domain_index() const { return static_cast<std::uint8_t>(word >> 8); }
+  // With RDMALLOC_NO_REGISTER: a hit with "only look" passes the same test of rights as any other.
+  constexpr std::uint32_t access() const {
+    return RDMALLOC_NO_REGISTER | static_cast<std::uint8_t>(word);
+  }
+};
+static_assert((RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE) < 0x100);
+
 struct alignas(64) Registration {
-  // The first line: all that a look-up touches.
+  // The first line: all that a get and its put touch. A store to another line would hold up the
+  // next get, whose locked instruction waits for it.
   rdmalloc_reg_head head;  // must be first: the inline fast path of regcache.h reads it
   std::atomic<std::uint64_t> state;
-
-  // The second line: written at each put (stamp), the rest under the domain's lock.
   std::atomic<std::uint64_t> stamp;  // ticks() of the latest put
-  std::uint64_t listed_stamp;        // its place in the domain's by_stamp, at most `stamp`
+
+  // The second line: under the domain's lock.
+  std::uint64_t listed_stamp;  // its place in the domain's by_stamp, at most `stamp`
   RangeLinks by_range;
   Shared<std::uintptr_t> furthest_end;  // largest end of a range in its subtree of by_range
   StampLinks by_stamp;   // outside the tree, by_stamp.left links lists: drops, in flight, free
@@ -92,8 +110,12 @@ struct alignas(64) Registration {
   // Read by whoever holds it too, so a byte of its own.
   bool is_watched;  // foreign, and cached because its pages are watched (watch.h)
 
+  Extent extent() const { return {head.extent}; }
   std::uintptr_t base() const { return head.base; }
-  std::uintptr_t end() const { return head.base + head.length; }
+  std::size_t length() const { return extent().length(); }
+  std::uintptr_t end() const { return base() + length(); }
+  std::uint32_t access() const { return extent().access(); }
+  std::uint32_t domain_index() const { return extent().domain_index(); }
   bool covers(std::uintptr_t low, std::uintptr_t high) const {
     return low >= head.base && high <= end();
   }
@@ -103,7 +125,7 @@ struct alignas(64) Registration {
   std::uint64_t refs() const { return state.load(std::memory_order_relaxed) & kRefs; }
 };
 static_assert(sizeof(Registration) == 128, "two lines; 10^6 registrations in 122 MiB");
-static_assert(offsetof(Registration, head) == 0 && offsetof(Registration, stamp) == 64);
+static_assert(offsetof(Registration, head) == 0 && offsetof(Registration, listed_stamp) == 64);
 
 // Takes one reference if the registration is open, and counts a hit by `change` = 1 + kHit.
 inline bool acquire(Registration* reg, std::uint64_t change) {

@@ -21,6 +21,7 @@ namespace rdmalloc::regcache {
 // A domain without a registrar: keeps registrations whose deregistration failed after their own
 // domain was closed, so that their ranges stay unpurged.
 inline constexpr std::size_t kOrphans = kMostDomains;
+static_assert(kOrphans < 0x100, "an Extent holds a byte of it");
 
 enum Preparation : std::uint32_t { kNotReady = 0, kPreparing, kReady };
 

@@ -251,7 +251,7 @@ void each_registration(State& all, Fn fn) {
 std::uint64_t pool_references(State& all, std::size_t domain) {
   std::uint64_t count = 0;
   each_registration(all, [&](BufferPool&, std::size_t, Registration* reg) {
-    if (reg != nullptr && reg->head.domain_index == domain) ++count;
+    if (reg != nullptr && reg->domain_index() == domain) ++count;
   });
   return count;
 }
@@ -261,7 +261,7 @@ void let_go_of_pools(State& all, Registration** drops) {
     pool.registrations[i] = nullptr;
     pool.keys[i] = {};
     if (reg == nullptr) return;
-    std::size_t domain = reg->head.domain_index;
+    std::size_t domain = reg->domain_index();
     LockGuard guard(all.domains[domain].lock);
     // Acquire: pairs with the release in put(). One with remote rights ends here.
     if ((reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) != 1) return;
