@@ -2,25 +2,40 @@
 #   rdmalloc           librdmalloc.so, overrides malloc; links libc and nothing else
 #   rdmalloc_static    librdmalloc.a, the same to link statically
 #   rdmalloc_prefixed  overrides nothing: rdmalloc_malloc and relatives only (tests, sanitizers)
-function(rdmalloc_objects name overrides)
-  get_property(sources GLOBAL PROPERTY RDMALLOC_SOURCES)
-  add_library(${name} OBJECT ${sources})
+# They differ in the few files that ask for RDMALLOC_OVERRIDE; the others are compiled once for all.
+get_property(sources GLOBAL PROPERTY RDMALLOC_SOURCES)
+get_property(overriding GLOBAL PROPERTY RDMALLOC_OVERRIDING_SOURCES)
+list(REMOVE_ITEM sources ${overriding})
+foreach(source ${sources})
+  file(STRINGS ${source} asks REGEX RDMALLOC_OVERRIDE LIMIT_COUNT 1)
+  if(asks)
+    message(FATAL_ERROR "${source} asks for RDMALLOC_OVERRIDE, but is compiled without it: "
+      "add it to RDMALLOC_OVERRIDING_SOURCES")
+  endif()
+endforeach()
+
+function(rdmalloc_objects name)
+  add_library(${name} OBJECT ${ARGN})
   target_link_libraries(${name} PUBLIC rdmalloc_inside_malloc)
-  target_compile_definitions(${name} PRIVATE RDMALLOC_OVERRIDE=${overrides})
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
 endfunction()
 
-rdmalloc_objects(rdmalloc_prefixed_objects 0)
-add_library(rdmalloc_prefixed STATIC $<TARGET_OBJECTS:rdmalloc_prefixed_objects>)
+rdmalloc_objects(rdmalloc_common_objects ${sources})
+rdmalloc_objects(rdmalloc_prefixed_objects ${overriding})
+target_compile_definitions(rdmalloc_prefixed_objects PRIVATE RDMALLOC_OVERRIDE=0)
+add_library(rdmalloc_prefixed STATIC $<TARGET_OBJECTS:rdmalloc_common_objects>
+  $<TARGET_OBJECTS:rdmalloc_prefixed_objects>)
 target_link_libraries(rdmalloc_prefixed PUBLIC rdmalloc_headers ${CMAKE_DL_LIBS} pthread)
 
 if(NOT RDMALLOC_SANITIZE)
-  rdmalloc_objects(rdmalloc_override_objects 1)
+  rdmalloc_objects(rdmalloc_override_objects ${overriding})
+  target_compile_definitions(rdmalloc_override_objects PRIVATE RDMALLOC_OVERRIDE=1)
+  set(objects $<TARGET_OBJECTS:rdmalloc_common_objects> $<TARGET_OBJECTS:rdmalloc_override_objects>)
   file(GLOB preload CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/alloc/preload/*.cc
        ${PROJECT_SOURCE_DIR}/regcache/preload/*.cc)
-  add_library(rdmalloc SHARED $<TARGET_OBJECTS:rdmalloc_override_objects> ${preload})
+  add_library(rdmalloc SHARED ${objects} ${preload})
   target_link_libraries(rdmalloc PRIVATE rdmalloc_inside_malloc)
-  add_library(rdmalloc_static STATIC $<TARGET_OBJECTS:rdmalloc_override_objects>)
+  add_library(rdmalloc_static STATIC ${objects})
   set_target_properties(rdmalloc_static PROPERTIES OUTPUT_NAME rdmalloc)
   # Linked as C: nothing of libstdc++ may creep in.
   set_target_properties(rdmalloc PROPERTIES LINKER_LANGUAGE C SOVERSION 0)
