@@ -14,6 +14,7 @@
 #include <errno.h>
 #include <malloc.h>
 #include <rdmalloc/rdmalloc.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -212,8 +213,7 @@ bool is_at_breakpoint(pid_t pid, uintptr_t instruction) {
 std::vector<uintptr_t> step_over(pid_t pid, const Range& library, uintptr_t text_begin,
                                  uintptr_t text_end) {
   std::vector<uintptr_t> ran;
-  for (;;) {
-    uintptr_t at = registers_of(pid).rip;
+  for (uintptr_t at = registers_of(pid).rip;;) {
     if (at >= library.begin && at < library.end)
       ran.push_back(at - library.begin + library.file_offset);
     if (!go_on(pid, PTRACE_SINGLESTEP)) fail("the child ended inside an operation");
@@ -221,6 +221,7 @@ std::vector<uintptr_t> step_over(pid_t pid, const Range& library, uintptr_t text
     // Only this program's own code holds the breakpoint that ends the operation.
     if (next >= text_begin && next < text_end && next == at + 1 && is_at_breakpoint(pid, next))
       return ran;
+    at = next;
   }
 }
 
@@ -238,6 +239,17 @@ void code_around(pid_t pid, uintptr_t address, uintptr_t* begin, uintptr_t* end)
     }
   }
   fclose(maps);
+}
+
+// Each step wakes the child and then us. On one processor that is a switch of tasks; a second one,
+// idle until then, is woken by an interrupt, which in a virtual machine takes many times as long.
+void stay_on_one_processor() {
+  int here = sched_getcpu();
+  if (here < 0) fail("sched_getcpu");
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(here, &one);
+  if (sched_setaffinity(0, sizeof one, &one) != 0) fail("sched_setaffinity");
 }
 
 struct Counts {
@@ -262,6 +274,7 @@ int main(int argc, char** argv) {
     }
     _exit(0);
   }
+  stay_on_one_processor();
   pid_t pid = fork();
   if (pid < 0) fail("fork");
   if (pid == 0) {
