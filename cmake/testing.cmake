@@ -46,11 +46,13 @@ set(RDMALLOC_WITH_STACKS ${RDMALLOC_PYTHON} ${PROJECT_SOURCE_DIR}/tests/support/
 set(RDMALLOC_STACKS_SECONDS 60)  # what with_stacks may take for the stacks, beyond the limit
 set(RDMALLOC_DEFAULT_TIMEOUT 60)
 
-# A sanitizer's finding must end the test, with both stacks.
+# A sanitizer's finding must end the test, with both stacks. By default TSan sleeps a second at the
+# end of each process that still has threads, to see what they do then: 50 ms are as good as 1000 here,
+# where several hundred processes end.
 set(RDMALLOC_SANITIZER_ENVIRONMENT
   "ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1"
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
-  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1")
+  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50")
 
 # Sets `result` to whether a test of these VARIANTS belongs to this build.
 function(rdmalloc_test_wanted variants default result)
@@ -120,6 +122,7 @@ function(rdmalloc_gtest name)
   add_executable(${name} ${arg_UNPARSED_ARGUMENTS})
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} rdmalloc_prefixed GTest::gmock
     GTest::gtest_main Threads::Threads)
+  rdmalloc_precompiled(rdmalloc_test_headers ${name})
   # The repository's root, so that a test can include "alloc/core/lock.h" and "tests/support/...".
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${name} PRIVATE $<$<BOOL:${RDMALLOC_CHECKED}>:RDMALLOC_CHECKED=1>)

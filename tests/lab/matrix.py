@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 from stacks import ALLOCATORS, STACKS, cell_name, cell_of
-from verdicts import deadlock_table, judge, staleness_table, write_doc
+from verdicts import deadlock_table, is_judged, judge, staleness_table, write_doc
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROJECT = os.path.dirname(os.path.dirname(HERE))
@@ -77,7 +77,8 @@ def with_earlier(file, results):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
-    parser.add_argument("--full", action="store_true", help="1,000 broadcasts a cell instead of 50, and the peers' cells")
+    parser.add_argument("--full", action="store_true", help="1,000 broadcasts a cell instead of 50, and cells "
+                        "that nobody judges: the peers'")
     parser.add_argument("--growing", type=int, default=200, metavar="N",
                         help="broadcasts of memory not registered before (200), beside the 50 or "
                              "1,000 others; 2000 give other allocators time to purge")
@@ -91,11 +92,11 @@ def main():
     counts = {"fresh": 1000, "recycled": 1000, "growing": 2000, "limit": 1800} if options.full else \
         {"fresh": 50, "recycled": 50, "growing": options.growing, "limit": 300}
     # Whether a peer hangs is a matter of the moment and judged by nobody: only where it is asked for.
-    with_peers = options.full or options.only or options.write_doc
+    all_cells = options.full or options.only or options.write_doc
 
     def is_wanted(stack, allocator):
-        return (with_peers or allocator.role != "peer") and re.search(options.only,
-                                                                      cell_name(stack, allocator))
+        return (all_cells or is_judged(stack, allocator)) and re.search(
+            options.only, cell_name(stack, allocator))
 
     results = []
     for release in ("host", "trixie"):

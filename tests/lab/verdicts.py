@@ -36,10 +36,19 @@ def what_happened(result):
     return f"right, {result['broadcasts']}" if result["packets"] > 0 else "nothing went over rxe0"
 
 
+def must_hang(stack, allocator):
+    return allocator.role == "hangs" and "libfabric" in stack.name
+
+
+def is_judged(stack, allocator):
+    """Whether problem_of() can find anything at all in such a cell."""
+    return allocator.role in ("rdmalloc", "silent") or must_hang(stack, allocator)
+
+
 def problem_of(result, stack, allocator):
     """None, or what must not be, in words."""
     verdict = result["verdict"]
-    if allocator.role == "hangs" and "libfabric" in stack.name:
+    if must_hang(stack, allocator):
         hung = result["outcome"] == "deadlock" and "mm_lock" in verdict
         return None if hung else f"the control did not deadlock on libfabric's lock: {verdict}"
     if allocator.role == "rdmalloc" and not verdict.startswith("right"):
