@@ -109,6 +109,10 @@ void fork_wipe_again() {
     os::wipe_on_fork(reinterpret_cast<std::uintptr_t>(word), os::page_bytes());
 }
 
+bool is_known_first_thread() {
+  return thread_id() == static_cast<std::uint32_t>(known_process.load(std::memory_order_relaxed));
+}
+
 void fork_init() {
   std::uintptr_t page = 0;
   std::size_t bytes = os::page_bytes();

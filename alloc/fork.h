@@ -35,6 +35,10 @@ void fork_init();
 // checkpoint has lost that.
 void fork_wipe_again();
 
+// Whether the caller is the first thread of the process, as far as that is known without a system
+// call: since the initialisation, or the recovery in a child.
+bool is_known_first_thread();
+
 // To be called at the head of every slow path that may touch shared structures.
 inline void fork_check() {
   std::atomic<std::uint32_t>* word = detail::fork_word;

@@ -6,6 +6,7 @@
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/shards.h"
+#include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
@@ -236,7 +237,7 @@ void on_thread_exit(void* value) {
   // From here on this thread has no cache: libc's own last frees go straight to the slabs.
   detail::this_cache = &detail::empty_cache;
   drop_all(*cache);
-  if (thread_id() == static_cast<std::uint32_t>(os::process_id())) purge_note_first_thread_ends();
+  if (is_known_first_thread()) purge_note_first_thread_ends();
   cache->thread_id.store(0, std::memory_order_relaxed);
   shards[cache->shard].threads.fetch_sub(1, std::memory_order_relaxed);
   caches.free(cache);
@@ -270,7 +271,8 @@ ThreadCache* make_cache() {
   shards[0].threads.fetch_add(1, std::memory_order_relaxed);
   enter_shard(*cache);
   detail::this_cache = cache;
-  pthread_setspecific(exit_key, cache);
+  if (pthread_setspecific(exit_key, cache) == 0 && is_known_first_thread())
+    first_thread_tells.store(true, std::memory_order_relaxed);
   // Stays true: on_thread_exit leaves it so, and a thread has one cache in its life.
   return cache;
 }
@@ -454,8 +456,10 @@ void cache_reclaim_after_fork() {
   // The thread that forked is the child's first, whose id is the process's. A thread made since may
   // come here before it does: then nobody knows which cache is still in use, and what vanished
   // threads held (within what all caches may hold) is lost to this child.
+  first_thread_tells.store(false, std::memory_order_relaxed);
   if (!os::is_first_thread()) return;
   ThreadCache* mine = detail::this_cache;
+  first_thread_tells.store(mine != &detail::empty_cache, std::memory_order_relaxed);
   for (std::uint32_t i = 1; i < caches.used(); ++i) {
     ThreadCache& cache = *caches.at(i);
     if (cache.thread_id.load(std::memory_order_relaxed) == 0 || &cache == mine) continue;

@@ -330,7 +330,8 @@ void* purge_thread(void*) {
                          events_are_pending() || !slab_is_watched()))
       continue;
     std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
-    if (purger.first_thread_ended.load(std::memory_order_seq_cst)) {
+    bool has_ended = purger.first_thread_ended.load(std::memory_order_seq_cst);
+    if (std::int64_t tick_ns = last_thread_tick_ns(has_ended)) {
       // libc ends the process, by exit(), when the last thread returns: this one, or a helper.
       if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) {
         pthread_detach(pthread_self());
@@ -338,7 +339,7 @@ void* purge_thread(void*) {
         purger.thread.store(ThreadState::kNone, std::memory_order_release);
         return nullptr;
       }
-      if (timeout_ns < 0 || timeout_ns > kLastThreadTickNs) timeout_ns = kLastThreadTickNs;
+      if (timeout_ns < 0 || timeout_ns > tick_ns) timeout_ns = tick_ns;
     }
     os::futex_wait(word, how, timeout_ns);
   }

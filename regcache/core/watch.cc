@@ -311,10 +311,11 @@ void Watch::help() {
           domain.is_any_thread())
         drain_deferred(domain);
     }
-    bool looks_for_the_end = first_thread_has_ended.load(std::memory_order_acquire);
-    if (looks_for_the_end && is_ending()) return;
+    std::int64_t tick_ns =
+        last_thread_tick_ns(first_thread_has_ended.load(std::memory_order_acquire));
+    if (tick_ns != 0 && is_ending()) return;
     os::futex_wait(reinterpret_cast<const std::uint32_t*>(&wake_), seen,
-                   looks_for_the_end ? kLastThreadTickNs : -1);
+                   tick_ns != 0 ? tick_ns : -1);
   }
 }
 

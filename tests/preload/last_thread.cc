@@ -2,6 +2,9 @@
 // main, and a fork child whose only thread, not the first of its parent, returns. Python's
 // test_threading found it; without purge_note_first_thread_ends() both processes here live for
 // ever.
+//
+// Built over the prefixed library too (PREFIXED): there these threads take large blocks only, and
+// nothing tells of their end. Both live for ever without first_thread_tells.
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,16 +14,25 @@
 #include <cstring>
 #include <thread>
 
+#ifdef PREFIXED
+#include <rdmalloc/rdmalloc.h>
+#define ALLOCATE rdmalloc_malloc
+#define RELEASE rdmalloc_free
+#else
+#define ALLOCATE std::malloc
+#define RELEASE std::free
+#endif
+
 namespace {
 
 // With RDMALLOC_DECAY_MS=0, which the test sets, this starts the purge thread.
 void allocate_and_free() {
   for (int i = 0; i < 20; ++i) {
     constexpr std::size_t kBytes = 4 << 20;
-    void* block = std::malloc(kBytes);
+    void* block = ALLOCATE(kBytes);
     if (block == nullptr) std::abort();
     std::memset(block, i, kBytes);
-    std::free(block);
+    RELEASE(block);
   }
 }
 

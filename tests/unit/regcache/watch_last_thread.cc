@@ -1,7 +1,8 @@
 // A process ends with its last thread, also while foreign memory is watched: pthread_exit() in
 // main, and the threads of Watch are no reason to live on. Its exit handlers run on whichever
 // thread is the last, and what they unmap keeps nobody waiting. Fails, by hanging, when help() does
-// not look whether it is the last, or when is_ending() leaves memory watched.
+// not look whether it is the last, or when is_ending() leaves memory watched. Built over the
+// prefixed library too, where nothing tells of the end of main's thread.
 #include <pthread.h>
 #include <rdmalloc/regcache.h>
 #include <sys/mman.h>
@@ -38,7 +39,7 @@ int main() {
   ops.deregister = deregister_nothing;
   rdmalloc_domain* domain = nullptr;
   if (rdmalloc_domain_open(&ops, nullptr, nullptr, &domain) != 0) return 1;
-  void* block = malloc(100);  // main's thread is known to malloc
+  void* block = malloc(100);  // over librdmalloc.so this makes main's thread known
   memory = static_cast<char*>(
       mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   rdmalloc_reg* reg = nullptr;
