@@ -6,6 +6,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
+#include "alloc/os/decimal.h"
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"
 
@@ -25,11 +26,7 @@ class Name {
     for (; *words != 0; ++words) put(*words);
     return *this;
   }
-  Name& number(std::uint64_t value) {
-    if (value >= 10) number(value / 10);
-    put(static_cast<char>('0' + value % 10));
-    return *this;
-  }
+  Name& number(std::uint64_t value) { return text(os::Decimal(value).c_str()); }
   void put(char c) {
     if (length_ + 1 < kMostPathBytes)
       path[length_++] = c;

@@ -8,6 +8,7 @@
 #include "alloc/api/options.h"
 #include "alloc/api/registration_statistics.h"
 #include "alloc/api/statistics.h"
+#include "alloc/os/decimal.h"
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"
 
@@ -24,14 +25,7 @@ Writer& Writer::text(const char* words) {
 }
 
 Writer& Writer::number(std::uint64_t value) {
-  char digits[20];
-  int count = 0;
-  do {
-    digits[count++] = static_cast<char>('0' + value % 10);
-    value /= 10;
-  } while (value != 0);
-  while (count > 0) put(digits[--count]);
-  return *this;
+  return text(os::Decimal(value).c_str());
 }
 
 Writer& Writer::quoted(const char* words, std::size_t most) {

@@ -1,6 +1,7 @@
 #include "alloc/core/report.h"
 
 #include "alloc/api/options.h"
+#include "alloc/os/decimal.h"
 #include "alloc/os/os.h"
 
 namespace rdmalloc {
@@ -15,14 +16,7 @@ Message& Message::text(const char* words) {
 }
 
 Message& Message::number(std::uint64_t value) {
-  char digits[20];
-  int count = 0;
-  do {
-    digits[count++] = static_cast<char>('0' + value % 10);
-    value /= 10;
-  } while (value != 0);
-  while (count > 0) put(digits[--count]);
-  return *this;
+  return text(os::Decimal(value).c_str());
 }
 
 Message& Message::signed_number(std::int64_t value) {

@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "alloc/os/decimal.h"
 #include "alloc/os/file.h"
 
 namespace rdmalloc::os {
@@ -17,16 +18,7 @@ class Path {
     end_ += length;
     return *this;
   }
-  Path& number(std::uint64_t value) {
-    char digits[21];
-    char* first = digits + sizeof digits - 1;
-    *first = 0;
-    do {
-      *--first = static_cast<char>('0' + value % 10);
-      value /= 10;
-    } while (value != 0);
-    return text(first);
-  }
+  Path& number(std::uint64_t value) { return text(Decimal(value).c_str()); }
 
  private:
   char* end_;

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstring>
 
+#include "alloc/os/decimal.h"
 #include "alloc/os/file.h"
 
 namespace rdmalloc::os {
@@ -42,14 +43,7 @@ class Path {
     length_ += length;
     return *this;
   }
-  Path& number(unsigned value) {
-    char digits[12];
-    char* first = digits + sizeof digits - 1;
-    *first = 0;
-    do *--first = static_cast<char>('0' + value % 10);
-    while ((value /= 10) != 0);
-    return text(first);
-  }
+  Path& number(unsigned value) { return text(Decimal(value).c_str()); }
   const char* c_str() const { return path_; }
 
  private:

@@ -231,6 +231,13 @@ bool unpark(Registration* reg) {
   return (reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) == 1;
 }
 
+void let_go(Registration* reg, Registration** drops) {
+  // Acquire: pairs with the release in put(), so that earlier holders are done with it.
+  if ((reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) != 1) return;
+  reg->next() = *drops;
+  *drops = reg;
+}
+
 void reopen_parked(Domain& domain, Registration* reg) {
   reg->is_parked = false;
   // One step, so that no put ends it in between. Release: as in open_with().

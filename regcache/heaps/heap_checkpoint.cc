@@ -3,6 +3,7 @@
 
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/arena.h"
+#include "regcache/core/drop.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
 #include "regcache/freeze/freeze.h"
@@ -40,10 +41,7 @@ void let_go_of_heaps(State& all, Registration** drops) {
     if (reg == nullptr) return;
     std::size_t domain = heap.domains[i % heap.domain_count];
     LockGuard guard(all.domains[domain].lock);
-    // Acquire: as in close_heaps().
-    if ((reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) != 1) return;
-    reg->next() = drops[domain];
-    drops[domain] = reg;
+    let_go(reg, &drops[domain]);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "alloc/os/os.h"
 #include "alloc/os/populate.h"
 #include "regcache/core/child_empty.h"
+#include "regcache/core/drop.h"
 #include "regcache/core/state.h"
 #include "regcache/freeze/freeze.h"
 #include "regcache/pools/pool_plan.h"
@@ -263,10 +264,7 @@ void let_go_of_pools(State& all, Registration** drops) {
     if (reg == nullptr) return;
     std::size_t domain = reg->domain_index();
     LockGuard guard(all.domains[domain].lock);
-    // Acquire: pairs with the release in put(). One with remote rights ends here.
-    if ((reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) != 1) return;
-    reg->next() = drops[domain];
-    drops[domain] = reg;
+    let_go(reg, &drops[domain]);
   });
 }
 

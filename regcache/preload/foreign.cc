@@ -20,6 +20,7 @@
 
 #include <cstdint>
 
+#include "alloc/os/decimal.h"
 #include "alloc/os/fault.h"
 #include "alloc/preload/hands_off.h"
 #include "regcache/notifiers/notifiers.h"
@@ -146,12 +147,7 @@ class Maps {
 // Whether a descriptor of a process is one of ours: "Pid:" in /proc/self/fdinfo.
 bool is_this_process(int pidfd) {
   char text[512], path[sizeof "/proc/self/fdinfo/" + 10] = "/proc/self/fdinfo/";
-  char* at = path + sizeof "/proc/self/fdinfo/" - 1;
-  char digits[10];
-  int count = 0;
-  for (int rest = pidfd; rest > 0 || count == 0; rest /= 10)
-    digits[count++] = static_cast<char>('0' + rest % 10);
-  while (count > 0) *at++ = digits[--count];
+  strcat(path, os::Decimal(static_cast<unsigned>(pidfd)).c_str());
   int fd = os::should_fail(os::Site::kOpenFile) ? -1 : open(path, O_RDONLY | O_CLOEXEC);
   if (fd < 0) return false;
   ssize_t got = os::should_fail(os::Site::kReadFile) ? -1 : read(fd, text, sizeof text - 1);
