@@ -39,6 +39,11 @@ if(NOT RDMALLOC_SANITIZE)
   set_target_properties(rdmalloc_static PROPERTIES OUTPUT_NAME rdmalloc)
   # Linked as C: nothing of libstdc++ may creep in.
   set_target_properties(rdmalloc PROPERTIES LINKER_LANGUAGE C SOVERSION 0)
+  # Our calls of our own functions need no look-up of each at every program's start. But what stands in
+  # front of libc's and is called by us too is libc's where libc comes first (preload.linked_last).
+  set(looked_up ${PROJECT_BINARY_DIR}/rdmalloc.looked_up)
+  file(CONFIGURE OUTPUT ${looked_up} CONTENT "{ dlopen; pthread_create; };\n")
+  target_link_options(rdmalloc PRIVATE -Wl,-Bsymbolic-functions,--dynamic-list=${looked_up})
   # nodelete: blocks and threads outlive any dlclose.
   target_link_options(rdmalloc PRIVATE -Wl,-z,defs,-z,now,-z,nodelete)
   # libc's first version, for the functions that stand in front of libc's (regcache/preload/interpose.h),

@@ -23,7 +23,9 @@ std::int64_t number_of(char** environment, const char* name) {
   if (name == nullptr) return -1;
   std::size_t length = std::strlen(name);
   for (char** entry = environment; *entry != nullptr; ++entry) {
-    if (std::strncmp(*entry, name, length) != 0 || (*entry)[length] != '=') continue;
+    if ((*entry)[0] != name[0] || std::strncmp(*entry, name, length) != 0 ||
+        (*entry)[length] != '=')
+      continue;
     std::int64_t number = 0;
     const char* digit = *entry + length + 1;
     if (*digit == 0) return -1;
