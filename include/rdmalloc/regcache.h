@@ -62,9 +62,9 @@ enum rdmalloc_domain_event {
 #define RDMALLOC_REGISTRAR_ANY_THREAD 0x1u   /**< may be called from any thread, also two at once */
 #define RDMALLOC_REGISTRAR_SYNC_DEREG 0x2u   /**< when deregister returns the pages are unpinned */
 #define RDMALLOC_REGISTRAR_EXACT_ACCESS 0x4u /**< grants exactly the rights and the bytes asked */
-#define RDMALLOC_REGISTRAR_REOPEN                             \
-  0x8u /**< after quiesce nothing of it hinders a checkpoint, \
-            not even what deregister could not undo */
+#define RDMALLOC_REGISTRAR_REOPEN                                    \
+  0x8u /**< a quiesce ends everything that was registered, also what \
+            deregister could not undo: no range stays quarantined */
 /** What is registered ends with the device: deregister is not called after its loss. */
 #define RDMALLOC_REGISTRAR_DIES_WITH_DEVICE 0x10u
 /** What is registered counts against RLIMIT_MEMLOCK: as pinned pages (VmPin: devices, io_urings),

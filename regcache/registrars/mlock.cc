@@ -171,9 +171,9 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_mlock(const rdmalloc_domain_att
   rdmalloc_registrar_ops ops = {};
   ops.size = sizeof ops;
   ops.name = "mlock";
+  // Not REOPEN: a checkpoint has no trouble with locked pages, but does not unlock any either.
   ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
-              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_LOCKS |
-              RDMALLOC_REGISTRAR_REOPEN;
+              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_LOCKS;
   ops.register_ = mlock_register;
   ops.deregister = mlock_deregister;
   ops.close = mlock_close;

@@ -97,7 +97,7 @@ rdmalloc_registrar_ops operations_for(const ibv_device_attr& device) {
   ops.size = sizeof ops;
   ops.name = "verbs";
   ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
-              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS | RDMALLOC_REGISTRAR_REOPEN;
+              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS;
   ops.register_ = register_memory;
   ops.deregister = deregister_memory;
   ops.quiesce = quiesce;
@@ -125,6 +125,8 @@ int open_domain(ibv_pd* pd, ibv_context* own_device, unsigned port,
   int error = !should_fail("verbs_query") && ibv_query_device(pd->context, &device) == 0 ? 0 : -EIO;
   if (error == 0) {
     rdmalloc_registrar_ops ops = operations_for(device);
+    // A protection domain of the user's may outlive a quiesce, and with it what it could not undo.
+    if (context->is_own) ops.flags |= RDMALLOC_REGISTRAR_REOPEN;
     error = rdmalloc_domain_open(&ops, context, attr, domain);
   }
   if (error != 0) close_context(context);

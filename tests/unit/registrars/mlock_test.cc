@@ -2,6 +2,7 @@
 #include <rdmalloc/registrar_mlock.h>
 #include <sys/mman.h>
 
+#include "tests/support/counters.h"
 #include "tests/unit/registrars/support.h"
 
 namespace {
@@ -234,6 +235,27 @@ TEST(Mlock, pools_and_prefaults_that_exceed_it_are_refused_at_the_beginning) {
                   return status_kb("VmLck") == 8192 ? 0 : 60;
                 }),
             0);
+}
+
+// Fails when the registrar claims REOPEN: no range was quarantined any more, though it is locked.
+TEST(Mlock, what_could_not_be_unlocked_stays_quarantined_over_a_quiesce) {
+  rdmalloc_domain* domain = nullptr;
+  ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);
+  long before = status_kb("VmLck");
+  void* block = rdmalloc_malloc(kMiB);
+  int error = 0;
+  rdmalloc_reg_put(get(domain, block, kMiB, &error));
+  ASSERT_EQ(error, 0);
+  ASSERT_NE(rdmalloc_fault_arm("munlock", 1), 0);
+  EXPECT_EQ(rdmalloc_invalidate(domain, block, kMiB, nullptr, nullptr), 1);
+  rdmalloc_fault_arm("munlock", 0);
+  std::uint64_t quarantined = rdmalloc_test::counter("stats.quarantined_bytes");
+  EXPECT_GE(quarantined, kMiB);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(status_kb("VmLck") - before, 1024);
+  EXPECT_EQ(rdmalloc_test::counter("stats.quarantined_bytes"), quarantined);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
 }
 
 TEST(Mlock, remote_rights_are_refused) {
