@@ -126,12 +126,12 @@ function(rdmalloc_gtest name)
   # The repository's root, so that a test can include "alloc/core/lock.h" and "tests/support/...".
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${name} PRIVATE $<$<BOOL:${RDMALLOC_CHECKED}>:RDMALLOC_CHECKED=1>)
-  # The emulator of a target is put before its command: our way to the wrapper.
-  set_target_properties(${name} PROPERTIES
-    CROSSCOMPILING_EMULATOR "${RDMALLOC_WITH_STACKS};${arg_TIMEOUT}")
+  # The emulator of a target is put before its command: our way to the wrapper, and to env(1), since
+  # gtest_discover_tests() would take all but the first of a list of variables for other properties.
+  set_target_properties(${name} PROPERTIES CROSSCOMPILING_EMULATOR
+    "${RDMALLOC_WITH_STACKS};${arg_TIMEOUT};env;${RDMALLOC_SANITIZER_ENVIRONMENT}")
   math(EXPR limit "${arg_TIMEOUT} + ${RDMALLOC_STACKS_SECONDS}")
-  set(properties TIMEOUT ${limit} SKIP_RETURN_CODE 77 RUN_SERIAL "${arg_SERIAL}"
-    ENVIRONMENT "${RDMALLOC_SANITIZER_ENVIRONMENT}")
+  set(properties TIMEOUT ${limit} SKIP_RETURN_CODE 77 RUN_SERIAL "${arg_SERIAL}")
   if(arg_LABELS)
     list(APPEND properties LABELS "${arg_LABELS}")
   endif()

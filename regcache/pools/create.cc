@@ -152,14 +152,15 @@ void fill(BufferPool& pool, const PoolPlan& plan, const rdmalloc_key* keys) {
 // Registers the index-th of the pool's ranges, [piece][domain], and fills in its keys.
 int register_one(BufferPool& pool, std::uint64_t index) {
   std::uint64_t piece = index / pool.domain_count;
-  auto* begin = static_cast<char*>(pool.memory) + piece * pool.piece_bytes;
-  std::uint64_t length = pool.piece_bytes;
+  void* begin;
+  std::uint64_t length;
   if (pool.is_remote) {
-    begin = static_cast<char*>(pool.buffers[piece].address);
+    begin = pool.buffers[piece].address;
     length = pool.buffers[piece].length;
   } else {
-    std::uint64_t left = pool.memory_bytes - piece * pool.piece_bytes;
-    if (length > left) length = left;
+    std::uint64_t offset = piece * pool.piece_bytes, left = pool.memory_bytes - offset;
+    begin = static_cast<char*>(pool.memory) + offset;
+    length = pool.piece_bytes < left ? pool.piece_bytes : left;
   }
   Domain& domain = state()->domains[pool.domains[index % pool.domain_count]];
   rdmalloc_reg* reg = nullptr;
