@@ -251,18 +251,24 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
   const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;
   uintptr_t offset = (uintptr_t)addr - head->arena_base;
   if (__builtin_expect(offset < head->arena_length, 1)) {
+    struct rdmalloc_reg_head* const* slot = &head->sticky[offset >> RDMALLOC_SLICE_SHIFT];
     /* Acquire pairs with the release store that publishes a registration in its slots. */
-    const struct rdmalloc_reg_head* reg =
-        __atomic_load_n(&head->sticky[offset >> RDMALLOC_SLICE_SHIFT], __ATOMIC_ACQUIRE);
+    const struct rdmalloc_reg_head* reg = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
     if (__builtin_expect(reg != NULL, 1)) {
-      uintptr_t inside = (uintptr_t)addr - reg->base;
-      uint64_t extent = reg->extent, reg_length = extent >> 16;
+      /* Acquire: a domain that ends beside us empties the slot before the record may become
+       * another's, so who reads anything of that other one finds the slot changed. Pairs with the
+       * release stores of fill_in() and store_key() in regcache/core. */
+      uintptr_t inside = (uintptr_t)addr - __atomic_load_n(&reg->base, __ATOMIC_ACQUIRE);
+      uint64_t extent = __atomic_load_n(&reg->extent, __ATOMIC_ACQUIRE), reg_length = extent >> 16;
       uint32_t rights = RDMALLOC_NO_REGISTER | (uint8_t)extent;
       if (__builtin_expect(inside < reg_length && length - 1 < reg_length - inside &&
                                (access & ~rights) == 0 && (access << 1) != 0,
                            1)) {
-        *key = reg->key;
-        return 0;
+        key->lkey = __atomic_load_n(&reg->key.lkey, __ATOMIC_ACQUIRE);
+        key->rkey = __atomic_load_n(&reg->key.rkey, __ATOMIC_ACQUIRE);
+        key->handle = __atomic_load_n(&reg->key.handle, __ATOMIC_ACQUIRE);
+        key->generation = __atomic_load_n(&reg->key.generation, __ATOMIC_ACQUIRE);
+        if (__builtin_expect(__atomic_load_n(slot, __ATOMIC_RELAXED) == reg, 1)) return 0;
       }
     }
   }

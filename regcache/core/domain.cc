@@ -178,7 +178,7 @@ void move_quarantined(State& all, Domain& domain) {
     reg->by_range.left = nullptr;
     reg->by_range.right = nullptr;
     Extent extent = Extent::of(reg->length(), kOrphans, reg->access());
-    std::atomic_ref(reg->head.extent).store(extent.word, std::memory_order_relaxed);
+    std::atomic_ref(reg->head.extent).store(extent.word, std::memory_order_release);
     orphans.by_range.insert(reg);
     ++orphans.count;
     ++orphans.quarantined_count;

@@ -30,7 +30,7 @@ int foreign_allowed(State& all, const Request& request, bool* is_adopted);
 // its purge or the closing of its domain fail.
 inline bool seems_to_cover(const Domain& domain, Registration* reg, std::uintptr_t low,
                            std::uintptr_t high) {
-  // Relaxed: hints only. Pairs with nothing but fill_in(), which writes them as atomics.
+  // Relaxed: hints only, of what fill_in() writes.
   auto base = std::atomic_ref(reg->head.base).load(std::memory_order_relaxed);
   Extent extent{std::atomic_ref(reg->head.extent).load(std::memory_order_relaxed)};
   return low >= base && high - base <= extent.length() && extent.domain_index() == domain.index;

@@ -214,17 +214,17 @@ void end_reservation(Domain& domain, Registration* reg) {
 // One call of register_, timed and counted.
 int ask_and_count(Domain& domain, Registration* reg) {
   assert_no_lock_held("register");
-  reg->head.key = {};
+  rdmalloc_key key = {};
   std::int64_t begin_ns = os::monotonic_ns();
   int error = os::should_fail(os::Site::kRegister)       ? -ENOMEM
               : os::should_fail(os::Site::kRegisterUndo) ? -ENOTRECOVERABLE
                                                          : 0;
   if (error == 0) {
     CallbackScope callback;
-    error =
-        domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()), reg->length(),
-                             reg->access() & ~RDMALLOC_NO_REGISTER, &reg->head.key);
+    error = domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()),
+                                 reg->length(), reg->access() & ~RDMALLOC_NO_REGISTER, &key);
   }
+  store_key(reg->head.key, key);
   auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
   if (error == 0) oracle_registered(domain, reg);
   LockGuard guard(domain.lock);
@@ -308,8 +308,9 @@ Registration* take_superseded(Domain& domain, const Registration* wider) {
 }
 
 void enter(Domain& domain, Registration* reg) {
-  reg->head.key.generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
-  note(Event::kRegistered, reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
+  std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
+  std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
+  note(Event::kRegistered, reg->base(), reg->end(), domain.ops.name, generation);
   reg->by_range.left = nullptr;
   reg->by_range.right = nullptr;
   domain.by_range.insert(reg);
@@ -397,13 +398,14 @@ bool keep_half_made(Domain& domain, Registration* made) {
 }
 
 // The record may have been in a tree before, or a hint, and a reader may have lost his way there:
-// base, length and domain are what he looks at without a reference.
+// base, length and domain are what he looks at without a reference, and its key. Release: pairs
+// with the acquire of rdmalloc_reg_key(), which then finds the slot changed that led it here.
 void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   Extent extent = Extent::of(plan.length(), domain.index, plan.access);
-  std::atomic_ref(made->head.base).store(plan.low, std::memory_order_relaxed);
-  std::atomic_ref(made->head.extent).store(extent.word, std::memory_order_relaxed);
+  std::atomic_ref(made->head.base).store(plan.low, std::memory_order_release);
+  std::atomic_ref(made->head.extent).store(extent.word, std::memory_order_release);
   made->frames = 0;
-  made->head.key = {};
+  store_key(made->head.key, {});
   made->kind = plan.kind;
   made->is_sticky = made->is_listed = made->is_awaited = false;
   made->is_quarantined = made->is_stale = false;

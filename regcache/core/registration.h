@@ -127,6 +127,16 @@ struct alignas(64) Registration {
 static_assert(sizeof(Registration) == 128, "two lines; 10^6 registrations in 122 MiB");
 static_assert(offsetof(Registration, head) == 0 && offsetof(Registration, listed_stamp) == 64);
 
+// A key that readers may copy before they know that it is still what they asked for: of a record
+// (rdmalloc_reg_key(), whose loads the release pairs with), or of a heap (heap_keys.cc, where a
+// turn count says so).
+inline void store_key(rdmalloc_key& to, const rdmalloc_key& from) {
+  std::atomic_ref(to.lkey).store(from.lkey, std::memory_order_release);
+  std::atomic_ref(to.rkey).store(from.rkey, std::memory_order_release);
+  std::atomic_ref(to.handle).store(from.handle, std::memory_order_release);
+  std::atomic_ref(to.generation).store(from.generation, std::memory_order_release);
+}
+
 // Takes one reference if the registration is open, and counts a hit by `change` = 1 + kHit.
 inline bool acquire(Registration* reg, std::uint64_t change) {
   std::uint64_t seen = reg->state.load(std::memory_order_relaxed);

@@ -126,8 +126,10 @@ bool read(unsigned from, RegistrationGroup* group) {
 
 constexpr RegistrationStatistics domain_statistics = {kNames.counters, kCount + 1, read};
 
-void count_closed(State& all, const Domain& domain) {
+void count_closed(State& all, Domain& domain) {
   LockGuard guard(all.open_lock);
+  // A call that was under way at the close may still count its miss.
+  LockGuard domain_guard(domain.lock);
   const Counters& more = domain.counters;
   Counters& sums = all.closed;
   ++all.closed_count;

@@ -10,6 +10,6 @@ extern const RegistrationStatistics domain_statistics;
 
 // Adds what the domain counted to the sums of the closed ones. By close, when nothing is left in
 // the domain and nobody else has its place.
-void count_closed(State& all, const Domain& domain);
+void count_closed(State& all, Domain& domain);
 
 }  // namespace rdmalloc::regcache

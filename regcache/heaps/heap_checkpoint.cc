@@ -37,7 +37,7 @@ std::uint64_t heap_references(State& all, std::size_t domain) {
 void let_go_of_heaps(State& all, Registration** drops) {
   each_registration(all, [&](RegisteredHeap& heap, std::uint64_t, std::uint32_t i) {
     Registration* reg = std::exchange(heap.registrations[i], nullptr);
-    set_heap_key(heap.keys[i], {});
+    store_key(heap.keys[i], {});
     if (reg == nullptr) return;
     std::size_t domain = heap.domains[i % heap.domain_count];
     LockGuard guard(all.domains[domain].lock);
@@ -56,7 +56,7 @@ int register_heaps_again(State& all) {
     int error = make_heaps(domain, arena.address_of(region.first),
                            std::size_t{region.slices} << kSliceShift, registered.access, &reg);
     if (error == 0) {
-      set_heap_key(registered.keys[i], reg->head.key);
+      store_key(registered.keys[i], reg->head.key);
       freezer_here().reregistered.fetch_add(1, std::memory_order_relaxed);
       return;
     }

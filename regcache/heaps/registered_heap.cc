@@ -123,7 +123,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
       }
       return error;
     }
-    set_heap_key(heap->keys[first + i], reg->head.key);
+    store_key(heap->keys[first + i], reg->head.key);
   }
   // Release: pairs with the acquire of whoever asks for keys.
   heap->region_count.store(region + 1, std::memory_order_release);
@@ -171,14 +171,6 @@ void leave(std::uint64_t token) {
 }  // namespace
 
 constinit const HeapRegistrar heap_registrations = {enter, leave, begin, add, end, give_up};
-
-void set_heap_key(rdmalloc_key& to, const rdmalloc_key& from) {
-  // Relaxed: keys_turn orders them (heap_keys.cc).
-  std::atomic_ref(to.lkey).store(from.lkey, std::memory_order_relaxed);
-  std::atomic_ref(to.rkey).store(from.rkey, std::memory_order_relaxed);
-  std::atomic_ref(to.handle).store(from.handle, std::memory_order_relaxed);
-  std::atomic_ref(to.generation).store(from.generation, std::memory_order_relaxed);
-}
 
 const RegisteredHeap* registered_heap(std::uint32_t place, std::uint64_t handle) {
   return place_of(place, handle);

@@ -37,9 +37,6 @@ struct RegisteredHeap {
   rdmalloc_key keys[kMostHeapKeys];
 };
 
-// Writes a key that others may be reading.
-void set_heap_key(rdmalloc_key& to, const rdmalloc_key& from);
-
 // What the allocator calls.
 extern const HeapRegistrar heap_registrations;
 
