@@ -32,8 +32,8 @@ class Libfabric : public testing::Test {
     rdmalloc_domain_attr attr = {};
     attr.size = sizeof attr;
     attr.event = [](rdmalloc_domain*, rdmalloc_domain_event event, void* arg) {
-      auto* self = static_cast<Libfabric*>(arg);
-      return self->on_event ? self->on_event(event) : 0;
+      auto* test = static_cast<Libfabric*>(arg);
+      return test->on_event ? test->on_event(event) : 0;
     };
     attr.event_arg = this;
     ASSERT_EQ(rdmalloc_domain_open_libfabric(domain, info, &attr, &cache), 0);
