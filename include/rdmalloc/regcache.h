@@ -255,9 +255,10 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
     /* Acquire pairs with the release store that publishes a registration in its slots. */
     const struct rdmalloc_reg_head* reg = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
     if (__builtin_expect(reg != NULL, 1)) {
-      /* Acquire: a domain that ends beside us empties the slot before the record may become
-       * another's, so who reads anything of that other one finds the slot changed. Pairs with the
-       * release stores of fill_in() and store_key() in regcache/core. */
+      /* Acquire: a domain that ends beside us empties the slot before its record may become
+       * another's: who reads anything of that one finds the slot changed. Pairs with the release in
+       * fill_in() and store_key(). (After an invalidation the same record may be in the slot again:
+       * its caller answers for nobody asking meanwhile.) */
       uintptr_t inside = (uintptr_t)addr - __atomic_load_n(&reg->base, __ATOMIC_ACQUIRE);
       uint64_t extent = __atomic_load_n(&reg->extent, __ATOMIC_ACQUIRE), reg_length = extent >> 16;
       uint32_t rights = RDMALLOC_NO_REGISTER | (uint8_t)extent;

@@ -291,13 +291,19 @@ void print_statistics() {
   close(nowhere);
 }
 
-void use_registered_heap() {
+// For a heap that is registered with all domains.
+rdmalloc_heap_attr registered_heap_attr() {
   rdmalloc_heap_attr attr = {};
   attr.size = sizeof attr;
   attr.budget_bytes = 2 * kMiB;
   attr.domains = open_domains.data();
   attr.domain_count = open_domains.size();
   attr.access = RDMALLOC_ACCESS_LOCAL;
+  return attr;
+}
+
+void use_registered_heap() {
+  rdmalloc_heap_attr attr = registered_heap_attr();
   rdmalloc_heap* heap = nullptr;
   std::uint64_t before = counter("stats.heap_region_bytes");
   attempt("a registered heap", [&] {
@@ -421,12 +427,7 @@ bool quiesce_and_resume(rdmalloc_heap* heap, void* block) {
 void use_quiesce() {
   bool is_whole = false;
   for (int tries = 0; tries < 2 && !is_whole; ++tries) {
-    rdmalloc_heap_attr attr = {};
-    attr.size = sizeof attr;
-    attr.budget_bytes = 2 * kMiB;
-    attr.domains = open_domains.data();
-    attr.domain_count = open_domains.size();
-    attr.access = RDMALLOC_ACCESS_LOCAL;
+    rdmalloc_heap_attr attr = registered_heap_attr();
     rdmalloc_heap* heap = nullptr;
     attempt("a heap to quiesce", [&] { return rdmalloc_heap_create(&attr, &heap); });
     rdmalloc_pool_attr of_pool = {};
