@@ -4,6 +4,7 @@
 
 #include "alloc/cache/shards.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/at_start.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/quarantine.h"
 #include "alloc/core/size_class.h"
@@ -78,7 +79,7 @@ void recover(std::uint32_t forking_thread) {
 
 namespace detail {
 
-constinit std::atomic<std::uint32_t>* fork_word = nullptr;
+RDMALLOC_AT_START constinit std::atomic<std::uint32_t>* fork_word = nullptr;
 
 void fork_recover() {
   std::uint32_t expected = kForked;

@@ -3,6 +3,7 @@
 #include "alloc/api/options.h"
 #include "alloc/api/statistics_at_exit.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/at_start.h"
 #include "alloc/core/lock.h"
 #include "alloc/fork.h"
 #include "alloc/os/os.h"
@@ -11,12 +12,13 @@
 
 namespace rdmalloc::detail {
 
-constinit std::atomic<bool> initialised{false};
+RDMALLOC_AT_START constinit std::atomic<bool> initialised{false};
 
 namespace {
-constinit Lock lock;
+RDMALLOC_AT_START constinit Lock lock;
 // Steps done so far, so that a second try after a failure continues where the first one stopped.
-constinit bool options_are_read = false, arena_is_reserved = false;
+RDMALLOC_AT_START constinit bool options_are_read = false;
+constinit bool arena_is_reserved = false;
 
 // A destructor of the library, so after the program's atexit handlers; here, so that a program of
 // static libraries has it as soon as it allocates.
@@ -39,6 +41,11 @@ void take_lock() {
   }
 }
 
+void read_settings_locked() {
+  if (options_are_read) return;
+  options_read();
+  options_are_read = true;
+}
 bool initialise_locked();
 
 }  // namespace
@@ -53,10 +60,7 @@ bool initialise() {
 namespace {
 
 bool initialise_locked() {
-  if (!options_are_read) {
-    options_read();
-    options_are_read = true;
-  }
+  read_settings_locked();
   if (!arena_is_reserved) {
     if (arena_reserve() != 0) return false;
     arena_is_reserved = true;
@@ -64,11 +68,19 @@ bool initialise_locked() {
   if (cache_init() != 0) return false;
   fork_init();
   purge_init();
-  // Release: pairs with the acquire in ensure_initialised().
-  initialised.store(true, std::memory_order_release);
+  // Release: pairs with the acquire in is_initialised(). seq_cst: with the look at `held_until_ms`
+  // that each round of purging begins with, against purge_hold().
+  initialised.store(true, std::memory_order_seq_cst);
   return true;
 }
 
 }  // namespace
 
 }  // namespace rdmalloc::detail
+
+void rdmalloc::ensure_settings() {
+  if (is_initialised()) return;
+  detail::take_lock();
+  detail::read_settings_locked();
+  detail::lock.unlock();
+}

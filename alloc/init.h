@@ -10,13 +10,21 @@ extern std::atomic<bool> initialised;
 bool initialise();
 }  // namespace detail
 
+// Whether anybody has allocated yet, or asked for something that needs the arena.
+inline bool is_initialised() {
+  // Acquire: pairs with the release at the end of initialise(); the arena is there.
+  return detail::initialised.load(std::memory_order_acquire);
+}
+
 // Whether the allocator works; sets it up on the first call. False only when the kernel refuses
 // even the smallest arena: the caller answers ENOMEM and the next call tries again (I10).
 inline bool ensure_initialised() {
-  // Acquire: pairs with the release at the end of initialise(); the arena is there.
-  if (detail::initialised.load(std::memory_order_acquire)) [[likely]]
+  if (is_initialised()) [[likely]]
     return true;
   return detail::initialise();
 }
+
+// Only the settings, for constructors of ours: a program that never allocates gets no arena.
+void ensure_settings();
 
 }  // namespace rdmalloc

@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "alloc/core/at_start.h"
+
 namespace rdmalloc::os {
 namespace {
 
@@ -27,7 +29,7 @@ constinit std::atomic<std::uint64_t> fired{0};
 
 namespace detail {
 
-constinit std::atomic<bool> faults_armed{false};
+RDMALLOC_AT_START constinit std::atomic<bool> faults_armed{false};
 
 bool fault_is_due(Site site) {
   auto& left = countdown[static_cast<std::size_t>(site)];

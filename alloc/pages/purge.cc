@@ -10,6 +10,7 @@
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/at_start.h"
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
@@ -72,7 +73,7 @@ struct Purger {
   std::atomic<bool> starts_at_thaw{false};  // the thread ran, or was asked for since
   PressureWatch pressure;                   // with the turn
 };
-constinit Purger purger;
+RDMALLOC_AT_START constinit Purger purger;
 
 // Statistics: relaxed throughout, they order nothing.
 void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
@@ -498,11 +499,15 @@ void purge_turn_wait() {
 
 void purge_hold(std::int64_t hold_ms, int wait_ms) {
   fork_check();
-  std::int64_t now = os::coarse_ms();
+  // A program that ends without an allocation need not ask for the time first.
+  std::int64_t now = hold_ms == INT64_MAX ? 0 : os::coarse_ms();
   std::int64_t until = hold_ms > INT64_MAX - now ? INT64_MAX : now + hold_ms;
   std::int64_t before = purger.held_until_ms.load(std::memory_order_relaxed);
   while (before < until && !purger.held_until_ms.compare_exchange_weak(before, until)) {
   }
+  // Then nobody purges; and who begins to, which takes an arena first, finds it held: seq_cst here
+  // and above, against the store that ends initialise() and the load in is_held().
+  if (!detail::initialised.load(std::memory_order_seq_cst)) return;
   for (int waited_ms = 0; waited_ms <= wait_ms && !turn.is_mine(); waited_ms++) {
     if (turn.try_begin()) {
       turn.end();

@@ -25,6 +25,7 @@
 #include <atomic>
 
 #include "alloc/api/options.h"
+#include "alloc/core/at_start.h"
 #include "alloc/core/report.h"
 #include "alloc/init.h"
 #include "alloc/os/fault.h"
@@ -196,7 +197,7 @@ void hold_for_good() {
 // As early as a library can be: what is linked to the program is loaded by now, and its first
 // domain is not opened.
 __attribute__((constructor)) void notifiers_start() {
-  if (!ensure_initialised()) return;
+  ensure_settings();
   NotifyMode mode = options().notify;
   if (mode == NotifyMode::kHooks) libfabric_race_warn();  // else by the rescan
   if (mode == NotifyMode::kOff || mode == NotifyMode::kHooks) return;
@@ -264,7 +265,7 @@ void notifiers_note_patch() {
 }
 
 const unsigned char* libc_madvise() {
-  static constinit std::atomic<const unsigned char*> found{nullptr};
+  RDMALLOC_AT_START static constinit std::atomic<const unsigned char*> found{nullptr};
   // Relaxed: every thread that looks finds the same function.
   const unsigned char* text = found.load(std::memory_order_relaxed);
   if (text == nullptr) {

@@ -6,6 +6,7 @@
 
 #include <atomic>
 
+#include "alloc/core/at_start.h"
 #include "regcache/notifiers/loaded_library.h"
 
 namespace rdmalloc {
@@ -17,7 +18,7 @@ constexpr int kOpalAllSupport = 7;
 // ucm/api/ucm.h: UCM_EVENT_VM_UNMAPPED.
 constexpr int kUcmUnmapped = 1 << 17;
 
-constinit std::atomic<bool> can_watch{false};
+RDMALLOC_AT_START constinit std::atomic<bool> can_watch{false};
 
 // The libraries read them the same way.
 const char* setting(const char* name) {

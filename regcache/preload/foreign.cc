@@ -20,6 +20,7 @@
 
 #include <cstdint>
 
+#include "alloc/core/at_start.h"
 #include "alloc/os/decimal.h"
 #include "alloc/os/fault.h"
 #include "alloc/preload/hands_off.h"
@@ -32,14 +33,16 @@ namespace {
 using rdmalloc::next_of;
 namespace os = rdmalloc::os;
 
-constinit std::atomic<int (*)(void*, size_t)> next_munmap{nullptr};
-constinit std::atomic<void* (*)(void*, size_t, size_t, int, void*)> next_mremap{nullptr};
-constinit std::atomic<int (*)(void*, size_t, int)> next_madvise{nullptr};
-constinit std::atomic<void* (*)(void*, size_t, int, int, int, off_t)> next_mmap{nullptr};
-constinit std::atomic<ssize_t (*)(int, const iovec*, size_t, int, unsigned)> next_process_madvise{
+RDMALLOC_AT_START constinit std::atomic<int (*)(void*, size_t)> next_munmap{nullptr};
+RDMALLOC_AT_START constinit std::atomic<void* (*)(void*, size_t, size_t, int, void*)> next_mremap{
     nullptr};
-constinit std::atomic<int (*)(const void*)> next_shmdt{nullptr};
-constinit std::atomic<void* (*)(int, const void*, int)> next_shmat{nullptr};
+RDMALLOC_AT_START constinit std::atomic<int (*)(void*, size_t, int)> next_madvise{nullptr};
+RDMALLOC_AT_START constinit std::atomic<void* (*)(void*, size_t, int, int, int, off_t)> next_mmap{
+    nullptr};
+RDMALLOC_AT_START constinit std::atomic<ssize_t (*)(int, const iovec*, size_t, int, unsigned)>
+    next_process_madvise{nullptr};
+RDMALLOC_AT_START constinit std::atomic<int (*)(const void*)> next_shmdt{nullptr};
+RDMALLOC_AT_START constinit std::atomic<void* (*)(int, const void*, int)> next_shmat{nullptr};
 
 // Found before anybody can call one of them from a signal handler, where dlsym has no business.
 __attribute__((constructor)) void find_all() {
