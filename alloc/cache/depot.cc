@@ -16,6 +16,7 @@ struct alignas(64) Stack {
 };
 // Of the first shard; those of the others are mapped as they come to be, and backed where used.
 constinit Stack first_stacks[kClasses] = {};
+static_assert(class_info(1).depot_max <= TaggedStack<Magazine>::kMost, "what a stack counts to");
 constinit std::atomic<Stack*> stacks_of_shard[kShardLimit] = {};
 
 Stack& stack_of(unsigned shard, unsigned size_class) {

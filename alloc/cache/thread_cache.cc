@@ -53,6 +53,11 @@ static_assert([] {
   for (std::uint64_t n = 1; n <= 1000; ++n) all += share_of(n);
   return all;
 }() <= 50'000'000);
+// Classes of which a thread frees what others allocate, and takes nothing, grow only while it holds
+// this part of its share, and get no spare: their blocks are wanted elsewhere. A main thread that
+// frees what its workers left keeps 0.8 MB of it instead of 3.2 (the program leaks). With an eighth
+// the programs leaks and sh8 would take 1 % more instructions.
+constexpr std::uint64_t kFreeOnlyDivisor = 4;
 // Every so many trips to the slow path a thread looks at a few classes it may not use any more.
 constexpr std::uint32_t kEventsPerAge = 32;
 constexpr std::uint32_t kClassesPerAge = 8;
@@ -206,13 +211,14 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   shelf.loaded = magazine;
   shelf.spare = nullptr;
   shelf.limit = static_cast<std::uint16_t>(limit);
+  shelf.is_taken_from = false;
   hold(cache, cost_of(size_class, limit, 1));
   set_bin(cache.bins[size_class], shelf, 0);
   return true;
 }
 
-// Doubles what the class may hold, within its magazine and the thread's share.
-bool grow_limit(ThreadCache& cache, unsigned size_class) {
+// Doubles what the class may hold, within its magazine and `share`.
+bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint64_t share) {
   Shelf& shelf = cache.shelves[size_class];
   const ClassInfo& info = class_info(size_class);
   std::uint32_t limit = std::uint32_t{shelf.limit} * 2;
@@ -220,7 +226,7 @@ bool grow_limit(ThreadCache& cache, unsigned size_class) {
   if (limit == shelf.limit) return false;
   std::uint64_t more = std::uint64_t{limit - shelf.limit} * info.block_bytes;
   if (shelf.spare != nullptr) more *= 2;
-  if (held(cache) + more > share_bytes()) return false;
+  if (held(cache) + more > share) return false;
   shelf.limit = static_cast<std::uint16_t>(limit);
   hold(cache, more);
   return true;
@@ -295,6 +301,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     set_bin(bin, shelf, spare->count);
     return true;
   }
+  shelf.is_taken_from = true;
   Magazine* full = depot_take(cache.shard, size_class);
   if (full == nullptr && shard_count() > 1)
     full = depot_steal(cache.shard, size_class, &cache.steals_from);
@@ -305,7 +312,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     magazines.free(empty);
     return true;
   }
-  grow_limit(cache, size_class);
+  grow_limit(cache, size_class, share_bytes());
   std::uint32_t got = slab_take(cache.shard, size_class, shelf.loaded->slots, shelf.limit);
   set_bin(bin, shelf, got);
   return got != 0;
@@ -341,17 +348,35 @@ bool open_spare(ThreadCache& cache, unsigned size_class, Shelf& shelf) {
   return true;
 }
 
+// Empties the class's loaded magazine, which can't be kept: to the depot when it is full, else to
+// the slabs.
+void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
+  Bin& bin = cache.bins[size_class];
+  Shelf& shelf = cache.shelves[size_class];
+  Magazine* full = shelf.loaded;
+  Magazine* empty = count >= class_info(size_class).magazine_max ? magazines.allocate() : nullptr;
+  if (empty == nullptr) {
+    set_bin(bin, shelf, 0);
+    return slab_give_back(size_class, full->slots, count);
+  }
+  full->count = count;
+  order_for_fork();
+  shelf.loaded = empty;
+  set_bin(bin, shelf, 0);
+  hand_over(cache, size_class, full);
+}
+
 // Makes room in the class's loaded, full magazine.
 void make_room(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   Shelf& shelf = cache.shelves[size_class];
   std::uint32_t count = count_of(bin, shelf);
-  if (grow_limit(cache, size_class) && shelf.limit > count) return set_bin(bin, shelf, count);
+  std::uint64_t share = shelf.is_taken_from ? share_bytes() : share_bytes() / kFreeOnlyDivisor;
+  if (grow_limit(cache, size_class, share) && shelf.limit > count)
+    return set_bin(bin, shelf, count);
   if (shelf.spare == nullptr) {
-    if (!open_spare(cache, size_class, shelf)) {
-      set_bin(bin, shelf, 0);
-      return slab_give_back(size_class, shelf.loaded->slots, count);
-    }
+    if (!shelf.is_taken_from || !open_spare(cache, size_class, shelf))
+      return pass_on(cache, size_class, count);
   } else if (shelf.spare->count != 0) {
     clear_spare(cache, size_class, shelf);
   }

@@ -27,6 +27,7 @@ struct Shelf {
   Magazine* spare;      // a second one, full or empty (its count tells): hysteresis of one magazine
   void** top_at_age;    // where the bin stood when ageing last looked
   std::uint16_t limit;  // blocks the bin may hold now: 8 at first, doubled by use (slow start)
+  bool is_taken_from;   // whether the bin was ever refilled: else the thread only frees here
 };
 
 struct alignas(64) ThreadCache {

@@ -104,7 +104,6 @@ constexpr ClassTable make_class_table() {
     info.magazine_max = static_cast<std::uint16_t>(blocks);
     std::uint32_t magazines = kDepotBytes / (blocks * info.block_bytes);
     if (magazines < 8) magazines = 8;
-    if (magazines > 512) magazines = 512;
     info.depot_max = static_cast<std::uint16_t>(magazines);
   }
   return table;

@@ -3,7 +3,8 @@
 
     callgrind.py SEQUENCE SCRATCH_FOLDER COMPILER [--update]
 
-SEQUENCE is callgrind_sequence.cc over the prefixed library. Compared with callgrind.json: the calls
+SEQUENCE is callgrind_sequence.cc over the prefixed library, or (".a") that library, built by
+COMPILER, which then compiles the sequence too. Compared with callgrind.json: the calls
 of each entry point exactly, the sum of their instructions within 5 %, the longest call at most 20 %
 above the table: some calls look at the clock, and which of them finds that a tick has passed is
 chance. docs/bench.md shows the table of g++ and must agree with it.
@@ -22,16 +23,27 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TABLE = os.path.join(HERE, "callgrind.json")
-DOCUMENT = os.path.join(os.path.dirname(os.path.dirname(HERE)), "docs", "bench.md")
+ROOT = os.path.dirname(os.path.dirname(HERE))
+DOCUMENT = os.path.join(ROOT, "docs", "bench.md")
 BEGIN, END = "<!-- callgrind.py: begin -->\n", "<!-- callgrind.py: end -->\n"
 TOLERANCE, LONGEST_TOLERANCE = 0.05, 0.2
 # It reads the environment, the cgroups and the processors: another machine, another count.
 TOLERANCES = {"the first malloc of all": 1}
 
 
+def compiled(library, folder, compiler):
+    """The sequence over a library that another compiler than the build's has made."""
+    sequence = os.path.join(folder, "callgrind_sequence")
+    subprocess.run(
+        [compiler.split()[0], "-std=c++20", "-O2", "-fno-builtin", "-I", os.path.join(ROOT, "include"),
+         "-I", ROOT, os.path.join(HERE, "callgrind_sequence.cc"), library, "-pthread", "-ldl",
+         "-Wl,--strip-debug",  # valgrind 3.19 ends at clang's DWARF 5
+         "-o", sequence], check=True)
+    return sequence
+
+
 def run(sequence, folder):
     """Callgrind's report of SEQUENCE: a part for each call."""
-    os.makedirs(folder, exist_ok=True)
     out = os.path.join(folder, "callgrind.out")
     if os.path.exists(out):
         os.remove(out)
@@ -83,6 +95,8 @@ def measure(sequence, folder):
         row["calls"] += 1
         row["instructions"] += cost
         row["longest"] = max(row["longest"], cost)
+    if not any(row["instructions"] for row in found.values()):
+        sys.exit(f"callgrind: of {sequence} no instruction was counted")
     return found
 
 
@@ -133,7 +147,9 @@ def update(table, compiler, found):
 
 
 def main():
-    sequence, folder, compiler = os.path.abspath(sys.argv[1]), *sys.argv[2:4]
+    # Callgrind names files by their whole paths.
+    sequence, folder = map(os.path.abspath, sys.argv[1:3])
+    compiler = sys.argv[3]
     with open(TABLE, encoding="utf-8") as file:
         table = json.load(file)
     is_update = sys.argv[4:] == ["--update"]
@@ -143,6 +159,9 @@ def main():
     if compiler not in table and not is_update:
         print(f"SKIP: no row for {compiler}; there are rows for {', '.join(table)}")
         return 77
+    os.makedirs(folder, exist_ok=True)
+    if sequence.endswith(".a"):
+        sequence = compiled(sequence, folder, compiler)
     found = measure(sequence, folder)
     if is_update:
         update(table, compiler, found)

@@ -14,6 +14,9 @@
 // The store is then let through by one step of the processor with the page writable (the trap
 // flag), so this test is for x86-64.
 //
+// Seen to fail: with pass_on() of thread_cache.cc giving a magazine away before the class has let
+// go of it.
+//
 // Built four times. With FORK_AT_STORES_IN_HEAP the history is one of a heap of the user; seen to
 // fail there: with free bits or magazines believed by the child, with live bits set outside the
 // lock. With FORK_AT_STORES_IN_REGION besides, that heap is a registered one; seen to fail there:
@@ -134,6 +137,9 @@ struct Block {
 constexpr size_t kBlocks = 1200;
 // Small ones of three classes, one whose slab holds few, and a large one.
 constexpr size_t kSizes[] = {24, 64, 1000, 14000, 300000};
+// Of a class of its own, which the thread of the history only frees. A magazine holds few as large,
+// so that those of one stretch fill several.
+constexpr size_t kFreedOnly = 10000;
 
 enum State : int { kRuns, kStopped, kIdle };
 
@@ -327,8 +333,8 @@ int check_in_child() {
   if (kInHeap && check_walk() != 0) return 1;
   for (int round = 0; round < 2; round++) {
     mine.clear();
-    for (size_t bytes : kSizes) {
-      size_t count = bytes > 100000 ? 6 : bytes > 10000 ? 40 : 400;
+    for (size_t bytes : {kSizes[0], kSizes[1], kFreedOnly, kSizes[2], kSizes[3], kSizes[4]}) {
+      size_t count = bytes > 100000 ? 6 : bytes > 5000 ? 40 : 400;
       for (size_t i = 0; i < count; i++) {
         Block block = {static_cast<unsigned char*>(allocate(bytes)), bytes};
         if (block.start == nullptr) return complain("no memory for block", i);
@@ -484,7 +490,18 @@ class History {
     start(steps);
     wait_while(kRuns);
   }
-  // Likewise, with a child at each store; how many, or -1 when one was not whole.
+  // Makes half of the places that are free the history's to free, with blocks that this thread
+  // allocates.
+  void give_blocks() {
+    for (size_t i = 0; i < kBlocks; i += 2) {
+      Block& block = shared->live[i];
+      if (block.start != nullptr) continue;
+      block = {static_cast<unsigned char*>(rdmalloc_malloc(kFreedOnly)), kFreedOnly};
+      ASSERT_NE(block.start, nullptr);
+      fill(block, mark_of(i));
+    }
+  }
+  // As run(), with a child at each store; how many, or -1 when one was not whole.
   int run_watched(int64_t steps) {
     metadata_->find();
     metadata_->protect(PROT_READ);
@@ -528,14 +545,15 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
   // The first operations, where everything is made, and stretches of a history that goes on.
   const char* told = getenv("TEST_STRETCHES");
 #if RDMALLOC_CHECKED
-  constexpr int kStretches = 3;  // of other stores; the release build's 6 are what users run
+  constexpr int kStretches = 3;  // of other stores; the release build's 5 are what users run
 #else
-  constexpr int kStretches = 6;
+  constexpr int kStretches = 5;
 #endif
   int stretches = told != nullptr ? atoi(told) : kStretches;
   int children = 0;
   for (int stretch = 0; stretch < stretches; stretch++) {
     shared->purge_at = 1 + stretch * 120 / stretches;  // while more is live, or less
+    if (!kInHeap) history.give_blocks();
     int here = history.run_watched(120);
     ASSERT_GE(here, 0) << "stretch " << stretch;
     children += here;

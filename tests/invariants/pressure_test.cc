@@ -192,6 +192,10 @@ const char* run(Machine& machine) {
   machine.stall(5000000);
   if (!comes_down_to(0)) return "the stalls were not heeded";
   if (last_reason != RDMALLOC_PURGE_PRESSURE) return "the stalls were not the reason";
+  // The thread counts after the last page went.
+  for (int waited_ms = 0; counter("stats.purge_pressure") == 0 && waited_ms < 60000;
+       waited_ms += 10)
+    usleep(10000);
   if (counter("stats.purge_pressure") != 1) return "the purge was not counted once";
 
   // 16 MiB less than an eighth is left of the outer limit.
