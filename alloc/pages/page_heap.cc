@@ -401,10 +401,8 @@ SliceIndex take_with_room(std::uint32_t slices) {
   std::uint32_t wanted = slices + (slices < kMostRoom ? slices : kMostRoom);
   SliceIndex taken = heap.dirty.find_best(wanted, 1);
   if (taken == 0) taken = heap.spared.find_best(wanted, 1);
-  // New pages for the sake of room only while few free ones lie about.
-  if (taken == 0 && heap.dirty_slices.load(std::memory_order_relaxed) >
-                        heap.used_slices.load(std::memory_order_relaxed) / 4)
-    taken = heap.dirty.find_best(slices, 1);
+  // A place without room before new pages: those of arrays that grow would be left behind as holes.
+  if (taken == 0) taken = heap.dirty.find_best(slices, 1);
   if (taken != 0) {
     SpanWord word = arena.span(taken).load();
     cut(taken, word.slices, word.kind, taken, slices);
@@ -527,7 +525,9 @@ SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner) {
   // A quarter more than is asked for, like a vector: whatever comes to lie behind it, a block that
   // grows by small steps is copied a number of times that goes with the logarithm of its size.
   std::uint32_t capacity = slices + slices / 4;
-  if (capacity >= kSlicesPerChunk)
+  // Whole huge pages for what takes two of them; arrays of 2 MiB beside each other would take 4
+  // each, a sixth more over all (the program realloc).
+  if (capacity >= 2 * kSlicesPerChunk)
     capacity = (capacity + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
   LockGuard guard(heap.lock);
   SliceIndex slice = capacity > slices ? take_with_room(capacity) : 0;

@@ -2,9 +2,11 @@
 //
 // What growth to 16 MiB costs, in bytes copied and system calls: by doubling, as of a vector, and
 // by steps of 64 KiB, as of a file that is read in. Counts only. The program starts itself anew to
-// be traced, "grow" or not, and tells by its exit status how often the block was moved.
+// be traced, "grow" or not, and tells by its exit status how often the block was moved. And what
+// memory it costs where many blocks grow.
 //
-// Seen to fail: with large_allocate_growing() refusing, so that no room is left behind a block.
+// Seen to fail: with large_allocate_growing() refusing, so that no room is left behind a block; the
+// arrays with places of 2 MiB and more that are whole huge pages.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <stdio.h>
@@ -18,10 +20,12 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/counters.h"
 #include "tests/support/trace.h"
 
 namespace {
 
+using rdmalloc_test::counter;
 using rdmalloc_test::KernelUse;
 using rdmalloc_test::trace_program;
 
@@ -107,6 +111,26 @@ TEST_P(ReallocCalls, growth_to_16_mib_makes_a_handful_of_system_calls) {
   EXPECT_LE(calls, 24);
   EXPECT_EQ(grown.calls_of(SYS_mremap), 0);
   EXPECT_EQ(grown.calls_of(SYS_munmap), nothing.calls_of(SYS_munmap));
+}
+
+// A hundred arrays grow beside each other by an eighth, in turn. Each has a quarter more than it
+// asked for when it was last moved, and no more: 15 % over all, seen, and 39 % where those of 2 MiB
+// and more take whole huge pages.
+TEST(ReallocCalls, arrays_that_grow_beside_each_other_take_a_quarter_more) {
+  size_t before = counter("stats.used_bytes"), asked = 0;
+  std::vector<void*> arrays(100);
+  for (size_t bytes = 64 * kKiB; bytes < 3 * kMiB; bytes += bytes / 8)
+    for (void*& array : arrays) {
+      array = rdmalloc_realloc(array, bytes);
+      ASSERT_NE(array, nullptr);
+      asked = bytes * arrays.size();
+    }
+  size_t taken = counter("stats.used_bytes") - before;
+  printf("%zu MiB in arrays, %zu taken, %zu mapped\n", asked / kMiB, taken / kMiB,
+         counter("stats.mapped_bytes") / kMiB);
+  EXPECT_LE(taken, asked + asked / 4);
+  for (void* array : arrays) rdmalloc_free(array);
+  rdmalloc_purge(0);  // no place of theirs for what the others grow
 }
 
 INSTANTIATE_TEST_SUITE_P(Growth, ReallocCalls, ::testing::ValuesIn(kCases),
