@@ -119,8 +119,8 @@ struct rdmalloc_domain_attr {
   uint32_t flags;     /**< none yet: 0 */
   uint64_t max_bytes; /**< registered bytes at most; default RDMALLOC_REG_MAX_BYTES, else no limit.
                            Uncounted keys may take three quarters of it. */
-  uint64_t max_count; /**< registrations at most; default RDMALLOC_REG_MAX_COUNT, else no limit but
-                           the registrar's. Uncounted keys may take three quarters of it. */
+  uint64_t max_count; /**< registrations at most; default RDMALLOC_REG_MAX_COUNT, else 2^25 in all
+                           domains or the registrar's. Uncounted keys may take 3/4 of it. */
   size_t largest;     /**< largest single registration, bytes; default the registrar's */
   /** May be NULL. Told of checkpoints, on the thread that calls rdmalloc_quiesce() or
    *  rdmalloc_resume(), with no lock of rdmalloc held. May allocate, free and put, and after
@@ -227,8 +227,8 @@ struct rdmalloc_reg_head {
 struct rdmalloc_domain_head {
   uintptr_t arena_base;
   size_t arena_length;
-  /* A slot for each slice: NULL, or the registration whose uncounted key may be given out. */
-  struct rdmalloc_reg_head* const* sticky;
+  const uint32_t* sticky; /* for each slice: 0, or what registration's key reg_key may give out */
+  uintptr_t records;      /* registration number n lies at records + 64 * n */
 };
 
 /** The slow half of rdmalloc_reg_key; call that. */
@@ -240,21 +240,22 @@ RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const voi
  *  (not evicted; its pages are not purged before nothing in its range is live). Remote rights are
  *  refused on ordinary blocks (-EACCES, I13): use reg_get, or a heap made for it.
  *
- *  Returns 0; -EFAULT (not owned, or not inside one span in use), -EACCES, -EINVAL (length 0, no
- * access), -ENOENT (RDMALLOC_NO_REGISTER and not registered), -ENOMEM (the limits' share for such
- * keys, or the registrar; reg_get may still work), -EMSGSIZE (more than one registration may hold),
- *  -EAGAIN (invalidated while it was being registered), -ECHILD (a parent process's domain), or
- *  the registrar's error. Any thread; the hit path takes no lock and is wait-free. A miss calls
- *  the registrar: not inside a callback of its fabric, unless RDMALLOC_NO_REGISTER is given. */
+ *  Returns 0; -EFAULT (not owned, or not in one span in use), -EACCES, -EINVAL (length, access: 0),
+ *  -ENOENT (RDMALLOC_NO_REGISTER, not registered), -ENOMEM (the limits' share for such keys, or the
+ *  registrar; reg_get may still work), -EMSGSIZE (more than one registration may hold), -EAGAIN
+ *  (invalidated meanwhile), -ECHILD (a parent process's domain), or the registrar's error. Any
+ *  thread; hits take no lock and are wait-free. A miss calls the registrar: not inside a callback
+ *  of its fabric, unless RDMALLOC_NO_REGISTER is given. */
 static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                    uint32_t access, struct rdmalloc_key* key) {
   const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;
   uintptr_t offset = (uintptr_t)addr - head->arena_base;
   if (__builtin_expect(offset < head->arena_length, 1)) {
-    struct rdmalloc_reg_head* const* slot = &head->sticky[offset >> RDMALLOC_SLICE_SHIFT];
+    const uint32_t* slot = &head->sticky[offset >> RDMALLOC_SLICE_SHIFT];
     /* Acquire pairs with the release store that publishes a registration in its slots. */
-    const struct rdmalloc_reg_head* reg = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
-    if (__builtin_expect(reg != NULL, 1)) {
+    uintptr_t number = __atomic_load_n(slot, __ATOMIC_ACQUIRE), at = head->records + (number << 6);
+    if (__builtin_expect(number != 0, 1)) {
+      const struct rdmalloc_reg_head* reg = (const struct rdmalloc_reg_head*)at;
       /* Acquire: a domain that ends beside us empties the slot before its record may become
        * another's: who reads anything of that one finds the slot changed. Pairs with the release in
        * fill_in() and store_key(). (After an invalidation the same record may be in the slot again:
@@ -269,7 +270,7 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
         key->rkey = __atomic_load_n(&reg->key.rkey, __ATOMIC_ACQUIRE);
         key->handle = __atomic_load_n(&reg->key.handle, __ATOMIC_ACQUIRE);
         key->generation = __atomic_load_n(&reg->key.generation, __ATOMIC_ACQUIRE);
-        if (__builtin_expect(__atomic_load_n(slot, __ATOMIC_RELAXED) == reg, 1)) return 0;
+        if (__builtin_expect(__atomic_load_n(slot, __ATOMIC_RELAXED) == number, 1)) return 0;
       }
     }
   }
@@ -284,8 +285,7 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
  *  neighbour. Foreign memory: the pages asked, registered now and deregistered at put (I6), unless
  *  it is adopted (rdmalloc_adopt) or refused (-EPERM, RDMALLOC_FOREIGN); -EINVAL where the
  *  registrar's granularity would take in what lies beside it.
- *  Returns 0 and sets *reg, or a negative errno as reg_key does. Any thread; misses as for
- *  reg_key. */
+ *  Returns 0 and sets *reg, or an errno as reg_key does. Any thread; misses as for reg_key. */
 RDMALLOC_API int rdmalloc_reg_get(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                   uint32_t access, struct rdmalloc_reg** reg);
 /** Ends one get. NULL is ignored. Any thread. The registrar is called when this ends a

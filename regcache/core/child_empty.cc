@@ -95,14 +95,10 @@ void unmap_child_empty(std::uintptr_t base, std::size_t length) {
   os::unreserve(base, length);
 }
 
-int map_child_empty_dense(std::size_t length, std::uintptr_t* base) {
-  if (length < kChunkBytes || !arena_may_be_huge()) return map_child_empty(length, base);
-  std::uintptr_t mapped = 0;
-  if (int error = map_child_empty(length + kChunkBytes, &mapped)) return error;
-  // All of it, so that it stays one mapping; refused by a kernel that has none.
-  os::advise_huge(mapped, length + kChunkBytes);
-  *base = (mapped + kChunkBytes - 1) & ~(kChunkBytes - 1);
-  return 0;
+int commit_child_empty(std::uintptr_t base, std::size_t length) {
+  if (int error = os::commit(base, length)) return error;
+  if ((base | length) % kChunkBytes == 0 && arena_may_be_huge()) os::advise_huge(base, length);
+  return note_mapping(base, length, os::wipe_on_fork(base, length) == 0);
 }
 
 }  // namespace rdmalloc::regcache

@@ -15,9 +15,9 @@ namespace rdmalloc::regcache {
 int map_child_empty(std::size_t length, std::uintptr_t* base);
 // But by who has just mapped it, and told nobody.
 void unmap_child_empty(std::uintptr_t base, std::size_t length);
-// The same for what will be used from its begin to its end: on huge pages where it fills them, so
-// that 100,000 records cost no miss of the TLB each.
-int map_child_empty_dense(std::size_t length, std::uintptr_t* base);
+// The same at `base`, in an os::reserve() of the caller's; on huge pages where base and length are
+// multiples of one, so that 100,000 records cost no miss of the TLB each.
+int commit_child_empty(std::uintptr_t base, std::size_t length);
 
 // A checkpoint forgets MADV_WIPEONFORK (CRIU 4.1.1). From the first on, until the second, a handler
 // of ours wipes all of it in a child, whatever the kernel does. 0 or -ENOMEM.

@@ -10,6 +10,7 @@
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/memlock.h"
+#include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/core/statistics.h"
 #include "regcache/freeze/callbacks.h"
@@ -89,9 +90,11 @@ void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
   domain.event_arg = attr.event_arg;
   domain.largest = largest > Extent::kMostLength ? Extent::kMostLength : largest;
   const Options& settings = options();
-  domain.max_bytes = tighter(attr.max_bytes != 0 ? attr.max_bytes : settings.reg_max_bytes, 0);
-  domain.max_count =
-      tighter(attr.max_count != 0 ? attr.max_count : settings.reg_max_count, ops.max_count);
+  std::uint64_t bytes = attr.max_bytes != 0 ? attr.max_bytes : settings.reg_max_bytes;
+  std::uint64_t count = attr.max_count != 0 ? attr.max_count : settings.reg_max_count;
+  domain.max_bytes = tighter(bytes, 0);
+  domain.max_count = tighter(count, ops.max_count);
+  if (bytes != 0 || count != 0) put_clock_be_exact();
 }
 
 void reset(Domain& domain) {
@@ -120,7 +123,8 @@ int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, vo
   reset(domain);
   domain.head.arena_base = survivors.arena_base.load(std::memory_order_relaxed);
   domain.head.arena_length = length;
-  domain.head.sticky = reinterpret_cast<rdmalloc_reg_head* const*>(domain.sticky);
+  domain.head.sticky = reinterpret_cast<const std::uint32_t*>(domain.sticky);
+  domain.head.records = survivors.registrations.window.numbered_from();
   return 0;
 }
 
@@ -131,7 +135,7 @@ bool close_all(Domain& domain, Registration** drops) {
     Registration* sticky = nullptr;
   } closed;
   auto close = [&](Registration* reg) {
-    bool was_sticky = reg->is_sticky;
+    bool was_sticky = reg->rest().is_sticky;
     if (!close_idle(reg)) return reg->refs() == 0;  // being dropped by another thread: will vanish
     withdraw(domain, reg);
     Registration*& list = was_sticky ? closed.sticky : closed.plain;
@@ -175,8 +179,8 @@ void move_quarantined(State& all, Domain& domain) {
   LockGuard orphans_guard(orphans.lock);
   while (Registration* reg = domain.by_range.first()) {
     domain.by_range.erase(reg);
-    reg->by_range.left = nullptr;
-    reg->by_range.right = nullptr;
+    reg->rest().by_range.left = nullptr;
+    reg->rest().by_range.right = nullptr;
     Extent extent = Extent::of(reg->length(), kOrphans, reg->access());
     std::atomic_ref(reg->head.extent).store(extent.word, std::memory_order_release);
     orphans.by_range.insert(reg);
@@ -232,12 +236,12 @@ bool domain_is_valid(Domain& domain) {
   auto add = [&](Registration* reg) {
     ++count;
     bytes += reg->length();
-    if (reg->is_sticky) ++sticky_count, sticky_bytes += reg->length();
-    if (reg->is_listed) ++listed;
-    is_ordered &= reg->base() >= previous && reg->furthest_end >= reg->end();
-    is_ordered &=
-        !(reg->is_sticky && reg->is_listed) &&
-        !(reg->is_open() && !reg->is_sticky && !reg->is_listed && reg->kind != Kind::kHeap);
+    if (reg->rest().is_sticky) ++sticky_count, sticky_bytes += reg->length();
+    if (reg->rest().is_listed) ++listed;
+    is_ordered &= reg->base() >= previous && reg->rest().furthest_end >= reg->end();
+    is_ordered &= !(reg->rest().is_sticky && reg->rest().is_listed) &&
+                  !(reg->is_open() && !reg->rest().is_sticky && !reg->rest().is_listed &&
+                    reg->rest().kind != Kind::kHeap);
     previous = reg->base();
     return true;
   };
@@ -356,7 +360,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   stats->sticky_bytes = domain->sticky_bytes;
   stats->in_use = 0;
   auto add = [&](Registration* reg) {
-    if (reg->refs() > (reg->is_parked ? 1u : 0u)) ++stats->in_use;
+    if (reg->refs() > (reg->rest().is_parked ? 1u : 0u)) ++stats->in_use;
     return true;
   };
   visit_all(domain->by_range.root(), add);

@@ -13,6 +13,7 @@
 #include <cstdint>
 
 #include "alloc/core/lock.h"
+#include "regcache/core/record_window.h"
 #include "regcache/core/slices.h"
 #include "regcache/core/tree.h"
 
@@ -30,12 +31,15 @@ enum class Phase : std::uint32_t {
   kIsQuiesced,  // nothing is registered, and its registrar may have given up its device
 };
 
-using Slot = std::atomic<Registration*>;
-// The inline fast path reads a slot as a plain pointer by __atomic_load_n.
-static_assert(sizeof(Slot) == sizeof(void*) && Slot::is_always_lock_free);
+// The number of a registration, or 0 (record_window.h). Not its address: the slots of 100,000
+// registrations fill a second-level cache otherwise, and each hit waits for two misses, one after
+// the other.
+using Slot = std::atomic<RecordNumber>;
+// The inline fast path reads a slot as a plain number by __atomic_load_n.
+static_assert(sizeof(Slot) == sizeof(std::uint32_t) && Slot::is_always_lock_free);
 
 // Where a registration of foreign memory is looked for first. By page, so that neighbours share a
-// line; folded, so that buffers at equal distances do not all share a few places. At 8 MiB of
+// line; folded, so that buffers at equal distances do not all share a few places. At 4 MiB of
 // address space a domain has as many places as registrations are expected at most.
 inline constexpr std::size_t kHints = std::size_t{1} << 20;
 inline std::size_t hint_of(std::uintptr_t address) {
@@ -106,6 +110,13 @@ struct alignas(64) Domain {
   std::atomic<bool> has_warned_of_memlock, has_warned_of_quarantine;
   std::atomic<std::uint32_t> drops;  // moves on with each drop while closing; a futex
 
+  // NULL for 0. A number once given stays a record's for ever, of this domain or another.
+  Registration* record_of(RecordNumber number) const {
+    return number == 0 ? nullptr : reinterpret_cast<Registration*>(record_at(head.records, number));
+  }
+  RecordNumber number_of(const Registration* reg) const {
+    return record_number(head.records, reinterpret_cast<std::uintptr_t>(reg));
+  }
   bool holds(std::uintptr_t address) const { return address - head.arena_base < head.arena_length; }
   SliceRange slices_of(std::uintptr_t low, std::uintptr_t high) const {
     return {(low - head.arena_base) >> RDMALLOC_SLICE_SHIFT,

@@ -9,6 +9,7 @@
 #include "alloc/os/os.h"
 #include "regcache/core/history.h"
 #include "regcache/core/oracle.h"
+#include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/freeze/callbacks.h"
 
@@ -58,7 +59,7 @@ void account_drop(Domain& domain, Registration* reg, Reason reason, const Answer
   ++(answer.ends_by_loss ? domain.counters.lost_drops : domain.counters.deregistrations);
   if (reason == Reason::kEvicted) ++domain.counters.evictions;
   // Events of watched memory leave theirs beside those of purges.
-  if (reason == Reason::kPurged && !reg->is_watched) ++domain.counters.purge_drops;
+  if (reason == Reason::kPurged && !reg->rest().is_watched) ++domain.counters.purge_drops;
 }
 
 Event event_of(Reason reason) {
@@ -68,7 +69,7 @@ Event event_of(Reason reason) {
 
 bool drop_one(Domain& domain, Registration* reg, Reason reason) {
   std::uintptr_t low = reg->base(), high = reg->end();
-  bool was_watched = reg->is_watched;
+  bool was_watched = reg->rest().is_watched;
   Answer answer = ask_to_deregister(domain, reg);
   Invalidation* completed = nullptr;
   bool is_closing = false;
@@ -82,8 +83,8 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
     LockGuard guard(domain.lock);
     account_drop(domain, reg, reason, answer);
     // A quarantined one completes its invalidations too: nothing more will ever happen to it.
-    if (reg->is_awaited) completed = state()->invalidations.ended(reg);
-    reg->is_awaited = false;
+    if (reg->rest().is_awaited) completed = state()->invalidations.ended(reg);
+    reg->rest().is_awaited = false;
     is_closing = domain.phase.load(std::memory_order_relaxed) == Phase::kBeingClosed;
     if (is_closing) domain.drops.fetch_add(1, std::memory_order_relaxed);
   }
@@ -103,7 +104,7 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
 }  // namespace
 
 void quarantine(Domain& domain, Registration* reg) {
-  reg->is_quarantined = true;
+  reg->rest().is_quarantined = true;
   ++domain.counters.quarantined;
   ++domain.quarantined_count;
   note_quarantined(reg->length());
@@ -148,41 +149,43 @@ void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced) 
   if (!fills_slices(domain, reg)) return;
   // The inline fast path knows no oracle.
   if (table == domain.sticky && oracle_watches(domain)) return;
+  RecordNumber number = domain.number_of(reg);
   SliceRange slices = domain.slices_of(reg->base(), reg->end());
   for (std::size_t slice = slices.first; slice != slices.end; ++slice) {
     bool is_forced = slice >= forced.first && slice < forced.end;
     // Release: pairs with the acquire of the fast paths, which then read the head.
-    if (is_forced || table[slice].load(std::memory_order_relaxed) == nullptr)
-      table[slice].store(reg, std::memory_order_release);
+    if (is_forced || table[slice].load(std::memory_order_relaxed) == 0)
+      table[slice].store(number, std::memory_order_release);
   }
 }
 
 void unpublish(Domain& domain, Slot* table, Registration* reg) {
   if (!fills_slices(domain, reg)) return;
+  RecordNumber number = domain.number_of(reg);
   SliceRange slices = domain.slices_of(reg->base(), reg->end());
   for (std::size_t slice = slices.first; slice != slices.end; ++slice)
     // seq_cst: before the look at what lives there (README.md, "Why no reader is late").
-    if (table[slice].load(std::memory_order_relaxed) == reg)
-      table[slice].store(nullptr, std::memory_order_seq_cst);
+    if (table[slice].load(std::memory_order_relaxed) == number)
+      table[slice].store(0, std::memory_order_seq_cst);
 }
 
 void list(Domain& domain, Registration* reg) {
-  reg->listed_stamp = reg->stamp.load(std::memory_order_relaxed);
-  reg->is_listed = true;
-  reg->by_stamp = {};
+  reg->rest().listed_stamp = reg->stamp.load(std::memory_order_relaxed);
+  reg->rest().is_listed = true;
+  reg->rest().by_stamp = {};
   domain.by_stamp.insert(reg);
   ++domain.listed_count;
 }
 
 void unlist(Domain& domain, Registration* reg) {
-  if (!reg->is_listed) return;
+  if (!reg->rest().is_listed) return;
   domain.by_stamp.erase(reg);
-  reg->is_listed = false;
+  reg->rest().is_listed = false;
   --domain.listed_count;
 }
 
 void end_sticky(Domain& domain, Registration* reg) {
-  reg->is_sticky = false;
+  reg->rest().is_sticky = false;
   --domain.sticky_count;
   domain.sticky_bytes -= reg->length();
 }
@@ -190,7 +193,7 @@ void end_sticky(Domain& domain, Registration* reg) {
 std::uint64_t reclaim_sticky(Domain& domain) {
   std::uint64_t reclaimed = 0;
   auto reclaim = [&](Registration* reg) {
-    if (!reg->is_sticky) return true;
+    if (!reg->rest().is_sticky) return true;
     void* base = reinterpret_cast<void*>(reg->base());
     // A first look spares the living ones the gap; the second, with the slots empty, is the one
     // that counts.
@@ -211,22 +214,23 @@ std::uint64_t reclaim_sticky(Domain& domain) {
 
 void withdraw(Domain& domain, Registration* reg) {
   unlist(domain, reg);
-  if (reg->is_sticky || reg->kind == Kind::kHeap) unpublish(domain, domain.sticky, reg);
-  if (reg->is_sticky) end_sticky(domain, reg);
+  if (reg->rest().is_sticky || reg->rest().kind == Kind::kHeap)
+    unpublish(domain, domain.sticky, reg);
+  if (reg->rest().is_sticky) end_sticky(domain, reg);
   unpublish(domain, domain.counted, reg);
 }
 
 void park(Domain& domain, Registration* reg) {
-  bool was_sticky = reg->is_sticky;
+  bool was_sticky = reg->rest().is_sticky;
   withdraw(domain, reg);
-  reg->is_parked = true;
-  reg->was_sticky = was_sticky;
+  reg->rest().is_parked = true;
+  reg->rest().was_sticky = was_sticky;
   // One step: whoever put the last other reference meets ours behind the closed door.
   reg->state.fetch_sub(kOpen - 1, std::memory_order_acq_rel);
 }
 
 bool unpark(Registration* reg) {
-  reg->is_parked = false;
+  reg->rest().is_parked = false;
   // Acquire: pairs with the release in put(), so that earlier holders are done with it.
   return (reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) == 1;
 }
@@ -239,11 +243,11 @@ void let_go(Registration* reg, Registration** drops) {
 }
 
 void reopen_parked(Domain& domain, Registration* reg) {
-  reg->is_parked = false;
+  reg->rest().is_parked = false;
   // One step, so that no put ends it in between. Release: as in open_with().
   reg->state.fetch_add(kOpen - 1, std::memory_order_release);
-  if (reg->kind != Kind::kHeap) {
-    reopen(domain, reg, reg->was_sticky);
+  if (reg->rest().kind != Kind::kHeap) {
+    reopen(domain, reg, reg->rest().was_sticky);
     return;
   }
   publish(domain, domain.sticky, reg, {0, 0});
@@ -254,7 +258,7 @@ void reopen(Domain& domain, Registration* reg, bool was_sticky) {
   reg->state.fetch_or(kOpen, std::memory_order_release);
   publish(domain, domain.counted, reg, {0, 0});
   if (was_sticky) {
-    reg->is_sticky = true;
+    reg->rest().is_sticky = true;
     ++domain.sticky_count;
     domain.sticky_bytes += reg->length();
     publish(domain, domain.sticky, reg, {0, 0});
@@ -274,11 +278,11 @@ Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t co
   while (looks-- > 0 && (freed_bytes < bytes || freed_count < count)) {
     Registration* reg = domain.by_stamp.first();
     if (reg == nullptr) break;
-    bool is_current = reg->stamp.load(std::memory_order_relaxed) == reg->listed_stamp;
+    bool is_current = reg->stamp.load(std::memory_order_relaxed) == reg->rest().listed_stamp;
     if (!is_current || !close_idle(reg)) {
       unlist(domain, reg);
       // In use: its put is still to come, so it is later than all that are idle.
-      if (is_current) reg->stamp.store(ticks(), std::memory_order_relaxed);
+      if (is_current) reg->stamp.store(put_clock_advance(), std::memory_order_relaxed);
       list(domain, reg);
       continue;
     }
@@ -295,7 +299,7 @@ Unmovable unmovable(Domain& domain) {
   reclaim_sticky(domain);
   Unmovable sum{domain.reserved_bytes, domain.reserved_count};
   auto add = [&](Registration* reg) {
-    if (reg->is_listed && reg->refs() == 0) return true;
+    if (reg->rest().is_listed && reg->refs() == 0) return true;
     sum.bytes += reg->length();
     ++sum.count;
     return true;

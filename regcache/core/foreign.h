@@ -43,9 +43,9 @@ inline Registration* find_foreign(const Domain& domain, std::uintptr_t low, std:
   Registration* top = domain.by_range.root();
   for (int step = 0; top != nullptr && step < kMostSteps; ++step) {
     if (seems_to_cover(domain, top, low, high)) return top;
-    Registration* left = top->by_range.left;
-    bool goes_left = left != nullptr && left->furthest_end > low;
-    top = goes_left ? left : static_cast<Registration*>(top->by_range.right);
+    Registration* left = top->rest().by_range.left;
+    bool goes_left = left != nullptr && left->rest().furthest_end > low;
+    top = goes_left ? left : static_cast<Registration*>(top->rest().by_range.right);
   }
   return nullptr;
 }

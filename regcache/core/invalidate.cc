@@ -20,7 +20,7 @@ Invalidation* Invalidations::begin(std::uintptr_t low, std::uintptr_t high,
 
 void Invalidations::await(Invalidation* one, Registration* reg) {
   if (reg->head.key.generation >= one->generation_limit) return;
-  reg->is_awaited = true;
+  reg->rest().is_awaited = true;
   LockGuard guard(lock_);
   ++one->remaining;
 }
@@ -89,9 +89,9 @@ struct Look {
 
   bool operator()(Registration* reg) {
     // A heap's own registration ends with the heap, and so do the keys of its blocks.
-    if (reg->is_quarantined || reg->kind == Kind::kHeap) return true;
-    bool is_counted_already = reg->is_awaited;
-    if (reg->is_parked) {
+    if (reg->rest().is_quarantined || reg->rest().kind == Kind::kHeap) return true;
+    bool is_counted_already = reg->rest().is_awaited;
+    if (reg->rest().is_parked) {
       // A quiesce that fails must not open it again.
       if (unpark(reg)) {
         reg->next() = drops;
@@ -111,7 +111,7 @@ struct Look {
       ++count;
       note(Event::kInvalidated, reg->base(), reg->end(), domain->ops.name,
            reg->head.key.generation);
-    } else if (reg->kind == Kind::kPerUse && reg->refs() != 0 && !is_counted_already) {
+    } else if (reg->rest().kind == Kind::kPerUse && reg->refs() != 0 && !is_counted_already) {
       ++count;
     }
     if (one != nullptr) state()->invalidations.await(one, reg);
@@ -135,7 +135,7 @@ std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t hi
     if (!may_have_registrations(domain)) return 0;
     visit_overlapping(domain.by_range.root(), low, high, look);
     for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
-      if (reg->base() < high && reg->end() > low) reg->is_stale = true;
+      if (reg->base() < high && reg->end() > low) reg->rest().is_stale = true;
     if (one != nullptr) state()->invalidations.looked_through(one, domain.index);
     if (!is_users_thread && !domain.is_any_thread()) {
       while (look.drops != nullptr) {

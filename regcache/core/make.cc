@@ -11,6 +11,7 @@
 #include "regcache/core/history.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/oracle.h"
+#include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/freeze/callbacks.h"
 
@@ -51,8 +52,9 @@ std::uint64_t sticky_share(std::uint64_t limit) {
 Registration* find_covering(Domain& domain, const Request& request) {
   Registration* found = nullptr;
   auto look = [&](Registration* reg) {
-    if (reg->kind != Kind::kPerUse && reg->is_open() && reg->covers(request.low, request.high) &&
-        (request.sees_watched || !reg->is_watched) && (request.access & ~reg->access()) == 0)
+    if (reg->rest().kind != Kind::kPerUse && reg->is_open() &&
+        reg->covers(request.low, request.high) &&
+        (request.sees_watched || !reg->rest().is_watched) && (request.access & ~reg->access()) == 0)
       found = reg;
     return found == nullptr;
   };
@@ -74,13 +76,13 @@ bool has_sticky_room(Domain& domain, std::size_t length) {
 // Under the lock. -ENOMEM when the sticky share is full.
 int make_sticky(Domain& domain, Registration* reg, const Request& request) {
   SliceRange asked = domain.slices_of(request.low, request.high);
-  if (reg->is_sticky) {
+  if (reg->rest().is_sticky) {
     publish(domain, domain.sticky, reg, asked);
     return 0;
   }
   if (!has_sticky_room(domain, reg->length())) return -ENOMEM;
   unlist(domain, reg);
-  reg->is_sticky = true;
+  reg->rest().is_sticky = true;
   ++domain.sticky_count;
   domain.sticky_bytes += reg->length();
   publish(domain, domain.sticky, reg, asked);
@@ -94,7 +96,7 @@ int hand_out(Domain& domain, const Request& request, Registration* found, std::u
   oracle_check(domain, found, request.low, request.high);
   if (request.is_uncounted) {
     // A heap's needs no stickiness: it is held until the heap's end.
-    int error = found->kind == Kind::kHeap ? 0 : make_sticky(domain, found, request);
+    int error = found->rest().kind == Kind::kHeap ? 0 : make_sticky(domain, found, request);
     if (error == 0) *key = found->head.key;
     return error;
   }
@@ -186,6 +188,7 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
       std::uint64_t room = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
       std::uint64_t missing_bytes = length > room ? length - room : 0;
       std::uint64_t missing_count = count >= domain.max_count ? count - domain.max_count + 1 : 0;
+      if (count >= domain.max_count / 2) put_clock_be_exact();
       if (missing_bytes == 0 && missing_count == 0) {
         domain.reserved_bytes += length;
         ++domain.reserved_count;
@@ -258,7 +261,7 @@ void ask_for_purge(Domain& domain) {
 Registration* take_overlapping(Domain& domain, const Registration* wanted) {
   Registration* overlapping = nullptr;
   auto look = [&](Registration* reg) {
-    if (reg->kind == Kind::kCached && !reg->is_sticky && close_idle(reg)) {
+    if (reg->rest().kind == Kind::kCached && !reg->rest().is_sticky && close_idle(reg)) {
       withdraw(domain, reg);
       reg->next() = overlapping;
       overlapping = reg;
@@ -274,6 +277,7 @@ int ask_twice(Domain& domain, Registration* reg) {
   if (!make_memlock_room(domain, reg->length())) return -ENOMEM;
   int error = ask_registrar(domain, reg);
   if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
+  put_clock_be_exact();
   Registration* victims = nullptr;
   {
     LockGuard guard(domain.lock);
@@ -294,7 +298,7 @@ int ask_twice(Domain& domain, Registration* reg) {
 Registration* take_superseded(Domain& domain, const Registration* wider) {
   Registration* superseded = nullptr;
   auto look = [&](Registration* reg) {
-    if (reg != wider && reg->kind == Kind::kCached && !reg->is_sticky &&
+    if (reg != wider && reg->rest().kind == Kind::kCached && !reg->rest().is_sticky &&
         wider->covers(reg->base(), reg->end()) && (reg->access() & ~wider->access()) == 0 &&
         close_idle(reg)) {
       withdraw(domain, reg);
@@ -311,8 +315,8 @@ void enter(Domain& domain, Registration* reg) {
   std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
   std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
   note(Event::kRegistered, reg->base(), reg->end(), domain.ops.name, generation);
-  reg->by_range.left = nullptr;
-  reg->by_range.right = nullptr;
+  reg->rest().by_range.left = nullptr;
+  reg->rest().by_range.right = nullptr;
   domain.by_range.insert(reg);
   ++domain.count;
   domain.bytes += reg->length();
@@ -338,7 +342,7 @@ void enter_closed(Domain& domain, Registration* reg, Registration** drops) {
 int settle_made(Domain& domain, const Request& request, const Plan& plan, Registration* made,
                 Registration** reg, rdmalloc_key* key, Registration** drops) {
   end_reservation(domain, made);
-  made->stamp.store(ticks(), std::memory_order_relaxed);
+  made->stamp.store(put_clock_advance(), std::memory_order_relaxed);
   if (domain.is_lost.load(std::memory_order_relaxed)) {
     // While register_ ran.
     enter_closed(domain, made, drops);
@@ -347,7 +351,7 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   if (!plan.is_owned) ++domain.counters.foreign;
   // Asked again, under the lock: whoever disowns first forgets the range and then, under the lock,
   // looks for its registrations.
-  bool is_disowned = !plan.is_owned && plan.kind == Kind::kCached && !made->is_watched &&
+  bool is_disowned = !plan.is_owned && plan.kind == Kind::kCached && !made->rest().is_watched &&
                      !state()->adoptions.hold(request.low, request.high);
   if (plan.kind == Kind::kHeap) {
     enter(domain, made);
@@ -358,16 +362,16 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
     return 0;
   }
   bool is_per_use =
-      plan.kind == Kind::kPerUse || is_disowned || (made->is_stale && !request.is_uncounted);
+      plan.kind == Kind::kPerUse || is_disowned || (made->rest().is_stale && !request.is_uncounted);
   if (is_per_use) {
-    made->kind = Kind::kPerUse;
+    made->rest().kind = Kind::kPerUse;
     enter(domain, made);
     made->state.store(1, std::memory_order_release);
     *reg = made;
     return 0;
   }
-  Registration* winner = made->is_stale ? nullptr : find_covering(domain, request);
-  if (winner != nullptr || made->is_stale) {
+  Registration* winner = made->rest().is_stale ? nullptr : find_covering(domain, request);
+  if (winner != nullptr || made->rest().is_stale) {
     enter_closed(domain, made, drops);
     return winner == nullptr ? -EAGAIN : hand_out(domain, request, winner, 1, reg, key);
   }
@@ -404,13 +408,13 @@ void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   Extent extent = Extent::of(plan.length(), domain.index, plan.access);
   std::atomic_ref(made->head.base).store(plan.low, std::memory_order_release);
   std::atomic_ref(made->head.extent).store(extent.word, std::memory_order_release);
-  made->frames = 0;
+  made->rest().frames = 0;
   store_key(made->head.key, {});
-  made->kind = plan.kind;
-  made->is_sticky = made->is_listed = made->is_awaited = false;
-  made->is_quarantined = made->is_stale = false;
-  made->is_parked = made->was_sticky = false;
-  made->is_watched = plan.is_watched;
+  made->rest().kind = plan.kind;
+  made->rest().is_sticky = made->rest().is_listed = made->rest().is_awaited = false;
+  made->rest().is_quarantined = made->rest().is_stale = false;
+  made->rest().is_parked = made->rest().was_sticky = false;
+  made->rest().is_watched = plan.is_watched;
 }
 
 // Has a record that is in flight watched before its pages are pinned, or makes it one for a use.
@@ -419,8 +423,8 @@ void begin_watching(Domain& domain, Registration* made) {
   if (watch.begin(made->base(), made->end())) return;
   {
     LockGuard guard(domain.lock);
-    made->is_watched = false;
-    made->is_stale = true;
+    made->rest().is_watched = false;
+    made->rest().is_stale = true;
   }
   watch.end(*state(), made->base(), made->end());
 }
@@ -452,7 +456,7 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
       LockGuard guard(domain.lock);
       end_reservation(domain, made);
     }
-    if (made->is_watched) all.watch.end(all, made->base(), made->end());
+    if (made->rest().is_watched) all.watch.end(all, made->base(), made->end());
     all.registrations.give(made);
     return error;
   }
@@ -501,7 +505,7 @@ int find_span(const Domain& domain, const Request& request, rdmalloc_range* span
 int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
   LockGuard guard(domain.lock);
   Registration* found = find_covering(domain, request);
-  if (found == nullptr || found->kind != Kind::kHeap) {
+  if (found == nullptr || found->rest().kind != Kind::kHeap) {
     int error = check_open(domain);
     return error == -EAGAIN ? error : -EACCES;
   }

@@ -4,6 +4,7 @@
 #include "alloc/core/report.h"
 #include "alloc/os/memory.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -56,6 +57,7 @@ MemlockRoom memlock_room(const Domain& domain) {
 
 bool make_memlock_room(Domain& domain, std::size_t length) {
   MemlockRoom room = memlock_room(domain);
+  if (room.limit != UINT64_MAX) put_clock_be_exact();
   if (length <= room.left) return true;
   // The domain's own first: the others' users have not asked for anything.
   if (length <= room.limit) {

@@ -124,7 +124,7 @@ bool oracle_watches(const Domain& domain) {
 
 void oracle_registered(const Domain& domain, Registration* reg) {
   // One for a single use is never found again.
-  if (!oracle_watches(domain) || reg->kind == Kind::kPerUse) return;
+  if (!oracle_watches(domain) || reg->rest().kind == Kind::kPerUse) return;
   Pages pages(reg->base(), reg->end());
   FrameStore& store = state()->frames;
   std::uint32_t handle = store.take(pages.count());
@@ -142,19 +142,19 @@ void oracle_registered(const Domain& domain, Registration* reg) {
     store.give(handle, pages.count());
     return;
   }
-  reg->frames = handle;
+  reg->rest().frames = handle;
 }
 
 void oracle_deregistered(Registration* reg) {
-  if (reg->frames == 0) return;
-  state()->frames.give(reg->frames, Pages(reg->base(), reg->end()).count());
-  reg->frames = 0;
+  if (reg->rest().frames == 0) return;
+  state()->frames.give(reg->rest().frames, Pages(reg->base(), reg->end()).count());
+  reg->rest().frames = 0;
 }
 
 void oracle_check(const Domain& domain, const Registration* reg, std::uintptr_t low,
                   std::uintptr_t high) {
-  if (reg->frames == 0) return;
-  std::uint64_t* words = state()->frames.at(reg->frames);
+  if (reg->rest().frames == 0) return;
+  std::uint64_t* words = state()->frames.at(reg->rest().frames);
   Pages registered(reg->base(), reg->end());
   read_pagemap(Pages(low, high), [&](std::uintptr_t page, std::uint64_t word) {
     if (const char* what = what_is_stale(words[page - registered.first], word))

@@ -13,6 +13,7 @@
 
 #include "alloc/core/lock.h"
 #include "regcache/core/child_empty.h"
+#include "regcache/core/record_window.h"
 
 namespace rdmalloc::regcache {
 
@@ -21,9 +22,24 @@ struct PoolMemory {
   std::atomic<std::uintptr_t> next{0};
   std::atomic<std::uintptr_t> end{0};
   std::atomic<std::uint32_t> chunks{0};
+  RecordWindow window;  // of records with numbers
 };
 
+// One record after the other.
 template <class Record>
+struct InOrder {
+  static constexpr bool kHaveNumbers = false;
+  static constexpr std::size_t kRunBytes = sizeof(Record);
+  static std::uintptr_t after(std::uintptr_t cursor) { return cursor + sizeof(Record); }
+  static std::uintptr_t record_at(std::uintptr_t cursor, std::uint32_t) { return cursor; }
+};
+
+// Places says where in a chunk the records are, and whether chunks lie in a window, so that records
+// have numbers. Each chunk is a number of runs, from one of which on they lie alike, and begins at
+// a multiple of them (of a page at most without numbers): after() moves the cursor, which begins
+// where the chunk does, by one record and past the chunk's end with its last; record_at() is the
+// record for it, in the n-th chunk of all.
+template <class Record, class Places = InOrder<Record>>
 class Pool {
  public:
   // A record as its last user left it, or zero. NULL when the kernel gives no memory.
@@ -35,9 +51,10 @@ class Pool {
       return record;
     }
     if (!has_unused(memory) && !add_chunk(memory)) return nullptr;
-    std::uintptr_t next = memory.next.load(std::memory_order_relaxed);
-    memory.next.store(next + sizeof(Record), std::memory_order_relaxed);
-    return reinterpret_cast<Record*>(next);
+    std::uintptr_t cursor = memory.next.load(std::memory_order_relaxed);
+    memory.next.store(Places::after(cursor), std::memory_order_relaxed);
+    return reinterpret_cast<Record*>(
+        Places::record_at(cursor, memory.chunks.load(std::memory_order_relaxed)));
   }
   void give(Record* record) {
     LockGuard guard(lock_);
@@ -53,7 +70,7 @@ class Pool {
  private:
   static constexpr std::size_t kFirstChunkBytes = 65536;
   static constexpr std::uint32_t kMostDoublings = 8;  // 16 MiB, 131,072 registrations
-  static_assert(kFirstChunkBytes % sizeof(Record) == 0);
+  static_assert(kFirstChunkBytes % Places::kRunBytes == 0);
 
   static Record*& next_of(Record* record) { return Record::free_link(record); }
 
@@ -64,10 +81,14 @@ class Pool {
     std::uint32_t chunks = memory.chunks.load(std::memory_order_relaxed);
     std::size_t length = kFirstChunkBytes << (chunks < kMostDoublings ? chunks : kMostDoublings);
     std::uintptr_t base = 0;
-    if (map_child_empty_dense(length, &base) != 0) return false;
+    if constexpr (Places::kHaveNumbers) {
+      if (!memory.window.take(&length, &base)) return false;
+    } else if (map_child_empty(length, &base) != 0) {
+      return false;
+    }
     memory.chunks.store(chunks + 1, std::memory_order_relaxed);
     // In this order, so that a child forked between two of them finds no unused memory, never wrong
-    // memory. What is left of the chunk before is less than a record.
+    // memory. Of the chunk before nothing is left.
     memory.end.store(0, std::memory_order_release);
     memory.next.store(base, std::memory_order_release);
     memory.end.store(base + length, std::memory_order_release);

@@ -34,7 +34,7 @@ struct Claim {
   bool is_refused = false;
 
   bool operator()(Registration* reg) {
-    bool was_sticky = reg->is_sticky;
+    bool was_sticky = reg->rest().is_sticky;
     if (keeps_idle) {
       is_refused = true;
       return false;

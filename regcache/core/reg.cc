@@ -7,6 +7,7 @@
 #include "regcache/core/history.h"
 #include "regcache/core/make.h"
 #include "regcache/core/oracle.h"
+#include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -14,8 +15,9 @@ namespace {
 
 constexpr std::uint32_t kAllAccess = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE;
 
+// A get that is no hit of ours. Its caller jumps here, so that a hit saves no registers.
 [[gnu::noinline]] int get_slow(Domain* domain, const void* addr, std::size_t length,
-                               std::uint32_t access, Registration** reg) {
+                               std::uint32_t access, rdmalloc_reg** out) {
   if (int error = domain_check(domain)) return error;
   bool may_register = (access & RDMALLOC_NO_REGISTER) == 0;
   access &= ~RDMALLOC_NO_REGISTER;
@@ -23,7 +25,10 @@ constexpr std::uint32_t kAllAccess = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REM
   if (length == 0 || low + length < low || access == 0 || (access & ~kAllAccess) != 0)
     return -EINVAL;
   Request request{low, low + length, access, false};
-  return find_or_make(*domain, request, may_register, reg, nullptr);
+  Registration* reg = nullptr;
+  int error = find_or_make(*domain, request, may_register, &reg, nullptr);
+  if (error == 0) *out = reinterpret_cast<rdmalloc_reg*>(reg);
+  return error;
 }
 
 void take_back(Registration* reg, std::uint64_t change);
@@ -60,7 +65,7 @@ void fold_hits(Registration* reg) {
 
 inline void put(Registration* reg) {
   // Before the last reference is gone: afterwards the record may be another's.
-  reg->stamp.store(ticks(), std::memory_order_relaxed);
+  reg->stamp.store(put_stamp(), std::memory_order_relaxed);
   // Release: what we did with the registration comes before its end. Acquire: if we end it.
   std::uint64_t now = reg->state.fetch_sub(1, std::memory_order_acq_rel) - 1;
   if ((now & (kOpen | kFold)) != kOpen) [[unlikely]]
@@ -81,7 +86,7 @@ bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size
   // Only now is it what it says.
   if (reg->covers(low, low + length) && (access & ~reg->access()) == 0 &&
       reg->domain_index() == domain->index &&
-      (!watch_was_used.load(std::memory_order_relaxed) || !reg->is_watched ||
+      (!watch_was_used.load(std::memory_order_relaxed) || !reg->rest().is_watched ||
        state()->watch.allows(reg))) {
     oracle_check(*domain, reg, low, low + length);
     return true;
@@ -90,21 +95,36 @@ bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size
   return false;
 }
 
+// The same for a slot whose record was another's by the time we held it.
+[[gnu::noinline]] int get_after_stranger(Domain* domain, const void* addr, std::size_t length,
+                                         std::uint32_t access, rdmalloc_reg** out,
+                                         Registration* stranger) {
+  take_back(stranger, 1 + kHit);
+  return get_slow(domain, addr, length, access, out);
+}
+
 // A hit on adopted memory, or NULL.
-[[gnu::noinline]] Registration* get_foreign(Domain* domain, std::uintptr_t low, std::size_t length,
-                                            std::uint32_t access) {
+Registration* find_adopted(Domain* domain, std::uintptr_t low, std::size_t length,
+                           std::uint32_t access) {
   if (length == 0 || low + length < low || (access << 1) == 0) return nullptr;
   if (domain->hints == nullptr) return nullptr;  // a parent process's domain (I11)
   Slot& hint = domain->hints[hint_of(low)];
   // Acquire: pairs with the release below, so that the record is filled in.
-  Registration* reg = hint.load(std::memory_order_acquire);
+  Registration* reg = domain->record_of(hint.load(std::memory_order_acquire));
   if (reg != nullptr && seems_to_cover(*domain, reg, low, low + length) &&
       take_found(domain, reg, low, length, access))
     return reg;
   reg = find_foreign(*domain, low, low + length);
   if (reg == nullptr || !take_found(domain, reg, low, length, access)) return nullptr;
-  hint.store(reg, std::memory_order_release);
+  hint.store(domain->number_of(reg), std::memory_order_release);
   return reg;
+}
+[[gnu::noinline]] int get_foreign(Domain* domain, const void* addr, std::size_t length,
+                                  std::uint32_t access, rdmalloc_reg** out) {
+  Registration* reg = find_adopted(domain, reinterpret_cast<std::uintptr_t>(addr), length, access);
+  if (reg == nullptr) return get_slow(domain, addr, length, access, out);
+  *out = reinterpret_cast<rdmalloc_reg*>(reg);
+  return 0;
 }
 
 }  // namespace
@@ -118,30 +138,23 @@ extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void
   Domain* domain = domain_of(handle);
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   std::uintptr_t offset = low - domain->head.arena_base;
-  Registration* reg;
-  if (offset < domain->head.arena_length) [[likely]] {
-    reg = domain->counted[offset >> RDMALLOC_SLICE_SHIFT].load(std::memory_order_acquire);
-    if (reg != nullptr && acquire(reg, 1 + kHit)) [[likely]] {
-      // Ours until put; but the slot is older than the reference: the record may have become
-      // another's in between, so everything is looked at again.
-      std::uintptr_t inside = low - reg->base();
-      Extent extent = reg->extent();
-      if (inside < extent.length() && length - 1 < extent.length() - inside &&
-          (access & ~extent.access()) == 0 && (access << 1) != 0 &&
-          extent.domain_index() == domain->index) [[likely]] {
-        oracle_check(*domain, reg, low, low + length);
-        *out = reinterpret_cast<rdmalloc_reg*>(reg);
-        return 0;
-      }
-      take_back(reg, 1 + kHit);
-    }
-  } else if ((reg = get_foreign(domain, low, length, access)) != nullptr) {
-    *out = reinterpret_cast<rdmalloc_reg*>(reg);
-    return 0;
-  }
-  int error = get_slow(domain, addr, length, access, &reg);
-  if (error == 0) *out = reinterpret_cast<rdmalloc_reg*>(reg);
-  return error;
+  if (offset >= domain->head.arena_length) [[unlikely]]
+    return get_foreign(domain, addr, length, access, out);
+  Registration* reg = domain->record_of(
+      domain->counted[offset >> RDMALLOC_SLICE_SHIFT].load(std::memory_order_acquire));
+  if (reg == nullptr || !acquire(reg, 1 + kHit)) [[unlikely]]
+    return get_slow(domain, addr, length, access, out);
+  // Ours until put; but the slot is older than the reference: the record may have become another's
+  // in between, so everything is looked at again.
+  std::uintptr_t inside = low - reg->base();
+  Extent extent = reg->extent();
+  if (inside >= extent.length() || length - 1 >= extent.length() - inside ||
+      (access & ~extent.access()) != 0 || (access << 1) == 0 ||
+      extent.domain_index() != domain->index) [[unlikely]]
+    return get_after_stranger(domain, addr, length, access, out, reg);
+  oracle_check(*domain, reg, low, low + length);
+  *out = reinterpret_cast<rdmalloc_reg*>(reg);
+  return 0;
 }
 
 extern "C" RDMALLOC_API void rdmalloc_reg_put(rdmalloc_reg* handle) {

@@ -85,14 +85,9 @@ struct Extent {
 };
 static_assert((RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE) < 0x100);
 
-struct alignas(64) Registration {
-  // The first line: all that a get and its put touch. A store to another line would hold up the
-  // next get, whose locked instruction waits for it.
-  rdmalloc_reg_head head;  // must be first: the inline fast path of regcache.h reads it
-  std::atomic<std::uint64_t> state;
-  std::atomic<std::uint64_t> stamp;  // ticks() of the latest put
-
-  // The second line: under the domain's lock.
+// What is touched under the domain's lock only. It lies a page away from the Registration itself
+// (RegistrationPlaces), so that the lines of which each hit touches one lie together.
+struct alignas(64) RegistrationRest {
   std::uint64_t listed_stamp;  // its place in the domain's by_stamp, at most `stamp`
   RangeLinks by_range;
   Shared<std::uintptr_t> furthest_end;  // largest end of a range in its subtree of by_range
@@ -109,6 +104,22 @@ struct alignas(64) Registration {
   bool was_sticky : 1;      // when it was parked
   // Read by whoever holds it too, so a byte of its own.
   bool is_watched;  // foreign, and cached because its pages are watched (watch.h)
+};
+static_assert(sizeof(RegistrationRest) == 64);
+
+// All that a get and its put touch. A store to another line would hold up the next get, whose
+// locked instruction waits for it.
+struct alignas(64) Registration {
+  rdmalloc_reg_head head;  // must be first: the inline fast path of regcache.h reads it
+  std::atomic<std::uint64_t> state;
+  std::atomic<std::uint64_t> stamp;  // of the latest put (put_clock.h)
+
+  // The other page of the two that hold the record.
+  static constexpr std::uintptr_t kRestDistance = 4096;
+  RegistrationRest& rest() { return *reinterpret_cast<RegistrationRest*>(rest_address()); }
+  const RegistrationRest& rest() const {
+    return *reinterpret_cast<const RegistrationRest*>(rest_address());
+  }
 
   Extent extent() const { return {head.extent}; }
   std::uintptr_t base() const { return head.base; }
@@ -119,13 +130,45 @@ struct alignas(64) Registration {
   bool covers(std::uintptr_t low, std::uintptr_t high) const {
     return low >= head.base && high <= end();
   }
-  Registration*& next() { return by_stamp.left; }
+  Registration*& next() { return rest().by_stamp.left; }
   static Registration*& free_link(Registration* reg) { return reg->next(); }
   bool is_open() const { return (state.load(std::memory_order_relaxed) & kOpen) != 0; }
   std::uint64_t refs() const { return state.load(std::memory_order_relaxed) & kRefs; }
+
+ private:
+  std::uintptr_t rest_address() const {
+    return reinterpret_cast<std::uintptr_t>(this) ^ kRestDistance;
+  }
 };
-static_assert(sizeof(Registration) == 128, "two lines; 10^6 registrations in 122 MiB");
-static_assert(offsetof(Registration, head) == 0 && offsetof(Registration, listed_stamp) == 64);
+static_assert(sizeof(Registration) == 64, "with its rest two lines; 10^6 of them in 122 MiB");
+
+// Where records lie (pool.h): 64 to two pages, of which each record has a line in the one, and its
+// rest the line of that number in the other.
+//
+// The first records are spread: of two neighbours one begins in the first page, one in the second.
+// So no two of them are in one pair of lines, which processors fetch together and pass around
+// together, and threads that use different registrations leave each other alone. Of many records
+// the lines of hits fill whole pages instead. Two threads rarely meet in a pair then, but what is
+// touched at all is half as much for the TLB, and neighbours by pair are both of use.
+struct RegistrationPlaces {
+  static constexpr bool kHaveNumbers = true;  // which the slots of domains hold
+  static constexpr std::size_t kRunBytes = 2 * Registration::kRestDistance;
+  // Of the pool's first chunks, 960 KiB together: 7,680 records.
+  static constexpr std::uint32_t kSpreadChunks = 4;
+
+  // `cursor` is where unused memory begins: it stays in the first of a run's pages.
+  static std::uintptr_t after(std::uintptr_t cursor) {
+    std::uintptr_t next = cursor + sizeof(Registration);
+    return next % Registration::kRestDistance == 0 ? next + Registration::kRestDistance : next;
+  }
+  static std::uintptr_t record_at(std::uintptr_t cursor, std::uint32_t chunks) {
+    // Packed, the order of the two pages changes every 128 KiB: else all lines of hits had a zero
+    // in bit 12 of their address, which is half of the sets of a second-level cache.
+    bool is_second = chunks <= kSpreadChunks ? (cursor / sizeof(Registration)) % 2 != 0
+                                             : (cursor >> 17) % 2 != 0;
+    return is_second ? cursor ^ Registration::kRestDistance : cursor;
+  }
+};
 
 // A key that readers may copy before they know that it is still what they asked for: of a record
 // (rdmalloc_reg_key(), whose loads the release pairs with), or of a heap (heap_keys.cc, where a
@@ -176,27 +219,5 @@ inline bool close_heaps(Registration* reg) {
 inline void open_with(Registration* reg, std::uint64_t refs) {
   reg->state.store(kOpen | refs, std::memory_order_release);
 }
-
-// A clock to order puts by: ticks of the processor, the same on all of them where the kernel itself
-// uses them for its clock. Costs 6-8 ns where clock_gettime costs 20 (perf stat, 10^8 puts).
-//
-// No two stamps of one thread are the same. Where a tick is longer than a put takes (1 to 40 ns on
-// aarch64), a thread counts on from its last stamp in the 6 bits below a tick: 2^58 ticks of 1 ns
-// are 9 years. Puts of two threads in one tick have no order; README.md, "How exact the LRU is".
-#if defined(__x86_64__)
-inline std::uint64_t ticks() {
-  return __builtin_ia32_rdtsc();
-}
-#else
-inline constinit thread_local std::uint64_t last_ticks = 0;
-inline std::uint64_t ticks() {
-  std::uint64_t value;
-  asm volatile("mrs %0, cntvct_el0" : "=r"(value));
-  value <<= 6;
-  if (value <= last_ticks) value = last_ticks + 1;
-  last_ticks = value;
-  return value;
-}
-#endif
 
 }  // namespace rdmalloc::regcache

@@ -30,7 +30,7 @@ struct State {
   std::atomic<std::uint32_t> preparation;  // Preparation; a futex
   SliceWords words;
   std::atomic<std::uint64_t> generation;  // of registrations, in all domains: never repeats
-  Pool<Registration> registrations;
+  Pool<Registration, RegistrationPlaces> registrations;
   Invalidations invalidations;
   ByteRanges adoptions;  // looked at by misses only
   Watch watch;

@@ -16,7 +16,7 @@ namespace rdmalloc::regcache {
 inline std::uint64_t priority_of(const Registration* reg) {
   // Two rounds of multiply and fold (the finaliser of Appleby's MurmurHash3): records are made at
   // equal distances, usually in the order of their ranges, and that order must not show.
-  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(reg) >> 7;
+  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(reg) >> 6;
   bits = (bits ^ (bits >> 33)) * 0xff51afd7ed558ccdu;
   bits = (bits ^ (bits >> 33)) * 0xc4ceb9fe1a85ec53u;
   return bits ^ (bits >> 33);
@@ -24,24 +24,27 @@ inline std::uint64_t priority_of(const Registration* reg) {
 
 struct RangeOrder {
   using Link = Shared<Registration*>;
-  static RangeLinks& links(Registration* reg) { return reg->by_range; }
+  static RangeLinks& links(Registration* reg) { return reg->rest().by_range; }
   static bool is_before(const Registration* a, const Registration* b) {
     return a->head.base != b->head.base ? a->head.base < b->head.base : a < b;
   }
   static void update(Registration* reg) {
     std::uintptr_t furthest = reg->end();
-    for (const Registration* child : {static_cast<Registration*>(reg->by_range.left),
-                                      static_cast<Registration*>(reg->by_range.right)})
-      if (child != nullptr && child->furthest_end > furthest) furthest = child->furthest_end;
-    reg->furthest_end = furthest;
+    for (const Registration* child : {static_cast<Registration*>(reg->rest().by_range.left),
+                                      static_cast<Registration*>(reg->rest().by_range.right)})
+      if (child != nullptr && child->rest().furthest_end > furthest)
+        furthest = child->rest().furthest_end;
+    reg->rest().furthest_end = furthest;
   }
 };
 
 struct StampOrder {
   using Link = Registration*;
-  static StampLinks& links(Registration* reg) { return reg->by_stamp; }
+  static StampLinks& links(Registration* reg) { return reg->rest().by_stamp; }
   static bool is_before(const Registration* a, const Registration* b) {
-    return a->listed_stamp != b->listed_stamp ? a->listed_stamp < b->listed_stamp : a < b;
+    return a->rest().listed_stamp != b->rest().listed_stamp
+               ? a->rest().listed_stamp < b->rest().listed_stamp
+               : a < b;
   }
   static void update(Registration*) {}
 };
@@ -126,16 +129,16 @@ using StampTree = Tree<StampOrder>;
 // fn may change anything but the tree. Returns false when fn did.
 template <class Fn>
 bool visit_overlapping(Registration* top, std::uintptr_t low, std::uintptr_t high, Fn& fn) {
-  if (top == nullptr || top->furthest_end <= low) return true;
-  if (!visit_overlapping(top->by_range.left, low, high, fn)) return false;
+  if (top == nullptr || top->rest().furthest_end <= low) return true;
+  if (!visit_overlapping(top->rest().by_range.left, low, high, fn)) return false;
   if (top->base() >= high) return true;
   if (top->end() > low && !fn(top)) return false;
-  return visit_overlapping(top->by_range.right, low, high, fn);
+  return visit_overlapping(top->rest().by_range.right, low, high, fn);
 }
 template <class Fn>
 bool visit_all(Registration* top, Fn& fn) {
-  return top == nullptr ||
-         (visit_all(top->by_range.left, fn) && fn(top) && visit_all(top->by_range.right, fn));
+  return top == nullptr || (visit_all(top->rest().by_range.left, fn) && fn(top) &&
+                            visit_all(top->rest().by_range.right, fn));
 }
 
 }  // namespace rdmalloc::regcache

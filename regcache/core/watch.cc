@@ -179,8 +179,8 @@ void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t h
   LockGuard guard(domain.lock);
   if (!has_watched(domain)) return;
   auto close = [&](Registration* reg) {
-    if (!reg->is_watched) return true;
-    if (reg->is_parked) {
+    if (!reg->rest().is_watched) return true;
+    if (reg->rest().is_parked) {
       // A quiesce that fails must not open it again.
       if (unpark(reg)) {
         reg->next() = domain.deferred;
@@ -204,7 +204,8 @@ void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t h
   };
   visit_overlapping(domain.by_range.root(), low, high, close);
   for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
-    if (reg->is_watched && reg->base() < high && reg->end() > low) reg->is_stale = true;
+    if (reg->rest().is_watched && reg->base() < high && reg->end() > low)
+      reg->rest().is_stale = true;
 }
 
 // ---- ranges ----
@@ -244,14 +245,15 @@ ByteRanges::Range Watch::first_kept(State& all, std::uintptr_t low, std::uintptr
     if (domain.phase.load(std::memory_order_acquire) == rdmalloc::regcache::Phase::kUnused)
       continue;
     auto look = [&](Registration* reg) {
-      if (!reg->is_watched) return true;
+      if (!reg->rest().is_watched) return true;
       take(reg->base(), reg->end());
       return false;  // by rising base
     };
     LockGuard guard(domain.lock);
     visit_overlapping(domain.by_range.root(), low, high, look);
     for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
-      if (reg->is_watched && reg->base() < high && reg->end() > low) take(reg->base(), reg->end());
+      if (reg->rest().is_watched && reg->base() < high && reg->end() > low)
+        take(reg->base(), reg->end());
   }
   ByteRanges::Range retired;
   if (retired_.find_first(low, high, &retired)) take(retired.low, retired.high);

@@ -98,7 +98,7 @@ void park_domain(Domain& domain, Step& step) {
   visit_all(domain.by_range.root(), park_it);
   // What is being made becomes its caller's alone, for one use.
   for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
-    reg->is_stale = true;
+    reg->rest().is_stale = true;
 }
 
 // Whether nobody but heaps, pools and we hold a registration of the domain, and none is being made
@@ -109,10 +109,10 @@ bool is_idle(State& all, Domain& domain) {
   std::uint64_t held = 0;
   bool is_dropped_by_others = false;
   auto add = [&](Registration* reg) {
-    if (reg->is_quarantined) return true;
+    if (reg->rest().is_quarantined) return true;
     std::uint64_t refs = reg->refs();
     is_dropped_by_others |= refs == 0;
-    held += refs - (reg->is_parked ? 1 : 0);
+    held += refs - (reg->rest().is_parked ? 1 : 0);
     return true;
   };
   LockGuard guard(domain.lock);
@@ -146,7 +146,7 @@ void empty_domains(State& all) {
     Registration*& list = drops[domain.index];
     {
       auto take = [&list](Registration* reg) {
-        if (reg->is_parked && unpark(reg)) {
+        if (reg->rest().is_parked && unpark(reg)) {
           reg->next() = list;
           list = reg;
         }
@@ -233,7 +233,7 @@ void reopen_domain(Domain& domain, int error) {
     // Or its device went while it was parked: what is held goes with its last put.
     bool is_lost = domain.is_lost.load(std::memory_order_relaxed);
     auto reopen_it = [&](Registration* reg) {
-      if (!reg->is_parked) return true;
+      if (!reg->rest().is_parked) return true;
       if (!is_lost) {
         reopen_parked(domain, reg);
       } else if (unpark(reg)) {

@@ -117,8 +117,9 @@ int refuse(const char* who, const char* what, std::uint64_t asked, std::uint64_t
 // Whether a registration that no eviction takes serves the piece already. Under the lock.
 bool is_there_to_stay(Domain& domain, const Piece& piece) {
   auto look = [&](Registration* reg) {
-    return !(reg->kind != Kind::kPerUse && reg->is_open() && reg->covers(piece.low, piece.high) &&
-             (domain.access & ~reg->access()) == 0 && (reg->is_sticky || reg->refs() != 0));
+    return !(reg->rest().kind != Kind::kPerUse && reg->is_open() &&
+             reg->covers(piece.low, piece.high) && (domain.access & ~reg->access()) == 0 &&
+             (reg->rest().is_sticky || reg->refs() != 0));
   };
   return !visit_overlapping(domain.by_range.root(), piece.low, piece.low + 1, look);
 }

@@ -58,7 +58,7 @@ TEST_F(RegisteredHeaps, every_block_has_its_keys_from_the_start_and_malloc_regis
   const auto* head = reinterpret_cast<const rdmalloc_domain_head*>(domain.handle);
   for (std::size_t at = 0; at < info.length; at += RDMALLOC_SLICE_BYTES) {
     std::size_t offset = reinterpret_cast<std::uintptr_t>(info.base) + at - head->arena_base;
-    ASSERT_NE(head->sticky[offset >> RDMALLOC_SLICE_SHIFT], nullptr);
+    ASSERT_NE(head->sticky[offset >> RDMALLOC_SLICE_SHIFT], 0U);
   }
   for (std::size_t bytes : {std::size_t{1}, std::size_t{100}, 5 * kKiB, 100 * kKiB, 3 * kMiB}) {
     auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, bytes));
