@@ -2,8 +2,9 @@
 //
 // The table is sparse: a registration fills one slot, with a tag; its end empties the slot, and the
 // kernel posts a completion with the tag once the last request on the buffer is done and its pages
-// are unpinned. Deregistering waits for that. Completions of the user's requests that turn up
-// meanwhile are kept for the next reap.
+// are unpinned. Deregistering waits for that (uring_reap.cc).
+#include "regcache/registrars/uring.h"
+
 #include <errno.h>
 #include <liburing.h>
 #include <pthread.h>
@@ -20,82 +21,13 @@
 namespace {
 
 using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::drain;
+using rdmalloc::registrars::kTag;
+using rdmalloc::registrars::kTurnMs;
 using rdmalloc::registrars::should_fail;
+using rdmalloc::registrars::sleep_a_turn;
 
-// Tags are what no user's pointer is: the upper 16 bits of a canonical user address are zero.
-constexpr std::uint64_t kTag = std::uint64_t{0x7264} << 48;
-constexpr std::uint64_t kTagMask = std::uint64_t{0xffff} << 48;
-constexpr int kTurnMs = 10;        // how long a wait may miss what another thread took for it
 constexpr int kPatienceMs = 5000;  // for requests on a buffer that was put before they were done
-
-}  // namespace
-
-struct rdmalloc_uring {
-  io_uring* ring;
-  io_uring own;
-  pthread_mutex_t lock;  // of everything below and of the completion queue's head
-  unsigned buffers;
-  unsigned free_count;
-  unsigned* free_slots;  // a stack of free_count
-  bool* is_removed;      // [slot]: its tag has come
-  io_uring_cqe* kept;    // completions of the user's that a removal came across
-  unsigned kept_count;
-  unsigned kept_room;
-  unsigned entries;
-  bool is_closed;     // between quiesce and resume
-  unsigned sleepers;  // threads that look at the ring without the lock
-};
-
-namespace {
-
-bool keep(rdmalloc_uring* uring, const io_uring_cqe& completion) {
-  if (uring->kept_count == uring->kept_room) {
-    unsigned room = uring->kept_room == 0 ? 64 : 2 * uring->kept_room;
-    void* grown = should_fail("registrar_memory")
-                      ? nullptr
-                      : realloc(uring->kept, room * sizeof(io_uring_cqe));
-    if (grown == nullptr) return false;
-    uring->kept = static_cast<io_uring_cqe*>(grown);
-    uring->kept_room = room;
-  }
-  uring->kept[uring->kept_count++] = completion;
-  return true;
-}
-
-// Empties the completion queue: tags are noted, the rest is kept. Under the lock. What can't be
-// kept for want of memory stays in the queue.
-void drain(rdmalloc_uring* uring) {
-  if (uring->is_closed) return;
-  io_uring_cqe* completion = nullptr;
-  while (io_uring_peek_cqe(uring->ring, &completion) == 0 && completion != nullptr) {
-    if ((completion->user_data & kTagMask) == kTag)
-      uring->is_removed[completion->user_data & ~kTagMask] = true;
-    else if (!keep(uring, *completion))
-      return;
-    io_uring_cqe_seen(uring->ring, completion);
-  }
-}
-
-// Sleeps until a completion comes, without taking it, a turn at most: another thread may have taken
-// what we wait for between our look and our sleep.
-void sleep_a_turn(rdmalloc_uring* uring) {
-  pthread_mutex_lock(&uring->lock);
-  bool is_closed = uring->is_closed;
-  if (!is_closed) ++uring->sleepers;
-  pthread_mutex_unlock(&uring->lock);
-  if (is_closed) return;
-  io_uring_cqe* completion = nullptr;
-  __kernel_timespec turn = {0, kTurnMs * 1000000LL};
-  // Takes nothing off the queue, and with EXT_ARG (checked at open) submits nothing either.
-  int error = should_fail("uring_wait")
-                  ? -ENOMEM
-                  : io_uring_wait_cqes(uring->ring, &completion, 1, &turn, nullptr);
-  // What can't be waited for can be looked for, after a while all the same.
-  if (error != 0 && error != -ETIME) usleep(1000);
-  pthread_mutex_lock(&uring->lock);
-  --uring->sleepers;
-  pthread_mutex_unlock(&uring->lock);
-}
 
 std::int64_t now_ms() {
   timespec now;
@@ -277,21 +209,4 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
 
 extern "C" RDMALLOC_API io_uring* rdmalloc_uring_ring(rdmalloc_uring* uring) {
   return uring->ring;
-}
-
-extern "C" RDMALLOC_API int rdmalloc_uring_reap(rdmalloc_uring* uring, io_uring_cqe* completions,
-                                                unsigned most, bool wait) {
-  for (;;) {
-    pthread_mutex_lock(&uring->lock);
-    drain(uring);
-    bool is_closed = uring->is_closed;
-    unsigned count = uring->kept_count < most ? uring->kept_count : most;
-    for (unsigned i = 0; i < count; ++i) completions[i] = uring->kept[i];
-    uring->kept_count -= count;
-    for (unsigned i = 0; i < uring->kept_count; ++i) uring->kept[i] = uring->kept[i + count];
-    pthread_mutex_unlock(&uring->lock);
-    if (count == 0 && wait && is_closed) return -EAGAIN;
-    if (count != 0 || !wait || most == 0) return static_cast<int>(count);
-    sleep_a_turn(uring);
-  }
 }

@@ -151,6 +151,38 @@ TEST(Mlock, I12_small_blocks_are_registered_by_their_pages_where_no_more_is_left
             0);
 }
 
+// Exactly so, whatever was registered between. Fails when make_memlock_room() does not make the
+// order of puts exact: they would be as one.
+TEST(Mlock, I12_the_least_recently_put_makes_room_first) {
+  EXPECT_EQ(
+      unprivileged_with_memlock(7 << 20,
+                                [] {
+                                  rdmalloc_domain* domain = nullptr;
+                                  if (rdmalloc_domain_open_mlock(nullptr, &domain) != 0) return 50;
+                                  char* blocks[4] = {};
+                                  int error = 0;
+                                  for (char*& block : blocks)
+                                    block = static_cast<char*>(rdmalloc_malloc(2 * kMiB));
+                                  for (int i : {0, 1, 2, 1, 2, 0}) {
+                                    rdmalloc_reg_put(get(domain, blocks[i], 2 * kMiB, &error));
+                                    if (error != 0) return 51;
+                                  }
+                                  if (counters_of(domain).misses != 3) return 52;
+                                  rdmalloc_reg_put(get(domain, blocks[3], 2 * kMiB, &error));
+                                  if (error != 0 || counters_of(domain).evictions != 1) return 53;
+                                  for (int i : {0, 1, 2}) {
+                                    rdmalloc_reg* reg = nullptr;
+                                    int found = rdmalloc_reg_get(
+                                        domain, blocks[i], 2 * kMiB,
+                                        RDMALLOC_ACCESS_LOCAL | RDMALLOC_NO_REGISTER, &reg);
+                                    if (found != (i == 1 ? -ENOENT : 0)) return 54 + i;
+                                    rdmalloc_reg_put(reg);
+                                  }
+                                  return 0;
+                                }),
+      0);
+}
+
 // Two domains share the limit of the process. Fails when make_memlock_room() looks for idle
 // registrations in its own domain only.
 TEST(Mlock, I12_idle_registrations_of_other_domains_make_room) {
