@@ -55,7 +55,7 @@ struct Done {
 };
 
 // What every part is given as we were.
-std::vector<std::string> common_arguments(const AllOptions& options, const CLI::App& app) {
+std::vector<std::string> common_arguments(const AllOptions& options, const CommandLine& line) {
   std::vector<std::string> arguments = {"--quiet", "--output", options.output_folder};
   const auto pass_on = [&](const char* option, const std::string& value) {
     arguments.insert(arguments.end(), {option, value});
@@ -65,7 +65,7 @@ std::vector<std::string> common_arguments(const AllOptions& options, const CLI::
   for (const std::string& peer : options.allocators.peers) pass_on("--peer", peer);
   for (const std::string& folder : options.allocators.peer_folders) pass_on("--peers", folder);
   for (const char* option : {"--repetitions", "--limit-s"})
-    if (app.count(option) > 0) pass_on(option, app[option]->as<std::string>());
+    if (line.is_given(option)) pass_on(option, line.as_given(option));
   return arguments;
 }
 
@@ -158,10 +158,10 @@ int choose_parts(const std::string& names, AllOptions& options) {
 int run_all(int argc, char** argv) {
   AllOptions options;
   std::string parts;
-  CLI::App app("Every comparison, one after the other, in one report.", "bench_all");
-  app.add_option("--parts", parts, "of startup, micro, latency, programs, bcast (default: all)");
-  app.add_flag("--quick", options.quick, "a look in a minute: does it work?");
-  if (const int status = parse_driver_options(app, argc, argv, options, "bench.json"); status >= 0)
+  CommandLine line("Every comparison, one after the other, in one report.", "bench_all");
+  line.text("--parts", parts, "of startup, micro, latency, programs, bcast (default: all)");
+  line.flag("--quick", options.quick, "a look in a minute: does it work?");
+  if (const int status = parse_driver_options(line, argc, argv, options, "bench.json"); status >= 0)
     return status;
   if (const int status = choose_parts(parts, options); status >= 0) return status;
   end_children_on_interrupt();
@@ -169,7 +169,7 @@ int run_all(int argc, char** argv) {
   if (!choice.error.empty()) return refuse(options, choice.error);
   print_allocators(choice.found, choice.left_out);
   if (options.list) return 0;
-  const std::vector<std::string> arguments = common_arguments(options, app);
+  const std::vector<std::string> arguments = common_arguments(options, line);
   std::vector<Done> done;
   for (const Part* part : options.parts) {
     done.push_back(run_part(options, *part, arguments));

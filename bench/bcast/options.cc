@@ -41,34 +41,25 @@ std::string check_patterns(const Texts& texts, CompareOptions& options) {
   return options.patterns.empty() ? "--patterns names no pattern" : "";
 }
 
-void apply_quick(const CLI::App& app, Texts& texts, CompareOptions& options) {
-  if (app.count("--sizes") == 0) texts.sizes = "64K,1M";
-  if (app.count("--patterns") == 0) texts.patterns = "fresh,reused,growing,mixed";
-  if (app.count("--repetitions") == 0) options.repetitions = 1;
-  if (app.count("--scale") == 0) options.scale = 0.1;
+void apply_quick(const CommandLine& line, Texts& texts, CompareOptions& options) {
+  if (!line.is_given("--sizes")) texts.sizes = "64K,1M";
+  if (!line.is_given("--patterns")) texts.patterns = "fresh,reused,growing,mixed";
+  if (!line.is_given("--repetitions")) options.repetitions = 1;
+  if (!line.is_given("--scale")) options.scale = 0.1;
 }
 
-void add_options(CLI::App& app, CompareOptions& options, Texts& texts) {
-  app.add_option("--sizes", texts.sizes, "bytes of a broadcast, with K, M or G")
-      ->capture_default_str();
-  app.add_option("--patterns", texts.patterns, fmt::format("of {}", fmt::join(kPatterns, ", ")))
-      ->capture_default_str();
-  app.add_option("--transports", texts.transports,
-                 fmt::format("of {}, or all", fmt::join(transport_names(), ", ")))
-      ->capture_default_str();
-  app.add_option("--ranks", options.ranks, "MPI processes")
-      ->check(CLI::Range(2, 4096))
-      ->capture_default_str();
-  app.add_option("--scale", options.scale, "times the usual number of broadcasts")
-      ->check(CLI::Range(0.01, 1000.0))
-      ->capture_default_str();
-  app.add_option("--pause-ms", options.pause_ms, "the pause of the pattern phases")
-      ->check(CLI::Range(0, 600'000))
-      ->capture_default_str();
-  app.add_option("--mpirun", options.mpirun, "which mpirun")->capture_default_str();
-  app.add_flag("--quick", options.quick, "a look in seconds: one repetition, two sizes, no phases");
-  app.add_option("--worker", options.worker)->group("");
-  app.add_option("--worker-fault", options.worker_fault)->group("");
+void add_options(CommandLine& line, CompareOptions& options, Texts& texts) {
+  line.text("--sizes", texts.sizes, "bytes of a broadcast, with K, M or G");
+  line.text("--patterns", texts.patterns, fmt::format("of {}", fmt::join(kPatterns, ", ")));
+  line.text("--transports", texts.transports,
+            fmt::format("of {}, or all", fmt::join(transport_names(), ", ")));
+  line.number("--ranks", options.ranks, 2, 4096, "MPI processes");
+  line.number("--scale", options.scale, 0.01, 1000.0, "times the usual number of broadcasts");
+  line.number("--pause-ms", options.pause_ms, 0, 600'000, "the pause of the pattern phases");
+  line.text("--mpirun", options.mpirun, "which mpirun");
+  line.flag("--quick", options.quick, "a look in seconds: one repetition, two sizes, no phases");
+  line.hidden("--worker", options.worker);
+  line.hidden("--worker-fault", options.worker_fault);
 }
 
 }  // namespace
@@ -79,13 +70,14 @@ int parse_options(int argc, char** argv, CompareOptions& options) {
               .patterns = fmt::format("{}", fmt::join(kPatterns, ",")),
               .transports = "shm"};
 
-  CLI::App app("MPI broadcasts under different allocators, measured in turn, every byte checked.",
-               "bcast_compare");
-  add_options(app, options, texts);
-  if (const int status = parse_driver_options(app, argc, argv, options, "bcast.json"); status >= 0)
+  CommandLine line(
+      "MPI broadcasts under different allocators, measured in turn, every byte checked.",
+      "bcast_compare");
+  add_options(line, options, texts);
+  if (const int status = parse_driver_options(line, argc, argv, options, "bcast.json"); status >= 0)
     return status;
   if (options.worker.empty()) options.worker = options.program_folder + "/bcast_worker";
-  if (options.quick) apply_quick(app, texts, options);
+  if (options.quick) apply_quick(line, texts, options);
   std::string problem = check_sizes(texts, options);
   if (problem.empty()) problem = check_patterns(texts, options);
   if (!problem.empty()) return refuse(options, problem);

@@ -17,16 +17,12 @@ namespace {
 
 constexpr std::size_t kLargestSize = std::size_t{1} << 30;
 
-void add_options(CLI::App& app, LatencyOptions& options, std::string& sizes) {
-  app.add_option("--sizes", sizes, "of the blocks (default: 16,64,1K,16K,256K,4M)");
-  app.add_option("--threads", options.threads,
-                 "that hand blocks over; each row is measured with one thread as well")
-      ->check(CLI::Range(2, 256))
-      ->capture_default_str();
-  app.add_option("--scale", options.scale, "times the usual number of calls")
-      ->check(CLI::Range(0.001, 1000.0))
-      ->capture_default_str();
-  app.add_flag("--quick", options.quick, "a look in seconds: one repetition, few calls");
+void add_options(CommandLine& line, LatencyOptions& options, std::string& sizes) {
+  line.text("--sizes", sizes, "of the blocks (default: 16,64,1K,16K,256K,4M)");
+  line.number("--threads", options.threads, 2, 256,
+              "that hand blocks over; each row is measured with one thread as well");
+  line.number("--scale", options.scale, 0.001, 1000.0, "times the usual number of calls");
+  line.flag("--quick", options.quick, "a look in seconds: one repetition, few calls");
 }
 
 // What is wrong with the list, or nothing.
@@ -45,16 +41,16 @@ std::string parse_sizes(const std::string& text, LatencyOptions& options) {
 // -1 to go on, otherwise the exit status.
 int parse_options(int argc, char** argv, LatencyOptions& options) {
   std::string sizes;
-  CLI::App app("Percentiles of single calls under different allocators, measured in turn.",
-               "latency_compare");
-  add_options(app, options, sizes);
-  if (const int status = parse_driver_options(app, argc, argv, options, "latency.json");
+  CommandLine line("Percentiles of single calls under different allocators, measured in turn.",
+                   "latency_compare");
+  add_options(line, options, sizes);
+  if (const int status = parse_driver_options(line, argc, argv, options, "latency.json");
       status >= 0)
     return status;
   if (const std::string problem = parse_sizes(sizes, options); !problem.empty())
     return refuse(options, problem);
-  if (options.quick && app.count("--repetitions") == 0) options.repetitions = 1;
-  if (options.quick && app.count("--scale") == 0) options.scale = 0.02;
+  if (options.quick && !line.is_given("--repetitions")) options.repetitions = 1;
+  if (options.quick && !line.is_given("--scale")) options.scale = 0.02;
   return -1;
 }
 

@@ -16,33 +16,29 @@
 namespace rdmalloc::bench {
 namespace {
 
-void add_options(CLI::App& app, MicroOptions& options, std::string& rss_bytes) {
-  app.add_option("--base", options.base, "the allocator that ratios are taken to")
-      ->capture_default_str();
-  app.add_option("--filter", options.filter, "a regular expression over the benchmarks' names")
-      ->capture_default_str();
-  app.add_option("--min-time-s", options.min_time_s, "seconds of each benchmark in each run")
-      ->check(CLI::Range(0.001, 100.0))
-      ->capture_default_str();
-  app.add_option(
-      "--rss-bytes", rss_bytes,
-      "also let each allocator use this much (as in 4G), free it, and watch it come back");
-  app.add_flag("--quick", options.quick, "a look in seconds: one repetition, short");
+void add_options(CommandLine& line, MicroOptions& options, std::string& rss_bytes) {
+  line.text("--base", options.base, "the allocator that ratios are taken to");
+  line.text("--filter", options.filter, "a regular expression over the benchmarks' names");
+  line.number("--min-time-s", options.min_time_s, 0.001, 100.0,
+              "seconds of each benchmark in each run");
+  line.text("--rss-bytes", rss_bytes,
+            "also let each allocator use this much (as in 4G), free it, and watch it come back");
+  line.flag("--quick", options.quick, "a look in seconds: one repetition, short");
 }
 
 // -1 to go on, otherwise the exit status.
 int parse_options(int argc, char** argv, MicroOptions& options) {
   std::string rss_bytes;
-  CLI::App app("Single operations of malloc under different allocators, measured in turn.",
-               "micro_compare");
-  add_options(app, options, rss_bytes);
-  if (const int status = parse_driver_options(app, argc, argv, options, "micro.json"); status >= 0)
+  CommandLine line("Single operations of malloc under different allocators, measured in turn.",
+                   "micro_compare");
+  add_options(line, options, rss_bytes);
+  if (const int status = parse_driver_options(line, argc, argv, options, "micro.json"); status >= 0)
     return status;
   if (!rss_bytes.empty() && (options.rss_bytes = parse_bytes(rss_bytes)) == 0)
     return refuse(options,
                   fmt::format("--rss-bytes {}: a size is wanted, as in 512M or 4G", rss_bytes));
-  if (options.quick && app.count("--repetitions") == 0) options.repetitions = 1;
-  if (options.quick && app.count("--min-time-s") == 0) options.min_time_s = 0.005;
+  if (options.quick && !line.is_given("--repetitions")) options.repetitions = 1;
+  if (options.quick && !line.is_given("--min-time-s")) options.min_time_s = 0.005;
   return -1;
 }
 

@@ -21,20 +21,16 @@ namespace {
 
 using nlohmann::json;
 
-void add_options(CLI::App& app, ProgramsOptions& options, std::string& programs,
+void add_options(CommandLine& line, ProgramsOptions& options, std::string& programs,
                  std::string& traces) {
-  app.add_option("--programs", programs, "which, by name (default: all; --list names them)");
-  app.add_option("--threads", options.threads, "of the programs that have several")
-      ->check(CLI::Range(1, 256))
-      ->capture_default_str();
-  app.add_option("--scale", options.scale, "times the usual work")
-      ->check(CLI::Range(0.001, 1000.0))
-      ->capture_default_str();
-  app.add_option("--traces", traces,
-                 "recorded programs to replay: gcc, python, redis, mpi, paths of traces, or none "
-                 "(default: the four)");
-  app.add_flag("--count-calls", options.count_calls,
-               "also count, in a run apart, the system calls that give memory back");
+  line.text("--programs", programs, "which, by name (default: all; --list names them)");
+  line.number("--threads", options.threads, 1, 256, "of the programs that have several");
+  line.number("--scale", options.scale, 0.001, 1000.0, "times the usual work");
+  line.text("--traces", traces,
+            "recorded programs to replay: gcc, python, redis, mpi, paths of traces, or none "
+            "(default: the four)");
+  line.flag("--count-calls", options.count_calls,
+            "also count, in a run apart, the system calls that give memory back");
 }
 
 // Every program there is, as program_set names them itself.
@@ -114,9 +110,10 @@ void add_traces(ProgramsOptions& options, ProgramsResults& results) {
 int parse_options(int argc, char** argv, ProgramsOptions& options) {
   std::string programs;
   std::string traces;
-  CLI::App app("Whole programs under different allocators, measured in turn.", "bench_programs");
-  add_options(app, options, programs, traces);
-  if (const int status = parse_driver_options(app, argc, argv, options, "programs.json");
+  CommandLine line("Whole programs under different allocators, measured in turn.",
+                   "bench_programs");
+  add_options(line, options, programs, traces);
+  if (const int status = parse_driver_options(line, argc, argv, options, "programs.json");
       status >= 0)
     return status;
   std::vector<Row> rows = rows_there(options);

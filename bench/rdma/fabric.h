@@ -2,6 +2,8 @@
 // buffer for the time of one transfer.
 #pragma once
 
+#include <unistd.h>
+
 #include <cstddef>
 #include <memory>
 
@@ -27,6 +29,20 @@ class Fabric {
 // when there is no such device: a benchmark has nothing else to do then.
 std::unique_ptr<Fabric> open_verbs(KeySource keys, int socket);
 std::unique_ptr<Fabric> open_libfabric(KeySource keys, int socket);
+
+// Between two looks for a completion. No time is measured here, and where soft-RoCE's work is done
+// by the same processors, emulated ones above all, who looks without a pause takes them from it.
+class Patience {
+ public:
+  void found_nothing() {
+    constexpr int kLooks = 1000;
+    constexpr useconds_t kPauseMicroseconds = 100;
+    if (++looks_ > kLooks) usleep(kPauseMicroseconds);
+  }
+
+ private:
+  int looks_ = 0;
+};
 
 [[noreturn]] void fail(const char* what, long error);
 // Whole messages over the socket.

@@ -136,8 +136,8 @@ class Libfabric : public Fabric {
   void await() {
     fi_cq_entry entry;
     long got;
-    while ((got = fi_cq_read(queue_, &entry, 1)) == -FI_EAGAIN) {
-    }
+    for (Patience patience; (got = fi_cq_read(queue_, &entry, 1)) == -FI_EAGAIN;)
+      patience.found_nothing();
     check("the transfer failed", got);
   }
 

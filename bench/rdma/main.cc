@@ -41,9 +41,12 @@ void get(int socket, void* data, std::size_t bytes) {
 
 namespace {
 
+constexpr std::size_t kDefaultBytes = 1 << 20;
+constexpr std::size_t kSmallestMixed = 64 << 10, kDefaultLargestMixed = 32 << 20;
+
 struct Options {
   std::string fabric, keys, pattern = "fresh";
-  std::size_t bytes = 1 << 20;
+  std::size_t bytes = 0;  // of each broadcast; mixed: of the largest
   int count = 20;
   int pause_ms = 2200;
 };
@@ -51,8 +54,9 @@ struct Options {
 constexpr const char* kUsage =
     "usage: rdma_bcast --fabric verbs|libfabric --keys rdmalloc|each|fabric\n"
     "                  [--pattern fresh|phases|mixed] [--bytes N] [--count N] [--pause-ms N]\n"
-    "  verbs has no cache of its own: no --keys fabric there. N: up to 1073741824; fresh and\n"
-    "  phases: of --bytes (1048576); mixed: of 64 KiB to 32 MiB; --count: 20; --pause-ms: 2200\n";
+    "  verbs has no cache of its own: no --keys fabric there\n"
+    "  --bytes: 1 to 1073741824 (1048576); mixed: of the largest, from 65536 on (33554432)\n"
+    "  --count: 1 to 1000000 (20); --pause-ms: 0 to 600000 (2200)\n";
 
 bool is_one_of(const std::string& word, std::initializer_list<const char*> words) {
   for (const char* known : words)
@@ -97,6 +101,10 @@ std::string parse(int argc, char** argv, Options& options) {
     return "--keys " + options.keys;
   if (!is_one_of(options.pattern, {"fresh", "phases", "mixed"}))
     return "--pattern " + options.pattern;
+  const bool is_mixed = options.pattern == "mixed";
+  if (options.bytes == 0) options.bytes = is_mixed ? kDefaultLargestMixed : kDefaultBytes;
+  if (is_mixed && options.bytes < kSmallestMixed)
+    return "--pattern mixed --bytes " + std::to_string(options.bytes);
   return {};
 }
 
@@ -153,10 +161,12 @@ void allocate_other_things(int milliseconds) {
 }
 
 constexpr int kWarmUps = 2;  // the second is where the first one's memory comes back
-constexpr double kSmallestMixed = 64 << 10, kDoublings = 9;
 
-std::size_t mixed_size(Random& random) {
-  return static_cast<std::size_t>(kSmallestMixed * std::exp2(kDoublings * random.uniform()));
+// Each doubling up to the largest is equally likely.
+std::size_t mixed_size(Random& random, std::size_t largest) {
+  constexpr double kSmallest = kSmallestMixed;
+  const double doublings = std::log2(static_cast<double>(largest) / kSmallest);
+  return static_cast<std::size_t>(kSmallest * std::exp2(doublings * random.uniform()));
 }
 
 constexpr std::uint64_t kMixedSeed = 2025;
@@ -164,12 +174,10 @@ constexpr std::uint64_t kMixedSeed = 2025;
 // Before anything is counted. mixed: the largest there is, then the sizes that will be counted,
 // three times over: a small block comes from any gap of the heap, each registered at its first use.
 void warm_up(Broadcaster& broadcaster, const Options& options, bool is_mixed) {
-  for (int i = 0; i < kWarmUps; ++i)
-    broadcaster.one(is_mixed ? static_cast<std::size_t>(kSmallestMixed * std::exp2(kDoublings))
-                             : options.bytes);
+  for (int i = 0; i < kWarmUps; ++i) broadcaster.one(options.bytes);
   for (int pass = 0; is_mixed && pass < 3; ++pass) {
     Random random{kMixedSeed};
-    for (int i = 0; i < options.count; ++i) broadcaster.one(mixed_size(random));
+    for (int i = 0; i < options.count; ++i) broadcaster.one(mixed_size(random, options.bytes));
   }
 }
 
@@ -181,7 +189,7 @@ long run_pattern(Broadcaster& broadcaster, const Options& options) {
   Random random{kMixedSeed};
   for (int i = 0; i < options.count; ++i) {
     if (options.pattern == "phases" && i % 4 == 0) allocate_other_things(options.pause_ms);
-    broadcaster.one(is_mixed ? mixed_size(random) : options.bytes);
+    broadcaster.one(is_mixed ? mixed_size(random, options.bytes) : options.bytes);
   }
   return registrations_so_far() - before;
 }

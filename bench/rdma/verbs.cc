@@ -145,8 +145,7 @@ class Verbs : public Fabric {
   void await() {
     ibv_wc done;
     int got;
-    while ((got = ibv_poll_cq(queue_, 1, &done)) == 0) {
-    }
+    for (Patience patience; (got = ibv_poll_cq(queue_, 1, &done)) == 0;) patience.found_nothing();
     if (got < 0 || done.status != IBV_WC_SUCCESS) fail("the transfer failed", -EIO);
   }
 

@@ -17,20 +17,15 @@ struct Lists {
   std::string threads;
 };
 
-void add_options(CLI::App& app, RegcacheOptions& options, Lists& lists) {
-  app.add_option("--regions", lists.regions,
-                 "live registrations (default: 1,64,1000,16000,100000)");
-  app.add_option("--threads", lists.threads, "threads at once (default: 1,2,4)");
-  app.add_option("--rounds", options.rounds, "turns of each subject in a run, the median counts")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--least", options.least, "look-ups of a thread in a turn, at least")
-      ->check(CLI::Range(1, 100'000'000))
-      ->capture_default_str();
-  app.add_option("--footprint", options.footprint, "registrations whose memory is weighed")
-      ->check(CLI::Range(1, 10'000'000))
-      ->capture_default_str();
-  app.add_flag("--quick", options.quick, "a look in seconds: one repetition, few look-ups");
+void add_options(CommandLine& line, RegcacheOptions& options, Lists& lists) {
+  line.text("--regions", lists.regions, "live registrations (default: 1,64,1000,16000,100000)");
+  line.text("--threads", lists.threads, "threads at once (default: 1,2,4)");
+  line.number("--rounds", options.rounds, 1, 1000,
+              "turns of each subject in a run, the median counts");
+  line.number("--least", options.least, 1, 100'000'000, "look-ups of a thread in a turn, at least");
+  line.number("--footprint", options.footprint, 1, 10'000'000,
+              "registrations whose memory is weighed");
+  line.flag("--quick", options.quick, "a look in seconds: one repetition, few look-ups");
 }
 
 // Replaces `values` unless the text is empty. False: no list of numbers from 1 to `most`.
@@ -45,22 +40,22 @@ bool parse_numbers(const std::string& text, std::vector<std::size_t>& values, st
   return !values.empty();
 }
 
-void settle_quick(const CLI::App& app, RegcacheOptions& options) {
+void settle_quick(const CommandLine& line, RegcacheOptions& options) {
   if (!options.quick) return;
-  if (app.count("--repetitions") == 0) options.repetitions = 1;
-  if (app.count("--regions") == 0) options.regions = {1, 64, 1000};
-  if (app.count("--threads") == 0) options.threads = {1, 2};
-  if (app.count("--rounds") == 0) options.rounds = 2;
-  if (app.count("--least") == 0) options.least = 1024;
-  if (app.count("--footprint") == 0) options.footprint = 20'000;
+  if (!line.is_given("--repetitions")) options.repetitions = 1;
+  if (!line.is_given("--regions")) options.regions = {1, 64, 1000};
+  if (!line.is_given("--threads")) options.threads = {1, 2};
+  if (!line.is_given("--rounds")) options.rounds = 2;
+  if (!line.is_given("--least")) options.least = 1024;
+  if (!line.is_given("--footprint")) options.footprint = 20'000;
 }
 
 // -1 to go on, otherwise the exit status.
 int parse_options(int argc, char** argv, RegcacheOptions& options) {
   Lists lists;
-  CLI::App app("The registration cache beside UCX's, measured in turn.", "regcache_compare");
-  add_options(app, options, lists);
-  if (const int status = parse_driver_options(app, argc, argv, options, "regcache.json");
+  CommandLine line("The registration cache beside UCX's, measured in turn.", "regcache_compare");
+  add_options(line, options, lists);
+  if (const int status = parse_driver_options(line, argc, argv, options, "regcache.json");
       status >= 0)
     return status;
   if (!parse_numbers(lists.regions, options.regions, 10'000'000))
@@ -70,7 +65,7 @@ int parse_options(int argc, char** argv, RegcacheOptions& options) {
   if (!parse_numbers(lists.threads, options.threads, 64))
     return refuse(options, fmt::format("--threads {}: numbers from 1 to 64 are wanted, as in 1,2",
                                        lists.threads));
-  settle_quick(app, options);
+  settle_quick(line, options);
   return -1;
 }
 

@@ -74,18 +74,27 @@ struct alignas(64) Line {
   std::atomic<std::uint64_t> word;
 };
 
-// What each of `threads` asks for: a part of its own, in the order it asks. Where there are fewer
-// addresses than threads, several ask for the same.
-inline std::vector<Addresses> shares_of(const Addresses& all, int threads, bool is_random) {
-  std::vector<Addresses> shares;
+// What one thread asks for: the same addresses, in one order or in several.
+using Share = std::vector<Addresses>;
+
+// What each of `threads` asks for: a part of its own. Where there are fewer addresses than threads,
+// several ask for the same. Random: in orders that have nothing to do with each other, so that
+// neither how a cache laid out its records nor its list of the latest used is the order of the next
+// pass.
+constexpr std::size_t kRandomOrders = 3;
+inline std::vector<Share> shares_of(const Addresses& all, int threads, bool is_random) {
+  std::vector<Share> shares;
   const auto count = static_cast<std::size_t>(threads);
   for (std::size_t i = 0; i < count; ++i) {
     const auto at = [&](std::size_t part) {
       return all.begin() + static_cast<std::ptrdiff_t>(all.size() * part / count);
     };
-    Addresses share(at(i), at(i + 1));
-    if (share.empty()) share.push_back(all[i % all.size()]);
-    if (is_random) std::shuffle(share.begin(), share.end(), std::mt19937_64(i + 1));
+    Addresses part(at(i), at(i + 1));
+    if (part.empty()) part.push_back(all[i % all.size()]);
+    Share share(is_random ? kRandomOrders : 1, part);
+    std::mt19937_64 random(i + 1);
+    if (is_random)
+      for (Addresses& order : share) std::shuffle(order.begin(), order.end(), random);
     shares.push_back(std::move(share));
   }
   return shares;

@@ -116,24 +116,26 @@ struct Turn {
   std::uint64_t asked;  // operations of all threads, those before the clock started included
 };
 
-// Each thread goes through its share once, then until it has done `least` with the clock running.
+// Each thread goes through its share once, then until it has done `least` with the clock running;
+// where there are several orders, each pass by another.
 // `operation_of(thread)` is what it does.
 template <typename OperationOf>
-Turn take_turn(Team& team, const std::vector<Addresses>& shares, std::size_t least,
+Turn take_turn(Team& team, const std::vector<Share>& shares, std::size_t least,
                OperationOf operation_of) {
   std::vector<double> ns(shares.size());
   std::atomic<std::uint64_t> asked{0};
   team.run([&](int thread) {
-    const Addresses& share = shares[static_cast<std::size_t>(thread)];
+    const Share& orders = shares[static_cast<std::size_t>(thread)];
+    const std::size_t size = orders.front().size();
     const auto operation = operation_of(thread);
-    const std::size_t passes = (least + share.size() - 1) / share.size();
-    ask_all(share, operation);
+    const std::size_t passes = (least + size - 1) / size;
+    ask_all(orders.front(), operation);
     team.meet();
     const double begin = now_ns();
-    for (std::size_t pass = 0; pass < passes; ++pass) ask_all(share, operation);
-    ns[static_cast<std::size_t>(thread)] =
-        (now_ns() - begin) / static_cast<double>(passes * share.size());
-    asked.fetch_add((passes + 1) * share.size(), std::memory_order_relaxed);
+    for (std::size_t pass = 1; pass <= passes; ++pass)
+      ask_all(orders[pass % orders.size()], operation);
+    ns[static_cast<std::size_t>(thread)] = (now_ns() - begin) / static_cast<double>(passes * size);
+    asked.fetch_add((passes + 1) * size, std::memory_order_relaxed);
   });
   double sum = 0;
   for (const double one : ns) sum += one;
@@ -184,7 +186,7 @@ void Set::measure_hits(const Options& options, int threads, bool is_random) {
   for (const StubDomain& domain : apart)
     if (domain.error() != 0) give_up("no domain");
 
-  const auto turn = [&](const std::vector<Addresses>& shares, auto operation) {
+  const auto turn = [&](const std::vector<Share>& shares, auto operation) {
     return take_turn(team, shares, options.least, [&](int) { return operation; });
   };
   struct Subject {
@@ -286,7 +288,7 @@ class Clock {
 // both caches do nothing, so what remains is beside the registration and the deregistration.
 void Set::measure_changes(const Options& options) {
   constexpr std::size_t kBatch = 256;
-  Addresses batch = shares_of(blocks_.addresses(), 1, true).front();
+  Addresses batch = shares_of(blocks_.addresses(), 1, true).front().front();
   batch.resize(std::min(batch.size(), kBatch));
   Clock clock;
   std::uint64_t invalidated = 0;

@@ -173,9 +173,9 @@ json report_of(const StartupOptions& options, const StartupResults& results) {
 
 int compare(int argc, char** argv) {
   StartupOptions options;
-  CLI::App app("What an allocator adds to a program that does nothing.", "startup_compare");
-  app.add_option("--program", options.program, "which program")->capture_default_str();
-  if (const int status = parse_driver_options(app, argc, argv, options, "startup.json");
+  CommandLine line("What an allocator adds to a program that does nothing.", "startup_compare");
+  line.text("--program", options.program, "which program");
+  if (const int status = parse_driver_options(line, argc, argv, options, "startup.json");
       status >= 0)
     return status;
   if (find_program(options.program).empty())

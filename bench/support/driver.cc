@@ -18,53 +18,44 @@ namespace fs = std::filesystem;
 // A folder of peers that is always to be looked through.
 constexpr const char* kPeersVariable = "RDMALLOC_BENCH_PEERS";
 
-void add_allocator_options(CLI::App& app, DriverOptions& options) {
-  app.add_option(
+void add_allocator_options(CommandLine& line, DriverOptions& options) {
+  line.text(
       "--allocators", options.allocator_list,
       fmt::format("of {} (default: all that are installed)", fmt::join(allocator_names(), ", ")));
-  app.add_option("--peer", options.allocators.peers,
-                 "a further allocator, NAME=PATH of its library");
-  app.add_option("--peers", options.allocators.peer_folders,
-                 fmt::format("a folder to look for {} in, with the folders below it (default: {})",
-                             fmt::join(built_peer_names(), ", "), kPeersVariable));
-  app.add_option("--rdmalloc", options.allocators.rdmalloc_library, "path of librdmalloc.so")
-      ->capture_default_str();
+  line.texts("--peer", options.allocators.peers, "a further allocator, NAME=PATH of its library");
+  line.texts("--peers", options.allocators.peer_folders,
+             fmt::format("a folder to look for {} in, with the folders below it (default: {})",
+                         fmt::join(built_peer_names(), ", "), kPeersVariable));
+  line.text("--rdmalloc", options.allocators.rdmalloc_library, "path of librdmalloc.so");
 }
 
 }  // namespace
 
-void add_driver_options(CLI::App& app, DriverOptions& options, const std::string& default_json) {
-  if (options.compares_allocators) add_allocator_options(app, options);
-  app.add_option(
-         "--repetitions", options.repetitions,
-         options.compares_allocators ? "runs of each allocator, in turn with the others" : "runs")
-      ->check(CLI::Range(1, 1000))
-      ->capture_default_str();
-  app.add_option("--limit-s", options.limit_s, "seconds a run may take before it counts as hung")
-      ->check(CLI::Range(1, 86'400))
-      ->capture_default_str();
-  app.add_option("--output", options.output_folder, "folder of the picture and the JSON file")
-      ->capture_default_str();
-  app.add_option("--json", options.json_path,
-                 fmt::format("the JSON file (default: {} in the folder)", default_json));
-  app.add_flag("--list", options.list, "show what is here and what is left out, run nothing");
-  app.add_flag("--quiet", options.quiet, "no progress");
+void add_driver_options(CommandLine& line, DriverOptions& options,
+                        const std::string& default_json) {
+  if (options.compares_allocators) add_allocator_options(line, options);
+  line.number(
+      "--repetitions", options.repetitions, 1, 1000,
+      options.compares_allocators ? "runs of each allocator, in turn with the others" : "runs");
+  line.number("--limit-s", options.limit_s, 1, 86'400,
+              "seconds a run may take before it counts as hung");
+  line.text("--output", options.output_folder, "folder of the picture and the JSON file");
+  line.text("--json", options.json_path,
+            fmt::format("the JSON file (default: {} in the folder)", default_json));
+  line.flag("--list", options.list, "show what is here and what is left out, run nothing");
+  line.flag("--quiet", options.quiet, "no progress");
 }
 
-int parse_driver_options(CLI::App& app, int argc, char** argv, DriverOptions& options,
+int parse_driver_options(CommandLine& line, int argc, char** argv, DriverOptions& options,
                          const std::string& default_json) {
-  options.name = app.get_name();
+  options.name = line.program();
   std::error_code ignored;
   const fs::path here = fs::read_symlink("/proc/self/exe", ignored).parent_path();
   options.program_folder = here.string();
   options.allocators.rdmalloc_library =
       (here / ".." / "lib" / "librdmalloc.so").lexically_normal().string();
-  add_driver_options(app, options, default_json);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  add_driver_options(line, options, default_json);
+  if (const int status = line.parse(argc, argv); status >= 0) return status;
   options.allocators.names = split_list(options.allocator_list);
   const char* folder = std::getenv(kPeersVariable);
   if (options.allocators.peer_folders.empty() && folder != nullptr && *folder != '\0')

@@ -2,13 +2,13 @@
 // write reports, and their exit status.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "bench/support/allocators.h"
+#include "bench/support/command_line.h"
 
 namespace rdmalloc::bench {
 
@@ -29,10 +29,10 @@ struct DriverOptions {
 // --allocators, --peer, --peers, --rdmalloc, where allocators are compared; --repetitions,
 // --limit-s, --output, --json, --list, --quiet. `default_json` is the file's name in the output
 // folder.
-void add_driver_options(CLI::App& app, DriverOptions& options, const std::string& default_json);
+void add_driver_options(CommandLine& line, DriverOptions& options, const std::string& default_json);
 
 // -1 to go on, otherwise the exit status: the message or the help is printed.
-int parse_driver_options(CLI::App& app, int argc, char** argv, DriverOptions& options,
+int parse_driver_options(CommandLine& line, int argc, char** argv, DriverOptions& options,
                          const std::string& default_json);
 
 // "NAME: message" on standard error; returns 2.

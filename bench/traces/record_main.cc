@@ -4,10 +4,10 @@
 // Exit status: 0; 1 when there is no trace; 2 for wrong arguments.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <filesystem>
 
+#include "bench/support/command_line.h"
 #include "bench/traces/workloads.h"
 
 namespace {
@@ -26,17 +26,13 @@ int main(int argc, char** argv) {
   std::string program;
   RecordingPlace place{{}, "out"};
   std::vector<std::string> command;
-  CLI::App app("Records what a program asks of malloc, to be replayed under others.",
-               "record_trace");
-  app.add_option("--name", name, "of the trace that COMMAND gives");
-  app.add_option("--program", program, "which of the programs that COMMAND runs (default: any)");
-  app.add_option("--output", place.output_folder, "folder of the trace")->capture_default_str();
-  app.add_option("command", command, "gcc, python, redis or mpi; with --name any command");
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& error) {
-    return app.exit(error) == 0 ? 0 : 2;
-  }
+  CommandLine line("Records what a program asks of malloc, to be replayed under others.",
+                   "record_trace");
+  line.text("--name", name, "of the trace that COMMAND gives");
+  line.text("--program", program, "which of the programs that COMMAND runs (default: any)");
+  line.text("--output", place.output_folder, "folder of the trace");
+  line.texts("command", command, "gcc, python, redis or mpi; with --name any command");
+  if (const int status = line.parse(argc, argv); status >= 0) return status;
   std::error_code ignored;
   place.program_folder =
       std::filesystem::read_symlink("/proc/self/exe", ignored).parent_path().string();
