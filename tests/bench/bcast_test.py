@@ -4,7 +4,8 @@ Each case was seen to fail: `corrupt_byte` with verify() emptied in the worker, 
 mislabelled() returning nothing, `hang` without the limit in attend(), `arguments` with check_sizes()
 emptied, `crash` with run_step() ignoring the outcome, `quick` with take_row() left out, `hang_at_end`
 and `label` with exit_status() returning 0 whatever peers did, `help` with ./run's look at it taken out, `mpich` with the worker of Open MPI,
-`mpich_late` with UCX's tcp instead of its shared memory.
+`mpich_late` with UCX's tcp instead of its shared memory, `mpich_sigpipe` without the look at SIGPIPE, and
+with any death of it forgiven.
 """
 import json
 import os
@@ -145,12 +146,17 @@ def case_quick(folder):
         sys.exit(77)
 
 
-def drive_mpich(*arguments, folder):
-    """One run under MPICH in which nothing failed; its report."""
+def mpich():
     mpiexec = shutil.which("mpiexec.mpich")
     if mpiexec is None or not pathlib.Path(DRIVER).with_name("bcast_worker_mpich").exists():
         print("SKIP: no MPICH (apt install mpich libmpich-dev)")
         sys.exit(77)
+    return mpiexec
+
+
+def drive_mpich(*arguments, folder, mpiexec=None):
+    """One run under MPICH in which nothing failed; its report."""
+    mpiexec = mpiexec or mpich()
     status, output = drive("--mpirun", mpiexec, *arguments, folder=folder)
     expect(status == 0, f"exit status {status}, not 0", output)
     if "--list" in arguments:
@@ -182,6 +188,21 @@ def case_mpich_late(folder):
     drive_mpich("--quick", "--sizes", "4K", "--patterns", "fresh", "--transports", "shm,ucx",
                 "--repetitions", "3", "--limit-s", "30", "--worker-fault", "late-at-end", "--allocators",
                 ",".join(allocators), folder=folder)
+
+
+def case_mpich_sigpipe(folder):
+    """A launcher that dies of SIGPIPE after its ranks have ended is no failure; one that does before is."""
+    small = ["--quick", "--sizes", "4K", "--patterns", "fresh", "--transports", "shm", "--allocators", "glibc"]
+    for runs, is_failure in ((f'{mpich()} "$@"; kill -PIPE $$', False), ("kill -PIPE $$", True)):
+        launcher = pathlib.Path(folder, "launcher")
+        launcher.write_text(f'#!/bin/sh\n[ "$1" != --version ] || exec {mpich()} "$@"\n{runs}\n')
+        launcher.chmod(0o755)
+        if is_failure:
+            status, output = drive("--mpirun", str(launcher), *small, folder=folder)
+            expect(status != 0, "the exit status is 0", output)
+            expect("the worker said nothing" in output, "the failure is not told", output)
+        else:
+            drive_mpich(*small, folder=folder, mpiexec=str(launcher))
 
 
 def main():

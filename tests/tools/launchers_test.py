@@ -12,6 +12,7 @@ environment, with launchers told by their name alone.
 import os
 import shlex
 import shutil
+import signal
 import sys
 import tempfile
 import unittest
@@ -185,6 +186,16 @@ class Real:
     """What a rank sees. Each launcher is a class below, which says how it is called."""
     STATUS_OF_SIGNAL = 128 + 11
 
+    @staticmethod
+    def ended(launch):
+        """mpiexec.hydra by itself was seen to die of SIGPIPE on a busy machine, when its rank had ended
+        with 7: that is no status to compare. What dies so five times does so for another reason."""
+        for _ in range(5):
+            done = launch()
+            if done.returncode != -signal.SIGPIPE:
+                break
+        return done
+
     def test_ranks_have_us_and_the_launcher_has_not(self):
         done = run("--set", "DECAY_MS=7", "--", *self.LAUNCH, "-n", "2", "sh", "-c", LOOK,
                    env=self.env())
@@ -199,7 +210,8 @@ class Real:
     def test_status_and_errors_are_the_launchers(self):
         for command in ("exit 7", "echo lost >&2; exit 1", "kill -SEGV $$"):
             words = [*self.LAUNCH, "-n", "1", "sh", "-c", command]
-            alone, ours = call(words, env=self.env()), run("--", *words, env=self.env())
+            alone = self.ended(lambda: call(words, env=self.env()))
+            ours = self.ended(lambda: run("--", *words, env=self.env()))
             self.assertEqual(ours.returncode, alone.returncode, (alone, ours))
             self.assertNotIn("rdmalloc", ours.stderr)
             self.assertEqual("lost" in ours.stderr, "lost" in alone.stderr)

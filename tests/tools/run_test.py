@@ -69,13 +69,16 @@ class Plain(Case):
         self.assertIn("arena_bytes", run("--stats", "--", "true").stderr)
 
     def test_all_else_is_as_without(self):
+        # Not SigQ: that counts the signals queued for all processes of the user (proc(5)).
         look = ("env | grep -v -e ^LD_PRELOAD= -e ^_= | sort; ls -l /proc/self/fd | awk '{print $9}';"
-                "grep -e ^Sig -e ^Umask /proc/self/status; cat")
+                "grep -e '^Sig[^Q]' -e ^ShdPnd -e ^Umask /proc/self/status; cat")
 
         def look_in(*before):
             return call([*before, "sh", "-c", look], input="a line\n", stdin=None,
                         preexec_fn=lambda: signal.signal(signal.SIGUSR1, signal.SIG_IGN))
         without, with_us = look_in(), look_in(TOOL, "run", "--")
+        for mask in ("SigPnd", "ShdPnd", "SigBlk", "SigIgn", "SigCgt"):
+            self.assertIn(f"\n{mask}:", without.stdout)
         self.assertEqual(with_us.stdout, without.stdout)
         self.assertEqual(with_us.stderr, "")
         self.assertIn("a line", with_us.stdout)
