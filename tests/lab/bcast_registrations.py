@@ -6,9 +6,11 @@
 Over UCX (rc) and over libfabric (mtl ofi, verbs;ofi_rxm), through their own caches of registrations;
 counted are those that overlap the buffer being broadcast, not the libraries' own pools.
 Asserted: under rdmalloc no hang and no wrong byte; after the warm-up none at all for `fresh` and
-`phases`; for `mixed` fewer than under every peer, all of them as they are installed. Emulated times
-mean nothing and are not looked at. --full has every peer in every pattern, and 64 MiB.
---log prints each registration, with address and length.
+`phases`; for `mixed` never more than under a peer, and fewer, unless they are as few as there can be
+(LEAST_MIXED). Emulated times mean nothing and are not looked at. The only peer here is the nearest,
+tcmalloc, in `mixed`; --full has every peer in every pattern, and 64 MiB.
+--log prints each registration, with address and length. What is asserted is tried on made-up results
+by bcast_registrations_test.py.
 
 Seen to fail: with buffers leaving dirty spans (kFreeDirty in page_heap.cc's left_by): 4 registrations
 of 4 broadcasts of 16 MiB in `phases` over UCX.
@@ -49,17 +51,26 @@ ALLOCATORS = {
     "jemalloc": ("libjemalloc.so.2", {}),
     "jemalloc-keeps": ("libjemalloc.so.2", {"MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1"}),
 }
-CLOSEST = ("glibc", "tcmalloc")  # of the peers, as counted by hand; --full has all
+CLOSEST = ("tcmalloc",)  # of the peers, in every count of `mixed`; --full has all
+# The first 24 broadcasts of `mixed` hold four that are longer than all before them, which no
+# registration of before can reach, and those after them none. Two ranks make 8; by libfabric's
+# segments the four are 7 registrations (docs/bench.md). Fewer can't be: then the count is wrong.
+LEAST_MIXED = {"ucx": 2 * 4, "ofi": 2 * 7}
 SMALL, MIDDLE, LARGE = 258048, 16 << 20, 64 << 20
 
 
 def works(full):
     """(name, words of bcast_worker, whether every peer does it)"""
-    sizes = f"{SMALL},{MIDDLE}" + (f",{LARGE}" if full else "")
     few = ["--scale", "0.1"]
-    yield "fresh", ["--patterns", "fresh,reused" if full else "fresh", "--sizes", sizes, *few], full
-    yield "phases", ["--patterns", "phases", "--sizes", sizes, *few], full
-    # 64 broadcasts: after 24 tcmalloc was level with us once, after 48 one behind.
+    if full:
+        sizes = ["--sizes", f"{SMALL},{MIDDLE},{LARGE}"]
+        yield "fresh", ["--patterns", "fresh,reused", *sizes, *few], True
+        yield "phases", ["--patterns", "phases", *sizes, *few], True
+    else:
+        sizes = ["--sizes", f"{SMALL},{MIDDLE}"]
+        yield "fresh,phases", ["--patterns", "fresh,phases", *sizes, *few], False
+    # 64 broadcasts: after 24 tcmalloc was level with us once, after 48 one behind; after 64 it was
+    # level over UCX once in three runs.
     yield "mixed", ["--patterns", "mixed"], True
 
 
@@ -176,9 +187,17 @@ def problems_of(results, counts):
             continue
         if pattern in ("fresh", "phases") and own != 0:
             yield f"{transport}, {pattern}, {size} B: {own} registrations under rdmalloc, not 0"
-        for peer, (count, _) in by_name.items():
-            if pattern == "mixed" and peer != "rdmalloc" and count <= own:
-                yield f"{transport}, mixed: {own} registrations under rdmalloc, {count} under {peer}"
+        if pattern == "mixed":
+            yield from problems_of_mixed(transport, own, by_name)
+
+
+def problems_of_mixed(transport, own, by_name):
+    least = LEAST_MIXED[transport]
+    if own < least:
+        yield f"{transport}, mixed: {own} registrations counted under rdmalloc, where {least} is the least there is"
+    for peer, (count, _) in by_name.items():
+        if peer != "rdmalloc" and (own > count or own == count != least):
+            yield f"{transport}, mixed: {own} registrations under rdmalloc, {count} under {peer}"
 
 
 def main():

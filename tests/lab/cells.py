@@ -3,8 +3,8 @@
 
     cells.py CELLS.json RESULTS.json
 
-A cell: {"name", "command": [...], "environment": {...}, "limit": seconds, "lines": of output, 40}. Its result adds "packets"
-and "registrations" made meanwhile, "seconds", and "outcome":
+A cell: {"name", "command": [...], "environment": {...}, "limit": seconds, "lines": of output, 40, "stack": of a
+deadlock, true}. Its result adds "packets" and "registrations" made meanwhile, "seconds", and "outcome":
   done       ended by itself with status 0; "output" has its last lines
   failed     ended by itself with another "status"
   deadlock   a thread waits for a lock that it holds: "cycle" and "stack" (lock_cycle.py)
@@ -66,16 +66,16 @@ def confirmed_cycle(before):
     return None, rings
 
 
-def describe(pid, ring):
+def describe(pid, ring, with_stack):
     cycle = [f"thread {thread} waits for the mutex at {lock_cycle.place_of(pid, address)}, "
              f"held by thread {owner}" + (" itself" if owner == thread else "")
              for thread, address, owner in ring]
     return {"outcome": "deadlock", "cycle": cycle,
             "mutexes": [lock_cycle.place_of(pid, address) for _, address, _ in ring],
-            "stack": lock_cycle.backtrace(pid, ring[0][0])}
+            "stack": lock_cycle.backtrace(pid, ring[0][0]) if with_stack else []}
 
 
-def watch(child, limit):
+def watch(child, limit, with_stack):
     """The cell's outcome; it may still run afterwards."""
     deadline, rings = time.monotonic() + limit, {}
     while True:
@@ -86,7 +86,7 @@ def watch(child, limit):
             pass
         found, rings = confirmed_cycle(rings)
         if found:
-            return describe(*found)
+            return describe(*found, with_stack)
         if time.monotonic() > deadline:
             with_stacks.print_all_stacks()
             return {"outcome": "limit"}
@@ -107,7 +107,7 @@ def run_cell(cell):
         child = subprocess.Popen(cell["command"], env={**os.environ, **cell["environment"]},
                                  stdin=subprocess.DEVNULL, stdout=output, stderr=output,
                                  start_new_session=True)
-        result = watch(child, cell["limit"])
+        result = watch(child, cell["limit"], cell.get("stack", True))
         with_stacks.kill_descendants()
         child.wait()
         reap_orphans()

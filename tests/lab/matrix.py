@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 from stacks import ALLOCATORS, STACKS, cell_name, cell_of
-from verdicts import deadlock_table, is_judged, judge, staleness_table, write_doc
+from verdicts import deadlock_table, is_judged, is_sampled, judge, staleness_table, write_doc
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROJECT = os.path.dirname(os.path.dirname(HERE))
@@ -77,11 +77,11 @@ def with_earlier(file, results):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
-    parser.add_argument("--full", action="store_true", help="1,000 broadcasts a cell instead of 50, and cells "
-                        "that nobody judges: the peers'")
-    parser.add_argument("--growing", type=int, default=200, metavar="N",
-                        help="broadcasts of memory not registered before (200), beside the 50 or "
-                             "1,000 others; 2000 give other allocators time to purge")
+    parser.add_argument("--full", action="store_true", help="1,000 broadcasts a cell instead of 20 (--write-doc: "
+                        "50), and cells that nobody judges, the peers', or that prove what another does")
+    parser.add_argument("--growing", type=int, metavar="N",
+                        help="broadcasts of memory not registered before, instead of 100, of 200 (--write-doc) or of "
+                             "2,000 (--full), which give other allocators time to purge")
     parser.add_argument("--only", default="", help="cells whose 'stack | allocator' this matches, "
                         "peers' too")
     parser.add_argument("--json", metavar="FILE", help="write all results there")
@@ -89,13 +89,16 @@ def main():
                         "that are not run now")
     parser.add_argument("--write-doc")
     options = parser.parse_args()
-    counts = {"fresh": 1000, "recycled": 1000, "growing": 2000, "limit": 1800} if options.full else \
-        {"fresh": 50, "recycled": 50, "growing": options.growing, "limit": 300}
+    fresh, growing, limit = (1000, 2000, 1800) if options.full else \
+        (50, 200, 300) if options.write_doc else (20, 100, 300)
+    counts = {"fresh": fresh, "recycled": fresh, "growing": options.growing or growing, "limit": limit}
     # Whether a peer hangs is a matter of the moment and judged by nobody: only where it is asked for.
     all_cells = options.full or options.only or options.write_doc
+    # A hang's stack is the page's, and half of the time that the control takes.
+    counts["stack_of_control"] = bool(all_cells)
 
     def is_wanted(stack, allocator):
-        return (all_cells or is_judged(stack, allocator)) and re.search(
+        return (all_cells or is_sampled(stack, allocator)) and re.search(
             options.only, cell_name(stack, allocator))
 
     results = []

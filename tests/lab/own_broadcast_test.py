@@ -2,8 +2,9 @@
 """Registrations of a broadcast on our own interface, and of programs under the verbs shim: counted,
 in one boot.
 
-    own_broadcast_test.py BUILD
+    own_broadcast_test.py BUILD [--full]
 
+mixed goes to 4 MiB but for one run, 64 MiB are broadcast in one; --full has 32 and 64 MiB in all.
 The counts of `--keys each` are the control: they show that the counting counts. Seen to fail with
 the shim left out of LD_PRELOAD (the counts of `each`; perftest's words), with ib_write_bw where
 ib_send_bw is, and with buffers leaving dirty spans (kFreeDirty in page_heap.cc's left_by): 4, 4 and 6
@@ -17,6 +18,7 @@ import sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 COUNT = 8  # broadcasts; two processes register for each
 BUILD = os.path.abspath(sys.argv[1])
+FULL = sys.argv[2:] == ["--full"]
 COUNTING = f"{BUILD}/lib/liblab_count_registrations.so"
 RDMALLOC = f"{BUILD}/lib/librdmalloc.so"
 SHIM = f"{BUILD}/lib/librdmalloc-verbs-shim.so"
@@ -36,41 +38,56 @@ def broadcast(fabric, keys, pattern, wanted, more=f"--count {COUNT}", preload=(C
             wanted)
 
 
+def mixed(fabric, keys, wanted, preload=(COUNTING,), mib=4):
+    more = f"--count {COUNT} --bytes {(32 if FULL else mib) << 20}"
+    return broadcast(fabric, keys, "mixed", wanted, more, preload)
+
+
+# Waits for a server, by its port in hexadecimal.
+LISTENS = 'until grep -q ":%04X [0-9A-F]*:0000 0A" /proc/net/tcp /proc/net/tcp6; do sleep 0.2; done'
+
+
 def perftest(program, preload, wanted):
     """perftest's server and client; `wanted` is what both say when they end. It asks for relaxed
     ordering unless told not to, which the shim passes on as every flag that it doesn't know. -F:
     without it perftest ends with status 1 when the processor's clock, sampled against time, gives
     no straight line, and an emulated clock may not; its figures, which that spoils, nobody reads."""
     one = f"{program} -d rxe0 -x 1 -n 20 -s 65536 -F --disable_pcie_relaxed"
-    port_18515_listens = 'grep -q ":4853 [0-9A-F]*:0000 0A" /proc/net/tcp /proc/net/tcp6'
     return (f"RDMALLOC_STATS=1 RDMALLOC_LAB_COUNT=1 LD_PRELOAD={':'.join(preload)}",
-            f"sh -c '{one} > server.txt 2>&1 & until {port_18515_listens}; do sleep 0.2; done; "
+            f"sh -c '{one} > server.txt 2>&1 & {LISTENS % 18515}; "
             f"{one} localhost 2>&1; client=$?; wait $!; echo server $?; cat server.txt; exit $client'",
             rf"{wanted}[^\x00]*server 0[^\x00]*{wanted}")
 
 
 UNDER_SHIM = (SHIM, COUNTING, RDMALLOC)
 FEW = f"--count {COUNT}"
-LARGE = "--bytes 67108864 --count 2"
+
+
+def large(mib, count):
+    return f"--bytes {(64 if FULL else mib) << 20} --count {2 if FULL else count}"
+
+
+# 40 MiB are more than what makes the purge thread start (32 MiB, kThreadFromBytes of purge.cc); 64 MiB
+# reach beyond the addresses up to which huge pages depend on how full they are (kHugeZoneSlices).
 RUNS = [
     broadcast("verbs", "rdmalloc", "fresh", ZERO),
-    broadcast("verbs", "rdmalloc", "fresh", ZERO, LARGE),
+    broadcast("verbs", "rdmalloc", "fresh", ZERO, large(40, 1)),
     broadcast("verbs", "rdmalloc", "phases", ZERO),
-    broadcast("verbs", "rdmalloc", "phases", ZERO, LARGE),
-    broadcast("verbs", "rdmalloc", "mixed", ZERO),
-    broadcast("verbs", "each", "mixed", EACH),
+    broadcast("verbs", "rdmalloc", "phases", ZERO, large(64, 1)),
+    mixed("verbs", "rdmalloc", ZERO, mib=32),
+    mixed("verbs", "each", EACH),
     broadcast("verbs", "each", "fresh", ZERO, FEW, UNDER_SHIM),
-    broadcast("verbs", "each", "mixed", ZERO, FEW, UNDER_SHIM),
+    mixed("verbs", "each", ZERO, UNDER_SHIM),
     broadcast("libfabric", "rdmalloc", "fresh", ZERO),
     broadcast("libfabric", "rdmalloc", "phases", ZERO),
-    broadcast("libfabric", "rdmalloc", "mixed", ZERO),
-    broadcast("libfabric", "each", "mixed", EACH),
-    broadcast("libfabric", "fabric", "mixed", SOME + r"|" + ZERO),
-    broadcast("libfabric", "each", "mixed", SENDERS, FEW, UNDER_SHIM),
+    mixed("libfabric", "rdmalloc", ZERO),
+    mixed("libfabric", "each", EACH),
+    mixed("libfabric", "fabric", SOME + r"|" + ZERO),
+    mixed("libfabric", "each", SENDERS, UNDER_SHIM),
     (f"LD_PRELOAD={':'.join(UNDER_SHIM)}", f"{BUILD}/bin/lab_shim_check", r"shim 0 failures"),
     # A program of others: one registration, from the cache, and the protection domain goes clean.
     (f"RDMALLOC_STATS=1 LD_PRELOAD={SHIM}:{RDMALLOC}",
-     "sh -c 'ibv_rc_pingpong -g 1 -n 20 > /dev/null 2>&1 & sleep 2; "
+     f"sh -c 'ibv_rc_pingpong -g 1 -n 20 > /dev/null 2>&1 & {LISTENS % 18515}; "
      "ibv_rc_pingpong -g 1 -n 20 localhost 2>&1 && wait $!'",
      r"20 iters[^\x00]*verbs shim: 1 registrations served by 1 real ones, 0 passed on"),
     # perftest: what it sends and receives from is served, what a peer writes to is not (I13).

@@ -67,7 +67,8 @@ def cell_of(stack, allocator, libraries, programs, counts):
     work = [str(counts["growing"]), "24576", "growing", str(counts["fresh"]), "258048", "fresh"]
     if allocator.recycles:
         work += [str(counts["recycled"]), "258048", "recycled"]
-    cell = {"name": cell_name(stack, allocator), "limit": counts["limit"]}
+    cell = {"name": cell_name(stack, allocator), "limit": counts["limit"],
+            "stack": allocator.role != "hangs" or counts["stack_of_control"]}
     if stack.mpirun is None:
         return {**cell, "command": [f"{programs}/lab_registrations", *work], "environment": settings}
     exports = [word for name, value in settings.items() for word in ("-x", f"{name}={value}")]

@@ -6,13 +6,13 @@ A problem, which fails the test, is one of these and nothing else:
   - rdmalloc, in any of its settings, does not end, has a wrong byte, or sent nothing over rxe0;
   - fewer than half of the buffers that were to come back at the same address without their pages
     did (then the cell has shown nothing), with rdmalloc or with the silent control; 46 to 49 of 50
-    were seen;
+    were seen, and 17 to 19 of 20;
   - the silent control had no wrong bytes (else the right ones have shown nothing).
 Other allocators are reported: whether a purge of theirs falls due inside the cache is luck.
 """
 import re
 
-from stacks import ALLOCATORS, STACKS, cell_name
+from stacks import ALLOCATORS, AT_EVERY_CHANCE, STACKS, cell_name
 
 LAST_LINE = re.compile(r"broadcasts (\d+) wrong_bytes (\d+) recycled (\d+) came_back (\d+) "
                        r"wrong_recycled (\d+)")
@@ -43,6 +43,16 @@ def must_hang(stack, allocator):
 def is_judged(stack, allocator):
     """Whether problem_of() can find anything at all in such a cell."""
     return allocator.role in ("rdmalloc", "silent") or must_hang(stack, allocator)
+
+
+def is_sampled(stack, allocator):
+    """Whether the cell is run by default: judged, and not what the column beside it proves as well.
+    libfabric alone has no Open MPI or UCX that could be told by a call: there `hooks` does what the
+    default does. And without purging at every chance rdmalloc's purge thread has nothing to do within
+    a cell; that it sends right under its defaults is looked at in all stacks with MPI."""
+    repeats = stack.mpirun is None and allocator.role == "rdmalloc" and \
+        allocator.settings in ({}, {**AT_EVERY_CHANCE, "RDMALLOC_NOTIFY": "hooks"})
+    return is_judged(stack, allocator) and not repeats
 
 
 def problem_of(result, stack, allocator):

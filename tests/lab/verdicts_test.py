@@ -79,6 +79,18 @@ class Problems(unittest.TestCase):
             self.assertNotIn("right", result["verdict"])
 
 
+class Sampled(unittest.TestCase):
+    def test_default_has_every_control_and_all_but_four_cells_of_rdmalloc(self):
+        cells = [(stack, allocator) for stack in stacks.STACKS for allocator in stacks.ALLOCATORS]
+        judged_cells = [cell for cell in cells if verdicts.is_judged(*cell)]
+        sampled = [cell for cell in cells if verdicts.is_sampled(*cell)]
+        self.assertEqual((len(cells), len(judged_cells), len(sampled)), (54, 34, 30))
+        self.assertEqual([(stack.name, allocator.name) for stack, allocator in judged_cells
+                          if (stack, allocator) not in sampled],
+                         [(stack, allocator) for stack in ("libfabric 1.17 alone", "libfabric 2.1 alone")
+                          for allocator in ("rdmalloc", "rdmalloc hooks, purging at every chance")])
+
+
 class Page(unittest.TestCase):
     def test_tables_and_cycles_take_their_places(self):
         with tempfile.TemporaryDirectory() as directory:

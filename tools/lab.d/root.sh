@@ -78,7 +78,9 @@ root_bootstrap() {
   rm -rf "$partial"
   proxy=$(apt_setting Acquire::http::Proxy)
   [ -z "$proxy" ] || export http_proxy=$proxy
-  debootstrap --variant=minbase --cache-dir="$debs" "$release" "$partial" "$mirror" >> "$log" 2>&1 || return
+  # In a mount namespace of its own: killed, it would leave its proc mounted in there.
+  unshare --mount --propagation private --fork --kill-child \
+    debootstrap --variant=minbase --cache-dir="$debs" "$release" "$partial" "$mirror" >> "$log" 2>&1 || return
   : > "$partial.bootstrapped"
 }
 
@@ -110,7 +112,8 @@ root_make() {
   fi
   mkdir -p "$debs/partial"
   : > "$log"
-  scratch=$(mktemp -d "$LAB_DIR/roots/scratch.XXXXXX")
+  rm -rf "$LAB_DIR/roots/scratch.$release".* # of one that was killed
+  scratch=$(mktemp -d "$LAB_DIR/roots/scratch.$release.XXXXXX")
   root_scratch "$scratch" "$release" "$mirror"
   if ! { root_bootstrap "$partial" "$release" "$mirror" "$debs" "$log" &&
     root_install "$partial" "$release" "$scratch" "$debs" "$log"; }; then
