@@ -4,7 +4,7 @@
 #
 #   rdmalloc_test(NAME preload.ls COMMAND prog args... [PRELOAD] [ENVIRONMENT VAR=value...]
 #                 [TIMEOUT seconds] [LABELS quick|full|lab...] [VARIANTS release checked...]
-#                 [SERIAL] [LOCK name] [PROCESSORS n] [DEPENDS target...])
+#                 [SERIAL] [LOCK name] [PROCESSORS n] [COST n] [DEPENDS target...])
 #   rdmalloc_gtest(name source... [LIBRARIES target...] [TIMEOUT s] [LABELS ...] [VARIANTS ...])
 #
 # Labels decide when a test runs: `quick` also in `./test --quick` (the inner loop, minutes in all),
@@ -13,7 +13,7 @@
 # VARIANTS are the builds the test is part of (see below): a program under test that needs
 # librdmalloc.so is for `release` (the default) and perhaps `checked`; unit tests are for all.
 # SERIAL: nothing else runs meanwhile (needed by whatever compares times). LOCK: not together with
-# other tests that take the same lock.
+# other tests that take the same lock. COST: what costs more begins earlier.
 
 find_package(GTest REQUIRED)
 find_package(Threads REQUIRED)
@@ -42,7 +42,8 @@ else()
   set(RDMALLOC_TEST_PREFIX "${RDMALLOC_VARIANT}:")
 endif()
 
-set(RDMALLOC_WITH_STACKS ${RDMALLOC_PYTHON} ${PROJECT_SOURCE_DIR}/tests/support/with_stacks.py)
+# Without the site's modules and what the environment says of Python: it is started for every test.
+set(RDMALLOC_WITH_STACKS ${RDMALLOC_PYTHON} -I -S ${PROJECT_SOURCE_DIR}/tests/support/with_stacks.py)
 set(RDMALLOC_STACKS_SECONDS 60)  # what with_stacks may take for the stacks, beyond the limit
 set(RDMALLOC_DEFAULT_TIMEOUT 60)
 
@@ -67,7 +68,7 @@ function(rdmalloc_test_wanted variants default result)
 endfunction()
 
 function(rdmalloc_test)
-  cmake_parse_arguments(PARSE_ARGV 0 arg "PRELOAD;SERIAL" "NAME;TIMEOUT;LOCK;PROCESSORS"
+  cmake_parse_arguments(PARSE_ARGV 0 arg "PRELOAD;SERIAL" "NAME;TIMEOUT;LOCK;PROCESSORS;COST"
     "COMMAND;LABELS;VARIANTS;ENVIRONMENT;DEPENDS")
   if(arg_UNPARSED_ARGUMENTS OR NOT arg_NAME OR NOT arg_COMMAND)
     message(FATAL_ERROR "rdmalloc_test(${ARGV}): NAME and COMMAND are needed, and '"
@@ -97,9 +98,16 @@ function(rdmalloc_test)
   math(EXPR limit "${arg_TIMEOUT} + ${RDMALLOC_STACKS_SECONDS}")
   set_tests_properties(${name} PROPERTIES TIMEOUT ${limit} SKIP_RETURN_CODE 77
     LABELS "${arg_LABELS}" RUN_SERIAL "${arg_SERIAL}")
+  # Begun first, so that what is left at the end are not the tests which wait for each other. The lab's
+  # are longest; then come long ones with two processors (COST 2000), which are never free at the same
+  # time while there are tests that need one.
   if(arg_LOCK)
-    # Begun first, so that the tests which wait for each other are not what is left at the end.
     set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${arg_LOCK}" COST 1000)
+  endif()
+  if(arg_LOCK STREQUAL lab)
+    set_tests_properties(${name} PROPERTIES COST 3000)
+  elseif(arg_COST)
+    set_tests_properties(${name} PROPERTIES COST ${arg_COST})
   endif()
   if(arg_PROCESSORS)
     set_tests_properties(${name} PROPERTIES PROCESSORS "${arg_PROCESSORS}")

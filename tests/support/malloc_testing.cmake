@@ -24,6 +24,7 @@ function(rdmalloc_malloc_test source)
     target_compile_options(${program} PRIVATE -fno-builtin)
     target_link_libraries(${program} PRIVATE rdmalloc_headers rdmalloc_test_process
       GTest::gtest_main Threads::Threads ${CMAKE_DL_LIBS})
+    rdmalloc_precompiled(rdmalloc_test_headers_no_builtin ${program})
     add_dependencies(${program} rdmalloc)
     rdmalloc_test(NAME preload.${name} COMMAND ${program} PRELOAD TIMEOUT ${arg_TIMEOUT}
       VARIANTS release checked)

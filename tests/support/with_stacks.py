@@ -13,7 +13,6 @@ import ctypes
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
 
@@ -79,6 +78,7 @@ def read(path):
 
 def print_stacks_by_gdb(pid, seconds):
     """True when gdb attached and printed."""
+    import subprocess  # here alone: every test starts this wrapper, few need this
     try:
         thread = living_thread(pid)
     except OSError:
@@ -148,10 +148,31 @@ def kill_descendants():
     say(f"processes that do not die: {descendants()}")
 
 
-def before_exec():
-    os.setpgid(0, 0)
-    # When ctest kills the wrapper (SIGKILL: no handler runs), at least the command itself ends.
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+def start(command):
+    """The pid of the command, in a group of its own, with no file of ours but output and error."""
+    os.closerange(3, 1024)
+    told, tells = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setpgid(0, 0)
+            # When ctest kills the wrapper (SIGKILL: no handler runs), at least the command itself ends.
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them
+                signal.signal(number, signal.SIG_DFL)
+            os.execvp(command[0], command)
+        except OSError as error:
+            os.write(tells, str(error.errno).encode())
+        finally:
+            os._exit(127)
+    os.close(tells)
+    problem = os.read(told, 16)
+    os.close(told)
+    if problem:
+        os.waitpid(child, 0)
+        raise OSError(int(problem), os.strerror(int(problem)))
+    return child
 
 
 def stop(number, _frame):
@@ -192,9 +213,7 @@ def main(arguments):
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, stop)
     try:
-        # Kept: a Popen object that is dropped reaps its child if that has ended already.
-        started = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=before_exec)
-        child = started.pid
+        child = start(command)
     except OSError as error:
         say(f"{command[0]}: {error.strerror}")
         return 127
@@ -204,12 +223,14 @@ def main(arguments):
         print_all_stacks()
         kill_descendants()
         return 124
-    left = [pid for pid in descendants() if not is_restoring(pid)]
+    found = descendants()
+    left = [pid for pid in found if not is_restoring(pid)]
     if left:
         # Else they keep ctest's pipe open, and the CPU from the tests after this one.
         say("left running by the command, killed: "
             + ", ".join(f"{pid} ({read(f'/proc/{pid}/cmdline')})" for pid in left))
-    kill_descendants()
+    if found:
+        kill_descendants()
     code = os.waitstatus_to_exitcode(status)
     if code < 0:
         say(f"ended by {signal.Signals(-code).name}: {' '.join(command)}")
