@@ -17,9 +17,9 @@ declare -A packages=(
   [test]="gdb libc6-dbg g++-aarch64-linux-gnu qemu-user googletest clang clang-format clang-tidy binutils strace valgrind libseccomp-dev make
           PYTHON_TESTSUITE git perl file procps tar gzip bzip2 xz-utils groff-base util-linux slurm-wlm munge
           python3-ipyparallel python3-mpi4py"
-  # MPI, the peers' allocators and fabrics, pictures.
+  # MPI, the peers' allocators and fabrics, pictures, redis for a trace of it (a server without a service).
   [bench]="openmpi-bin libopenmpi-dev mpich libmpich-dev libbenchmark-dev libmimalloc2.0 libjemalloc2
-           libgoogle-perftools4 libfabric-bin libucx-dev ucx-utils gnuplot-nox"
+           libgoogle-perftools4 libfabric-bin libucx-dev ucx-utils gnuplot-nox redis-tools"
   # Soft-RoCE in a virtual machine, and programs to try it with.
   [lab]="qemu-system-x86 busybox-static kmod debootstrap rdma-core perftest ibverbs-utils
          ibverbs-providers iproute2 python3"

@@ -60,12 +60,14 @@ work(-1)
 for thread in threads: thread.join()
 )python";
 
-// Debian's redis-server takes malloc from libjemalloc.so, so that a preload comes before it.
+// Debian's redis-server takes malloc from libjemalloc.so, so that a preload comes before it. $3 is
+// that program, under whatever name it is installed: it goes by the one it is called by.
 constexpr const char* kRedisScript = R"shell(set -e
 socket=$1/redis.sock
 recorder=$2
 rm -f "$socket"
-LD_PRELOAD=$recorder redis-server --port 0 --unixsocket "$socket" --save '' --appendonly no \
+ln -sf "$3" "$1/redis-server"
+LD_PRELOAD=$recorder "$1/redis-server" --port 0 --unixsocket "$socket" --save '' --appendonly no \
   --dir "$1" >/dev/null &
 server=$!
 unset BENCH_RECORD_TO
@@ -164,9 +166,12 @@ Job python_job(const fs::path& folder) {
 }
 
 Job redis_job(const fs::path& folder, const RecordingPlace& place) {
-  return {{"sh", "-c", kRedisScript, "redis", folder.string(), recorder_of(place)},
+  // Debian's package redis-server is a link to redis-tools' program, and a service that is started.
+  std::string server = find_program("redis-server");
+  if (server.empty()) server = find_program("redis-check-rdb");
+  return {{"sh", "-c", kRedisScript, "redis", folder.string(), recorder_of(place), server},
           "redis-server",
-          find_program("redis-server").empty() ? "redis-server" : "redis-benchmark",
+          server.empty() ? "redis-server" : "redis-benchmark",
           false};
 }
 

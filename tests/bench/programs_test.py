@@ -2,7 +2,7 @@
 
 Seen to fail: `arguments` with the check of --programs removed, `label` with run_step() not asking
 is_served_by(), `quick` with put() left out, `calls` with the purge thread counted among the program's,
-`traces` with the check of a trace's length left out.
+`traces` with the check of a trace's length left out, and with a redis-server that is not there.
 """
 import json
 import os
@@ -76,17 +76,18 @@ def case_quick():
 
 
 def case_traces():
-    """A real program is recorded, and replayed under each allocator."""
-    status, output = drive("--programs", "sh6", "--scale", "0.001", "--traces", "gcc",
+    """Real programs are recorded, and replayed under each allocator."""
+    status, output = drive("--programs", "sh6", "--scale", "0.001", "--traces", "gcc,redis",
                            "--allocators", "glibc,rdmalloc", "--repetitions", "1", "--count-calls")
     expect(status == 0, f"exit status {status}, not 0", output)
-    rows = {row["allocator"]: row for row in report()["results"] if row["program"] == "trace:gcc"}
-    if not rows and "is not installed" in output:
-        print("SKIP: no g++ to record")
-        sys.exit(77)
-    expect(set(rows) == {"glibc", "rdmalloc"}, "no row of the trace", output)
-    calls = rows["rdmalloc"]["calls"]["calls_of_program"]
-    expect(set(calls) <= {"madvise(MADV_HUGEPAGE)"}, f"I1 in a replay: {calls}", output)
+    for name, needed in ("gcc", "g++"), ("redis", "redis-tools"):
+        rows = {row["allocator"]: row for row in report()["results"] if row["program"] == f"trace:{name}"}
+        if not rows and "is not installed" in output:
+            print(f"SKIP: no {needed} to record")
+            sys.exit(77)
+        expect(set(rows) == {"glibc", "rdmalloc"}, f"no row of the trace {name}", output)
+        calls = rows["rdmalloc"]["calls"]["calls_of_program"]
+        expect(set(calls) <= {"madvise(MADV_HUGEPAGE)"}, f"I1 in a replay of {name}: {calls}", output)
 
     broken = pathlib.Path("broken.trace")
     broken.write_bytes(pathlib.Path("out/traces/gcc.trace").read_bytes()[:-8])
