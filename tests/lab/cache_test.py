@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """The verbs, libfabric and ucx registrars and our cache on a real device, in one boot.
 
-    cache_test.py RELEASE STEPS PROGRAM...      programs/verbs_cache.cc, fabric_cache.cc, ucx_cache.cc
+    cache_test.py RELEASE STEPS PROGRAM...      programs/verbs_cache.cc, fabric_cache.cc, ucx_cache.cc;
+                                                examples/regcache_verbs.c
 
 The naive cache is the control: it must be caught, and is how the oracle was seen to fail.
 """
@@ -42,6 +43,8 @@ def runs_of(name, release):
     """(environment, arguments, what the output must match) for each run of a program."""
     if name.endswith("ucx_cache"):
         return runs_of_ucx(release)
+    if name.endswith("regcache_verbs"):  # the example: the buffers' chunk, and the target
+        return [("", "", r"100 buffers written, 2 registrations\n")]
     if name.endswith("verbs_cache"):
         return [("", *LIMITS), ("", *ORACLE), ("RDMALLOC_DECAY_MS=0", *ORACLE), ("", *NAIVE),
                 ("", *FORKS), ("", "quiesce", r"quiesce 0 failures"),
