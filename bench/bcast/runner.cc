@@ -15,6 +15,7 @@
 #include "bench/support/process.h"
 #include "bench/support/statistics.h"
 #include "bench/support/table.h"
+#include "bench/support/turns.h"
 
 namespace rdmalloc::bench {
 namespace {
@@ -53,11 +54,8 @@ std::vector<Step> plan(const CompareOptions& options, const Results& results) {
     for (const Transport& transport : results.transports)
       for (const std::string& group : groups_of(options.patterns)) {
         if (group == "phases" && repetition > 0) continue;
-        for (std::size_t i = 0; i < results.allocators.size(); ++i) {
-          const std::size_t turn =
-              (i + static_cast<std::size_t>(repetition)) % results.allocators.size();
+        for (const std::size_t turn : turns_of(results.allocators.size(), repetition))
           steps.push_back({repetition, &transport, &results.allocators[turn], group});
-        }
       }
   return steps;
 }

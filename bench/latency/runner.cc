@@ -9,6 +9,7 @@
 #include "bench/latency/results.h"
 #include "bench/support/process.h"
 #include "bench/support/table.h"
+#include "bench/support/turns.h"
 
 namespace rdmalloc::bench {
 namespace {
@@ -22,11 +23,9 @@ struct Step {
 
 std::vector<Step> plan(const LatencyOptions& options, const LatencyResults& results) {
   std::vector<Step> steps;
-  const std::size_t count = results.allocators.size();
   for (int repetition = 0; repetition < options.repetitions; ++repetition)
-    for (std::size_t i = 0; i < count; ++i)
-      steps.push_back(
-          {&results.allocators[(i + static_cast<std::size_t>(repetition)) % count], repetition});
+    for (const std::size_t turn : turns_of(results.allocators.size(), repetition))
+      steps.push_back({&results.allocators[turn], repetition});
   return steps;
 }
 

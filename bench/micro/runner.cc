@@ -8,6 +8,7 @@
 #include "bench/micro/results.h"
 #include "bench/support/process.h"
 #include "bench/support/table.h"
+#include "bench/support/turns.h"
 
 namespace rdmalloc::bench {
 namespace {
@@ -29,11 +30,8 @@ std::vector<Step> plan(const MicroOptions& options, MicroResults& results) {
   const bool keys = std::filesystem::exists(path_of(options, "micro_keys"));
   if (!keys) results.left_out.push_back({"micro_keys", "it was not built"});
   for (int repetition = 0; repetition < options.repetitions; ++repetition) {
-    for (std::size_t i = 0; i < results.allocators.size(); ++i) {
-      const std::size_t turn =
-          (i + static_cast<std::size_t>(repetition)) % results.allocators.size();
+    for (const std::size_t turn : turns_of(results.allocators.size(), repetition))
       steps.push_back({"micro_malloc", &results.allocators[turn], repetition});
-    }
     if (keys) steps.push_back({"micro_keys", nullptr, repetition});
   }
   if (options.rss_bytes != 0)

@@ -6,6 +6,7 @@
 #include "bench/programs/results.h"
 #include "bench/support/process.h"
 #include "bench/support/table.h"
+#include "bench/support/turns.h"
 
 namespace rdmalloc::bench {
 namespace {
@@ -23,11 +24,8 @@ std::vector<Step> plan(const ProgramsOptions& options, const ProgramsResults& re
   for (int repetition = options.count_calls ? -1 : 0; repetition < options.repetitions;
        ++repetition)
     for (const Row& row : options.rows)
-      for (std::size_t i = 0; i < results.allocators.size(); ++i) {
-        const std::size_t turn =
-            (i + static_cast<std::size_t>(repetition + 1)) % results.allocators.size();
+      for (const std::size_t turn : turns_of(results.allocators.size(), repetition + 1))
         steps.push_back({&row, &results.allocators[turn], repetition});
-      }
   return steps;
 }
 

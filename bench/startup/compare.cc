@@ -13,6 +13,7 @@
 #include "bench/support/report.h"
 #include "bench/support/statistics.h"
 #include "bench/support/table.h"
+#include "bench/support/turns.h"
 
 namespace rdmalloc::bench {
 namespace {
@@ -90,12 +91,10 @@ void run_all(const StartupOptions& options, StartupResults& results) {
   Progress progress(
       std::vector<std::string>(static_cast<std::size_t>(options.repetitions) + 1, "round"),
       options.quiet);
-  const std::size_t count = results.allocators.size();
   for (int repetition = -1; repetition < options.repetitions; ++repetition) {
     progress.begin(fmt::format("repetition {} of {}", repetition + 1, options.repetitions));
-    for (std::size_t i = 0; i < count && !results.interrupted; ++i)
-      run_one(options, results.allocators[(i + static_cast<std::size_t>(repetition + 1)) % count],
-              repetition, results);
+    for (const std::size_t turn : turns_of(results.allocators.size(), repetition + 1))
+      if (!results.interrupted) run_one(options, results.allocators[turn], repetition, results);
     progress.end();
     if (results.interrupted || interrupt_seen()) break;
   }
