@@ -42,8 +42,29 @@ else()
   set(RDMALLOC_TEST_PREFIX "${RDMALLOC_VARIANT}:")
 endif()
 
-# Without the site's modules and what the environment says of Python: it is started for every test.
-set(RDMALLOC_WITH_STACKS ${RDMALLOC_PYTHON} -I -S ${PROJECT_SOURCE_DIR}/tests/support/with_stacks.py)
+# What starts each test: with_stacks.c, which leaves to with_stacks.py those that do more than end (without
+# the site's modules and what the environment says of Python), or that one alone. Made while configuring,
+# so that it is there whichever target was built, and has no sanitizer in it.
+function(rdmalloc_make_wrapper)
+  set(source ${PROJECT_SOURCE_DIR}/tests/support/with_stacks)
+  set(wrapper ${PROJECT_BINARY_DIR}/tests/with_stacks)
+  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${source}.c)
+  if(NOT CMAKE_CROSSCOMPILING AND ${source}.c IS_NEWER_THAN ${wrapper})
+    file(REMOVE ${wrapper})
+    unset(RDMALLOC_WITH_STACKS_BUILT CACHE)
+    try_compile(RDMALLOC_WITH_STACKS_BUILT ${wrapper}_build ${source}.c COPY_FILE ${wrapper}
+      OUTPUT_VARIABLE told)
+    if(NOT RDMALLOC_WITH_STACKS_BUILT)
+      message(STATUS "tests: start by with_stacks.py, with_stacks.c is not for this machine:\n${told}")
+    endif()
+  endif()
+  if(EXISTS ${wrapper})
+    set(RDMALLOC_WITH_STACKS ${wrapper} ${RDMALLOC_PYTHON} ${source}.py PARENT_SCOPE)
+  else()
+    set(RDMALLOC_WITH_STACKS ${RDMALLOC_PYTHON} -I -S ${source}.py PARENT_SCOPE)
+  endif()
+endfunction()
+rdmalloc_make_wrapper()
 set(RDMALLOC_STACKS_SECONDS 60)  # what with_stacks may take for the stacks, beyond the limit
 set(RDMALLOC_DEFAULT_TIMEOUT 60)
 

@@ -8,6 +8,8 @@ under this wrapper (cmake/testing.cmake). All descendants of the command are see
 made a process group or session of their own, as mpirun's and a shell's jobs do: the wrapper is
 their reaper. Exit status: the command's; 128 + N when signal N ended it; 124 at the limit; 125 when
 the wrapper was called wrongly; 127 when the command could not be started.
+
+Tests are started by with_stacks.c, which becomes this script where more is to be done than to wait.
 """
 import ctypes
 import os
@@ -25,6 +27,8 @@ GDB_SECONDS = 20  # for one process
 # it has changed of the machine.
 RESTORES = b"rdmalloc-restores"
 RESTORE_SECONDS = 10
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -180,6 +184,11 @@ def stop(number, _frame):
     os._exit(128 + number)
 
 
+def handle_stops():
+    for number in STOPS:
+        signal.signal(number, stop)
+
+
 def wait_for(child, seconds):
     """The status of the child, or None at the limit; reaps adopted orphans meanwhile."""
     deadline = time.monotonic() + seconds
@@ -200,29 +209,14 @@ def wait_for(child, seconds):
         os.close(ended)
 
 
-def main(arguments):
-    try:
-        seconds = float(arguments[0])
-        command = arguments[1:]
-        if seconds <= 0 or not command:
-            raise ValueError
-    except (IndexError, ValueError):
-        say(f"'{' '.join(arguments)}': wanted SECONDS (more than 0) COMMAND [ARGUMENT...]")
-        return 125
-    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, stop)
-    try:
-        child = start(command)
-    except OSError as error:
-        say(f"{command[0]}: {error.strerror}")
-        return 127
-    status = wait_for(child, seconds)
-    if status is None:
-        say(f"limit of {arguments[0]} s reached: {' '.join(command)}")
-        print_all_stacks()
-        kill_descendants()
-        return 124
+def end_at_limit(seconds, command):
+    say(f"limit of {seconds} s reached: {' '.join(command)}")
+    print_all_stacks()
+    kill_descendants()
+    return 124
+
+
+def end_with(status, command):
     found = descendants()
     left = [pid for pid in found if not is_restoring(pid)]
     if left:
@@ -236,6 +230,40 @@ def main(arguments):
         say(f"ended by {signal.Signals(-code).name}: {' '.join(command)}")
         return 128 - code
     return code
+
+
+def go_on(after, seconds, *command):
+    """What with_stacks.c leaves to this script, which has its process and its children now."""
+    kind, _, number = after.partition("-")
+    if kind == "stop":
+        return stop(int(number), None)
+    handle_stops()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
+    if kind == "limit":
+        return end_at_limit(seconds, command)
+    return end_with(int(number), command)
+
+
+def main(arguments):
+    if arguments[:1] == ["--after"]:
+        return go_on(*arguments[1:])
+    try:
+        seconds = float(arguments[0])
+        command = arguments[1:]
+        if seconds <= 0 or not command:
+            raise ValueError
+    except (IndexError, ValueError):
+        say(f"'{' '.join(arguments)}': wanted SECONDS (more than 0) COMMAND [ARGUMENT...]")
+        return 125
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    handle_stops()
+    try:
+        child = start(command)
+    except OSError as error:
+        say(f"{command[0]}: {error.strerror}")
+        return 127
+    status = wait_for(child, seconds)
+    return end_at_limit(arguments[0], command) if status is None else end_with(status, command)
 
 
 if __name__ == "__main__":
