@@ -19,9 +19,12 @@
 
 #include "tests/support/alloc_under_test.h"
 #include "tests/support/process.h"
+#include "tests/support/words.h"
 
 namespace {
 
+using rdmalloc_test::fill_words;
+using rdmalloc_test::first_unlike;
 using rdmalloc_test::Random;
 using rdmalloc_test::test_seed;
 
@@ -71,17 +74,16 @@ struct Block {
   uint64_t tag = 0;
 };
 
-unsigned char byte_of(const Block& block, size_t at) {
-  return static_cast<unsigned char>(block.tag ^ (at * 0x9Eu) ^ (at >> 8u));
+auto words_of(const Block& block) {
+  return [tag = block.tag](size_t at) { return rdmalloc_test::mixed_word(at, tag); };
 }
-// Calls visit(offset) for the bytes the model writes and checks.
+unsigned char byte_of(const Block& block, size_t at) {
+  return rdmalloc_test::byte_of_word(words_of(block)(at & ~size_t{7}), at);
+}
+// Calls visit(offset) for the bytes the model writes and checks in a block that is not filled
+// whole.
 template <typename Visit>
 bool each_checked_byte(size_t bytes, Visit visit) {
-  if (bytes <= kFilledWhole) {
-    for (size_t at = 0; at < bytes; at++)
-      if (!visit(at)) return false;
-    return true;
-  }
   for (size_t at = 0; at < 256; at++)
     if (!visit(at) || !visit(bytes - 1 - at)) return false;
   for (size_t at = 4096; at<bytes; at += bytes> kMiB ? 64 * kKiB : 4096)
@@ -89,6 +91,7 @@ bool each_checked_byte(size_t bytes, Visit visit) {
   return true;
 }
 void write_pattern(const Block& block) {
+  if (block.bytes <= kFilledWhole) return fill_words(block.start, 0, block.bytes, words_of(block));
   each_checked_byte(block.bytes, [&](size_t at) {
     block.start[at] = byte_of(block, at);
     return true;
@@ -96,10 +99,17 @@ void write_pattern(const Block& block) {
 }
 ::testing::AssertionResult has_pattern(const Block& block, size_t bytes) {
   size_t bad = 0;
-  bool whole = each_checked_byte(block.bytes, [&](size_t at) {
-    bad = at;
-    return at >= bytes || block.start[at] == byte_of(block, at);
-  });
+  bool whole = false;
+  if (block.bytes <= kFilledWhole) {
+    size_t end = bytes < block.bytes ? bytes : block.bytes;
+    bad = first_unlike(block.start, end, words_of(block));
+    whole = bad == end;
+  } else {
+    whole = each_checked_byte(block.bytes, [&](size_t at) {
+      bad = at;
+      return at >= bytes || block.start[at] == byte_of(block, at);
+    });
+  }
   if (whole) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
          << "block " << static_cast<void*>(block.start) << " of " << block.bytes << " bytes: byte "
@@ -185,7 +195,11 @@ class Player {
     ASSERT_GE(block.bytes, bytes) << "step " << step_;
     ASSERT_TRUE(shadow_.enter(got, block.bytes)) << "step " << step_;
     if (zeroed) {
-      bool zero = each_checked_byte(bytes, [&](size_t at) { return block.start[at] == 0; });
+      bool zero = false;
+      if (bytes <= kFilledWhole)
+        zero = first_unlike(block.start, bytes, [](size_t) { return uint64_t{0}; }) == bytes;
+      else
+        zero = each_checked_byte(bytes, [&](size_t at) { return block.start[at] == 0; });
       ASSERT_TRUE(zero) << "calloc of " << bytes << " bytes at step " << step_;
     }
     block.tag = random_.next();
@@ -226,8 +240,7 @@ class Player {
   size_t step_ = 0;
 };
 
-// Under ThreadSanitizer each takes ten times as long, with every byte of a pattern looked at; of
-// one thread it has little to say, and races show in the first thousands of steps.
+// ThreadSanitizer has little to say of one thread, and races show in the first thousands of steps.
 #if defined(__SANITIZE_THREAD__)
 constexpr uint64_t kSeeds = 1;
 constexpr size_t kSteps = 20000, kSmallSteps = 50000, kStepsOfFour = 10000, kRounds = 3;

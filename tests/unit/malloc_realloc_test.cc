@@ -9,6 +9,7 @@
 
 #include "tests/support/alloc_under_test.h"
 #include "tests/support/process.h"
+#include "tests/support/words.h"
 
 namespace {
 
@@ -17,17 +18,18 @@ using rdmalloc_test::test_seed;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-unsigned char pattern(size_t at, size_t seed) {
-  return static_cast<unsigned char>((at * 131 + at / 4096 + seed) & 0xFFu);
+auto pattern(size_t seed) {
+  return [seed](size_t at) { return rdmalloc_test::mixed_word(at, seed); };
+}
+void fill_from(unsigned char* block, size_t from, size_t bytes, size_t seed) {
+  rdmalloc_test::fill_words(block, from, bytes, pattern(seed));
 }
 void fill(unsigned char* block, size_t bytes, size_t seed) {
-  for (size_t i = 0; i < bytes; i++) block[i] = pattern(i, seed);
+  fill_from(block, 0, bytes, seed);
 }
 // Index of the first byte that differs, or `bytes`.
 size_t first_difference(const unsigned char* block, size_t bytes, size_t seed) {
-  for (size_t i = 0; i < bytes; i++)
-    if (block[i] != pattern(i, seed)) return i;
-  return bytes;
+  return rdmalloc_test::first_unlike(block, bytes, pattern(seed));
 }
 unsigned char* resize(unsigned char* block, size_t bytes) {
   return static_cast<unsigned char*>(aut::realloc(block, bytes));
@@ -115,7 +117,7 @@ TEST(MallocRealloc, growth_by_small_steps_keeps_every_byte) {
   for (size_t next = 1; next < 16 * kMiB; next += next / 16 + 64) {
     block = resize(block, next);
     ASSERT_NE(block, nullptr);
-    for (size_t i = bytes; i < next; i++) block[i] = pattern(i, 3);
+    fill_from(block, bytes, next, 3);
     bytes = next;
   }
   EXPECT_EQ(first_difference(block, bytes, 3), bytes);
@@ -130,8 +132,7 @@ TEST(MallocRealloc, two_blocks_growing_in_turn_do_not_run_into_each_other) {
     size_t next = bytes[which] + 40 * kKiB + static_cast<size_t>(step) * 16;
     blocks[which] = resize(blocks[which], next);
     ASSERT_NE(blocks[which], nullptr);
-    for (size_t i = bytes[which]; i < next; i++)
-      blocks[which][i] = pattern(i, static_cast<size_t>(which));
+    fill_from(blocks[which], bytes[which], next, static_cast<size_t>(which));
     bytes[which] = next;
   }
   for (size_t which = 0; which < 4; which++) {
@@ -147,7 +148,7 @@ TEST(MallocRealloc, a_block_that_keeps_growing_is_copied_a_few_times_whoever_lie
   std::vector<void*> others;
   auto* block = static_cast<unsigned char*>(aut::malloc(kStep));
   size_t copied = 0, moves = 0, bytes = kStep;
-  for (size_t i = 0; i < kStep; i++) block[i] = static_cast<unsigned char>(i / 7);
+  fill(block, kStep, 5);
   for (; bytes < kEnd; bytes += kStep) {
     for (int i = 0; i < 3; i++) others.push_back(aut::malloc(kStep));
     for (int i = 0; i < 300; i++) others.push_back(aut::malloc(1000));
@@ -158,9 +159,9 @@ TEST(MallocRealloc, a_block_that_keeps_growing_is_copied_a_few_times_whoever_lie
       copied += bytes;
     }
     block = grown;
-    for (size_t i = bytes; i < bytes + kStep; i++) block[i] = static_cast<unsigned char>(i / 7);
+    fill_from(block, bytes, bytes + kStep, 5);
   }
-  for (size_t i = 0; i < bytes; i++) ASSERT_EQ(block[i], static_cast<unsigned char>(i / 7)) << i;
+  ASSERT_EQ(first_difference(block, bytes, 5), bytes);
   // Each move makes room for a quarter more: log(256) / log(1.25) is 25, and the sum of what is
   // copied 5 times the end.
   EXPECT_LE(moves, 25u);
@@ -193,9 +194,7 @@ TEST(MallocRealloc, reallocarray_multiplies) {
 }
 
 size_t first_nonzero(const unsigned char* block, size_t bytes) {
-  for (size_t i = 0; i < bytes; i++)
-    if (block[i] != 0) return i;
-  return bytes;
+  return rdmalloc_test::first_unlike(block, bytes, [](size_t) { return uint64_t{0}; });
 }
 
 TEST(MallocCalloc, memory_that_was_dirty_comes_back_zero_for_every_size) {
