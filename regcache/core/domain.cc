@@ -136,7 +136,12 @@ bool close_all(Domain& domain, Registration** drops) {
   } closed;
   auto close = [&](Registration* reg) {
     bool was_sticky = reg->rest().is_sticky;
-    if (!close_idle(reg)) return reg->refs() == 0;  // being dropped by another thread: will vanish
+    while (!close_idle(reg)) {
+      // One look at both: a put between two would pass for a drop, and nobody would ever drop it.
+      std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
+      if ((seen & kRefs) != 0) return false;
+      if ((seen & kOpen) == 0) return true;  // being dropped by another thread: will vanish
+    }
     withdraw(domain, reg);
     Registration*& list = was_sticky ? closed.sticky : closed.plain;
     reg->next() = list;
