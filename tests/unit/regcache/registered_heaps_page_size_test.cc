@@ -106,6 +106,100 @@ TEST_F(RegisteredPageSizes, I3_pages_that_stay_registered_stay_there) {
   fabric.before_leave = nullptr;
 }
 
+// ---- checkpoints: the pages stay, the registrations over them are made anew ----
+
+class HugeCheckpoints : public RegisteredPageSizes {
+ protected:
+  void SetUp() override {
+    fabric.ops.quiesce = fabric.ops.resume = [](void*) { return 0; };
+    fabric.ops.flags |= RDMALLOC_REGISTRAR_REOPEN;
+  }
+  // A quiesce and a resume of the heap's only domain.
+  void freeze_and_thaw(rdmalloc_heap* heap, const char* page_field) {
+    std::vector<void*> blocks = fill(heap);
+    ASSERT_FALSE(blocks.empty());
+    const rdmalloc_heap_counters before = counters(heap);
+    const std::size_t registered = fabric.bytes(), count = fabric.live();
+    const rdmalloc_heap_region_info first = region(heap, 0);
+    const rdmalloc_key key = first.keys[0];
+    const long pages_kib = smaps_kib(first.base, page_field);
+    ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+    EXPECT_EQ(fabric.live(), 0u);
+    EXPECT_GE(smaps_kib(first.base, page_field), pages_kib);
+    // The memory is used meanwhile.
+    rdmalloc_free(blocks.back());
+    blocks.back() = rdmalloc_heap_malloc(heap, 100 * kKiB);
+    ASSERT_NE(blocks.back(), nullptr);
+    std::memset(blocks.back(), 7, 100 * kKiB);
+    rdmalloc_key now = {};
+    EXPECT_EQ(rdmalloc_heap_key(heap, 0, blocks[0], 8, &now), -EAGAIN);
+    ASSERT_EQ(rdmalloc_resume(), 0);
+    EXPECT_EQ(fabric.bytes(), registered);
+    EXPECT_EQ(fabric.live(), count);
+    EXPECT_EQ(region(heap, 0).base, first.base);
+    EXPECT_GT(region(heap, 0).keys[0].generation, key.generation);
+    EXPECT_GE(smaps_kib(first.base, page_field), pages_kib);
+    const rdmalloc_heap_counters after = counters(heap);
+    EXPECT_EQ(after.budget_bytes, before.budget_bytes);
+    EXPECT_EQ(after.region_bytes, before.region_bytes);
+    EXPECT_EQ(after.huge_bytes, before.huge_bytes);
+    for (void* block : blocks) {
+      auto* bytes = static_cast<char*>(block);
+      ASSERT_EQ(bytes[0] + bytes[100 * kKiB - 1], 14);
+      ASSERT_EQ(rdmalloc_heap_key(heap, 0, block, 100 * kKiB, &now), 0);
+      EXPECT_TRUE(reaches(fabric, now, block, 100 * kKiB));
+    }
+    for (void* block : blocks) rdmalloc_free(block);
+  }
+};
+
+// Fails when a region's pages are dropped before it is registered again, when half of it or every
+// second region only is, and without the first.
+TEST_F(HugeCheckpoints, I3_a_heap_stays_on_its_pages_of_the_pool) {
+  HugePool pool(k2M);
+  if (!pool.make_free(6)) GTEST_SKIP() << pool.why_not;
+  int on_small_pages = 0;
+  fabric.before_enter = [&](void* base, std::size_t) {
+    on_small_pages += smaps_kib(base, "KernelPageSize") != 2048;
+    return 0;
+  };
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make_huge(domain.handle, 8 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  for (int round = 0; round < 3; ++round) freeze_and_thaw(heap, "KernelPageSize");
+  EXPECT_EQ(on_small_pages, 0);
+  EXPECT_EQ(pool.free(), 2u);
+  // It grows as before.
+  ASSERT_EQ(rdmalloc_heap_grow(heap, 4 * kMiB), 0);
+  freeze_and_thaw(heap, "KernelPageSize");
+  EXPECT_EQ(fabric.bytes(), 12 * kMiB);
+  EXPECT_EQ(pool.free(), 0u);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+  EXPECT_EQ(pool.free(), 6u);
+}
+
+// Fails as the one before, but for every second region: it has one.
+TEST_F(HugeCheckpoints, a_heap_keeps_the_transparent_huge_pages_that_it_has) {
+  StubDomain domain(fabric);
+  rdmalloc_domain* domains[] = {domain.handle};
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  attr.budget_bytes = 16 * kMiB;
+  attr.domains = domains;
+  attr.domain_count = 1;
+  attr.access = kRemote;
+  attr.page_size = RDMALLOC_PAGE_THP;
+  rdmalloc_heap* heap = nullptr;
+  ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
+  if (smaps_kib(region(heap, 0).base, "AnonHugePages") > 0) {
+    for (int round = 0; round < 3; ++round) freeze_and_thaw(heap, "AnonHugePages");
+  }
+  const bool has_any = smaps_kib(region(heap, 0).base, "AnonHugePages") > 0;
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  if (!has_any) GTEST_SKIP() << "SKIP: this kernel gave no transparent huge page";
+}
+
 // ---- RDMALLOC_HUGE, each test in a process that has it from its start ----
 
 class HugeSetting : public RegisteredHeaps {
@@ -245,6 +339,39 @@ TEST_F(HugeSetting, I12_a_heap_is_made_whatever_step_of_the_wish_fails) {
   heap = make_and_listen(domain.handle, 8 * kMiB);
   EXPECT_EQ(counters(heap).huge_bytes, 8 * kMiB);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// One region on huge pages, one on ordinary ones. Fails in the four ways above.
+TEST_F(HugeSetting, a_checkpoint_leaves_what_the_wish_got) {
+  if (!is_here("2M")) return;
+  HugePool pool(k2M);
+  if (!pool.make_free(3)) GTEST_SKIP() << pool.why_not;
+  fabric.ops.quiesce = fabric.ops.resume = [](void*) { return 0; };
+  fabric.ops.flags |= RDMALLOC_REGISTRAR_REOPEN;
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make_and_listen(domain.handle, 4 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  testing::internal::CaptureStderr();
+  ASSERT_EQ(rdmalloc_heap_grow(heap, 4 * kMiB), 0);  // for which the pool has too few
+  testing::internal::GetCapturedStderr();
+  auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, 3 * kMiB));
+  std::memset(block, 7, 3 * kMiB);
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+    EXPECT_EQ(fabric.live(), 0u);
+    ASSERT_EQ(rdmalloc_resume(), 0);
+    EXPECT_EQ(fabric.bytes(), 8 * kMiB);
+    EXPECT_EQ(counters(heap).huge_bytes, 4 * kMiB);
+    EXPECT_EQ(counters(heap).region_bytes, 8 * kMiB);
+    EXPECT_EQ(counters(heap).budget_bytes, 8 * kMiB);
+    EXPECT_EQ(counter("stats.heap_huge_2m_bytes"), 4 * kMiB);
+    EXPECT_EQ(smaps_kib(region(heap, 0).base, "KernelPageSize"), 2048);
+    EXPECT_EQ(smaps_kib(region(heap, 1).base, "KernelPageSize"), 4);
+    EXPECT_EQ(pool.free(), 1u);
+    EXPECT_EQ(block[0] + block[3 * kMiB - 1], 14);
+  }
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(pool.free(), 3u);
 }
 
 // Fails without the look at how much more it would be, and without a second try where a domain
