@@ -14,6 +14,13 @@ namespace {
 constexpr std::size_t kMiB = 1 << 20;
 constexpr std::uint32_t kRemote = RDMALLOC_ACCESS_REMOTE_READ | RDMALLOC_ACCESS_REMOTE_WRITE;
 
+// Under TSan: tests/unit/registrars/CMakeLists.txt.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kIsWithoutHooks = true;
+#else
+constexpr bool kIsWithoutHooks = false;
+#endif
+
 // A context with these transports, with or without UCX's own cache; nullptr when there is none.
 ucp_context_h make_context(const char* transports, const char* cache, bool is_shared = true) {
   ucp_config_t* config = nullptr;
@@ -128,7 +135,7 @@ void Ucx::bytes_arrive() {
     char* to = static_cast<char*>(rdmalloc_malloc(length));
     for (std::size_t i = 0; i < length; ++i) from[i] = static_cast<char>(i * 7 + 1);
     memset(to, 0, length);
-    rdmalloc_key local;
+    rdmalloc_key local = {};
     ASSERT_EQ(rdmalloc_reg_key(domain, from, length, RDMALLOC_ACCESS_LOCAL, &local), 0);
     EXPECT_EQ(rdmalloc_ucx_rkey_of(&local), nullptr);
     rdmalloc_reg* target = get(to, length, kRemote);
@@ -193,6 +200,7 @@ TEST_F(Ucx, I13_remote_access_is_what_ucx_grants_or_refused) {
 
 // Fails when try_probe() does not look whether the second range is one of its own.
 TEST_F(Ucx, with_ucxs_own_cache_no_domain_opens) {
+  if (kIsWithoutHooks) GTEST_SKIP() << "SKIP: UCX has no cache without its hooks";
   ucp_context_h cached = make_context("tcp,self", "y");
   ASSERT_NE(cached, nullptr);
   rdmalloc_domain* other = nullptr;
@@ -247,6 +255,7 @@ TEST_F(Ucx, after_a_checkpoint_it_registers_with_the_context_that_was_made_then)
 
 // Seen to fail without the look at what is registered.
 TEST_F(Ucx, another_context_is_taken_when_nothing_is_registered) {
+  if (kIsWithoutHooks) GTEST_SKIP() << "SKIP: UCX has no cache without its hooks";
   ucp_context_h other = make_context("tcp,self", "n"), cached = make_context("tcp,self", "y");
   ASSERT_NE(other, nullptr);
   ASSERT_NE(cached, nullptr);
@@ -345,6 +354,9 @@ TEST_F(Ucx, I10_whatever_fails_is_undone) {
 // What is mapped and can't be unmapped is the cache's to know of. Fails when undo() gives the
 // first error.
 TEST_F(Ucx, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
+#ifdef __SANITIZE_ADDRESS__
+  GTEST_SKIP() << "SKIP: what UCX is not asked to unmap is a leak to ASan";
+#endif
   namespace os = rdmalloc::os;
   char* block = static_cast<char*>(rdmalloc_malloc(kMiB));
   os::arm_fault(os::Site::kUcxPack, 1);
@@ -366,6 +378,9 @@ TEST_F(Ucx, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
 // As libfabric's, for each of the two ranges that a trial maps. Fails when unmaps_at_once() frees
 // it.
 TEST_F(Ucx, I3_a_probe_that_can_not_be_unmapped_keeps_its_pages) {
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "SKIP: a sanitizer's malloc says nothing of itself, and what is kept is a leak";
+#endif
   constexpr std::size_t kProbeBytes = std::size_t{128} << 10;
   auto allocated = [] {
     struct mallinfo2 now = mallinfo2();
