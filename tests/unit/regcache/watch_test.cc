@@ -101,8 +101,7 @@ class Watching : public Regcache {
   char* map = nullptr;
 };
 
-// Fails when find_or_make() does not plan it as cached, or take_found() refuses all that is
-// watched.
+// Fails when find_or_make() does not plan it as cached, or take_found() refuses what is watched.
 TEST_F(Watching, a_second_get_is_a_hit_and_calls_no_registrar) {
   StubDomain domain(fabric);
   ASSERT_EQ(watching().is_on, 1u);
