@@ -137,35 +137,55 @@ bool operate_with_threads(uint64_t seed) {
   return good;
 }
 
-// Threads inside malloc and free all the time, until the end of the object.
+// Threads inside malloc and free all the time, until the end of the object; but for rest().
 class Storm {
  public:
   explicit Storm(int threads) {
     for (int i = 0; i < threads; i++) {
       threads_.emplace_back([this, i] {
-        for (uint64_t seed = 1; !stop_.load(); seed++)
+        for (uint64_t seed = 1; !stop_.load(); seed++) {
+          rests_.wait(true);
           if (!operate(seed * 10 + static_cast<uint64_t>(i), 500)) broken_ = true;
+          stretches_++;
+        }
       });
     }
   }
   ~Storm() { end(); }
+  // Each thread sleeps where its stretch ends: a child that was born in the storm needs it no more,
+  // and on few processors waits for it most of the time.
+  void rest() { rests_ = true; }
+  // Returns in the middle of it, when as many stretches as there are threads have ended.
+  void go_on() {
+    uint64_t enough = stretches_.load() + threads_.size();
+    rests_ = false;
+    rests_.notify_all();
+    while (stretches_.load() < enough) usleep(100);
+  }
   void end() {
     stop_ = true;
+    rests_ = false;
+    rests_.notify_all();
     for (std::thread& thread : threads_) thread.join();
     threads_.clear();
     EXPECT_FALSE(broken_.load()) << "a block of the parent lost its bytes";
   }
 
  private:
-  std::atomic<bool> stop_{false}, broken_{false};
+  std::atomic<bool> stop_{false}, rests_{false}, broken_{false};
+  std::atomic<uint64_t> stretches_{0};
   std::vector<std::thread> threads_;
 };
 
 TEST(Fork, I11_children_of_a_storm_allocate_free_and_start_threads) {
   Storm storm(4);
-  for (int i = 0; i < kForks; i++)
-    ASSERT_EQ(in_child([i] { return operate_with_threads(static_cast<uint64_t>(i)); }), 0)
+  for (int i = 0; i < kForks; i++) {
+    storm.go_on();
+    ASSERT_EQ(in_child([i] { return operate_with_threads(static_cast<uint64_t>(i)); },
+                       [&storm] { storm.rest(); }),
+              0)
         << "fork " << i;
+  }
 }
 
 TEST(Fork, I11_children_of_children_do_so_too) {
