@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * rdmalloc: the registration cache. Domains, registrations and keys; see rdmalloc.h for conventions
- * and docs/design.md for the protocol between the cache and the allocator's page events. Over 600
- * lines, two thirds of them comments: the whole interface of the cache, but the registrars'.
+ * and docs/design.md for the protocol between the cache and the allocator's page events. More than
+ * 600 lines, two thirds of them comments: the whole interface of the cache, but the registrars'.
  */
 #ifndef RDMALLOC_REGCACHE_H
 #define RDMALLOC_REGCACHE_H
@@ -241,12 +241,12 @@ RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const voi
  *  (not evicted; its pages are not purged before nothing in its range is live). Remote rights are
  *  refused on ordinary blocks (-EACCES, I13): use reg_get, or a heap made for it.
  *
- *  Returns 0; -EFAULT (not owned, or not in one span in use), -EACCES, -EINVAL (length, access: 0),
- *  -ENOENT (RDMALLOC_NO_REGISTER, not registered), -ENOMEM (the limits' share for such keys, or the
- *  registrar; reg_get may still work), -EMSGSIZE (more than one registration may hold), -EAGAIN
- *  (invalidated meanwhile), -ECHILD (a parent process's domain), or the registrar's error. Any
- *  thread; hits take no lock and are wait-free. A miss calls the registrar: not inside a callback
- *  of its fabric, unless RDMALLOC_NO_REGISTER is given. */
+ *  Returns 0; with *key all zero -EFAULT (not owned, or not in one span in use), -EACCES, -EINVAL
+ *  (length, access: 0), -ENOENT (RDMALLOC_NO_REGISTER, not registered), -ENOMEM (the limits' share
+ *  for such keys, or the registrar; reg_get may still work), -EMSGSIZE (more than one registration
+ *  may hold), -EAGAIN (invalidated meanwhile), -ECHILD (a parent process's domain), or the
+ *  registrar's error. Any thread; hits take no lock and are wait-free. A miss calls the registrar:
+ *  not inside a callback of its fabric, unless RDMALLOC_NO_REGISTER is given. */
 static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                    uint32_t access, struct rdmalloc_key* key) {
   const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;
@@ -275,10 +275,9 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
       }
     }
   }
-  /* Not into *key: whose address goes nowhere may stay in registers. */
-  struct rdmalloc_key made;
+  struct rdmalloc_key made; /* not *key: what has no address may stay in registers */
   int error = rdmalloc_reg_key_slow(domain, addr, length, access, key == NULL ? NULL : &made);
-  if (error == 0) *key = made;
+  if (key != NULL) *key = made;
   return error;
 }
 

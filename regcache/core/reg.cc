@@ -165,13 +165,14 @@ extern "C" RDMALLOC_API int rdmalloc_reg_key_slow(rdmalloc_domain* handle, const
                                                   size_t length, uint32_t access,
                                                   rdmalloc_key* key) {
   note_caller(__builtin_return_address(0));
+  if (key == nullptr) return -EINVAL;
+  *key = {};
   Domain* domain = domain_of(handle);
   if (int error = domain_check(domain)) return error;
   bool may_register = (access & RDMALLOC_NO_REGISTER) == 0;
   access &= ~RDMALLOC_NO_REGISTER;
   auto low = reinterpret_cast<std::uintptr_t>(addr);
-  if (length == 0 || low + length < low || access == 0 || (access & ~kAllAccess) != 0 ||
-      key == nullptr)
+  if (length == 0 || low + length < low || access == 0 || (access & ~kAllAccess) != 0)
     return -EINVAL;
   Request request{low, low + length, access, true};
   // An uncounted remote key would outlive the block it was asked for (I13), but in a heap made for

@@ -211,8 +211,11 @@ TEST_F(Hits, I6_foreign_memory_is_registered_on_get_and_gone_after_put) {
   rdmalloc_reg_put(reg);
   rdmalloc_reg_put(again);
   EXPECT_EQ(fabric.live(), 0u);
-  rdmalloc_key key;
+  // No key is no bytes of another: fails when rdmalloc_reg_key_slow() leaves what it was given.
+  rdmalloc_key key = {1, 2, &domain, 3};
   EXPECT_EQ(rdmalloc_reg_key(domain.handle, foreign, 8, RDMALLOC_ACCESS_LOCAL, &key), -EFAULT);
+  EXPECT_TRUE(key.lkey == 0 && key.rkey == 0 && key.handle == nullptr && key.generation == 0);
+  EXPECT_EQ(rdmalloc_reg_key(domain.handle, foreign, 8, RDMALLOC_ACCESS_LOCAL, nullptr), -EINVAL);
   munmap(foreign, 3 * kPage);
 }
 
