@@ -24,12 +24,14 @@ std::uint64_t backed_bytes(const Span& span, SpanWord word) {
   return std::uint64_t{out} * info.block_bytes;
 }
 
-// Whether what is backed fills three quarters of the addresses below the frontier: then huge pages
-// cost a third more at most. Walks all spans, no more than 1,024 of them, once for each chunk that
-// is entered until it says yes.
-bool is_dense(SliceIndex frontier) {
-  std::uint64_t backed = 0, wanted = (std::uint64_t{frontier} << kSliceShift) / 4 * 3;
-  for (SliceIndex slice = 1; slice < frontier && backed < wanted;) {
+// Whether what is backed fills three quarters of the last `latest` slices below the frontier: where
+// it goes on like that, huge pages cost a third more at most. Walks all spans, no more than 1,024
+// of them, once for each chunk that is entered until it says yes.
+bool is_dense(SliceIndex frontier, SliceIndex latest) {
+  SliceIndex from = frontier > latest ? frontier - latest : 0, slice = 1;
+  for (SliceIndex next = 1; next <= from; next += arena.span(next).load().slices) slice = next;
+  std::uint64_t backed = 0, wanted = (std::uint64_t{frontier - slice} << kSliceShift) / 4 * 3;
+  while (slice < frontier && backed < wanted) {
     const Span& span = arena.span(slice);
     SpanWord word = span.load();
     backed += backed_bytes(span, word);
@@ -37,6 +39,11 @@ bool is_dense(SliceIndex frontier) {
   }
   return backed >= wanted;
 }
+
+// Where a buffer asks for pages it is the latest that counts: a program begins with a slab for each
+// size that it uses, nearly empty, and then goes on with the buffers it is made for. The next slab
+// says no more of what comes than all before it.
+constexpr SliceIndex kLatestForBuffers = (std::size_t{8} << 20) / kSliceBytes;
 
 }  // namespace
 
@@ -51,11 +58,12 @@ bool huge_is_any(SliceIndex begin, SliceIndex end) {
   return false;
 }
 
-SliceIndex huge_choose_end(SliceIndex frontier, SliceIndex end) {
+SliceIndex huge_choose_end(SliceIndex frontier, SliceIndex end, bool is_for_buffer) {
   if (!arena_may_be_huge()) return end;
   SliceIndex entered = chunk_after(frontier);
   if (entered < kSmallZoneSlices) entered = kSmallZoneSlices;
-  if (entered < end && entered < arena.huge_from && is_dense(frontier))
+  if (entered < end && entered < arena.huge_from &&
+      is_dense(frontier, is_for_buffer ? kLatestForBuffers : frontier))
     arena_set_huge_from(entered);
   return end > arena.huge_from ? chunk_after(end) : end;
 }

@@ -7,7 +7,8 @@
 //   below 4 MiB              small pages: what /bin/ls, git status and gcc stay under
 //   below 64 MiB, sparse     small pages, but for chunks that one large block covers
 //   the rest                 huge pages, from the moment on that what is in use fills most of the
-//                            addresses, and beyond 64 MiB in any case
+//                            addresses, or of the last 8 MiB of them where a buffer wants more; and
+//                            beyond 64 MiB in any case
 //
 // A chunk is asked for before any page of it is used, never later (I1). All calls under the page
 // heap's lock.
@@ -23,9 +24,10 @@ bool huge_is_chunk(SliceIndex chunk);
 bool huge_is_any(SliceIndex begin, SliceIndex end);
 
 // To be called before the slices from the frontier to `end` are committed: chooses, when a chunk
-// is entered, whether huge pages begin here. Returns the end to commit instead: where that lies in
+// is entered, whether huge pages begin here; `is_for_buffer`: for a span of kBufferSlices and more,
+// that is no slab. Returns the end to commit instead: where that lies in
 // a huge page, its rest, which is backed with its first slice.
-SliceIndex huge_choose_end(SliceIndex frontier, SliceIndex end);
+SliceIndex huge_choose_end(SliceIndex frontier, SliceIndex end, bool is_for_buffer);
 // To be called after, for the slices that one span is to take: asks for its whole chunks.
 void huge_ask_for_whole(SliceIndex begin, SliceIndex end);
 // To be called for whole chunks whose mapping is a new one: asks for those that had them.

@@ -160,7 +160,7 @@ void cut_clean(SliceIndex slice, std::uint32_t slices, SliceIndex at, std::uint3
 
 // Makes slices beyond the frontier a free clean span, so that at least `wanted` aligned slices fit.
 // Returns that span's first slice, 0 when there is no memory.
-SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
+SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment, bool is_for_buffer) {
   SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
   if (frontier == 0) {
     // Slice 0 is never handed out: its index means "none".
@@ -172,7 +172,7 @@ SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
   std::uint64_t begin = (std::uint64_t{frontier} + alignment - 1) & ~std::uint64_t{alignment - 1};
   std::uint64_t taken_end = begin + wanted;
   if (taken_end > arena.extent() / kSliceBytes) return 0;
-  SliceIndex end = huge_choose_end(frontier, static_cast<SliceIndex>(taken_end));
+  SliceIndex end = huge_choose_end(frontier, static_cast<SliceIndex>(taken_end), is_for_buffer);
   if (arena_commit(end) != 0) return 0;
   huge_ask_for_whole(static_cast<SliceIndex>(begin), static_cast<SliceIndex>(taken_end));
   std::uint32_t slices = end - frontier;
@@ -250,7 +250,7 @@ SliceIndex take_clean(std::uint32_t slices, std::uint32_t alignment, SpanKind re
   if (slices >= kSlicesPerChunk && clean_alignment < kSlicesPerChunk)
     clean_alignment = kSlicesPerChunk;
   SliceIndex clean = heap.clean.find_best(slices, clean_alignment);
-  if (clean == 0) clean = extend_frontier(slices, clean_alignment);
+  if (clean == 0) clean = extend_frontier(slices, clean_alignment, rest == SpanKind::kFreeSpared);
   if (clean == 0) {
     clean_alignment = alignment;
     clean = heap.clean.find_best(slices, alignment);
@@ -272,7 +272,7 @@ bool has_room_at(SliceIndex end, std::uint32_t wanted) {
     found += next.slices;
     s += next.slices;
   }
-  return found >= wanted || extend_frontier(wanted - found, 1) != 0;
+  return found >= wanted || extend_frontier(wanted - found, 1, true) != 0;
 }
 
 // Takes those slices; they are to belong to the span before them.
@@ -408,7 +408,7 @@ SliceIndex take_with_room(std::uint32_t slices) {
     cut(taken, word.slices, word.kind, taken, slices);
   } else {
     SliceIndex clean = heap.clean.find_best(wanted, kSlicesPerChunk);
-    if (clean == 0) clean = extend_frontier(wanted, kSlicesPerChunk);
+    if (clean == 0) clean = extend_frontier(wanted, kSlicesPerChunk, true);
     if (clean == 0) return 0;
     std::uint32_t length = arena.span(clean).load().slices;
     taken = fit_in(clean, length, wanted, kSlicesPerChunk);

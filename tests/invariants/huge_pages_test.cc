@@ -4,8 +4,9 @@
 // Each test wants a process of its own, as ctest gives it.
 //
 // Seen to fail: a_program_of_many_sizes_… with is_dense() always true, a_large_block_… without
-// huge_ask_for_whole(), a_program_that_fills_… with is_dense() always false, never_… with
-// huge_choose_end() not asking arena_may_be_huge().
+// huge_ask_for_whole(), a_program_that_fills_… and buffers_… with is_dense() always false,
+// buffers_… with kLatestForBuffers of 64 MiB, never_… with huge_choose_end() not asking
+// arena_may_be_huge().
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -68,14 +69,19 @@ class HugePages : public ::testing::Test {
 };
 
 // Two blocks of each size up to 32 KiB: 80 slabs, most of them of 512 KiB, and hardly a page used.
-TEST_F(HugePages, a_program_of_many_sizes_and_few_bytes_has_none) {
-  size_t before = rdmalloc_test::resident_bytes();
+std::vector<char*> blocks_of_many_sizes() {
   std::vector<char*> blocks;
   for (size_t bytes = 16; bytes <= 32 * kKiB; bytes += bytes < kKiB ? 16 : bytes / 8)
     for (int i = 0; i < 2; i++) {
       blocks.push_back(static_cast<char*>(rdmalloc_malloc(bytes)));
       *blocks.back() = 1;
     }
+  return blocks;
+}
+
+TEST_F(HugePages, a_program_of_many_sizes_and_few_bytes_has_none) {
+  size_t before = rdmalloc_test::resident_bytes();
+  std::vector<char*> blocks = blocks_of_many_sizes();
   auto [first, last] = std::minmax_element(blocks.begin(), blocks.end());
   ASSERT_GT(*last - *first, static_cast<ptrdiff_t>(12 * kMiB)) << "the test wants many addresses";
   EXPECT_EQ(huge_bytes(address_of(*first), address_of(*last)), 0u);
@@ -99,6 +105,17 @@ TEST_F(HugePages, a_large_block_has_them_under_all_it_covers) {
 TEST_F(HugePages, a_program_that_fills_its_addresses_has_them_from_then_on) {
   uintptr_t end = fill_40_mib() & ~(kHugePage - 1);
   EXPECT_EQ(huge_bytes(end - 16 * kMiB, end), 16 * kMiB);
+}
+
+// As a rank of an MPI job: it starts with all sizes, and then it is buffers, none of which covers a
+// huge page.
+TEST_F(HugePages, buffers_that_fill_the_latest_addresses_have_them_from_then_on) {
+  blocks_of_many_sizes();
+  std::vector<uintptr_t> buffers;
+  for (int i = 0; i < 32; i++) buffers.push_back(address_of(rdmalloc_malloc(kMiB)));
+  uintptr_t end = (*std::max_element(buffers.begin(), buffers.end()) + kMiB) & ~(kHugePage - 1);
+  EXPECT_EQ(huge_bytes(end - 16 * kMiB, end), 16 * kMiB);
+  for (uintptr_t buffer : buffers) rdmalloc_free(reinterpret_cast<void*>(buffer));
 }
 
 TEST_F(HugePages, never_means_never) {
