@@ -138,6 +138,7 @@ bool close_all(Domain& domain, Registration** drops) {
     bool was_sticky = reg->rest().is_sticky;
     while (!close_idle(reg)) {
       // One look at both: a put between two would pass for a drop, and nobody would ever drop it.
+      // Relaxed: it orders nothing; to close what was put meanwhile is for close_idle() again.
       std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
       if ((seen & kRefs) != 0) return false;
       if ((seen & kOpen) == 0) return true;  // being dropped by another thread: will vanish
