@@ -6,11 +6,14 @@
 STEPS (steps.cc) steps through LIBRARY; objdump names what ran. Exact for each operation on a warm
 thread: instructions, of them loads, stores and branches (jumps, taken or not, calls and returns;
 push, pop and ret count as the stores and loads that they are). For a fixed sequence of 6,000
-operations: each entry point's sum within 2 %, its longest way at most the table's.
+operations: each entry point's sum within 2 %, its longest way at most the table's. And on the first
+of these ways no conditional jump, with the compare before it, crosses or ends at a multiple of 32
+bytes (cmake/options.cmake).
 
 COMPILER is the table's row, "g++ 12.2". A compiler without a row: SKIP, which names those there
 are. --update writes the row; the diff of the table is what a review looks at.
-Seen to fail: with one more load, compare and jump in release() (alloc/api/allocate.h).
+Seen to fail: with one more load, compare and jump in release() (alloc/api/allocate.h); without the
+option that keeps jumps within 32 bytes.
 """
 import json
 import os
@@ -58,11 +61,29 @@ def counts_of(instructions):
     return counts
 
 
+def split_jumps(addresses, texts, ends):
+    """Conditional jumps of a way, with the compare that goes with each, which cross or end at 32 bytes."""
+    for before, address in zip([None, *addresses], addresses):
+        if not re.match(r"j(?!mp)", texts[address]):
+            continue
+        compares = before is not None and ends[before] == address and re.match(
+            r"(cmp|test|add|sub|and|inc|dec)\b", texts[before])
+        start = before if compares else address
+        if start // 32 != ends[address] // 32:
+            yield address
+
+
 def measure(program, library):
     texts = disassembly(library)
-    paths = {}
+    ends = dict(zip(texts, list(texts)[1:]))
+    paths, split = {}, set()
     for name, addresses in steps(program, library, "paths").items():
-        paths[name] = counts_of([texts[int(each, 16)] for each in addresses.split()])
+        way = [int(each, 16) for each in addresses.split()]
+        paths[name] = counts_of([texts[address] for address in way])
+        split |= {f"{name}: {texts[at]} at {at:#x}" for at in split_jumps(way, texts, ends)}
+    if split:
+        raise SystemExit("jumps across 32 bytes, which the assembler was told to avoid:\n" +
+                         "\n".join(sorted(split)))
     sequence = {}
     for name, told in steps(program, library, "longest").items():
         calls, total, longest = map(int, re.findall(r"\d+", told))
