@@ -26,6 +26,12 @@ Stack& stack_of(unsigned shard, unsigned size_class) {
   return stacks_of_shard[shard].load(std::memory_order_acquire)[size_class];
 }
 
+// Class 0 has no blocks; its stack is that of the empty magazines.
+TaggedStack<Magazine>& empties_of(unsigned shard) {
+  return stack_of(shard, 0).full;
+}
+constexpr std::uint32_t kEmptiesOfShard = 128;  // 64 KiB
+
 // Magazines of the class that a shard may keep: all shards together as many as one alone.
 std::uint32_t share_of(unsigned shard, unsigned size_class) {
   std::uint32_t all = class_info(size_class).depot_max, count = shard_count();
@@ -40,6 +46,13 @@ void flow_down(unsigned size_class, Magazine* magazine) {
   magazines.free(magazine);
 }
 
+// Asks for the lines of a magazine that is gone through soon: where it was put down megabytes of
+// blocks ago they are in no near cache, and the pops would wait for one after the other.
+void fetch(const Magazine* magazine) {
+  const char* line = reinterpret_cast<const char*>(magazine);
+  for (const char* end = line + sizeof(Magazine); line != end; line += 64) __builtin_prefetch(line);
+}
+
 }  // namespace
 
 bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine) {
@@ -48,8 +61,23 @@ bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine) {
 }
 
 Magazine* depot_take(unsigned shard, unsigned size_class) {
-  std::uint32_t index = stack_of(shard, size_class).full.pop(magazines.objects());
-  return index == 0 ? nullptr : magazines.at(index);
+  TaggedStack<Magazine>& full = stack_of(shard, size_class).full;
+  std::uint32_t index = full.pop(magazines.objects());
+  if (index == 0) return nullptr;
+  // Not this one, which is begun at once, but the one after it. If another thread takes that, or
+  // there is none (index 0 is no magazine, but memory), nothing is lost but eight loads.
+  fetch(magazines.at(full.head().index));
+  return magazines.at(index);
+}
+
+Magazine* depot_take_empty(unsigned shard) {
+  std::uint32_t index = empties_of(shard).pop(magazines.objects());
+  return index == 0 ? magazines.allocate() : magazines.at(index);
+}
+
+void depot_put_empty(unsigned shard, Magazine* magazine) {
+  if (!empties_of(shard).push(magazines.objects(), magazines.index_of(magazine), kEmptiesOfShard))
+    magazines.free(magazine);
 }
 
 Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {

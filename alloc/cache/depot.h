@@ -14,6 +14,10 @@ Magazine* depot_take(unsigned shard, unsigned size_class);
 // Takes one from another shard of the same node, or nullptr. Asks kShardsAsked of them; *from
 // remembers where to go on.
 Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from);
+// An empty magazine for a thread of the shard, or nullptr; and one that it needs no more. They go
+// round within the shard: what is drained of blocks here is filled here next.
+Magazine* depot_take_empty(unsigned shard);
+void depot_put_empty(unsigned shard, Magazine* magazine);
 // Empties every class of every shard that nobody used since the last call into the slabs; with
 // `everything`, all of them. Called by the purge thread and rdmalloc_purge(), so that memory comes
 // back when a program makes no further call. Returns whether something is left.

@@ -122,7 +122,7 @@ void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine
   }
   slab_give_back(size_class, magazine->slots, magazine->count);
   magazine->count = 0;
-  magazines.free(magazine);
+  depot_put_empty(cache.shard, magazine);
 }
 
 // What `count` magazines that may hold `limit` blocks each cost a thread's share.
@@ -205,7 +205,7 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   // One class may have a quarter of the share, and a single block in any case.
   while (limit > 1 && cost_of(size_class, limit, 1) > share / 4) limit /= 2;
   make_share(cache, cost_of(size_class, limit, 1), size_class);
-  Magazine* magazine = magazines.allocate();
+  Magazine* magazine = depot_take_empty(cache.shard);
   if (magazine == nullptr) return false;
   magazine->count = 0;
   shelf.loaded = magazine;
@@ -309,7 +309,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     Magazine* empty = shelf.loaded;
     shelf.loaded = full;
     set_bin(bin, shelf, full->count);
-    magazines.free(empty);
+    depot_put_empty(cache.shard, empty);
     return true;
   }
   grow_limit(cache, size_class, share_bytes());
@@ -322,7 +322,8 @@ bool refill(ThreadCache& cache, unsigned size_class) {
 void clear_spare(const ThreadCache& cache, unsigned size_class, Shelf& shelf) {
   Magazine* spare = shelf.spare;
   std::uint32_t count = spare->count;
-  Magazine* empty = count >= class_info(size_class).magazine_max ? magazines.allocate() : nullptr;
+  bool is_whole = count >= class_info(size_class).magazine_max;
+  Magazine* empty = is_whole ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     spare->count = 0;
     order_for_fork();
@@ -339,7 +340,8 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, Shelf& shelf) {
 // Gives the class its spare magazine, if the thread's share allows it.
 bool open_spare(ThreadCache& cache, unsigned size_class, Shelf& shelf) {
   std::uint64_t cost = cost_of(size_class, shelf.limit, 1);
-  Magazine* spare = held(cache) + cost <= share_bytes() ? magazines.allocate() : nullptr;
+  bool is_allowed = held(cache) + cost <= share_bytes();
+  Magazine* spare = is_allowed ? depot_take_empty(cache.shard) : nullptr;
   if (spare == nullptr) return false;
   spare->count = 0;
   order_for_fork();
@@ -354,7 +356,8 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Bin& bin = cache.bins[size_class];
   Shelf& shelf = cache.shelves[size_class];
   Magazine* full = shelf.loaded;
-  Magazine* empty = count >= class_info(size_class).magazine_max ? magazines.allocate() : nullptr;
+  bool is_whole = count >= class_info(size_class).magazine_max;
+  Magazine* empty = is_whole ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     set_bin(bin, shelf, 0);
     return slab_give_back(size_class, full->slots, count);
