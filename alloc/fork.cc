@@ -13,6 +13,7 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/parked.h"
 #include "alloc/pages/purge.h"
 #include "alloc/slabs/slab.h"
 
@@ -54,6 +55,7 @@ void recover(std::uint32_t forking_thread) {
   if (is_orphaned(page_heap_lock_owner(), forking_thread)) page_heap_rebuild(purge_goes_on);
   SlabInPurge in_purge = purge_goes_on ? SlabInPurge{} : slab_in_purge();
   if (!purge_goes_on) page_heap_end_purges();
+  parks_after_fork(forking_thread);
   if (in_purge.size_class != 0) slab_end_purge();
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
     for (unsigned c = 1; c < kClasses; ++c) {

@@ -18,6 +18,7 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/parked.h"
 #include "alloc/pages/purge.h"
 #include "alloc/slabs/slab.h"
 
@@ -30,10 +31,15 @@ Statistics statistics() {
   PageHeapCounters pages = page_heap_counters();
   s.arena_bytes = arena.extent();
   s.mapped_bytes = pages.frontier_slices << kSliceShift;
-  s.used_bytes = pages.used_slices << kSliceShift;
-  s.dirty_bytes = pages.dirty_slices << kSliceShift;
+  // The page heap counts what is parked as in use. The two looks are no one moment.
+  ParkCounters parked = park_counters();
+  s.parked_bytes = parked.slices << kSliceShift;
+  s.parked_runs = parked.runs;
+  s.park_hits = parked.hits;
+  s.used_bytes = (pages.used_slices - std::min(pages.used_slices, parked.slices)) << kSliceShift;
+  s.dirty_bytes = (pages.dirty_slices << kSliceShift) + s.parked_bytes;
   s.clean_bytes = pages.clean_slices << kSliceShift;
-  s.large_spans = pages.large_spans;
+  s.large_spans = pages.large_spans - std::min(pages.large_spans, parked.runs);
   s.slab_spans = pages.slab_spans;
   for (unsigned c = 1; c < kClasses; ++c) {
     s.slab_free_bytes += slab_counters(c).free_blocks * block_bytes_of(c);
@@ -94,6 +100,9 @@ constexpr StatisticLine kLines[] = {
     LINE(depot_bytes, "bytes of free blocks in the depot"),
     LINE(cached_bytes, "bytes that threads' magazines may hold"),
     LINE(dirty_bytes, "bytes of free spans that are still backed by pages"),
+    LINE(parked_bytes, "of them, runs that shards keep for the next block of their length"),
+    LINE(parked_runs, "such runs"),
+    LINE(park_hits, "large blocks that were made of such a run, without the page heap's lock"),
     LINE(clean_bytes, "bytes of free spans whose pages were given back"),
     LINE(large_spans, "large blocks in use"),
     LINE(slab_spans, "slabs in use"),

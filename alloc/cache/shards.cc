@@ -2,6 +2,7 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/core/lock.h"
+#include "alloc/pages/parked.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -37,8 +38,9 @@ unsigned make_shard(unsigned place) {
       shard_of_place[place].store(1, std::memory_order_relaxed);
     }
   }
-  // The others' shares of the depot are smaller from now on.
+  // The others' shares are smaller from now on.
   if (made != 0) depot_fit();
+  if (made != 0) parks_fit();
   return made;
 }
 

@@ -2,11 +2,13 @@
 
 #include <errno.h>
 
+#include "alloc/cache/shards.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
 #include "alloc/init.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/parked.h"
 #include "alloc/pages/purge.h"
 
 namespace rdmalloc {
@@ -34,12 +36,32 @@ std::uint32_t slices_for(std::size_t bytes) {
   report_fatal_address("double free(), or free() of an address that malloc never returned", block);
 }
 
+// While parks are open.
+[[gnu::noinline]] void free_to_park(const void* block, SliceIndex slice) {
+  switch (park_put(shard_here(), slice)) {
+    case Parking::kParked:
+      return purge_note_parked();
+    case Parking::kNotInUse:
+      report_wild_free(block);
+    case Parking::kRefused:
+      page_heap_free(slice);
+      break;
+    case Parking::kExchanged:
+      break;
+  }
+  purge_note_dirty();
+}
+
 // A large span for the request; 0 when there is no memory.
 SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) {
   if (!ensure_initialised()) return 0;
   fork_check();
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
   std::uint32_t slices = slices_for(bytes == 0 ? 1 : bytes);
+  if (may_be_parked(slices) && alignment <= kSliceBytes) [[unlikely]] {
+    *is_zero = false;
+    if (SliceIndex slice = park_take(shard_here(), slices)) return slice;
+  }
   MemoryWait wait;
   for (;;) {
     SliceIndex slice = page_heap_take_large(slices, alignment, is_zero);
@@ -72,6 +94,8 @@ void large_free(void* block) {
   if (block == nullptr) return;
   SliceIndex slice = slice_of_block(block);
   if (slice == 0) report_wild_free(block);
+  if (may_be_parked(1)) [[unlikely]]
+    return free_to_park(block, slice);
   page_heap_free(slice);
   purge_note_dirty();
 }

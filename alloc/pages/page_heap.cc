@@ -1,8 +1,12 @@
+// More than 600 lines: taking, growing and what is put back cut and join the same lists, by
+// functions that nobody else is to see.
 #include "alloc/pages/page_heap.h"
 
 #include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
+#include "alloc/pages/parked.h"
+#include "alloc/pages/purge.h"
 
 namespace rdmalloc {
 
@@ -44,10 +48,10 @@ bool are_one(SliceIndex after, SpanKind kind) {
 
 }  // namespace
 
-void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age) {
+void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age,
+                     SliceIndex near) {
   std::uint32_t freed_ms = arena.span(slice).freed_ms;
   std::uint8_t node = arena.span(slice).node;
-  SliceIndex near = 0;
   auto take_in = [&](SliceIndex other, std::uint32_t other_slices) {
     if (other_slices > slices) node = arena.span(other).node;  // of most of it
     std::uint32_t other_ms = arena.span(other).freed_ms;
@@ -473,6 +477,15 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, TakenFor
   return slice;
 }
 
+// The lock, which another thread holds. Who wants it for a run that could have been parked notes
+// that, where it is a thread of the program; whom a purge keeps waiting parks don't help.
+[[gnu::cold, gnu::noinline]] void lock_after_meeting(bool is_of_parks) {
+  std::uint32_t purger = purge_turn_owner(), owner = heap.lock.owner();
+  if (is_of_parks && owner != 0 && owner != purger && owner != purge_turn_owner())
+    parks_note_meeting();
+  heap.lock.lock();
+}
+
 SpanWord large_word(bool is_zero, std::uint16_t owner) {
   SpanKind kind = owner != 0 ? SpanKind::kHeapLarge : SpanKind::kLarge;
   return {kind, kLargeClass, is_zero, 0, owner};
@@ -485,11 +498,16 @@ bool page_heap_is_over_limit(std::uint32_t more) {
 }
 
 SliceIndex page_heap_take_slab(std::uint32_t slices) {
-  LockGuard guard(heap.lock);
-  bool is_zero = false;
-  SliceIndex slice = take_locked(slices, slices, TakenFor::kOthers, &is_zero);
-  if (slice != 0 && is_zero) events_note_use(slice, slices);
-  return slice;
+  for (;;) {
+    {
+      LockGuard guard(heap.lock);
+      bool is_zero = false;
+      SliceIndex slice = take_locked(slices, slices, TakenFor::kOthers, &is_zero);
+      if (slice != 0 && is_zero) events_note_use(slice, slices);
+      if (slice != 0) return slice;
+    }
+    if (parks_return(0) == 0) return 0;
+  }
 }
 
 void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner,
@@ -511,14 +529,22 @@ SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, boo
   bool is_buffer = slices >= kBufferSlices || align_slices > kSlicesPerChunk;
   TakenFor what = is_buffer ? TakenFor::kBuffer : TakenFor::kOthers;
   if (prefers_clean) what = TakenFor::kRegion;
-  LockGuard guard(heap.lock);
-  SliceIndex slice = align_slices <= kSlicesPerChunk
-                         ? take_locked(slices, align_slices, what, is_zero)
-                         : take_at_address(slices, alignment, what, is_zero);
-  if (slice == 0) return 0;
-  if (*is_zero) events_note_use(slice, slices);
-  publish_locked(slice, large_word(*is_zero, owner));
-  return slice;
+  for (;;) {
+    {
+      if (!heap.lock.try_lock()) lock_after_meeting(owner == 0 && slices <= kParkedMost);
+      LockGuard guard(heap.lock, LockGuard::Held{});
+      SliceIndex slice = align_slices <= kSlicesPerChunk
+                             ? take_locked(slices, align_slices, what, is_zero)
+                             : take_at_address(slices, alignment, what, is_zero);
+      if (slice != 0) [[likely]] {
+        if (*is_zero) events_note_use(slice, slices);
+        publish_locked(slice, large_word(*is_zero, owner));
+        return slice;
+      }
+    }
+    // What is parked is free, in the limit too.
+    if (parks_return(0) == 0) return 0;
+  }
 }
 
 SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner) {
@@ -538,9 +564,11 @@ SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner) {
 }
 
 void page_heap_free(SliceIndex slice) {
-  LockGuard guard(heap.lock);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
+  if (!heap.lock.try_lock())
+    lock_after_meeting(word.kind == SpanKind::kLarge && word.slices <= kParkedMost);
+  LockGuard guard(heap.lock, LockGuard::Held{});
   (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
   SpanKind left = left_by(span);
   span.store({SpanKind::kReserved, 0, false, word.slices});
@@ -554,8 +582,9 @@ void page_heap_free(SliceIndex slice) {
   join_and_insert(slice, word.slices, left);
 }
 
-bool page_heap_grow(SliceIndex slice, std::uint32_t slices) {
-  LockGuard guard(heap.lock);
+namespace {
+
+bool grow_locked(SliceIndex slice, std::uint32_t slices) {
   Span& span = arena.span(slice);
   SpanWord word = span.load();
   SliceIndex end = slice + word.slices;
@@ -571,6 +600,30 @@ bool page_heap_grow(SliceIndex slice, std::uint32_t slices) {
   add_used(more);
   std::atomic_thread_fence(std::memory_order_seq_cst);  // as in publish_locked
   return true;
+}
+
+// Gives back what is parked where it keeps the span from being so long. Whether anything was.
+bool make_room_of_parks(SliceIndex slice, std::uint32_t slices) {
+  std::uint32_t have = arena.span(slice).load().slices;
+  if (page_heap_is_over_limit(slices - have)) return parks_return(0) != 0;
+  SliceIndex end = page_heap_frontier(), s = slice + have;
+  if (slices < end && slice < end - slices) end = slice + slices;
+  while (s < end) {
+    SpanWord next = arena.span(s).load();
+    if (!is_free(next.kind)) return parks_return_run(s);
+    s += next.slices;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool page_heap_grow(SliceIndex slice, std::uint32_t slices) {
+  do {
+    LockGuard guard(heap.lock);
+    if (grow_locked(slice, slices)) return true;
+  } while (make_room_of_parks(slice, slices));
+  return false;
 }
 
 void page_heap_shrink(SliceIndex slice, std::uint32_t slices) {

@@ -1,6 +1,7 @@
 // Walks over all spans: making the lists anew from the words after a fork, and checking the
 // equations. And the counters.
 #include "alloc/pages/page_heap_state.h"
+#include "alloc/pages/parked.h"
 
 namespace rdmalloc {
 
@@ -31,6 +32,11 @@ void page_heap_rebuild(bool purge_goes_on) {
         set_first(s, slice);
         arena.class_map[s].store(map_class_of(word), std::memory_order_relaxed);
       }
+    } else if (word.kind == SpanKind::kParked) {
+      // Its class map is the business of whoever holds its park (parks_after_fork).
+      add_used(word.slices);
+      heap.large_spans += 1;
+      for (SliceIndex s = slice; s < next; ++s) set_first(s, slice);
     } else if (word.heap != 0) {
       // Of a region of a heap of the user, free or on its way.
       arena.span(slice).store({SpanKind::kHeapFree, 0, false, word.slices, word.heap});
@@ -72,8 +78,9 @@ void page_heap_rebuild(bool purge_goes_on) {
   }
 }
 
-bool page_heap_is_valid() {
-  LockGuard guard(heap.lock);
+namespace {
+
+bool is_valid_locked() {
   SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
   std::uint64_t used = 0, dirty = 0, clean = 0, reserved = 0;
   SpanKind previous = SpanKind::kNone;
@@ -90,6 +97,7 @@ bool page_heap_is_valid() {
       case SpanKind::kHeapLarge:
       case SpanKind::kHeapFree:
       case SpanKind::kRetired:
+      case SpanKind::kParked:
         used += word.slices;
         break;
       case SpanKind::kFreeDirty:
@@ -114,6 +122,19 @@ bool page_heap_is_valid() {
   // Spans between taking and publishing are kReserved and counted as used.
   return dirty == heap.dirty_slices.load(std::memory_order_relaxed) && clean == heap.clean_slices &&
          used + reserved == heap.used_slices.load(std::memory_order_relaxed) + heap.purging_slices;
+}
+
+}  // namespace
+
+bool page_heap_is_valid() {
+  parks_stop();
+  bool is_valid = false;
+  {
+    LockGuard guard(heap.lock);
+    is_valid = is_valid_locked() && parks_are_valid();
+  }
+  parks_go_on();
+  return is_valid;
 }
 
 PageHeapCounters page_heap_counters() {

@@ -1,7 +1,7 @@
-// The insides of the page heap, for the three files that it is made of: page_heap.cc (taking,
-// freeing, growing), page_heap_purge.cc (what the purge thread does) and page_heap_rebuild.cc
-// (walks over everything: fork, checks). Everything below wants the lock, but where it says
-// otherwise.
+// The insides of the page heap, for the files that it is made of: page_heap.cc (taking, freeing,
+// growing), page_heap_region.cc (regions of heaps), page_heap_purge.cc (what the purge thread
+// does), page_heap_rebuild.cc (walks over everything: fork, checks), and for parked.cc, which
+// stands before it. Everything below wants the lock, but where it says otherwise.
 #pragma once
 
 #include "alloc/os/os.h"
@@ -68,7 +68,9 @@ enum class Age { kOldest, kOwn };
 // the oldest age is kept, so that a neighbour that is freed again and again can't put a purge off
 // for ever (I7). With kOwn the span's own age counts: after a refused purge, or the next pass would
 // begin with it again.
-void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age = Age::kOldest);
+// `near`: see AgeList.
+void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age = Age::kOldest,
+                     SliceIndex near = 0);
 // Cuts `wanted` slices at `at` out of the free span [slice, +slices) and puts the rest back. What
 // is cut is kReserved. The metadata of the pieces is written before the word that makes them
 // visible.

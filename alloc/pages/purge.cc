@@ -23,6 +23,7 @@
 #include "alloc/pages/events.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/parked.h"
 #include "alloc/pages/pressure.h"
 #include "alloc/pages/region_pages.h"
 #include "alloc/slabs/slab.h"
@@ -84,7 +85,8 @@ void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
 // held, which is why nobody in malloc or free may wait for it.
 class Turn {
  public:
-  bool is_mine() const { return owner_.load(std::memory_order_relaxed) == thread_id(); }
+  bool is_mine() const { return owner() == thread_id(); }
+  std::uint32_t owner() const { return owner_.load(std::memory_order_relaxed); }
   bool try_begin() {
     std::uint32_t expected = 0;
     return owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire);
@@ -124,6 +126,10 @@ std::uint32_t now_ms() {
 std::uint64_t dirty_bytes() {
   return page_heap_dirty_slices() << kSliceShift;
 }
+// With what is parked, of which a look costs a line of each park.
+std::uint64_t free_bytes() {
+  return dirty_bytes() + (parked_slices() << kSliceShift);
+}
 // The ceiling for free memory: set, or a quarter of what this process may have. That takes files to
 // read, so it is looked up once needed: not by small programs. Any thread; all find the same.
 std::uint64_t dirty_max_bytes() {
@@ -132,9 +138,10 @@ std::uint64_t dirty_max_bytes() {
   std::uint64_t most = os::memory_limit_bytes() / 4;
   if (most > kMostDirtyBytes) most = kMostDirtyBytes;
   // Only from there: a program may have set it meanwhile.
-  return purger.dirty_max_bytes.compare_exchange_strong(bytes, most, std::memory_order_relaxed)
-             ? most
-             : bytes;
+  if (!purger.dirty_max_bytes.compare_exchange_strong(bytes, most, std::memory_order_relaxed))
+    return bytes;
+  parks_set_ceiling(most);
+  return most;
 }
 // Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
 std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
@@ -147,6 +154,9 @@ std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
 }
 bool is_held() {
   return os::coarse_ms() < purger.held_until_ms.load(std::memory_order_seq_cst);
+}
+std::uint32_t decay_in_force() {
+  return static_cast<std::uint32_t>(purger.decay_ms.load(std::memory_order_relaxed));
 }
 DecommitFunction decommit_in_force() {
   return purger.decommit.load(std::memory_order_relaxed);
@@ -243,10 +253,9 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
 // Pages of slabs in use. A part of a huge page frees little at once, so what decays waits twice as
 // long, as in due_choice().
 std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bool (*must_stop)()) {
-  auto decay = static_cast<std::uint32_t>(purger.decay_ms.load(std::memory_order_relaxed));
   memory_goes_out();
   std::uint64_t purged =
-      slab_purge_walk({everything, 2 * decay, reason, purge_slab_pages, must_stop});
+      slab_purge_walk({everything, 2 * decay_in_force(), reason, purge_slab_pages, must_stop});
   memory_is_back();
   return purged;
 }
@@ -254,8 +263,7 @@ std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bo
 constexpr PurgeChoice kEverything = {true, 0, 0, kPieceSlices};
 
 PurgeChoice due_choice() {
-  auto decay = static_cast<std::uint32_t>(purger.decay_ms.load(std::memory_order_relaxed));
-  std::uint32_t now = now_ms();
+  std::uint32_t decay = decay_in_force(), now = now_ms();
   return {decay == 0, now - decay, now - 2 * decay, kPieceSlices};
 }
 
@@ -263,11 +271,19 @@ PurgeChoice due_choice() {
 
 PressureDemand pressure_demand() {
   if (!options().watch_pressure) return {UINT64_MAX, RDMALLOC_PURGE_DECAY};
-  return purger.pressure.look(os::coarse_ms(), dirty_bytes());
+  return purger.pressure.look(os::coarse_ms(), free_bytes());
 }
 
-// One round: events, ageing of the depot, then what is due. Returns whether there is more to come
-// without anybody waking us.
+// Parks are emptied before anything young of the page heap's is purged to come down to
+// `keep_bytes`: what lies there is free for one length only. Whether there is too much still.
+bool is_above(std::uint64_t keep_bytes) {
+  if (free_bytes() <= keep_bytes) return false;
+  parks_return(0);
+  return dirty_bytes() > keep_bytes;
+}
+
+// One round: events, ageing of depot and parks, then what is due. Returns whether there is more to
+// come without anybody waking us.
 bool round_of_work() {
   turn.begin();
   if (is_held()) {  // looked at with the turn: purge_hold() waits for the turn after its store
@@ -281,6 +297,7 @@ bool round_of_work() {
   bool empties_caches = requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0;
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
+  parks_age(empties_caches ? 0 : decay_in_force());
   if (requested) {
     purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop);
     purge_pass(kEverything, 0, RDMALLOC_PURGE_REQUEST);
@@ -290,9 +307,9 @@ bool round_of_work() {
     purge_pass(due_choice(), 0, RDMALLOC_PURGE_DECAY);
     bool is_limit = false;
     std::uint64_t most = dirty_ceiling_bytes(&is_limit);
-    if (dirty_bytes() > most)
+    if (is_above(most))
       purge_pass(kEverything, most, is_limit ? RDMALLOC_PURGE_LIMIT : RDMALLOC_PURGE_CEILING);
-    if (dirty_bytes() > demand.keep_bytes &&
+    if (is_above(demand.keep_bytes) &&
         purge_pass(kEverything, demand.keep_bytes, demand.reason) != 0)
       count(purger.pressure_purges);
   }
@@ -301,7 +318,7 @@ bool round_of_work() {
 #if RDMALLOC_CHECKED
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
-  return depot_has_more || heaps_have_more || !slabs_are_done || dirty_bytes() != 0 ||
+  return depot_has_more || heaps_have_more || !slabs_are_done || free_bytes() != 0 ||
          page_heap_retired_slices() != 0;
 }
 
@@ -320,14 +337,15 @@ void* purge_thread(void*) {
     purger.sleep.store(kAwake, std::memory_order_relaxed);
     bool has_more = round_of_work();
     std::uint32_t how = has_more ? kTicking : kIdle;
-    // seq_cst, then look once more: pairs with the fence in purge_note_dirty(), the store in
-    // purge_wake() and the exchange before purge_note_slab_change(). Either the other side sees
+    // seq_cst, then look once more: pairs with the fences in purge_note_dirty() and
+    // purge_note_parked(), the store in purge_wake() and the exchange before
+    // purge_note_slab_change(). Either the other side sees
     // that we sleep, or we see what it did.
     purger.sleep.store(how, std::memory_order_seq_cst);
     if (purger.stop.load(std::memory_order_seq_cst) ||
         purger.everything_requested.load(std::memory_order_seq_cst))
       continue;
-    if (how == kIdle && (page_heap_dirty_slices() != 0 || page_heap_retired_slices() != 0 ||
+    if (how == kIdle && (free_bytes() != 0 || page_heap_retired_slices() != 0 ||
                          events_are_pending() || !slab_is_watched()))
       continue;
     std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
@@ -378,6 +396,8 @@ void purge_init() {
   const Options& settings = options();
   purger.decay_ms.store(settings.decay_ms, std::memory_order_relaxed);
   page_heap_set_spare_ms(settings.decay_ms);
+  parks_set_decay_ms(settings.decay_ms);
+  if (settings.dirty_max_bytes != 0) parks_set_ceiling(settings.dirty_max_bytes);
   purger.dirty_max_bytes.store(
       settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kNotLookedUp,
       std::memory_order_relaxed);
@@ -404,6 +424,20 @@ void purge_note_dirty() {
   }
   if (state == ThreadState::kNone &&
       (dirty_bytes() >= kThreadFromBytes || purger.decay_ms.load(std::memory_order_relaxed) == 0))
+    purge_thread_start();
+}
+
+void purge_note_parked() {
+  if (options().purge != PurgeMode::kThread) return;
+  ThreadState state = purger.thread.load(std::memory_order_relaxed);
+  if (state == ThreadState::kRuns) [[likely]] {
+    // As in purge_note_dirty().
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+    if (purger.sleep.load(std::memory_order_relaxed) == kIdle) wake();
+    return;
+  }
+  // By what parks may hold, which costs no look at each of them.
+  if (state == ThreadState::kNone && dirty_bytes() + parks_most_bytes() >= kThreadFromBytes)
     purge_thread_start();
 }
 
@@ -489,6 +523,10 @@ int purge_thread_stop() {
 
 bool purge_turn_is_mine() {
   return turn.is_mine();
+}
+
+std::uint32_t purge_turn_owner() {
+  return turn.owner();
 }
 
 void purge_turn_wait() {
@@ -583,7 +621,7 @@ void purge_thaw() {
 bool purge_request_all() {
   fork_check();
   cache_flush_this_thread();
-  bool has_something = dirty_bytes() != 0;
+  bool has_something = free_bytes() != 0;
   purger.everything_requested.store(true, std::memory_order_seq_cst);
   purge_wake();
   return has_something;
@@ -607,11 +645,13 @@ PurgeCounters purge_counters() {
 void purge_set_decay_ms(std::uint64_t decay_ms) {
   purger.decay_ms.store(decay_ms, std::memory_order_relaxed);
   page_heap_set_spare_ms(decay_ms);
+  parks_set_decay_ms(decay_ms);
   if (purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns) purge_wake();
 }
 void purge_set_dirty_max_bytes(std::uint64_t bytes) {
   if (bytes == kNotLookedUp) --bytes;
   purger.dirty_max_bytes.store(bytes, std::memory_order_relaxed);
+  parks_set_ceiling(bytes);
 }
 
 void purge_after_fork(std::uint32_t forking_thread) {
@@ -644,7 +684,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   heaps_age(true);
   std::uint64_t purged =
       keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop_asked_for) : 0;
-  purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
+  if (is_above(keep_bytes)) purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
   turn.end();
   return static_cast<int64_t>(purged);
 }

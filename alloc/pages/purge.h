@@ -28,6 +28,8 @@ void purge_init();
 // Some memory became dirty. Called by allocating threads with no lock held: wakes the purge thread
 // when it sleeps for want of work or when a ceiling is passed, starts it when it must exist.
 void purge_note_dirty();
+// A run was parked (parked.h), likewise: wakes it when it sleeps for want of work.
+void purge_note_parked();
 // Called now and then on the slow path of malloc and free: starts the purge thread when slabs have
 // become many.
 void purge_note_slabs();
@@ -50,6 +52,8 @@ void purge_note_first_thread_ends();
 
 // The turn.
 bool purge_turn_is_mine();
+// The thread that has it, 0 for none: a hint.
+std::uint32_t purge_turn_owner();
 void purge_turn_wait();  // returns once no purge that began before is under way
 
 // Keeps the purge thread from purging for the next `hold_ms`, and waits at most `wait_ms` for a

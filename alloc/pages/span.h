@@ -38,6 +38,7 @@ enum class SpanKind : std::uint8_t {
   kHeapLarge,
   kHeapFree,  // of a region of such a heap (heaps/heap_regions.h): free, but for that heap only
   kRetired,   // such a region whose heap is no more, before plain pages are back (region_pages.h)
+  kParked,    // a freed run that waits for a block of its length (parked.h)
 };
 constexpr bool is_slab(SpanKind kind) {
   return kind == SpanKind::kSlab || kind == SpanKind::kHeapSlab;
@@ -64,11 +65,11 @@ inline constexpr unsigned kNodeMask = 0x3f;  // Span::node
 
 struct SpanWord {
   SpanKind kind;
-  std::uint8_t size_class;
-  bool is_zero;  // a large span that was clean when handed out: calloc need not write
+  std::uint8_t size_class;  // of a parked run: which park of the shard
+  bool is_zero;             // a large span that was clean when handed out: calloc need not write
   std::uint32_t slices;
   std::uint16_t heap = 0;  // 15 bits: the heap of the user that the span belongs to, 0 for none
-  std::uint8_t shard = 0;  // 6 bits: of a slab that is no heap's, the shard that it belongs to
+  std::uint8_t shard = 0;  // 6 bits: of a slab that is no heap's, or a parked run: its shard
 };
 //     63      49 48   43   42   41   35 34  31 30      0
 //    | heap 15  | shard 6 |zero| class 7 | kind 4 | slices 31 |
@@ -86,7 +87,7 @@ constexpr SpanWord unpack(std::uint64_t bits) {
           static_cast<std::uint16_t>(bits >> 49),
           static_cast<std::uint8_t>(bits >> 43 & 0x3f)};
 }
-static_assert(static_cast<unsigned>(SpanKind::kRetired) < 16 && kHeapClass < 128 &&
+static_assert(static_cast<unsigned>(SpanKind::kParked) < 16 && kHeapClass < 128 &&
               kShardLimit <= 64);
 // What the class map says of a span's slices.
 constexpr std::uint8_t map_class_of(SpanWord word) {
@@ -95,8 +96,9 @@ constexpr std::uint8_t map_class_of(SpanWord word) {
 }
 
 struct alignas(64) Span {
-  // Written under the lock of the page heap; read by anybody. Release: pairs with the acquire of
-  // readers outside the lock (range_of, range_foreach), who then read generation.
+  // Written under the lock of the page heap, from and to kParked under a park's; read by anybody.
+  // Release: pairs with the acquire of readers outside the lock (range_of, range_foreach), who then
+  // read generation.
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint64_t> generation;
 

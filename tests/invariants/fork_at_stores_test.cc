@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
+// More than 600 lines: one machine that stops a thread at its stores, and five histories for it.
+//
 // I11, store by store. What a child sees of another thread is its stores up to some point of its
 // program order: the thread stops at its first store to a page that fork has write-protected
 // already (alloc/fork.h). Here each such point of a history is tried, instead of waiting for luck:
@@ -17,13 +19,14 @@
 // Seen to fail: with pass_on() of thread_cache.cc giving a magazine away before the class has let
 // go of it.
 //
-// Built four times. With FORK_AT_STORES_IN_HEAP the history is one of a heap of the user; seen to
+// Built five times. With FORK_AT_STORES_IN_HEAP the history is one of a heap of the user; seen to
 // fail there: with free bits or magazines believed by the child, with live bits set outside the
 // lock. With FORK_AT_STORES_IN_REGION besides, that heap is a registered one; seen to fail there:
 // with a region's lists as they were, with spans on their way that malloc gets. With
 // FORK_AT_STORES_IN_SHARDS the thread moves between the places of a made-up topology, so that
 // shards are made, steal and are repaired; seen to fail there: with the lists of shard 0 alone made
-// anew.
+// anew. With FORK_AT_STORES_IN_PARKS a quarter of the blocks are runs that are parked when they are
+// freed; seen to fail there: with no walk for the runs of parks that a vanished thread held.
 #include <gtest/gtest.h>
 #include <linux/futex.h>
 #include <rdmalloc/regcache.h>
@@ -43,6 +46,8 @@
 #include <thread>
 #include <vector>
 
+#include "tests/invariants/parks.h"
+#include "tests/support/counters.h"
 #include "tests/support/process.h"
 
 namespace {
@@ -63,6 +68,11 @@ constexpr bool kInHeap = false;
 constexpr bool kInRegion = true;
 #else
 constexpr bool kInRegion = false;
+#endif
+#ifdef FORK_AT_STORES_IN_PARKS
+constexpr bool kInParks = true;
+#else
+constexpr bool kInParks = false;
 #endif
 #ifdef FORK_AT_STORES_IN_SHARDS
 constexpr int kPlaces = 4;
@@ -137,6 +147,8 @@ struct Block {
 constexpr size_t kBlocks = 1200;
 // Small ones of three classes, one whose slab holds few, and a large one.
 constexpr size_t kSizes[] = {24, 64, 1000, 14000, 300000};
+// Of 2, 5 and 16 slices.
+constexpr size_t kParkable[] = {70000, 300000, 1000000};
 // Of a class of its own, which the thread of the history only frees. A magazine holds few as large,
 // so that those of one stretch fill several.
 constexpr size_t kFreedOnly = 10000;
@@ -269,6 +281,7 @@ void operate(Random& random) {
       }
       size_t kind = random.below(64);
       block.bytes = kSizes[kind < 2 ? 4 : kind < 8 ? 3 : kind % 3];
+      if (kInParks && kind % 4 == 0) block.bytes = kParkable[kind / 4 % 3];
       enter();
       block.start = static_cast<unsigned char*>(allocate(block.bytes));
       shared->is_watched = false;
@@ -324,6 +337,16 @@ int check_end_of_heap() {
   return left == 0 ? 0 : complain("bytes left of the heap:", left);
 }
 
+// Of what was parked all is free, and of what was on its way one block at most is not.
+int check_end_of_parks() {
+  uint64_t parked = 0, large = 0;
+  size_t size = sizeof parked;
+  rdmalloc_ctl("stats.parked_runs", &parked, &size, nullptr, 0);
+  rdmalloc_ctl("stats.large_spans", &large, &size, nullptr, 0);
+  if (parked != 0) return complain("runs parked in the child:", parked);
+  return large <= 1 ? 0 : complain("large blocks left:", large);
+}
+
 // What the child does: its own blocks, as many as make every free block of these classes be used,
 // must be apart from each other and from the parent's.
 int check_in_child() {
@@ -333,8 +356,10 @@ int check_in_child() {
   if (kInHeap && check_walk() != 0) return 1;
   for (int round = 0; round < 2; round++) {
     mine.clear();
-    for (size_t bytes : {kSizes[0], kSizes[1], kFreedOnly, kSizes[2], kSizes[3], kSizes[4]}) {
-      size_t count = bytes > 100000 ? 6 : bytes > 5000 ? 40 : 400;
+    for (size_t bytes : {kSizes[0], kSizes[1], kFreedOnly, kSizes[2], kSizes[3], kParkable[0],
+                         kParkable[1], kParkable[2]}) {
+      if (!kInParks && (bytes == kParkable[0] || bytes == kParkable[2])) continue;
+      size_t count = bytes > 50000 ? 6 : bytes > 5000 ? 40 : 400;
       for (size_t i = 0; i < count; i++) {
         Block block = {static_cast<unsigned char*>(allocate(bytes)), bytes};
         if (block.start == nullptr) return complain("no memory for block", i);
@@ -362,7 +387,7 @@ int check_in_child() {
       return complain("purge refused in round", static_cast<size_t>(round));
   }
   if (kInHeap) return check_end_of_heap();
-  return 0;
+  return kInParks ? check_end_of_parks() : 0;
 }
 
 // In a child: forks at each stop of its other thread, which recovers, until that has done so.
@@ -535,6 +560,9 @@ class History {
 TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
   uint64_t seed = rdmalloc_test::test_seed(1);
   SCOPED_TRACE("TEST_SEED=" + std::to_string(seed));
+  if (kInParks) {
+    ASSERT_TRUE(rdmalloc_test::open_parks());
+  }
   History history(seed);
   if (kInHeap) shared->heap = make_heap();
   ASSERT_EQ(shared->heap != nullptr, kInHeap);
@@ -551,6 +579,7 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
 #endif
   int stretches = told != nullptr ? atoi(told) : kStretches;
   int children = 0;
+  uint64_t hits = rdmalloc_test::counter("stats.park_hits");
   for (int stretch = 0; stretch < stretches; stretch++) {
     shared->purge_at = 1 + stretch * 120 / stretches;  // while more is live, or less
     if (!kInHeap) history.give_blocks();
@@ -561,6 +590,9 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
   }
   printf("%d children\n", children);
   EXPECT_GT(children, stretches * 100);
+  if (kInParks) {
+    EXPECT_GT(rdmalloc_test::counter("stats.park_hits"), hits);
+  }
   for (void* block : mine) rdmalloc_free(block);
   if (kInHeap) {
     EXPECT_EQ(rdmalloc_heap_destroy(shared->heap), 0);
@@ -577,10 +609,12 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
 
 }  // namespace
 
-#ifdef FORK_AT_STORES_IN_REGION
+#if defined(FORK_AT_STORES_IN_REGION) || defined(FORK_AT_STORES_IN_PARKS)
 int main(int argc, char** argv) {
-  // A domain starts the purge thread, whose stack would be write-protected with all the rest.
-  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual"});
+  // A domain, or much free memory, starts the purge thread, whose stack would be write-protected
+  // with all the rest.
+  // Huge pages make children dear.
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual", "RDMALLOC_HUGE=never"});
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

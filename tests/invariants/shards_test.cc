@@ -3,11 +3,12 @@
 // Shards of the depot and the slabs, on a made-up machine of two nodes with 16 last-level caches
 // each. Threads say which of them they run at ("thread.place").
 //
-// Seen to fail: what_a_shard_lacks with no stealing from depots; a_dead_shards_memory and
-// what_a_live_shard with none from slabs; the_depot_is_bounded with a whole share for each shard;
-// I11 with the lists of shard 0 alone made anew in a child. Nodes: blocks_of_another_node without
-// send_home(), a_buffer and pages_of_another_node with no node preferred, the latter also when far
-// pages are left alone for ever.
+// Seen to fail: empty_magazines with one stack for all shards and with no bound; what_a_shard_lacks
+// with no stealing from depots; a_dead_shards_memory and what_a_live_shard with none from slabs;
+// the_depot_is_bounded with a whole share for each shard; I11 with the lists of shard 0 alone made
+// anew in a child. Nodes: blocks_of_another_node without send_home(), a_buffer and
+// pages_of_another_node with no node preferred, the latter also when far pages are left alone for
+// ever.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -20,28 +21,20 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/cache/depot.h"
+#include "tests/invariants/places.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 
 namespace {
 
 using rdmalloc_test::counter;
+using rdmalloc_test::go_to;
 using rdmalloc_test::Random;
+using rdmalloc_test::run_at;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr unsigned kPlaces = 32, kPlacesOfNode = 16;
-
-void go_to(uint64_t place) {
-  rdmalloc_test::set("thread.place", place);
-}
-
-// Runs it on a thread of its own at that place, to its end.
-void run_at(uint64_t place, const std::function<void()>& what) {
-  std::thread([&] {
-    go_to(place);
-    what();
-  }).join();
-}
 
 // A thread that stays at its place and does nothing, so that its shard is not a dead one.
 class Resident {
@@ -226,6 +219,26 @@ TEST(Shards, the_depot_is_bounded_over_all_shards_as_it_is_over_one) {
     EXPECT_LE(counter("stats.depot_bytes"), kBound) << place;
   }
   EXPECT_GT(counter("stats.depot_bytes"), kBound / 2);
+}
+
+TEST(Shards, empty_magazines_go_round_within_their_shard_up_to_a_bound) {
+  constexpr size_t kBound = 128;
+  run_at(1, [] { rdmalloc_free(rdmalloc_malloc(64)); });
+  ASSERT_EQ(counter("stats.shards"), 2u);
+  // What there is already, until a new one is made.
+  for (unsigned shard : {0u, 1u})
+    for (uint32_t used = rdmalloc::magazines.used(); rdmalloc::magazines.used() == used;)
+      rdmalloc::depot_take_empty(shard);
+  std::vector<rdmalloc::Magazine*> made(kBound + 1);
+  for (rdmalloc::Magazine*& magazine : made) magazine = rdmalloc::magazines.allocate();
+  uint32_t used = rdmalloc::magazines.used();
+  for (rdmalloc::Magazine* magazine : made) rdmalloc::depot_put_empty(1, magazine);
+  // The one too many is everybody's.
+  EXPECT_EQ(rdmalloc::depot_take_empty(0), made.back());
+  EXPECT_EQ(rdmalloc::magazines.used(), used);
+  for (size_t i = kBound; i-- > 0;) EXPECT_EQ(rdmalloc::depot_take_empty(1), made[i]) << i;
+  rdmalloc::depot_take_empty(0);
+  EXPECT_EQ(rdmalloc::magazines.used(), used + 1) << "taken of the other shard";
 }
 
 TEST(Shards, producer_and_consumer_in_different_shards_stay_within_bounds) {
