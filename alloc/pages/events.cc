@@ -59,6 +59,8 @@ void for_each_observer(Call call) {
     if (observer.state.load(std::memory_order_acquire) != kActive) continue;
     assert_no_lock_held("page event");
     call(observer);
+    // It may have forked, and this be the child: no lock before that is known. The purge goes on.
+    fork_check();
   }
 }
 

@@ -176,9 +176,8 @@ bool must_stop_asked_for() {
 
 // Steps 3 to 5 for a range that every observer agreed to.
 bool decommit_and_return(SliceIndex slice, std::uint32_t slices) {
-  assert_no_lock_held("decommit");
   std::size_t bytes = std::size_t{slices} << kSliceShift;
-  int error = decommit_in_force()(arena.address_of(slice), bytes);
+  int error = purge_decommit(decommit_in_force(), arena.address_of(slice), bytes);
   // Observers first: once the span is back, the next malloc may hand it out, and a registration of
   // it, or news of its reuse, must not meet a purge that has not ended yet.
   if (error == 0) events_note_purged(slice, slices);
@@ -235,8 +234,7 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
     count(purger.refusals);
     return false;
   }
-  assert_no_lock_held("decommit");
-  int error = decommit_in_force()(base, length);
+  int error = purge_decommit(decommit_in_force(), base, length);
   // Whoever remembers the span's generation is to know that pages of it went.
   if (error == 0) page_heap_note_part_purged(arena.slice_of(base));
   events_tell_purged(base, length, error);
@@ -333,7 +331,10 @@ std::uint64_t tick_ms() {
 void* purge_thread(void*) {
   prctl(PR_SET_NAME, "rdmalloc-purge");
   auto* word = reinterpret_cast<const std::uint32_t*>(&purger.sleep);
-  while (!purger.stop.load(std::memory_order_acquire)) {
+  // Born of a fork in a page event, it is no purge thread any more once it comes back from there:
+  // purge_after_fork() took the stack away.
+  std::uintptr_t stack = purger.stack;
+  while (!purger.stop.load(std::memory_order_acquire) && purger.stack == stack) {
     purger.sleep.store(kAwake, std::memory_order_relaxed);
     bool has_more = round_of_work();
     std::uint32_t how = has_more ? kTicking : kIdle;
@@ -559,6 +560,13 @@ void purge_set_decommit(DecommitFunction function) {
   purger.decommit.store(function, std::memory_order_relaxed);
 }
 
+int purge_decommit(DecommitFunction decommit, std::uintptr_t base, std::size_t length) {
+  assert_no_lock_held("decommit");
+  int error = decommit(base, length);
+  fork_check();  // as after a page event
+  return error;
+}
+
 int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg) {
   fork_check();
   if (turn.is_mine()) return -EDEADLK;
@@ -664,7 +672,9 @@ void purge_after_fork(std::uint32_t forking_thread) {
   purger.starts_at_thaw.store(false, std::memory_order_relaxed);
   // The thread that called fork is the child's first.
   purger.first_thread_ended.store(false, std::memory_order_relaxed);
-  // The parent's stack is a copy here that nobody runs on; a new thread may.
+  // The parent's stack is a copy here that a new thread may run on; unless we do.
+  auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+  if (here - purger.stack < kStackBytes) purger.stack = 0;
 }
 
 }  // namespace rdmalloc

@@ -64,6 +64,8 @@ void purge_hold(std::int64_t hold_ms, int wait_ms);
 // How pages are given back: os::decommit_hooked (tier T0: whatever other libraries installed hears
 // of it) or os::decommit. Set by the notifiers, with purging paused.
 using DecommitFunction = int (*)(std::uintptr_t base, std::size_t length);
+// Calls it, and whatever is hooked to it, with no lock held.
+int purge_decommit(DecommitFunction decommit, std::uintptr_t base, std::size_t length);
 void purge_set_decommit(DecommitFunction function);
 
 // Runs `step` with the turn and returns what it does. -EBUSY while purging is paused, -EDEADLK when

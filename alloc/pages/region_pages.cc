@@ -26,10 +26,9 @@ int exchange(SliceIndex slice, std::uint32_t slices, DecommitFunction decommit, 
   std::uintptr_t base = arena.address_of(slice);
   std::size_t bytes = std::size_t{slices} << kSliceShift;
   if (events_ask_purge(base, bytes, RDMALLOC_PURGE_REQUEST) != 0) return -EBUSY;
-  assert_no_lock_held("an exchange of pages");
   // For those who hear of it by this call only (tier T0). Whether it does anything is no matter:
   // locked pages, and those of a pool before Linux 5.18, stay until the mapping goes.
-  decommit(base, bytes);
+  purge_decommit(decommit, base, bytes);
   int error = put(base, bytes);
   if (error == 0) events_note_purged(slice, slices);
   events_tell_purged(base, bytes, error);

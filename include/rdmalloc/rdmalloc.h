@@ -277,7 +277,9 @@ struct rdmalloc_observer;
 
 /** Adds an observer. `*ops` is copied; `arg` must outlive the observer. What was in use before is
  *  not told: call rdmalloc_range_foreach() after it. Starts the purge thread's delivery of events.
- *  A child of fork has no observers: what they watched is not there.
+ *  A child of fork has no observers: what they watched is not there. An event may call fork itself;
+ *  its child ends the purge it was born in, and with the function that the purge thread called it
+ *  ends, as after any thread that forks: exit status 0.
  *  Returns 0, -EINVAL (size), -ENOSPC (more than 16 observers), -ENOMEM. Any thread. */
 RDMALLOC_API int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, void* arg,
                                        struct rdmalloc_observer** observer);

@@ -443,6 +443,109 @@ TEST(Fork, I11_a_page_event_may_fork_and_the_child_ends_the_purge_it_was_born_in
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
 }
 
+// Nothing that the child does in the purge it was born in asks first whether it is one: it must be
+// known before the first lock, which another thread of the parent may have held.
+TEST(Fork, I11_each_page_event_may_fork_while_others_hold_locks) {
+  struct Forker {
+    int event = 0;  // which one forks, once
+    pid_t child = -1;
+    static void at(void* arg, int event) {
+      auto* forker = static_cast<Forker*>(arg);
+      if (forker->event != event || forker->child != -1) return;
+      forker->child = fork();
+    }
+  } forker;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.use = [](void* arg, void*, size_t) { Forker::at(arg, 0); };
+  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
+    Forker::at(arg, 1);
+    return 0;
+  };
+  ops.purged = [](void* arg, void*, size_t, int) { Forker::at(arg, 2); };
+  ops.reuse = [](void* arg, void*, size_t) { Forker::at(arg, 3); };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &forker, &observer), 0);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> others;
+  for (int i = 0; i < 3; i++)
+    others.emplace_back([&] {
+      while (!stop.load()) rdmalloc_free(rdmalloc_malloc(2 * kMiB));
+    });
+  int forks[4] = {};
+  for (int i = 0; i < 40 && !HasFailure(); i++) {
+    forker = {i % 4, -1};
+    void* block = rdmalloc_malloc(static_cast<size_t>(5 + i) * kMiB);
+    memset(block, 1, kMiB);
+    rdmalloc_free(block);
+    int64_t purged = rdmalloc_purge(0);
+    if (forker.child == 0) _exit(purged > 0 && operate(1, 500) && rdmalloc_purge(0) >= 0 ? 0 : 1);
+    if (forker.child == -1) continue;  // no such event in this round
+    forks[forker.event]++;
+    int status = -1;
+    EXPECT_TRUE(rdmalloc_test::wait_with_limit(forker.child, 30000, &status)) << "the child hangs";
+    EXPECT_EQ(status, 0) << "event " << forker.event;
+  }
+  stop = true;
+  for (std::thread& other : others) other.join();
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  for (int count : forks) EXPECT_GT(count, 0);
+}
+
+// The child's only thread is then what was the purge thread.
+TEST(Fork, I11_the_purge_thread_may_fork) {
+  if (!kThreadsInChild) GTEST_SKIP() << "SKIP: ThreadSanitizer starts no threads in a child";
+  struct Forker {
+    bool may_work;  // in the child, before the event returns
+    std::atomic<pid_t> child{-1};
+  };
+  for (bool may_work : {true, false}) {
+    Forker forker{may_work};
+    rdmalloc_observer_ops ops = {};
+    ops.size = sizeof ops;
+    ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
+      auto* me = static_cast<Forker*>(arg);
+      if (me->child != -1 || purge_threads() != 1) return 0;
+      char name[16] = {};
+      prctl(PR_GET_NAME, name);
+      if (strcmp(name, "rdmalloc-purge") != 0) return 0;
+      pid_t pid = fork();
+      if (pid != 0) {
+        me->child = pid;
+        return 0;
+      }
+      me->child = 0;
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      if (!me->may_work) return 0;
+      // A purge thread of the child's own, on another stack than this. Other threads that are made
+      // here have the name too, until they are gone.
+      int own[64];
+      for (int i = 0; i < 64; i++) own[i] = i;
+      bool good = operate_with_threads(4) && rdmalloc_init() == 0;
+      for (int i = 0; i < 20000 && purge_threads() != 2; i++) usleep(1000);
+      good &= purge_threads() == 2 && operate_with_threads(5);
+      for (int i = 0; i < 64; i++) good &= own[i] == i;
+      _exit(good ? 0 : 1);
+    };
+    rdmalloc_observer* observer = nullptr;
+    ASSERT_EQ(rdmalloc_observer_add(&ops, &forker, &observer), 0);
+    ASSERT_EQ(rdmalloc_init(), 0);
+    for (int i = 0; i < 20000 && forker.child == -1; i++) {
+      void* block = rdmalloc_malloc(4 * kMiB);
+      memset(block, 1, 4 * kMiB);
+      rdmalloc_free(block);
+      rdmalloc_malloc_trim(0);
+      usleep(1000);
+    }
+    ASSERT_GT(forker.child, 0);
+    int status = -1;
+    EXPECT_TRUE(rdmalloc_test::wait_with_limit(forker.child, 30000, &status)) << "the child hangs";
+    EXPECT_EQ(status, 0) << (may_work ? "working in the event" : "returning from it");
+    EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+    EXPECT_EQ(rdmalloc_fini(), 0);
+  }
+}
+
 TEST(Fork, I11_a_child_purges_by_itself) {
   ASSERT_EQ(rdmalloc_init(), 0);
   EXPECT_EQ(in_child([] {

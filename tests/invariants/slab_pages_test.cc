@@ -454,8 +454,21 @@ TEST(SlabPages, I11_a_purge_that_forks_goes_on_in_the_child) {
     if (child == -1) child = fork();
     return 0;
   });
+  // Others make and end slabs of another class, so that locks are held at the fork.
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> others;
+  for (int i = 0; i < 2; i++)
+    others.emplace_back([&] {
+      while (!stop.load()) {
+        void* some[400];
+        for (void*& block : some) block = rdmalloc_malloc(4 * kBytes);
+        for (void* block : some) rdmalloc_free(block);
+      }
+    });
   int64_t purged = rdmalloc_purge(0);
   if (child == 0) end_child(slab, kBytes, blocks.size() - 1);
+  stop = true;
+  for (std::thread& other : others) other.join();
   EXPECT_GT(purged, 0);
   expect_success(child);
   EXPECT_EQ(handed_out_of(slab, kBytes, 8 * blocks.size()), blocks.size() - 1) << "in the parent";

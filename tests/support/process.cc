@@ -101,18 +101,33 @@ static int64_t now_ms() {
   return int64_t{now.tv_sec} * 1000 + now.tv_nsec / 1000000;
 }
 
-bool wait_with_limit(pid_t pid, int limit_ms, int* status) {
+enum class Child { kEnded, kRuns, kNone };
+
+// What a child of ours is after that time at most; ended, `status` is its. kNone: no child of ours.
+static Child look_for(pid_t pid, int limit_ms, int* status) {
+  if (pid <= 0) return Child::kNone;  // kill(-1) would be for all
   int64_t end = now_ms() + limit_ms;
   for (;;) {
     pid_t got = waitpid(pid, status, WNOHANG);
-    if (got == pid) return true;
-    if (got < 0) return false;
-    if (now_ms() >= end) break;
+    if (got == pid) return Child::kEnded;
+    if (got < 0 && errno != EINTR) return Child::kNone;
+    if (now_ms() >= end) return Child::kRuns;
     timespec nap = {0, 1000000};
     nanosleep(&nap, nullptr);
   }
+}
+
+static void kill_and_collect(pid_t pid, int* status) {
   kill(pid, SIGKILL);
   waitpid(pid, status, 0);
+}
+
+bool wait_with_limit(pid_t pid, int limit_ms, int* status) {
+  Child child = look_for(pid, limit_ms, status);
+  if (child != Child::kRuns) return child == Child::kEnded;
+  fprintf(stderr, "process %d is still running after %d ms:\n%s\n", pid, limit_ms,
+          stacks_of(pid).c_str());
+  kill_and_collect(pid, status);
   return false;
 }
 
@@ -178,9 +193,9 @@ ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& 
   bool closed = collect(out[0], err[0], options.limit_ms, &result);
   int64_t left = end - now_ms();
   if (!closed && options.at_limit) options.at_limit(pid);
-  result.timed_out =
-      !wait_with_limit(pid, closed && left > 0 ? static_cast<int>(left) : 0, &status);
-  if (!closed && !result.timed_out) result.timed_out = false;  // it ended while we looked at it
+  int limit_ms = closed && left > 0 ? static_cast<int>(left) : 0;
+  result.timed_out = look_for(pid, limit_ms, &status) == Child::kRuns;
+  if (result.timed_out) kill_and_collect(pid, &status);
   close(out[0]);
   close(err[0]);
   if (WIFEXITED(status)) result.exit_code = WEXITSTATUS(status);

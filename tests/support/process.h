@@ -71,7 +71,8 @@ struct ChildOptions {
 ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& options = {});
 
 // Waits for a child of ours with a limit; true when it ended, false when it was still running, in
-// which case it was killed with SIGKILL. `status` as of waitpid.
+// which case its stacks are on standard error and it was killed with SIGKILL. `status` as of
+// waitpid.
 bool wait_with_limit(pid_t pid, int limit_ms, int* status);
 
 // The stacks of all threads of a process, by gdb; a sentence saying why not, when there is no gdb.
