@@ -58,8 +58,8 @@ inline constexpr std::uint32_t kMostHeaps = 4095;
 // Two bits for each block must fit into a bitmap made for one bit for each 32 bytes.
 inline constexpr std::uint32_t kSmallestHeapBlock = 64;
 inline constexpr std::uint32_t kMostShards = 16;
-// Bytes of blocks in the magazines of one shard: eight full ones.
-inline constexpr std::uint32_t kShardBytes = 8 * kMagazineBytes;
+// Bytes of blocks in the magazines of one shard: sixteen full ones.
+inline constexpr std::uint32_t kShardBytes = 16 * kMagazineBytes;
 inline constexpr unsigned kHeapBuckets = 4;
 
 struct alignas(64) HeapClass {

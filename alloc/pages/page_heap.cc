@@ -397,12 +397,16 @@ SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, TakenFor w
 }
 
 // Takes `slices` with as many free ones behind them, so that what lies there can grow in place. 0
-// when there is no such place.
+// when there is no such place. Short ones lie where they fit: to copy them costs little, and with
+// room behind each, what many of them leave when they move fits none (the program realloc: 271 MiB
+// at most instead of 238).
 SliceIndex take_with_room(std::uint32_t slices) {
   // 1 GiB of room is committed ahead at most.
   constexpr std::uint32_t kMostRoom = (std::uint32_t{1} << 30) / kSliceBytes;
   if (page_heap_is_over_limit(slices)) return 0;
-  std::uint32_t wanted = slices + (slices < kMostRoom ? slices : kMostRoom);
+  bool is_short = slices < kSlicesPerChunk;
+  std::uint32_t room = is_short ? 0 : slices < kMostRoom ? slices : kMostRoom;
+  std::uint32_t wanted = slices + room, alignment = is_short ? 1 : kSlicesPerChunk;
   SliceIndex taken = heap.dirty.find_best(wanted, 1);
   if (taken == 0) taken = heap.spared.find_best(wanted, 1);
   // A place without room before new pages: those of arrays that grow would be left behind as holes.
@@ -411,11 +415,11 @@ SliceIndex take_with_room(std::uint32_t slices) {
     SpanWord word = arena.span(taken).load();
     cut(taken, word.slices, word.kind, taken, slices);
   } else {
-    SliceIndex clean = heap.clean.find_best(wanted, kSlicesPerChunk);
-    if (clean == 0) clean = extend_frontier(wanted, kSlicesPerChunk, true);
+    SliceIndex clean = heap.clean.find_best(wanted, alignment);
+    if (clean == 0) clean = extend_frontier(wanted, alignment, true);
     if (clean == 0) return 0;
     std::uint32_t length = arena.span(clean).load().slices;
-    taken = fit_in(clean, length, wanted, kSlicesPerChunk);
+    taken = fit_in(clean, length, wanted, alignment);
     cut_clean(clean, length, taken, slices, SpanKind::kFreeDirty);
     events_note_use(taken, slices);
   }
@@ -548,9 +552,10 @@ SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, boo
 }
 
 SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner) {
-  // A quarter more than is asked for, like a vector: whatever comes to lie behind it, a block that
-  // grows by small steps is copied a number of times that goes with the logarithm of its size.
-  std::uint32_t capacity = slices + slices / 4;
+  // A sixth more than is asked for, like a vector: whatever comes to lie behind it, a block that
+  // grows by small steps is copied a number of times that goes with the logarithm of its size. With
+  // a quarter the program realloc takes 8 % more memory and 7 % less time.
+  std::uint32_t capacity = slices + slices / 6;
   // Whole huge pages for what takes two of them; arrays of 2 MiB beside each other would take 4
   // each, a sixth more over all (the program realloc).
   if (capacity >= 2 * kSlicesPerChunk)

@@ -151,7 +151,7 @@ TEST_F(MallocCorruption, a_small_block_twice_in_one_flush_is_reported) {
 TEST_F(MallocCorruption, a_run_of_small_blocks_freed_twice_is_reported_by_the_first_of_it) {
   EXPECT_DEATH(std::thread([] {
                  std::vector<void*> blocks;
-                 for (int i = 0; i < 40; i++) blocks.push_back(aut::malloc(48));
+                 for (int i = 0; i < 20; i++) blocks.push_back(aut::malloc(48));
                  for (size_t i = 0; i < blocks.size(); i++)
                    if (i != 8 && i != 9) aut::free(blocks[i]);
                  aut::free(blocks[8]);
