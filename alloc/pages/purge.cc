@@ -146,8 +146,13 @@ std::uint64_t dirty_max_bytes() {
 // Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
 std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
   std::uint64_t ceiling = dirty_max_bytes();
-  std::uint64_t used = page_heap_used_slices() << kSliceShift;
   std::uint64_t limit = options().limit_bytes;
+  *is_limit = false;
+  if (limit == UINT64_MAX) return ceiling;
+  // What is parked is free, though the page heap counts it as used.
+  std::uint64_t used = page_heap_used_slices() << kSliceShift;
+  std::uint64_t parked = parked_slices() << kSliceShift;
+  used -= parked < used ? parked : used;
   std::uint64_t left = limit > used ? limit - used : 0;
   *is_limit = left < ceiling;
   return *is_limit ? left : ceiling;

@@ -5,7 +5,8 @@
 //
 // Seen to fail: I7 without ageing; a_run_alone without the wake in purge_note_parked() (it never
 // ends); parks_close without closing; the_ceiling with what is parked left out of it;
-// no_reason_for_malloc_to_fail without parks_return() in taking.
+// counts_once with the page heap's count of what is used; no_reason_for_malloc_to_fail without
+// parks_return() in taking.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -104,6 +105,27 @@ TEST_F(ParksAge, what_is_parked_counts_against_the_ceiling) {
   rdmalloc_test::set("purge.dirty_max_bytes", 300 * kKiB);
   EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") <= 300 * kKiB; }));
   rdmalloc_test::set("purge.dirty_max_bytes", ceiling);
+}
+
+// RDMALLOC_LIMIT is 256 MiB, of which all this takes 250: there is nothing to purge for.
+TEST_F(ParksAge, what_is_parked_counts_once_against_the_limit) {
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  ASSERT_TRUE(rdmalloc_test::open_parks());
+  void* used = rdmalloc_malloc(222 * kMiB);
+  ASSERT_NE(used, nullptr);
+  park(60, 4 * kSlice);  // 8 MiB are parked, the rest is dirty
+  park(1, 13 * kMiB);
+  uint64_t before = parked(), dirty = counter("stats.dirty_bytes");
+  ASSERT_GE(before, 7 * kMiB);
+  ASSERT_GE(dirty, 27 * kMiB);
+  for (uint64_t round = 1; round <= 5; round++) {
+    rdmalloc_test::set("purge.decay_ms", 3600000 - round);  // wakes the purge thread
+    usleep(20000);
+  }
+  EXPECT_EQ(parked(), before);
+  EXPECT_EQ(counter("stats.dirty_bytes"), dirty);
+  rdmalloc_free(used);
+  ASSERT_GE(rdmalloc_purge(0), 0);
 }
 
 // Takes all there is as blocks of one slice, and frees the last ones, which lie side by side.
@@ -215,7 +237,7 @@ TEST_F(ParksAge, threads_that_pass_runs_to_each_other_keep_what_is_theirs) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_ARENA=256M"});
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_ARENA=256M", "RDMALLOC_LIMIT=256M"});
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }
