@@ -127,6 +127,7 @@ void fork_init() {
     detail::fork_word = &unwiped_word;
   }
   known_process.store(os::process_id(), std::memory_order_relaxed);
+  detail::before_lock_wait.store(fork_check, std::memory_order_relaxed);
   if (!os::should_fail(os::Site::kForkHandler)) pthread_atfork(nullptr, nullptr, mark_child);
 }
 

@@ -39,7 +39,8 @@ void fork_wipe_again();
 // call: since the initialisation, or the recovery in a child.
 bool is_known_first_thread();
 
-// To be called at the head of every slow path that may touch shared structures.
+// To be called at the head of every slow path that may touch shared structures, after foreign code
+// was called in the midst of one, and before a wait: a signal handler may have forked since.
 inline void fork_check() {
   std::atomic<std::uint32_t>* word = detail::fork_word;
   // Acquire: pairs with the release at the end of fork_recover() on another thread of the child.

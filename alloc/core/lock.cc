@@ -6,6 +6,7 @@ namespace rdmalloc {
 
 namespace detail {
 constinit thread_local std::uint32_t this_thread_id = 0;
+constinit std::atomic<void (*)()> before_lock_wait{nullptr};
 #if RDMALLOC_CHECKED
 constinit thread_local int locks_held = 0;
 void lock_violation(const char* what) {
@@ -13,6 +14,12 @@ void lock_violation(const char* what) {
 }
 #endif
 }  // namespace detail
+
+namespace {
+// With a time limit, however long, the kernel ends the wait when a signal was handled (EINTR)
+// instead of beginning it anew: the handler may have forked, and this be the child.
+constexpr std::int64_t kLongestSleepNs = 1'000'000'000;
+}  // namespace
 
 void Lock::lock_contended() {
   // A short spin first: the sections under our locks are a few hundred ns, a futex round is 2-5 us.
@@ -41,7 +48,10 @@ void Lock::lock_contended() {
     if ((seen & kWaiters) == 0 &&
         !word_.compare_exchange_weak(seen, seen | kWaiters, std::memory_order_relaxed))
       continue;
-    os::futex_wait(address(), seen | kWaiters, -1);
+    // Where a signal handler forked while we were on our way here, its child goes on here too, and
+    // nobody is left there to release the lock; recovery frees it.
+    if (auto* look = detail::before_lock_wait.load(std::memory_order_relaxed)) look();
+    os::futex_wait(address(), seen | kWaiters, kLongestSleepNs);
   }
 }
 

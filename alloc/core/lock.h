@@ -19,6 +19,8 @@ namespace rdmalloc {
 
 namespace detail {
 extern constinit thread_local std::uint32_t this_thread_id;  // 0 until first asked
+// fork_check(), once there is an arena (alloc/fork.cc); locks are below it. Relaxed: a function.
+extern constinit std::atomic<void (*)()> before_lock_wait;
 #if RDMALLOC_CHECKED
 extern constinit thread_local int locks_held;
 [[noreturn]] void lock_violation(const char* what);

@@ -96,6 +96,7 @@ class Turn {
     for (;;) {
       std::uint32_t expected = 0;
       if (owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire)) return;
+      fork_check();  // as in Lock::lock_contended()
       waiters_.fetch_add(1, std::memory_order_seq_cst);
       // A lost wake-up costs 10 ms and no more.
       os::futex_wait(reinterpret_cast<const std::uint32_t*>(&owner_), expected, 10000000);
