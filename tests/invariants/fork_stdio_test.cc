@@ -127,7 +127,7 @@ TEST(ForkStdio, I11_the_child_of_a_signal_handler_goes_on_with_the_malloc_it_int
   std::atomic<bool> has_ended{false};
   pthread_t worker = pthread_self();
   std::thread sender([&] {
-    for (int i = 0; i < kForks && !HasFailure(); i++) {
+    for (int i = 0; i < kForks / 2 && !HasFailure(); i++) {
       child_of_handler = 0;
       pthread_kill(worker, SIGUSR1);
       while (child_of_handler.load() == 0) usleep(50);
