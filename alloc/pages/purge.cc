@@ -346,8 +346,7 @@ void* purge_thread(void*) {
     std::uint32_t how = has_more ? kTicking : kIdle;
     // seq_cst, then look once more: pairs with the fences in purge_note_dirty() and
     // purge_note_parked(), the store in purge_wake() and the exchange before
-    // purge_note_slab_change(). Either the other side sees
-    // that we sleep, or we see what it did.
+    // purge_note_slab_change(). Either the other side sees that we sleep, or we see what it did.
     purger.sleep.store(how, std::memory_order_seq_cst);
     if (purger.stop.load(std::memory_order_seq_cst) ||
         purger.everything_requested.load(std::memory_order_seq_cst))

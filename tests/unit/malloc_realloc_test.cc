@@ -162,8 +162,9 @@ TEST(MallocRealloc, a_block_that_keeps_growing_is_copied_a_few_times_whoever_lie
     fill_from(block, bytes, bytes + kStep, 5);
   }
   ASSERT_EQ(first_difference(block, bytes, 5), bytes);
-  // Each move makes room for a quarter more: log(256) / log(1.25) is 25, and the sum of what is
-  // copied 5 times the end.
+  // Where a move made room for a quarter more it would be log(256) / log(1.25), 25 of them, and the
+  // sum of what is copied 5 times the end. It makes a sixth, but from 2 MiB on there is as much
+  // room again behind it: 21 and 3.6 times, seen.
   EXPECT_LE(moves, 25u);
   EXPECT_LE(copied, 5 * kEnd);
   aut::free(block);

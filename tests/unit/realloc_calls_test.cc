@@ -78,8 +78,8 @@ void PrintTo(const Case& how, std::ostream* out) {  // for gtest: bytes of a str
   *out << how.name;
 }
 // By doubling, a block moves while it is small, and grows in place once it is a span: 12 times and
-// 127 KiB, seen. By steps it moves, where others lie behind it, to where there is a quarter more
-// room: 5 times and 29 MiB; alone once, and 128 KiB.
+// 127 KiB, seen. By steps it moves, where others lie behind it, to where there is a sixth more
+// room: 5 times and 31 MiB; alone once, and 128 KiB.
 constexpr Case kCases[] = {
     {"doubling", 16, true, 20, kMiB},
     {"steps", 64 * kKiB, false, 8, 3 * kEnd},
@@ -113,10 +113,10 @@ TEST_P(ReallocCalls, growth_to_16_mib_makes_a_handful_of_system_calls) {
   EXPECT_EQ(grown.calls_of(SYS_munmap), nothing.calls_of(SYS_munmap));
 }
 
-// A hundred arrays grow beside each other by an eighth, in turn. Each has a quarter more than it
-// asked for when it was last moved, and no more: 15 % over all, seen, and 39 % where those of 2 MiB
-// and more take whole huge pages.
-TEST(ReallocCalls, arrays_that_grow_beside_each_other_take_a_quarter_more) {
+// A hundred arrays grow beside each other by an eighth, in turn. Each has a sixth more than it
+// asked for when it was last moved, and no more: 10 % over all, seen; 15 % with a quarter, and 39 %
+// where those of 2 MiB and more take whole huge pages besides.
+TEST(ReallocCalls, arrays_that_grow_beside_each_other_take_a_sixth_more) {
   size_t before = counter("stats.used_bytes"), asked = 0;
   std::vector<void*> arrays(100);
   for (size_t bytes = 64 * kKiB; bytes < 3 * kMiB; bytes += bytes / 8)
@@ -128,7 +128,7 @@ TEST(ReallocCalls, arrays_that_grow_beside_each_other_take_a_quarter_more) {
   size_t taken = counter("stats.used_bytes") - before;
   printf("%zu MiB in arrays, %zu taken, %zu mapped\n", asked / kMiB, taken / kMiB,
          counter("stats.mapped_bytes") / kMiB);
-  EXPECT_LE(taken, asked + asked / 4);
+  EXPECT_LE(taken, asked + asked / 6);
   for (void* array : arrays) rdmalloc_free(array);
   rdmalloc_purge(0);  // no place of theirs for what the others grow
 }
