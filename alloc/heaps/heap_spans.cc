@@ -266,9 +266,9 @@ SliceIndex heap_large_take(Heap& heap, std::uint64_t handle, std::uint32_t slice
 SliceIndex heap_large_take_growing(Heap& heap, std::uint64_t handle, std::uint32_t slices) {
   LockGuard guard(heap.span_lock);
   if (has_regions(heap)) return 0;
-  // The page heap takes a sixth more, in whole chunks.
+  // What the page heap takes at most.
   if (!heap.is(handle) ||
-      !heap_has_budget(heap, slices + std::uint64_t{slices} / 6 + kSlicesPerChunk))
+      !heap_has_budget(heap, slices + std::uint64_t{slices} / kGrowingParts + kSlicesPerChunk))
     return 0;
   SliceIndex slice = page_heap_take_growing(slices, slot_of(heap));
   if (slice != 0) enter_large(heap, slice);

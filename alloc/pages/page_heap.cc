@@ -555,7 +555,7 @@ SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner) {
   // A sixth more than is asked for, like a vector: whatever comes to lie behind it, a block that
   // grows by small steps is copied a number of times that goes with the logarithm of its size. With
   // a quarter the program realloc takes 8 % more memory and 7 % less time.
-  std::uint32_t capacity = slices + slices / 6;
+  std::uint32_t capacity = slices + slices / kGrowingParts;
   // Whole huge pages for what takes two of them; arrays of 2 MiB beside each other would take 4
   // each, a sixth more over all (the program realloc).
   if (capacity >= 2 * kSlicesPerChunk)

@@ -50,7 +50,8 @@ SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, boo
 
 // Takes and publishes a span for a large block that has grown before and found no room behind it:
 // somewhat longer than `slices`, and where there is room behind it. 0: no such place, which is no
-// reason to fail.
+// reason to fail. Longer by one part in kGrowingParts, and to whole chunks.
+inline constexpr std::uint32_t kGrowingParts = 6;
 SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner = 0);
 
 // Whether RDMALLOC_LIMIT, and not a lack of free spans, refuses `more` slices. Any thread.

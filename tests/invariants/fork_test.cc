@@ -74,18 +74,10 @@ int in_child(const std::function<bool()>& body, const std::function<void()>& aft
   if (after_fork) after_fork();
   if (pid < 0) return -errno;
   int status = 0;
-  for (int waited_ms = 0; waited_ms < limit_ms; waited_ms++) {
-    if (waitpid(pid, &status, WNOHANG) == pid) {
-      int result = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
-      if (result != 0) dprintf(2, "child %d ended with %d\n", pid, result);
-      return result;
-    }
-    usleep(1000);
-  }
-  fprintf(stderr, "child %d hangs:\n%s\n", pid, rdmalloc_test::stacks_of(pid).c_str());
-  kill(pid, SIGKILL);
-  waitpid(pid, &status, 0);
-  return 2000;
+  if (!rdmalloc_test::wait_with_limit(pid, limit_ms, &status)) return 2000;
+  int result = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+  if (result != 0) dprintf(2, "child %d ended with %d\n", pid, result);
+  return result;
 }
 
 // Mixed operations, each block's ends checked; false when something is wrong.
