@@ -13,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <functional>
@@ -439,14 +440,17 @@ TEST(Fork, I11_a_page_event_may_fork_and_the_child_ends_the_purge_it_was_born_in
 // known before the first lock, which another thread of the parent may have held.
 TEST(Fork, I11_each_page_event_may_fork_while_others_hold_locks) {
   struct Forker {
-    int event = 0;  // which one forks, once
+    pthread_t thread;  // not the purge thread, where that comes first
+    int event = 0;     // which one forks, once
     pid_t child = -1;
     static void at(void* arg, int event) {
       auto* forker = static_cast<Forker*>(arg);
+      if (!pthread_equal(pthread_self(), forker->thread)) return;
       if (forker->event != event || forker->child != -1) return;
       forker->child = fork();
     }
   } forker;
+  forker.thread = pthread_self();
   rdmalloc_observer_ops ops = {};
   ops.size = sizeof ops;
   ops.use = [](void* arg, void*, size_t) { Forker::at(arg, 0); };
@@ -464,15 +468,28 @@ TEST(Fork, I11_each_page_event_may_fork_while_others_hold_locks) {
     others.emplace_back([&] {
       while (!stop.load()) rdmalloc_free(rdmalloc_malloc(2 * kMiB));
     });
+  auto counter = [](const char* name) {
+    uint64_t value = 0;
+    size_t size = sizeof value;
+    rdmalloc_ctl(name, &value, &size, nullptr, 0);
+    return value;
+  };
+  std::vector<void*> kept;
   int forks[4] = {};
-  for (int i = 0; i < 40 && !HasFailure(); i++) {
-    forker = {i % 4, -1};
-    void* block = rdmalloc_malloc(static_cast<size_t>(5 + i) * kMiB);
+  for (int i = 0; i < 400 && *std::min_element(forks, forks + 4) < 10 && !HasFailure(); i++) {
+    forker.event = i % 4;
+    forker.child = -1;
+    // Longer than all that is free, so that some of it is used for the first time.
+    if (forker.event == 0)
+      kept.push_back(rdmalloc_malloc(
+          counter("stats.mapped_bytes") -
+          std::min(counter("stats.mapped_bytes"), counter("stats.used_bytes")) + kMiB));
+    void* block = rdmalloc_malloc(5 * kMiB);
     memset(block, 1, kMiB);
     rdmalloc_free(block);
     int64_t purged = rdmalloc_purge(0);
     if (forker.child == 0) _exit(purged > 0 && operate(1, 500) && rdmalloc_purge(0) >= 0 ? 0 : 1);
-    if (forker.child == -1) continue;  // no such event in this round
+    if (forker.child == -1) continue;  // the purge thread was there first
     forks[forker.event]++;
     int status = -1;
     EXPECT_TRUE(rdmalloc_test::wait_with_limit(forker.child, 30000, &status)) << "the child hangs";
@@ -481,7 +498,8 @@ TEST(Fork, I11_each_page_event_may_fork_while_others_hold_locks) {
   stop = true;
   for (std::thread& other : others) other.join();
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
-  for (int count : forks) EXPECT_GT(count, 0);
+  for (int count : forks) EXPECT_GE(count, 10);
+  for (void* block : kept) rdmalloc_free(block);
 }
 
 // The child's only thread is then what was the purge thread.
