@@ -20,14 +20,25 @@
 namespace rdmalloc {
 namespace {
 
-constexpr std::uint32_t kForked = 0, kReady = 1, kRecovering = 2;
+// The states of the word. While a thread is about one of the two parts of a recovery, its id is
+// there too.
+constexpr std::uint32_t kForked = 0, kReady = 1, kLocksAreFree = 2;
+constexpr std::uint32_t kFreeingLocks = 0x80000000u, kReclaiming = 0x40000000u;
 
 constinit std::atomic<std::uint32_t> unwiped_word{kReady};
-// The thread of the child that recovers; relaxed: compared with the reader's own id only.
-constinit std::atomic<std::uint32_t> recovering_thread{0};
 
+// All relaxed: written while the child has one thread, or before kReady is.
 // The process that the word speaks of: set at initialisation and by each recovery.
 constinit std::atomic<int> known_process{0};
+// What libc's handler says of the thread that called fork: in which process, what it was called in
+// the parent, and where its stack is. For whoever recovers, which may be a thread made since.
+constinit std::atomic<int> marked_process{0};
+constinit std::atomic<std::uint32_t> marked_thread{0};
+constinit std::atomic<std::uintptr_t> marked_stack{0};
+
+std::uintptr_t stack_here() {
+  return reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+}
 
 // libc's fork handler in the child, where one thread is. Besides the wiped page, not instead of it:
 // the page sees forks that go past libc, the handler those on which the kernel does not wipe
@@ -36,45 +47,79 @@ constinit std::atomic<int> known_process{0};
 void mark_child() {
   // A handler that ran before this one may have allocated, and so have recovered.
   int process = os::process_id();
-  if (known_process.load(std::memory_order_relaxed) != process)
-    detail::fork_word->store(kForked, std::memory_order_relaxed);
+  if (known_process.load(std::memory_order_relaxed) == process) return;
+  marked_thread.store(detail::this_thread_id, std::memory_order_relaxed);
+  marked_stack.store(stack_here(), std::memory_order_relaxed);
+  marked_process.store(process, std::memory_order_relaxed);
+  renew_thread_id();
+  detail::fork_word->store(kForked, std::memory_order_relaxed);
 }
 
-// A lock found held in the child belongs to a thread that is gone, or to this very thread, when
-// fork was called in a signal handler that interrupted malloc: then the interrupted code will go
-// on, and release it.
-bool is_orphaned(std::uint32_t owner, std::uint32_t forking_thread) {
-  return owner != 0 && owner != forking_thread;
-}
-
-void recover(std::uint32_t forking_thread) {
-  purge_after_fork(forking_thread);
+// The forker may be on its way to a lock and hold others, of a class or a park: those are not taken
+// here, only the page heap's, with which nobody waits for another, and such as are free.
+void free_locks(Forker forker, std::uintptr_t forkers_stack) {
   // A purge of the thread that called fork, from inside a page event, goes on here.
-  bool purge_goes_on = purge_turn_is_mine();
+  bool purge_goes_on = purge_after_fork(forker, forkers_stack);
   // The page heap first: rebuilding a class walks the spans.
-  if (is_orphaned(page_heap_lock_owner(), forking_thread)) page_heap_rebuild(purge_goes_on);
+  if (page_heap_is_orphaned(forker)) page_heap_rebuild(purge_goes_on);
   SlabInPurge in_purge = purge_goes_on ? SlabInPurge{} : slab_in_purge();
   if (!purge_goes_on) page_heap_end_purges();
-  parks_after_fork(forking_thread);
+  parks_after_fork(forker);
   if (in_purge.size_class != 0) slab_end_purge();
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
     for (unsigned c = 1; c < kClasses; ++c) {
-      std::uint32_t owner = slab_lock_owner(shard, c);
+      bool is_orphaned = slab_is_orphaned(shard, c, forker);
       // A class whose lock this very thread holds keeps its lists: the slab that was in purge is
       // then listed at the next give-back to it.
       bool was_in_purge = c == in_purge.size_class && shard == in_purge.shard;
-      if (is_orphaned(owner, forking_thread) || (was_in_purge && owner == 0))
-        slab_rebuild(shard, c);
+      if (is_orphaned || (was_in_purge && slab_lock_owner(shard, c) == 0)) slab_rebuild(shard, c);
     }
   }
   // The child's pages are its own: no device reaches them.
   quarantined_ranges.store(0, std::memory_order_relaxed);
   quarantined_bytes.store(0, std::memory_order_relaxed);
   os::topology_after_fork();
-  shards_after_fork(forking_thread);
+  shards_after_fork(forker);
   events_after_fork();
-  cache_reclaim_after_fork();
-  heaps_after_fork(forking_thread);
+  caches_after_fork(forker);
+  heaps_after_fork(forker);
+}
+
+void wait_while(std::uint32_t part, std::uint32_t seen) {
+  // By polling: this happens once in a process's life, if ever.
+  while ((detail::fork_word->load(std::memory_order_acquire) & part) != 0)
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(detail::fork_word), seen, 1000000);
+}
+
+// The first part: makes whole what locks guard that vanished threads held, and frees them. When
+// it returns that has been done, if not by this thread itself further up.
+void ensure_locks_are_free() {
+  // Not the id that is kept: in a child that libc's handler was not told of that is the parent's.
+  std::uint32_t mine = kFreeingLocks | static_cast<std::uint32_t>(os::thread_id());
+  std::uint32_t seen = kForked;
+  // Acquire on both outcomes: a thread that loses the race waits for the winner's stores.
+  if (!detail::fork_word->compare_exchange_strong(seen, mine, std::memory_order_acquire)) {
+    if (seen != mine) wait_while(kFreeingLocks, seen);
+    return;
+  }
+  int process = os::process_id();
+  // Where libc's handler did not run, this thread is taken for the one that forked.
+  Forker forker = {detail::this_thread_id, static_cast<std::uint32_t>(process)};
+  std::uintptr_t stack = stack_here();
+  if (marked_process.load(std::memory_order_relaxed) == process) {
+    forker.was = marked_thread.load(std::memory_order_relaxed);
+    stack = marked_stack.load(std::memory_order_relaxed);
+  }
+  renew_thread_id();
+  free_locks(forker, stack);
+  known_process.store(process, std::memory_order_relaxed);
+  // Release: pairs with the acquires of fork_check() and above, on other threads of the child.
+  detail::fork_word->store(kLocksAreFree, std::memory_order_release);
+}
+
+// For a thread that is about to wait for a lock, and may hold others.
+void look_before_a_wait() {
+  if (detail::fork_word->load(std::memory_order_acquire) == kForked) ensure_locks_are_free();
 }
 
 }  // namespace
@@ -84,23 +129,17 @@ namespace detail {
 RDMALLOC_AT_START constinit std::atomic<std::uint32_t>* fork_word = nullptr;
 
 void fork_recover() {
-  std::uint32_t expected = kForked;
-  // Acquire on both outcomes: a thread that loses the race waits below for the winner's stores.
-  if (!fork_word->compare_exchange_strong(expected, kRecovering, std::memory_order_acquire)) {
-    // Recovery frees blocks and so comes back here: it must not wait for itself. Other new threads
-    // of the child wait, by polling: this happens once in a process's life, if ever.
-    if (recovering_thread.load(std::memory_order_relaxed) == thread_id()) return;
-    while (fork_word->load(std::memory_order_acquire) == kRecovering)
-      os::futex_wait(reinterpret_cast<const std::uint32_t*>(fork_word), kRecovering, 1000000);
+  ensure_locks_are_free();
+  // The second part gives blocks back, and so takes locks: only where this thread holds none.
+  std::uint32_t mine = kReclaiming | static_cast<std::uint32_t>(os::thread_id());
+  std::uint32_t seen = kLocksAreFree;
+  if (!fork_word->compare_exchange_strong(seen, mine, std::memory_order_acquire)) {
+    // Both parts come back here from further down: they must not wait for themselves.
+    if (seen != mine) wait_while(kReclaiming, seen);
     return;
   }
-  std::uint32_t forking_thread = this_thread_id;  // as the parent knew it
-  forget_thread_id();
-  recovering_thread.store(thread_id(), std::memory_order_relaxed);
-  recover(forking_thread);
-  known_process.store(os::process_id(), std::memory_order_relaxed);
-  // Release: pairs with fork_check() on other threads of the child.
-  fork_word->store(kReady, std::memory_order_release);
+  cache_reclaim_after_fork();
+  fork_word->store(kReady, std::memory_order_release);  // as in the first part
 }
 
 }  // namespace detail
@@ -127,7 +166,7 @@ void fork_init() {
     detail::fork_word = &unwiped_word;
   }
   known_process.store(os::process_id(), std::memory_order_relaxed);
-  detail::before_lock_wait.store(fork_check, std::memory_order_relaxed);
+  detail::before_lock_wait.store(look_before_a_wait, std::memory_order_relaxed);
   if (!os::should_fail(os::Site::kForkHandler)) pthread_atfork(nullptr, nullptr, mark_child);
 }
 

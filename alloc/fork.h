@@ -18,7 +18,7 @@
 namespace rdmalloc {
 
 namespace detail {
-// Points at a word that is 1 here and 0 in a fork child until it has recovered.
+// Points at a word that is 1 here and 0 in a fork child until it begins to recover.
 extern std::atomic<std::uint32_t>* fork_word;
 void fork_recover();
 }  // namespace detail

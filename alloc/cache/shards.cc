@@ -53,9 +53,9 @@ unsigned shard_here() {
   return known != 0 ? known - 1 : make_shard(place);
 }
 
-void shards_after_fork(std::uint32_t forking_thread) {
+void shards_after_fork(Forker forker) {
   // A shard is whole once it is counted, and making one may be repeated after half of it.
-  if (making.owner() != forking_thread) making.reset();
+  if (making.is_orphaned(forker)) making.reset();
   for (Shard& shard : shards) shard.threads.store(0, std::memory_order_relaxed);
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "alloc/core/lock.h"
 #include "alloc/core/shard.h"
 
 namespace rdmalloc {
@@ -12,6 +13,6 @@ namespace rdmalloc {
 unsigned shard_here();
 
 // For the child of a fork, before any cache is reclaimed.
-void shards_after_fork(std::uint32_t forking_thread);
+void shards_after_fork(Forker forker);
 
 }  // namespace rdmalloc

@@ -480,9 +480,12 @@ CacheCounters cache_counters() {
   return counters;
 }
 
+void caches_after_fork(Forker forker) {
+  if (caches.lock().is_orphaned(forker)) caches.lock().reset();
+  if (magazines.lock().is_orphaned(forker)) magazines.lock().reset();
+}
+
 void cache_reclaim_after_fork() {
-  caches.lock().reset();
-  magazines.lock().reset();
   // The thread that forked is the child's first, whose id is the process's. A thread made since may
   // come here before it does: then nobody knows which cache is still in use, and what vanished
   // threads held (within what all caches may hold) is lost to this child.

@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "alloc/cache/magazine.h"
+#include "alloc/core/lock.h"
 #include "alloc/core/size_class.h"
 #include "alloc/fork.h"
 #include "alloc/pages/arena.h"
@@ -129,7 +130,9 @@ struct CacheCounters {
 };
 CacheCounters cache_counters();
 
-// In the child of a fork: returns what the caches of threads that are gone hold.
+// In the child of a fork: frees the locks of the pools. And, with no lock held, returns what the
+// caches of threads that are gone hold.
+void caches_after_fork(Forker forker);
 void cache_reclaim_after_fork();
 
 }  // namespace rdmalloc

@@ -19,7 +19,8 @@ namespace rdmalloc {
 
 namespace detail {
 extern constinit thread_local std::uint32_t this_thread_id;  // 0 until first asked
-// fork_check(), once there is an arena (alloc/fork.cc); locks are below it. Relaxed: a function.
+// What alloc/fork.cc has to do before a wait, once there is an arena; locks are below it. Relaxed:
+// a function.
 extern constinit std::atomic<void (*)()> before_lock_wait;
 #if RDMALLOC_CHECKED
 extern constinit thread_local int locks_held;
@@ -27,15 +28,24 @@ extern constinit thread_local int locks_held;
 #endif
 }  // namespace detail
 
-// gettid, cached; the child of a fork forgets it (forget_thread_id).
+// gettid, cached.
 inline std::uint32_t thread_id() {
   if (detail::this_thread_id == 0) [[unlikely]]
     detail::this_thread_id = static_cast<std::uint32_t>(os::thread_id());
   return detail::this_thread_id;
 }
-inline void forget_thread_id() {
-  detail::this_thread_id = 0;
+// In the child of a fork. It never becomes 0: a signal handler may have forked between the two
+// loads of thread_id().
+inline void renew_thread_id() {
+  detail::this_thread_id = static_cast<std::uint32_t>(os::thread_id());
 }
+
+// The thread that called fork: the id it had in the parent and the one it has in the child. Both 0:
+// not known.
+struct Forker {
+  std::uint32_t was;
+  std::uint32_t is;
+};
 
 class Lock {
  public:
@@ -73,6 +83,18 @@ class Lock {
     std::uint32_t seen = word_.load(std::memory_order_relaxed);
     if ((seen & ~kWaiters) == dead_owner)
       word_.compare_exchange_strong(seen, 0, std::memory_order_relaxed);
+  }
+  // For a fork child only: whether it is held by a thread that is not there. Not by the one that
+  // forked, in a signal handler in the midst of malloc: that one will go on, and release it. It is
+  // held in its new name from now on, by which the children of this child will know it.
+  bool is_orphaned(Forker forker) {
+    std::uint32_t seen = word_.load(std::memory_order_relaxed);
+    std::uint32_t owner = seen & ~kWaiters;
+    if (owner == 0 || owner == forker.is) return false;
+    if (owner != forker.was) return true;
+    // By exchange: perhaps it is not this thread that makes the child whole.
+    word_.compare_exchange_strong(seen, forker.is | (seen & kWaiters), std::memory_order_relaxed);
+    return false;
   }
   // For a fork child only: frees a lock whose owner exists no more.
   void reset() { word_.store(0, std::memory_order_relaxed); }

@@ -113,7 +113,7 @@ int walk_span(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
 // they held are freed: not before, since a fork of this child that finds them free believes the
 // heap. Nothing of a heap changes without one of its locks, so one none of whose locks was held is
 // whole.
-void repair(Heap& heap, std::uint32_t forking_thread) {
+void repair(Heap& heap, Forker forker) {
   std::uint64_t handle = heap.handle.load(std::memory_order_relaxed);
   if (handle == 0) return;
   auto for_each_lock = [&](auto function) {
@@ -122,20 +122,23 @@ void repair(Heap& heap, std::uint32_t forking_thread) {
     function(heap.span_lock);
   };
   bool is_orphaned = false, is_busy = false;
-  for_each_lock([&](const Lock& lock) {
-    std::uint32_t owner = lock.owner();
-    // This thread's, when a signal handler in the middle of a call forked: the call goes on.
-    is_busy |= owner != 0 && owner == forking_thread;
-    is_orphaned |= owner != 0 && owner != forking_thread;
+  for_each_lock([&](Lock& lock) {
+    is_orphaned |= lock.is_orphaned(forker);
+    // The forker's, when a signal handler in the middle of a call forked: the call goes on.
+    is_busy |= lock.owner() == forker.is;
   });
   auto free_orphaned_locks = [&] {
     for_each_lock([&](Lock& lock) {
-      if (lock.owner() != forking_thread) lock.reset();
+      if (lock.is_orphaned(forker)) lock.reset();
     });
   };
-  if (!is_live(handle) && handle != (kEnding | forking_thread)) {
+  if (handle == (kEnding | forker.was)) {
+    handle = kEnding | forker.is;
+    heap.handle.store(handle, std::memory_order_relaxed);
+  }
+  if (!is_live(handle) && handle != (kEnding | forker.is)) {
     // The handle, not a lock, says until the end that this is to be done.
-    heap_rebuild_spans(heap, true, forking_thread);
+    heap_rebuild_spans(heap, true, forker.is);
     free_orphaned_locks();
     free_everything(heap, 0);  // no device reaches a child's memory
     heap.handle.store(0, std::memory_order_release);
@@ -151,7 +154,7 @@ void repair(Heap& heap, std::uint32_t forking_thread) {
       shard.held_bytes.store(0, std::memory_order_relaxed);
     }
   }
-  heap_rebuild_spans(heap, is_exact, forking_thread);
+  heap_rebuild_spans(heap, is_exact, forker.is);
   free_orphaned_locks();
 }
 
@@ -373,13 +376,13 @@ HeapCounters heap_counters() {
   return counters;
 }
 
-void heaps_after_fork(std::uint32_t forking_thread) {
-  auto free_if_orphaned = [forking_thread](Lock& lock) {
-    if (lock.owner() != 0 && lock.owner() != forking_thread) lock.reset();
+void heaps_after_fork(Forker forker) {
+  auto free_if_orphaned = [forker](Lock& lock) {
+    if (lock.is_orphaned(forker)) lock.reset();
   };
   free_if_orphaned(reserve_lock);
   free_if_orphaned(heaps.lock());
-  for_each_slot([&](Heap& heap) { repair(heap, forking_thread); });
+  for_each_slot([&](Heap& heap) { repair(heap, forker); });
 }
 
 }  // namespace rdmalloc

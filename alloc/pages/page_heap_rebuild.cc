@@ -168,8 +168,8 @@ SliceIndex page_heap_frontier() {
   return heap.frontier.load(std::memory_order_acquire);
 }
 
-std::uint32_t page_heap_lock_owner() {
-  return heap.lock.owner();
+bool page_heap_is_orphaned(Forker forker) {
+  return heap.lock.is_orphaned(forker);
 }
 
 }  // namespace rdmalloc

@@ -322,17 +322,12 @@ std::uint64_t parks_most_bytes() {
          << kSliceShift;
 }
 
-void parks_after_fork(std::uint32_t forking_thread) {
+void parks_after_fork(Forker forker) {
   close();
-  auto is_orphaned = [&](SpanWord word) {
-    std::uint32_t owner = parks[word.shard][word.size_class].lock.owner();
-    return owner != 0 && owner != forking_thread;
-  };
   // Of all shards, also of those that are not counted yet: parks_stop() holds them too.
   bool any = false;
   for (auto& of_shard : parks)
-    for (const Park& park : of_shard)
-      any |= park.lock.owner() != 0 && park.lock.owner() != forking_thread;
+    for (Park& park : of_shard) any |= park.lock.is_orphaned(forker);
   if (any) {
     // Not by the lists, which may be half changed. Their locks are freed after that: a child of
     // this child, which finds one free, believes the list.
@@ -340,7 +335,8 @@ void parks_after_fork(std::uint32_t forking_thread) {
     SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
     for (SliceIndex slice = 1; slice < end;) {
       SpanWord word = arena.span(slice).load();
-      if (word.kind == SpanKind::kParked && is_orphaned(word)) {
+      if (word.kind == SpanKind::kParked &&
+          parks[word.shard][word.size_class].lock.is_orphaned(forker)) {
         for (SliceIndex s = slice; s < slice + word.slices; ++s)
           arena.class_map[s].store(0, std::memory_order_relaxed);
         arena.span(slice).freed_ms = now_ms();
@@ -351,12 +347,11 @@ void parks_after_fork(std::uint32_t forking_thread) {
   }
   for (auto& of_shard : parks) {
     for (Park& park : of_shard) {
-      std::uint32_t owner = park.lock.owner();
-      if (owner == 0) {
+      if (park.lock.owner() == 0) {
         if (count_of(park) == 0) continue;
         LockGuard guard(park.lock);
         return_oldest(park, count_of(park));
-      } else if (owner != forking_thread) {
+      } else if (park.lock.is_orphaned(forker)) {
         sum_up(park, 0);
         order_for_fork();
         park.lock.reset();

@@ -38,6 +38,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "alloc/core/lock.h"
 #include "alloc/pages/span.h"
 
 namespace rdmalloc {
@@ -99,7 +100,7 @@ std::uint64_t parks_most_bytes();
 
 // For the child of a fork, when the page heap is whole: everything goes to the page heap, but what
 // the forking thread itself was at.
-void parks_after_fork(std::uint32_t forking_thread);
+void parks_after_fork(Forker forker);
 
 // ---- for page_heap_is_valid() ----
 

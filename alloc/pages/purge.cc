@@ -109,10 +109,12 @@ class Turn {
       os::futex_wake(reinterpret_cast<const std::uint32_t*>(&owner_), 1);
   }
   // In a fork child: the turn of the thread that called fork stays its own, any other has ended.
-  void after_fork(std::uint32_t forking_thread) {
+  // Returns whether it is that one's.
+  bool after_fork(Forker forker) {
     std::uint32_t owner = owner_.load(std::memory_order_relaxed);
-    bool is_mine = owner != 0 && owner == forking_thread;  // neither is known: nobody's
-    owner_.store(is_mine ? thread_id() : 0, std::memory_order_relaxed);
+    bool is_forkers = owner != 0 && owner == forker.was;  // neither is known: nobody's
+    owner_.store(is_forkers ? forker.is : 0, std::memory_order_relaxed);
+    return is_forkers;
   }
 
  private:
@@ -667,9 +669,9 @@ void purge_set_dirty_max_bytes(std::uint64_t bytes) {
   parks_set_ceiling(bytes);
 }
 
-void purge_after_fork(std::uint32_t forking_thread) {
-  turn.after_fork(forking_thread);
-  memory_after_fork(turn.is_mine());
+bool purge_after_fork(Forker forker, std::uintptr_t forkers_stack) {
+  bool purge_goes_on = turn.after_fork(forker);
+  memory_after_fork(purge_goes_on);
   purger.thread.store(ThreadState::kNone, std::memory_order_relaxed);
   helper_threads.store(0, std::memory_order_relaxed);
   purger.sleep.store(kAwake, std::memory_order_relaxed);
@@ -677,9 +679,9 @@ void purge_after_fork(std::uint32_t forking_thread) {
   purger.starts_at_thaw.store(false, std::memory_order_relaxed);
   // The thread that called fork is the child's first.
   purger.first_thread_ended.store(false, std::memory_order_relaxed);
-  // The parent's stack is a copy here that a new thread may run on; unless we do.
-  auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
-  if (here - purger.stack < kStackBytes) purger.stack = 0;
+  // The parent's stack is a copy here that a new thread may run on; unless the first one does.
+  if (forkers_stack - purger.stack < kStackBytes) purger.stack = 0;
+  return purge_goes_on;
 }
 
 }  // namespace rdmalloc

@@ -20,6 +20,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/core/lock.h"
+
 namespace rdmalloc {
 
 // Settles limits from the options. At initialisation.
@@ -102,8 +104,8 @@ void purge_set_decay_ms(std::uint64_t decay_ms);
 void purge_set_dirty_max_bytes(std::uint64_t bytes);
 
 // In a fork child, before anything there may start a thread: there is no purge thread; it is
-// started when it is needed again. Only a purge of `forking_thread` (as the parent knew it) goes
-// on.
-void purge_after_fork(std::uint32_t forking_thread);
+// started when it is needed again. Only a purge of the thread that forked goes on; returns whether
+// there is one. `forkers_stack`: an address in it.
+bool purge_after_fork(Forker forker, std::uintptr_t forkers_stack);
 
 }  // namespace rdmalloc

@@ -17,6 +17,7 @@
 
 #include <cstdint>
 
+#include "alloc/core/lock.h"
 #include "alloc/pages/span.h"
 
 namespace rdmalloc {
@@ -71,8 +72,9 @@ struct SlabCounters {
 };
 SlabCounters slab_counters(unsigned size_class);
 
-// For the child of a fork: who holds the lock of the class in that shard, and making its lists anew
-// from the spans.
+// For the child of a fork: whether a thread that is not there holds the lock of the class in that
+// shard, who does, and making its lists anew from the spans.
+bool slab_is_orphaned(unsigned shard, unsigned size_class, Forker forker);
 std::uint32_t slab_lock_owner(unsigned shard, unsigned size_class);
 void slab_rebuild(unsigned shard, unsigned size_class);
 // The slab whose pages a purge has out of reach.

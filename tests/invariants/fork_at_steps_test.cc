@@ -1,0 +1,213 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// I11, where one thread must meet another at a certain instruction of it: that one goes step by
+// step (the processor's trap flag, so this test is for x86-64), and stands still at the chosen step
+// until the test lets it go on. Each step is tried in a child of its own, instead of waiting for
+// luck.
+#include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "tests/support/process.h"
+
+namespace {
+
+#if defined(__x86_64__)
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
+constexpr int64_t kTrapFlag = 0x100;
+
+// One thread goes by steps at a time.
+enum Where : int { kBefore, kStands, kBehind };
+std::atomic<int> where{kBefore};
+std::atomic<bool> may_go_on{false};
+int steps_left;
+// Called each 0.1 ms while it stands there; how often so far.
+void (*while_it_stands)(int looks);
+
+void on_trap(int, siginfo_t*, void* context) {
+  auto& flags = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_EFL];
+  if (steps_left-- > 0) {
+    flags |= kTrapFlag;
+    return;
+  }
+  flags &= ~kTrapFlag;
+  if (where != kBefore) return;
+  where = kStands;
+  for (int looks = 0; !may_go_on; looks++) {
+    while_it_stands(looks);
+    usleep(100);
+  }
+  where = kBehind;
+}
+
+// Runs `body` on this thread and stands still `steps` instructions later, or not at all where it
+// ends before.
+void go_by_steps(int steps, const std::function<void()>& body) {
+  steps_left = steps;
+  raise(SIGTRAP);
+  body();
+  steps_left = 0;
+  raise(SIGTRAP);  // clears the flag, if it is still set
+}
+
+void prepare(void (*then)(int)) {
+  where = kBefore;
+  may_go_on = false;
+  while_it_stands = then;
+  struct sigaction action = {};
+  action.sa_sigaction = on_trap;
+  action.sa_flags = SA_SIGINFO;
+  sigaction(SIGTRAP, &action, nullptr);
+}
+
+int in_child(const std::function<int()>& body) {
+  pid_t pid = fork();
+  if (pid == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    _exit(body());
+  }
+  int status = 0;
+  if (pid < 0 || !rdmalloc_test::wait_with_limit(pid, 30000, &status)) return -1;
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+}
+
+void allocate_and_free() {
+  rdmalloc_free(rdmalloc_malloc(3 * kMiB));
+}
+
+// ---- a new thread of a child makes good what the fork broke, and the first one comes along ----
+
+// In the child. 0: all is well, and the first thread was not held up; 1: all is well, and it was;
+// 2: the thread has ended before so many steps; 3: not well.
+int meet_the_one_that_recovers(int steps) {
+  prepare([](int looks) { may_go_on = may_go_on || looks == 30; });
+  std::thread other([steps] {
+    go_by_steps(steps, allocate_and_free);
+    if (where == kBefore) where = kBehind;
+  });
+  while (where == kBefore) {
+  }
+  bool has_ended = steps_left > 0;
+  // Recovery forgets the parent's observers: one that is there too early goes with them.
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void*, void*, size_t, rdmalloc_purge_reason) { return 0; };
+  rdmalloc_observer* observer = nullptr;
+  bool is_well = rdmalloc_observer_add(&ops, nullptr, &observer) == 0;
+  bool was_held_up = where == kBehind;
+  may_go_on = true;
+  other.join();
+  is_well = is_well && rdmalloc_observer_remove(observer) == 0;
+  if (!is_well) return 3;
+  return has_ended ? 2 : was_held_up ? 1 : 0;
+}
+
+// Of a child's child, whose first thread has been the one that recovers before. Seen to fail, in
+// one of these steps: with that thread known by an id that is kept from the parent.
+TEST(ForkAtSteps, I11_the_first_thread_waits_for_another_that_recovers) {
+  allocate_and_free();
+  EXPECT_EQ(in_child([] {
+              allocate_and_free();
+              int ends[3] = {};
+              for (int steps = 0; steps < 6000; steps += steps < 300 ? 1 : 97) {
+                int end = in_child([steps] { return meet_the_one_that_recovers(steps); });
+                if (end < 0 || end > 2) {
+                  fprintf(stderr, "step %d: %d\n", steps, end);
+                  return 1;
+                }
+                ends[end]++;
+                if (end == 2) break;
+              }
+              fprintf(stderr, "%d not held up, %d held up\n", ends[0], ends[1]);
+              return ends[0] > 0 && ends[1] > 0 ? 0 : 2;
+            }),
+            0);
+}
+
+// ---- a signal handler forks in the midst of malloc, which waits for a lock and holds another ----
+
+pthread_t allocating_thread;
+std::atomic<bool> has_allocated{false};
+pid_t child = -1;
+
+void fork_once(int) {
+  if (child != -1 || has_allocated) return;
+  child = fork();
+  may_go_on = true;
+}
+
+// A thread stands where it may hold the page heap's lock, while this one needs a slab: with the
+// lock of its class held it waits for the other, and a handler forks. In the child the page heap is
+// made whole, and what the thread that is gone had in its cache goes back to slabs of that same
+// class. Seen to hang: with that done at once, before this thread has gone on and let go of its
+// lock.
+TEST(ForkAtSteps, I11_a_handlers_child_gets_past_one_lock_while_it_holds_another) {
+  constexpr size_t kBytes = kKiB;
+  std::atomic<bool> is_ready{false}, stop{false};
+  // Of slabs that have no free block besides, and so are in no list.
+  std::thread gone([&] {
+    std::vector<void*> blocks(3000);
+    for (void*& block : blocks) block = rdmalloc_malloc(kBytes);
+    for (size_t i = 0; i < blocks.size(); i += 100) rdmalloc_free(blocks[i]);
+    is_ready = true;
+    while (!stop) usleep(1000);
+    for (size_t i = 0; i < blocks.size(); i++)
+      if (i % 100 != 0) rdmalloc_free(blocks[i]);
+  });
+  while (!is_ready) usleep(100);
+  allocating_thread = pthread_self();
+  struct sigaction action = {};
+  action.sa_handler = fork_once;
+  sigaction(SIGUSR1, &action, nullptr);
+  int forks = 0;
+  for (int steps = 0; steps < 3000 && !HasFailure(); steps += 23) {
+    prepare([](int looks) {
+      if (looks % 20 == 19) pthread_kill(allocating_thread, SIGUSR1);
+    });
+    child = -1;
+    has_allocated = false;
+    std::thread other([steps] {
+      go_by_steps(steps, allocate_and_free);
+      if (where == kBefore) where = kBehind;
+    });
+    while (where == kBefore) {
+    }
+    std::vector<void*> blocks(300);
+    for (void*& block : blocks) block = rdmalloc_malloc(kBytes);
+    has_allocated = true;
+    if (child == 0) {
+      for (void* block : blocks) rdmalloc_free(block);
+      allocate_and_free();
+      _exit(rdmalloc_purge(0) >= 0 ? 0 : 1);
+    }
+    may_go_on = true;
+    other.join();
+    for (void* block : blocks) rdmalloc_free(block);
+    rdmalloc_purge(0);  // so that the next ones are of new slabs
+    if (child == -1) continue;
+    forks++;
+    int status = 0;
+    EXPECT_TRUE(rdmalloc_test::wait_with_limit(child, 10000, &status)) << "step " << steps;
+    EXPECT_EQ(status, 0) << "step " << steps;
+  }
+  stop = true;
+  gone.join();
+  EXPECT_GT(forks, 0);
+  fprintf(stderr, "%d children\n", forks);
+}
+
+#endif
+
+}  // namespace
