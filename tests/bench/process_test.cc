@@ -5,7 +5,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
@@ -117,8 +119,14 @@ TEST_F(Launched, peak_memory_is_what_the_program_says_of_itself) {
   const std::size_t at = outcome.standard_output.rfind("VmHWM:");
   ASSERT_NE(at, std::string::npos);
   const long said = std::atol(outcome.standard_output.c_str() + at + 6);
+  // The kernel counts a process's pages by processor (since Linux 6.2), each up to a batch behind
+  // the sum, and getrusage(2) need not say the same as /proc: proc(5) calls it a scalability
+  // optimization. Seen: 48 KiB less.
+  const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+  const long behind_kib =
+      processors * std::max(32L, 2 * processors) * (sysconf(_SC_PAGESIZE) / 1024);
+  EXPECT_GE(outcome.peak_rss_kib, said - behind_kib);
   // It went on for a moment after it looked.
-  EXPECT_GE(outcome.peak_rss_kib, said);
   EXPECT_LE(outcome.peak_rss_kib, said + 2048);
 }
 
