@@ -76,7 +76,7 @@ extern constinit Arena arena;
 
 // Slices below this are backed by small pages, and from kHugeZoneSlices on by huge ones; in between
 // it depends (huge_pages.h).
-inline constexpr SliceIndex kSmallZoneSlices = (std::size_t{4} << 20) / kSliceBytes;
+inline constexpr SliceIndex kSmallZoneSlices = (std::size_t{2} << 20) / kSliceBytes;
 inline constexpr SliceIndex kHugeZoneSlices = (std::size_t{64} << 20) / kSliceBytes;
 
 // Reserves the arena and its metadata. 0, or -ENOMEM with everything undone. Called once, from

@@ -24,13 +24,13 @@ std::uint64_t backed_bytes(const Span& span, SpanWord word) {
   return std::uint64_t{out} * info.block_bytes;
 }
 
-// Whether what is backed fills three quarters of the last `latest` slices below the frontier: where
-// it goes on like that, huge pages cost a third more at most. Walks all spans, no more than 1,024
-// of them, once for each chunk that is entered until it says yes.
+// Whether what is backed fills two thirds of the last `latest` slices below the frontier: where it
+// goes on like that, huge pages cost half as much again at most. Walks all spans, no more than
+// 1,024 of them, once for each chunk that is entered until it says yes.
 bool is_dense(SliceIndex frontier, SliceIndex latest) {
   SliceIndex from = frontier > latest ? frontier - latest : 0, slice = 1;
   for (SliceIndex next = 1; next <= from; next += arena.span(next).load().slices) slice = next;
-  std::uint64_t backed = 0, wanted = (std::uint64_t{frontier - slice} << kSliceShift) / 4 * 3;
+  std::uint64_t backed = 0, wanted = (std::uint64_t{frontier - slice} << kSliceShift) / 3 * 2;
   while (slice < frontier && backed < wanted) {
     const Span& span = arena.span(slice);
     SpanWord word = span.load();

@@ -4,7 +4,7 @@
 // will be touched all over, and wrong for a program of 1 MB in slabs of forty classes: 24 MiB of
 // addresses, of which huge pages would back every byte. So:
 //
-//   below 4 MiB              small pages: what /bin/ls, git status and gcc stay under
+//   below 2 MiB              small pages: what /bin/ls and git status stay under
 //   below 64 MiB, sparse     small pages, but for chunks that one large block covers
 //   the rest                 huge pages, from the moment on that what is in use fills most of the
 //                            addresses, or of the last 8 MiB of them where a buffer wants more; and

@@ -5,8 +5,8 @@
 //
 // Seen to fail: a_program_of_many_sizes_… with is_dense() always true, a_large_block_… without
 // huge_ask_for_whole(), a_program_that_fills_… and buffers_… with is_dense() always false,
-// buffers_… with kLatestForBuffers of 64 MiB, never_… with huge_choose_end() not asking
-// arena_may_be_huge().
+// a_small_… with a zone of small pages of 4 MiB, buffers_… with kLatestForBuffers of 64 MiB,
+// never_… with huge_choose_end() not asking arena_may_be_huge().
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -48,9 +48,9 @@ uintptr_t address_of(const void* block) {
 }
 
 // Fills a program densely, for good. The address of the highest block.
-uintptr_t fill_40_mib() {
+uintptr_t fill(size_t bytes) {
   uintptr_t highest = 0;
-  for (size_t used = 0; used < 40 * kMiB; used += 64)
+  for (size_t used = 0; used < bytes; used += 64)
     highest = std::max(highest, address_of(rdmalloc_malloc(64)));
   return highest;
 }
@@ -92,7 +92,7 @@ TEST_F(HugePages, a_program_of_many_sizes_and_few_bytes_has_none) {
 }
 
 TEST_F(HugePages, a_large_block_has_them_under_all_it_covers) {
-  void* before = rdmalloc_malloc(4 * kMiB);  // the first 4 MiB never have any
+  void* before = rdmalloc_malloc(4 * kMiB);  // begins in the first 2 MiB, which never have any
   auto* block = static_cast<char*>(rdmalloc_malloc(9 * kMiB));
   uintptr_t begin = (address_of(block) + kHugePage - 1) & ~(kHugePage - 1);
   uintptr_t end = (address_of(block) + 9 * kMiB) & ~(kHugePage - 1);
@@ -103,8 +103,17 @@ TEST_F(HugePages, a_large_block_has_them_under_all_it_covers) {
 }
 
 TEST_F(HugePages, a_program_that_fills_its_addresses_has_them_from_then_on) {
-  uintptr_t end = fill_40_mib() & ~(kHugePage - 1);
+  uintptr_t end = fill(40 * kMiB) & ~(kHugePage - 1);
   EXPECT_EQ(huge_bytes(end - 16 * kMiB, end), 16 * kMiB);
+}
+
+// But for the first 2 MiB of its addresses: what small programs stay under.
+TEST_F(HugePages, a_small_program_that_fills_its_addresses_has_them_too) {
+  uintptr_t begin = address_of(rdmalloc_malloc(1)) & ~(kHugePage - 1);
+  fill(kMiB);
+  EXPECT_EQ(huge_bytes(begin, begin + kHugePage), 0u);
+  fill(3 * kMiB);
+  EXPECT_EQ(huge_bytes(begin, begin + 2 * kHugePage), kHugePage);
 }
 
 // As a rank of an MPI job: it starts with all sizes, and then it is buffers, none of which covers a
@@ -127,7 +136,7 @@ TEST_F(HugePages, never_means_never) {
     return;
   }
   uintptr_t large = address_of(rdmalloc_malloc(80 * kMiB));
-  uintptr_t end = fill_40_mib();
+  uintptr_t end = fill(40 * kMiB);
   EXPECT_EQ(huge_bytes(std::min(large, end - 40 * kMiB), std::max(large + 80 * kMiB, end)), 0u);
 }
 
