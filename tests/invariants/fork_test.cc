@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
+// More than 600 lines: one storm of threads, one way to look after a child, all kinds of fork.
+//
 // I11: after fork the child allocates and frees, whatever the parent's other threads were doing.
 // Built over the prefixed library and, with the standard names, run under the preloaded one. A
 // child that hangs is shown with its stacks.
