@@ -406,66 +406,55 @@ TEST(Fork, I11_fork_while_an_observer_is_inside_a_purge) {
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
 }
 
-TEST(Fork, I11_a_page_event_may_fork_and_the_child_ends_the_purge_it_was_born_in) {
-  static pid_t forked;
-  forked = -1;
+// Forks in a page event of a purge of 4 MiB. The child calls `first` there, and `then` when that
+// purge, which goes on in it, has ended.
+void fork_in_a_purge(void (*first)(), bool (*then)()) {
+  struct Event {
+    void (*first)();
+    pid_t forked = -1;
+  } event{first};
   rdmalloc_observer_ops ops = {};
   ops.size = sizeof ops;
-  ops.purge = [](void*, void*, size_t, rdmalloc_purge_reason) {
-    if (forked != -1) return 0;
-    forked = fork();
-    // In the child the first large malloc finds out that it is one, in the middle of the purge.
-    if (forked == 0) rdmalloc_free(rdmalloc_malloc(kMiB));
+  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
+    auto* here = static_cast<Event*>(arg);
+    if (here->forked != -1) return 0;
+    here->forked = fork();
+    if (here->forked == 0) here->first();
     return 0;
   };
   rdmalloc_observer* observer = nullptr;
-  ASSERT_EQ(rdmalloc_observer_add(&ops, nullptr, &observer), 0);
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &event, &observer), 0);
   void* block = rdmalloc_malloc(4 * kMiB);
   memset(block, 1, 4 * kMiB);
   rdmalloc_free(block);
   int64_t purged = rdmalloc_purge(0);
-  if (forked == 0) {
-    bool good = purged >= static_cast<int64_t>(4 * kMiB) && operate(1, 500);
-    void* large = rdmalloc_malloc(8 * kMiB);
-    memset(large, 1, 8 * kMiB);
-    rdmalloc_free(large);
-    _exit(good && rdmalloc_purge(0) >= static_cast<int64_t>(8 * kMiB) ? 0 : 1);
-  }
+  if (event.forked == 0) _exit(purged >= static_cast<int64_t>(4 * kMiB) && then() ? 0 : 1);
   EXPECT_GE(purged, static_cast<int64_t>(4 * kMiB));
-  ASSERT_GT(forked, 0);
+  ASSERT_GT(event.forked, 0);
   int status = -1;
-  ASSERT_TRUE(rdmalloc_test::wait_with_limit(forked, 30000, &status)) << "the child hangs";
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(event.forked, 30000, &status)) << "the child hangs";
   EXPECT_EQ(status, 0);
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+}
+
+TEST(Fork, I11_a_page_event_may_fork_and_the_child_ends_the_purge_it_was_born_in) {
+  // The first large malloc finds out that it is in a child, in the middle of the purge.
+  fork_in_a_purge([] { rdmalloc_free(rdmalloc_malloc(kMiB)); },
+                  [] {
+                    bool good = operate(1, 500);
+                    void* large = rdmalloc_malloc(8 * kMiB);
+                    memset(large, 1, 8 * kMiB);
+                    rdmalloc_free(large);
+                    return good && rdmalloc_purge(0) >= static_cast<int64_t>(8 * kMiB);
+                  });
 }
 
 // Another thread makes the child whole then, and must leave the purge to the one that goes on with
 // it. Seen to fail with the thread that forked unknown to it.
 TEST(Fork, I11_in_a_page_event_a_thread_of_the_child_may_be_the_first_to_allocate) {
   if (!kThreadsInChild) GTEST_SKIP() << "SKIP: ThreadSanitizer starts no threads in a child";
-  static pid_t forked;
-  forked = -1;
-  rdmalloc_observer_ops ops = {};
-  ops.size = sizeof ops;
-  ops.purge = [](void*, void*, size_t, rdmalloc_purge_reason) {
-    if (forked != -1) return 0;
-    forked = fork();
-    if (forked == 0) std::thread([] { operate(1, 300); }).join();
-    return 0;
-  };
-  rdmalloc_observer* observer = nullptr;
-  ASSERT_EQ(rdmalloc_observer_add(&ops, nullptr, &observer), 0);
-  void* block = rdmalloc_malloc(4 * kMiB);
-  memset(block, 1, 4 * kMiB);
-  rdmalloc_free(block);
-  int64_t purged = rdmalloc_purge(0);
-  if (forked == 0)
-    _exit(purged >= static_cast<int64_t>(4 * kMiB) && operate(2, 500) && purge_all() >= 0 ? 0 : 1);
-  ASSERT_GT(forked, 0);
-  int status = -1;
-  ASSERT_TRUE(rdmalloc_test::wait_with_limit(forked, 30000, &status)) << "the child hangs";
-  EXPECT_EQ(status, 0);
-  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  fork_in_a_purge([] { std::thread([] { operate(1, 300); }).join(); },
+                  [] { return operate(2, 500) && purge_all() >= 0; });
 }
 
 // Nothing that the child does in the purge it was born in asks first whether it is one: it must be
