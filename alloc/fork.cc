@@ -27,17 +27,32 @@ constexpr std::uint32_t kFreeingLocks = 0x80000000u, kReclaiming = 0x40000000u;
 
 constinit std::atomic<std::uint32_t> unwiped_word{kReady};
 
-// All relaxed: written while the child has one thread, or before kReady is.
-// The process that the word speaks of: set at initialisation and by each recovery.
+// The process that the word speaks of: set at initialisation and by each recovery. Relaxed: written
+// before kLocksAreFree is.
 constinit std::atomic<int> known_process{0};
 // What libc's handler says of the thread that called fork: in which process, what it was called in
-// the parent, and where its stack is. For whoever recovers, which may be a thread made since.
-constinit std::atomic<int> marked_process{0};
-constinit std::atomic<std::uint32_t> marked_thread{0};
-constinit std::atomic<std::uintptr_t> marked_stack{0};
+// the parent, and where its stack is. For whoever recovers, which may be a thread made since. Not
+// atomic: written where the child has one thread.
+struct Mark {
+  int process = 0;
+  ThreadNames thread;
+  std::uintptr_t stack = 0;
+};
+constinit Mark mark;
 
 std::uintptr_t stack_here() {
   return reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+}
+
+// What this thread's locks are called. A thread that forked again before anything made its process
+// whole holds some by the name it had before.
+ThreadNames names_here() {
+  std::uint32_t id = detail::this_thread_id;
+  bool is_whole = known_process.load(std::memory_order_relaxed) == mark.process;
+  bool is_marked = id == static_cast<std::uint32_t>(mark.process);  // the first thread's id
+  ThreadNames names = is_marked && !is_whole ? mark.thread : ThreadNames{};
+  names.add(id);
+  return names;
 }
 
 // libc's fork handler in the child, where one thread is. Besides the wiped page, not instead of it:
@@ -48,16 +63,22 @@ void mark_child() {
   // A handler that ran before this one may have allocated, and so have recovered.
   int process = os::process_id();
   if (known_process.load(std::memory_order_relaxed) == process) return;
-  marked_thread.store(detail::this_thread_id, std::memory_order_relaxed);
-  marked_stack.store(stack_here(), std::memory_order_relaxed);
-  marked_process.store(process, std::memory_order_relaxed);
-  renew_thread_id();
-  detail::fork_word->store(kForked, std::memory_order_relaxed);
+  ThreadNames names = names_here();
+  for (;;) {
+    mark = {process, names, stack_here()};
+    order_for_fork();
+    renew_thread_id();
+    detail::fork_word->store(kForked, std::memory_order_relaxed);
+    // A signal handler may fork here too: its child's mark was made first, and lost then.
+    int now = os::process_id();
+    if (now == process) return;
+    process = now;
+  }
 }
 
 // The forker may be on its way to a lock and hold others, of a class or a park: those are not taken
 // here, only the page heap's, with which nobody waits for another, and such as are free.
-void free_locks(Forker forker, std::uintptr_t forkers_stack) {
+void free_locks(const Forker& forker, std::uintptr_t forkers_stack) {
   // A purge of the thread that called fork, from inside a page event, goes on here.
   bool purge_goes_on = purge_after_fork(forker, forkers_stack);
   // The page heap first: rebuilding a class walks the spans.
@@ -85,36 +106,63 @@ void free_locks(Forker forker, std::uintptr_t forkers_stack) {
   heaps_after_fork(forker);
 }
 
-void wait_while(std::uint32_t part, std::uint32_t seen) {
+// Not the id that is kept: in a child that libc's handler was not told of that is the parent's.
+std::uint32_t true_thread_id() {
+  return static_cast<std::uint32_t>(os::thread_id());
+}
+
+// Both parts of a recovery are claimed, done and published like this, by compare-and-swap, and
+// looked at again afterwards: a signal handler on this thread may fork at any instruction, and its
+// child goes on here. What it continues is its parent's recovery; the word says that its own is yet
+// to come.
+bool claim(std::uint32_t from, std::uint32_t mine) {
+  // Acquire: pairs with the release in publish(), on the thread that did the part before.
+  return detail::fork_word->compare_exchange_strong(from, mine, std::memory_order_acquire,
+                                                    std::memory_order_relaxed);
+}
+void publish(std::uint32_t mine, std::uint32_t state) {
+  // Release: pairs with the acquires of fork_check(), claim() and the looks at the word below, on
+  // other threads of the child.
+  detail::fork_word->compare_exchange_strong(mine, state, std::memory_order_release,
+                                             std::memory_order_relaxed);
+}
+void wait_for_change(std::uint32_t seen) {
   // By polling: this happens once in a process's life, if ever.
-  while ((detail::fork_word->load(std::memory_order_acquire) & part) != 0)
-    os::futex_wait(reinterpret_cast<const std::uint32_t*>(detail::fork_word), seen, 1000000);
+  os::futex_wait(reinterpret_cast<const std::uint32_t*>(detail::fork_word), seen, 1000000);
 }
 
 // The first part: makes whole what locks guard that vanished threads held, and frees them. When
 // it returns that has been done, if not by this thread itself further up.
 void ensure_locks_are_free() {
-  // Not the id that is kept: in a child that libc's handler was not told of that is the parent's.
-  std::uint32_t mine = kFreeingLocks | static_cast<std::uint32_t>(os::thread_id());
-  std::uint32_t seen = kForked;
-  // Acquire on both outcomes: a thread that loses the race waits for the winner's stores.
-  if (!detail::fork_word->compare_exchange_strong(seen, mine, std::memory_order_acquire)) {
-    if (seen != mine) wait_while(kFreeingLocks, seen);
-    return;
+  ThreadNames own = names_here();
+  bool is_begun_again = false;
+  for (;;) {
+    std::uint32_t id = true_thread_id();
+    std::uint32_t mine = kFreeingLocks | id;
+    std::uint32_t seen = detail::fork_word->load(std::memory_order_acquire);
+    if ((seen & kFreeingLocks) != 0 && seen != mine) {
+      wait_for_change(seen);
+      continue;
+    }
+    if (seen != kForked) return;
+    if (!claim(kForked, mine)) continue;
+    int process = os::process_id();
+    // Where libc's handler did not run, this thread is taken for the one that forked.
+    Forker forker = {own, static_cast<std::uint32_t>(process)};
+    std::uintptr_t stack = stack_here();
+    if (!is_begun_again && mark.process == process) {
+      forker.was = mark.thread;
+      stack = mark.stack;
+    }
+    renew_thread_id();
+    free_locks(forker, stack);
+    // Asked anew: in the child of a handler this is not the process that this began in.
+    known_process.store(os::process_id(), std::memory_order_relaxed);
+    publish(mine, kLocksAreFree);
+    // Had this thread locks, they are called that now.
+    own.add(id);
+    is_begun_again = true;
   }
-  int process = os::process_id();
-  // Where libc's handler did not run, this thread is taken for the one that forked.
-  Forker forker = {detail::this_thread_id, static_cast<std::uint32_t>(process)};
-  std::uintptr_t stack = stack_here();
-  if (marked_process.load(std::memory_order_relaxed) == process) {
-    forker.was = marked_thread.load(std::memory_order_relaxed);
-    stack = marked_stack.load(std::memory_order_relaxed);
-  }
-  renew_thread_id();
-  free_locks(forker, stack);
-  known_process.store(process, std::memory_order_relaxed);
-  // Release: pairs with the acquires of fork_check() and above, on other threads of the child.
-  detail::fork_word->store(kLocksAreFree, std::memory_order_release);
 }
 
 // For a thread that is about to wait for a lock, and may hold others.
@@ -129,17 +177,19 @@ namespace detail {
 RDMALLOC_AT_START constinit std::atomic<std::uint32_t>* fork_word = nullptr;
 
 void fork_recover() {
-  ensure_locks_are_free();
-  // The second part gives blocks back, and so takes locks: only where this thread holds none.
-  std::uint32_t mine = kReclaiming | static_cast<std::uint32_t>(os::thread_id());
-  std::uint32_t seen = kLocksAreFree;
-  if (!fork_word->compare_exchange_strong(seen, mine, std::memory_order_acquire)) {
+  for (;;) {
+    ensure_locks_are_free();
+    // The second part gives blocks back, and so takes locks: only where this thread holds none.
+    std::uint32_t id = true_thread_id();
+    std::uint32_t mine = kReclaiming | id;
+    std::uint32_t seen = fork_word->load(std::memory_order_acquire);
     // Both parts come back here from further down: they must not wait for themselves.
-    if (seen != mine) wait_while(kReclaiming, seen);
-    return;
+    if (seen == kReady || seen == mine || seen == (kFreeingLocks | id)) return;
+    if ((seen & kReclaiming) != 0) wait_for_change(seen);
+    if (seen != kLocksAreFree || !claim(kLocksAreFree, mine)) continue;
+    cache_reclaim_after_fork();
+    publish(mine, kReady);
   }
-  cache_reclaim_after_fork();
-  fork_word->store(kReady, std::memory_order_release);  // as in the first part
 }
 
 }  // namespace detail

@@ -53,7 +53,7 @@ unsigned shard_here() {
   return known != 0 ? known - 1 : make_shard(place);
 }
 
-void shards_after_fork(Forker forker) {
+void shards_after_fork(const Forker& forker) {
   // A shard is whole once it is counted, and making one may be repeated after half of it.
   if (making.is_orphaned(forker)) making.reset();
   for (Shard& shard : shards) shard.threads.store(0, std::memory_order_relaxed);

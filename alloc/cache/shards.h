@@ -13,6 +13,6 @@ namespace rdmalloc {
 unsigned shard_here();
 
 // For the child of a fork, before any cache is reclaimed.
-void shards_after_fork(Forker forker);
+void shards_after_fork(const Forker& forker);
 
 }  // namespace rdmalloc

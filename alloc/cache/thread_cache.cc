@@ -480,7 +480,7 @@ CacheCounters cache_counters() {
   return counters;
 }
 
-void caches_after_fork(Forker forker) {
+void caches_after_fork(const Forker& forker) {
   if (caches.lock().is_orphaned(forker)) caches.lock().reset();
   if (magazines.lock().is_orphaned(forker)) magazines.lock().reset();
 }

@@ -40,11 +40,45 @@ inline void renew_thread_id() {
   detail::this_thread_id = static_cast<std::uint32_t>(os::thread_id());
 }
 
-// The thread that called fork: the id it had in the parent and the one it has in the child. Both 0:
-// not known.
+// The ids by which a thread's locks may be known: that of now, and those from before forks that
+// nothing has made good yet. A signal handler's child that forks at once, and again, has several.
+class ThreadNames {
+ public:
+  constexpr ThreadNames() = default;
+  // 0, an id that was never asked for, names no lock.
+  constexpr explicit ThreadNames(std::uint32_t id) : ids_{id} {}
+
+  bool has(std::uint32_t id) const {
+    if (id == 0) return false;
+    for (std::uint32_t known : ids_)
+      if (known == id) return true;
+    return false;
+  }
+  // Of more than fit, the first and the latest remain: between them only locks can have been taken
+  // that a handler's children took between forks of theirs.
+  void add(std::uint32_t id) {
+    if (has(id)) return;
+    for (std::uint32_t& known : ids_) {
+      if (known != 0) continue;
+      known = id;
+      return;
+    }
+    for (int i = 1; i + 1 < kMost; ++i) ids_[i] = ids_[i + 1];
+    ids_[kMost - 1] = id;
+  }
+
+ private:
+  static constexpr int kMost = 4;
+  std::uint32_t ids_[kMost] = {};
+};
+
+// The thread that called fork: what it was called in the parent (nothing: not known), and the id
+// it has in the child.
 struct Forker {
-  std::uint32_t was;
+  ThreadNames was;
   std::uint32_t is;
+
+  bool is_called(std::uint32_t id) const { return id == is || was.has(id); }
 };
 
 class Lock {
@@ -87,11 +121,11 @@ class Lock {
   // For a fork child only: whether it is held by a thread that is not there. Not by the one that
   // forked, in a signal handler in the midst of malloc: that one will go on, and release it. It is
   // held in its new name from now on, by which the children of this child will know it.
-  bool is_orphaned(Forker forker) {
+  bool is_orphaned(const Forker& forker) {
     std::uint32_t seen = word_.load(std::memory_order_relaxed);
     std::uint32_t owner = seen & ~kWaiters;
     if (owner == 0 || owner == forker.is) return false;
-    if (owner != forker.was) return true;
+    if (!forker.is_called(owner)) return true;
     // By exchange: perhaps it is not this thread that makes the child whole.
     word_.compare_exchange_strong(seen, forker.is | (seen & kWaiters), std::memory_order_relaxed);
     return false;

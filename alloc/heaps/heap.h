@@ -253,6 +253,6 @@ HeapCounters heap_counters();
 void heaps_bind_again();
 
 // In the child of a fork, once the page heap is whole again.
-void heaps_after_fork(Forker forker);
+void heaps_after_fork(const Forker& forker);
 
 }  // namespace rdmalloc

@@ -113,7 +113,7 @@ int walk_span(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
 // they held are freed: not before, since a fork of this child that finds them free believes the
 // heap. Nothing of a heap changes without one of its locks, so one none of whose locks was held is
 // whole.
-void repair(Heap& heap, Forker forker) {
+void repair(Heap& heap, const Forker& forker) {
   std::uint64_t handle = heap.handle.load(std::memory_order_relaxed);
   if (handle == 0) return;
   auto for_each_lock = [&](auto function) {
@@ -132,7 +132,7 @@ void repair(Heap& heap, Forker forker) {
       if (lock.is_orphaned(forker)) lock.reset();
     });
   };
-  if (handle == (kEnding | forker.was)) {
+  if ((handle & kEnding) != 0 && forker.is_called(static_cast<std::uint32_t>(handle))) {
     handle = kEnding | forker.is;
     heap.handle.store(handle, std::memory_order_relaxed);
   }
@@ -376,7 +376,7 @@ HeapCounters heap_counters() {
   return counters;
 }
 
-void heaps_after_fork(Forker forker) {
+void heaps_after_fork(const Forker& forker) {
   auto free_if_orphaned = [forker](Lock& lock) {
     if (lock.is_orphaned(forker)) lock.reset();
   };

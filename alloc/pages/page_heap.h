@@ -156,7 +156,7 @@ inline SliceIndex page_heap_next(SliceIndex slice, SliceIndex end) {
 
 // For the child of a fork (fork.cc): whether a thread that is not there holds the lock, and making
 // the lists anew from the words.
-bool page_heap_is_orphaned(Forker forker);
+bool page_heap_is_orphaned(const Forker& forker);
 // Spans that are being purged are dirty afterwards, unless their purge goes on in this process.
 void page_heap_rebuild(bool purge_goes_on);
 // Puts spans back, as dirty, that a purge had out of reach which will not go on in the child.

@@ -168,7 +168,7 @@ SliceIndex page_heap_frontier() {
   return heap.frontier.load(std::memory_order_acquire);
 }
 
-bool page_heap_is_orphaned(Forker forker) {
+bool page_heap_is_orphaned(const Forker& forker) {
   return heap.lock.is_orphaned(forker);
 }
 

@@ -322,7 +322,7 @@ std::uint64_t parks_most_bytes() {
          << kSliceShift;
 }
 
-void parks_after_fork(Forker forker) {
+void parks_after_fork(const Forker& forker) {
   close();
   // Of all shards, also of those that are not counted yet: parks_stop() holds them too.
   bool any = false;

@@ -100,7 +100,7 @@ std::uint64_t parks_most_bytes();
 
 // For the child of a fork, when the page heap is whole: everything goes to the page heap, but what
 // the forking thread itself was at.
-void parks_after_fork(Forker forker);
+void parks_after_fork(const Forker& forker);
 
 // ---- for page_heap_is_valid() ----
 

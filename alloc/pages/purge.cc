@@ -110,9 +110,8 @@ class Turn {
   }
   // In a fork child: the turn of the thread that called fork stays its own, any other has ended.
   // Returns whether it is that one's.
-  bool after_fork(Forker forker) {
-    std::uint32_t owner = owner_.load(std::memory_order_relaxed);
-    bool is_forkers = owner != 0 && owner == forker.was;  // neither is known: nobody's
+  bool after_fork(const Forker& forker) {
+    bool is_forkers = forker.is_called(owner());
     owner_.store(is_forkers ? forker.is : 0, std::memory_order_relaxed);
     return is_forkers;
   }
@@ -669,7 +668,7 @@ void purge_set_dirty_max_bytes(std::uint64_t bytes) {
   parks_set_ceiling(bytes);
 }
 
-bool purge_after_fork(Forker forker, std::uintptr_t forkers_stack) {
+bool purge_after_fork(const Forker& forker, std::uintptr_t forkers_stack) {
   bool purge_goes_on = turn.after_fork(forker);
   memory_after_fork(purge_goes_on);
   purger.thread.store(ThreadState::kNone, std::memory_order_relaxed);

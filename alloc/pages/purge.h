@@ -106,6 +106,6 @@ void purge_set_dirty_max_bytes(std::uint64_t bytes);
 // In a fork child, before anything there may start a thread: there is no purge thread; it is
 // started when it is needed again. Only a purge of the thread that forked goes on; returns whether
 // there is one. `forkers_stack`: an address in it.
-bool purge_after_fork(Forker forker, std::uintptr_t forkers_stack);
+bool purge_after_fork(const Forker& forker, std::uintptr_t forkers_stack);
 
 }  // namespace rdmalloc

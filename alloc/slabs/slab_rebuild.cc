@@ -26,7 +26,7 @@ SlabCounters slab_counters(unsigned size_class) {
   return counters;
 }
 
-bool slab_is_orphaned(unsigned shard, unsigned size_class, Forker forker) {
+bool slab_is_orphaned(unsigned shard, unsigned size_class, const Forker& forker) {
   return slabs_of(shard, size_class).lock.is_orphaned(forker);
 }
 

@@ -4,7 +4,9 @@
 // step (the processor's trap flag, so this test is for x86-64), and stands still at the chosen step
 // until the test lets it go on. Each step is tried in a child of its own, instead of waiting for
 // luck.
+#include <errno.h>
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <rdmalloc/rdmalloc.h>
 #include <signal.h>
 #include <stdio.h>
@@ -198,6 +200,103 @@ TEST(ForkAtSteps, I11_a_handlers_child_gets_past_one_lock_while_it_holds_another
   gone.join();
   EXPECT_GT(forks, 0);
   fprintf(stderr, "%d children\n", forks);
+}
+
+// ---- a signal handler forks while the child that it interrupts is being made whole ----
+
+int steps_in_child;
+void begin_steps() {
+  if (steps_in_child < 0) return;
+  steps_left = steps_in_child;
+  steps_in_child = -1;
+  raise(SIGTRAP);
+}
+
+// Registered before rdmalloc's own, and so called before it.
+bool begins_in_fork = false;
+const int registered = pthread_atfork(nullptr, nullptr, [] {
+  if (begins_in_fork) begin_steps();
+});
+
+// A page event forks: its child has the purge turn, by its own name, once it is whole. At the
+// chosen step of that a handler forks again, where the child is in the midst of it. What that one
+// continues is another's recovery, and its own must follow: without it this thread doesn't know
+// that it has the turn, and waits for it.
+struct PurgeOfTwoForks {
+  int steps;
+  pid_t forked = -1;
+  bool knows_its_turn = false;
+
+  static int purge(void* arg, void*, size_t, rdmalloc_purge_reason) {
+    auto* here = static_cast<PurgeOfTwoForks*>(arg);
+    if (here->forked != -1) return 0;
+    steps_in_child = here->steps;
+    here->forked = fork();
+    if (here->forked != 0) return 0;
+    begin_steps();
+    here->knows_its_turn = rdmalloc_purge(0) == -EDEADLK;
+    return 0;
+  }
+  bool is_right() {
+    rdmalloc_observer_ops ops = {};
+    ops.size = sizeof ops;
+    ops.purge = purge;
+    rdmalloc_observer* observer = nullptr;
+    if (rdmalloc_observer_add(&ops, this, &observer) != 0) return false;
+    void* block = rdmalloc_malloc(4 * kMiB);
+    memset(block, 1, 4 * kMiB);
+    rdmalloc_free(block);
+    if (rdmalloc_purge(0) < static_cast<int64_t>(4 * kMiB)) return false;
+    if (forked != 0) return rdmalloc_observer_remove(observer) == 0;
+    bool came = where == kBehind;
+    steps_left = 0;  // there may have been fewer
+    raise(SIGTRAP);
+    allocate_and_free();
+    bool is_good = knows_its_turn && rdmalloc_purge(0) >= 0;
+    if (child == 0) _exit(is_good ? 0 : 1);
+    int status = 1;
+    if (came) rdmalloc_test::wait_with_limit(child, 10000, &status);
+    _exit(!came ? 2 : is_good && status == 0 ? 0 : 1);
+  }
+};
+
+void fork_at_each_step_of_a_recovery(void (*fork_here)(int)) {
+  allocate_and_free();
+  ASSERT_EQ(registered, 0);
+  int forks = 0, last_steps = 0;
+  for (int steps = 0;; steps += steps < 300 ? 1 : steps / 50) {
+    prepare(fork_here);
+    child = -1;
+    PurgeOfTwoForks purge{steps};
+    ASSERT_TRUE(purge.is_right()) << "step " << steps;
+    int status = 0;
+    ASSERT_TRUE(rdmalloc_test::wait_with_limit(purge.forked, 20000, &status)) << "step " << steps;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 2) break;  // steps are over
+    ASSERT_EQ(status, 0) << "step " << steps;
+    forks++;
+    last_steps = steps;
+  }
+  fprintf(stderr, "%d children of children, %d steps\n", forks, last_steps);
+  EXPECT_GT(forks, 300);
+}
+
+// Seen to fail: with the end of the recovery stored into the word of whoever it is by then.
+TEST(ForkAtSteps, I11_a_handler_may_fork_while_its_own_child_is_being_made_whole) {
+  begins_in_fork = false;
+  fork_at_each_step_of_a_recovery([](int) {
+    child = fork();
+    may_go_on = true;
+  });
+}
+
+// From the first instruction of the child on, by the one fork that POSIX lets a handler call
+// anywhere (fork() itself waits for a lock of libc's there). It goes past libc's handlers.
+TEST(ForkAtSteps, I11_so_may_a_handler_that_calls_the_fork_for_handlers) {
+  begins_in_fork = true;
+  fork_at_each_step_of_a_recovery([](int) {
+    child = _Fork();
+    may_go_on = true;
+  });
 }
 
 #else

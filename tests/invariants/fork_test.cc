@@ -457,6 +457,22 @@ TEST(Fork, I11_in_a_page_event_a_thread_of_the_child_may_be_the_first_to_allocat
                   [] { return operate(2, 500) && purge_all() >= 0; });
 }
 
+// By two forks one after the other, as a program becomes a daemon: what the last child has it has
+// by the name of its parent's parent. Seen to fail with one name kept: the turn was anyone's.
+TEST(Fork, I11_a_page_event_may_fork_twice_and_the_purge_is_still_its_own) {
+  fork_in_a_purge(
+      [] {
+        pid_t pid = fork();
+        if (pid != 0) {
+          int status = -1;
+          rdmalloc_test::wait_with_limit(pid, 20000, &status);
+          _exit(status == 0 ? 0 : 1);
+        }
+        if (rdmalloc_purge(0) != -EDEADLK) _exit(1);
+      },
+      [] { return operate(2, 500) && purge_all() >= 0; });
+}
+
 // Nothing that the child does in the purge it was born in asks first whether it is one: it must be
 // known before the first lock, which another thread of the parent may have held.
 TEST(Fork, I11_each_page_event_may_fork_while_others_hold_locks) {

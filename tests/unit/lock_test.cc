@@ -10,13 +10,14 @@ namespace {
 using rdmalloc::Forker;
 using rdmalloc::Lock;
 using rdmalloc::thread_id;
+using rdmalloc::ThreadNames;
 
 TEST(Lock, I11_of_a_thread_that_is_gone_is_an_orphan) {
   Lock lock;
-  EXPECT_FALSE(lock.is_orphaned({1000001, 1000002}));
+  EXPECT_FALSE(lock.is_orphaned({ThreadNames(1000001), 1000002}));
   lock.lock();
-  EXPECT_TRUE(lock.is_orphaned({1000001, 1000002}));
-  EXPECT_TRUE(lock.is_orphaned({0, 1000002})) << "nobody knows who forked";
+  EXPECT_TRUE(lock.is_orphaned({ThreadNames(1000001), 1000002}));
+  EXPECT_TRUE(lock.is_orphaned({ThreadNames(), 1000002})) << "nobody knows who forked";
   EXPECT_EQ(lock.owner(), thread_id());
   lock.unlock();
 }
@@ -25,8 +26,8 @@ TEST(Lock, I11_of_a_thread_that_is_gone_is_an_orphan) {
 TEST(Lock, I11_of_the_thread_that_forked_is_its_own_for_generations) {
   Lock lock;
   lock.lock();
-  for (Forker forker = {thread_id(), 1000001}; forker.is < 1000010;
-       forker = {forker.is, forker.is + 1}) {
+  for (Forker forker = {ThreadNames(thread_id()), 1000001}; forker.is < 1000010;
+       forker = {ThreadNames(forker.is), forker.is + 1}) {
     EXPECT_FALSE(lock.is_orphaned(forker));
     EXPECT_FALSE(lock.is_orphaned(forker)) << "asked twice";
     EXPECT_EQ(lock.owner(), forker.is);
@@ -34,6 +35,21 @@ TEST(Lock, I11_of_the_thread_that_forked_is_its_own_for_generations) {
   lock.unlock();
   EXPECT_TRUE(lock.try_lock());
   lock.unlock();
+}
+
+TEST(Lock, I11_a_thread_that_forks_again_and_again_keeps_its_first_name_and_the_latest) {
+  ThreadNames names(1);
+  EXPECT_TRUE(names.has(1));
+  EXPECT_FALSE(names.has(0)) << "a lock that is free has no owner";
+  for (std::uint32_t id = 2; id < 100; id++) {
+    names.add(id);
+    names.add(id);
+    EXPECT_TRUE(names.has(1));
+    EXPECT_TRUE(names.has(id));
+    EXPECT_TRUE(names.has(id - 1)) << "adding one twice takes one place";
+    EXPECT_FALSE(names.has(id + 1));
+  }
+  EXPECT_FALSE(names.has(50));
 }
 
 }  // namespace
