@@ -1,5 +1,7 @@
 #include "alloc/cache/depot.h"
 
+#include <utility>
+
 #include "alloc/core/shard.h"
 #include "alloc/os/os.h"
 #include "alloc/slabs/slab.h"
@@ -12,8 +14,18 @@ namespace {
 
 struct alignas(64) Stack {
   TaggedStack<Magazine> full;
-  std::uint32_t tag_at_last_age;  // purge turn only
+  // The magazine that is not full: its index, and above that how many blocks it holds. 0: none.
+  std::atomic<std::uint64_t> rest;
+  // Purge turn only.
+  std::uint64_t rest_at_last_age;
+  std::uint32_t tag_at_last_age;
 };
+std::uint64_t word_of_rest(const Magazine* magazine) {
+  return magazines.index_of(magazine) | std::uint64_t{magazine->count} << 32;
+}
+std::uint32_t blocks_of_rest(std::uint64_t word) {
+  return static_cast<std::uint32_t>(word >> 32);
+}
 // Of the first shard; those of the others are mapped as they come to be, and backed where used.
 constinit Stack first_stacks[kClasses] = {};
 static_assert(class_info(1).depot_max <= TaggedStack<Magazine>::kMost, "what a stack counts to");
@@ -40,6 +52,17 @@ std::uint32_t share_of(unsigned shard, unsigned size_class) {
   return all / count + (shard < all % count ? 1 : 0);
 }
 
+// Full magazines that the shard may have: one less where there is a rest.
+std::uint32_t most_full(unsigned shard, unsigned size_class) {
+  std::uint32_t share = share_of(shard, size_class);
+  bool has_rest = stack_of(shard, size_class).rest.load(std::memory_order_relaxed) != 0;
+  return share - (has_rest && share != 0 ? 1 : 0);
+}
+// Without a rest.
+bool is_share_used_up(unsigned shard, unsigned size_class) {
+  return stack_of(shard, size_class).full.head().count >= share_of(shard, size_class);
+}
+
 void flow_down(unsigned size_class, Magazine* magazine) {
   slab_give_back(size_class, magazine->slots, magazine->count);
   magazine->count = 0;
@@ -57,7 +80,7 @@ void fetch(const Magazine* magazine) {
 
 bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine) {
   return stack_of(shard, size_class)
-      .full.push(magazines.objects(), magazines.index_of(magazine), share_of(shard, size_class));
+      .full.push(magazines.objects(), magazines.index_of(magazine), most_full(shard, size_class));
 }
 
 Magazine* depot_take(unsigned shard, unsigned size_class) {
@@ -68,6 +91,44 @@ Magazine* depot_take(unsigned shard, unsigned size_class) {
   // there is none (index 0 is no magazine, but memory), nothing is lost but eight loads.
   fetch(magazines.at(full.head().index));
   return magazines.at(index);
+}
+
+bool depot_put_rest(unsigned shard, unsigned size_class, Magazine* magazine) {
+  if (is_share_used_up(shard, size_class)) return false;
+  std::atomic<std::uint64_t>& rest = stack_of(shard, size_class).rest;
+  std::uint32_t most = class_info(size_class).magazine_max;
+  for (;;) {
+    std::uint64_t none = 0;
+    // Release: pairs with the acquire in depot_take_rest(). seq_cst: see slab_note_depot().
+    if (rest.compare_exchange_strong(none, word_of_rest(magazine), std::memory_order_seq_cst,
+                                     std::memory_order_relaxed))
+      return true;
+    Magazine* other = depot_take_rest(shard, size_class);
+    if (other == nullptr) continue;
+    // The smaller one's blocks go into the larger one, as far as they fit.
+    if (other->count > magazine->count) std::swap(other, magazine);
+    while (magazine->count < most && other->count != 0)
+      magazine->slots[magazine->count++] = other->slots[--other->count];
+    if (magazine->count == most) {
+      if (!depot_put(shard, size_class, magazine)) flow_down(size_class, magazine);
+      magazine = other;
+      if (magazine->count == 0 || is_share_used_up(shard, size_class)) {
+        flow_down(size_class, magazine);
+        return true;
+      }
+    } else {
+      depot_put_empty(shard, other);
+    }
+  }
+}
+
+Magazine* depot_take_rest(unsigned shard, unsigned size_class) {
+  std::atomic<std::uint64_t>& rest = stack_of(shard, size_class).rest;
+  // Looked at first: a line that nobody writes stays with all that read it.
+  if (rest.load(std::memory_order_relaxed) == 0) return nullptr;
+  // Acquire: pairs with the release in depot_put_rest().
+  auto index = static_cast<std::uint32_t>(rest.exchange(0, std::memory_order_acquire));
+  return index == 0 ? nullptr : magazines.at(index);
 }
 
 Magazine* depot_take_empty(unsigned shard) {
@@ -114,6 +175,15 @@ bool depot_age(bool everything) {
         is_something_left = true;
       }
       if (head.tag != stack.tag_at_last_age) stack.tag_at_last_age = head.tag;
+      // The same magazine with as many blocks: nobody came, or it doesn't matter.
+      std::uint64_t rest = stack.rest.load(std::memory_order_relaxed);
+      if (rest != 0 && (everything || rest == stack.rest_at_last_age)) {
+        if (Magazine* magazine = depot_take_rest(shard, c)) flow_down(c, magazine);
+        is_idle = true;
+      } else if (rest != 0) {
+        is_something_left = true;
+      }
+      if (rest != stack.rest_at_last_age) stack.rest_at_last_age = rest;
     }
     if (is_idle) slab_trim(c);
   }
@@ -121,10 +191,19 @@ bool depot_age(bool everything) {
 }
 
 std::uint64_t depot_blocks(unsigned size_class) {
-  std::uint64_t magazines_there = 0;
-  for (unsigned shard = 0; shard < shard_count(); ++shard)
-    magazines_there += stack_of(shard, size_class).full.head().count;
-  return magazines_there * class_info(size_class).magazine_max;
+  std::uint64_t blocks = 0;
+  for (unsigned shard = 0; shard < shard_count(); ++shard) {
+    const Stack& stack = stack_of(shard, size_class);
+    blocks += std::uint64_t{stack.full.head().count} * class_info(size_class).magazine_max;
+    blocks += blocks_of_rest(stack.rest.load(std::memory_order_relaxed));
+  }
+  return blocks;
+}
+
+bool depot_is_empty() {
+  for (unsigned c = 1; c < kClasses; ++c)
+    if (depot_blocks(c) != 0) return false;
+  return true;
 }
 
 bool depot_make_shard(unsigned shard) {
@@ -140,11 +219,13 @@ void depot_fit() {
   for (unsigned c = 1; c < kClasses; ++c) {
     for (unsigned shard = 0; shard < shard_count(); ++shard) {
       TaggedStack<Magazine>& full = stack_of(shard, c).full;
-      while (full.head().count > share_of(shard, c)) {
+      while (full.head().count > most_full(shard, c)) {
         Magazine* magazine = depot_take(shard, c);
         if (magazine == nullptr) break;
         flow_down(c, magazine);
       }
+      if (share_of(shard, c) != 0) continue;
+      if (Magazine* magazine = depot_take_rest(shard, c)) flow_down(c, magazine);
     }
   }
 }

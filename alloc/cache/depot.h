@@ -1,6 +1,8 @@
 // The depot: full magazines on their way between threads, a lock-free stack for each class and
 // shard. Bounded in bytes, for each class over all shards; what does not fit flows down to the
-// slabs. One compare-and-swap moves a whole magazine.
+// slabs. One compare-and-swap moves a whole magazine. Beside each stack lies one magazine that is
+// not full: the rests that threads leave when they end or give a class up gather there until they
+// fill one, so that threads that live shortly hand blocks on without a look at their slabs.
 #pragma once
 
 #include "alloc/cache/magazine.h"
@@ -11,6 +13,11 @@ namespace rdmalloc {
 bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine);
 // Takes one, or nullptr.
 Magazine* depot_take(unsigned shard, unsigned size_class);
+// Leaves a magazine with some blocks, or gathers them with what others left; false, and the
+// magazine is the caller's still, when the shard's share of the class is used up.
+bool depot_put_rest(unsigned shard, unsigned size_class, Magazine* magazine);
+// Takes what was left so, or nullptr.
+Magazine* depot_take_rest(unsigned shard, unsigned size_class);
 // Takes one from another shard of the same node, or nullptr. Asks kShardsAsked of them; *from
 // remembers where to go on.
 Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from);
@@ -22,6 +29,8 @@ void depot_put_empty(unsigned shard, Magazine* magazine);
 // `everything`, all of them. Called by the purge thread and rdmalloc_purge(), so that memory comes
 // back when a program makes no further call. Returns whether something is left.
 bool depot_age(bool everything);
+// Whether there is anything at all in it. For the purge thread that is about to sleep.
+bool depot_is_empty();
 // Blocks of the class in the depot now; a moment's truth.
 std::uint64_t depot_blocks(unsigned size_class);
 

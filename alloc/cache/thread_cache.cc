@@ -113,17 +113,22 @@ void send_home(unsigned shard, unsigned size_class, Magazine* magazine) {
   slab_give_back(size_class, away, sent);
 }
 
-// Blocks go to the depot as a whole magazine if it is full, or was before blocks of other nodes
-// left it and still is to a half; else to the slabs. Consumes the magazine.
+// Blocks go to the depot: as a whole magazine if it is full, or was before blocks of other nodes
+// left it and still is to a half; else with what others left. Where that is full, to the slabs.
+// Consumes the magazine.
 void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine) {
   std::uint32_t most = class_info(size_class).magazine_max;
-  if (magazine->count == most) {
-    if (os::node_count() != 1) [[unlikely]]
-      send_home(cache.shard, size_class, magazine);
-    if (magazine->count * 2 > most && depot_put(cache.shard, size_class, magazine)) return;
+  bool is_whole = magazine->count == most;
+  if (magazine->count != 0 && os::node_count() != 1) [[unlikely]]
+    send_home(cache.shard, size_class, magazine);
+  if (magazine->count != 0) {
+    is_whole = is_whole && magazine->count * 2 > most;
+    if (is_whole ? depot_put(cache.shard, size_class, magazine)
+                 : depot_put_rest(cache.shard, size_class, magazine))
+      return slab_note_depot();
+    slab_give_back(size_class, magazine->slots, magazine->count);
+    magazine->count = 0;
   }
-  slab_give_back(size_class, magazine->slots, magazine->count);
-  magazine->count = 0;
   depot_put_empty(cache.shard, magazine);
 }
 
@@ -304,13 +309,14 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     return true;
   }
   shelf.is_taken_from = true;
-  Magazine* full = depot_take(cache.shard, size_class);
-  if (full == nullptr && shard_count() > 1)
-    full = depot_steal(cache.shard, size_class, &cache.steals_from);
-  if (full != nullptr) {
+  Magazine* filled = depot_take(cache.shard, size_class);
+  if (filled == nullptr) filled = depot_take_rest(cache.shard, size_class);
+  if (filled == nullptr && shard_count() > 1)
+    filled = depot_steal(cache.shard, size_class, &cache.steals_from);
+  if (filled != nullptr) {
     Magazine* empty = shelf.loaded;
-    shelf.loaded = full;
-    set_bin(bin, shelf, full->count);
+    shelf.loaded = filled;
+    set_bin(bin, shelf, filled->count);
     depot_put_empty(cache.shard, empty);
     return true;
   }

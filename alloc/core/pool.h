@@ -32,7 +32,7 @@ class TaggedStack {
   };
 
   // Pushes object `index`, unless `most` are there already. Release: pairs with pop's acquire, so
-  // that whoever pops sees what the pusher wrote into the object.
+  // that whoever pops sees what the pusher wrote into the object. seq_cst: see slab_note_depot().
   bool push(T* objects, std::uint32_t index, std::uint32_t most = kMost) {
     std::uint64_t seen = head_.load(std::memory_order_relaxed);
     for (;;) {
@@ -40,7 +40,7 @@ class TaggedStack {
       if (head.count >= most) return false;
       objects[index].next_free.store(head.index, std::memory_order_relaxed);
       if (head_.compare_exchange_weak(seen, pack({index, head.count + 1, head.tag + 1}),
-                                      std::memory_order_release, std::memory_order_relaxed))
+                                      std::memory_order_seq_cst, std::memory_order_relaxed))
         return true;
     }
   }

@@ -353,7 +353,7 @@ void* purge_thread(void*) {
         purger.everything_requested.load(std::memory_order_seq_cst))
       continue;
     if (how == kIdle && (free_bytes() != 0 || page_heap_retired_slices() != 0 ||
-                         events_are_pending() || !slab_is_watched()))
+                         events_are_pending() || !slab_is_watched() || !depot_is_empty()))
       continue;
     std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
     bool has_ended = purger.first_thread_ended.load(std::memory_order_seq_cst);

@@ -67,6 +67,13 @@ constinit std::atomic<std::uint64_t> slab_slices{0};  // of all classes
 // Set while the purge thread relies on being told when slabs change (slab_watch).
 constinit std::atomic<bool> is_watched{false};
 
+// seq_cst with the store before it, of bits or of a magazine in the depot, against slab_watch() and
+// then the watcher's looks at both: it sees those, or we that it wants to be told.
+void tell_watcher() {
+  if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))
+    purge_note_slab_change();
+}
+
 bool has_free_bits(SliceIndex slice, std::uint32_t words) {
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
   for (std::uint32_t w = 0; w < words; ++w)
@@ -484,8 +491,11 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
     i += run;
   }
   if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);
-  if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))
-    purge_note_slab_change();
+  tell_watcher();
+}
+
+void slab_note_depot() {
+  tell_watcher();
 }
 
 void slab_watch(bool wanted) {

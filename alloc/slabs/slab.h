@@ -60,6 +60,8 @@ void slab_pages_end(const SlabPages& purged);
 // Whether the purge thread is to be told, once, when blocks are next given back to any slab
 // (purge_note_slab_change). A full fence comes after it.
 void slab_watch(bool wanted);
+// The same for blocks that were put into the depot instead, by seq_cst. Any thread.
+void slab_note_depot();
 // Whether it still is to be told. seq_cst.
 bool slab_is_watched();
 // Bytes of all slabs in use.
