@@ -29,12 +29,13 @@ constexpr unsigned kShard = 0;
 const unsigned kClass = rdmalloc::class_of(64);
 const std::uint32_t kMost = rdmalloc::class_info(kClass).magazine_max;
 
-// Nobody else of this process has to do with the class.
+// Nobody else of this process has to do with the class, and there is no purge thread, so that this
+// one may call what is for whoever has the purge turn.
 class Depot : public testing::Test {
  protected:
   void SetUp() override {
-    rdmalloc_test::set("purge.decay_ms", 3600000);
-    ASSERT_EQ(rdmalloc_init(), 0);
+    rdmalloc_free(rdmalloc_malloc(1000));
+    ASSERT_EQ(rdmalloc_test::counter("stats.purge_thread_runs"), 0u);
     rdmalloc::depot_age(true);
   }
   void TearDown() override {
