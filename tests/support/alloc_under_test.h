@@ -13,6 +13,8 @@
 // freed, and would know that a freed pointer can't be compared.
 #pragma once
 
+#include <dlfcn.h>
+#include <errno.h>
 #include <malloc.h>
 #include <rdmalloc/rdmalloc.h>
 #include <stdlib.h>
@@ -80,6 +82,9 @@ inline size_t usable_size(void* ptr) {
 inline int trim(size_t keep_bytes) {
   return rdmalloc_malloc_trim(keep_bytes);
 }
+inline int64_t purge(size_t keep_bytes) {
+  return rdmalloc_purge(keep_bytes);
+}
 #else
 constexpr bool kPrefixed = false;
 inline void* malloc(size_t bytes) {
@@ -126,6 +131,11 @@ inline size_t usable_size(void* ptr) {
 }
 inline int trim(size_t keep_bytes) {
   return ::malloc_trim(keep_bytes);
+}
+// -ENOSYS on another malloc than ours.
+inline int64_t purge(size_t keep_bytes) {
+  auto* purge = reinterpret_cast<decltype(&rdmalloc_purge)>(dlsym(RTLD_DEFAULT, "rdmalloc_purge"));
+  return purge == nullptr ? -ENOSYS : purge(keep_bytes);
 }
 #endif
 

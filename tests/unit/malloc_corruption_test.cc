@@ -144,18 +144,19 @@ TEST_F(MallocCorruption, a_small_block_twice_in_one_flush_is_reported) {
                      aut::free(block);
                    }
                  }
-                 aut::trim(0);
+                 aut::purge(0);
                }).join(),
                "rdmalloc: .*0x[0-9a-f]+");
 }
 
 // Neighbours are entered run by run; the report is to name the block, not the start of a run. What
-// a thread leaves when it ends may wait in the depot first, with others' blocks; malloc_trim()
-// sends it on to the slabs, whose bits show it.
+// a thread leaves when it ends may wait in the depot first, with others' blocks; a purge sends it
+// on to the slabs, whose bits show it, on this thread (malloc_trim() would leave it to the purge
+// thread, and this one would end beside it).
 TEST_F(MallocCorruption, a_run_of_small_blocks_freed_twice_is_reported_by_the_first_of_it) {
   EXPECT_DEATH(std::thread([] {
                  std::vector<void*> blocks;
-                 aut::trim(0);
+                 aut::purge(0);
                  for (int i = 0; i < 20; i++) blocks.push_back(aut::malloc(48));
                  for (size_t i = 0; i < blocks.size(); i++)
                    if (i != 8 && i != 9) aut::free(blocks[i]);
@@ -163,7 +164,7 @@ TEST_F(MallocCorruption, a_run_of_small_blocks_freed_twice_is_reported_by_the_fi
                  aut::free(blocks[9]);
                  free_wrongly(blocks[10]);
                  for (size_t i = 11; i < 16; i++) aut::free(blocks[i]);
-                 aut::trim(0);
+                 aut::purge(0);
                }).join(),
                NAMES_THE_ADDRESS);
 }
