@@ -162,7 +162,6 @@ TEST_F(ParksAge, threads_that_pass_runs_to_each_other_keep_what_is_theirs) {
 #else
   constexpr int kForks = 20, kRounds = 20000;
 #endif
-  rdmalloc_test::set("purge.decay_ms", 10);
   constexpr size_t kThreads = 4, kPassed = 8;
   struct Block {
     unsigned char* start;
@@ -208,6 +207,9 @@ TEST_F(ParksAge, threads_that_pass_runs_to_each_other_keep_what_is_theirs) {
       running--;
     });
   }
+  // Not before they are used: until then a tick that finds nothing parked would close them.
+  EXPECT_TRUE(comes_true([&] { return counter("stats.park_hits") > hits; }));
+  rdmalloc_test::set("purge.decay_ms", 10);
   for (int child = 0; child < kForks && running != 0; child++) {
     usleep(5000);
     pid_t pid = fork();
@@ -227,7 +229,6 @@ TEST_F(ParksAge, threads_that_pass_runs_to_each_other_keep_what_is_theirs) {
     EXPECT_EQ(status, 0) << child;
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_GT(counter("stats.park_hits"), hits);
   for (const Block& block : passed) rdmalloc_free(block.start);
   EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }));
   EXPECT_EQ(counter("stats.parked_runs"), 0u);
