@@ -27,6 +27,13 @@ void* move_to(void* block, std::size_t usable, void* moved, std::size_t bytes) {
   return moved;
 }
 
+// A small block that is too small, or less than half used. Out of line: realloc saves no register
+// where the block stays.
+[[gnu::noinline]] void* reallocate_small(void* block, std::size_t usable, std::size_t bytes) {
+  if (is_good_enough(usable, bytes)) return block;
+  return move_to(block, usable, allocate(bytes), bytes);
+}
+
 // What the class map says of the address; 0 when it is not ours.
 unsigned class_of_address(const void* block) {
   auto address = reinterpret_cast<std::uintptr_t>(block);
@@ -92,16 +99,17 @@ std::size_t usable_bytes(const void* block) {
   auto address = reinterpret_cast<std::uintptr_t>(block);
   if (!arena.holds(address)) return 0;
   unsigned size_class = arena.class_at(arena.slice_of(address));
-  return size_class >= kLargeClass ? unclassed_bytes(block) : block_bytes_of(size_class);
+  return size_class >= kLargeClass ? unclassed_bytes(block) : class_info(size_class).block_bytes;
 }
 
 void* reallocate(void* block, std::size_t bytes) {
   unsigned size_class = class_of_address(block);
   if (size_class >= kLargeClass) return reallocate_unclassed(block, bytes, size_class);
-  std::size_t usable = block_bytes_of(size_class);
+  std::size_t usable = class_info(size_class).block_bytes;
   if (usable == 0) report_no_block(block);
-  if (is_good_enough(usable, bytes)) return block;
-  return move_to(block, usable, allocate(bytes), bytes);
+  if (bytes <= usable && bytes >= usable / 2) [[likely]]
+    return block;
+  return reallocate_small(block, usable, bytes);
 }
 
 }  // namespace rdmalloc

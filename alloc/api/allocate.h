@@ -23,8 +23,8 @@ std::size_t usable_bytes(const void* block);
 
 // A small block that this thread holds already; nullptr when that is not what it takes.
 [[gnu::always_inline]] inline void* try_allocate(std::size_t bytes) {
-  if (bytes <= kFineMax) [[likely]]
-    return cache_try_allocate(static_cast<unsigned>((bytes + 15) / 16));
+  if (bytes <= kStepMax) [[likely]]
+    return cache_try_allocate_at(kBinOffsets.of[(bytes + 7) / 8]);
   return bytes <= kSmallMax ? cache_try_allocate(coarse_class_of(bytes)) : nullptr;
 }
 // What it takes otherwise. Cold, and by size, not class: the fast path need not keep the class.

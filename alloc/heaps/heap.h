@@ -176,7 +176,7 @@ constexpr std::uint32_t heap_slab_words(unsigned size_class, std::uint32_t slice
 // Where the live bits begin.
 inline constexpr std::uint32_t kLiveWord = kBitmapWords / 2;
 static_assert(heap_slab_words(heap_class_of(0), 1) <= kLiveWord);
-static_assert(heap_slab_words(class_of(kFineMax + 1), 8) <= kLiveWord, "slabs of eight slices");
+static_assert(heap_slab_words(class_of(kOneSliceMax + 1), 8) <= kLiveWord, "slabs of eight slices");
 
 // The live heap that the handle names; nullptr when there is none.
 inline Heap* heap_of_handle(std::uint64_t handle) {
