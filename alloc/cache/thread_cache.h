@@ -92,6 +92,13 @@ constexpr BinOffsets make_bin_offsets() {
 }
 inline constexpr BinOffsets kBinOffsets = make_bin_offsets();
 static_assert(kBins * sizeof(Bin) <= UINT16_MAX);
+// No class ends within a step: class_of() says the same of each size.
+constexpr bool bin_offsets_are_right() {
+  for (std::size_t bytes = 0; bytes <= kStepMax; ++bytes)
+    if (kBinOffsets.of[(bytes + 7) / 8] != class_of(bytes) * sizeof(Bin)) return false;
+  return true;
+}
+static_assert(bin_offsets_are_right());
 
 // A block that this thread holds in the bin at this offset; nullptr when it is empty. Two dependent
 // loads on the way.
