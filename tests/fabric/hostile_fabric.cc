@@ -25,6 +25,12 @@ struct Held {
   ~Held() { pthread_mutex_unlock(&the_mutex); }
 };
 
+// Where a notifier asks for the mutex and has it.
+struct Inside {
+  Inside() { inside.fetch_add(1, std::memory_order_release); }
+  ~Inside() { inside.fetch_sub(1, std::memory_order_release); }
+};
+
 bool covered(uintptr_t start, uintptr_t end) {
   if (cache == nullptr) return false;
   auto above = cache->upper_bound(start);
@@ -61,17 +67,15 @@ __attribute__((noinline)) void register_memory(void* addr, size_t length,
 }
 
 __attribute__((noinline)) void notify(void* addr, size_t length) {
-  inside.fetch_add(1, std::memory_order_release);
-  {
-    Held held;
-    told.fetch_add(1, std::memory_order_relaxed);
-    auto start = reinterpret_cast<uintptr_t>(addr);
-    drop_overlapping(start, start + length);
-  }
-  inside.fetch_sub(1, std::memory_order_release);
+  Inside here;
+  Held held;
+  told.fetch_add(1, std::memory_order_relaxed);
+  auto start = reinterpret_cast<uintptr_t>(addr);
+  drop_overlapping(start, start + length);
 }
 
 bool touches_registered(const void* addr, size_t length) {
+  Inside here;
   Held held;
   if (cache == nullptr) return false;
   auto start = reinterpret_cast<uintptr_t>(addr);

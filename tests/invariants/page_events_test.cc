@@ -96,7 +96,8 @@ TEST(PageEvents, I3_the_order_holds_beside_threads_that_allocate) {
       while (!stop.load()) churn(random, 200);
     });
   }
-  for (int round = 0; round < kRounds; round++) {
+  // More of them where the threads don't get to run, and so have freed little.
+  for (int round = 0; round < kRounds || model.purged_good <= 100; round++) {
     rdmalloc_purge(0);
     usleep(500);
   }
@@ -104,7 +105,6 @@ TEST(PageEvents, I3_the_order_holds_beside_threads_that_allocate) {
   for (std::thread& thread : threads) thread.join();
   rdmalloc_purge(0);
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
-  EXPECT_GT(model.purged_good, 100u);
 }
 
 TEST(PageEvents, I3_the_bytes_are_there_when_asked_and_gone_when_told) {
