@@ -161,7 +161,12 @@ int set_dirty_max_bytes(std::uint64_t bytes) {
 // Of a made-up topology only: elsewhere a thread is where the kernel put it.
 int set_place(std::uint64_t place) {
   const os::TopologySource& source = options().topology;
-  if (source.mode == os::TopologyMode::kMadeUp) os::topology_learn(source);
+  if (source.mode != os::TopologyMode::kMadeUp) return -EPERM;
+  // Perhaps another thread is at it, for the time that it takes to fill a table.
+  while (!os::topology_is_known()) {
+    fork_check();  // that thread may be the parent's
+    os::topology_learn(source);
+  }
   if (!os::move_to_place(static_cast<unsigned>(place))) return -EPERM;
   cache_enter_shard();
   return 0;

@@ -250,7 +250,12 @@ void topology_learn(const TopologySource& source) {
     detail::nodes.store(known.nodes, std::memory_order_release);
     detail::places.store(known.places, std::memory_order_release);
   }
-  state.store(State::kKnown, std::memory_order_relaxed);
+  // Release: pairs with the acquire in topology_is_known(): all of the above.
+  state.store(State::kKnown, std::memory_order_release);
+}
+
+bool topology_is_known() {
+  return state.load(std::memory_order_acquire) == State::kKnown;
 }
 
 void topology_note_first_thread() {

@@ -45,6 +45,8 @@ bool topology_is_at(const char* root);
 
 // The process's own. To be called when a second thread appears; the first call reads the files.
 void topology_learn(const TopologySource& source);
+// Whether that has been done: a second caller does not wait for the first.
+bool topology_is_known();
 // Notes on which processor the first thread runs, long before that.
 void topology_note_first_thread();
 // In the child of a fork: a thread that was reading the files is no more.

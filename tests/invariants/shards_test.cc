@@ -91,6 +91,37 @@ TEST(Shards, a_shard_comes_to_be_when_a_thread_is_first_seen_at_its_place) {
   EXPECT_EQ(rdmalloc_ctl("thread.place", nullptr, nullptr, &place, sizeof place), -EPERM);
 }
 
+// The first call of each of two threads, in children that know no topology yet. Seen to fail with
+// -EPERM for whoever met the other on his way through the table.
+TEST(Shards, threads_may_choose_their_places_at_once_and_first_of_all) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  constexpr int kChildren = 50;
+#else
+  constexpr int kChildren = 200;
+#endif
+  counter("purge.decay_ms");  // all else is known
+  for (int child = 0; child < kChildren; child++) {
+    pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      std::atomic<int> ready{0}, errors{0};
+      auto choose = [&](uint64_t place) {
+        ready++;
+        while (ready != 2) {
+        }
+        if (rdmalloc_ctl("thread.place", nullptr, nullptr, &place, sizeof place) != 0) errors++;
+      };
+      std::thread other(choose, 9);
+      choose(3);
+      other.join();
+      _exit(errors);
+    }
+    int status = -1;
+    ASSERT_TRUE(rdmalloc_test::wait_with_limit(pid, 30000, &status)) << "the child hangs";
+    ASSERT_EQ(status, 0) << child;
+  }
+}
+
 TEST(Shards, threads_are_dealt_to_the_places_in_turn) {
   rdmalloc_free(rdmalloc_malloc(64));
   for (uint64_t i = 1; i < kPlaces; i++)
