@@ -17,7 +17,7 @@ pthread_mutex_t the_mutex = PTHREAD_MUTEX_INITIALIZER;  // plain: the same threa
 // First byte to end of each registration; its nodes come from the malloc under test.
 std::map<uintptr_t, uintptr_t>* cache;
 std::atomic<uint64_t> made{0}, told{0};
-std::atomic<int> inside{0};
+std::atomic<int> notifying{0}, looking{0};
 constexpr size_t kMostCached = 512;
 
 struct Held {
@@ -25,10 +25,13 @@ struct Held {
   ~Held() { pthread_mutex_unlock(&the_mutex); }
 };
 
-// Where a notifier asks for the mutex and has it.
+// Where somebody of that kind asks for the mutex and has it.
 struct Inside {
-  Inside() { inside.fetch_add(1, std::memory_order_release); }
-  ~Inside() { inside.fetch_sub(1, std::memory_order_release); }
+  explicit Inside(std::atomic<int>& kind) : count(kind) {
+    count.fetch_add(1, std::memory_order_release);
+  }
+  ~Inside() { count.fetch_sub(1, std::memory_order_release); }
+  std::atomic<int>& count;
 };
 
 bool covered(uintptr_t start, uintptr_t end) {
@@ -67,7 +70,7 @@ __attribute__((noinline)) void register_memory(void* addr, size_t length,
 }
 
 __attribute__((noinline)) void notify(void* addr, size_t length) {
-  Inside here;
+  Inside here(notifying);
   Held held;
   told.fetch_add(1, std::memory_order_relaxed);
   auto start = reinterpret_cast<uintptr_t>(addr);
@@ -75,7 +78,7 @@ __attribute__((noinline)) void notify(void* addr, size_t length) {
 }
 
 bool touches_registered(const void* addr, size_t length) {
-  Inside here;
+  Inside here(looking);
   Held held;
   if (cache == nullptr) return false;
   auto start = reinterpret_cast<uintptr_t>(addr);
@@ -91,7 +94,10 @@ uint64_t notifications() {
   return told.load(std::memory_order_relaxed);
 }
 int notifiers_inside() {
-  return inside.load(std::memory_order_acquire);
+  return notifying.load(std::memory_order_acquire);
+}
+int observers_inside() {
+  return notifiers_inside() + looking.load(std::memory_order_acquire);
 }
 
 }  // namespace hostile

@@ -25,7 +25,9 @@ bool touches_registered(const void* addr, size_t length);
 
 uint64_t registrations();  // really made, not found
 uint64_t notifications();  // calls of notify()
-// Threads now inside notify() or touches_registered(): waiting for the mutex, mostly.
+// Threads now inside notify() and before its end: waiting for the mutex, mostly.
 int notifiers_inside();
+// The same, or inside touches_registered().
+int observers_inside();
 
 }  // namespace hostile

@@ -129,7 +129,7 @@ void one_round(size_t round, Purger* purger, bool alone) {
       allocate_and_free(round);  // what is purged now is purged into the held lock
       purger->tick();
       // The purge may find nothing to do.
-      while (alone && hostile::notifiers_inside() == 0 && !purger->is_idle()) let_others_run();
+      while (alone && hostile::observers_inside() == 0 && !purger->is_idle()) let_others_run();
       if (hostile::notifiers_inside() > 0) meetings.fetch_add(1, std::memory_order_relaxed);
     }
     allocate_and_free(round);
