@@ -104,6 +104,11 @@ int advise_huge(std::uintptr_t base, std::size_t length) {
   return advise(base, length, MADV_HUGEPAGE);
 }
 
+int advise_small(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kAdviseSmall)) return -EINVAL;
+  return advise(base, length, MADV_NOHUGEPAGE);
+}
+
 int decommit(std::uintptr_t base, std::size_t length) {
   if (should_fail(Site::kDecommit)) return -EINVAL;
   return advise(base, length, MADV_DONTNEED);
@@ -138,11 +143,6 @@ int unbind(std::uintptr_t base, std::size_t length) {
   if (should_fail(Site::kUnbindNode)) return -ENOMEM;
   return result_of(raw_syscall(SYS_mbind, static_cast<long>(base), static_cast<long>(length),
                                MPOL_DEFAULT, 0, 0, 0));
-}
-
-int advise_small(std::uintptr_t base, std::size_t length) {
-  if (should_fail(Site::kAdviseSmall)) return -EINVAL;
-  return advise(base, length, MADV_NOHUGEPAGE);
 }
 
 namespace {

@@ -33,6 +33,9 @@ int map_metadata(std::size_t length, std::uintptr_t* base);
 int wipe_on_fork(std::uintptr_t base, std::size_t length);
 // MADV_HUGEPAGE on pages never used.
 int advise_huge(std::uintptr_t base, std::size_t length);
+// MADV_NOHUGEPAGE on pages never used: no transparent huge pages, whatever the kernel's setting is.
+// -EINVAL on kernels that have none.
+int advise_small(std::uintptr_t base, std::size_t length);
 // Gives the pages back: MADV_DONTNEED, raw. Purge thread only.
 int decommit(std::uintptr_t base, std::size_t length);
 // The same through libc's symbol, so that hooks of other libraries hear of it. Purge thread only.
@@ -48,9 +51,6 @@ int populate(std::uintptr_t base, std::size_t length);
 int bind_to_node(std::uintptr_t base, std::size_t length, unsigned node);
 // Ends that: the process's own policy holds again.
 int unbind(std::uintptr_t base, std::size_t length);
-
-// Keeps transparent huge pages away (MADV_NOHUGEPAGE); -EINVAL on kernels that have none.
-int advise_small(std::uintptr_t base, std::size_t length);
 
 // ---- pages of another size in the place of those that are there. With the purge turn. ----
 

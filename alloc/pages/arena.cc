@@ -88,6 +88,9 @@ void tables_release(std::size_t slices) {
 int tables_reserve(std::size_t slices) {
   std::uintptr_t base = 0;
   if (int error = os::reserve(0, all_table_bytes(slices), &base)) return error;
+  // They are sparse: a huge page under the kernel's setting `always` would be for a few lines of
+  // it.
+  os::advise_small(base, all_table_bytes(slices));
   for (Table& table : tables) {
     table.base = base;
     table.committed_bytes = 0;
@@ -176,7 +179,6 @@ int arena_reserve() {
   arena.in_use = reinterpret_cast<std::atomic<std::uint64_t>*>(tables[kInUse].base);
 #endif
   arena.reserved = static_cast<SliceIndex>(reserved / kSliceBytes);
-  arena.huge_from = arena_may_be_huge() ? kHugeZoneSlices : UINT32_MAX;
   // The class map is read for any address in the extent, so all of it must be readable from the
   // start. Writable it becomes with the slices, as the other tables: 16 MiB of it for 1 TiB would
   // count against RLIMIT_DATA and, under strict overcommit, against what is promised.
@@ -186,6 +188,8 @@ int arena_reserve() {
     tables_release(extent / kSliceBytes);
     return error;
   }
+  // A wish, as for the tables.
+  os::advise_small(base, reserved);
   arena.base = base;
   arena.published_extent.store(extent, std::memory_order_release);
   return 0;
@@ -205,7 +209,10 @@ int reservation_grow(SliceIndex wanted) {
     step = round_up(wanted - arena.reserved, kSlicesPerChunk);
     error = os::reserve_at(arena.address_of(arena.reserved), step << kSliceShift);
   }
-  if (error == 0) arena.reserved += static_cast<SliceIndex>(step);
+  if (error == 0) {
+    os::advise_small(arena.address_of(arena.reserved), step << kSliceShift);
+    arena.reserved += static_cast<SliceIndex>(step);
+  }
   return error == 0 ? 0 : -ENOMEM;
 }
 
@@ -214,9 +221,7 @@ int commit_to(SliceIndex end) {
   std::uintptr_t from = arena.address_of(arena.committed);
   std::size_t bytes = static_cast<std::size_t>(end - arena.committed) << kSliceShift;
   if (int error = os::commit(from, bytes)) return error;
-  SliceIndex before = arena.committed;
   arena.committed = end;
-  arena_ask_for_huge(before > arena.huge_from ? before : arena.huge_from, end);
   return 0;
 }
 
@@ -229,12 +234,6 @@ bool arena_may_be_huge() {
 void arena_ask_for_huge(SliceIndex begin, SliceIndex end) {
   if (begin < end)
     os::advise_huge(arena.address_of(begin), static_cast<std::size_t>(end - begin) << kSliceShift);
-}
-
-void arena_set_huge_from(SliceIndex chunk) {
-  SliceIndex before = arena.huge_from;
-  arena.huge_from = chunk;
-  arena_ask_for_huge(chunk, before < arena.committed ? before : arena.committed);
 }
 
 int arena_commit(SliceIndex wanted) {

@@ -45,7 +45,6 @@ struct Arena {
 
   SliceIndex reserved = 0;   // slices reserved, under the page heap's lock
   SliceIndex committed = 0;  // slices usable, likewise
-  SliceIndex huge_from = 0;  // from this chunk on all are backed by huge pages, likewise
   std::size_t page_bytes = 0;
 
   std::size_t extent() const {
@@ -74,11 +73,6 @@ struct Arena {
 
 extern constinit Arena arena;
 
-// Slices below this are backed by small pages, and from kHugeZoneSlices on by huge ones; in between
-// it depends (huge_pages.h).
-inline constexpr SliceIndex kSmallZoneSlices = (std::size_t{2} << 20) / kSliceBytes;
-inline constexpr SliceIndex kHugeZoneSlices = (std::size_t{64} << 20) / kSliceBytes;
-
 // Reserves the arena and its metadata. 0, or -ENOMEM with everything undone. Called once, from
 // initialisation; may be called again after a failure.
 int arena_reserve();
@@ -89,8 +83,5 @@ bool arena_may_be_huge();
 // Asks for huge pages under slices that are committed and were never used. Refused where the kernel
 // has none: nothing is lost but speed.
 void arena_ask_for_huge(SliceIndex begin, SliceIndex end);
-// Lets huge pages begin at this chunk, below where they began before and not below the frontier.
-// Under the page heap's lock.
-void arena_set_huge_from(SliceIndex chunk);
 
 }  // namespace rdmalloc

@@ -1,6 +1,7 @@
 #include "alloc/pages/free_spans.h"
 
 #include "alloc/pages/arena.h"
+#include "alloc/pages/huge_pages.h"
 
 namespace rdmalloc {
 namespace {
@@ -65,7 +66,8 @@ SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::
     if (!is_of_node(arena.span(slice), node)) continue;
     if (where == Where::kInReach && arena.span(slice).reach < slices)
       slices = arena.span(slice).reach;
-    if (slices >= best_slices || fit_in(slice, slices, wanted, alignment) == 0) continue;
+    SliceIndex at = slices < best_slices ? fit_in(slice, slices, wanted, alignment) : 0;
+    if (at == 0 || (where == Where::kSmallPages && huge_is_any(at, at + wanted))) continue;
     best = slice;
     best_slices = slices;
     if (slices == wanted) break;

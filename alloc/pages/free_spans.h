@@ -26,8 +26,8 @@ class FreeSpans {
   // `node`, here and below: only spans whose pages are that node's.
   static constexpr unsigned kAnyNode = ~0u;
   // The smallest span that `wanted` aligned slices fit in; 0 when there is none. kInReach: within
-  // its reach.
-  enum class Where { kAnywhere, kInReach };
+  // its reach. kSmallPages: where no huge page is touched.
+  enum class Where { kAnywhere, kInReach, kSmallPages };
   SliceIndex find_best(std::uint32_t wanted, std::uint32_t alignment,
                        Where where = Where::kAnywhere, unsigned node = kAnyNode) const;
   // Of the spans that `wanted` aligned slices fit in within their reach, which is at most `most`

@@ -1,9 +1,28 @@
 #include "alloc/pages/huge_pages.h"
 
 #include "alloc/pages/arena.h"
+#include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
 namespace {
+
+constexpr std::uint32_t kHugeRanges = 4096;
+// A heap has huge pages for its slabs from this size on: one chunk that is only begun is less than
+// a hundredth of it.
+constexpr std::uint64_t kLargeHeapSlices = (std::uint64_t{256} << 20) / kSliceBytes;
+// The slabs that are looked at, and the share of them that must be in use, in eighths.
+constexpr SliceIndex kLatestSlices = (std::size_t{16} << 20) / kSliceBytes;
+constexpr std::uint64_t kDenseEighths = 7;
+// Chunks asked for at once: a sixteenth of the heap, for a look and a system call each.
+constexpr std::uint64_t kStepDivisor = 16;
+
+// All under the page heap's lock.
+struct HugeRanges {
+  SliceIndex slabs_end = 0;   // chunks up to here were asked for by huge_ask_for_slabs()
+  SliceIndex latest_end = 0;  // where the latest range ends: one that begins here prolongs it
+  std::uint32_t count = 0;
+};
+constinit HugeRanges ranges;
 
 constexpr SliceIndex chunk_of(SliceIndex slice) {
   return slice & ~(kSlicesPerChunk - 1);
@@ -12,10 +31,19 @@ constexpr SliceIndex chunk_after(SliceIndex slice) {
   return chunk_of(slice + kSlicesPerChunk - 1);
 }
 
-// Bytes that are likely to be backed in a span: of a slab those of the blocks that are out, since a
-// slab hands out by rising address.
-std::uint64_t backed_bytes(const Span& span, SpanWord word) {
-  if (word.kind == SpanKind::kFreeClean) return 0;
+void ask(SliceIndex begin, SliceIndex end) {
+  bool prolongs = begin == ranges.latest_end;
+  if (!prolongs && ranges.count == kHugeRanges) return;
+  ranges.count += prolongs ? 0 : 1;
+  ranges.latest_end = end;
+  arena_ask_for_huge(begin, end);
+  for (SliceIndex chunk = begin; chunk < end; chunk += kSlicesPerChunk)
+    arena.span(chunk).is_huge = true;
+}
+
+// Bytes that are in use in a span: of a slab the blocks that are out.
+std::uint64_t used_bytes(const Span& span, SpanWord word) {
+  if (!is_in_use(word.kind)) return 0;
   if (word.kind != SpanKind::kSlab) return std::uint64_t{word.slices} << kSliceShift;
   const ClassInfo& info = class_info(word.size_class);
   std::int32_t free_blocks = span.free_blocks.load(std::memory_order_relaxed);
@@ -24,65 +52,55 @@ std::uint64_t backed_bytes(const Span& span, SpanWord word) {
   return std::uint64_t{out} * info.block_bytes;
 }
 
-// Whether what is backed fills two thirds of the last `latest` slices below the frontier: where it
-// goes on like that, huge pages cost half as much again at most. Walks all spans, no more than
-// 1,024 of them, once for each chunk that is entered until it says yes.
-bool is_dense(SliceIndex frontier, SliceIndex latest) {
-  SliceIndex from = frontier > latest ? frontier - latest : 0, slice = 1;
-  for (SliceIndex next = 1; next <= from; next += arena.span(next).load().slices) slice = next;
-  std::uint64_t backed = 0, wanted = (std::uint64_t{frontier - slice} << kSliceShift) / 3 * 2;
-  while (slice < frontier && backed < wanted) {
-    const Span& span = arena.span(slice);
-    SpanWord word = span.load();
-    backed += backed_bytes(span, word);
-    slice += word.slices;
-  }
-  return backed >= wanted;
+// Whether what lies right below the frontier is in use.
+bool is_dense(SliceIndex frontier) {
+  SliceIndex begin = arena.first[frontier - kLatestSlices].load(std::memory_order_relaxed);
+  // The first slice of a free span is known at its ends only.
+  if (begin == 0 || begin > frontier - kLatestSlices) return false;
+  std::uint64_t used = 0;
+  for (SliceIndex slice = begin; slice < frontier; slice += arena.span(slice).load().slices)
+    used += used_bytes(arena.span(slice), arena.span(slice).load());
+  return used >= (std::uint64_t{frontier - begin} << kSliceShift) / 8 * kDenseEighths;
 }
-
-// Where a buffer asks for pages it is the latest that counts: a program begins with a slab for each
-// size that it uses, nearly empty, and then goes on with the buffers it is made for. The next slab
-// says no more of what comes than all before it.
-constexpr SliceIndex kLatestForBuffers = (std::size_t{8} << 20) / kSliceBytes;
 
 }  // namespace
 
 bool huge_is_chunk(SliceIndex chunk) {
-  return chunk >= arena.huge_from || arena.span(chunk).is_huge;
+  return arena.span(chunk).is_huge;
 }
 
 bool huge_is_any(SliceIndex begin, SliceIndex end) {
-  if (end > arena.huge_from) return true;
   for (SliceIndex chunk = chunk_of(begin); chunk < end; chunk += kSlicesPerChunk)
     if (arena.span(chunk).is_huge) return true;
   return false;
 }
 
-SliceIndex huge_choose_end(SliceIndex frontier, SliceIndex end, bool is_for_buffer) {
-  if (!arena_may_be_huge()) return end;
-  SliceIndex entered = chunk_after(frontier);
-  if (entered < kSmallZoneSlices) entered = kSmallZoneSlices;
-  if (entered < end && entered < arena.huge_from &&
-      is_dense(frontier, is_for_buffer ? kLatestForBuffers : frontier))
-    arena_set_huge_from(entered);
-  return end > arena.huge_from ? chunk_after(end) : end;
+void huge_ask_for_slabs(SliceIndex frontier) {
+  std::uint64_t used = page_heap_used_slices();
+  if (used < kLargeHeapSlices || frontier < ranges.slabs_end || !arena_may_be_huge()) return;
+  if (!is_dense(frontier)) return;
+  SliceIndex begin = chunk_after(frontier);
+  SliceIndex end = begin + chunk_after(static_cast<SliceIndex>(used / kStepDivisor));
+  if (end > arena.extent() / kSliceBytes || arena_commit(end) != 0) return;
+  ask(begin, end);
+  ranges.slabs_end = end;
 }
 
-void huge_ask_for_whole(SliceIndex begin, SliceIndex end) {
+SliceIndex huge_end(SliceIndex end) {
+  return end < arena.committed && huge_is_chunk(chunk_of(end)) ? chunk_after(end) : end;
+}
+
+void huge_ask_for_block(SliceIndex begin, SliceIndex end) {
+  if (end - begin < kHugeBlockSlices || !arena_may_be_huge()) return;
   begin = chunk_after(begin);
-  if (begin < kSmallZoneSlices) begin = kSmallZoneSlices;
-  end = chunk_of(end < arena.huge_from ? end : arena.huge_from);
-  if (begin >= end || !arena_may_be_huge()) return;
-  arena_ask_for_huge(begin, end);
-  for (SliceIndex chunk = begin; chunk < end; chunk += kSlicesPerChunk)
-    arena.span(chunk).is_huge = true;
+  end = chunk_of(end);
+  if (begin < end) ask(begin, end);
 }
 
 void huge_ask_again(SliceIndex begin, SliceIndex end) {
   if (!arena_may_be_huge()) return;
-  for (; begin < end && begin < arena.huge_from; begin += kSlicesPerChunk)
+  for (; begin < end; begin += kSlicesPerChunk)
     if (arena.span(begin).is_huge) arena_ask_for_huge(begin, begin + kSlicesPerChunk);
-  arena_ask_for_huge(begin, end);
 }
 
 }  // namespace rdmalloc

@@ -1,14 +1,18 @@
 // Which chunks of the arena are backed by huge pages.
 //
-// A huge page makes 512 page faults one, and is paid for at its first touch. That is right for what
-// will be touched all over, and wrong for a program of 1 MB in slabs of forty classes: 24 MiB of
-// addresses, of which huge pages would back every byte. So:
+// A huge page makes 512 page faults one and 512 TLB entries one, and all of its 2 MiB are resident
+// from the first touch on. That pays where the program touches all of it and costs memory
+// everywhere else: the rest of a large block's last page, the tail of a slab, a size class that a
+// program hardly uses. So the arena has small pages, also where the kernel's setting is `always`
+// (MADV_NOHUGEPAGE), but for two kinds of addresses that were never used before:
 //
-//   below 2 MiB              small pages: what /bin/ls and git status stay under
-//   below 64 MiB, sparse     small pages, but for chunks that one large block covers
-//   the rest                 huge pages, from the moment on that what is in use fills most of the
-//                            addresses, or of the last 8 MiB of them where a buffer wants more; and
-//                            beyond 64 MiB in any case
+//   large blocks of kHugeBlockSlices and more    the chunks that the block covers wholly
+//   slabs of blocks of up to kHugeSlabBlock      new chunks, once the heap is large and its latest
+//                                                slabs are full: what is backed and not in use is
+//                                                part of one chunk then
+//
+// The kernel keeps a mapping of its own for each range of addresses that differs from its
+// neighbours, 65,530 of them in a process: there are at most kHugeRanges such ranges.
 //
 // A chunk is asked for before any page of it is used, never later (I1). All calls under the page
 // heap's lock.
@@ -18,19 +22,23 @@
 
 namespace rdmalloc {
 
+inline constexpr std::uint32_t kHugeBlockSlices = (std::size_t{8} << 20) / kSliceBytes;
+inline constexpr std::uint32_t kHugeSlabBlock = 4096;
+
 // Whether the first touch of any part of the chunk that begins at this slice backs all of it.
 bool huge_is_chunk(SliceIndex chunk);
 // Whether any chunk that [begin, end) touches is such a one.
 bool huge_is_any(SliceIndex begin, SliceIndex end);
 
-// To be called before the slices from the frontier to `end` are committed: chooses, when a chunk
-// is entered, whether huge pages begin here; `is_for_buffer`: for a span of kBufferSlices and more,
-// that is no slab. Returns the end to commit instead: where that lies in
-// a huge page, its rest, which is backed with its first slice.
-SliceIndex huge_choose_end(SliceIndex frontier, SliceIndex end, bool is_for_buffer);
-// To be called after, for the slices that one span is to take: asks for its whole chunks.
-void huge_ask_for_whole(SliceIndex begin, SliceIndex end);
-// To be called for whole chunks whose mapping is a new one: asks for those that had them.
+// Called before a slab of small blocks takes addresses from the frontier on: asks for the next
+// chunks where that is worth it.
+void huge_ask_for_slabs(SliceIndex frontier);
+// Called before the slices from the frontier to `end` are used. Returns the end to use instead:
+// where that lies in a huge page, the end of the page, which is backed with its first slice.
+SliceIndex huge_end(SliceIndex end);
+// Called for new slices that one large block is to take: asks for the chunks it covers.
+void huge_ask_for_block(SliceIndex begin, SliceIndex end);
+// Called for whole chunks whose mapping is a new one: asks for those that had huge pages.
 void huge_ask_again(SliceIndex begin, SliceIndex end);
 
 }  // namespace rdmalloc

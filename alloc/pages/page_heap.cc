@@ -164,7 +164,7 @@ void cut_clean(SliceIndex slice, std::uint32_t slices, SliceIndex at, std::uint3
 
 // Makes slices beyond the frontier a free clean span, so that at least `wanted` aligned slices fit.
 // Returns that span's first slice, 0 when there is no memory.
-SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment, bool is_for_buffer) {
+SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
   SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
   if (frontier == 0) {
     // Slice 0 is never handed out: its index means "none".
@@ -176,9 +176,8 @@ SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment, bool i
   std::uint64_t begin = (std::uint64_t{frontier} + alignment - 1) & ~std::uint64_t{alignment - 1};
   std::uint64_t taken_end = begin + wanted;
   if (taken_end > arena.extent() / kSliceBytes) return 0;
-  SliceIndex end = huge_choose_end(frontier, static_cast<SliceIndex>(taken_end), is_for_buffer);
+  SliceIndex end = huge_end(static_cast<SliceIndex>(taken_end));
   if (arena_commit(end) != 0) return 0;
-  huge_ask_for_whole(static_cast<SliceIndex>(begin), static_cast<SliceIndex>(taken_end));
   std::uint32_t slices = end - frontier;
   arena.span(frontier).store({SpanKind::kReserved, 0, false, slices});
   set_first(frontier, frontier);
@@ -248,20 +247,27 @@ SliceIndex take_dirty(SliceIndex found, std::uint32_t slices, std::uint32_t alig
   return taken;
 }
 
-SliceIndex take_clean(std::uint32_t slices, std::uint32_t alignment, SpanKind rest) {
-  // Large spans start on a huge page, so that they are backed by whole ones.
-  std::uint32_t clean_alignment = alignment;
-  if (slices >= kSlicesPerChunk && clean_alignment < kSlicesPerChunk)
-    clean_alignment = kSlicesPerChunk;
-  SliceIndex clean = heap.clean.find_best(slices, clean_alignment);
-  if (clean == 0) clean = extend_frontier(slices, clean_alignment, rest == SpanKind::kFreeSpared);
-  if (clean == 0) {
-    clean_alignment = alignment;
-    clean = heap.clean.find_best(slices, alignment);
-  }
+// Asks for huge pages under the new part, from `frontier` on, of what one block of `slices` takes.
+void ask_for_block(SliceIndex taken, std::uint32_t slices, SliceIndex frontier) {
+  if (slices < kHugeBlockSlices) return;
+  huge_ask_for_block(taken > frontier ? taken : frontier, taken + slices);
+}
+
+SliceIndex take_clean(std::uint32_t slices, std::uint32_t alignment, SpanKind rest,
+                      bool is_small_slab = false) {
+  // What has no huge pages of its own leaves those of others alone: the rest of a huge page is
+  // backed with its first slice.
+  bool may_be_huge = slices >= kHugeBlockSlices || is_small_slab;
+  SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
+  SliceIndex clean = heap.clean.find_best(
+      slices, alignment, may_be_huge ? FreeSpans::Where::kAnywhere : FreeSpans::Where::kSmallPages);
+  if (clean == 0 && is_small_slab) huge_ask_for_slabs(frontier);
+  if (clean == 0) clean = extend_frontier(slices, alignment);
+  if (clean == 0) clean = heap.clean.find_best(slices, alignment);
   if (clean == 0) return 0;
   std::uint32_t length = arena.span(clean).load().slices;
-  SliceIndex taken = fit_in(clean, length, slices, clean_alignment);
+  SliceIndex taken = fit_in(clean, length, slices, alignment);
+  ask_for_block(taken, slices, frontier);
   cut_clean(clean, length, taken, slices, rest);
   return taken;
 }
@@ -276,7 +282,7 @@ bool has_room_at(SliceIndex end, std::uint32_t wanted) {
     found += next.slices;
     s += next.slices;
   }
-  return found >= wanted || extend_frontier(wanted - found, 1, true) != 0;
+  return found >= wanted || extend_frontier(wanted - found, 1) != 0;
 }
 
 // Takes those slices; they are to belong to the span before them.
@@ -360,7 +366,8 @@ SliceIndex take_for_buffer(std::uint32_t slices, std::uint32_t alignment, bool* 
   return taken;
 }
 
-SliceIndex take_for_others(std::uint32_t slices, std::uint32_t alignment, bool* is_zero) {
+SliceIndex take_for_others(std::uint32_t slices, std::uint32_t alignment, bool is_small_slab,
+                           bool* is_zero) {
   SliceIndex dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
   if (dirty == 0 && has_nodes()) {
     // Pages of another node cost each access; new ones once, and what is old goes back anyway.
@@ -370,13 +377,13 @@ SliceIndex take_for_others(std::uint32_t slices, std::uint32_t alignment, bool* 
   if (dirty != 0) return take_dirty(dirty, slices, alignment);
   SliceIndex spared = heap.spared.find_best(slices, alignment);
   if (spared != 0 && !is_left_alone(spared, slices)) return take_dirty(spared, slices, alignment);
-  SliceIndex taken = take_clean(slices, alignment, SpanKind::kFreeDirty);
+  SliceIndex taken = take_clean(slices, alignment, SpanKind::kFreeDirty, is_small_slab);
   *is_zero = taken != 0;
   if (taken == 0 && spared == 0) spared = heap.dirty.find_best(slices, alignment);
   return taken != 0 ? taken : take_dirty(spared, slices, alignment);
 }
 
-enum class TakenFor : std::uint8_t { kOthers, kBuffer, kRegion };
+enum class TakenFor : std::uint8_t { kOthers, kSmallSlab, kBuffer, kRegion };
 
 SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, TakenFor what,
                        bool* is_zero) {
@@ -388,9 +395,10 @@ SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, TakenFor w
     taken = take_clean(slices, alignment, SpanKind::kFreeDirty);
     *is_zero = taken != 0;
   }
-  if (taken == 0)
-    taken = what == TakenFor::kOthers ? take_for_others(slices, alignment, is_zero)
-                                      : take_for_buffer(slices, alignment, is_zero);
+  if (taken == 0 && (what == TakenFor::kOthers || what == TakenFor::kSmallSlab))
+    taken = take_for_others(slices, alignment, what == TakenFor::kSmallSlab, is_zero);
+  else if (taken == 0)
+    taken = take_for_buffer(slices, alignment, is_zero);
   if (taken == 0) taken = take_mixed(slices, alignment);
   if (taken != 0) add_used(slices);
   return taken;
@@ -400,7 +408,7 @@ SliceIndex take_locked(std::uint32_t slices, std::uint32_t alignment, TakenFor w
 // when there is no such place. Short ones lie where they fit: to copy them costs little, and with
 // room behind each, what many of them leave when they move fits none (the program realloc: 271 MiB
 // at most instead of 238).
-SliceIndex take_with_room(std::uint32_t slices) {
+SliceIndex take_with_room(std::uint32_t slices, std::uint32_t asked) {
   // 1 GiB of room is committed ahead at most.
   constexpr std::uint32_t kMostRoom = (std::uint32_t{1} << 30) / kSliceBytes;
   if (page_heap_is_over_limit(slices)) return 0;
@@ -415,11 +423,13 @@ SliceIndex take_with_room(std::uint32_t slices) {
     SpanWord word = arena.span(taken).load();
     cut(taken, word.slices, word.kind, taken, slices);
   } else {
+    SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
     SliceIndex clean = heap.clean.find_best(wanted, alignment);
-    if (clean == 0) clean = extend_frontier(wanted, alignment, true);
+    if (clean == 0) clean = extend_frontier(wanted, alignment);
     if (clean == 0) return 0;
     std::uint32_t length = arena.span(clean).load().slices;
     taken = fit_in(clean, length, wanted, alignment);
+    ask_for_block(taken, asked, frontier);
     cut_clean(clean, length, taken, slices, SpanKind::kFreeDirty);
     events_note_use(taken, slices);
   }
@@ -501,12 +511,13 @@ bool page_heap_is_over_limit(std::uint32_t more) {
   return heap.used_slices.load(std::memory_order_relaxed) + more > heap.limit_slices;
 }
 
-SliceIndex page_heap_take_slab(std::uint32_t slices) {
+SliceIndex page_heap_take_slab(std::uint32_t slices, std::uint32_t block_bytes) {
+  TakenFor what = block_bytes <= kHugeSlabBlock ? TakenFor::kSmallSlab : TakenFor::kOthers;
   for (;;) {
     {
       LockGuard guard(heap.lock);
       bool is_zero = false;
-      SliceIndex slice = take_locked(slices, slices, TakenFor::kOthers, &is_zero);
+      SliceIndex slice = take_locked(slices, slices, what, &is_zero);
       if (slice != 0 && is_zero) events_note_use(slice, slices);
       if (slice != 0) return slice;
     }
@@ -561,7 +572,7 @@ SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner) {
   if (capacity >= 2 * kSlicesPerChunk)
     capacity = (capacity + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
   LockGuard guard(heap.lock);
-  SliceIndex slice = capacity > slices ? take_with_room(capacity) : 0;
+  SliceIndex slice = capacity > slices ? take_with_room(capacity, slices) : 0;
   if (slice == 0) return 0;
   publish_locked(slice, large_word(false, owner));
   arena.span(slice).has_grown = true;
@@ -594,7 +605,9 @@ bool grow_locked(SliceIndex slice, std::uint32_t slices) {
   SpanWord word = span.load();
   SliceIndex end = slice + word.slices;
   std::uint32_t more = slices - word.slices;
+  SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
   if (page_heap_is_over_limit(more) || !has_room_at(end, more)) return false;
+  if (slices >= kHugeBlockSlices && end + more > frontier) huge_ask_for_block(frontier, end + more);
   take_room(end, more, SpanKind::kFreeDirty);
   span.has_grown = true;
   for (SliceIndex s = end; s < end + more; ++s) {

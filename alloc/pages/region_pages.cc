@@ -15,8 +15,9 @@ namespace {
 // Pages of the arena's own kind, none of them backed. They are charged, under strict overcommit, by
 // the second step, which so may fail; then nothing is usable there, and the first may be repeated.
 int put_plain(std::uintptr_t base, std::size_t bytes) {
-  int error = os::reserve_over(base, bytes);
-  return error == 0 ? os::commit(base, bytes) : error;
+  if (int error = os::reserve_over(base, bytes)) return error;
+  os::advise_small(base, bytes);
+  return os::commit(base, bytes);
 }
 
 // An exchange of pages. Steps 2, 3 and 5 of a purge (purge.h), with the turn; step 1 was done and 4
@@ -51,10 +52,8 @@ int put_in_turn(DecommitFunction decommit, void* arg) {
                     // A mapping too many for vm.max_map_count is refused before anything changes.
                     if (wanted->staged != 0) return os::move_huge(wanted->staged, bytes, base);
                     if (int error = put_plain(base, bytes)) return error;
-                    // Refused where the kernel has small pages only: then there is nothing to ask
-                    // for.
-                    wanted->kind == PageKind::kSmall ? os::advise_small(base, bytes)
-                                                     : os::advise_huge(base, bytes);
+                    // A wish: refused where the kernel has small pages only.
+                    if (wanted->kind != PageKind::kSmall) os::advise_huge(base, bytes);
                     return 0;
                   });
 }

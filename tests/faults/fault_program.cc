@@ -60,8 +60,8 @@ void use_malloc(unsigned seed) {
     }
     blocks.push_back(block);
   }
-  void* aligned = rdmalloc_memalign(2 * kMiB, 3 * kMiB);
-  if (aligned == nullptr) aligned = rdmalloc_memalign(2 * kMiB, 3 * kMiB);
+  void* aligned = rdmalloc_memalign(2 * kMiB, 12 * kMiB);
+  if (aligned == nullptr) aligned = rdmalloc_memalign(2 * kMiB, 12 * kMiB);
   require(aligned != nullptr, "memalign failed twice");
   rdmalloc_free(aligned);
   for (void* block : blocks) rdmalloc_free(block);

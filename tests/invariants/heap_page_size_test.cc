@@ -161,7 +161,8 @@ TEST_F(HeapPageSize, I3_registrations_end_before_the_pages_under_them_are_exchan
   };
   StubDomain domain(fabric);
   std::vector<void*> all;
-  while (void* block = rdmalloc_malloc(8 * kMiB)) {
+  // Where a heap's pages can lie.
+  while (void* block = rdmalloc_aligned_alloc(2 * kMiB, 8 * kMiB)) {
     memset(block, kMark, 8 * kMiB);
     all.push_back(block);
   }

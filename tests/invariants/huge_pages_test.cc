@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Which addresses of the arena huge pages are asked for under: the flag "hg" of /proc/self/smaps.
-// Each test wants a process of its own, as ctest gives it.
+// Which addresses of the arena huge pages are asked for under (the flag "hg" of /proc/self/smaps),
+// and that there are none elsewhere, whatever the kernel's setting is ("nh"). Each test wants a
+// process of its own, as ctest gives it.
 //
-// Seen to fail: a_program_of_many_sizes_… with is_dense() always true, a_large_block_… without
-// huge_ask_for_whole(), a_program_that_fills_… and buffers_… with is_dense() always false,
-// a_small_… with a zone of small pages of 4 MiB, buffers_… with kLatestForBuffers of 64 MiB,
-// never_… with huge_choose_end() not asking arena_may_be_huge().
+// Seen to fail: a_large_block_… without huge_ask_for_block(), a_large_heap_… with is_dense() always
+// false, a_medium_heap_… with kLargeHeapSlices of 64 MiB, the_arena_… without advise_small(),
+// blocks_that_grow_… with the capacity in place of the size asked for, the_rest_of_… without
+// Where::kSmallPages, never_… with huge_ask_for_block() not asking arena_may_be_huge().
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -26,8 +27,8 @@ namespace {
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kHugePage = 2 * kMiB;
 
-// Bytes of [begin, end) under which huge pages were asked for.
-size_t huge_bytes(uintptr_t begin, uintptr_t end) {
+// Bytes of [begin, end) whose mappings have the flag.
+size_t bytes_with_flag(uintptr_t begin, uintptr_t end, const char* flag) {
   std::ifstream smaps("/proc/self/smaps");
   uintptr_t from = 0, to = 0;
   size_t found = 0;
@@ -36,11 +37,16 @@ size_t huge_bytes(uintptr_t begin, uintptr_t end) {
     if (sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &a, &b) == 2) {
       from = std::max(a, begin);
       to = std::min(b, end);
-    } else if (line.starts_with("VmFlags:") && line.find(" hg") != std::string::npos && from < to) {
+    } else if (line.starts_with("VmFlags:") && line.find(flag) != std::string::npos && from < to) {
       found += to - from;
     }
   }
   return found;
+}
+
+// Under which huge pages were asked for.
+size_t huge_bytes(uintptr_t begin, uintptr_t end) {
+  return bytes_with_flag(begin, end, " hg");
 }
 
 uintptr_t address_of(const void* block) {
@@ -91,40 +97,65 @@ TEST_F(HugePages, a_program_of_many_sizes_and_few_bytes_has_none) {
   for (char* block : blocks) rdmalloc_free(block);
 }
 
-TEST_F(HugePages, a_large_block_has_them_under_all_it_covers) {
-  void* before = rdmalloc_malloc(4 * kMiB);  // begins in the first 2 MiB, which never have any
+TEST_F(HugePages, a_large_block_has_them_under_all_chunks_it_covers) {
   auto* block = static_cast<char*>(rdmalloc_malloc(9 * kMiB));
   uintptr_t begin = (address_of(block) + kHugePage - 1) & ~(kHugePage - 1);
   uintptr_t end = (address_of(block) + 9 * kMiB) & ~(kHugePage - 1);
   EXPECT_GE(end - begin, 3 * kHugePage);
   EXPECT_EQ(huge_bytes(begin, end), end - begin);
+  EXPECT_EQ(huge_bytes(end, address_of(block) + 16 * kMiB), 0u) << "not under what follows";
   rdmalloc_free(block);
-  rdmalloc_free(before);
 }
 
-TEST_F(HugePages, a_program_that_fills_its_addresses_has_them_from_then_on) {
-  uintptr_t end = fill(40 * kMiB) & ~(kHugePage - 1);
+TEST_F(HugePages, blocks_below_8_MiB_have_none) {
+  std::vector<uintptr_t> blocks;
+  for (size_t bytes : {40 * kKiB, kMiB, 3 * kMiB, 8 * kMiB - 64 * kKiB})
+    for (int i = 0; i < 8; i++) blocks.push_back(address_of(rdmalloc_malloc(bytes)));
+  auto [first, last] = std::minmax_element(blocks.begin(), blocks.end());
+  EXPECT_EQ(huge_bytes(*first, *last + 8 * kMiB), 0u);
+}
+
+// What an array keeps ready for its growth is not backed with it.
+TEST_F(HugePages, blocks_that_grow_have_them_under_what_was_asked_for) {
+  void* array = rdmalloc_malloc(kMiB);
+  void* behind = rdmalloc_malloc(kMiB);  // so that it moves
+  size_t asked = 13 * kMiB;
+  array = rdmalloc_realloc(array, asked);
+  uintptr_t begin = address_of(array);
+  ASSERT_GT(rdmalloc_malloc_usable_size(array), 14 * kMiB) << "the test wants room to grow";
+  EXPECT_GE(huge_bytes(begin, begin + asked), 10 * kMiB);
+  EXPECT_EQ(huge_bytes(begin + asked, begin + 32 * kMiB), 0u);
+  rdmalloc_free(array);
+  rdmalloc_free(behind);
+}
+
+// A clean huge page is backed as a whole once a small thing takes a part of it.
+TEST_F(HugePages, the_rest_of_a_huge_page_is_not_taken_for_small_blocks) {
+  uintptr_t begin = address_of(rdmalloc_aligned_alloc(kHugePage, 16 * kMiB));
+  ASSERT_EQ(huge_bytes(begin, begin + 16 * kMiB), 16 * kMiB);
+  rdmalloc_free(reinterpret_cast<void*>(begin));
+  rdmalloc_purge(0);
+  for (size_t bytes : {64 * kKiB, 256 * kKiB, kMiB}) {
+    uintptr_t block = address_of(rdmalloc_malloc(bytes));
+    EXPECT_TRUE(block >= begin + 16 * kMiB || block + bytes <= begin) << bytes;
+  }
+  EXPECT_LE(address_of(rdmalloc_malloc(16 * kMiB)), begin) << "another large block takes it";
+}
+
+TEST_F(HugePages, a_medium_heap_of_small_blocks_has_none) {
+  uintptr_t begin = address_of(rdmalloc_malloc(64));
+  uintptr_t end = fill(100 * kMiB);
+  EXPECT_EQ(huge_bytes(begin & ~(kHugePage - 1), end + kHugePage), 0u);
+}
+
+TEST_F(HugePages, a_large_heap_of_small_blocks_has_them_from_256_MiB_on) {
+  uintptr_t end = fill(300 * kMiB) & ~(kHugePage - 1);
   EXPECT_EQ(huge_bytes(end - 16 * kMiB, end), 16 * kMiB);
 }
 
-// But for the first 2 MiB of its addresses: what small programs stay under.
-TEST_F(HugePages, a_small_program_that_fills_its_addresses_has_them_too) {
-  uintptr_t begin = address_of(rdmalloc_malloc(1)) & ~(kHugePage - 1);
-  fill(kMiB);
-  EXPECT_EQ(huge_bytes(begin, begin + kHugePage), 0u);
-  fill(3 * kMiB);
-  EXPECT_EQ(huge_bytes(begin, begin + 2 * kHugePage), kHugePage);
-}
-
-// As a rank of an MPI job: it starts with all sizes, and then it is buffers, none of which covers a
-// huge page.
-TEST_F(HugePages, buffers_that_fill_the_latest_addresses_have_them_from_then_on) {
-  blocks_of_many_sizes();
-  std::vector<uintptr_t> buffers;
-  for (int i = 0; i < 32; i++) buffers.push_back(address_of(rdmalloc_malloc(kMiB)));
-  uintptr_t end = (*std::max_element(buffers.begin(), buffers.end()) + kMiB) & ~(kHugePage - 1);
-  EXPECT_EQ(huge_bytes(end - 16 * kMiB, end), 16 * kMiB);
-  for (uintptr_t buffer : buffers) rdmalloc_free(reinterpret_cast<void*>(buffer));
+TEST_F(HugePages, the_arena_has_none_whatever_the_kernels_setting_is) {
+  uintptr_t begin = address_of(rdmalloc_malloc(kMiB)) & ~(kHugePage - 1);
+  EXPECT_EQ(bytes_with_flag(begin, begin + 64 * kMiB, " nh"), 64 * kMiB);
 }
 
 TEST_F(HugePages, never_means_never) {

@@ -2,7 +2,7 @@
 //
 // I1, traced: an allocation storm whose threads carry, from their start to their end, a seccomp
 // filter that turns every forbidden call of theirs into SIGSYS. Forbidden: madvise (but for
-// MADV_HUGEPAGE), munmap, mremap, process_madvise, brk, mmap with MAP_FIXED.
+// MADV_HUGEPAGE and MADV_NOHUGEPAGE), munmap, mremap, process_madvise, brk, mmap with MAP_FIXED.
 //
 //   i1_trace THREADS OPERATIONS_PER_THREAD
 //
@@ -113,7 +113,8 @@ constexpr sock_filter kFilter[] = {
     UNLESS(SYS_mremap, 1), TRAP,
     UNLESS(SYS_brk, 1), TRAP,
     UNLESS(SYS_process_madvise, 1), TRAP,
-    UNLESS(SYS_madvise, 4), LOAD(args[2]), UNLESS(MADV_HUGEPAGE, 1), ALLOW, TRAP,
+    UNLESS(SYS_madvise, 6), LOAD(args[2]), UNLESS(MADV_HUGEPAGE, 1), ALLOW,
+    UNLESS(MADV_NOHUGEPAGE, 1), ALLOW, TRAP,
     UNLESS(SYS_mmap, 3), LOAD(args[3]),
     BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, MAP_FIXED, 0, 1), TRAP,
     ALLOW,

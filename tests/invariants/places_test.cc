@@ -88,7 +88,7 @@ TEST_F(Places, a_shorter_buffer_lies_where_a_longer_one_lay) {
 
 TEST_F(Places, a_longer_buffer_begins_where_the_longest_so_far_began) {
   char* place = passing_buffer(4 * kMiB + 70000);
-  for (size_t bytes : {6 * kMiB, 6 * kMiB + 70000, 13 * kMiB, 26 * kMiB, 48 * kMiB})
+  for (size_t bytes : {6 * kMiB, 6 * kMiB + 70000, 12 * kMiB, 24 * kMiB, 48 * kMiB})
     EXPECT_EQ(passing_buffer(bytes), place) << bytes;
   EXPECT_EQ(passing_buffer(4 * kMiB + 70000), place);
 }
