@@ -84,6 +84,11 @@ class Cluster:
         with open(self.folder + "/munge/key", "wb") as key:
             key.write(os.urandom(1024))
         os.chmod(self.folder + "/munge/key", 0o600)
+        # PMIx's directories are named by job numbers, which each cluster counts from 1: in /tmp, one
+        # left by a killed run lets no rank start.
+        os.mkdir(self.folder + "/pmix", mode=0o755)
+        with open(self.folder + "/mpi.conf", "w", encoding="utf-8") as file:
+            file.write(f"PMIxCliTmpDirBase={self.folder}/pmix\n")
         with open(self.folder + "/slurm.conf", "w", encoding="utf-8") as file:
             file.write(CONFIGURATION.format(folder=self.folder, ports=free_ports(3),
                                             host=socket.gethostname().split(".")[0],
@@ -215,9 +220,10 @@ while rank == "3":
         self.assertEqual(sorted(row["rank"] for row in seen["rows"]), [0, 1, 2])
         self.assertEqual({one["rank"] for one in seen["died"]}, {3})
 
-    def check_broadcasts(self, text, served_by):
+    def check_broadcasts(self, text, served_by, errors=""):
         """What a worker said: every byte right, at every rank by this malloc."""
         lines = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        self.assertTrue(lines, f"the worker wrote {text!r} and {errors}")
         self.assertEqual(lines[0]["type"], "hello", text)
         self.assertEqual([served_by in one for one in lines[0]["malloc"]], [True] * 2, lines[0])
         rows = [line for line in lines if line["type"] == "row"]
@@ -236,8 +242,9 @@ while rank == "3":
     def test_the_comparison_by_srun(self):
         for worker, pmi in self.workers():
             words = ["srun", *pmi, worker, *BROADCASTS]
-            self.check_broadcasts(call(words, env=self.cluster.env()).stdout, "libc")
-            self.check_broadcasts(self.run_tool("--", *words).stdout, "librdmalloc")
+            for done, malloc in ((call(words, env=self.cluster.env()), "libc"),
+                                 (self.run_tool("--", *words), "librdmalloc")):
+                self.check_broadcasts(done.stdout, malloc, done.stderr)
 
     def test_the_comparison_by_sbatch(self):
         folder = self.cluster.folder
