@@ -60,7 +60,8 @@ TEST_F(ParksAge, I7_what_is_parked_goes_back_after_the_decay_time_with_no_furthe
   rdmalloc_test::set("purge.decay_ms", 20);
   EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }));
   EXPECT_EQ(parked(), 0u);
-  EXPECT_GE(counter("stats.purged_bytes"), purged + kMiB);
+  // Which is counted when the kernel has taken all of it.
+  EXPECT_TRUE(comes_true([&] { return counter("stats.purged_bytes") >= purged + kMiB; }));
 }
 
 TEST_F(ParksAge, a_run_alone_wakes_the_purge_thread_that_sleeps_for_want_of_work) {
