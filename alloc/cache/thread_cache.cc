@@ -190,7 +190,6 @@ void note_slow_event(ThreadCache& cache) {
   if (++cache.slow_events % kEventsPerAge != 0) return;
   enter_shard(cache);
   age(cache);
-  purge_note_slabs();
 }
 
 // Makes room in the share for `bytes` more by giving up other classes, in turn.
@@ -250,7 +249,7 @@ void on_thread_exit(void* value) {
   // From here on this thread has no cache: libc's own last frees go straight to the slabs.
   detail::this_cache = &detail::empty_cache;
   drop_all(*cache);
-  if (is_known_first_thread()) purge_note_first_thread_ends();
+  is_known_first_thread() ? purge_note_first_thread_ends() : purge_note_thread_ends();
   cache->thread_id.store(0, std::memory_order_relaxed);
   shards[cache->shard].threads.fetch_sub(1, std::memory_order_relaxed);
   caches.free(cache);
