@@ -74,7 +74,7 @@ const char* rdmalloc_strerror(int error) {
 int rdmalloc_init(void) {
   if (!ensure_initialised()) return -ENOMEM;
   initialisations.fetch_add(1, std::memory_order_relaxed);
-  if (!purge_has_thread()) return 0;
+  if (!has_purge_thread(options().purge)) return 0;
   int error = purge_thread_start();
   // Counted first, so that nobody else's end stops the thread meanwhile; what failed is not
   // counted.

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 
 #include "alloc/api/allocate.h"
+#include "alloc/api/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
 
 using namespace rdmalloc;
 
@@ -110,8 +110,9 @@ size_t rdmalloc_malloc_usable_size(void* ptr) {
   return ptr == nullptr ? 0 : usable_bytes(ptr);
 }
 
-int rdmalloc_malloc_trim(size_t) {
-  return purge_request_all() ? 1 : 0;
+int rdmalloc_malloc_trim(size_t keep_bytes) {
+  if (options().purge == PurgeMode::kOff) return 0;
+  return rdmalloc_purge(keep_bytes) > 0 ? 1 : 0;
 }
 
 }  // extern "C"

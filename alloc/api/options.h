@@ -12,6 +12,9 @@ namespace rdmalloc {
 
 // kAuto: the purge thread comes with the program's own; kThread: with the program.
 enum class PurgeMode : std::uint8_t { kAuto, kThread, kManual, kOff };
+constexpr bool has_purge_thread(PurgeMode mode) {
+  return mode == PurgeMode::kAuto || mode == PurgeMode::kThread;
+}
 enum class HugeMode : std::uint8_t { kAuto, kNever, k2M, k1G };
 // Who hears of a purge besides our own cache (docs/design.md, tiers).
 enum class NotifyMode : std::uint8_t { kAuto, kHooks, kExplicit, kOff };

@@ -38,10 +38,9 @@ void purge_note_parked();
 // Blocks came back to a slab, and it had asked to be told (slab_watch): wakes it if it is there.
 void purge_note_slab_change();
 
-// Whether RDMALLOC_PURGE allows one.
-bool purge_has_thread();
-// Makes it unless it runs. 0 or a negative errno; after a failure the next call tries again (I10).
-// Never from malloc, free and their relatives (helper_thread_create), nor is what follows.
+// Makes it unless it runs, or RDMALLOC_PURGE forbids it. 0 or a negative errno; after a failure the
+// next call tries again (I10). Never from malloc, free and their relatives (helper_thread_create),
+// nor is what follows.
 int purge_thread_start();
 // Something to do: wakes it, making it if need be.
 void purge_wake();
@@ -78,9 +77,9 @@ void purge_set_decommit(DecommitFunction function);
 // the turn is this thread's already.
 int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg);
 
-// malloc_trim: asks the purge thread to give everything back that is free. Returns whether there is
-// something to give.
-bool purge_request_all();
+// Asks the purge thread to give everything back that is free: for callers that may be inside a
+// fabric's call, where rdmalloc_purge() is not allowed.
+void purge_request_all();
 
 // For a checkpoint: no purge, and no thread that purges, until purge_thaw(). Waits for a purge
 // under way until `deadline_ns` (os::monotonic_ns(); INT64_MAX: for ever). 0, -ETIMEDOUT with

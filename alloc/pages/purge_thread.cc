@@ -134,10 +134,6 @@ void purge_note_slab_change() {
 
 // ---- outside malloc and free ----
 
-bool purge_has_thread() {
-  return options().purge == PurgeMode::kAuto || options().purge == PurgeMode::kThread;
-}
-
 void purge_note_thread_ends() {
   if (thread.state.load(std::memory_order_relaxed) != ThreadState::kNone) return;
   // The purge thread would be the last one, and only look whether it is.
@@ -151,13 +147,11 @@ void purge_wake() {
   if (purge_thread_start() == 0) wake();
 }
 
-bool purge_request_all() {
+void purge_request_all() {
   fork_check();
   cache_flush_this_thread();
-  bool has_something = free_bytes() != 0;
   purger.everything_requested.store(true, std::memory_order_seq_cst);
   purge_wake();
-  return has_something;
 }
 
 void purge_note_first_thread_ends() {
@@ -172,7 +166,7 @@ int purge_thread_start() {
   // Now, not later: recovery forgets the parent's thread. If it forgot one just started here, a
   // second would be started on the same stack.
   fork_check();
-  if (!purge_has_thread()) return -ENOTSUP;
+  if (!has_purge_thread(options().purge)) return -ENOTSUP;
   ThreadState expected = ThreadState::kNone;
   // Acquire: pairs with the release that ends a stop; one starter at a time.
   if (!thread.state.compare_exchange_strong(expected, ThreadState::kStarting,

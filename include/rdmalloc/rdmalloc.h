@@ -373,6 +373,8 @@ RDMALLOC_API void* rdmalloc_memalign(size_t alignment, size_t bytes);
 RDMALLOC_API void* rdmalloc_valloc(size_t bytes);
 RDMALLOC_API void* rdmalloc_pvalloc(size_t bytes);
 RDMALLOC_API size_t rdmalloc_malloc_usable_size(void* ptr);
+/** rdmalloc_purge(keep_bytes), and as safe; 1 when memory went back, 0 when none did or
+ *  RDMALLOC_PURGE=off forbids it. */
 RDMALLOC_API int rdmalloc_malloc_trim(size_t keep_bytes);
 
 #ifdef __cplusplus

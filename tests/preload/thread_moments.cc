@@ -72,6 +72,8 @@ void stay_single() {
     use_and_free(200 * kMiB, block_bytes);
     expect(thread_count() == 1, "a program without threads got one");
   }
+  expect(malloc_trim(0) == 1, "there was nothing to give back");
+  expect(thread_count() == 1, "malloc_trim() made a thread");
   // EINVAL is what more than one thread means. A sandbox may refuse by EPERM.
   expect(unshare(CLONE_NEWUSER) == 0 || errno != EINVAL, "unshare(CLONE_NEWUSER)");
 }
