@@ -8,6 +8,9 @@
 //   thread_moments timer     libc's own threads: there when one of them has ended
 //   thread_moments start     RDMALLOC_PURGE=thread: there from the start
 //   thread_moments linked    (linked statically) as timer, with threads of the program
+//   thread_moments thread    it comes with a thread of the program's, and is not real-time as that
+//   is thread_moments again     the second thread of the program brings it, where the first could
+//   not thread_moments no_room   there is no address space for its stack
 //
 // Seen to fail with the thread made in free(): `single` had two threads, and unshare() refused;
 // `c11` hung, 3 of 3. `timer` and `linked` without purge_note_thread_ends(), `start` without the
@@ -17,8 +20,10 @@
 #endif
 #include <errno.h>
 #include <malloc.h>
+#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <threads.h>
 #include <time.h>
 #include <unistd.h>
@@ -27,6 +32,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -67,7 +75,7 @@ bool has_purge_thread() {
   return threads_named("rdmalloc-purge") == 1;
 }
 
-void stay_single() {
+void stay_single(const char*) {
   for (size_t block_bytes : {kMiB, 100 * kMiB, size_t{70000}, size_t{3000}, size_t{100}}) {
     use_and_free(200 * kMiB, block_bytes);
     expect(thread_count() == 1, "a program without threads got one");
@@ -93,6 +101,7 @@ int use_late_tls(void*) {
   return 0;
 }
 void join_c11_threads(const char* library) {
+  expect(library != nullptr, "c11 wants a library");
   void* handle = dlopen(library, RTLD_NOW);
   expect(handle != nullptr, "the library with thread-local variables");
   touch = reinterpret_cast<char* (*)()>(dlsym(handle, "tls_hog"));
@@ -112,7 +121,7 @@ void use_in_notification(sigval) {
   use_and_free(64 * kMiB, 2 * kMiB);
   notifications++;
 }
-void be_told_by_a_timer() {
+void be_told_by_a_timer(const char*) {
   sigevent event = {};
   event.sigev_notify = SIGEV_THREAD;
   event.sigev_notify_function = use_in_notification;
@@ -127,29 +136,102 @@ void be_told_by_a_timer() {
   expect(comes_true([] { return resident_bytes() < 32 * kMiB; }), "the memory did not go back");
 }
 
-void run_a_thread() {
+// The thread-local variables of a program that has many: on the stack of each thread.
+#ifdef STATIC_TLS_BYTES
+thread_local char variables[STATIC_TLS_BYTES];
+#else
+thread_local char variables[8];
+#endif
+void* use_variables(void*) {
+  variables[sizeof variables - 1] = 1;
+  return nullptr;
+}
+// With a stack for all that the tests ask of libc's TLS.
+void make_a_thread() {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  pthread_attr_setstacksize(&attributes, 256 * kMiB);
+  pthread_t thread;
+  expect(pthread_create(&thread, &attributes, use_variables, nullptr) == 0, "pthread_create");
+  pthread_join(thread, nullptr);
+}
+
+// The kernel's id of the purge thread.
+pid_t purge_thread_id() {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::getline(std::ifstream(task.path() / "comm"), name);
+    if (name == "rdmalloc-purge") return atoi(task.path().filename().c_str());
+  }
+  return 0;
+}
+
+void come_with_a_thread(const char*) {
+  sched_param priority = {};
+  priority.sched_priority = 1;
+  bool may_be_real_time = sched_setscheduler(0, SCHED_FIFO, &priority) == 0;
+  make_a_thread();
+  expect(comes_true(has_purge_thread), "a thread was made, and no purge thread is there");
+  if (!may_be_real_time) return;
+  expect(comes_true([] { return sched_getscheduler(purge_thread_id()) == SCHED_OTHER; }),
+         "the purge thread is real-time, as the thread that made it is");
+  std::puts("not real-time");
+}
+
+void try_again(const char*) {
+  make_a_thread();
+  usleep(100000);
+  expect(!has_purge_thread(), "the first creation was to fail");
+  make_a_thread();
+  expect(comes_true(has_purge_thread), "no second try");
+}
+
+#ifndef LINKED_STATICALLY
+void find_no_room(const char*) {
+  std::free(std::malloc(100));
+  rlimit none = {1, RLIM_INFINITY};
+  expect(setrlimit(RLIMIT_AS, &none) == 0, "setrlimit");
+  auto* init = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "rdmalloc_init"));
+  expect(init != nullptr && init() == -ENOMEM, "rdmalloc_init() is to be refused");
+}
+#else
+void run_a_thread(const char*) {
   expect(!has_purge_thread(), "a purge thread before there is a reason");
   std::thread([] { use_and_free(64 * kMiB, 2 * kMiB); }).join();
   expect(comes_true(has_purge_thread), "a thread has ended, and no purge thread is there");
 }
+#endif
+
+void be_there_from_the_start(const char*) {
+  expect(thread_count() == 2 && comes_true(has_purge_thread), "RDMALLOC_PURGE=thread: no thread");
+}
+
+struct Case {
+  const char* name;
+  void (*run)(const char* argument);
+};
+constexpr Case kCases[] = {
+    {"single", stay_single},
+    {"timer", be_told_by_a_timer},
+    {"start", be_there_from_the_start},
+    {"thread", come_with_a_thread},
+    {"again", try_again},
+#ifdef LINKED_STATICALLY
+    {"linked", run_a_thread},
+#else
+    {"c11", join_c11_threads},
+    {"no_room", find_no_room},
+#endif
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  const char* what = argc > 1 ? argv[1] : "";
-#ifndef LINKED_STATICALLY
-  if (std::strcmp(what, "c11") == 0 && argc > 2) join_c11_threads(argv[2]);
-#endif
-  if (std::strcmp(what, "single") == 0)
-    stay_single();
-  else if (std::strcmp(what, "timer") == 0)
-    be_told_by_a_timer();
-  else if (std::strcmp(what, "start") == 0)
-    expect(thread_count() == 2 && comes_true(has_purge_thread), "RDMALLOC_PURGE=thread: no thread");
-  else if (std::strcmp(what, "linked") == 0)
-    run_a_thread();
-  else if (std::strcmp(what, "c11") != 0)
-    fail("usage: thread_moments single | c11 LIBRARY | timer | start | linked");
-  std::puts("all is well");
-  return 0;
+  for (const Case& one : kCases) {
+    if (argc < 2 || std::strcmp(argv[1], one.name) != 0) continue;
+    one.run(argc > 2 ? argv[2] : nullptr);
+    std::puts("all is well");
+    return 0;
+  }
+  fail("the first argument is none of the cases that this file's head lists");
 }
