@@ -83,7 +83,8 @@ const char* helper_thread_remedy(int error) {
     case -ENOMEM:
       return "its stack could not be mapped: check RLIMIT_AS and vm.overcommit_memory";
     case -EINVAL:
-      return "libc refuses every size of stack up to 1 GiB: check GLIBC_TUNABLES";
+      return "libc refuses stacks up to 1 GiB (GLIBC_TUNABLES?), or this thread has left its PID "
+             "namespace (unshare) and can make none";
     default:
       return "the kernel or a sandbox forbids it: check seccomp filters for clone3 and clone";
   }

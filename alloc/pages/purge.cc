@@ -69,9 +69,9 @@ class Turn {
   // In a fork child: the turn of the thread that called fork stays its own, any other has ended.
   // Returns whether it is that one's.
   bool after_fork(const Forker& forker) {
-    bool is_forkers = forker.is_called(owner());
-    owner_.store(is_forkers ? forker.is : 0, std::memory_order_relaxed);
-    return is_forkers;
+    if (owner() == forker.id) return true;
+    owner_.store(0, std::memory_order_relaxed);
+    return false;
   }
 
  private:
