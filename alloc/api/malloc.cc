@@ -86,8 +86,8 @@ void* rdmalloc_aligned_alloc(size_t alignment, size_t bytes) {
 }
 
 void* rdmalloc_memalign(size_t alignment, size_t bytes) {
-  // glibc rounds an alignment that is no power of two up to one.
-  if (alignment > kLargestRequest / 2) {
+  // glibc rounds an alignment that is no power of two up to one, if there is one.
+  if (alignment > SIZE_MAX / 2 + 1) {
     errno = EINVAL;
     return nullptr;
   }

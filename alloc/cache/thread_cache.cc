@@ -283,8 +283,11 @@ ThreadCache* make_cache() {
   shards[0].threads.fetch_add(1, std::memory_order_relaxed);
   enter_shard(*cache);
   detail::this_cache = cache;
+  // libc may want memory for its table of keys, and say in errno that there is none: not in free().
+  int saved = errno;
   if (pthread_setspecific(exit_key, cache) == 0 && is_known_first_thread())
     first_thread_tells.store(true, std::memory_order_relaxed);
+  errno = saved;
   // Stays true: on_thread_exit leaves it so, and a thread has one cache in its life.
   return cache;
 }
