@@ -4,6 +4,7 @@
 #include "alloc/api/statistics_at_exit.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/at_start.h"
+#include "alloc/core/standard_error.h"
 #include "alloc/fork.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
@@ -52,6 +53,7 @@ void end_alone() {
 
 void read_settings_alone() {
   if (options_are_read.load(std::memory_order_relaxed)) return;
+  standard_error_note();
   options_read();
   // Release: pairs with the acquire in ensure_settings().
   options_are_read.store(true, std::memory_order_release);

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sys/stat.h>
 
 #include <cstdint>
 #include <cstring>
@@ -108,6 +109,12 @@ int each_entry(const char* path, Fn fn) {
 }
 
 }  // namespace
+
+FileIdentity identity_of(int fd) {
+  struct stat file;
+  if (raw_syscall(SYS_fstat, fd, reinterpret_cast<long>(&file)) != 0) return {};
+  return {file.st_dev, file.st_ino, true};
+}
 
 int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg) {
   return each_entry("/proc/self/fd", [fn, arg](long directory, const char* entry) {
