@@ -47,13 +47,17 @@ class Turn {
   std::uint32_t owner() const { return owner_.load(std::memory_order_relaxed); }
   bool try_begin() {
     std::uint32_t expected = 0;
-    return owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire);
+    // Acquire: pairs with the release in end().
+    bool is_begun =
+        owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire);
+    if (is_begun) ++number_;
+    return is_begun;
   }
   void begin() {
-    // Acquire: pairs with the release in end().
     for (;;) {
-      std::uint32_t expected = 0;
-      if (owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire)) return;
+      if (try_begin()) return;
+      std::uint32_t expected = owner();
+      if (expected == 0) continue;
       fork_check();  // as in Lock::lock_contended()
       waiters_.fetch_add(1, std::memory_order_seq_cst);
       // A lost wake-up costs 10 ms and no more.
@@ -74,11 +78,40 @@ class Turn {
     return false;
   }
 
+  // Which turn it is; its owner asks.
+  std::uint64_t number() const { return number_; }
+
  private:
   std::atomic<std::uint32_t> owner_{0};
   std::atomic<std::uint32_t> waiters_{0};
+  std::uint64_t number_ = 0;
 };
 constinit Turn turn;
+
+// Whether `decommit` does what it says. A seccomp filter that answers 0 for the kernel, and old
+// emulators, do not take the pages away, and what then lies there is no zeroes for calloc(). Tried
+// on a page of ours, once in each turn: a filter is one thread's, and may come at any time.
+class Probe {
+ public:
+  bool takes_pages_away(DecommitFunction decommit) {
+    if (turn_ == turn.number() && decommit_ == decommit) return takes_;
+    if (page_ == 0 && os::map_metadata(os::page_bytes(), &page_) != 0) return true;
+    auto* word = reinterpret_cast<volatile std::uint64_t*>(page_);
+    *word = 1;
+    // A refusal is no lie.
+    takes_ = decommit(page_, os::page_bytes()) != 0 || *word == 0;
+    turn_ = turn.number();
+    decommit_ = decommit;
+    return takes_;
+  }
+
+ private:
+  std::uint64_t turn_ = 0;
+  DecommitFunction decommit_ = nullptr;
+  bool takes_ = true;
+  std::uintptr_t page_ = 0;
+};
+constinit Probe probe;  // with the turn
 
 std::uint32_t now_ms() {
   return static_cast<std::uint32_t>(os::coarse_ms());
@@ -375,6 +408,7 @@ void purge_set_decommit(DecommitFunction function) {
 int purge_decommit(DecommitFunction decommit, std::uintptr_t base, std::size_t length) {
   assert_no_lock_held("decommit");
   int error = decommit(base, length);
+  if (error == 0 && !probe.takes_pages_away(decommit)) error = -ENOTSUP;
   fork_check();  // as after a page event
   return error;
 }
