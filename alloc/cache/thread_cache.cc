@@ -461,15 +461,31 @@ void cache_flush_this_thread() {
   if (ThreadCache* cache = cache_of_this_thread()) drop_all(*cache);
 }
 
+namespace {
+
+// Address space for metadata in proportion to what there is: 1 GiB of magazines is 2 million of
+// them.
+std::size_t magazine_bytes(std::size_t room) {
+  constexpr std::size_t kMost = std::size_t{1} << 30;
+  return room / 64 < kMost ? room / 64 : kMost;
+}
+std::size_t cache_bytes(std::size_t room) {
+  constexpr std::size_t kMost = std::size_t{1} << 28;
+  return room / 256 < kMost ? room / 256 : kMost;
+}
+
+}  // namespace
+
 int cache_init() {
-  // Address space for metadata in proportion to the arena: 1 GiB of magazines is 2 million of them.
-  std::size_t magazine_bytes = arena.extent() / 64, cache_bytes = arena.extent() / 256;
-  if (magazine_bytes > (std::size_t{1} << 30)) magazine_bytes = std::size_t{1} << 30;
-  if (cache_bytes > (std::size_t{1} << 28)) cache_bytes = std::size_t{1} << 28;
-  if (int error = magazines.reserve(magazine_bytes)) return error;
-  if (int error = caches.reserve(cache_bytes)) return error;
+  if (int error = magazines.reserve(magazine_bytes(arena.room_bytes))) return error;
+  if (int error = caches.reserve(cache_bytes(arena.room_bytes))) return error;
   if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
   return -pthread_key_create(&exit_key, on_thread_exit);
+}
+
+void caches_fit_limit(std::uint64_t limit_bytes) {
+  magazines.give_up_beyond(magazine_bytes(limit_bytes));
+  caches.give_up_beyond(cache_bytes(limit_bytes));
 }
 
 unsigned cache_enter_shard() {

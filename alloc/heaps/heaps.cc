@@ -29,8 +29,8 @@ int reserve_heaps() {
   LockGuard guard(reserve_lock);
   if (is_reserved.load(std::memory_order_relaxed)) return 0;
   std::size_t bytes = (std::size_t{kMostHeaps} + 1) * sizeof(Heap);
-  // In proportion to the arena, as the threads' caches.
-  if (bytes > arena.extent() / 256) bytes = arena.extent() / 256;
+  // In proportion, as the threads' caches.
+  if (bytes > arena.room_bytes / 256) bytes = arena.room_bytes / 256;
   if (int error = heaps.reserve(bytes)) return error;
   is_reserved.store(true, std::memory_order_release);
   return 0;

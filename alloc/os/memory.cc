@@ -145,17 +145,23 @@ MemoryState memory_state() {
   return state;
 }
 
-std::uint64_t address_space_left_bytes() {
+AddressLimit address_limit() {
   rlimit limit;
   if (should_fail(Site::kReadLimit) ||
-      raw_syscall(SYS_prlimit64, 0, RLIMIT_AS, 0, reinterpret_cast<long>(&limit)) != 0 ||
-      limit.rlim_cur == RLIM_INFINITY)
-    return UINT64_MAX;
+      raw_syscall(SYS_prlimit64, 0, RLIMIT_AS, 0, reinterpret_cast<long>(&limit)) != 0)
+    return {};
+  static_assert(RLIM_INFINITY == UINT64_MAX);
+  return {limit.rlim_cur, limit.rlim_max};
+}
+
+std::uint64_t address_space_left_bytes() {
+  std::uint64_t limit = address_limit().bytes;
+  if (limit == UINT64_MAX) return limit;
   char statm[128];
   std::uint64_t pages = 0;
   if (read_file("/proc/self/statm", statm) != 0) parse_number(statm, &pages);
   std::uint64_t mapped = pages * page_bytes();
-  return mapped < limit.rlim_cur ? limit.rlim_cur - mapped : 0;
+  return mapped < limit ? limit - mapped : 0;
 }
 
 namespace {

@@ -28,7 +28,14 @@ struct MemoryState {
 // Opens, reads and closes some files: 20 to 100 us. Any thread.
 MemoryState memory_state();
 
-// RLIMIT_AS less what is mapped already; UINT64_MAX when there is no limit.
+// RLIMIT_AS, in force and the highest that it may be raised to; UINT64_MAX: no limit.
+struct AddressLimit {
+  std::uint64_t bytes = UINT64_MAX;
+  std::uint64_t most_bytes = UINT64_MAX;
+};
+AddressLimit address_limit();
+// RLIMIT_AS less what is mapped already; UINT64_MAX when there is no limit. Reads /proc where there
+// is.
 std::uint64_t address_space_left_bytes();
 
 // RLIMIT_MEMLOCK, and what this process has that counts against it.

@@ -364,6 +364,25 @@ TEST(MallocLimits, what_does_not_fit_an_address_space_is_enomem_and_malloc_goes_
   }
 }
 
+// Seen to fail: with all of the arena reserved whatever the program says, by mmap; with the limit
+// read at the start only, by malloc.
+TEST(MallocLimits, an_address_space_that_the_program_lowers_is_heeded_and_left_to_others) {
+  ChildResult result = run_with({}, {}, {"lower"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+  result = run_with({}, {}, {"unseen"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+}
+
+// Seen to fail: with an arena as wide as the limit at the start.
+TEST(MallocLimits, an_address_space_that_the_program_raises_can_be_used) {
+  auto begin_with_1_gib = [] {
+    rlimit limit = {size_t{1} << 30u, RLIM_INFINITY};
+    setrlimit(RLIMIT_AS, &limit);
+  };
+  ChildResult result = run_with({}, begin_with_1_gib, {"raise"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+}
+
 TEST(MallocLimits, a_data_limit_is_enomem_and_malloc_goes_on) {
   for (size_t mib : {64u, 1024u}) {
     ChildResult result =
