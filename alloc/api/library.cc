@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "alloc/api/options.h"
+#include "alloc/cache/shards.h"
 #include "alloc/init.h"
 #include "alloc/pages/purge.h"
 
@@ -73,6 +74,7 @@ const char* rdmalloc_strerror(int error) {
 
 int rdmalloc_init(void) {
   if (!ensure_initialised()) return -ENOMEM;
+  shards_learn();
   initialisations.fetch_add(1, std::memory_order_relaxed);
   if (!has_purge_thread(options().purge)) return 0;
   int error = purge_thread_start();

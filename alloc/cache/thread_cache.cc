@@ -275,11 +275,12 @@ ThreadCache* make_cache() {
     return nullptr;
   }
   cache->reset(nothing + 1, thread_id());
-  // Where there is one thread there is one place: its processors are not asked for.
+  // Where there is one thread there is one place: its processors are not asked for. Of more, what
+  // takes files to know is learned before they are made (shards_learn).
   bool is_first = live_threads.fetch_add(1, std::memory_order_relaxed) == 0;
   const os::TopologySource& topology = options().topology;
   if (is_first) os::topology_note_first_thread();
-  if (!is_first || topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
+  if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
   shards[0].threads.fetch_add(1, std::memory_order_relaxed);
   enter_shard(*cache);
   detail::this_cache = cache;

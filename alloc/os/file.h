@@ -33,6 +33,10 @@ struct FileIdentity {
 };
 FileIdentity identity_of(int fd);
 
+// Gives the calling thread a table of descriptors of its own, which is empty. 0, or a negative
+// errno where the kernel or a sandbox refuses; then the thread must end.
+int own_descriptors();
+
 // Calls `fn` for each descriptor that this process has open, with what /proc/self/fd says of it.
 // 0 or a negative errno.
 int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg);

@@ -6,6 +6,7 @@
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/at_start.h"
+#include "alloc/core/file_thread.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
@@ -36,6 +37,8 @@ namespace {
 // of observers and one system call, so not too little.
 constexpr std::uint32_t kPieceSlices = 256;
 constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
+// The default ceiling is looked up when this much is free: a quarter of a container of 32 MiB.
+constexpr std::uint64_t kLookUpFromBytes = std::uint64_t{8} << 20;
 // A refused or waiting purge thread looks again four times in a decay time, in these bounds.
 constexpr std::uint64_t kShortestTickMs = 1, kLongestTickMs = 1000;
 
@@ -117,17 +120,25 @@ std::uint32_t now_ms() {
   return static_cast<std::uint32_t>(os::coarse_ms());
 }
 // The ceiling for free memory: set, or a quarter of what this process may have. That takes files to
-// read, so it is looked up once needed: not by small programs. Any thread; all find the same.
-std::uint64_t dirty_max_bytes() {
-  std::uint64_t bytes = purger.dirty_max_bytes.load(std::memory_order_relaxed);
-  if (bytes != kNotLookedUp) return bytes;
-  std::uint64_t most = os::memory_limit_bytes() / 4;
-  if (most > kMostDirtyBytes) most = kMostDirtyBytes;
+// read, so it is looked up once needed: not by small programs.
+std::uint64_t default_dirty_max_bytes() {
+  std::uint64_t quarter = os::memory_limit_bytes() / 4;
+  return quarter < kMostDirtyBytes ? quarter : kMostDirtyBytes;
+}
+void set_default_dirty_max(std::uint64_t bytes) {
+  std::uint64_t seen = kNotLookedUp;
   // Only from there: a program may have set it meanwhile.
-  if (!purger.dirty_max_bytes.compare_exchange_strong(bytes, most, std::memory_order_relaxed))
-    return bytes;
-  parks_set_ceiling(most);
-  return most;
+  if (purger.dirty_max_bytes.compare_exchange_strong(seen, bytes, std::memory_order_relaxed))
+    parks_set_ceiling(bytes);
+}
+void look_up_dirty_max() {
+  if (purger.dirty_max_bytes.load(std::memory_order_relaxed) != kNotLookedUp ||
+      free_bytes() < kLookUpFromBytes)
+    return;
+  std::uint64_t bytes = kMostDirtyBytes;
+  file_thread_run([](void* out) { *static_cast<std::uint64_t*>(out) = default_dirty_max_bytes(); },
+                  &bytes);
+  set_default_dirty_max(bytes);
 }
 
 }  // namespace
@@ -149,7 +160,8 @@ std::uint64_t free_bytes() {
 }
 
 std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
-  std::uint64_t ceiling = dirty_max_bytes();
+  // Not looked up yet: above all that there can be.
+  std::uint64_t ceiling = purger.dirty_max_bytes.load(std::memory_order_relaxed);
   std::uint64_t limit = options().limit_bytes;
   *is_limit = false;
   if (limit == UINT64_MAX) return ceiling;
@@ -307,6 +319,7 @@ bool round_of_work() {
   events_deliver_all();
   if (!is_paused()) region_pages_restore_in_turn(decommit_in_force());
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
+  look_up_dirty_max();
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0;
   bool depot_has_more = depot_age(empties_caches);
@@ -361,7 +374,7 @@ void purge_init() {
       settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kNotLookedUp,
       std::memory_order_relaxed);
   // Programs in a sandbox that kills for reading files later on (docs/settings.md).
-  if (!settings.watch_pressure) dirty_max_bytes();
+  if (!settings.watch_pressure) set_default_dirty_max(default_dirty_max_bytes());
   if (settings.limit_bytes != UINT64_MAX) page_heap_set_limit(settings.limit_bytes);
   if (settings.notify == NotifyMode::kOff)
     purger.decommit.store(os::decommit, std::memory_order_relaxed);
@@ -430,11 +443,15 @@ PurgeCounters purge_counters() {
       .refusals = purger.refusals.load(std::memory_order_relaxed),
       .failures = purger.failures.load(std::memory_order_relaxed),
       .decay_ms = purger.decay_ms.load(std::memory_order_relaxed),
-      .dirty_max_bytes = dirty_max_bytes(),
       .pressure_purges = purger.pressure_purges.load(std::memory_order_relaxed),
   };
   thread_counters(&counters);
   return counters;
+}
+
+std::uint64_t purge_dirty_max_bytes() {
+  std::uint64_t bytes = purger.dirty_max_bytes.load(std::memory_order_relaxed);
+  return bytes == kNotLookedUp ? default_dirty_max_bytes() : bytes;
 }
 
 void purge_set_decay_ms(std::uint64_t decay_ms) {

@@ -95,7 +95,6 @@ struct PurgeCounters {
   std::uint64_t refusals = 0;           // by an observer
   std::uint64_t failures = 0;           // by the kernel
   std::uint64_t decay_ms = 0;
-  std::uint64_t dirty_max_bytes = 0;
   std::uint64_t thread_failures = 0;  // times the thread could not be created
   std::uint64_t pressure_purges = 0;  // rounds that gave back early: the kernel was short of memory
   std::uint64_t freezes = 0;          // times purging was stopped for a checkpoint
@@ -103,6 +102,8 @@ struct PurgeCounters {
   bool is_frozen = false;
 };
 PurgeCounters purge_counters();
+// The ceiling. Where nothing has set it, and no purge thread has looked it up, files are read.
+std::uint64_t purge_dirty_max_bytes();
 void purge_set_decay_ms(std::uint64_t decay_ms);
 void purge_set_dirty_max_bytes(std::uint64_t bytes);
 

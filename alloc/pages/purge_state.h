@@ -15,7 +15,7 @@ inline constexpr std::uint64_t kNotLookedUp = UINT64_MAX;  // of Purger::dirty_m
 struct Purger {
   std::atomic<bool> everything_requested{false};
   std::atomic<std::uint64_t> decay_ms{5000};
-  std::atomic<std::uint64_t> dirty_max_bytes{kNotLookedUp};  // see dirty_max_bytes()
+  std::atomic<std::uint64_t> dirty_max_bytes{kNotLookedUp};
   std::atomic<std::uint32_t> pauses{0};
   std::atomic<std::int64_t> held_until_ms{0};
   std::atomic<DecommitFunction> decommit;

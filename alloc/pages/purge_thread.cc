@@ -16,6 +16,7 @@
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/at_start.h"
+#include "alloc/core/file_thread.h"
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
@@ -57,8 +58,7 @@ bool runs() {
   return thread.state.load(std::memory_order_relaxed) == ThreadState::kRuns;
 }
 
-void* run_thread(void*) {
-  helper_thread_begins("rdmalloc-purge");
+void purge_until_stopped() {
   auto* word = reinterpret_cast<const std::uint32_t*>(&thread.sleep);
   // Born of a fork in a page event, it is no purge thread any more once it comes back from there:
   // thread_after_fork() took the stack away.
@@ -75,6 +75,7 @@ void* run_thread(void*) {
         purger.everything_requested.load(std::memory_order_seq_cst))
       continue;
     if (how == kIdle && !is_idle()) continue;
+    if (how == kIdle) file_thread_stop();
     std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
     bool has_ended = thread.first_thread_ended.load(std::memory_order_seq_cst);
     if (std::int64_t tick_ns = last_thread_tick_ns(has_ended)) {
@@ -83,12 +84,18 @@ void* run_thread(void*) {
         pthread_detach(pthread_self());
         helper_threads.fetch_sub(1, std::memory_order_relaxed);
         thread.state.store(ThreadState::kNone, std::memory_order_release);
-        return nullptr;
+        return;
       }
       if (timeout_ns < 0 || timeout_ns > tick_ns) timeout_ns = tick_ns;
     }
     os::futex_wait(word, how, timeout_ns);
   }
+}
+
+void* run_thread(void*) {
+  helper_thread_begins("rdmalloc-purge");
+  purge_until_stopped();
+  file_thread_stop();
   return nullptr;
 }
 
@@ -111,7 +118,8 @@ __attribute__((constructor)) void begin_with_the_program() {
 
 void purge_note_dirty() {
   if (!runs()) return;
-  // Pairs with the seq_cst store of `sleep` in run_thread(): our slices are counted before.
+  // Pairs with the seq_cst store of `sleep` in purge_until_stopped(): our slices are counted
+  // before.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   std::uint32_t sleep = thread.sleep.load(std::memory_order_relaxed);
   if (sleep == kAwake) return;
@@ -157,7 +165,7 @@ void purge_request_all() {
 void purge_note_first_thread_ends() {
   if (auto* tell = tell_first_thread_ends.load(std::memory_order_acquire)) tell();
   thread.first_thread_ended.store(true, std::memory_order_seq_cst);
-  // As in run_thread(): it sees the flag before it sleeps, or we see that it sleeps.
+  // As in purge_until_stopped(): it sees the flag before it sleeps, or we see that it sleeps.
   wake();
 }
 
@@ -267,6 +275,7 @@ void thread_counters(PurgeCounters* counters) {
 
 void thread_after_fork(std::uintptr_t forkers_stack) {
   thread.state.store(ThreadState::kNone, std::memory_order_relaxed);
+  file_thread_after_fork();
   helper_threads.store(0, std::memory_order_relaxed);
   thread.sleep.store(kAwake, std::memory_order_relaxed);
   thread.starts_at_thaw.store(false, std::memory_order_relaxed);

@@ -4,6 +4,8 @@
 #include <pthread.h>
 #include <threads.h>
 
+#include "alloc/cache/shards.h"
+#include "alloc/init.h"
 #include "alloc/pages/purge.h"
 #include "alloc/preload/next_of.h"
 
@@ -15,6 +17,11 @@ constinit std::atomic<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*
     next_pthread_create{nullptr};
 constinit std::atomic<int (*)(thrd_t*, thrd_start_t, void*)> next_thrd_create{nullptr};
 
+// The first time the program has one thread.
+void learn_places() {
+  if (rdmalloc::ensure_initialised()) rdmalloc::shards_learn();
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -24,12 +31,14 @@ constinit std::atomic<int (*)(thrd_t*, thrd_start_t, void*)> next_thrd_create{nu
 // being made.
 EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                           void* (*start)(void*), void* argument) noexcept {
+  learn_places();
   int error = next_of(next_pthread_create, "pthread_create")(thread, attributes, start, argument);
   if (error == 0) rdmalloc::purge_thread_start();
   return error;
 }
 
 EXPORT int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
+  learn_places();
   int result = next_of(next_thrd_create, "thrd_create")(thread, start, argument);
   if (result == thrd_success) rdmalloc::purge_thread_start();
   return result;
