@@ -20,60 +20,51 @@
 namespace rdmalloc {
 namespace {
 
-// The states of the word. While a thread is about one of the two parts of a recovery, its id is
+// The states of the word. While a thread is about one of the two parts of a recovery, its number is
 // there too.
 constexpr std::uint32_t kForked = 0, kReady = 1, kLocksAreFree = 2;
 constexpr std::uint32_t kFreeingLocks = 0x80000000u, kReclaiming = 0x40000000u;
+static_assert(kMostThreadId < kReclaiming);
 
-constinit std::atomic<std::uint32_t> unwiped_word{kReady};
-
-// The process that the word speaks of: set at initialisation and by each recovery. Relaxed: written
-// before kLocksAreFree is.
-constinit std::atomic<int> known_process{0};
-// What libc's handler says of the thread that called fork: in which process, what it was called in
-// the parent, and where its stack is. For whoever recovers, which may be a thread made since. Not
-// atomic: written where the child has one thread.
-struct Mark {
-  int process = 0;
-  ThreadNames thread;
-  std::uintptr_t stack = 0;
+// On the page that the kernel wipes in a child.
+struct Page {
+  std::atomic<std::uint32_t> word;  // first: detail::fork_word
+  // What libc's handler says of the thread that called fork, for whoever recovers, which may be a
+  // thread made since: its number and where its stack is. Not atomic: written where the child has
+  // one thread. 0: the fork went past libc.
+  std::uint32_t forker;
+  std::uintptr_t forkers_stack;
 };
-constinit Mark mark;
+constinit Page unwiped = {kReady, 0, 0};
+
+Page& page() {
+  return *reinterpret_cast<Page*>(detail::fork_word);
+}
+
+// The process that the word speaks of, by the kernel's id, where the page is not wiped: set at
+// initialisation and by each recovery. Relaxed: written before kLocksAreFree is.
+constinit std::atomic<int> known_process{0};
+// Its first thread, as far as known. Relaxed: a number.
+constinit std::atomic<std::uint32_t> first_thread{0};
 
 std::uintptr_t stack_here() {
   return reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
 }
 
-// What this thread's locks are called. A thread that forked again before anything made its process
-// whole holds some by the name it had before.
-ThreadNames names_here() {
-  std::uint32_t id = detail::this_thread_id;
-  bool is_whole = known_process.load(std::memory_order_relaxed) == mark.process;
-  bool is_marked = id == static_cast<std::uint32_t>(mark.process);  // the first thread's id
-  ThreadNames names = is_marked && !is_whole ? mark.thread : ThreadNames{};
-  names.add(id);
-  return names;
-}
-
 // libc's fork handler in the child, where one thread is. Besides the wiped page, not instead of it:
 // the page sees forks that go past libc, the handler those on which the kernel does not wipe
 // (before 4.14; after a checkpoint is restored, which loses the advice; under qemu-user, which
-// ignores it).
+// ignores it). There alone a child whose id is its parent's, in a pid namespace, is not recognised.
 void mark_child() {
+  std::uint32_t seen = page().word.load(std::memory_order_relaxed);
   // A handler that ran before this one may have allocated, and so have recovered.
-  int process = os::process_id();
-  if (known_process.load(std::memory_order_relaxed) == process) return;
-  ThreadNames names = names_here();
-  for (;;) {
-    mark = {process, names, stack_here()};
-    order_for_fork();
-    renew_thread_id();
-    detail::fork_word->store(kForked, std::memory_order_relaxed);
-    // A signal handler may fork here too: its child's mark was made first, and lost then.
-    int now = os::process_id();
-    if (now == process) return;
-    process = now;
-  }
+  if (seen != kForked && known_process.load(std::memory_order_relaxed) == os::process_id()) return;
+  page().forker = thread_id();
+  page().forkers_stack = stack_here();
+  order_for_fork();
+  // By exchange: a signal handler may have forked here, and its child, which this then is, have
+  // recovered.
+  page().word.compare_exchange_strong(seen, kForked, std::memory_order_relaxed);
 }
 
 // The forker may be on its way to a lock and hold others, of a class or a park: those are not taken
@@ -106,11 +97,6 @@ void free_locks(const Forker& forker, std::uintptr_t forkers_stack) {
   heaps_after_fork(forker);
 }
 
-// Not the id that is kept: in a child that libc's handler was not told of that is the parent's.
-std::uint32_t true_thread_id() {
-  return static_cast<std::uint32_t>(os::thread_id());
-}
-
 // Both parts of a recovery are claimed, done and published like this, by compare-and-swap, and
 // looked at again afterwards: a signal handler on this thread may fork at any instruction, and its
 // child goes on here. What it continues is its parent's recovery; the word says that its own is yet
@@ -134,11 +120,8 @@ void wait_for_change(std::uint32_t seen) {
 // The first part: makes whole what locks guard that vanished threads held, and frees them. When
 // it returns that has been done, if not by this thread itself further up.
 void ensure_locks_are_free() {
-  ThreadNames own = names_here();
-  bool is_begun_again = false;
+  std::uint32_t mine = kFreeingLocks | thread_id();
   for (;;) {
-    std::uint32_t id = true_thread_id();
-    std::uint32_t mine = kFreeingLocks | id;
     std::uint32_t seen = detail::fork_word->load(std::memory_order_acquire);
     if ((seen & kFreeingLocks) != 0 && seen != mine) {
       wait_for_change(seen);
@@ -146,22 +129,13 @@ void ensure_locks_are_free() {
     }
     if (seen != kForked) return;
     if (!claim(kForked, mine)) continue;
-    int process = os::process_id();
     // Where libc's handler did not run, this thread is taken for the one that forked.
-    Forker forker = {own, static_cast<std::uint32_t>(process)};
-    std::uintptr_t stack = stack_here();
-    if (!is_begun_again && mark.process == process) {
-      forker.was = mark.thread;
-      stack = mark.stack;
-    }
-    renew_thread_id();
-    free_locks(forker, stack);
-    // Asked anew: in the child of a handler this is not the process that this began in.
+    bool is_marked = page().forker != 0;
+    Forker forker = {is_marked ? page().forker : thread_id()};
+    free_locks(forker, is_marked ? page().forkers_stack : stack_here());
+    first_thread.store(forker.id, std::memory_order_relaxed);
     known_process.store(os::process_id(), std::memory_order_relaxed);
     publish(mine, kLocksAreFree);
-    // Had this thread locks, they are called that now.
-    own.add(id);
-    is_begun_again = true;
   }
 }
 
@@ -180,7 +154,7 @@ void fork_recover() {
   for (;;) {
     ensure_locks_are_free();
     // The second part gives blocks back, and so takes locks: only where this thread holds none.
-    std::uint32_t id = true_thread_id();
+    std::uint32_t id = thread_id();
     std::uint32_t mine = kReclaiming | id;
     std::uint32_t seen = fork_word->load(std::memory_order_acquire);
     // Both parts come back here from further down: they must not wait for themselves.
@@ -197,12 +171,12 @@ void fork_recover() {
 void fork_wipe_again() {
   std::atomic<std::uint32_t>* word = detail::fork_word;
   // Without success the handler alone tells of a fork, as on kernels that wipe nothing.
-  if (word != nullptr && word != &unwiped_word)
+  if (word != nullptr && word != &unwiped.word)
     os::wipe_on_fork(reinterpret_cast<std::uintptr_t>(word), os::page_bytes());
 }
 
 bool is_known_first_thread() {
-  return thread_id() == static_cast<std::uint32_t>(known_process.load(std::memory_order_relaxed));
+  return thread_id() == first_thread.load(std::memory_order_relaxed);
 }
 
 void fork_init() {
@@ -213,9 +187,11 @@ void fork_init() {
     word->store(kReady, std::memory_order_relaxed);
     detail::fork_word = word;
   } else {
-    detail::fork_word = &unwiped_word;
+    detail::fork_word = &unwiped.word;
   }
-  known_process.store(os::process_id(), std::memory_order_relaxed);
+  int process = os::process_id();
+  known_process.store(process, std::memory_order_relaxed);
+  if (os::thread_id() == process) first_thread.store(thread_id(), std::memory_order_relaxed);
   detail::before_lock_wait.store(look_before_a_wait, std::memory_order_relaxed);
   if (!os::should_fail(os::Site::kForkHandler)) pthread_atfork(nullptr, nullptr, mark_child);
 }

@@ -4,7 +4,7 @@
 #include "alloc/api/statistics_at_exit.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/at_start.h"
-#include "alloc/core/lock.h"
+#include "alloc/core/standard_error.h"
 #include "alloc/fork.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
@@ -15,9 +15,10 @@ namespace rdmalloc::detail {
 RDMALLOC_AT_START constinit std::atomic<bool> initialised{false};
 
 namespace {
-RDMALLOC_AT_START constinit Lock lock;
+// The thread that initialises, by the kernel's id; 0: none.
+RDMALLOC_AT_START constinit std::atomic<std::uint32_t> initialiser{0};
 // Steps done so far, so that a second try after a failure continues where the first one stopped.
-RDMALLOC_AT_START constinit bool options_are_read = false;
+RDMALLOC_AT_START constinit std::atomic<bool> options_are_read{false};
 constinit bool arena_is_reserved = false;
 
 // A destructor of the library, so after the program's atexit handlers; here, so that a program of
@@ -29,38 +30,49 @@ __attribute__((destructor)) void at_exit() {
 
 namespace {
 
-// Takes the lock, also from a holder that is no more: a process may fork while another of its
-// threads makes the very first allocation, and then the child finds the lock held for ever. (Later
+// Of one thread, also after another that is no more: a process may fork while another of its
+// threads makes the very first allocation, and the child finds that under way for ever. (Later
 // forks are recognised by fork.h, which is set up here.) Every step below may be repeated after
 // half of it.
-void take_lock() {
-  while (!lock.try_lock()) {
-    std::uint32_t owner = lock.owner();
-    if (owner != 0 && !os::thread_exists(owner)) lock.reset_from(owner);
-    os::sleep_ns(100000);
+void begin_alone() {
+  auto mine = static_cast<std::uint32_t>(os::thread_id());
+  for (;;) {
+    std::uint32_t seen = 0;
+    // Acquire: pairs with the release in end_alone().
+    if (initialiser.compare_exchange_strong(seen, mine, std::memory_order_acquire)) return;
+    // Its own id is that of one that vanished: a pid namespace gives it anew.
+    if (seen == mine || !os::thread_exists(seen))
+      initialiser.compare_exchange_strong(seen, 0, std::memory_order_relaxed);
+    else
+      os::sleep_ns(100000);
   }
 }
-
-void read_settings_locked() {
-  if (options_are_read) return;
-  options_read();
-  options_are_read = true;
+void end_alone() {
+  initialiser.store(0, std::memory_order_release);
 }
-bool initialise_locked();
+
+void read_settings_alone() {
+  if (options_are_read.load(std::memory_order_relaxed)) return;
+  standard_error_note();
+  options_read();
+  // Release: pairs with the acquire in ensure_settings().
+  options_are_read.store(true, std::memory_order_release);
+}
+bool initialise_alone();
 
 }  // namespace
 
 bool initialise() {
-  take_lock();
-  bool is_done = initialised.load(std::memory_order_relaxed) || initialise_locked();
-  lock.unlock();
+  begin_alone();
+  bool is_done = initialised.load(std::memory_order_relaxed) || initialise_alone();
+  end_alone();
   return is_done;
 }
 
 namespace {
 
-bool initialise_locked() {
-  read_settings_locked();
+bool initialise_alone() {
+  read_settings_alone();
   if (!arena_is_reserved) {
     if (arena_reserve() != 0) return false;
     arena_is_reserved = true;
@@ -79,8 +91,8 @@ bool initialise_locked() {
 }  // namespace rdmalloc::detail
 
 void rdmalloc::ensure_settings() {
-  if (is_initialised()) return;
-  detail::take_lock();
-  detail::read_settings_locked();
-  detail::lock.unlock();
+  if (detail::options_are_read.load(std::memory_order_acquire)) return;
+  detail::begin_alone();
+  detail::read_settings_alone();
+  detail::end_alone();
 }

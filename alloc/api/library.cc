@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "alloc/api/options.h"
+#include "alloc/cache/shards.h"
 #include "alloc/init.h"
 #include "alloc/pages/purge.h"
 
@@ -73,9 +74,9 @@ const char* rdmalloc_strerror(int error) {
 
 int rdmalloc_init(void) {
   if (!ensure_initialised()) return -ENOMEM;
+  shards_learn();
   initialisations.fetch_add(1, std::memory_order_relaxed);
-  if (options().purge != PurgeMode::kThread) return 0;
-  purge_thread_forgive();
+  if (!has_purge_thread(options().purge)) return 0;
   int error = purge_thread_start();
   // Counted first, so that nobody else's end stops the thread meanwhile; what failed is not
   // counted.

@@ -8,9 +8,9 @@
 #include <stdlib.h>
 
 #include "alloc/api/allocate.h"
+#include "alloc/api/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
 
 using namespace rdmalloc;
 
@@ -86,8 +86,8 @@ void* rdmalloc_aligned_alloc(size_t alignment, size_t bytes) {
 }
 
 void* rdmalloc_memalign(size_t alignment, size_t bytes) {
-  // glibc rounds an alignment that is no power of two up to one.
-  if (alignment > kLargestRequest / 2) {
+  // glibc rounds an alignment that is no power of two up to one, if there is one.
+  if (alignment > SIZE_MAX / 2 + 1) {
     errno = EINVAL;
     return nullptr;
   }
@@ -110,8 +110,9 @@ size_t rdmalloc_malloc_usable_size(void* ptr) {
   return ptr == nullptr ? 0 : usable_bytes(ptr);
 }
 
-int rdmalloc_malloc_trim(size_t) {
-  return purge_request_all() ? 1 : 0;
+int rdmalloc_malloc_trim(size_t keep_bytes) {
+  if (options().purge == PurgeMode::kOff) return 0;
+  return rdmalloc_purge(keep_bytes) > 0 ? 1 : 0;
 }
 
 }  // extern "C"

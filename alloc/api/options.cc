@@ -55,7 +55,7 @@ int index_of(const char* value, const char* const (&names)[count]) {
 using Reader = bool (*)(const char* value);
 
 bool read_purge(const char* value) {
-  static constexpr const char* kNames[] = {"thread", "manual", "off"};
+  static constexpr const char* kNames[] = {"auto", "thread", "manual", "off"};
   int index = index_of(value, kNames);
   if (index >= 0) current.purge = static_cast<PurgeMode>(index);
   return index >= 0;
@@ -212,7 +212,7 @@ constexpr Setting kSettings[] = {
     // Before those that make calls.
     {"RDMALLOC_FAULT", read_fault,
      "site:n[,site:n...], n from 1, of the sites that `rdmalloc info --fault-sites` lists", "none"},
-    {"RDMALLOC_PURGE", read_purge, "thread, manual, off", "thread"},
+    {"RDMALLOC_PURGE", read_purge, "auto, thread, manual, off", "auto"},
     {"RDMALLOC_DECAY_MS", read_decay, "0 to 3600000 (milliseconds)", "5000"},
     {"RDMALLOC_DIRTY_MAX", read_dirty_max, "a size above 0: bytes, K, M, G, T or % of memory",
      "25% of memory, 512M at most"},

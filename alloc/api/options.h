@@ -10,7 +10,11 @@
 
 namespace rdmalloc {
 
-enum class PurgeMode : std::uint8_t { kThread, kManual, kOff };
+// kAuto: the purge thread comes with the program's own; kThread: with the program.
+enum class PurgeMode : std::uint8_t { kAuto, kThread, kManual, kOff };
+constexpr bool has_purge_thread(PurgeMode mode) {
+  return mode == PurgeMode::kAuto || mode == PurgeMode::kThread;
+}
 enum class HugeMode : std::uint8_t { kAuto, kNever, k2M, k1G };
 // Who hears of a purge besides our own cache (docs/design.md, tiers).
 enum class NotifyMode : std::uint8_t { kAuto, kHooks, kExplicit, kOff };
@@ -20,7 +24,7 @@ enum class StatsAtExit : std::uint8_t { kNone, kStandardError, kFile };
 enum class ForeignMode : std::uint8_t { kRefuse, kPerUse, kAdopted, kWatch };
 
 struct Options {
-  PurgeMode purge = PurgeMode::kThread;
+  PurgeMode purge = PurgeMode::kAuto;
   HugeMode huge = HugeMode::kAuto;
   NotifyMode notify = NotifyMode::kAuto;
   ForeignMode foreign = ForeignMode::kPerUse;

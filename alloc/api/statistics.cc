@@ -185,8 +185,7 @@ int set_stats(std::uint64_t) {
 
 constexpr Control kControls[] = {
     {"purge.decay_ms", [] { return purge_counters().decay_ms; }, set_decay_ms, 3600000},
-    {"purge.dirty_max_bytes", [] { return purge_counters().dirty_max_bytes; }, set_dirty_max_bytes,
-     UINT64_MAX},
+    {"purge.dirty_max_bytes", purge_dirty_max_bytes, set_dirty_max_bytes, UINT64_MAX},
     {"thread.place", [] { return std::uint64_t{os::this_place()}; }, set_place,
      os::kMostPlaces - 1},
     {"thread.shard", [] { return std::uint64_t{cache_enter_shard()}; }, nullptr, 0},

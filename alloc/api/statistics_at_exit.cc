@@ -5,6 +5,7 @@
 #include "alloc/api/options.h"
 #include "alloc/api/statistics_path.h"
 #include "alloc/api/statistics_print.h"
+#include "alloc/core/standard_error.h"
 #include "alloc/os/file.h"
 
 namespace rdmalloc {
@@ -33,7 +34,7 @@ void statistics_at_exit() {
     case StatsAtExit::kNone:
       break;
     case StatsAtExit::kStandardError:
-      rdmalloc_stats_print(2, RDMALLOC_STATS_TEXT);
+      if (has_standard_error()) rdmalloc_stats_print(2, RDMALLOC_STATS_TEXT);
       break;
     case StatsAtExit::kFile:
       write_file();

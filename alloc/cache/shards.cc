@@ -1,5 +1,6 @@
 #include "alloc/cache/shards.h"
 
+#include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/core/lock.h"
 #include "alloc/pages/parked.h"
@@ -51,6 +52,10 @@ unsigned shard_here() {
   unsigned place = os::this_place();
   unsigned known = shard_of_place[place].load(std::memory_order_relaxed);
   return known != 0 ? known - 1 : make_shard(place);
+}
+
+void shards_learn() {
+  os::topology_learn(options().topology);
 }
 
 void shards_after_fork(const Forker& forker) {

@@ -190,7 +190,6 @@ void note_slow_event(ThreadCache& cache) {
   if (++cache.slow_events % kEventsPerAge != 0) return;
   enter_shard(cache);
   age(cache);
-  purge_note_slabs();
 }
 
 // Makes room in the share for `bytes` more by giving up other classes, in turn.
@@ -250,7 +249,7 @@ void on_thread_exit(void* value) {
   // From here on this thread has no cache: libc's own last frees go straight to the slabs.
   detail::this_cache = &detail::empty_cache;
   drop_all(*cache);
-  if (is_known_first_thread()) purge_note_first_thread_ends();
+  is_known_first_thread() ? purge_note_first_thread_ends() : purge_note_thread_ends();
   cache->thread_id.store(0, std::memory_order_relaxed);
   shards[cache->shard].threads.fetch_sub(1, std::memory_order_relaxed);
   caches.free(cache);
@@ -276,16 +275,20 @@ ThreadCache* make_cache() {
     return nullptr;
   }
   cache->reset(nothing + 1, thread_id());
-  // Where there is one thread there is one place: its processors are not asked for.
+  // Where there is one thread there is one place: its processors are not asked for. Of more, what
+  // takes files to know is learned before they are made (shards_learn).
   bool is_first = live_threads.fetch_add(1, std::memory_order_relaxed) == 0;
   const os::TopologySource& topology = options().topology;
   if (is_first) os::topology_note_first_thread();
-  if (!is_first || topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
+  if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
   shards[0].threads.fetch_add(1, std::memory_order_relaxed);
   enter_shard(*cache);
   detail::this_cache = cache;
+  // libc may want memory for its table of keys, and say in errno that there is none: not in free().
+  int saved = errno;
   if (pthread_setspecific(exit_key, cache) == 0 && is_known_first_thread())
     first_thread_tells.store(true, std::memory_order_relaxed);
+  errno = saved;
   // Stays true: on_thread_exit leaves it so, and a thread has one cache in its life.
   return cache;
 }
@@ -459,15 +462,31 @@ void cache_flush_this_thread() {
   if (ThreadCache* cache = cache_of_this_thread()) drop_all(*cache);
 }
 
+namespace {
+
+// Address space for metadata in proportion to what there is: 1 GiB of magazines is 2 million of
+// them.
+std::size_t magazine_bytes(std::size_t room) {
+  constexpr std::size_t kMost = std::size_t{1} << 30;
+  return room / 64 < kMost ? room / 64 : kMost;
+}
+std::size_t cache_bytes(std::size_t room) {
+  constexpr std::size_t kMost = std::size_t{1} << 28;
+  return room / 256 < kMost ? room / 256 : kMost;
+}
+
+}  // namespace
+
 int cache_init() {
-  // Address space for metadata in proportion to the arena: 1 GiB of magazines is 2 million of them.
-  std::size_t magazine_bytes = arena.extent() / 64, cache_bytes = arena.extent() / 256;
-  if (magazine_bytes > (std::size_t{1} << 30)) magazine_bytes = std::size_t{1} << 30;
-  if (cache_bytes > (std::size_t{1} << 28)) cache_bytes = std::size_t{1} << 28;
-  if (int error = magazines.reserve(magazine_bytes)) return error;
-  if (int error = caches.reserve(cache_bytes)) return error;
+  if (int error = magazines.reserve(magazine_bytes(arena.room_bytes))) return error;
+  if (int error = caches.reserve(cache_bytes(arena.room_bytes))) return error;
   if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
   return -pthread_key_create(&exit_key, on_thread_exit);
+}
+
+void caches_fit_limit(std::uint64_t limit_bytes) {
+  magazines.give_up_beyond(magazine_bytes(limit_bytes));
+  caches.give_up_beyond(cache_bytes(limit_bytes));
 }
 
 unsigned cache_enter_shard() {

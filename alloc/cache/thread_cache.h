@@ -148,6 +148,9 @@ void cache_flush_this_thread();
 // negative errno.
 int cache_init();
 
+// Gives up address space of the pools, as the program has lowered RLIMIT_AS to `limit_bytes`.
+void caches_fit_limit(std::uint64_t limit_bytes);
+
 // Looks where the calling thread runs now, as its slow path does every so often. Returns its shard.
 unsigned cache_enter_shard();
 

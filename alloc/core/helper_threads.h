@@ -1,8 +1,12 @@
-// Threads of ours. A process ends with its last thread, and ours must not be what keeps it alive:
-// once the first thread has ended they look, now and then, whether any but them is left.
+// Threads of ours: how they are made, and when they end. A process ends with its last thread, and
+// ours must not be what keeps it alive: once the first thread has ended they look, now and then,
+// whether any but them is left.
 #pragma once
 
+#include <pthread.h>
+
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 namespace rdmalloc {
@@ -31,5 +35,25 @@ inline std::int64_t last_thread_tick_ns(bool has_ended) {
   if (has_ended) return kLastThreadTickNs;
   return first_thread_tells.load(std::memory_order_relaxed) ? 0 : kUntoldTickNs;
 }
+
+// The memory of a stack. It is kept when its thread ends, for the next one.
+struct HelperStack {
+  std::uintptr_t base = 0;
+  std::size_t bytes = 0;
+
+  bool holds(std::uintptr_t address) const { return address - base < bytes; }
+};
+
+// Creates a thread of ours. `run` finds `room_bytes` of stack beside what libc puts there (static
+// TLS), and begins with helper_thread_begins(). 0 or a negative errno.
+//
+// Takes locks of libc's, which libc may hold while it calls free(): never from malloc, free and
+// their relatives.
+int helper_thread_create(HelperStack* stack, std::size_t room_bytes, void* (*run)(void*), void* arg,
+                         pthread_t* thread);
+// Names the calling thread, and ends real-time scheduling that it has from the one that made it.
+void helper_thread_begins(const char* name);
+// What to look at after such an error of helper_thread_create(): a phrase for a warning.
+const char* helper_thread_remedy(int error);
 
 }  // namespace rdmalloc

@@ -4,8 +4,18 @@
 
 namespace rdmalloc {
 
+namespace {
+// Relaxed: each number is given once, and orders nothing.
+constinit std::atomic<std::uint32_t> last_thread_id{0};
+}  // namespace
+
 namespace detail {
 constinit thread_local std::uint32_t this_thread_id = 0;
+std::uint32_t make_thread_id() {
+  std::uint32_t id = 0;
+  while (id == 0) id = (last_thread_id.fetch_add(1, std::memory_order_relaxed) + 1) & kMostThreadId;
+  return this_thread_id = id;
+}
 constinit std::atomic<void (*)()> before_lock_wait{nullptr};
 #if RDMALLOC_CHECKED
 constinit thread_local int locks_held = 0;

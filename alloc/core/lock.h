@@ -1,12 +1,12 @@
 // The one lock of rdmalloc: a futex word that knows its owner.
 //
-//   0                free
-//   tid              held, nobody waits
-//   tid | kWaiters   held, somebody may be in futex_wait
+//   0                   free
+//   number              held, nobody waits
+//   number | kWaiters   held, somebody may be in futex_wait
 //
 // No lock is held while foreign code runs (I2): checked builds count the locks a thread holds, and
-// assert_no_lock_held() guards every call out. The owner's id serves fork: a lock found held by a
-// thread that does not exist in the child tells which structure must be rebuilt (docs/design.md).
+// assert_no_lock_held() guards every call out. The owner's number serves fork: a lock found held by
+// a thread that does not exist in the child tells which structure must be rebuilt (docs/design.md).
 // Constant-initialised, never destroyed, usable before any constructor.
 #pragma once
 
@@ -19,6 +19,7 @@ namespace rdmalloc {
 
 namespace detail {
 extern constinit thread_local std::uint32_t this_thread_id;  // 0 until first asked
+std::uint32_t make_thread_id();
 // What alloc/fork.cc has to do before a wait, once there is an arena; locks are below it. Relaxed:
 // a function.
 extern constinit std::atomic<void (*)()> before_lock_wait;
@@ -28,57 +29,23 @@ extern constinit thread_local int locks_held;
 #endif
 }  // namespace detail
 
-// gettid, cached.
+// What the calling thread is known by: a number below kMostThreadId that no other thread has, nor
+// any of this process's parents and children, and that stays the thread's own in a child that it
+// forks. Not the kernel's id, which is another in the child, and may there be that of a thread
+// which vanished: in a container the main thread is 1, and so is a child with a pid namespace of
+// its own.
 inline std::uint32_t thread_id() {
   if (detail::this_thread_id == 0) [[unlikely]]
-    detail::this_thread_id = static_cast<std::uint32_t>(os::thread_id());
+    return detail::make_thread_id();
   return detail::this_thread_id;
 }
-// In the child of a fork. It never becomes 0: a signal handler may have forked between the two
-// loads of thread_id().
-inline void renew_thread_id() {
-  detail::this_thread_id = static_cast<std::uint32_t>(os::thread_id());
-}
+// Numbers begin again behind this. A lock that a fork found held by the billionth thread before the
+// one that forked would then be taken for its own.
+inline constexpr std::uint32_t kMostThreadId = (1u << 30) - 1;
 
-// The ids by which a thread's locks may be known: that of now, and those from before forks that
-// nothing has made good yet. A signal handler's child that forks at once, and again, has several.
-class ThreadNames {
- public:
-  constexpr ThreadNames() = default;
-  // 0, an id that was never asked for, names no lock.
-  constexpr explicit ThreadNames(std::uint32_t id) : ids_{id} {}
-
-  bool has(std::uint32_t id) const {
-    if (id == 0) return false;
-    for (std::uint32_t known : ids_)
-      if (known == id) return true;
-    return false;
-  }
-  // Of more than fit, the first and the latest remain: between them only locks can have been taken
-  // that a handler's children took between forks of theirs.
-  void add(std::uint32_t id) {
-    if (has(id)) return;
-    for (std::uint32_t& known : ids_) {
-      if (known != 0) continue;
-      known = id;
-      return;
-    }
-    for (int i = 1; i + 1 < kMost; ++i) ids_[i] = ids_[i + 1];
-    ids_[kMost - 1] = id;
-  }
-
- private:
-  static constexpr int kMost = 4;
-  std::uint32_t ids_[kMost] = {};
-};
-
-// The thread that called fork: what it was called in the parent (nothing: not known), and the id
-// it has in the child.
+// The thread that called fork, in the child: the only one there.
 struct Forker {
-  ThreadNames was;
-  std::uint32_t is;
-
-  bool is_called(std::uint32_t id) const { return id == is || was.has(id); }
+  std::uint32_t id;
 };
 
 class Lock {
@@ -109,27 +76,11 @@ class Lock {
     if (word_.exchange(0, std::memory_order_release) & kWaiters) [[unlikely]]
       os::futex_wake(address(), 1);
   }
-  // The id of the thread that holds it, 0 when free: a hint, but exact in a fork child.
+  // The thread_id() of the thread that holds it, 0 when free: a hint, but exact in a fork child.
   std::uint32_t owner() const { return word_.load(std::memory_order_relaxed) & ~kWaiters; }
-  // Frees a lock held by `dead_owner`, a thread that exists no more, unless somebody else did
-  // already.
-  void reset_from(std::uint32_t dead_owner) {
-    std::uint32_t seen = word_.load(std::memory_order_relaxed);
-    if ((seen & ~kWaiters) == dead_owner)
-      word_.compare_exchange_strong(seen, 0, std::memory_order_relaxed);
-  }
   // For a fork child only: whether it is held by a thread that is not there. Not by the one that
-  // forked, in a signal handler in the midst of malloc: that one will go on, and release it. It is
-  // held in its new name from now on, by which the children of this child will know it.
-  bool is_orphaned(const Forker& forker) {
-    std::uint32_t seen = word_.load(std::memory_order_relaxed);
-    std::uint32_t owner = seen & ~kWaiters;
-    if (owner == 0 || owner == forker.is) return false;
-    if (!forker.is_called(owner)) return true;
-    // By exchange: perhaps it is not this thread that makes the child whole.
-    word_.compare_exchange_strong(seen, forker.is | (seen & kWaiters), std::memory_order_relaxed);
-    return false;
-  }
+  // forked, in a signal handler in the midst of malloc: that one will go on, and release it.
+  bool is_orphaned(const Forker& forker) const { return owner() != 0 && owner() != forker.id; }
   // For a fork child only: frees a lock whose owner exists no more.
   void reset() { word_.store(0, std::memory_order_relaxed); }
   // For a fork child only: takes a lock whose owner exists no more. Between the two it is never
@@ -140,7 +91,8 @@ class Lock {
   }
 
  private:
-  static constexpr std::uint32_t kWaiters = 0x80000000u;  // thread ids are below 2^22 (pid_max)
+  static constexpr std::uint32_t kWaiters = 0x80000000u;
+  static_assert(kMostThreadId < kWaiters);
 
   void lock_contended();
   const std::uint32_t* address() const { return reinterpret_cast<const std::uint32_t*>(&word_); }

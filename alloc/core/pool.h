@@ -92,6 +92,17 @@ class Pool {
     return -12;  // ENOMEM
   }
 
+  // Gives up address space beyond `bytes` that no object has been cut from.
+  void give_up_beyond(std::size_t bytes) {
+    LockGuard guard(lock_);
+    bytes = bytes / kStepBytes * kStepBytes;
+    if (bytes < committed_bytes_) bytes = committed_bytes_;
+    if (bytes >= reserved_bytes_) return;
+    os::unreserve(reinterpret_cast<std::uintptr_t>(objects_) + bytes, reserved_bytes_ - bytes);
+    reserved_bytes_ = bytes;
+    capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T));
+  }
+
   // An object, zeroed the first time it is ever handed out; nullptr when all are in use.
   T* allocate() {
     if (T* object = pop_free()) return object;

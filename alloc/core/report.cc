@@ -1,6 +1,7 @@
 #include "alloc/core/report.h"
 
 #include "alloc/api/options.h"
+#include "alloc/core/standard_error.h"
 #include "alloc/os/decimal.h"
 #include "alloc/os/os.h"
 
@@ -34,6 +35,7 @@ Message& Message::address(const void* pointer) {
 }
 
 void Message::print() const {
+  if (!has_standard_error()) return;
   // One write, so that lines of several ranks do not mix.
   char line[sizeof buffer_ + 16];
   std::size_t used = 0;

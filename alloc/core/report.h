@@ -13,7 +13,7 @@ class Message {
   Message& number(std::uint64_t value);
   Message& signed_number(std::int64_t value);
   Message& address(const void* pointer);
-  // Writes "rdmalloc: ...\n" to standard error.
+  // Writes "rdmalloc: ...\n" to standard error, if there is one (standard_error.h).
   void print() const;
   const char* c_str() const { return buffer_; }
   std::size_t length() const { return length_; }

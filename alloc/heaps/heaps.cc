@@ -29,8 +29,8 @@ int reserve_heaps() {
   LockGuard guard(reserve_lock);
   if (is_reserved.load(std::memory_order_relaxed)) return 0;
   std::size_t bytes = (std::size_t{kMostHeaps} + 1) * sizeof(Heap);
-  // In proportion to the arena, as the threads' caches.
-  if (bytes > arena.extent() / 256) bytes = arena.extent() / 256;
+  // In proportion, as the threads' caches.
+  if (bytes > arena.room_bytes / 256) bytes = arena.room_bytes / 256;
   if (int error = heaps.reserve(bytes)) return error;
   is_reserved.store(true, std::memory_order_release);
   return 0;
@@ -125,20 +125,16 @@ void repair(Heap& heap, const Forker& forker) {
   for_each_lock([&](Lock& lock) {
     is_orphaned |= lock.is_orphaned(forker);
     // The forker's, when a signal handler in the middle of a call forked: the call goes on.
-    is_busy |= lock.owner() == forker.is;
+    is_busy |= lock.owner() == forker.id;
   });
   auto free_orphaned_locks = [&] {
     for_each_lock([&](Lock& lock) {
       if (lock.is_orphaned(forker)) lock.reset();
     });
   };
-  if ((handle & kEnding) != 0 && forker.is_called(static_cast<std::uint32_t>(handle))) {
-    handle = kEnding | forker.is;
-    heap.handle.store(handle, std::memory_order_relaxed);
-  }
-  if (!is_live(handle) && handle != (kEnding | forker.is)) {
+  if (!is_live(handle) && handle != (kEnding | forker.id)) {
     // The handle, not a lock, says until the end that this is to be done.
-    heap_rebuild_spans(heap, true, forker.is);
+    heap_rebuild_spans(heap, true, forker.id);
     free_orphaned_locks();
     free_everything(heap, 0);  // no device reaches a child's memory
     heap.handle.store(0, std::memory_order_release);
@@ -154,7 +150,7 @@ void repair(Heap& heap, const Forker& forker) {
       shard.held_bytes.store(0, std::memory_order_relaxed);
     }
   }
-  heap_rebuild_spans(heap, is_exact, forker.is);
+  heap_rebuild_spans(heap, is_exact, forker.id);
   free_orphaned_locks();
 }
 

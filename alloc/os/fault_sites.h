@@ -31,6 +31,7 @@
   SITE(kListFiles, "list_files", "getdents of the open descriptors, for a checkpoint")             \
   SITE(kReadLink, "read_link", "readlink of one")                                                  \
   SITE(kMoveDescriptor, "move_descriptor", "fcntl that gives a descriptor a high number")          \
+  SITE(kOwnDescriptors, "own_descriptors", "close_range that gives a thread its own descriptors")  \
   SITE(kMemorySize, "memory_size", "sysinfo")                                                      \
   SITE(kReadLimit, "read_limit", "prlimit of RLIMIT_AS or RLIMIT_MEMLOCK")                         \
   SITE(kReadCapabilities, "read_capabilities", "capget: may we lock without a limit")              \

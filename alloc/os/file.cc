@@ -2,6 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
+#include <sys/stat.h>
 
 #include <cstdint>
 #include <cstring>
@@ -108,6 +110,24 @@ int each_entry(const char* path, Fn fn) {
 }
 
 }  // namespace
+
+FileIdentity identity_of(int fd) {
+  struct stat file;
+  if (raw_syscall(SYS_fstat, fd, reinterpret_cast<long>(&file)) != 0) return {};
+  return {file.st_dev, file.st_ino, true};
+}
+
+int own_descriptors() {
+  if (should_fail(Site::kOwnDescriptors)) return -EPERM;
+  constexpr long kAll = 0xffffffff, kUnshare = 1 << 1;  // CLOSE_RANGE_UNSHARE
+  if (raw_syscall(SYS_close_range, 0, kAll, kUnshare) == 0) return 0;
+  // Before Linux 5.9 the copy of the table has what the program has open.
+  if (long error = raw_syscall(SYS_unshare, CLONE_FILES)) return static_cast<int>(error);
+  return each_entry("/proc/thread-self/fd", [](long directory, const char* entry) {
+    int fd = number_of(entry);
+    if (fd >= 0 && fd != directory) close_file(fd);
+  });
+}
 
 int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg) {
   return each_entry("/proc/self/fd", [fn, arg](long directory, const char* entry) {

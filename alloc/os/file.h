@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace rdmalloc::os {
 
@@ -23,6 +24,18 @@ void close_file(int fd);
 // none such. For what stays open: a program that closes all its descriptors, as daemons do, and
 // opens others, should not find us reading from those.
 int moved_away(int fd);
+
+// Which file a descriptor is.
+struct FileIdentity {
+  std::uint64_t device = 0, inode = 0;
+  bool is_open = false;
+  bool operator==(const FileIdentity&) const = default;
+};
+FileIdentity identity_of(int fd);
+
+// Gives the calling thread a table of descriptors of its own, which is empty. 0, or a negative
+// errno where the kernel or a sandbox refuses; then the thread must end.
+int own_descriptors();
 
 // Calls `fn` for each descriptor that this process has open, with what /proc/self/fd says of it.
 // 0 or a negative errno.

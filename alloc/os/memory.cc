@@ -1,7 +1,10 @@
 #include "alloc/os/memory.h"
 
+#include <errno.h>
+#include <fcntl.h>
 #include <linux/capability.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/sysinfo.h>
 
 #include <atomic>
@@ -30,28 +33,25 @@ std::uint64_t number_or_max(const char* text) {
   return parse_number(text, &number) ? number : UINT64_MAX;
 }
 
-// The process's own cgroup (v2: the line "0::/path" of /proc/self/cgroup) and, by go_up(), those
-// above it: each may have a limit. A container sees its own as the root.
+// The process's own cgroup and, by go_up(), those above it: each may have a limit. A container sees
+// its own as the root. Version 1 where that has the memory controller, the line "N:memory:/path" of
+// /proc/self/cgroup, else version 2, "0::/path".
 class Cgroup {
  public:
   Cgroup() {
     char lines[4096];
     if (read_file("/proc/self/cgroup", lines) == 0) return;
-    const char* path = lines;  // of the line that begins with "0::"
-    while (std::strncmp(path, "0::", 3) != 0) {
-      path = std::strchr(path, '\n');
+    for (const char* line = lines; line != nullptr; line = next_line(line)) {
+      const char* controllers = std::strchr(line, ':');
+      const char* path = controllers != nullptr ? std::strchr(controllers + 1, ':') : nullptr;
       if (path == nullptr) return;
-      ++path;
+      bool is_version_1 = names_memory(controllers + 1, path);
+      if (is_version_1 || (path == controllers + 1 && !exists())) use(path + 1, is_version_1);
     }
-    path += 3;
-    std::memcpy(path_, kMount, kMountLength);
-    for (used_ = kMountLength; *path != 0 && *path != '\n' && used_ < kLongest; ++path)
-      path_[used_++] = *path;
-    while (used_ > kMountLength && path_[used_ - 1] == '/') --used_;
   }
   bool exists() const { return used_ != 0; }
   bool go_up() {
-    if (used_ <= kMountLength) return false;
+    if (used_ <= mount_length_) return false;
     while (path_[--used_] != '/') {
     }
     return true;
@@ -64,17 +64,55 @@ class Cgroup {
     std::memcpy(path_ + used_ + 1, file, length + 1);
     return read_file(path_, buffer);
   }
-  // A limit that one of its files states; UINT64_MAX when there is none.
-  std::uint64_t limit(const char* file) {
-    char value[64];
-    return read(file, value) == 0 ? UINT64_MAX : number_or_max(value);
+  // What it may use, UINT64_MAX without a limit.
+  std::uint64_t max_bytes() {
+    return limit(is_version_1_ ? "memory.limit_in_bytes" : "memory.max");
   }
+  // The same, or less from which on the kernel slows it down.
+  std::uint64_t high_bytes() {
+    std::uint64_t max = max_bytes(), high = is_version_1_ ? UINT64_MAX : limit("memory.high");
+    return high < max ? high : max;
+  }
+  // The line of memory.stat that tells of anonymous memory, with what is below this cgroup.
+  const char* anonymous() const { return is_version_1_ ? "total_rss " : "anon "; }
 
  private:
-  static constexpr char kMount[] = "/sys/fs/cgroup";
-  static constexpr std::size_t kMountLength = sizeof kMount - 1, kLongest = 600;
+  static constexpr char kMount[] = "/sys/fs/cgroup", kMountOfVersion1[] = "/sys/fs/cgroup/memory";
+  static constexpr std::size_t kLongest = 600;
+
+  static const char* next_line(const char* line) {
+    const char* end = std::strchr(line, '\n');
+    return end != nullptr && end[1] != 0 ? end + 1 : nullptr;
+  }
+  // Whether the list of controllers before `end`, a colon, has "memory".
+  static bool names_memory(const char* list, const char* end) {
+    constexpr std::size_t kLength = sizeof "memory" - 1;
+    for (const char* name = list; name < end;) {
+      const char* comma = name;
+      while (comma < end && *comma != ',') ++comma;
+      if (comma == name + kLength && std::memcmp(name, "memory", kLength) == 0) return true;
+      name = comma + 1;
+    }
+    return false;
+  }
+  void use(const char* path, bool is_version_1) {
+    const char* mount = is_version_1 ? kMountOfVersion1 : kMount;
+    is_version_1_ = is_version_1;
+    used_ = mount_length_ = std::strlen(mount);
+    std::memcpy(path_, mount, mount_length_);
+    for (; *path != 0 && *path != '\n' && used_ < kLongest; ++path) path_[used_++] = *path;
+    while (used_ > mount_length_ && path_[used_ - 1] == '/') --used_;
+  }
+  // A limit that one of its files states. Version 1 has the largest number of pages for "none".
+  std::uint64_t limit(const char* file) {
+    char value[64];
+    std::uint64_t bytes = read(file, value) == 0 ? UINT64_MAX : number_or_max(value);
+    return bytes > INT64_MAX / 2 ? UINT64_MAX : bytes;
+  }
+
   char path_[kLongest + 32];
-  std::size_t used_ = 0;
+  std::size_t used_ = 0, mount_length_ = 0;
+  bool is_version_1_ = false;
 };
 
 // The number behind `name` in a file of names and numbers; false when it is not there.
@@ -85,12 +123,11 @@ bool find_number(const char* text, const char* name, std::uint64_t* value) {
 
 // Limit of one cgroup and what anonymous memory leaves of it, if less is left than `state` says.
 void note_limit(Cgroup& cgroup, MemoryState* state) {
-  std::uint64_t limit = cgroup.limit("memory.max"), high = cgroup.limit("memory.high");
-  if (high < limit) limit = high;
-  char stat[256];  // "anon" is its first line
+  std::uint64_t limit = cgroup.high_bytes();
+  char stat[4096];
   std::uint64_t anon = 0;
   if (limit == UINT64_MAX || cgroup.read("memory.stat", stat) == 0 ||
-      !find_number(stat, "anon ", &anon))
+      !find_number(stat, cgroup.anonymous(), &anon))
     return;
   std::uint64_t left = anon < limit ? limit - anon : 0;
   if (left >= state->left_bytes) return;
@@ -103,7 +140,7 @@ std::uint64_t find_memory_limit() {
   Cgroup cgroup;
   if (!cgroup.exists()) return bytes;
   do {
-    std::uint64_t limit = cgroup.limit("memory.max");
+    std::uint64_t limit = cgroup.max_bytes();
     if (limit < bytes) bytes = limit;
   } while (cgroup.go_up());
   return bytes;
@@ -145,17 +182,23 @@ MemoryState memory_state() {
   return state;
 }
 
-std::uint64_t address_space_left_bytes() {
+AddressLimit address_limit() {
   rlimit limit;
   if (should_fail(Site::kReadLimit) ||
-      raw_syscall(SYS_prlimit64, 0, RLIMIT_AS, 0, reinterpret_cast<long>(&limit)) != 0 ||
-      limit.rlim_cur == RLIM_INFINITY)
-    return UINT64_MAX;
+      raw_syscall(SYS_prlimit64, 0, RLIMIT_AS, 0, reinterpret_cast<long>(&limit)) != 0)
+    return {};
+  static_assert(RLIM_INFINITY == UINT64_MAX);
+  return {limit.rlim_cur, limit.rlim_max};
+}
+
+std::uint64_t address_space_left_bytes() {
+  std::uint64_t limit = address_limit().bytes;
+  if (limit == UINT64_MAX) return limit;
   char statm[128];
   std::uint64_t pages = 0;
   if (read_file("/proc/self/statm", statm) != 0) parse_number(statm, &pages);
   std::uint64_t mapped = pages * page_bytes();
-  return mapped < limit.rlim_cur ? limit.rlim_cur - mapped : 0;
+  return mapped < limit ? limit - mapped : 0;
 }
 
 namespace {
@@ -199,16 +242,18 @@ LockedMemory locked_memory() {
 }
 
 bool are_only_threads_left(std::uint32_t ours) {
-  char stat[512];
-  if (read_file("/proc/self/stat", stat) == 0) return false;
-  // "pid (name) state ppid ...": the name may hold anything, what follows its last bracket not.
-  const char* field = std::strrchr(stat, ')');
-  if (field == nullptr || std::strncmp(field, ") Z ", 4) != 0) return false;
-  constexpr int kFieldsToThreads = 18;  // num_threads is field 20 of proc(5), the state is 3
-  for (int i = 0; i < kFieldsToThreads && field != nullptr; ++i)
-    field = std::strchr(field + 1, ' ');
-  std::uint64_t threads = 0;
-  return field != nullptr && parse_number(field + 1, &threads) && threads == 1 + ours;
+  // By questions that open no file. The link of a process whose first thread has ended leads
+  // nowhere: that one had the memory. The folder of its threads counts them, that one too, as
+  // links.
+  char name[1];
+  struct stat threads;
+  if (raw_syscall(SYS_readlinkat, AT_FDCWD, reinterpret_cast<long>("/proc/self/exe"),
+                  reinterpret_cast<long>(name), sizeof name) != -ENOENT ||
+      raw_syscall(SYS_newfstatat, AT_FDCWD, reinterpret_cast<long>("/proc/self/task"),
+                  reinterpret_cast<long>(&threads), 0) != 0)
+    return false;
+  constexpr std::uint64_t kLinksOfAFolder = 2;
+  return threads.st_nlink == kLinksOfAFolder + 1 + ours;
 }
 
 }  // namespace rdmalloc::os

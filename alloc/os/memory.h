@@ -8,7 +8,7 @@ namespace rdmalloc::os {
 // Bytes of physical memory; 1 GiB where the kernel does not tell. One system call.
 std::uint64_t physical_memory_bytes();
 
-// Bytes of physical memory, or the smallest limit of the cgroups the process is in (v2), as they
+// Bytes of physical memory, or the smallest limit of the cgroups the process is in, as they
 // were when it was first asked: initialisation asks for several settings, and at each start of a
 // program. Cold; reads /proc and /sys by raw system calls.
 std::uint64_t memory_limit_bytes();
@@ -19,7 +19,7 @@ struct MemoryState {
   // waited for memory: microseconds since it was made ("some" of PSI, the kernel's
   // Documentation/accounting/psi.rst). 0 when the kernel does not tell.
   std::uint64_t stalled_us = 0;
-  // Of the cgroups the process is in (v2), the one nearest to its limit, memory.high or memory.max:
+  // Of the cgroups the process is in, the one nearest to its limit, memory.high or memory.max:
   // that limit, and what anonymous memory leaves of it. Page cache is not counted, for the kernel
   // drops that by itself. UINT64_MAX without any limit.
   std::uint64_t limit_bytes = UINT64_MAX;
@@ -28,7 +28,14 @@ struct MemoryState {
 // Opens, reads and closes some files: 20 to 100 us. Any thread.
 MemoryState memory_state();
 
-// RLIMIT_AS less what is mapped already; UINT64_MAX when there is no limit.
+// RLIMIT_AS, in force and the highest that it may be raised to; UINT64_MAX: no limit.
+struct AddressLimit {
+  std::uint64_t bytes = UINT64_MAX;
+  std::uint64_t most_bytes = UINT64_MAX;
+};
+AddressLimit address_limit();
+// RLIMIT_AS less what is mapped already; UINT64_MAX when there is no limit. Reads /proc where there
+// is.
 std::uint64_t address_space_left_bytes();
 
 // RLIMIT_MEMLOCK, and what this process has that counts against it.

@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <linux/futex.h>
 #include <linux/mempolicy.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/auxv.h>
@@ -250,6 +251,13 @@ bool thread_exists(std::uint32_t id) {
 void sleep_ns(std::int64_t ns) {
   timespec time{ns / 1000000000, ns % 1000000000};
   raw_syscall(SYS_nanosleep, reinterpret_cast<long>(&time), 0);
+}
+
+void leave_real_time() {
+  long policy = raw_syscall(SYS_sched_getscheduler, 0) & ~static_cast<long>(SCHED_RESET_ON_FORK);
+  if (policy != SCHED_FIFO && policy != SCHED_RR) return;
+  sched_param none = {};
+  raw_syscall(SYS_sched_setscheduler, 0, SCHED_OTHER, reinterpret_cast<long>(&none));
 }
 
 unsigned processors_allowed() {

@@ -78,6 +78,8 @@ bool is_first_thread();
 // Whether this process has a thread of that id.
 bool thread_exists(std::uint32_t id);
 void sleep_ns(std::int64_t ns);
+// Ends real-time scheduling (SCHED_FIFO, SCHED_RR) of the calling thread, which any thread may.
+void leave_real_time();
 // How many processors the calling thread may run on (its affinity); at least 1.
 unsigned processors_allowed();
 // The id of the process, which is that of its first thread.

@@ -79,24 +79,45 @@ std::size_t all_table_bytes(std::size_t slices) {
   return bytes;
 }
 
-void tables_release(std::size_t slices) {
-  os::unreserve(tables[0].base, all_table_bytes(slices));
-  for (Table& table : tables) table.base = table.committed_bytes = 0;
-}
-
-// All in one range: a start is as many system calls shorter.
-int tables_reserve(std::size_t slices) {
-  std::uintptr_t base = 0;
-  if (int error = os::reserve(0, all_table_bytes(slices), &base)) return error;
-  // They are sparse: a huge page under the kernel's setting `always` would be for a few lines of
-  // it.
-  os::advise_small(base, all_table_bytes(slices));
+// The arrays' windows: one behind the other, from `base` on, each for all slices of the extent.
+void tables_place(std::uintptr_t base, std::size_t slices) {
   for (Table& table : tables) {
     table.base = base;
     table.committed_bytes = 0;
     base += table_bytes(table, slices);
   }
+}
+
+// Reserves exactly there. The arrays are sparse, and in the arena small pages are the rule: a huge
+// page comes only where it is asked for, also under the kernel's setting `always`.
+int reserve_small_at(std::uintptr_t base, std::size_t bytes) {
+  int error = os::reserve_at(base, bytes);
+  if (error == 0) os::advise_small(base, bytes);  // a wish
+  return error;
+}
+
+// The arrays' parts for slices [from, to), but for the class map's, which is reserved whole. All of
+// them or none.
+int tables_reserve(std::size_t from, std::size_t to) {
+  for (Table& table : tables) {
+    if (&table == &tables[kClassMap]) continue;
+    std::size_t begin = table_bytes(table, from), end = table_bytes(table, to);
+    if (begin == end) continue;
+    int error = reserve_small_at(table.base + begin, end - begin);
+    if (error == 0) continue;
+    for (Table* made = tables + kClassMap + 1; made != &table; ++made)
+      os::unreserve(made->base + table_bytes(*made, from),
+                    table_bytes(*made, to) - table_bytes(*made, from));
+    return error;
+  }
   return 0;
+}
+void tables_unreserve(std::size_t from, std::size_t to) {
+  for (Table& table : tables) {
+    std::size_t begin = table_bytes(table, from), end = table_bytes(table, to);
+    if (&table != &tables[kClassMap] && begin != end)
+      os::unreserve(table.base + begin, end - begin);
+  }
 }
 
 int tables_commit(std::size_t slices) {
@@ -120,53 +141,90 @@ std::uintptr_t preferred_base() {
   return (std::uintptr_t{0x1000} << 32) + (random & 0x3ffff) * kChunkBytes;
 }
 
-// Reserves `bytes` (a multiple of a chunk), aligned to a chunk, near preferred_base() if possible.
-int reserve_aligned(std::size_t bytes, std::uintptr_t* base) {
-  std::uintptr_t hint = preferred_base();
-  if (kMayChooseBase && os::reserve_at(hint, bytes) == 0) {
-    *base = hint;
-    return 0;
+// What the arena is to be, in bytes.
+struct Plan {
+  std::size_t extent;    // addresses that it may have
+  std::size_t reserved;  // of them, those to reserve now
+
+  std::size_t slices() const { return extent / kSliceBytes; }
+  bool is_whole() const { return reserved == extent; }
+};
+
+// All of it, arrays behind the arena, in one mapping: a start is as many system calls shorter.
+int reserve_whole(const Plan& plan, std::uintptr_t* base) {
+  std::size_t bytes = plan.extent + all_table_bytes(plan.slices());
+  *base = preferred_base();
+  if (!kMayChooseBase || os::reserve_at(*base, bytes) != 0) {
+    std::uintptr_t got = 0;
+    if (int error = os::reserve(0, bytes + kChunkBytes, &got)) return error;
+    *base = round_up(got, kChunkBytes);
+    if (*base != got) os::unreserve(got, *base - got);
+    std::uintptr_t end = *base + bytes, got_end = got + bytes + kChunkBytes;
+    if (got_end != end) os::unreserve(end, got_end - end);
   }
-  std::uintptr_t got = 0;
-  if (int error = os::reserve(0, bytes + kChunkBytes, &got)) return error;
-  *base = round_up(got, kChunkBytes);
-  if (*base != got) os::unreserve(got, *base - got);
-  std::uintptr_t end = *base + bytes, got_end = got + bytes + kChunkBytes;
-  if (got_end != end) os::unreserve(end, got_end - end);
+  os::advise_small(*base, bytes);  // as reserve_small_at()
+  tables_place(*base + plan.extent, plan.slices());
   return 0;
 }
 
-// How many addresses the arena may have, and how many of them to reserve now.
-void choose_extent(std::size_t* extent, std::size_t* reserved) {
+// The first part of it and of the arrays, at addresses from which they can grow.
+int reserve_parts(const Plan& plan, std::uintptr_t* base) {
+  if (!kMayChooseBase) return -ENOMEM;
+  *base = preferred_base();
+  tables_place(*base + plan.extent, plan.slices());
+  const Table& map = tables[kClassMap];
+  if (int error = reserve_small_at(*base, plan.reserved)) return error;
+  int error = reserve_small_at(map.base, table_bytes(map, plan.slices()));
+  if (error == 0) {
+    error = tables_reserve(0, plan.reserved / kSliceBytes);
+    if (error == 0) return 0;
+    os::unreserve(map.base, table_bytes(map, plan.slices()));
+  }
+  os::unreserve(*base, plan.reserved);
+  return error;
+}
+
+void unreserve(const Plan& plan, std::uintptr_t base) {
+  if (plan.is_whole()) {
+    os::unreserve(base, plan.extent + all_table_bytes(plan.slices()));
+    return;
+  }
+  tables_unreserve(0, plan.reserved / kSliceBytes);
+  os::unreserve(tables[kClassMap].base, table_bytes(tables[kClassMap], plan.slices()));
+  os::unreserve(base, plan.reserved);
+}
+
+Plan choose_plan() {
   std::size_t wanted = options().arena_bytes;
   if (wanted == 0) {
     wanted = kDefaultExtent;
     while (wanted / 4 < os::physical_memory_bytes() && wanted < (std::size_t{1} << 45)) wanted *= 2;
   }
-  *extent = round_up(wanted, kChunkBytes);
-  *reserved = *extent;
+  wanted = round_up(wanted, kChunkBytes);
   std::uint64_t left = os::address_space_left_bytes();
-  if (left / 2 >= wanted) return;
-  // Short of address space: a window as wide as what is left, a quarter of it reserved now, the
-  // rest when it is needed, for stacks and libraries want some too.
-  if (*extent > left) *extent = round_up(left, kChunkBytes);
-  *reserved = round_up(*extent / 4, kChunkBytes);
+  arena.room_bytes = left < wanted ? round_up(left, kChunkBytes) : wanted;
+  if (left / 2 >= wanted) return {wanted, wanted};
+  // Short of address space: a quarter of what is left now, the rest when it is needed, for stacks
+  // and libraries want some too. The program may raise the limit; each of its sixteenfold is a 64th
+  // per cent of it for the class map, and for tables that others index by slice.
+  constexpr std::uint64_t kMostRaise = 16;
+  std::uint64_t most = os::address_limit().most_bytes;
+  if (most / kMostRaise > left) most = left * kMostRaise;
+  if (most > wanted) most = wanted;
+  return {round_up(most, kChunkBytes), round_up(arena.room_bytes / 4, kChunkBytes)};
 }
 
 }  // namespace
 
 int arena_reserve() {
   arena.page_bytes = os::page_bytes();
-  std::size_t extent = 0, reserved = 0;
-  choose_extent(&extent, &reserved);
+  Plan plan = choose_plan();
   std::uintptr_t base = 0;
-  for (;; extent /= 2, reserved /= 2) {
-    if (extent < kSmallestExtent) return -ENOMEM;
-    extent = round_up(extent, kChunkBytes);
-    reserved = round_up(reserved, kChunkBytes);
-    if (tables_reserve(extent / kSliceBytes) != 0) continue;
-    if (reserve_aligned(reserved, &base) == 0) break;
-    tables_release(extent / kSliceBytes);
+  while ((plan.is_whole() ? reserve_whole(plan, &base) : reserve_parts(plan, &base)) != 0) {
+    // First all of a smaller one, anywhere, then less and less.
+    if (plan.is_whole()) plan.reserved = round_up(plan.reserved / 2, kChunkBytes);
+    plan.extent = plan.reserved;
+    if (plan.extent < kSmallestExtent) return -ENOMEM;
   }
   arena.class_map = reinterpret_cast<std::atomic<std::uint8_t>*>(tables[kClassMap].base);
   arena.first = reinterpret_cast<std::atomic<SliceIndex>*>(tables[kFirst].base);
@@ -178,24 +236,33 @@ int arena_reserve() {
 #if RDMALLOC_CHECKED
   arena.in_use = reinterpret_cast<std::atomic<std::uint64_t>*>(tables[kInUse].base);
 #endif
-  arena.reserved = static_cast<SliceIndex>(reserved / kSliceBytes);
+  arena.reserved = static_cast<SliceIndex>(plan.reserved / kSliceBytes);
   // The class map is read for any address in the extent, so all of it must be readable from the
   // start. Writable it becomes with the slices, as the other tables: 16 MiB of it for 1 TiB would
   // count against RLIMIT_DATA and, under strict overcommit, against what is promised.
   Table& map = tables[kClassMap];
-  if (int error = os::make_readable(map.base, table_bytes(map, extent / kSliceBytes))) {
-    os::unreserve(base, reserved);
-    tables_release(extent / kSliceBytes);
+  if (int error = os::make_readable(map.base, table_bytes(map, plan.slices()))) {
+    unreserve(plan, base);
     return error;
   }
-  // A wish, as for the tables.
-  os::advise_small(base, reserved);
   arena.base = base;
-  arena.published_extent.store(extent, std::memory_order_release);
+  arena.published_extent.store(plan.extent, std::memory_order_release);
   return 0;
 }
 
 namespace {
+
+// So many slices more of the arena and of its arrays, or none.
+int reserve_more(std::size_t slices) {
+  std::uintptr_t from = arena.address_of(arena.reserved);
+  if (int error = reserve_small_at(from, slices << kSliceShift)) return error;
+  if (int error = tables_reserve(arena.reserved, arena.reserved + slices)) {
+    os::unreserve(from, slices << kSliceShift);
+    return error;
+  }
+  arena.reserved += static_cast<SliceIndex>(slices);
+  return 0;
+}
 
 int reservation_grow(SliceIndex wanted) {
   std::size_t extent_slices = arena.extent() / kSliceBytes;
@@ -204,19 +271,21 @@ int reservation_grow(SliceIndex wanted) {
   if (step < wanted - arena.reserved) step = wanted - arena.reserved;
   step = round_up(step, kSlicesPerChunk);
   if (step > extent_slices - arena.reserved) step = extent_slices - arena.reserved;
-  int error = os::reserve_at(arena.address_of(arena.reserved), step << kSliceShift);
-  if (error != 0) {
-    step = round_up(wanted - arena.reserved, kSlicesPerChunk);
-    error = os::reserve_at(arena.address_of(arena.reserved), step << kSliceShift);
-  }
-  if (error == 0) {
-    os::advise_small(arena.address_of(arena.reserved), step << kSliceShift);
-    arena.reserved += static_cast<SliceIndex>(step);
-  }
-  return error == 0 ? 0 : -ENOMEM;
+  if (reserve_more(step) == 0) return 0;
+  return reserve_more(round_up(wanted - arena.reserved, kSlicesPerChunk)) == 0 ? 0 : -ENOMEM;
+}
+
+// Whether RLIMIT_AS allows so much. The kernel says it where more is reserved; what was reserved
+// before the program lowered the limit, past us (prlimit(2) from outside, a raw call), it counts no
+// more.
+bool is_within_limit(std::size_t bytes) {
+  // Of small programs it is not asked at each step.
+  constexpr std::size_t kAskedFromBytes = std::size_t{64} << 20;
+  return bytes < kAskedFromBytes || bytes <= os::address_limit().bytes;
 }
 
 int commit_to(SliceIndex end) {
+  if (!is_within_limit(std::size_t{end} << kSliceShift)) return -ENOMEM;
   if (int error = tables_commit(end)) return error;
   std::uintptr_t from = arena.address_of(arena.committed);
   std::size_t bytes = static_cast<std::size_t>(end - arena.committed) << kSliceShift;
@@ -226,6 +295,15 @@ int commit_to(SliceIndex end) {
 }
 
 }  // namespace
+
+void arena_give_up_rest() {
+  auto keep = static_cast<SliceIndex>(round_up(arena.committed, kSlicesPerChunk));
+  if (keep >= arena.reserved) return;
+  os::unreserve(arena.address_of(keep), static_cast<std::size_t>(arena.reserved - keep)
+                                            << kSliceShift);
+  tables_unreserve(keep, arena.reserved);
+  arena.reserved = keep;
+}
 
 bool arena_may_be_huge() {
   return options().huge != HugeMode::kNever;

@@ -2,8 +2,8 @@
 //
 // Reserved once with PROT_NONE and made usable from the bottom up, so every index is relative to
 // `base` and any pointer at all can be looked up without a fault: one compare tells owned from not.
-// Where address space is short (RLIMIT_AS), less is reserved at first and the reservation grows
-// inside the same window.
+// Where address space is short (RLIMIT_AS), less is reserved at first, and arena and arrays grow,
+// each inside its window. The windows are as wide as the limit may be raised to.
 //
 //   base                       frontier        committed          reserved             extent
 //    |-- spans, used and free ----|-- zero, RW ----|-- PROT_NONE ----|-- not ours yet ----|
@@ -46,6 +46,7 @@ struct Arena {
   SliceIndex reserved = 0;   // slices reserved, under the page heap's lock
   SliceIndex committed = 0;  // slices usable, likewise
   std::size_t page_bytes = 0;
+  std::size_t room_bytes = 0;  // address space that there was for it at first: pools go by that
 
   std::size_t extent() const {
     return published_extent.load(std::memory_order_acquire);
@@ -78,6 +79,10 @@ extern constinit Arena arena;
 int arena_reserve();
 // Makes slices [0, wanted) usable, growing geometrically. Under the page heap's lock. 0 or -ENOMEM.
 int arena_commit(SliceIndex wanted);
+// Gives up what is reserved and not usable yet, as the program has lowered RLIMIT_AS: the kernel
+// counts it. It is reserved anew where it is needed, as far as the limit allows. Under the page
+// heap's lock, and not from malloc.
+void arena_give_up_rest();
 // Whether huge pages may be asked for at all (RDMALLOC_HUGE).
 bool arena_may_be_huge();
 // Asks for huge pages under slices that are committed and were never used. Refused where the kernel

@@ -579,6 +579,11 @@ SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner) {
   return slice;
 }
 
+void page_heap_fit_limit() {
+  LockGuard guard(heap.lock);
+  arena_give_up_rest();
+}
+
 void page_heap_free(SliceIndex slice) {
   Span& span = arena.span(slice);
   SpanWord word = span.load();

@@ -60,6 +60,9 @@ bool page_heap_is_over_limit(std::uint32_t more);
 // Publishes a span that was taken out of a region as a large block of its heap.
 void page_heap_publish_large(SliceIndex slice, std::uint16_t owner);
 
+// The program has lowered RLIMIT_AS: arena_give_up_rest(). Not from malloc.
+void page_heap_fit_limit();
+
 // Takes a span out of use: its pages are dirty from now on. The caller calls purge_note_dirty()
 // once he holds no lock.
 void page_heap_free(SliceIndex slice);

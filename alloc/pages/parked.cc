@@ -317,11 +317,6 @@ std::uint64_t parked_slices() {
   return park_counters().slices;
 }
 
-std::uint64_t parks_most_bytes() {
-  return std::uint64_t{detail::open_slices.load(std::memory_order_relaxed)} * kParks * shard_count()
-         << kSliceShift;
-}
-
 void parks_after_fork(const Forker& forker) {
   close();
   // Of all shards, also of those that are not counted yet: parks_stop() holds them too.

@@ -95,8 +95,6 @@ struct ParkCounters {
 ParkCounters park_counters();
 // Slices that are parked. Wake-ups: written before the fence in purge_note_parked().
 std::uint64_t parked_slices();
-// What all parks may hold together.
-std::uint64_t parks_most_bytes();
 
 // For the child of a fork, when the page heap is whole: everything goes to the page heap, but what
 // the forking thread itself was at.

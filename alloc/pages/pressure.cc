@@ -1,5 +1,7 @@
 #include "alloc/pages/pressure.h"
 
+#include "alloc/core/file_thread.h"
+
 namespace rdmalloc {
 namespace {
 
@@ -19,7 +21,10 @@ constexpr PressureDemand kNone = {UINT64_MAX, RDMALLOC_PURGE_DECAY};
 PressureDemand PressureWatch::look(std::int64_t now_ms, std::uint64_t dirty_bytes) {
   if (dirty_bytes < kLeastBytes) return kNone;
   if (looked_ms_ != 0 && now_ms - looked_ms_ < kShortestLookMs) return kNone;
-  return judge(os::memory_state(), now_ms, dirty_bytes);
+  os::MemoryState state;
+  int error = file_thread_run(
+      [](void* out) { *static_cast<os::MemoryState*>(out) = os::memory_state(); }, &state);
+  return error == 0 ? judge(state, now_ms, dirty_bytes) : kNone;
 }
 
 PressureDemand PressureWatch::judge(const os::MemoryState& state, std::int64_t now_ms,

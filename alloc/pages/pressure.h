@@ -5,8 +5,8 @@
 // kernel's own reclaim, in the middle of page faults, or its killer.
 //
 // Looked at by the purge thread at its ticks, so only while there is something to give. The files
-// are opened each time: a descriptor kept open is closed by daemons, and inherits a stranger's
-// file.
+// are opened each time, on a thread with descriptors of its own (core/file_thread.h): one of the
+// program's that is kept open is closed by daemons, and inherits a stranger's file.
 #pragma once
 
 #include <rdmalloc/rdmalloc.h>

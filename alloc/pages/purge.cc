@@ -1,85 +1,46 @@
-// More than 600 lines: the turn, the thread and whoever stops them for a checkpoint share one
-// state, which nobody else is to see.
 #include "alloc/pages/purge.h"
 
 #include <errno.h>
-#include <pthread.h>
-#include <signal.h>
-#include <sys/prctl.h>
 
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/at_start.h"
-#include "alloc/core/helper_threads.h"
+#include "alloc/core/file_thread.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/init.h"
-#include "alloc/os/fault.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/parked.h"
-#include "alloc/pages/pressure.h"
+#include "alloc/pages/purge_state.h"
 #include "alloc/pages/region_pages.h"
 #include "alloc/slabs/slab.h"
 #include "alloc/slabs/slab_purge.h"
 
 namespace rdmalloc {
+
+namespace purge_state {
+RDMALLOC_AT_START constinit Purger purger{.decommit = os::decommit_hooked};
+}
+
+using namespace purge_state;
+
 namespace {
 
 // 16 MiB at once: what is being purged can't be allocated, so not too much; each piece is a round
 // of observers and one system call, so not too little.
 constexpr std::uint32_t kPieceSlices = 256;
-// A single-threaded program gets a purge thread only when it keeps this much free memory; below, a
-// second thread would cost it more (fork, stdio) than the memory is worth.
-constexpr std::uint64_t kThreadFromBytes = std::uint64_t{32} << 20;
-// Or when its slabs, each of which a single block keeps in place, take this much.
-constexpr std::uint64_t kThreadFromSlabBytes = std::uint64_t{64} << 20;
-// Observers run on it, and libc puts the program's static TLS there too; backed only where touched.
-constexpr std::size_t kStackBytes = std::size_t{4} << 20;
 constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
+// The default ceiling is looked up when this much is free: a quarter of a container of 32 MiB.
+constexpr std::uint64_t kLookUpFromBytes = std::uint64_t{8} << 20;
 // A refused or waiting purge thread looks again four times in a decay time, in these bounds.
 constexpr std::uint64_t kShortestTickMs = 1, kLongestTickMs = 1000;
-
-constexpr std::uint64_t kNotLookedUp = UINT64_MAX;  // of Purger::dirty_max_bytes
-enum class ThreadState : std::uint32_t { kNone, kStarting, kRuns, kStopping, kFailed, kFrozen };
-// What the purge thread's futex word says.
-constexpr std::uint32_t kAwake = 0, kTicking = 1, kIdle = 2;
-
-struct Purger {
-  std::atomic<ThreadState> thread{ThreadState::kNone};
-  std::atomic<std::uint32_t> sleep{kAwake};
-  std::atomic<bool> everything_requested{false};
-  std::atomic<bool> stop{false};
-  std::atomic<bool> first_thread_ended{false};  // or is about to
-  pthread_t handle{};
-  std::uintptr_t stack = 0;
-
-  std::atomic<std::uint64_t> decay_ms{5000};
-  std::atomic<std::uint64_t> dirty_max_bytes{kNotLookedUp};  // see dirty_max_bytes()
-  std::atomic<std::uint32_t> pauses{0};
-  std::atomic<std::int64_t> held_until_ms{0};
-  std::atomic<DecommitFunction> decommit{os::decommit_hooked};
-
-  std::atomic<std::uint64_t> purges{0}, purged_bytes{0}, refusals{0}, failures{0};
-  std::atomic<std::uint64_t> slab_purged_bytes{0};
-  std::atomic<std::uint64_t> thread_failures{0}, pressure_purges{0};
-  std::atomic<bool> has_warned{false};
-  std::atomic<std::uint64_t> freezes{0};
-  std::atomic<bool> starts_at_thaw{false};  // the thread ran, or was asked for since
-  PressureWatch pressure;                   // with the turn
-};
-RDMALLOC_AT_START constinit Purger purger;
-
-// Statistics: relaxed throughout, they order nothing.
-void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
-  counter.fetch_add(by, std::memory_order_relaxed);
-}
 
 // The purge turn: who may call observers and decommit. Not a Lock: foreign code runs while it is
 // held, which is why nobody in malloc or free may wait for it.
@@ -89,13 +50,17 @@ class Turn {
   std::uint32_t owner() const { return owner_.load(std::memory_order_relaxed); }
   bool try_begin() {
     std::uint32_t expected = 0;
-    return owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire);
+    // Acquire: pairs with the release in end().
+    bool is_begun =
+        owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire);
+    if (is_begun) ++number_;
+    return is_begun;
   }
   void begin() {
-    // Acquire: pairs with the release in end().
     for (;;) {
-      std::uint32_t expected = 0;
-      if (owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire)) return;
+      if (try_begin()) return;
+      std::uint32_t expected = owner();
+      if (expected == 0) continue;
       fork_check();  // as in Lock::lock_contended()
       waiters_.fetch_add(1, std::memory_order_seq_cst);
       // A lost wake-up costs 10 ms and no more.
@@ -111,43 +76,92 @@ class Turn {
   // In a fork child: the turn of the thread that called fork stays its own, any other has ended.
   // Returns whether it is that one's.
   bool after_fork(const Forker& forker) {
-    bool is_forkers = forker.is_called(owner());
-    owner_.store(is_forkers ? forker.is : 0, std::memory_order_relaxed);
-    return is_forkers;
+    if (owner() == forker.id) return true;
+    owner_.store(0, std::memory_order_relaxed);
+    return false;
   }
+
+  // Which turn it is; its owner asks.
+  std::uint64_t number() const { return number_; }
 
  private:
   std::atomic<std::uint32_t> owner_{0};
   std::atomic<std::uint32_t> waiters_{0};
+  std::uint64_t number_ = 0;
 };
 constinit Turn turn;
+
+// Whether `decommit` does what it says. A seccomp filter that answers 0 for the kernel, and old
+// emulators, do not take the pages away, and what then lies there is no zeroes for calloc(). Tried
+// on a page of ours, once in each turn: a filter is one thread's, and may come at any time.
+class Probe {
+ public:
+  bool takes_pages_away(DecommitFunction decommit) {
+    if (turn_ == turn.number() && decommit_ == decommit) return takes_;
+    if (page_ == 0 && os::map_metadata(os::page_bytes(), &page_) != 0) return true;
+    auto* word = reinterpret_cast<volatile std::uint64_t*>(page_);
+    *word = 1;
+    // A refusal is no lie.
+    takes_ = decommit(page_, os::page_bytes()) != 0 || *word == 0;
+    turn_ = turn.number();
+    decommit_ = decommit;
+    return takes_;
+  }
+
+ private:
+  std::uint64_t turn_ = 0;
+  DecommitFunction decommit_ = nullptr;
+  bool takes_ = true;
+  std::uintptr_t page_ = 0;
+};
+constinit Probe probe;  // with the turn
 
 std::uint32_t now_ms() {
   return static_cast<std::uint32_t>(os::coarse_ms());
 }
+// The ceiling for free memory: set, or a quarter of what this process may have. That takes files to
+// read, so it is looked up once needed: not by small programs.
+std::uint64_t default_dirty_max_bytes() {
+  std::uint64_t quarter = os::memory_limit_bytes() / 4;
+  return quarter < kMostDirtyBytes ? quarter : kMostDirtyBytes;
+}
+void set_default_dirty_max(std::uint64_t bytes) {
+  std::uint64_t seen = kNotLookedUp;
+  // Only from there: a program may have set it meanwhile.
+  if (purger.dirty_max_bytes.compare_exchange_strong(seen, bytes, std::memory_order_relaxed))
+    parks_set_ceiling(bytes);
+}
+void look_up_dirty_max() {
+  if (purger.dirty_max_bytes.load(std::memory_order_relaxed) != kNotLookedUp ||
+      free_bytes() < kLookUpFromBytes)
+    return;
+  std::uint64_t bytes = kMostDirtyBytes;
+  file_thread_run([](void* out) { *static_cast<std::uint64_t*>(out) = default_dirty_max_bytes(); },
+                  &bytes);
+  set_default_dirty_max(bytes);
+}
+
+}  // namespace
+
+namespace purge_state {
+
+bool try_turn() {
+  bool is_free = turn.try_begin();
+  if (is_free) turn.end();
+  return is_free;
+}
+
 std::uint64_t dirty_bytes() {
   return page_heap_dirty_slices() << kSliceShift;
 }
-// With what is parked, of which a look costs a line of each park.
+
 std::uint64_t free_bytes() {
   return dirty_bytes() + (parked_slices() << kSliceShift);
 }
-// The ceiling for free memory: set, or a quarter of what this process may have. That takes files to
-// read, so it is looked up once needed: not by small programs. Any thread; all find the same.
-std::uint64_t dirty_max_bytes() {
-  std::uint64_t bytes = purger.dirty_max_bytes.load(std::memory_order_relaxed);
-  if (bytes != kNotLookedUp) return bytes;
-  std::uint64_t most = os::memory_limit_bytes() / 4;
-  if (most > kMostDirtyBytes) most = kMostDirtyBytes;
-  // Only from there: a program may have set it meanwhile.
-  if (!purger.dirty_max_bytes.compare_exchange_strong(bytes, most, std::memory_order_relaxed))
-    return bytes;
-  parks_set_ceiling(most);
-  return most;
-}
-// Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
+
 std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
-  std::uint64_t ceiling = dirty_max_bytes();
+  // Not looked up yet: above all that there can be.
+  std::uint64_t ceiling = purger.dirty_max_bytes.load(std::memory_order_relaxed);
   std::uint64_t limit = options().limit_bytes;
   *is_limit = false;
   if (limit == UINT64_MAX) return ceiling;
@@ -159,6 +173,11 @@ std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
   *is_limit = left < ceiling;
   return *is_limit ? left : ceiling;
 }
+
+}  // namespace purge_state
+
+namespace {
+
 bool is_held() {
   return os::coarse_ms() < purger.held_until_ms.load(std::memory_order_seq_cst);
 }
@@ -287,8 +306,10 @@ bool is_above(std::uint64_t keep_bytes) {
   return dirty_bytes() > keep_bytes;
 }
 
-// One round: events, ageing of depot and parks, then what is due. Returns whether there is more to
-// come without anybody waking us.
+}  // namespace
+
+namespace purge_state {
+
 bool round_of_work() {
   turn.begin();
   if (is_held()) {  // looked at with the turn: purge_hold() waits for the turn after its store
@@ -298,6 +319,7 @@ bool round_of_work() {
   events_deliver_all();
   if (!is_paused()) region_pages_restore_in_turn(decommit_in_force());
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
+  look_up_dirty_max();
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0;
   bool depot_has_more = depot_age(empties_caches);
@@ -335,69 +357,12 @@ std::uint64_t tick_ms() {
   return tick > kLongestTickMs ? kLongestTickMs : tick;
 }
 
-void* purge_thread(void*) {
-  prctl(PR_SET_NAME, "rdmalloc-purge");
-  auto* word = reinterpret_cast<const std::uint32_t*>(&purger.sleep);
-  // Born of a fork in a page event, it is no purge thread any more once it comes back from there:
-  // purge_after_fork() took the stack away.
-  std::uintptr_t stack = purger.stack;
-  while (!purger.stop.load(std::memory_order_acquire) && purger.stack == stack) {
-    purger.sleep.store(kAwake, std::memory_order_relaxed);
-    bool has_more = round_of_work();
-    std::uint32_t how = has_more ? kTicking : kIdle;
-    // seq_cst, then look once more: pairs with the fences in purge_note_dirty() and
-    // purge_note_parked(), the store in purge_wake() and the exchange before
-    // purge_note_slab_change(). Either the other side sees that we sleep, or we see what it did.
-    purger.sleep.store(how, std::memory_order_seq_cst);
-    if (purger.stop.load(std::memory_order_seq_cst) ||
-        purger.everything_requested.load(std::memory_order_seq_cst))
-      continue;
-    if (how == kIdle && (free_bytes() != 0 || page_heap_retired_slices() != 0 ||
-                         events_are_pending() || !slab_is_watched() || !depot_is_empty()))
-      continue;
-    std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
-    bool has_ended = purger.first_thread_ended.load(std::memory_order_seq_cst);
-    if (std::int64_t tick_ns = last_thread_tick_ns(has_ended)) {
-      // libc ends the process, by exit(), when the last thread returns: this one, or a helper.
-      if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) {
-        pthread_detach(pthread_self());
-        helper_threads.fetch_sub(1, std::memory_order_relaxed);
-        purger.thread.store(ThreadState::kNone, std::memory_order_release);
-        return nullptr;
-      }
-      if (timeout_ns < 0 || timeout_ns > tick_ns) timeout_ns = tick_ns;
-    }
-    os::futex_wait(word, how, timeout_ns);
-  }
-  return nullptr;
+bool is_idle() {
+  return free_bytes() == 0 && page_heap_retired_slices() == 0 && !events_are_pending() &&
+         slab_is_watched() && depot_is_empty();
 }
 
-int thread_create() {
-  if (int error = purger.stack == 0 ? os::map_metadata(kStackBytes, &purger.stack) : 0)
-    return error;
-  if (os::should_fail(os::Site::kThreadCreate)) return -EAGAIN;
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  // A stack of our own: with one of libc's the creation would call mmap and mprotect by symbols
-  // that a fabric may have patched.
-  pthread_attr_setstack(&attributes, reinterpret_cast<void*>(purger.stack), kStackBytes);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are not for this thread
-  int error = pthread_create(&purger.handle, &attributes, purge_thread, nullptr);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_attr_destroy(&attributes);
-  return -error;
-}
-
-void wake() {
-  if (purger.sleep.load(std::memory_order_seq_cst) == kAwake ||
-      purger.sleep.exchange(kAwake, std::memory_order_seq_cst) == kAwake)
-    return;
-  os::futex_wake(reinterpret_cast<const std::uint32_t*>(&purger.sleep), 1);
-}
-
-}  // namespace
+}  // namespace purge_state
 
 void purge_init() {
   const Options& settings = options();
@@ -409,123 +374,10 @@ void purge_init() {
       settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kNotLookedUp,
       std::memory_order_relaxed);
   // Programs in a sandbox that kills for reading files later on (docs/settings.md).
-  if (!settings.watch_pressure) dirty_max_bytes();
+  if (!settings.watch_pressure) set_default_dirty_max(default_dirty_max_bytes());
   if (settings.limit_bytes != UINT64_MAX) page_heap_set_limit(settings.limit_bytes);
   if (settings.notify == NotifyMode::kOff)
     purger.decommit.store(os::decommit, std::memory_order_relaxed);
-}
-
-void purge_note_dirty() {
-  if (options().purge != PurgeMode::kThread) return;
-  ThreadState state = purger.thread.load(std::memory_order_relaxed);
-  if (state == ThreadState::kRuns) [[likely]] {
-    // Pairs with the seq_cst store of `sleep` in purge_thread(): our slices are counted before.
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    std::uint32_t sleep = purger.sleep.load(std::memory_order_relaxed);
-    if (sleep == kAwake) return;
-    bool is_limit = false;
-    bool is_urgent = purger.decay_ms.load(std::memory_order_relaxed) == 0 ||
-                     dirty_bytes() > dirty_ceiling_bytes(&is_limit);
-    if (sleep == kIdle || is_urgent) wake();
-    return;
-  }
-  if (state == ThreadState::kNone &&
-      (dirty_bytes() >= kThreadFromBytes || purger.decay_ms.load(std::memory_order_relaxed) == 0))
-    purge_thread_start();
-}
-
-void purge_note_parked() {
-  if (options().purge != PurgeMode::kThread) return;
-  ThreadState state = purger.thread.load(std::memory_order_relaxed);
-  if (state == ThreadState::kRuns) [[likely]] {
-    // As in purge_note_dirty().
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (purger.sleep.load(std::memory_order_relaxed) == kIdle) wake();
-    return;
-  }
-  // By what parks may hold, which costs no look at each of them.
-  if (state == ThreadState::kNone && dirty_bytes() + parks_most_bytes() >= kThreadFromBytes)
-    purge_thread_start();
-}
-
-void purge_note_slab_change() {
-  // Acquire: pairs with the release in purge_thread_start(). A thread that has ended since it asked
-  // (rdmalloc_fini, a fork) is not started for this.
-  if (purger.thread.load(std::memory_order_acquire) != ThreadState::kRuns) return;
-  wake();
-}
-
-void purge_note_slabs() {
-  if (purger.thread.load(std::memory_order_relaxed) != ThreadState::kNone) [[likely]]
-    return;
-  if (slab_bytes() >= kThreadFromSlabBytes && options().purge == PurgeMode::kThread)
-    purge_thread_start();
-}
-
-void purge_wake() {
-  if (options().purge != PurgeMode::kThread) return;
-  if (purger.thread.load(std::memory_order_acquire) != ThreadState::kRuns &&
-      purge_thread_start() != 0)
-    return;
-  wake();
-}
-
-void purge_note_first_thread_ends() {
-  if (auto* tell = tell_first_thread_ends.load(std::memory_order_acquire)) tell();
-  purger.first_thread_ended.store(true, std::memory_order_seq_cst);
-  // As in purge_thread(): it sees the flag before it sleeps, or we see that it sleeps.
-  wake();
-}
-
-int purge_thread_start() {
-  if (!ensure_initialised()) return -ENOMEM;
-  // Now, not later: recovery forgets the parent's thread. If it forgot one just started here, a
-  // second would be started on the same stack.
-  fork_check();
-  if (options().purge != PurgeMode::kThread) return -ENOTSUP;
-  ThreadState expected = ThreadState::kNone;
-  // Acquire: pairs with the release that ends a stop; one starter at a time.
-  if (!purger.thread.compare_exchange_strong(expected, ThreadState::kStarting,
-                                             std::memory_order_acquire)) {
-    if (expected == ThreadState::kFrozen)
-      purger.starts_at_thaw.store(true, std::memory_order_relaxed);
-    return expected == ThreadState::kFailed ? -EAGAIN : 0;
-  }
-  purger.stop.store(false, std::memory_order_relaxed);
-  int error = thread_create();
-  if (error != 0) {
-    count(purger.thread_failures);
-    purger.thread.store(ThreadState::kFailed, std::memory_order_release);
-    if (!purger.has_warned.exchange(true, std::memory_order_relaxed))
-      report_warning(
-          "the purge thread could not be created; memory goes back at rdmalloc_purge() only",
-          "check RLIMIT_NPROC and the cgroup's pids.max");
-    return error;
-  }
-  helper_threads.fetch_add(1, std::memory_order_relaxed);
-  purger.thread.store(ThreadState::kRuns, std::memory_order_release);
-  return 0;
-}
-
-void purge_thread_forgive() {
-  ThreadState expected = ThreadState::kFailed;
-  purger.thread.compare_exchange_strong(expected, ThreadState::kNone, std::memory_order_relaxed);
-}
-
-int purge_thread_stop() {
-  fork_check();
-  if (turn.is_mine()) return -EDEADLK;
-  purger.starts_at_thaw.store(false, std::memory_order_relaxed);
-  ThreadState expected = ThreadState::kRuns;
-  if (!purger.thread.compare_exchange_strong(expected, ThreadState::kStopping,
-                                             std::memory_order_acquire))
-    return 0;
-  purger.stop.store(true, std::memory_order_seq_cst);
-  wake();
-  pthread_join(purger.handle, nullptr);
-  helper_threads.fetch_sub(1, std::memory_order_relaxed);
-  purger.thread.store(ThreadState::kNone, std::memory_order_release);
-  return 0;
 }
 
 bool purge_turn_is_mine() {
@@ -569,6 +421,7 @@ void purge_set_decommit(DecommitFunction function) {
 int purge_decommit(DecommitFunction decommit, std::uintptr_t base, std::size_t length) {
   assert_no_lock_held("decommit");
   int error = decommit(base, length);
+  if (error == 0 && !probe.takes_pages_away(decommit)) error = -ENOTSUP;
   fork_check();  // as after a page event
   return error;
 }
@@ -582,85 +435,30 @@ int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg
   return error;
 }
 
-namespace {
-
-// Until `is_done`, or the deadline. Polled: a checkpoint takes longer than a wait that is too long.
-template <class Done>
-bool wait_until(std::int64_t deadline_ns, Done is_done) {
-  while (!is_done()) {
-    if (os::monotonic_ns() >= deadline_ns) return false;
-    os::sleep_ns(1000000);
-  }
-  return true;
-}
-
-// Whether the thread is gone and may not come back.
-bool try_freeze_thread() {
-  for (ThreadState gone : {ThreadState::kNone, ThreadState::kFailed})
-    // Acquire: pairs with the release that ends a stop.
-    if (purger.thread.compare_exchange_strong(gone, ThreadState::kFrozen,
-                                              std::memory_order_acquire))
-      return true;
-  bool runs = purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns;
-  if (runs && purge_thread_stop() == 0)
-    purger.starts_at_thaw.store(true, std::memory_order_relaxed);
-  return false;
-}
-
-}  // namespace
-
-int purge_freeze(std::int64_t deadline_ns) {
-  fork_check();
-  if (turn.is_mine()) return -EDEADLK;
-  // A pass under way looks at `pauses` before each piece.
-  purger.pauses.fetch_add(1, std::memory_order_seq_cst);
-  bool is_mine = wait_until(deadline_ns, [] { return turn.try_begin(); });
-  if (is_mine) turn.end();
-  if (!is_mine || !wait_until(deadline_ns, try_freeze_thread)) {
-    if (purger.starts_at_thaw.exchange(false, std::memory_order_relaxed)) purge_thread_start();
-    rdmalloc_purge_resume();
-    return -ETIMEDOUT;
-  }
-  count(purger.freezes);
-  return 0;
-}
-
-void purge_thaw() {
-  // Before the look: who finds it frozen notes what he wants, who comes later starts it himself.
-  purger.thread.store(ThreadState::kNone, std::memory_order_seq_cst);
-  if (purger.starts_at_thaw.exchange(false, std::memory_order_seq_cst)) purge_thread_start();
-  rdmalloc_purge_resume();
-}
-
-bool purge_request_all() {
-  fork_check();
-  cache_flush_this_thread();
-  bool has_something = free_bytes() != 0;
-  purger.everything_requested.store(true, std::memory_order_seq_cst);
-  purge_wake();
-  return has_something;
-}
-
 PurgeCounters purge_counters() {
-  return {purger.purges.load(std::memory_order_relaxed),
-          purger.purged_bytes.load(std::memory_order_relaxed),
-          purger.slab_purged_bytes.load(std::memory_order_relaxed),
-          purger.refusals.load(std::memory_order_relaxed),
-          purger.failures.load(std::memory_order_relaxed),
-          purger.decay_ms.load(std::memory_order_relaxed),
-          dirty_max_bytes(),
-          purger.thread_failures.load(std::memory_order_relaxed),
-          purger.pressure_purges.load(std::memory_order_relaxed),
-          purger.freezes.load(std::memory_order_relaxed),
-          purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns,
-          purger.thread.load(std::memory_order_relaxed) == ThreadState::kFrozen};
+  PurgeCounters counters = {
+      .purges = purger.purges.load(std::memory_order_relaxed),
+      .purged_bytes = purger.purged_bytes.load(std::memory_order_relaxed),
+      .slab_purged_bytes = purger.slab_purged_bytes.load(std::memory_order_relaxed),
+      .refusals = purger.refusals.load(std::memory_order_relaxed),
+      .failures = purger.failures.load(std::memory_order_relaxed),
+      .decay_ms = purger.decay_ms.load(std::memory_order_relaxed),
+      .pressure_purges = purger.pressure_purges.load(std::memory_order_relaxed),
+  };
+  thread_counters(&counters);
+  return counters;
+}
+
+std::uint64_t purge_dirty_max_bytes() {
+  std::uint64_t bytes = purger.dirty_max_bytes.load(std::memory_order_relaxed);
+  return bytes == kNotLookedUp ? default_dirty_max_bytes() : bytes;
 }
 
 void purge_set_decay_ms(std::uint64_t decay_ms) {
   purger.decay_ms.store(decay_ms, std::memory_order_relaxed);
   page_heap_set_spare_ms(decay_ms);
   parks_set_decay_ms(decay_ms);
-  if (purger.thread.load(std::memory_order_relaxed) == ThreadState::kRuns) purge_wake();
+  wake_if_there();
 }
 void purge_set_dirty_max_bytes(std::uint64_t bytes) {
   if (bytes == kNotLookedUp) --bytes;
@@ -671,15 +469,8 @@ void purge_set_dirty_max_bytes(std::uint64_t bytes) {
 bool purge_after_fork(const Forker& forker, std::uintptr_t forkers_stack) {
   bool purge_goes_on = turn.after_fork(forker);
   memory_after_fork(purge_goes_on);
-  purger.thread.store(ThreadState::kNone, std::memory_order_relaxed);
-  helper_threads.store(0, std::memory_order_relaxed);
-  purger.sleep.store(kAwake, std::memory_order_relaxed);
   purger.pauses.store(0, std::memory_order_relaxed);
-  purger.starts_at_thaw.store(false, std::memory_order_relaxed);
-  // The thread that called fork is the child's first.
-  purger.first_thread_ended.store(false, std::memory_order_relaxed);
-  // The parent's stack is a copy here that a new thread may run on; unless the first one does.
-  if (forkers_stack - purger.stack < kStackBytes) purger.stack = 0;
+  thread_after_fork(forkers_stack);
   return purge_goes_on;
 }
 

@@ -27,23 +27,26 @@ namespace rdmalloc {
 // Settles limits from the options. At initialisation.
 void purge_init();
 
+// ---- the purge thread (purge_thread.cc) ----
+
 // Some memory became dirty. Called by allocating threads with no lock held: wakes the purge thread
-// when it sleeps for want of work or when a ceiling is passed, starts it when it must exist.
+// when it sleeps for want of work or when a ceiling is passed. Where there is none, nothing
+// happens: no thread is made inside malloc or free.
 void purge_note_dirty();
 // A run was parked (parked.h), likewise: wakes it when it sleeps for want of work.
 void purge_note_parked();
-// Called now and then on the slow path of malloc and free: starts the purge thread when slabs have
-// become many.
-void purge_note_slabs();
 // Blocks came back to a slab, and it had asked to be told (slab_watch): wakes it if it is there.
 void purge_note_slab_change();
-// Something else to do: wakes it in any case, starting it if allowed.
-void purge_wake();
 
-// Starts the purge thread unless it runs or the mode forbids it. 0 or a negative errno.
+// Makes it unless it runs, or RDMALLOC_PURGE forbids it. 0 or a negative errno; after a failure the
+// next call tries again (I10). Never from malloc, free and their relatives (helper_thread_create),
+// nor is what follows.
 int purge_thread_start();
-// Forgets that it could not be created, so that the next start tries again (I10).
-void purge_thread_forgive();
+// Something to do: wakes it, making it if need be.
+void purge_wake();
+// A thread with a cache ends, and is not the first: makes it where much memory is free. So it comes
+// to be also where libc makes the threads (timers, aio), or a program that is linked statically.
+void purge_note_thread_ends();
 // Stops and joins it. Not from a page event.
 int purge_thread_stop();
 
@@ -74,9 +77,9 @@ void purge_set_decommit(DecommitFunction function);
 // the turn is this thread's already.
 int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg);
 
-// malloc_trim: asks the purge thread to give everything back that is free. Returns whether there is
-// something to give.
-bool purge_request_all();
+// Asks the purge thread to give everything back that is free: for callers that may be inside a
+// fabric's call, where rdmalloc_purge() is not allowed.
+void purge_request_all();
 
 // For a checkpoint: no purge, and no thread that purges, until purge_thaw(). Waits for a purge
 // under way until `deadline_ns` (os::monotonic_ns(); INT64_MAX: for ever). 0, -ETIMEDOUT with
@@ -86,20 +89,21 @@ int purge_freeze(std::int64_t deadline_ns);
 void purge_thaw();
 
 struct PurgeCounters {
-  std::uint64_t purges;  // successful decommits
-  std::uint64_t purged_bytes;
-  std::uint64_t slab_purged_bytes;  // of them, pages of slabs in use
-  std::uint64_t refusals;           // by an observer
-  std::uint64_t failures;           // by the kernel
-  std::uint64_t decay_ms;
-  std::uint64_t dirty_max_bytes;
-  std::uint64_t thread_failures;  // the thread could not be created: manual mode
-  std::uint64_t pressure_purges;  // rounds that gave back early: the kernel was short of memory
-  std::uint64_t freezes;          // times purging was stopped for a checkpoint
-  bool thread_runs;
-  bool is_frozen;
+  std::uint64_t purges = 0;  // successful decommits
+  std::uint64_t purged_bytes = 0;
+  std::uint64_t slab_purged_bytes = 0;  // of them, pages of slabs in use
+  std::uint64_t refusals = 0;           // by an observer
+  std::uint64_t failures = 0;           // by the kernel
+  std::uint64_t decay_ms = 0;
+  std::uint64_t thread_failures = 0;  // times the thread could not be created
+  std::uint64_t pressure_purges = 0;  // rounds that gave back early: the kernel was short of memory
+  std::uint64_t freezes = 0;          // times purging was stopped for a checkpoint
+  bool thread_runs = false;
+  bool is_frozen = false;
 };
 PurgeCounters purge_counters();
+// The ceiling. Where nothing has set it, and no purge thread has looked it up, files are read.
+std::uint64_t purge_dirty_max_bytes();
 void purge_set_decay_ms(std::uint64_t decay_ms);
 void purge_set_dirty_max_bytes(std::uint64_t bytes);
 

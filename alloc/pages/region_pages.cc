@@ -91,7 +91,8 @@ void region_pages_restore_in_turn(DecommitFunction decommit) {
 void region_pages_restore() {
   purge_with_turn(restore_in_turn, nullptr);
   if (page_heap_retired_slices() == 0) return;
-  // Pairs with the seq_cst store of `sleep` in purge_thread(): the region was counted before.
+  // Pairs with the seq_cst store of `sleep` in purge_until_stopped(): the region was counted
+  // before.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   purge_wake();
 }

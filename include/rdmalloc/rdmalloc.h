@@ -41,8 +41,11 @@ RDMALLOC_API const char* rdmalloc_version(void);
 RDMALLOC_API const char* rdmalloc_strerror(int error);
 
 /** Counted initialisation: starts what an explicit user of the library wants running at once, the
- *  purge thread. malloc needs no call of it. Returns 0, or -EAGAIN when the purge thread could not
- *  be created (the library then works in manual mode). Any thread, not inside a callback. */
+ *  purge thread. malloc needs no call of it. Without it the thread comes with the program's first
+ * own thread, which a program that is linked statically, or against the prefixed library, makes
+ * past us: such programs call this. Returns 0, or the error of pthread_create, negative, when the
+ *  purge thread could not be created (until a later call can, memory goes back by rdmalloc_purge()
+ *  only). Any thread, not inside a callback. */
 RDMALLOC_API int rdmalloc_init(void);
 
 /** Undoes one rdmalloc_init(). At the last one the purge thread is stopped and joined. malloc and
@@ -370,6 +373,8 @@ RDMALLOC_API void* rdmalloc_memalign(size_t alignment, size_t bytes);
 RDMALLOC_API void* rdmalloc_valloc(size_t bytes);
 RDMALLOC_API void* rdmalloc_pvalloc(size_t bytes);
 RDMALLOC_API size_t rdmalloc_malloc_usable_size(void* ptr);
+/** rdmalloc_purge(keep_bytes), and as safe; 1 when memory went back, 0 when none did or
+ *  RDMALLOC_PURGE=off forbids it. */
 RDMALLOC_API int rdmalloc_malloc_trim(size_t keep_bytes);
 
 #ifdef __cplusplus

@@ -6,6 +6,7 @@
 #include "alloc/api/options.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
+#include "alloc/pages/purge.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/foreign.h"
 #include "regcache/core/history.h"
@@ -250,7 +251,7 @@ int ask_registrar(Domain& domain, Registration* reg) {
 // goes back to the kernel. Asked for only, of the purge thread: this one may be in a fabric's call.
 void ask_for_purge(Domain& domain) {
   int saved = errno;
-  rdmalloc_malloc_trim(0);
+  purge_request_all();
   errno = saved;
   LockGuard guard(domain.lock);
   ++domain.counters.purge_requests;

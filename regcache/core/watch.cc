@@ -2,11 +2,8 @@
 
 #include <errno.h>
 #include <rdmalloc/regcache.h>
-#include <signal.h>
-#include <sys/prctl.h>
 
 #include "alloc/api/options.h"
-#include "alloc/core/helper_threads.h"
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/file.h"
@@ -21,8 +18,7 @@ namespace {
 
 constinit std::atomic<bool> first_thread_has_ended{false};
 
-// Backed where they are touched. The helper runs registrars; libc puts the program's static TLS on
-// both.
+// Backed where they are touched. The helper runs registrars.
 constexpr std::size_t kReaderStackBytes = std::size_t{1} << 20;
 constexpr std::size_t kHelperStackBytes = std::size_t{4} << 20;
 // The reader takes so many events at once.
@@ -322,51 +318,36 @@ void Watch::help() {
 }
 
 int Watch::create_threads() {
-  constexpr std::size_t kRingBytes = kRing * sizeof(os::UserfaultEvent);
-  std::atomic<std::uintptr_t>& memory = survivors.watch.memory;
-  if (memory.load(std::memory_order_relaxed) == 0) {
+  std::atomic<std::uintptr_t>& ring = survivors.watch.ring;
+  if (ring.load(std::memory_order_relaxed) == 0) {
     std::uintptr_t base = 0;
-    if (int error = os::map_metadata(kReaderStackBytes + kHelperStackBytes + kRingBytes, &base))
-      return error;
-    memory.store(base, std::memory_order_relaxed);
+    if (int error = os::map_metadata(kRing * sizeof(os::UserfaultEvent), &base)) return error;
+    ring.store(base, std::memory_order_relaxed);
   }
-  std::uintptr_t stacks = memory.load(std::memory_order_relaxed);
-  ring_ = reinterpret_cast<os::UserfaultEvent*>(stacks + kReaderStackBytes + kHelperStackBytes);
-  // Stacks of our own: libc would unmap one of its own on the very thread that must read the event
-  // of it.
-  auto create = [](pthread_t* thread, std::uintptr_t stack, std::size_t bytes, void* (*run)(void*),
-                   Watch* watch) {
-    if (os::should_fail(os::Site::kThreadCreate)) return -EAGAIN;
-    pthread_attr_t attributes;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstack(&attributes, reinterpret_cast<void*>(stack), bytes);
-    sigset_t everything, before;
-    sigfillset(&everything);
-    pthread_sigmask(SIG_SETMASK, &everything, &before);  // the program's are not for this thread
-    int error = pthread_create(thread, &attributes, run, watch);
-    pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    pthread_attr_destroy(&attributes);
-    return -error;
-  };
+  ring_ = reinterpret_cast<os::UserfaultEvent*>(ring.load(std::memory_order_relaxed));
   auto run_reader = [](void* watch) -> void* {
-    prctl(PR_SET_NAME, "rdmalloc-watch");
+    helper_thread_begins("rdmalloc-watch");
     static_cast<Watch*>(watch)->read_events();
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   };
   auto run_helper = [](void* watch) -> void* {
-    prctl(PR_SET_NAME, "rdmalloc-unmap");
+    helper_thread_begins("rdmalloc-unmap");
     static_cast<Watch*>(watch)->help();
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   };
+  // Stacks of our own: libc would unmap one of its own on the very thread that must read the event
+  // of it.
   helper_threads.fetch_add(2, std::memory_order_relaxed);
-  int error = create(&reader_, stacks, kReaderStackBytes, run_reader, this);
+  int error = helper_thread_create(&survivors.watch.reader_stack, kReaderStackBytes, run_reader,
+                                   this, &reader_);
   if (error != 0) {
     helper_threads.fetch_sub(2, std::memory_order_relaxed);
     return error;
   }
-  error = create(&helper_, stacks + kReaderStackBytes, kHelperStackBytes, run_helper, this);
+  error = helper_thread_create(&survivors.watch.helper_stack, kHelperStackBytes, run_helper, this,
+                               &helper_);
   if (error == 0) return 0;
   helper_threads.fetch_sub(1, std::memory_order_relaxed);
   os::event_raise(stop_fd_);

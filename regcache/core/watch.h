@@ -46,6 +46,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
 #include "alloc/os/userfault.h"
 #include "regcache/core/byte_ranges.h"
@@ -63,7 +64,8 @@ inline constinit std::atomic<bool> watch_was_used{false};
 // What a fork child must close, and the memory it may use again.
 struct WatchSurvivors {
   std::atomic<int> descriptors[3] = {-1, -1, -1};
-  std::atomic<std::uintptr_t> memory{0};
+  std::atomic<std::uintptr_t> ring{0};
+  HelperStack reader_stack, helper_stack;
   std::atomic<bool> has_fork_handler{false};
 };
 

@@ -25,7 +25,7 @@ constexpr int kMostNumber = 100;
 
 // The process whose thread runs; 0: none. A child of fork finds its parent's.
 constinit std::atomic<int> process{0};
-constinit std::uintptr_t stack = 0;
+constinit HelperStack stack;
 
 // A registrar without ANY_THREAD can't be called from here.
 bool needs_users_thread() {
@@ -63,7 +63,7 @@ void serve(std::uint32_t value) {
 }
 
 void* wait_for_requests(void*) {
-  prctl(PR_SET_NAME, "rdmckpt");
+  helper_thread_begins("rdmckpt");
   sigset_t wanted;
   sigemptyset(&wanted);
   sigaddset(&wanted, SIGRTMAX);
@@ -83,23 +83,6 @@ void* wait_for_requests(void*) {
   return nullptr;
 }
 
-int start() {
-  if (int error = stack == 0 ? os::map_metadata(kStackBytes, &stack) : 0) return error;
-  if (os::should_fail(os::Site::kThreadCreate)) return -EAGAIN;
-  pthread_attr_t attributes;
-  pthread_attr_init(&attributes);
-  // As for the purge thread: one of libc's would be made by calls that a fabric may have patched.
-  pthread_attr_setstack(&attributes, reinterpret_cast<void*>(stack), kStackBytes);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  pthread_t thread;
-  int error = pthread_create(&thread, &attributes, wait_for_requests, nullptr);
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  pthread_attr_destroy(&attributes);
-  return -error;
-}
-
 // As early as a library can be; a program that does not ask for it begins as if this were not here.
 __attribute__((constructor)) void control_at_start() {
   if (secure_getenv("RDMALLOC_CHECKPOINT") != nullptr && ensure_initialised()) control_begin();
@@ -113,11 +96,13 @@ void control_begin() {
   int seen = process.load(std::memory_order_relaxed);
   if (seen == here || !process.compare_exchange_strong(seen, here)) return;
   helper_threads.fetch_add(1, std::memory_order_relaxed);
-  if (start() == 0) return;
+  pthread_t thread;
+  int error = helper_thread_create(&stack, kStackBytes, wait_for_requests, nullptr, &thread);
+  if (error == 0) return;
   helper_threads.fetch_sub(1, std::memory_order_relaxed);
   process.store(0, std::memory_order_relaxed);
   report_warning("RDMALLOC_CHECKPOINT: its thread could not be created",
-                 "check RLIMIT_NPROC and the cgroup's pids.max");
+                 helper_thread_remedy(error));
 }
 
 }  // namespace rdmalloc::regcache

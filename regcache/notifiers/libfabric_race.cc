@@ -19,7 +19,7 @@ constexpr std::uint32_t kRacing = (2u << 16u) | 6u;
 
 // No purge happens on a thread of ours, or libfabric keeps no registrations that one could concern.
 bool is_out_of_reach() {
-  if (options().purge != PurgeMode::kThread || options().notify == NotifyMode::kOff) return true;
+  if (!has_purge_thread(options().purge) || options().notify == NotifyMode::kOff) return true;
   // NOLINTNEXTLINE(concurrency-mt-unsafe): as libfabric reads it
   const char* count = getenv("FI_MR_CACHE_MAX_COUNT");
   return count != nullptr && strcmp(count, "0") == 0;

@@ -12,6 +12,7 @@
 #include <atomic>
 
 #include "alloc/init.h"
+#include "alloc/preload/next_of.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace {
@@ -24,19 +25,8 @@ constexpr int kWaitMs = 50;
 using Open = void* (*)(const char*, int);
 using Close = int (*)(void*);
 
-template <typename Function>
-Function real(std::atomic<Function>& found, const char* name) {
-  // Relaxed: every thread that looks finds the same function.
-  Function function = found.load(std::memory_order_relaxed);
-  if (function == nullptr) {
-    function = reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
-    found.store(function, std::memory_order_relaxed);
-  }
-  return function;
-}
-
-constinit std::atomic<Open> real_open{nullptr};
-constinit std::atomic<Close> real_close{nullptr};
+constinit std::atomic<Open> next_open{nullptr};
+constinit std::atomic<Close> next_close{nullptr};
 
 // Whether it makes no difference to dlopen(file) who calls it.
 bool caller_does_not_matter(const char* file, const void* caller) {
@@ -67,7 +57,7 @@ bool caller_does_not_matter(const char* file, const void* caller) {
 #endif
 
 EXPORT NEEDS_JUMPS void* dlopen(const char* file, int mode) noexcept {
-  Open open = real(real_open, "dlopen");
+  Open open = rdmalloc::next_of(next_open, "dlopen");
   if (file == nullptr || (mode & RTLD_NOLOAD) != 0) LEAVE_BY_JUMP return open(file, mode);
   rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
   if (!caller_does_not_matter(file, __builtin_return_address(0)))
@@ -79,7 +69,7 @@ EXPORT NEEDS_JUMPS void* dlopen(const char* file, int mode) noexcept {
 }
 
 EXPORT int dlclose(void* handle) noexcept {
-  Close close = real(real_close, "dlclose");
+  Close close = rdmalloc::next_of(next_close, "dlclose");
   rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
   rdmalloc::notifiers_forget(kWaitMs);
   int result = close(handle);

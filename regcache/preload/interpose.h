@@ -4,9 +4,7 @@
 // look for the text to write to, passes it by, wherever librdmalloc.so stands in the search order.
 #pragma once
 
-#include <dlfcn.h>
-
-#include <atomic>
+#include "alloc/preload/next_of.h"
 
 #if defined(__x86_64__)
 #define RDMALLOC_LIBC_VERSION "GLIBC_2.2.5"
@@ -22,19 +20,3 @@
   asm(".symver rdmalloc_in_front_of_" #name "," #name "@" RDMALLOC_LIBC_VERSION); \
   extern "C"                                                                      \
       __attribute__((visibility("default"), used)) decltype(::name) rdmalloc_in_front_of_##name
-
-namespace rdmalloc {
-
-// The next definition of `name`: libc's, patched or not.
-template <typename Function>
-Function next_of(std::atomic<Function>& found, const char* name) {
-  // Relaxed: every thread that looks finds the same function.
-  Function function = found.load(std::memory_order_relaxed);
-  if (function == nullptr) {
-    function = reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
-    found.store(function, std::memory_order_relaxed);
-  }
-  return function;
-}
-
-}  // namespace rdmalloc

@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/pages/purge.h"
 #include "tests/support/alloc_under_test.h"
 #include "tests/support/process.h"
 
@@ -585,7 +586,7 @@ TEST(Fork, I11_the_purge_thread_may_fork) {
       void* block = rdmalloc_malloc(4 * kMiB);
       memset(block, 1, 4 * kMiB);
       rdmalloc_free(block);
-      rdmalloc_malloc_trim(0);
+      rdmalloc::purge_request_all();
       usleep(1000);
     }
     ASSERT_GT(forker.child, 0);

@@ -105,6 +105,7 @@ TEST(LifeCycle, I10_a_thread_that_cannot_be_made_means_manual_mode_and_one_warni
   ASSERT_EQ(pipe(words), 0);
   pid_t pid = fork();
   if (pid == 0) {
+    dup2(words[1], 1);  // both, or it would be a file that is not standard error
     dup2(words[1], 2);
     forbid_threads();
     if (rdmalloc_init() != -EAGAIN) _exit(1);

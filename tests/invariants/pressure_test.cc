@@ -5,6 +5,7 @@
 // library reads them as it would read the kernel's.
 #include "alloc/pages/pressure.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <sched.h>
@@ -19,6 +20,7 @@
 #include <atomic>
 #include <string>
 
+#include "alloc/os/fault.h"
 #include "alloc/os/memory.h"
 #include "tests/support/process.h"
 
@@ -116,6 +118,22 @@ class Machine {
     write_file(folder_ + "/pressure",
                "some" + numbers + std::to_string(total_us) + "\nfull" + numbers + "0\n");
   }
+  // With the next one the process is in those.
+  void cgroup_of_version_1(const std::string& name, const std::string& most, uint64_t anon) {
+    std::string base = folder_ + "/cgroups/memory" + name;
+    mkdir(base.c_str(), 0700);
+    write_file(base + "/memory.limit_in_bytes", most + "\n");
+    write_file(base + "/memory.stat", "rss 1\ntotal_rss " + std::to_string(anon) + "\n");
+    write_file(folder_ + "/membership", "9:name=memory:/no\n4:cpu,memory:/outer/inner\n0::/\n");
+  }
+  // In the place of the file that tells of stalls, once the others are the kernel's. Its name.
+  std::string make_stalls_a_pipe() {
+    std::string pipe = folder_ + "/pipe";
+    mkfifo(pipe.c_str(), 0600);
+    umount2("/proc/pressure/memory", MNT_DETACH);
+    put_over(pipe, "/proc/pressure/memory");
+    return pipe;
+  }
   void cgroup(const std::string& name, const std::string& most, const std::string& high,
               uint64_t anon) {
     std::string base = folder_ + "/cgroups/" + name + "/memory.";
@@ -208,7 +226,59 @@ const char* run(Machine& machine) {
   return nullptr;
 }
 
-TEST(Pressure, I7_free_memory_goes_back_when_the_kernel_is_short_of_it) {
+// The same in cgroups of version 1, where stalls are the machine's. Seen to fail with version 2
+// only.
+const char* run_in_version_1(Machine& machine) {
+  machine.cgroup_of_version_1("", "9223372036854771712", 0);
+  machine.cgroup_of_version_1("/outer", "1073741824", 1000 * kMiB);
+  machine.cgroup_of_version_1("/outer/inner", "4294967296", 500 * kMiB);
+  MemoryState state = rdmalloc::os::memory_state();
+  if (state.stalled_us != 1000) return "the stalls are not read";
+  if (state.limit_bytes != 1024 * kMiB || state.left_bytes != 24 * kMiB)
+    return "the outer cgroup has the least left";
+  if (rdmalloc::os::memory_limit_bytes() != 1024 * kMiB)
+    return "the outer cgroup's limit is what the process may have";
+  return nullptr;
+}
+
+// An open() of ours that lasts: the file is a pipe that nobody writes to. It takes none of the
+// program's descriptors, which are the lowest and free. What is wrong, or nullptr.
+//
+// Seen to fail with the files opened by the purge thread: it had 0 as long as it waited.
+const char* run_without_low_descriptors(Machine& machine) {
+  std::string pipe = machine.make_stalls_a_pipe();
+  uint64_t hour_ms = 3600000;
+  rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &hour_ms, sizeof hour_ms);
+  if (rdmalloc_init() != 0) return "rdmalloc_init";
+  close(0);
+  make_dirty();
+  // It can be written to once a reader waits for that.
+  int fd = -1;
+  for (int waited_ms = 0; fd < 0 && waited_ms < 60000; waited_ms++) {
+    fd = open(pipe.c_str(), O_WRONLY | O_NONBLOCK);
+    if (fd < 0) usleep(1000);
+  }
+  if (fd < 0) return "the stalls were not looked at";
+  if (fd != 0) return "the lowest free descriptor was not the program's";
+  return nullptr;  // and the process ends: the next look would wait for ever
+}
+
+// Where it can have no descriptors of its own, it looks at no file.
+const char* run_without_own_descriptors(Machine& machine) {
+  if (!rdmalloc_fault_arm("own_descriptors", 1)) return "no such site";
+  std::string pipe = machine.make_stalls_a_pipe();
+  uint64_t hour_ms = 3600000;
+  rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &hour_ms, sizeof hour_ms);
+  if (rdmalloc_init() != 0) return "rdmalloc_init";
+  make_dirty();
+  for (int look = 0; look < 300; look++) {
+    if (open(pipe.c_str(), O_WRONLY | O_NONBLOCK) >= 0) return "the stalls were looked at";
+    usleep(10000);
+  }
+  return rdmalloc_fini() == 0 ? nullptr : "rdmalloc_fini";
+}
+
+void run_on_a_machine(const char* (*run)(Machine& machine)) {
   if (access("/proc/pressure/memory", F_OK) != 0)
     GTEST_SKIP() << "SKIP: this kernel has no PSI (/proc/pressure/memory)";
 #if defined(__SANITIZE_THREAD__)
@@ -233,6 +303,22 @@ TEST(Pressure, I7_free_memory_goes_back_when_the_kernel_is_short_of_it) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
     GTEST_SKIP() << "SKIP: no mount namespace for this user (unshare refuses)";
   EXPECT_EQ(status, 0);
+}
+
+TEST(Pressure, I7_free_memory_goes_back_when_the_kernel_is_short_of_it) {
+  run_on_a_machine(run);
+}
+
+TEST(Pressure, cgroups_of_version_1_have_limits_too) {
+  run_on_a_machine(run_in_version_1);
+}
+
+TEST(Pressure, files_are_read_without_a_descriptor_of_the_programs) {
+  run_on_a_machine(run_without_low_descriptors);
+}
+
+TEST(Pressure, files_are_not_read_where_that_would_take_one) {
+  run_on_a_machine(run_without_own_descriptors);
 }
 
 }  // namespace

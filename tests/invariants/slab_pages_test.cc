@@ -21,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/pages/purge.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -431,7 +432,7 @@ TEST(SlabPages, I11_a_child_born_while_pages_are_in_purge_has_all_their_blocks) 
     while (!may_end.load()) usleep(100);
     return 0;
   });
-  rdmalloc_malloc_trim(0);  // on the purge thread, and what this thread's cache holds of the slab
+  rdmalloc::purge_request_all();  // on the purge thread, with what this thread's cache holds of it
   ASSERT_TRUE(comes_true([] { return is_in_purge.load(); }));
   pid_t child = fork();
   if (child == 0) end_child(slab, kBytes, blocks.size() - 1);

@@ -67,8 +67,7 @@ def large(mib, count):
     return f"--bytes {(64 if FULL else mib) << 20} --count {2 if FULL else count}"
 
 
-# 40 MiB are more than what makes the purge thread start (32 MiB, kThreadFromBytes of purge.cc); 64 MiB
-# reach beyond the addresses up to which huge pages depend on how full they are (kHugeZoneSlices).
+# 64 MiB reach beyond the addresses up to which huge pages depend on how full they are (kHugeZoneSlices).
 RUNS = [
     broadcast("verbs", "rdmalloc", "fresh", ZERO),
     broadcast("verbs", "rdmalloc", "fresh", ZERO, large(40, 1)),

@@ -132,8 +132,9 @@ void test_hold() {
 void test_says(bool is_said) {
   FILE* errors = tmpfile();
   if (errors == nullptr) return expect(false, "a temporary file");
-  int before = dup(2);
-  dup2(fileno(errors), 2);
+  int before[] = {dup(1), dup(2)};
+  // Both: descriptor 2 alone would be a file that is not standard error.
+  for (int fd : {1, 2}) dup2(fileno(errors), fd);
   Text text;
   const unsigned char jump[] = {0x49, 0xbb};  // what OPAL and libfabric begin with on x86-64
   unsigned char original[sizeof jump];
@@ -145,7 +146,7 @@ void test_says(bool is_said) {
   text.begin();
   memcpy(text.first, original, sizeof jump);
   text.end();
-  dup2(before, 2);
+  for (int fd : {1, 2}) dup2(before[fd - 1], fd);
   char said[4096] = {};
   rewind(errors);
   (void)!fread(said, 1, sizeof said - 1, errors);

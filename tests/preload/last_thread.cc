@@ -25,7 +25,15 @@
 
 namespace {
 
-// With RDMALLOC_DECAY_MS=0, which the test sets, this starts the purge thread.
+// The purge thread comes with the program's own, or where it is asked for.
+void bring_the_purge_thread() {
+#ifdef PREFIXED
+  if (rdmalloc_init() != 0) std::abort();
+#else
+  std::thread([] {}).join();
+#endif
+}
+
 void allocate_and_free() {
   for (int i = 0; i < 20; ++i) {
     constexpr std::size_t kBytes = 4 << 20;
@@ -39,6 +47,7 @@ void allocate_and_free() {
 void* fork_and_return(void*) {
   allocate_and_free();
   const pid_t child = fork();
+  bring_the_purge_thread();
   allocate_and_free();
   // In the child this is the last thread: to return from it is to exit(0).
   if (child == 0) return nullptr;
@@ -54,6 +63,7 @@ void* fork_and_return(void*) {
 }  // namespace
 
 int main() {
+  bring_the_purge_thread();
   allocate_and_free();
   std::atexit([] { std::puts("exit handlers ran"); });
   pthread_t thread;

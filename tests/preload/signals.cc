@@ -100,10 +100,6 @@ void work(unsigned seed) {
 int main() {
   handle(SIGUSR1, on_thread_timer);
   handle(SIGALRM, on_process_timer);
-  // The purge thread is there before the handler asks who takes the process's signals.
-  void* large = std::malloc(8 << 20);
-  std::memset(large, 1, 8 << 20);
-  std::free(large);
   start_timer(SIGALRM, false);
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < kThreads; i++) threads.emplace_back(work, i + 1);

@@ -4,7 +4,7 @@
     smoke.py LIBRARY CASE.sh
 
 Three runs in fresh folders of the same name: without the preload; with it; with it and purging at
-every chance (RDMALLOC_DECAY_MS=0). Standard output and exit status must be equal, and neither the
+every chance, by a thread in each process (RDMALLOC_DECAY_MS=0, RDMALLOC_PURGE=thread). Standard output and exit status must be equal, and neither the
 loader nor rdmalloc may have anything to say. The preload holds for the whole script: its shell, all
 its children and theirs. A case that ends with 77 in the first run is skipped; it says why.
 
@@ -50,7 +50,8 @@ def differences(before, after):
 def main():
     preload = {"LD_PRELOAD": LIBRARY}
     ways = {"preloaded": preload,
-            "preloaded, purging at every chance": {**preload, "RDMALLOC_DECAY_MS": "0"}}
+            "preloaded, purging at every chance": {**preload, "RDMALLOC_DECAY_MS": "0",
+                                                   "RDMALLOC_PURGE": "thread"}}
     failed = False
     with tempfile.TemporaryDirectory(prefix="rdmalloc-smoke-") as parent:
         folder = os.path.join(parent, "work")

@@ -5,7 +5,7 @@ Each was seen to fail by breaking it once: an #include of regcache/ in alloc/, a
 alloc/pages/, a mirror's host name in a document, a source file padded to 601 lines, a test's
 invariant renamed, a test source that no CMakeLists.txt names; with the site taken from before an
 mlock, with a second pthread_create behind one site, with a site in the table that nothing uses, and
-with sites of verbs that the test in the lab did not name.
+with sites of verbs that the test in the lab did not name, and with purge_thread_start() in slab.cc.
 """
 import glob
 import os
@@ -85,6 +85,36 @@ class Rooms(unittest.TestCase):
         self.assertEqual(wrong, [])
 
 
+# What makes a thread, and the files that may: none that malloc or free comes to. A call there waits for
+# locks of libc's under which libc may be calling free().
+MAKES_A_THREAD = re.compile(r"(?<![\w.>:])(?:::)?(pthread_create|thrd_create|helper_thread_create"
+                            r"|purge_thread_start|purge_wake|purge_request_all|purge_note_thread_ends)\s*\(")
+MAY_MAKE_THREADS = {
+    "alloc/core/helper_threads.cc": "makes them",
+    "alloc/core/file_thread.cc": "for the purge thread",
+    "alloc/pages/purge_thread.cc": "the purge thread",
+    "alloc/preload/threads.cc": "the program's own creation of one",
+    "alloc/cache/thread_cache.cc": "a key destructor: a thread ends",
+    "alloc/api/library.cc": "rdmalloc_init()",
+    "alloc/api/malloc.cc": "malloc_trim()",
+    "alloc/pages/events.cc": "rdmalloc_observer_add()",
+    "alloc/pages/region_pages.cc": "rdmalloc_heap_destroy()",
+}
+# Makes the one for files: the purge thread's rounds only.
+RUNS_FILES = re.compile(r"(?<![\w.>:])file_thread_run\s*\(")
+MAY_RUN_FILES = ("alloc/core/file_thread.cc", "alloc/pages/purge.cc", "alloc/pages/pressure.cc")
+
+
+class Threads(unittest.TestCase):
+    def test_none_is_made_on_a_way_from_malloc_or_free(self):
+        wrong = [f"{name}:{number}: {line.strip()}"
+                 for name in tree.sources("alloc") if name.endswith(".cc")
+                 for number, line in enumerate(without_comments(tree.text(name)).splitlines(), 1)
+                 if (MAKES_A_THREAD.search(line) and name not in MAY_MAKE_THREADS)
+                 or (RUNS_FILES.search(line) and name not in MAY_RUN_FILES)]
+        self.assertEqual(wrong, [])
+
+
 # Calls of ours that can fail: into the kernel, libc's threads and loader, fabrics. `.name(` and
 # `->name(` count as well as `name(` where the name is a table's.
 FAILING_CALLS = re.compile(r"""(?x)
@@ -105,6 +135,9 @@ WITHOUT_A_SITE = [
     ("alloc/os/", "raw_syscall(SYS_gettid", "can't fail"),
     ("alloc/os/", "raw_syscall(SYS_uname", "can't fail"),
     ("alloc/os/", "raw_syscall(SYS_tgkill", "a question; its failure is an answer"),
+    ("alloc/os/file.cc", "raw_syscall(SYS_fstat", "the same"),
+    ("alloc/os/memory.cc", "raw_syscall(SYS_readlinkat", "the same"),
+    ("alloc/os/memory.cc", "raw_syscall(SYS_newfstatat", "the same"),
     ("alloc/os/", "raw_syscall(SYS_nanosleep", "cut short at worst, which who sleeps must bear"),
     ("alloc/os/", "raw_syscall(SYS_close", "closes whatever it says"),
     ("alloc/os/", "raw_syscall(SYS_futex, reinterpret_cast<long>(word), FUTEX_WAKE",
@@ -116,11 +149,12 @@ WITHOUT_A_SITE = [
     ("alloc/os/os.cc", "raw_syscall(SYS_madvise", "advise(): as control()"),
     ("alloc/os/os.cc", "raw_syscall(SYS_mremap", "move(): as control()"),
     ("", "prctl(PR_SET_NAME", "a thread without a name works as well"),
+    ("alloc/os/os.cc", "raw_syscall(SYS_sched_", "a wish: a thread that stays real-time works as well"),
     ("alloc/preload/", "dlsym(RTLD_NEXT", "libc has it, or nothing works at all"),
     ("regcache/preload/", "dlsym(RTLD_NEXT", "the same"),
     ("regcache/notifiers/loaded_library.cc", "dlsym(RTLD_NEXT", "the same"),
     ("regcache/preload/", "open(file, mode)", "the program's own dlopen, passed on"),
-    ("alloc/preload/", "real_create()", "the program's own pthread_create, passed on"),
+    ("alloc/preload/", "next_of(", "the program's own call, passed on"),
     ("regcache/verbs_shim/real.cc", "dl", "the shim's way to the program's libibverbs"),
     ("alloc/os/memory.cc", "read(file, value)", "Cgroup::read(), by read_file()"),
     ("regcache/registrars/", "io_uring_peek_cqe", "no system call"),

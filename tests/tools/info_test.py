@@ -60,7 +60,7 @@ class Tells(unittest.TestCase):
         seen = info()
         self.assertEqual(seen["settings"]["RDMALLOC_LIMIT"]["value"], "no limit")
         self.assertEqual(seen["settings"]["RDMALLOC_NOTIFY"]["value"], "auto")
-        self.assertEqual(seen["purging"]["mode"], "thread")
+        self.assertEqual(seen["purging"]["mode"], "auto")
         self.assertEqual(seen["purging"]["decay_ms"], 5000)
         self.assertGreater(seen["arena"]["bytes"], seen["arena"]["used_bytes"])
         self.assertGreater(seen["arena"]["used_bytes"], 0)
@@ -108,7 +108,7 @@ class Tells(unittest.TestCase):
     def test_text_for_people(self):
         text = run("info", RDMALLOC_DECAY_MS="17").stdout
         for line in (r"^rdmalloc \d+\.\d+\.\d+$", r"^  RDMALLOC_DECAY_MS +17 *$",
-                     r"^  RDMALLOC_PURGE +thread +\(default\)$", r"^tier T0$",
+                     r"^  RDMALLOC_PURGE +auto +\(default\)$", r"^tier T0$",
                      r"^  opal +not attached: its library is not loaded$", r"^arena$"):
             self.assertRegex(text, re.compile(line, re.M))
         self.assertEqual(run("--version").stdout, text.splitlines()[0] + "\n")

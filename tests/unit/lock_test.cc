@@ -4,52 +4,53 @@
 #include "alloc/core/lock.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <set>
+#include <thread>
 
 namespace {
 
 using rdmalloc::Forker;
 using rdmalloc::Lock;
 using rdmalloc::thread_id;
-using rdmalloc::ThreadNames;
 
 TEST(Lock, I11_of_a_thread_that_is_gone_is_an_orphan) {
   Lock lock;
-  EXPECT_FALSE(lock.is_orphaned({ThreadNames(1000001), 1000002}));
-  lock.lock();
-  EXPECT_TRUE(lock.is_orphaned({ThreadNames(1000001), 1000002}));
-  EXPECT_TRUE(lock.is_orphaned({ThreadNames(), 1000002})) << "nobody knows who forked";
+  EXPECT_FALSE(lock.is_orphaned(Forker{thread_id()}));
+  std::uint32_t gone = 0;
+  std::thread([&] {
+    lock.lock();
+    gone = thread_id();
+  }).join();
+  EXPECT_EQ(lock.owner(), gone);
+  EXPECT_TRUE(lock.is_orphaned(Forker{thread_id()}));
+  EXPECT_FALSE(lock.is_orphaned(Forker{gone}));
+  lock.take_over();
   EXPECT_EQ(lock.owner(), thread_id());
+  EXPECT_FALSE(lock.is_orphaned(Forker{thread_id()}));
   lock.unlock();
 }
 
-// Seen to fail, at the child's child: with the lock left in its old name.
-TEST(Lock, I11_of_the_thread_that_forked_is_its_own_for_generations) {
-  Lock lock;
-  lock.lock();
-  for (Forker forker = {ThreadNames(thread_id()), 1000001}; forker.is < 1000010;
-       forker = {ThreadNames(forker.is), forker.is + 1}) {
-    EXPECT_FALSE(lock.is_orphaned(forker));
-    EXPECT_FALSE(lock.is_orphaned(forker)) << "asked twice";
-    EXPECT_EQ(lock.owner(), forker.is);
+// Not so the kernel's ids. Seen to fail with those.
+TEST(Lock, I11_threads_keep_their_number_in_children_and_none_has_another_s) {
+  std::set<std::uint32_t> numbers = {thread_id()};
+  for (int i = 0; i < 100; i++) {
+    std::uint32_t number = 0;
+    std::thread([&] { number = thread_id(); }).join();
+    EXPECT_TRUE(numbers.insert(number).second) << number << " a second time";
   }
-  lock.unlock();
-  EXPECT_TRUE(lock.try_lock());
-  lock.unlock();
-}
-
-TEST(Lock, I11_a_thread_that_forks_again_and_again_keeps_its_first_name_and_the_latest) {
-  ThreadNames names(1);
-  EXPECT_TRUE(names.has(1));
-  EXPECT_FALSE(names.has(0)) << "a lock that is free has no owner";
-  for (std::uint32_t id = 2; id < 100; id++) {
-    names.add(id);
-    names.add(id);
-    EXPECT_TRUE(names.has(1));
-    EXPECT_TRUE(names.has(id));
-    EXPECT_TRUE(names.has(id - 1)) << "adding one twice takes one place";
-    EXPECT_FALSE(names.has(id + 1));
+  std::uint32_t before = thread_id();
+  pid_t child = fork();
+  if (child == 0) {
+    bool is_good = thread_id() == before;
+    rdmalloc::detail::this_thread_id = 0;  // as a thread made in the child begins
+    _exit(is_good && numbers.insert(thread_id()).second ? 0 : 1);
   }
-  EXPECT_FALSE(names.has(50));
+  int status = -1;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
 }
 
 }  // namespace

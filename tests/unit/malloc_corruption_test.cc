@@ -151,8 +151,7 @@ TEST_F(MallocCorruption, a_small_block_twice_in_one_flush_is_reported) {
 
 // Neighbours are entered run by run; the report is to name the block, not the start of a run. What
 // a thread leaves when it ends may wait in the depot first, with others' blocks; a purge sends it
-// on to the slabs, whose bits show it, on this thread (malloc_trim() would leave it to the purge
-// thread, and this one would end beside it).
+// on to the slabs, whose bits show it.
 TEST_F(MallocCorruption, a_run_of_small_blocks_freed_twice_is_reported_by_the_first_of_it) {
   EXPECT_DEATH(std::thread([] {
                  std::vector<void*> blocks;

@@ -76,8 +76,8 @@ TEST_P(MalformedSetting, warns_once_with_value_range_and_default_and_goes_on) {
 
 INSTANTIATE_TEST_SUITE_P(
     MallocSettings, MalformedSetting,
-    ::testing::Values(BadValue{"RDMALLOC_PURGE", "sometimes", "manual", "thread"},
-                      BadValue{"RDMALLOC_PURGE", "THREAD", "thread", "thread"},
+    ::testing::Values(BadValue{"RDMALLOC_PURGE", "sometimes", "manual", "auto"},
+                      BadValue{"RDMALLOC_PURGE", "THREAD", "thread", "auto"},
                       BadValue{"RDMALLOC_DECAY_MS", "abc", "0", "5000"},
                       BadValue{"RDMALLOC_DECAY_MS", "-1", "0", "5000"},
                       BadValue{"RDMALLOC_DECAY_MS", "99999999999999999999999", "0", "5000"},
@@ -132,18 +132,31 @@ TEST(MallocSettings, quiet_silences_warnings) {
 }
 
 TEST(MallocSettings, good_values_are_taken_without_a_word) {
-  for (const char* good : {"RDMALLOC_PURGE=thread",      "RDMALLOC_PURGE=manual",
-                           "RDMALLOC_PURGE=off",         "RDMALLOC_DECAY_MS=0",
-                           "RDMALLOC_DECAY_MS=250",      "RDMALLOC_DIRTY_MAX=64M",
-                           "RDMALLOC_DIRTY_MAX=1048576", "RDMALLOC_DIRTY_MAX=10%",
-                           "RDMALLOC_LIMIT=8G",          "RDMALLOC_HUGE=never",
-                           "RDMALLOC_PRESSURE=off",      "RDMALLOC_CHECKPOINT=on",
-                           "RDMALLOC_HUGE=auto",         "RDMALLOC_HUGE=2M",
-                           "RDMALLOC_HUGE=1G",           "RDMALLOC_ARENA=4G",
-                           "RDMALLOC_TOPOLOGY=auto",     "RDMALLOC_TOPOLOGY=one",
-                           "RDMALLOC_TOPOLOGY=2x32",     "RDMALLOC_TOPOLOGY=/sys/devices/system",
-                           "RDMALLOC_ARENA=64G",         "RDMALLOC_LOG=quiet",
-                           "RDMALLOC_STATS=0",           "RDMALLOC_STATS=/dev/null",
+  for (const char* good : {"RDMALLOC_PURGE=auto",
+                           "RDMALLOC_PURGE=thread",
+                           "RDMALLOC_PURGE=manual",
+                           "RDMALLOC_PURGE=off",
+                           "RDMALLOC_DECAY_MS=0",
+                           "RDMALLOC_DECAY_MS=250",
+                           "RDMALLOC_DIRTY_MAX=64M",
+                           "RDMALLOC_DIRTY_MAX=1048576",
+                           "RDMALLOC_DIRTY_MAX=10%",
+                           "RDMALLOC_LIMIT=8G",
+                           "RDMALLOC_HUGE=never",
+                           "RDMALLOC_PRESSURE=off",
+                           "RDMALLOC_CHECKPOINT=on",
+                           "RDMALLOC_HUGE=auto",
+                           "RDMALLOC_HUGE=2M",
+                           "RDMALLOC_HUGE=1G",
+                           "RDMALLOC_ARENA=4G",
+                           "RDMALLOC_TOPOLOGY=auto",
+                           "RDMALLOC_TOPOLOGY=one",
+                           "RDMALLOC_TOPOLOGY=2x32",
+                           "RDMALLOC_TOPOLOGY=/sys/devices/system",
+                           "RDMALLOC_ARENA=64G",
+                           "RDMALLOC_LOG=quiet",
+                           "RDMALLOC_STATS=0",
+                           "RDMALLOC_STATS=/dev/null",
                            "RDMALLOC_NOTIFY=off"}) {
     ChildResult result = run_with({good});
     EXPECT_TRUE(result.clean()) << good << ": " << result.describe();
@@ -349,6 +362,25 @@ TEST(MallocLimits, what_does_not_fit_an_address_space_is_enomem_and_malloc_goes_
     ChildResult result = run_with({}, [mib] { limit(RLIMIT_AS, size_t{mib} << 20u); }, {"exhaust"});
     EXPECT_TRUE(result.clean()) << mib << " MiB: " << result.describe();
   }
+}
+
+// Seen to fail: with all of the arena reserved whatever the program says, by mmap; with the limit
+// read at the start only, by malloc.
+TEST(MallocLimits, an_address_space_that_the_program_lowers_is_heeded_and_left_to_others) {
+  ChildResult result = run_with({}, {}, {"lower"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+  result = run_with({}, {}, {"unseen"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+}
+
+// Seen to fail: with an arena as wide as the limit at the start.
+TEST(MallocLimits, an_address_space_that_the_program_raises_can_be_used) {
+  auto begin_with_1_gib = [] {
+    rlimit limit = {size_t{1} << 30u, RLIM_INFINITY};
+    setrlimit(RLIMIT_AS, &limit);
+  };
+  ChildResult result = run_with({}, begin_with_1_gib, {"raise"});
+  EXPECT_TRUE(result.clean()) << result.describe();
 }
 
 TEST(MallocLimits, a_data_limit_is_enomem_and_malloc_goes_on) {

@@ -2,13 +2,17 @@
 //
 // What malloc_settings_test runs under settings and limits. Ordinary work; with "exhaust" also:
 // take memory until there is none, which must be NULL and ENOMEM, then free and go on as before.
-// "fork": elsewhere, with a child that ends as a program does. "die": by a signal.
+// "lower", "unseen", "raise": RLIMIT_AS at run time. "fork": elsewhere, with a child that ends as a
+// program does. "die": by a signal.
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -76,11 +80,54 @@ static size_t exhaust(size_t bytes) {
   return count;
 }
 
+// ------------------------------------------------------------------ RLIMIT_AS at run time
+
+static const size_t kGiB = size_t{1} << 30u;
+
+static void set_address_limit(rlim_t bytes) {
+  struct rlimit limit = {bytes, RLIM_INFINITY};
+  if (setrlimit(RLIMIT_AS, &limit) != 0) fail("setrlimit");
+}
+static bool can_have(size_t bytes) {
+  errno = 0;
+  void* block = malloc(bytes);
+  if (block == nullptr && errno != ENOMEM) fail("errno is not ENOMEM");
+  free(block);
+  return block != nullptr;
+}
+
+// As without us: what fits the limit is to be had, by mmap and for stacks too, and no more.
+static void lower_the_limit() {
+  set_address_limit(4 * kGiB);
+  if (can_have(8 * kGiB)) fail("malloc of 8 GiB under a limit of 4");
+  void* mapped = mmap(nullptr, kGiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) fail("mmap of 1 GiB under a limit of 4");
+  if (!can_have(kGiB)) fail("malloc of 1 GiB under a limit of 4");
+  work_on_threads();
+  set_address_limit(RLIM_INFINITY);
+  if (!can_have(8 * kGiB)) fail("malloc of 8 GiB after the limit was raised");
+}
+// Past libc, as another process would.
+static void lower_the_limit_unseen() {
+  struct rlimit limit = {4 * kGiB, RLIM_INFINITY};
+  if (syscall(SYS_prlimit64, 0, RLIMIT_AS, &limit, nullptr) != 0) fail("prlimit");
+  if (can_have(8 * kGiB)) fail("malloc of 8 GiB under a limit of 4");
+  if (!can_have(kGiB)) fail("malloc of 1 GiB under a limit of 4");
+}
+static void raise_the_limit() {
+  if (can_have(4 * kGiB)) fail("malloc of 4 GiB under a limit of 1");
+  set_address_limit(RLIM_INFINITY);
+  if (!can_have(4 * kGiB)) fail("malloc of 4 GiB after the limit of 1 was raised");
+}
+
 int main(int argc, char** argv) {
   work(1);
   work_on_threads();
   const char* also = argc > 1 ? argv[1] : "";
   if (strcmp(also, "die") == 0) raise(SIGKILL);
+  if (strcmp(also, "lower") == 0) lower_the_limit();
+  if (strcmp(also, "unseen") == 0) lower_the_limit_unseen();
+  if (strcmp(also, "raise") == 0) raise_the_limit();
   if (strcmp(also, "fork") == 0) {
     if (chdir("/") != 0) fail("chdir");
     if (fork() == 0) {

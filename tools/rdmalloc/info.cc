@@ -45,7 +45,7 @@ std::string word(std::uint64_t value, const char* const (&words)[count]) {
   return value < count ? words[value] : fmt::format("{}", value);
 }
 // In the order of the enums that the settings set (docs/settings.md, "By call").
-constexpr const char* kPurge[] = {"thread", "manual", "off"};
+constexpr const char* kPurge[] = {"auto", "thread", "manual", "off"};
 constexpr const char* kHuge[] = {"auto", "never", "2M", "1G"};
 constexpr const char* kNotify[] = {"auto", "hooks", "explicit", "off"};
 constexpr const char* kCheckpoint[] = {"off", "on"};
@@ -189,12 +189,12 @@ std::string as_text(const Info& info) {
   for (const Notifier& one : info.notifiers) text += notifier_text(one);
   text += fmt::format("  {} unmappings of foreign memory told, purging held {} times\n",
                       info.foreign_told, info.holds);
-  text += fmt::format(
-      "\npurging\n  by {}{}, after {} ms, at most {} free and backed\n", info.purge_mode,
-      info.purge_thread_runs        ? " (runs)"
-      : info.purge_mode == "thread" ? " (not started: this process is too small for one)"
-                                    : "",
-      info.decay_ms, size_text(info.dirty_max_bytes));
+  text += fmt::format("\npurging\n  by {}{}, after {} ms, at most {} free and backed\n",
+                      info.purge_mode,
+                      info.purge_thread_runs      ? " (a thread runs)"
+                      : info.purge_mode == "auto" ? " (no thread yet: this process has made none)"
+                                                  : "",
+                      info.decay_ms, size_text(info.dirty_max_bytes));
   text += fmt::format("\narena\n  {} at {:#x}; {} ever handed out, {} in use, {} free and backed\n",
                       size_text(info.arena_bytes), info.arena_base, size_text(info.mapped_bytes),
                       size_text(info.used_bytes), size_text(info.dirty_bytes));

@@ -317,8 +317,8 @@ Finding check_libfabric(const Job& job) {
     return good("libfabric", seen + "; FI_MR_CACHE_MAX_COUNT=0: it caches nothing");
   const Release first_deadlock = {1, 14}, race = {2, 6}, last_crash = {1, 17};
   const bool is_race = !(*release < race) && !(race < *release);
-  const std::string purge = job.variable("RDMALLOC_PURGE").value_or("thread");
-  if (is_race && purge == "thread")
+  const std::string purge = job.variable("RDMALLOC_PURGE").value_or("auto");
+  if (is_race && (purge == "auto" || purge == "thread"))
     return {"libfabric", Severity::bad, seen,
             "2.6.0's cache takes nodes from a list without its lock: a notification from another "
             "thread, as from rdmalloc's purge thread, may crash or hang it (the patch level is not "

@@ -9,6 +9,7 @@
 #include <mutex>
 
 #include "alloc/api/options.h"
+#include "alloc/pages/purge.h"
 
 namespace fake {
 namespace {
@@ -127,7 +128,7 @@ void set_decommit_check(std::function<void(void*, std::size_t)> check) {
   decommit_check = std::move(check);
 }
 
-std::atomic<int> trims{0};
+std::atomic<int> purge_requests{0};
 
 unsigned page_generation(const void* address) {
   return slices_info()[slice_of(address)].generation;
@@ -136,6 +137,10 @@ unsigned page_generation(const void* address) {
 }  // namespace fake
 
 using namespace fake;
+
+void rdmalloc::purge_request_all() {
+  ++purge_requests;
+}
 
 extern "C" {
 
@@ -169,11 +174,6 @@ int rdmalloc_range_of(const void* ptr, rdmalloc_range* range) {
   range->generation = first.generation;
   range->flags = range->length == range->block_bytes ? RDMALLOC_RANGE_LARGE : RDMALLOC_RANGE_SLAB;
   return 0;
-}
-
-int rdmalloc_malloc_trim(size_t) {
-  ++trims;
-  return 1;
 }
 
 bool rdmalloc_range_is_idle(const void* base, size_t length) {

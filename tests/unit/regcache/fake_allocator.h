@@ -35,8 +35,8 @@ void purge_silently(std::size_t at, std::size_t slices);
 // Called with each range about to be decommitted, after every observer agreed.
 void set_decommit_check(std::function<void(void*, std::size_t)> check);
 
-// How often the purge thread was asked to give everything back (malloc_trim).
-extern std::atomic<int> trims;
+// How often the purge thread was asked to give everything back.
+extern std::atomic<int> purge_requests;
 
 // How often the pages at an address were given back.
 unsigned page_generation(const void* address);

@@ -306,17 +306,17 @@ TEST_F(Limits, what_is_free_goes_back_when_the_registrar_has_no_memory) {
   std::vector<rdmalloc_reg*> held;
   for (std::size_t i = 0; i < 3; ++i) held.push_back(domain.get(span(10 + 2 * i, 1), 8));
   domain.touch(span(20, 1), 8);
-  int before = fake::trims;
+  int before = fake::purge_requests;
   EXPECT_NE(domain.touch(span(22, 1), 8), 0u) << "an eviction was enough";
-  EXPECT_EQ(fake::trims, before);
+  EXPECT_EQ(fake::purge_requests, before);
   held.push_back(domain.get(spans[4], 8));
   EXPECT_EQ(domain.get(span(24, 1), 8), nullptr);
   EXPECT_EQ(domain.last_error, -ENOMEM);
-  EXPECT_EQ(fake::trims, before + 1);
+  EXPECT_EQ(fake::purge_requests, before + 1);
   EXPECT_EQ(domain.counters().purge_requests, 1u);
   fabric.before_enter = [](void*, std::size_t) { return -EPERM; };
   EXPECT_EQ(domain.get(spans[5], 8), nullptr);
-  EXPECT_EQ(fake::trims, before + 1) << "no want of memory";
+  EXPECT_EQ(fake::purge_requests, before + 1) << "no want of memory";
   for (rdmalloc_reg* reg : held) rdmalloc_reg_put(reg);
 }
 

@@ -1,0 +1,93 @@
+#include "alloc/core/helper_threads.h"
+
+#include <errno.h>
+#include <link.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include "alloc/os/fault.h"
+#include "alloc/os/os.h"
+
+namespace rdmalloc {
+namespace {
+
+constexpr std::size_t kMostStackBytes = std::size_t{1} << 30;
+
+// Bytes of the thread-local variables of all that is loaded, most of which libc puts on the stack
+// of each thread.
+std::size_t thread_local_bytes() {
+  std::size_t bytes = 0;
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* sum) {
+        for (int i = 0; i < info->dlpi_phnum; ++i)
+          if (const auto& header = info->dlpi_phdr[i]; header.p_type == PT_TLS)
+            *static_cast<std::size_t*>(sum) += header.p_memsz + header.p_align;
+        return 0;
+      },
+      &bytes);
+  return bytes;
+}
+
+// Gives the stack at least so many bytes. No thread runs on it.
+int make_room(HelperStack* stack, std::size_t bytes) {
+  if (stack->bytes >= bytes) return 0;
+  HelperStack larger{0, bytes};
+  if (int error = os::map_metadata(bytes, &larger.base)) return error;
+  if (stack->base != 0) os::unreserve(stack->base, stack->bytes);
+  *stack = larger;
+  return 0;
+}
+
+int create_on(const HelperStack& stack, void* (*run)(void*), void* arg, pthread_t* thread) {
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  // A stack of our own: with one of libc's the creation would call mmap and mprotect by symbols
+  // that a fabric may have patched.
+  pthread_attr_setstack(&attributes, reinterpret_cast<void*>(stack.base), stack.bytes);
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are not for this thread
+  int error = os::should_fail(os::Site::kThreadCreate)
+                  ? EAGAIN
+                  : pthread_create(thread, &attributes, run, arg);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_attr_destroy(&attributes);
+  return -error;
+}
+
+}  // namespace
+
+int helper_thread_create(HelperStack* stack, std::size_t room_bytes, void* (*run)(void*), void* arg,
+                         pthread_t* thread) {
+  std::size_t page = os::page_bytes();
+  std::size_t bytes = (room_bytes + thread_local_bytes() + page - 1) & ~(page - 1);
+  for (;; bytes *= 2) {
+    if (int error = make_room(stack, bytes)) return error;
+    int error = create_on(*stack, run, arg, thread);
+    // libc wants more than the files say: it keeps room for libraries that come later (the tunable
+    // glibc.rtld.optional_static_tls), and tells nobody how much.
+    if (error != -EINVAL || bytes > kMostStackBytes) return error;
+  }
+}
+
+void helper_thread_begins(const char* name) {
+  prctl(PR_SET_NAME, name);
+  os::leave_real_time();
+}
+
+const char* helper_thread_remedy(int error) {
+  switch (error) {
+    case -EAGAIN:
+      return "no more threads may be made: check RLIMIT_NPROC, the cgroup's pids.max and "
+             "kernel.threads-max";
+    case -ENOMEM:
+      return "its stack could not be mapped: check RLIMIT_AS and vm.overcommit_memory";
+    case -EINVAL:
+      return "libc refuses stacks up to 1 GiB (GLIBC_TUNABLES?), or this thread has left its PID "
+             "namespace (unshare) and can make none";
+    default:
+      return "the kernel or a sandbox forbids it: check seccomp filters for clone3 and clone";
+  }
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,56 @@
+// What purge.cc (the turn, and what is done with it) and purge_thread.cc (the thread that does it
+// by itself) know of each other; nothing else includes this.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "alloc/pages/pressure.h"
+#include "alloc/pages/purge.h"
+
+namespace rdmalloc::purge_state {
+
+inline constexpr std::uint64_t kNotLookedUp = UINT64_MAX;  // of Purger::dirty_max_bytes
+
+struct Purger {
+  std::atomic<bool> everything_requested{false};
+  std::atomic<std::uint64_t> decay_ms{5000};
+  std::atomic<std::uint64_t> dirty_max_bytes{kNotLookedUp};
+  std::atomic<std::uint32_t> pauses{0};
+  std::atomic<std::int64_t> held_until_ms{0};
+  std::atomic<DecommitFunction> decommit;
+
+  std::atomic<std::uint64_t> purges{0}, purged_bytes{0}, refusals{0}, failures{0};
+  std::atomic<std::uint64_t> slab_purged_bytes{0}, pressure_purges{0};
+  PressureWatch pressure = {};  // with the turn
+};
+extern constinit Purger purger;
+
+// Statistics: relaxed throughout, they order nothing.
+inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
+  counter.fetch_add(by, std::memory_order_relaxed);
+}
+
+// ---- of purge.cc, for the thread ----
+
+std::uint64_t dirty_bytes();
+// With what is parked, of which a look costs a line of each park.
+std::uint64_t free_bytes();
+// Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
+std::uint64_t dirty_ceiling_bytes(bool* is_limit);
+// One round: events, ageing of depot and parks, then what is due. Returns whether there is more to
+// come without anybody waking us.
+bool round_of_work();
+// Whether there is nothing to do that nobody would wake the thread for.
+bool is_idle();
+std::uint64_t tick_ms();
+// Takes the turn if it is free.
+bool try_turn();
+
+// ---- of purge_thread.cc ----
+
+void wake_if_there();
+void thread_counters(PurgeCounters* counters);
+void thread_after_fork(std::uintptr_t forkers_stack);
+
+}  // namespace rdmalloc::purge_state

@@ -1,0 +1,290 @@
+// The purge thread: when it is made, how it sleeps and is woken, and how it ends.
+//
+// It is never made inside malloc or free. pthread_create() takes locks of libc's under which libc
+// itself calls free(), as where thrd_join() gives up cached stacks. So it is made at moments that
+// are the program's own, docs/decisions/0001-where-the-purge-thread-is-made.md:
+//
+//   the program makes a thread (alloc/preload/threads.cc), or one ends with much free memory left
+//   a domain, an observer, rdmalloc_init(), the end of a heap that leaves work, a thaw
+//   the start of the program, where RDMALLOC_PURGE=thread asks for it
+//
+// A failure is no state: the next such moment tries again.
+#include <errno.h>
+#include <pthread.h>
+
+#include "alloc/api/options.h"
+#include "alloc/cache/depot.h"
+#include "alloc/cache/thread_cache.h"
+#include "alloc/core/at_start.h"
+#include "alloc/core/file_thread.h"
+#include "alloc/core/helper_threads.h"
+#include "alloc/core/report.h"
+#include "alloc/fork.h"
+#include "alloc/init.h"
+#include "alloc/os/memory.h"
+#include "alloc/os/os.h"
+#include "alloc/pages/purge_state.h"
+#include "alloc/slabs/slab.h"
+
+namespace rdmalloc {
+
+using namespace purge_state;
+
+namespace {
+
+// What a thread that ends must leave free for the purge thread to be worth its making.
+constexpr std::uint64_t kWorthAThreadBytes = std::uint64_t{32} << 20;
+// Observers run on it. Backed only where touched.
+constexpr std::size_t kStackBytes = std::size_t{4} << 20;
+
+enum class ThreadState : std::uint32_t { kNone, kStarting, kRuns, kStopping, kFrozen };
+// What the purge thread's futex word says.
+constexpr std::uint32_t kAwake = 0, kTicking = 1, kIdle = 2;
+
+struct PurgeThread {
+  std::atomic<ThreadState> state{ThreadState::kNone};
+  std::atomic<std::uint32_t> sleep{kAwake};
+  std::atomic<bool> stop{false};
+  std::atomic<bool> first_thread_ended{false};  // or is about to
+  std::atomic<bool> starts_at_thaw{false};      // it ran, or was asked for since
+  std::atomic<bool> has_warned{false};
+  pthread_t handle{};
+  HelperStack stack;
+  std::atomic<std::uint64_t> failures{0}, freezes{0};
+};
+RDMALLOC_AT_START constinit PurgeThread thread;
+
+bool runs() {
+  return thread.state.load(std::memory_order_relaxed) == ThreadState::kRuns;
+}
+
+void purge_until_stopped() {
+  auto* word = reinterpret_cast<const std::uint32_t*>(&thread.sleep);
+  // Born of a fork in a page event, it is no purge thread any more once it comes back from there:
+  // thread_after_fork() took the stack away.
+  std::uintptr_t stack = thread.stack.base;
+  while (!thread.stop.load(std::memory_order_acquire) && thread.stack.base == stack) {
+    thread.sleep.store(kAwake, std::memory_order_relaxed);
+    bool has_more = round_of_work();
+    std::uint32_t how = has_more ? kTicking : kIdle;
+    // seq_cst, then look once more: pairs with the fences in purge_note_dirty() and
+    // purge_note_parked(), the store in purge_wake() and the exchange before
+    // purge_note_slab_change(). Either the other side sees that we sleep, or we see what it did.
+    thread.sleep.store(how, std::memory_order_seq_cst);
+    if (thread.stop.load(std::memory_order_seq_cst) ||
+        purger.everything_requested.load(std::memory_order_seq_cst))
+      continue;
+    if (how == kIdle && !is_idle()) continue;
+    if (how == kIdle) file_thread_stop();
+    std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
+    bool has_ended = thread.first_thread_ended.load(std::memory_order_seq_cst);
+    if (std::int64_t tick_ns = last_thread_tick_ns(has_ended)) {
+      // libc ends the process, by exit(), when the last thread returns: this one, or a helper.
+      if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) {
+        pthread_detach(pthread_self());
+        helper_threads.fetch_sub(1, std::memory_order_relaxed);
+        thread.state.store(ThreadState::kNone, std::memory_order_release);
+        return;
+      }
+      if (timeout_ns < 0 || timeout_ns > tick_ns) timeout_ns = tick_ns;
+    }
+    os::futex_wait(word, how, timeout_ns);
+  }
+}
+
+void* run_thread(void*) {
+  helper_thread_begins("rdmalloc-purge");
+  purge_until_stopped();
+  file_thread_stop();
+  return nullptr;
+}
+
+void wake() {
+  if (thread.sleep.load(std::memory_order_seq_cst) == kAwake ||
+      thread.sleep.exchange(kAwake, std::memory_order_seq_cst) == kAwake)
+    return;
+  os::futex_wake(reinterpret_cast<const std::uint32_t*>(&thread.sleep), 1);
+}
+
+// RDMALLOC_PURGE=thread: from the program's start, also where it makes no thread of its own.
+__attribute__((constructor)) void begin_with_the_program() {
+  ensure_settings();
+  if (options().purge == PurgeMode::kThread) purge_thread_start();
+}
+
+}  // namespace
+
+// ---- of allocating threads: no lock held, nothing that can wait ----
+
+void purge_note_dirty() {
+  if (!runs()) return;
+  // Pairs with the seq_cst store of `sleep` in purge_until_stopped(): our slices are counted
+  // before.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  std::uint32_t sleep = thread.sleep.load(std::memory_order_relaxed);
+  if (sleep == kAwake) return;
+  bool is_limit = false;
+  bool is_urgent = purger.decay_ms.load(std::memory_order_relaxed) == 0 ||
+                   dirty_bytes() > dirty_ceiling_bytes(&is_limit);
+  if (sleep == kIdle || is_urgent) wake();
+}
+
+void purge_note_parked() {
+  if (!runs()) return;
+  // As in purge_note_dirty().
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (thread.sleep.load(std::memory_order_relaxed) == kIdle) wake();
+}
+
+void purge_note_slab_change() {
+  wake_if_there();
+}
+
+// ---- outside malloc and free ----
+
+void purge_note_thread_ends() {
+  if (thread.state.load(std::memory_order_relaxed) != ThreadState::kNone) return;
+  // The purge thread would be the last one, and only look whether it is.
+  if (thread.first_thread_ended.load(std::memory_order_relaxed)) return;
+  std::uint64_t least =
+      purger.decay_ms.load(std::memory_order_relaxed) == 0 ? 1 : kWorthAThreadBytes;
+  if (free_bytes() >= least) purge_thread_start();
+}
+
+void purge_wake() {
+  if (purge_thread_start() == 0) wake();
+}
+
+void purge_request_all() {
+  fork_check();
+  cache_flush_this_thread();
+  purger.everything_requested.store(true, std::memory_order_seq_cst);
+  purge_wake();
+}
+
+void purge_note_first_thread_ends() {
+  if (auto* tell = tell_first_thread_ends.load(std::memory_order_acquire)) tell();
+  thread.first_thread_ended.store(true, std::memory_order_seq_cst);
+  // As in purge_until_stopped(): it sees the flag before it sleeps, or we see that it sleeps.
+  wake();
+}
+
+int purge_thread_start() {
+  if (!ensure_initialised()) return -ENOMEM;
+  // Now, not later: recovery forgets the parent's thread. If it forgot one just started here, a
+  // second would be started on the same stack.
+  fork_check();
+  if (!has_purge_thread(options().purge)) return -ENOTSUP;
+  ThreadState expected = ThreadState::kNone;
+  // Acquire: pairs with the release that ends a stop; one starter at a time.
+  if (!thread.state.compare_exchange_strong(expected, ThreadState::kStarting,
+                                            std::memory_order_acquire)) {
+    if (expected == ThreadState::kFrozen)
+      thread.starts_at_thaw.store(true, std::memory_order_relaxed);
+    return 0;
+  }
+  thread.stop.store(false, std::memory_order_relaxed);
+  int error = helper_thread_create(&thread.stack, kStackBytes, run_thread, nullptr, &thread.handle);
+  if (error == 0) helper_threads.fetch_add(1, std::memory_order_relaxed);
+  thread.state.store(error == 0 ? ThreadState::kRuns : ThreadState::kNone,
+                     std::memory_order_release);
+  if (error == 0) return 0;
+  count(thread.failures);
+  if (!thread.has_warned.exchange(true, std::memory_order_relaxed))
+    report_warning("the purge thread could not be created, free memory stays until it can",
+                   helper_thread_remedy(error));
+  return error;
+}
+
+int purge_thread_stop() {
+  fork_check();
+  if (purge_turn_is_mine()) return -EDEADLK;
+  thread.starts_at_thaw.store(false, std::memory_order_relaxed);
+  ThreadState expected = ThreadState::kRuns;
+  if (!thread.state.compare_exchange_strong(expected, ThreadState::kStopping,
+                                            std::memory_order_acquire))
+    return 0;
+  thread.stop.store(true, std::memory_order_seq_cst);
+  wake();
+  pthread_join(thread.handle, nullptr);
+  helper_threads.fetch_sub(1, std::memory_order_relaxed);
+  thread.state.store(ThreadState::kNone, std::memory_order_release);
+  return 0;
+}
+
+namespace {
+
+// Until `is_done`, or the deadline. Polled: a checkpoint takes longer than a wait that is too long.
+template <class Done>
+bool wait_until(std::int64_t deadline_ns, Done is_done) {
+  while (!is_done()) {
+    if (os::monotonic_ns() >= deadline_ns) return false;
+    os::sleep_ns(1000000);
+  }
+  return true;
+}
+
+// Whether the thread is gone and may not come back.
+bool try_freeze_thread() {
+  ThreadState gone = ThreadState::kNone;
+  // Acquire: pairs with the release that ends a stop.
+  if (thread.state.compare_exchange_strong(gone, ThreadState::kFrozen, std::memory_order_acquire))
+    return true;
+  if (runs() && purge_thread_stop() == 0)
+    thread.starts_at_thaw.store(true, std::memory_order_relaxed);
+  return false;
+}
+
+}  // namespace
+
+int purge_freeze(std::int64_t deadline_ns) {
+  fork_check();
+  if (purge_turn_is_mine()) return -EDEADLK;
+  // A pass under way looks at `pauses` before each piece.
+  purger.pauses.fetch_add(1, std::memory_order_seq_cst);
+  if (!wait_until(deadline_ns, try_turn) || !wait_until(deadline_ns, try_freeze_thread)) {
+    if (thread.starts_at_thaw.exchange(false, std::memory_order_relaxed)) purge_thread_start();
+    rdmalloc_purge_resume();
+    return -ETIMEDOUT;
+  }
+  count(thread.freezes);
+  return 0;
+}
+
+void purge_thaw() {
+  // Before the look: a caller that finds the thread frozen records its request, and one that comes
+  // after this store starts the thread itself.
+  thread.state.store(ThreadState::kNone, std::memory_order_seq_cst);
+  if (thread.starts_at_thaw.exchange(false, std::memory_order_seq_cst)) purge_thread_start();
+  rdmalloc_purge_resume();
+}
+
+namespace purge_state {
+
+void wake_if_there() {
+  // Acquire: pairs with the release in purge_thread_start().
+  if (thread.state.load(std::memory_order_acquire) == ThreadState::kRuns) wake();
+}
+
+void thread_counters(PurgeCounters* counters) {
+  counters->thread_failures = thread.failures.load(std::memory_order_relaxed);
+  counters->freezes = thread.freezes.load(std::memory_order_relaxed);
+  counters->thread_runs = runs();
+  counters->is_frozen = thread.state.load(std::memory_order_relaxed) == ThreadState::kFrozen;
+}
+
+void thread_after_fork(std::uintptr_t forkers_stack) {
+  thread.state.store(ThreadState::kNone, std::memory_order_relaxed);
+  file_thread_after_fork();
+  helper_threads.store(0, std::memory_order_relaxed);
+  thread.sleep.store(kAwake, std::memory_order_relaxed);
+  thread.starts_at_thaw.store(false, std::memory_order_relaxed);
+  // The thread that called fork is the child's first.
+  thread.first_thread_ended.store(false, std::memory_order_relaxed);
+  // The parent's stack is a copy here that a new thread may run on; unless the first one does.
+  if (thread.stack.holds(forkers_stack)) thread.stack = {};
+}
+
+}  // namespace purge_state
+
+}  // namespace rdmalloc

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// For messages_test.cc: a program whose descriptor 2 becomes FILE, and that then gives rdmalloc a
+// reason for a warning (RDMALLOC_FAULT=thread_create:1).
+//
+//   messages data FILE   standard error is closed, and the file opened next: it is the program's
+//   messages log FILE    standard output and error are both turned to the file
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <thread>
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  if (std::strcmp(argv[1], "data") == 0) {
+    close(2);
+    if (open(argv[2], O_WRONLY | O_CREAT, 0600) != 2) return 3;
+  } else {
+    int fd = open(argv[2], O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (dup2(fd, 1) != 1 || dup2(fd, 2) != 2) return 4;
+    close(fd);
+  }
+  std::thread([] {}).join();
+  return 0;
+}

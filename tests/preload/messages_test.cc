@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Where messages go: to standard error, and nowhere else where that is closed or another file.
+//
+// Seen to fail with messages to descriptor 2 whatever it is.
+#include <gtest/gtest.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::ChildOptions;
+using rdmalloc_test::ChildResult;
+
+class Messages : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/rdmalloc-messages-XXXXXX";
+    ASSERT_NE(mkdtemp(name), nullptr);
+    folder_ = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(folder_); }
+
+  ChildResult run(const char* what, std::vector<std::string> more = {},
+                  std::function<void()> before_exec = nullptr) {
+    ChildOptions options;
+    options.environment = {"LD_PRELOAD=" RDMALLOC_LIBRARY, "RDMALLOC_FAULT=thread_create:1"};
+    options.environment.insert(options.environment.end(), more.begin(), more.end());
+    options.before_exec = std::move(before_exec);
+    return rdmalloc_test::run_child({MESSAGES, what, file()}, options);
+  }
+  std::string file() const { return folder_ + "/file"; }
+  std::string text() const {
+    std::ostringstream text;
+    text << std::ifstream(file()).rdbuf();
+    return text.str();
+  }
+
+ private:
+  std::string folder_;
+};
+
+TEST_F(Messages, go_into_no_file_of_the_programs_that_has_the_number_of_standard_error) {
+  for (const char* statistics : {"0", "1"}) {
+    ChildResult result = run("data", {std::string("RDMALLOC_STATS=") + statistics});
+    EXPECT_TRUE(result.clean()) << result.describe();
+    EXPECT_EQ(text(), "");
+    EXPECT_EQ(result.errors, "");
+  }
+}
+
+TEST_F(Messages, go_nowhere_where_standard_error_was_closed_at_the_start) {
+  ChildResult result = run("data", {}, [] { close(2); });
+  EXPECT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(text(), "");
+}
+
+TEST_F(Messages, go_into_a_log_that_output_and_errors_were_turned_to) {
+  ChildResult result = run("log");
+  EXPECT_TRUE(result.clean()) << result.describe();
+  EXPECT_NE(text().find("rdmalloc: warning: the purge thread"), std::string::npos) << text();
+}
+
+}  // namespace

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The making of the purge thread in programs and settings that are hard on it, and what is said
+// when it fails. The programs are thread_moments.cc.
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::ChildResult;
+
+ChildResult run(const char* program, const char* what, std::vector<std::string> environment = {}) {
+  environment.emplace_back("LD_PRELOAD=" RDMALLOC_LIBRARY);
+  return rdmalloc_test::run_child({program, what}, {.environment = environment});
+}
+size_t warnings_in(const std::string& text) {
+  size_t count = 0;
+  for (size_t at = 0; (at = text.find("rdmalloc: ", at)) != std::string::npos; at++) count++;
+  return count;
+}
+
+// libc puts static TLS on the stack of each thread. Seen to fail with 4 MiB for whatever there is.
+TEST(PurgeThread, fits_the_thread_local_variables_of_the_program) {
+  ChildResult result = run(THREAD_MOMENTS_TLS, "thread");
+  EXPECT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(result.errors, "");
+}
+
+// Seen to fail without the second, larger try.
+TEST(PurgeThread, fits_what_a_tunable_adds_to_them) {
+  ChildResult result =
+      run(THREAD_MOMENTS, "thread", {"GLIBC_TUNABLES=glibc.rtld.optional_static_tls=50000000"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(result.errors, "");
+}
+
+// Seen to fail without leave_real_time().
+TEST(PurgeThread, is_not_real_time_where_the_program_is) {
+  ChildResult result = run(THREAD_MOMENTS, "thread");
+  EXPECT_TRUE(result.clean()) << result.describe();
+  if (result.output.find("not real-time") == std::string::npos)
+    GTEST_SKIP() << "SKIP: no right to SCHED_FIFO (RLIMIT_RTPRIO)";
+}
+
+// Seen to fail with a failure that is remembered.
+TEST(PurgeThread, I10_that_can_not_be_made_is_tried_again_with_the_next_thread) {
+  ChildResult result = run(THREAD_MOMENTS, "again", {"RDMALLOC_FAULT=thread_create:1"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(warnings_in(result.errors), 1u) << result.errors;
+  EXPECT_NE(result.errors.find("RLIMIT_NPROC"), std::string::npos) << result.errors;
+}
+
+// Seen to fail with one text for all causes.
+TEST(PurgeThread, that_has_no_room_for_its_stack_is_said_to_have_none) {
+  ChildResult result = run(THREAD_MOMENTS, "no_room");
+  EXPECT_TRUE(result.clean()) << result.describe();
+  EXPECT_EQ(warnings_in(result.errors), 1u) << result.errors;
+  EXPECT_NE(result.errors.find("RLIMIT_AS"), std::string::npos) << result.errors;
+  EXPECT_EQ(result.errors.find("RLIMIT_NPROC"), std::string::npos) << result.errors;
+}
+
+}  // namespace
