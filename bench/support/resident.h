@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdio>
@@ -36,6 +37,20 @@ inline std::uint64_t peak_resident_bytes() {
 
 inline double mib(std::uint64_t bytes) {
   return static_cast<double>(bytes) / (1 << 20);
+}
+
+struct Residence {
+  double peak_mib;     // so far
+  double end_mib;      // at once
+  double settled_mib;  // and after a time in which nothing is called
+};
+inline Residence look_and_settle(double settle_s) {
+  Residence found{0, mib(resident_bytes()), 0};
+  // The kernel's account of the peak lags behind as statm does.
+  found.peak_mib = std::max(mib(peak_resident_bytes()), found.end_mib);
+  if (settle_s > 0) usleep(static_cast<useconds_t>(settle_s * 1e6));
+  found.settled_mib = mib(resident_bytes());
+  return found;
 }
 
 }  // namespace rdmalloc::bench
