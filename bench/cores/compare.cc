@@ -127,6 +127,13 @@ void add_rows(const CoresOptions& options, std::vector<GridRow>& rows) {
         "one size, 16 threads", static_cast<double>(bytes));
 }
 
+void keep_the_first_of_each_group(std::vector<GridRow>& rows) {
+  std::vector<GridRow> kept;
+  for (const GridRow& row : rows)
+    if (kept.empty() || kept.back().group != row.group) kept.push_back(row);
+  rows = std::move(kept);
+}
+
 Grid grid_of(const CoresOptions& options) {
   Grid grid;
   grid.name = "cores";
@@ -212,6 +219,7 @@ int parse_options(int argc, char** argv, CoresOptions& options, Grid& grid) {
     rows.push_back(row_of(options, run));
   }
   if (options.rows.empty()) add_rows(options, rows);
+  if (options.quick && options.rows.empty()) keep_the_first_of_each_group(rows);
   if (!find_program(emulator()).empty()) return -1;
   fmt::print(stderr, "bench_cores: no {}: Debian has it in qemu-user\n", emulator());
   return 3;

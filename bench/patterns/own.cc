@@ -1,4 +1,5 @@
 // Patterns in which each thread keeps to its own blocks.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <new>
@@ -122,26 +123,25 @@ void bursts(Team& team) {
 void come_and_go(Team& team) {
   constexpr std::size_t kOperationsOfALife = 300;
   const Shape& shape = team.shape();
-  const auto live_once = [&](unsigned seed, std::size_t operations) {
+  const auto live_once = [&](unsigned seed, std::size_t operations, bool is_measured) {
     Member me(team, seed);
-    me.begin_alone();
+    if (is_measured) me.begin_alone();
     Mapped<Block> blocks(shape.live);
     replace_some<Malloc>(shape, blocks, operations, me.random);
     for (const Block& block : blocks) Malloc::end(block);
-    me.end_alone(operations);
+    if (is_measured) me.end_alone(operations);
   };
   team.run([&](Member& me) {
-    const auto live = [&](std::size_t operations) {
-      for (std::size_t done = 0; done < operations; done += kOperationsOfALife) {
-        const std::size_t left = operations - done;
-        std::thread(live_once, static_cast<unsigned>(me.random.next()),
-                    left < kOperationsOfALife ? left : kOperationsOfALife)
-            .join();
+    const auto live = [&](std::size_t operations, bool is_measured) {
+      for (std::size_t left = operations; left != 0;) {
+        const std::size_t now = std::min(left, kOperationsOfALife);
+        std::thread(live_once, static_cast<unsigned>(me.random.next()), now, is_measured).join();
+        left -= now;
       }
     };
-    live(shape.warm_up);
+    live(shape.warm_up, false);
     me.begin();
-    live(shape.operations);
+    live(shape.operations, true);
     me.end(0);
   });
 }

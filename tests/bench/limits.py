@@ -3,19 +3,26 @@
 A line of such a table: row, figure, the limit that is held, and what is wanted in the end. Where a count falls,
 the limit is to follow it.
 """
+import pathlib
 import sys
 
 SLACK = 1.5  # what is counted lies this far below its limit: a lower one would hold as well
 
 
-def read(path):
-    """{(row, figure): (limit, wanted)}"""
+def read(name):
+    """Of limits/: {(row, figure): (limit, wanted)}"""
     table = {}
-    for line in path.read_text().splitlines():
+    for line in (pathlib.Path(__file__).resolve().parent / "limits" / name).read_text().splitlines():
         if line.strip() and not line.startswith("#"):
             row, figure, limit, wanted = line.split()
             table[row, figure] = float(limit), float(wanted)
     return table
+
+
+def to_glibc(found, figure):
+    """Of {(row, allocator): {figure: value}} rdmalloc's ratio: {(row, "to_glibc"): ratio}"""
+    return {(row, "to_glibc"): figures[figure] / found[row, "glibc"][figure]
+            for (row, allocator), figures in found.items() if allocator == "rdmalloc" and figure in figures}
 
 
 def hold(table, counted):

@@ -50,15 +50,12 @@ def killed_of(found):
 
 
 def main(bench):
-    table = limits.read(HERE.parent / "bench" / "limits" / "memory_always.txt")
+    table = limits.read("memory_always.txt")
     of_limits = {key: value for key, value in table.items() if key[1] == "killed"}
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         found = counted_in_guest(bench, folder, "always", "v2", "small,limits")
         counted = killed_of(found)
-        for row, allocator in found:
-            if allocator == "rdmalloc" and (row, "to_glibc") in table:
-                counted[row, "to_glibc"] = found[row, "rdmalloc"]["resident_mib"] / \
-                    found[row, "glibc"]["resident_mib"]
+        counted.update(limits.to_glibc(found, "resident_mib"))
         limits.hold(table, counted)
         limits.hold(of_limits, killed_of(counted_in_guest(bench, folder, "madvise", "v1", "limits")))
 
