@@ -26,7 +26,6 @@ struct Figure {
   bool has_ratio = true;    // to the best peer
   bool is_drawn = true;
   std::string unit = "";  // along the picture's axis
-  bool is_logarithmic = false;
 };
 
 struct GridRow {

@@ -89,45 +89,51 @@ bool has_failed(const GridResults& results, const std::string& row, const std::s
   });
 }
 
-std::string ratio_text(const GridResults& results, const Figure& figure, const std::string& row) {
-  const double ratio = ratio_of(results, figure, row);
-  if (std::isnan(ratio)) return "-";
-  return fmt::format("{:.2f} {}", ratio, best_peer(results, figure, row).name);
-}
+// A line of a table, or a place in a panel: a row, or the rows of a section, of which the largest
+// counts.
+struct Line {
+  std::string name;
+  double x;
+  std::vector<const GridRow*> rows;
+};
 
-void add_row(const GridResults& results, const Figure& figure, const GridRow& row, Table& table) {
-  std::vector<std::string> cells = {row.name};
-  for (const Allocator& allocator : results.allocators)
-    cells.push_back(number_text(value_of(results, figure, row.name, allocator.name),
-                                figure.decimals, has_failed(results, row.name, allocator.name)));
-  if (figure.has_ratio) cells.push_back(ratio_text(results, figure, row.name));
-  table.add(std::move(cells));
-}
-
-// Each allocator's largest of the section; of the ratios the largest too.
-void add_section(const GridResults& results, const Figure& figure,
-                 const std::vector<const GridRow*>& rows, const std::string& section,
-                 Table& table) {
-  const auto largest = [&](auto value_at) {
-    double most = std::nan("");
-    for (const GridRow* row : rows)
-      if (const double value = value_at(row->name);
-          row->section == section && !std::isnan(value) && !(most >= value))
-        most = value;
-    return most;
-  };
-  std::vector<std::string> cells = {section};
-  for (const Allocator& allocator : results.allocators)
-    cells.push_back(number_text(largest([&](const std::string& row) {
-                                  return value_of(results, figure, row, allocator.name);
-                                }),
-                                figure.decimals, true));
-  if (figure.has_ratio) {
-    const double ratio =
-        largest([&](const std::string& row) { return ratio_of(results, figure, row); });
-    cells.push_back(std::isnan(ratio) ? "-" : fmt::format("{:.2f}", ratio));
+std::vector<Line> lines_of(const std::vector<const GridRow*>& rows, bool by_section) {
+  std::vector<Line> lines;
+  for (const GridRow* row : rows) {
+    const bool is_of_section = by_section && !row->section.empty();
+    const std::string& name = is_of_section ? row->section : row->name;
+    if (!is_of_section || lines.empty() || lines.back().name != name)
+      lines.push_back({name, row->x, {}});
+    lines.back().rows.push_back(row);
   }
-  table.add(std::move(cells));
+  return lines;
+}
+
+// NaN where no row has a value.
+template <typename ValueOf>
+double largest(const Line& line, ValueOf value_of_row) {
+  double most = std::nan("");
+  for (const GridRow* row : line.rows)
+    if (const double value = value_of_row(row->name); !std::isnan(value) && !(most >= value))
+      most = value;
+  return most;
+}
+
+double value_of(const GridResults& results, const Figure& figure, const Line& line,
+                const std::string& allocator) {
+  return largest(line,
+                 [&](const std::string& row) { return value_of(results, figure, row, allocator); });
+}
+
+// With the peer's name where it is one.
+std::string ratio_text(const GridResults& results, const Figure& figure, const Line& line) {
+  const double ratio =
+      largest(line, [&](const std::string& row) { return ratio_of(results, figure, row); });
+  if (std::isnan(ratio)) return "-";
+  const std::string text = fmt::format("{:.2f}", ratio);
+  return line.rows.size() > 1
+             ? text
+             : text + " " + best_peer(results, figure, line.rows.front()->name).name;
 }
 
 std::string table_text(const GridResults& results, const Figure& figure,
@@ -136,14 +142,13 @@ std::string table_text(const GridResults& results, const Figure& figure,
   for (const Allocator& allocator : results.allocators) head.push_back(allocator.name);
   if (figure.has_ratio) head.emplace_back("rdmalloc to the best peer");
   Table table(std::move(head));
-  std::string section;
-  for (const GridRow* row : rows) {
-    if (row->section.empty()) {
-      add_row(results, figure, *row, table);
-    } else if (row->section != section) {
-      section = row->section;
-      add_section(results, figure, rows, section, table);
-    }
+  for (const Line& line : lines_of(rows, true)) {
+    std::vector<std::string> cells = {line.name};
+    for (const Allocator& allocator : results.allocators)
+      cells.push_back(number_text(value_of(results, figure, line, allocator.name), figure.decimals,
+                                  has_failed(results, line.rows.front()->name, allocator.name)));
+    if (figure.has_ratio) cells.push_back(ratio_text(results, figure, line));
+    table.add(std::move(cells));
   }
   return table.text();
 }
@@ -180,19 +185,34 @@ json cell_json(const GridCell& cell) {
 struct Panel {
   std::string title;
   const Figure* figure;
-  std::vector<const GridRow*> rows;
+  std::vector<Line> places;
   bool has_lines;  // bars otherwise
 };
+
+// A logarithmic axis, where a linear one would hide all but the largest values.
+bool is_wide(const GridResults& results, const Panel& panel) {
+  constexpr double kWide = 20;
+  double least = 0;
+  double most = 0;
+  for (const Line& place : panel.places)
+    for (const Allocator& allocator : results.allocators) {
+      const double value = value_of(results, *panel.figure, place, allocator.name);
+      if (!(value > 0)) continue;
+      least = least == 0 ? value : std::min(least, value);
+      most = std::max(most, value);
+    }
+  return most > kWide * least;
+}
 
 std::vector<Panel> panels_of(const Grid& grid, const GridResults& results) {
   std::vector<Panel> panels;
   for (const Figure& figure : grid.figures) {
     if (!figure.is_drawn) continue;
     for (const std::string& group : groups_of(grid)) {
-      Panel panel = {group, &figure, rows_of(grid, results, figure, group), false};
-      if (panel.rows.empty()) continue;
-      panel.has_lines = panel.rows.front()->x > 0;
-      panels.push_back(std::move(panel));
+      const auto rows = rows_of(grid, results, figure, group);
+      if (rows.empty()) continue;
+      const bool has_lines = rows.front()->x > 0;
+      panels.push_back({group, &figure, lines_of(rows, !has_lines), has_lines});
     }
   }
   return panels;
@@ -200,10 +220,10 @@ std::vector<Panel> panels_of(const Grid& grid, const GridResults& results) {
 
 std::string block_of(const GridResults& results, const Panel& panel, std::size_t number) {
   std::string text = fmt::format("$p{} << EOD\n", number);
-  for (const GridRow* row : panel.rows) {
-    text += gnuplot_quoted(row->name) + fmt::format(" {}", row->x);
+  for (const Line& place : panel.places) {
+    text += gnuplot_quoted(place.name) + fmt::format(" {}", place.x);
     for (const Allocator& allocator : results.allocators) {
-      const double value = value_of(results, *panel.figure, row->name, allocator.name);
+      const double value = value_of(results, *panel.figure, place, allocator.name);
       text += std::isnan(value) ? " NaN" : fmt::format(" {:.6g}", value);
     }
     text += "\n";
@@ -213,12 +233,13 @@ std::string block_of(const GridResults& results, const Panel& panel, std::size_t
 
 std::string panel_text(const Grid& grid, const GridResults& results, const Panel& panel,
                        std::size_t number) {
-  std::string text = fmt::format(
-      "set title {}\nset ylabel {}\nunset logscale\n{}set yrange [{}:*]\n",
-      gnuplot_quoted(panel.title.empty() ? panel.figure->title
-                                         : panel.title + ": " + panel.figure->title),
-      gnuplot_quoted(panel.figure->unit), panel.figure->is_logarithmic ? "set logscale y\n" : "",
-      panel.figure->is_logarithmic ? "*" : "0");
+  const bool is_logarithmic = is_wide(results, panel);
+  std::string text =
+      fmt::format("set title {}\nset ylabel {}\nunset logscale\n{}set yrange [{}:*]\n",
+                  gnuplot_quoted(panel.title.empty() ? panel.figure->title
+                                                     : panel.title + ": " + panel.figure->title),
+                  gnuplot_quoted(panel.figure->unit), is_logarithmic ? "set logscale y\n" : "",
+                  is_logarithmic ? "*" : "0");
   text += panel.has_lines
               ? fmt::format("set logscale x 2\nset xtics auto norotate\nset xlabel {}\n",
                             gnuplot_quoted(grid.x_label))
@@ -228,8 +249,8 @@ std::string panel_text(const Grid& grid, const GridResults& results, const Panel
   for (std::size_t i = 0; i < results.allocators.size(); ++i) {
     const std::string& name = results.allocators[i].name;
     const bool is_there =
-        std::any_of(panel.rows.begin(), panel.rows.end(), [&](const GridRow* row) {
-          return !std::isnan(value_of(results, *panel.figure, row->name, name));
+        std::any_of(panel.places.begin(), panel.places.end(), [&](const Line& place) {
+          return !std::isnan(value_of(results, *panel.figure, place, name));
         });
     if (!is_there) continue;  // gnuplot gives up at a histogram of nothing
     text += panel.has_lines
@@ -296,7 +317,7 @@ json grid_json(const GridOptions& options, const Grid& grid, const GridResults& 
 
 std::string grid_picture(const Grid& grid, const GridResults& results, const std::string& picture) {
   const std::vector<Panel> panels = panels_of(grid, results);
-  const std::size_t columns = panels.size() < 3 ? 1 : 2;
+  const std::size_t columns = panels.size() < 3 ? 1 : panels.size() < 13 ? 2 : 4;
   const std::size_t lines = (panels.size() + columns - 1) / columns;
   std::string script = fmt::format(
       "set terminal svg noenhanced size 1800,{} font \"sans,11\" background rgb \"white\"\n"

@@ -117,7 +117,6 @@ Grid grid_of() {
   Figure steady{"steady_cpu_ns", "processor ns of an operation once warm, minimum"};
   steady.is_minimum = true;
   steady.unit = "ns";
-  steady.is_logarithmic = true;
   steady.decimals = 0;
   Figure whole = steady;
   whole.name = "cpu_ns";
@@ -128,7 +127,6 @@ Grid grid_of() {
   whole_median.is_minimum = false;
   Figure peak{"peak_mib", "peak of resident MiB"};
   peak.unit = "MiB";
-  peak.is_logarithmic = true;
   peak.decimals = 1;
   grid.figures = {whole, whole_median, steady, peak};
   grid.derive = derive;
