@@ -19,7 +19,7 @@ declare -A packages=(
           python3-ipyparallel python3-mpi4py"
   # MPI, the peers' allocators and fabrics, pictures, redis for a trace of it (a server without a service).
   [bench]="openmpi-bin libopenmpi-dev mpich libmpich-dev libbenchmark-dev libmimalloc2.0 libjemalloc2
-           libgoogle-perftools4 libfabric-bin libucx-dev ucx-utils gnuplot-nox redis-tools"
+           libgoogle-perftools4 qemu-user libfabric-bin libucx-dev ucx-utils gnuplot-nox redis-tools"
   # Soft-RoCE in a virtual machine, and programs to try it with.
   [lab]="qemu-system-x86 busybox-static kmod debootstrap rdma-core perftest ibverbs-utils
          ibverbs-providers iproute2 python3"

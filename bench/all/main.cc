@@ -5,6 +5,7 @@
 // Exit status: 0; 1 when rdmalloc failed in any; 2 for wrong arguments; 3 when a part measured
 // nothing; 4 when only peers failed; 130 when interrupted.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -38,9 +39,22 @@ const std::vector<Part>& all_parts() {
        "programs.json",
        "programs.svg",
        {"--repetitions", "1", "--scale", "0.02", "--traces", "none"}},
+      {"threads", "bench_threads", "threads.json", "threads.svg", {"--quick"}},
+      {"cores", "bench_cores", "cores.json", "cores.svg", {"--quick"}},
+      {"memory",
+       "bench_memory",
+       "memory.json",
+       "memory.svg",
+       {"--quick", "--parts", "sizes,small"}},
       {"bcast", "bcast_compare", "bcast.json", "bcast.svg", {"--quick"}},
   };
   return parts;
+}
+
+std::string part_names() {
+  std::vector<std::string> names;
+  for (const Part& part : all_parts()) names.emplace_back(part.name);
+  return fmt::format("{}", fmt::join(names, ", "));
 }
 
 struct AllOptions : DriverOptions {
@@ -149,9 +163,7 @@ int choose_parts(const std::string& names, AllOptions& options) {
   for (const std::string& name : split_list(names))
     if (std::none_of(all_parts().begin(), all_parts().end(),
                      [&](const Part& part) { return part.name == name; }))
-      return refuse(
-          options,
-          fmt::format("--parts {}: there are startup, micro, latency, programs and bcast", name));
+      return refuse(options, fmt::format("--parts {}: there are {}", name, part_names()));
   return options.parts.empty() ? 3 : -1;
 }
 
@@ -159,7 +171,7 @@ int run_all(int argc, char** argv) {
   AllOptions options;
   std::string parts;
   CommandLine line("Every comparison, one after the other, in one report.", "bench_all");
-  line.text("--parts", parts, "of startup, micro, latency, programs, bcast (default: all)");
+  line.text("--parts", parts, fmt::format("of {} (default: all)", part_names()));
   line.flag("--quick", options.quick, "a look in a minute: does it work?");
   if (const int status = parse_driver_options(line, argc, argv, options, "bench.json"); status >= 0)
     return status;

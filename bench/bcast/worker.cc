@@ -24,6 +24,7 @@
 
 #include "bench/bcast/patterns.h"
 #include "bench/support/registrations.h"
+#include "bench/support/server_of_malloc.h"
 
 namespace {
 
@@ -122,15 +123,6 @@ std::string quoted(const std::string& text) {
   return json + "\"";
 }
 
-// Which object serves malloc here. By dlsym, since &malloc may be a stub of the executable.
-std::string server_of_malloc() {
-  Dl_info info{};
-  void* symbol = dlsym(RTLD_DEFAULT, "malloc");
-  if (symbol == nullptr || dladdr(symbol, &info) == 0 || info.dli_fname == nullptr)
-    return "unknown";
-  return info.dli_fname;
-}
-
 // jemalloc with a background thread is a row of its own: whether it really has one, or "".
 std::string settings_in_force() {
   using Mallctl = int (*)(const char*, void*, std::size_t*, void*, std::size_t);
@@ -155,7 +147,7 @@ std::vector<std::string> gather_text(const World& world, const std::string& text
 }
 
 void print_hello(const World& world) {
-  const std::vector<std::string> servers = gather_text(world, server_of_malloc());
+  const std::vector<std::string> servers = gather_text(world, rdmalloc::bench::server_of_malloc());
   if (world.rank != 0) return;
   char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
   int length = 0;

@@ -12,7 +12,6 @@
 //
 // and nothing but the call stands between two readings of the clock. What the clock itself takes,
 // the median of intervals with no call in them, is subtracted from each.
-#include <dlfcn.h>
 #include <getopt.h>
 
 #include <atomic>
@@ -25,6 +24,7 @@
 #include "bench/latency/histogram.h"
 #include "bench/latency/working_set.h"
 #include "bench/micro/threads.h"
+#include "bench/support/server_of_malloc.h"
 
 namespace rdmalloc::bench {
 namespace {
@@ -266,13 +266,6 @@ Timer measure_timer() {
   return {empty[0].percentile(500), step, measure_ns_per_tick()};
 }
 
-std::string server_of_malloc() {
-  Dl_info info{};
-  void* symbol = dlsym(RTLD_DEFAULT, "malloc");
-  const bool known = symbol != nullptr && dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
-  return known ? info.dli_fname : "unknown";
-}
-
 // "16,64": whether each is a size that can be measured.
 bool parse_sizes(const char* text, std::vector<std::size_t>& sizes) {
   sizes.clear();
@@ -317,7 +310,7 @@ int run_worker(int argc, char** argv) {
   timer = measure_timer();
   std::printf(
       "{\"malloc\":\"%s\",\"timer\":\"%s\",\"timer_cost_ns\":%.2f,\"timer_step_ns\":%.2f}\n",
-      server_of_malloc().c_str(), kTimerName, static_cast<double>(timer.cost) * timer.ns_per_tick,
+      server_of_malloc(), kTimerName, static_cast<double>(timer.cost) * timer.ns_per_tick,
       static_cast<double>(timer.step) * timer.ns_per_tick);
   measure_all(options);
   return 0;

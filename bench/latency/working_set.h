@@ -1,13 +1,13 @@
 // Blocks that live beside those that are timed.
 #pragma once
 
-#include <sys/mman.h>
-
 #include <array>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+
+#include "bench/support/mapped.h"
 
 namespace rdmalloc::bench {
 
@@ -25,27 +25,6 @@ inline void* must_have(void* block, std::size_t bytes) {
   std::fprintf(stderr, "latency_worker: no memory for a block of %zu bytes\n", bytes);
   std::_Exit(1);
 }
-
-// Objects that are all zero at first, in memory that the allocator under test has no hand in and
-// whose pages are there from the start.
-template <typename T>
-class Mapped {
- public:
-  explicit Mapped(std::size_t count) : bytes_(count * sizeof(T)) {
-    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
-                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-    objects_ = static_cast<T*>(must_have(memory == MAP_FAILED ? nullptr : memory, bytes_));
-  }
-  ~Mapped() { munmap(objects_, bytes_); }
-  Mapped(const Mapped&) = delete;
-  Mapped& operator=(const Mapped&) = delete;
-
-  T& operator[](std::size_t number) { return objects_[number]; }
-
- private:
-  std::size_t bytes_;
-  T* objects_;
-};
 
 // xorshift64 (Marsaglia).
 class Random {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bench/micro/threads.h"
+#include "bench/support/server_of_malloc.h"
 
 namespace {
 
@@ -203,13 +204,6 @@ void grow(benchmark::State& state, std::size_t step, bool touch) {
   state.SetItemsProcessed(state.iterations());
 }
 
-void name_the_server_of_malloc() {
-  Dl_info info{};
-  void* symbol = dlsym(RTLD_DEFAULT, "malloc");
-  const bool known = symbol != nullptr && dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
-  benchmark::AddCustomContext("malloc", known ? info.dli_fname : "unknown");
-}
-
 void register_all() {
   for (int bytes : {16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 384, 512, 768, 1024, 16384})
     benchmark::RegisterBenchmark("pair", pair)->Arg(bytes);
@@ -241,7 +235,7 @@ void register_all() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  name_the_server_of_malloc();
+  benchmark::AddCustomContext("malloc", rdmalloc::bench::server_of_malloc());
   register_all();
   benchmark::Initialize(&argc, argv);
   if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 2;

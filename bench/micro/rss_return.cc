@@ -8,7 +8,6 @@
 // status 0 when it came back to within 64 MiB + 5 % of the start within 3 decay times, 1 when not,
 // 2 for wrong arguments, 4 when memory ran out.
 #include <dlfcn.h>
-#include <fcntl.h>
 #include <getopt.h>
 #include <unistd.h>
 
@@ -16,12 +15,17 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <ctime>
 #include <thread>
 #include <vector>
 
+#include "bench/support/resident.h"
+
 namespace {
+
+using rdmalloc::bench::mib;
+using rdmalloc::bench::peak_resident_bytes;
+using rdmalloc::bench::resident_bytes;
 
 struct Options {
   std::uint64_t bytes = std::uint64_t{4} << 30;
@@ -36,22 +40,10 @@ double now_ms() {
 }
 
 // Everything below main's last free must not allocate: read(2), write(2) and the stack only.
-std::uint64_t resident_bytes() {
-  char text[128] = "";
-  const int fd = open("/proc/self/statm", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  const ssize_t got = read(fd, text, sizeof(text) - 1);
-  close(fd);
-  unsigned long pages = 0;
-  if (got <= 0 || std::sscanf(text, "%*u %lu", &pages) != 1) return 0;
-  return pages * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
-}
-
 void say(const char* type, double ms, std::uint64_t bytes) {
   char line[160];
-  const int length =
-      std::snprintf(line, sizeof(line), "{\"type\":\"%s\",\"ms\":%.0f,\"mib\":%.1f}\n", type, ms,
-                    static_cast<double>(bytes) / (1 << 20));
+  const int length = std::snprintf(
+      line, sizeof(line), "{\"type\":\"%s\",\"ms\":%.0f,\"mib\":%.1f}\n", type, ms, mib(bytes));
   if (write(STDOUT_FILENO, line, static_cast<std::size_t>(length)) < 0) std::_Exit(2);
 }
 
@@ -129,19 +121,6 @@ std::uint64_t decay_of_the_allocator() {
   return 5000;
 }
 
-// The kernel's own account, which no sampling can miss.
-std::uint64_t peak_bytes() {
-  char text[4096] = "";
-  const int fd = open("/proc/self/status", O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
-  const ssize_t got = read(fd, text, sizeof(text) - 1);
-  close(fd);
-  const char* line = got > 0 ? std::strstr(text, "VmHWM:") : nullptr;
-  std::uint64_t kib = 0;
-  if (line == nullptr || std::sscanf(line, "VmHWM: %lu", &kib) != 1) return 0;
-  return kib * 1024;
-}
-
 bool storm_in_threads(const Options& options) {
   std::vector<std::thread> threads;
   std::vector<char> enough(options.threads, 1);
@@ -172,15 +151,13 @@ std::uint64_t watch(std::uint64_t decay_ms) {
 }
 
 bool verdict(std::uint64_t start, std::uint64_t now, std::uint64_t decay_ms) {
-  constexpr double kMiB = 1 << 20;
   const std::uint64_t allowed = start + start / 20 + (std::uint64_t{64} << 20);
   char line[200];
-  const int length =
-      std::snprintf(line, sizeof(line),
-                    "{\"type\":\"verdict\",\"returned\":%s,\"start_mib\":%.1f,\"end_mib\":%.1f,"
-                    "\"allowed_mib\":%.1f,\"decay_ms\":%lu}\n",
-                    now <= allowed ? "true" : "false", static_cast<double>(start) / kMiB,
-                    static_cast<double>(now) / kMiB, static_cast<double>(allowed) / kMiB, decay_ms);
+  const int length = std::snprintf(
+      line, sizeof(line),
+      "{\"type\":\"verdict\",\"returned\":%s,\"start_mib\":%.1f,\"end_mib\":%.1f,"
+      "\"allowed_mib\":%.1f,\"decay_ms\":%lu}\n",
+      now <= allowed ? "true" : "false", mib(start), mib(now), mib(allowed), decay_ms);
   return write(STDOUT_FILENO, line, static_cast<std::size_t>(length)) == length && now <= allowed;
 }
 
@@ -199,7 +176,7 @@ int main(int argc, char** argv) {
     std::fputs("rss_return: malloc failed in the storm\n", stderr);
     return 4;
   }
-  say("peak", 0, peak_bytes());
+  say("peak", 0, peak_resident_bytes());
   const std::uint64_t now = watch(options.decay_ms);
   return verdict(start, now, options.decay_ms) ? 0 : 1;
 }

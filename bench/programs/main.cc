@@ -1,6 +1,5 @@
 // program_set NAME [--threads N] [--scale X] runs one of the programs; program_set --list names
 // them, a JSON object a line. bench_programs runs all of them under each allocator.
-#include <dlfcn.h>
 #include <getopt.h>
 
 #include <cstdio>
@@ -9,6 +8,7 @@
 
 #include "bench/programs/programs.h"
 #include "bench/support/marks.h"
+#include "bench/support/server_of_malloc.h"
 
 namespace {
 
@@ -61,10 +61,7 @@ int main(int argc, char** argv) {
                  argv[optind]);
     return 2;
   }
-  Dl_info info{};
-  void* symbol = dlsym(RTLD_DEFAULT, "malloc");
-  const bool known = symbol != nullptr && dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
-  std::printf("{\"malloc\":\"%s\"}\n", known ? info.dli_fname : "unknown");
+  std::printf("{\"malloc\":\"%s\"}\n", rdmalloc::bench::server_of_malloc());
   std::fflush(stdout);
   rdmalloc::bench::mark(rdmalloc::bench::Mark::begin);
   program->run(static_cast<unsigned>(threads), scale);

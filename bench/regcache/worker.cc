@@ -17,6 +17,7 @@
 #include "bench/regcache/stub_domain.h"
 #include "bench/regcache/team.h"
 #include "bench/regcache/ucx_cache.h"
+#include "bench/support/resident.h"
 #include "bench/support/statistics.h"
 #include "bench/support/table.h"
 
@@ -312,16 +313,6 @@ void Set::measure_changes(const Options& options) {
     give_up("not every rdmalloc_invalidate found its registration");
   fmt::print("{}\n",
              json{{"type", "changes"}, {"regions", count_}, {"ns", clock.medians()}}.dump());
-}
-
-std::uint64_t resident_bytes() {
-  unsigned long pages = 0;
-  unsigned long resident = 0;
-  std::FILE* file = std::fopen("/proc/self/statm", "r");
-  if (file == nullptr || std::fscanf(file, "%lu %lu", &pages, &resident) != 2)
-    give_up("/proc/self/statm can't be read");
-  std::fclose(file);
-  return resident * static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
 }
 
 // What registrations add to resident memory, each of a slice. Their own pages are never touched.

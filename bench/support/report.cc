@@ -26,6 +26,16 @@ std::string processor_name() {
   return "unknown";
 }
 
+// Of "always [madvise] never" the word in brackets.
+std::string chosen_of(const char* path) {
+  std::ifstream file(path);
+  std::string text;
+  std::getline(file, text);
+  const std::size_t from = text.find('[');
+  const std::size_t to = text.find(']');
+  return to == std::string::npos ? "unknown" : text.substr(from + 1, to - from - 1);
+}
+
 }  // namespace
 
 nlohmann::json host_description() {
@@ -37,6 +47,7 @@ nlohmann::json host_description() {
           {"cores", sysconf(_SC_NPROCESSORS_ONLN)},
           {"memory_gib", std::round(pages * page_bytes / (1 << 30) * 10) / 10},
           {"page_bytes", page_bytes},
+          {"transparent_huge_pages", chosen_of("/sys/kernel/mm/transparent_hugepage/enabled")},
           {"kernel", fmt::format("{} {}", names.sysname, names.release)},
           {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))}};
 }

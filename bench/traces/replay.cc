@@ -6,7 +6,6 @@
 // What it gets it writes to as a program would: the first and the last byte, and one byte of every
 // page between; of what realloc adds likewise. The first and last byte are a mark that is looked
 // for before the block ends or grows: an allocator that gives out memory twice is found out.
-#include <dlfcn.h>
 #include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
@@ -18,6 +17,7 @@
 #include <new>
 
 #include "bench/support/marks.h"
+#include "bench/support/server_of_malloc.h"
 #include "bench/traces/trace_file.h"
 
 namespace {
@@ -210,16 +210,13 @@ int main(int argc, char** argv) {
     return refuse(problem);
   if (!unchecked)
     if (const std::string problem = trace.check(); !problem.empty()) return refuse(problem);
-  Dl_info info{};
-  void* symbol = dlsym(RTLD_DEFAULT, "malloc");
-  const bool known = symbol != nullptr && dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
   if (!only_check) {
     slots = mapped<Slot>(trace.slots());
     players = mapped<Player>(trace.threads().size());
     play_all();
   }
   std::printf("{\"malloc\":\"%s\",\"threads\":%zu,\"slots\":%u,\"operations\":%lu}\n",
-              known ? info.dli_fname : "unknown", trace.threads().size(), trace.slots(),
+              server_of_malloc(), trace.threads().size(), trace.slots(),
               only_check ? trace.operations() : operations_done.load());
   return 0;
 }

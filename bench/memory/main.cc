@@ -1,0 +1,156 @@
+// memory_patterns NAME [--settle-s S] [--scale X] runs one of the patterns in this process;
+// memory_patterns --list names them. Or
+//
+//   memory_patterns live --bytes N [--alignment N] [--count N]
+//
+// allocates blocks of one size, writes every byte of them, and says what that takes. Under whatever
+// allocator is preloaded. Prints who serves malloc, then what was resident, a JSON object a line.
+#include <getopt.h>
+
+#include <cstdio>
+#include <string>
+
+#include "bench/memory/patterns.h"
+#include "bench/support/resident.h"
+#include "bench/support/server_of_malloc.h"
+
+namespace rdmalloc::bench {
+namespace {
+
+struct Options {
+  std::size_t bytes = 0;
+  std::size_t alignment = 0;  // 0: malloc's
+  std::size_t count = 0;      // 0: as many as come to 32 MiB, at least 4
+  double settle_s = 0;
+  double scale = 1;
+};
+
+int usage() {
+  std::fputs(
+      "usage: memory_patterns --list | NAME [--settle-s 0 to 600] [--scale 0.001 to 10]\n"
+      "       memory_patterns live --bytes N [--alignment N, a power of 2 from 8 to 1G] [--count "
+      "N]\n",
+      stderr);
+  return 2;
+}
+
+bool parse_count(const char* text, std::size_t& value) {
+  const std::string digits = text;
+  if (digits.empty() || digits.size() > 15 ||
+      digits.find_first_not_of("0123456789") != std::string::npos)
+    return false;
+  value = std::stoul(digits);
+  return value != 0;
+}
+
+bool parse_real(const char* text, double least, double most, double& value) {
+  char* end = nullptr;
+  value = std::strtod(text, &end);
+  return end != text && *end == '\0' && least <= value && value <= most;
+}
+
+bool parse_option(int letter, const char* text, Options& options) {
+  switch (letter) {
+    case 'b':
+      return parse_count(text, options.bytes);
+    case 'a':
+      return parse_count(text, options.alignment) && options.alignment >= 8 &&
+             options.alignment <= std::size_t{1} << 30 &&
+             (options.alignment & (options.alignment - 1)) == 0;
+    case 'c':
+      return parse_count(text, options.count);
+    case 's':
+      return parse_real(text, 0, 600, options.settle_s);
+    case 'x':
+      return parse_real(text, 0.001, 10, options.scale);
+    default:
+      return false;
+  }
+}
+
+void list(const std::vector<MemoryPattern>& patterns) {
+  for (const MemoryPattern& pattern : patterns)
+    std::printf("{\"name\":\"%s\",\"what\":\"%s\"}\n", pattern.name, pattern.what);
+}
+
+const MemoryPattern* find(const std::vector<MemoryPattern>& patterns, const std::string& name) {
+  for (const MemoryPattern& pattern : patterns)
+    if (name == pattern.name) return &pattern;
+  return nullptr;
+}
+
+void hello() {
+  std::printf("{\"malloc\":\"%s\"}\n", server_of_malloc());
+  std::fflush(stdout);
+}
+
+// Beside what was resident before the first of them.
+void live(const Options& options) {
+  constexpr std::size_t kTotal = std::size_t{32} << 20;
+  constexpr std::size_t kFewest = 4;
+  const std::size_t count =
+      options.count != 0 ? options.count : std::max(kTotal / options.bytes, kFewest);
+  Mapped<void*> blocks(count);
+  hello();
+  const std::uint64_t before = resident_bytes();
+  for (void*& block : blocks) {
+    if (options.alignment == 0)
+      block = std::malloc(options.bytes);
+    else if (posix_memalign(&block, options.alignment, options.bytes) != 0)
+      block = nullptr;
+    std::memset(must_have(block), 1, options.bytes);
+  }
+  const double asked = static_cast<double>(count) * static_cast<double>(options.bytes);
+  std::printf("{\"blocks\":%zu,\"resident_to_asked\":%.4f}\n", count,
+              static_cast<double>(resident_bytes() - before) / asked);
+}
+
+int run(int argc, char** argv) {
+  static const option kOptions[] = {{"bytes", required_argument, nullptr, 'b'},
+                                    {"alignment", required_argument, nullptr, 'a'},
+                                    {"count", required_argument, nullptr, 'c'},
+                                    {"settle-s", required_argument, nullptr, 's'},
+                                    {"scale", required_argument, nullptr, 'x'},
+                                    {"list", no_argument, nullptr, 'L'},
+                                    {nullptr, 0, nullptr, 0}};
+  Options options;
+  for (int letter; (letter = getopt_long(argc, argv, "", kOptions, nullptr)) != -1;) {
+    if (letter == 'L') {
+      list(emptied_patterns());
+      list(kept_patterns());
+      return 0;
+    }
+    if (!parse_option(letter, optarg, options)) return usage();
+  }
+  if (optind + 1 != argc) return usage();
+  const std::string name = argv[optind];
+  if (name == "live") {
+    if (options.bytes == 0) return usage();
+    live(options);
+    return 0;
+  }
+  const MemoryPattern* pattern = find(emptied_patterns(), name);
+  if (pattern == nullptr) pattern = find(kept_patterns(), name);
+  if (pattern == nullptr) {
+    std::fprintf(stderr, "memory_patterns: there is no pattern '%s'; --list names them\n",
+                 name.c_str());
+    return 2;
+  }
+  hello();
+  pattern->run(Watch(options.settle_s), options.scale);
+  return 0;
+}
+
+}  // namespace
+
+void Watch::at_end() const {
+  const Residence found = look_and_settle(settle_s_);
+  std::printf("{\"peak_mib\":%.3f,\"end_mib\":%.3f,\"settled_mib\":%.3f}\n", found.peak_mib,
+              found.end_mib, found.settled_mib);
+}
+
+}  // namespace rdmalloc::bench
+
+int main(int argc, char** argv) {
+  return rdmalloc::bench::run(argc, argv);
+}

@@ -1,0 +1,46 @@
+// How programs fill memory and leave it again: what stays resident is what counts, not time.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <vector>
+
+#include "bench/support/blocks.h"
+#include "bench/support/mapped.h"
+
+namespace rdmalloc::bench {
+
+// When resident memory is looked at. The largest is the kernel's own account.
+class Watch {
+ public:
+  explicit Watch(double settle_s) : settle_s_(settle_s) {}
+  // The work is done; and again after the time to settle, during which nothing is called.
+  void at_end() const;
+
+ private:
+  const double settle_s_;
+};
+
+struct MemoryPattern {
+  const char* name;
+  const char* what;
+  void (*run)(const Watch& watch, double scale);
+};
+
+const std::vector<MemoryPattern>& emptied_patterns();  // most is freed at the end
+const std::vector<MemoryPattern>& kept_patterns();     // it is still there
+
+// A block whose every byte is written.
+inline char* full(std::size_t bytes) {
+  char* block = must_have(std::malloc(bytes));
+  std::memset(block, 1, bytes);
+  return block;
+}
+
+// Any size from `least` to `most`, each doubling equally likely.
+inline std::size_t any_size(Random& random, std::size_t least, std::size_t doublings) {
+  const std::size_t from = least << random.below(doublings);
+  return random.between(from, 2 * from - 1);
+}
+
+}  // namespace rdmalloc::bench

@@ -1,0 +1,108 @@
+// reg_patterns PATTERN [OPTION...]: as thread_patterns, with a registration cache in each
+// operation. Registrars do nothing: what is measured is the cache's side alone.
+#include <rdmalloc/regcache.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "bench/patterns/cli.h"
+#include "bench/regcache/stub_domain.h"
+#include "bench/support/mapped.h"
+
+namespace rdmalloc::bench {
+namespace {
+
+// _Exit: the other threads wait for this one.
+void must_be_0(int status, const char* what) {
+  if (status == 0) return;
+  std::fprintf(stderr, "reg_patterns: %s: error %d\n", what, -status);
+  std::_Exit(1);
+}
+
+char* born(const Shape& shape, Random& random) {
+  return must_have(std::malloc(random.between(shape.least, shape.most)));
+}
+
+// What is asked of the cache for a block; its first byte stands for all.
+void key_of(rdmalloc_domain* domain, void* block) {
+  rdmalloc_key key;
+  must_be_0(rdmalloc_reg_key(domain, block, 1, RDMALLOC_ACCESS_LOCAL, &key), "rdmalloc_reg_key");
+}
+
+void get_and_put(rdmalloc_domain* domain, void* block) {
+  rdmalloc_reg* registration = nullptr;
+  must_be_0(rdmalloc_reg_get(domain, block, 1, RDMALLOC_ACCESS_LOCAL, &registration),
+            "rdmalloc_reg_get");
+  rdmalloc_reg_put(registration);
+}
+
+using Ask = void (*)(rdmalloc_domain*, void*);
+
+// Random ones of the thread's own live blocks, or of the first thread's alone.
+template <Ask kAsk, bool kIsOneForAll>
+void live_blocks(Team& team) {
+  const Shape& shape = team.shape();
+  const StubDomain domain;
+  must_be_0(domain.error(), "rdmalloc_domain_open");
+  Mapped<char*> of_all(1);
+  team.run([&](Member& me) {
+    Mapped<char*> blocks(shape.live);
+    for (char*& block : blocks) block = born(shape, me.random);
+    if (me.number == 0) of_all[0] = blocks[0];
+    me.meet_unmeasured();
+    const auto ask_some = [&](std::size_t count) {
+      for (std::size_t i = 0; i < count; ++i)
+        kAsk(domain.get(), kIsOneForAll ? of_all[0] : blocks[me.random.below(shape.live)]);
+    };
+    for (char* block : blocks) kAsk(domain.get(), block);
+    ask_some(shape.warm_up);
+    me.begin();
+    ask_some(shape.operations);
+    me.end(shape.operations);
+    me.meet_unmeasured();  // the block of all is the first thread's to free
+    for (char* block : blocks) std::free(block);
+  });
+}
+
+// malloc, what is asked, free; among other live blocks.
+template <Ask kAsk>
+void fresh_blocks(Team& team) {
+  const Shape& shape = team.shape();
+  const StubDomain domain;
+  must_be_0(domain.error(), "rdmalloc_domain_open");
+  team.run([&](Member& me) {
+    Mapped<char*> blocks(shape.live);
+    const auto replace_some = [&](std::size_t count) {
+      for (std::size_t i = 0; i < count; ++i) {
+        char*& block = blocks[me.random.below(shape.live)];
+        std::free(block);
+        block = born(shape, me.random);
+        kAsk(domain.get(), block);
+      }
+    };
+    replace_some(shape.warm_up);
+    me.begin();
+    replace_some(shape.operations);
+    me.end(shape.operations);
+    for (char* block : blocks) std::free(block);
+  });
+}
+
+const std::vector<Pattern>& patterns() {
+  static const std::vector<Pattern> all = {
+      {"reg-key", "rdmalloc_reg_key of own blocks", live_blocks<key_of, false>},
+      {"reg-get-put", "rdmalloc_reg_get and _put of own blocks", live_blocks<get_and_put, false>},
+      {"reg-one-for-all", "rdmalloc_reg_get and _put of one block, all threads",
+       live_blocks<get_and_put, true>},
+      {"reg-fresh", "free, malloc, rdmalloc_reg_get and _put", fresh_blocks<get_and_put>},
+      {"reg-fresh-key", "free, malloc, rdmalloc_reg_key", fresh_blocks<key_of>},
+  };
+  return all;
+}
+
+}  // namespace
+}  // namespace rdmalloc::bench
+
+int main(int argc, char** argv) {
+  return rdmalloc::bench::run_pattern(argc, argv, "reg_patterns", rdmalloc::bench::patterns());
+}

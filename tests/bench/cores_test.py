@@ -1,0 +1,66 @@
+"""cores_test.py DRIVER CASE: one behaviour of bench_cores.
+
+`limits` holds the counts of limits/cores.txt: cache lines that move between cores for each operation. They need
+no quiet machine: threads run in turns, under QEMU.
+
+Seen to fail: `arguments` with parse_run() and take_option() refusing nothing, `control` with a store that moves
+nothing, and with one that always does, `label` with take() not asking is_served_by(), `limits` with a limit of
+half of what was counted, and with a row that there is not.
+"""
+import pathlib
+import platform
+import shutil
+import subprocess
+import sys
+
+import limits
+from driving import Driver, expect, no_malloc, run_case, skip
+
+DRIVER = Driver(sys.argv[1], "cores")
+EMULATOR = f"qemu-{platform.machine()}"
+
+
+def lines_of(*rows, allocators="glibc"):
+    """Lines for each operation, by row."""
+    arguments = [word for row in rows for word in ("--row", row)]
+    found, _ = DRIVER.figures("--allocators", allocators, "--operations", "300", "--jobs", "2", *arguments)
+    return {row: figures["lines_per_operation"] for (row, _), figures in found.items()}
+
+
+def case_arguments():
+    DRIVER.refuses([(["--row", "replace:16"], "PATTERN:LEAST-MOST"), (["--row", "replace:4K-16:8@2"], "4K-16"),
+                    (["--row", "replace:16:8@0"], "@0"), (["--turn", "0"], "turn")])
+    DRIVER.lists("larson")
+    plugin = pathlib.Path(DRIVER.program).parent.parent / "lib" / "libcoherence.so"
+    for option, wanted in [("turn=0", "1 to 1000000"), ("threads=3", "no option 'threads'")]:
+        done = subprocess.run([EMULATOR, "-plugin", f"{plugin},{option}", "/bin/true"], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        expect(done.returncode != 0 and wanted in done.stdout, f"plugin {option}", done.stdout)
+
+
+def case_control():
+    """One counter of all moves with nearly each addition; counters of their own don't."""
+    lines = lines_of("shared-counter:1:1@16", "own-counters:1:1@16")
+    expect(0.5 < lines["shared-counter:1:1@16"] < 1.1, "a counter of all", lines)
+    expect(lines["own-counters:1:1@16"] < 0.01, "own counters", lines)
+
+
+def case_label():
+    """A preload that serves no malloc must not become a column; a pattern that fails is a failure."""
+    status, output = DRIVER.run("--row", "rest:1:1@2", "--row", "nothing:1:1@2", "--allocators", "glibc", "--peer",
+                                f"sham={no_malloc()}")
+    expect(status == 3, f"exit status {status}, not 3", output)
+    failures = DRIVER.failures()
+    expect("malloc is served by" in failures["rest:1:1@2", "sham"]["what"], "no reason", output)
+    expect("no pattern 'nothing'" in failures["nothing:1:1@2", "glibc"]["details"], "no reason", output)
+
+
+def case_limits():
+    table = limits.read("cores.txt")
+    lines = lines_of(*(row for row, _ in table), allocators="rdmalloc")
+    limits.hold(table, {(row, "lines"): value for row, value in lines.items()})
+
+
+if not shutil.which(EMULATOR):
+    skip(f"no {EMULATOR}; tools/setup.sh installs it (qemu-user)")
+run_case(globals(), sys.argv[2])

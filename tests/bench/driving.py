@@ -1,0 +1,68 @@
+"""What the tests of the grids of bench/ share: they drive a comparing program and read its JSON file."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+
+class Driver:
+    def __init__(self, program, name):
+        self.program = program
+        self.json = pathlib.Path("out") / f"{name}.json"
+
+    def run(self, *arguments):
+        """Its exit status and its output."""
+        done = subprocess.run([self.program, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        return done.returncode, done.stdout
+
+    def report(self):
+        return json.loads(self.json.read_text())
+
+    def figures(self, *arguments):
+        """Runs it, all of which must succeed: {(row, allocator): {figure: value}}, and the output."""
+        status, output = self.run(*arguments)
+        expect(status == 0 and not self.report()["failures"], f"exit status {status}, not 0", output)
+        return {(cell["row"], cell["allocator"]): {name: value["median"] for name, value in cell["figures"].items()}
+                for cell in self.report()["results"]}, output
+
+    def refuses(self, cases):
+        """Each of the arguments is refused, with a word of the message."""
+        for arguments, wanted in [*cases, (["--allocators", "nomalloc"], "nomalloc"),
+                                  (["--filter", "no such row"], "no such row"), (["--filter", "("], "--filter (")]:
+            status, output = self.run(*arguments)
+            expect(status == 2, f"{arguments}: exit status {status}, not 2", output)
+            expect(wanted in output, f"{arguments}: the message doesn't name '{wanted}'", output)
+
+    def lists(self, row):
+        status, output = self.run("--list")
+        expect(status == 0 and f"row {row}" in output and "allocator glibc" in output, "--list", output)
+
+    def failures(self):
+        return {(failure["row"], failure["allocator"]): failure for failure in self.report()["failures"]}
+
+
+def no_malloc():
+    """A library that serves no malloc."""
+    return subprocess.run(["cc", "-print-file-name=libm.so.6"], text=True, check=True,
+                          stdout=subprocess.PIPE).stdout.strip()
+
+
+def expect(condition, what, output):
+    if not condition:
+        print(output)
+        sys.exit(f"FAILED: {what}")
+
+
+def skip(why):
+    print("SKIP:", why)
+    sys.exit(77)
+
+
+def run_case(cases, name):
+    """In a folder of its own."""
+    with tempfile.TemporaryDirectory() as work_folder:
+        os.chdir(work_folder)
+        cases[f"case_{name}"]()

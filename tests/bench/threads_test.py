@@ -1,0 +1,53 @@
+"""threads_test.py DRIVER CASE: one behaviour of bench_threads. Times are never looked at, only that there are some.
+
+Seen to fail: `arguments` with parse_run() refusing nothing, `label` with take() not asking
+is_served_by(), `quick` with derive() left out, and with hand_over() taking a batch that is not full.
+"""
+import pathlib
+import subprocess
+import sys
+
+from driving import Driver, expect, no_malloc, run_case
+
+DRIVER = Driver(sys.argv[1], "threads")
+
+
+def case_arguments():
+    DRIVER.refuses([(["--shapes", "replace:16"], "PATTERN:LEAST-MOST"), (["--threads", "0"], "@0"),
+                    (["--threads", "1,x"], "@x"), (["--scale", "0"], "scale")])
+    DRIVER.lists("come-and-go:16-1K:64@256")
+    worker = pathlib.Path(DRIVER.program).parent / "thread_patterns"
+    for arguments in [[], ["nothing"], ["replace", "--threads", "0"], ["replace", "--sizes", "16"],
+                      ["replace", "--sizes", "32-16"], ["replace", "--settle-s", "-1"]]:
+        done = subprocess.run([worker, *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        expect(done.returncode == 2 and done.stderr, f"worker {arguments}", done.stderr)
+
+
+def case_label():
+    """A preload that serves no malloc must not become a column."""
+    status, output = DRIVER.run("--shapes", "replace:16:8", "--threads", "2", "--scale", "0.001", "--repetitions", "1",
+                                "--allocators", "glibc", "--peer", f"sham={no_malloc()}")
+    expect(status == 0, f"exit status {status}, not 0", output)
+    expect({cell["allocator"] for cell in DRIVER.report()["results"]} == {"glibc"}, "a sham row", output)
+    expect("malloc is served by" in DRIVER.failures()["replace:16:8@2", "sham"]["what"], "no reason", output)
+
+
+def case_quick():
+    """Every shape runs to its end with each number of threads, under ours and under glibc's."""
+    found, output = DRIVER.figures("--quick", "--allocators", "glibc,rdmalloc", "--threads", "1,3,64", "--scale",
+                                   "0.01")
+    expect(len(found) >= 14 * 3 * 2, f"only {len(found)}", output)
+    for where, figures in found.items():
+        for figure in ["cpu_ns", "steady_cpu_ns", "peak_mib"]:
+            expect(figures.get(figure, 0) > 0, f"{where}: no {figure}", output)
+    for cell in DRIVER.report()["results"]:
+        # All that were asked for, but what rounds and batches of each thread leave.
+        asked = cell["about"]["operations"]
+        measured = cell["told"]["operations"]
+        expect(0.9 * asked <= measured <= 1.1 * asked + 64 * cell["about"]["threads"],
+               f"{cell['row']}: {measured} operations, not {asked}", output)
+    for header in ["once warm", "of the whole process", "peak of resident"]:
+        expect(header in output, f"no '{header}' in the tables", output)
+
+
+run_case(globals(), sys.argv[2])
