@@ -2,7 +2,7 @@
 //
 // It is never made inside malloc or free. pthread_create() takes locks of libc's under which libc
 // itself calls free(), as where thrd_join() gives up cached stacks. So it is made at moments that
-// are the program's own, docs/decisions/0001-where-the-purge-thread-is-made.md:
+// are the program's own, docs/decisions/0002-where-the-purge-thread-is-made.md:
 //
 //   the program makes a thread (alloc/preload/threads.cc), or one ends with much free memory left
 //   a domain, an observer, rdmalloc_init(), the end of a heap that leaves work, a thaw

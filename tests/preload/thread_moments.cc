@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // When the purge thread comes to be: at moments that are the program's own, never inside malloc or
-// free (docs/decisions/0001-where-the-purge-thread-is-made.md).
+// free (docs/decisions/0002-where-the-purge-thread-is-made.md).
 //
 //   thread_moments single    a program without threads keeps its one thread, whatever it frees
 //   thread_moments c11 LIB   thrd_join() frees under a lock of libc's that pthread_create() takes
