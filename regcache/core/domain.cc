@@ -166,18 +166,6 @@ bool close_all(Domain& domain, Registration** drops) {
   return is_clear;
 }
 
-// Waits until no thread drops a registration of the domain any more, a purge for example.
-void wait_for_drops(Domain& domain) {
-  for (;;) {
-    std::uint32_t seen = domain.drops.load(std::memory_order_acquire);
-    {
-      LockGuard guard(domain.lock);
-      if (domain.count == domain.quarantined_count) return;
-    }
-    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&domain.drops), seen, -1);
-  }
-}
-
 // Ranges that could not be deregistered stay known after their domain, so that no purge takes them.
 void move_quarantined(State& all, Domain& domain) {
   Domain& orphans = all.domains[kOrphans];
@@ -306,8 +294,6 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   Registration* drops = nullptr;
   if (int busy = begin_closing(*domain, &drops)) return busy;
   drop_list(*domain, drops, Reason::kAsked);
-  // A purge may have left something for us between the drain and the closing.
-  drain_deferred(*domain);
   wait_for_drops(*domain);
   if (domain->is_lost.load(std::memory_order_acquire))
     forget_quarantined(*domain);

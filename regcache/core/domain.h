@@ -108,7 +108,7 @@ struct alignas(64) Domain {
   Registration* deferred;   // closed, to be dropped by a thread of the user (not any-thread)
   Counters counters;
   std::atomic<bool> has_warned_of_memlock, has_warned_of_quarantine;
-  std::atomic<std::uint32_t> drops;  // moves on with each drop while closing; a futex
+  std::atomic<std::uint32_t> drops;  // moves on with each drop that is waited for; a futex
 
   // NULL for 0. A number once given stays a record's for ever, of this domain or another.
   Registration* record_of(RecordNumber number) const {

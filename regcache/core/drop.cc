@@ -72,7 +72,7 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
   bool was_watched = reg->rest().is_watched;
   Answer answer = ask_to_deregister(domain, reg);
   Invalidation* completed = nullptr;
-  bool is_closing = false;
+  bool is_waited_for = false;
   if (answer.error != 0) {
     warn_quarantined(domain, reg, answer.error);
   } else {
@@ -85,13 +85,14 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
     // A quarantined one completes its invalidations too: nothing more will ever happen to it.
     if (reg->rest().is_awaited) completed = state()->invalidations.ended(reg);
     reg->rest().is_awaited = false;
-    is_closing = domain.phase.load(std::memory_order_relaxed) == Phase::kBeingClosed;
-    if (is_closing) domain.drops.fetch_add(1, std::memory_order_relaxed);
+    Phase phase = domain.phase.load(std::memory_order_relaxed);
+    is_waited_for = phase == Phase::kBeingClosed || phase == Phase::kIsChanging;
+    if (is_waited_for) domain.drops.fetch_add(1, std::memory_order_relaxed);
   }
   // Out of the tree, and before its close is through: watching ends with the last domain.
   if (was_watched && answer.error == 0) state()->watch.end(*state(), low, high);
   // The domain may be closed from here on; its memory stays, its registrar must not be used.
-  if (is_closing) os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
+  if (is_waited_for) os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
   if (answer.error == 0) {
     // Zero, as in a child: a put of it that comes too late is recognised.
     reg->state.store(0, std::memory_order_relaxed);
@@ -326,6 +327,18 @@ void drain_deferred(Domain& domain) {
     domain.deferred = nullptr;
   }
   drop_list(domain, list, Reason::kPurged);
+}
+
+void wait_for_drops(Domain& domain) {
+  drain_deferred(domain);
+  for (;;) {
+    std::uint32_t seen = domain.drops.load(std::memory_order_acquire);
+    {
+      LockGuard guard(domain.lock);
+      if (domain.count == domain.quarantined_count) return;
+    }
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&domain.drops), seen, -1);
+  }
 }
 
 }  // namespace rdmalloc::regcache

@@ -69,7 +69,11 @@ void warn_quarantined(Domain& domain, const Registration* reg, int error);
 // The device is gone: the domain is lost, all that is idle dropped, with one warning. False when it
 // is lost or being closed already.
 bool lose_domain(Domain& domain);
-// Drops what purges have left for a thread of the user.
+// Drops what purges, invalidations and events of watched memory have left for a thread of the user.
 void drain_deferred(Domain& domain);
+// Drops what is deferred and waits until other threads have dropped theirs: afterwards only what is
+// quarantined is in the tree. For a domain that is being closed or quiesced, in which nothing is
+// open any more.
+void wait_for_drops(Domain& domain);
 
 }  // namespace rdmalloc::regcache

@@ -157,6 +157,9 @@ void empty_domains(State& all) {
     }
     std::uint64_t gone = drop_list(domain, list, Reason::kAsked);
     freezer_here().deregistered.fetch_add(gone, std::memory_order_relaxed);
+    // An invalidation or an event of watched memory may have taken some from us. Beyond any time
+    // limit: there is no way back from here.
+    wait_for_drops(domain);
     course.steps[domain.index] = Step::kEmptied;
   });
 }
