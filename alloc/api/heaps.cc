@@ -112,6 +112,10 @@ int rdmalloc_heap_destroy(struct rdmalloc_heap* heap) {
   return heap_destroy(handle_of(heap));
 }
 
+int rdmalloc_heap_abandon(struct rdmalloc_heap* heap) {
+  return heap_abandon(handle_of(heap));
+}
+
 void* rdmalloc_heap_malloc(struct rdmalloc_heap* heap, size_t bytes) {
   return heap_malloc(handle_of(heap), bytes);
 }

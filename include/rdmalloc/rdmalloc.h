@@ -187,6 +187,14 @@ RDMALLOC_API int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes);
  *  stays out of reach for ever. */
 RDMALLOC_API int rdmalloc_heap_destroy(struct rdmalloc_heap* heap);
 
+/** rdmalloc_heap_destroy() for a caller that cannot try again, a destructor for example: the heap
+ * is destroyed now, or by the library as soon as it can be, and is the library's from here on. It
+ *  tries at each call that opens, closes, makes or destroys a domain, a heap or a pool, and at the
+ *  end of a quiesce and of a resume; registrars are called there. Returns 0 (destroyed),
+ *  -EINPROGRESS (later: a registration is held, a checkpoint is under way, or this is a page event)
+ *  or -EINVAL (no such heap). Any thread. */
+RDMALLOC_API int rdmalloc_heap_abandon(struct rdmalloc_heap* heap);
+
 /** malloc(), calloc(), aligned_alloc() and realloc() in the heap. NULL with errno ENOMEM: no
  * memory, or the budget is used up; EINVAL: no such heap, an alignment that is no power of two, or
  * `ptr` is not of this heap, and then nothing happened to it. A block that realloc moves is there

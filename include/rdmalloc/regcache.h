@@ -155,6 +155,13 @@ RDMALLOC_API int rdmalloc_domain_open(const struct rdmalloc_registrar_ops* ops, 
  *  domain may get it. 0, -EINVAL (not open), -EDEADLK inside a page event. */
 RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
 
+/** rdmalloc_domain_close() for a caller that cannot try again, a destructor for example: the domain
+ *  is closed now, or by the library as soon as it can be, as rdmalloc_heap_abandon() says of heaps.
+ *  Until then puts and frees work as before, and `context` is still the registrar's. Returns 0
+ *  (closed), -EINPROGRESS (later: a registration is held or being made, a checkpoint is under way,
+ *  or this is a page event or a registrar's call) or -EINVAL (not open). Any thread. */
+RDMALLOC_API int rdmalloc_domain_abandon(struct rdmalloc_domain* domain);
+
 /** Deregisters all that is idle and not sticky, including what was sticky and has nothing alive
  *  in its range any more. Returns the number of registrations dropped, or a negative errno. */
 RDMALLOC_API int64_t rdmalloc_domain_flush(struct rdmalloc_domain* domain);

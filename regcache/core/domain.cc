@@ -107,6 +107,7 @@ void reset(Domain& domain) {
   domain.in_flight = domain.deferred = nullptr;
   domain.counters = {};
   domain.is_lost.store(false, std::memory_order_relaxed);
+  domain.is_abandoned.store(false, std::memory_order_relaxed);
   domain.has_warned_of_memlock.store(false, std::memory_order_relaxed);
   domain.has_warned_of_quarantine.store(false, std::memory_order_relaxed);
 }
@@ -304,6 +305,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
     CallbackScope callback;
     domain->ops.close(domain->context);
   }
+  domain->is_abandoned.store(false, std::memory_order_relaxed);
   // The head stays as it is, so that a call that runs beside us reads nothing that is written: its
   // slots are empty, and the slow path looks at the phase.
   count_closed(*state(), *domain);

@@ -13,6 +13,7 @@
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/abandoned.h"
 #include "regcache/freeze/callbacks.h"
 #include "regcache/freeze/freeze.h"
 #include "regcache/freeze/open_files.h"
@@ -366,6 +367,12 @@ bool must_not_wait() {
   return is_in_page_event() || is_in_callback() || purge_turn_is_mine();
 }
 
+// What was left to us while nothing could be ended.
+void end_abandoned_here() {
+  State* all = state();
+  if (all != nullptr && all->is_ready()) end_abandoned(*all);
+}
+
 std::int64_t deadline_of(int timeout_ms) {
   return timeout_ms < 0 ? INT64_MAX
                         : os::monotonic_ns() + static_cast<std::int64_t>(timeout_ms) * 1000000;
@@ -392,6 +399,7 @@ extern "C" RDMALLOC_API int rdmalloc_quiesce(int timeout_ms) {
     if (error == 0) freezer.depth.store(depth + 1, std::memory_order_relaxed);
     if (error == 0 && depth == 0) count(freezer.quiesces);
     end_turn(freezer);
+    end_abandoned_here();
   }
   if (error != 0) count(error == -ETIMEDOUT ? freezer.timeouts : freezer.refusals);
   return error;
@@ -411,6 +419,7 @@ extern "C" RDMALLOC_API int rdmalloc_resume(void) {
     count(freezer.resumes);
   }
   end_turn(freezer);
+  end_abandoned_here();
   return error;
 }
 

@@ -153,6 +153,11 @@ int rdmalloc_observer_add(const rdmalloc_observer_ops* ops, void* arg, rdmalloc_
   return 0;
 }
 
+// There are no heaps here.
+int rdmalloc_heap_destroy(rdmalloc_heap*) {
+  return -EINVAL;
+}
+
 bool rdmalloc_owns(const void* ptr) {
   return is_in_arena(ptr);
 }
