@@ -67,6 +67,16 @@ Event event_of(Reason reason) {
   return reason == Reason::kPurged ? Event::kDroppedByPurge : Event::kDeregistered;
 }
 
+}  // namespace
+
+Invalidation* completed_by_end_of(Registration* reg) {
+  if (!reg->rest().is_awaited) return nullptr;
+  reg->rest().is_awaited = false;
+  return state()->invalidations.ended(reg);
+}
+
+namespace {
+
 bool drop_one(Domain& domain, Registration* reg, Reason reason) {
   std::uintptr_t low = reg->base(), high = reg->end();
   bool was_watched = reg->rest().is_watched;
@@ -83,8 +93,7 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
     LockGuard guard(domain.lock);
     account_drop(domain, reg, reason, answer);
     // A quarantined one completes its invalidations too: nothing more will ever happen to it.
-    if (reg->rest().is_awaited) completed = state()->invalidations.ended(reg);
-    reg->rest().is_awaited = false;
+    completed = completed_by_end_of(reg);
     Phase phase = domain.phase.load(std::memory_order_relaxed);
     is_waited_for = phase == Phase::kBeingClosed || phase == Phase::kIsChanging;
     if (is_waited_for) domain.drops.fetch_add(1, std::memory_order_relaxed);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "regcache/core/domain.h"
+#include "regcache/core/invalidate.h"
 
 namespace rdmalloc::regcache {
 
@@ -27,6 +28,9 @@ std::uint64_t reclaim_sticky(Domain& domain);
 
 // Takes a closed registration out of tables and orders (it stays in by_range until it is gone).
 void withdraw(Domain& domain, Registration* reg);
+// The invalidations that have waited for this one, and for no other any more; for
+// Invalidations::complete().
+Invalidation* completed_by_end_of(Registration* reg);
 // Keeps a closed registration that could not be ended for ever, so that no purge takes its pages.
 void quarantine(Domain& domain, Registration* reg);
 // The device is gone, and with it what could not be ended: all that a domain has left. Takes the

@@ -192,6 +192,8 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
       if (missing_bytes == 0 && missing_count == 0) {
         domain.reserved_bytes += length;
         ++domain.reserved_count;
+        std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
+        std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
         reg->next() = domain.in_flight;
         domain.in_flight = reg;
         return 0;
@@ -227,7 +229,7 @@ int ask_and_count(Domain& domain, Registration* reg) {
     error = domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()),
                                  reg->length(), reg->access() & ~RDMALLOC_NO_REGISTER, &key);
   }
-  store_key(reg->head.key, key);
+  store_registrars_part(reg->head.key, key);
   auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
   if (error == 0) oracle_registered(domain, reg);
   LockGuard guard(domain.lock);
@@ -312,9 +314,7 @@ Registration* take_superseded(Domain& domain, const Registration* wider) {
 }
 
 void enter(Domain& domain, Registration* reg) {
-  std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
-  std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
-  note(Event::kRegistered, reg->base(), reg->end(), domain.ops.name, generation);
+  note(Event::kRegistered, reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
   reg->rest().by_range.left = nullptr;
   reg->rest().by_range.right = nullptr;
   domain.by_range.insert(reg);
@@ -386,6 +386,7 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
 // What the registrar could neither make nor undo: in the tree before its words are idle, so that no
 // purge takes its pages (I3). False where the device is gone, with all that it reached.
 bool keep_half_made(Domain& domain, Registration* made) {
+  Invalidation* completed = nullptr;
   {
     LockGuard guard(domain.lock);
     if (domain.is_lost.load(std::memory_order_relaxed)) {
@@ -396,9 +397,25 @@ bool keep_half_made(Domain& domain, Registration* made) {
     enter(domain, made);
     made->state.store(0, std::memory_order_relaxed);
     quarantine(domain, made);
+    completed = completed_by_end_of(made);
   }
   warn_quarantined(domain, made, -ENOTRECOVERABLE);
+  state()->invalidations.complete(completed);
   return true;
+}
+
+// Forgets a record that register_ made nothing of.
+void give_up(Domain& domain, Registration* made) {
+  State& all = *state();
+  Invalidation* completed = nullptr;
+  {
+    LockGuard guard(domain.lock);
+    end_reservation(domain, made);
+    completed = completed_by_end_of(made);
+  }
+  if (made->rest().is_watched) all.watch.end(all, made->base(), made->end());
+  all.registrations.give(made);
+  all.invalidations.complete(completed);
 }
 
 // The record may have been in a tree before, or a hint, and a reader may have lost his way there:
@@ -452,12 +469,7 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   }
   if (error != 0) {
     all.words.end_registering(slices);
-    {
-      LockGuard guard(domain.lock);
-      end_reservation(domain, made);
-    }
-    if (made->rest().is_watched) all.watch.end(all, made->base(), made->end());
-    all.registrations.give(made);
+    give_up(domain, made);
     return error;
   }
   Registration* drops = nullptr;

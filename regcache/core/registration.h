@@ -173,10 +173,13 @@ struct RegistrationPlaces {
 // A key that readers may copy before they know that it is still what they asked for: of a record
 // (rdmalloc_reg_key(), whose loads the release pairs with), or of a heap (heap_keys.cc, where a
 // turn count says so).
-inline void store_key(rdmalloc_key& to, const rdmalloc_key& from) {
+inline void store_registrars_part(rdmalloc_key& to, const rdmalloc_key& from) {
   std::atomic_ref(to.lkey).store(from.lkey, std::memory_order_release);
   std::atomic_ref(to.rkey).store(from.rkey, std::memory_order_release);
   std::atomic_ref(to.handle).store(from.handle, std::memory_order_release);
+}
+inline void store_key(rdmalloc_key& to, const rdmalloc_key& from) {
+  store_registrars_part(to, from);
   std::atomic_ref(to.generation).store(from.generation, std::memory_order_release);
 }
 
