@@ -152,7 +152,8 @@ RDMALLOC_API int rdmalloc_domain_open(const struct rdmalloc_registrar_ops* ops, 
  *  is held (rdmalloc_reg_get without its put) or being made. Uncounted keys end here. Waits for a
  *  purge that is deregistering in this domain. A call into the domain that runs beside it is
  *  either done with it before or fails with -EINVAL; the handle must not be used after it: another
- *  domain may get it. 0, -EINVAL (not open), -EDEADLK inside a page event. */
+ *  domain may get it. 0, -EINVAL (not open), -EDEADLK inside a page event, inside deregister and
+ *  inside the `done` of an invalidation: rdmalloc_domain_abandon() works there. */
 RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
 
 /** rdmalloc_domain_close() for a caller that cannot try again, a destructor for example: the domain

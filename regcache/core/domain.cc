@@ -281,7 +281,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* o
 
 extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   Domain* domain = domain_of(handle);
-  if (is_in_page_event()) return -EDEADLK;
+  if (is_in_page_event() || is_dropping()) return -EDEADLK;
   int error = domain_check(domain);
   if (error == -ECHILD) {
     // The parent's: nothing of it exists here, and its registrar's objects are not ours to touch.

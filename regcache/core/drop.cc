@@ -319,6 +319,7 @@ Unmovable unmovable(Domain& domain) {
 }
 
 std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason) {
+  DropScope scope;
   std::uint64_t gone = 0;
   while (list != nullptr) {
     Registration* next = list->next();

@@ -63,6 +63,7 @@ Invalidation* Invalidations::finish(Invalidation* one) {
 }
 
 void Invalidations::complete(Invalidation* list) {
+  DropScope scope;
   while (list != nullptr) {
     Invalidation* next = list->next;
     assert_no_lock_held("invalidation completion");

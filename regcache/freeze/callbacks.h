@@ -12,6 +12,20 @@ struct CallbackScope {
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
 };
+
+// Whether this thread drops registrations, or tells that some are gone. To close a domain from
+// there would wait for what this thread has yet to drop.
+inline constinit thread_local unsigned drops_under_way = 0;
+
+struct DropScope {
+  DropScope() { ++drops_under_way; }
+  ~DropScope() { --drops_under_way; }
+  DropScope(const DropScope&) = delete;
+  DropScope& operator=(const DropScope&) = delete;
+};
+inline bool is_dropping() {
+  return drops_under_way != 0;
+}
 inline bool is_in_callback() {
   return callbacks_under_way != 0;
 }
