@@ -244,10 +244,11 @@ struct rdmalloc_domain_head {
 RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const void* addr,
                                        size_t length, uint32_t access, struct rdmalloc_key* key);
 
-/** The key of owned memory [addr, addr+length): uncounted, right until the block is freed or the
- *  domain is closed. The first call for a span registers it and makes the registration sticky
- *  (not evicted; its pages are not purged before nothing in its range is live). Remote rights are
- *  refused on ordinary blocks (-EACCES, I13): use reg_get, or a heap made for it.
+/** The key of owned memory [addr, addr+length): uncounted, right until the block is freed or
+ *  reallocated (in place too) or the domain is closed. The first call for a span registers it and
+ * makes the registration sticky (not evicted; its pages are not purged before nothing in its range
+ * is live). Remote rights are refused on ordinary blocks (-EACCES, I13): use reg_get, or a heap
+ * made for it.
  *
  *  Returns 0; with *key all zero -EFAULT (not owned, or not in one span in use), -EACCES, -EINVAL
  *  (length, access: 0), -ENOENT (RDMALLOC_NO_REGISTER, not registered), -ENOMEM (the limits' share

@@ -26,6 +26,7 @@ struct Plan {
   bool is_owned;
   bool is_of_one_block;  // in a slab, and no wider than the pages that the block lies on
   bool is_watched = false;
+  std::uintptr_t block_low = 0, block_high = 0;  // of a block that is a span of its own
 
   std::size_t length() const { return high - low; }
 };
@@ -258,12 +259,20 @@ void ask_for_purge(Domain& domain) {
   ++domain.counters.purge_requests;
 }
 
+// Whether the keys that a sticky registration has given out are over, since the only block in its
+// range has been reallocated in place.
+bool is_outgrown(const Registration* reg, const Plan& plan) {
+  return reg->rest().block_end != 0 && reg->rest().block_end != plan.block_high &&
+         reg->base() >= plan.block_low && reg->end() <= plan.block_high;
+}
+
 // Idle registrations that overlap a new one, for a registrar that can't have both. Under the lock;
 // returns them as a list to drop.
-Registration* take_overlapping(Domain& domain, const Registration* wanted) {
+Registration* take_overlapping(Domain& domain, const Registration* wanted, const Plan& plan) {
   Registration* overlapping = nullptr;
   auto look = [&](Registration* reg) {
-    if (reg->rest().kind == Kind::kCached && !reg->rest().is_sticky && close_idle(reg)) {
+    if (reg->rest().kind == Kind::kCached && (!reg->rest().is_sticky || is_outgrown(reg, plan)) &&
+        close_idle(reg)) {
       withdraw(domain, reg);
       reg->next() = overlapping;
       overlapping = reg;
@@ -275,7 +284,7 @@ Registration* take_overlapping(Domain& domain, const Registration* wanted) {
 }
 
 // Asks, and once more after evicting: as much as is to be registered (I12), or what is in its way.
-int ask_twice(Domain& domain, Registration* reg) {
+int ask_twice(Domain& domain, Registration* reg, const Plan& plan) {
   if (!make_memlock_room(domain, reg->length())) return -ENOMEM;
   int error = ask_registrar(domain, reg);
   if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
@@ -284,8 +293,8 @@ int ask_twice(Domain& domain, Registration* reg) {
   {
     LockGuard guard(domain.lock);
     reclaim_sticky(domain);
-    victims =
-        error == -EEXIST ? take_overlapping(domain, reg) : pick_victims(domain, reg->length(), 1);
+    victims = error == -EEXIST ? take_overlapping(domain, reg, plan)
+                               : pick_victims(domain, reg->length(), 1);
   }
   if (victims != nullptr) {
     drop_list(domain, victims, Reason::kEvicted);
@@ -432,6 +441,7 @@ void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   made->rest().is_quarantined = made->rest().is_stale = false;
   made->rest().is_parked = made->rest().was_sticky = false;
   made->rest().is_watched = plan.is_watched;
+  made->rest().block_end = plan.block_high;
 }
 
 // Has a record that is in flight watched before its pages are pinned, or makes it one for a use.
@@ -462,7 +472,7 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   SliceRange slices = plan.is_owned ? domain.slices_of(plan.low, plan.high) : SliceRange{0, 0};
   bool is_counted = all.words.try_begin_registering(slices);
   if (!is_counted) slices = {0, 0};
-  error = is_counted || plan.is_of_one_block ? ask_twice(domain, made) : kInPurge;
+  error = is_counted || plan.is_of_one_block ? ask_twice(domain, made, plan) : kInPurge;
   if (error == -ENOTRECOVERABLE && keep_half_made(domain, made)) {
     all.words.end_registering(slices);
     return error;
@@ -486,6 +496,10 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
 int make_local(Domain& domain, const Request& request, const rdmalloc_range& span,
                Registration** reg, rdmalloc_key* key) {
   Plan plan{0, 0, domain.access | request.access, Kind::kCached, true, false};
+  if ((span.flags & RDMALLOC_RANGE_LARGE) != 0) {
+    plan.block_low = reinterpret_cast<std::uintptr_t>(span.base);
+    plan.block_high = plan.block_low + span.length;
+  }
   Plan wide = plan;
   plan.is_of_one_block = keeps_to_block(domain, span);
   plan_pages(domain, request, &plan);

@@ -77,6 +77,16 @@ char* span(std::size_t at, std::size_t slices, std::size_t block_bytes) {
   return arena() + at * kSlice;
 }
 
+void resize_span(void* base, std::size_t slices) {
+  SliceInfo* info = slices_info();
+  std::size_t at = slice_of(base), before = info[at].slices;
+  for (std::size_t slice = at + before; slice < at + slices; ++slice)
+    if (info[slice].owner.exchange(static_cast<std::uint32_t>(at) + 1) != 0) abort();
+  for (std::size_t slice = at + slices; slice < at + before; ++slice) info[slice].owner = 0;
+  info[at].slices = static_cast<std::uint32_t>(slices);
+  info[at].block_bytes = slices * kSlice;
+}
+
 void free_span(void* base) {
   std::size_t at = slice_of(base);
   for (std::size_t slice = at; slice < at + slices_info()[at].slices; ++slice)

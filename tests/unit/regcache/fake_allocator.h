@@ -17,6 +17,8 @@ constexpr std::size_t kSlice = RDMALLOC_SLICE_BYTES;
 // A span of `slices` slices at the `at`-th slice of the arena, in use from now on. Blocks of
 // `block_bytes` (0: one block). Pages never touched are never backed.
 char* span(std::size_t at, std::size_t slices, std::size_t block_bytes = 0);
+// Makes it as long as that, in place, as realloc() may.
+void resize_span(void* base, std::size_t slices);
 // Takes it out of use; its pages stay.
 void free_span(void* base);
 

@@ -70,6 +70,49 @@ TEST_F(Limits, what_is_in_the_way_of_a_registrar_without_overlaps_goes) {
   EXPECT_NE(domain.touch(across, 6 * kSlice), 0u) << "the next try works";
 }
 
+// A block that grows in place leaves a registration that is shorter than it is. Seen to fail, by
+// -EEXIST from both calls, when what is sticky was never in the way.
+TEST_F(Limits, a_registrar_without_overlaps_serves_a_block_that_has_grown_in_place) {
+  fabric.before_enter = [&](void* addr, std::size_t length) {
+    return fabric.touches(addr, length) ? -EEXIST : 0;
+  };
+  StubDomain domain(fabric);
+  rdmalloc_key key, longer;
+  char* block = span(10, 2);
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  fake::resize_span(block, 4);
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 4 * kSlice, RDMALLOC_ACCESS_LOCAL, &longer), 0);
+  EXPECT_GT(longer.generation, key.generation);
+  EXPECT_EQ(fabric.live(), 1u);
+  EXPECT_EQ(domain.counters().sticky_bytes, 4 * kSlice);
+  fake::resize_span(block, 6);
+  rdmalloc_reg* reg = domain.get(block, 6 * kSlice);
+  ASSERT_NE(reg, nullptr) << domain.last_error;
+  // One that is held stays.
+  fake::resize_span(block, 8);
+  EXPECT_EQ(domain.get(block, 8 * kSlice), nullptr);
+  EXPECT_EQ(domain.last_error, -EEXIST);
+  rdmalloc_reg_put(reg);
+  EXPECT_NE(domain.touch(block, 8 * kSlice), 0u);
+}
+
+// Fails when each sticky registration is in the way: the keys of the pieces are out.
+TEST_F(Limits, a_registrar_without_overlaps_keeps_the_keys_of_a_block_that_has_not_grown) {
+  fabric.before_enter = [&](void* addr, std::size_t length) {
+    return fabric.touches(addr, length) ? -EEXIST : 0;
+  };
+  rdmalloc_domain_attr attr = {};
+  attr.largest = 2 * kSlice;
+  StubDomain domain(fabric, attr);
+  rdmalloc_key key;
+  char* block = span(10, 4);
+  for (std::size_t at : {std::size_t{0}, 2 * kSlice})
+    ASSERT_EQ(rdmalloc_reg_key(domain.handle, block + at, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  EXPECT_EQ(domain.get(block + kSlice, 2 * kSlice), nullptr);
+  EXPECT_EQ(domain.last_error, -EEXIST);
+  EXPECT_EQ(domain.counters().sticky_count, 2u);
+}
+
 // Random use against a model of LRU.
 TEST_F(Limits, eviction_order_equals_a_models) {
   StubDomain domain(fabric, count_limit(16));
