@@ -31,8 +31,14 @@ struct Plan {
   std::size_t length() const { return high - low; }
 };
 
-// make()'s answer while the range is in purge; a registrar's is never positive.
-constexpr int kInPurge = 1;
+// make()'s answers where a narrower range may do: it is in purge; it is more than a limit of ours,
+// or RLIMIT_MEMLOCK, leaves. A registrar's is never positive.
+constexpr int kInPurge = 1, kNoRoom = 2;
+
+// What a caller of ours is told instead.
+int told(int error) {
+  return error == kInPurge ? -EFAULT : error == kNoRoom ? -ENOMEM : error;
+}
 
 std::uintptr_t round_down(std::uintptr_t value, std::size_t unit) {
   return value & ~(unit - 1);
@@ -49,20 +55,6 @@ std::uint64_t sticky_share(std::uint64_t limit) {
 
 // ---- look-up under the lock ----
 
-// An open registration over the whole request with all rights asked. Under the lock.
-Registration* find_covering(Domain& domain, const Request& request) {
-  Registration* found = nullptr;
-  auto look = [&](Registration* reg) {
-    if (reg->rest().kind != Kind::kPerUse && reg->is_open() &&
-        reg->covers(request.low, request.high) &&
-        (request.sees_watched || !reg->rest().is_watched) && (request.access & ~reg->access()) == 0)
-      found = reg;
-    return found == nullptr;
-  };
-  visit_overlapping(domain.by_range.root(), request.low, request.low + 1, look);
-  return found;
-}
-
 // Whether `length` more bytes may become sticky, if need be after stickiness has ended elsewhere.
 // Under the lock.
 bool has_sticky_room(Domain& domain, std::size_t length) {
@@ -72,6 +64,28 @@ bool has_sticky_room(Domain& domain, std::size_t length) {
            domain.sticky_bytes <= bytes - length;
   };
   return fits() || (reclaim_sticky(domain) != 0 && fits());
+}
+
+// Whether a registration can give out uncounted keys. Under the lock.
+bool can_be_sticky(Domain& domain, const Registration* reg) {
+  return reg->rest().is_sticky || reg->rest().kind == Kind::kHeap ||
+         has_sticky_room(domain, reg->length());
+}
+
+// An open registration over the whole request with all rights asked. Under the lock.
+Registration* find_covering(Domain& domain, const Request& request) {
+  Registration* found = nullptr;
+  auto look = [&](Registration* reg) {
+    if (reg->rest().kind != Kind::kPerUse && reg->is_open() &&
+        reg->covers(request.low, request.high) &&
+        (request.sees_watched || !reg->rest().is_watched) &&
+        (request.access & ~reg->access()) == 0 &&
+        (!request.is_uncounted || can_be_sticky(domain, reg)))
+      found = reg;
+    return found == nullptr;
+  };
+  visit_overlapping(domain.by_range.root(), request.low, request.low + 1, look);
+  return found;
 }
 
 // Under the lock. -ENOMEM when the sticky share is full.
@@ -174,10 +188,10 @@ int check_open(const Domain& domain) {
   return phase == Phase::kIsChanging || phase == Phase::kIsQuiesced ? -EAGAIN : -EINVAL;
 }
 
-// Promises room for one more registration, evicting as needed. 0, -ENOMEM, -EINVAL (closed),
+// Promises room for one more registration, evicting as needed. 0, kNoRoom, -EINVAL (closed),
 // -ENODEV (lost), -EAGAIN (quiesced).
 int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
-  if (length > domain.max_bytes) return -ENOMEM;
+  if (length > domain.max_bytes) return kNoRoom;
   // Each round evicts what is missing; other threads may take that room, but not for ever.
   for (int round = 0; round < 16; ++round) {
     Registration* victims = nullptr;
@@ -202,10 +216,10 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
       victims = pick_victims(domain, missing_bytes, missing_count);
       if (victims == nullptr && reclaim_sticky(domain) != 0) continue;
     }
-    if (victims == nullptr) return -ENOMEM;
+    if (victims == nullptr) return kNoRoom;
     drop_list(domain, victims, Reason::kEvicted);
   }
-  return -ENOMEM;
+  return kNoRoom;
 }
 
 // Under the lock.
@@ -285,7 +299,7 @@ Registration* take_overlapping(Domain& domain, const Registration* wanted, const
 
 // Asks, and once more after evicting: as much as is to be registered (I12), or what is in its way.
 int ask_twice(Domain& domain, Registration* reg, const Plan& plan) {
-  if (!make_memlock_room(domain, reg->length())) return -ENOMEM;
+  if (!make_memlock_room(domain, reg->length())) return kNoRoom;
   int error = ask_registrar(domain, reg);
   if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
   put_clock_be_exact();
@@ -492,6 +506,13 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   return error;
 }
 
+// Whether the plan's registration may give the request what it wants.
+bool may_serve(Domain& domain, const Request& request, const Plan& plan) {
+  if (!request.is_uncounted) return true;
+  LockGuard guard(domain.lock);
+  return has_sticky_room(domain, plan.length());
+}
+
 // Makes a registration for a local request on owned memory.
 int make_local(Domain& domain, const Request& request, const rdmalloc_range& span,
                Registration** reg, rdmalloc_key* key) {
@@ -504,14 +525,17 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
   plan.is_of_one_block = keeps_to_block(domain, span);
   plan_pages(domain, request, &plan);
   if (plan_wide(domain, request, span, &wide)) {
-    int error = make(domain, request, wide, reg, key);
-    // Only a limit, of ours or RLIMIT_MEMLOCK, or a neighbour that is being purged, in the slab or
-    // in what the registrar's granularity includes, is a reason to try less.
-    bool is_too_wide = error == -ENOMEM && plan.length() < wide.length() &&
-                       memlock_room(domain).limit != UINT64_MAX;
-    if (error != kInPurge && !is_too_wide) return error;
+    int error = kNoRoom;
+    if (may_serve(domain, request, wide)) error = make(domain, request, wide, reg, key);
+    // Only a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows better), or a neighbour that
+    // is being purged, in the slab or in what the registrar's granularity includes, is a reason to
+    // try less.
+    if (error == -ENOMEM && memlock_room(domain).limit != UINT64_MAX) error = kNoRoom;
+    if (error == kNoRoom && plan.length() == wide.length()) return error;
+    if (error <= 0) return error;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
+  if (!may_serve(domain, request, plan)) return kNoRoom;
   return make(domain, request, plan, reg, key);
 }
 
@@ -557,8 +581,7 @@ int make_heaps(Domain& domain, std::uintptr_t base, std::size_t length, std::uin
   if (!domain.is_any_thread()) drain_deferred(domain);
   Request request{base, base + length, access, false};
   Plan plan{base, base + length, access, Kind::kHeap, true, false};
-  int error = make(domain, request, plan, reg, nullptr);
-  return error == kInPurge ? -EFAULT : error;
+  return told(make(domain, request, plan, reg, nullptr));
 }
 
 int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, Piece* piece) {
@@ -612,9 +635,6 @@ int find_or_make(Domain& domain, const Request& asked, bool may_register, Regist
     LockGuard guard(domain.lock);
     if (Registration* found = find_covering(domain, request))
       return hand_out(domain, request, found, 1 + kHit, reg, key);
-    if (request.is_uncounted && may_register &&
-        !has_sticky_room(domain, request.high - request.low))
-      return -ENOMEM;
   }
   if (!may_register) return -ENOENT;
   {
@@ -622,14 +642,9 @@ int find_or_make(Domain& domain, const Request& asked, bool may_register, Regist
     ++domain.counters.misses;
   }
   Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, span)};
-  int error = 0;
-  if (is_owned && !is_remote) {
-    error = make_local(domain, request, span, reg, key);
-    return error == kInPurge ? -EFAULT : error;
-  }
+  if (is_owned && !is_remote) return told(make_local(domain, request, span, reg, key));
   if (is_remote) {
-    error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan);
-    if (error != 0) return error;
+    if (int error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan)) return error;
   } else {
     if (is_adopted || request.sees_watched) plan.kind = Kind::kCached;
     plan.is_watched = request.sees_watched;
@@ -637,8 +652,7 @@ int find_or_make(Domain& domain, const Request& asked, bool may_register, Regist
     if (!keeps_to_pages(plan, request)) return -EINVAL;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
-  error = make(domain, request, plan, reg, key);
-  return error == kInPurge ? -EFAULT : error;
+  return told(make(domain, request, plan, reg, key));
 }
 
 }  // namespace rdmalloc::regcache

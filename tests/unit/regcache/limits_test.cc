@@ -113,6 +113,38 @@ TEST_F(Limits, a_registrar_without_overlaps_keeps_the_keys_of_a_block_that_has_n
   EXPECT_EQ(domain.counters().sticky_count, 2u);
 }
 
+// A limit below what a slab takes, with room for a block of it. Seen to fail, by -ENOMEM, when only
+// RLIMIT_MEMLOCK was a reason to register the pages asked for.
+TEST_F(Limits, a_block_whose_slab_does_not_fit_is_registered_by_its_pages) {
+  StubDomain domain(fabric, byte_limit(1 << 20));
+  rdmalloc_reg* held = domain.get(span(100, 13), 8);  // 832 KiB
+  ASSERT_NE(held, nullptr);
+  char* slab = span(8, 8, 4096);
+  rdmalloc_reg* block = domain.get(slab + 5 * 4096, 4096);
+  ASSERT_NE(block, nullptr) << domain.last_error;
+  EXPECT_EQ(rdmalloc_reg_length(block), 4096u);
+  EXPECT_EQ(domain.get(slab, 64 * 4096), nullptr) << "that is too much";
+  EXPECT_EQ(domain.last_error, -ENOMEM);
+  rdmalloc_reg_put(block);
+  rdmalloc_reg_put(held);
+}
+
+// The same for the share of a limit that uncounted keys may take: 768 KiB here. Seen to fail
+// likewise, and when a wide registration that is cached hides that a narrow one would do.
+TEST_F(Limits, a_key_whose_slab_exceeds_the_sticky_share_is_of_its_pages) {
+  StubDomain domain(fabric, byte_limit(1 << 20));
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, span(100, 6), 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  char* slab = span(8, 8, 4096);
+  EXPECT_NE(domain.touch(slab, 8), 0u);
+  for (std::size_t i : {5u, 6u}) {
+    ASSERT_EQ(rdmalloc_reg_key(domain.handle, slab + i * 4096, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+    EXPECT_EQ(domain.counters().sticky_bytes, 6 * kSlice + (i - 4) * 4096);
+  }
+  EXPECT_EQ(rdmalloc_reg_key(domain.handle, slab, 8 * kSlice, RDMALLOC_ACCESS_LOCAL, &key),
+            -ENOMEM);
+}
+
 // Random use against a model of LRU.
 TEST_F(Limits, eviction_order_equals_a_models) {
   StubDomain domain(fabric, count_limit(16));
