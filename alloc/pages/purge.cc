@@ -7,6 +7,8 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
+#include <bit>
+
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
@@ -200,8 +202,16 @@ bool decommit_and_return(SliceIndex slice, std::uint32_t slices) {
   return true;
 }
 
-// Purges a span out of reach. Where it is refused, its halves are offered, and theirs, so that one
-// registration in use holds back only the slices it lies on. Returns the slices purged.
+// Where a refused run is cut: at the roundest address in it, so that an observer which agrees to
+// whole units only (of a power of two) is offered each of them.
+std::uint32_t front_of(SliceIndex slice, std::uint32_t slices) {
+  std::uintptr_t first = arena.address_of(slice) >> kSliceShift, last = first + slices - 1;
+  std::uintptr_t differing = std::bit_floor(first ^ last);
+  return static_cast<std::uint32_t>((last & ~(differing - 1)) - first);
+}
+
+// Purges a span out of reach. Where it is refused, two parts of it are offered, and parts of those,
+// so that one registration in use holds back only the slices it lies on. Returns the slices purged.
 std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
                          enum rdmalloc_purge_reason reason) {
   int refusal =
@@ -212,7 +222,7 @@ std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
     page_heap_purge_end(slice, false, now_ms());
     return 0;
   }
-  std::uint32_t front = slices / 2;
+  std::uint32_t front = front_of(slice, slices);
   page_heap_purge_split(slice, front);
   std::uint32_t purged = purge_span(slice, front, reason);
   return purged + purge_span(slice + front, slices - front, reason);

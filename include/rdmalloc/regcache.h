@@ -106,8 +106,8 @@ struct rdmalloc_registrar_ops {
   void (*close)(void* context);
   size_t granularity; /**< registrations start and end at multiples of it, bytes, a power of two;
                            0: local ones at pages, remote ones at any byte (EXACT_ACCESS). Above
-                           a page: foreign memory must fill it, and pages of slabs in use are not
-                           purged while the domain is open */
+                           a page: foreign memory must fill it, and while the domain is open only
+                           whole units of it are purged, in which nothing is in use */
   size_t largest;     /**< largest single registration, bytes; 0: no limit */
   uint32_t max_count; /**< most registrations at once; 0: no limit */
 };
@@ -135,7 +135,9 @@ struct rdmalloc_domain_attr {
 /** Opens a domain over whatever `context` is to the registrar. `*ops` and `*attr` (may be NULL)
  *  are copied; `context` must live until the domain is closed. Starts the purge thread. Returns
  *  0, -EINVAL, -ENOMEM, -EMFILE (64 domains), -ENOTSUP (a registrar without SYNC_DEREG), -EDEADLK
- *  inside a page event. Not inside a registrar's call.
+ *  inside a page event. Not inside a registrar's call. Where the registrar's granularity is above a
+ *  page it waits for a purge under way, as rdmalloc_purge_pause() does: not inside a fabric's
+ *  callback then.
  *
  *  A registrar without ANY_THREAD is called by the threads that call into the domain, never by
  *  the purge thread: a purge over its idle registrations is refused once, the next call that
@@ -253,9 +255,11 @@ RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const voi
  *  Returns 0; with *key all zero -EFAULT (not owned, or not in one span in use), -EACCES, -EINVAL
  *  (length, access: 0), -ENOENT (RDMALLOC_NO_REGISTER, not registered), -ENOMEM (the limits' share
  *  for such keys, or the registrar; reg_get may still work), -EMSGSIZE (more than one registration
- *  may hold), -EAGAIN (invalidated meanwhile), -ECHILD (a parent process's domain), or the
- *  registrar's error. Any thread; hits take no lock and are wait-free. A miss calls the registrar:
- *  not inside a callback of its fabric, unless RDMALLOC_NO_REGISTER is given. */
+ *  may hold), -EAGAIN (a state that passes, and no other: invalidated meanwhile, a checkpoint is
+ *  under way, or a key was asked for memory that is being purged), -ECHILD (a parent process's
+ *  domain), or the registrar's error. A live block is never refused for a purge beside it. Any
+ * thread; hits take no lock and are wait-free. A miss calls the registrar: not inside a callback of
+ * its fabric, unless RDMALLOC_NO_REGISTER is given. */
 static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                    uint32_t access, struct rdmalloc_key* key) {
   const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;

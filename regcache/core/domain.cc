@@ -268,13 +268,21 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* o
   if (int error = scope.error()) return error;
   Domain* domain = take_place(*all);
   if (domain == nullptr) return -EMFILE;
-  if (int error = open_place(*all, *domain, *ops, context, *attr)) {
+  // A purge under way has not asked this domain whether its range is whole units (purge.cc).
+  bool is_coarse = ops->granularity > rdmalloc::os::page_bytes();
+  int error = is_coarse ? rdmalloc_purge_pause() : 0;
+  if (error == 0) {
+    error = open_place(*all, *domain, *ops, context, *attr);
+    if (error != 0 && is_coarse) rdmalloc_purge_resume();
+  }
+  if (error != 0) {
     domain->phase.store(Phase::kUnused, std::memory_order_release);
     return error;
   }
   all->watch.attach(*all);
   survivors.is_open[domain->index].store(true, std::memory_order_relaxed);
   domain->phase.store(Phase::kIsOpen, std::memory_order_release);
+  if (is_coarse) rdmalloc_purge_resume();
   *handle = reinterpret_cast<rdmalloc_domain*>(domain);
   return 0;
 }

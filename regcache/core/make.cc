@@ -37,7 +37,7 @@ constexpr int kInPurge = 1, kNoRoom = 2;
 
 // What a caller of ours is told instead.
 int told(int error) {
-  return error == kInPurge ? -EFAULT : error == kNoRoom ? -ENOMEM : error;
+  return error == kInPurge ? -EAGAIN : error == kNoRoom ? -ENOMEM : error;
 }
 
 std::uintptr_t round_down(std::uintptr_t value, std::size_t unit) {

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 
 #include "alloc/api/options.h"
 
@@ -56,6 +57,17 @@ struct Observer {
 } observer;
 std::atomic<bool> has_observer{false};
 std::mutex purge_turn;  // one event at a time
+std::atomic<std::thread::id> turns_owner;
+
+// One purge's turn.
+class Turn {
+ public:
+  Turn() : guard_(purge_turn) { turns_owner = std::this_thread::get_id(); }
+  ~Turn() { turns_owner = std::thread::id(); }
+
+ private:
+  std::lock_guard<std::mutex> guard_;
+};
 std::function<void(void*, std::size_t)> decommit_check;
 
 void decommit(std::size_t at, std::size_t slices) {
@@ -94,7 +106,7 @@ void free_span(void* base) {
 }
 
 int purge(std::size_t at, std::size_t slices, const std::function<void()>& while_out_of_reach) {
-  std::lock_guard<std::mutex> turn(purge_turn);
+  Turn turn;
   SliceInfo* info = slices_info();
   for (std::size_t slice = at; slice < at + slices; ++slice) {
     if (info[slice].owner != 0) abort();
@@ -118,7 +130,7 @@ int purge_pages_of(char* slab, std::size_t first, std::size_t count,
                    enum rdmalloc_purge_reason reason,
                    const std::function<void()>& while_out_of_reach) {
   constexpr std::size_t kPage = 4096;
-  std::lock_guard<std::mutex> turn(purge_turn);
+  Turn turn;
   void* base = slab + first * kPage;
   int refusal = observer.ops.purge(observer.arg, base, count * kPage, reason);
   if (refusal != 0) return refusal;
@@ -160,6 +172,16 @@ int rdmalloc_observer_add(const rdmalloc_observer_ops* ops, void* arg, rdmalloc_
   observer = {*ops, arg};
   has_observer = true;
   *out = reinterpret_cast<rdmalloc_observer*>(&observer);
+  return 0;
+}
+
+int rdmalloc_purge_pause(void) {
+  if (turns_owner.load() == std::this_thread::get_id()) return -EDEADLK;
+  Turn ended;
+  return 0;
+}
+
+int rdmalloc_purge_resume(void) {
   return 0;
 }
 
