@@ -102,7 +102,8 @@ void reset(Domain& domain) {
   domain.by_stamp.clear();
   domain.count = domain.bytes = domain.quarantined_count = 0;
   domain.sticky_count = domain.sticky_bytes = 0;
-  domain.listed_count = 0;
+  domain.listed_count = domain.listed_bytes = 0;
+  domain.sticky_ring = nullptr;
   domain.reserved_count = domain.reserved_bytes = 0;
   domain.in_flight = domain.deferred = nullptr;
   domain.counters = {};
@@ -225,25 +226,28 @@ std::uint64_t domain_hits(Domain& domain) {
 }
 
 bool domain_is_valid(Domain& domain) {
-  std::uint64_t count = 0, bytes = 0, sticky_count = 0, sticky_bytes = 0, listed = 0;
+  std::uint64_t count = 0, bytes = 0, sticky_count = 0, sticky_bytes = 0, listed = 0,
+                listed_bytes = 0;
   std::uintptr_t previous = 0;
   bool is_ordered = true;
   auto add = [&](Registration* reg) {
     ++count;
     bytes += reg->length();
     if (reg->rest().is_sticky) ++sticky_count, sticky_bytes += reg->length();
-    if (reg->rest().is_listed) ++listed;
+    if (reg->rest().is_listed) ++listed, listed_bytes += reg->length();
+    bool is_apart = (reg->state.load(std::memory_order_relaxed) & kApart) != 0;
     is_ordered &= reg->base() >= previous && reg->rest().furthest_end >= reg->end();
-    is_ordered &= !(reg->rest().is_sticky && reg->rest().is_listed) &&
-                  !(reg->is_open() && !reg->rest().is_sticky && !reg->rest().is_listed &&
-                    reg->rest().kind != Kind::kHeap);
+    int places = reg->rest().is_sticky + reg->rest().is_listed + is_apart;
+    is_ordered &=
+        places <= 1 && !(reg->is_open() && places == 0 && reg->rest().kind != Kind::kHeap);
     previous = reg->base();
     return true;
   };
   visit_all(domain.by_range.root(), add);
   return is_ordered && count == domain.count && bytes == domain.bytes &&
          sticky_count == domain.sticky_count && sticky_bytes == domain.sticky_bytes &&
-         listed == domain.listed_count && domain.quarantined_count <= count &&
+         listed == domain.listed_count && listed_bytes == domain.listed_bytes &&
+         domain.quarantined_count <= count &&
          domain.counters.deregistrations + domain.counters.lost_drops <=
              domain.counters.registrations;
 }
@@ -331,7 +335,7 @@ extern "C" RDMALLOC_API int64_t rdmalloc_domain_flush(rdmalloc_domain* handle) {
   Registration* drops = nullptr;
   {
     rdmalloc::LockGuard guard(domain->lock);
-    reclaim_sticky(*domain);
+    reclaim_sticky(*domain, UINT64_MAX);
     drops = pick_victims(*domain, UINT64_MAX, UINT64_MAX);
   }
   return static_cast<std::int64_t>(drop_list(*domain, drops, Reason::kAsked));

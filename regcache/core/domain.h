@@ -103,6 +103,8 @@ struct alignas(64) Domain {
   std::uint64_t sticky_count;
   std::uint64_t sticky_bytes;
   std::uint64_t listed_count;    // == records in by_stamp
+  std::uint64_t listed_bytes;    // == sum of their lengths: no more can be evicted
+  Registration* sticky_ring;     // the next to be looked at (reclaim_sticky())
   std::uint64_t reserved_count;  // promised to calls of register_ under way
   std::uint64_t reserved_bytes;
   Registration* in_flight;  // records that register_ is being called for

@@ -185,29 +185,65 @@ void list(Domain& domain, Registration* reg) {
   reg->rest().by_stamp = {};
   domain.by_stamp.insert(reg);
   ++domain.listed_count;
+  domain.listed_bytes += reg->length();
 }
 
-void unlist(Domain& domain, Registration* reg) {
-  if (!reg->rest().is_listed) return;
+namespace {
+
+void take_from_order(Domain& domain, Registration* reg) {
   domain.by_stamp.erase(reg);
   reg->rest().is_listed = false;
   --domain.listed_count;
+  domain.listed_bytes -= reg->length();
+}
+
+}  // namespace
+
+void unlist(Domain& domain, Registration* reg) {
+  if (reg->rest().is_listed)
+    take_from_order(domain, reg);
+  else if ((reg->state.load(std::memory_order_relaxed) & kApart) != 0)
+    reg->state.fetch_and(~kApart, std::memory_order_relaxed);
+}
+
+void list_apart(Domain& domain, Registration* reg) {
+  bool was_apart = (reg->state.fetch_and(~kApart, std::memory_order_relaxed) & kApart) != 0;
+  if (was_apart) list(domain, reg);
+}
+
+void begin_sticky(Domain& domain, Registration* reg) {
+  unlist(domain, reg);
+  reg->rest().is_sticky = true;
+  ++domain.sticky_count;
+  domain.sticky_bytes += reg->length();
+  // Looked at last.
+  Registration* next = domain.sticky_ring != nullptr ? domain.sticky_ring : reg;
+  Registration* previous = next != reg ? next->rest().by_stamp.right : reg;
+  reg->rest().by_stamp = {next, previous};
+  previous->rest().by_stamp.left = reg;
+  next->rest().by_stamp.right = reg;
+  domain.sticky_ring = next;
 }
 
 void end_sticky(Domain& domain, Registration* reg) {
   reg->rest().is_sticky = false;
   --domain.sticky_count;
   domain.sticky_bytes -= reg->length();
+  auto [next, previous] = reg->rest().by_stamp;
+  previous->rest().by_stamp.left = next;
+  next->rest().by_stamp.right = previous;
+  if (domain.sticky_ring == reg) domain.sticky_ring = next != reg ? next : nullptr;
 }
 
-std::uint64_t reclaim_sticky(Domain& domain) {
-  std::uint64_t reclaimed = 0;
-  auto reclaim = [&](Registration* reg) {
-    if (!reg->rest().is_sticky) return true;
+std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most) {
+  std::uint64_t looks = domain.sticky_count < most ? domain.sticky_count : most, reclaimed = 0;
+  for (; looks != 0; --looks) {
+    Registration* reg = domain.sticky_ring;
+    domain.sticky_ring = reg->rest().by_stamp.left;
     void* base = reinterpret_cast<void*>(reg->base());
     // A first look spares the living ones the gap; the second, with the slots empty, is the one
     // that counts.
-    if (!rdmalloc_range_is_idle(base, reg->length())) return true;
+    if (!rdmalloc_range_is_idle(base, reg->length())) continue;
     unpublish(domain, domain.sticky, reg);
     if (rdmalloc_range_is_idle(base, reg->length())) {
       end_sticky(domain, reg);
@@ -216,9 +252,7 @@ std::uint64_t reclaim_sticky(Domain& domain) {
     } else {
       publish(domain, domain.sticky, reg, {0, 0});
     }
-    return true;
-  };
-  visit_all(domain.by_range.root(), reclaim);
+  }
   return reclaimed;
 }
 
@@ -268,32 +302,34 @@ void reopen(Domain& domain, Registration* reg, bool was_sticky) {
   reg->state.fetch_or(kOpen, std::memory_order_release);
   publish(domain, domain.counted, reg, {0, 0});
   if (was_sticky) {
-    reg->rest().is_sticky = true;
-    ++domain.sticky_count;
-    domain.sticky_bytes += reg->length();
+    begin_sticky(domain, reg);
     publish(domain, domain.sticky, reg, {0, 0});
   } else {
     list(domain, reg);
   }
 }
 
-Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count) {
+Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count,
+                           std::uint64_t looks) {
   Registration* victims = nullptr;
   std::uint64_t freed_bytes = 0, freed_count = 0;
   // The order is by the stamp a registration had when it was listed, which is at most its stamp
   // now: so the first whose two stamps agree is the least recently put of all, and one whose stamps
-  // differ is listed anew. Each is listed anew at most once a call, but for puts that run
-  // meanwhile.
-  std::uint64_t looks = 2 * domain.listed_count;
-  while (looks-- > 0 && (freed_bytes < bytes || freed_count < count)) {
+  // differ is listed anew. One in use is set apart, and entered again by its put: so each look at
+  // one that is not taken is paid for by a hit since it was listed.
+  while (freed_bytes < bytes || freed_count < count) {
     Registration* reg = domain.by_stamp.first();
-    if (reg == nullptr) break;
+    if (reg == nullptr || looks == 0) break;
+    if (set_apart(reg)) {
+      take_from_order(domain, reg);
+      --looks;
+      continue;
+    }
     bool is_current = reg->stamp.load(std::memory_order_relaxed) == reg->rest().listed_stamp;
     if (!is_current || !close_idle(reg)) {
-      unlist(domain, reg);
-      // In use: its put is still to come, so it is later than all that are idle.
-      if (is_current) reg->stamp.store(put_clock_advance(), std::memory_order_relaxed);
+      take_from_order(domain, reg);
       list(domain, reg);
+      --looks;
       continue;
     }
     withdraw(domain, reg);
@@ -306,10 +342,10 @@ Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t co
 }
 
 Unmovable unmovable(Domain& domain) {
-  reclaim_sticky(domain);
+  reclaim_sticky(domain, UINT64_MAX);
   Unmovable sum{domain.reserved_bytes, domain.reserved_count};
   auto add = [&](Registration* reg) {
-    if (reg->rest().is_listed && reg->refs() == 0) return true;
+    if (reg->is_open() && !reg->rest().is_sticky && reg->refs() == 0) return true;
     sum.bytes += reg->length();
     ++sum.count;
     return true;

@@ -17,14 +17,22 @@ void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced);
 // Takes it out of one table.
 void unpublish(Domain& domain, Slot* table, Registration* reg);
 
-// Into and out of the LRU order.
+// Into and out of the LRU order. One that is apart is out of it already, and is not entered later.
 void list(Domain& domain, Registration* reg);
 void unlist(Domain& domain, Registration* reg);
+// Enters one that is apart. The caller holds it.
+void list_apart(Domain& domain, Registration* reg);
 
-// Ends stickiness without a look at what lives there; the registration is listed again.
+// Makes a registration sticky that is not; publishing it is the caller's.
+void begin_sticky(Domain& domain, Registration* reg);
+// Ends stickiness without a look at what lives there; the registration is in no order then.
 void end_sticky(Domain& domain, Registration* reg);
-// Ends it for each sticky registration with nothing alive in its range. Returns how many.
-std::uint64_t reclaim_sticky(Domain& domain);
+// Ends it for each sticky registration with nothing alive in its range, of `most` at most, and goes
+// on there the next time. Returns for how many.
+std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most);
+// What a call that lacks room looks at: 30 us. With more sticky ones it may be refused although one
+// of them could end, which a later call finds.
+inline constexpr std::uint64_t kStickyLooks = 1024;
 
 // Takes a closed registration out of tables and orders (it stays in by_range until it is gone).
 void withdraw(Domain& domain, Registration* reg);
@@ -53,8 +61,9 @@ bool unpark(Registration* reg);
 void reopen_parked(Domain& domain, Registration* reg);
 
 // Closes and withdraws idle registrations, least recently put first, until `bytes` and `count` are
-// reached or none is left. Returns them as a list for drop_list().
-Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count);
+// reached, none is left, or `looks` have met others. Returns them as a list for drop_list().
+Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count,
+                           std::uint64_t looks = UINT64_MAX);
 
 // What no eviction can make free of a domain's limits: held, sticky, being made or dropped.
 struct Unmovable {

@@ -63,7 +63,7 @@ bool has_sticky_room(Domain& domain, std::size_t length) {
     return domain.sticky_count < sticky_share(domain.max_count) && length <= bytes &&
            domain.sticky_bytes <= bytes - length;
   };
-  return fits() || (reclaim_sticky(domain) != 0 && fits());
+  return fits() || (reclaim_sticky(domain, kStickyLooks) != 0 && fits());
 }
 
 // Whether a registration can give out uncounted keys. Under the lock.
@@ -96,10 +96,7 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
     return 0;
   }
   if (!has_sticky_room(domain, reg->length())) return -ENOMEM;
-  unlist(domain, reg);
-  reg->rest().is_sticky = true;
-  ++domain.sticky_count;
-  domain.sticky_bytes += reg->length();
+  begin_sticky(domain, reg);
   publish(domain, domain.sticky, reg, asked);
   return 0;
 }
@@ -192,8 +189,11 @@ int check_open(const Domain& domain) {
 // -ENODEV (lost), -EAGAIN (quiesced).
 int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
   if (length > domain.max_bytes) return kNoRoom;
+  // Looks at what is in use, between which others get the lock.
+  constexpr std::uint64_t kLooks = 256;
   // Each round evicts what is missing; other threads may take that room, but not for ever.
-  for (int round = 0; round < 16; ++round) {
+  std::uint64_t rounds = 16;
+  for (std::uint64_t round = 0; round < rounds; ++round) {
     Registration* victims = nullptr;
     {
       LockGuard guard(domain.lock);
@@ -213,10 +213,15 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
         domain.in_flight = reg;
         return 0;
       }
-      victims = pick_victims(domain, missing_bytes, missing_count);
-      if (victims == nullptr && reclaim_sticky(domain) != 0) continue;
+      // Nothing is evicted in vain where it is known beforehand.
+      auto may_suffice = [&] {
+        return missing_bytes <= domain.listed_bytes && missing_count <= domain.listed_count;
+      };
+      if (!may_suffice() && (reclaim_sticky(domain, kStickyLooks) == 0 || !may_suffice()))
+        return kNoRoom;
+      if (round == 0) rounds += 2 * domain.listed_count / kLooks;
+      victims = pick_victims(domain, missing_bytes, missing_count, kLooks);
     }
-    if (victims == nullptr) return kNoRoom;
     drop_list(domain, victims, Reason::kEvicted);
   }
   return kNoRoom;
@@ -306,7 +311,7 @@ int ask_twice(Domain& domain, Registration* reg, const Plan& plan) {
   Registration* victims = nullptr;
   {
     LockGuard guard(domain.lock);
-    reclaim_sticky(domain);
+    reclaim_sticky(domain, kStickyLooks);
     victims = error == -EEXIST ? take_overlapping(domain, reg, plan)
                                : pick_victims(domain, reg->length(), 1);
   }
@@ -399,10 +404,16 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
     return winner == nullptr ? -EAGAIN : hand_out(domain, request, winner, 1, reg, key);
   }
   enter(domain, made);
-  open_with(made, 0);
-  list(domain, made);
   publish(domain, domain.counted, made, domain.slices_of(made->base(), made->end()));
   *drops = take_superseded(domain, made);
+  if (!request.is_uncounted) {
+    // Apart from its beginning, so that it is never in the order before its first put.
+    open_with(made, kApart | 1);
+    *reg = made;
+    return 0;
+  }
+  open_with(made, 0);
+  list(domain, made);
   return hand_out(domain, request, made, 1, reg, key);
 }
 

@@ -77,6 +77,7 @@ struct Survivors {
   std::atomic<bool> is_open[kMostDomains] = {};
   PoolMemory registrations;
   PoolMemory invalidations;
+  PoolMemory adoptions;
   WatchSurvivors watch;
   // Of pools of buffers (pools/create.cc). The buffers' addresses and the memory itself are the
   // child's too; their keys and registrations are not.

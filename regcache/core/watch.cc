@@ -152,8 +152,8 @@ void Watch::mark(State& all, const os::UserfaultEvent& event) {
     LockGuard guard(ranges_lock_);
     if (event.what != os::PageEvent::kRemoving)
       // When it can't be cut in two, what is left of it stays retired with the rest.
-      retired_.remove(event.low, event.high);
-    else if (retired_.add(event.low, event.high) != 0)
+      retired_.remove(survivors.watch.retired, event.low, event.high);
+    else if (retired_.add(survivors.watch.retired, event.low, event.high) != 0)
       give_up("no memory", -ENOMEM);
   }
   for (Domain& domain : all.domains) mark_in(all, domain, event.low, event.high);

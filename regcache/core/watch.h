@@ -65,6 +65,7 @@ struct WatchSurvivors {
   std::atomic<int> descriptors[3] = {-1, -1, -1};
   std::atomic<std::uintptr_t> memory{0};
   std::atomic<bool> has_fork_handler{false};
+  PoolMemory retired;
 };
 
 class Watch {

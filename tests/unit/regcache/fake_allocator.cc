@@ -150,6 +150,7 @@ void set_decommit_check(std::function<void(void*, std::size_t)> check) {
 }
 
 std::atomic<int> trims{0};
+std::atomic<std::uint64_t> idle_questions{0};
 
 unsigned page_generation(const void* address) {
   return slices_info()[slice_of(address)].generation;
@@ -214,6 +215,7 @@ int rdmalloc_malloc_trim(size_t) {
 }
 
 bool rdmalloc_range_is_idle(const void* base, size_t length) {
+  ++idle_questions;
   const char* begin = static_cast<const char*>(base);
   for (std::size_t slice = slice_of(begin); slice <= slice_of(begin + length - 1); ++slice)
     if (slices_info()[slice].owner != 0) return false;

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 namespace fake {
@@ -36,6 +37,9 @@ void purge_silently(std::size_t at, std::size_t slices);
 
 // Called with each range about to be decommitted, after every observer agreed.
 void set_decommit_check(std::function<void(void*, std::size_t)> check);
+
+// How often it was asked whether a range is idle.
+extern std::atomic<std::uint64_t> idle_questions;
 
 // How often the purge thread was asked to give everything back (malloc_trim).
 extern std::atomic<int> trims;

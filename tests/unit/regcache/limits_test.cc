@@ -9,11 +9,16 @@
 #include <thread>
 
 #include "alloc/os/fault.h"
+#include "regcache/core/drop.h"
 #include "regcache/core/put_clock.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
 
+using rdmalloc::regcache::Domain;
+using rdmalloc::regcache::domain_is_valid;
+using rdmalloc::regcache::domain_of;
+using rdmalloc::regcache::kStickyLooks;
 using rdmalloc::regcache::put_clock;
 using Limits = Regcache;
 
@@ -143,6 +148,59 @@ TEST_F(Limits, a_key_whose_slab_exceeds_the_sticky_share_is_of_its_pages) {
   }
   EXPECT_EQ(rdmalloc_reg_key(domain.handle, slab, 8 * kSlice, RDMALLOC_ACCESS_LOCAL, &key),
             -ENOMEM);
+}
+
+// What is held is no candidate, so a get that a full limit refuses looks at nothing. Seen to fail
+// when registrations that are held stay in the order: each refused get went through all of them.
+TEST_F(Limits, a_refused_get_looks_through_nothing_that_is_held) {
+  constexpr std::size_t kHeld = 1000;
+  StubDomain domain(fabric, count_limit(kHeld));
+  Domain& inside = *domain_of(domain.handle);
+  std::vector<rdmalloc_reg*> held;
+  for (std::size_t i = 0; i < kHeld; ++i) held.push_back(domain.get(span(10 + 2 * i, 1), 8));
+  EXPECT_EQ(inside.listed_count, 0u) << "not one has been idle yet";
+  char* another = span(9, 1);
+  EXPECT_EQ(domain.get(another, 8), nullptr);
+  EXPECT_EQ(domain.last_error, -ENOMEM);
+  for (rdmalloc_reg* one : held) rdmalloc_reg_put(one);
+  EXPECT_EQ(inside.listed_count, kHeld);
+  EXPECT_EQ(inside.listed_bytes, kHeld * kSlice);
+  // Held again, by hits: the first refusal finds that out.
+  for (std::size_t i = 0; i < kHeld; ++i) held[i] = domain.get(spans[i], 8);
+  EXPECT_EQ(domain.get(another, 8), nullptr);
+  EXPECT_EQ(inside.listed_count, 0u);
+  // The order of the puts is that of the evictions, also of what was set apart.
+  rdmalloc_reg_put(held[7]);
+  rdmalloc_reg_put(held[3]);
+  EXPECT_NE(domain.touch(another, 8), 0u);
+  EXPECT_FALSE(fabric.touches(spans[7], 8));
+  EXPECT_TRUE(fabric.touches(spans[3], 8));
+  for (std::size_t i = 0; i < kHeld; ++i)
+    if (i != 7 && i != 3) rdmalloc_reg_put(held[i]);
+  rdmalloc::LockGuard guard(inside.lock);
+  EXPECT_TRUE(domain_is_valid(inside));
+}
+
+// Seen to fail when a call that lacks room asks of each sticky registration whether it could end.
+TEST_F(Limits, a_refused_key_looks_at_so_many_sticky_ones_and_finds_each_in_time) {
+  constexpr std::size_t kKeys = 3 * kStickyLooks;
+  StubDomain domain(fabric, count_limit(4 * kStickyLooks));
+  rdmalloc_key key;
+  auto ask = [&](const char* block) {
+    return rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key);
+  };
+  for (std::size_t i = 0; i < kKeys; ++i) ASSERT_EQ(ask(span(10 + 2 * i, 1)), 0);
+  char* another = span(9, 1);
+  std::uint64_t before = fake::idle_questions;
+  EXPECT_EQ(ask(another), -ENOMEM);
+  EXPECT_LE(fake::idle_questions - before, 2 * kStickyLooks);
+  free_span(spans[kKeys / 2]);
+  int refusals = 0;
+  while (ask(another) != 0 && refusals < 10) ++refusals;
+  EXPECT_LE(refusals, 3);
+  EXPECT_EQ(domain.counters().sticky_count, kKeys);
+  for (int i = 0; i < 10; ++i) free_span(spans[5]);
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 11) << "which looks at all";
 }
 
 // Random use against a model of LRU.
