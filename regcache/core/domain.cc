@@ -101,7 +101,7 @@ void reset(Domain& domain) {
   domain.by_range.clear();
   domain.by_stamp.clear();
   domain.count = domain.bytes = domain.quarantined_count = 0;
-  domain.sticky_count = domain.sticky_bytes = 0;
+  domain.sticky_count = domain.sticky_bytes = domain.sticky_parts = 0;
   domain.listed_count = domain.listed_bytes = 0;
   domain.sticky_ring = nullptr;
   domain.reserved_count = domain.reserved_bytes = 0;
@@ -332,6 +332,7 @@ extern "C" RDMALLOC_API int64_t rdmalloc_domain_flush(rdmalloc_domain* handle) {
   if (is_in_page_event()) return -EDEADLK;
   if (int error = domain_check(domain)) return error;
   drain_deferred(*domain);
+  flush_blocks_of_sticky_parts(*domain);
   Registration* drops = nullptr;
   {
     rdmalloc::LockGuard guard(domain->lock);

@@ -102,6 +102,7 @@ struct alignas(64) Domain {
   std::uint64_t quarantined_count;  // of count: what no registrar could end, and nothing else drops
   std::uint64_t sticky_count;
   std::uint64_t sticky_bytes;
+  std::uint64_t sticky_parts;    // of sticky_count: not whole slices
   std::uint64_t listed_count;    // == records in by_stamp
   std::uint64_t listed_bytes;    // == sum of their lengths: no more can be evicted
   Registration* sticky_ring;     // the next to be looked at (reclaim_sticky())

@@ -216,6 +216,7 @@ void begin_sticky(Domain& domain, Registration* reg) {
   reg->rest().is_sticky = true;
   ++domain.sticky_count;
   domain.sticky_bytes += reg->length();
+  domain.sticky_parts += !fills_slices(domain, reg);
   // Looked at last.
   Registration* next = domain.sticky_ring != nullptr ? domain.sticky_ring : reg;
   Registration* previous = next != reg ? next->rest().by_stamp.right : reg;
@@ -229,10 +230,25 @@ void end_sticky(Domain& domain, Registration* reg) {
   reg->rest().is_sticky = false;
   --domain.sticky_count;
   domain.sticky_bytes -= reg->length();
+  domain.sticky_parts -= !fills_slices(domain, reg);
   auto [next, previous] = reg->rest().by_stamp;
   previous->rest().by_stamp.left = next;
   next->rest().by_stamp.right = previous;
   if (domain.sticky_ring == reg) domain.sticky_ring = next != reg ? next : nullptr;
+}
+
+bool is_unused(const Domain& domain, const Registration* reg) {
+  void* base = reinterpret_cast<void*>(reg->base());
+  return rdmalloc_range_is_idle(base, reg->length()) ||
+         (!fills_slices(domain, reg) && rdmalloc_range_is_free(base, reg->length()));
+}
+
+void flush_blocks_of_sticky_parts(Domain& domain) {
+  {
+    LockGuard guard(domain.lock);
+    if (domain.sticky_parts == 0) return;
+  }
+  rdmalloc_caches_flush();
 }
 
 std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most) {
@@ -240,12 +256,11 @@ std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most) {
   for (; looks != 0; --looks) {
     Registration* reg = domain.sticky_ring;
     domain.sticky_ring = reg->rest().by_stamp.left;
-    void* base = reinterpret_cast<void*>(reg->base());
     // A first look spares the living ones the gap; the second, with the slots empty, is the one
     // that counts.
-    if (!rdmalloc_range_is_idle(base, reg->length())) continue;
+    if (!is_unused(domain, reg)) continue;
     unpublish(domain, domain.sticky, reg);
-    if (rdmalloc_range_is_idle(base, reg->length())) {
+    if (is_unused(domain, reg)) {
       end_sticky(domain, reg);
       list(domain, reg);
       ++reclaimed;

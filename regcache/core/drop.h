@@ -27,6 +27,9 @@ void list_apart(Domain& domain, Registration* reg);
 void begin_sticky(Domain& domain, Registration* reg);
 // Ends stickiness without a look at what lives there; the registration is in no order then.
 void end_sticky(Domain& domain, Registration* reg);
+// Whether a sticky registration has nothing alive in its range, so that nobody may use a key of it.
+// With its slots empty, or as a hint. A registration of a part of a slab is asked for by blocks.
+bool is_unused(const Domain& domain, const Registration* reg);
 // Ends it for each sticky registration with nothing alive in its range, of `most` at most, and goes
 // on there the next time. Returns for how many.
 std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most);
@@ -71,6 +74,12 @@ struct Unmovable {
   std::uint64_t count;
 };
 Unmovable unmovable(Domain& domain);
+
+// ---- under no lock ----
+
+// Where registrations of parts of slabs are sticky: puts the free blocks that this thread has at
+// hand where is_unused() sees them.
+void flush_blocks_of_sticky_parts(Domain& domain);
 
 // ---- under no lock: calls the registrar ----
 

@@ -624,8 +624,18 @@ int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, P
   return 0;
 }
 
-int find_or_make(Domain& domain, const Request& asked, bool may_register, Registration** reg,
-                 rdmalloc_key* key) {
+namespace {
+
+// Ends stickiness where the blocks of a part of a slab were freed, after a refusal. Whether there
+// was any.
+bool end_sticky_parts(Domain& domain) {
+  flush_blocks_of_sticky_parts(domain);
+  LockGuard guard(domain.lock);
+  return domain.sticky_parts != 0 && reclaim_sticky(domain, kStickyLooks) != 0;
+}
+
+int find_or_make_once(Domain& domain, const Request& asked, bool may_register, Registration** reg,
+                      rdmalloc_key* key) {
   Request request = asked;
   bool is_owned = domain.holds(request.low);
   bool is_remote = (request.access & RDMALLOC_ACCESS_REMOTE) != 0;
@@ -664,6 +674,16 @@ int find_or_make(Domain& domain, const Request& asked, bool may_register, Regist
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
   return told(make(domain, request, plan, reg, key));
+}
+
+}  // namespace
+
+int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
+                 rdmalloc_key* key) {
+  int error = find_or_make_once(domain, request, may_register, reg, key);
+  if (error == -ENOMEM && end_sticky_parts(domain))
+    error = find_or_make_once(domain, request, may_register, reg, key);
+  return error;
 }
 
 }  // namespace rdmalloc::regcache

@@ -47,8 +47,7 @@ struct Claim {
     withdraw(*domain, reg);
     // With its slots empty: whoever takes a block in its range from here on does not find it, and
     // whoever took one before is seen (README.md, "Why no reader is late").
-    if (was_sticky &&
-        !rdmalloc_range_is_idle(reinterpret_cast<void*>(reg->base()), reg->length())) {
+    if (was_sticky && !is_unused(*domain, reg)) {
       reopen(*domain, reg, true);
       is_refused = true;
       return false;

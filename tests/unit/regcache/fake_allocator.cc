@@ -222,4 +222,11 @@ bool rdmalloc_range_is_idle(const void* base, size_t length) {
   return true;
 }
 
+// Of blocks in slabs nothing is known here.
+bool rdmalloc_range_is_free(const void* base, size_t length) {
+  return rdmalloc_range_is_idle(base, length);
+}
+
+void rdmalloc_caches_flush(void) {}
+
 }  // extern "C"

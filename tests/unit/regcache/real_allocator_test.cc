@@ -110,4 +110,71 @@ TEST_F(CoarseRegistrar, a_domain_that_opens_waits_for_a_purge_under_way) {
   opener.join();
 }
 
+// A limit below what a slab takes, so that keys are of the pages of their blocks; and one block
+// without a key, so that the slab stays in use.
+class KeysOfParts : public RegisteredHeaps {
+ protected:
+  static constexpr std::size_t kBlock = 16 * kKiB, kBlocks = 30;
+  static constexpr std::uint64_t kFit = 12;
+
+  void SetUp() override {
+    for (std::size_t i = 0; i < kBlocks; ++i)
+      blocks.push_back(static_cast<char*>(rdmalloc_malloc(kBlock)));
+    attr.max_bytes = kFit * kBlock / 3 * 4;  // uncounted keys may take three quarters
+  }
+  void TearDown() override {
+    for (char* block : blocks) rdmalloc_free(block);
+    RegisteredHeaps::TearDown();
+  }
+  // The key of the last block; the error, or 0, and then the block is free.
+  int key_and_free(StubDomain& domain) {
+    rdmalloc_key key;
+    int error = rdmalloc_reg_key(domain.handle, blocks.back(), kBlock, RDMALLOC_ACCESS_LOCAL, &key);
+    if (error != 0) return error;
+    rdmalloc_free(blocks.back());
+    blocks.pop_back();
+    return 0;
+  }
+
+  rdmalloc_domain_attr attr = {};
+  std::vector<char*> blocks;
+};
+
+// Seen to fail, by -ENOMEM for the 13th, when only a span that is idle ended stickiness.
+TEST_F(KeysOfParts, blocks_that_were_freed_make_room_for_others_keys) {
+  StubDomain domain(fabric, attr);
+  while (blocks.size() > 1) ASSERT_EQ(key_and_free(domain), 0) << blocks.size();
+  EXPECT_GT(domain.counters().evictions, 0u);
+  // Those of live blocks stay: the limit holds.
+  for (std::size_t i = 0; i < kBlocks; ++i)
+    blocks.push_back(static_cast<char*>(rdmalloc_malloc(kBlock)));
+  std::uint64_t keys = 0;
+  rdmalloc_key key;
+  for (char* block : blocks)
+    keys += rdmalloc_reg_key(domain.handle, block, kBlock, RDMALLOC_ACCESS_LOCAL, &key) == 0;
+  EXPECT_EQ(keys, kFit);
+  EXPECT_EQ(domain.counters().sticky_count, kFit);
+}
+
+// Seen to fail likewise.
+TEST_F(KeysOfParts, a_flush_ends_those_of_freed_blocks) {
+  StubDomain domain(fabric, attr);
+  for (std::uint64_t i = 0; i < kFit; ++i) ASSERT_EQ(key_and_free(domain), 0);
+  EXPECT_EQ(domain.counters().sticky_count, kFit);
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), static_cast<std::int64_t>(kFit));
+  EXPECT_EQ(fabric.live(), 0u);
+}
+
+// Seen to fail likewise: the pages of the blocks stayed, too.
+TEST_F(KeysOfParts, a_purge_ends_those_of_freed_blocks) {
+  StubDomain domain(fabric, attr);
+  for (std::uint64_t i = 0; i < kFit; ++i) {
+    std::memset(blocks.back(), 1, kBlock);
+    ASSERT_EQ(key_and_free(domain), 0);
+  }
+  EXPECT_GE(rdmalloc_purge(0), static_cast<std::int64_t>(kFit * kBlock));
+  EXPECT_EQ(fabric.live(), 0u);
+  EXPECT_EQ(domain.counters().purge_drops, kFit);
+}
+
 }  // namespace
