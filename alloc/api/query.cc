@@ -4,6 +4,7 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/init.h"
@@ -47,16 +48,18 @@ bool rdmalloc_owns(const void* ptr) {
 }
 
 int rdmalloc_range_of(const void* ptr, struct rdmalloc_range* range) {
-  if (range == nullptr || range->size != sizeof *range) return -EINVAL;
+  if (int error = check_struct(range)) return error;
   auto address = reinterpret_cast<std::uintptr_t>(ptr);
   if (!arena.holds(address)) return -EFAULT;
   SliceIndex slice = arena.slice_of(address);
   if (arena.class_at(slice) == 0) return -EFAULT;
   SliceIndex first = arena.first[slice].load(std::memory_order_relaxed);
-  if (!describe(first, range)) return -EFAULT;
+  rdmalloc_range found = {};
+  if (!describe(first, &found)) return -EFAULT;
   // The caller keeps a block alive, so the span stands still; without one this may be a torn
   // answer, but never one that does not hold the address.
-  if (address - reinterpret_cast<std::uintptr_t>(range->base) >= range->length) return -EFAULT;
+  if (address - reinterpret_cast<std::uintptr_t>(found.base) >= found.length) return -EFAULT;
+  write_struct(found, range);
   return 0;
 }
 

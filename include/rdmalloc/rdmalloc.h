@@ -6,7 +6,10 @@
  * Conventions of every rdmalloc header:
  *  - Functions that can fail return 0 or a negative errno value; none of them touches errno. Those
  *    that return a block return NULL and set errno, like malloc.
- *  - Public structs start with `size`, which the caller sets to sizeof the struct he compiled with.
+ *  - Public structs start with `size`, which the caller sets to sizeof the struct it was compiled
+ *    with. A program and a library of different versions work together: fields that the program
+ *    does not know have their default, and are not filled in; fields that the library does not know
+ *    must be 0 (-E2BIG), and are filled in as 0. Flags that the library does not know are -EINVAL.
  *  - "Any thread" means: any thread at any time, also inside a callback of a fabric library that
  *    holds its own locks, unless the comment says otherwise. Not async-signal-safe, unless said.
  */
@@ -94,14 +97,14 @@ RDMALLOC_API int rdmalloc_range_foreach(rdmalloc_range_fn fn, void* arg);
  *  least one sees the other. */
 RDMALLOC_API bool rdmalloc_range_is_idle(const void* base, size_t length);
 
-/** Whether no block in use touches [base, base+length): like rdmalloc_range_is_idle(), but true also
- *  for free blocks of slabs in use. A block in a thread's cache counts as in use; see
- *  rdmalloc_caches_flush(). Takes the slab's lock, with the same order towards allocation there. Any
- *  thread. */
+/** Whether no block in use touches [base, base+length): like rdmalloc_range_is_idle(), but true
+ * also for free blocks of slabs in use. A block in a thread's cache counts as in use; see
+ *  rdmalloc_caches_flush(). Takes the slab's lock, with the same order towards allocation there.
+ * Any thread. */
 RDMALLOC_API bool rdmalloc_range_is_free(const void* base, size_t length);
 
-/** Gives the free blocks in the calling thread's cache, and those on their way between threads, back
- *  to their slabs. Any thread. */
+/** Gives the free blocks in the calling thread's cache, and those on their way between threads,
+ * back to their slabs. Any thread. */
 RDMALLOC_API void rdmalloc_caches_flush(void);
 
 /** The extent of addresses that owned memory can have, fixed from the first allocation on: tables
@@ -248,8 +251,7 @@ struct rdmalloc_heap_counters {
                                  cut from */
   uint64_t huge_bytes; /**< of region_bytes: on pages of 2 MiB or 1 GiB of the kernel's pools */
 };
-/** Fills *stats (set stats->size; a program compiled with fewer fields gets those). 0, or -EINVAL.
- *  Any thread. */
+/** Fills *stats (set stats->size). 0, or -EINVAL. Any thread. */
 RDMALLOC_API int rdmalloc_heap_stats(struct rdmalloc_heap* heap,
                                      struct rdmalloc_heap_counters* stats);
 

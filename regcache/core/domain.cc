@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "alloc/api/options.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/os/os.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
@@ -30,16 +31,18 @@ std::uint64_t tighter(std::uint64_t a, std::uint64_t b) {
   return a < b ? a : b;
 }
 
-int check_ops(const rdmalloc_registrar_ops* ops) {
-  if (ops == nullptr || ops->size < sizeof *ops) return -EINVAL;
-  if (ops->register_ == nullptr || ops->deregister == nullptr || ops->name == nullptr)
-    return -EINVAL;
-  if (!is_power_of_two(ops->granularity)) return -EINVAL;
-  return (ops->flags & RDMALLOC_REGISTRAR_SYNC_DEREG) != 0 ? 0 : -ENOTSUP;
+constexpr std::uint32_t kRegistrarFlags =
+    RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
+    RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_REOPEN |
+    RDMALLOC_REGISTRAR_DIES_WITH_DEVICE | RDMALLOC_REGISTRAR_PINS | RDMALLOC_REGISTRAR_LOCKS;
+
+int check_ops(const rdmalloc_registrar_ops& ops) {
+  if (ops.register_ == nullptr || ops.deregister == nullptr || ops.name == nullptr) return -EINVAL;
+  if ((ops.flags & ~kRegistrarFlags) != 0 || !is_power_of_two(ops.granularity)) return -EINVAL;
+  return (ops.flags & RDMALLOC_REGISTRAR_SYNC_DEREG) != 0 ? 0 : -ENOTSUP;
 }
 
 int check_attr(const rdmalloc_domain_attr& attr) {
-  if (attr.size < sizeof attr) return -EINVAL;
   // Cached registrations span more than one block, so remote rights on them would break I13.
   return (attr.access & ~RDMALLOC_ACCESS_LOCAL) == 0 && attr.flags == 0 ? 0 : -EINVAL;
 }
@@ -256,15 +259,18 @@ bool domain_is_valid(Domain& domain) {
 
 using namespace rdmalloc::regcache;
 
-extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* ops, void* context,
-                                                 const rdmalloc_domain_attr* attr,
+extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* given_ops,
+                                                 void* context,
+                                                 const rdmalloc_domain_attr* given_attr,
                                                  rdmalloc_domain** handle) {
-  rdmalloc_domain_attr defaults = {};
-  defaults.size = sizeof defaults;
-  if (attr == nullptr) attr = &defaults;
+  rdmalloc_registrar_ops ops = {};
+  rdmalloc_domain_attr attr = {};
   if (handle == nullptr) return -EINVAL;
+  if (int error = rdmalloc::read_struct(given_ops, &ops)) return error;
+  if (int error = given_attr != nullptr ? rdmalloc::read_struct(given_attr, &attr) : 0)
+    return error;
   if (int error = check_ops(ops)) return error;
-  if (int error = check_attr(*attr)) return error;
+  if (int error = check_attr(attr)) return error;
   if (is_in_page_event()) return -EDEADLK;
   State* all = nullptr;
   if (int error = state_prepare(&all)) return error;
@@ -273,10 +279,10 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* o
   Domain* domain = take_place(*all);
   if (domain == nullptr) return -EMFILE;
   // A purge under way has not asked this domain whether its range is whole units (purge.cc).
-  bool is_coarse = ops->granularity > rdmalloc::os::page_bytes();
+  bool is_coarse = ops.granularity > rdmalloc::os::page_bytes();
   int error = is_coarse ? rdmalloc_purge_pause() : 0;
   if (error == 0) {
-    error = open_place(*all, *domain, *ops, context, *attr);
+    error = open_place(*all, *domain, ops, context, attr);
     if (error != 0 && is_coarse) rdmalloc_purge_resume();
   }
   if (error != 0) {
@@ -343,46 +349,48 @@ extern "C" RDMALLOC_API int64_t rdmalloc_domain_flush(rdmalloc_domain* handle) {
 }
 
 extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
-                                                  rdmalloc_domain_counters* stats) {
+                                                  rdmalloc_domain_counters* wanted) {
   Domain* domain = domain_of(handle);
-  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+  if (int error = rdmalloc::check_struct(wanted)) return error;
   if (int error = domain_check(domain); error != 0 && error != -ENODEV && error != -EAGAIN)
     return error;
   MemlockRoom memlock = memlock_room(*domain);
+  rdmalloc_domain_counters stats = {};
   rdmalloc::LockGuard guard(domain->lock);
   const Counters& counters = domain->counters;
-  stats->hits = domain_hits(*domain);
-  stats->misses = counters.misses;
-  stats->registrations = counters.registrations;
-  stats->deregistrations = counters.deregistrations;
-  stats->evictions = counters.evictions;
-  stats->refusals = counters.refusals;
-  stats->purge_drops = counters.purge_drops;
-  stats->purge_refusals = counters.purge_refusals;
-  stats->foreign = counters.foreign;
-  stats->quarantined = counters.quarantined;
-  stats->live_count = domain->count;
-  stats->live_bytes = domain->bytes;
-  stats->sticky_count = domain->sticky_count;
-  stats->sticky_bytes = domain->sticky_bytes;
-  stats->in_use = 0;
+  stats.hits = domain_hits(*domain);
+  stats.misses = counters.misses;
+  stats.registrations = counters.registrations;
+  stats.deregistrations = counters.deregistrations;
+  stats.evictions = counters.evictions;
+  stats.refusals = counters.refusals;
+  stats.purge_drops = counters.purge_drops;
+  stats.purge_refusals = counters.purge_refusals;
+  stats.foreign = counters.foreign;
+  stats.quarantined = counters.quarantined;
+  stats.live_count = domain->count;
+  stats.live_bytes = domain->bytes;
+  stats.sticky_count = domain->sticky_count;
+  stats.sticky_bytes = domain->sticky_bytes;
+  stats.in_use = 0;
   auto add = [&](Registration* reg) {
-    if (reg->refs() > (reg->rest().is_parked ? 1u : 0u)) ++stats->in_use;
+    if (reg->refs() > (reg->rest().is_parked ? 1u : 0u)) ++stats.in_use;
     return true;
   };
   visit_all(domain->by_range.root(), add);
-  stats->register_ns_worst = counters.register_ns_worst;
-  stats->register_ns_total = counters.register_ns_total;
-  stats->prefaulted = counters.prefaulted;
-  stats->is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
-  stats->lost_drops = counters.lost_drops;
+  stats.register_ns_worst = counters.register_ns_worst;
+  stats.register_ns_total = counters.register_ns_total;
+  stats.prefaulted = counters.prefaulted;
+  stats.is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
+  stats.lost_drops = counters.lost_drops;
   std::uint64_t asked = counters.registrations + counters.refusals;
-  stats->register_ns_mean = asked != 0 ? counters.register_ns_total / asked : 0;
-  stats->memlock_refusals = counters.memlock_refusals;
-  stats->purge_requests = counters.purge_requests;
-  stats->resumes = counters.resumes;
-  stats->memlock_limit_bytes = memlock.limit;
-  stats->memlock_left_bytes = memlock.left;
+  stats.register_ns_mean = asked != 0 ? counters.register_ns_total / asked : 0;
+  stats.memlock_refusals = counters.memlock_refusals;
+  stats.purge_requests = counters.purge_requests;
+  stats.resumes = counters.resumes;
+  stats.memlock_limit_bytes = memlock.limit;
+  stats.memlock_left_bytes = memlock.left;
+  rdmalloc::write_struct(stats, wanted);
   return 0;
 }
 

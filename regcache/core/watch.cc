@@ -8,6 +8,7 @@
 #include "alloc/api/options.h"
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/file.h"
 #include "alloc/os/memory.h"
@@ -488,10 +489,8 @@ Watch::Counters Watch::counters() {
 
 using namespace rdmalloc::regcache;
 
-extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* stats) {
-  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
-  *stats = {};
-  stats->size = sizeof *stats;
+extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* wanted) {
+  if (int error = rdmalloc::check_struct(wanted)) return error;
   State* all = state();
   Watch::Counters now = {};
   if (all != nullptr) now = all->watch.counters();
@@ -501,13 +500,10 @@ extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* stats)
     now.error = fd < 0 ? fd : 0;
     if (fd >= 0) rdmalloc::os::close_file(fd);
   }
-  stats->is_on = now.is_on ? 1 : 0;
-  stats->error = now.error;
-  stats->watched = now.watched;
-  stats->events = now.events;
-  stats->stale = now.stale;
-  stats->unsettled = now.unsettled;
-  stats->refusals = now.refusals;
-  stats->retired = now.retired;
+  std::uint64_t is_on = now.is_on ? 1 : 0;
+  rdmalloc_watch_counters stats = {sizeof stats,  is_on,        now.error,
+                                   now.watched,   now.events,   now.stale,
+                                   now.unsettled, now.refusals, now.retired};
+  rdmalloc::write_struct(stats, wanted);
   return 0;
 }

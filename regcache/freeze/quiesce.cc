@@ -3,6 +3,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/init.h"
@@ -431,16 +432,18 @@ extern "C" RDMALLOC_API int rdmalloc_quiesce_files(rdmalloc_open_file* list, siz
   return static_cast<int>(found.count);
 }
 
-extern "C" RDMALLOC_API int rdmalloc_quiesce_stats(rdmalloc_quiesce_counters* stats) {
-  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+extern "C" RDMALLOC_API int rdmalloc_quiesce_stats(rdmalloc_quiesce_counters* wanted) {
+  if (int error = check_struct(wanted)) return error;
+  rdmalloc_quiesce_counters stats = {};
   Freezer& freezer = freezer_here();
-  stats->is_quiesced = freezer.depth.load(std::memory_order_relaxed);
-  stats->quiesces = freezer.quiesces.load(std::memory_order_relaxed);
-  stats->resumes = freezer.resumes.load(std::memory_order_relaxed);
-  stats->timeouts = freezer.timeouts.load(std::memory_order_relaxed);
-  stats->refusals = freezer.refusals.load(std::memory_order_relaxed);
-  stats->deregistered = freezer.deregistered.load(std::memory_order_relaxed);
-  stats->reregistered = freezer.reregistered.load(std::memory_order_relaxed);
-  stats->lost_domains = freezer.lost_domains.load(std::memory_order_relaxed);
+  stats.is_quiesced = freezer.depth.load(std::memory_order_relaxed);
+  stats.quiesces = freezer.quiesces.load(std::memory_order_relaxed);
+  stats.resumes = freezer.resumes.load(std::memory_order_relaxed);
+  stats.timeouts = freezer.timeouts.load(std::memory_order_relaxed);
+  stats.refusals = freezer.refusals.load(std::memory_order_relaxed);
+  stats.deregistered = freezer.deregistered.load(std::memory_order_relaxed);
+  stats.reregistered = freezer.reregistered.load(std::memory_order_relaxed);
+  stats.lost_domains = freezer.lost_domains.load(std::memory_order_relaxed);
+  write_struct(stats, wanted);
   return 0;
 }

@@ -27,6 +27,7 @@
 #include "alloc/api/options.h"
 #include "alloc/core/at_start.h"
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/init.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
@@ -350,42 +351,43 @@ extern "C" int rdmalloc_notifier_detach(enum rdmalloc_notifier which) {
 }
 
 extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
-                                       struct rdmalloc_notifier_info* state) {
-  if (state == nullptr || state->size != sizeof *state) return -EINVAL;
+                                       struct rdmalloc_notifier_info* wanted) {
+  if (int error = check_struct(wanted)) return error;
   if (!ensure_initialised()) return -ENOMEM;
-  *state = {};
-  state->size = sizeof *state;
-  state->calls_libc = options().notify != NotifyMode::kOff && needs_libc();
-  state->is_madvise_patched = is_madvise_patched();
-  state->holds = holds.load(std::memory_order_relaxed);
-  state->foreign_told = foreign_told.load(std::memory_order_relaxed);
+  rdmalloc_notifier_info state = {};
+  state.calls_libc = options().notify != NotifyMode::kOff && needs_libc();
+  state.is_madvise_patched = is_madvise_patched();
+  state.holds = holds.load(std::memory_order_relaxed);
+  state.foreign_told = foreign_told.load(std::memory_order_relaxed);
   if (which == RDMALLOC_NOTIFIER_LIBFABRIC) {
     LibfabricMonitorState fabric = libfabric_monitor_state();
-    state->is_attached = fabric.is_attached;
-    state->is_started = fabric.is_started;
-    state->error = fabric_error.load(std::memory_order_relaxed);
-    state->told = fabric.told;
-    state->attaches = fabric_attaches.load(std::memory_order_relaxed);
-    state->refused = fabric.refused;
-    state->explanation = explain_fabric(fabric);
+    state.is_attached = fabric.is_attached;
+    state.is_started = fabric.is_started;
+    state.error = fabric_error.load(std::memory_order_relaxed);
+    state.told = fabric.told;
+    state.attaches = fabric_attaches.load(std::memory_order_relaxed);
+    state.refused = fabric.refused;
+    state.explanation = explain_fabric(fabric);
+    write_struct(state, wanted);
     return 0;
   }
   if (which == RDMALLOC_NOTIFIER_OPAL) {
-    state->is_attached = opal.function.load(std::memory_order_acquire) != nullptr;
-    state->error = opal.error.load(std::memory_order_relaxed);
-    state->told = opal.told.load(std::memory_order_relaxed);
-    state->attaches = opal.attaches.load(std::memory_order_relaxed);
-    state->watches_foreign = opal.relies_on_us.load(std::memory_order_relaxed);
+    state.is_attached = opal.function.load(std::memory_order_acquire) != nullptr;
+    state.error = opal.error.load(std::memory_order_relaxed);
+    state.told = opal.told.load(std::memory_order_relaxed);
+    state.attaches = opal.attaches.load(std::memory_order_relaxed);
+    state.watches_foreign = opal.relies_on_us.load(std::memory_order_relaxed);
   } else if (which == RDMALLOC_NOTIFIER_UCX) {
-    state->is_attached = ucm.function.load(std::memory_order_acquire) != nullptr;
-    state->error = ucm.error.load(std::memory_order_relaxed);
-    state->told = ucm.told.load(std::memory_order_relaxed);
-    state->attaches = ucm.attaches.load(std::memory_order_relaxed);
-    state->watches_foreign = ucm.relies_on_us.load(std::memory_order_relaxed);
+    state.is_attached = ucm.function.load(std::memory_order_acquire) != nullptr;
+    state.error = ucm.error.load(std::memory_order_relaxed);
+    state.told = ucm.told.load(std::memory_order_relaxed);
+    state.attaches = ucm.attaches.load(std::memory_order_relaxed);
+    state.watches_foreign = ucm.relies_on_us.load(std::memory_order_relaxed);
   } else {
     return -EINVAL;
   }
-  state->is_started = state->is_attached;
-  state->explanation = explain_call(state->is_attached, state->watches_foreign, state->error);
+  state.is_started = state.is_attached;
+  state.explanation = explain_call(state.is_attached, state.watches_foreign, state.error);
+  write_struct(state, wanted);
   return 0;
 }

@@ -2,6 +2,7 @@
 #include <errno.h>
 
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -242,14 +243,14 @@ extern "C" RDMALLOC_API int rdmalloc_pool_cancel(rdmalloc_pool* handle,
 }
 
 extern "C" RDMALLOC_API int rdmalloc_pool_stats(rdmalloc_pool* handle,
-                                                rdmalloc_pool_counters* stats) {
+                                                rdmalloc_pool_counters* wanted) {
   BufferPool* pool = pool_of(handle);
-  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+  if (int error = rdmalloc::check_struct(wanted)) return error;
   if (int error = pool_check(pool)) return error;
   rdmalloc::LockGuard guard(pool->lock);
-  stats->small = side_counters(*pool, kSmall);
-  stats->large = side_counters(*pool, kLarge);
-  stats->memory_bytes = pool->memory_bytes;
-  stats->registrations = pool->registration_count;
+  rdmalloc_pool_counters stats = {sizeof stats, side_counters(*pool, kSmall),
+                                  side_counters(*pool, kLarge), pool->memory_bytes,
+                                  pool->registration_count};
+  rdmalloc::write_struct(stats, wanted);
   return 0;
 }

@@ -12,10 +12,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/core/sized_struct.h"
 #include "regcache/registrars/fault.h"
 
 namespace {
 
+using rdmalloc::read_struct;
 using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::should_fail;
 
@@ -178,10 +180,11 @@ int find_functions(rdmalloc_spdk_attr& calls) {
 extern "C" RDMALLOC_API int rdmalloc_domain_open_spdk(const rdmalloc_spdk_attr* attr,
                                                       const rdmalloc_domain_attr* domain_attr,
                                                       rdmalloc_domain** domain) {
-  if (attr != nullptr && attr->size < sizeof *attr) return -EINVAL;
+  rdmalloc_spdk_attr known = {};
+  if (int error = attr != nullptr ? read_struct(attr, &known) : 0) return error;
   auto* spdk = allocate<Spdk>();
   if (spdk == nullptr) return -ENOMEM;
-  if (attr != nullptr) spdk->calls = *attr;
+  spdk->calls = known;
   pthread_mutex_init(&spdk->lock, nullptr);
   rdmalloc_registrar_ops ops = {};
   ops.size = sizeof ops;
