@@ -263,8 +263,10 @@ RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const voi
 static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                    uint32_t access, struct rdmalloc_key* key) {
   const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;
-  uintptr_t offset = (uintptr_t)addr - head->arena_base;
-  if (__builtin_expect(offset < head->arena_length, 1)) {
+  if (__builtin_expect(
+          domain != NULL && key != NULL && (uintptr_t)addr - head->arena_base < head->arena_length,
+          1)) {
+    uintptr_t offset = (uintptr_t)addr - head->arena_base;
     const uint32_t* slot = &head->sticky[offset >> RDMALLOC_SLICE_SHIFT];
     /* Acquire pairs with the release store that publishes a registration in its slots. */
     uintptr_t number = __atomic_load_n(slot, __ATOMIC_ACQUIRE), at = head->records + (number << 6);
@@ -560,7 +562,8 @@ struct rdmalloc_pool_waiter {
   /** Called once, with the buffer, which is the waiter's to put. On the thread that put it, inside
    *  rdmalloc_pool_put(), under no lock of rdmalloc; that thread's caller may hold locks of his
    * own. May get, put, wait and cancel, and register: the callbacks for buffers that it puts run
-   * after it has returned, not inside it, however many there are. */
+   * after it has returned, not inside it, however many there are. An exception may leave it: the
+   * put has happened then. */
   void (*ready)(struct rdmalloc_pool_waiter* waiter, struct rdmalloc_buffer* buffer);
   void* arg;                         /**< the caller's */
   struct rdmalloc_pool_waiter* next; /**< private */

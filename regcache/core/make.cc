@@ -166,8 +166,7 @@ int plan_remote(const Domain& domain, const Request& request, const rdmalloc_ran
   if ((domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0) return -EACCES;
   plan->low = request.low;
   plan->high = request.high;
-  if (domain.ops.granularity <= 1) return 0;
-  plan_pages(domain, request, plan);
+  if (domain.ops.granularity > 1) plan_pages(domain, request, plan);
   if (span == nullptr) return plan->low == request.low && plan->high == request.high ? 0 : -EACCES;
   auto base = reinterpret_cast<std::uintptr_t>(span->base);
   std::size_t block = span->block_bytes;

@@ -149,6 +149,8 @@ using namespace rdmalloc::regcache;
 extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void* addr,
                                              size_t length, uint32_t access, rdmalloc_reg** out) {
   note_caller(__builtin_return_address(0));
+  if (handle == nullptr || out == nullptr) [[unlikely]]
+    return -EINVAL;
   Domain* domain = domain_of(handle);
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   std::uintptr_t offset = low - domain->head.arena_base;

@@ -161,6 +161,9 @@ static_assert(sizeof(Registration) == 64, "with its rest two lines; 10^6 of them
 // touched at all is half as much for the TLB, and neighbours by pair are both of use.
 struct RegistrationPlaces {
   static constexpr bool kHaveNumbers = true;  // which the slots of domains hold
+  // A put too many finds a record that has ended, and not another's in its place, until as many
+  // have ended after it. Late readers of slots seldom meet another's, too.
+  static inline constinit std::size_t resting = 1024;  // fewer in tests of that very meeting
   static constexpr std::size_t kRunBytes = 2 * Registration::kRestDistance;
   // Of the pool's first chunks, 960 KiB together: 7,680 records.
   static constexpr std::uint32_t kSpreadChunks = 4;

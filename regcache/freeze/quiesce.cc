@@ -428,7 +428,8 @@ extern "C" RDMALLOC_API int rdmalloc_quiesce_files(rdmalloc_open_file* list, siz
   Freezer& freezer = freezer_here();
   LockGuard guard(freezer.files_lock);
   const OpenFiles& found = freezer.files;
-  for (std::size_t i = 0; i < found.count && i < most; ++i) list[i] = found.files[i];
+  for (std::size_t i = 0; list != nullptr && i < found.count && i < most; ++i)
+    list[i] = found.files[i];
   return static_cast<int>(found.count);
 }
 

@@ -343,7 +343,8 @@ extern "C" int rdmalloc_notifier_detach(enum rdmalloc_notifier which) {
     case RDMALLOC_NOTIFIER_AUTO: {
       int errors[3] = {detach(opal), detach(ucm),
                        rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC)};
-      if (errors[2] == -EBUSY) return -EBUSY;
+      for (int one : errors)
+        if (one == -EBUSY) return -EBUSY;
       return errors[0] != 0 && errors[1] != 0 && errors[2] != 0 ? -ENOENT : 0;
     }
   }

@@ -152,6 +152,7 @@ TEST_F(Foreign, a_hit_takes_no_lock) {
 // another domain. Fails when get_foreign() takes what a hint names without a look at it: at its
 // range, or at its domain.
 TEST_F(Foreign, a_hint_that_outlived_its_registration_finds_no_other) {
+  RecordsAtOnce at_once;
   StubDomain domain(fabric), other(another_fabric(fabric.ops.flags));
   ASSERT_EQ(rdmalloc_adopt(page(0), kPages * kPage), 0);
   rdmalloc_reg* first = domain.get(page(0), kPage);

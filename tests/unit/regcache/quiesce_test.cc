@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/userfaultfd.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -447,6 +448,14 @@ TEST_F(Quiesce, calls_nest_and_are_refused_inside_callbacks) {
   EXPECT_EQ(rdmalloc_resume(), 0);
   EXPECT_NE(domain.touch(block.bytes, kMiB), 0u);
   EXPECT_EQ(rdmalloc_resume(), -EALREADY);
+}
+
+TEST_F(Quiesce, files_are_counted_with_no_list_for_them) {
+  int fd = static_cast<int>(syscall(SYS_userfaultfd, UFFD_USER_MODE_ONLY));
+  if (fd < 0) GTEST_SKIP() << "SKIP: no userfaultfd to leave open";
+  EXPECT_EQ(rdmalloc_quiesce(1000), -EBUSY);
+  EXPECT_EQ(rdmalloc_quiesce_files(nullptr, 16), 1);
+  close(fd);
 }
 
 // Broken on purpose: with purge_freeze() that leaves the state "none", the frees start the thread.
