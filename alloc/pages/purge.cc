@@ -173,8 +173,12 @@ DecommitFunction decommit_in_force() {
 bool is_paused() {
   return purger.pauses.load(std::memory_order_seq_cst) != 0;
 }
+// Between two pieces of a pass of the purge thread's.
+bool is_paused_or_held() {
+  return is_paused() || is_held();
+}
 bool must_stop() {
-  return is_paused() || is_held() || memory_is_awaited();
+  return is_paused_or_held() || memory_is_awaited();
 }
 // The same for rdmalloc_purge(), which no purge_hold() holds up.
 bool must_stop_asked_for() {
@@ -231,10 +235,11 @@ std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
 // Purges what may go until `keep_bytes` are dirty. Offers nothing twice: the refused is young
 // again.
 std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
-                         enum rdmalloc_purge_reason reason) {
+                         enum rdmalloc_purge_reason reason,
+                         bool (*must_end)() = is_paused_or_held) {
   std::uint64_t budget = page_heap_dirty_slices(), purged = 0;
   for (std::uint64_t offered = 0; offered < budget && dirty_bytes() > keep_bytes;) {
-    if (is_paused()) break;
+    if (must_end()) break;
     std::uint32_t slices = 0, freed_ms = 0;
     memory_goes_out();
     SliceIndex slice = page_heap_purge_begin(choice, &slices, &freed_ms);
@@ -710,7 +715,8 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   heaps_age(true);
   std::uint64_t purged =
       keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop_asked_for) : 0;
-  if (is_above(keep_bytes)) purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
+  if (is_above(keep_bytes))
+    purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST, is_paused);
   turn.end();
   return static_cast<int64_t>(purged);
 }

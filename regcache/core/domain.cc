@@ -8,6 +8,7 @@
 #include "alloc/api/options.h"
 #include "alloc/core/sized_struct.h"
 #include "alloc/os/os.h"
+#include "regcache/core/at_exit.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/memlock.h"
@@ -278,6 +279,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* g
   if (int error = scope.error()) return error;
   Domain* domain = take_place(*all);
   if (domain == nullptr) return -EMFILE;
+  rdmalloc::hold_at_exit();
   // A purge under way has not asked this domain whether its range is whole units (purge.cc).
   bool is_coarse = ops.granularity > rdmalloc::os::page_bytes();
   int error = is_coarse ? rdmalloc_purge_pause() : 0;

@@ -7,6 +7,7 @@
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
+#include "regcache/core/at_exit.h"
 #include "regcache/core/history.h"
 #include "regcache/core/oracle.h"
 #include "regcache/core/put_clock.h"
@@ -369,10 +370,34 @@ Unmovable unmovable(Domain& domain) {
   return sum;
 }
 
+namespace {
+
+// Whether this is a thread of ours, and registrars may be gone.
+bool is_late() {
+  return exit_has_begun() && (is_helper_thread || is_in_page_event());
+}
+
+// Leaves drops to whoever still calls into the domain.
+void leave(Domain& domain, Registration* list) {
+  LockGuard guard(domain.lock);
+  while (list != nullptr) {
+    Registration* next = list->next();
+    list->next() = domain.deferred;
+    domain.deferred = list;
+    list = next;
+  }
+}
+
+}  // namespace
+
 std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason) {
   DropScope scope;
   std::uint64_t gone = 0;
   while (list != nullptr) {
+    if (is_late()) {
+      leave(domain, list);
+      break;
+    }
     Registration* next = list->next();
     if (drop_one(domain, list, reason)) ++gone;
     list = next;

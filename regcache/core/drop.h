@@ -83,6 +83,9 @@ void flush_blocks_of_sticky_parts(Domain& domain);
 
 // ---- under no lock: calls the registrar ----
 
+// Whether this thread is one of ours that drops what others have left.
+inline constinit thread_local bool is_helper_thread = false;
+
 // Deregisters each of a list of closed, withdrawn registrations that the caller owns. Returns how
 // many are gone; the others are quarantined.
 std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason);

@@ -357,6 +357,7 @@ int Watch::create_threads() {
   };
   auto run_helper = [](void* watch) -> void* {
     prctl(PR_SET_NAME, "rdmalloc-unmap");
+    is_helper_thread = true;
     static_cast<Watch*>(watch)->help();
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;

@@ -32,6 +32,7 @@
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
+#include "regcache/core/at_exit.h"
 #include "regcache/notifiers/libfabric_monitor.h"
 #include "regcache/notifiers/libfabric_race.h"
 #include "regcache/notifiers/loaded_library.h"
@@ -125,6 +126,7 @@ int attach(Target<Function>& target, const char* library, const char* symbol) {
   int error = function == nullptr ? -ENOENT : 0;
   target.error.store(error, std::memory_order_relaxed);
   if (error == 0) target.attaches.fetch_add(1, std::memory_order_relaxed);
+  if (error == 0) hold_at_exit();
   target.function.store(function, std::memory_order_seq_cst);
   return error;
 }
@@ -156,6 +158,7 @@ int attach_fabric() {
   int error = libfabric_monitor_attach();
   if (error != -EALREADY) fabric_error.store(error, std::memory_order_relaxed);
   if (error == 0) fabric_attaches.fetch_add(1, std::memory_order_relaxed);
+  if (error == 0) hold_at_exit();
   return error;
 }
 
@@ -191,10 +194,6 @@ bool forget(Target<Function>& target) {
   return target.function.exchange(nullptr, std::memory_order_seq_cst) != nullptr;
 }
 
-void hold_for_good() {
-  purge_hold(INT64_MAX, 50);
-}
-
 // As early as a library can be: what is linked to the program is loaded by now, and its first
 // domain is not opened.
 __attribute__((constructor)) void notifiers_start() {
@@ -204,11 +203,7 @@ __attribute__((constructor)) void notifiers_start() {
   if (mode == NotifyMode::kOff || mode == NotifyMode::kHooks) return;
   libc_madvise();  // here, and not first inside somebody's mprotect()
   notifiers_rescan();
-  // From here on the program's atexit handlers, and then the libraries' destructors, take the
-  // fabrics apart: no purge may call into them.
-  if (os::should_fail(os::Site::kExitHandler) || atexit(hold_for_good) != 0)
-    report_warning("libc takes no exit handler",
-                   "purges go on while fabrics are taken apart; RDMALLOC_PURGE=manual has none");
+  hold_at_exit();
   purge_set_decommit(tell_and_decommit);
 }
 

@@ -11,6 +11,12 @@
 
 #include "alloc/api/options.h"
 
+// What the cache calls at exit: there is no thread here that purges.
+namespace rdmalloc {
+void purge_hold(std::int64_t hold_ms, int wait_ms);
+void purge_hold(std::int64_t, int) {}
+}  // namespace rdmalloc
+
 namespace fake {
 namespace {
 
