@@ -138,6 +138,7 @@ std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t hi
     visit_overlapping(domain.by_range.root(), low, high, look);
     for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next()) {
       if (reg->base() >= high || reg->end() <= low) continue;
+      if (reg->rest().kind == Kind::kHeap) continue;  // as above
       reg->rest().is_stale = true;
       if (one != nullptr) state()->invalidations.await(one, reg);
     }
