@@ -1,3 +1,4 @@
+// Longer than 600 lines, so that all who change a slab's words of free bits stand in one file.
 #include "alloc/slabs/slab.h"
 
 #include <algorithm>

@@ -94,14 +94,14 @@ RDMALLOC_API int rdmalloc_range_foreach(rdmalloc_range_fn fn, void* arg);
  *  least one sees the other. */
 RDMALLOC_API bool rdmalloc_range_is_idle(const void* base, size_t length);
 
-/** Whether no block in use touches [base, base+length): like rdmalloc_range_is_idle(), but true also
- *  for free blocks of slabs in use. A block in a thread's cache counts as in use; see
- *  rdmalloc_caches_flush(). Takes the slab's lock, with the same order towards allocation there. Any
- *  thread. */
+/** Whether no block in use touches [base, base+length): like rdmalloc_range_is_idle(), but true
+ * also for free blocks of slabs in use. A block in a thread's cache counts as in use; see
+ *  rdmalloc_caches_flush(). Takes the slab's lock, with the same order towards allocation there.
+ * Any thread. */
 RDMALLOC_API bool rdmalloc_range_is_free(const void* base, size_t length);
 
-/** Gives the free blocks in the calling thread's cache, and those on their way between threads, back
- *  to their slabs. Any thread. */
+/** Gives the free blocks in the calling thread's cache, and those on their way between threads,
+ * back to their slabs. Any thread. */
 RDMALLOC_API void rdmalloc_caches_flush(void);
 
 /** The extent of addresses that owned memory can have, fixed from the first allocation on: tables
