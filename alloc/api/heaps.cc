@@ -8,6 +8,7 @@
 #include "alloc/api/allocate.h"
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/heaps/heap_blocks.h"
@@ -52,15 +53,10 @@ bool page_kind_of(std::uint32_t page_size, PageKind* kind) {
   }
 }
 
-// What the attributes ask for; a program compiled with fewer of them has the defaults for the rest.
+// What the attributes ask for.
 int plan_heap(const rdmalloc_heap_attr* given, HeapPlan* plan) {
-  // What the first version had.
-  constexpr std::size_t kSmallestSize = offsetof(rdmalloc_heap_attr, domains);
   rdmalloc_heap_attr attr = {};
-  if (given != nullptr) {
-    if (given->size < kSmallestSize || given->size > sizeof attr) return -EINVAL;
-    std::memcpy(&attr, given, given->size);
-  }
+  if (int error = given != nullptr ? read_struct(given, &attr) : 0) return error;
   plan->budget_bytes = attr.budget_bytes != 0 ? attr.budget_bytes : UINT64_MAX;
   if (plan->budget_bytes < kSliceBytes || attr.flags != 0) return -EINVAL;
   if (!page_kind_of(attr.page_size, &plan->pages)) {
@@ -112,6 +108,10 @@ int rdmalloc_heap_destroy(struct rdmalloc_heap* heap) {
   return heap_destroy(handle_of(heap));
 }
 
+int rdmalloc_heap_abandon(struct rdmalloc_heap* heap) {
+  return heap_abandon(handle_of(heap));
+}
+
 void* rdmalloc_heap_malloc(struct rdmalloc_heap* heap, size_t bytes) {
   return heap_malloc(handle_of(heap), bytes);
 }
@@ -155,20 +155,17 @@ int rdmalloc_heap_walk(struct rdmalloc_heap* heap, rdmalloc_heap_walk_fn fn, voi
 }
 
 int rdmalloc_heap_stats(struct rdmalloc_heap* heap, struct rdmalloc_heap_counters* stats) {
-  // What the first version had.
-  constexpr std::size_t kSmallestSize = offsetof(rdmalloc_heap_counters, large_bytes);
-  if (stats == nullptr || stats->size < kSmallestSize || stats->size > sizeof *stats)
-    return -EINVAL;
+  if (int error = check_struct(stats)) return error;
   fork_check();
   const Heap* found = heap_of_handle(handle_of(heap));
   if (found == nullptr) return -EINVAL;
   HeapState state = heap_state(*found);
   std::uint64_t huge_bytes = state.huge_2m_bytes + state.huge_1g_bytes;
-  rdmalloc_heap_counters all = {stats->size,           state.budget_bytes, state.span_bytes,
-                                state.most_span_bytes, state.live_bytes,   state.live_blocks,
-                                state.refusals,        state.large_bytes,  state.large_blocks,
-                                state.cached_bytes,    state.region_bytes, huge_bytes};
-  std::memcpy(stats, &all, stats->size);
+  rdmalloc_heap_counters all = {
+      sizeof all,         state.budget_bytes, state.span_bytes,   state.most_span_bytes,
+      state.live_bytes,   state.live_blocks,  state.refusals,     state.large_bytes,
+      state.large_blocks, state.cached_bytes, state.region_bytes, huge_bytes};
+  write_struct(all, stats);
   return 0;
 }
 

@@ -32,7 +32,9 @@ const char* rdmalloc_strerror(int error) {
     case 0:
       return "success";
     case -EINVAL:
-      return "an argument is out of range, or a struct's size is not this library's";
+      return "an argument is out of range, or a struct's size is not set";
+    case -E2BIG:
+      return "a struct asks for something that this library does not know";
     case -ENOMEM:
       return "no memory, no address space, or a registration limit is reached";
     case -ENOENT:
@@ -45,12 +47,14 @@ const char* rdmalloc_strerror(int error) {
       return "the address is not rdmalloc's, or not inside one block in use";
     case -EBUSY:
       return "in use: a registration is held, or purging is paused";
+    case -EINPROGRESS:
+      return "not now: the library does it later";
     case -EDEADLK:
-      return "called from inside a page event, where it would wait for itself";
+      return "called from inside a page event or a callback, where it would wait for itself";
     case -EALREADY:
       return "nothing to undo: no matching call came before";
     case -EAGAIN:
-      return "not now: quiesced for a checkpoint, or a thread could not be created";
+      return "not now: quiesced, invalidated meanwhile, or a thread could not be created";
     case -ENOTSUP:
       return "not supported by this registrar, kernel or setting";
     case -ENOSPC:

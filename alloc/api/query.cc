@@ -2,11 +2,16 @@
 #include <errno.h>
 #include <rdmalloc/rdmalloc.h>
 
+#include "alloc/cache/depot.h"
+#include "alloc/cache/thread_cache.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/init.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/purge.h"
+#include "alloc/slabs/slab.h"
 
 using namespace rdmalloc;
 
@@ -43,16 +48,18 @@ bool rdmalloc_owns(const void* ptr) {
 }
 
 int rdmalloc_range_of(const void* ptr, struct rdmalloc_range* range) {
-  if (range == nullptr || range->size != sizeof *range) return -EINVAL;
+  if (int error = check_struct(range)) return error;
   auto address = reinterpret_cast<std::uintptr_t>(ptr);
   if (!arena.holds(address)) return -EFAULT;
   SliceIndex slice = arena.slice_of(address);
   if (arena.class_at(slice) == 0) return -EFAULT;
   SliceIndex first = arena.first[slice].load(std::memory_order_relaxed);
-  if (!describe(first, range)) return -EFAULT;
+  rdmalloc_range found = {};
+  if (!describe(first, &found)) return -EFAULT;
   // The caller keeps a block alive, so the span stands still; without one this may be a torn
   // answer, but never one that does not hold the address.
-  if (address - reinterpret_cast<std::uintptr_t>(range->base) >= range->length) return -EFAULT;
+  if (address - reinterpret_cast<std::uintptr_t>(found.base) >= found.length) return -EFAULT;
+  write_struct(found, range);
   return 0;
 }
 
@@ -85,6 +92,31 @@ bool rdmalloc_range_is_idle(const void* base, size_t length) {
   for (SliceIndex slice = arena.slice_of(begin); slice <= arena.slice_of(last); ++slice)
     if (arena.class_map[slice].load(std::memory_order_acquire) != 0) return false;
   return true;
+}
+
+bool rdmalloc_range_is_free(const void* base, size_t length) {
+  if (rdmalloc_range_is_idle(base, length)) return true;
+  fork_check();
+  bool has_turn = purge_turn_is_mine();
+  std::uintptr_t low = reinterpret_cast<std::uintptr_t>(base), high = low + length;
+  if (low < arena.base) low = arena.base;
+  if (high - arena.base > arena.extent()) high = arena.base + arena.extent();
+  SliceIndex end = arena.slice_of(high - 1) + 1;
+  for (SliceIndex slice = arena.slice_of(low); slice < end; ++slice) {
+    // Acquire: pairs with the release in page_heap_free().
+    if (arena.class_map[slice].load(std::memory_order_acquire) == 0) continue;
+    SliceIndex first = arena.first[slice].load(std::memory_order_relaxed);
+    std::uintptr_t from = arena.address_of(slice), to = arena.address_of(slice + 1);
+    if (!slab_is_free(first, from < low ? low : from, to > high ? high : to, has_turn))
+      return false;
+  }
+  return true;
+}
+
+void rdmalloc_caches_flush(void) {
+  fork_check();
+  cache_flush_this_thread();
+  depot_empty();
 }
 
 int rdmalloc_arena_extent(uintptr_t* base, size_t* length) {

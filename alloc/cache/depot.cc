@@ -190,6 +190,16 @@ bool depot_age(bool everything) {
   return is_something_left;
 }
 
+void depot_empty() {
+  for (unsigned c = 1; c < kClasses; ++c) {
+    for (unsigned shard = 0; shard < shard_count(); ++shard) {
+      while (Magazine* magazine = depot_take(shard, c)) flow_down(c, magazine);
+      if (Magazine* magazine = depot_take_rest(shard, c)) flow_down(c, magazine);
+    }
+    slab_trim(c);
+  }
+}
+
 std::uint64_t depot_blocks(unsigned size_class) {
   std::uint64_t blocks = 0;
   for (unsigned shard = 0; shard < shard_count(); ++shard) {

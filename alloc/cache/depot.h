@@ -29,6 +29,8 @@ void depot_put_empty(unsigned shard, Magazine* magazine);
 // `everything`, all of them. Called by the purge thread and rdmalloc_purge(), so that memory comes
 // back when a program makes no further call. Returns whether something is left.
 bool depot_age(bool everything);
+// Empties all of it into the slabs. Any thread.
+void depot_empty();
 // Whether there is anything at all in it. For the purge thread that is about to sleep.
 bool depot_is_empty();
 // Blocks of the class in the depot now; a moment's truth.

@@ -209,6 +209,8 @@ int heap_grow(std::uint64_t handle, std::uint64_t bytes);
 // Frees all its blocks. 0, -EINVAL when there is no such heap (any more), or, with nothing changed,
 // what its registrar says.
 int heap_destroy(std::uint64_t handle);
+// The same now, or later by the registrar: -EINPROGRESS.
+int heap_abandon(std::uint64_t handle);
 
 // Calls `fn` for each live block; a nonzero answer stops the walk and is returned. No lock is held
 // in it. -EINVAL when there is no such heap, or none any more.

@@ -40,6 +40,9 @@ struct HeapRegistrar {
   // holds a registration of the heap's) or -EDEADLK. `*kept` has a bit for each region whose memory
   // must stay out of reach for ever, since a device may still write there.
   int (*end)(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uint64_t* kept);
+  // enter() or end() has failed, and the caller will not come back: calls rdmalloc_heap_destroy()
+  // now and when it may succeed.
+  void (*abandon)(std::uint32_t place, std::uint64_t handle);
   // Gives up the place of a heap that has no region any more.
   void (*give_up)(std::uint32_t place, std::uint64_t handle);
 };

@@ -257,6 +257,15 @@ int heap_grow(std::uint64_t handle, std::uint64_t bytes) {
   return error;
 }
 
+int heap_abandon(std::uint64_t handle) {
+  int error = heap_destroy(handle);
+  const Heap* heap = error != 0 ? heap_of_handle(handle) : nullptr;
+  const HeapRegistrar* registrar = heap != nullptr ? registrar_of(*heap) : nullptr;
+  if (registrar == nullptr) return error;
+  registrar->abandon(heap->place.load(std::memory_order_relaxed), handle);
+  return heap_of_handle(handle) == nullptr ? 0 : -EINPROGRESS;
+}
+
 int heap_destroy(std::uint64_t handle) {
   if (!ensure_initialised()) return -ENOMEM;
   fork_check();

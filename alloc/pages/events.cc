@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "alloc/core/lock.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/fork.h"
 #include "alloc/init.h"
 #include "alloc/os/fault.h"
@@ -204,7 +205,9 @@ using namespace rdmalloc;
 
 extern "C" int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, void* arg,
                                      struct rdmalloc_observer** out) {
-  if (ops == nullptr || out == nullptr || ops->size != sizeof *ops) return -EINVAL;
+  rdmalloc_observer_ops known = {};
+  if (int error = read_struct(ops, &known)) return error;
+  if (out == nullptr) return -EINVAL;
   if (!ensure_initialised()) return -ENOMEM;
   // Now, not later: recovery forgets the parent's observers, and ours would go with them.
   fork_check();
@@ -212,7 +215,7 @@ extern "C" int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, vo
     std::uint32_t expected = kFree;
     if (!observer.state.compare_exchange_strong(expected, kFilling, std::memory_order_acquire))
       continue;
-    observer.ops = *ops;
+    observer.ops = known;
     observer.arg = arg;
     observer.reserved_told = 0;
     active_observers.fetch_add(1, std::memory_order_relaxed);

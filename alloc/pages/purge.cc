@@ -2,6 +2,8 @@
 
 #include <errno.h>
 
+#include <bit>
+
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
@@ -190,8 +192,12 @@ DecommitFunction decommit_in_force() {
 bool is_paused() {
   return purger.pauses.load(std::memory_order_seq_cst) != 0;
 }
+// Between two pieces of a pass of the purge thread's.
+bool is_paused_or_held() {
+  return is_paused() || is_held();
+}
 bool must_stop() {
-  return is_paused() || is_held() || memory_is_awaited();
+  return is_paused_or_held() || memory_is_awaited();
 }
 // The same for rdmalloc_purge(), which no purge_hold() holds up.
 bool must_stop_asked_for() {
@@ -219,8 +225,16 @@ bool decommit_and_return(SliceIndex slice, std::uint32_t slices) {
   return true;
 }
 
-// Purges a span out of reach. Where it is refused, its halves are offered, and theirs, so that one
-// registration in use holds back only the slices it lies on. Returns the slices purged.
+// Where a refused run is cut: at the roundest address in it, so that an observer which agrees to
+// whole units only (of a power of two) is offered each of them.
+std::uint32_t front_of(SliceIndex slice, std::uint32_t slices) {
+  std::uintptr_t first = arena.address_of(slice) >> kSliceShift, last = first + slices - 1;
+  std::uintptr_t differing = std::bit_floor(first ^ last);
+  return static_cast<std::uint32_t>((last & ~(differing - 1)) - first);
+}
+
+// Purges a span out of reach. Where it is refused, two parts of it are offered, and parts of those,
+// so that one registration in use holds back only the slices it lies on. Returns the slices purged.
 std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
                          enum rdmalloc_purge_reason reason) {
   int refusal =
@@ -231,7 +245,7 @@ std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
     page_heap_purge_end(slice, false, now_ms());
     return 0;
   }
-  std::uint32_t front = slices / 2;
+  std::uint32_t front = front_of(slice, slices);
   page_heap_purge_split(slice, front);
   std::uint32_t purged = purge_span(slice, front, reason);
   return purged + purge_span(slice + front, slices - front, reason);
@@ -240,10 +254,11 @@ std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
 // Purges what may go until `keep_bytes` are dirty. Offers nothing twice: the refused is young
 // again.
 std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
-                         enum rdmalloc_purge_reason reason) {
+                         enum rdmalloc_purge_reason reason,
+                         bool (*must_end)() = is_paused_or_held) {
   std::uint64_t budget = page_heap_dirty_slices(), purged = 0;
   for (std::uint64_t offered = 0; offered < budget && dirty_bytes() > keep_bytes;) {
-    if (is_paused()) break;
+    if (must_end()) break;
     std::uint32_t slices = 0, freed_ms = 0;
     memory_goes_out();
     SliceIndex slice = page_heap_purge_begin(choice, &slices, &freed_ms);
@@ -491,7 +506,8 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   heaps_age(true);
   std::uint64_t purged =
       keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop_asked_for) : 0;
-  if (is_above(keep_bytes)) purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST);
+  if (is_above(keep_bytes))
+    purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST, is_paused);
   turn.end();
   return static_cast<int64_t>(purged);
 }

@@ -1,3 +1,4 @@
+// Longer than 600 lines, so that all who change a slab's words of free bits stand in one file.
 #include "alloc/slabs/slab.h"
 
 #include <algorithm>
@@ -538,6 +539,33 @@ SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class) {
     return {};
   }
   return pages;
+}
+
+bool slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, bool has_turn) {
+  const Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  if (word.kind != SpanKind::kSlab) return false;
+  const ClassInfo& info = class_info(word.size_class);
+  std::uintptr_t base = arena.address_of(slice);
+  std::uintptr_t end = base + std::uintptr_t{info.slab_blocks} * info.block_bytes;
+  if (low < base) low = base;
+  if (high > end) high = end;
+  if (low >= high) return true;
+  std::uint32_t first = position_of(reinterpret_cast<void*>(low), info).index;
+  std::uint32_t last = position_of(reinterpret_cast<void*>(high - 1), info).index;
+  // Whoever takes one of them later sees what the caller has done before it asks.
+  LockGuard guard(slabs_of(word.shard, word.size_class).lock);
+  if (span.word.load(std::memory_order_acquire) != pack(word)) return false;
+  bool is_in_purge = has_turn && in_purge.size_class != 0 && in_purge.slice == slice;
+  for (std::uint32_t i = first; i <= last;) {
+    std::uint32_t count = 64 - i % 64 <= last - i ? 64 - i % 64 : last - i + 1;
+    std::uint64_t wanted = bits_from(i % 64, count);
+    std::uint64_t bits = arena.bitmap(slice)[i / 64].load(std::memory_order_relaxed);
+    if (is_in_purge) bits |= in_purge.blocks[i / 64];
+    if ((bits & wanted) != wanted) return false;
+    i += count;
+  }
+  return true;
 }
 
 void slab_pages_end(const SlabPages& purged) {

@@ -57,6 +57,9 @@ SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class);
 // Puts their blocks back; `purged` are the pages that were given back. After each begin that
 // returned pages.
 void slab_pages_end(const SlabPages& purged);
+// Whether the span is a slab, and each of its blocks that touches [low, high) free, in no cache.
+// Those whose pages a purge has out of reach count as free for the thread with the purge turn.
+bool slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, bool has_turn);
 // Whether the purge thread is to be told, once, when blocks are next given back to any slab
 // (purge_note_slab_change). A full fence comes after it.
 void slab_watch(bool wanted);

@@ -91,7 +91,14 @@ std::string change_table(const RegcacheResults& results) {
     table.add({fmt::format("{}", regions), cell_text(measured, "invalidate"),
                cell_text(measured, "register"), cell_text(measured, "ucx_invalidate"),
                cell_text(measured, "ucx_register")});
-  return "\ntime of one, beside the registrar's own\n" + table.text();
+  Table limits({"registrations", "refused get", "refused key", "adopt", "disown"});
+  for (const auto& [regions, measured] : results.changes)
+    limits.add({fmt::format("{}", regions), cell_text(measured, "refused_get"),
+                cell_text(measured, "refused_key"), cell_text(measured, "adopt"),
+                cell_text(measured, "disown")});
+  return "\ntime of one, beside the registrar's own\n" + table.text() +
+         "\ntime of one that a full limit refuses, and beside as many adopted ranges\n" +
+         limits.text();
 }
 
 std::string footprint_lines(const RegcacheResults& results) {

@@ -10,8 +10,8 @@ namespace rdmalloc::bench {
 
 class StubDomain {
  public:
-  // `largest`: bytes of one registration at most; 0: no limit.
-  explicit StubDomain(std::size_t largest = 0) {
+  // `largest`: bytes of one registration at most; `max_count`: registrations at most. 0: no limit.
+  explicit StubDomain(std::size_t largest = 0, std::uint64_t max_count = 0) {
     rdmalloc_registrar_ops ops{};
     ops.size = sizeof(ops);
     ops.name = "stub";
@@ -20,7 +20,10 @@ class StubDomain {
     ops.register_ = register_nothing;
     ops.deregister = deregister_nothing;
     ops.largest = largest;
-    error_ = rdmalloc_domain_open(&ops, &registered_, nullptr, &domain_);
+    rdmalloc_domain_attr attr{};
+    attr.size = sizeof(attr);
+    attr.max_count = max_count;
+    error_ = rdmalloc_domain_open(&ops, &registered_, &attr, &domain_);
   }
   ~StubDomain() {
     if (domain_ != nullptr) rdmalloc_domain_close(domain_);

@@ -2,6 +2,7 @@
 // the floors under both, all in one process and in turn. regcache_compare runs it; by hand:
 //
 //   regcache_worker [--regions N,N…] [--threads N,N…] [--rounds N] [--least N]
+//   regcache_worker --regions N,N… --only-changes 1
 //   regcache_worker --footprint N
 //
 // Prints a JSON object a line: "about"; for each number of regions a "row" for each number of
@@ -31,7 +32,8 @@ struct Options {
   std::vector<std::size_t> threads = {1, 2, 4};
   int rounds = 5;              // times that each subject has its turn; the median counts
   std::size_t least = 32'768;  // operations of a thread in a turn; at least all of its share
-  std::size_t footprint = 0;   // registrations to be weighed instead of all that; 0: none
+  bool only_changes = false;
+  std::size_t footprint = 0;  // registrations to be weighed instead of all that; 0: none
 };
 
 // The compiler must make the value, and knows nothing of it afterwards.
@@ -160,6 +162,8 @@ class Set {
 
   void measure_hits(const Options& options, int threads, bool is_random);
   void measure_changes(const Options& options);
+  void measure_refusals(int rounds, class Clock& clock);
+  void measure_adoption(int rounds, class Clock& clock);
   void say_counts() const;
 
  private:
@@ -266,6 +270,8 @@ void Set::say_counts() const {
   fmt::print("{}\n", counts.dump());
 }
 
+constexpr std::size_t kBatch = 256;
+
 // The time of each of `steps`, in ns for one address, the median over the rounds.
 class Clock {
  public:
@@ -285,14 +291,68 @@ class Clock {
   std::map<std::string, std::vector<double>> ns_;
 };
 
+// What a call costs that a full limit refuses: each registration is held, or has given out a key of
+// a live block. `first`: the first after all of them were found by hits.
+void Set::measure_refusals(int rounds, Clock& clock) {
+  StubDomain held_domain(0, count_);
+  StubDomain key_domain(0, (4 * count_ + 2) / 3);
+  Blocks more(kBatch, kBlockBytes);
+  if (held_domain.error() != 0 || key_domain.error() != 0) give_up("no domain");
+  ask_all(blocks_.addresses(), GetPut{held_domain.get()});
+  std::vector<rdmalloc_reg*> held(count_);
+  std::vector<void*> blocks = blocks_.addresses();
+  rdmalloc_key key;
+  for (std::size_t i = 0; i < count_; ++i) {
+    if (rdmalloc_reg_get(held_domain.get(), blocks[i], kAskedBytes, RDMALLOC_ACCESS_LOCAL,
+                         &held[i]) != 0)
+      give_up("rdmalloc_reg_get failed");
+    rdmalloc_reg_key(key_domain.get(), blocks[i], kAskedBytes, RDMALLOC_ACCESS_LOCAL, &key);
+  }
+  const auto get = [&](std::size_t, void* at) {
+    rdmalloc_reg* none = nullptr;
+    if (rdmalloc_reg_get(held_domain.get(), at, kAskedBytes, RDMALLOC_ACCESS_LOCAL, &none) !=
+        -ENOMEM)
+      give_up("a get was not refused");
+  };
+  const auto ask_key = [&](std::size_t, void* at) {
+    if (rdmalloc_reg_key(key_domain.get(), at, kAskedBytes, RDMALLOC_ACCESS_LOCAL, &key) != -ENOMEM)
+      give_up("a key was not refused");
+  };
+  Addresses batch = more.addresses();
+  clock.time("refused_get_first", {batch.front()}, get);
+  batch.resize(count_ > 10'000 ? 16 : kBatch);  // so that a cliff shows, and ends
+  for (int round = 0; round < rounds; ++round) {
+    clock.time("refused_get", batch, get);
+    clock.time("refused_key", batch, ask_key);
+  }
+  for (rdmalloc_reg* one : held) rdmalloc_reg_put(one);
+}
+
+// Adopting a page and disowning it, beside as many ranges that stay.
+void Set::measure_adoption(int rounds, Clock& clock) {
+  const Mapping apart(count_ + kBatch, 2 * kAskedBytes, false);
+  Addresses all = apart.addresses(), batch(all.end() - kBatch, all.end());
+  all.resize(count_);
+  // In the middle of the others, so that a table has half of itself to move.
+  for (std::size_t i = 0; i < kBatch; ++i)
+    std::swap(batch[i], all[(i * 7919 + count_ / 2) % count_]);
+  for (void* at : all)
+    if (rdmalloc_adopt(at, kAskedBytes) != 0) give_up("rdmalloc_adopt failed");
+  for (int round = 0; round < rounds; ++round) {
+    clock.time("adopt", batch, [](std::size_t, void* at) { rdmalloc_adopt(at, kAskedBytes); });
+    clock.time("disown", batch, [](std::size_t, void* at) { rdmalloc_disown(at, kAskedBytes); });
+  }
+  for (void* at : all) rdmalloc_disown(at, kAskedBytes);
+}
+
 // Invalidating ranges and registering them again, one thread, random ones of all. The stubs behind
 // both caches do nothing, so what remains is beside the registration and the deregistration.
 void Set::measure_changes(const Options& options) {
-  constexpr std::size_t kBatch = 256;
   Addresses batch = shares_of(blocks_.addresses(), 1, true).front().front();
   batch.resize(std::min(batch.size(), kBatch));
   Clock clock;
   std::uint64_t invalidated = 0;
+  ask_all(blocks_.addresses(), GetPut{domain_.get()});  // where no hits were measured before
   for (int round = 0; round < 4 * options.rounds; ++round) {
     clock.time("invalidate", batch, [&](std::size_t, void* at) {
       if (rdmalloc_invalidate(domain_.get(), at, kAskedBytes, nullptr, nullptr) == 1) ++invalidated;
@@ -311,6 +371,8 @@ void Set::measure_changes(const Options& options) {
   }
   if (invalidated != batch.size() * 4 * static_cast<std::size_t>(options.rounds))
     give_up("not every rdmalloc_invalidate found its registration");
+  measure_refusals(options.rounds, clock);
+  measure_adoption(options.rounds, clock);
   fmt::print("{}\n",
              json{{"type", "changes"}, {"regions", count_}, {"ns", clock.medians()}}.dump());
 }
@@ -387,6 +449,8 @@ bool parse(int argc, char** argv, Options& options) {
         options.least = one[0];
       else if (name == "--footprint")
         options.footprint = one[0];
+      else if (name == "--only-changes")
+        options.only_changes = one[0] != 0;
       else
         is_good = false;
     }
@@ -401,6 +465,7 @@ int run_worker(int argc, char** argv) {
     std::fputs(
         "usage: regcache_worker [--regions N,N…] [--threads N,N…, at most 64] [--rounds N]\n"
         "                       [--least N]\n"
+        "       regcache_worker --regions N,N… --only-changes 1\n"
         "       regcache_worker --footprint N\n",
         stderr);
     return 2;
@@ -414,7 +479,7 @@ int run_worker(int argc, char** argv) {
     Set set(regions);
     for (const std::size_t threads : options.threads)
       for (const bool is_random : {true, false})
-        set.measure_hits(options, static_cast<int>(threads), is_random);
+        if (!options.only_changes) set.measure_hits(options, static_cast<int>(threads), is_random);
     set.say_counts();
     set.measure_changes(options);
     std::fflush(stdout);

@@ -6,7 +6,10 @@
  * Conventions of every rdmalloc header:
  *  - Functions that can fail return 0 or a negative errno value; none of them touches errno. Those
  *    that return a block return NULL and set errno, like malloc.
- *  - Public structs start with `size`, which the caller sets to sizeof the struct he compiled with.
+ *  - Public structs start with `size`, which the caller sets to sizeof the struct it was compiled
+ *    with. A program and a library of different versions work together: fields that the program
+ *    does not know have their default, and are not filled in; fields that the library does not know
+ *    must be 0 (-E2BIG), and are filled in as 0. Flags that the library does not know are -EINVAL.
  *  - "Any thread" means: any thread at any time, also inside a callback of a fabric library that
  *    holds its own locks, unless the comment says otherwise. Not async-signal-safe, unless said.
  */
@@ -96,6 +99,16 @@ RDMALLOC_API int rdmalloc_range_foreach(rdmalloc_range_fn fn, void* arg);
  *  something and then asks here, and a thread that allocates there and then looks the thing up, at
  *  least one sees the other. */
 RDMALLOC_API bool rdmalloc_range_is_idle(const void* base, size_t length);
+
+/** Whether no block in use touches [base, base+length): like rdmalloc_range_is_idle(), but true
+ *  also for free blocks of slabs in use. A block in a thread's cache counts as in use; see
+ *  rdmalloc_caches_flush(). Takes the slab's lock, with the same order towards allocation there.
+ *  Any thread. */
+RDMALLOC_API bool rdmalloc_range_is_free(const void* base, size_t length);
+
+/** Gives the free blocks in the calling thread's cache, and those on their way between threads,
+ *  back to their slabs. Any thread. */
+RDMALLOC_API void rdmalloc_caches_flush(void);
 
 /** The extent of addresses that owned memory can have, fixed from the first allocation on: tables
  *  indexed by (address - base) / RDMALLOC_SLICE_BYTES need length / RDMALLOC_SLICE_BYTES slots.
@@ -190,6 +203,14 @@ RDMALLOC_API int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes);
  *  stays out of reach for ever. */
 RDMALLOC_API int rdmalloc_heap_destroy(struct rdmalloc_heap* heap);
 
+/** rdmalloc_heap_destroy() for a caller that cannot try again, a destructor for example: the heap
+ * is destroyed now, or by the library as soon as it can be, and is the library's from here on. It
+ *  tries at each call that opens, closes, makes or destroys a domain, a heap or a pool, and at the
+ *  end of a quiesce and of a resume; registrars are called there. Returns 0 (destroyed),
+ *  -EINPROGRESS (later: a registration is held, a checkpoint is under way, or this is a page event)
+ *  or -EINVAL (no such heap). Any thread. */
+RDMALLOC_API int rdmalloc_heap_abandon(struct rdmalloc_heap* heap);
+
 /** malloc(), calloc(), aligned_alloc() and realloc() in the heap. NULL with errno ENOMEM: no
  * memory, or the budget is used up; EINVAL: no such heap, an alignment that is no power of two, or
  * `ptr` is not of this heap, and then nothing happened to it. A block that realloc moves is there
@@ -233,8 +254,7 @@ struct rdmalloc_heap_counters {
                                  cut from */
   uint64_t huge_bytes; /**< of region_bytes: on pages of 2 MiB or 1 GiB of the kernel's pools */
 };
-/** Fills *stats (set stats->size; a program compiled with fewer fields gets those). 0, or -EINVAL.
- *  Any thread. */
+/** Fills *stats (set stats->size). 0, or -EINVAL. Any thread. */
 RDMALLOC_API int rdmalloc_heap_stats(struct rdmalloc_heap* heap,
                                      struct rdmalloc_heap_counters* stats);
 

@@ -3,7 +3,17 @@
 // rdmalloc for C++20: what the C headers offer, with ownership. Functions that can fail return a
 // result, which holds a value or a std::error_code (std::generic_category, the errno of the C
 // function). Nothing here throws, but for heap_resource and allocator, from which the standard
-// wants std::bad_alloc. See rdmalloc.h and regcache.h for what each call promises, which
+// wants std::bad_alloc.
+//
+// How what is owned ends. destroy(), close(), put() and remove() tell whether they could; the
+// object gives its handle up when, and only when, there is nothing left that it names, and can be
+// asked again otherwise. A destructor, and an assignment over an object, can't tell and don't wait:
+// what can't end now (EBUSY: something of it is held; EAGAIN: a checkpoint is under way; EDEADLK:
+// inside a callback) is left to the library, which ends it as soon as it can be
+// (rdmalloc_heap_abandon(), rdmalloc_domain_abandon()). Nothing is lost, and nothing is ended that
+// belongs to another. So what a domain's registrar uses must live until its `close` was called.
+//
+// See rdmalloc.h and regcache.h for what each call promises, which
 // threads may call it, and what may not be called inside a fabric's callback.
 #ifndef RDMALLOC_RDMALLOC_HPP
 #define RDMALLOC_RDMALLOC_HPP
@@ -89,12 +99,12 @@ class heap {
   heap(heap&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   heap& operator=(heap&& other) noexcept {
     if (this != &other) {
-      (void)destroy();
+      abandon();
       handle_ = std::exchange(other.handle_, nullptr);
     }
     return *this;
   }
-  ~heap() { (void)destroy(); }
+  ~heap() { abandon(); }
 
   static result<heap> create(rdmalloc_heap_attr attr = {}) {
     attr.size = sizeof attr;
@@ -128,12 +138,12 @@ class heap {
   // More memory for a registered one, by this call only.
   std::error_code grow(std::size_t bytes) { return error_of(rdmalloc_heap_grow(handle_, bytes)); }
 
-  // EINVAL: somebody destroyed it by its handle. EBUSY: a registration of its memory is held; it is
-  // there still. Nothing to do for an empty one.
+  // EINVAL: it was destroyed by its handle. EBUSY: a registration of its memory is held; EAGAIN: a
+  // checkpoint is under way; the heap is there still. Nothing to do for an empty one.
   std::error_code destroy() {
     if (handle_ == nullptr) return {};
     int error = rdmalloc_heap_destroy(handle_);
-    if (error != -EBUSY && error != -EDEADLK) handle_ = nullptr;
+    if (error == 0 || error == -EINVAL) handle_ = nullptr;
     return error_of(error);
   }
 
@@ -188,6 +198,9 @@ class heap {
   }
 
  private:
+  void abandon() {
+    if (handle_ != nullptr) rdmalloc_heap_abandon(std::exchange(handle_, nullptr));
+  }
   rdmalloc_heap* handle_ = nullptr;
 };
 
@@ -287,8 +300,7 @@ class registration {
   rdmalloc_reg* reg_ = nullptr;
 };
 
-// A domain; closed at its end. A domain that can't be closed because a registration is still held
-// is left open, since its registrar is still needed: close() tells, the destructor can't.
+// A domain; closed at its end.
 class domain {
  public:
   domain() = default;
@@ -296,12 +308,12 @@ class domain {
   domain(domain&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   domain& operator=(domain&& other) noexcept {
     if (this != &other) {
-      (void)close();
+      abandon();
       handle_ = std::exchange(other.handle_, nullptr);
     }
     return *this;
   }
-  ~domain() { (void)close(); }
+  ~domain() { abandon(); }
 
   // `context` is the registrar's, and must outlive the domain. The ready registrars have functions
   // of their own: domain(handle) takes over what they open.
@@ -315,7 +327,7 @@ class domain {
   std::error_code close() {
     if (handle_ == nullptr) return {};
     int error = rdmalloc_domain_close(handle_);
-    if (error == 0) handle_ = nullptr;
+    if (error == 0 || error == -EINVAL) handle_ = nullptr;
     return error_of(error);
   }
 
@@ -358,6 +370,9 @@ class domain {
   }
 
  private:
+  void abandon() {
+    if (handle_ != nullptr) rdmalloc_domain_abandon(std::exchange(handle_, nullptr));
+  }
   static result<std::int64_t> count_of(std::int64_t value) {
     if (value < 0) return error_of(static_cast<int>(value));
     return value;
@@ -412,40 +427,44 @@ struct page_events {
   std::function<void(std::span<std::byte>, std::error_code)> purged;
 };
 
-// Told of page events until its end, which waits for those under way.
+// Told of page events until its end, which waits for those under way. One that ends inside a page
+// event is told nothing more, and its functions stay in memory, for they may be running; it keeps
+// one of the 16 places for observers.
 class observer {
  public:
   observer() = default;
   observer(observer&& other) noexcept
-      : events_(std::move(other.events_)), handle_(std::exchange(other.handle_, nullptr)) {}
+      : listener_(std::move(other.listener_)), handle_(std::exchange(other.handle_, nullptr)) {}
   observer& operator=(observer&& other) noexcept {
     if (this != &other) {
-      (void)remove();
-      events_ = std::move(other.events_);
+      abandon();
+      listener_ = std::move(other.listener_);
       handle_ = std::exchange(other.handle_, nullptr);
     }
     return *this;
   }
-  ~observer() { (void)remove(); }
+  ~observer() { abandon(); }
 
   static result<observer> add(page_events events) {
     observer made;
-    made.events_.reset(new (std::nothrow) page_events(std::move(events)));
-    if (made.events_ == nullptr) return error_of(-ENOMEM);
+    made.listener_.reset(new (std::nothrow) listener{std::move(events), false});
+    if (made.listener_ == nullptr) return error_of(-ENOMEM);
     rdmalloc_observer_ops ops = {};
     ops.size = sizeof ops;
     ops.reserve = tell<&page_events::reserve>;
     ops.use = tell<&page_events::use>;
     ops.reuse = tell<&page_events::reuse>;
     ops.purge = [](void* arg, void* base, std::size_t length, rdmalloc_purge_reason reason) {
-      auto& told = *static_cast<page_events*>(arg);
-      return !told.purge || told.purge(range(base, length), reason) ? 0 : -EBUSY;
+      auto& told = *static_cast<listener*>(arg);
+      if (told.is_over || !told.events.purge) return 0;
+      return told.events.purge(range(base, length), reason) ? 0 : -EBUSY;
     };
     ops.purged = [](void* arg, void* base, std::size_t length, int outcome) {
-      auto& told = *static_cast<page_events*>(arg);
-      if (told.purged) told.purged(range(base, length), error_of(outcome));
+      auto& told = *static_cast<listener*>(arg);
+      if (!told.is_over && told.events.purged)
+        told.events.purged(range(base, length), error_of(outcome));
     };
-    int error = rdmalloc_observer_add(&ops, made.events_.get(), &made.handle_);
+    int error = rdmalloc_observer_add(&ops, made.listener_.get(), &made.handle_);
     if (error != 0) return error_of(error);
     return result<observer>(std::move(made));
   }
@@ -455,21 +474,31 @@ class observer {
     int error = rdmalloc_observer_remove(handle_);
     if (error == -EDEADLK) return error_of(error);
     handle_ = nullptr;
-    events_.reset();
+    listener_.reset();
     return error_of(error);
   }
   explicit operator bool() const { return handle_ != nullptr; }
 
  private:
+  struct listener {
+    page_events events;
+    bool is_over;  // events come one at a time, on one thread
+  };
+  void abandon() {
+    if (!remove() || listener_ == nullptr) return;
+    listener_->is_over = true;
+    (void)listener_.release();
+    handle_ = nullptr;
+  }
   static std::span<std::byte> range(void* base, std::size_t length) {
     return {static_cast<std::byte*>(base), length};
   }
   template <auto event>
   static void tell(void* arg, void* base, std::size_t length) {
-    auto& events = *static_cast<page_events*>(arg);
-    if (events.*event) (events.*event)(range(base, length));
+    auto& told = *static_cast<listener*>(arg);
+    if (!told.is_over && told.events.*event) (told.events.*event)(range(base, length));
   }
-  std::unique_ptr<page_events> events_;
+  std::unique_ptr<listener> listener_;
   rdmalloc_observer* handle_ = nullptr;
 };
 

@@ -106,8 +106,8 @@ struct rdmalloc_registrar_ops {
   void (*close)(void* context);
   size_t granularity; /**< registrations start and end at multiples of it, bytes, a power of two;
                            0: local ones at pages, remote ones at any byte (EXACT_ACCESS). Above
-                           a page: foreign memory must fill it, and pages of slabs in use are not
-                           purged while the domain is open */
+                           a page: foreign memory must fill it, and while the domain is open only
+                           whole units of it are purged, in which nothing is in use */
   size_t largest;     /**< largest single registration, bytes; 0: no limit */
   uint32_t max_count; /**< most registrations at once; 0: no limit */
 };
@@ -135,7 +135,9 @@ struct rdmalloc_domain_attr {
 /** Opens a domain over whatever `context` is to the registrar. `*ops` and `*attr` (may be NULL)
  *  are copied; `context` must live until the domain is closed. Starts the purge thread. Returns
  *  0, -EINVAL, -ENOMEM, -EMFILE (64 domains), -ENOTSUP (a registrar without SYNC_DEREG), -EDEADLK
- *  inside a page event. Not inside a registrar's call.
+ *  inside a page event. Not inside a registrar's call. Where the registrar's granularity is above a
+ *  page it waits for a purge under way, as rdmalloc_purge_pause() does: not inside a fabric's
+ *  callback then.
  *
  *  A registrar without ANY_THREAD is called by the threads that call into the domain, never by
  *  the purge thread: a purge over its idle registrations is refused once, the next call that
@@ -152,8 +154,16 @@ RDMALLOC_API int rdmalloc_domain_open(const struct rdmalloc_registrar_ops* ops, 
  *  is held (rdmalloc_reg_get without its put) or being made. Uncounted keys end here. Waits for a
  *  purge that is deregistering in this domain. A call into the domain that runs beside it is
  *  either done with it before or fails with -EINVAL; the handle must not be used after it: another
- *  domain may get it. 0, -EINVAL (not open), -EDEADLK inside a page event. */
+ *  domain may get it. 0, -EINVAL (not open), -EDEADLK inside a page event, inside deregister and
+ *  inside the `done` of an invalidation: rdmalloc_domain_abandon() works there. */
 RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
+
+/** rdmalloc_domain_close() for a caller that cannot try again, a destructor for example: the domain
+ *  is closed now, or by the library as soon as it can be, as rdmalloc_heap_abandon() says of heaps.
+ *  Until then puts and frees work as before, and `context` is still the registrar's. Returns 0
+ *  (closed), -EINPROGRESS (later: a registration is held or being made, a checkpoint is under way,
+ *  or this is a page event or a registrar's call) or -EINVAL (not open). Any thread. */
+RDMALLOC_API int rdmalloc_domain_abandon(struct rdmalloc_domain* domain);
 
 /** Deregisters all that is idle and not sticky, including what was sticky and has nothing alive
  *  in its range any more. Returns the number of registrations dropped, or a negative errno. */
@@ -236,22 +246,27 @@ struct rdmalloc_domain_head {
 RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const void* addr,
                                        size_t length, uint32_t access, struct rdmalloc_key* key);
 
-/** The key of owned memory [addr, addr+length): uncounted, right until the block is freed or the
- *  domain is closed. The first call for a span registers it and makes the registration sticky
- *  (not evicted; its pages are not purged before nothing in its range is live). Remote rights are
- *  refused on ordinary blocks (-EACCES, I13): use reg_get, or a heap made for it.
+/** The key of owned memory [addr, addr+length): uncounted, right until the block is freed or
+ *  reallocated (in place too) or the domain is closed. The first call for a span registers it and
+ * makes the registration sticky (not evicted; its pages are not purged before nothing in its range
+ * is live). Remote rights are refused on ordinary blocks (-EACCES, I13): use reg_get, or a heap
+ * made for it.
  *
  *  Returns 0; with *key all zero -EFAULT (not owned, or not in one span in use), -EACCES, -EINVAL
  *  (length, access: 0), -ENOENT (RDMALLOC_NO_REGISTER, not registered), -ENOMEM (the limits' share
  *  for such keys, or the registrar; reg_get may still work), -EMSGSIZE (more than one registration
- *  may hold), -EAGAIN (invalidated meanwhile), -ECHILD (a parent process's domain), or the
- *  registrar's error. Any thread; hits take no lock and are wait-free. A miss calls the registrar:
- *  not inside a callback of its fabric, unless RDMALLOC_NO_REGISTER is given. */
+ *  may hold), -EAGAIN (a state that passes, and no other: invalidated meanwhile, a checkpoint is
+ *  under way, or a key was asked for memory that is being purged), -ECHILD (a parent process's
+ *  domain), or the registrar's error. A live block is never refused for a purge beside it. Any
+ * thread; hits take no lock and are wait-free. A miss calls the registrar: not inside a callback of
+ * its fabric, unless RDMALLOC_NO_REGISTER is given. */
 static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                    uint32_t access, struct rdmalloc_key* key) {
   const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;
-  uintptr_t offset = (uintptr_t)addr - head->arena_base;
-  if (__builtin_expect(offset < head->arena_length, 1)) {
+  if (__builtin_expect(
+          domain != NULL && key != NULL && (uintptr_t)addr - head->arena_base < head->arena_length,
+          1)) {
+    uintptr_t offset = (uintptr_t)addr - head->arena_base;
     const uint32_t* slot = &head->sticky[offset >> RDMALLOC_SLICE_SHIFT];
     /* Acquire pairs with the release store that publishes a registration in its slots. */
     uintptr_t number = __atomic_load_n(slot, __ATOMIC_ACQUIRE), at = head->records + (number << 6);
@@ -547,7 +562,8 @@ struct rdmalloc_pool_waiter {
   /** Called once, with the buffer, which is the waiter's to put. On the thread that put it, inside
    *  rdmalloc_pool_put(), under no lock of rdmalloc; that thread's caller may hold locks of his
    * own. May get, put, wait and cancel, and register: the callbacks for buffers that it puts run
-   * after it has returned, not inside it, however many there are. */
+   * after it has returned, not inside it, however many there are. An exception may leave it: the
+   * put has happened then. */
   void (*ready)(struct rdmalloc_pool_waiter* waiter, struct rdmalloc_buffer* buffer);
   void* arg;                         /**< the caller's */
   struct rdmalloc_pool_waiter* next; /**< private */

@@ -12,9 +12,9 @@
 extern "C" {
 #endif
 
-/** Opens a domain that locks what is registered. mlock(2) does not count, so the domain does: a
- * page is unlocked when its last registration in this domain ends. Two such domains over the same
- *  memory, or mlock by others, would unlock each other's pages: open one for a process.
+/** Opens a domain that locks what is registered. mlock(2) does not count, so such domains do, all
+ *  of a process together: a page is unlocked when its last registration ends. mlock by others would
+ *  unlock pages of theirs.
  *  Keys are 0. Remote rights are refused (-ENOTSUP). Beyond RLIMIT_MEMLOCK registering returns
  *  -ENOMEM, or -EPERM when the limit is 0. `attr` may be NULL. Returns what rdmalloc_domain_open()
  *  returns, or -ENOMEM. */

@@ -32,13 +32,13 @@ struct rdmalloc_spdk_attr {
   uint64_t (*mem_map_translate)(const struct spdk_mem_map* map, uint64_t addr, uint64_t* length);
 };
 
-/** Opens a domain over SPDK's memory map, of which there is one in a process: open one domain,
- * after spdk_env_init(), and close it before spdk_env_fini(). Both attributes may be NULL.
+/** Opens a domain over SPDK's memory map, of which there is one in a process: after
+ *  spdk_env_init(); close it before spdk_env_fini(). Both attributes may be NULL.
  *
  *  Registrations begin and end at 2 MiB, and each 2 MiB is a region of its own to SPDK, registered
- *  while any registration of the domain is over it: blocks are neighbours in those 2 MiB, and SPDK
- *  takes back whole regions only. SPDK knows no rights, so remote ones are refused (-EACCES). Keys
- *  are 0: SPDK finds memory by its address.
+ *  while any registration of such a domain is over it: blocks are neighbours in those 2 MiB, and
+ * SPDK takes back whole regions only. SPDK knows no rights, so remote ones are refused (-EACCES).
+ * Keys are 0: SPDK finds memory by its address.
  *
  *  SPDK from 25.09 on reports success although a map refused the memory, its IOMMU mapping for
  *  example. So each region is looked up after it was registered (vtophys, and `map`): one without a

@@ -6,7 +6,9 @@
 #include <cstring>
 
 #include "alloc/api/options.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/os/os.h"
+#include "regcache/core/at_exit.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/memlock.h"
@@ -30,16 +32,18 @@ std::uint64_t tighter(std::uint64_t a, std::uint64_t b) {
   return a < b ? a : b;
 }
 
-int check_ops(const rdmalloc_registrar_ops* ops) {
-  if (ops == nullptr || ops->size < sizeof *ops) return -EINVAL;
-  if (ops->register_ == nullptr || ops->deregister == nullptr || ops->name == nullptr)
-    return -EINVAL;
-  if (!is_power_of_two(ops->granularity)) return -EINVAL;
-  return (ops->flags & RDMALLOC_REGISTRAR_SYNC_DEREG) != 0 ? 0 : -ENOTSUP;
+constexpr std::uint32_t kRegistrarFlags =
+    RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
+    RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_REOPEN |
+    RDMALLOC_REGISTRAR_DIES_WITH_DEVICE | RDMALLOC_REGISTRAR_PINS | RDMALLOC_REGISTRAR_LOCKS;
+
+int check_ops(const rdmalloc_registrar_ops& ops) {
+  if (ops.register_ == nullptr || ops.deregister == nullptr || ops.name == nullptr) return -EINVAL;
+  if ((ops.flags & ~kRegistrarFlags) != 0 || !is_power_of_two(ops.granularity)) return -EINVAL;
+  return (ops.flags & RDMALLOC_REGISTRAR_SYNC_DEREG) != 0 ? 0 : -ENOTSUP;
 }
 
 int check_attr(const rdmalloc_domain_attr& attr) {
-  if (attr.size < sizeof attr) return -EINVAL;
   // Cached registrations span more than one block, so remote rights on them would break I13.
   return (attr.access & ~RDMALLOC_ACCESS_LOCAL) == 0 && attr.flags == 0 ? 0 : -EINVAL;
 }
@@ -101,12 +105,14 @@ void reset(Domain& domain) {
   domain.by_range.clear();
   domain.by_stamp.clear();
   domain.count = domain.bytes = domain.quarantined_count = 0;
-  domain.sticky_count = domain.sticky_bytes = 0;
-  domain.listed_count = 0;
+  domain.sticky_count = domain.sticky_bytes = domain.sticky_parts = 0;
+  domain.listed_count = domain.listed_bytes = 0;
+  domain.sticky_ring = nullptr;
   domain.reserved_count = domain.reserved_bytes = 0;
   domain.in_flight = domain.deferred = nullptr;
   domain.counters = {};
   domain.is_lost.store(false, std::memory_order_relaxed);
+  domain.is_abandoned.store(false, std::memory_order_relaxed);
   domain.has_warned_of_memlock.store(false, std::memory_order_relaxed);
   domain.has_warned_of_quarantine.store(false, std::memory_order_relaxed);
 }
@@ -164,18 +170,6 @@ bool close_all(Domain& domain, Registration** drops) {
     }
   }
   return is_clear;
-}
-
-// Waits until no thread drops a registration of the domain any more, a purge for example.
-void wait_for_drops(Domain& domain) {
-  for (;;) {
-    std::uint32_t seen = domain.drops.load(std::memory_order_acquire);
-    {
-      LockGuard guard(domain.lock);
-      if (domain.count == domain.quarantined_count) return;
-    }
-    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&domain.drops), seen, -1);
-  }
 }
 
 // Ranges that could not be deregistered stay known after their domain, so that no purge takes them.
@@ -236,25 +230,28 @@ std::uint64_t domain_hits(Domain& domain) {
 }
 
 bool domain_is_valid(Domain& domain) {
-  std::uint64_t count = 0, bytes = 0, sticky_count = 0, sticky_bytes = 0, listed = 0;
+  std::uint64_t count = 0, bytes = 0, sticky_count = 0, sticky_bytes = 0, listed = 0,
+                listed_bytes = 0;
   std::uintptr_t previous = 0;
   bool is_ordered = true;
   auto add = [&](Registration* reg) {
     ++count;
     bytes += reg->length();
     if (reg->rest().is_sticky) ++sticky_count, sticky_bytes += reg->length();
-    if (reg->rest().is_listed) ++listed;
+    if (reg->rest().is_listed) ++listed, listed_bytes += reg->length();
+    bool is_apart = (reg->state.load(std::memory_order_relaxed) & kApart) != 0;
     is_ordered &= reg->base() >= previous && reg->rest().furthest_end >= reg->end();
-    is_ordered &= !(reg->rest().is_sticky && reg->rest().is_listed) &&
-                  !(reg->is_open() && !reg->rest().is_sticky && !reg->rest().is_listed &&
-                    reg->rest().kind != Kind::kHeap);
+    int places = reg->rest().is_sticky + reg->rest().is_listed + is_apart;
+    is_ordered &=
+        places <= 1 && !(reg->is_open() && places == 0 && reg->rest().kind != Kind::kHeap);
     previous = reg->base();
     return true;
   };
   visit_all(domain.by_range.root(), add);
   return is_ordered && count == domain.count && bytes == domain.bytes &&
          sticky_count == domain.sticky_count && sticky_bytes == domain.sticky_bytes &&
-         listed == domain.listed_count && domain.quarantined_count <= count &&
+         listed == domain.listed_count && listed_bytes == domain.listed_bytes &&
+         domain.quarantined_count <= count &&
          domain.counters.deregistrations + domain.counters.lost_drops <=
              domain.counters.registrations;
 }
@@ -263,15 +260,18 @@ bool domain_is_valid(Domain& domain) {
 
 using namespace rdmalloc::regcache;
 
-extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* ops, void* context,
-                                                 const rdmalloc_domain_attr* attr,
+extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* given_ops,
+                                                 void* context,
+                                                 const rdmalloc_domain_attr* given_attr,
                                                  rdmalloc_domain** handle) {
-  rdmalloc_domain_attr defaults = {};
-  defaults.size = sizeof defaults;
-  if (attr == nullptr) attr = &defaults;
+  rdmalloc_registrar_ops ops = {};
+  rdmalloc_domain_attr attr = {};
   if (handle == nullptr) return -EINVAL;
+  if (int error = rdmalloc::read_struct(given_ops, &ops)) return error;
+  if (int error = given_attr != nullptr ? rdmalloc::read_struct(given_attr, &attr) : 0)
+    return error;
   if (int error = check_ops(ops)) return error;
-  if (int error = check_attr(*attr)) return error;
+  if (int error = check_attr(attr)) return error;
   if (is_in_page_event()) return -EDEADLK;
   State* all = nullptr;
   if (int error = state_prepare(&all)) return error;
@@ -279,20 +279,29 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* o
   if (int error = scope.error()) return error;
   Domain* domain = take_place(*all);
   if (domain == nullptr) return -EMFILE;
-  if (int error = open_place(*all, *domain, *ops, context, *attr)) {
+  rdmalloc::hold_at_exit();
+  // A purge under way has not asked this domain whether its range is whole units (purge.cc).
+  bool is_coarse = ops.granularity > rdmalloc::os::page_bytes();
+  int error = is_coarse ? rdmalloc_purge_pause() : 0;
+  if (error == 0) {
+    error = open_place(*all, *domain, ops, context, attr);
+    if (error != 0 && is_coarse) rdmalloc_purge_resume();
+  }
+  if (error != 0) {
     domain->phase.store(Phase::kUnused, std::memory_order_release);
     return error;
   }
   all->watch.attach(*all);
   survivors.is_open[domain->index].store(true, std::memory_order_relaxed);
   domain->phase.store(Phase::kIsOpen, std::memory_order_release);
+  if (is_coarse) rdmalloc_purge_resume();
   *handle = reinterpret_cast<rdmalloc_domain*>(domain);
   return 0;
 }
 
 extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   Domain* domain = domain_of(handle);
-  if (is_in_page_event()) return -EDEADLK;
+  if (is_in_page_event() || is_dropping()) return -EDEADLK;
   int error = domain_check(domain);
   if (error == -ECHILD) {
     // The parent's: nothing of it exists here, and its registrar's objects are not ours to touch.
@@ -306,8 +315,6 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   Registration* drops = nullptr;
   if (int busy = begin_closing(*domain, &drops)) return busy;
   drop_list(*domain, drops, Reason::kAsked);
-  // A purge may have left something for us between the drain and the closing.
-  drain_deferred(*domain);
   wait_for_drops(*domain);
   if (domain->is_lost.load(std::memory_order_acquire))
     forget_quarantined(*domain);
@@ -318,6 +325,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
     CallbackScope callback;
     domain->ops.close(domain->context);
   }
+  domain->is_abandoned.store(false, std::memory_order_relaxed);
   // The head stays as it is, so that a call that runs beside us reads nothing that is written: its
   // slots are empty, and the slow path looks at the phase.
   count_closed(*state(), *domain);
@@ -332,56 +340,59 @@ extern "C" RDMALLOC_API int64_t rdmalloc_domain_flush(rdmalloc_domain* handle) {
   if (is_in_page_event()) return -EDEADLK;
   if (int error = domain_check(domain)) return error;
   drain_deferred(*domain);
+  flush_blocks_of_sticky_parts(*domain);
   Registration* drops = nullptr;
   {
     rdmalloc::LockGuard guard(domain->lock);
-    reclaim_sticky(*domain);
+    reclaim_sticky(*domain, UINT64_MAX);
     drops = pick_victims(*domain, UINT64_MAX, UINT64_MAX);
   }
   return static_cast<std::int64_t>(drop_list(*domain, drops, Reason::kAsked));
 }
 
 extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
-                                                  rdmalloc_domain_counters* stats) {
+                                                  rdmalloc_domain_counters* wanted) {
   Domain* domain = domain_of(handle);
-  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+  if (int error = rdmalloc::check_struct(wanted)) return error;
   if (int error = domain_check(domain); error != 0 && error != -ENODEV && error != -EAGAIN)
     return error;
   MemlockRoom memlock = memlock_room(*domain);
+  rdmalloc_domain_counters stats = {};
   rdmalloc::LockGuard guard(domain->lock);
   const Counters& counters = domain->counters;
-  stats->hits = domain_hits(*domain);
-  stats->misses = counters.misses;
-  stats->registrations = counters.registrations;
-  stats->deregistrations = counters.deregistrations;
-  stats->evictions = counters.evictions;
-  stats->refusals = counters.refusals;
-  stats->purge_drops = counters.purge_drops;
-  stats->purge_refusals = counters.purge_refusals;
-  stats->foreign = counters.foreign;
-  stats->quarantined = counters.quarantined;
-  stats->live_count = domain->count;
-  stats->live_bytes = domain->bytes;
-  stats->sticky_count = domain->sticky_count;
-  stats->sticky_bytes = domain->sticky_bytes;
-  stats->in_use = 0;
+  stats.hits = domain_hits(*domain);
+  stats.misses = counters.misses;
+  stats.registrations = counters.registrations;
+  stats.deregistrations = counters.deregistrations;
+  stats.evictions = counters.evictions;
+  stats.refusals = counters.refusals;
+  stats.purge_drops = counters.purge_drops;
+  stats.purge_refusals = counters.purge_refusals;
+  stats.foreign = counters.foreign;
+  stats.quarantined = counters.quarantined;
+  stats.live_count = domain->count;
+  stats.live_bytes = domain->bytes;
+  stats.sticky_count = domain->sticky_count;
+  stats.sticky_bytes = domain->sticky_bytes;
+  stats.in_use = 0;
   auto add = [&](Registration* reg) {
-    if (reg->refs() > (reg->rest().is_parked ? 1u : 0u)) ++stats->in_use;
+    if (reg->refs() > (reg->rest().is_parked ? 1u : 0u)) ++stats.in_use;
     return true;
   };
   visit_all(domain->by_range.root(), add);
-  stats->register_ns_worst = counters.register_ns_worst;
-  stats->register_ns_total = counters.register_ns_total;
-  stats->prefaulted = counters.prefaulted;
-  stats->is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
-  stats->lost_drops = counters.lost_drops;
+  stats.register_ns_worst = counters.register_ns_worst;
+  stats.register_ns_total = counters.register_ns_total;
+  stats.prefaulted = counters.prefaulted;
+  stats.is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
+  stats.lost_drops = counters.lost_drops;
   std::uint64_t asked = counters.registrations + counters.refusals;
-  stats->register_ns_mean = asked != 0 ? counters.register_ns_total / asked : 0;
-  stats->memlock_refusals = counters.memlock_refusals;
-  stats->purge_requests = counters.purge_requests;
-  stats->resumes = counters.resumes;
-  stats->memlock_limit_bytes = memlock.limit;
-  stats->memlock_left_bytes = memlock.left;
+  stats.register_ns_mean = asked != 0 ? counters.register_ns_total / asked : 0;
+  stats.memlock_refusals = counters.memlock_refusals;
+  stats.purge_requests = counters.purge_requests;
+  stats.resumes = counters.resumes;
+  stats.memlock_limit_bytes = memlock.limit;
+  stats.memlock_left_bytes = memlock.left;
+  rdmalloc::write_struct(stats, wanted);
   return 0;
 }
 

@@ -80,6 +80,7 @@ struct alignas(64) Domain {
   // while the domain is being closed. Acquire where it is read without: pairs with the release in
   // lose_domain().
   std::atomic<bool> is_lost;
+  std::atomic<bool> is_abandoned;  // to be closed as soon as it can be (freeze/abandoned.h)
 
   // Settled by open.
   rdmalloc_registrar_ops ops;
@@ -101,14 +102,17 @@ struct alignas(64) Domain {
   std::uint64_t quarantined_count;  // of count: what no registrar could end, and nothing else drops
   std::uint64_t sticky_count;
   std::uint64_t sticky_bytes;
+  std::uint64_t sticky_parts;    // of sticky_count: not whole slices
   std::uint64_t listed_count;    // == records in by_stamp
+  std::uint64_t listed_bytes;    // == sum of their lengths: no more can be evicted
+  Registration* sticky_ring;     // the next to be looked at (reclaim_sticky())
   std::uint64_t reserved_count;  // promised to calls of register_ under way
   std::uint64_t reserved_bytes;
   Registration* in_flight;  // records that register_ is being called for
   Registration* deferred;   // closed, to be dropped by a thread of the user (not any-thread)
   Counters counters;
   std::atomic<bool> has_warned_of_memlock, has_warned_of_quarantine;
-  std::atomic<std::uint32_t> drops;  // moves on with each drop while closing; a futex
+  std::atomic<std::uint32_t> drops;  // moves on with each drop that is waited for; a futex
 
   // NULL for 0. A number once given stays a record's for ever, of this domain or another.
   Registration* record_of(RecordNumber number) const {

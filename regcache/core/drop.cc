@@ -7,6 +7,7 @@
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
+#include "regcache/core/at_exit.h"
 #include "regcache/core/history.h"
 #include "regcache/core/oracle.h"
 #include "regcache/core/put_clock.h"
@@ -67,12 +68,22 @@ Event event_of(Reason reason) {
   return reason == Reason::kPurged ? Event::kDroppedByPurge : Event::kDeregistered;
 }
 
+}  // namespace
+
+Invalidation* completed_by_end_of(Registration* reg) {
+  if (!reg->rest().is_awaited) return nullptr;
+  reg->rest().is_awaited = false;
+  return state()->invalidations.ended(reg);
+}
+
+namespace {
+
 bool drop_one(Domain& domain, Registration* reg, Reason reason) {
   std::uintptr_t low = reg->base(), high = reg->end();
   bool was_watched = reg->rest().is_watched;
   Answer answer = ask_to_deregister(domain, reg);
   Invalidation* completed = nullptr;
-  bool is_closing = false;
+  bool is_waited_for = false;
   if (answer.error != 0) {
     warn_quarantined(domain, reg, answer.error);
   } else {
@@ -83,15 +94,15 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
     LockGuard guard(domain.lock);
     account_drop(domain, reg, reason, answer);
     // A quarantined one completes its invalidations too: nothing more will ever happen to it.
-    if (reg->rest().is_awaited) completed = state()->invalidations.ended(reg);
-    reg->rest().is_awaited = false;
-    is_closing = domain.phase.load(std::memory_order_relaxed) == Phase::kBeingClosed;
-    if (is_closing) domain.drops.fetch_add(1, std::memory_order_relaxed);
+    completed = completed_by_end_of(reg);
+    Phase phase = domain.phase.load(std::memory_order_relaxed);
+    is_waited_for = phase == Phase::kBeingClosed || phase == Phase::kIsChanging;
+    if (is_waited_for) domain.drops.fetch_add(1, std::memory_order_relaxed);
   }
   // Out of the tree, and before its close is through: watching ends with the last domain.
   if (was_watched && answer.error == 0) state()->watch.end(*state(), low, high);
   // The domain may be closed from here on; its memory stays, its registrar must not be used.
-  if (is_closing) os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
+  if (is_waited_for) os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
   if (answer.error == 0) {
     // Zero, as in a child: a put of it that comes too late is recognised.
     reg->state.store(0, std::memory_order_relaxed);
@@ -175,40 +186,89 @@ void list(Domain& domain, Registration* reg) {
   reg->rest().by_stamp = {};
   domain.by_stamp.insert(reg);
   ++domain.listed_count;
+  domain.listed_bytes += reg->length();
 }
 
-void unlist(Domain& domain, Registration* reg) {
-  if (!reg->rest().is_listed) return;
+namespace {
+
+void take_from_order(Domain& domain, Registration* reg) {
   domain.by_stamp.erase(reg);
   reg->rest().is_listed = false;
   --domain.listed_count;
+  domain.listed_bytes -= reg->length();
+}
+
+}  // namespace
+
+void unlist(Domain& domain, Registration* reg) {
+  if (reg->rest().is_listed)
+    take_from_order(domain, reg);
+  else if ((reg->state.load(std::memory_order_relaxed) & kApart) != 0)
+    reg->state.fetch_and(~kApart, std::memory_order_relaxed);
+}
+
+void list_apart(Domain& domain, Registration* reg) {
+  bool was_apart = (reg->state.fetch_and(~kApart, std::memory_order_relaxed) & kApart) != 0;
+  if (was_apart) list(domain, reg);
+}
+
+void begin_sticky(Domain& domain, Registration* reg) {
+  unlist(domain, reg);
+  reg->rest().is_sticky = true;
+  ++domain.sticky_count;
+  domain.sticky_bytes += reg->length();
+  domain.sticky_parts += !fills_slices(domain, reg);
+  // Looked at last.
+  Registration* next = domain.sticky_ring != nullptr ? domain.sticky_ring : reg;
+  Registration* previous = next != reg ? next->rest().by_stamp.right : reg;
+  reg->rest().by_stamp = {next, previous};
+  previous->rest().by_stamp.left = reg;
+  next->rest().by_stamp.right = reg;
+  domain.sticky_ring = next;
 }
 
 void end_sticky(Domain& domain, Registration* reg) {
   reg->rest().is_sticky = false;
   --domain.sticky_count;
   domain.sticky_bytes -= reg->length();
+  domain.sticky_parts -= !fills_slices(domain, reg);
+  auto [next, previous] = reg->rest().by_stamp;
+  previous->rest().by_stamp.left = next;
+  next->rest().by_stamp.right = previous;
+  if (domain.sticky_ring == reg) domain.sticky_ring = next != reg ? next : nullptr;
 }
 
-std::uint64_t reclaim_sticky(Domain& domain) {
-  std::uint64_t reclaimed = 0;
-  auto reclaim = [&](Registration* reg) {
-    if (!reg->rest().is_sticky) return true;
-    void* base = reinterpret_cast<void*>(reg->base());
+bool is_unused(const Domain& domain, const Registration* reg) {
+  void* base = reinterpret_cast<void*>(reg->base());
+  return rdmalloc_range_is_idle(base, reg->length()) ||
+         (!fills_slices(domain, reg) && rdmalloc_range_is_free(base, reg->length()));
+}
+
+void flush_blocks_of_sticky_parts(Domain& domain) {
+  {
+    LockGuard guard(domain.lock);
+    if (domain.sticky_parts == 0) return;
+  }
+  rdmalloc_caches_flush();
+}
+
+std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most) {
+  std::uint64_t looks = domain.sticky_count < most ? domain.sticky_count : most, reclaimed = 0;
+  for (; looks != 0; --looks) {
+    Registration* reg = domain.sticky_ring;
+    domain.sticky_ring = reg->rest().by_stamp.left;
     // A first look spares the living ones the gap; the second, with the slots empty, is the one
     // that counts.
-    if (!rdmalloc_range_is_idle(base, reg->length())) return true;
+    if (!is_unused(domain, reg)) continue;
     unpublish(domain, domain.sticky, reg);
-    if (rdmalloc_range_is_idle(base, reg->length())) {
+    if (is_unused(domain, reg)) {
       end_sticky(domain, reg);
       list(domain, reg);
       ++reclaimed;
     } else {
       publish(domain, domain.sticky, reg, {0, 0});
     }
-    return true;
-  };
-  visit_all(domain.by_range.root(), reclaim);
+  }
   return reclaimed;
 }
 
@@ -258,32 +318,34 @@ void reopen(Domain& domain, Registration* reg, bool was_sticky) {
   reg->state.fetch_or(kOpen, std::memory_order_release);
   publish(domain, domain.counted, reg, {0, 0});
   if (was_sticky) {
-    reg->rest().is_sticky = true;
-    ++domain.sticky_count;
-    domain.sticky_bytes += reg->length();
+    begin_sticky(domain, reg);
     publish(domain, domain.sticky, reg, {0, 0});
   } else {
     list(domain, reg);
   }
 }
 
-Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count) {
+Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count,
+                           std::uint64_t looks) {
   Registration* victims = nullptr;
   std::uint64_t freed_bytes = 0, freed_count = 0;
   // The order is by the stamp a registration had when it was listed, which is at most its stamp
   // now: so the first whose two stamps agree is the least recently put of all, and one whose stamps
-  // differ is listed anew. Each is listed anew at most once a call, but for puts that run
-  // meanwhile.
-  std::uint64_t looks = 2 * domain.listed_count;
-  while (looks-- > 0 && (freed_bytes < bytes || freed_count < count)) {
+  // differ is listed anew. One in use is set apart, and entered again by its put: so each look at
+  // one that is not taken is paid for by a hit since it was listed.
+  while (freed_bytes < bytes || freed_count < count) {
     Registration* reg = domain.by_stamp.first();
-    if (reg == nullptr) break;
+    if (reg == nullptr || looks == 0) break;
+    if (set_apart(reg)) {
+      take_from_order(domain, reg);
+      --looks;
+      continue;
+    }
     bool is_current = reg->stamp.load(std::memory_order_relaxed) == reg->rest().listed_stamp;
     if (!is_current || !close_idle(reg)) {
-      unlist(domain, reg);
-      // In use: its put is still to come, so it is later than all that are idle.
-      if (is_current) reg->stamp.store(put_clock_advance(), std::memory_order_relaxed);
+      take_from_order(domain, reg);
       list(domain, reg);
+      --looks;
       continue;
     }
     withdraw(domain, reg);
@@ -296,10 +358,10 @@ Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t co
 }
 
 Unmovable unmovable(Domain& domain) {
-  reclaim_sticky(domain);
+  reclaim_sticky(domain, UINT64_MAX);
   Unmovable sum{domain.reserved_bytes, domain.reserved_count};
   auto add = [&](Registration* reg) {
-    if (reg->rest().is_listed && reg->refs() == 0) return true;
+    if (reg->is_open() && !reg->rest().is_sticky && reg->refs() == 0) return true;
     sum.bytes += reg->length();
     ++sum.count;
     return true;
@@ -308,9 +370,34 @@ Unmovable unmovable(Domain& domain) {
   return sum;
 }
 
+namespace {
+
+// Whether this is a thread of ours, and registrars may be gone.
+bool is_late() {
+  return exit_has_begun() && (is_helper_thread || is_in_page_event());
+}
+
+// Leaves drops to whoever still calls into the domain.
+void leave(Domain& domain, Registration* list) {
+  LockGuard guard(domain.lock);
+  while (list != nullptr) {
+    Registration* next = list->next();
+    list->next() = domain.deferred;
+    domain.deferred = list;
+    list = next;
+  }
+}
+
+}  // namespace
+
 std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason) {
+  DropScope scope;
   std::uint64_t gone = 0;
   while (list != nullptr) {
+    if (is_late()) {
+      leave(domain, list);
+      break;
+    }
     Registration* next = list->next();
     if (drop_one(domain, list, reason)) ++gone;
     list = next;
@@ -326,6 +413,18 @@ void drain_deferred(Domain& domain) {
     domain.deferred = nullptr;
   }
   drop_list(domain, list, Reason::kPurged);
+}
+
+void wait_for_drops(Domain& domain) {
+  drain_deferred(domain);
+  for (;;) {
+    std::uint32_t seen = domain.drops.load(std::memory_order_acquire);
+    {
+      LockGuard guard(domain.lock);
+      if (domain.count == domain.quarantined_count) return;
+    }
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&domain.drops), seen, -1);
+  }
 }
 
 }  // namespace rdmalloc::regcache

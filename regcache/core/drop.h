@@ -2,6 +2,7 @@
 #pragma once
 
 #include "regcache/core/domain.h"
+#include "regcache/core/invalidate.h"
 
 namespace rdmalloc::regcache {
 
@@ -16,17 +17,31 @@ void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced);
 // Takes it out of one table.
 void unpublish(Domain& domain, Slot* table, Registration* reg);
 
-// Into and out of the LRU order.
+// Into and out of the LRU order. One that is apart is out of it already, and is not entered later.
 void list(Domain& domain, Registration* reg);
 void unlist(Domain& domain, Registration* reg);
+// Enters one that is apart. The caller holds it.
+void list_apart(Domain& domain, Registration* reg);
 
-// Ends stickiness without a look at what lives there; the registration is listed again.
+// Makes a registration sticky that is not; publishing it is the caller's.
+void begin_sticky(Domain& domain, Registration* reg);
+// Ends stickiness without a look at what lives there; the registration is in no order then.
 void end_sticky(Domain& domain, Registration* reg);
-// Ends it for each sticky registration with nothing alive in its range. Returns how many.
-std::uint64_t reclaim_sticky(Domain& domain);
+// Whether a sticky registration has nothing alive in its range, so that nobody may use a key of it.
+// With its slots empty, or as a hint. A registration of a part of a slab is asked for by blocks.
+bool is_unused(const Domain& domain, const Registration* reg);
+// Ends it for each sticky registration with nothing alive in its range, of `most` at most, and goes
+// on there the next time. Returns for how many.
+std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most);
+// What a call that lacks room looks at: 30 us. With more sticky ones it may be refused although one
+// of them could end, which a later call finds.
+inline constexpr std::uint64_t kStickyLooks = 1024;
 
 // Takes a closed registration out of tables and orders (it stays in by_range until it is gone).
 void withdraw(Domain& domain, Registration* reg);
+// The invalidations that have waited for this one, and for no other any more; for
+// Invalidations::complete().
+Invalidation* completed_by_end_of(Registration* reg);
 // Keeps a closed registration that could not be ended for ever, so that no purge takes its pages.
 void quarantine(Domain& domain, Registration* reg);
 // The device is gone, and with it what could not be ended: all that a domain has left. Takes the
@@ -49,8 +64,9 @@ bool unpark(Registration* reg);
 void reopen_parked(Domain& domain, Registration* reg);
 
 // Closes and withdraws idle registrations, least recently put first, until `bytes` and `count` are
-// reached or none is left. Returns them as a list for drop_list().
-Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count);
+// reached, none is left, or `looks` have met others. Returns them as a list for drop_list().
+Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count,
+                           std::uint64_t looks = UINT64_MAX);
 
 // What no eviction can make free of a domain's limits: held, sticky, being made or dropped.
 struct Unmovable {
@@ -59,7 +75,16 @@ struct Unmovable {
 };
 Unmovable unmovable(Domain& domain);
 
+// ---- under no lock ----
+
+// Where registrations of parts of slabs are sticky: puts the free blocks that this thread has at
+// hand where is_unused() sees them.
+void flush_blocks_of_sticky_parts(Domain& domain);
+
 // ---- under no lock: calls the registrar ----
+
+// Whether this thread is one of ours that drops what others have left.
+inline constinit thread_local bool is_helper_thread = false;
 
 // Deregisters each of a list of closed, withdrawn registrations that the caller owns. Returns how
 // many are gone; the others are quarantined.
@@ -69,7 +94,11 @@ void warn_quarantined(Domain& domain, const Registration* reg, int error);
 // The device is gone: the domain is lost, all that is idle dropped, with one warning. False when it
 // is lost or being closed already.
 bool lose_domain(Domain& domain);
-// Drops what purges have left for a thread of the user.
+// Drops what purges, invalidations and events of watched memory have left for a thread of the user.
 void drain_deferred(Domain& domain);
+// Drops what is deferred and waits until other threads have dropped theirs: afterwards only what is
+// quarantined is in the tree. For a domain that is being closed or quiesced, in which nothing is
+// open any more.
+void wait_for_drops(Domain& domain);
 
 }  // namespace rdmalloc::regcache

@@ -54,7 +54,7 @@ extern "C" RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length) {
   std::size_t arena_length = survivors.arena_length.load(std::memory_order_relaxed);
   if (low < arena + arena_length && low + length > arena) return -EFAULT;
   note(Event::kAdopted, low, low + length);
-  return all->adoptions.add(low, low + length);
+  return all->adoptions.add(survivors.adoptions, low, low + length);
 }
 
 extern "C" RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length) {
@@ -64,7 +64,7 @@ extern "C" RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length) {
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   note(Event::kDisowned, low, low + length);
   // In this order: see settle_made().
-  if (int error = all->adoptions.remove(low, low + length)) return error;
+  if (int error = all->adoptions.remove(survivors.adoptions, low, low + length)) return error;
   rdmalloc_invalidate(nullptr, addr, length, nullptr, nullptr);
   return is_registered(*all, low, low + length) ? -EBUSY : 0;
 }

@@ -63,6 +63,7 @@ Invalidation* Invalidations::finish(Invalidation* one) {
 }
 
 void Invalidations::complete(Invalidation* list) {
+  DropScope scope;
   while (list != nullptr) {
     Invalidation* next = list->next;
     assert_no_lock_held("invalidation completion");
@@ -119,11 +120,12 @@ struct Look {
   }
 };
 
-// A quiesce may be waiting for some.
+// A close or a quiesce may be waiting for some. What a lost one has reaches no page.
 bool may_have_registrations(const Domain& domain) {
   // Acquire: pairs with open's release.
   Phase phase = domain.phase.load(std::memory_order_acquire);
-  return phase == Phase::kIsOpen || phase == Phase::kIsChanging || phase == Phase::kIsQuiesced;
+  return phase == Phase::kIsOpen || phase == Phase::kBeingClosed || phase == Phase::kIsChanging ||
+         phase == Phase::kIsQuiesced;
 }
 
 // Forgets what touches [low, high) in one domain. `is_users_thread`: its registrar may be called.
@@ -134,8 +136,12 @@ std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t hi
     LockGuard guard(domain.lock);
     if (!may_have_registrations(domain)) return 0;
     visit_overlapping(domain.by_range.root(), low, high, look);
-    for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
-      if (reg->base() < high && reg->end() > low) reg->rest().is_stale = true;
+    for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next()) {
+      if (reg->base() >= high || reg->end() <= low) continue;
+      if (reg->rest().kind == Kind::kHeap) continue;  // as above
+      reg->rest().is_stale = true;
+      if (one != nullptr) state()->invalidations.await(one, reg);
+    }
     if (one != nullptr) state()->invalidations.looked_through(one, domain.index);
     if (!is_users_thread && !domain.is_any_thread()) {
       while (look.drops != nullptr) {

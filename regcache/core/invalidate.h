@@ -1,10 +1,10 @@
 // Completions of rdmalloc_invalidate(): who waits for which registrations to be gone.
 //
 // A registration does not know who waits for it, so that nothing has to be allocated for the pair:
-// a pending invalidation says which registrations it counted, by range, by generation (made before
+// a pending invalidation says which registrations it counted, by range, by generation (begun before
 // it) and by domain (those it has looked through), and each registration that ends asks all of
 // them. The look-through and the end both happen under the domain's lock, so the two agree on every
-// one.
+// one. One that is being made counts: its pages may be pinned already.
 #pragma once
 
 #include <atomic>
@@ -20,7 +20,7 @@ namespace rdmalloc::regcache {
 struct Invalidation {
   Invalidation* next;
   std::uintptr_t low, high;
-  std::uint64_t generation_limit;  // counts registrations made before this
+  std::uint64_t generation_limit;  // counts registrations begun before this
   std::uint64_t domains;           // bit for each domain looked through
   std::uint64_t remaining;         // registrations not yet gone, and 1 until finish()
   void (*done)(void* arg);
@@ -35,7 +35,7 @@ class Invalidations {
   // NULL when there is no memory: 1,024 are prepared when a domain opens.
   Invalidation* begin(std::uintptr_t low, std::uintptr_t high, std::uint64_t generation_limit,
                       void (*done)(void*), void* arg);
-  // Under the domain's lock, for each registration found: waits for it if it was made before.
+  // Under the domain's lock, for each registration found: waits for it if it was begun before.
   void await(Invalidation* one, Registration* reg);
   // Under the domain's lock, after the last of them.
   void looked_through(Invalidation* one, std::uint16_t domain_index);

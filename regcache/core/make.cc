@@ -27,12 +27,19 @@ struct Plan {
   bool is_owned;
   bool is_of_one_block;  // in a slab, and no wider than the pages that the block lies on
   bool is_watched = false;
+  std::uintptr_t block_low = 0, block_high = 0;  // of a block that is a span of its own
 
   std::size_t length() const { return high - low; }
 };
 
-// make()'s answer while the range is in purge; a registrar's is never positive.
-constexpr int kInPurge = 1;
+// make()'s answers where a narrower range may do: it is in purge; it is more than a limit of ours,
+// or RLIMIT_MEMLOCK, leaves. A registrar's is never positive.
+constexpr int kInPurge = 1, kNoRoom = 2;
+
+// What a caller of ours is told instead.
+int told(int error) {
+  return error == kInPurge ? -EAGAIN : error == kNoRoom ? -ENOMEM : error;
+}
 
 std::uintptr_t round_down(std::uintptr_t value, std::size_t unit) {
   return value & ~(unit - 1);
@@ -49,20 +56,6 @@ std::uint64_t sticky_share(std::uint64_t limit) {
 
 // ---- look-up under the lock ----
 
-// An open registration over the whole request with all rights asked. Under the lock.
-Registration* find_covering(Domain& domain, const Request& request) {
-  Registration* found = nullptr;
-  auto look = [&](Registration* reg) {
-    if (reg->rest().kind != Kind::kPerUse && reg->is_open() &&
-        reg->covers(request.low, request.high) &&
-        (request.sees_watched || !reg->rest().is_watched) && (request.access & ~reg->access()) == 0)
-      found = reg;
-    return found == nullptr;
-  };
-  visit_overlapping(domain.by_range.root(), request.low, request.low + 1, look);
-  return found;
-}
-
 // Whether `length` more bytes may become sticky, if need be after stickiness has ended elsewhere.
 // Under the lock.
 bool has_sticky_room(Domain& domain, std::size_t length) {
@@ -71,7 +64,29 @@ bool has_sticky_room(Domain& domain, std::size_t length) {
     return domain.sticky_count < sticky_share(domain.max_count) && length <= bytes &&
            domain.sticky_bytes <= bytes - length;
   };
-  return fits() || (reclaim_sticky(domain) != 0 && fits());
+  return fits() || (reclaim_sticky(domain, kStickyLooks) != 0 && fits());
+}
+
+// Whether a registration can give out uncounted keys. Under the lock.
+bool can_be_sticky(Domain& domain, const Registration* reg) {
+  return reg->rest().is_sticky || reg->rest().kind == Kind::kHeap ||
+         has_sticky_room(domain, reg->length());
+}
+
+// An open registration over the whole request with all rights asked. Under the lock.
+Registration* find_covering(Domain& domain, const Request& request) {
+  Registration* found = nullptr;
+  auto look = [&](Registration* reg) {
+    if (reg->rest().kind != Kind::kPerUse && reg->is_open() &&
+        reg->covers(request.low, request.high) &&
+        (request.sees_watched || !reg->rest().is_watched) &&
+        (request.access & ~reg->access()) == 0 &&
+        (!request.is_uncounted || can_be_sticky(domain, reg)))
+      found = reg;
+    return found == nullptr;
+  };
+  visit_overlapping(domain.by_range.root(), request.low, request.low + 1, look);
+  return found;
 }
 
 // Under the lock. -ENOMEM when the sticky share is full.
@@ -82,10 +97,7 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
     return 0;
   }
   if (!has_sticky_room(domain, reg->length())) return -ENOMEM;
-  unlist(domain, reg);
-  reg->rest().is_sticky = true;
-  ++domain.sticky_count;
-  domain.sticky_bytes += reg->length();
+  begin_sticky(domain, reg);
   publish(domain, domain.sticky, reg, asked);
   return 0;
 }
@@ -155,8 +167,7 @@ int plan_remote(const Domain& domain, const Request& request, const rdmalloc_ran
   if ((domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0) return -EACCES;
   plan->low = request.low;
   plan->high = request.high;
-  if (domain.ops.granularity <= 1) return 0;
-  plan_pages(domain, request, plan);
+  if (domain.ops.granularity > 1) plan_pages(domain, request, plan);
   if (span == nullptr) return plan->low == request.low && plan->high == request.high ? 0 : -EACCES;
   auto base = reinterpret_cast<std::uintptr_t>(span->base);
   std::size_t block = span->block_bytes;
@@ -174,12 +185,15 @@ int check_open(const Domain& domain) {
   return phase == Phase::kIsChanging || phase == Phase::kIsQuiesced ? -EAGAIN : -EINVAL;
 }
 
-// Promises room for one more registration, evicting as needed. 0, -ENOMEM, -EINVAL (closed),
+// Promises room for one more registration, evicting as needed. 0, kNoRoom, -EINVAL (closed),
 // -ENODEV (lost), -EAGAIN (quiesced).
 int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
-  if (length > domain.max_bytes) return -ENOMEM;
+  if (length > domain.max_bytes) return kNoRoom;
+  // Looks at what is in use, between which others get the lock.
+  constexpr std::uint64_t kLooks = 256;
   // Each round evicts what is missing; other threads may take that room, but not for ever.
-  for (int round = 0; round < 16; ++round) {
+  std::uint64_t rounds = 16;
+  for (std::uint64_t round = 0; round < rounds; ++round) {
     Registration* victims = nullptr;
     {
       LockGuard guard(domain.lock);
@@ -193,17 +207,24 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
       if (missing_bytes == 0 && missing_count == 0) {
         domain.reserved_bytes += length;
         ++domain.reserved_count;
+        std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
+        std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
         reg->next() = domain.in_flight;
         domain.in_flight = reg;
         return 0;
       }
-      victims = pick_victims(domain, missing_bytes, missing_count);
-      if (victims == nullptr && reclaim_sticky(domain) != 0) continue;
+      // Nothing is evicted in vain where it is known beforehand.
+      auto may_suffice = [&] {
+        return missing_bytes <= domain.listed_bytes && missing_count <= domain.listed_count;
+      };
+      if (!may_suffice() && (reclaim_sticky(domain, kStickyLooks) == 0 || !may_suffice()))
+        return kNoRoom;
+      if (round == 0) rounds += 2 * domain.listed_count / kLooks;
+      victims = pick_victims(domain, missing_bytes, missing_count, kLooks);
     }
-    if (victims == nullptr) return -ENOMEM;
     drop_list(domain, victims, Reason::kEvicted);
   }
-  return -ENOMEM;
+  return kNoRoom;
 }
 
 // Under the lock.
@@ -228,7 +249,7 @@ int ask_and_count(Domain& domain, Registration* reg) {
     error = domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()),
                                  reg->length(), reg->access() & ~RDMALLOC_NO_REGISTER, &key);
   }
-  store_key(reg->head.key, key);
+  store_registrars_part(reg->head.key, key);
   auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
   if (error == 0) oracle_registered(domain, reg);
   LockGuard guard(domain.lock);
@@ -257,12 +278,20 @@ void ask_for_purge(Domain& domain) {
   ++domain.counters.purge_requests;
 }
 
+// Whether the keys that a sticky registration has given out are over, since the only block in its
+// range has been reallocated in place.
+bool is_outgrown(const Registration* reg, const Plan& plan) {
+  return reg->rest().block_end != 0 && reg->rest().block_end != plan.block_high &&
+         reg->base() >= plan.block_low && reg->end() <= plan.block_high;
+}
+
 // Idle registrations that overlap a new one, for a registrar that can't have both. Under the lock;
 // returns them as a list to drop.
-Registration* take_overlapping(Domain& domain, const Registration* wanted) {
+Registration* take_overlapping(Domain& domain, const Registration* wanted, const Plan& plan) {
   Registration* overlapping = nullptr;
   auto look = [&](Registration* reg) {
-    if (reg->rest().kind == Kind::kCached && !reg->rest().is_sticky && close_idle(reg)) {
+    if (reg->rest().kind == Kind::kCached && (!reg->rest().is_sticky || is_outgrown(reg, plan)) &&
+        close_idle(reg)) {
       withdraw(domain, reg);
       reg->next() = overlapping;
       overlapping = reg;
@@ -274,17 +303,17 @@ Registration* take_overlapping(Domain& domain, const Registration* wanted) {
 }
 
 // Asks, and once more after evicting: as much as is to be registered (I12), or what is in its way.
-int ask_twice(Domain& domain, Registration* reg) {
-  if (!make_memlock_room(domain, reg->length())) return -ENOMEM;
+int ask_twice(Domain& domain, Registration* reg, const Plan& plan) {
+  if (!make_memlock_room(domain, reg->length())) return kNoRoom;
   int error = ask_registrar(domain, reg);
   if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
   put_clock_be_exact();
   Registration* victims = nullptr;
   {
     LockGuard guard(domain.lock);
-    reclaim_sticky(domain);
-    victims =
-        error == -EEXIST ? take_overlapping(domain, reg) : pick_victims(domain, reg->length(), 1);
+    reclaim_sticky(domain, kStickyLooks);
+    victims = error == -EEXIST ? take_overlapping(domain, reg, plan)
+                               : pick_victims(domain, reg->length(), 1);
   }
   if (victims != nullptr) {
     drop_list(domain, victims, Reason::kEvicted);
@@ -313,9 +342,7 @@ Registration* take_superseded(Domain& domain, const Registration* wider) {
 }
 
 void enter(Domain& domain, Registration* reg) {
-  std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
-  std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
-  note(Event::kRegistered, reg->base(), reg->end(), domain.ops.name, generation);
+  note(Event::kRegistered, reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
   reg->rest().by_range.left = nullptr;
   reg->rest().by_range.right = nullptr;
   domain.by_range.insert(reg);
@@ -377,16 +404,23 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
     return winner == nullptr ? -EAGAIN : hand_out(domain, request, winner, 1, reg, key);
   }
   enter(domain, made);
-  open_with(made, 0);
-  list(domain, made);
   publish(domain, domain.counted, made, domain.slices_of(made->base(), made->end()));
   *drops = take_superseded(domain, made);
+  if (!request.is_uncounted) {
+    // Apart from its beginning, so that it is never in the order before its first put.
+    open_with(made, kApart | 1);
+    *reg = made;
+    return 0;
+  }
+  open_with(made, 0);
+  list(domain, made);
   return hand_out(domain, request, made, 1, reg, key);
 }
 
 // What the registrar could neither make nor undo: in the tree before its words are idle, so that no
 // purge takes its pages (I3). False where the device is gone, with all that it reached.
 bool keep_half_made(Domain& domain, Registration* made) {
+  Invalidation* completed = nullptr;
   {
     LockGuard guard(domain.lock);
     if (domain.is_lost.load(std::memory_order_relaxed)) {
@@ -397,9 +431,25 @@ bool keep_half_made(Domain& domain, Registration* made) {
     enter(domain, made);
     made->state.store(0, std::memory_order_relaxed);
     quarantine(domain, made);
+    completed = completed_by_end_of(made);
   }
   warn_quarantined(domain, made, -ENOTRECOVERABLE);
+  state()->invalidations.complete(completed);
   return true;
+}
+
+// Forgets a record that register_ made nothing of.
+void give_up(Domain& domain, Registration* made) {
+  State& all = *state();
+  Invalidation* completed = nullptr;
+  {
+    LockGuard guard(domain.lock);
+    end_reservation(domain, made);
+    completed = completed_by_end_of(made);
+  }
+  if (made->rest().is_watched) all.watch.end(all, made->base(), made->end());
+  all.registrations.give(made);
+  all.invalidations.complete(completed);
 }
 
 // The record may have been in a tree before, or a hint, and a reader may have lost his way there:
@@ -416,6 +466,7 @@ void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   made->rest().is_quarantined = made->rest().is_stale = false;
   made->rest().is_parked = made->rest().was_sticky = false;
   made->rest().is_watched = plan.is_watched;
+  made->rest().block_end = plan.block_high;
 }
 
 // Has a record that is in flight watched before its pages are pinned, or makes it one for a use.
@@ -446,19 +497,14 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   SliceRange slices = plan.is_owned ? domain.slices_of(plan.low, plan.high) : SliceRange{0, 0};
   bool is_counted = all.words.try_begin_registering(slices);
   if (!is_counted) slices = {0, 0};
-  error = is_counted || plan.is_of_one_block ? ask_twice(domain, made) : kInPurge;
+  error = is_counted || plan.is_of_one_block ? ask_twice(domain, made, plan) : kInPurge;
   if (error == -ENOTRECOVERABLE && keep_half_made(domain, made)) {
     all.words.end_registering(slices);
     return error;
   }
   if (error != 0) {
     all.words.end_registering(slices);
-    {
-      LockGuard guard(domain.lock);
-      end_reservation(domain, made);
-    }
-    if (made->rest().is_watched) all.watch.end(all, made->base(), made->end());
-    all.registrations.give(made);
+    give_up(domain, made);
     return error;
   }
   Registration* drops = nullptr;
@@ -471,22 +517,36 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   return error;
 }
 
+// Whether the plan's registration may give the request what it wants.
+bool may_serve(Domain& domain, const Request& request, const Plan& plan) {
+  if (!request.is_uncounted) return true;
+  LockGuard guard(domain.lock);
+  return has_sticky_room(domain, plan.length());
+}
+
 // Makes a registration for a local request on owned memory.
 int make_local(Domain& domain, const Request& request, const rdmalloc_range& span,
                Registration** reg, rdmalloc_key* key) {
   Plan plan{0, 0, domain.access | request.access, Kind::kCached, true, false};
+  if ((span.flags & RDMALLOC_RANGE_LARGE) != 0) {
+    plan.block_low = reinterpret_cast<std::uintptr_t>(span.base);
+    plan.block_high = plan.block_low + span.length;
+  }
   Plan wide = plan;
   plan.is_of_one_block = keeps_to_block(domain, span);
   plan_pages(domain, request, &plan);
   if (plan_wide(domain, request, span, &wide)) {
-    int error = make(domain, request, wide, reg, key);
-    // Only a limit, of ours or RLIMIT_MEMLOCK, or a neighbour that is being purged, in the slab or
-    // in what the registrar's granularity includes, is a reason to try less.
-    bool is_too_wide = error == -ENOMEM && plan.length() < wide.length() &&
-                       memlock_room(domain).limit != UINT64_MAX;
-    if (error != kInPurge && !is_too_wide) return error;
+    int error = kNoRoom;
+    if (may_serve(domain, request, wide)) error = make(domain, request, wide, reg, key);
+    // Only a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows better), or a neighbour that
+    // is being purged, in the slab or in what the registrar's granularity includes, is a reason to
+    // try less.
+    if (error == -ENOMEM && memlock_room(domain).limit != UINT64_MAX) error = kNoRoom;
+    if (error == kNoRoom && plan.length() == wide.length()) return error;
+    if (error <= 0) return error;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
+  if (!may_serve(domain, request, plan)) return kNoRoom;
   return make(domain, request, plan, reg, key);
 }
 
@@ -532,8 +592,7 @@ int make_heaps(Domain& domain, std::uintptr_t base, std::size_t length, std::uin
   if (!domain.is_any_thread()) drain_deferred(domain);
   Request request{base, base + length, access, false};
   Plan plan{base, base + length, access, Kind::kHeap, true, false};
-  int error = make(domain, request, plan, reg, nullptr);
-  return error == kInPurge ? -EFAULT : error;
+  return told(make(domain, request, plan, reg, nullptr));
 }
 
 int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, Piece* piece) {
@@ -565,8 +624,18 @@ int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, P
   return 0;
 }
 
-int find_or_make(Domain& domain, const Request& asked, bool may_register, Registration** reg,
-                 rdmalloc_key* key) {
+namespace {
+
+// Ends stickiness where the blocks of a part of a slab were freed, after a refusal. Whether there
+// was any.
+bool end_sticky_parts(Domain& domain) {
+  flush_blocks_of_sticky_parts(domain);
+  LockGuard guard(domain.lock);
+  return domain.sticky_parts != 0 && reclaim_sticky(domain, kStickyLooks) != 0;
+}
+
+int find_or_make_once(Domain& domain, const Request& asked, bool may_register, Registration** reg,
+                      rdmalloc_key* key) {
   Request request = asked;
   bool is_owned = domain.holds(request.low);
   bool is_remote = (request.access & RDMALLOC_ACCESS_REMOTE) != 0;
@@ -587,9 +656,6 @@ int find_or_make(Domain& domain, const Request& asked, bool may_register, Regist
     LockGuard guard(domain.lock);
     if (Registration* found = find_covering(domain, request))
       return hand_out(domain, request, found, 1 + kHit, reg, key);
-    if (request.is_uncounted && may_register &&
-        !has_sticky_room(domain, request.high - request.low))
-      return -ENOMEM;
   }
   if (!may_register) return -ENOENT;
   {
@@ -597,14 +663,9 @@ int find_or_make(Domain& domain, const Request& asked, bool may_register, Regist
     ++domain.counters.misses;
   }
   Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, span)};
-  int error = 0;
-  if (is_owned && !is_remote) {
-    error = make_local(domain, request, span, reg, key);
-    return error == kInPurge ? -EFAULT : error;
-  }
+  if (is_owned && !is_remote) return told(make_local(domain, request, span, reg, key));
   if (is_remote) {
-    error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan);
-    if (error != 0) return error;
+    if (int error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan)) return error;
   } else {
     if (is_adopted || request.sees_watched) plan.kind = Kind::kCached;
     plan.is_watched = request.sees_watched;
@@ -612,8 +673,17 @@ int find_or_make(Domain& domain, const Request& asked, bool may_register, Regist
     if (!keeps_to_pages(plan, request)) return -EINVAL;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
-  error = make(domain, request, plan, reg, key);
-  return error == kInPurge ? -EFAULT : error;
+  return told(make(domain, request, plan, reg, key));
+}
+
+}  // namespace
+
+int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
+                 rdmalloc_key* key) {
+  int error = find_or_make_once(domain, request, may_register, reg, key);
+  if (error == -ENOMEM && end_sticky_parts(domain))
+    error = find_or_make_once(domain, request, may_register, reg, key);
+  return error;
 }
 
 }  // namespace rdmalloc::regcache

@@ -20,7 +20,7 @@ bool evict_from(Domain& victim, const Domain& domain, std::size_t length) {
   {
     LockGuard guard(victim.lock);
     if (victim.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return false;
-    reclaim_sticky(victim);
+    reclaim_sticky(victim, kStickyLooks);
     victims = pick_victims(victim, length - room.left, 0);
   }
   if (victims == nullptr) return false;

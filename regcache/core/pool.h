@@ -29,11 +29,15 @@ struct PoolMemory {
 template <class Record>
 struct InOrder {
   static constexpr bool kHaveNumbers = false;
+  static constexpr std::size_t resting = 0;
   static constexpr std::size_t kRunBytes = sizeof(Record);
   static std::uintptr_t after(std::uintptr_t cursor) { return cursor + sizeof(Record); }
   static std::uintptr_t record_at(std::uintptr_t cursor, std::uint32_t) { return cursor; }
 };
 
+// Records that were given back are used again latest first, while they are warm; or, where Places
+// has a number of them that rest, earliest first, and only once more than that many lie there.
+//
 // Places says where in a chunk the records are, and whether chunks lie in a window, so that records
 // have numbers. Each chunk is a number of runs, from one of which on they lie alike, and begins at
 // a multiple of them (of a page at most without numbers): after() moves the cursor, which begins
@@ -45,12 +49,8 @@ class Pool {
   // A record as its last user left it, or zero. NULL when the kernel gives no memory.
   Record* take(PoolMemory& memory) {
     LockGuard guard(lock_);
-    if (free_ != nullptr) {
-      Record* record = free_;
-      free_ = next_of(record);
-      return record;
-    }
-    if (!has_unused(memory) && !add_chunk(memory)) return nullptr;
+    if (free_count_ > Places::resting) return take_free();
+    if (!has_unused(memory) && !add_chunk(memory)) return free_count_ != 0 ? take_free() : nullptr;
     std::uintptr_t cursor = memory.next.load(std::memory_order_relaxed);
     memory.next.store(Places::after(cursor), std::memory_order_relaxed);
     return reinterpret_cast<Record*>(
@@ -58,13 +58,16 @@ class Pool {
   }
   void give(Record* record) {
     LockGuard guard(lock_);
-    next_of(record) = free_;
-    free_ = record;
+    bool is_last = Places::resting != 0 && free_count_ != 0;
+    next_of(record) = is_last ? nullptr : free_;
+    (is_last ? next_of(last_free_) : free_) = record;
+    if (is_last || free_count_ == 0) last_free_ = record;
+    ++free_count_;
   }
   // Makes sure that the next take() needs no kernel. False when that can't be.
   bool prepare(PoolMemory& memory) {
     LockGuard guard(lock_);
-    return free_ != nullptr || has_unused(memory) || add_chunk(memory);
+    return free_count_ > Places::resting || has_unused(memory) || add_chunk(memory);
   }
 
  private:
@@ -73,6 +76,13 @@ class Pool {
   static_assert(kFirstChunkBytes % Places::kRunBytes == 0);
 
   static Record*& next_of(Record* record) { return Record::free_link(record); }
+
+  Record* take_free() {
+    Record* record = free_;
+    free_ = next_of(record);
+    --free_count_;
+    return record;
+  }
 
   static bool has_unused(const PoolMemory& memory) {
     return memory.next.load(std::memory_order_relaxed) < memory.end.load(std::memory_order_relaxed);
@@ -97,6 +107,8 @@ class Pool {
 
   Lock lock_;
   Record* free_ = nullptr;
+  Record* last_free_ = nullptr;
+  std::size_t free_count_ = 0;
 };
 
 }  // namespace rdmalloc::regcache

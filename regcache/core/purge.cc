@@ -47,8 +47,7 @@ struct Claim {
     withdraw(*domain, reg);
     // With its slots empty: whoever takes a block in its range from here on does not find it, and
     // whoever took one before is seen (README.md, "Why no reader is late").
-    if (was_sticky &&
-        !rdmalloc_range_is_idle(reinterpret_cast<void*>(reg->base()), reg->length())) {
+    if (was_sticky && !is_unused(*domain, reg)) {
       reopen(*domain, reg, true);
       is_refused = true;
       return false;
@@ -94,10 +93,7 @@ bool clear_domain(Domain& domain, const Range& range) {
   {
     LockGuard guard(domain.lock);
     if (!may_hold_registrations(domain)) return true;
-    // Next to pages in purge a block is registered by its own pages (make.cc), which is too fine
-    // for this registrar.
-    claim.is_refused = range.is_in_use && domain.unit > os::page_bytes();
-    if (!claim.is_refused) visit_overlapping(domain.by_range.root(), range.low, range.high, claim);
+    visit_overlapping(domain.by_range.root(), range.low, range.high, claim);
     if (claim.is_refused) {
       reopen_list(domain, claim.drops, false);
       reopen_list(domain, claim.sticky_drops, true);
@@ -116,6 +112,26 @@ bool clear_domain(Domain& domain, const Range& range) {
   std::uint64_t expected = 0;
   for (Registration* reg = drops; reg != nullptr; reg = reg->next()) ++expected;
   return drop_list(domain, drops, Reason::kPurged) == expected;
+}
+
+// A registrar coarser than a page: a registration of a block beside the range may have to take in a
+// part of it. So only whole units go, for in those nothing lives. One that opens meanwhile waits
+// for this purge (rdmalloc_domain_open()).
+bool is_too_fine_for(const Domain& domain, const Range& range) {
+  return domain.unit > os::page_bytes() &&
+         (range.is_in_use || ((range.low | range.high) & (domain.unit - 1)) != 0);
+}
+
+// Asked before anything is dropped.
+bool is_too_fine_for_any(State& all, const Range& range) {
+  for (std::size_t i = 0; i < kMostDomains; ++i) {
+    Domain& domain = all.domains[i];
+    if (!may_hold_registrations(domain) || !is_too_fine_for(domain, range)) continue;
+    LockGuard guard(domain.lock);
+    ++domain.counters.purge_refusals;
+    return true;
+  }
+  return false;
 }
 
 bool clear_all(State& all, const Range& range) {
@@ -145,7 +161,7 @@ int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason reason
   bool is_in_use = !rdmalloc_range_is_idle(base, length);
   Range range{low, low + length, is_in_use, is_in_use && reason == RDMALLOC_PURGE_DECAY};
   note(Event::kPurgeAsked, range.low, range.high);
-  if (all->words.try_begin_purging(slices)) {
+  if (!is_too_fine_for_any(*all, range) && all->words.try_begin_purging(slices)) {
     // What earlier domains dropped before a later one refuses is only a registration to be made
     // again.
     if (clear_all(*all, range)) return 0;

@@ -45,7 +45,20 @@ void fold_hits(Registration* reg) {
   take_back(reg, 1);
 }
 
-// The last put of a closed registration drops it; otherwise an uncommon bit in the word wants work.
+// Enters the LRU order, if nobody has since. As above: held again first, and the record may be
+// another by now, which is the same to us.
+void enter_order(Registration* reg) {
+  if (!acquire(reg, 1)) return;  // closed: whoever drops it needs no order
+  Domain& domain = state()->domains[reg->domain_index()];
+  {
+    LockGuard guard(domain.lock);
+    list_apart(domain, reg);
+  }
+  take_back(reg, 1);
+}
+
+// The last put of a closed registration drops it, that of one apart enters it in its order; and the
+// hits' topmost bit wants to be carried over.
 [[gnu::noinline]] void put_slow(Registration* reg, std::uint64_t now) {
   if ((now & kRefs) == kRefs) {
     // There was nothing to put: give it back. All ones: the record is zero, because it is a parent
@@ -56,6 +69,7 @@ void fold_hits(Registration* reg) {
     return;
   }
   if ((now & kFold) != 0) fold_hits(reg);
+  if ((now & (kOpen | kApart | kRefs)) == (kOpen | kApart)) enter_order(reg);
   // Only now is the record ours: with others holding it, it may be anything by this time.
   if ((now & (kOpen | kRefs)) == 0) {
     reg->next() = nullptr;
@@ -68,14 +82,14 @@ inline void put(Registration* reg) {
   reg->stamp.store(put_stamp(), std::memory_order_relaxed);
   // Release: what we did with the registration comes before its end. Acquire: if we end it.
   std::uint64_t now = reg->state.fetch_sub(1, std::memory_order_acq_rel) - 1;
-  if ((now & (kOpen | kFold)) != kOpen) [[unlikely]]
+  if ((now & (kOpen | kApart | kFold)) != kOpen) [[unlikely]]
     put_slow(reg, now);
 }
 
 // Ends a reference that acquire(reg, change) took for nothing.
 void take_back(Registration* reg, std::uint64_t change) {
   std::uint64_t now = reg->state.fetch_sub(change, std::memory_order_acq_rel) - change;
-  if ((now & (kOpen | kFold)) != kOpen) put_slow(reg, now);
+  if ((now & (kOpen | kApart | kFold)) != kOpen) put_slow(reg, now);
 }
 
 // Takes a reference to what was found without one. False, with none taken, when it has ended
@@ -135,6 +149,8 @@ using namespace rdmalloc::regcache;
 extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void* addr,
                                              size_t length, uint32_t access, rdmalloc_reg** out) {
   note_caller(__builtin_return_address(0));
+  if (handle == nullptr || out == nullptr) [[unlikely]]
+    return -EINVAL;
   Domain* domain = domain_of(handle);
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   std::uintptr_t offset = low - domain->head.arena_base;

@@ -5,13 +5,16 @@
 // else of a record may be read before acquire() succeeded, or, for the sticky table, before the
 // reader knows that a block of its own in the range is alive (README.md, "Why no reader is late").
 //
-//   state   63      62 .. 25     24     23 .. 0
-//           fold    hits         open   refs
+//   state   63      62 .. 26    25      24     23 .. 0
+//           fold    hits        apart   open   refs
 //
 //   open, refs == 0    idle: may be found, evicted, purged
 //   open, refs  > 0    in use: may be found; stays
 //   closed, refs > 0   per-use, or invalidated while held: never found again, the last put drops it
 //   closed, refs == 0  whoever made it so drops it; zero also is what a fork child sees (I11)
+//
+// Apart: out of the LRU order while it is held. The put that leaves it idle enters it there, so
+// that a look for something to evict does not pass by what is held.
 //
 // The hits are counted in the word that a hit changes anyway, so that statistics share no line.
 #pragma once
@@ -28,7 +31,8 @@ inline constexpr std::uint64_t kRefs = (std::uint64_t{1} << 24) - 1;
 // Set from 2^23 holders on: acquire() refuses there, long before refs could run into the open bit.
 inline constexpr std::uint64_t kTooManyRefs = std::uint64_t{1} << 23;
 inline constexpr std::uint64_t kOpen = std::uint64_t{1} << 24;
-inline constexpr int kHitShift = 25;
+inline constexpr std::uint64_t kApart = std::uint64_t{1} << 25;
+inline constexpr int kHitShift = 26;
 inline constexpr std::uint64_t kHit = std::uint64_t{1} << kHitShift;
 // The hits' topmost bit: put() carries it over to the domain's counter.
 inline constexpr std::uint64_t kFold = std::uint64_t{1} << 63;
@@ -91,12 +95,14 @@ struct alignas(64) RegistrationRest {
   std::uint64_t listed_stamp;  // its place in the domain's by_stamp, at most `stamp`
   RangeLinks by_range;
   Shared<std::uintptr_t> furthest_end;  // largest end of a range in its subtree of by_range
-  StampLinks by_stamp;   // outside the tree, by_stamp.left links lists: drops, in flight, free
+  // Outside the tree, by_stamp.left links lists: drops, in flight, free. Both link the ring of
+  // those that are sticky.
+  StampLinks by_stamp;
   std::uint32_t frames;  // the oracle's handle (oracle.h)
   Kind kind;
   // In one byte, so written under the lock only, or by who alone has the record.
   bool is_sticky : 1;
-  bool is_listed : 1;       // in by_stamp: cached and not sticky
+  bool is_listed : 1;       // in by_stamp: cached, not sticky, not apart
   bool is_awaited : 1;      // an invalidation waits for its end
   bool is_quarantined : 1;  // its deregistration failed: kept for ever, so that no purge touches it
   bool is_stale : 1;        // invalidated while register_ ran: not to be found by anybody else
@@ -104,6 +110,9 @@ struct alignas(64) RegistrationRest {
   bool was_sticky : 1;      // when it was parked
   // Read by whoever holds it too, so a byte of its own.
   bool is_watched;  // foreign, and cached because its pages are watched (watch.h)
+  // Where the block ended that it was made for, if that was a span of its own; else 0. Another end
+  // by now: realloc has changed the block in place, and keys from before are over.
+  std::uintptr_t block_end;
 };
 static_assert(sizeof(RegistrationRest) == 64);
 
@@ -152,6 +161,9 @@ static_assert(sizeof(Registration) == 64, "with its rest two lines; 10^6 of them
 // touched at all is half as much for the TLB, and neighbours by pair are both of use.
 struct RegistrationPlaces {
   static constexpr bool kHaveNumbers = true;  // which the slots of domains hold
+  // A put too many finds a record that has ended, and not another's in its place, until as many
+  // have ended after it. Late readers of slots seldom meet another's, too.
+  static inline constinit std::size_t resting = 1024;  // fewer in tests of that very meeting
   static constexpr std::size_t kRunBytes = 2 * Registration::kRestDistance;
   // Of the pool's first chunks, 960 KiB together: 7,680 records.
   static constexpr std::uint32_t kSpreadChunks = 4;
@@ -173,10 +185,13 @@ struct RegistrationPlaces {
 // A key that readers may copy before they know that it is still what they asked for: of a record
 // (rdmalloc_reg_key(), whose loads the release pairs with), or of a heap (heap_keys.cc, where a
 // turn count says so).
-inline void store_key(rdmalloc_key& to, const rdmalloc_key& from) {
+inline void store_registrars_part(rdmalloc_key& to, const rdmalloc_key& from) {
   std::atomic_ref(to.lkey).store(from.lkey, std::memory_order_release);
   std::atomic_ref(to.rkey).store(from.rkey, std::memory_order_release);
   std::atomic_ref(to.handle).store(from.handle, std::memory_order_release);
+}
+inline void store_key(rdmalloc_key& to, const rdmalloc_key& from) {
+  store_registrars_part(to, from);
   std::atomic_ref(to.generation).store(from.generation, std::memory_order_release);
 }
 
@@ -198,8 +213,18 @@ inline bool close_idle(Registration* reg) {
   do {
     if ((seen & (kOpen | kRefs)) != kOpen) return false;
     // Acquire: pairs with the release in put(), so that the last holder is done with it.
-  } while (!reg->state.compare_exchange_weak(seen, seen & ~kOpen, std::memory_order_acq_rel,
-                                             std::memory_order_relaxed));
+  } while (!reg->state.compare_exchange_weak(seen, seen & ~(kOpen | kApart),
+                                             std::memory_order_acq_rel, std::memory_order_relaxed));
+  return true;
+}
+
+// Marks one that is held as apart. False while nobody holds it.
+inline bool set_apart(Registration* reg) {
+  std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
+  do {
+    if ((seen & kRefs) == 0) return false;
+    // Relaxed: the put that finds the mark takes the domain's lock.
+  } while (!reg->state.compare_exchange_weak(seen, seen | kApart, std::memory_order_relaxed));
   return true;
 }
 

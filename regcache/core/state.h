@@ -47,6 +47,8 @@ struct State {
   Lock heaps_lock;  // taking a place for a registered heap; a leaf
   RegisteredHeap heaps[kMostRegisteredHeaps];
   std::atomic<std::uint32_t> builders;   // freeze/freeze.h
+  std::atomic<std::uint32_t> abandoned;  // occasions to end something; 0: nothing to end
+  std::atomic<bool> is_ending_abandoned;
   std::atomic<std::uint32_t> keys_turn;  // of the heaps' keys; odd: there are none (heap_keys.cc)
 
   // Whether words and observer are there. Acquire: pairs with the release in state_prepare().
@@ -75,6 +77,7 @@ struct Survivors {
   std::atomic<bool> is_open[kMostDomains] = {};
   PoolMemory registrations;
   PoolMemory invalidations;
+  PoolMemory adoptions;
   WatchSurvivors watch;
   // Of pools of buffers (pools/create.cc). The buffers' addresses and the memory itself are the
   // child's too; their keys and registrations are not.

@@ -1,9 +1,9 @@
-// A treap over registrations: one algorithm, two orders (by range, with the furthest end of each
-// subtree, which makes it an interval tree; by time of the latest put, which makes it the LRU).
-// Links lie in the records, so no operation allocates; those by range may be followed without the
-// domain's lock by whoever bounds his steps and trusts nothing that he finds (foreign.h).
-// Priorities are a hash of the record's address: expected depth 2 ln n, 28 for a million. Under the
-// domain's lock.
+// A treap over records: one algorithm, and for registrations two orders (by range, with the
+// furthest end of each subtree, which makes it an interval tree; by time of the latest put, which
+// makes it the LRU). Links lie in the records, so no operation allocates; those by range may be
+// followed without the domain's lock by whoever bounds his steps and trusts nothing that he finds
+// (foreign.h). Priorities are a hash of the record's address: expected depth 2 ln n, 28 for a
+// million. Under the domain's lock.
 //
 // Treaps: Seidel and Aragon, "Randomized search trees", 1996. Furthest ends: Cormen et al., chapter
 // "Augmenting data structures".
@@ -13,16 +13,17 @@
 
 namespace rdmalloc::regcache {
 
-inline std::uint64_t priority_of(const Registration* reg) {
+inline std::uint64_t priority_of(const void* record) {
   // Two rounds of multiply and fold (the finaliser of Appleby's MurmurHash3): records are made at
   // equal distances, usually in the order of their ranges, and that order must not show.
-  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(reg) >> 6;
+  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(record) >> 5;
   bits = (bits ^ (bits >> 33)) * 0xff51afd7ed558ccdu;
   bits = (bits ^ (bits >> 33)) * 0xc4ceb9fe1a85ec53u;
   return bits ^ (bits >> 33);
 }
 
 struct RangeOrder {
+  using Record = Registration;
   using Link = Shared<Registration*>;
   static RangeLinks& links(Registration* reg) { return reg->rest().by_range; }
   static bool is_before(const Registration* a, const Registration* b) {
@@ -39,6 +40,7 @@ struct RangeOrder {
 };
 
 struct StampOrder {
+  using Record = Registration;
   using Link = Registration*;
   static StampLinks& links(Registration* reg) { return reg->rest().by_stamp; }
   static bool is_before(const Registration* a, const Registration* b) {
@@ -52,61 +54,63 @@ struct StampOrder {
 template <class Order>
 class Tree {
   using Link = typename Order::Link;
+  using Record = typename Order::Record;
 
  public:
   bool is_empty() const { return root_ == nullptr; }
-  void insert(Registration* reg) { root_ = inserted(root_, reg); }
-  // `reg` must be in the tree, with the key it was inserted by.
-  void erase(Registration* reg) { root_ = erased(root_, reg); }
-  Registration* first() const {
-    Registration* reg = root_;
-    while (reg != nullptr && Order::links(reg).left != nullptr) reg = Order::links(reg).left;
-    return reg;
+  void insert(Record* record) { root_ = inserted(root_, record); }
+  // `record` must be in the tree, with the key it was inserted by.
+  void erase(Record* record) { root_ = erased(root_, record); }
+  Record* first() const {
+    Record* record = root_;
+    while (record != nullptr && Order::links(record).left != nullptr)
+      record = Order::links(record).left;
+    return record;
   }
-  Registration* root() const { return root_; }
+  Record* root() const { return root_; }
   // Hands the whole tree over, for closing.
   void clear() { root_ = nullptr; }
 
  private:
-  static Registration* inserted(Registration* top, Registration* reg) {
-    if (top == nullptr || priority_of(reg) > priority_of(top)) {
-      split(top, reg, &Order::links(reg).left, &Order::links(reg).right);
-      Order::update(reg);
-      return reg;
+  static Record* inserted(Record* top, Record* record) {
+    if (top == nullptr || priority_of(record) > priority_of(top)) {
+      split(top, record, &Order::links(record).left, &Order::links(record).right);
+      Order::update(record);
+      return record;
     }
     auto& links = Order::links(top);
-    Link& side = Order::is_before(reg, top) ? links.left : links.right;
-    side = inserted(side, reg);
+    Link& side = Order::is_before(record, top) ? links.left : links.right;
+    side = inserted(side, record);
     Order::update(top);
     return top;
   }
-  // Parts the tree at `top` into what lies before `reg` and what lies after it.
-  static void split(Registration* top, const Registration* reg, Link* before, Link* after) {
+  // Parts the tree at `top` into what lies before `record` and what lies after it.
+  static void split(Record* top, const Record* record, Link* before, Link* after) {
     if (top == nullptr) {
       *before = nullptr;
       *after = nullptr;
       return;
     }
     auto& links = Order::links(top);
-    if (Order::is_before(top, reg)) {
+    if (Order::is_before(top, record)) {
       *before = top;
-      split(links.right, reg, &links.right, after);
+      split(links.right, record, &links.right, after);
     } else {
       *after = top;
-      split(links.left, reg, before, &links.left);
+      split(links.left, record, before, &links.left);
     }
     Order::update(top);
   }
-  static Registration* erased(Registration* top, Registration* reg) {
+  static Record* erased(Record* top, Record* record) {
     auto& links = Order::links(top);
-    if (top == reg) return merged(links.left, links.right);
-    Link& side = Order::is_before(reg, top) ? links.left : links.right;
-    side = erased(side, reg);
+    if (top == record) return merged(links.left, links.right);
+    Link& side = Order::is_before(record, top) ? links.left : links.right;
+    side = erased(side, record);
     Order::update(top);
     return top;
   }
   // Everything in `low` lies before everything in `high`.
-  static Registration* merged(Registration* low, Registration* high) {
+  static Record* merged(Record* low, Record* high) {
     if (low == nullptr) return high;
     if (high == nullptr) return low;
     if (priority_of(low) > priority_of(high)) {

@@ -5,6 +5,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/file.h"
 #include "alloc/os/memory.h"
@@ -148,8 +149,8 @@ void Watch::mark(State& all, const os::UserfaultEvent& event) {
     LockGuard guard(ranges_lock_);
     if (event.what != os::PageEvent::kRemoving)
       // When it can't be cut in two, what is left of it stays retired with the rest.
-      retired_.remove(event.low, event.high);
-    else if (retired_.add(event.low, event.high) != 0)
+      retired_.remove(survivors.watch.retired, event.low, event.high);
+    else if (retired_.add(survivors.watch.retired, event.low, event.high) != 0)
       give_up("no memory", -ENOMEM);
   }
   for (Domain& domain : all.domains) mark_in(all, domain, event.low, event.high);
@@ -333,6 +334,7 @@ int Watch::create_threads() {
   };
   auto run_helper = [](void* watch) -> void* {
     helper_thread_begins("rdmalloc-unmap");
+    is_helper_thread = true;
     static_cast<Watch*>(watch)->help();
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
@@ -469,10 +471,8 @@ Watch::Counters Watch::counters() {
 
 using namespace rdmalloc::regcache;
 
-extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* stats) {
-  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
-  *stats = {};
-  stats->size = sizeof *stats;
+extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* wanted) {
+  if (int error = rdmalloc::check_struct(wanted)) return error;
   State* all = state();
   Watch::Counters now = {};
   if (all != nullptr) now = all->watch.counters();
@@ -482,13 +482,10 @@ extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* stats)
     now.error = fd < 0 ? fd : 0;
     if (fd >= 0) rdmalloc::os::close_file(fd);
   }
-  stats->is_on = now.is_on ? 1 : 0;
-  stats->error = now.error;
-  stats->watched = now.watched;
-  stats->events = now.events;
-  stats->stale = now.stale;
-  stats->unsettled = now.unsettled;
-  stats->refusals = now.refusals;
-  stats->retired = now.retired;
+  std::uint64_t is_on = now.is_on ? 1 : 0;
+  rdmalloc_watch_counters stats = {sizeof stats,  is_on,        now.error,
+                                   now.watched,   now.events,   now.stale,
+                                   now.unsettled, now.refusals, now.retired};
+  rdmalloc::write_struct(stats, wanted);
   return 0;
 }

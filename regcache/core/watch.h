@@ -67,6 +67,7 @@ struct WatchSurvivors {
   std::atomic<std::uintptr_t> ring{0};
   HelperStack reader_stack, helper_stack;
   std::atomic<bool> has_fork_handler{false};
+  PoolMemory retired;
 };
 
 class Watch {

@@ -1,6 +1,9 @@
 // Whether this thread is inside code of the user's that we have called: a registrar, a domain's
-// `event`, a completion, a progress function. A quiesce from there would wait for itself.
+// `event`, a completion, a progress function. A quiesce from there would wait for itself. What such
+// code leaves in errno is nobody else's.
 #pragma once
+
+#include <errno.h>
 
 namespace rdmalloc::regcache {
 
@@ -8,10 +11,30 @@ inline constinit thread_local unsigned callbacks_under_way = 0;
 
 struct CallbackScope {
   CallbackScope() { ++callbacks_under_way; }
-  ~CallbackScope() { --callbacks_under_way; }
+  ~CallbackScope() {
+    --callbacks_under_way;
+    errno = saved_errno;
+  }
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
+
+ private:
+  int saved_errno = errno;
 };
+
+// Whether this thread drops registrations, or tells that some are gone. To close a domain from
+// there would wait for what this thread has yet to drop.
+inline constinit thread_local unsigned drops_under_way = 0;
+
+struct DropScope {
+  DropScope() { ++drops_under_way; }
+  ~DropScope() { --drops_under_way; }
+  DropScope(const DropScope&) = delete;
+  DropScope& operator=(const DropScope&) = delete;
+};
+inline bool is_dropping() {
+  return drops_under_way != 0;
+}
 inline bool is_in_callback() {
   return callbacks_under_way != 0;
 }

@@ -15,6 +15,7 @@
 #include "alloc/os/fault.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
+#include "regcache/core/at_exit.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -55,7 +56,9 @@ void serve(std::uint32_t value) {
   bool resumes = (value & 0x80) != 0;
   answer(number, "busy", 0);
   int result = 0;
-  if (needs_users_thread())
+  if (exit_has_begun())
+    result = -EAGAIN;
+  else if (needs_users_thread())
     result = -ENOTSUP;
   else
     result = resumes ? rdmalloc_resume() : rdmalloc_quiesce(static_cast<int>(value >> 8));

@@ -7,6 +7,7 @@
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/abandoned.h"
 #include "regcache/freeze/freeze.h"
 
 namespace rdmalloc::regcache {
@@ -64,6 +65,7 @@ void end_turn(Freezer& freezer) {
 }
 
 int enter_gate(State& all, Gate gate, std::uint64_t* token) {
+  end_abandoned(all);
   Freezer& freezer = freezer_here();
   // seq_cst: freeze.h.
   all.builders.fetch_add(1, std::memory_order_seq_cst);

@@ -3,6 +3,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/init.h"
@@ -13,6 +14,7 @@
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/abandoned.h"
 #include "regcache/freeze/callbacks.h"
 #include "regcache/freeze/freeze.h"
 #include "regcache/freeze/open_files.h"
@@ -157,6 +159,9 @@ void empty_domains(State& all) {
     }
     std::uint64_t gone = drop_list(domain, list, Reason::kAsked);
     freezer_here().deregistered.fetch_add(gone, std::memory_order_relaxed);
+    // An invalidation or an event of watched memory may have taken some from us. Beyond any time
+    // limit: there is no way back from here.
+    wait_for_drops(domain);
     course.steps[domain.index] = Step::kEmptied;
   });
 }
@@ -363,6 +368,12 @@ bool must_not_wait() {
   return is_in_page_event() || is_in_callback() || purge_turn_is_mine();
 }
 
+// What was left to us while nothing could be ended.
+void end_abandoned_here() {
+  State* all = state();
+  if (all != nullptr && all->is_ready()) end_abandoned(*all);
+}
+
 std::int64_t deadline_of(int timeout_ms) {
   return timeout_ms < 0 ? INT64_MAX
                         : os::monotonic_ns() + static_cast<std::int64_t>(timeout_ms) * 1000000;
@@ -389,6 +400,7 @@ extern "C" RDMALLOC_API int rdmalloc_quiesce(int timeout_ms) {
     if (error == 0) freezer.depth.store(depth + 1, std::memory_order_relaxed);
     if (error == 0 && depth == 0) count(freezer.quiesces);
     end_turn(freezer);
+    end_abandoned_here();
   }
   if (error != 0) count(error == -ETIMEDOUT ? freezer.timeouts : freezer.refusals);
   return error;
@@ -408,6 +420,7 @@ extern "C" RDMALLOC_API int rdmalloc_resume(void) {
     count(freezer.resumes);
   }
   end_turn(freezer);
+  end_abandoned_here();
   return error;
 }
 
@@ -415,20 +428,23 @@ extern "C" RDMALLOC_API int rdmalloc_quiesce_files(rdmalloc_open_file* list, siz
   Freezer& freezer = freezer_here();
   LockGuard guard(freezer.files_lock);
   const OpenFiles& found = freezer.files;
-  for (std::size_t i = 0; i < found.count && i < most; ++i) list[i] = found.files[i];
+  for (std::size_t i = 0; list != nullptr && i < found.count && i < most; ++i)
+    list[i] = found.files[i];
   return static_cast<int>(found.count);
 }
 
-extern "C" RDMALLOC_API int rdmalloc_quiesce_stats(rdmalloc_quiesce_counters* stats) {
-  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+extern "C" RDMALLOC_API int rdmalloc_quiesce_stats(rdmalloc_quiesce_counters* wanted) {
+  if (int error = check_struct(wanted)) return error;
+  rdmalloc_quiesce_counters stats = {};
   Freezer& freezer = freezer_here();
-  stats->is_quiesced = freezer.depth.load(std::memory_order_relaxed);
-  stats->quiesces = freezer.quiesces.load(std::memory_order_relaxed);
-  stats->resumes = freezer.resumes.load(std::memory_order_relaxed);
-  stats->timeouts = freezer.timeouts.load(std::memory_order_relaxed);
-  stats->refusals = freezer.refusals.load(std::memory_order_relaxed);
-  stats->deregistered = freezer.deregistered.load(std::memory_order_relaxed);
-  stats->reregistered = freezer.reregistered.load(std::memory_order_relaxed);
-  stats->lost_domains = freezer.lost_domains.load(std::memory_order_relaxed);
+  stats.is_quiesced = freezer.depth.load(std::memory_order_relaxed);
+  stats.quiesces = freezer.quiesces.load(std::memory_order_relaxed);
+  stats.resumes = freezer.resumes.load(std::memory_order_relaxed);
+  stats.timeouts = freezer.timeouts.load(std::memory_order_relaxed);
+  stats.refusals = freezer.refusals.load(std::memory_order_relaxed);
+  stats.deregistered = freezer.deregistered.load(std::memory_order_relaxed);
+  stats.reregistered = freezer.reregistered.load(std::memory_order_relaxed);
+  stats.lost_domains = freezer.lost_domains.load(std::memory_order_relaxed);
+  write_struct(stats, wanted);
   return 0;
 }

@@ -1,6 +1,7 @@
 // The keys of registered heaps, as the public functions that regcache.h describes.
 #include <errno.h>
 
+#include "alloc/core/sized_struct.h"
 #include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/arena.h"
@@ -78,15 +79,16 @@ extern "C" RDMALLOC_API int rdmalloc_heap_key(rdmalloc_heap* handle, size_t doma
 }
 
 extern "C" RDMALLOC_API int rdmalloc_heap_region(rdmalloc_heap* handle, size_t index,
-                                                 rdmalloc_heap_region_info* info) {
+                                                 rdmalloc_heap_region_info* wanted) {
   Found found;
-  if (info == nullptr || info->size < sizeof *info) return -EINVAL;
+  if (int error = check_struct(wanted)) return error;
   if (int error = find(handle, &found)) return error;
   if (index >= found.regions) return -ENOENT;
   const HeapRegion& region = found.heap->regions[index];
-  info->base = reinterpret_cast<void*>(base_of(region));
-  info->length = length_of(region);
-  info->domain_count = found.registered->domain_count;
-  info->keys = found.registered->keys + index * std::size_t{found.registered->domain_count};
+  std::size_t domain_count = found.registered->domain_count;
+  rdmalloc_heap_region_info info = {sizeof info, reinterpret_cast<void*>(base_of(region)),
+                                    length_of(region), domain_count,
+                                    found.registered->keys + index * domain_count};
+  write_struct(info, wanted);
   return 0;
 }

@@ -5,6 +5,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
+#include "regcache/freeze/abandoned.h"
 #include "regcache/freeze/freeze.h"
 
 namespace rdmalloc::regcache {
@@ -73,6 +74,7 @@ int begin(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t dom
   if (int error = check_domains(domains, domain_count, access, limits)) return error;
   RegisteredHeap* heap = take_place(*all, handle, place);
   if (heap == nullptr) return -EMFILE;
+  heap->is_abandoned.store(false, std::memory_order_relaxed);
   heap->access = access;
   heap->domain_count = static_cast<std::uint32_t>(domain_count);
   heap->region_count.store(0, std::memory_order_relaxed);
@@ -151,10 +153,23 @@ int end(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uin
   return 0;
 }
 
+void abandon(std::uint32_t place, std::uint64_t handle) {
+  RegisteredHeap* heap = place_of(place, handle);
+  if (heap == nullptr) return;
+  // Release: pairs with the acquire in end_abandoned().
+  heap->is_abandoned.store(true, std::memory_order_release);
+  State& all = *state();
+  all.abandoned.fetch_add(1, std::memory_order_seq_cst);
+  // What was in the way may have ended before the note was there.
+  end_abandoned(all);
+}
+
 void give_up(std::uint32_t place, std::uint64_t handle) {
   RegisteredHeap* heap = place_of(place, handle);
+  if (heap == nullptr) return;
+  heap->is_abandoned.store(false, std::memory_order_relaxed);
   // Release: pairs with the acquire of whoever takes the place next.
-  if (heap != nullptr) heap->handle.store(0, std::memory_order_release);
+  heap->handle.store(0, std::memory_order_release);
 }
 
 }  // namespace
@@ -170,7 +185,8 @@ void leave(std::uint64_t token) {
 
 }  // namespace
 
-constinit const HeapRegistrar heap_registrations = {enter, leave, begin, add, end, give_up};
+constinit const HeapRegistrar heap_registrations = {enter, leave,   begin,  add,
+                                                    end,   abandon, give_up};
 
 const RegisteredHeap* registered_heap(std::uint32_t place, std::uint64_t handle) {
   return place_of(place, handle);

@@ -14,6 +14,7 @@
 
 #include "alloc/os/fault.h"
 #include "regcache/notifiers/loaded_library.h"
+#include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {
 namespace {
@@ -34,7 +35,6 @@ namespace {
 
 using OpenFunction = int (*)(std::uint32_t, const char*, void*, std::size_t, std::uint64_t, fid**,
                              void*);
-constexpr const char* kLibrary = "libfabric.so";
 
 // ---- called by libfabric, under mm_lock: wait-free, no call out ----
 
@@ -78,11 +78,11 @@ fid* cache = nullptr;
 
 int libfabric_monitor_attach() {
   if (is_attached.load(std::memory_order_acquire)) return -EALREADY;
-  if (!is_loaded(kLibrary)) return -ENOENT;
-  auto open = reinterpret_cast<OpenFunction>(symbol_of_loaded(kLibrary, "fi_open"));
+  if (!is_loaded(kFabricFunction)) return -ENOENT;
+  auto open = reinterpret_cast<OpenFunction>(symbol_of_loaded(kFabricFunction, "fi_open"));
   if (open == nullptr) return -ENOTSUP;
   // While attached its functions are called from the purge thread.
-  if (!keep_loaded(kLibrary)) return -ENOMEM;
+  if (!keep_loaded(kFabricFunction)) return -ENOMEM;
   if (os::should_fail(os::Site::kImportMonitor) ||
       open(FI_VERSION(1, 13), "mr_cache", nullptr, 0, 0, &cache, nullptr) != 0)
     return -ENOTSUP;
@@ -129,7 +129,7 @@ void libfabric_monitor_tell(std::uintptr_t base, std::size_t length) {
 #else
 
 int libfabric_monitor_attach() {
-  return is_loaded("libfabric.so") ? -ENOTSUP : -ENOENT;
+  return is_loaded(kFabricFunction) ? -ENOTSUP : -ENOENT;
 }
 int libfabric_monitor_detach() {
   return -ENOENT;

@@ -9,6 +9,7 @@
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
 #include "regcache/notifiers/loaded_library.h"
+#include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {
 namespace {
@@ -30,7 +31,8 @@ bool is_out_of_reach() {
 void libfabric_race_warn() {
   static constinit std::atomic<bool> is_said{false};
   if (is_said.load(std::memory_order_relaxed) || is_out_of_reach()) return;
-  auto version = reinterpret_cast<VersionFunction>(symbol_of_loaded("libfabric.so", "fi_version"));
+  auto version =
+      reinterpret_cast<VersionFunction>(symbol_of_loaded(kFabricFunction, kFabricFunction));
   if (version == nullptr || version() != kRacing || is_said.exchange(true)) return;
   report_warning(
       "libfabric 2.6 is loaded, and its registration cache may crash or hang when another "

@@ -1,13 +1,28 @@
-// Finding functions of libraries that happen to be loaded. Nothing is linked, nothing is loaded.
+// Finding libraries that happen to be loaded, by a function that they export: a file may have any
+// name. Nothing is linked, nothing is loaded.
 #pragma once
+
+#include <cstdint>
 
 namespace rdmalloc {
 
-// The function `symbol` of the loaded library whose file name begins with `name` ("libucm.so"), or
-// nullptr. Takes the loader's lock and allocates: on a program's thread, never during a purge.
-void* symbol_of_loaded(const char* name, const char* symbol);
-bool is_loaded(const char* name);
+// The function `symbol` of the loaded library that exports `known_by`, or nullptr. Takes the
+// loader's lock and allocates: on a program's thread, never during a purge. So does keep_loaded().
+void* symbol_of_loaded(const char* known_by, const char* symbol);
+// Takes the lock that loading a library holds for a moment, but not while constructors run. Any
+// thread outside malloc.
+bool is_loaded(const char* known_by);
 // Keeps a loaded library in memory whatever dlclose() says. False: it can't be kept.
-bool keep_loaded(const char* name);
+bool keep_loaded(const char* known_by);
+
+// Libraries that were ever loaded, and unloaded. Any thread, as is_loaded().
+struct Loads {
+  std::uint64_t loaded, unloaded;
+  bool operator==(const Loads&) const = default;
+};
+Loads loads_so_far();
+
+// Whether both addresses lie in the same library, or in the program. Any thread, as is_loaded().
+bool lie_together(const void* one, const void* other);
 
 }  // namespace rdmalloc

@@ -7,9 +7,8 @@
 //   RDMALLOC_NOTIFY   tells                                        decommits by
 //   auto (T0)         OPAL and UCX by their call, when loaded      libc's madvise: hooks hear of it
 //   hooks (T0)        nobody                                       libc's madvise
-//   explicit (T1)     OPAL, UCX and libfabric's imported monitor   a raw call; libc's where
-//   libfabric
-//                                                                  is loaded and could not be told
+//   explicit (T1)     OPAL, UCX and libfabric's imported monitor   a raw call; libc's where it is
+//                                                                  not certain that all are told
 //   off               nobody                                       a raw call
 //
 // Foreign memory is watched by each library itself. Where its user has turned that off and asks for
@@ -27,10 +26,12 @@
 #include "alloc/api/options.h"
 #include "alloc/core/at_start.h"
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/init.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
+#include "regcache/core/at_exit.h"
 #include "regcache/notifiers/libfabric_monitor.h"
 #include "regcache/notifiers/libfabric_race.h"
 #include "regcache/notifiers/loaded_library.h"
@@ -49,10 +50,6 @@ namespace {
 using OpalRelease = void (*)(void* address, std::size_t length, bool from_alloc);
 // UCX's: tells the handlers of UCM_EVENT_VM_UNMAPPED; releases nothing.
 using UcmUnmap = void (*)(void* address, std::size_t length);
-
-constexpr const char* kOpalLibrary = "libopen-pal.so";
-constexpr const char* kUcmLibrary = "libucm.so";
-constexpr const char* kFabricLibrary = "libfabric.so";
 
 template <typename Function>
 struct Target {
@@ -77,21 +74,86 @@ bool is_explicit() {
   return options().notify == NotifyMode::kExplicit;
 }
 
-// Whether a raw decommit would go unheard by some cache.
+// What was loaded when a program's thread looked last. Its own words may be of two looks: then the
+// counts are not those of now, and nothing is certain.
+struct Known {
+  std::atomic<std::uint64_t> loaded{0}, unloaded{0};
+  std::atomic<bool> has_opal{false}, has_ucm{false}, has_fabric{false};
+  std::atomic<bool> is_fronted{false};  // another madvise stands in front of libc's by its symbol
+};
+constinit Known known;
+// Begins and ends of changes to who is told: a dlclose, an attach, a detach.
+constinit std::atomic<std::uint64_t> changes{0};
+constinit std::atomic<int> closing{0};
+
+void note_change() {
+  // seq_cst: pairs with the loads in tell_and_decommit(), on both sides of what it tells.
+  changes.fetch_add(1, std::memory_order_seq_cst);
+}
+
+const void* libcs_own() {
+  return dlsym(RTLD_DEFAULT, "gnu_get_libc_version");
+}
+
+void look_what_is_loaded() {
+  Loads loads = loads_so_far();
+  known.has_opal.store(is_loaded(kOpalFunction), std::memory_order_relaxed);
+  known.has_ucm.store(is_loaded(kUcmFunction), std::memory_order_relaxed);
+  known.has_fabric.store(is_loaded(kFabricFunction), std::memory_order_relaxed);
+  const void* front = libc_madvise();
+  const void* libc = libcs_own();
+  known.is_fronted.store(front != nullptr && libc != nullptr && !lie_together(front, libc),
+                         std::memory_order_relaxed);
+  known.unloaded.store(loads.unloaded, std::memory_order_relaxed);
+  // Release: pairs with the acquire in is_certain().
+  known.loaded.store(loads.loaded, std::memory_order_release);
+}
+
+// Whether what was seen last is what there is. The walk does not take the lock that constructors
+// run under.
+bool is_certain() {
+  std::uint64_t loaded = known.loaded.load(std::memory_order_acquire);
+  return closing.load(std::memory_order_seq_cst) == 0 &&
+         loads_so_far() == Loads{loaded, known.unloaded.load(std::memory_order_relaxed)};
+}
+
+// Whether the jump at the head of libc's madvise leads to a library that is told by a call.
+bool leads_to_who_is_told(const void* target) {
+  auto is_there = [target](auto function) {
+    return function != nullptr && lie_together(target, reinterpret_cast<const void*>(function));
+  };
+  return is_there(opal.function.load(std::memory_order_acquire)) ||
+         is_there(ucm.function.load(std::memory_order_acquire));
+}
+
+bool is_patched_by_a_stranger() {
+  const unsigned char* text = libc_madvise();
+  if (text == nullptr || known.is_fronted.load(std::memory_order_relaxed)) return true;
+  return begins_with_jump(text) && !leads_to_who_is_told(jump_target(text));
+}
+
+bool fabric_is_told() {
+  if (!known.has_fabric.load(std::memory_order_relaxed)) return true;
+  if (opal.function.load(std::memory_order_acquire) != nullptr) return true;  // passes it on
+  LibfabricMonitorState state = libfabric_monitor_state();
+  return state.is_attached && !state.is_overridden;
+}
+
+// Whether a raw decommit could go unheard by some cache.
 bool needs_libc() {
   if (options().notify == NotifyMode::kOff) return false;
-  if (!is_explicit()) return true;
-  // Looked up each time: libfabric may come in by ways that we do not see. The walk over the loaded
-  // libraries does not take the lock that constructors run under.
-  if (!is_loaded(kFabricLibrary)) return false;
-  if (opal.function.load(std::memory_order_acquire) != nullptr) return false;  // it tells libfabric
-  LibfabricMonitorState state = libfabric_monitor_state();
-  return !state.is_attached || state.is_overridden;
+  if (!is_explicit() || !is_certain() || is_patched_by_a_stranger()) return true;
+  auto is_untold = [](const auto& target, const std::atomic<bool>& is_there) {
+    return is_there.load(std::memory_order_relaxed) &&
+           target.function.load(std::memory_order_acquire) == nullptr;
+  };
+  return is_untold(opal, known.has_opal) || is_untold(ucm, known.has_ucm) || !fabric_is_told();
 }
 
 // To OPAL and UCX. Any thread; they may be called on several at once, and from inside themselves.
 void tell_by_call(std::uintptr_t base, std::size_t length) {
-  // seq_cst: pairs with notifiers_forget(). Either we find the function gone, or it sees us inside.
+  // seq_cst: pairs with notifiers_close_begin(). Either we find the function gone, or it sees us
+  // inside.
   telling.fetch_add(1, std::memory_order_seq_cst);
   auto* address = reinterpret_cast<void*>(base);
   if (OpalRelease release = opal.function.load(std::memory_order_seq_cst)) {
@@ -106,9 +168,14 @@ void tell_by_call(std::uintptr_t base, std::size_t length) {
 }
 
 int tell_and_decommit(std::uintptr_t base, std::size_t length) {
+  // On both sides: what is attached or forgotten in between was perhaps not told, and libc's hooks
+  // are told twice rather than not at all.
+  std::uint64_t before = changes.load(std::memory_order_seq_cst);
+  bool is_by_libc = needs_libc();
   tell_by_call(base, length);
   libfabric_monitor_tell(base, length);
-  return needs_libc() ? os::decommit_hooked(base, length) : os::decommit(base, length);
+  is_by_libc = is_by_libc || changes.load(std::memory_order_seq_cst) != before || needs_libc();
+  return is_by_libc ? os::decommit_hooked(base, length) : os::decommit(base, length);
 }
 
 // Whether a jump stands where libc's madvise begins (I8: we only look).
@@ -118,13 +185,15 @@ bool is_madvise_patched() {
 }
 
 template <typename Function>
-int attach(Target<Function>& target, const char* library, const char* symbol) {
+int attach(Target<Function>& target, const char* symbol) {
   if (target.function.load(std::memory_order_acquire) != nullptr) return -EALREADY;
-  auto function = reinterpret_cast<Function>(symbol_of_loaded(library, symbol));
+  auto function = reinterpret_cast<Function>(symbol_of_loaded(symbol, symbol));
   int error = function == nullptr ? -ENOENT : 0;
   target.error.store(error, std::memory_order_relaxed);
   if (error == 0) target.attaches.fetch_add(1, std::memory_order_relaxed);
+  if (error == 0) hold_at_exit();
   target.function.store(function, std::memory_order_seq_cst);
+  note_change();
   return error;
 }
 
@@ -136,17 +205,17 @@ void settle_watching() {
 // A library whose own watching is off and that we tell of foreign memory must be told that somebody
 // watches, or it caches nothing. Only where somebody does: preload/foreign.cc is linked in.
 int attach_opal() {
-  int error = attach(opal, kOpalLibrary, "opal_mem_hooks_release_hook");
+  int error = attach(opal, kOpalFunction);
   if (error == 0 && is_explicit() && can_watch_foreign() && opal_hooks_are_off()) {
-    opal.relies_on_us = opal_rely_on_us(kOpalLibrary);
+    opal.relies_on_us = opal_rely_on_us();
     settle_watching();
   }
   return error;
 }
 int attach_ucm() {
-  int error = attach(ucm, kUcmLibrary, "ucm_vm_munmap");
+  int error = attach(ucm, kUcmFunction);
   if (error == 0 && is_explicit() && can_watch_foreign() && ucx_hooks_are_off()) {
-    ucm.relies_on_us = ucx_rely_on_us(kUcmLibrary);
+    ucm.relies_on_us = ucx_rely_on_us();
     settle_watching();
   }
   return error;
@@ -155,19 +224,20 @@ int attach_fabric() {
   int error = libfabric_monitor_attach();
   if (error != -EALREADY) fabric_error.store(error, std::memory_order_relaxed);
   if (error == 0) fabric_attaches.fetch_add(1, std::memory_order_relaxed);
+  if (error == 0) hold_at_exit();
   return error;
 }
 
 // In an Open MPI process the import is Open MPI's, and OPAL passes on what it is told.
 bool fabric_is_opals() {
-  return is_loaded(kOpalLibrary);
+  return is_loaded(kOpalFunction);
 }
 
 void say_what_explicit_means() {
   static constinit std::atomic<bool> said{false};
   if (!is_explicit() || !is_madvise_patched() || said.exchange(true)) return;
   report_warning("RDMALLOC_NOTIFY=explicit, and another library has patched libc's madvise",
-                 needs_libc() ? "its hooks are still used for our memory: libfabric can't be told"
+                 needs_libc() ? "its hooks are still used for our memory: not all can be told"
                               : "its hooks stay for other memory; ours is told by explicit calls");
 }
 
@@ -178,6 +248,7 @@ int detach(Target<Function>& target) {
   if (target.relies_on_us.load(std::memory_order_relaxed)) return -EBUSY;
   target.function.store(nullptr, std::memory_order_seq_cst);
   target.is_detached.store(true, std::memory_order_relaxed);
+  note_change();
   purge_turn_wait();
   return 0;
 }
@@ -190,10 +261,6 @@ bool forget(Target<Function>& target) {
   return target.function.exchange(nullptr, std::memory_order_seq_cst) != nullptr;
 }
 
-void hold_for_good() {
-  purge_hold(INT64_MAX, 50);
-}
-
 // As early as a library can be: what is linked to the program is loaded by now, and its first
 // domain is not opened.
 __attribute__((constructor)) void notifiers_start() {
@@ -203,11 +270,7 @@ __attribute__((constructor)) void notifiers_start() {
   if (mode == NotifyMode::kOff || mode == NotifyMode::kHooks) return;
   libc_madvise();  // here, and not first inside somebody's mprotect()
   notifiers_rescan();
-  // From here on the program's atexit handlers, and then the libraries' destructors, take the
-  // fabrics apart: no purge may call into them.
-  if (os::should_fail(os::Site::kExitHandler) || atexit(hold_for_good) != 0)
-    report_warning("libc takes no exit handler",
-                   "purges go on while fabrics are taken apart; RDMALLOC_PURGE=manual has none");
+  hold_at_exit();
   purge_set_decommit(tell_and_decommit);
 }
 
@@ -232,7 +295,7 @@ const char* explain_fabric(const LibfabricMonitorState& state) {
     default:
       break;
   }
-  if (!is_loaded(kFabricLibrary)) return "its library is not loaded";
+  if (!is_loaded(kFabricFunction)) return "its library is not loaded";
   return fabric_is_opals() ? "left to Open MPI, which imports a monitor of its own"
                            : "not asked for: libc's madvise reaches its hooks (RDMALLOC_NOTIFY)";
 }
@@ -246,6 +309,8 @@ void notifiers_rescan() {
   if (!ucm.is_detached.load(std::memory_order_relaxed)) attach_ucm();
   if (is_explicit() && !fabric_is_opals() && !fabric_is_detached.load(std::memory_order_relaxed))
     attach_fabric();
+  // Last: what has come since the first look above is no longer as it was counted.
+  if (is_explicit()) look_what_is_loaded();
   say_what_explicit_means();
 }
 
@@ -276,7 +341,9 @@ const unsigned char* libc_madvise() {
   return text;
 }
 
-void notifiers_forget(int wait_ms) {
+void notifiers_close_begin(int wait_ms) {
+  closing.fetch_add(1, std::memory_order_seq_cst);
+  note_change();
   bool had_opal = forget(opal), had_ucm = forget(ucm);
   std::int64_t until = os::monotonic_ns() + std::int64_t{wait_ms} * 1000000;
   while (telling.load(std::memory_order_seq_cst) != 0) {
@@ -284,10 +351,16 @@ void notifiers_forget(int wait_ms) {
       os::sleep_ns(1000000);
       continue;
     }
-    if (had_opal) keep_loaded(kOpalLibrary);
-    if (had_ucm) keep_loaded(kUcmLibrary);
+    if (had_opal) keep_loaded(kOpalFunction);
+    if (had_ucm) keep_loaded(kUcmFunction);
     return;
   }
+}
+
+void notifiers_close_end() {
+  notifiers_rescan();
+  note_change();
+  closing.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 }  // namespace rdmalloc
@@ -311,6 +384,9 @@ extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
       error = attach_fabric();
       break;
     case RDMALLOC_NOTIFIER_AUTO: {
+      opal.is_detached.store(false, std::memory_order_relaxed);
+      ucm.is_detached.store(false, std::memory_order_relaxed);
+      fabric_is_detached.store(false, std::memory_order_relaxed);
       int errors[3] = {attach_opal(), attach_ucm(), fabric_is_opals() ? -ENOENT : attach_fabric()};
       error = -ENOENT;
       for (int one : errors)
@@ -321,6 +397,7 @@ extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
     default:
       return -EINVAL;
   }
+  if (is_explicit()) look_what_is_loaded();
   if (error == 0) purge_set_decommit(tell_and_decommit);
   return error;
 }
@@ -342,7 +419,8 @@ extern "C" int rdmalloc_notifier_detach(enum rdmalloc_notifier which) {
     case RDMALLOC_NOTIFIER_AUTO: {
       int errors[3] = {detach(opal), detach(ucm),
                        rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC)};
-      if (errors[2] == -EBUSY) return -EBUSY;
+      for (int one : errors)
+        if (one == -EBUSY) return -EBUSY;
       return errors[0] != 0 && errors[1] != 0 && errors[2] != 0 ? -ENOENT : 0;
     }
   }
@@ -350,42 +428,43 @@ extern "C" int rdmalloc_notifier_detach(enum rdmalloc_notifier which) {
 }
 
 extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
-                                       struct rdmalloc_notifier_info* state) {
-  if (state == nullptr || state->size != sizeof *state) return -EINVAL;
+                                       struct rdmalloc_notifier_info* wanted) {
+  if (int error = check_struct(wanted)) return error;
   if (!ensure_initialised()) return -ENOMEM;
-  *state = {};
-  state->size = sizeof *state;
-  state->calls_libc = options().notify != NotifyMode::kOff && needs_libc();
-  state->is_madvise_patched = is_madvise_patched();
-  state->holds = holds.load(std::memory_order_relaxed);
-  state->foreign_told = foreign_told.load(std::memory_order_relaxed);
+  rdmalloc_notifier_info state = {};
+  state.calls_libc = options().notify != NotifyMode::kOff && needs_libc();
+  state.is_madvise_patched = is_madvise_patched();
+  state.holds = holds.load(std::memory_order_relaxed);
+  state.foreign_told = foreign_told.load(std::memory_order_relaxed);
   if (which == RDMALLOC_NOTIFIER_LIBFABRIC) {
     LibfabricMonitorState fabric = libfabric_monitor_state();
-    state->is_attached = fabric.is_attached;
-    state->is_started = fabric.is_started;
-    state->error = fabric_error.load(std::memory_order_relaxed);
-    state->told = fabric.told;
-    state->attaches = fabric_attaches.load(std::memory_order_relaxed);
-    state->refused = fabric.refused;
-    state->explanation = explain_fabric(fabric);
+    state.is_attached = fabric.is_attached;
+    state.is_started = fabric.is_started;
+    state.error = fabric_error.load(std::memory_order_relaxed);
+    state.told = fabric.told;
+    state.attaches = fabric_attaches.load(std::memory_order_relaxed);
+    state.refused = fabric.refused;
+    state.explanation = explain_fabric(fabric);
+    write_struct(state, wanted);
     return 0;
   }
   if (which == RDMALLOC_NOTIFIER_OPAL) {
-    state->is_attached = opal.function.load(std::memory_order_acquire) != nullptr;
-    state->error = opal.error.load(std::memory_order_relaxed);
-    state->told = opal.told.load(std::memory_order_relaxed);
-    state->attaches = opal.attaches.load(std::memory_order_relaxed);
-    state->watches_foreign = opal.relies_on_us.load(std::memory_order_relaxed);
+    state.is_attached = opal.function.load(std::memory_order_acquire) != nullptr;
+    state.error = opal.error.load(std::memory_order_relaxed);
+    state.told = opal.told.load(std::memory_order_relaxed);
+    state.attaches = opal.attaches.load(std::memory_order_relaxed);
+    state.watches_foreign = opal.relies_on_us.load(std::memory_order_relaxed);
   } else if (which == RDMALLOC_NOTIFIER_UCX) {
-    state->is_attached = ucm.function.load(std::memory_order_acquire) != nullptr;
-    state->error = ucm.error.load(std::memory_order_relaxed);
-    state->told = ucm.told.load(std::memory_order_relaxed);
-    state->attaches = ucm.attaches.load(std::memory_order_relaxed);
-    state->watches_foreign = ucm.relies_on_us.load(std::memory_order_relaxed);
+    state.is_attached = ucm.function.load(std::memory_order_acquire) != nullptr;
+    state.error = ucm.error.load(std::memory_order_relaxed);
+    state.told = ucm.told.load(std::memory_order_relaxed);
+    state.attaches = ucm.attaches.load(std::memory_order_relaxed);
+    state.watches_foreign = ucm.relies_on_us.load(std::memory_order_relaxed);
   } else {
     return -EINVAL;
   }
-  state->is_started = state->is_attached;
-  state->explanation = explain_call(state->is_attached, state->watches_foreign, state->error);
+  state.is_started = state.is_attached;
+  state.explanation = explain_call(state.is_attached, state.watches_foreign, state.error);
+  write_struct(state, wanted);
   return 0;
 }

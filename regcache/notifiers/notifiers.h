@@ -7,12 +7,19 @@
 
 namespace rdmalloc {
 
-// Looks again which of the fabric libraries are loaded, after a dlopen or dlclose. Takes the
-// loader's lock: on a program's thread that is outside malloc.
+// By which functions the libraries are known, whatever their files are called.
+inline constexpr const char* kOpalFunction = "opal_mem_hooks_release_hook";
+inline constexpr const char* kUcmFunction = "ucm_vm_munmap";
+inline constexpr const char* kFabricFunction = "fi_version";
+
+// Looks again which of the fabric libraries are loaded, after a dlopen. Takes the loader's lock: on
+// a program's thread that is outside malloc.
 void notifiers_rescan();
-// Before a dlclose: forgets functions that may be about to vanish. A library whose function a purge
-// is inside of, still after `wait_ms`, is kept in memory instead.
-void notifiers_forget(int wait_ms);
+// Round a dlclose. Before it: forgets functions that may be about to vanish; a library whose
+// function a purge is inside of, still after `wait_ms`, is kept in memory instead. Until the end,
+// which looks again, purges go through libc's madvise.
+void notifiers_close_begin(int wait_ms);
+void notifiers_close_end();
 
 namespace detail {
 extern std::atomic<bool> watches_foreign;

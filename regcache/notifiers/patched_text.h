@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 
 namespace rdmalloc {
 
@@ -25,6 +26,52 @@ constexpr bool begins_with_jump_aarch64(const std::uint32_t* text) {
     if ((text[i] & 0xffe0001f) == 0xd4000001) return false;  // svc: the kernel is entered
   }
   return false;
+}
+
+// Where it goes; 0: nowhere that is seen here. Wants text that begins with a jump.
+inline std::uint64_t jump_target_x86_64(const unsigned char* text) {
+  if (text[0] == 0xf3) text += 4;
+  std::int32_t near = 0;
+  std::uint64_t far = 0;
+  if (text[0] == 0xe9) {
+    std::memcpy(&near, text + 1, sizeof near);
+    return reinterpret_cast<std::uint64_t>(text + 5) + static_cast<std::uint64_t>(near);
+  }
+  if (text[0] == 0xff) {
+    std::memcpy(&near, text + 2, sizeof near);
+    std::memcpy(&far, text + 6 + near, sizeof far);
+    return far;
+  }
+  std::memcpy(&far, text + 2, sizeof far);
+  return far;
+}
+
+inline std::uint64_t jump_target_aarch64(const std::uint32_t* text) {
+  std::uint64_t value = 0;
+  for (int i = 0; i < 5; ++i) {
+    std::uint32_t word = text[i];
+    if ((word & 0xfc000000) == 0x14000000) {
+      auto words = static_cast<std::int32_t>(word << 6) >> 6;
+      return reinterpret_cast<std::uint64_t>(text + i + words);
+    }
+    bool is_move = (word & 0xff800000) == 0xd2800000, keeps = (word & 0xff800000) == 0xf2800000;
+    if (is_move || keeps) {
+      unsigned shift = (word >> 21 & 3) * 16;
+      std::uint64_t part = word >> 5 & 0xffff;
+      value = (is_move ? 0 : value & ~(std::uint64_t{0xffff} << shift)) | part << shift;
+    }
+    if ((word & 0xfffffc1f) == 0xd61f0000) return value;
+  }
+  return 0;
+}
+
+inline const void* jump_target(const unsigned char* text) {
+#if defined(__x86_64__)
+  return reinterpret_cast<const void*>(jump_target_x86_64(text));
+#else
+  return reinterpret_cast<const void*>(
+      jump_target_aarch64(reinterpret_cast<const std::uint32_t*>(text)));
+#endif
 }
 
 inline bool begins_with_jump(const unsigned char* text) {

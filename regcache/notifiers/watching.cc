@@ -8,6 +8,7 @@
 
 #include "alloc/core/at_start.h"
 #include "regcache/notifiers/loaded_library.h"
+#include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {
 namespace {
@@ -46,18 +47,20 @@ bool ucx_hooks_are_off() {
   return mode != nullptr && strcasecmp(mode, "none") == 0;
 }
 
-bool opal_rely_on_us(const char* library) {
+bool opal_rely_on_us() {
   using SetSupport = void (*)(int);
-  auto set = reinterpret_cast<SetSupport>(symbol_of_loaded(library, "opal_mem_hooks_set_support"));
-  if (set == nullptr || !keep_loaded(library)) return false;
+  auto set =
+      reinterpret_cast<SetSupport>(symbol_of_loaded(kOpalFunction, "opal_mem_hooks_set_support"));
+  if (set == nullptr || !keep_loaded(kOpalFunction)) return false;
   set(kOpalAllSupport);
   return true;
 }
 
-bool ucx_rely_on_us(const char* library) {
+bool ucx_rely_on_us() {
   using SetExternal = void (*)(int);
-  auto set = reinterpret_cast<SetExternal>(symbol_of_loaded(library, "ucm_set_external_event"));
-  if (set == nullptr || !keep_loaded(library)) return false;
+  auto set =
+      reinterpret_cast<SetExternal>(symbol_of_loaded(kUcmFunction, "ucm_set_external_event"));
+  if (set == nullptr || !keep_loaded(kUcmFunction)) return false;
   set(kUcmUnmapped);
   return true;
 }

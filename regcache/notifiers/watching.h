@@ -16,7 +16,7 @@ bool ucx_hooks_are_off();
 // Tells the loaded library that somebody watches, and keeps it in memory from then on, since any
 // thread may be about to call it. False when it has no such function. On a
 // program's thread, before the library's first transport: before MPI_Init, before ucp_init.
-bool opal_rely_on_us(const char* library);
-bool ucx_rely_on_us(const char* library);
+bool opal_rely_on_us();
+bool ucx_rely_on_us();
 
 }  // namespace rdmalloc

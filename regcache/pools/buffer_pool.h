@@ -78,7 +78,9 @@ struct PoolThread {
   // length takes no stack.
   rdmalloc_pool_waiter* first_ready;
   rdmalloc_pool_waiter* last_ready;
-  std::uint64_t is_calling_back;
+  // The stack frame of call_back() that is at it; 0: none. Left by an exception or a longjmp, it is
+  // below any frame that the thread has later.
+  std::uintptr_t calling_back_at;
 
   static PoolThread*& free_link(PoolThread* thread) { return thread->next; }
 };

@@ -2,6 +2,7 @@
 #include <errno.h>
 
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -95,7 +96,9 @@ rdmalloc_pool_waiter* share(BufferPool& pool, PoolCache* cache, Buffer* buffer) 
 
 void call_ready(rdmalloc_pool_waiter* waiter) {
   assert_no_lock_held("a pool's waiter");
+  int saved = errno;
   waiter->ready(waiter, waiter->buffer);
+  errno = saved;
 }
 
 // From here on the pool may be gone: a callback that puts its buffer may destroy it.
@@ -105,13 +108,14 @@ void call_back(rdmalloc_pool_waiter* waiter) {
   waiter->next = nullptr;
   (thread->first_ready != nullptr ? thread->last_ready->next : thread->first_ready) = waiter;
   thread->last_ready = waiter;
-  if (thread->is_calling_back != 0) return;
-  thread->is_calling_back = 1;
+  auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+  if (thread->calling_back_at > here) return;  // further up this stack
+  thread->calling_back_at = here;
   while (rdmalloc_pool_waiter* first = thread->first_ready) {
     thread->first_ready = first->next;
     call_ready(first);
   }
-  thread->is_calling_back = 0;
+  thread->calling_back_at = 0;
 }
 
 // The pool's buffer of that handle, or NULL.
@@ -242,14 +246,14 @@ extern "C" RDMALLOC_API int rdmalloc_pool_cancel(rdmalloc_pool* handle,
 }
 
 extern "C" RDMALLOC_API int rdmalloc_pool_stats(rdmalloc_pool* handle,
-                                                rdmalloc_pool_counters* stats) {
+                                                rdmalloc_pool_counters* wanted) {
   BufferPool* pool = pool_of(handle);
-  if (stats == nullptr || stats->size < sizeof *stats) return -EINVAL;
+  if (int error = rdmalloc::check_struct(wanted)) return error;
   if (int error = pool_check(pool)) return error;
   rdmalloc::LockGuard guard(pool->lock);
-  stats->small = side_counters(*pool, kSmall);
-  stats->large = side_counters(*pool, kLarge);
-  stats->memory_bytes = pool->memory_bytes;
-  stats->registrations = pool->registration_count;
+  rdmalloc_pool_counters stats = {sizeof stats, side_counters(*pool, kSmall),
+                                  side_counters(*pool, kLarge), pool->memory_bytes,
+                                  pool->registration_count};
+  rdmalloc::write_struct(stats, wanted);
   return 0;
 }

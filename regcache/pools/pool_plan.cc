@@ -4,6 +4,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
+#include "alloc/core/sized_struct.h"
 #include "alloc/os/os.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/memlock.h"
@@ -25,7 +26,7 @@ std::uint64_t round_down(std::uint64_t value, std::uint64_t unit) {
 
 int settle_sizes(const rdmalloc_pool_attr& attr, PoolPlan* plan) {
   constexpr std::uint32_t kAll = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE;
-  if (attr.size < sizeof attr || attr.flags != 0 || (attr.access & ~kAll) != 0) return -EINVAL;
+  if (attr.flags != 0 || (attr.access & ~kAll) != 0) return -EINVAL;
   const std::size_t bytes[kSides] = {attr.small_bytes, attr.large_bytes};
   const std::uint32_t count[kSides] = {attr.small_count, attr.large_count};
   for (Side side : {kSmall, kLarge}) {
@@ -157,11 +158,11 @@ std::uint64_t PoolLayout::pieces() const {
 }
 
 int plan_pool(rdmalloc_domain* const* domains, std::size_t domain_count,
-              const rdmalloc_pool_attr* attr, bool warns, PoolPlan* plan) {
-  rdmalloc_pool_attr defaults = {};
-  defaults.size = sizeof defaults;
+              const rdmalloc_pool_attr* given, bool warns, PoolPlan* plan) {
+  rdmalloc_pool_attr attr = {};
+  if (int error = given != nullptr ? read_struct(given, &attr) : 0) return error;
   if (domains == nullptr || domain_count == 0 || domain_count > kMostDomains) return -EINVAL;
-  if (int error = settle_sizes(attr != nullptr ? *attr : defaults, plan)) return error;
+  if (int error = settle_sizes(attr, plan)) return error;
   plan->alignment = os::page_bytes();
   plan->piece_bytes = kNoPieces;
   for (std::size_t i = 0; i < domain_count; ++i) {

@@ -71,9 +71,9 @@ EXPORT NEEDS_JUMPS void* dlopen(const char* file, int mode) noexcept {
 EXPORT int dlclose(void* handle) noexcept {
   Close close = rdmalloc::next_of(next_close, "dlclose");
   rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
-  rdmalloc::notifiers_forget(kWaitMs);
+  rdmalloc::notifiers_close_begin(kWaitMs);
   int result = close(handle);
   rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
-  rdmalloc::notifiers_rescan();
+  rdmalloc::notifiers_close_end();
   return result;
 }

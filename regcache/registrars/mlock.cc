@@ -1,8 +1,9 @@
 // mlock(2) as a registrar.
 //
-// mlock does not nest, so the domain keeps a sorted array of segments, each with the number of
-// registrations over it: bounds of registrations cut segments, so that each lies in all of its
-// registrations entirely. Segments are found by bisection; n registrations make at most 2n of them.
+// mlock does not nest, so the process's domains keep one sorted array of segments, each with the
+// number of registrations over it: bounds of registrations cut segments, so that each lies in all
+// of its registrations entirely. Segments are found by bisection; n registrations make at most 2n
+// of them.
 #include <errno.h>
 #include <pthread.h>
 #include <rdmalloc/registrar_mlock.h>
@@ -15,10 +16,10 @@
 #include <cstdint>
 
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/of_process.h"
 
 namespace {
 
-using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::should_fail;
 
 struct Segment {
@@ -32,7 +33,10 @@ struct Locked {
   Segment* segments;  // sorted, disjoint
   std::size_t count;
   std::size_t room;
+
+  void release() { free(segments); }
 };
+using LockedOfProcess = rdmalloc::registrars::OfProcess<Locked>;
 
 // Index of the first segment that ends after `address`.
 std::size_t find(const Locked& locked, std::uintptr_t address) {
@@ -155,19 +159,15 @@ int mlock_deregister(void* context, void* addr, std::size_t length, const rdmall
 }
 
 void mlock_close(void* context) {
-  auto* locked = static_cast<Locked*>(context);
-  pthread_mutex_destroy(&locked->lock);
-  free(locked->segments);
-  free(locked);
+  LockedOfProcess::give(static_cast<Locked*>(context));
 }
 
 }  // namespace
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_mlock(const rdmalloc_domain_attr* attr,
                                                        rdmalloc_domain** domain) {
-  auto* locked = allocate<Locked>();
+  Locked* locked = LockedOfProcess::take();
   if (locked == nullptr) return -ENOMEM;
-  pthread_mutex_init(&locked->lock, nullptr);
   rdmalloc_registrar_ops ops = {};
   ops.size = sizeof ops;
   ops.name = "mlock";

@@ -2,7 +2,8 @@
 //
 // The map is by 2 MiB; a region is taken back as a whole, and one that overlaps another is refused.
 // The cache's registrations, rounded to 2 MiB, do overlap: blocks are neighbours in one chunk. So
-// each 2 MiB is a region of its own here, and counts the registrations over it.
+// each 2 MiB is a region of its own here, and counts the registrations over it, of all domains: the
+// map is the process's.
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -12,10 +13,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/core/sized_struct.h"
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/of_process.h"
 
 namespace {
 
+using rdmalloc::read_struct;
 using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::should_fail;
 
@@ -25,18 +29,27 @@ constexpr unsigned kUnitsShift = 13;   // of a table: 16 GiB
 constexpr std::size_t kTables = std::size_t{1} << (kAddressBits - 21 - kUnitsShift);
 constexpr std::uint64_t kNoPhysicalAddress = UINT64_MAX;  // SPDK_VTOPHYS_ERROR
 
-struct Spdk {
-  rdmalloc_spdk_attr calls;  // the functions, all found; vtophys only if it is to be asked
+struct Units {
   // Held over calls of SPDK, which holds one of its own there: a map's callback that came back to
   // us would hang in SPDK first.
   pthread_mutex_t lock;
   std::uint32_t* counts[kTables];  // registrations over each 2 MiB
+
+  void release() {
+    for (std::uint32_t* table : counts) free(table);
+  }
+};
+using UnitsOfProcess = rdmalloc::registrars::OfProcess<Units>;
+
+struct Spdk {
+  rdmalloc_spdk_attr calls;  // the functions, all found; vtophys only if it is to be asked
+  Units* units;
 };
 
 // The count of the 2 MiB at `unit`; nullptr without memory for it.
 std::uint32_t* count_of(Spdk& spdk, std::uintptr_t unit) {
   std::size_t number = unit / kUnit;
-  std::uint32_t*& table = spdk.counts[number >> kUnitsShift];
+  std::uint32_t*& table = spdk.units->counts[number >> kUnitsShift];
   constexpr std::size_t kUnits = std::size_t{1} << kUnitsShift;
   if (table == nullptr) table = allocate<std::uint32_t>(kUnits);
   return table != nullptr ? &table[number % kUnits] : nullptr;
@@ -67,6 +80,8 @@ int errno_of(int error) {
 int take(Spdk& spdk, std::uintptr_t unit) {
   std::uint32_t* count = count_of(spdk, unit);
   if (count == nullptr) return -ENOMEM;
+  // Another domain's: the program's map, which may be this domain's alone, has to have it too.
+  if (*count != 0 && !is(State::kThere, spdk, unit)) return -ENOMEM;
   if (*count == 0) {
     void* addr = reinterpret_cast<void*>(unit);
     if (should_fail("spdk_register")) return -ENOMEM;
@@ -112,7 +127,7 @@ int spdk_register(void* context, void* addr, std::size_t length, std::uint32_t, 
   auto& spdk = *static_cast<Spdk*>(context);
   auto base = reinterpret_cast<std::uintptr_t>(addr), end = base + length;
   if ((base | end) % kUnit != 0 || (end - 1) >> kAddressBits != 0) return -EINVAL;
-  pthread_mutex_lock(&spdk.lock);
+  pthread_mutex_lock(&spdk.units->lock);
   int error = 0;
   std::uintptr_t reached = base;
   while (reached != end && error == 0) {
@@ -120,23 +135,22 @@ int spdk_register(void* context, void* addr, std::size_t length, std::uint32_t, 
     if (error == 0) reached += kUnit;
   }
   if (error != 0 && give_back_all(spdk, base, reached) != 0) error = -ENOTRECOVERABLE;
-  pthread_mutex_unlock(&spdk.lock);
+  pthread_mutex_unlock(&spdk.units->lock);
   return error;
 }
 
 int spdk_deregister(void* context, void* addr, std::size_t length, const rdmalloc_key*) {
   auto& spdk = *static_cast<Spdk*>(context);
   auto base = reinterpret_cast<std::uintptr_t>(addr);
-  pthread_mutex_lock(&spdk.lock);
+  pthread_mutex_lock(&spdk.units->lock);
   int error = give_back_all(spdk, base, base + length);
-  pthread_mutex_unlock(&spdk.lock);
+  pthread_mutex_unlock(&spdk.units->lock);
   return error;
 }
 
 void spdk_close(void* context) {
   auto* spdk = static_cast<Spdk*>(context);
-  for (std::uint32_t* table : spdk->counts) free(table);
-  pthread_mutex_destroy(&spdk->lock);
+  UnitsOfProcess::give(spdk->units);
   free(spdk);
 }
 
@@ -178,11 +192,16 @@ int find_functions(rdmalloc_spdk_attr& calls) {
 extern "C" RDMALLOC_API int rdmalloc_domain_open_spdk(const rdmalloc_spdk_attr* attr,
                                                       const rdmalloc_domain_attr* domain_attr,
                                                       rdmalloc_domain** domain) {
-  if (attr != nullptr && attr->size < sizeof *attr) return -EINVAL;
+  rdmalloc_spdk_attr known = {};
+  if (int error = attr != nullptr ? read_struct(attr, &known) : 0) return error;
   auto* spdk = allocate<Spdk>();
   if (spdk == nullptr) return -ENOMEM;
-  if (attr != nullptr) spdk->calls = *attr;
-  pthread_mutex_init(&spdk->lock, nullptr);
+  spdk->calls = known;
+  spdk->units = UnitsOfProcess::take();
+  if (spdk->units == nullptr) {
+    free(spdk);
+    return -ENOMEM;
+  }
   rdmalloc_registrar_ops ops = {};
   ops.size = sizeof ops;
   ops.name = "spdk";

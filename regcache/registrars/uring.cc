@@ -16,10 +16,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/core/sized_struct.h"
 #include "regcache/registrars/fault.h"
 
 namespace {
 
+using rdmalloc::read_struct;
 using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::drain;
 using rdmalloc::registrars::kTag;
@@ -161,26 +163,24 @@ int uring_resume(void* context) {
 
 }  // namespace
 
-extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr* attr,
+extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr* given,
                                                        const rdmalloc_domain_attr* domain_attr,
                                                        rdmalloc_domain** domain,
                                                        rdmalloc_uring** out) {
-  rdmalloc_uring_attr defaults = {};
-  defaults.size = sizeof defaults;
-  if (attr == nullptr) attr = &defaults;
-  if (attr->size < sizeof *attr || domain == nullptr || out == nullptr) return -EINVAL;
-  if (attr->buffers > RDMALLOC_URING_MOST_BUFFERS) return -EINVAL;
-  if (attr->ring != nullptr && (attr->ring->flags & IORING_SETUP_SINGLE_ISSUER) != 0)
-    return -ENOTSUP;
+  rdmalloc_uring_attr attr = {};
+  if (int error = given != nullptr ? read_struct(given, &attr) : 0) return error;
+  if (domain == nullptr || out == nullptr) return -EINVAL;
+  if (attr.buffers > RDMALLOC_URING_MOST_BUFFERS) return -EINVAL;
+  if (attr.ring != nullptr && (attr.ring->flags & IORING_SETUP_SINGLE_ISSUER) != 0) return -ENOTSUP;
   auto* uring = allocate<rdmalloc_uring>();
   if (uring == nullptr) return -ENOMEM;
   pthread_mutex_init(&uring->lock, nullptr);
-  uring->buffers = attr->buffers != 0 ? attr->buffers : RDMALLOC_URING_MOST_BUFFERS;
-  uring->entries = attr->entries != 0 ? attr->entries : 256;
+  uring->buffers = attr.buffers != 0 ? attr.buffers : RDMALLOC_URING_MOST_BUFFERS;
+  uring->entries = attr.entries != 0 ? attr.entries : 256;
   uring->free_slots = allocate<unsigned>(uring->buffers);
   uring->is_removed = allocate<bool>(uring->buffers);
   int error = uring->free_slots != nullptr && uring->is_removed != nullptr
-                  ? set_up(uring, attr->ring, uring->entries)
+                  ? set_up(uring, attr.ring, uring->entries)
                   : -ENOMEM;
   if (error != 0) {
     free_uring(uring);

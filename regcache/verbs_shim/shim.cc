@@ -293,7 +293,19 @@ RDMALLOC_SHIM_API int ibv_close_device(ibv_context* context) {
 
 namespace {
 
+// The child's one thread may find the lock held by a thread of the parent, and the lists of handles
+// in the midst of a change, which loses one handle at most. The parent's domains are not the
+// child's.
+void forget_in_child() {
+  state.lock = PTHREAD_MUTEX_INITIALIZER;
+  for (Domain& one : state.domains) one = {};
+}
+
 __attribute__((constructor)) void begin() {
+  if (should_fail("fork_handler") || pthread_atfork(nullptr, nullptr, forget_in_child) != 0)
+    dprintf(STDERR_FILENO,
+            "rdmalloc: librdmalloc-verbs-shim.so: libc takes no fork handler; a child of fork must "
+            "not register\n");
   void* probe = malloc(64);
   const char* log = getenv("RDMALLOC_LOG");  // NOLINT(concurrency-mt-unsafe): before main
   if (!rdmalloc_owns(probe) && (log == nullptr || strcmp(log, "quiet") != 0))

@@ -80,7 +80,8 @@ def case_quick():
         expect(len(row["ratios"]) == (6 if has_ucx else 4), f"{where}: {row['ratios']}", output)
     expect([row["regions"] for row in told["changes"]] == [1, 64], "changes", output)
     for row in told["changes"]:
-        expect({"invalidate", "register"} <= set(row["ns"]), f"{row}", output)
+        expect({"invalidate", "register", "refused_get", "refused_key", "adopt", "disown"}
+               <= set(row["ns"]), f"{row}", output)
     of_look_ups = [counts for counts in told["counts"] if counts["type"] == "counts"]
     expect([counts["regions"] for counts in of_look_ups] == [1, 64], "counts", output)
     for counts in of_look_ups:

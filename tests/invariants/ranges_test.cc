@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -83,6 +84,47 @@ TEST(Ranges, a_freed_large_range_is_idle_and_not_told) {
   rdmalloc_free(block);
   range_of(block, -EFAULT);
   EXPECT_TRUE(rdmalloc_range_is_idle(range.base, range.length));
+}
+
+// Fails when the blocks at the ends of the range are not looked at, and when what is live in
+// between is not.
+TEST(Ranges, a_range_is_free_when_no_block_in_use_touches_it) {
+  constexpr size_t kBlock = 3072, kBlocks = 400;
+  std::vector<char*> blocks;
+  for (size_t i = 0; i < kBlocks; i++)
+    blocks.push_back(static_cast<char*>(rdmalloc_malloc(kBlock)));
+  std::sort(blocks.begin(), blocks.end());
+  std::vector<bool> is_live(kBlocks, true);
+  std::mt19937 random(5);
+  for (size_t i = 0; i < kBlocks; i++) {
+    if (random() % 4 == 0) continue;
+    rdmalloc_free(blocks[i]);
+    is_live[i] = false;
+  }
+  EXPECT_FALSE(std::all_of(blocks.begin(), blocks.end(),
+                           [](char* block) { return rdmalloc_range_is_free(block, kBlock); }));
+  rdmalloc_caches_flush();
+  for (size_t i = 0; i + 8 < kBlocks; i++) {
+    size_t last = i + random() % 8;
+    // Blocks of one slab lie one behind the other.
+    if (blocks[last] != blocks[i] + (last - i) * kBlock) continue;
+    bool is_free = std::none_of(is_live.begin() + static_cast<ptrdiff_t>(i),
+                                is_live.begin() + static_cast<ptrdiff_t>(last) + 1,
+                                [](bool live) { return live; });
+    char *low = blocks[i] + random() % kBlock, *high = blocks[last] + 1 + random() % kBlock;
+    if (low >= high) continue;
+    EXPECT_EQ(rdmalloc_range_is_free(low, static_cast<size_t>(high - low)), is_free) << i;
+  }
+  for (size_t i = 0; i < kBlocks; i++)
+    if (is_live[i]) rdmalloc_free(blocks[i]);
+  // Over several spans: slabs that are free or empty by now, and a large block that lives.
+  rdmalloc_caches_flush();
+  EXPECT_TRUE(rdmalloc_range_is_free(blocks.front(),
+                                     static_cast<size_t>(blocks.back() + 1 - blocks.front())));
+  char* large = static_cast<char*>(rdmalloc_malloc(kMiB));
+  EXPECT_FALSE(rdmalloc_range_is_free(large + 1000, 1));
+  rdmalloc_free(large);
+  EXPECT_TRUE(rdmalloc_range_is_free(large + 1000, 1));
 }
 
 TEST(Ranges, generations_never_repeat_for_an_address) {

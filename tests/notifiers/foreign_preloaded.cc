@@ -213,6 +213,10 @@ int main(int argc, char** argv) {
   if (is_watched) lose_all(is_watched);
   auto state = reinterpret_cast<decltype(&rdmalloc_notifier_state)>(
       dlsym(RTLD_DEFAULT, "rdmalloc_notifier_state"));
+  // Seen to fail, by 0, when AUTO told of libfabric's -EBUSY only.
+  auto detach = reinterpret_cast<decltype(&rdmalloc_notifier_detach)>(
+      dlsym(RTLD_DEFAULT, "rdmalloc_notifier_detach"));
+  if (is_watched) expect(detach(RDMALLOC_NOTIFIER_AUTO) == -EBUSY, "who relies on us stays");
   rdmalloc_notifier_info info = {};
   info.size = sizeof info;
   expect(state(is_opal ? RDMALLOC_NOTIFIER_OPAL : RDMALLOC_NOTIFIER_UCX, &info) == 0, "state");

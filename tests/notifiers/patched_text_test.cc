@@ -42,6 +42,26 @@ TEST(PatchedText, jumps_of_every_patcher_are_known) {
   EXPECT_TRUE(begins_with_jump_aarch64(Words{0x14000400, 0xd4000001}.data()));     // near
 }
 
+// Seen to fail with the near displacement counted from the jump's first byte, with the address
+// behind the pointer in memory, and with all parts of a move shifted by 16.
+TEST(PatchedText, where_a_jump_goes_is_known) {
+  using rdmalloc::jump_target_x86_64, rdmalloc::jump_target_aarch64;
+  auto address_of = [](const auto& text) { return reinterpret_cast<std::uint64_t>(text.data()); };
+  Text near = {0xe9, 0xf0, 0xff, 0xff, 0xff};  // 16 back from its end
+  EXPECT_EQ(jump_target_x86_64(near.data()), address_of(near) + 5 - 16);
+  Text moved = behind_endbr64(near);
+  EXPECT_EQ(jump_target_x86_64(moved.data()), address_of(moved) + 9 - 16);
+  Text memory = {0xff, 0x25, 2, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 0, 0};
+  EXPECT_EQ(jump_target_x86_64(memory.data()), 0x060504030201u);
+  Text by_rax = {0x48, 0xb8, 0xd0, 0x3b, 0xeb, 0xa5, 0xcc, 0x7f, 0, 0, 0xff, 0xe0};
+  EXPECT_EQ(jump_target_x86_64(by_rax.data()), 0x7fcca5eb3bd0u);
+  EXPECT_EQ(
+      jump_target_aarch64(Words{0xd2e0000f, 0xf2cfff8f, 0xf2b4a00f, 0xf282000f, 0xd61f01e0}.data()),
+      0x00007ffca5001000u);
+  Words back = {0xd503201f, 0x17ffffff};  // nop; b to the nop
+  EXPECT_EQ(jump_target_aarch64(back.data()), address_of(back));
+}
+
 TEST(PatchedText, a_function_that_enters_the_kernel_is_none) {
   Text enters = {0xb8, 0x1c, 0, 0, 0, 0x0f, 0x05, 0x48, 0x3d, 0x01, 0xf0, 0xff, 0xff, 0x73, 0x01};
   EXPECT_FALSE(x86_64(enters));

@@ -42,6 +42,11 @@ fid cache = {};
 
 }  // namespace
 
+// What it is known by.
+extern "C" uint32_t fi_version() {
+  return FI_VERSION(1, 17);
+}
+
 extern "C" int fi_open(uint32_t, const char*, void*, size_t, uint64_t, fid** out, void*) {
   cache_operations.size = sizeof cache_operations;
   cache_operations.close = close_cache;

@@ -127,7 +127,7 @@ void explain_tier(std::uint64_t mode, Info& info) {
       info.tier = "T1";
       info.tier_reason =
           info.calls_libc
-              ? "explicit: libraries are told by calls; libfabric is loaded and could not be told, "
+              ? "explicit: libraries are told by calls; it is not certain that all are, "
                 "so that libc's madvise is called as well"
               : "explicit: libraries are told by calls, and pages go by a raw system call";
       return;

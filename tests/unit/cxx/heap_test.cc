@@ -6,10 +6,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <functional>
 #include <list>
 #include <map>
 #include <memory_resource>
 #include <new>
+#include <optional>
 #include <rdmalloc/rdmalloc.hpp>
 #include <string>
 #include <vector>
@@ -183,6 +186,83 @@ TEST(HppHeap, a_vectors_buffer_in_a_registered_heap_has_its_key_at_hand) {
   EXPECT_FALSE(heap.destroy());
   EXPECT_FALSE(heap);
   EXPECT_FALSE(domain.close());
+}
+
+// A registrar that counts, and a domain over it.
+struct Counting {
+  Counting() {
+    ops.size = sizeof ops;
+    ops.name = "counting";
+    ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
+                RDMALLOC_REGISTRAR_EXACT_ACCESS;
+    ops.register_ = [](void* context, void*, std::size_t, std::uint32_t, rdmalloc_key*) {
+      ++static_cast<Counting*>(context)->live;
+      return 0;
+    };
+    ops.deregister = [](void* context, void*, std::size_t, const rdmalloc_key*) {
+      --static_cast<Counting*>(context)->live;
+      return 0;
+    };
+  }
+  rdmalloc_registrar_ops ops = {};
+  std::atomic<int> live{0};
+};
+
+// What runs while a quiesce is at work.
+int during_a_quiesce(const std::function<void()>& action, Counting& counting) {
+  rdmalloc_domain_attr attr = {};
+  attr.event = [](rdmalloc_domain*, rdmalloc_domain_event event, void* arg) {
+    if (event == RDMALLOC_DOMAIN_PREPARE) (*static_cast<const std::function<void()>*>(arg))();
+    return 0;
+  };
+  attr.event_arg = const_cast<std::function<void()>*>(&action);
+  rdmalloc::domain told = std::move(*rdmalloc::domain::open(counting.ops, &counting, attr));
+  int error = rdmalloc_quiesce(10000);
+  if (error == 0) error = rdmalloc_resume();
+  EXPECT_FALSE(told.close());
+  return error;
+}
+
+// Seen to fail without rdmalloc_heap_abandon(): the heap lived on, and its domain was busy for
+// ever.
+TEST(HppHeap, one_that_ends_during_a_quiesce_is_not_lost) {
+  Counting counting;
+  rdmalloc::domain domain = std::move(*rdmalloc::domain::open(counting.ops, &counting));
+  for (int round = 0; round < 3; ++round) {
+    auto made = rdmalloc::heap::create_registered(domain, 2 * kMiB);
+    ASSERT_TRUE(made) << made.error().message();
+    std::optional<rdmalloc::heap> heap(std::move(*made));
+    rdmalloc_heap* handle = heap->get();
+    auto end = [&] {
+      if (round == 0) {
+        EXPECT_EQ(heap->destroy(), std::errc::resource_unavailable_try_again);
+        EXPECT_EQ(heap->get(), handle) << "asked in vain, it forgot what it has";
+      }
+      if (round == 1)
+        *heap = rdmalloc::heap();
+      else
+        heap.reset();
+    };
+    EXPECT_EQ(during_a_quiesce(end, counting), 0);
+    EXPECT_EQ(rdmalloc_heap_destroy(handle), -EINVAL) << "the heap lives on";
+    EXPECT_EQ(counting.live, 0);
+  }
+  EXPECT_FALSE(domain.close());
+}
+
+// Seen to fail likewise, by a domain that stayed busy.
+TEST(HppHeap, one_that_ends_while_it_is_held_goes_before_its_domain) {
+  Counting counting;
+  rdmalloc::domain domain = std::move(*rdmalloc::domain::open(counting.ops, &counting));
+  rdmalloc::heap heap = std::move(*rdmalloc::heap::create_registered(domain, 2 * kMiB));
+  rdmalloc_heap* handle = heap.get();
+  rdmalloc::registration held = std::move(*domain.register_memory(*heap.allocate(64), 64));
+  heap = make_heap();
+  EXPECT_EQ(domain.close(), std::errc::device_or_resource_busy);
+  held.put();
+  EXPECT_FALSE(domain.close());
+  EXPECT_EQ(rdmalloc_heap_destroy(handle), -EINVAL);
+  EXPECT_EQ(counting.live, 0);
 }
 
 TEST(HppHeap, containers_beyond_the_budget_get_bad_alloc) {

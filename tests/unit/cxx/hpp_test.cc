@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <rdmalloc/rdmalloc.hpp>
 #include <vector>
 
@@ -65,6 +66,45 @@ TEST(Hpp, registrations_and_domains_end_once) {
   EXPECT_EQ(books.live, 0);
 }
 
+// Seen to fail with a close() that keeps the handle after EINVAL: the destructor closed the second
+// domain, which has the first one's place.
+TEST(Hpp, a_domain_that_was_closed_by_its_handle_closes_no_other) {
+  Books books;
+  rdmalloc_domain* place = nullptr;
+  {
+    rdmalloc::domain first = std::move(*rdmalloc::domain::open(books.ops, &books));
+    place = first.get();
+    ASSERT_EQ(rdmalloc_domain_close(place), 0);
+    EXPECT_EQ(first.close(), std::errc::invalid_argument);
+    EXPECT_FALSE(first);
+    rdmalloc_domain* second = nullptr;
+    ASSERT_EQ(rdmalloc_domain_open(&books.ops, &books, nullptr, &second), 0);
+    EXPECT_EQ(second, place) << "the test is about one place";
+  }
+  EXPECT_EQ(books.closes, 1);
+  EXPECT_EQ(rdmalloc_domain_close(place), 0);
+}
+
+// Seen to fail with a destructor, and an assignment, that forget a domain which is busy: neither
+// was ever closed.
+TEST(Hpp, a_domain_that_ends_while_something_is_held_is_closed_later) {
+  Books books;
+  std::vector<std::byte> foreign(100);
+  {
+    rdmalloc::registration held[2];
+    rdmalloc::domain assigned;
+    for (rdmalloc::registration& one : held) {
+      rdmalloc::domain domain = std::move(*rdmalloc::domain::open(books.ops, &books));
+      one = std::move(*domain.register_memory(std::span(foreign)));
+      assigned = std::move(domain);
+    }
+  }
+  EXPECT_EQ(books.live, 0);
+  Books others;
+  rdmalloc::domain next = std::move(*rdmalloc::domain::open(others.ops, &others));
+  EXPECT_EQ(books.closes, 2);
+}
+
 // Fails when the callback's answer is not turned round.
 TEST(Hpp, prefault_tells_a_lambda_and_stops_when_it_says_so) {
   Books books;
@@ -125,6 +165,29 @@ TEST(Hpp, an_observer_hears_of_purges_and_may_refuse) {
   rdmalloc_free(memset(rdmalloc_malloc(kLength), 1, kLength));
   rdmalloc_purge(0);
   EXPECT_EQ(offers, heard);
+}
+
+// Seen to fail (under AddressSanitizer, too) with a destructor that frees the functions although
+// the observer could not be removed.
+TEST(Hpp, an_observer_that_ends_in_its_own_event_is_told_no_more) {
+  std::atomic<int> offers{0};
+  std::optional<rdmalloc::observer> observer;
+  std::vector<int> captured(1000, 1);
+  rdmalloc::page_events events;
+  events.purge = [&offers, &observer, captured](std::span<std::byte>, rdmalloc_purge_reason) {
+    ++offers;
+    observer.reset();
+    return captured[999] == 1;
+  };
+  auto added = rdmalloc::observer::add(std::move(events));
+  ASSERT_TRUE(added) << added.error().message();
+  observer = std::move(*added);
+  for (int round = 0; round < 2; ++round) {
+    rdmalloc_free(memset(rdmalloc_malloc(kLength), 1, kLength));
+    EXPECT_GT(rdmalloc_purge(0), 0);
+    EXPECT_FALSE(observer);
+    EXPECT_EQ(offers, 1);
+  }
 }
 
 }  // namespace

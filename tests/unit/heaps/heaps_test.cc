@@ -466,23 +466,6 @@ TEST(Heaps, counters_tell_large_blocks_and_what_is_kept_at_hand) {
   EXPECT_EQ(heap.counters().cached_bytes, 0u);
 }
 
-TEST(Heaps, counters_fill_what_the_caller_knows_of) {
-  Heap heap;
-  heap.malloc(kMiB);
-  rdmalloc_heap_counters counters;
-  memset(&counters, 0xEE, sizeof counters);
-  counters.size = offsetof(rdmalloc_heap_counters, large_bytes);
-  EXPECT_EQ(rdmalloc_heap_stats(heap.get(), &counters), 0);
-  EXPECT_EQ(counters.size, offsetof(rdmalloc_heap_counters, large_bytes));
-  EXPECT_EQ(counters.live_blocks, 1u);
-  EXPECT_EQ(counters.large_bytes, 0xEEEEEEEEEEEEEEEE) << "written behind the caller's struct";
-  for (size_t size :
-       {size_t{0}, offsetof(rdmalloc_heap_counters, large_bytes) - 1, sizeof counters + 1}) {
-    counters.size = size;
-    EXPECT_EQ(rdmalloc_heap_stats(heap.get(), &counters), -EINVAL) << size;
-  }
-}
-
 TEST(Heaps, every_way_of_freeing_takes_a_heaps_block) {
   Heap heap;
   for (size_t bytes : kSizes) {

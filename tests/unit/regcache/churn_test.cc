@@ -22,7 +22,7 @@
 #include <vector>
 
 #include "regcache/core/domain.h"
-#include "tests/unit/regcache/fake_allocator.h"
+#include "tests/unit/regcache/fixture.h"
 
 namespace {
 
@@ -218,6 +218,7 @@ class Disturber {
 
 class Churn : public testing::Test {
  protected:
+  RecordsAtOnce at_once;
   static constexpr std::size_t kPlaces = 6;
   struct Shared {
     char* base;

@@ -41,6 +41,56 @@ class Domains : public Regcache {
   }
 };
 
+// Seen to hang, waiting for the deregistration that it was called from.
+TEST_F(Domains, closing_inside_a_deregistration_is_refused) {
+  StubDomain domain(fabric), other(another_fabric(kAnyThread));
+  int own = 0, strange = 0, abandoned = 0;
+  fabric.before_leave = [&](void*, std::size_t) {
+    own = rdmalloc_domain_close(domain.handle);
+    strange = rdmalloc_domain_close(other.handle);
+    abandoned = rdmalloc_domain_abandon(other.handle);
+    return 0;
+  };
+  domain.touch(span(10, 1), 8);
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 1);
+  EXPECT_EQ(own, -EDEADLK);
+  EXPECT_EQ(strange, -EDEADLK);
+  EXPECT_EQ(abandoned, -EINPROGRESS);
+  fabric.before_leave = nullptr;
+  EXPECT_EQ(domain.close(), 0);
+  EXPECT_EQ(other.fabric.closes, 1) << "closed by the library, before the next close";
+  other.handle = nullptr;
+}
+
+// Seen to hang: the thread had more to drop before the domain was empty.
+TEST_F(Domains, closing_inside_a_completion_is_refused) {
+  StubDomain domain(another_fabric(kAnyThread & ~RDMALLOC_REGISTRAR_ANY_THREAD));
+  struct Close {
+    StubDomain* domain;
+    int error, calls;
+  } close{&domain, 0, 0};
+  auto done = [](void* arg) {
+    auto& my = *static_cast<Close*>(arg);
+    my.error = rdmalloc_domain_close(my.domain->handle);
+    ++my.calls;
+  };
+  char *first = span(10, 1), *second = span(12, 1);
+  domain.touch(first, 8);
+  domain.touch(second, 8);
+  // Both are left for a thread of the user's, the one that is waited for in front.
+  rdmalloc_invalidate(nullptr, second, 8, nullptr, nullptr);
+  rdmalloc_invalidate(nullptr, first, 8, done, &close);
+  EXPECT_EQ(close.calls, 0);
+  rdmalloc_domain_flush(domain.handle);
+  EXPECT_EQ(close.calls, 1);
+  EXPECT_EQ(close.error, -EDEADLK);
+  // Nor where there is nothing to wait for.
+  rdmalloc_invalidate(nullptr, first, 8, done, &close);
+  EXPECT_EQ(close.calls, 2);
+  EXPECT_EQ(close.error, -EDEADLK);
+  EXPECT_EQ(domain.close(), 0);
+}
+
 // Pages of all domains' tables that are backed.
 std::size_t table_pages() {
   using namespace rdmalloc::regcache;

@@ -7,9 +7,13 @@
 #include <atomic>
 #include <cstdlib>
 #include <mutex>
+#include <thread>
 
 #include "alloc/api/options.h"
 #include "alloc/pages/purge.h"
+
+// What the cache calls at exit: there is no thread here that purges.
+void rdmalloc::purge_hold(std::int64_t, int) {}
 
 namespace fake {
 namespace {
@@ -57,6 +61,17 @@ struct Observer {
 } observer;
 std::atomic<bool> has_observer{false};
 std::mutex purge_turn;  // one event at a time
+std::atomic<std::thread::id> turns_owner;
+
+// One purge's turn.
+class Turn {
+ public:
+  Turn() : guard_(purge_turn) { turns_owner = std::this_thread::get_id(); }
+  ~Turn() { turns_owner = std::thread::id(); }
+
+ private:
+  std::lock_guard<std::mutex> guard_;
+};
 std::function<void(void*, std::size_t)> decommit_check;
 
 void decommit(std::size_t at, std::size_t slices) {
@@ -78,6 +93,16 @@ char* span(std::size_t at, std::size_t slices, std::size_t block_bytes) {
   return arena() + at * kSlice;
 }
 
+void resize_span(void* base, std::size_t slices) {
+  SliceInfo* info = slices_info();
+  std::size_t at = slice_of(base), before = info[at].slices;
+  for (std::size_t slice = at + before; slice < at + slices; ++slice)
+    if (info[slice].owner.exchange(static_cast<std::uint32_t>(at) + 1) != 0) abort();
+  for (std::size_t slice = at + slices; slice < at + before; ++slice) info[slice].owner = 0;
+  info[at].slices = static_cast<std::uint32_t>(slices);
+  info[at].block_bytes = slices * kSlice;
+}
+
 void free_span(void* base) {
   std::size_t at = slice_of(base);
   for (std::size_t slice = at; slice < at + slices_info()[at].slices; ++slice)
@@ -85,7 +110,7 @@ void free_span(void* base) {
 }
 
 int purge(std::size_t at, std::size_t slices, const std::function<void()>& while_out_of_reach) {
-  std::lock_guard<std::mutex> turn(purge_turn);
+  Turn turn;
   SliceInfo* info = slices_info();
   for (std::size_t slice = at; slice < at + slices; ++slice) {
     if (info[slice].owner != 0) abort();
@@ -109,7 +134,7 @@ int purge_pages_of(char* slab, std::size_t first, std::size_t count,
                    enum rdmalloc_purge_reason reason,
                    const std::function<void()>& while_out_of_reach) {
   constexpr std::size_t kPage = 4096;
-  std::lock_guard<std::mutex> turn(purge_turn);
+  Turn turn;
   void* base = slab + first * kPage;
   int refusal = observer.ops.purge(observer.arg, base, count * kPage, reason);
   if (refusal != 0) return refusal;
@@ -129,6 +154,7 @@ void set_decommit_check(std::function<void(void*, std::size_t)> check) {
 }
 
 std::atomic<int> purge_requests{0};
+std::atomic<std::uint64_t> idle_questions{0};
 
 unsigned page_generation(const void* address) {
   return slices_info()[slice_of(address)].generation;
@@ -158,6 +184,21 @@ int rdmalloc_observer_add(const rdmalloc_observer_ops* ops, void* arg, rdmalloc_
   return 0;
 }
 
+int rdmalloc_purge_pause(void) {
+  if (turns_owner.load() == std::this_thread::get_id()) return -EDEADLK;
+  Turn ended;
+  return 0;
+}
+
+int rdmalloc_purge_resume(void) {
+  return 0;
+}
+
+// There are no heaps here.
+int rdmalloc_heap_destroy(rdmalloc_heap*) {
+  return -EINVAL;
+}
+
 bool rdmalloc_owns(const void* ptr) {
   return is_in_arena(ptr);
 }
@@ -177,10 +218,18 @@ int rdmalloc_range_of(const void* ptr, rdmalloc_range* range) {
 }
 
 bool rdmalloc_range_is_idle(const void* base, size_t length) {
+  ++idle_questions;
   const char* begin = static_cast<const char*>(base);
   for (std::size_t slice = slice_of(begin); slice <= slice_of(begin + length - 1); ++slice)
     if (slices_info()[slice].owner != 0) return false;
   return true;
 }
+
+// Of blocks in slabs nothing is known here.
+bool rdmalloc_range_is_free(const void* base, size_t length) {
+  return rdmalloc_range_is_idle(base, length);
+}
+
+void rdmalloc_caches_flush(void) {}
 
 }  // extern "C"

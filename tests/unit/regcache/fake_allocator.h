@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <functional>
 
 namespace fake {
@@ -17,6 +18,8 @@ constexpr std::size_t kSlice = RDMALLOC_SLICE_BYTES;
 // A span of `slices` slices at the `at`-th slice of the arena, in use from now on. Blocks of
 // `block_bytes` (0: one block). Pages never touched are never backed.
 char* span(std::size_t at, std::size_t slices, std::size_t block_bytes = 0);
+// Makes it as long as that, in place, as realloc() may.
+void resize_span(void* base, std::size_t slices);
 // Takes it out of use; its pages stay.
 void free_span(void* base);
 
@@ -37,6 +40,9 @@ void set_decommit_check(std::function<void(void*, std::size_t)> check);
 
 // How often the purge thread was asked to give everything back.
 extern std::atomic<int> purge_requests;
+
+// How often it was asked whether a range is idle.
+extern std::atomic<std::uint64_t> idle_questions;
 
 // How often the pages at an address were given back.
 unsigned page_generation(const void* address);

@@ -7,8 +7,21 @@
 #include <memory>
 #include <vector>
 
+#include "regcache/core/registration.h"
 #include "tests/unit/regcache/fake_allocator.h"
 #include "tests/unit/regcache/stub_fabric.h"
+
+// Records are another's as soon as they have ended.
+class RecordsAtOnce {
+ public:
+  RecordsAtOnce() { rdmalloc::regcache::RegistrationPlaces::resting = 0; }
+  ~RecordsAtOnce() { rdmalloc::regcache::RegistrationPlaces::resting = before_; }
+  RecordsAtOnce(const RecordsAtOnce&) = delete;
+  RecordsAtOnce& operator=(const RecordsAtOnce&) = delete;
+
+ private:
+  std::size_t before_ = rdmalloc::regcache::RegistrationPlaces::resting;
+};
 
 class Regcache : public ::testing::Test {
  protected:

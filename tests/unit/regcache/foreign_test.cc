@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "alloc/api/options.h"
+#include "regcache/core/byte_ranges.h"
 #include "regcache/core/domain.h"
 #include "tests/unit/regcache/fixture.h"
 
@@ -151,6 +152,7 @@ TEST_F(Foreign, a_hit_takes_no_lock) {
 // another domain. Fails when get_foreign() takes what a hint names without a look at it: at its
 // range, or at its domain.
 TEST_F(Foreign, a_hint_that_outlived_its_registration_finds_no_other) {
+  RecordsAtOnce at_once;
   StubDomain domain(fabric), other(another_fabric(fabric.ops.flags));
   ASSERT_EQ(rdmalloc_adopt(page(0), kPages * kPage), 0);
   rdmalloc_reg* first = domain.get(page(0), kPage);
@@ -328,6 +330,41 @@ TEST_F(Foreign, I11_a_child_has_adopted_nothing) {
   int status = 0;
   waitpid(child, &status, 0);
   EXPECT_EQ(status, 0);
+}
+
+// Seen to fail when remove() stops at the first range, and when add() joins what does not touch.
+TEST(ByteRanges, equal_a_models) {
+  static rdmalloc::regcache::PoolMemory memory;
+  static rdmalloc::regcache::ByteRanges ranges;
+  constexpr std::size_t kEnd = 300;
+  std::vector<bool> model(kEnd);
+  std::mt19937 random(3);
+  for (int step = 0; step < 20000; ++step) {
+    std::size_t low = random() % kEnd, high = low + 1 + random() % (kEnd - low);
+    if (random() % 4 != 0) high = std::min(high, low + 5);
+    auto begin = model.begin() + static_cast<std::ptrdiff_t>(low);
+    auto end = model.begin() + static_cast<std::ptrdiff_t>(high);
+    bool has_some = std::find(begin, end, true) != end;
+    ASSERT_EQ(ranges.hold(low, high), std::find(begin, end, false) == end);
+    rdmalloc::regcache::ByteRanges::Range found;
+    ASSERT_EQ(ranges.find_first(low, high, &found), has_some);
+    if (has_some) {
+      auto first = static_cast<std::size_t>(std::find(begin, end, true) - model.begin());
+      ASSERT_LE(found.low, first);
+      ASSERT_GT(found.high, first);
+    }
+    bool adds = random() % 2 == 0;
+    if (adds)
+      ASSERT_EQ(ranges.add(memory, low, high), 0);
+    else
+      ASSERT_EQ(ranges.remove(memory, low, high), has_some ? 0 : -ENOENT);
+    std::fill(begin, end, adds);
+    std::size_t runs = 0;
+    for (std::size_t i = 0; i < kEnd; ++i) runs += model[i] && (i == 0 || !model[i - 1]);
+    ASSERT_EQ(ranges.count(), runs) << "neighbours are joined";
+  }
+  ranges.clear();
+  EXPECT_EQ(ranges.count(), 0u);
 }
 
 }  // namespace

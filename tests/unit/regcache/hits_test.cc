@@ -195,6 +195,80 @@ TEST_F(Hits, I13_what_would_expose_a_neighbour_is_refused) {
   EXPECT_EQ(StubDomain(fabric, attr).open_error, -EINVAL);
 }
 
+// Over a block's end, or over several blocks of a slab, freed ones too. Seen to fail, by a grant,
+// at granularity 0 and 1, where only coarser registrars looked at the block.
+TEST_F(Hits, I13_a_remote_get_reaches_one_block_whatever_the_granularity) {
+  for (std::size_t granularity : {0, 1, 64, 4096}) {
+    StubFabric& one = another_fabric(fabric.ops.flags);
+    one.ops.granularity = granularity;
+    StubDomain domain(one);
+    char* slab = span(10, 1, 8192);
+    for (auto [offset, length] :
+         {std::pair<std::size_t, std::size_t>{0, 8193}, {8191, 2}, {4096, 8192}, {0, 3 * 8192}}) {
+      EXPECT_EQ(domain.get(slab + offset, length, RDMALLOC_ACCESS_REMOTE_READ), nullptr)
+          << granularity << ": " << offset << " + " << length;
+      EXPECT_EQ(domain.last_error, -EACCES);
+    }
+    rdmalloc_reg* reg = domain.get(slab + 8192, 8192, RDMALLOC_ACCESS_REMOTE_READ);
+    EXPECT_NE(reg, nullptr) << domain.last_error;
+    rdmalloc_reg_put(reg);
+    free_span(slab);
+  }
+}
+
+// Seen to fail by a crash in each.
+TEST_F(Hits, no_domain_and_nowhere_to_put_the_answer_are_refused) {
+  StubDomain domain(fabric);
+  char* block = span(10, 1);
+  rdmalloc_reg* reg = nullptr;
+  rdmalloc_key key;
+  for (int round = 0; round < 2; ++round) {  // the second time they would be hits
+    EXPECT_EQ(rdmalloc_reg_get(nullptr, block, 8, RDMALLOC_ACCESS_LOCAL, &reg), -EINVAL);
+    EXPECT_EQ(rdmalloc_reg_get(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, nullptr), -EINVAL);
+    EXPECT_EQ(rdmalloc_reg_key(nullptr, block, 8, RDMALLOC_ACCESS_LOCAL, &key), -EINVAL);
+    EXPECT_EQ(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, nullptr), -EINVAL);
+    EXPECT_NE(domain.touch(block, 8), 0u);
+    EXPECT_EQ(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  }
+  EXPECT_EQ(domain.counters().in_use, 0u);
+}
+
+// Seen to fail with what the registrar had left.
+TEST_F(Hits, errno_stays_what_it_was) {
+  StubDomain domain(fabric);
+  fabric.before_enter = fabric.before_leave = [](void*, std::size_t) {
+    errno = EDOM;
+    return 0;
+  };
+  char* block = span(10, 1);
+  errno = ERANGE;
+  rdmalloc_reg* reg = domain.get(block, 8, RDMALLOC_ACCESS_REMOTE_READ);
+  EXPECT_EQ(errno, ERANGE);
+  rdmalloc_reg_put(reg);
+  EXPECT_EQ(errno, ERANGE);
+  domain.touch(block, 8);
+  rdmalloc_invalidate(
+      domain.handle, block, 8, [](void*) { errno = EDOM; }, nullptr);
+  EXPECT_EQ(errno, ERANGE);
+}
+
+// A registration that has ended rests before its record is another's. Seen to fail when records
+// were used again at once: the put took the reference of whoever had it by then.
+TEST_F(Hits, a_put_too_many_of_what_has_ended_takes_nothing_from_another) {
+  StubDomain domain(fabric);
+  char *first = span(10, 1), *second = span(12, 1);
+  rdmalloc_reg* ended = domain.get(first, 8, RDMALLOC_ACCESS_REMOTE_READ);
+  rdmalloc_reg_put(ended);
+  rdmalloc_reg* other = domain.get(second, 8, RDMALLOC_ACCESS_REMOTE_READ);
+  EXPECT_NE(other, ended);
+  rdmalloc_reg_put(ended);
+  EXPECT_EQ(fabric.live(), 1u) << "it ended the other one";
+  EXPECT_EQ(domain.counters().in_use, 1u);
+  rdmalloc_reg_put(other);
+  EXPECT_EQ(fabric.live(), 0u);
+  EXPECT_EQ(fabric.errors, 0);
+}
+
 // Fails when foreign memory is planned as cached.
 TEST_F(Hits, I6_foreign_memory_is_registered_on_get_and_gone_after_put) {
   StubDomain domain(fabric);

@@ -9,11 +9,16 @@
 #include <thread>
 
 #include "alloc/os/fault.h"
+#include "regcache/core/drop.h"
 #include "regcache/core/put_clock.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
 
+using rdmalloc::regcache::Domain;
+using rdmalloc::regcache::domain_is_valid;
+using rdmalloc::regcache::domain_of;
+using rdmalloc::regcache::kStickyLooks;
 using rdmalloc::regcache::put_clock;
 using Limits = Regcache;
 
@@ -68,6 +73,134 @@ TEST_F(Limits, what_is_in_the_way_of_a_registrar_without_overlaps_goes) {
   EXPECT_TRUE(fabric.touches(longer, 8));
   rdmalloc_reg_put(reg);
   EXPECT_NE(domain.touch(across, 6 * kSlice), 0u) << "the next try works";
+}
+
+// A block that grows in place leaves a registration that is shorter than it is. Seen to fail, by
+// -EEXIST from both calls, when what is sticky was never in the way.
+TEST_F(Limits, a_registrar_without_overlaps_serves_a_block_that_has_grown_in_place) {
+  fabric.before_enter = [&](void* addr, std::size_t length) {
+    return fabric.touches(addr, length) ? -EEXIST : 0;
+  };
+  StubDomain domain(fabric);
+  rdmalloc_key key, longer;
+  char* block = span(10, 2);
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  fake::resize_span(block, 4);
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 4 * kSlice, RDMALLOC_ACCESS_LOCAL, &longer), 0);
+  EXPECT_GT(longer.generation, key.generation);
+  EXPECT_EQ(fabric.live(), 1u);
+  EXPECT_EQ(domain.counters().sticky_bytes, 4 * kSlice);
+  fake::resize_span(block, 6);
+  rdmalloc_reg* reg = domain.get(block, 6 * kSlice);
+  ASSERT_NE(reg, nullptr) << domain.last_error;
+  // One that is held stays.
+  fake::resize_span(block, 8);
+  EXPECT_EQ(domain.get(block, 8 * kSlice), nullptr);
+  EXPECT_EQ(domain.last_error, -EEXIST);
+  rdmalloc_reg_put(reg);
+  EXPECT_NE(domain.touch(block, 8 * kSlice), 0u);
+}
+
+// Fails when each sticky registration is in the way: the keys of the pieces are out.
+TEST_F(Limits, a_registrar_without_overlaps_keeps_the_keys_of_a_block_that_has_not_grown) {
+  fabric.before_enter = [&](void* addr, std::size_t length) {
+    return fabric.touches(addr, length) ? -EEXIST : 0;
+  };
+  rdmalloc_domain_attr attr = {};
+  attr.largest = 2 * kSlice;
+  StubDomain domain(fabric, attr);
+  rdmalloc_key key;
+  char* block = span(10, 4);
+  for (std::size_t at : {std::size_t{0}, 2 * kSlice})
+    ASSERT_EQ(rdmalloc_reg_key(domain.handle, block + at, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  EXPECT_EQ(domain.get(block + kSlice, 2 * kSlice), nullptr);
+  EXPECT_EQ(domain.last_error, -EEXIST);
+  EXPECT_EQ(domain.counters().sticky_count, 2u);
+}
+
+// A limit below what a slab takes, with room for a block of it. Seen to fail, by -ENOMEM, when only
+// RLIMIT_MEMLOCK was a reason to register the pages asked for.
+TEST_F(Limits, a_block_whose_slab_does_not_fit_is_registered_by_its_pages) {
+  StubDomain domain(fabric, byte_limit(1 << 20));
+  rdmalloc_reg* held = domain.get(span(100, 13), 8);  // 832 KiB
+  ASSERT_NE(held, nullptr);
+  char* slab = span(8, 8, 4096);
+  rdmalloc_reg* block = domain.get(slab + 5 * 4096, 4096);
+  ASSERT_NE(block, nullptr) << domain.last_error;
+  EXPECT_EQ(rdmalloc_reg_length(block), 4096u);
+  EXPECT_EQ(domain.get(slab, 64 * 4096), nullptr) << "that is too much";
+  EXPECT_EQ(domain.last_error, -ENOMEM);
+  rdmalloc_reg_put(block);
+  rdmalloc_reg_put(held);
+}
+
+// The same for the share of a limit that uncounted keys may take: 768 KiB here. Seen to fail
+// likewise, and when a wide registration that is cached hides that a narrow one would do.
+TEST_F(Limits, a_key_whose_slab_exceeds_the_sticky_share_is_of_its_pages) {
+  StubDomain domain(fabric, byte_limit(1 << 20));
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, span(100, 6), 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  char* slab = span(8, 8, 4096);
+  EXPECT_NE(domain.touch(slab, 8), 0u);
+  for (std::size_t i : {5u, 6u}) {
+    ASSERT_EQ(rdmalloc_reg_key(domain.handle, slab + i * 4096, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+    EXPECT_EQ(domain.counters().sticky_bytes, 6 * kSlice + (i - 4) * 4096);
+  }
+  EXPECT_EQ(rdmalloc_reg_key(domain.handle, slab, 8 * kSlice, RDMALLOC_ACCESS_LOCAL, &key),
+            -ENOMEM);
+}
+
+// What is held is no candidate, so a get that a full limit refuses looks at nothing. Seen to fail
+// when registrations that are held stay in the order: each refused get went through all of them.
+TEST_F(Limits, a_refused_get_looks_through_nothing_that_is_held) {
+  constexpr std::size_t kHeld = 1000;
+  StubDomain domain(fabric, count_limit(kHeld));
+  Domain& inside = *domain_of(domain.handle);
+  std::vector<rdmalloc_reg*> held;
+  for (std::size_t i = 0; i < kHeld; ++i) held.push_back(domain.get(span(10 + 2 * i, 1), 8));
+  EXPECT_EQ(inside.listed_count, 0u) << "not one has been idle yet";
+  char* another = span(9, 1);
+  EXPECT_EQ(domain.get(another, 8), nullptr);
+  EXPECT_EQ(domain.last_error, -ENOMEM);
+  for (rdmalloc_reg* one : held) rdmalloc_reg_put(one);
+  EXPECT_EQ(inside.listed_count, kHeld);
+  EXPECT_EQ(inside.listed_bytes, kHeld * kSlice);
+  // Held again, by hits: the first refusal finds that out.
+  for (std::size_t i = 0; i < kHeld; ++i) held[i] = domain.get(spans[i], 8);
+  EXPECT_EQ(domain.get(another, 8), nullptr);
+  EXPECT_EQ(inside.listed_count, 0u);
+  // The order of the puts is that of the evictions, also of what was set apart.
+  rdmalloc_reg_put(held[7]);
+  rdmalloc_reg_put(held[3]);
+  EXPECT_NE(domain.touch(another, 8), 0u);
+  EXPECT_FALSE(fabric.touches(spans[7], 8));
+  EXPECT_TRUE(fabric.touches(spans[3], 8));
+  for (std::size_t i = 0; i < kHeld; ++i)
+    if (i != 7 && i != 3) rdmalloc_reg_put(held[i]);
+  rdmalloc::LockGuard guard(inside.lock);
+  EXPECT_TRUE(domain_is_valid(inside));
+}
+
+// Seen to fail when a call that lacks room asks of each sticky registration whether it could end.
+TEST_F(Limits, a_refused_key_looks_at_so_many_sticky_ones_and_finds_each_in_time) {
+  constexpr std::size_t kKeys = 3 * kStickyLooks;
+  StubDomain domain(fabric, count_limit(4 * kStickyLooks));
+  rdmalloc_key key;
+  auto ask = [&](const char* block) {
+    return rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key);
+  };
+  for (std::size_t i = 0; i < kKeys; ++i) ASSERT_EQ(ask(span(10 + 2 * i, 1)), 0);
+  char* another = span(9, 1);
+  std::uint64_t before = fake::idle_questions;
+  EXPECT_EQ(ask(another), -ENOMEM);
+  EXPECT_LE(fake::idle_questions - before, 2 * kStickyLooks);
+  free_span(spans[kKeys / 2]);
+  int refusals = 0;
+  while (ask(another) != 0 && refusals < 10) ++refusals;
+  EXPECT_LE(refusals, 3);
+  EXPECT_EQ(domain.counters().sticky_count, kKeys);
+  for (int i = 0; i < 10; ++i) free_span(spans[5]);
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 11) << "which looks at all";
 }
 
 // Random use against a model of LRU.

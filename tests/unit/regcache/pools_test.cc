@@ -364,4 +364,34 @@ TEST_F(Pools, I11_a_child_has_the_memory_and_no_registrations) {
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
 }
 
+// A callback in C++ that leaves by an exception. Seen to fail when a flag said for ever that it
+// runs: nobody was called on this thread any more.
+TEST_F(Pools, a_waiter_that_throws_keeps_no_other_from_its_turn) {
+  StubDomain domain(fabric);
+  rdmalloc_pool* pool = make(domain, sizes(kPage, 1));
+  struct Turn {
+    rdmalloc_pool_waiter head = {};
+    bool throws = false;
+    rdmalloc_buffer* given = nullptr;
+  } thrower, after;
+  for (Turn* turn : {&thrower, &after}) {
+    turn->head.arg = turn;
+    turn->head.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer* buffer) {
+      auto& my = *static_cast<Turn*>(waiter->arg);
+      my.given = buffer;
+      if (my.throws) throw 7;
+    };
+  }
+  thrower.throws = true;
+  rdmalloc_buffer *out = get(pool, 1), *none = nullptr;
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &thrower.head, &none), -EINPROGRESS);
+  EXPECT_THROW(rdmalloc_pool_put(pool, out), int);
+  ASSERT_EQ(thrower.given, out) << "the put has happened";
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &after.head, &none), -EINPROGRESS);
+  EXPECT_EQ(rdmalloc_pool_put(pool, out), 0);
+  EXPECT_EQ(after.given, out);
+  EXPECT_EQ(rdmalloc_pool_put(pool, out), 0);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
 }  // namespace

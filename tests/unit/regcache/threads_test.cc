@@ -12,6 +12,7 @@ namespace {
 
 class Threads : public Regcache {
  protected:
+  RecordsAtOnce at_once;
   static constexpr int kThreads = 4;
   template <class Body>
   static void run(Body body) {

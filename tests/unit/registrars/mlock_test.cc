@@ -38,6 +38,27 @@ TEST(Mlock, pages_stay_locked_until_their_last_registration_ends) {
   EXPECT_EQ(rdmalloc_domain_close(domain), 0);
 }
 
+// Seen to fail when each domain counted for itself: the put of one unlocked the other's pages.
+TEST(Mlock, domains_of_a_process_count_together) {
+  rdmalloc_domain *one = nullptr, *other = nullptr;
+  ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &one), 0);
+  ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &other), 0);
+  char* foreign = static_cast<char*>(
+      mmap(nullptr, 64 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  long before = status_kb("VmLck");
+  int error = 0;
+  rdmalloc_reg* first = get(one, foreign, 64 * 4096, &error);
+  rdmalloc_reg* second = get(other, foreign, 64 * 4096, &error);
+  ASSERT_EQ(error, 0);
+  rdmalloc_reg_put(first);
+  EXPECT_EQ(rdmalloc_domain_close(one), 0);
+  EXPECT_EQ(status_kb("VmLck") - before, 256);
+  rdmalloc_reg_put(second);
+  EXPECT_EQ(status_kb("VmLck") - before, 0);
+  munmap(foreign, 64 * 4096);
+  EXPECT_EQ(rdmalloc_domain_close(other), 0);
+}
+
 // Foreign memory that was mapped anew under a registration: the new pages are locked for the next
 // one, though the first has not ended. Fails when count_up() locks only what nobody counts.
 TEST(Mlock, pages_mapped_anew_under_an_old_registration_are_locked_for_the_next) {

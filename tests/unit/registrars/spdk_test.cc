@@ -106,6 +106,26 @@ TEST_F(Spdk, neighbours_that_meet_in_a_chunk_are_both_registered) {
   for (char* block : blocks) rdmalloc_free(block);
 }
 
+// SPDK has one map for a process. Seen to fail, by -EBUSY, when each domain had counts of its own.
+TEST_F(Spdk, two_domains_share_what_they_both_register) {
+  open();
+  rdmalloc_domain* other = nullptr;
+  ASSERT_EQ(rdmalloc_domain_open_spdk(nullptr, nullptr, &other), 0);
+  char* block = chunks(2 * kUnit);
+  rdmalloc_reg* mine = get(block, 2 * kUnit);
+  ASSERT_NE(mine, nullptr) << error;
+  rdmalloc_reg* others = nullptr;
+  ASSERT_EQ(rdmalloc_reg_get(other, block + kUnit, kUnit, RDMALLOC_ACCESS_LOCAL, &others), 0);
+  EXPECT_EQ(spdk->registered, 2u);
+  rdmalloc_reg_put(mine);
+  EXPECT_EQ(rdmalloc_domain_flush(domain), 1);
+  EXPECT_EQ(spdk->registered, 2u) << "the other's";
+  rdmalloc_reg_put(others);
+  EXPECT_EQ(rdmalloc_domain_close(other), 0);
+  EXPECT_EQ(spdk->registered, 0u);
+  rdmalloc_free(block);
+}
+
 // 25.09: success although a map refused. Fails when take() does not look.
 TEST_F(Spdk, a_quiet_refusal_is_found_by_translation_and_nothing_stays) {
   open();

@@ -1,0 +1,44 @@
+#include "regcache/core/at_exit.h"
+
+#include <stdlib.h>
+
+#include <atomic>
+#include <cstdint>
+
+#include "alloc/core/report.h"
+#include "alloc/os/fault.h"
+#include "alloc/pages/purge.h"
+#include "regcache/notifiers/loaded_library.h"
+
+namespace rdmalloc {
+namespace {
+
+// For a purge under way, in which a registrar may be at work. Bounded: the caller of exit() may
+// hold what that waits for.
+constexpr int kWaitMs = 1000;
+
+constinit std::atomic<bool> has_begun{false};
+constinit std::atomic<std::uint64_t> registered_after{0};  // loads of libraries
+
+void begin_exit() {
+  // Release: pairs with the acquire in exit_has_begun().
+  if (!has_begun.exchange(true, std::memory_order_release)) purge_hold(INT64_MAX, kWaitMs);
+}
+
+}  // namespace
+
+void hold_at_exit() {
+  std::uint64_t now = loads_so_far().loaded + 1;
+  // Relaxed: two at once register it twice, which does no harm.
+  if (registered_after.exchange(now, std::memory_order_relaxed) == now) return;
+  if (!os::should_fail(os::Site::kExitHandler) && atexit(begin_exit) == 0) return;
+  registered_after.store(0, std::memory_order_relaxed);
+  report_warning("libc takes no exit handler",
+                 "purges go on while fabrics are taken apart; RDMALLOC_PURGE=manual has none");
+}
+
+bool exit_has_begun() {
+  return has_begun.load(std::memory_order_acquire);
+}
+
+}  // namespace rdmalloc

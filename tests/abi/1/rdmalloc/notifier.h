@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * rdmalloc: notifiers, the code that tells other libraries' registration caches that memory of ours
+ * is about to lose its pages. A preloaded librdmalloc needs none of these calls; docs/notifiers.md
+ * says what happens by itself, and what RDMALLOC_NOTIFY changes.
+ */
+#ifndef RDMALLOC_NOTIFIER_H
+#define RDMALLOC_NOTIFIER_H
+
+#include <rdmalloc/rdmalloc.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum rdmalloc_notifier {
+  RDMALLOC_NOTIFIER_AUTO = 0,      /**< all of those below that fit this process */
+  RDMALLOC_NOTIFIER_OPAL = 1,      /**< Open MPI: opal_mem_hooks_release_hook() */
+  RDMALLOC_NOTIFIER_UCX = 2,       /**< UCX: ucm_vm_munmap() */
+  RDMALLOC_NOTIFIER_LIBFABRIC = 3, /**< libfabric: an imported memory monitor */
+};
+
+/** Attaches to a library that is loaded in this process. OPAL and UCX are told beside their own
+ *  hooks, which stay on for foreign memory. libfabric takes one monitor for a process, in place of
+ *  its own: ours refuses every registration of memory that is not ours, so that libfabric uses it
+ *  once and does not cache it. Attach it before the first domain is opened. AUTO leaves libfabric
+ * to Open MPI where that is loaded, since Open MPI imports a monitor of its own. Returns 0; -ENOENT
+ * (not loaded), -EALREADY, -EBUSY (libfabric has an active monitor, or one of somebody else),
+ * -ENOTSUP (libfabric before 1.14, or built without its headers), -ENOMEM (it can't be kept in
+ * memory), -EINVAL. Any thread that holds no fabric's lock; not inside a page event. */
+RDMALLOC_API int rdmalloc_notifier_attach(enum rdmalloc_notifier which);
+
+/** Undoes attach, and returns once no notification of it runs. Purges go on, told by way of libc's
+ *  madvise where the tier is T0. libfabric's answers -EBUSY while it is in use by a domain: close
+ *  the domains first. Also when libfabric does not give it up: it is attached as before then, and
+ *  can be detached again. OPAL and UCX answer it while they rely on us for foreign memory (below).
+ *  0, -ENOENT (not attached), -EINVAL, -EDEADLK inside a page event. */
+RDMALLOC_API int rdmalloc_notifier_detach(enum rdmalloc_notifier which);
+
+/** What one notifier does. */
+struct rdmalloc_notifier_info {
+  size_t size;          /**< sizeof(struct rdmalloc_notifier_info) */
+  uint32_t is_attached; /**< told before each purge */
+  uint32_t is_started;  /**< libfabric: it has a domain that caches; others: same as attached */
+  int32_t error;        /**< what the last attach returned */
+  uint32_t calls_libc;  /**< decommits also go through libc's madvise (tier T0) */
+  uint32_t is_madvise_patched; /**< somebody's jump stands at the head of libc's madvise */
+  uint64_t told;               /**< ranges told to it */
+  uint64_t refused;            /**< libfabric: registrations of foreign memory refused */
+  const char* explanation;     /**< one sentence, static storage */
+  /** RDMALLOC_NOTIFY=explicit, preloaded or linked as a shared library, and the library's own hooks
+   *  turned off by its user (OMPI_MCA_memory=^patcher, UCX_MEM_MMAP_HOOK_MODE=none): it relies on
+   * us, who stand in front of munmap and its relatives, for memory that is not ours too */
+  uint32_t watches_foreign;
+  uint64_t foreign_told; /**< unmappings of foreign memory that were told; of the process */
+  uint64_t holds;    /**< times purging was held since a library came, went or patched libc; of the
+                          process */
+  uint64_t attaches; /**< times it was attached, by itself too: again after each dlclose() */
+};
+/** Fills *state (set state->size) for one notifier; AUTO is -EINVAL. Any thread. */
+RDMALLOC_API int rdmalloc_notifier_state(enum rdmalloc_notifier which,
+                                         struct rdmalloc_notifier_info* state);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * rdmalloc: memory. The malloc family itself is declared by <stdlib.h> and <malloc.h>; this header
+ * holds what those lack: ownership, page events, purging, settings and counters.
+ *
+ * Conventions of every rdmalloc header:
+ *  - Functions that can fail return 0 or a negative errno value; none of them touches errno. Those
+ *    that return a block return NULL and set errno, like malloc.
+ *  - Public structs start with `size`, which the caller sets to sizeof the struct he compiled with.
+ *  - "Any thread" means: any thread at any time, also inside a callback of a fabric library that
+ *    holds its own locks, unless the comment says otherwise. Not async-signal-safe, unless said.
+ */
+#ifndef RDMALLOC_RDMALLOC_H
+#define RDMALLOC_RDMALLOC_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define RDMALLOC_VERSION_MAJOR 0
+#define RDMALLOC_VERSION_MINOR 1
+#define RDMALLOC_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define RDMALLOC_API __attribute__((visibility("default")))
+#else
+#define RDMALLOC_API
+#endif
+
+/* ------------------------------------------------------------------ library */
+
+/** The version as text, "0.1.0". Static storage. Any thread. */
+RDMALLOC_API const char* rdmalloc_version(void);
+
+/** One sentence for a value returned by this library (negative errno). Static storage, never NULL,
+ *  any thread. */
+RDMALLOC_API const char* rdmalloc_strerror(int error);
+
+/** Counted initialisation: starts what an explicit user of the library wants running at once, the
+ *  purge thread. malloc needs no call of it. Returns 0, or -EAGAIN when the purge thread could not
+ *  be created (the library then works in manual mode). Any thread, not inside a callback. */
+RDMALLOC_API int rdmalloc_init(void);
+
+/** Undoes one rdmalloc_init(). At the last one the purge thread is stopped and joined. malloc and
+ *  free stay usable. Calling it without a matching init is harmless (returns -EALREADY).
+ *  Any thread, not inside a callback of rdmalloc. */
+RDMALLOC_API int rdmalloc_fini(void);
+
+/* ------------------------------------------------------------------ ownership */
+
+struct rdmalloc_heap;
+
+/** What rdmalloc knows of the memory round an address. */
+struct rdmalloc_range {
+  size_t size;         /**< sizeof(struct rdmalloc_range), set by the caller */
+  void* base;          /**< first byte of the span: a run of 64 KiB slices */
+  size_t length;       /**< bytes of the span, a multiple of 64 KiB */
+  size_t block_bytes;  /**< size of its blocks; == length for a span that is one large block */
+  uint64_t generation; /**< changes each time the span's pages were given back to the kernel and
+                            each time the span is made anew; never repeats for an address */
+  uint32_t flags;      /**< RDMALLOC_RANGE_* */
+  struct rdmalloc_heap* heap; /**< with RDMALLOC_RANGE_HEAP: whose it is */
+};
+#define RDMALLOC_RANGE_SLAB 0x1u  /**< many blocks of equal size */
+#define RDMALLOC_RANGE_LARGE 0x2u /**< one block */
+#define RDMALLOC_RANGE_HEAP 0x4u  /**< belongs to a heap of the user */
+
+/** Whether `ptr` points into memory that rdmalloc hands out (live, cached or free, whatever its
+ *  offset in a block). Wait-free, any thread, also from a signal handler. */
+RDMALLOC_API bool rdmalloc_owns(const void* ptr);
+
+/** Fills `*range` for the span in use that holds `ptr` (any byte of it). `range->size` must be set.
+ *  Returns 0; -EFAULT when the memory is not ours or its span is free; -EINVAL for a bad size.
+ *  Lock-free, any thread. The answer stays true for as long as the caller keeps a block in the
+ *  span alive. */
+RDMALLOC_API int rdmalloc_range_of(const void* ptr, struct rdmalloc_range* range);
+
+/** Called for a range; a nonzero return value stops the walk. */
+typedef int (*rdmalloc_range_fn)(const struct rdmalloc_range* range, void* arg);
+
+/** Calls `fn` for every span now in use, by rising address, for observers who come late. Spans
+ *  made or freed during the walk may or may not be seen. No lock is held in `fn`, which may
+ *  allocate and free. Returns 0 or what `fn` returned. Any thread. */
+RDMALLOC_API int rdmalloc_range_foreach(rdmalloc_range_fn fn, void* arg);
+
+/** Whether no span in use touches [base, base+length): all of it is free, or not ours. Lock-free,
+ *  any thread. Ordered after the caller's earlier stores as by a seq_cst fence, and span allocation
+ *  fences likewise between taking the span and returning it: of an observer that unpublishes
+ *  something and then asks here, and a thread that allocates there and then looks the thing up, at
+ *  least one sees the other. */
+RDMALLOC_API bool rdmalloc_range_is_idle(const void* base, size_t length);
+
+/** Whether no block in use touches [base, base+length): like rdmalloc_range_is_idle(), but true
+ * also for free blocks of slabs in use. A block in a thread's cache counts as in use; see
+ *  rdmalloc_caches_flush(). Takes the slab's lock, with the same order towards allocation there.
+ * Any thread. */
+RDMALLOC_API bool rdmalloc_range_is_free(const void* base, size_t length);
+
+/** Gives the free blocks in the calling thread's cache, and those on their way between threads,
+ * back to their slabs. Any thread. */
+RDMALLOC_API void rdmalloc_caches_flush(void);
+
+/** The extent of addresses that owned memory can have, fixed from the first allocation on: tables
+ *  indexed by (address - base) / RDMALLOC_SLICE_BYTES need length / RDMALLOC_SLICE_BYTES slots.
+ *  Returns 0, or -ENOMEM when no address space could be reserved. Any thread. */
+RDMALLOC_API int rdmalloc_arena_extent(uintptr_t* base, size_t* length);
+
+#define RDMALLOC_SLICE_BYTES ((size_t)65536)
+#define RDMALLOC_SLICE_SHIFT 16
+#define RDMALLOC_CHUNK_BYTES ((size_t)2097152)
+
+/* ------------------------------------------------------------------ heaps of the user */
+
+struct rdmalloc_domain;
+
+/** What a heap is made of. NULL instead of it, or 0 in a field, means the default. */
+struct rdmalloc_heap_attr {
+  size_t size;         /**< sizeof(struct rdmalloc_heap_attr) */
+  size_t budget_bytes; /**< its spans never take more, whole slices of 64 KiB; default: no limit */
+  /** With domains it is a registered heap (regcache.h, "registered heaps"): its memory, which
+   *  budget_bytes must state, is taken, backed by pages and registered with each of them when it
+   *  is made, and deregistered when it is destroyed; malloc in it calls no registrar. Default:
+   *  none. The array is not needed afterwards. */
+  struct rdmalloc_domain* const* domains;
+  size_t domain_count; /**< of them */
+  uint32_t access;     /**< RDMALLOC_ACCESS_*, of every byte of a registered heap; default
+                            RDMALLOC_ACCESS_LOCAL */
+  uint32_t flags;      /**< none yet: 0 */
+  /** RDMALLOC_NODE(n): its pages come from NUMA node n only (mbind, MPOL_BIND). Its memory, which
+   *  budget_bytes must state, is taken and backed when it is made, as a registered heap's, and
+   *  stays. Default: from the node of the thread that touches them first. */
+  uint32_t numa_node;
+  /** RDMALLOC_PAGE_*: its pages are of that size. Its memory, which budget_bytes must state, is
+   *  taken and backed when it is made, as above, and stays. Default: as malloc's; with domains or a
+   *  NUMA node those that RDMALLOC_HUGE names, as far as the kernel's pool has them. */
+  uint32_t page_size;
+};
+#define RDMALLOC_NODE(n) ((uint32_t)(n) + 1)
+
+/** The kernel's small pages, and no transparent huge ones; they may be larger than 4 KiB. */
+#define RDMALLOC_PAGE_4K ((uint32_t)4096)
+/** Transparent huge pages, where the kernel has any: a wish, which no failure comes from. */
+#define RDMALLOC_PAGE_THP ((uint32_t)1)
+/** Pages of 2 MiB or 1 GiB of the kernel's pool of them (hugetlb): what an administrator has set
+ *  aside in /sys/kernel/mm/hugepages. The budget is rounded up to whole ones. A child of fork that
+ *  writes them takes copies from the pool; where it has none left, the parent keeps its pages and
+ *  the child ends with SIGBUS, and where they are registered fork itself fails with ENOMEM. */
+#define RDMALLOC_PAGE_2M ((uint32_t)1 << 21)
+#define RDMALLOC_PAGE_1G ((uint32_t)1 << 30)
+
+/** Makes a heap: an allocator with pages of its own, which no block of another heap and none of
+ *  malloc's lies in, and which are all given back at once when it is destroyed. free(), realloc(),
+ *  malloc_usable_size(), operator delete and their prefixed twins work on its blocks like on any
+ *  other, from any thread; realloc() keeps a block in its heap. Blocks are 64 bytes at least.
+ *  Returns 0; -EINVAL (size of *attr, a budget below 64 KiB), -ENOSPC (4,095 heaps are there, fewer
+ *  where address space is short), -ENOMEM. Any thread.
+ *
+ *  With a NUMA node: also -EINVAL (no budget, no such node), -EIO (pages of it are pinned
+ * elsewhere), -EPERM (a sandbox without mbind), -ENOMEM; a warning says what would help.
+ *
+ *  With a page size: also -EINVAL (no budget, another size), -ENOMEM (the kernel's pool has too few
+ *  pages), -ENOTSUP (it has no such pool, or is older than 5.16), -EBUSY (purging is paused, or an
+ *  observer refused), -EDEADLK inside a page event; a warning says what would help. Its pages are
+ *  exchanged in the way of a purge: observers are called, on this thread, and a purge under way is
+ *  waited for, here and in grow and destroy: not inside a fabric's callback. With RDMALLOC_HUGE the
+ *  same holds of a heap with a NUMA node or domains, but for the errors: it gets ordinary pages.
+ *
+ *  A registered heap: also -EINVAL (no budget, no open domain, one of them twice, unknown rights),
+ *  -EACCES (remote rights, and a registrar that can't be exact), -EMFILE (64 registered heaps are
+ *  there), -EMSGSIZE (more regions than a heap can have: the domains' `largest` is too low for the
+ *  budget), -ENOMEM (no memory, a limit of a domain), -ECHILD, -EDEADLK inside a page event, or the
+ *  registrar's error; nothing is left behind, and a warning says what would help. Calls registrars:
+ *  not inside a fabric's callback. */
+RDMALLOC_API int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr,
+                                      struct rdmalloc_heap** heap);
+
+/** Takes `bytes` more for a heap whose memory was taken when it was made, rounded up to 2 MiB or to
+ * its page size, as create did: in regions of their own, and its budget grows by that. malloc never
+ * does it by itself. 0, or an error as of create; -EINVAL for another heap, -EBUSY while another
+ * thread does the same. Calls registrars. */
+RDMALLOC_API int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes);
+
+/** Frees every block of the heap, also those in use, and the heap. From here on free() of such a
+ *  block is a double free, and the handle is refused for ever. The pages go back like those of
+ * other free memory: later, by the purge thread, after observers were asked. No other thread may be
+ * in a call for this heap; one that is gets EINVAL (checked builds abort). Returns 0, or -EINVAL
+ * when there is no such heap, or none any more. Any thread, also inside the callback of a walk.
+ *
+ *  A registered heap is deregistered first, on this thread. Transfers from and to it must have
+ *  ended: nobody here can know of them, and what a device does with a key that is gone is the
+ *  fabric's affair. -EBUSY, with nothing changed, while a registration of its memory is held by
+ *  rdmalloc_reg_get(); -EDEADLK inside a page event. Memory that a registrar could not deregister
+ *  stays out of reach for ever. */
+RDMALLOC_API int rdmalloc_heap_destroy(struct rdmalloc_heap* heap);
+
+/** rdmalloc_heap_destroy() for a caller that cannot try again, a destructor for example: the heap
+ * is destroyed now, or by the library as soon as it can be, and is the library's from here on. It
+ *  tries at each call that opens, closes, makes or destroys a domain, a heap or a pool, and at the
+ *  end of a quiesce and of a resume; registrars are called there. Returns 0 (destroyed),
+ *  -EINPROGRESS (later: a registration is held, a checkpoint is under way, or this is a page event)
+ *  or -EINVAL (no such heap). Any thread. */
+RDMALLOC_API int rdmalloc_heap_abandon(struct rdmalloc_heap* heap);
+
+/** malloc(), calloc(), aligned_alloc() and realloc() in the heap. NULL with errno ENOMEM: no
+ * memory, or the budget is used up; EINVAL: no such heap, an alignment that is no power of two, or
+ * `ptr` is not of this heap, and then nothing happened to it. A block that realloc moves is there
+ * twice for a moment, also in the budget. Any thread. */
+RDMALLOC_API void* rdmalloc_heap_malloc(struct rdmalloc_heap* heap, size_t bytes);
+RDMALLOC_API void* rdmalloc_heap_calloc(struct rdmalloc_heap* heap, size_t count, size_t bytes);
+RDMALLOC_API void* rdmalloc_heap_aligned(struct rdmalloc_heap* heap, size_t alignment,
+                                         size_t bytes);
+RDMALLOC_API void* rdmalloc_heap_realloc(struct rdmalloc_heap* heap, void* ptr, size_t bytes);
+
+/** free() that looks whose block it is: 0, or -EINVAL when there is no such heap, or `ptr` is
+ *  neither NULL nor in it; nothing is freed then. Any thread. */
+RDMALLOC_API int rdmalloc_heap_free(struct rdmalloc_heap* heap, void* ptr);
+
+/** Called for a block in use; a nonzero return value stops the walk. */
+typedef int (*rdmalloc_heap_walk_fn)(void* block, size_t usable_bytes, void* arg);
+
+/** Calls `fn` for each block of the heap in use, by rising address. No lock is held in `fn`, which
+ *  may allocate and free anything, this block and others of the heap too; when it destroys the heap
+ *  the walk ends with -EINVAL. Blocks allocated or freed meanwhile may or may not be seen, and the
+ *  bytes of a block may be looked at only if nobody else can free it. Returns 0, what `fn`
+ * returned, or -EINVAL when there is no such heap. Any thread. */
+RDMALLOC_API int rdmalloc_heap_walk(struct rdmalloc_heap* heap, rdmalloc_heap_walk_fn fn,
+                                    void* arg);
+
+/** Numbers of one heap; each by itself is true at some moment of the call. */
+struct rdmalloc_heap_counters {
+  size_t size;              /**< sizeof(struct rdmalloc_heap_counters) */
+  uint64_t budget_bytes;    /**< whole slices */
+  uint64_t span_bytes;      /**< its spans, free blocks included: what the budget is for */
+  uint64_t most_span_bytes; /**< the most there ever were */
+  uint64_t live_bytes;      /**< usable bytes of the blocks in use */
+  uint64_t live_blocks;     /**< their number */
+  uint64_t refusals;        /**< requests that found no budget or no memory */
+  uint64_t large_bytes;     /**< of live_bytes: blocks that are spans, more than 32 KiB */
+  uint64_t large_blocks;    /**< their number */
+  uint64_t cached_bytes;    /**< free blocks kept at hand for the next malloc. What span_bytes has
+                                 besides these and live_bytes is free in slabs */
+  uint64_t region_bytes;    /**< of a heap whose memory was taken when it was made, as a registered
+                                 one's: how much; span_bytes is the part of it that blocks have been
+                                 cut from */
+  uint64_t huge_bytes; /**< of region_bytes: on pages of 2 MiB or 1 GiB of the kernel's pools */
+};
+/** Fills *stats (set stats->size; a program compiled with fewer fields gets those). 0, or -EINVAL.
+ *  Any thread. */
+RDMALLOC_API int rdmalloc_heap_stats(struct rdmalloc_heap* heap,
+                                     struct rdmalloc_heap_counters* stats);
+
+/* ------------------------------------------------------------------ page events */
+
+/** Why a range is purged. */
+enum rdmalloc_purge_reason {
+  RDMALLOC_PURGE_DECAY = 1,    /**< free for longer than the decay time */
+  RDMALLOC_PURGE_CEILING = 2,  /**< more dirty bytes than RDMALLOC_DIRTY_MAX */
+  RDMALLOC_PURGE_REQUEST = 3,  /**< rdmalloc_purge() or malloc_trim(), or a heap with a page_size,
+                                    which is made or was destroyed */
+  RDMALLOC_PURGE_LIMIT = 4,    /**< RDMALLOC_LIMIT or a cgroup's limit is near */
+  RDMALLOC_PURGE_PRESSURE = 5, /**< the kernel reports memory pressure */
+};
+
+/** Page events. Every function may be NULL. They are called on the purge thread, or on the thread
+ *  inside rdmalloc_purge(), one at a time, never on a thread inside malloc or free, and with no
+ *  lock of rdmalloc held: they may allocate, free and take locks of their own. They must not
+ *  call rdmalloc_purge() or rdmalloc_observer_remove() (-EDEADLK).
+ *
+ *  Ranges are whole pages: of free spans, or pages of a slab in use on which no block lies (there
+ *  rdmalloc_range_is_idle() is false, for its neighbours may live). For a page the order is always
+ *      reserve, use, (purge, purged, reuse)*
+ *  and each is told once. `use` and `reuse` are told late (at the purge thread's next turn, at the
+ *  latest before the next purge of that range), since malloc itself may call nobody (I1). */
+struct rdmalloc_observer_ops {
+  size_t size; /**< sizeof(struct rdmalloc_observer_ops) */
+  /** Address space became ours; nothing in it is handed out yet. */
+  void (*reserve)(void* arg, void* base, size_t length);
+  /** Pages of the range were handed out for the first time. */
+  void (*use)(void* arg, void* base, size_t length);
+  /** The range, out of reach of allocation by now, is about to be given back to the kernel. Return
+   *  0 when nothing of the observer's refers to its pages any more, or a negative errno (usually
+   *  -EBUSY) to refuse: the range stays as it is and is offered again later. */
+  int (*purge)(void* arg, void* base, size_t length, enum rdmalloc_purge_reason reason);
+  /** Ends each purge() that returned 0. `result` 0: the pages are gone, the range reads as zero.
+   *  Negative: they stayed (another observer refused, or the kernel did). */
+  void (*purged)(void* arg, void* base, size_t length, int result);
+  /** Pages of a purged range were handed out again. */
+  void (*reuse)(void* arg, void* base, size_t length);
+};
+struct rdmalloc_observer;
+
+/** Adds an observer. `*ops` is copied; `arg` must outlive the observer. What was in use before is
+ *  not told: call rdmalloc_range_foreach() after it. Starts the purge thread's delivery of events.
+ *  A child of fork has no observers: what they watched is not there. An event may call fork itself;
+ *  its child ends the purge it was born in, and with the function that the purge thread called it
+ *  ends, as after any thread that forks: exit status 0.
+ *  Returns 0, -EINVAL (size), -ENOSPC (more than 16 observers), -ENOMEM. Any thread. */
+RDMALLOC_API int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, void* arg,
+                                       struct rdmalloc_observer** observer);
+
+/** Removes it and waits until none of its functions runs; after that `arg` may be freed. Returns 0,
+ *  -EINVAL for what is no observer, -EDEADLK from inside a page event. Waits for user code: call it
+ *  from where that is safe, not inside a fabric's callback. */
+RDMALLOC_API int rdmalloc_observer_remove(struct rdmalloc_observer* observer);
+
+/* ------------------------------------------------------------------ purging */
+
+/** Gives free memory back to the kernel, on this thread, until at most `keep_bytes` of free backed
+ *  memory are left (0: all that can go, pages of slabs in use too). Flushes the calling thread's
+ *  magazines first. Returns the number of bytes purged, or -EDEADLK inside a page event, -EBUSY
+ *  while purging is paused. Calls observers, registrars and the kernel: only at a moment the caller
+ *  knows to be safe (he holds no fabric's lock). */
+RDMALLOC_API int64_t rdmalloc_purge(size_t keep_bytes);
+
+/** Holds all purging until the matching resume; pauses nest. Returns after a purge under way has
+ *  ended. Any thread outside page events and fabric callbacks; 0 or -EDEADLK. */
+RDMALLOC_API int rdmalloc_purge_pause(void);
+/** Ends one pause: 0, or -EALREADY when there is none. Any thread. */
+RDMALLOC_API int rdmalloc_purge_resume(void);
+
+/* ------------------------------------------------------------------ checkpoints */
+
+/** Makes the process one that a checkpoint can be taken of (CRIU, docs/checkpoints.md): waits, at
+ *  most `timeout_ms` (negative: for ever), until no registration is held and no call that makes or
+ *  unmakes a domain, a heap or a pool is under way; deregisters everything; closes what can't be
+ *  dumped: rings and devices that registrars have opened, and the userfaultfd of
+ *  RDMALLOC_FOREIGN=watch; stops and joins every thread of rdmalloc. malloc and free go on, and
+ * wait for nothing of this; nothing is purged before rdmalloc_resume(), and calls that would
+ * register return -EAGAIN (regcache.h, "checkpoints"). Uncounted keys and those of registered heaps
+ * and pools end here: the caller, or the domains' `event` functions, answer for nobody using one.
+ *
+ *  It ends up to five seconds late where an io_uring has made the kernel's own threads.
+ *
+ *  Calls nest: each wants its resume. A child of fork is not quiesced.
+ *
+ *  Returns 0; -ETIMEDOUT with nothing changed; -EBUSY: descriptors are open that can't be dumped, a
+ *  ring or device of the program's own, named in a warning and by rdmalloc_quiesce_files(); the
+ *  error of a domain's `event` or its registrar's quiesce; -EDEADLK inside a page event or a
+ *  callback of rdmalloc's; -ENOMEM. After an error everything is open again: with new keys, unless
+ *  it was -ETIMEDOUT. Any thread that holds no fabric's lock and, for registrars without
+ * ANY_THREAD, may call them; two threads at once wait for each other. */
+RDMALLOC_API int rdmalloc_quiesce(int timeout_ms);
+
+/** Ends one quiesce; the last one opens everything again, in the same process or in one restored
+ *  from a checkpoint: domains at the same addresses with new keys, registered heaps and pools
+ *  registered again, what the kernel forgot of our memory said again, threads started. A domain
+ *  whose device is gone, or refuses what heaps and pools had registered, is lost
+ *  (rdmalloc_domain_lost); its memory stays usable. Returns 0; the first error of a domain that was
+ *  lost, everything else being open; -EALREADY when nothing is quiesced; -EDEADLK as above. Any
+ *  thread, as above. */
+RDMALLOC_API int rdmalloc_resume(void);
+
+/* ------------------------------------------------------------------ settings and counters */
+
+/** Reads and writes settings and counters by dotted name ("stats.dirty_bytes", "purge.decay_ms", …;
+ *  docs/settings.md lists them). Values are uint64_t. `old` (with *old_size) receives the value
+ *  before; `new_value` (with new_size) sets it; either may be NULL. Returns 0, -ENOENT (no such
+ *  name), -EPERM (read only), -EINVAL (size or value out of range). Any thread. */
+RDMALLOC_API int rdmalloc_ctl(const char* name, void* old_value, size_t* old_size,
+                              const void* new_value, size_t new_size);
+
+enum rdmalloc_stats_format {
+  RDMALLOC_STATS_TEXT = 0,
+  RDMALLOC_STATS_JSON = 1,
+  RDMALLOC_STATS_PROMETHEUS = 2,
+};
+/** Writes all counters to `fd`, those of domains too (regcache.h). Allocates nothing. Returns 0,
+ * -EINVAL (format), or write(2)'s error. Any thread. */
+RDMALLOC_API int rdmalloc_stats_print(int fd, enum rdmalloc_stats_format format);
+
+/* ------------------------------------------------------------------ prefixed twins
+ * The same functions as the standard names, in every build; the only names in builds that override
+ * nothing (sanitizers, valgrind, programs that keep their malloc). See malloc(3). */
+RDMALLOC_API void* rdmalloc_malloc(size_t bytes);
+RDMALLOC_API void* rdmalloc_calloc(size_t count, size_t bytes);
+RDMALLOC_API void* rdmalloc_realloc(void* ptr, size_t bytes);
+RDMALLOC_API void* rdmalloc_reallocarray(void* ptr, size_t count, size_t bytes);
+RDMALLOC_API void rdmalloc_free(void* ptr);
+RDMALLOC_API void rdmalloc_free_sized(void* ptr, size_t bytes);
+RDMALLOC_API void rdmalloc_free_aligned_sized(void* ptr, size_t alignment, size_t bytes);
+RDMALLOC_API int rdmalloc_posix_memalign(void** out, size_t alignment, size_t bytes);
+RDMALLOC_API void* rdmalloc_aligned_alloc(size_t alignment, size_t bytes);
+RDMALLOC_API void* rdmalloc_memalign(size_t alignment, size_t bytes);
+RDMALLOC_API void* rdmalloc_valloc(size_t bytes);
+RDMALLOC_API void* rdmalloc_pvalloc(size_t bytes);
+RDMALLOC_API size_t rdmalloc_malloc_usable_size(void* ptr);
+RDMALLOC_API int rdmalloc_malloc_trim(size_t keep_bytes);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,617 @@
+/* SPDX-License-Identifier: BSD-3-Clause
+ *
+ * rdmalloc: the registration cache. Domains, registrations and keys; see rdmalloc.h for conventions
+ * and docs/design.md for the protocol between the cache and the allocator's page events. More than
+ * 600 lines, two thirds of them comments: the whole interface of the cache, but the registrars'.
+ */
+#ifndef RDMALLOC_REGCACHE_H
+#define RDMALLOC_REGCACHE_H
+
+#include <errno.h>
+#include <rdmalloc/rdmalloc.h>
+#include <sys/uio.h> /* struct iovec */
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ------------------------------------------------------------------ access */
+
+/** Access rights of a registration, or-ed together. The values are ours; registrars translate. */
+#define RDMALLOC_ACCESS_LOCAL_READ 0x01u    /**< the device may read it for the owner's sends */
+#define RDMALLOC_ACCESS_LOCAL_WRITE 0x02u   /**< the device may write it for the owner's receives */
+#define RDMALLOC_ACCESS_REMOTE_READ 0x04u   /**< peers may read it (RMA read target) */
+#define RDMALLOC_ACCESS_REMOTE_WRITE 0x08u  /**< peers may write it (RMA write target) */
+#define RDMALLOC_ACCESS_REMOTE_ATOMIC 0x10u /**< peers may run atomics on it */
+#define RDMALLOC_ACCESS_LOCAL (RDMALLOC_ACCESS_LOCAL_READ | RDMALLOC_ACCESS_LOCAL_WRITE)
+#define RDMALLOC_ACCESS_REMOTE \
+  (RDMALLOC_ACCESS_REMOTE_READ | RDMALLOC_ACCESS_REMOTE_WRITE | RDMALLOC_ACCESS_REMOTE_ATOMIC)
+/** Only look: reg_key and reg_get return -ENOENT instead of registering. */
+#define RDMALLOC_NO_REGISTER 0x80000000u
+
+/** What a fabric wants to be told with each transfer. */
+struct rdmalloc_key {
+  uint64_t lkey;       /**< local key, or fixed-buffer index with io_uring */
+  uint64_t rkey;       /**< key to send to a peer; 0 when registered without remote access */
+  void* handle;        /**< the registrar's own: ibv_mr *, fid_mr *, ucp_mem_h, … or NULL */
+  uint64_t generation; /**< never the same for two registrations of one domain */
+};
+
+/* ------------------------------------------------------------------ registrars */
+
+struct rdmalloc_domain;
+
+/** What a domain's user is told round a checkpoint (rdmalloc_quiesce), in this order. */
+enum rdmalloc_domain_event {
+  /** A quiesce begins: end transfers and put what is held; it is waited for. New registrations fail
+   *  with -EAGAIN. */
+  RDMALLOC_DOMAIN_PREPARE = 1,
+  /** Nothing is registered any more. Close what you opened that no checkpoint can take: queue pairs
+   *  and completion queues, a protection domain, a ring. */
+  RDMALLOC_DOMAIN_CLOSE = 2,
+  /** The resume: open again what the registrar needs and give it that: a protection domain
+   * (rdmalloc_verbs_set_pd()), a fid_domain (rdmalloc_libfabric_set_domain()), a UCP context
+   * (rdmalloc_ucx_set_context()), a ring in the same place. */
+  RDMALLOC_DOMAIN_OPEN = 3,
+  /** The domain works, with new keys. Told after PREPARE alone when the quiesce has failed. */
+  RDMALLOC_DOMAIN_RESUMED = 4,
+  /** Instead of RESUMED: it could not be opened again, and is lost (rdmalloc_domain_lost). */
+  RDMALLOC_DOMAIN_LOST = 5,
+};
+
+/** What a registrar can do. */
+#define RDMALLOC_REGISTRAR_ANY_THREAD 0x1u   /**< may be called from any thread, also two at once */
+#define RDMALLOC_REGISTRAR_SYNC_DEREG 0x2u   /**< when deregister returns the pages are unpinned */
+#define RDMALLOC_REGISTRAR_EXACT_ACCESS 0x4u /**< grants exactly the rights and the bytes asked */
+#define RDMALLOC_REGISTRAR_REOPEN                                    \
+  0x8u /**< a quiesce ends everything that was registered, also what \
+            deregister could not undo: no range stays quarantined */
+/** What is registered ends with the device: deregister is not called after its loss. */
+#define RDMALLOC_REGISTRAR_DIES_WITH_DEVICE 0x10u
+/** What is registered counts against RLIMIT_MEMLOCK: as pinned pages (VmPin: devices, io_urings),
+ * or as locked ones (VmLck: mlock). The cache then knows what the limit leaves: idle registrations
+ * of all such domains are evicted for it, and beyond it the registrar isn't asked. Of pinned pages
+ * a checked build compares the frames at each hit, since a pin keeps them from register_ to
+ * deregister, and aborts at a stale one. */
+#define RDMALLOC_REGISTRAR_PINS 0x20u
+#define RDMALLOC_REGISTRAR_LOCKS 0x40u
+
+/** The code that registers with one kind of domain. Called with no lock of rdmalloc held, never on
+ *  a thread inside malloc or free; may allocate and free. */
+struct rdmalloc_registrar_ops {
+  size_t size;      /**< sizeof(struct rdmalloc_registrar_ops) */
+  const char* name; /**< for messages and statistics; static storage */
+  uint32_t flags;   /**< RDMALLOC_REGISTRAR_* */
+  /** Registers [addr, addr+length) with `access` and fills *key (lkey, rkey, handle). 0 or a
+   *  negative errno; -ENOMEM and -ENOSPC make the cache evict idle ones and ask once more, and so
+   *  does -EEXIST with those that overlap the range, for registrars that can't have both.
+   *  -ENODEV, here and from deregister: the device is gone (rdmalloc_domain_lost).
+   *  -ENOTRECOVERABLE: it failed half-way and could not be undone, so that the device may reach the
+   *  range; it is quarantined, as after a deregister that fails. With every other error nothing may
+   *  be left. */
+  /* NOLINTNEXTLINE(readability-identifier-naming): "register" is a keyword. */
+  int (*register_)(void* context, void* addr, size_t length, uint32_t access,
+                   struct rdmalloc_key* key);
+  /** Undoes one register_. Must not return before the pages are unpinned, if SYNC_DEREG is
+   *  declared. 0, or a negative errno: the range is then quarantined (never purged, counted,
+   *  reported). */
+  int (*deregister)(void* context, void* addr, size_t length, const struct rdmalloc_key* key);
+  /** May be NULL. Give up kernel objects for a checkpoint (rdmalloc_quiesce); everything is
+   *  deregistered by then. 0, or a negative errno with nothing given up: the quiesce fails. */
+  int (*quiesce)(void* context);
+  /** May be NULL. Open again after quiesce. A negative errno: the domain is lost. */
+  int (*resume)(void* context);
+  /** May be NULL. Called once by domain_close, after the last deregister, perhaps between quiesce
+   *  and resume. */
+  void (*close)(void* context);
+  size_t granularity; /**< registrations start and end at multiples of it, bytes, a power of two;
+                           0: local ones at pages, remote ones at any byte (EXACT_ACCESS). Above
+                           a page: foreign memory must fill it, and while the domain is open only
+                           whole units of it are purged, in which nothing is in use */
+  size_t largest;     /**< largest single registration, bytes; 0: no limit */
+  uint32_t max_count; /**< most registrations at once; 0: no limit */
+};
+
+/** Settings of one domain; zero means the default everywhere. */
+struct rdmalloc_domain_attr {
+  size_t size;        /**< sizeof(struct rdmalloc_domain_attr) */
+  uint32_t access;    /**< local rights that each cached registration gets; default
+                           RDMALLOC_ACCESS_LOCAL. Remote rights are refused (-EINVAL, I13). */
+  uint32_t flags;     /**< none yet: 0 */
+  uint64_t max_bytes; /**< registered bytes at most; default RDMALLOC_REG_MAX_BYTES, else no limit.
+                           Uncounted keys may take three quarters of it. */
+  uint64_t max_count; /**< registrations at most; default RDMALLOC_REG_MAX_COUNT, else 2^25 in all
+                           domains or the registrar's. Uncounted keys may take 3/4 of it. */
+  size_t largest;     /**< largest single registration, bytes; default the registrar's */
+  /** May be NULL. Told of checkpoints, on the thread that calls rdmalloc_quiesce() or
+   *  rdmalloc_resume(), with no lock of rdmalloc held. May allocate, free and put, and after
+   * RESUMED get; quiescing and resuming fail there (-EDEADLK), and so do opening and closing of
+   * domains, heaps and pools (-EAGAIN). A negative errno from PREPARE or CLOSE makes the quiesce
+   * fail with it; from OPEN, the domain is lost. */
+  int (*event)(struct rdmalloc_domain* domain, enum rdmalloc_domain_event event, void* arg);
+  void* event_arg;
+};
+
+/** Opens a domain over whatever `context` is to the registrar. `*ops` and `*attr` (may be NULL)
+ *  are copied; `context` must live until the domain is closed. Starts the purge thread. Returns
+ *  0, -EINVAL, -ENOMEM, -EMFILE (64 domains), -ENOTSUP (a registrar without SYNC_DEREG), -EDEADLK
+ *  inside a page event. Not inside a registrar's call. Where the registrar's granularity is above a
+ *  page it waits for a purge under way, as rdmalloc_purge_pause() does: not inside a fabric's
+ *  callback then.
+ *
+ *  A registrar without ANY_THREAD is called by the threads that call into the domain, never by
+ *  the purge thread: a purge over its idle registrations is refused once, the next call that
+ *  misses (or flush, or close) drops them, and the purge after that goes through.
+ *
+ *  In a child of fork the domains of the parent are empty and stay so: calls return -ECHILD, puts
+ *  of the parent's registrations do nothing, and close forgets the handle without calling its
+ *  registrar. Open a domain of the child's own. */
+RDMALLOC_API int rdmalloc_domain_open(const struct rdmalloc_registrar_ops* ops, void* context,
+                                      const struct rdmalloc_domain_attr* attr,
+                                      struct rdmalloc_domain** domain);
+
+/** Deregisters everything and closes. -EBUSY, with nothing changed, while a counted registration
+ *  is held (rdmalloc_reg_get without its put) or being made. Uncounted keys end here. Waits for a
+ *  purge that is deregistering in this domain. A call into the domain that runs beside it is
+ *  either done with it before or fails with -EINVAL; the handle must not be used after it: another
+ *  domain may get it. 0, -EINVAL (not open), -EDEADLK inside a page event, inside deregister and
+ *  inside the `done` of an invalidation: rdmalloc_domain_abandon() works there. */
+RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
+
+/** rdmalloc_domain_close() for a caller that cannot try again, a destructor for example: the domain
+ *  is closed now, or by the library as soon as it can be, as rdmalloc_heap_abandon() says of heaps.
+ *  Until then puts and frees work as before, and `context` is still the registrar's. Returns 0
+ *  (closed), -EINPROGRESS (later: a registration is held or being made, a checkpoint is under way,
+ *  or this is a page event or a registrar's call) or -EINVAL (not open). Any thread. */
+RDMALLOC_API int rdmalloc_domain_abandon(struct rdmalloc_domain* domain);
+
+/** Deregisters all that is idle and not sticky, including what was sticky and has nothing alive
+ *  in its range any more. Returns the number of registrations dropped, or a negative errno. */
+RDMALLOC_API int64_t rdmalloc_domain_flush(struct rdmalloc_domain* domain);
+
+/** Says that the domain's device is gone: a fatal event of the fabric, a hot unplug. A registrar
+ *  says the same by -ENODEV. One warning; from now on
+ *  - every get, key, flush and prefault of the domain fails with -ENODEV,
+ *  - its registrations are dropped, those that are held at their last put, and what deregister
+ *    returns for them means nothing (with DIES_WITH_DEVICE it isn't called),
+ *  - it keeps no page from being purged, not even under what is still held: the caller answers for
+ *    a device that reaches memory no more.
+ *  Other domains go on. This one remains, for puts and counters, until it is closed. 0, -EALREADY
+ *  (lost before), -EINVAL, -ECHILD, -EDEADLK inside a page event. Any thread; calls the registrar,
+ *  so one without ANY_THREAD wants it from a thread that may call it. */
+RDMALLOC_API int rdmalloc_domain_lost(struct rdmalloc_domain* domain);
+
+/** What the domain's registrar has as its context, for a library that adds calls of its own to a
+ *  registrar: 0 and *context, or -EINVAL when there is no such domain or its registrar has not
+ *  exactly this `register_`. Any thread. */
+RDMALLOC_API int rdmalloc_domain_context(struct rdmalloc_domain* domain,
+                                         const struct rdmalloc_registrar_ops* ops, void** context);
+
+/** Counters of one domain: registrations == deregistrations + lost_drops + live_count. */
+struct rdmalloc_domain_counters {
+  size_t size;
+  uint64_t hits;              /**< reg_get without the registrar (reg_key's are not counted) */
+  uint64_t misses;            /**< calls that had to register */
+  uint64_t registrations;     /**< successful calls of register_ */
+  uint64_t deregistrations;   /**< successful calls of deregister */
+  uint64_t evictions;         /**< idle registrations dropped for a limit or a refusal */
+  uint64_t refusals;          /**< register_ calls that failed, retries included */
+  uint64_t purge_drops;       /**< registrations dropped because their pages were purged */
+  uint64_t purge_refusals;    /**< purges refused: a registration in use, sticky or quarantined */
+  uint64_t foreign;           /**< registrations of foreign memory */
+  uint64_t quarantined;       /**< deregistrations that failed */
+  uint64_t live_count;        /**< registrations now */
+  uint64_t live_bytes;        /**< bytes registered now */
+  uint64_t sticky_count;      /**< of these: sticky, by uncounted keys */
+  uint64_t sticky_bytes;      /**< bytes of the sticky ones */
+  uint64_t in_use;            /**< registrations held by reg_get */
+  uint64_t register_ns_worst; /**< longest call of register_, ns */
+  uint64_t register_ns_total; /**< all calls of register_, ns */
+  uint64_t prefaulted;        /**< registrations found or made by rdmalloc_reg_prefault */
+  uint64_t is_lost;           /**< 1: its device is gone */
+  uint64_t lost_drops;        /**< registrations that ended with it, without a deregistration */
+  uint64_t register_ns_mean;  /**< of all calls of register_, ns */
+  uint64_t
+      memlock_refusals; /**< registrations that RLIMIT_MEMLOCK left no room for; not asked for */
+  uint64_t
+      memlock_limit_bytes; /**< RLIMIT_MEMLOCK; UINT64_MAX: none, CAP_IPC_LOCK, or not counted */
+  uint64_t memlock_left_bytes; /**< what it leaves now */
+  uint64_t purge_requests; /**< times the purge thread was asked to give everything free back, since
+                                the registrar had no memory even after an eviction */
+  uint64_t resumes;        /**< times it was opened again after a checkpoint */
+};
+/** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Takes time in proportion to the number of
+ *  registrations. Any thread. */
+RDMALLOC_API int rdmalloc_domain_stats(struct rdmalloc_domain* domain,
+                                       struct rdmalloc_domain_counters* stats);
+
+/* ------------------------------------------------------------------ registrations */
+
+struct rdmalloc_reg;
+
+/* What the inline fast path reads. The layout is part of the ABI; treat every field as private. */
+struct rdmalloc_reg_head {
+  uintptr_t base;
+  uint64_t extent; /* length << 16 | index of the domain << 8 | rights */
+  struct rdmalloc_key key;
+};
+struct rdmalloc_domain_head {
+  uintptr_t arena_base;
+  size_t arena_length;
+  const uint32_t* sticky; /* for each slice: 0, or what registration's key reg_key may give out */
+  uintptr_t records;      /* registration number n lies at records + 64 * n */
+};
+
+/** The slow half of rdmalloc_reg_key; call that. */
+RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const void* addr,
+                                       size_t length, uint32_t access, struct rdmalloc_key* key);
+
+/** The key of owned memory [addr, addr+length): uncounted, right until the block is freed or
+ *  reallocated (in place too) or the domain is closed. The first call for a span registers it and
+ * makes the registration sticky (not evicted; its pages are not purged before nothing in its range
+ * is live). Remote rights are refused on ordinary blocks (-EACCES, I13): use reg_get, or a heap
+ * made for it.
+ *
+ *  Returns 0; with *key all zero -EFAULT (not owned, or not in one span in use), -EACCES, -EINVAL
+ *  (length, access: 0), -ENOENT (RDMALLOC_NO_REGISTER, not registered), -ENOMEM (the limits' share
+ *  for such keys, or the registrar; reg_get may still work), -EMSGSIZE (more than one registration
+ *  may hold), -EAGAIN (a state that passes, and no other: invalidated meanwhile, a checkpoint is
+ *  under way, or a key was asked for memory that is being purged), -ECHILD (a parent process's
+ *  domain), or the registrar's error. A live block is never refused for a purge beside it. Any
+ * thread; hits take no lock and are wait-free. A miss calls the registrar: not inside a callback of
+ * its fabric, unless RDMALLOC_NO_REGISTER is given. */
+static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
+                                   uint32_t access, struct rdmalloc_key* key) {
+  const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;
+  uintptr_t offset = (uintptr_t)addr - head->arena_base;
+  if (__builtin_expect(offset < head->arena_length, 1)) {
+    const uint32_t* slot = &head->sticky[offset >> RDMALLOC_SLICE_SHIFT];
+    /* Acquire pairs with the release store that publishes a registration in its slots. */
+    uintptr_t number = __atomic_load_n(slot, __ATOMIC_ACQUIRE), at = head->records + (number << 6);
+    if (__builtin_expect(number != 0, 1)) {
+      const struct rdmalloc_reg_head* reg = (const struct rdmalloc_reg_head*)at;
+      /* Acquire: a domain that ends beside us empties the slot before its record may become
+       * another's: who reads anything of that one finds the slot changed. Pairs with the release in
+       * fill_in() and store_key(). (After an invalidation the same record may be in the slot again:
+       * its caller answers for nobody asking meanwhile.) */
+      uintptr_t inside = (uintptr_t)addr - __atomic_load_n(&reg->base, __ATOMIC_ACQUIRE);
+      uint64_t extent = __atomic_load_n(&reg->extent, __ATOMIC_ACQUIRE), reg_length = extent >> 16;
+      uint32_t rights = RDMALLOC_NO_REGISTER | (uint8_t)extent;
+      if (__builtin_expect(inside < reg_length && length - 1 < reg_length - inside &&
+                               (access & ~rights) == 0 && (access << 1) != 0,
+                           1)) {
+        key->lkey = __atomic_load_n(&reg->key.lkey, __ATOMIC_ACQUIRE);
+        key->rkey = __atomic_load_n(&reg->key.rkey, __ATOMIC_ACQUIRE);
+        key->handle = __atomic_load_n(&reg->key.handle, __ATOMIC_ACQUIRE);
+        key->generation = __atomic_load_n(&reg->key.generation, __ATOMIC_ACQUIRE);
+        if (__builtin_expect(__atomic_load_n(slot, __ATOMIC_RELAXED) == number, 1)) return 0;
+      }
+    }
+  }
+  struct rdmalloc_key made; /* not *key: what has no address may stay in registers */
+  int error = rdmalloc_reg_key_slow(domain, addr, length, access, key == NULL ? NULL : &made);
+  if (key != NULL) *key = made;
+  return error;
+}
+
+/** A counted registration over [addr, addr+length), which holds its pages and its keys until put.
+ *  Owned memory, local access: served from the cache, which registers the whole span, or in
+ *  pieces where a span is longer than one registration may be. Remote access: exactly the bytes
+ *  asked, registered now and deregistered at put, so that a peer's key ends there (I13). -EACCES
+ *  when the registrar can't be exact (no EXACT_ACCESS), or when its granularity would expose a
+ *  neighbour. Foreign memory: the pages asked, registered now and deregistered at put (I6), unless
+ *  it is adopted (rdmalloc_adopt) or refused (-EPERM, RDMALLOC_FOREIGN); -EINVAL where the
+ *  registrar's granularity would take in what lies beside it.
+ *  Returns 0 and sets *reg, or an errno as reg_key does. Any thread; misses as for reg_key. */
+RDMALLOC_API int rdmalloc_reg_get(struct rdmalloc_domain* domain, const void* addr, size_t length,
+                                  uint32_t access, struct rdmalloc_reg** reg);
+/** Ends one get. NULL is ignored. Any thread. The registrar is called when this ends a
+ *  registration of foreign memory, with remote access, or one that was invalidated while it was
+ *  held; never for a local one of owned memory otherwise. */
+RDMALLOC_API void rdmalloc_reg_put(struct rdmalloc_reg* reg);
+
+/** First byte, length (bytes) and keys of a registration one holds. */
+static inline void* rdmalloc_reg_addr(const struct rdmalloc_reg* reg) {
+  return (void*)((const struct rdmalloc_reg_head*)reg)->base;
+}
+static inline size_t rdmalloc_reg_length(const struct rdmalloc_reg* reg) {
+  return (size_t)(((const struct rdmalloc_reg_head*)reg)->extent >> 16);
+}
+/* Named like the function of API.md; keyed on a registration instead of an address. */
+static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rdmalloc_key* key) {
+  *key = ((const struct rdmalloc_reg_head*)reg)->key;
+}
+
+/** Forgets registrations over [addr, addr+length) in `domain` (NULL: in all). None of them is
+ *  found by a later get; each is deregistered after its last put. Uncounted keys end here: the
+ *  caller answers for nobody using one. `done(arg)` is called once, when the last of them is
+ *  gone, on this thread or on the thread that drops it; it may be NULL, and it is called too for
+ *  a registration that the registrar could not undo. Returns the number of registrations
+ *  invalidated, or -EINVAL, -ECHILD, -EDEADLK (inside a page event) with nothing done, or
+ *  -ENOMEM: invalidated, but `done` will not be called (a thousand completions are outstanding
+ *  and the kernel gives no page for more). */
+RDMALLOC_API int64_t rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr,
+                                         size_t length, void (*done)(void* arg), void* arg);
+
+/* ------------------------------------------------------------------ much memory at once */
+
+/** How far a call of rdmalloc_reg_prefault() is. */
+struct rdmalloc_prefault_progress {
+  size_t size;            /**< sizeof(struct rdmalloc_prefault_progress), as the library has it */
+  uint64_t bytes;         /**< of the pages of all ranges */
+  uint64_t backed_bytes;  /**< of these: backed by now, or foreign and left to the registrars */
+  uint64_t registrations; /**< to be had, in all domains */
+  uint64_t registered;    /**< of these: had by now */
+  uint32_t threads;       /**< at work, the calling one among them */
+};
+/** Told of progress; a nonzero value cancels the call. */
+typedef int (*rdmalloc_prefault_fn)(const struct rdmalloc_prefault_progress* progress, void* arg);
+
+/** Backs the pages of all ranges (each the caller's own: live blocks, or parts of such, or adopted
+ *  memory; no byte twice) and registers them with every domain, by `threads` threads, the calling
+ *  one among them; 0: as many as it may run on (its affinity). The bytes stay as they are. Pages
+ *  first, all of them: to register a page that is not there costs a hundred times as much.
+ *
+ *  What is registered is what rdmalloc_reg_get() of the same memory with the domain's local rights
+ *  would register, so its next call there is a hit, and so is rdmalloc_reg_key()'s. While
+ *  this call runs, it holds them all; afterwards they are the cache's: idle, kept, and evicted like
+ *  any other, least recently used first. A block is one registration, made by one thread, where the
+ *  domain does not limit the length of one (rdmalloc_domain_attr.largest): give it a limit, 1 GiB
+ *  for example, and a block's pieces are registered side by side. Pages come from the NUMA node of
+ *  the thread that backs them; the threads have the caller's affinity and memory policy. A
+ *  registrar without ANY_THREAD is called on the calling thread only.
+ *
+ *  What can't fit is refused before anything is done: pages beyond the machine's memory or the
+ *  cgroup's, bytes or registrations beyond what a domain's limits leave, with a warning that tells
+ *  both numbers (-ENOMEM).
+ *
+ *  `progress` (may be NULL) is called on the calling thread only, with no lock of rdmalloc held:
+ *  first before anything is done, last when everything is. It may allocate, and call into the
+ *  cache.
+ *
+ *  Returns 0; -ECANCELED by `progress`; -ENOMEM; -EPERM (foreign memory that is not adopted:
+ * nothing would be kept); -EFAULT (neither in one block nor foreign); -EMSGSIZE; -EINVAL (no
+ * domain, more than 64, an empty range); -ECHILD, also in a child forked inside `progress`;
+ * -EDEADLK inside a page event; or the first error of a registrar, with a warning. After an error
+ * what was registered until then is in the cache, and the next call goes on from there. Calls
+ * registrars: as for a miss of rdmalloc_reg_get(). Where no thread can be created, fewer do the
+ * work. */
+RDMALLOC_API int rdmalloc_reg_prefault(struct rdmalloc_domain* const* domains, size_t domain_count,
+                                       const struct iovec* ranges, size_t range_count,
+                                       unsigned threads, rdmalloc_prefault_fn progress, void* arg);
+
+/* ------------------------------------------------------------------ checkpoints
+ *
+ * rdmalloc_quiesce() and rdmalloc_resume() are in rdmalloc.h. Between the two nothing is
+ * registered, and calls that would register, or open or create something to register with, return
+ * -EAGAIN; puts, stats, invalidate, closing and destroying work. */
+
+/** A file descriptor that keeps a checkpoint from being taken. */
+struct rdmalloc_open_file {
+  int fd;
+  char name[60]; /**< what /proc/self/fd says of it, cut, zero-terminated */
+};
+/** Those that the latest rdmalloc_quiesce() of this process failed for with -EBUSY: fills up to
+ *  `most` of `files` and returns how many there are (0: none; at most 16 are noted). Any thread. */
+RDMALLOC_API int rdmalloc_quiesce_files(struct rdmalloc_open_file* files, size_t most);
+
+/** What quiesce and resume did in this process. */
+struct rdmalloc_quiesce_counters {
+  size_t size;
+  uint64_t is_quiesced;  /**< how many resumes are due */
+  uint64_t quiesces;     /**< that stopped everything */
+  uint64_t resumes;      /**< that opened everything again */
+  uint64_t timeouts;     /**< quiesces that gave up waiting */
+  uint64_t refusals;     /**< quiesces that failed for another reason */
+  uint64_t deregistered; /**< registrations that ended for them */
+  uint64_t reregistered; /**< of heaps and pools, made again by resumes */
+  uint64_t lost_domains; /**< domains that could not be opened again */
+};
+/** Fills *stats (set stats->size). 0, -EINVAL. Any thread. */
+RDMALLOC_API int rdmalloc_quiesce_stats(struct rdmalloc_quiesce_counters* stats);
+
+/* ------------------------------------------------------------------ foreign memory */
+
+/** Vouches for memory that is not ours: nobody takes its pages away, by munmap, mmap over it,
+ * mremap, madvise or truncating its file, before rdmalloc_disown() has returned 0. From now on
+ * reg_get with local access caches its registrations, page by page as asked, like those of owned
+ * memory; a hit takes no lock. Remote ones still end at their put (I13). Adopted ranges may touch
+ * and overlap, and are joined. RDMALLOC_FOREIGN says what happens to the rest: `per-use`, the
+ * default, `adopted`: reg_get refuses it (-EPERM), `refuse`: all foreign memory is refused,
+ * adopting too. Returns 0, -EINVAL (length 0), -EFAULT (touches owned memory), -EPERM, -ENOMEM,
+ * -EDEADLK inside a page event. A child of fork has adopted nothing. Any thread; may start the
+ * purge thread, so not inside a fabric's callback. */
+RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length);
+
+/** Ends that for the range, which may be a part of what was adopted, or more. Its registrations are
+ *  forgotten: idle ones are deregistered before this returns, the others at their last put. 0: none
+ *  is left, the pages may go. -EBUSY: some are held, or (a registrar without ANY_THREAD) wait for a
+ *  call into their domain; they are gone when rdmalloc_invalidate() over the range calls `done`.
+ *  -ENOENT: nothing of it was adopted. -ENOMEM: it would have to be cut in two and there is no
+ * memory to note that; nothing happened. -EINVAL, -EDEADLK. Calls registrars. */
+RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length);
+
+/** What RDMALLOC_FOREIGN=watch does: from the opening of the first domain to the closing of the
+ *  last, userfaultfd tells when pages of registered foreign memory go, so that reg_get with local
+ *  access may cache it without anybody's word. Private anonymous memory only; whatever can't be
+ *  watched, and whatever is asked for while something is changing, is registered for each use. */
+struct rdmalloc_watch_counters {
+  size_t size;
+  uint64_t is_on;     /**< 1: watching */
+  int64_t error;      /**< why not: a negative errno. 0: it could, but no domain is open or the
+                           setting is another */
+  uint64_t watched;   /**< registrations that are watched now */
+  uint64_t events;    /**< unmappings, moves and removals that the kernel told of */
+  uint64_t stale;     /**< registrations that ended by them */
+  uint64_t unsettled; /**< gets that met a change under way, and registered for one use */
+  uint64_t refusals;  /**< ranges that could not be watched */
+  uint64_t
+      retired; /**< ranges under madvise(DONTNEED, FREE, REMOVE): for each use until unmapped */
+};
+/** Fills *stats (set stats->size). 0, -EINVAL. Any thread. */
+RDMALLOC_API int rdmalloc_watch_stats(struct rdmalloc_watch_counters* stats);
+
+/* ------------------------------------------------------------------ registered heaps
+ *
+ * A heap with domains (struct rdmalloc_heap_attr) is made of regions: runs of addresses with one
+ * registration in each of its domains, made and backed by pages when the heap is made, and held
+ * until it is destroyed. So malloc, realloc and free in it call no registrar, and every block has
+ * its keys from the start:
+ *
+ *   - rdmalloc_reg_key() and rdmalloc_reg_get() find them, with all the rights that the heap was
+ *     made with, remote ones too. These are the heap's: a peer that got one may use all of the
+ *     region until the heap is destroyed. No other block lies in it (I13).
+ *   - rdmalloc_heap_key() gives them by the domain's place in the heap's list.
+ *   - A heap no longer than one registration may be has one region, and its keys, asked for once,
+ *     are those of every block.
+ *
+ * A domain does not close before its heaps: -EBUSY. Nothing of the heap is evicted, purged or
+ * invalidated (rdmalloc_invalidate() passes it by); its memory stays backed until the heap's end,
+ * freed blocks too. malloc fails with ENOMEM when no region has room, never by registering more:
+ * rdmalloc_heap_grow() does that. A block lies in one region, so the longest is as long as the
+ * longest region. In a child of fork the heap is there, with its bytes, and works; it has no
+ * registrations, and asking for keys returns -ECHILD. */
+
+/** One region of a registered heap. */
+struct rdmalloc_heap_region_info {
+  size_t size;         /**< sizeof(struct rdmalloc_heap_region_info), set by the caller */
+  void* base;          /**< a multiple of 2 MiB, or of a domain's larger granularity */
+  size_t length;       /**< bytes, likewise */
+  size_t domain_count; /**< of the heap */
+  const struct rdmalloc_key* keys; /**< keys[i]: with the heap's i-th domain, of every byte of the
+                                        region; good until the heap is destroyed */
+};
+
+/** Fills *info for the index-th region of the heap, counted from 0. Returns 0, -ENOENT past the
+ * last one, -EINVAL (no registered heap, a bad size), -ECHILD. Any thread; calls nobody, takes no
+ *  lock. */
+RDMALLOC_API int rdmalloc_heap_region(struct rdmalloc_heap* heap, size_t index,
+                                      struct rdmalloc_heap_region_info* info);
+
+/** The key of [addr, addr+length), any bytes in one of the heap's blocks, with the domain_index-th
+ *  domain of its list. Returns 0, -EFAULT (not inside one region of this heap), -EINVAL (no
+ *  registered heap, no such domain, length 0), -ENODEV (that domain is lost), -ECHILD. Any thread;
+ *  calls nobody, takes no lock. */
+RDMALLOC_API int rdmalloc_heap_key(struct rdmalloc_heap* heap, size_t domain_index,
+                                   const void* addr, size_t length, struct rdmalloc_key* key);
+
+/* ------------------------------------------------------------------ pools of registered buffers */
+
+struct rdmalloc_pool;
+
+/** One buffer of a pool; always the same for the same bytes. Read it, don't write it. */
+struct rdmalloc_buffer {
+  void* addr;    /**< begins at a page */
+  size_t length; /**< what the pool was made with, rounded up to pages */
+  const struct rdmalloc_key*
+      keys;             /**< keys[i]: with the pool's i-th domain; good while it is out */
+  uint64_t reserved[5]; /**< private */
+};
+
+#define RDMALLOC_POOL_NONE UINT32_MAX /**< a count: no buffers of this size */
+
+/** What a pool is made of; NULL instead of it, or 0 in a field, means the default. */
+struct rdmalloc_pool_attr {
+  size_t size;          /**< sizeof(struct rdmalloc_pool_attr) */
+  size_t small_bytes;   /**< of a small buffer, rounded up to pages; default 8 KiB */
+  size_t large_bytes;   /**< of a large one, at least as much; default 132 KiB */
+  uint32_t small_count; /**< default 8192 */
+  uint32_t large_count; /**< default 1024 */
+  uint32_t access;      /**< of each buffer; default RDMALLOC_ACCESS_LOCAL. With remote rights each
+                             buffer is registered by itself, so that its key opens no other (I13) */
+  uint32_t flags;       /**< none yet: 0 */
+  size_t budget_bytes;  /**< the buffers never take more; default: no limit */
+};
+
+/** How many buffers of `attr`'s sizes would fit now, in the proportion it asks for: within its
+ *  budget, RDMALLOC_LIMIT, and what the limits of every domain leave. Fills *small_count and
+ *  *large_count; both are what was asked for when all fit. 0, or an error that fewer buffers would
+ *  not cure: -EINVAL, -ECHILD, -EMSGSIZE (a buffer is longer than one registration may be), -EACCES
+ *  (remote rights, and a registrar that can't be exact for a buffer). Any thread. */
+RDMALLOC_API int rdmalloc_pool_fit(struct rdmalloc_domain* const* domains, size_t domain_count,
+                                   const struct rdmalloc_pool_attr* attr, uint32_t* small_count,
+                                   uint32_t* large_count);
+
+/** Makes a pool of buffers that are backed by memory and registered with each of `domains` (1 to
+ *  64) until the pool is destroyed; a domain does not close before. What can't fit is refused, with
+ *  nothing left behind and a warning that says how many would fit. Returns 0, -ENOMEM (does not
+ *  fit, or a registrar refused), -EMFILE (there are 60 pools), the errors of rdmalloc_pool_fit(),
+ * or the registrar's. Calls registrars: as for a miss of rdmalloc_reg_get(). */
+RDMALLOC_API int rdmalloc_pool_create(struct rdmalloc_domain* const* domains, size_t domain_count,
+                                      const struct rdmalloc_pool_attr* attr,
+                                      struct rdmalloc_pool** pool);
+
+/** A buffer of at least `bytes`: a small one where that suffices. From a cache of this thread, or
+ *  from those of others when there is no other, so none is out of reach. Returns 0 and sets
+ *  *buffer; -EAGAIN when all of that size are out (counted), -EMSGSIZE (longer than a large one),
+ *  -EINVAL, -ECHILD. Any thread; calls no registrar and nobody else. */
+RDMALLOC_API int rdmalloc_pool_get(struct rdmalloc_pool* pool, size_t bytes,
+                                   struct rdmalloc_buffer** buffer);
+
+/** Gives a buffer back, from any thread. When somebody waits for one of its size, the one who has
+ *  waited longest gets it, and its callback runs here, on this thread, before the call returns:
+ *  put where that is safe. Returns 0, or -EINVAL for what is no buffer of this pool, or is not out
+ *  (put twice); nothing happens then. -ECHILD. */
+RDMALLOC_API int rdmalloc_pool_put(struct rdmalloc_pool* pool, struct rdmalloc_buffer* buffer);
+
+/** Somebody who waits for a buffer. The caller's memory, his again when `ready` is called or
+ *  rdmalloc_pool_cancel() has returned 0. */
+struct rdmalloc_pool_waiter {
+  /** Called once, with the buffer, which is the waiter's to put. On the thread that put it, inside
+   *  rdmalloc_pool_put(), under no lock of rdmalloc; that thread's caller may hold locks of his
+   * own. May get, put, wait and cancel, and register: the callbacks for buffers that it puts run
+   * after it has returned, not inside it, however many there are. */
+  void (*ready)(struct rdmalloc_pool_waiter* waiter, struct rdmalloc_buffer* buffer);
+  void* arg;                         /**< the caller's */
+  struct rdmalloc_pool_waiter* next; /**< private */
+  struct rdmalloc_buffer* buffer;    /**< private */
+};
+
+/** rdmalloc_pool_get(), or a place in the line: 0 with *buffer set, and `ready` is never called; or
+ *  -EINPROGRESS, and `ready` will be called, perhaps before this returns. Those who wait for one
+ *  size are served in the order they came. Other errors as for get. Any thread. */
+RDMALLOC_API int rdmalloc_pool_wait(struct rdmalloc_pool* pool, size_t bytes,
+                                    struct rdmalloc_pool_waiter* waiter,
+                                    struct rdmalloc_buffer** buffer);
+
+/** Leaves the line. 0: `ready` will not be called. -ENOENT: it does not wait; `ready` was called or
+ *  is about to be. -EINVAL, -ECHILD. Any thread. Takes time in proportion to the line. */
+RDMALLOC_API int rdmalloc_pool_cancel(struct rdmalloc_pool* pool,
+                                      struct rdmalloc_pool_waiter* waiter);
+
+/** Counters of the buffers of one size. */
+struct rdmalloc_pool_side {
+  uint64_t bytes;     /**< of one buffer */
+  uint64_t count;     /**< buffers: == in_use + cached + free */
+  uint64_t in_use;    /**< out now */
+  uint64_t cached;    /**< in caches of threads */
+  uint64_t free;      /**< the others */
+  uint64_t gets;      /**< buffers handed out, to waiters too */
+  uint64_t exhausted; /**< calls of get and wait that found all of them out */
+  uint64_t waiting;   /**< who waits now */
+};
+/** Counters of a pool. */
+struct rdmalloc_pool_counters {
+  size_t size;
+  struct rdmalloc_pool_side small, large;
+  uint64_t memory_bytes;  /**< of all buffers */
+  uint64_t registrations; /**< held, in all its domains */
+};
+/** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Any thread. */
+RDMALLOC_API int rdmalloc_pool_stats(struct rdmalloc_pool* pool,
+                                     struct rdmalloc_pool_counters* stats);
+
+/** Deregisters the buffers and frees them. -EBUSY, with nothing changed, while a buffer is out;
+ *  whoever waits, waits for one that is out, so there is no waiter then either. No other thread may
+ *  be in a call for this pool; threads that used it need not have ended. 0, -EINVAL. Calls
+ *  registrars.
+ *
+ *  A child of fork has the bytes of its parent's buffers and addr and length of each, but neither
+ *  registrations (the keys read as zero) nor the pool: every call returns -ECHILD, but destroy,
+ *  which frees the child's copy of the memory without calling a registrar and returns 0. */
+RDMALLOC_API int rdmalloc_pool_destroy(struct rdmalloc_pool* pool);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

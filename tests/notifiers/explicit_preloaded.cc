@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// RDMALLOC_NOTIFY=explicit: of each purge a cache hears, by the call or through libc's madvise, in
+// whatever way its library came. The argument says which way; each was seen to fail, by a purge of
+// which nothing was heard or by a notifier that was not attached:
+//
+//   closing   while a dlclose() of something else lasts longer than purges are held
+//   again     attached by AUTO after a detach, and after the next dlclose() of anything
+//   runpath   loaded by a name that its caller's DT_RUNPATH leads to
+//   renamed   from a file called libucm-1a2b3c4d.so.0, as wheels of Python carry it
+//   stranger  no library that is known, but a jump at the head of libc's madvise
+#include <dlfcn.h>
+#include <rdmalloc/notifier.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+
+#include "tests/notifiers/stub_ucm.h"
+
+namespace {
+
+int failures = 0;
+void expect(bool holds, const char* what) {
+  if (holds) return;
+  failures++;
+  printf("not so: %s\n", what);
+}
+
+template <typename Function>
+Function find(const char* name) {
+  void* found = dlsym(RTLD_DEFAULT, name);
+  if (found == nullptr) {
+    printf("no %s here\n", name);
+    exit(1);
+  }
+  return reinterpret_cast<Function>(found);
+}
+
+StubUcm* ucm = nullptr;
+std::atomic<size_t> strangers{0};
+
+int strangers_hook(void* address, size_t length, int advice) {
+  if (advice == MADV_DONTNEED) strangers += length;
+  return static_cast<int>(syscall(SYS_madvise, address, length, advice));
+}
+
+size_t heard() {
+  return strangers + (ucm != nullptr ? ucm->hooked + ucm->called : 0);
+}
+
+// Whether something is heard of each byte of a purge.
+bool is_heard() {
+  static auto purge = find<decltype(&rdmalloc_purge)>("rdmalloc_purge");
+  purge(0);
+  constexpr size_t kBytes = 2u << 20u;
+  auto* block = static_cast<char*>(malloc(kBytes));
+  memset(block, 1, kBytes);
+  __asm__ volatile("" : : "r"(block) : "memory");
+  free(block);
+  size_t before = heard();
+  int64_t purged = purge(0);
+  return purged > 0 && heard() - before >= static_cast<size_t>(purged);
+}
+
+bool is_attached() {
+  rdmalloc_notifier_info info = {};
+  info.size = sizeof info;
+  find<decltype(&rdmalloc_notifier_state)>("rdmalloc_notifier_state")(RDMALLOC_NOTIFIER_UCX, &info);
+  return info.is_attached != 0;
+}
+
+void* open(const char* path) {
+  void* library = dlopen(path, RTLD_NOW);
+  if (library == nullptr) {
+    printf("%s\n", dlerror());
+    exit(1);
+  }
+  return library;
+}
+
+void open_ucm(void* library) {
+  ucm = reinterpret_cast<StubUcm* (*)()>(dlsym(library, "stub_ucm_state"))();
+}
+
+void while_another_closes() {
+  open_ucm(open(STUB_UCM));
+  expect(is_attached() && is_heard(), "it is told");
+  void* slow = open(SLOW_TO_CLOSE);
+  std::atomic<bool> is_closed{false};
+  std::thread closer([&] {
+    dlclose(slow);
+    is_closed = true;
+  });
+  int purges = 0, unheard = 0;
+  for (; !is_closed; purges++) unheard += is_heard() ? 0 : 1;
+  closer.join();
+  if (unheard != 0) printf("%d of %d purges\n", unheard, purges);
+  expect(unheard == 0, "it is told while another library closes");
+}
+
+void after_detach_and_attach() {
+  open_ucm(open(STUB_UCM));
+  auto detach = find<decltype(&rdmalloc_notifier_detach)>("rdmalloc_notifier_detach");
+  auto attach = find<decltype(&rdmalloc_notifier_attach)>("rdmalloc_notifier_attach");
+  expect(detach(RDMALLOC_NOTIFIER_UCX) == 0, "it can be detached");
+  expect(is_heard(), "then libc's hooks hear of it");
+  expect(attach(RDMALLOC_NOTIFIER_AUTO) == 0, "and attached");
+  dlclose(open(UNMAPS_AT_END));
+  expect(is_attached(), "it stays attached after a dlclose of something else");
+  expect(is_heard(), "and told");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 2) return 2;
+#if !defined(__x86_64__)
+  puts("SKIP: no patch of madvise for this machine");
+  return 77;
+#endif
+  const std::string how = argv[1];
+  if (how == "closing") {
+    while_another_closes();
+  } else if (how == "again") {
+    after_detach_and_attach();
+  } else if (how == "runpath") {
+    auto* opener =
+        reinterpret_cast<void* (*)(const char*)>(dlsym(open(RUNPATH_OPENER), "open_here"));
+    void* library = opener("libucm.so.0");
+    if (library == nullptr) return printf("%s\n", dlerror()), 1;
+    open_ucm(library);
+    expect(is_heard(), "it is told at once");
+    dlclose(open(UNMAPS_AT_END));
+    expect(is_attached() && is_heard(), "and by a call later");
+  } else if (how == "renamed") {
+    open_ucm(open(RENAMED_UCM));
+    expect(is_attached(), "it is found by what it exports");
+    expect(is_heard(), "and told");
+  } else {
+    expect(patch_madvise(strangers_hook), "libc's madvise is patched");
+    expect(is_heard(), "who patches libc is told through it");
+  }
+  return failures != 0;
+}

@@ -1,0 +1,69 @@
+// Ends with a domain open, and something that a thread of rdmalloc would deregister soon: free
+// memory that decays, a purge under way, foreign memory that the registrar's library unmaps at its
+// end. Seen to fail, by a call after the destructor: `decays` with RDMALLOC_NOTIFY=hooks and off,
+// `purging` in all modes, `watched`.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+#include "tests/unit/regcache/exit_registrar.h"
+
+namespace {
+
+constexpr std::size_t kBlock = 256 * 1024, kBlocks = 64;
+
+void check(bool holds, const char* what) {
+  if (holds) return;
+  std::printf("%s\n", what);
+  _exit(1);
+}
+
+void set(const char* name, std::uint64_t value) {
+  check(rdmalloc_ctl(name, nullptr, nullptr, &value, sizeof value) == 0, name);
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const char* how = argv[1];
+  ExitRegistrar* registrar = exit_registrar();
+  rdmalloc_domain* domain = nullptr;
+  check(rdmalloc_domain_open(&registrar->ops, nullptr, nullptr, &domain) == 0, "no domain");
+  auto touch = [&](void* memory) {
+    rdmalloc_reg* reg = nullptr;
+    check(rdmalloc_reg_get(domain, memory, kBlock, RDMALLOC_ACCESS_LOCAL, &reg) == 0, "no get");
+    rdmalloc_reg_put(reg);
+  };
+  if (strcmp(how, "watched") == 0) {
+    rdmalloc_watch_counters watch = {};
+    watch.size = sizeof watch;
+    rdmalloc_watch_stats(&watch);
+    if (watch.is_on == 0) {
+      std::printf("SKIP: no userfaultfd here\n");
+      return 77;
+    }
+    registrar->unmapped_bytes = kBlock;
+    registrar->unmapped_at_end =
+        mmap(nullptr, kBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    touch(registrar->unmapped_at_end);
+    return 0;
+  }
+  bool is_purging = strcmp(how, "purging") == 0;
+  set("purge.decay_ms", 300);
+  std::vector<void*> blocks;
+  for (std::size_t i = 0; i < kBlocks; ++i) {
+    blocks.push_back(rdmalloc_malloc(kBlock));
+    memset(blocks.back(), 1, kBlock);
+    touch(blocks.back());
+  }
+  for (void* block : blocks) rdmalloc_free(block);
+  if (!is_purging) return 0;
+  registrar->slow_us = 30000;
+  set("purge.decay_ms", 0);
+  while (registrar->deregistrations == 0) usleep(1000);
+  return 0;
+}
