@@ -29,7 +29,7 @@ struct PoolMemory {
 template <class Record>
 struct InOrder {
   static constexpr bool kHaveNumbers = false;
-  static constexpr std::size_t resting = 0;
+  static inline constinit std::size_t resting = 0;
   static constexpr std::size_t kRunBytes = sizeof(Record);
   static std::uintptr_t after(std::uintptr_t cursor) { return cursor + sizeof(Record); }
   static std::uintptr_t record_at(std::uintptr_t cursor, std::uint32_t) { return cursor; }

@@ -13,13 +13,13 @@ struct CallbackScope {
   CallbackScope() { ++callbacks_under_way; }
   ~CallbackScope() {
     --callbacks_under_way;
-    errno = saved_errno;
+    errno = saved_errno_;
   }
   CallbackScope(const CallbackScope&) = delete;
   CallbackScope& operator=(const CallbackScope&) = delete;
 
  private:
-  int saved_errno = errno;
+  int saved_errno_ = errno;
 };
 
 // Whether this thread drops registrations, or tells that some are gone. To close a domain from

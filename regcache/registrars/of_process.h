@@ -15,23 +15,23 @@ class OfProcess {
  public:
   // One more user; NULL when there is no memory.
   static T* take() {
-    pthread_mutex_lock(&lock_);
-    if (!has_handler_)
-      has_handler_ = !should_fail("fork_handler") && pthread_atfork(nullptr, nullptr, forget) == 0;
-    if (shared_ == nullptr && has_handler_) {
-      shared_ = allocate<T>();
-      if (shared_ != nullptr) pthread_mutex_init(&shared_->lock, nullptr);
+    pthread_mutex_lock(&mutex);
+    if (!has_handler)
+      has_handler = !should_fail("fork_handler") && pthread_atfork(nullptr, nullptr, forget) == 0;
+    if (object == nullptr && has_handler) {
+      object = allocate<T>();
+      if (object != nullptr) pthread_mutex_init(&object->lock, nullptr);
     }
-    T* shared = has_handler_ ? shared_ : nullptr;
-    if (shared != nullptr) ++users_;
-    pthread_mutex_unlock(&lock_);
+    T* shared = has_handler ? object : nullptr;
+    if (shared != nullptr) ++users;
+    pthread_mutex_unlock(&mutex);
     return shared;
   }
   static void give(T* shared) {
-    pthread_mutex_lock(&lock_);
-    bool is_last = shared == shared_ && --users_ == 0;
-    if (is_last) shared_ = nullptr;
-    pthread_mutex_unlock(&lock_);
+    pthread_mutex_lock(&mutex);
+    bool is_last = shared == object && --users == 0;
+    if (is_last) object = nullptr;
+    pthread_mutex_unlock(&mutex);
     if (!is_last) return;
     shared->release();
     pthread_mutex_destroy(&shared->lock);
@@ -41,15 +41,15 @@ class OfProcess {
  private:
   // In the child, whose one thread may find the lock held by a thread of the parent.
   static void forget() {
-    lock_ = PTHREAD_MUTEX_INITIALIZER;
-    shared_ = nullptr;
-    users_ = 0;
+    mutex = PTHREAD_MUTEX_INITIALIZER;
+    object = nullptr;
+    users = 0;
   }
 
-  static inline pthread_mutex_t lock_ = PTHREAD_MUTEX_INITIALIZER;
-  static inline T* shared_ = nullptr;
-  static inline std::size_t users_ = 0;
-  static inline bool has_handler_ = false;
+  static inline pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+  static inline T* object = nullptr;
+  static inline std::size_t users = 0;
+  static inline bool has_handler = false;
 };
 
 }  // namespace rdmalloc::registrars
