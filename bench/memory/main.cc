@@ -9,6 +9,7 @@
 
 #include <cstdio>
 #include <string>
+#include <thread>
 
 #include "bench/memory/patterns.h"
 #include "bench/support/resident.h"
@@ -137,6 +138,9 @@ int run(int argc, char** argv) {
     return 2;
   }
   hello();
+  // These are programs that live on, which have threads: an allocator that gives memory back by a
+  // thread of its own has none in a program of one.
+  std::thread([] {}).join();
   pattern->run(Watch(options.settle_s), options.scale);
   return 0;
 }
