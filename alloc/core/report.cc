@@ -35,7 +35,10 @@ Message& Message::address(const void* pointer) {
 }
 
 void Message::print() const {
-  if (!has_standard_error()) return;
+  if (has_standard_error()) print_anyhow();
+}
+
+void Message::print_anyhow() const {
   // One write, so that lines of several ranks do not mix.
   char line[sizeof buffer_ + 16];
   std::size_t used = 0;
@@ -46,12 +49,12 @@ void Message::print() const {
 }
 
 void report_fatal(const char* what, const char* detail) {
-  Message().text(what).text(": ").text(detail).print();
+  Message().text(what).text(": ").text(detail).print_anyhow();
   os::abort_process();
 }
 
 void report_fatal_address(const char* what, const void* address) {
-  Message().text(what).text(": ").address(address).print();
+  Message().text(what).text(": ").address(address).print_anyhow();
   os::abort_process();
 }
 

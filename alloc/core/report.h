@@ -15,6 +15,8 @@ class Message {
   Message& address(const void* pointer);
   // Writes "rdmalloc: ...\n" to standard error, if there is one (standard_error.h).
   void print() const;
+  // To descriptor 2 whatever it is: for a process that ends here, and must not end without a word.
+  void print_anyhow() const;
   const char* c_str() const { return buffer_; }
   std::size_t length() const { return length_; }
 

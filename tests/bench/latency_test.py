@@ -124,13 +124,14 @@ def slow_rows(every):
 
 
 def case_control():
-    """What one call in a thousand waits for is seen there, and not in the median: the largest is at
-    least the sleep; and p99.9 is, when it is two in a thousand."""
-    output, rows = slow_rows(1000)
+    """What one call in 997 waits for is seen there, and not in the median: the largest is at least
+    the sleep; and p99.9 is, when it is one in 499. Primes: with 1000 it was always the same of the
+    calls that a step makes, and once none that is timed."""
+    output, rows = slow_rows(997)
     for key in [("malloc", 64, "warm", 1), ("malloc", 64, "mixed", 1)]:
         expect(rows[key]["max"]["median"] >= SLEEP_NS, f"{key}: the sleep is not in max", output)
         expect(rows[key]["p50"]["median"] < SLEEP_NS, f"{key}: the sleep is in p50", output)
-    output, rows = slow_rows(500)
+    output, rows = slow_rows(499)
     key = ("malloc", 64, "warm", 1)
     expect(rows[key]["p99.9"]["median"] >= SLEEP_NS, "the sleep is not in p99.9", output)
     expect(rows[key]["p90"]["median"] < SLEEP_NS, "the sleep is in p90", output)

@@ -140,6 +140,8 @@ const std::vector<Situation>& situations() {
        [] {
          for (int i = 0; i < 50; i++) rdmalloc_malloc(4 * kMiB);
        }},
+      {"the same, for a block of 8 MiB or more", [] { use(100); },
+       [] { rdmalloc_malloc(16 * kMiB); }},
       {"a thread's first allocation, and its end", [] { use_all_sizes(); }, [] {}},
       {"free() that wakes the purge thread",
        [] {

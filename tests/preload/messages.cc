@@ -4,16 +4,19 @@
 // reason for a warning (RDMALLOC_FAULT=thread_create:1).
 //
 //   messages data FILE   standard error is closed, and the file opened next: it is the program's
+//   messages fatal FILE  the same, and a block is freed twice
 //   messages log FILE    standard output and error are both turned to the file
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
-  if (std::strcmp(argv[1], "data") == 0) {
+  const bool is_fatal = std::strcmp(argv[1], "fatal") == 0;
+  if (is_fatal || std::strcmp(argv[1], "data") == 0) {
     close(2);
     if (open(argv[2], O_WRONLY | O_CREAT, 0600) != 2) return 3;
   } else {
@@ -22,5 +25,10 @@ int main(int argc, char** argv) {
     close(fd);
   }
   std::thread([] {}).join();
+  if (is_fatal) {
+    void* volatile block = std::malloc(std::size_t{1} << 20);
+    std::free(block);
+    std::free(block);
+  }
   return 0;
 }

@@ -2,7 +2,8 @@
 //
 // Where messages go: to standard error, and nowhere else where that is closed or another file.
 //
-// Seen to fail with messages to descriptor 2 whatever it is.
+// Seen to fail with messages to descriptor 2 whatever it is; the fatal one with none to anything
+// but standard error.
 #include <gtest/gtest.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -55,6 +56,14 @@ TEST_F(Messages, go_into_no_file_of_the_programs_that_has_the_number_of_standard
     EXPECT_EQ(text(), "");
     EXPECT_EQ(result.errors, "");
   }
+}
+
+// Only before an abort: a process that ends must say why.
+TEST_F(Messages, go_there_all_the_same_where_the_process_ends_for_it) {
+  ChildResult result = run("fatal");
+  EXPECT_FALSE(result.clean());
+  EXPECT_EQ(text().rfind("rdmalloc: ", 0), 0u) << text();
+  EXPECT_EQ(text().find("warning"), std::string::npos) << text();
 }
 
 TEST_F(Messages, go_nowhere_where_standard_error_was_closed_at_the_start) {

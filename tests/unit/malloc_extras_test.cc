@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "tests/support/alloc_under_test.h"
+#include "tests/support/capture.h"
 #include "tests/support/process.h"
 
 namespace {
@@ -70,10 +71,10 @@ TEST(MallocExtras, malloc_info_refuses_options_it_does_not_know) {
 }
 
 TEST(MallocExtras, malloc_stats_writes_to_standard_error) {
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   malloc_stats();
   fflush(stderr);
-  EXPECT_FALSE(testing::internal::GetCapturedStderr().empty());
+  EXPECT_FALSE(capture.end().empty());
 }
 
 TEST(MallocExtras, mallinfo2_follows_what_is_live) {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "alloc/os/fault.h"
+#include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/unit/heaps/fixture.h"
 
@@ -94,9 +95,9 @@ TEST_F(HeapNodes, a_resume_binds_its_pages_again) {
   // On another machine, with other nodes, it goes on without.
   restore();
   rdmalloc::os::arm_fault(rdmalloc::os::Site::kBindNode, 1);
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(rdmalloc_resume(), 0);
-  std::string said = testing::internal::GetCapturedStderr();
+  std::string said = capture.end();
   rdmalloc::os::arm_fault(rdmalloc::os::Site::kBindNode, 0);
   EXPECT_NE(said.find("NUMA node 0"), std::string::npos) << said;
   EXPECT_EQ(policy_of(block), MPOL_DEFAULT);
@@ -107,9 +108,9 @@ TEST_F(HeapNodes, a_resume_binds_its_pages_again) {
 
 TEST_F(HeapNodes, a_node_that_is_not_there_is_refused_and_said_so) {
   uint64_t used = counter("stats.used_bytes");
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(make(900, 8 * kMiB), nullptr);
-  std::string said = testing::internal::GetCapturedStderr();
+  std::string said = capture.end();
   EXPECT_EQ(last_error, -EINVAL);
   EXPECT_NE(said.find("NUMA node"), std::string::npos) << said;
   make(5000, 8 * kMiB);

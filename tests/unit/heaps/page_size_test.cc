@@ -19,6 +19,7 @@
 
 #include "alloc/os/fault.h"
 #include "alloc/pages/page_heap.h"
+#include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/support/huge_pool.h"
 #include "tests/support/process.h"
@@ -51,9 +52,9 @@ class HeapPageSizes : public testing::Test {
     attr.budget_bytes = budget_bytes;
     attr.page_size = page_size;
     rdmalloc_heap* heap = nullptr;
-    testing::internal::CaptureStderr();
+    rdmalloc_test::Capture capture;
     last_error = rdmalloc_heap_create(&attr, &heap);
-    said = testing::internal::GetCapturedStderr();
+    said = capture.end();
     return heap;
   }
   bool says(const std::string& words) const { return said.find(words) != std::string::npos; }

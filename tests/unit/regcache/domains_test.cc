@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "regcache/core/state.h"
+#include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -35,9 +36,9 @@ class Domains : public Regcache {
     return rdmalloc_reg_key(domain.handle, addr, 8, RDMALLOC_ACCESS_LOCAL, &key);
   }
   static std::string lose(StubDomain& domain) {
-    testing::internal::CaptureStderr();
+    rdmalloc_test::Capture capture;
     EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
-    return testing::internal::GetCapturedStderr();
+    return capture.end();
   }
 };
 
@@ -184,7 +185,7 @@ TEST_F(Domains, of_32_in_use_one_is_closed_and_one_lost_and_the_others_go_on) {
   std::vector<std::thread> threads;
   for (std::size_t i = 0; i < kThreads; ++i) threads.emplace_back(body, i);
   while (rounds < 800) std::this_thread::yield();
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   phase = kEnding;
   // In this order: once the flag is up, nothing succeeds.
   EXPECT_EQ(rdmalloc_domain_lost(domains[kLost]->handle), 0);
@@ -199,7 +200,7 @@ TEST_F(Domains, of_32_in_use_one_is_closed_and_one_lost_and_the_others_go_on) {
   is_over = true;
   for (std::thread& thread : threads) thread.join();
   domains[kClosed]->handle = nullptr;
-  std::string message = testing::internal::GetCapturedStderr();
+  std::string message = capture.end();
   EXPECT_EQ(wrong, 0);
   EXPECT_GT(refused_by_loss, 0u);
   EXPECT_EQ(message.find("is gone"), message.rfind("is gone")) << message;
@@ -226,7 +227,7 @@ TEST_F(Domains, a_lost_one_fails_every_call_with_one_message_and_can_be_closed) 
   EXPECT_EQ(message,
             "rdmalloc: warning: the device of stub is gone: calls for its domain fail from now on "
             "(-ENODEV); 2 registrations end now, 0 at their last put\n");
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(rdmalloc_domain_lost(domain.handle), -EALREADY);
   EXPECT_EQ(fabric.live(), 0u);
   std::uint64_t calls = fabric.calls;
@@ -237,7 +238,7 @@ TEST_F(Domains, a_lost_one_fails_every_call_with_one_message_and_can_be_closed) 
   EXPECT_EQ(key_of(domain, block), -ENODEV);
   EXPECT_EQ(rdmalloc_domain_flush(domain.handle), -ENODEV);
   EXPECT_EQ(rdmalloc_invalidate(domain.handle, block, 8, nullptr, nullptr), -ENODEV);
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "") << "one message";
+  EXPECT_EQ(capture.end(), "") << "one message";
   EXPECT_EQ(fabric.calls, calls);
   EXPECT_EQ(domain.counters().is_lost, 1u);
   EXPECT_EQ(domain.counters().deregistrations, 2u);
@@ -258,10 +259,9 @@ TEST_F(Domains, a_registrar_tells_of_the_loss_by_its_error) {
     StubDomain domain(fabric);
     domain.touch(span(12, 1), 8);
     fabric.before_enter = [](void*, std::size_t) { return -ENODEV; };
-    testing::internal::CaptureStderr();
+    rdmalloc_test::Capture capture;
     EXPECT_EQ(domain.get(block, 8), nullptr);
-    EXPECT_NE(testing::internal::GetCapturedStderr().find("1 registrations end now"),
-              std::string::npos);
+    EXPECT_NE(capture.end().find("1 registrations end now"), std::string::npos);
     EXPECT_EQ(domain.last_error, -ENODEV);
     fabric.before_enter = nullptr;
     EXPECT_EQ(domain.get(block, 8), nullptr) << "it came back";
@@ -272,11 +272,10 @@ TEST_F(Domains, a_registrar_tells_of_the_loss_by_its_error) {
   domain.touch(block, 8);
   domain.touch(spans[1], 8);
   fabric.before_leave = [](void*, std::size_t) { return -ENODEV; };
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   // Asked to drop one, it tells; the other goes with it, and nothing is quarantined.
   EXPECT_EQ(rdmalloc_invalidate(domain.handle, block, 8, nullptr, nullptr), 1);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("the device of stub is gone"),
-            std::string::npos);
+  EXPECT_NE(capture.end().find("the device of stub is gone"), std::string::npos);
   EXPECT_EQ(key_of(domain, block), -ENODEV);
   EXPECT_EQ(domain.counters().lost_drops, 2u);
   expect_exact(domain);
@@ -309,9 +308,9 @@ TEST_F(Domains, a_loss_frees_what_was_quarantined) {
   char* block = span(10, 1);
   domain.touch(block, 8);
   dead.before_leave = [](void*, std::size_t) { return -EIO; };
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 0);
-  testing::internal::GetCapturedStderr();
+  capture.end();
   free_span(block);
   ASSERT_EQ(fake::purge(10, 1), -EBUSY);
   lose(domain);

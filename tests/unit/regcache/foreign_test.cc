@@ -11,6 +11,7 @@
 #include "alloc/api/options.h"
 #include "regcache/core/byte_ranges.h"
 #include "regcache/core/domain.h"
+#include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -292,9 +293,9 @@ TEST_F(Foreign, RDMALLOC_FOREIGN_says_what_is_served) {
 
 // Fails when a word is misspelt in the message, or a bad one is taken.
 TEST_F(Foreign, a_mode_that_is_not_understood_is_told_and_the_default_stays) {
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   set_mode("cached");
-  std::string message = testing::internal::GetCapturedStderr();
+  std::string message = capture.end();
   EXPECT_EQ(
       message,
       "rdmalloc: warning: RDMALLOC_FOREIGN=cached is not understood; allowed: refuse, per-use, "

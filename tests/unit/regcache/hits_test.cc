@@ -6,6 +6,7 @@
 #include <future>
 
 #include "regcache/core/domain.h"
+#include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -401,9 +402,9 @@ TEST_F(Hits, one_put_too_many_is_told_and_harmless) {
   char* block = span(10, 1);
   rdmalloc_reg* reg = domain.get(block, 8);
   rdmalloc_reg_put(reg);
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   rdmalloc_reg_put(reg);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("rdmalloc_reg_put"), std::string::npos);
+  EXPECT_NE(capture.end().find("rdmalloc_reg_put"), std::string::npos);
   EXPECT_NE(domain.touch(block, 8), 0u);
   EXPECT_EQ(fabric.calls, 1u);
 }

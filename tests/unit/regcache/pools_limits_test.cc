@@ -5,6 +5,7 @@
 #include <string>
 
 #include "alloc/os/fault.h"
+#include "tests/support/capture.h"
 #include "tests/unit/regcache/pools_fixture.h"
 
 namespace {
@@ -19,9 +20,9 @@ class PoolLimits : public PoolTest {
   // Makes a pool that must not fit; what was written to standard error.
   static std::string refused(StubDomain& domain, const rdmalloc_pool_attr& attr, int error) {
     rdmalloc_pool* pool = nullptr;
-    testing::internal::CaptureStderr();
+    rdmalloc_test::Capture capture;
     int result = rdmalloc_pool_create(&domain.handle, 1, &attr, &pool);
-    std::string message = testing::internal::GetCapturedStderr();
+    std::string message = capture.end();
     EXPECT_EQ(result, error) << message;
     EXPECT_EQ(pool, nullptr);
     return message;

@@ -15,6 +15,7 @@
 #include "alloc/os/fault.h"
 #include "alloc/os/memory.h"
 #include "regcache/core/domain.h"
+#include "tests/support/capture.h"
 #include "tests/unit/regcache/stub_fabric.h"
 
 namespace {
@@ -285,9 +286,9 @@ TEST_F(Prefault, one_refused_piece_is_the_error_and_leaves_the_others_whole) {
   fabric.before_enter = [&](void* addr, std::size_t) {
     return addr == memory + 20 * kMiB ? -EPERM : 0;
   };
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(prefault({domain.handle, other.handle}, {{memory, 64 * kMiB}}, 2), -EPERM);
-  std::string message = testing::internal::GetCapturedStderr();
+  std::string message = capture.end();
   EXPECT_NE(message.find("stub refused 4194304 bytes"), std::string::npos) << message;
   EXPECT_NE(message.find("of 32 registrations are made"), std::string::npos) << message;
   EXPECT_FALSE(fabric.touches(memory + 20 * kMiB, 4 * kMiB));
@@ -323,9 +324,9 @@ TEST_F(Prefault, what_the_limits_do_not_leave_is_refused_before_anything_is_done
   };
   for (Case one : {Case{32 * kMiB, "33554432 bytes to register asked; stub leaves 14680064"},
                    Case{14 * kMiB, "7 registrations asked; stub leaves 6"}}) {
-    testing::internal::CaptureStderr();
+    rdmalloc_test::Capture capture;
     EXPECT_EQ(prefault({domain.handle}, {{memory, one.bytes}}, 2), -ENOMEM);
-    std::string message = testing::internal::GetCapturedStderr();
+    std::string message = capture.end();
     EXPECT_NE(message.find(one.message), std::string::npos) << message;
     EXPECT_EQ(fabric.calls, calls);
     EXPECT_EQ(pages_present(memory, one.bytes), 0u);
@@ -345,9 +346,9 @@ TEST_F(Prefault, more_than_the_memory_there_is_is_refused_with_both_numbers) {
       mmap(nullptr, much, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   ASSERT_NE(memory, MAP_FAILED);
   ASSERT_EQ(rdmalloc_adopt(memory, much), 0);
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(prefault({domain.handle}, {{memory, much}}, 1), -ENOMEM);
-  std::string message = testing::internal::GetCapturedStderr();
+  std::string message = capture.end();
   EXPECT_NE(message.find(std::to_string(much) + " bytes asked; the memory there is leaves " +
                          std::to_string(rdmalloc::os::memory_limit_bytes())),
             std::string::npos)
@@ -463,9 +464,9 @@ TEST_F(Prefault, blocks_of_one_slab_are_one_registration) {
 TEST_F(Prefault, a_lost_domain_among_others_is_refused_before_anything_is_done) {
   StubFabric dead;
   StubDomain domain(fabric), lost(dead);
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   ASSERT_EQ(rdmalloc_domain_lost(lost.handle), 0);
-  testing::internal::GetCapturedStderr();
+  capture.end();
   char* memory = block(2 * kMiB);
   EXPECT_EQ(prefault({domain.handle, lost.handle}, {{memory, 2 * kMiB}}, 1), -ENODEV);
   EXPECT_EQ(pages_present(memory, 2 * kMiB), 0u);

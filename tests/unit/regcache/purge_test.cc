@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "alloc/core/quarantine.h"
+#include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -191,9 +192,9 @@ TEST_F(Purge, a_range_that_could_not_be_deregistered_is_never_purged) {
   domain.touch(block, 8);
   free_span(block);
   fabric.before_leave = [](void*, std::size_t) { return -EIO; };
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(fake::purge(kFar, 1), -EBUSY);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("stub"), std::string::npos);
+  EXPECT_NE(capture.end().find("stub"), std::string::npos);
   fabric.before_leave = nullptr;
   EXPECT_EQ(fake::purge(kFar, 1), -EBUSY);
   EXPECT_EQ(domain.counters().quarantined, 1u);
@@ -216,9 +217,9 @@ TEST_F(Purge, ranges_that_could_not_be_deregistered_are_counted_and_told_of_once
     free_span(block);
   }
   fabric.before_leave = [](void*, std::size_t) { return -EIO; };
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   for (std::size_t i = 0; i < 3; ++i) EXPECT_EQ(fake::purge(kFar + i, 1), -EBUSY);
-  std::string told = testing::internal::GetCapturedStderr();
+  std::string told = capture.end();
   fabric.before_leave = nullptr;
   EXPECT_EQ(std::count(told.begin(), told.end(), '\n'), 1) << told;
   EXPECT_EQ(domain.counters().quarantined, 3u);

@@ -24,6 +24,7 @@
 #include "alloc/os/fault.h"
 #include "alloc/pages/purge.h"
 #include "regcache/freeze/control.h"
+#include "tests/support/capture.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
 namespace {
@@ -543,9 +544,9 @@ TEST_F(Quiesce, what_could_not_be_deregistered_ends_with_the_device) {
   Block block;
   domain.touch(block.bytes, kMiB);
   fabric.before_leave = [](void*, std::size_t) { return -EIO; };
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 0);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("could not deregister"), std::string::npos);
+  EXPECT_NE(capture.end().find("could not deregister"), std::string::npos);
   fabric.before_leave = nullptr;
   EXPECT_GE(rdmalloc::quarantined_bytes, bytes + kMiB);
   fabric.forget_all();

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "alloc/os/fault.h"
+#include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/support/huge_pool.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
@@ -219,9 +220,9 @@ class HugeSetting : public RegisteredHeaps {
   }
   // The heap, with what was written to standard error in `said`.
   rdmalloc_heap* make_and_listen(rdmalloc_domain* domain, std::size_t budget_bytes) {
-    testing::internal::CaptureStderr();
+    rdmalloc_test::Capture capture;
     rdmalloc_heap* heap = make({domain}, budget_bytes);
-    said = testing::internal::GetCapturedStderr();
+    said = capture.end();
     return heap;
   }
   std::string said;
@@ -283,9 +284,9 @@ TEST_F(HugeSetting, what_the_pool_has_too_few_for_is_on_ordinary_pages_and_that_
   }
   rdmalloc_heap* both = make_and_listen(domain.handle, 4 * kMiB);
   ASSERT_EQ(last_error, 0);
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   ASSERT_EQ(rdmalloc_heap_grow(both, 4 * kMiB), 0);
-  EXPECT_EQ(testing::internal::GetCapturedStderr(), "");
+  EXPECT_EQ(capture.end(), "");
   EXPECT_EQ(counters(both).huge_bytes, 4 * kMiB);
   EXPECT_EQ(counters(both).region_bytes, 8 * kMiB);
   EXPECT_EQ(pool.free(), 1u);
@@ -351,9 +352,9 @@ TEST_F(HugeSetting, a_checkpoint_leaves_what_the_wish_got) {
   StubDomain domain(fabric);
   rdmalloc_heap* heap = make_and_listen(domain.handle, 4 * kMiB);
   ASSERT_EQ(last_error, 0);
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   ASSERT_EQ(rdmalloc_heap_grow(heap, 4 * kMiB), 0);  // for which the pool has too few
-  testing::internal::GetCapturedStderr();
+  capture.end();
   auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, 3 * kMiB));
   std::memset(block, 7, 3 * kMiB);
   for (int round = 0; round < 3; ++round) {

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
@@ -23,9 +24,9 @@ TEST_F(RegisteredHeaps, a_lost_domain_gives_no_keys_and_lets_heap_and_domain_go)
   rdmalloc_heap* heap = make({lost.handle, domain.handle}, 4 * kMiB);
   ASSERT_EQ(last_error, 0);
   void* block = rdmalloc_heap_malloc(heap, 100);
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   ASSERT_EQ(rdmalloc_domain_lost(lost.handle), 0);
-  testing::internal::GetCapturedStderr();
+  capture.end();
   rdmalloc_key key;
   EXPECT_EQ(rdmalloc_heap_key(heap, 0, block, 100, &key), -ENODEV);
   EXPECT_EQ(rdmalloc_reg_key(lost.handle, block, 100, kRemote, &key), -ENODEV);

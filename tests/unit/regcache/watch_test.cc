@@ -20,6 +20,7 @@
 #include "alloc/api/options.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/userfault.h"
+#include "tests/support/capture.h"
 #include "tests/support/process.h"
 #include "tests/unit/regcache/fixture.h"
 
@@ -362,12 +363,12 @@ TEST_F(Watching, I10_a_refusal_at_any_step_falls_back_and_can_be_tried_again) {
 // Fails when attach() says nothing, or says it at each domain.
 TEST_F(Watching, I6_a_refusal_is_told_once) {
   { StubDomain domain(fabric); }
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   for (int i = 0; i < 3; ++i) {
     rdmalloc::os::arm_fault(rdmalloc::os::Site::kUserfault, 1);
     StubDomain domain(fabric);
   }
-  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+  EXPECT_EQ(capture.end(),
             "rdmalloc: warning: RDMALLOC_FOREIGN=watch: userfaultfd is not permitted (error -1): "
             "foreign memory is registered for each use\n");
 }
@@ -477,7 +478,7 @@ TEST_F(Watching, a_flood_that_nobody_applies_ends_watching_and_blocks_nobody) {
   std::uint64_t generation = keep(domain, page(8), 4 * kPage);
   munmap(page(4), kPage);
   while (!is_inside) std::this_thread::yield();
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   for (int i = 0; i < 17000; ++i) ASSERT_EQ(madvise(page(8), kPage, MADV_DONTNEED), 0);
   while (watching().is_on != 0) std::this_thread::yield();
   EXPECT_EQ(watching().error, -EOVERFLOW);
@@ -486,7 +487,7 @@ TEST_F(Watching, a_flood_that_nobody_applies_ends_watching_and_blocks_nobody) {
   wait_until_gone(map, kPages * kPage);
   EXPECT_NE(domain.touch(page(20), kPage), 0u);
   EXPECT_EQ(fabric.live(), 0u) << "for each use from now on";
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("too many events"), std::string::npos);
+  EXPECT_NE(capture.end().find("too many events"), std::string::npos);
   ASSERT_NE(map_pages(1, page(4), MAP_FIXED), nullptr);
 }
 

@@ -7,6 +7,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/capture.h"
 #include "tests/unit/registrars/support.h"
 
 namespace {
@@ -204,9 +205,9 @@ TEST_F(Ucx, with_ucxs_own_cache_no_domain_opens) {
   ucp_context_h cached = make_context("tcp,self", "y");
   ASSERT_NE(cached, nullptr);
   rdmalloc_domain* other = nullptr;
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(rdmalloc_domain_open_ucx(cached, nullptr, &other), -ENOTSUP);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("UCX_RCACHE_ENABLE=n"), std::string::npos);
+  EXPECT_NE(capture.end().find("UCX_RCACHE_ENABLE=n"), std::string::npos);
   ucp_cleanup(cached);
   EXPECT_EQ(rdmalloc_domain_open_ucx(nullptr, nullptr, &other), -EINVAL);
 }
@@ -266,9 +267,9 @@ TEST_F(Ucx, another_context_is_taken_when_nothing_is_registered) {
   rdmalloc_domain_flush(domain);
   EXPECT_EQ(rdmalloc_ucx_set_context(nullptr, other), -EINVAL);
   EXPECT_EQ(rdmalloc_ucx_set_context(domain, nullptr), -EINVAL);
-  testing::internal::CaptureStderr();
+  rdmalloc_test::Capture capture;
   EXPECT_EQ(rdmalloc_ucx_set_context(domain, cached), -ENOTSUP);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("UCX_RCACHE_ENABLE=n"), std::string::npos);
+  EXPECT_NE(capture.end().find("UCX_RCACHE_ENABLE=n"), std::string::npos);
   ucp_cleanup(cached);
   ASSERT_EQ(rdmalloc_ucx_set_context(domain, other), 0);
   ucp_cleanup(context);
