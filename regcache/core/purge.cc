@@ -126,8 +126,10 @@ bool is_too_fine_for(const Domain& domain, const Range& range) {
 bool is_too_fine_for_any(State& all, const Range& range) {
   for (std::size_t i = 0; i < kMostDomains; ++i) {
     Domain& domain = all.domains[i];
-    if (!may_hold_registrations(domain) || !is_too_fine_for(domain, range)) continue;
+    // A look without the lock, as in clear_all(). With it: the place may become another domain's.
+    if (!may_hold_registrations(domain)) continue;
     LockGuard guard(domain.lock);
+    if (!is_too_fine_for(domain, range)) continue;
     ++domain.counters.purge_refusals;
     return true;
   }

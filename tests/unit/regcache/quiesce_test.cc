@@ -476,7 +476,7 @@ TEST_F(Quiesce, no_thread_of_ours_is_left_and_nothing_is_purged) {
   EXPECT_EQ(rdmalloc::purge_counters().purges, purges);
   EXPECT_EQ(rdmalloc::helper_threads.load(), 0u);
   ASSERT_EQ(rdmalloc_resume(), 0);
-  EXPECT_EQ(rdmalloc::helper_threads.load(), 1u);
+  EXPECT_GE(rdmalloc::helper_threads.load(), 1u);  // and perhaps the one that reads files
   EXPECT_GT(rdmalloc_purge(0), 0);
   EXPECT_EQ(rdmalloc_fini(), 0);
 }

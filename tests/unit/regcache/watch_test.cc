@@ -1,7 +1,6 @@
 // RDMALLOC_FOREIGN=watch: foreign memory cached because the kernel tells when its pages go. Each
-// test was seen to fail; the comment at each says how.
-//
-// Where userfaultfd is not to be had (a sandbox, an old kernel), what needs it says so and skips.
+// test was seen to fail; the comment at each says how. Where userfaultfd is not to be had (a
+// sandbox, an old kernel), what needs it says so and skips.
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
