@@ -5,6 +5,7 @@
 // are the program's own, docs/decisions/0002-where-the-purge-thread-is-made.md:
 //
 //   the program makes a thread (alloc/preload/threads.cc), or one ends with much free memory left
+//   a fabric's library is loaded (regcache/preload/dlopen.cc)
 //   a domain, an observer, rdmalloc_init(), the end of a heap that leaves work, a thaw
 //   the start of the program, where RDMALLOC_PURGE=thread asks for it
 //

@@ -314,6 +314,14 @@ void notifiers_rescan() {
   say_what_explicit_means();
 }
 
+void notifiers_begin_purging() {
+  for (const char* function : {kOpalFunction, kUcmFunction, kFabricFunction})
+    if (is_loaded(function)) {
+      purge_thread_start();
+      return;
+    }
+}
+
 void notifiers_tell_foreign(std::uintptr_t base, std::size_t length) {
   if (length == 0) return;
   foreign_told.fetch_add(1, std::memory_order_relaxed);

@@ -15,6 +15,10 @@ inline constexpr const char* kFabricFunction = "fi_version";
 // Looks again which of the fabric libraries are loaded, after a dlopen. Takes the loader's lock: on
 // a program's thread that is outside malloc.
 void notifiers_rescan();
+// Makes the purge thread where one of them is loaded: a program that uses a fabric may have one
+// thread itself. At the start and after a dlopen; on a program's thread outside malloc, as
+// purge_thread_start().
+void notifiers_begin_purging();
 // Round a dlclose. Before it: forgets functions that may be about to vanish; a library whose
 // function a purge is inside of, still after `wait_ms`, is kept in memory instead. Until the end,
 // which looks again, purges go through libc's madvise.

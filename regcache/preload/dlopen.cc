@@ -44,6 +44,11 @@ bool caller_does_not_matter(const char* file, const void* caller) {
   return true;
 }
 
+// What is linked to the program is loaded by now. (Purges before notifiers_start() go by libc.)
+__attribute__((constructor)) void begin_purging() {
+  rdmalloc::notifiers_begin_purging();
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -64,7 +69,10 @@ EXPORT NEEDS_JUMPS void* dlopen(const char* file, int mode) noexcept {
     LEAVE_BY_JUMP return open(file, mode);
   void* handle = open(file, mode);
   rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
-  if (handle != nullptr) rdmalloc::notifiers_rescan();
+  if (handle != nullptr) {
+    rdmalloc::notifiers_rescan();
+    rdmalloc::notifiers_begin_purging();
+  }
   return handle;
 }
 

@@ -8,13 +8,14 @@
 //   thread_moments timer     libc's own threads: there when one of them has ended
 //   thread_moments start     RDMALLOC_PURGE=thread: there from the start
 //   thread_moments linked    (linked statically) as timer, with threads of the program
+//   thread_moments fabric LIB   it comes with a library of a fabric's, in a program of one thread
 //   thread_moments thread    it comes with a thread of the program's, and is not real-time as that
 //   is thread_moments again     the second thread of the program brings it, where the first could
 //   not thread_moments no_room   there is no address space for its stack
 //
 // Seen to fail with the thread made in free(): `single` had two threads, and unshare() refused;
 // `c11` hung, 3 of 3. `timer` and `linked` without purge_note_thread_ends(), `start` without the
-// constructor.
+// constructor, `fabric` without notifiers_begin_purging() after a dlopen.
 #ifndef LINKED_STATICALLY
 #include <dlfcn.h>
 #endif
@@ -113,6 +114,18 @@ void join_c11_threads(const char* library) {
     for (thrd_t thread : threads) expect(thrd_join(thread, nullptr) == thrd_success, "thrd_join");
   }
   expect(has_purge_thread(), "thrd_create() brought no purge thread");
+}
+#endif
+
+#ifndef LINKED_STATICALLY
+void load_a_fabric(const char* library) {
+  expect(library != nullptr, "fabric wants a library");
+  use_and_free(64 * kMiB, 2 * kMiB);
+  expect(thread_count() == 1, "a purge thread before there is a reason");
+  expect(dlopen(library, RTLD_NOW) != nullptr, "the library");
+  expect(comes_true(has_purge_thread),
+         "a fabric's library was loaded, and no purge thread is there");
+  expect(comes_true([] { return resident_bytes() < 32 * kMiB; }), "the memory did not go back");
 }
 #endif
 
@@ -220,6 +233,7 @@ constexpr Case kCases[] = {
     {"linked", run_a_thread},
 #else
     {"c11", join_c11_threads},
+    {"fabric", load_a_fabric},
     {"no_room", find_no_room},
 #endif
 };
