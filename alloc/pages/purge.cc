@@ -100,11 +100,13 @@ class Probe {
  public:
   bool takes_pages_away(DecommitFunction decommit) {
     if (turn_ == turn.number() && decommit_ == decommit) return takes_;
-    if (page_ == 0 && os::map_metadata(os::page_bytes(), &page_) != 0) return true;
-    auto* word = reinterpret_cast<volatile std::uint64_t*>(page_);
+    std::uintptr_t page = 0;
+    if (os::map_metadata(os::page_bytes(), &page) != 0) return true;
+    auto* word = reinterpret_cast<volatile std::uint64_t*>(page);
     *word = 1;
     // A refusal is no lie.
-    takes_ = decommit(page_, os::page_bytes()) != 0 || *word == 0;
+    takes_ = decommit(page, os::page_bytes()) != 0 || *word == 0;
+    os::unreserve(page, os::page_bytes());
     turn_ = turn.number();
     decommit_ = decommit;
     return takes_;
@@ -114,7 +116,6 @@ class Probe {
   std::uint64_t turn_ = 0;
   DecommitFunction decommit_ = nullptr;
   bool takes_ = true;
-  std::uintptr_t page_ = 0;
 };
 constinit Probe probe;  // with the turn
 

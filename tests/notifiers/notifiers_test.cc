@@ -177,14 +177,17 @@ TEST(Notifiers, ucx_is_told_of_each_purge) {
 
 // What OPAL passes on, seen by a callback registered with it, as libfabric's import by Open MPI is.
 struct Seen {
-  int calls = 0;
+  int calls = 0, others = 0;
   char* base = nullptr;
   size_t length = 0;
 };
 void see(void* address, size_t length, void* arg, bool) {
   auto* seen = static_cast<Seen*>(arg);
   // Not the page by which the first purge finds out that the kernel takes pages away.
-  if (!rdmalloc_owns(address)) return;
+  if (!rdmalloc_owns(address)) {
+    seen->others++;
+    return;
+  }
   seen->calls++;
   seen->base = static_cast<char*>(address);
   seen->length = length;
@@ -205,7 +208,7 @@ TEST(Notifiers, opal_passes_on_what_it_is_told) {
   ASSERT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_OPAL), 0);
   purge_something();
   EXPECT_GT(seen.calls, 0);
-  EXPECT_TRUE(rdmalloc_owns(seen.base));
+  EXPECT_LE(seen.others, 1);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(seen.base) % 65536, 0U);
   EXPECT_GT(seen.length, 0U);
   // AUTO leaves libfabric to Open MPI, whose import may come later.
