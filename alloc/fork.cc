@@ -179,7 +179,7 @@ bool is_known_first_thread() {
   return thread_id() == first_thread.load(std::memory_order_relaxed);
 }
 
-void fork_init() {
+void fork_init(std::uint32_t kernel_id) {
   std::uintptr_t page = 0;
   std::size_t bytes = os::page_bytes();
   if (os::map_metadata(bytes, &page) == 0 && os::wipe_on_fork(page, bytes) == 0) {
@@ -191,7 +191,8 @@ void fork_init() {
   }
   int process = os::process_id();
   known_process.store(process, std::memory_order_relaxed);
-  if (os::thread_id() == process) first_thread.store(thread_id(), std::memory_order_relaxed);
+  if (kernel_id == static_cast<std::uint32_t>(process))
+    first_thread.store(thread_id(), std::memory_order_relaxed);
   detail::before_lock_wait.store(look_before_a_wait, std::memory_order_relaxed);
   if (!os::should_fail(os::Site::kForkHandler)) pthread_atfork(nullptr, nullptr, mark_child);
 }

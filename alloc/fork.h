@@ -28,8 +28,8 @@ inline void order_for_fork() {
   std::atomic_signal_fence(std::memory_order_seq_cst);
 }
 
-// Sets up the page and the handler.
-void fork_init();
+// Sets up the page and the handler. `kernel_id`: the calling thread's, by gettid().
+void fork_init(std::uint32_t kernel_id);
 
 // Asks the kernel once more to wipe the page in children: a process that was restored from a
 // checkpoint has lost that.
