@@ -1,5 +1,5 @@
-// memory_patterns NAME [--settle-s S] [--scale X] runs one of the patterns in this process;
-// memory_patterns --list names them. Or
+// memory_patterns NAME [--settle-s S] [--scale X] [--one-thread] runs one of the patterns in this
+// process; memory_patterns --list names them. Or
 //
 //   memory_patterns live --bytes N [--alignment N] [--count N]
 //
@@ -24,11 +24,13 @@ struct Options {
   std::size_t count = 0;      // 0: as many as come to 32 MiB, at least 4
   double settle_s = 0;
   double scale = 1;
+  bool has_one_thread = false;
 };
 
 int usage() {
   std::fputs(
-      "usage: memory_patterns --list | NAME [--settle-s 0 to 600] [--scale 0.001 to 10]\n"
+      "usage: memory_patterns --list | NAME [--settle-s 0 to 600] [--scale 0.001 to 10] "
+      "[--one-thread]\n"
       "       memory_patterns live --bytes N [--alignment N, a power of 2 from 8 to 1G] [--count "
       "N]\n",
       stderr);
@@ -64,6 +66,9 @@ bool parse_option(int letter, const char* text, Options& options) {
       return parse_real(text, 0, 600, options.settle_s);
     case 'x':
       return parse_real(text, 0.001, 10, options.scale);
+    case '1':
+      options.has_one_thread = true;
+      return true;
     default:
       return false;
   }
@@ -107,13 +112,11 @@ void live(const Options& options) {
 }
 
 int run(int argc, char** argv) {
-  static const option kOptions[] = {{"bytes", required_argument, nullptr, 'b'},
-                                    {"alignment", required_argument, nullptr, 'a'},
-                                    {"count", required_argument, nullptr, 'c'},
-                                    {"settle-s", required_argument, nullptr, 's'},
-                                    {"scale", required_argument, nullptr, 'x'},
-                                    {"list", no_argument, nullptr, 'L'},
-                                    {nullptr, 0, nullptr, 0}};
+  static const option kOptions[] = {
+      {"bytes", required_argument, nullptr, 'b'}, {"alignment", required_argument, nullptr, 'a'},
+      {"count", required_argument, nullptr, 'c'}, {"settle-s", required_argument, nullptr, 's'},
+      {"scale", required_argument, nullptr, 'x'}, {"one-thread", no_argument, nullptr, '1'},
+      {"list", no_argument, nullptr, 'L'},        {nullptr, 0, nullptr, 0}};
   Options options;
   for (int letter; (letter = getopt_long(argc, argv, "", kOptions, nullptr)) != -1;) {
     if (letter == 'L') {
@@ -138,9 +141,8 @@ int run(int argc, char** argv) {
     return 2;
   }
   hello();
-  // These are programs that live on, which have threads: an allocator that gives memory back by a
-  // thread of its own has none in a program of one.
-  std::thread([] {}).join();
+  // An allocator may give memory back by a thread of its own, and have none in a program of one.
+  if (!options.has_one_thread) std::thread([] {}).join();
   pattern->run(Watch(options.settle_s), options.scale);
   return 0;
 }

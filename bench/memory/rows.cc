@@ -101,6 +101,11 @@ void add_patterns(const MemoryOptions& options, std::vector<GridRow>& rows) {
                            "vectors", "sawtooth", "phases", "queue", "tables", "messages",
                            "only-allocates", "object-cache", "half-freed", "appended", "sparse"})
     rows.push_back(pattern_row(options, name, kPatterns));
+  for (const char* name : {"aligned-mix", "vectors", "phases"}) {
+    rows.push_back(pattern_row(options, name, kPatterns));
+    rows.back().name += "/one-thread";
+    append(rows.back().command, {"--one-thread"});
+  }
   GridRow rptest;
   rptest.name = "rptest";
   rptest.group = kPatterns;

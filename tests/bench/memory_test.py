@@ -82,7 +82,7 @@ def case_limits():
     held = {key: limit for key, limit in limits.read("memory.txt").items() if key[1] != "killed"}
     counted = {}
     found, _ = DRIVER.figures(
-        "--allocators", "rdmalloc", "--scale", "0.2", "--settle-s", "15", "--jobs", "8", "--filter",
+        "--allocators", "rdmalloc", "--scale", "0.2", "--settle-s", "30", "--jobs", "8", "--filter",
         rows_pattern({row for row, figure in held if figure != "to_glibc"}))
     for (row, _), figures in found.items():
         counted.update({(row, figure): value for figure, value in figures.items()})
