@@ -179,6 +179,10 @@ bool is_known_first_thread() {
   return thread_id() == first_thread.load(std::memory_order_relaxed);
 }
 
+bool memory_is_own() {
+  return known_process.load(std::memory_order_relaxed) == os::process_id();
+}
+
 void fork_init(std::uint32_t kernel_id) {
   std::uintptr_t page = 0;
   std::size_t bytes = os::page_bytes();

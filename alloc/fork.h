@@ -39,6 +39,10 @@ void fork_wipe_again();
 // call: since the initialisation, or the recovery in a child.
 bool is_known_first_thread();
 
+// Whether the process that calls is the one whose memory this is, and not a child of vfork(), which
+// has its parent's. After fork_check(); a system call.
+bool memory_is_own();
+
 // To be called at the head of every slow path that may touch shared structures, after foreign code
 // was called in the midst of one, and before a wait: a signal handler may have forked since.
 inline void fork_check() {

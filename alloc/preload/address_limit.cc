@@ -28,6 +28,7 @@ int fit(int result, int resource, const rlimit* limit) {
       limit->rlim_cur == RLIM_INFINITY || !rdmalloc::is_initialised())
     return result;
   rdmalloc::fork_check();
+  if (!rdmalloc::memory_is_own()) return result;  // the limit is the child's of a vfork() alone
   rdmalloc::page_heap_fit_limit();
   rdmalloc::caches_fit_limit(limit->rlim_cur);
   return result;

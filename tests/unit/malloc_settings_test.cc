@@ -383,6 +383,12 @@ TEST(MallocLimits, an_address_space_that_the_program_raises_can_be_used) {
   EXPECT_TRUE(result.clean()) << result.describe();
 }
 
+// Seen to fail: without the look whose memory it is, by a terabyte less.
+TEST(MallocLimits, an_address_space_that_a_child_of_vfork_lowers_is_the_childs) {
+  ChildResult result = run_with({}, {}, {"vfork"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+}
+
 TEST(MallocLimits, a_data_limit_is_enomem_and_malloc_goes_on) {
   for (size_t mib : {64u, 1024u}) {
     ChildResult result =

@@ -2,8 +2,8 @@
 //
 // What malloc_settings_test runs under settings and limits. Ordinary work; with "exhaust" also:
 // take memory until there is none, which must be NULL and ENOMEM, then free and go on as before.
-// "lower", "unseen", "raise": RLIMIT_AS at run time. "fork": elsewhere, with a child that ends as a
-// program does. "die": by a signal.
+// "lower", "unseen", "raise", "vfork": RLIMIT_AS at run time. "fork": elsewhere, with a child that
+// ends as a program does. "die": by a signal.
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -114,6 +114,25 @@ static void lower_the_limit_unseen() {
   if (can_have(8 * kGiB)) fail("malloc of 8 GiB under a limit of 4");
   if (!can_have(kGiB)) fail("malloc of 1 GiB under a limit of 4");
 }
+// A child of vfork() has its own limits, and its parent's memory.
+static size_t mapped_pages() {
+  FILE* statm = fopen("/proc/self/statm", "r");
+  size_t pages = 0;
+  if (statm == nullptr || fscanf(statm, "%zu", &pages) != 1) fail("statm");
+  fclose(statm);
+  return pages;
+}
+static void lower_a_childs_limit() {
+  size_t before = mapped_pages();
+  pid_t child = vfork();
+  if (child == 0) {
+    struct rlimit limit = {kGiB, kGiB};
+    _exit(setrlimit(RLIMIT_AS, &limit) == 0 ? 0 : 1);
+  }
+  int status = -1;
+  if (waitpid(child, &status, 0) != child || status != 0) fail("vfork or setrlimit");
+  if (mapped_pages() != before) fail("the parent gave up addresses for its child's limit");
+}
 static void raise_the_limit() {
   if (can_have(4 * kGiB)) fail("malloc of 4 GiB under a limit of 1");
   set_address_limit(RLIM_INFINITY);
@@ -128,6 +147,7 @@ int main(int argc, char** argv) {
   if (strcmp(also, "lower") == 0) lower_the_limit();
   if (strcmp(also, "unseen") == 0) lower_the_limit_unseen();
   if (strcmp(also, "raise") == 0) raise_the_limit();
+  if (strcmp(also, "vfork") == 0) lower_a_childs_limit();
   if (strcmp(also, "fork") == 0) {
     if (chdir("/") != 0) fail("chdir");
     if (fork() == 0) {
