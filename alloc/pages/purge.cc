@@ -100,13 +100,12 @@ class Probe {
  public:
   bool takes_pages_away(DecommitFunction decommit) {
     if (turn_ == turn.number() && decommit_ == decommit) return takes_;
-    std::uintptr_t page = 0;
-    if (os::map_metadata(os::page_bytes(), &page) != 0) return true;
-    auto* word = reinterpret_cast<volatile std::uint64_t*>(page);
+    if (page_ == 0 && os::map_metadata(os::page_bytes(), &page_) != 0) return true;
+    auto* word = reinterpret_cast<volatile std::uint64_t*>(page_);
     *word = 1;
     // A refusal is no lie.
-    takes_ = decommit(page, os::page_bytes()) != 0 || *word == 0;
-    os::unreserve(page, os::page_bytes());
+    takes_ = decommit(page_, os::page_bytes()) != 0 || *word == 0;
+    if (os::unreserve(page_, os::page_bytes()) == 0) page_ = 0;
     turn_ = turn.number();
     decommit_ = decommit;
     return takes_;
@@ -116,6 +115,7 @@ class Probe {
   std::uint64_t turn_ = 0;
   DecommitFunction decommit_ = nullptr;
   bool takes_ = true;
+  std::uintptr_t page_ = 0;  // what the kernel did not take back, for the next try
 };
 constinit Probe probe;  // with the turn
 

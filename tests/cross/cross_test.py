@@ -52,7 +52,8 @@ class Aarch64(unittest.TestCase):
 
     def emulated(self, name, test_filter, *options):
         status, output = run(EMULATOR, "-L", LIBRARIES, *options,
-                             os.path.join(SCRATCH, "bin", name), f"--gtest_filter={test_filter}")
+                             os.path.join(SCRATCH, "bin", name), "--gtest_brief=1",
+                             f"--gtest_filter={test_filter}")
         self.assertEqual(status, 0, output)
         self.assertIn("[  PASSED  ]", output)
 
