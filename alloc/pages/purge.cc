@@ -100,12 +100,16 @@ class Probe {
  public:
   bool takes_pages_away(DecommitFunction decommit) {
     if (turn_ == turn.number() && decommit_ == decommit) return takes_;
-    if (page_ == 0 && os::map_metadata(os::page_bytes(), &page_) != 0) return true;
-    auto* word = reinterpret_cast<volatile std::uint64_t*>(page_);
+    std::uintptr_t page = page_;
+    if (page == 0 && os::map_metadata(os::page_bytes(), &page) != 0) return true;
+    auto* word = reinterpret_cast<volatile std::uint64_t*>(page);
     *word = 1;
     // A refusal is no lie.
-    takes_ = decommit(page_, os::page_bytes()) != 0 || *word == 0;
-    if (os::unreserve(page_, os::page_bytes()) == 0) page_ = 0;
+    takes_ = decommit(page, os::page_bytes()) != 0 || *word == 0;
+    // Forgotten before it is unmapped: a child forked in between would write to what it has not.
+    page_ = 0;
+    order_for_fork();
+    if (os::unreserve(page, os::page_bytes()) != 0) page_ = page;
     turn_ = turn.number();
     decommit_ = decommit;
     return takes_;
