@@ -80,7 +80,9 @@ guest_qemu() {
   local network=()
   [ -z "$LAB_NETWORK" ] ||
     network=(-netdev "$LAB_NETWORK" -device "virtio-net-pci,netdev=wire,mac=$LAB_MAC,host_mtu=4200,romfile=")
-  local cpu=max
+  # A processor that says its byte-wise `rep movsb` and `rep stosb` are fast (ERMS, FSRM) has the kernel and
+  # libc copy and clear by them; QEMU emulates each byte of them as an instruction of its own.
+  local cpu=max,erms=off,fsrm=off
   [ "$LAB_ACCEL" != kvm ] || cpu=host
   # Dies with this shell (pdeathsig), however the shell dies: ctest's timeout, for one, kills no more
   # than its own child.
