@@ -17,7 +17,9 @@ TEST(Turns, each_has_one_turn_in_each_repetition) {
       const std::set<std::size_t> all(turns.begin(), turns.end());
       EXPECT_EQ(turns.size(), count);
       EXPECT_EQ(all.size(), count);
-      if (count != 0) EXPECT_EQ(*all.rbegin(), count - 1);
+      if (count != 0) {
+        EXPECT_EQ(*all.rbegin(), count - 1);
+      }
     }
 }
 

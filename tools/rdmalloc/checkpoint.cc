@@ -65,7 +65,7 @@ std::vector<Control> controls_of(const std::vector<int>& processes) {
   return found;
 }
 
-int ask(const Control& control, bool resumes, int number, int timeout_ms) {
+int ask_process(const Control& control, bool resumes, int number, int timeout_ms) {
   siginfo_t request = {};
   request.si_signo = SIGRTMAX;
   request.si_code = SI_QUEUE;
@@ -135,7 +135,7 @@ int quiesce(int process, int timeout_ms) {
   std::vector<int> results;
   results.reserve(controls.size());
   for (const Control& control : controls)
-    results.push_back(ask(control, false, number, timeout_ms));
+    results.push_back(ask_process(control, false, number, timeout_ms));
   bool is_done = true;
   for (std::size_t i = 0; i < controls.size(); i++) {
     if (results[i] == 0) results[i] = answer_of(controls[i], number, timeout_ms + 5000);
@@ -146,7 +146,7 @@ int quiesce(int process, int timeout_ms) {
   }
   if (is_done) return 0;
   for (std::size_t i = 0; i < controls.size(); i++)
-    if (results[i] == 0) ask(controls[i], true, (number + 1) % kMostNumber, 0);
+    if (results[i] == 0) ask_process(controls[i], true, (number + 1) % kMostNumber, 0);
   return 1;
 }
 
@@ -156,7 +156,7 @@ int resume(int process, int timeout_ms) {
   const int number = getpid() % kMostNumber;
   int status = 0;
   for (const Control& control : controls) {
-    int error = ask(control, true, number, 0);
+    int error = ask_process(control, true, number, 0);
     if (error == 0) error = answer_of(control, number, timeout_ms);
     if (error == 0) continue;
     status = 1;
@@ -170,7 +170,7 @@ int resume(int process, int timeout_ms) {
 // they resume when they go on; else the request dies with them, and the images don't have it.
 int leave_resume(int process) {
   for (const Control& control : controls_of(tree_of(process)))
-    ask(control, true, getpid() % kMostNumber, 0);
+    ask_process(control, true, getpid() % kMostNumber, 0);
   return 0;
 }
 

@@ -14,7 +14,7 @@
 namespace rdmalloc::tool {
 namespace {
 
-std::uint64_t ask(const char* name) {
+std::uint64_t value_of(const char* name) {
   std::uint64_t value = 0;
   std::size_t size = sizeof value;
   if (int error = rdmalloc_ctl(name, &value, &size, nullptr, 0))
@@ -69,21 +69,21 @@ std::string stats_text(std::uint64_t value) {
 
 std::vector<Setting> settings() {
   std::vector<Setting> all = {
-      {"RDMALLOC_PURGE", word(ask("settings.purge"), kPurge), false},
-      {"RDMALLOC_DECAY_MS", fmt::format("{}", ask("purge.decay_ms")), false},
-      {"RDMALLOC_DIRTY_MAX", size_text(ask("purge.dirty_max_bytes")), false},
-      {"RDMALLOC_LIMIT", limit_text(ask("settings.limit_bytes"), UINT64_MAX), false},
-      {"RDMALLOC_PRESSURE", word(ask("settings.pressure"), kPressure), false},
-      {"RDMALLOC_HUGE", word(ask("settings.huge"), kHuge), false},
-      {"RDMALLOC_ARENA", size_text(ask("stats.arena_bytes")), false},
-      {"RDMALLOC_NOTIFY", word(ask("settings.notify"), kNotify), false},
-      {"RDMALLOC_TOPOLOGY", topology_text(ask("settings.topology")), false},
-      {"RDMALLOC_FOREIGN", word(ask("settings.foreign"), kForeign), false},
-      {"RDMALLOC_CHECKPOINT", word(ask("settings.checkpoint"), kCheckpoint), false},
-      {"RDMALLOC_REG_MAX_BYTES", limit_text(ask("settings.reg_max_bytes"), 0), false},
-      {"RDMALLOC_REG_MAX_COUNT", limit_text(ask("settings.reg_max_count"), 0), false},
-      {"RDMALLOC_STATS", stats_text(ask("settings.stats_at_exit")), false},
-      {"RDMALLOC_LOG", word(ask("settings.quiet"), kLog), false},
+      {"RDMALLOC_PURGE", word(value_of("settings.purge"), kPurge), false},
+      {"RDMALLOC_DECAY_MS", fmt::format("{}", value_of("purge.decay_ms")), false},
+      {"RDMALLOC_DIRTY_MAX", size_text(value_of("purge.dirty_max_bytes")), false},
+      {"RDMALLOC_LIMIT", limit_text(value_of("settings.limit_bytes"), UINT64_MAX), false},
+      {"RDMALLOC_PRESSURE", word(value_of("settings.pressure"), kPressure), false},
+      {"RDMALLOC_HUGE", word(value_of("settings.huge"), kHuge), false},
+      {"RDMALLOC_ARENA", size_text(value_of("stats.arena_bytes")), false},
+      {"RDMALLOC_NOTIFY", word(value_of("settings.notify"), kNotify), false},
+      {"RDMALLOC_TOPOLOGY", topology_text(value_of("settings.topology")), false},
+      {"RDMALLOC_FOREIGN", word(value_of("settings.foreign"), kForeign), false},
+      {"RDMALLOC_CHECKPOINT", word(value_of("settings.checkpoint"), kCheckpoint), false},
+      {"RDMALLOC_REG_MAX_BYTES", limit_text(value_of("settings.reg_max_bytes"), 0), false},
+      {"RDMALLOC_REG_MAX_COUNT", limit_text(value_of("settings.reg_max_count"), 0), false},
+      {"RDMALLOC_STATS", stats_text(value_of("settings.stats_at_exit")), false},
+      {"RDMALLOC_LOG", word(value_of("settings.quiet"), kLog), false},
   };
   for (Setting& setting : all) setting.is_set = std::getenv(setting.name.c_str()) != nullptr;
   return all;
@@ -158,21 +158,21 @@ Info gather() {
   info.notifiers = {notifier("opal", RDMALLOC_NOTIFIER_OPAL, info),
                     notifier("ucx", RDMALLOC_NOTIFIER_UCX, info),
                     notifier("libfabric", RDMALLOC_NOTIFIER_LIBFABRIC, info)};
-  explain_tier(ask("settings.notify"), info);
-  info.purge_mode = word(ask("settings.purge"), kPurge);
-  info.purge_thread_runs = ask("stats.purge_thread_runs") != 0;
-  info.decay_ms = ask("purge.decay_ms");
-  info.dirty_max_bytes = ask("purge.dirty_max_bytes");
+  explain_tier(value_of("settings.notify"), info);
+  info.purge_mode = word(value_of("settings.purge"), kPurge);
+  info.purge_thread_runs = value_of("stats.purge_thread_runs") != 0;
+  info.decay_ms = value_of("purge.decay_ms");
+  info.dirty_max_bytes = value_of("purge.dirty_max_bytes");
   std::size_t extent = 0;
   if (int error = rdmalloc_arena_extent(&info.arena_base, &extent))
     throw std::runtime_error(fmt::format("there is no arena: {}", rdmalloc_strerror(error)));
   info.arena_bytes = extent;
-  info.mapped_bytes = ask("stats.mapped_bytes");
-  info.used_bytes = ask("stats.used_bytes");
+  info.mapped_bytes = value_of("stats.mapped_bytes");
+  info.used_bytes = value_of("stats.used_bytes");
   rdmalloc_watch_counters watch = {};
   watch.size = sizeof watch;
   if (rdmalloc_watch_stats(&watch) == 0) info.watch_error = watch.error;
-  info.dirty_bytes = ask("stats.dirty_bytes");
+  info.dirty_bytes = value_of("stats.dirty_bytes");
   return info;
 }
 
