@@ -5,7 +5,8 @@
 #   rdmalloc_test(NAME preload.ls COMMAND prog args... [PRELOAD] [ENVIRONMENT VAR=value...]
 #                 [TIMEOUT seconds] [LABELS quick|full|lab...] [VARIANTS release checked...]
 #                 [SERIAL] [LOCK name] [PROCESSORS n] [COST n] [DEPENDS target...])
-#   rdmalloc_gtest(name source... [LIBRARIES target...] [TIMEOUT s] [LABELS ...] [VARIANTS ...])
+#   rdmalloc_gtest(name source... [LIBRARIES target...] [TIMEOUT s] [LABELS ...] [VARIANTS ...]
+#                 [SERIAL] [LOCK name] [PROCESSORS n] [COST n])
 #
 # Labels decide when a test runs: `quick` also in `./test --quick` (the inner loop, minutes in all),
 # `full` only in `./test --full` (hours); with neither it runs in `./test`. `lab`: boots the lab.
@@ -13,7 +14,7 @@
 # VARIANTS are the builds the test is part of (see below): a program under test that needs
 # librdmalloc.so is for `release` (the default) and perhaps `checked`; unit tests are for all.
 # SERIAL: nothing else runs meanwhile (needed by whatever compares times). LOCK: not together with
-# other tests that take the same lock. COST: what costs more begins earlier.
+# other tests that take the same lock. COST: what costs more begins earlier (rdmalloc_cost() has the numbers).
 
 find_package(GTest REQUIRED)
 find_package(Threads REQUIRED)
@@ -88,6 +89,33 @@ function(rdmalloc_test_wanted variants default result)
   endif()
 endfunction()
 
+# When a test begins, by its arguments (arg_*), where no earlier run has told what it takes:
+#
+#   3000  the lab's, which are longest
+#   2000  long ones with two processors
+#   1500  others with two processors
+#   1200  those that may take long, by their limit
+#   1000  those that wait for each other
+#
+# The rest are short and fill up what is left at the end. Those with two processors come before all that
+# need one: while there are such, two processors are never free at the same time, and what needs two would
+# come last of all, alone.
+function(rdmalloc_cost result)
+  set(cost 0)
+  if(arg_LOCK STREQUAL lab)
+    set(cost 3000)
+  elseif(arg_COST)
+    set(cost ${arg_COST})
+  elseif(arg_PROCESSORS)
+    set(cost 1500)
+  elseif(arg_TIMEOUT GREATER_EQUAL 240)
+    set(cost 1200)
+  elseif(arg_LOCK)
+    set(cost 1000)
+  endif()
+  set(${result} ${cost} PARENT_SCOPE)
+endfunction()
+
 function(rdmalloc_test)
   cmake_parse_arguments(PARSE_ARGV 0 arg "PRELOAD;SERIAL" "NAME;TIMEOUT;LOCK;PROCESSORS;COST"
     "COMMAND;LABELS;VARIANTS;ENVIRONMENT;DEPENDS")
@@ -119,18 +147,16 @@ function(rdmalloc_test)
   math(EXPR limit "${arg_TIMEOUT} + ${RDMALLOC_STACKS_SECONDS}")
   set_tests_properties(${name} PROPERTIES TIMEOUT ${limit} SKIP_RETURN_CODE 77
     LABELS "${arg_LABELS}" RUN_SERIAL "${arg_SERIAL}")
-  # Begun first, so that what is left at the end are not the tests which wait for each other. The lab's
-  # are longest; then come long ones with two processors (COST 2000), which are never free at the same
-  # time while there are tests that need one. A guest's two processors spin for each other: one that has
-  # to share ours takes two to four times as much of them. So ./test, which begins one test more than
-  # there are processors, begins none beside it where there are two.
+  rdmalloc_cost(cost)
+  set_tests_properties(${name} PROPERTIES COST ${cost})
   if(arg_LOCK)
-    set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${arg_LOCK}" COST 1000)
+    set_tests_properties(${name} PROPERTIES RESOURCE_LOCK "${arg_LOCK}")
   endif()
+  # A guest's two processors spin for each other: one that has to share ours takes two to four times as much
+  # of them. So ./test, which begins one test more than there are processors, begins none beside it where
+  # there are two.
   if(arg_LOCK STREQUAL lab)
-    set_tests_properties(${name} PROPERTIES COST 3000 PROCESSORS 3)
-  elseif(arg_COST)
-    set_tests_properties(${name} PROPERTIES COST ${arg_COST})
+    set(arg_PROCESSORS 3)
   endif()
   if(arg_PROCESSORS)
     set_tests_properties(${name} PROPERTIES PROCESSORS "${arg_PROCESSORS}")
@@ -141,7 +167,7 @@ endfunction()
 # TIMEOUT is that of one test.
 include(GoogleTest)
 function(rdmalloc_gtest name)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT;LOCK;PROCESSORS"
+  cmake_parse_arguments(PARSE_ARGV 1 arg "SERIAL" "TIMEOUT;LOCK;PROCESSORS;COST"
     "LABELS;VARIANTS;LIBRARIES")
   rdmalloc_test_wanted("${arg_VARIANTS}" "all" wanted)
   if(NOT wanted)
@@ -162,7 +188,8 @@ function(rdmalloc_gtest name)
   set_target_properties(${name} PROPERTIES CROSSCOMPILING_EMULATOR
     "${RDMALLOC_WITH_STACKS};${arg_TIMEOUT};env;${RDMALLOC_SANITIZER_ENVIRONMENT}")
   math(EXPR limit "${arg_TIMEOUT} + ${RDMALLOC_STACKS_SECONDS}")
-  set(properties TIMEOUT ${limit} SKIP_RETURN_CODE 77 RUN_SERIAL "${arg_SERIAL}")
+  rdmalloc_cost(cost)
+  set(properties TIMEOUT ${limit} SKIP_RETURN_CODE 77 RUN_SERIAL "${arg_SERIAL}" COST ${cost})
   if(arg_LABELS)
     list(APPEND properties LABELS "${arg_LABELS}")
   endif()
