@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""Every command of docs/quick-start/ and of docs/troubleshooting.md is run, every program compiled.
+"""Every command of README.md, docs/quick-start/ and docs/troubleshooting.md is run, every program compiled.
 
     quick_start_test.py BUILD SCRATCH
 
@@ -8,11 +8,12 @@ runs its blocks in order (pages.py says how they are marked), with what this mac
 environment and nothing else. A program for verbs runs to "no device"; with one the lab runs the same calls
 (lab.cache_*). Docker's commands are parsed by its client and their inner commands run in a root like a
 container's (tests/tools/container.sh); of Kubernetes' file the command is run so and the fields are read
-by kubectl, without a cluster. What is not installed here is SKIPped by name.
+by kubectl, without a cluster. Of README.md's line to install the packages are only asked for, and the build is the
+one that is here; ./run and ./test say their --help, which begins nothing. What is not installed here is SKIPped by name.
 
 Seen to fail: with `rdmalloc jobs` for `job`, with "3 wrong bytes" to be shown, with a function misspelt in
 ucx.md and the library in mpich.md, with `docker run --memlock`, with `mountpat:` and `"runn"` in pod.yaml, with a
-page of 75 lines.
+page of 75 lines, with `tools/setup.sh built` and `--prefx` in README.md.
 """
 import json
 import os
@@ -148,6 +149,27 @@ class Pages(unittest.TestCase):
         self.assertEqual(pod["spec"]["volumes"][0]["emptyDir"], {"medium": "Memory", "sizeLimit": "1Gi"})
         self.assertEqual(len(one["env"]), 4)
 
+    def in_root(self, *words):
+        done = subprocess.run(words, cwd=ROOT, env=self.env(), text=True, stdin=subprocess.DEVNULL, check=False,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=BLOCK_SECONDS)
+        self.assertEqual(done.returncode, 0, f"{words}: {done.stdout}")
+        return done.stdout
+
+    def run_install(self, block, _):
+        setup, build, install, ldconfig = block.text.strip().split(" && ")
+        name, *purposes = setup.split()
+        self.in_root(name, "--print", *purposes)
+        self.assertRegex(build, r"^tools/build\.sh release$")
+        self.in_root("bash", "-n", "tools/build.sh")
+        self.assertRegex(install, r"^cmake --install build/release --prefix /usr/local$")
+        # Word by word: the folder of one may lie in that of the other.
+        self.in_root(*[{"build/release": BUILD, "/usr/local": PREFIX}.get(word, word) for word in install.split()])
+        self.assertEqual(ldconfig, "ldconfig")
+
+    def run_repository(self, block, _):
+        for command in block.text.split():
+            self.assertIn(command, self.in_root(command, "--help"))
+
     @staticmethod
     def skip(why):
         print("SKIP:", why)
@@ -156,6 +178,9 @@ class Pages(unittest.TestCase):
     def test_pages_fit_a_screen(self):
         self.assertEqual([(name, lines) for name in PAGES
                           if (lines := len(page("quick-start/" + name).splitlines())) > SCREEN_LINES], [])
+
+    def test_readme(self):
+        self.run_page("../README.md")
 
     def test_troubleshooting(self):
         self.run_page("troubleshooting.md")
