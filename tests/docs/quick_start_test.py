@@ -5,8 +5,7 @@
 
 rdmalloc is installed to SCRATCH/prefix, which stands for the pages' /usr/local. Each page has an empty folder and
 runs its blocks in order (pages.py says how they are marked), with what this machine needs of Open MPI in the
-environment and nothing else. A program for verbs runs to "no device"; with one the lab runs the same calls
-(lab.cache_*). Docker's commands are parsed by its client and their inner commands run in a root like a
+environment and nothing else. The program for verbs runs to "no device"; on one the lab runs it (lab.cache_*). Docker's commands are parsed by its client and their inner commands run in a root like a
 container's (tests/tools/container.sh); of Kubernetes' file the command is run so and the fields are read
 by kubectl, without a cluster. Of README.md's line to install the packages are only asked for, and the build is the
 one that is here; ./run and ./test say their --help, which begins nothing. What is not installed here is SKIPped by name.
