@@ -2,7 +2,7 @@
 """The verbs, libfabric and ucx registrars and our cache on a real device, in one boot.
 
     cache_test.py RELEASE STEPS PROGRAM...      programs/verbs_cache.cc, fabric_cache.cc, ucx_cache.cc;
-                                                examples/regcache_verbs.c
+                                                examples/regcache_verbs.c and the quick start's
 
 The naive cache is the control: it must be caught, and is how the oracle was seen to fail.
 """
@@ -45,6 +45,8 @@ def runs_of(name, release):
         return runs_of_ucx(release)
     if name.endswith("regcache_verbs"):  # the example: the buffers' chunk, and the target
         return [("", "", r"100 buffers written, 2 registrations\n")]
+    if name.endswith("quick_start_verbs"):  # docs/quick-start/verbs.md
+        return [("", "", r"100 buffers, 1 registrations\n")]
     if name.endswith("verbs_cache"):
         return [("", *LIMITS), ("", *ORACLE), ("RDMALLOC_DECAY_MS=0", *ORACLE), ("", *NAIVE),
                 ("", *FORKS), ("", "quiesce", r"quiesce 0 failures"),

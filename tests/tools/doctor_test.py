@@ -3,12 +3,16 @@
 
     doctor_test.py RDMALLOC MPI_PROGRAM
 
+Seen to fail, besides: with an empty list of missing programs, with the mpi check always good, without the
+look at pml, with a section out of docs/doctor.md.
+
 The kernel's files are made up below a folder (--root); limits, rights, mounts, filters and launchers
 are real ones. Each check was seen to fail this test when it found always the one, and always the other.
 """
 import ctypes
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -20,6 +24,7 @@ import launching
 from launching import call, environment, script
 
 TOOL, MPI_PROGRAM = sys.argv[1:]
+PAGE = os.path.join(os.path.dirname(__file__), "..", "..", "docs", "doctor.md")
 IS_ROOT = os.geteuid() == 0
 # As a plain user: without any capability, and with the library within reach.
 AS_NOBODY = ["setpriv", "--reuid", str(launching.NOBODY), "--regid", str(launching.NOBODY),
@@ -113,6 +118,14 @@ class Answers(Case):
         done = doctor({self.THP: "always madvise [never]"})
         self.assertEqual((done.returncode, done.stdout.split("\n")[-2]), (2, "1 bad, 1 warnings"), done)
         self.assertRegex(done.stdout, r"(?m)^bad      shm ")
+
+    def test_every_finding_has_a_section_in_the_docs(self):
+        done = call([TOOL, "doctor", "--root", self.root({})], env=launching.open_mpi())
+        self.assertIn("docs/doctor.md has a section", done.stdout)
+        with open(PAGE, encoding="utf-8") as page:
+            sections = re.findall(r"^## (\S+)$", page.read(), flags=re.M)
+        found = [one["id"] for one in self.look(files=self.GOOD).values()]
+        self.assertEqual(sections, found)
 
     def test_could_not_look(self):
         self.assertEqual(call([TOOL, "doctor", "--nonsense"]).returncode, 3)
@@ -363,7 +376,8 @@ class Launchers(Case):
         for launcher, variable in ways:
             # Two threads of one core are one slot.
             self.check("slots", "good", [], launcher, "-n", "1", "a", files=topology)
-            self.check("slots", "good", ["1 slots"], launcher, "a", files=topology)
+            self.check("slots", "good", ["no number of ranks", "each of 1 slot (cores)"], launcher, "a",
+                       files=topology)
             self.check("slots", "bad", ["2 ranks", "export " + variable], launcher, "-np", "2", "a",
                        files=topology)
             self.check("slots", "bad", ["2 ranks"], launcher, "-n", "1", "a", ":", "-n", "1", "b",
@@ -454,7 +468,44 @@ class Programs(Case):
         self.check("program", "bad", ["statically"], four, "-n", "1", "true", ":", fixed)
         self.check("program", "good", ["will load"], four, "-n", "1", "true")
         self.check("program", "good", ["no command"])
-        self.check("program", "good", ["no program"], four, "nosuch")
+
+    def test_programs_that_are_not_there(self):
+        four = self.launcher("mpirun", "mpirun (Open MPI) 4.1.4")
+        for command in ([four, "-n", "2", "./nosuch"], [four, "-n", "1", "true", ":", "-n", "1", "./nosuch"]):
+            self.check("program", "bad", ["./nosuch: No such file", "launcher ends", "ls -l ./nosuch"], *command)
+        self.check("program", "bad", ["nosuch: not found in PATH", "command ends"], "nosuch")
+        done = call([TOOL, "doctor", "--", four, "-n", "2", "./nosuch"], env=launching.open_mpi())
+        self.assertEqual(done.returncode, 2, done)
+        self.assertNotIn("0 bad", done.stdout)
+        # Other machines may have it.
+        for command in ([four, "--hostfile", "file", "./nosuch"], [four, "-H", "b:8", "./nosuch"],
+                        [self.launcher("srun", ""), "./nosuch"]):
+            self.check("program", "note", ["on this machine", "./nosuch"], *command)
+
+    def test_the_mpi_of_another_launcher(self):
+        four = self.launcher("mpirun", "mpirun (Open MPI) 4.1.4")
+        hydra = self.launcher("mpiexec.hydra", "HYDRA build details:\n    Version:  4.0.2")
+        os.mkdir(self.folder + "/lib")
+
+        for soname, is_open_mpi in (("libopen-pal.so.40", True), ("libmpich.so.12", False),
+                                    ("libmpi.so.12", False), ("libother.so.1", None)):
+            library = self.compiled("lib/" + soname, "int begin(void) { return 0; }", "-shared",
+                                    "-Wl,-soname," + soname)
+            program = self.compiled("with-" + soname, "int begin(void); int main(void) { return begin(); }",
+                                    "-x", "none", library, "-Wl,-rpath," + self.folder + "/lib")
+            for launcher, starts_open_mpi in ((four, True), (hydra, False)):
+                is_wrong = is_open_mpi is not None and is_open_mpi != starts_open_mpi
+                self.check("mpi", "bad" if is_wrong else "good", [soname, "MPI_Init"] if is_wrong else [],
+                           launcher, "-n", "2", program)
+        self.check("mpi", "good", ["no launcher"], program)
+
+    @needs_mpi_program
+    def test_a_real_program_under_the_wrong_launcher(self):
+        hydra = self.launcher("mpiexec.hydra", "HYDRA build details:\n    Version:  4.0.2")
+        self.check("mpi", "bad", ["Open MPI's libopen-pal", "MPICH 4.0.2", "mpirun.openmpi"], hydra, "-n", "2",
+                   MPI_PROGRAM)
+        four = self.launcher("mpirun", "mpirun (Open MPI) 4.1.4")
+        self.check("mpi", "good", ["libopen-pal"], four, "-n", "2", MPI_PROGRAM)
 
     @needs_mpi_program
     def test_hooks(self):
@@ -523,6 +574,10 @@ class Programs(Case):
         self.check("libfabric", "bad", [other, "rdmalloc run"], four, "-x", "LD_PRELOAD=" + other,
                    hanging)
         self.check("libfabric", "note", [], four, hanging)
+        # Where all goes over UCX there is nothing to note.
+        self.check("libfabric", "good", ["pml=ucx"], four, "--mca", "pml", "ucx", hanging)
+        self.check("libfabric", "good", ["pml=ucx"], four, hanging, env=environment(OMPI_MCA_pml="ucx"))
+        self.check("libfabric", "note", [], four, "--mca", "pml", "cm", hanging)
 
 
 if __name__ == "__main__":

@@ -82,6 +82,19 @@ class Merges(Case):
         self.assertEqual((row["off"], row["off_by"]), (10, "regs"))
         self.assertEqual(row["statistics"]["closed_domains"]["registrations"], 90)
 
+    def test_what_no_domain_could_count_is_no_zero(self):
+        for rank in (0, 1):
+            rank_file(self.folder, rank, ranks=2, domains=[], closed_domains={"domains": 0, "hits": 0})
+        text = self.text(0)
+        self.assertRegex(text, r"(?m)^ +0  node1 +1000  job +100\.0M +0 +0 +- +- +- +- +- +- ")
+        self.assertIn("no rank opened a domain: 'registered' to 'slowest' are of rdmalloc's own", text)
+        self.assertEqual(self.view(0)["rows"][0]["registrations"], 0)
+        # One closed domain of one rank is enough for all to be counts.
+        rank_file(self.folder, 1, ranks=2, pid=9, mapped_bytes=200 * MIB, closed_domains={"domains": 1})
+        text = self.text(0)
+        self.assertNotIn("no rank opened", text)
+        self.assertNotIn(" - ", text)
+
     def test_a_rank_is_its_largest_process(self):
         rank_file(self.folder, 0, ranks=1, pid=7, mapped_bytes=MIB)
         rank_file(self.folder, 0, ranks=1, pid=8, mapped_bytes=9 * MIB)

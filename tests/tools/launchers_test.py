@@ -86,6 +86,12 @@ class OpenMpi(Case):
         five = self.fake("mpirun", "mpirun (Open MPI) 5.0.7")
         self.assertEqual(dry(five, "a", env=listed), [five, "-x", PRELOAD, "a"])
 
+    def test_bare_stats_points_to_a_folder(self):
+        done = run("--dry-run", "--stats", "--", self.mpirun, "a")
+        self.assertIn("--stats=FOLDER keeps them apart, and 'rdmalloc job FOLDER'", done.stderr)
+        for words in (["--stats=folder", "--", self.mpirun, "a"], ["--stats", "--", "true"], ["--", self.mpirun, "a"]):
+            self.assertEqual(run("--dry-run", *words).stderr, "", words)
+
     def test_app_files_are_said_to_be_out_of_reach(self):
         done = run("--dry-run", "--", self.mpirun, "--app", "file")
         self.assertIn("--app file", done.stderr)

@@ -153,6 +153,24 @@ class Refuses(Case):
         self.refused(["has no '='", "NAME=VALUE"], "--set", "DECAY_MS", "--", "echo")
         self.refused(["RDMALLOC_DEKAY", "DECAY_MS"], "--set", "DEKAY=1", "--", "echo")
 
+    def test_values_that_are_not_understood(self):
+        for value, words in (("DECAY_MS=abc", ["allowed: 0 to 3600000"]), ("RDMALLOC_LIMIT=1K", ["4M or more"]),
+                             ("HUGE=3M", ["auto, never, 2M, 1G"]), ("STATS=yes", ["a file with a '/'"]),
+                             ("NOTIFY=", ["explicit"])):
+            self.refused([f"--set {value}: RDMALLOC_", "is not understood", *words], "--set", value, "--", "echo")
+        self.refused(["RDMALLOC_PURGE=never is not understood"], "--purge", "never", "--", "echo")
+        # What is wrong in the environment is not this command's: the program warns, as without us.
+        done = run("--set", "DECAY_MS=1", "--", "true", env=environment(RDMALLOC_HUGE="3M"))
+        self.assertEqual(done.returncode, 0)
+        self.assertIn("RDMALLOC_HUGE=3M is not understood", done.stderr)
+        # And none that is right is refused, whatever else is set.
+        for value in ("LIMIT=4M", "LIMIT=10%", "ARENA=64G", "LOG=quiet", "STATS=0", "STATS=./%p.json",
+                      "CHECKPOINT=on", "TOPOLOGY=2x2", "FAULT=commit:9000", "HUGE=1G", "REG_MAX_BYTES=0"):
+            done = run("--set", value, "--", "true", env=environment(RDMALLOC_LOG="quiet"), cwd=self.folder)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), value)
+        # The program's own, and none of ours.
+        self.assertEqual(len([name for name in os.listdir(self.folder) if name.endswith(".json")]), 1)
+
     def test_libraries_that_can_not_be_preloaded(self):
         self.refused(["No such file", "--library"], "--library", "/nowhere.so", "--", "echo")
         text = script(self.path("text.so"), "nothing\n")

@@ -55,6 +55,7 @@ std::vector<Finding> examine(const DoctorOptions& options) {
           check_userfaultfd(machine),
           check_preload(job),
           check_program(job, our_library()),
+          check_mpi(job),
           check_hooks(job),
           check_open_mpi(job),
           check_libfabric(job)};
@@ -73,6 +74,8 @@ std::string as_text(const std::vector<Finding>& findings) {
     if (!one.why.empty()) text += fmt::format("         why: {}\n", one.why);
     if (!one.fix.empty()) text += fmt::format("         fix: {}\n", one.fix);
   }
+  if (worst_of(findings) != Severity::good)
+    text += "docs/doctor.md has a section for each name of the second column\n";
   return text + fmt::format("{} bad, {} warnings\n", count(findings, Severity::bad),
                             count(findings, Severity::warning));
 }

@@ -54,6 +54,7 @@ struct Job {
   Launcher launcher;
   std::vector<Context> contexts;
   std::vector<std::string> programs;  // paths of those that are here
+  std::vector<std::string> missing;   // of those that are not: a sentence each, the name first
   std::vector<Library> libraries;     // that these load, MPI's components included
 
   // Of the launcher's environment or of its options that pass variables to the ranks.
@@ -83,6 +84,7 @@ Finding check_remote_shell(const Job& job);
 Finding check_slots(const Machine& machine, const Job& job);
 Finding check_preload(const Job& job);
 Finding check_program(const Job& job, const std::string& library);
+Finding check_mpi(const Job& job);
 Finding check_hooks(const Job& job);
 Finding check_open_mpi(const Job& job);
 Finding check_libfabric(const Job& job);

@@ -73,6 +73,36 @@ std::string preload_path(const std::string& entry) {
   return (fs::path(place.dli_fname).parent_path() / entry).string();
 }
 
+void add_program(const Found& found, Job& job) {
+  if (found.path.empty())
+    job.missing.push_back(found.problem);
+  else
+    job.programs.push_back(started_for(found.path));
+}
+
+// Ranks may start on machines that see other files than this one.
+bool has_other_hosts(const Job& job) {
+  if (job.launcher.kind == Launcher::Kind::slurm) return true;
+  for (const char* option :
+       {"host", "hosts", "hostfile", "machinefile", "default-hostfile", "H", "f"})
+    if (job.has_option(option)) return true;
+  return false;
+}
+
+// Whose MPI a program is linked with; empty: nobody's. libmpi.so.12 alone is the name that MPICH,
+// Intel MPI and MVAPICH share.
+std::string mpi_of(const Job& job, const Library** library) {
+  for (const auto& [name, project] :
+       {std::pair<const char*, const char*>{"libopen-pal.so", "Open MPI"},
+        {"libmpich.so", "MPICH"},
+        {"libmpi.so.12", "MPICH"}})
+    if (const Library* found = job.library(name)) {
+      *library = found;
+      return project;
+    }
+  return {};
+}
+
 struct Release {
   unsigned major = 0, minor = 0;
   bool operator<(const Release& other) const {
@@ -153,11 +183,10 @@ Job job_of(const std::vector<std::string>& command) {
     job.contexts = contexts_of(job.launcher.kind, command);
     for (const Context& context : job.contexts)
       if (context.program < context.end) {
-        const Found program = find_program(command[context.program]);
-        if (!program.path.empty()) job.programs.push_back(started_for(program.path));
+        add_program(find_program(command[context.program]), job);
       }
-  } else if (!found.path.empty()) {
-    job.programs.push_back(started_for(found.path));
+  } else {
+    add_program(found, job);
   }
   for (const std::string& program : job.programs)
     add_libraries(list_libraries(program), job.libraries);
@@ -239,9 +268,19 @@ Finding check_preload(const Job& job) {
 }
 
 Finding check_program(const Job& job, const std::string& library) {
-  if (job.programs.empty())
-    return good("program", job.command.empty() ? "no command was given"
-                                               : "no program of the command is on this machine");
+  if (job.command.empty()) return good("program", "no command was given");
+  if (!job.missing.empty()) {
+    const std::string& problem = job.missing[0];
+    const std::string name = problem.substr(0, problem.find(": "));
+    if (has_other_hosts(job))
+      return {"program", Severity::note, problem + " on this machine; the ranks may run on others",
+              "where it is not there, the launcher ends with that error", "ls -l " + name};
+    return {"program", Severity::bad, problem,
+            fmt::format("no program is started: the {} ends with that error",
+                        job.launcher.kind == Launcher::Kind::none ? "command" : "launcher"),
+            fmt::format("ls -l {}  # and give the path of the program", quoted(name))};
+  }
+  if (job.programs.empty()) return good("program", "the command names no program");
   for (const std::string& program : job.programs)
     if (const std::string obstacle = preload_obstacle(program, library); !obstacle.empty()) {
       const std::size_t remedy = obstacle.rfind("; ");
@@ -250,6 +289,25 @@ Finding check_program(const Job& job, const std::string& library) {
               obstacle.substr(remedy + 2)};
     }
   return good("program", "the loader will load rdmalloc into " + job.programs[0]);
+}
+
+// A rank asks the launcher that it was built for who the others are.
+Finding check_mpi(const Job& job) {
+  const bool is_open_mpi = job.launcher.kind == Launcher::Kind::open_mpi;
+  if (!is_open_mpi && job.launcher.kind != Launcher::Kind::hydra)
+    return good("mpi", "no launcher of an MPI in question");
+  const Library* library = nullptr;
+  const std::string linked = mpi_of(job, &library);
+  if (linked.empty()) return good("mpi", "no program is linked with an MPI that is known");
+  if ((linked == "Open MPI") == is_open_mpi)
+    return good("mpi",
+                fmt::format("{} of {}, started by {}", library->name, linked, job.launcher.name));
+  return {"mpi", Severity::bad,
+          fmt::format("the program is linked with {}'s {}, and the launcher is {}", linked,
+                      library->name, job.launcher.name),
+          "each rank takes itself for rank 0 of 1, or MPI_Init fails",
+          fmt::format("{} ...  # the launcher of the MPI that the program was built with",
+                      linked == "Open MPI" ? "mpirun.openmpi" : "mpirun.mpich")};
 }
 
 Finding check_hooks(const Job& job) {
@@ -325,6 +383,9 @@ Finding check_libfabric(const Job& job) {
             "told)",
             "export RDMALLOC_PURGE=off  # or FI_MR_CACHE_MAX_COUNT=0, or another release"};
   if (is_race || *release < first_deadlock || race < *release) return good("libfabric", seen);
+  // By the layer that Open MPI was told to send through; over UCX nothing goes through libfabric.
+  if (job.mca("pml").value_or("") == "ucx")
+    return good("libfabric", seen + "; pml=ucx: messages do not go through it");
   // The preload that decides is the first malloc's; `rdmalloc run` makes it ours.
   const std::string other = foreign_malloc(job.variable("LD_PRELOAD").value_or(""));
   std::string why =

@@ -86,7 +86,15 @@ struct View {
   std::size_t strangers = 0;  // processes without a rank
   std::int64_t ranks = 0;
   std::map<std::string, std::size_t> hosts;  // ranks of each
+  bool has_domains = false;  // of our registration cache, open or closed, at any rank
 };
+
+bool has_domains(const json& counters) {
+  const auto open = counters.find("domains");
+  const auto closed = counters.find("closed_domains");
+  return (open != counters.end() && open->is_array() && !open->empty()) ||
+         (closed != counters.end() && closed->is_object() && number(*closed, "domains") > 0);
+}
 
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
@@ -170,7 +178,10 @@ View view_of(const JobFiles& files) {
   measure(view);
   look_for_missing(files, view);
   look_for_mixture(files, view);
-  for (const RankRow& row : view.rows) ++view.hosts[row.process->host];
+  for (const RankRow& row : view.rows) {
+    ++view.hosts[row.process->host];
+    view.has_domains = view.has_domains || has_domains(row.process->counters);
+  }
   view.complaints.insert(view.complaints.end(), files.broken.begin(), files.broken.end());
   return view;
 }
@@ -224,6 +235,11 @@ std::string list_of(const std::vector<std::int64_t>& numbers) {
 
 std::string notes_of(const View& view) {
   std::string text;
+  if (!view.has_domains && !view.rows.empty())
+    text +=
+        "no rank opened a domain: 'registered' to 'slowest' are of rdmalloc's own registration "
+        "cache, "
+        "and what MPI, UCX or libfabric register themselves is not counted here\n";
   for (const SilentProcess& one : view.died)
     text +=
         fmt::format("rank {} (process {} on {}) left nothing: killed, crashed, or ended by _exit\n",
@@ -252,21 +268,25 @@ std::string as_text(const View& view) {
   std::string text = fmt::format("{} of {} ranks on {} host{}, farthest from the median first\n\n",
                                  view.rows.size(), view.ranks, view.hosts.size(),
                                  view.hosts.size() == 1 ? "" : "s");
+  // Without a domain there is nothing that could have been registered: no zeroes, which would read
+  // as a count.
+  const auto cell = [&view](std::size_t column, double value) {
+    const Column& one = columns()[column];
+    return one.is_of_domains && !view.has_domains ? "-" : shown(value, one.unit);
+  };
   std::vector<std::vector<std::string>> lines = {{"rank", "host", "process", "program"}};
   for (const Column& column : columns()) lines[0].push_back(column.title);
   lines[0].insert(lines[0].end(), {"off", "by"});
   for (const RankRow& row : view.rows) {
     std::vector<std::string> cells = {fmt::format("{}", row.rank), row.process->host,
                                       fmt::format("{}", row.process->pid), row.process->program};
-    for (std::size_t i = 0; i < columns().size(); ++i)
-      cells.push_back(shown(row.values[i], columns()[i].unit));
+    for (std::size_t i = 0; i < columns().size(); ++i) cells.push_back(cell(i, row.values[i]));
     cells.push_back(fmt::format("{:.1f}", row.off));
     cells.push_back(row.off_by);
     lines.push_back(cells);
   }
   std::vector<std::string> middle = {"", "median", "", ""};
-  for (std::size_t i = 0; i < columns().size(); ++i)
-    middle.push_back(shown(view.medians[i], columns()[i].unit));
+  for (std::size_t i = 0; i < columns().size(); ++i) middle.push_back(cell(i, view.medians[i]));
   lines.push_back(middle);
   text += table_of(lines);
   const std::string notes = notes_of(view);

@@ -453,9 +453,12 @@ Finding check_slots(const Machine& machine, const Job& job) {
     for (std::size_t at = context.begin; at + 1 < context.program; at++)
       for (const char* option : {"-n", "--n", "-np", "--np", "-c"})
         if (job.command[at] == option) ranks += std::atol(job.command[at + 1].c_str());
+  const std::string there = fmt::format("{} slot{} (cores)", slots, slots == 1 ? "" : "s");
   const std::string seen =
-      fmt::format("{} ranks are asked for, and {} slots (cores) are there",
-                  ranks == 0 ? "as many as slots" : fmt::format("{}", ranks), slots);
+      ranks == 0
+          ? fmt::format("no number of ranks is given: mpirun starts one for each of {}", there)
+          : fmt::format("{} rank{} asked for, and there {} {}", ranks, ranks == 1 ? " is" : "s are",
+                        slots == 1 ? "is" : "are", there);
   const auto says_so = [](const std::optional<std::string>& value) {
     std::string text = value.value_or("");
     std::transform(text.begin(), text.end(), text.begin(), ::tolower);

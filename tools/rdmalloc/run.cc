@@ -111,6 +111,34 @@ std::string collect_settings(const RunOptions& options, Wanted& wanted) {
   return {};
 }
 
+// What rdmalloc itself says of the values of the command line: a child of ours is started with each
+// alone, and reads it as any program does. Refused here, since ranks would warn and go on with the
+// default. Left out: RDMALLOC_FAULT, which would fail our child, and a file for its statistics.
+std::string value_problem(const RunOptions& options) {
+  for (const std::string& text : options.settings) {
+    std::string name = text.substr(0, text.find('='));
+    if (name.rfind(kPrefix, 0) != 0) name = kPrefix + name;
+    const std::string value = text.substr(text.find('=') + 1);
+    const bool is_file = name == "RDMALLOC_STATS" && value.find('/') != std::string::npos;
+    if (name == "RDMALLOC_FAULT" || is_file) continue;
+    Changes alone;
+    for (char** entry = environ; *entry != nullptr; entry++)
+      if (const std::string other = *entry; other.rfind(kPrefix, 0) == 0)
+        alone[other.substr(0, other.find('='))] = std::nullopt;
+    alone["LD_PRELOAD"] = std::nullopt;
+    alone[name] = value;
+    const std::string said = ask({"/proc/self/exe", "--version"}, alone).err;
+    const std::string problem = fmt::format("{}={} is not understood; ", name, value);
+    const std::size_t at = said.find(problem);
+    if (at == std::string::npos) continue;
+    // "allowed: 0 to 3600000 (milliseconds); using 5000"
+    const std::string rest =
+        said.substr(at + problem.size(), said.find('\n', at) - at - problem.size());
+    return fmt::format("--set {}: {}{}", text, problem, rest.substr(0, rest.rfind("; using ")));
+  }
+  return {};
+}
+
 // The folder with an absolute name, since ranks may start elsewhere.
 std::string absolute_folder(const std::string& named) {
   std::string path = fs::absolute(named).lexically_normal().string();
@@ -216,6 +244,7 @@ int run(const RunOptions& options) {
   Wanted wanted;
   if (const std::string wrong = collect_settings(options, wanted); !wrong.empty())
     return fail(wrong);
+  if (const std::string wrong = value_problem(options); !wrong.empty()) return fail(wrong);
   const std::string folder =
       options.stats_folder.empty() ? "" : absolute_folder(options.stats_folder);
   if (!folder.empty()) wanted.settings["RDMALLOC_STATS"] = file_setting(folder);
@@ -228,6 +257,10 @@ int run(const RunOptions& options) {
   const Plan plan = plan_for(launcher, options.command, wanted);
   if (!plan.refusal.empty()) return fail(plan.refusal);
   for (const std::string& warning : plan.warnings) fail(warning);
+  if (launcher.kind != Launcher::Kind::none && wanted.settings["RDMALLOC_STATS"] == "1")
+    fail(
+        "--stats writes the counters of all ranks to one standard error, where they may mix; "
+        "--stats=FOLDER keeps them apart, and 'rdmalloc job FOLDER' makes one table of them");
   const std::vector<std::string> obstacles = without_us(plan, wanted.library);
   for (const std::string& obstacle : obstacles)
     fail(obstacle + (options.is_strict ? "" : ". It runs without rdmalloc."));
