@@ -168,7 +168,7 @@ bool read_topology(const char* value) {
     return false;
   source.mode = os::TopologyMode::kMadeUp;
   source.nodes = numbers[0];
-  source.caches = numbers[1];
+  source.processors = numbers[1];
   return true;
 }
 bool read_reg_bytes(const char* value) {
@@ -225,7 +225,8 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_ARENA", read_arena, "16M to 64T, or % of memory",
      "1T, or four times the memory there is"},
     {"RDMALLOC_TOPOLOGY", read_topology,
-     "auto, one, NODESxCACHES of 64 at most (for tests), or a directory like /sys/devices/system",
+     "auto, one, NODESxPROCESSORS of 256 at most (for tests), or a directory like "
+     "/sys/devices/system",
      "auto"},
     {"RDMALLOC_REG_MAX_BYTES", read_reg_bytes, "bytes, K, M, G, T or % of memory; 0: no limit",
      "0"},

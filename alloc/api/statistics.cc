@@ -117,7 +117,7 @@ constexpr StatisticLine kLines[] = {
          "bytes of destroyed heaps with a page size whose pages are held still"),
     LINE(registered_heaps, "registered heaps of the user"),
     LINE(threads, "threads that have magazines"),
-    LINE(shards, "shards of the depot and the slabs: last-level caches that threads were seen at"),
+    LINE(shards, "shards of the depot and the slabs: processors that threads were seen at"),
     LINE(shard_steals, "times a shard took free blocks from another"),
     LINE(sent_home_blocks, "blocks of other NUMA nodes that went back to their slabs"),
     LINE(purges, "successful decommits"),
@@ -174,7 +174,7 @@ int set_place(std::uint64_t place) {
 std::uint64_t topology_number() {
   const os::TopologySource& source = options().topology;
   if (source.mode != os::TopologyMode::kMadeUp) return static_cast<std::uint64_t>(source.mode);
-  return std::uint64_t{source.nodes} << 32 | source.caches;
+  return std::uint64_t{source.nodes} << 32 | source.processors;
 }
 
 // To 0 only: for tools that read what others wrote, and write nothing themselves.

@@ -12,13 +12,12 @@ namespace {
 constinit Lock making;  // a shard; under it nothing but the mapping of metadata
 // The shard of each place, and 1; 0: none yet. Written under the lock. Relaxed: what is to be seen
 // of a shard is published by shard_count.
-constinit std::atomic<std::uint8_t> shard_of_place[kShardLimit] = {};
-static_assert(kShardLimit < 255);
+constinit std::atomic<std::uint16_t> shard_of_place[kShardLimit] = {};
 
 void set_shard(unsigned place, unsigned shard) {
   auto node = static_cast<std::uint8_t>(os::node_of_place(place));
   shards[shard].node.store(node, std::memory_order_relaxed);
-  shard_of_place[place].store(static_cast<std::uint8_t>(shard + 1), std::memory_order_relaxed);
+  shard_of_place[place].store(static_cast<std::uint16_t>(shard + 1), std::memory_order_relaxed);
 }
 
 unsigned make_shard(unsigned place) {

@@ -37,12 +37,12 @@ constexpr std::uint32_t kFirstLimit = 4;
 // all together, at most
 //     kFewThreads * kFewShareBytes + (kFirstThreads - kFewThreads) * kFirstShareBytes +
 //     sum of max(kLaterBytes / n, kSmallestShareBytes)
-// which is 50 MB for 1,000 of them.
+// which is below 50 MB for 1,000 of them.
 constexpr std::uint64_t kFewThreads = 3;
 constexpr std::uint64_t kFewShareBytes = 3200 << 10;
 constexpr std::uint64_t kFirstThreads = 8;
 constexpr std::uint64_t kFirstShareBytes = 1280 << 10;
-constexpr std::uint64_t kLaterBytes = std::uint64_t{5} << 20;
+constexpr std::uint64_t kLaterBytes = std::uint64_t{4} << 20;
 constexpr std::uint64_t kSmallestShareBytes = 20 << 10;
 constexpr std::uint64_t share_of(std::uint64_t threads) {
   if (threads <= kFewThreads) return kFewShareBytes;
@@ -55,6 +55,13 @@ static_assert([] {
   for (std::uint64_t n = 1; n <= 1000; ++n) all += share_of(n);
   return all;
 }() <= 50'000'000);
+// Blocks of each class that the n-th thread may have beside its share, with their magazine. A share
+// of many threads is less than what one of them cycles through in forty classes of up to 32 KiB:
+// without these each trip to the slow path gave up a class to open another. All classes of a thread
+// together come to 390 KB for one block of each; a thread that uses few has few.
+constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
+  return threads <= 32 ? 4 : threads <= 128 ? 2 : threads <= 256 ? 1 : 0;
+}
 // Classes of which a thread frees what others allocate, and takes nothing, grow only while it holds
 // this part of its share, and get no spare: their blocks are wanted elsewhere. A main thread that
 // frees what its workers left keeps 0.8 MB of it instead of 3.2 (the program leaks). With an eighth
@@ -80,8 +87,17 @@ std::uint64_t share_bytes() {
 std::uint64_t held(const ThreadCache& cache) {
   return cache.held_bytes.load(std::memory_order_relaxed);
 }
-void hold(ThreadCache& cache, std::uint64_t more) {
+// Without its own blocks: what its share limits.
+std::uint64_t charged(const ThreadCache& cache) {
+  return held(cache) - cache.own_bytes;
+}
+// `own` of the bytes are of its own blocks.
+void hold(ThreadCache& cache, std::uint64_t more, std::uint64_t own) {
+  cache.own_bytes += own;
   cache.held_bytes.store(held(cache) + more, std::memory_order_relaxed);
+}
+void let_go(ThreadCache& cache, std::uint64_t less, std::uint64_t own) {
+  hold(cache, 0 - less, 0 - own);
 }
 
 std::uint32_t count_of(const Bin& bin, const Shelf& shelf) {
@@ -132,12 +148,17 @@ void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine
   depot_put_empty(cache.shard, magazine);
 }
 
-// What `count` magazines that may hold `limit` blocks each cost a thread's share.
-std::uint64_t cost_of(unsigned size_class, std::uint64_t limit, std::uint64_t count) {
-  return count * (limit * class_info(size_class).block_bytes + sizeof(Magazine));
+// What a magazine that may hold `limit` blocks takes, itself included.
+std::uint64_t cost_of(unsigned size_class, std::uint64_t limit) {
+  return limit * class_info(size_class).block_bytes + sizeof(Magazine);
+}
+// The part of it, for a loaded one, that is the thread's own.
+std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, std::uint64_t limit) {
+  if (cache.own_blocks == 0) return 0;
+  return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks);
 }
 std::uint64_t cost_of(unsigned size_class, const Shelf& shelf) {
-  return cost_of(size_class, shelf.limit, shelf.spare != nullptr ? 2 : 1);
+  return cost_of(size_class, shelf.limit) * (shelf.spare != nullptr ? 2 : 1);
 }
 
 // Empties a class of a thread and forgets its magazines.
@@ -148,7 +169,7 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   Magazine* loaded = shelf.loaded;
   Magazine* spare = shelf.spare;
   loaded->count = count_of(bin, shelf);
-  hold(cache, 0 - cost_of(size_class, shelf));
+  let_go(cache, cost_of(size_class, shelf), own_part(cache, size_class, shelf.limit));
   bin = {nothing + 1, nothing + 1};
   shelf = {};
   order_for_fork();
@@ -163,7 +184,7 @@ void drop_all(ThreadCache& cache) {
 // Runs on the slow path of the thread itself: classes that did not move since the last look give
 // their blocks up. With many threads a share shrinks; then everything looked at goes.
 void age(ThreadCache& cache) {
-  bool is_over_share = held(cache) > share_bytes();
+  bool is_over_share = charged(cache) > share_bytes();
   for (std::uint32_t i = 0; i < kClassesPerAge; ++i) {
     unsigned c = cache.age_cursor + 1;
     cache.age_cursor = c % (kClasses - 1);
@@ -177,6 +198,16 @@ void age(ThreadCache& cache) {
   }
 }
 
+// Of a real machine: whether the thread may stay in a shard that it has to itself, whatever
+// processor it runs on. What it left there it finds again, and threads that are no more than the
+// processors come to rest in a shard each.
+bool may_stay(const ThreadCache& cache) {
+  const Shard& shard = shards[cache.shard];
+  return options().topology.mode != os::TopologyMode::kMadeUp &&
+         shard.threads.load(std::memory_order_relaxed) == 1 &&
+         shard.node.load(std::memory_order_relaxed) == os::this_node();
+}
+
 // Where the thread runs now; what it holds goes with it.
 void enter_shard(ThreadCache& cache) {
   unsigned shard = shard_here();
@@ -188,14 +219,14 @@ void enter_shard(ThreadCache& cache) {
 
 void note_slow_event(ThreadCache& cache) {
   if (++cache.slow_events % kEventsPerAge != 0) return;
-  enter_shard(cache);
+  if (!may_stay(cache)) enter_shard(cache);
   age(cache);
 }
 
 // Makes room in the share for `bytes` more by giving up other classes, in turn.
 void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
   std::uint64_t share = share_bytes();
-  for (unsigned looked = 0; held(cache) + bytes > share && looked < kClasses; ++looked) {
+  for (unsigned looked = 0; charged(cache) + bytes > share && looked < kClasses; ++looked) {
     unsigned c = cache.age_cursor + 1;
     cache.age_cursor = c % (kClasses - 1);
     if (c != keep) drop_class(cache, c);
@@ -208,9 +239,10 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
   std::uint64_t share = share_bytes();
   std::uint32_t limit = info.magazine_max < kFirstLimit ? info.magazine_max : kFirstLimit;
+  auto charge = [&] { return cost_of(size_class, limit) - own_part(cache, size_class, limit); };
   // One class may have a quarter of the share, and a single block in any case.
-  while (limit > 1 && cost_of(size_class, limit, 1) > share / 4) limit /= 2;
-  make_share(cache, cost_of(size_class, limit, 1), size_class);
+  while (limit > 1 && charge() > share / 4) limit /= 2;
+  make_share(cache, charge(), size_class);
   Magazine* magazine = depot_take_empty(cache.shard);
   if (magazine == nullptr) return false;
   magazine->count = 0;
@@ -218,7 +250,7 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   shelf.spare = nullptr;
   shelf.limit = static_cast<std::uint16_t>(limit);
   shelf.is_taken_from = false;
-  hold(cache, cost_of(size_class, limit, 1));
+  hold(cache, cost_of(size_class, limit), own_part(cache, size_class, limit));
   set_bin(cache.bins[size_class], shelf, 0);
   return true;
 }
@@ -231,10 +263,11 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint64_t share) {
   if (limit > info.magazine_max) limit = info.magazine_max;
   if (limit == shelf.limit) return false;
   std::uint64_t more = std::uint64_t{limit - shelf.limit} * info.block_bytes;
+  std::uint64_t own = own_part(cache, size_class, limit) - own_part(cache, size_class, shelf.limit);
   if (shelf.spare != nullptr) more *= 2;
-  if (held(cache) + more > share) return false;
+  if (charged(cache) + more - own > share) return false;
   shelf.limit = static_cast<std::uint16_t>(limit);
-  hold(cache, more);
+  hold(cache, more, own);
   return true;
 }
 
@@ -277,7 +310,9 @@ ThreadCache* make_cache() {
   cache->reset(nothing + 1, thread_id());
   // Where there is one thread there is one place: its processors are not asked for. Of more, what
   // takes files to know is learned before they are made (shards_learn).
-  bool is_first = live_threads.fetch_add(1, std::memory_order_relaxed) == 0;
+  std::uint32_t others = live_threads.fetch_add(1, std::memory_order_relaxed);
+  bool is_first = others == 0;
+  cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
   const os::TopologySource& topology = options().topology;
   if (is_first) os::topology_note_first_thread();
   if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
@@ -298,6 +333,15 @@ void* allocate_without_cache(unsigned size_class) {
   return slab_take(0, size_class, &block, 1) == 1 ? block : nullptr;
 }
 
+// From the shard's own slabs.
+std::uint32_t take_own(ThreadCache& cache, unsigned size_class) {
+  Shelf& shelf = cache.shelves[size_class];
+  grow_limit(cache, size_class, share_bytes());
+  std::uint32_t got = slab_take_own(cache.shard, size_class, shelf.loaded->slots, shelf.limit);
+  set_bin(cache.bins[size_class], shelf, got);
+  return got;
+}
+
 // Fills the class's loaded, empty magazine. False when there is no memory.
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -314,8 +358,14 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   shelf.is_taken_from = true;
   Magazine* filled = depot_take(cache.shard, size_class);
   if (filled == nullptr) filled = depot_take_rest(cache.shard, size_class);
-  if (filled == nullptr && shard_count() > 1)
+  // What lies in other shards comes after what is free in this one: else blocks that threads took
+  // from each other once would go round among them for ever.
+  bool has_others = shard_count() != 1;
+  if (filled == nullptr && has_others) [[unlikely]] {
+    std::uint32_t got = take_own(cache, size_class);
+    if (got != 0) return true;
     filled = depot_steal(cache.shard, size_class, &cache.steals_from);
+  }
   if (filled != nullptr) {
     Magazine* empty = shelf.loaded;
     shelf.loaded = filled;
@@ -323,7 +373,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     depot_put_empty(cache.shard, empty);
     return true;
   }
-  grow_limit(cache, size_class, share_bytes());
+  if (!has_others) grow_limit(cache, size_class, share_bytes());
   std::uint32_t got = slab_take(cache.shard, size_class, shelf.loaded->slots, shelf.limit);
   set_bin(bin, shelf, got);
   return got != 0;
@@ -350,14 +400,14 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, Shelf& shelf) {
 
 // Gives the class its spare magazine, if the thread's share allows it.
 bool open_spare(ThreadCache& cache, unsigned size_class, Shelf& shelf) {
-  std::uint64_t cost = cost_of(size_class, shelf.limit, 1);
-  bool is_allowed = held(cache) + cost <= share_bytes();
+  std::uint64_t cost = cost_of(size_class, shelf.limit);
+  bool is_allowed = charged(cache) + cost <= share_bytes();
   Magazine* spare = is_allowed ? depot_take_empty(cache.shard) : nullptr;
   if (spare == nullptr) return false;
   spare->count = 0;
   order_for_fork();
   shelf.spare = spare;
-  hold(cache, cost);
+  hold(cache, cost, 0);
   return true;
 }
 
@@ -491,8 +541,8 @@ void caches_fit_limit(std::uint64_t limit_bytes) {
 
 unsigned cache_enter_shard() {
   ThreadCache* cache = cache_of_this_thread();
-  if (cache == nullptr) return 0;
-  enter_shard(*cache);
+  if (cache == nullptr) return shard_here();
+  if (!may_stay(*cache)) enter_shard(*cache);
   return cache->shard;
 }
 

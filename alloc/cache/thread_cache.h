@@ -43,6 +43,7 @@ struct alignas(64) ThreadCache {
     for (Bin& bin : bins) bin = {nothing_end, nothing_end};
     for (Shelf& shelf : shelves) shelf = {};
     slow_events = age_cursor = 0;
+    own_bytes = 0;
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
     shard = steals_from = 0;
@@ -59,6 +60,8 @@ struct alignas(64) ThreadCache {
   int exit_rounds = 0;                       // how often the thread's key destructor ran
   std::uint8_t shard = 0;                    // where the thread was when it last looked
   std::uint8_t steals_from = 0;              // which other shard's depot it asks next
+  std::uint8_t own_blocks = 0;               // of each class, beside what its share allows
+  std::uint64_t own_bytes = 0;               // of held_bytes, what those may take
 };
 
 namespace detail {
@@ -153,6 +156,11 @@ void caches_fit_limit(std::uint64_t limit_bytes);
 
 // Looks where the calling thread runs now, as its slow path does every so often. Returns its shard.
 unsigned cache_enter_shard();
+// Its shard as of the last look.
+inline unsigned cache_shard() {
+  const ThreadCache* cache = detail::this_cache;
+  return cache != &detail::empty_cache ? cache->shard : cache_enter_shard();
+}
 
 struct CacheCounters {
   std::uint64_t threads;

@@ -1,11 +1,15 @@
-// Shards: what the depot and the slabs are divided into on a machine of many cores. A shard is for
-// the threads of one place, the processors that share a last-level cache (os/topology.h), and comes
-// to be when a thread is first seen there; so a process on few processors has few. It has a depot
-// and, for each class, lists of slabs and a lock of its own. What an empty one lacks it takes from
-// the others, before new memory is made.
+// Shards: what the depot and the slabs are divided into where there are several threads. A shard is
+// for the threads of one place, a processor (os/topology.h), and comes to be when a thread is first
+// seen there; so a process on few processors has few. It has a depot and, for each class, lists of
+// slabs and a lock of its own. What an empty one lacks it takes from the others, before new memory
+// is made.
 //
-// A slab belongs to a shard, whoever uses its blocks: threads come and go. On the common machine of
-// one last-level cache there is one shard, and nothing here is looked at.
+// A thread that has its shard to itself stays there, whatever processor it runs on later; two that
+// meet in one part by where they run. So threads that are no more than the processors have a shard
+// each, and of more those that run at the same moment are in different ones.
+//
+// A slab belongs to a shard, whoever uses its blocks: threads come and go. In a program of one
+// thread there is one shard, and nothing here is looked at.
 #pragma once
 
 #include <atomic>

@@ -159,7 +159,7 @@ inline std::uint16_t slot_of(const Heap& heap) {
 inline bool is_live(std::uint64_t handle) {
   return handle != 0 && (handle & kEnding) == 0;
 }
-static_assert(kMostHeaps < 1u << 15 && kMostHeaps < 1u << kHandleSlotBits);
+static_assert(kMostHeaps < 1u << 14 && kMostHeaps < 1u << kHandleSlotBits);
 
 // The class of a request of 0 <= bytes <= kSmallMax.
 constexpr unsigned heap_class_of(std::size_t bytes) {

@@ -2,7 +2,7 @@
 
 #include <errno.h>
 
-#include "alloc/cache/shards.h"
+#include "alloc/cache/thread_cache.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
 #include "alloc/init.h"
@@ -38,7 +38,7 @@ std::uint32_t slices_for(std::size_t bytes) {
 
 // While parks are open.
 [[gnu::noinline]] void free_to_park(const void* block, SliceIndex slice) {
-  switch (park_put(shard_here(), slice)) {
+  switch (park_put(cache_shard(), slice)) {
     case Parking::kParked:
       return purge_note_parked();
     case Parking::kNotInUse:
@@ -60,7 +60,8 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   std::uint32_t slices = slices_for(bytes == 0 ? 1 : bytes);
   if (may_be_parked(slices) && alignment <= kSliceBytes) [[unlikely]] {
     *is_zero = false;
-    if (SliceIndex slice = park_take(shard_here(), slices)) return slice;
+    if (SliceIndex slice = park_take(cache_shard(), slices)) return slice;
+    cache_enter_shard();
   }
   MemoryWait wait;
   for (;;) {

@@ -18,14 +18,9 @@ constinit std::atomic<std::uint32_t> places{1}, nodes{1};
 namespace {
 
 constexpr char kRoot[] = "/sys/devices/system";
-// A cache that fewer processors share is not one that threads meet in: virtual machines often show
-// each of their processors with a last-level cache of its own, and some server cores have none
-// beyond their own second level. Then the node is the place.
-constexpr unsigned kFewestCpus = 4;
-// The last level is the highest index, whose number the kernel does not tell: 3 on most machines.
-constexpr unsigned kHighestIndex = 4;
-constexpr unsigned kMostNodes = kMostPlaces;
-constexpr std::uint8_t kNone = 0xff;
+constexpr unsigned kMostNodes = 64;
+static_assert(kMostNodes <= kMostPlaces);
+constexpr std::uint16_t kNone = 0xffff;
 static_assert(kMostPlaces < kNone);
 
 // A path put together; what does not fit makes it empty, which no file is called.
@@ -90,29 +85,17 @@ bool read_list(const Path& path, See see) {
   return is_any;
 }
 
-Path cache_list(const char* root, unsigned cpu, unsigned index) {
-  return Path(root)
-      .text("/cpu/cpu")
-      .number(cpu)
-      .text("/cache/index")
-      .number(index)
-      .text("/shared_cpu_list");
-}
-
 class Reader {
  public:
   Reader(const char* root, Topology* topology) : root_(root), topology_(*topology) {}
 
   bool read() {
-    for (std::uint8_t& place : topology_.place_of_cpu) place = kNone;
+    // A processor that is not online now and will be: anywhere.
+    for (std::uint8_t& place : topology_.place_of_cpu) place = 0;
     topology_.nodes = topology_.places = 0;
     read_nodes();
-    bool is_known = read_list(Path(root_).text("/cpu/online"), [&](unsigned cpu) { enter(cpu); });
-    // A processor that is not online now and will be: anywhere.
-    for (std::uint8_t& place : topology_.place_of_cpu)
-      if (place == kNone) place = 0;
     if (topology_.nodes == 0) topology_.nodes = 1;
-    return is_known;
+    return read_list(Path(root_).text("/cpu/online"), [&](unsigned cpu) { enter(cpu); });
   }
 
  private:
@@ -124,62 +107,30 @@ class Reader {
       read_list(Path(root_).text("/node/node").number(node).text("/cpulist"),
                 [&](unsigned cpu) { node_of_cpu_[cpu] = number; });
     });
-    for (std::uint8_t& place : place_of_node_) place = kNone;
-    for (bool& has_own_places : has_own_places_) has_own_places = true;
   }
 
-  // Gives the processor a place, and with it all others that it shares its cache with.
   void enter(unsigned cpu) {
-    if (topology_.place_of_cpu[cpu] != kNone) return;
+    if (is_entered_[cpu]) return;  // lists that make no sense name one twice
+    is_entered_[cpu] = true;
     std::uint8_t node = node_of_cpu_[cpu];
-    if (!has_own_places_[node] || !enter_cache(cpu, node)) {
-      // What holds for one holds for those after it: their files need not be read.
-      has_own_places_[node] = false;
-      topology_.place_of_cpu[cpu] = place_of_node(node);
-    }
-  }
-
-  bool enter_cache(unsigned cpu, std::uint8_t node) {
-    if (topology_.places == kMostPlaces) return false;
-    auto place = static_cast<std::uint8_t>(topology_.places);
-    unsigned sharing = 0, last = cpu;
-    bool is_cache = false;
-    for (unsigned index = kHighestIndex + 1; !is_cache && index-- != 0;)
-      is_cache = read_list(cache_list(root_, cpu, index), [&](unsigned other) {
-        if (node_of_cpu_[other] != node || topology_.place_of_cpu[other] != kNone) return;
-        topology_.place_of_cpu[other] = place;
-        ++sharing;
-        last = other;
-      });
-    if (sharing < kFewestCpus) {
-      for (unsigned other = 0; other <= last; ++other)
-        if (topology_.place_of_cpu[other] == place) topology_.place_of_cpu[other] = kNone;
-      return false;
-    }
+    unsigned most = kMostPlaces / topology_.nodes, nth = cpus_of_node_[node]++;
+    unsigned place = nth < most ? topology_.places++ : place_of(node, nth % most);
     topology_.node_of_place[place] = node;
-    topology_.places += 1;
-    topology_.place_of_cpu[cpu] = place;
-    return true;
+    topology_.place_of_cpu[cpu] = static_cast<std::uint8_t>(place);
   }
 
-  std::uint8_t place_of_node(std::uint8_t node) {
-    if (place_of_node_[node] != kNone) return place_of_node_[node];
-    std::uint8_t place = 0;
-    if (topology_.places < kMostPlaces) {
-      place = static_cast<std::uint8_t>(topology_.places++);
-      topology_.node_of_place[place] = node;
-    } else {
-      // No number left: with the first place of its node, or, without one, anywhere.
-      while (place < kMostPlaces - 1 && topology_.node_of_place[place] != node) ++place;
-    }
-    return place_of_node_[node] = place;
+  // The nth of the node's places, from 0.
+  unsigned place_of(std::uint8_t node, unsigned nth) const {
+    unsigned place = 0;
+    for (;; ++place)
+      if (topology_.node_of_place[place] == node && nth-- == 0) return place;
   }
 
   const char* root_;
   Topology& topology_;
   std::uint8_t node_of_cpu_[kMostCpus] = {};
-  std::uint8_t place_of_node_[kMostNodes] = {};
-  bool has_own_places_[kMostNodes] = {};  // by cache
+  bool is_entered_[kMostCpus] = {};
+  unsigned cpus_of_node_[kMostNodes] = {};
 };
 
 // ---- the process's own ----
@@ -192,7 +143,7 @@ constinit std::atomic<State> state{State::kUnknown};
 constinit bool is_made_up = false;  // likewise
 constinit std::atomic<int> first_cpu{0};
 constinit std::atomic<std::uint32_t> threads_dealt{0};
-constinit thread_local std::uint8_t dealt_place = kNone;
+constinit thread_local std::uint16_t dealt_place = kNone;
 
 int this_cpu() {
   int saved = errno;
@@ -210,7 +161,7 @@ bool learn(const TopologySource& source) {
     case TopologyMode::kOne:
       return false;
     case TopologyMode::kMadeUp:
-      topology_make(source.nodes, source.caches, &known);
+      topology_make(source.nodes, source.processors, &known);
       is_made_up = true;
       return true;
     case TopologyMode::kDirectory:
@@ -227,11 +178,11 @@ bool topology_read(const char* root, Topology* topology) {
   return Reader(root, topology).read();
 }
 
-void topology_make(std::uint32_t nodes, std::uint32_t caches, Topology* topology) {
+void topology_make(std::uint32_t nodes, std::uint32_t processors, Topology* topology) {
   topology->nodes = nodes;
-  topology->places = nodes * caches;
+  topology->places = nodes * processors;
   for (std::uint32_t place = 0; place < topology->places; ++place)
-    topology->node_of_place[place] = static_cast<std::uint8_t>(place / caches);
+    topology->node_of_place[place] = static_cast<std::uint8_t>(place / processors);
 }
 
 bool topology_is_at(const char* root) {
@@ -279,14 +230,14 @@ unsigned this_place() {
   if (place_count() == 1) return 0;
   if (!is_made_up) return place_of(this_cpu());
   if (dealt_place == kNone)
-    dealt_place = static_cast<std::uint8_t>(threads_dealt.fetch_add(1, std::memory_order_relaxed) %
-                                            place_count());
+    dealt_place = static_cast<std::uint16_t>(threads_dealt.fetch_add(1, std::memory_order_relaxed) %
+                                             place_count());
   return dealt_place;
 }
 
 bool move_to_place(unsigned place) {
   if (place >= place_count() || !is_made_up) return false;
-  dealt_place = static_cast<std::uint8_t>(place);
+  dealt_place = static_cast<std::uint16_t>(place);
   return true;
 }
 

@@ -1,10 +1,10 @@
-// Which processors share a last-level cache and which a NUMA node: what shards are made by
+// The processors of the machine and which of them share a NUMA node: what shards are made by
 // (core/shard.h). Read from the kernel's files by raw system calls, without an allocation, and not
 // before somebody has use for it: until then, and where there is nothing to be read, all
 // processors are one place.
 //
-// RDMALLOC_TOPOLOGY=2x4 makes a topology up, for tests: two nodes of four caches each, to which the
-// threads are dealt in turn, whatever processor they run on.
+// RDMALLOC_TOPOLOGY=2x4 makes a topology up, for tests: two nodes of four processors each, to which
+// the threads are dealt in turn, whatever processor they run on.
 #pragma once
 
 #include <atomic>
@@ -13,9 +13,9 @@
 
 namespace rdmalloc::os {
 
-// A place is the processors of one node that share a last-level cache. Machines that have more of
-// them are told by fewer: their caches fall together node by node.
-inline constexpr unsigned kMostPlaces = 64;
+// A place is a processor. Machines that have more of them than that are told by fewer: each node
+// has an equal part of the places, and deals its processors to them in turn.
+inline constexpr unsigned kMostPlaces = 256;
 inline constexpr unsigned kMostCpus = 4096;
 
 struct Topology {
@@ -30,16 +30,15 @@ enum class TopologyMode : std::uint8_t { kAuto, kOne, kDirectory, kMadeUp };
 struct TopologySource {
   static constexpr std::size_t kLongestPath = 200;
   TopologyMode mode = TopologyMode::kAuto;
-  std::uint32_t nodes = 0, caches = 0;    // kMadeUp: caches of each node
-  char directory[kLongestPath + 1] = {};  // kDirectory: in place of /sys/devices/system
+  std::uint32_t nodes = 0, processors = 0;  // kMadeUp: processors of each node
+  char directory[kLongestPath + 1] = {};    // kDirectory: in place of /sys/devices/system
 };
 
-// Reads it from the files below `root`. At most 6 system calls, 3 a node and 4 a place: 13 on a
-// machine with one of each, 158 with 8 and 32. False when they tell nothing; then *topology is of
-// no use.
+// Reads it from the files below `root`. At most 6 system calls and 3 a node: 9 on a machine with
+// one. False when they tell nothing; then *topology is of no use.
 bool topology_read(const char* root, Topology* topology);
-// `nodes` nodes of `caches` places each, together at most kMostPlaces.
-void topology_make(std::uint32_t nodes, std::uint32_t caches, Topology* topology);
+// `nodes` nodes of `processors` places each, together at most kMostPlaces.
+void topology_make(std::uint32_t nodes, std::uint32_t processors, Topology* topology);
 // Whether there are such files below `root`.
 bool topology_is_at(const char* root);
 

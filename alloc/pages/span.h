@@ -68,27 +68,27 @@ struct SpanWord {
   std::uint8_t size_class;  // of a parked run: which park of the shard
   bool is_zero;             // a large span that was clean when handed out: calloc need not write
   std::uint32_t slices;
-  std::uint16_t heap = 0;  // 15 bits: the heap of the user that the span belongs to, 0 for none
-  std::uint8_t shard = 0;  // 6 bits: of a slab that is no heap's, or a parked run: its shard
+  std::uint16_t heap = 0;  // 14 bits: the heap of the user that the span belongs to, 0 for none
+  std::uint8_t shard = 0;  // of a slab that is no heap's, or a parked run: its shard
 };
-//     63      49 48   43   42   41   35 34  31 30      0
-//    | heap 15  | shard 6 |zero| class 7 | kind 4 | slices 31 |
+//     63      50 49   42   41   40   34 33  30 29      0
+//    | heap 14  | shard 8 |zero| class 7 | kind 4 | slices 30 |
 constexpr std::uint64_t pack(SpanWord word) {
-  return static_cast<std::uint64_t>(word.slices) | static_cast<std::uint64_t>(word.kind) << 31 |
-         static_cast<std::uint64_t>(word.size_class) << 35 |
-         static_cast<std::uint64_t>(word.is_zero) << 42 |
-         static_cast<std::uint64_t>(word.shard) << 43 | static_cast<std::uint64_t>(word.heap) << 49;
+  return static_cast<std::uint64_t>(word.slices) | static_cast<std::uint64_t>(word.kind) << 30 |
+         static_cast<std::uint64_t>(word.size_class) << 34 |
+         static_cast<std::uint64_t>(word.is_zero) << 41 |
+         static_cast<std::uint64_t>(word.shard) << 42 | static_cast<std::uint64_t>(word.heap) << 50;
 }
 constexpr SpanWord unpack(std::uint64_t bits) {
-  return {static_cast<SpanKind>(bits >> 31 & 0xf),
-          static_cast<std::uint8_t>(bits >> 35 & 0x7f),
-          (bits >> 42 & 1) != 0,
-          static_cast<std::uint32_t>(bits & 0x7fffffff),
-          static_cast<std::uint16_t>(bits >> 49),
-          static_cast<std::uint8_t>(bits >> 43 & 0x3f)};
+  return {static_cast<SpanKind>(bits >> 30 & 0xf),
+          static_cast<std::uint8_t>(bits >> 34 & 0x7f),
+          (bits >> 41 & 1) != 0,
+          static_cast<std::uint32_t>(bits & 0x3fffffff),
+          static_cast<std::uint16_t>(bits >> 50),
+          static_cast<std::uint8_t>(bits >> 42 & 0xff)};
 }
 static_assert(static_cast<unsigned>(SpanKind::kParked) < 16 && kHeapClass < 128 &&
-              kShardLimit <= 64);
+              kShardLimit <= 256);
 // What the class map says of a span's slices.
 constexpr std::uint8_t map_class_of(SpanWord word) {
   if (!is_in_use(word.kind)) return 0;

@@ -282,6 +282,11 @@ bool is_empty_slab(SliceIndex slice, unsigned size_class) {
          static_cast<std::int32_t>(class_info(size_class).slab_blocks);
 }
 
+// Slabs with free blocks that a shard among several keeps although they are empty, for what it
+// allocates next, and that other shards leave it. With one, slabs of few blocks went from shard to
+// shard by way of the page heap.
+constexpr std::uint32_t kSlabsKept = 8;
+
 // After a give-back: lists the slab if nobody did, and releases it if it is empty and not the last
 // one of its class with free blocks (which the next allocation would make again).
 void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
@@ -297,7 +302,8 @@ void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
     // blocks back settles it.
     if (arena.span(slice).word.load(std::memory_order_acquire) != seen) return;
     std::uint32_t is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed);
-    if (is_empty_slab(slice, size_class) && !(may_keep && listed_in(slabs) - is_listed == 0)) {
+    std::uint32_t kept = shard_count() == 1 ? 1 : kSlabsKept;
+    if (is_empty_slab(slice, size_class) && !(may_keep && listed_in(slabs) - is_listed < kept)) {
       release(slabs, slice);
       released = true;
     } else if (is_listed == 0 && has_free_bits(slice, words_of(info))) {
@@ -352,7 +358,7 @@ std::uint32_t take_from_others(unsigned shard, unsigned size_class, void** block
     bool is_near = shards[other].node.load(std::memory_order_relaxed) ==
                    shards[shard].node.load(std::memory_order_relaxed);
     bool is_left = everything || shards[other].threads.load(std::memory_order_relaxed) == 0;
-    if ((!is_near && !is_left) || listed_in(theirs) < (is_left ? 1 : 2)) continue;
+    if ((!is_near && !is_left) || listed_in(theirs) < (is_left ? 1 : kSlabsKept + 1)) continue;
     // Not waited for: there are more to ask.
     if (everything) {
       theirs.lock.lock();
@@ -410,22 +416,14 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
 
 namespace {
 
-// Once, whatever is out of reach.
+// Once, whatever is out of reach. Of the shard's own slabs the caller has taken what there is.
 std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
                            std::uint32_t wanted) {
-  SlabClass& slabs = slabs_of(shard, size_class);
   bool has_others = shard_count() != 1;
-  if (has_others) [[unlikely]] {
-    std::uint32_t got = 0;
-    {
-      LockGuard guard(slabs.lock);
-      got = take(slabs, shard, size_class, blocks, wanted);
-    }
-    // Fewer than wanted will do for this time.
-    if (got == 0) got = take_from_others(shard, size_class, blocks, wanted, false);
-    if (got != 0) return got;
-  }
   std::uint32_t got = 0;
+  if (has_others) got = take_from_others(shard, size_class, blocks, wanted, false);
+  if (got != 0) return got;
+  SlabClass& slabs = slabs_of(shard, size_class);
   {
     LockGuard guard(slabs.lock);
     got = take_or_make(slabs, shard, size_class, blocks, wanted, true);
@@ -435,6 +433,14 @@ std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
 }
 
 }  // namespace
+
+std::uint32_t slab_take_own(unsigned shard, unsigned size_class, void** blocks,
+                            std::uint32_t wanted) {
+  SlabClass& slabs = slabs_of(shard, size_class);
+  if (listed_in(slabs) == 0) return 0;
+  LockGuard guard(slabs.lock);
+  return take(slabs, shard, size_class, blocks, wanted);
+}
 
 std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted) {
   MemoryWait wait;

@@ -22,10 +22,13 @@
 
 namespace rdmalloc {
 
-// Takes up to `wanted` free blocks of the class, fullest slab first: of the shard's slabs; else of
-// those that other shards can spare; else of a new one. Within a slab the lowest address comes
-// last, so that allocations that pop them walk upwards through memory. Returns how many; 0 means no
-// memory.
+// Takes up to `wanted` free blocks of the class of the shard's slabs, fullest first. Within a slab
+// the lowest address comes last, so that allocations that pop them walk upwards through memory.
+// Returns how many.
+std::uint32_t slab_take_own(unsigned shard, unsigned size_class, void** blocks,
+                            std::uint32_t wanted);
+// The same for a shard that may have none: of slabs that other shards can spare; else of its own,
+// or a new one. 0 means no memory.
 std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted);
 // Gives blocks of the class back, each to the slab it is of. Aborts with the address when one is no
 // block or is free already.

@@ -64,6 +64,7 @@ Environment emulated_environment(const Allocator& allocator) {
   Environment environment = preload_environment(allocator);
   environment["MALLOC_ARENA_MAX"] = "128";
   environment["RDMALLOC_ARENA"] = "64G";
+  environment["RDMALLOC_TOPOLOGY"] = "1x256";
   std::string& jemalloc = environment["MALLOC_CONF"];
   jemalloc += (jemalloc.empty() ? "narenas:64" : ",narenas:64");
   return environment;

@@ -150,6 +150,7 @@ int main(int argc, char** argv) {
     Cycle cycle;
     cycle.round = round;
     begin(cycle, argv);
+    faults::visit_processors();
     work(cycle);
     end(cycle);
     if (round == kWarmUp) early = settled();

@@ -457,6 +457,7 @@ void purge() {
 
 void round(Held* left) {
   attempt("init", rdmalloc_init);
+  visit_processors();
   use_malloc(1);
   use_heaps();
   use_threads();

@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <rdmalloc/rdmalloc.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/support/process.h"
@@ -48,6 +50,22 @@ inline std::uint64_t counter(const char* name) {
   std::size_t size = sizeof value;
   rdmalloc_ctl(name, &value, &size, nullptr, 0);
   return value;
+}
+
+// Makes what is made when a thread is first seen on a processor, and kept: on each of them.
+inline void visit_processors() {
+  cpu_set_t all;
+  if (!require(sched_getaffinity(0, sizeof all, &all) == 0, "sched_getaffinity")) return;
+  for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+    if (!CPU_ISSET(cpu, &all)) continue;
+    std::thread([cpu] {
+      cpu_set_t one;
+      CPU_ZERO(&one);
+      CPU_SET(cpu, &one);
+      require(sched_setaffinity(0, sizeof one, &one) == 0, "sched_setaffinity");
+      rdmalloc_free(rdmalloc_malloc(64));
+    }).join();
+  }
 }
 
 // ---- what the process holds ----

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Parks: runs that were freed last, kept by each shard for the next block of their length. On a
-// made-up machine of two nodes with two last-level caches each, with RDMALLOC_PURGE=manual, so that
+// made-up machine of two nodes with two processors each, with RDMALLOC_PURGE=manual, so that
 // nothing goes back by itself; parks_thread_test.cc has the rest.
 //
 // Seen to fail: ParksClosed with parks open from the start, and with meetings with a purge counted;

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// The machine's last-level caches and NUMA nodes, read from trees of files like the kernel's.
+// The machine's processors and NUMA nodes, read from trees of files like the kernel's.
 //
-// Seen to fail: with ranges of a list read as their last number; with a cache of one processor
-// taken for a place; with the processors of other nodes that share a cache put at one place; with
-// the list of nodes read from another file; with no end to the places.
+// Seen to fail: with ranges of a list read as their last number; with the list of nodes read from
+// another file; with no end to the places; with processors beyond them dealt to another node's.
 #include "alloc/os/topology.h"
 
 #include <gtest/gtest.h>
@@ -13,6 +12,7 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -31,108 +31,107 @@ class Tree {
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << text << '\n';
   }
-  // Each processor of [first, last] has an L1 of its own at index 0, and at `index` what `list`
-  // says.
-  void cache(unsigned first, unsigned last, unsigned index, const std::string& list) const {
-    for (unsigned cpu = first; cpu <= last; cpu++) {
-      std::string caches = "cpu/cpu" + std::to_string(cpu) + "/cache/index";
-      write(caches + "0/shared_cpu_list", std::to_string(cpu));
-      write(caches + std::to_string(index) + "/shared_cpu_list", list);
-    }
-  }
   const char* root() const { return root_.c_str(); }
 
  private:
   std::filesystem::path root_;
 };
 
-TEST(Topology, one_cache_and_one_node_are_one_place) {
+TEST(Topology, each_processor_is_a_place) {
   Tree tree;
-  tree.write("cpu/online", "0-7");
+  tree.write("cpu/online", "0-5,7");
   tree.write("node/has_cpu", "0");
   tree.write("node/node0/cpulist", "0-7");
-  tree.cache(0, 7, 3, "0-7");
   Topology topology;
   ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, 1u);
+  EXPECT_EQ(topology.places, 7u);
   EXPECT_EQ(topology.nodes, 1u);
+  for (unsigned cpu = 0; cpu < 6; cpu++) EXPECT_EQ(topology.place_of_cpu[cpu], cpu);
+  EXPECT_EQ(topology.place_of_cpu[7], 6);
 }
 
-TEST(Topology, each_last_level_cache_of_a_large_machine_is_a_place_of_its_node) {
+// Each place of a node has as many of its processors as any other, and none of another's.
+void expect_fair(const Topology& topology, unsigned cpus, const std::vector<unsigned>& node_of) {
+  std::vector<unsigned> of_place(topology.places), of_node(topology.nodes), places(topology.nodes);
+  for (unsigned cpu = 0; cpu < cpus; cpu++) {
+    ASSERT_LT(topology.place_of_cpu[cpu], topology.places) << cpu;
+    EXPECT_EQ(topology.node_of_place[topology.place_of_cpu[cpu]], node_of[cpu]) << cpu;
+    of_place[topology.place_of_cpu[cpu]]++;
+    of_node[node_of[cpu]]++;
+  }
+  for (unsigned place = 0; place < topology.places; place++)
+    places[topology.node_of_place[place]]++;
+  for (unsigned place = 0; place < topology.places; place++) {
+    unsigned node = topology.node_of_place[place];
+    EXPECT_GE(of_place[place], of_node[node] / places[node]) << place;
+    EXPECT_LE(of_place[place], (of_node[node] - 1) / places[node] + 1) << place;
+  }
+}
+
+TEST(Topology, processors_beyond_the_places_are_dealt_to_those_of_their_node) {
   Tree tree;
   tree.write("cpu/online", "0-511");
   tree.write("node/has_cpu", "0-1");
   tree.write("node/node0/cpulist", "0-127,256-383");
   tree.write("node/node1/cpulist", "128-255,384-511");
-  for (unsigned first = 0; first < 256; first += 8) {
-    std::string list = std::to_string(first) + "-" + std::to_string(first + 7) + "," +
-                       std::to_string(first + 256) + "-" + std::to_string(first + 263);
-    tree.cache(first, first + 7, 3, list);
-    tree.cache(first + 256, first + 263, 3, list);
-  }
   Topology topology;
   ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, 32u);
+  EXPECT_EQ(topology.places, rdmalloc::os::kMostPlaces);
   EXPECT_EQ(topology.nodes, 2u);
-  for (unsigned cpu = 0; cpu < 512; cpu++) {
-    EXPECT_EQ(topology.place_of_cpu[cpu], cpu % 256 / 8) << cpu;
-    EXPECT_EQ(topology.node_of_place[topology.place_of_cpu[cpu]], cpu % 256 / 128) << cpu;
-  }
+  std::vector<unsigned> node_of;
+  for (unsigned cpu = 0; cpu < 512; cpu++) node_of.push_back(cpu % 256 / 128);
+  expect_fair(topology, 512, node_of);
 }
 
-TEST(Topology, where_caches_are_each_processors_own_the_node_is_the_place) {
+TEST(Topology, nodes_of_which_the_places_are_no_multiple_have_as_many_each) {
+  Tree tree;
+  tree.write("cpu/online", "0-599");
+  tree.write("node/has_cpu", "0-2");
+  tree.write("node/node0/cpulist", "0-299");
+  tree.write("node/node1/cpulist", "300-449");
+  tree.write("node/node2/cpulist", "450-599");
+  Topology topology;
+  ASSERT_TRUE(topology_read(tree.root(), &topology));
+  EXPECT_EQ(topology.places, rdmalloc::os::kMostPlaces / 3 * 3);
+  std::vector<unsigned> node_of;
+  for (unsigned cpu = 0; cpu < 600; cpu++) node_of.push_back(cpu < 300 ? 0 : cpu < 450 ? 1 : 2);
+  expect_fair(topology, 600, node_of);
+}
+
+TEST(Topology, nodes_with_memory_only_are_none) {
   Tree tree;
   tree.write("cpu/online", "0-15");
-  tree.write("node/has_cpu", "0,2");  // node 1 has memory only
+  tree.write("node/has_cpu", "0,2");
   tree.write("node/node0/cpulist", "0-7");
   tree.write("node/node1/cpulist", "");
   tree.write("node/node2/cpulist", "8-15");
-  for (unsigned cpu = 0; cpu < 16; cpu++) tree.cache(cpu, cpu, 2, std::to_string(cpu));
   Topology topology;
   ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, 2u);
+  EXPECT_EQ(topology.places, 16u);
   EXPECT_EQ(topology.nodes, 2u);
-  EXPECT_EQ(topology.place_of_cpu[7], 0);
-  EXPECT_EQ(topology.place_of_cpu[8], 1);
-  EXPECT_EQ(topology.node_of_place[1], 1);
+  for (unsigned cpu = 0; cpu < 16; cpu++)
+    EXPECT_EQ(topology.node_of_place[topology.place_of_cpu[cpu]], cpu / 8) << cpu;
 }
 
-TEST(Topology, a_cache_that_two_nodes_share_is_a_place_in_each) {
+TEST(Topology, processors_of_two_nodes_may_alternate) {
   Tree tree;
   tree.write("cpu/online", "0-7");
   tree.write("node/has_cpu", "0-1");
   tree.write("node/node0/cpulist", "0,2,4,6");
   tree.write("node/node1/cpulist", "1,3,5,7");
-  tree.cache(0, 7, 3, "0-7");
   Topology topology;
   ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, 2u);
+  EXPECT_EQ(topology.places, 8u);
   for (unsigned cpu = 0; cpu < 8; cpu++)
     EXPECT_EQ(topology.node_of_place[topology.place_of_cpu[cpu]], cpu % 2) << cpu;
 }
 
-TEST(Topology, more_caches_than_places_fall_together_within_their_node) {
-  Tree tree;
-  tree.write("cpu/online", "0-319");
-  tree.write("node/has_cpu", "0");
-  tree.write("node/node0/cpulist", "0-319");
-  for (unsigned first = 0; first < 320; first += 4)
-    tree.cache(first, first + 3, 3, std::to_string(first) + "-" + std::to_string(first + 3));
-  Topology topology;
-  ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, rdmalloc::os::kMostPlaces);
-  for (unsigned cpu = 0; cpu < 320; cpu++)
-    EXPECT_LT(topology.place_of_cpu[cpu], rdmalloc::os::kMostPlaces) << cpu;
-}
-
-TEST(Topology, without_node_files_caches_alone_are_places) {
+TEST(Topology, without_node_files_there_is_one) {
   Tree tree;
   tree.write("cpu/online", "0-7");
-  tree.cache(0, 3, 3, "0-3");
-  tree.cache(4, 7, 3, "4-7");
   Topology topology;
   ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, 2u);
+  EXPECT_EQ(topology.places, 8u);
   EXPECT_EQ(topology.nodes, 1u);
 }
 
@@ -145,7 +144,6 @@ TEST(Topology, without_files_or_with_nonsense_in_them_nothing_is_known_and_nothi
   tree.write("cpu/online", "3-1,99999999999,0-2");
   tree.write("node/has_cpu", "4294967295,0-9999999");
   tree.write("node/node0/cpulist", "5-,-7,0-100000");
-  tree.cache(0, 2, 3, "0-99999999");
   EXPECT_TRUE(topology_read(tree.root(), &topology));
   EXPECT_GE(topology.places, 1u);
   EXPECT_LE(topology.places, rdmalloc::os::kMostPlaces);
