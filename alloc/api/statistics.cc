@@ -197,6 +197,7 @@ constexpr Control kControls[] = {
     {"settings.notify", [] { return std::uint64_t(options().notify); }, nullptr, 0},
     {"settings.foreign", [] { return std::uint64_t(options().foreign); }, nullptr, 0},
     {"settings.checkpoint", [] { return std::uint64_t(options().checkpoint ? 1 : 0); }, nullptr, 0},
+    {"settings.check", [] { return std::uint64_t(options().check_frees ? 1 : 0); }, nullptr, 0},
     {"settings.pressure", [] { return std::uint64_t(options().watch_pressure ? 0 : 1); }, nullptr,
      0},
     {"settings.limit_bytes", [] { return options().limit_bytes; }, nullptr, 0},

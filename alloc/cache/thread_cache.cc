@@ -275,7 +275,7 @@ ThreadCache* cache_of_this_thread() {
 thread_local constinit bool has_no_cache = false;
 
 ThreadCache* make_cache() {
-  if (has_no_cache) return nullptr;
+  if (has_no_cache || options().check_frees) return nullptr;
   has_no_cache = true;  // pthread_setspecific may allocate
   ThreadCache* cache = caches.allocate();
   if (cache == nullptr) {
