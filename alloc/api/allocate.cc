@@ -57,7 +57,13 @@ unsigned class_of_address(const void* block) {
   bool stays_large = bytes > kSmallMax && bytes <= kLargestRequest;
   if (stays_large && large_resize(block, bytes)) return block;
   // A large block that grows has done so before, and will again.
+  int saved = errno;
   void* moved = stays_large && bytes > usable ? large_allocate_growing(bytes) : allocate(bytes);
+  // Not both beside each other; but what was taken back for it may do for one.
+  if (moved == nullptr && stays_large && large_resize(block, bytes)) {
+    errno = saved;
+    return block;
+  }
   return move_to(block, usable, moved, bytes);
 }
 

@@ -69,9 +69,9 @@ void rdmalloc_free_aligned_sized(void* ptr, size_t, size_t bytes) {
 
 int rdmalloc_posix_memalign(void** out, size_t alignment, size_t bytes) {
   if (!is_power_of_two(alignment) || alignment % sizeof(void*) != 0) return EINVAL;
-  int saved = errno;
+  // The answer is the return value (POSIX); ENOMEM is in errno too, where programs look for it, for
+  // glibc leaves it there.
   void* block = allocate_aligned(alignment, bytes);
-  errno = saved;  // the answer is the return value (POSIX)
   if (block == nullptr) return ENOMEM;
   *out = block;
   return 0;

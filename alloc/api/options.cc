@@ -84,6 +84,12 @@ bool read_checkpoint(const char* value) {
   if (index >= 0) current.checkpoint = index == 1;
   return index >= 0;
 }
+bool read_check(const char* value) {
+  static constexpr const char* kNames[] = {"off", "frees"};
+  int index = index_of(value, kNames);
+  if (index >= 0) current.check_frees = index == 1;
+  return index >= 0;
+}
 bool read_pressure(const char* value) {
   static constexpr const char* kNames[] = {"auto", "off"};
   int index = index_of(value, kNames);
@@ -218,6 +224,7 @@ constexpr Setting kSettings[] = {
      "25% of memory, 512M at most"},
     {"RDMALLOC_LIMIT", read_limit, "4M or more: bytes, K, M, G, T or % of memory", "no limit"},
     {"RDMALLOC_PRESSURE", read_pressure, "auto, off", "auto"},
+    {"RDMALLOC_CHECK", read_check, "off, frees", "off"},
     {"RDMALLOC_HUGE", read_huge, "auto, never, 2M, 1G", "auto"},
     {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
     {"RDMALLOC_FOREIGN", read_foreign, "refuse, per-use, adopted, watch", "per-use"},

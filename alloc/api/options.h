@@ -29,6 +29,7 @@ struct Options {
   NotifyMode notify = NotifyMode::kAuto;
   ForeignMode foreign = ForeignMode::kPerUse;
   bool checkpoint = false;     // RDMALLOC_CHECKPOINT: a thread serves `rdmalloc checkpoint`
+  bool check_frees = false;    // RDMALLOC_CHECK=frees: each free goes to its slab, which knows
   bool watch_pressure = true;  // RDMALLOC_PRESSURE: PSI and limits of cgroups
   bool quiet = false;          // RDMALLOC_LOG=quiet
   StatsAtExit stats_at_exit = StatsAtExit::kNone;

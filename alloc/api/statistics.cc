@@ -60,6 +60,7 @@ Statistics statistics() {
   std::uint64_t heap_free = taken - std::min(taken, of_user.live_bytes);
   std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes + heap_free + s.heap_retired_bytes;
   s.live_bytes = s.used_bytes > not_live ? s.used_bytes - not_live : 0;
+  s.take_backs = take_backs();
   CacheCounters caches = cache_counters();
   s.threads = caches.threads;
   s.cached_bytes = caches.cached_bytes;
@@ -103,6 +104,7 @@ constexpr StatisticLine kLines[] = {
     LINE(parked_bytes, "of them, runs that shards keep for the next block of their length"),
     LINE(parked_runs, "such runs"),
     LINE(park_hits, "large blocks that were made of such a run, without the page heap's lock"),
+    LINE(take_backs, "times caches were emptied, as memory was short, before malloc would fail"),
     LINE(clean_bytes, "bytes of free spans whose pages were given back"),
     LINE(large_spans, "large blocks in use"),
     LINE(slab_spans, "slabs in use"),
@@ -195,6 +197,7 @@ constexpr Control kControls[] = {
     {"settings.notify", [] { return std::uint64_t(options().notify); }, nullptr, 0},
     {"settings.foreign", [] { return std::uint64_t(options().foreign); }, nullptr, 0},
     {"settings.checkpoint", [] { return std::uint64_t(options().checkpoint ? 1 : 0); }, nullptr, 0},
+    {"settings.check", [] { return std::uint64_t(options().check_frees ? 1 : 0); }, nullptr, 0},
     {"settings.pressure", [] { return std::uint64_t(options().watch_pressure ? 0 : 1); }, nullptr,
      0},
     {"settings.limit_bytes", [] { return options().limit_bytes; }, nullptr, 0},

@@ -181,6 +181,12 @@ void drop_all(ThreadCache& cache) {
   for (unsigned c = 1; c < kClasses; ++c) drop_class(cache, c);
 }
 
+// Memory is short somewhere (take_back.h).
+[[gnu::cold, gnu::noinline]] void give_up(ThreadCache& cache) {
+  cache.take_backs_seen = take_backs();
+  drop_all(cache);
+}
+
 // Runs on the slow path of the thread itself: classes that did not move since the last look give
 // their blocks up. With many threads a share shrinks; then everything looked at goes.
 void age(ThreadCache& cache) {
@@ -218,6 +224,8 @@ void enter_shard(ThreadCache& cache) {
 }
 
 void note_slow_event(ThreadCache& cache) {
+  if (cache.take_backs_seen != take_backs()) [[unlikely]]
+    give_up(cache);
   if (++cache.slow_events % kEventsPerAge != 0) return;
   if (!may_stay(cache)) enter_shard(cache);
   age(cache);
@@ -300,7 +308,7 @@ ThreadCache* cache_of_this_thread() {
 thread_local constinit bool has_no_cache = false;
 
 ThreadCache* make_cache() {
-  if (has_no_cache) return nullptr;
+  if (has_no_cache || options().check_frees) return nullptr;
   has_no_cache = true;  // pthread_setspecific may allocate
   ThreadCache* cache = caches.allocate();
   if (cache == nullptr) {
@@ -474,10 +482,20 @@ constinit ThreadCache empty_cache{nothing + 1};
 thread_local constinit ThreadCache* this_cache = &empty_cache;
 }  // namespace detail
 
+// nullptr, and ENOMEM, when that was in vain.
+[[gnu::cold, gnu::noinline]] static void* allocate_after_take_back(unsigned size_class) {
+  TakeBack take_back;
+  while (take_back.again(class_info(size_class).slab_slices))
+    if (void* block = allocate_slowly(size_class)) return block;
+  errno = ENOMEM;
+  return nullptr;
+}
+
 void* cache_allocate_slow(unsigned size_class) {
   if (size_class == 0 && ensure_initialised()) return cache_allocate(1);  // malloc(0)
   void* block = allocate_slowly(size_class);
-  if (block == nullptr) errno = ENOMEM;
+  if (block == nullptr) [[unlikely]]
+    block = allocate_after_take_back(size_class);
   in_use_begin(block, size_class);
   return block;
 }
@@ -509,7 +527,7 @@ void cache_free_slow(void* block, unsigned size_class) noexcept {
 }
 
 void cache_flush_this_thread() {
-  if (ThreadCache* cache = cache_of_this_thread()) drop_all(*cache);
+  if (ThreadCache* cache = cache_of_this_thread()) give_up(*cache);
 }
 
 namespace {

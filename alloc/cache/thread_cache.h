@@ -14,6 +14,7 @@
 #include <cstdint>
 
 #include "alloc/cache/magazine.h"
+#include "alloc/cache/take_back.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/size_class.h"
 #include "alloc/fork.h"
@@ -44,6 +45,7 @@ struct alignas(64) ThreadCache {
     for (Shelf& shelf : shelves) shelf = {};
     slow_events = age_cursor = 0;
     own_bytes = 0;
+    take_backs_seen = take_backs();
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
     shard = steals_from = 0;
@@ -56,6 +58,7 @@ struct alignas(64) ThreadCache {
   std::atomic<std::uint32_t> thread_id{0};   // 0: not in use. Relaxed: read by statistics
   std::uint32_t slow_events = 0;             // trips to the slow path, for ageing
   std::uint32_t age_cursor = 0;              // class that ageing looks at next
+  std::uint32_t take_backs_seen = 0;         // of take_backs(), when it was last emptied for them
   std::atomic<std::uint64_t> held_bytes{0};  // likewise; magazines and the blocks they may hold
   int exit_rounds = 0;                       // how often the thread's key destructor ran
   std::uint8_t shard = 0;                    // where the thread was when it last looked

@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
@@ -211,11 +212,13 @@ void* allocate_once(Heap& heap, std::uint64_t handle, std::size_t bytes, std::si
                          : allocate_large(heap, handle, bytes, alignment, is_zero);
 }
 
-// Whether it is spans that are missing, and not what the heap may have of them.
+// Whether it is the page heap that has refused, and not the heap's budget or its regions.
+bool spans_may_help(const Heap& heap, std::size_t bytes) {
+  return !has_regions(heap) && bytes <= arena.extent() && heap_has_budget(heap, slices_for(bytes));
+}
+// Whether it is spans that are missing there, and not what RDMALLOC_LIMIT leaves of them.
 bool is_short_of_spans(const Heap& heap, std::size_t bytes) {
-  if (has_regions(heap) || bytes > arena.extent()) return false;
-  std::uint32_t slices = slices_for(bytes);
-  return heap_has_budget(heap, slices) && !page_heap_is_over_limit(slices);
+  return spans_may_help(heap, bytes) && !page_heap_is_over_limit(slices_for(bytes));
 }
 
 [[noreturn]] void report_no_block(const void* block) {
@@ -287,10 +290,12 @@ void* heap_allocate(std::uint64_t handle, std::size_t bytes, std::size_t alignme
   if (block != nullptr) return block;
   // What the magazines and the last empty slabs hold may make room in the budget.
   if (heap_flush(*heap)) purge_note_dirty();
+  TakeBack take_back;
   do {
     block = allocate_once(*heap, handle, bytes, alignment, is_zero);
     if (block != nullptr) return block;
-  } while (is_short_of_spans(*heap, bytes) && wait.again());
+  } while ((is_short_of_spans(*heap, bytes) && wait.again()) ||
+           (spans_may_help(*heap, bytes) && take_back.again(slices_for(bytes))));
   if (!heap->is(handle)) return gone();
   heap->refusals.fetch_add(1, std::memory_order_relaxed);
   errno = ENOMEM;
@@ -322,6 +327,7 @@ void* heap_block_resize(void* block, std::size_t bytes) {
     report_fatal_address("realloc() of an address inside a block, not its start", block);
   std::size_t usable = at.bytes();
   if (is_good_enough(at, bytes) || resize_large(at, bytes)) return block;
+  int saved = errno;
   std::uint64_t handle = at.heap->handle.load(std::memory_order_relaxed);
   void* moved = nullptr;
   // A large block that grows has done so before, and will again.
@@ -330,7 +336,12 @@ void* heap_block_resize(void* block, std::size_t bytes) {
       moved = reinterpret_cast<void*>(arena.address_of(slice));
   bool is_zero = false;
   if (moved == nullptr) moved = heap_allocate(handle, bytes, 1, &is_zero);
-  if (moved == nullptr) return nullptr;
+  if (moved == nullptr) {
+    // As in reallocate_unclassed().
+    if (!resize_large(at, bytes)) return nullptr;
+    errno = saved;
+    return block;
+  }
   std::memcpy(moved, block, usable < bytes ? usable : bytes);
   heap_block_free(block);
   return moved;

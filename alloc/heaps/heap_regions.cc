@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "alloc/api/options.h"
+#include "alloc/cache/take_back.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
 #include "alloc/os/populate.h"
@@ -152,8 +153,12 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
                const Taking& taking, Message* why) {
   auto slices = static_cast<std::uint32_t>(bytes >> kSliceShift);
   bool is_zero = false;
-  SliceIndex slice =
-      page_heap_take_large(slices, taking.alignment, &is_zero, 0, taking.pages != PageKind::kAny);
+  SliceIndex slice = 0;
+  TakeBack take_back;
+  do {
+    slice =
+        page_heap_take_large(slices, taking.alignment, &is_zero, 0, taking.pages != PageKind::kAny);
+  } while (slice == 0 && take_back.again(slices));
   if (slice == 0) {
     why->text("there is no such run of addresses, or RDMALLOC_LIMIT is lower");
     return -ENOMEM;

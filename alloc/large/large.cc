@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/report.h"
 #include "alloc/fork.h"
@@ -70,10 +71,20 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   }
 }
 
+[[gnu::cold, gnu::noinline]] SliceIndex take_after_take_back(std::size_t bytes,
+                                                             std::size_t alignment, bool* is_zero) {
+  if (bytes > arena.extent() || alignment > arena.extent()) return 0;
+  TakeBack take_back;
+  while (take_back.again(slices_for(bytes)))
+    if (SliceIndex slice = take_slices(bytes, alignment, is_zero)) return slice;
+  return 0;
+}
+
 }  // namespace
 
 void* large_allocate(std::size_t bytes, std::size_t alignment, bool* is_zero) {
   SliceIndex slice = take_slices(bytes, alignment, is_zero);
+  if (slice == 0) slice = take_after_take_back(bytes, alignment, is_zero);
   if (slice == 0) {
     errno = ENOMEM;
     return nullptr;

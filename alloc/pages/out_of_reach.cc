@@ -21,6 +21,8 @@ struct Reach {
   // seq_cst, against `epoch`: a waiter raises it and then sleeps only while the epoch is the one it
   // saw; a purge changes the epoch and then looks here.
   std::atomic<bool> is_awaited{false};
+  // Written before the epoch becomes odd; seq_cst, as that.
+  std::atomic<OutOfReach> what{OutOfReach::kSpans};
   // The odd value for which somebody has waited in vain. Relaxed: orders nothing.
   std::atomic<std::uint32_t> in_vain{0};
 };
@@ -28,7 +30,8 @@ constinit Reach reach;
 
 }  // namespace
 
-void memory_goes_out() {
+void memory_goes_out(OutOfReach what) {
+  reach.what.store(what, std::memory_order_seq_cst);
   reach.epoch.fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -68,6 +71,13 @@ bool MemoryWait::again() {
   }
   seen_ = now;
   return os::monotonic_ns() < deadline_ns_;
+}
+
+bool MemoryWait::again_for_slabs() {
+  bool is_out = reach.epoch.load(std::memory_order_seq_cst) % 2 != 0;
+  if (is_out && reach.what.load(std::memory_order_seq_cst) != OutOfReach::kPagesOfSlabs)
+    return false;
+  return again();
 }
 
 void memory_after_fork(bool purge_goes_on) {

@@ -16,7 +16,8 @@ namespace rdmalloc {
 
 // Around what a purge takes out of reach, with the purge turn: before the first span or block goes,
 // and when the last one is back. Returns whether somebody waited.
-void memory_goes_out();
+enum class OutOfReach : std::uint8_t { kSpans, kPagesOfSlabs };
+void memory_goes_out(OutOfReach what);
 bool memory_is_back();
 
 // Whether somebody waits now.
@@ -29,6 +30,9 @@ class MemoryWait {
   // After an attempt in vain: waits for what is out of reach. True: something came back since that
   // attempt began. With no lock held that an observer of purges may want; errno is kept.
   bool again();
+  // The same, but only for pages of slabs: under RDMALLOC_LIMIT, where a slab counts and a free
+  // span does not.
+  bool again_for_slabs();
 
  private:
   std::uint32_t seen_;

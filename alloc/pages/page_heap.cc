@@ -187,11 +187,24 @@ SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
   return first_of(end - 1);
 }
 
+// Makes the free run that reaches the frontier as long as is wanted. False: no memory, or no run.
+bool extend_run(SliceIndex run, std::uint32_t wanted, std::uint32_t alignment) {
+  if (run == 0) return false;
+  std::uint64_t end = (std::uint64_t{run} + alignment - 1) / alignment * alignment + wanted;
+  SliceIndex frontier = heap.frontier.load(std::memory_order_relaxed);
+  return end > frontier && end <= arena.extent() / kSliceBytes &&
+         extend_frontier(static_cast<std::uint32_t>(end - frontier), 1) != 0;
+}
+
 // Last resort, when address space is used up: a run of free neighbours of all families.
 SliceIndex take_mixed(std::uint32_t wanted, std::uint32_t alignment) {
-  SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
   SliceIndex run = 0;
-  for (SliceIndex slice = 1; slice < end;) {
+  for (SliceIndex slice = 1;;) {
+    if (slice >= heap.frontier.load(std::memory_order_relaxed)) {
+      if (!extend_run(run, wanted, alignment)) return 0;
+      slice = run;  // its last span may be one with the new slices
+      run = 0;
+    }
     SpanWord word = arena.span(slice).load();
     if (!is_free(word.kind)) {
       run = 0;
@@ -203,6 +216,7 @@ SliceIndex take_mixed(std::uint32_t wanted, std::uint32_t alignment) {
         for (SliceIndex s = run; s < run + length;) {
           SpanWord piece = arena.span(s).load();
           remove_free(s, piece.slices, piece.kind);
+          if (piece.kind == SpanKind::kFreeClean) events_note_use(s, piece.slices);
           s += piece.slices;
         }
         // All of it is dirty from now on: some of it is.
@@ -214,7 +228,6 @@ SliceIndex take_mixed(std::uint32_t wanted, std::uint32_t alignment) {
     }
     slice += word.slices;
   }
-  return 0;
 }
 
 // Several nodes: pages are the node's whose thread touches them first, and free spans that are
@@ -509,6 +522,10 @@ SpanWord large_word(bool is_zero, std::uint16_t owner) {
 
 bool page_heap_is_over_limit(std::uint32_t more) {
   return heap.used_slices.load(std::memory_order_relaxed) + more > heap.limit_slices;
+}
+
+std::uint64_t page_heap_limit_slices() {
+  return heap.limit_slices;
 }
 
 SliceIndex page_heap_take_slab(std::uint32_t slices, std::uint32_t block_bytes) {

@@ -57,6 +57,9 @@ SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner = 0)
 // Whether RDMALLOC_LIMIT, and not a lack of free spans, refuses `more` slices. Any thread.
 bool page_heap_is_over_limit(std::uint32_t more);
 
+// RDMALLOC_LIMIT in slices.
+std::uint64_t page_heap_limit_slices();
+
 // Publishes a span that was taken out of a region as a large block of its heap.
 void page_heap_publish_large(SliceIndex slice, std::uint16_t owner);
 

@@ -6,6 +6,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
+#include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/at_start.h"
 #include "alloc/core/file_thread.h"
@@ -265,7 +266,7 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
   for (std::uint64_t offered = 0; offered < budget && dirty_bytes() > keep_bytes;) {
     if (must_end()) break;
     std::uint32_t slices = 0, freed_ms = 0;
-    memory_goes_out();
+    memory_goes_out(OutOfReach::kSpans);
     SliceIndex slice = page_heap_purge_begin(choice, &slices, &freed_ms);
     if (slice != 0) purged += purge_span(slice, slices, reason);
     if (memory_is_back() || slice == 0) break;
@@ -297,7 +298,7 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
 // Pages of slabs in use. A part of a huge page frees little at once, so what decays waits twice as
 // long, as in due_choice().
 std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bool (*must_stop)()) {
-  memory_goes_out();
+  memory_goes_out(OutOfReach::kPagesOfSlabs);
   std::uint64_t purged =
       slab_purge_walk({everything, 2 * decay_in_force(), reason, purge_slab_pages, must_stop});
   memory_is_back();
@@ -342,6 +343,7 @@ bool round_of_work() {
   look_up_dirty_max();
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0;
+  if (demand.keep_bytes == 0) take_backs_ask();
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
   parks_age(empties_caches ? 0 : decay_in_force());

@@ -137,6 +137,7 @@ constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr size_t kSmallSlots = 2000, kLargeSlots = 16, kShared = 1024;
 std::atomic<unsigned char*> shared_blocks[kShared];  // freed by whoever finds them
 size_t operations_per_thread;
+bool may_be_refused = false;  // a limit is set that the storm comes to
 pthread_barrier_t all_ended;
 
 size_t storm_size(Random& random, bool large) {
@@ -163,6 +164,7 @@ void live_of_a_heap(Random& random) {
   for (int i = 0; i < 100; i++) {
     size_t bytes = storm_size(random, i % 32 == 0);
     auto* block = static_cast<unsigned char*>(heap_malloc(heap, bytes));
+    if (block == nullptr && may_be_refused) continue;
     touch(block, bytes, 0);
     if (i % 3 == 0) free(block);
   }
@@ -187,7 +189,7 @@ unsigned char* make(Random& random, size_t bytes, rdmalloc_heap* heap) {
       block = malloc(bytes);
       break;
   }
-  if (block == nullptr) {
+  if (block == nullptr && !may_be_refused) {
     fprintf(stderr, "no memory for %zu bytes\n", bytes);
     _exit(4);
   }
@@ -210,9 +212,11 @@ void* storm(void* argument) {
     size_t bytes = storm_size(random, large);
     if (*slot == nullptr) {
       *slot = make(random, bytes, heap);
-      touch(*slot, bytes, step);
+      if (*slot != nullptr) touch(*slot, bytes, step);
     } else if (random.below(16) == 0) {
-      *slot = static_cast<unsigned char*>(realloc(*slot, bytes));
+      void* moved = realloc(*slot, bytes);
+      if (moved == nullptr && may_be_refused) continue;
+      *slot = static_cast<unsigned char*>(moved);
       touch(*slot, bytes, step);
     } else if (random.below(16) == 0) {
       free(shared_blocks[random.below(kShared)].exchange(*slot));
@@ -245,12 +249,15 @@ void print_findings() {
 }
 
 // That purging really went on meanwhile, when this runs on rdmalloc.
-void print_purges() {
+void print_counters() {
   auto* ctl = reinterpret_cast<decltype(&rdmalloc_ctl)>(dlsym(RTLD_DEFAULT, "rdmalloc_ctl"));
   uint64_t purges = 0;
   size_t size = sizeof purges;
   if (ctl != nullptr && ctl("stats.purges", &purges, &size, nullptr, 0) == 0)
     printf("purges=%lu\n", static_cast<unsigned long>(purges));
+  uint64_t take_backs = 0;
+  if (ctl != nullptr && ctl("stats.take_backs", &take_backs, &size, nullptr, 0) == 0)
+    printf("take_backs=%lu\n", static_cast<unsigned long>(take_backs));
 }
 
 }  // namespace
@@ -258,8 +265,9 @@ void print_purges() {
 int main(int argc, char** argv) {
   size_t thread_count = argc > 1 ? strtoull(argv[1], nullptr, 10) : 0;
   operations_per_thread = argc > 2 ? strtoull(argv[2], nullptr, 10) : 0;
+  may_be_refused = argc > 3 && strcmp(argv[3], "refused") == 0;
   if (thread_count == 0 || thread_count > 64 || operations_per_thread == 0) {
-    fprintf(stderr, "usage: %s THREADS(1-64) OPERATIONS_PER_THREAD\n", argv[0]);
+    fprintf(stderr, "usage: %s THREADS(1-64) OPERATIONS_PER_THREAD [refused]\n", argv[0]);
     return 2;
   }
   heap_create =
@@ -287,7 +295,7 @@ int main(int argc, char** argv) {
          finding_count.load());
   for (size_t i = 0; i < kForbiddenCount; i++)
     printf("%s=%lu\n", kForbidden[i].text, counts[i].load());
-  print_purges();
+  print_counters();
   print_findings();
   return finding_count.load() == 0 ? 0 : 1;
 }

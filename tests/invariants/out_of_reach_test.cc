@@ -5,7 +5,6 @@
 // arena. Each test was seen to fail; the comment at each says how.
 #include <errno.h>
 #include <gtest/gtest.h>
-#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -54,17 +53,6 @@ class OnePieceLeft {
   std::vector<void*> others_;
 };
 
-// Whether that thread of ours sleeps in the kernel.
-bool is_asleep(pid_t thread) {
-  std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
-  FILE* file = fopen(path.c_str(), "r");
-  if (file == nullptr) return false;
-  char state = '?';
-  int fields = fscanf(file, "%*d (%*[^)]) %c", &state);
-  fclose(file);
-  return fields == 1 && state == 'S';
-}
-
 // A purge of everything on a thread of its own, which stands still in its first large event.
 class StandingPurge {
  public:
@@ -103,7 +91,7 @@ class StandingPurge {
   int stand() {
     ++events;
     is_out = true;
-    while (!goes_on && !(sleeper != 0 && is_asleep(sleeper))) usleep(100);
+    while (!goes_on && !(sleeper != 0 && rdmalloc_test::is_asleep(sleeper))) usleep(100);
     goes_on = true;
     return 0;
   }
@@ -191,7 +179,7 @@ TEST(OutOfReach, an_observer_that_allocates_does_not_wait_for_its_own_purge) {
     auto self = static_cast<pid_t>(syscall(SYS_gettid));
     std::thread watcher([&, self] {
       while (!is_over) {
-        bool sleeps = is_asleep(self);
+        bool sleeps = rdmalloc_test::is_asleep(self);
         if (!is_over) s->has_slept |= sleeps;  // afterwards it waits for this thread's end
       }
     });

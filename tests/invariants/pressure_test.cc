@@ -206,10 +206,12 @@ const char* run(Machine& machine) {
   usleep(2500000);  // some ticks
   if (dirty_bytes() < 64 * kMiB) return "memory went back without any need";
   if (counter("stats.purge_pressure") != 0) return "a purge was counted that was none";
+  if (counter("stats.take_backs") != 0) return "threads were asked to empty their caches";
 
   machine.stall(5000000);
   if (!comes_down_to(0)) return "the stalls were not heeded";
   if (last_reason != RDMALLOC_PURGE_PRESSURE) return "the stalls were not the reason";
+  if (counter("stats.take_backs") == 0) return "no thread was asked to empty its cache";
   // The thread counts after the last page went.
   for (int waited_ms = 0; counter("stats.purge_pressure") == 0 && waited_ms < 60000;
        waited_ms += 10)

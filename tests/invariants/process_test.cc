@@ -58,6 +58,14 @@ TEST(Process, I1_no_forbidden_call_at_a_low_ceiling) {
   EXPECT_GT(value_of(result, "purges"), 10u) << "nothing was purged meanwhile";
 }
 
+// Seen to fail with a purge on the calling thread.
+TEST(Process, I1_no_forbidden_call_where_memory_is_taken_back_before_a_refusal) {
+  ChildResult result =
+      run_on(RDMALLOC_LIBRARY, {I1_TRACE, "4", "20000", "refused"}, {"RDMALLOC_LIMIT=24M"});
+  EXPECT_TRUE(result.clean()) << result.describe();
+  EXPECT_GT(value_of(result, "take_backs"), 100u) << "no allocation came to the limit";
+}
+
 TEST(Process, I1_control_a_malloc_that_calls_madvise_is_caught) {
   ChildResult result = run_on(MADVISE_MALLOC_LIBRARY, {I1_TRACE, "4", "2500"});
   EXPECT_EQ(result.exit_code, 1) << result.describe();

@@ -40,6 +40,16 @@ size_t resident_bytes() {
   return strtoull(second + 1, nullptr, 10) * static_cast<size_t>(sysconf(_SC_PAGESIZE));
 }
 
+bool is_asleep(pid_t thread) {
+  std::string path = "/proc/self/task/" + std::to_string(thread) + "/stat";
+  FILE* file = fopen(path.c_str(), "r");
+  if (file == nullptr) return false;
+  char state = '?';
+  int fields = fscanf(file, "%*d (%*[^)]) %c", &state);
+  fclose(file);
+  return fields == 1 && state == 'S';
+}
+
 size_t status_kib(const char* field) {
   char text[8192];
   if (read_proc("/proc/self/status", text, sizeof text) == 0) return 0;

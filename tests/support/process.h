@@ -23,6 +23,8 @@ int settled_thread_count();
 bool comes_down_to_threads(int expected);
 // Threads of this process that have this name (PR_SET_NAME, 15 bytes at most).
 int threads_named(const char* name);
+// Whether that thread of this process sleeps in the kernel.
+bool is_asleep(pid_t thread);
 // One field of /proc/self/status in KiB, e.g. "VmPeak"; 0 when absent.
 size_t status_kib(const char* field);
 

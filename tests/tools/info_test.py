@@ -35,7 +35,7 @@ class Tells(unittest.TestCase):
         with open(SETTINGS_PAGE, encoding="utf-8") as page:
             documented = set(re.findall(r"^\| `(RDMALLOC_[A-Z_]+)", page.read(), flags=re.M))
         wanted = {"RDMALLOC_PURGE": "manual", "RDMALLOC_DECAY_MS": "17", "RDMALLOC_DIRTY_MAX": "3M",
-                  "RDMALLOC_LIMIT": "640M", "RDMALLOC_PRESSURE": "off",
+                  "RDMALLOC_LIMIT": "640M", "RDMALLOC_PRESSURE": "off", "RDMALLOC_CHECK": "frees",
                   "RDMALLOC_HUGE": "never", "RDMALLOC_ARENA": "4G", "RDMALLOC_TOPOLOGY": "2x4",
                   "RDMALLOC_NOTIFY": "hooks", "RDMALLOC_FOREIGN": "adopted",
                   "RDMALLOC_CHECKPOINT": "on",

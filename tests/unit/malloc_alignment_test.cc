@@ -103,8 +103,10 @@ TEST(MallocAlignment, posix_memalign_refuses_what_is_no_alignment) {
 TEST(MallocAlignment, alignments_nobody_can_serve_are_an_error_and_not_a_crash) {
   for (size_t alignment : {SIZE_MAX / 2 + 1, size_t{1} << 62u, size_t{1} << 50u}) {
     void* out = &out;
+    errno = 0;
     int error = aut::posix_memalign(&out, aut::opaque(alignment), 100);
     EXPECT_EQ(error, ENOMEM);
+    EXPECT_EQ(errno, ENOMEM) << "tst-malloc-thread-fail of glibc looks there";
     for (size_t bytes : {size_t{0}, size_t{100}, alignment}) {
       errno = 0;
       EXPECT_EQ(aut::memalign(aut::opaque(alignment), aut::opaque(bytes)), nullptr);

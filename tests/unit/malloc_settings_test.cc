@@ -31,7 +31,7 @@ const char* const kVariables[] = {
     "RDMALLOC_PURGE",    "RDMALLOC_DECAY_MS", "RDMALLOC_DIRTY_MAX",     "RDMALLOC_LIMIT",
     "RDMALLOC_HUGE",     "RDMALLOC_ARENA",    "RDMALLOC_LOG",           "RDMALLOC_STATS",
     "RDMALLOC_NOTIFY",   "RDMALLOC_PRESSURE", "RDMALLOC_REG_MAX_BYTES", "RDMALLOC_REG_MAX_COUNT",
-    "RDMALLOC_TOPOLOGY", "RDMALLOC_FAULT",    "RDMALLOC_CHECKPOINT"};
+    "RDMALLOC_TOPOLOGY", "RDMALLOC_FAULT",    "RDMALLOC_CHECKPOINT",    "RDMALLOC_CHECK"};
 
 ChildResult run_with(const std::vector<std::string>& settings,
                      std::function<void()> before_exec = nullptr,
@@ -86,6 +86,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"RDMALLOC_DIRTY_MAX", "200%", "%", "512M"},
                       BadValue{"RDMALLOC_DIRTY_MAX", "1KK", "K", "512M"},
                       BadValue{"RDMALLOC_PRESSURE", "on", "auto, off", "auto"},
+                      BadValue{"RDMALLOC_CHECK", "on", "off, frees", "off"},
                       BadValue{"RDMALLOC_CHECKPOINT", "yes", "off, on", "off"},
                       BadValue{"RDMALLOC_HUGE", "yes", "never", "auto"},
                       BadValue{"RDMALLOC_HUGE", "2m", "2M, 1G", "auto"},
@@ -145,6 +146,8 @@ TEST(MallocSettings, good_values_are_taken_without_a_word) {
                            "RDMALLOC_HUGE=never",
                            "RDMALLOC_PRESSURE=off",
                            "RDMALLOC_CHECKPOINT=on",
+                           "RDMALLOC_CHECK=off",
+                           "RDMALLOC_CHECK=frees",
                            "RDMALLOC_HUGE=auto",
                            "RDMALLOC_HUGE=2M",
                            "RDMALLOC_HUGE=1G",
@@ -161,6 +164,24 @@ TEST(MallocSettings, good_values_are_taken_without_a_word) {
     ChildResult result = run_with({good});
     EXPECT_TRUE(result.clean()) << good << ": " << result.describe();
     EXPECT_EQ(result.errors, "") << good;
+  }
+}
+
+// Fails, but for the largest, without the setting: the block is handed out twice then.
+TEST(MallocSettings, frees_that_are_checked_show_a_block_freed_twice_in_any_order) {
+  for (const char* bytes : {"1", "32", "100", "3000", "32000", "100000"}) {
+    for (bool by_another : {false, true}) {
+      std::vector<std::string> arguments = {"twice", bytes};
+      if (by_another) arguments.emplace_back("thread");
+      ChildResult result = run_with({"RDMALLOC_CHECK=frees"}, nullptr, arguments);
+      EXPECT_EQ(result.signal, SIGABRT) << bytes << ": " << result.describe();
+      size_t told = result.output.find("twice 0x");
+      ASSERT_NE(told, std::string::npos) << result.describe();
+      std::string address = result.output.substr(told + 6);
+      address.resize(address.find('\n'));
+      EXPECT_TRUE(contains(result.errors, "double free()")) << bytes << ": " << result.describe();
+      EXPECT_TRUE(contains(result.errors, address)) << bytes << ": " << result.describe();
+    }
   }
 }
 

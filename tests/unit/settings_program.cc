@@ -3,7 +3,7 @@
 // What malloc_settings_test runs under settings and limits. Ordinary work; with "exhaust" also:
 // take memory until there is none, which must be NULL and ENOMEM, then free and go on as before.
 // "lower", "unseen", "raise", "vfork": RLIMIT_AS at run time. "fork": elsewhere, with a child that
-// ends as a program does. "die": by a signal.
+// ends as a program does. "die": by a signal. "twice BYTES [thread]": frees a block twice.
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -139,6 +139,24 @@ static void raise_the_limit() {
   if (!can_have(4 * kGiB)) fail("malloc of 4 GiB after the limit of 1 was raised");
 }
 
+// The order that a look at the block freed last does not see. Says which address is wrong.
+static void free_twice(size_t bytes, bool by_another_thread) {
+  void* one = malloc(bytes);
+  void* other = malloc(bytes);
+  free(one);
+  free(other);
+  printf("twice %p\n", one);
+  fflush(stdout);
+  if (!by_another_thread) return free(one);
+  pthread_t thread;
+  auto free_on_thread = [](void* block) -> void* {
+    free(block);
+    return nullptr;
+  };
+  if (pthread_create(&thread, nullptr, free_on_thread, one) != 0) fail("pthread_create");
+  pthread_join(thread, nullptr);
+}
+
 int main(int argc, char** argv) {
   work(1);
   work_on_threads();
@@ -147,6 +165,7 @@ int main(int argc, char** argv) {
   if (strcmp(also, "lower") == 0) lower_the_limit();
   if (strcmp(also, "unseen") == 0) lower_the_limit_unseen();
   if (strcmp(also, "raise") == 0) raise_the_limit();
+  if (strcmp(also, "twice") == 0) free_twice(strtoul(argv[2], nullptr, 10), argc > 3);
   if (strcmp(also, "vfork") == 0) lower_a_childs_limit();
   if (strcmp(also, "fork") == 0) {
     if (chdir("/") != 0) fail("chdir");

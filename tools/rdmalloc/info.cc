@@ -50,6 +50,7 @@ constexpr const char* kHuge[] = {"auto", "never", "2M", "1G"};
 constexpr const char* kNotify[] = {"auto", "hooks", "explicit", "off"};
 constexpr const char* kCheckpoint[] = {"off", "on"};
 constexpr const char* kForeign[] = {"refuse", "per-use", "adopted", "watch"};
+constexpr const char* kCheck[] = {"off", "frees"};
 constexpr const char* kPressure[] = {"auto", "off"};
 constexpr const char* kLog[] = {"warn", "quiet"};
 
@@ -74,6 +75,7 @@ std::vector<Setting> settings() {
       {"RDMALLOC_DIRTY_MAX", size_text(value_of("purge.dirty_max_bytes")), false},
       {"RDMALLOC_LIMIT", limit_text(value_of("settings.limit_bytes"), UINT64_MAX), false},
       {"RDMALLOC_PRESSURE", word(value_of("settings.pressure"), kPressure), false},
+      {"RDMALLOC_CHECK", word(value_of("settings.check"), kCheck), false},
       {"RDMALLOC_HUGE", word(value_of("settings.huge"), kHuge), false},
       {"RDMALLOC_ARENA", size_text(value_of("stats.arena_bytes")), false},
       {"RDMALLOC_NOTIFY", word(value_of("settings.notify"), kNotify), false},

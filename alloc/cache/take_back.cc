@@ -1,0 +1,47 @@
+#include "alloc/cache/take_back.h"
+
+#include "alloc/cache/depot.h"
+#include "alloc/cache/thread_cache.h"
+#include "alloc/heaps/heap.h"
+#include "alloc/init.h"
+#include "alloc/pages/page_heap.h"
+#include "alloc/pages/purge.h"
+
+namespace rdmalloc {
+
+namespace detail {
+constinit std::atomic<std::uint32_t> take_backs{0};
+}
+
+namespace {
+
+// Once for what is free, then once for each wait for pages of slabs; a purge that goes from slab to
+// slab would keep an allocation that can't succeed for long.
+constexpr int kMostRounds = 4;
+
+// Whether so many slices may be had once all caches are empty. If not, they stay full.
+bool may_help(std::uint32_t slices) {
+  if (page_heap_is_over_limit(slices)) return slices <= page_heap_limit_slices();
+  // Of what was in use before; new memory was refused.
+  return slices < page_heap_frontier();
+}
+
+void take_back() {
+  take_backs_ask();
+  cache_flush_this_thread();
+  heaps_age(true);
+  depot_empty();
+  purge_note_dirty();
+}
+
+}  // namespace
+
+bool TakeBack::again(std::uint32_t slices) {
+  if (!is_initialised() || rounds_ == kMostRounds || !may_help(slices)) return false;
+  if (rounds_ != 0 && !wait_.again_for_slabs()) return false;
+  ++rounds_;
+  take_back();
+  return true;
+}
+
+}  // namespace rdmalloc

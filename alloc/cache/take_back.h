@@ -1,0 +1,53 @@
+// The last resort of an allocation: nothing is refused while free memory lies in caches.
+//
+// Free blocks in magazines, in the depot and in heaps keep their slabs in use, so they count
+// against RDMALLOC_LIMIT, and under RLIMIT_AS, RLIMIT_DATA, strict overcommit or at the arena's end
+// they may be all there is. An allocation that found nothing gives them back and tries once more:
+//
+//   the calling thread's magazines, the depot of all shards, what heaps keep   to their slabs
+//   empty slabs                                                                to the page heap
+//   parks, free spans of all families                                         the page heap looks
+//   itself
+//
+// No system call is made but to wake the purge thread (I1), and nobody is waited for but, for a
+// bounded time, a purge that has pages of slabs out of reach.
+//
+// What other threads' magazines hold is theirs, bounded by their shares (thread_cache.cc): nobody
+// else can empty them without an atomic operation on the fast path. They give it up at their next
+// slow path, when they see that the number of take-backs has changed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "alloc/pages/out_of_reach.h"
+
+namespace rdmalloc {
+
+namespace detail {
+// Relaxed: a thread that sees it late gives up later.
+extern constinit std::atomic<std::uint32_t> take_backs;
+}  // namespace detail
+
+// How often memory was taken back; changes each time threads are to empty their caches.
+inline std::uint32_t take_backs() {
+  return detail::take_backs.load(std::memory_order_relaxed);
+}
+// All threads are to empty their caches at their next slow path: memory is short.
+inline void take_backs_ask() {
+  detail::take_backs.fetch_add(1, std::memory_order_relaxed);
+}
+
+// One allocation that found no memory. To be made after its first attempt.
+class TakeBack {
+ public:
+  // After an attempt in vain, with no lock held: whether another one is worth it. `slices`: what
+  // the page heap was asked for. errno is kept.
+  bool again(std::uint32_t slices);
+
+ private:
+  MemoryWait wait_;
+  int rounds_ = 0;
+};
+
+}  // namespace rdmalloc

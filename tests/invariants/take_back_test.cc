@@ -1,0 +1,307 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// No allocation is refused while free blocks lie in caches. At most 8 MiB live where 32 MiB may be
+// had: by RDMALLOC_LIMIT, by the arena's end (TAKE_BACK_ARENA) or by RLIMIT_DATA (TAKE_BACK_DATA,
+// where the kernel refuses to commit). What was freed lies in magazines, the depot, parks, empty
+// slabs and heaps, and an allocation takes it back from there before it fails.
+//
+// Seen to fail: all of them without take_back(); what each test is for without that step of it.
+#include <errno.h>
+#include <gtest/gtest.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/invariants/page_model.h"
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::counter;
+#if defined(TAKE_BACK_ARENA)
+using rdmalloc_test::PageModel;
+#endif
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
+constexpr size_t kLive = 8 * kMiB, kMost = 32 * kMiB;
+
+// Four to a doubling, 16 B to 4 MiB.
+std::vector<size_t> sizes() {
+  std::vector<size_t> all;
+  for (size_t doubling = 16; doubling < 4 * kMiB; doubling *= 2)
+    for (size_t quarter = 0; quarter < 4; quarter++)
+      all.push_back(doubling + doubling * quarter / 4);
+  all.push_back(4 * kMiB);
+  return all;
+}
+
+// What one thread holds. Not in memory that RLIMIT_DATA would count when it is taken.
+struct Blocks {
+  size_t count;
+  void* at[kLive / 16];
+
+  template <typename Allocate>
+  bool take(size_t live, size_t bytes, Allocate allocate) {
+    for (count = 0; count < live / bytes; count++) {
+      at[count] = allocate(bytes);
+      if (at[count] == nullptr) return false;
+      memset(at[count], 0x5C, 1);
+    }
+    return true;
+  }
+  void free_all() {
+    for (size_t i = 0; i < count; i++) rdmalloc_free(at[i]);
+  }
+};
+constexpr size_t kThreads = 4;
+Blocks blocks_of[kThreads];
+
+// A phase of each size. Returns the sizes at which an allocation was refused.
+template <typename Allocate>
+std::string phases(Blocks& blocks, size_t live, Allocate allocate, size_t least = 16) {
+  std::string refused;
+  for (size_t bytes : sizes()) {
+    if (bytes < least || bytes > live) continue;
+    if (!blocks.take(live, bytes, allocate)) refused += std::to_string(bytes) + " ";
+    blocks.free_all();
+  }
+  return refused;
+}
+std::string phases(size_t live) {
+  return phases(blocks_of[0], live, rdmalloc_malloc);
+}
+
+class HeapOfOurs {
+ public:
+  HeapOfOurs() {
+    rdmalloc_heap_attr attr = {};
+    attr.size = sizeof attr;
+    EXPECT_EQ(rdmalloc_heap_create(&attr, &heap_), 0);
+  }
+  ~HeapOfOurs() { EXPECT_EQ(rdmalloc_heap_destroy(heap_), 0); }
+  HeapOfOurs(const HeapOfOurs&) = delete;
+  HeapOfOurs& operator=(const HeapOfOurs&) = delete;
+  auto malloc() {
+    return [this](size_t bytes) { return rdmalloc_heap_malloc(heap_, bytes); };
+  }
+
+ private:
+  rdmalloc_heap* heap_ = nullptr;
+};
+
+// A heap takes what malloc's caches hold, malloc what other heaps keep, and one heap what another.
+// Blocks of a heap take 64 bytes at least. First, for where the kernel commits no more no heap can
+// be made.
+TEST(TakeBack, phases_in_heaps_and_beside_them) {
+  HeapOfOurs one, other;
+  for (int round = 0; round < 2; round++) {
+    EXPECT_EQ(phases(kLive), "");
+    EXPECT_EQ(phases(blocks_of[0], kLive, one.malloc(), 64), "");
+    EXPECT_EQ(phases(blocks_of[0], kLive, other.malloc(), 64), "");
+  }
+}
+
+#if !defined(TAKE_BACK_LIMIT)
+// What is free at the end of the memory in use, and as much new memory as is missing behind it.
+// Seen to fail with all of a block in new memory.
+TEST(TakeBack, a_block_begins_in_what_is_free_and_ends_in_what_is_new) {
+  void* block = rdmalloc_malloc(6 * kMiB);
+  memset(block, 0x5C, 6 * kMiB);
+  rdmalloc_free(block);
+  block = rdmalloc_malloc(kMost - 3 * kMiB);
+  EXPECT_NE(block, nullptr);
+  rdmalloc_free(block);
+}
+#endif
+
+#if defined(TAKE_BACK_ARENA)
+// A block over a span that was given back and one that was not. Seen to fail, with a purge of pages
+// that nobody was told to be in use, where only blocks of one family were told of.
+TEST(TakeBack, of_a_block_of_pieces_those_are_told_that_were_given_back) {
+  PageModel model;
+  void* blocks[2] = {rdmalloc_malloc(14 * kMiB), rdmalloc_malloc(14 * kMiB)};
+  for (void* block : blocks) memset(block, 0x5C, 14 * kMiB);
+  rdmalloc_free(blocks[0]);
+  EXPECT_GT(rdmalloc_purge(0), int64_t{13 * kMiB});
+  rdmalloc_free(blocks[1]);
+  void* both = rdmalloc_malloc(20 * kMiB);
+  EXPECT_NE(both, nullptr);
+  rdmalloc_free(both);
+  EXPECT_GT(rdmalloc_purge(0), int64_t{19 * kMiB});
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_GT(model.reuses, 0u);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+#endif
+
+TEST(TakeBack, phases_of_all_sizes_on_one_thread) {
+  for (int round = 0; round < 3; round++) EXPECT_EQ(phases(kLive), "");
+}
+
+// All of it, for one block.
+TEST(TakeBack, all_that_is_free_can_be_had_as_one_block) {
+  phases(kLive);
+  void* block = rdmalloc_malloc(kMost - kMiB);
+  EXPECT_NE(block, nullptr);
+  rdmalloc_free(block);
+}
+
+#if !defined(TAKE_BACK_DATA)  // stacks count there
+
+TEST(TakeBack, phases_of_all_sizes_on_four_threads) {
+  std::string refused[kThreads];
+  std::vector<std::thread> threads;
+  for (size_t index = 0; index < kThreads; index++)
+    threads.emplace_back([&, index] {
+      for (int round = 0; round < 3; round++)
+        refused[index] += phases(blocks_of[index], kLive / kThreads, rdmalloc_malloc);
+    });
+  for (std::thread& thread : threads) thread.join();
+  for (const std::string& sizes : refused) EXPECT_EQ(sizes, "");
+}
+
+// The same beside purges, which have pages of slabs out of reach.
+TEST(TakeBack, phases_beside_purges) {
+  std::atomic<bool> stop{false};
+  std::thread purger([&] {
+    while (!stop) rdmalloc_purge(0);
+  });
+  EXPECT_EQ(phases(kLive), "");
+  stop = true;
+  purger.join();
+}
+
+#endif
+
+#if defined(TAKE_BACK_LIMIT)
+// A block of 20 MiB grows to 31.5, where both beside each other are too much. It grows in place
+// once the caches are empty. Seen to fail where that is tried before they are only.
+TEST(TakeBack, a_block_grows_into_what_is_taken_back) {
+  HeapOfOurs heap;
+  for (bool is_of_heap : {false, true}) {
+    void* block = is_of_heap ? heap.malloc()(20 * kMiB) : rdmalloc_malloc(20 * kMiB);
+    ASSERT_NE(block, nullptr);
+    EXPECT_TRUE(blocks_of[0].take(4 * kMiB, kKiB, rdmalloc_malloc));
+    blocks_of[0].free_all();
+    errno = 0;
+    void* grown = rdmalloc_realloc(block, kMost - kMiB / 2);
+    EXPECT_NE(grown, nullptr);
+    EXPECT_EQ(errno, 0);
+    rdmalloc_free(grown != nullptr ? grown : block);
+  }
+}
+
+// A slab of each class, which a heap keeps for its next block. Seen to fail with heaps left alone.
+TEST(TakeBack, what_a_heap_keeps_is_free) {
+  HeapOfOurs heap;
+  auto allocate = heap.malloc();
+  for (size_t bytes : sizes()) {
+    if (bytes > 32 * kKiB) break;
+    rdmalloc_free(allocate(bytes));
+  }
+  EXPECT_GT(counter("stats.used_bytes"), 2 * kMiB);
+  void* block = rdmalloc_malloc(kMost);
+  EXPECT_NE(block, nullptr);
+  rdmalloc_free(block);
+}
+
+// Nobody else can empty a thread's magazines; the thread itself does, at its next slow path. Seen
+// to fail with nobody asked to.
+TEST(TakeBack, other_threads_give_up_at_their_next_slow_path) {
+  std::atomic<int> step{0};
+  auto wait_for = [&](int wanted) {
+    while (step != wanted) usleep(100);
+  };
+  std::thread other([&] {
+    phases(blocks_of[1], kMiB, rdmalloc_malloc);
+    step = 1;
+    wait_for(2);
+    EXPECT_TRUE(blocks_of[1].take(kMiB, 64, rdmalloc_malloc));
+    blocks_of[1].free_all();
+    step = 3;
+    wait_for(4);
+  });
+  wait_for(1);
+  EXPECT_EQ(rdmalloc_malloc(kMost - kMiB), nullptr) << "the other thread holds nothing";
+  step = 2;
+  wait_for(3);
+  void* block = rdmalloc_malloc(kMost - kMiB);
+  EXPECT_NE(block, nullptr);
+  rdmalloc_free(block);
+  step = 4;
+  other.join();
+}
+
+// A purge stands still while it has pages of a slab out of reach, so the slab is in use. Seen to
+// fail without the wait.
+TEST(TakeBack, pages_of_slabs_in_purging_are_waited_for) {
+  struct Standing {
+    std::atomic<bool> is_out{false}, goes_on{false};
+    pid_t sleeper = static_cast<pid_t>(syscall(SYS_gettid));
+  } standing;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void* me, void*, size_t, rdmalloc_purge_reason) {
+    auto* s = static_cast<Standing*>(me);
+    s->is_out = true;
+    while (!s->goes_on && !rdmalloc_test::is_asleep(s->sleeper)) usleep(100);
+    s->goes_on = true;
+    return 0;
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &standing, &observer), 0);
+  EXPECT_TRUE(blocks_of[0].take(4 * kMiB, kKiB, rdmalloc_malloc));
+  blocks_of[0].free_all();  // some of them are in this thread's magazines
+  std::thread purger([] { rdmalloc_purge(0); });
+  while (!standing.is_out) std::this_thread::yield();
+  void* block = rdmalloc_malloc(kMost);
+  EXPECT_NE(block, nullptr);
+  EXPECT_TRUE(standing.goes_on) << "there was other memory";
+  standing.goes_on = true;
+  purger.join();
+  rdmalloc_free(block);
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+}
+#endif
+
+// What can't be had, whatever is taken back, costs nobody his cache.
+TEST(TakeBack, what_is_too_much_takes_nothing_back) {
+  EXPECT_TRUE(blocks_of[0].take(kMiB, 64, rdmalloc_malloc));
+  blocks_of[0].free_all();
+  uint64_t before = counter("stats.take_backs");
+  uint64_t depot = counter("stats.depot_bytes");
+  for (size_t bytes : {2 * kMost, size_t{1} << 44, size_t{PTRDIFF_MAX}}) {
+    errno = 0;
+    EXPECT_EQ(rdmalloc_malloc(bytes), nullptr) << bytes;
+    EXPECT_EQ(errno, ENOMEM);
+  }
+  EXPECT_EQ(counter("stats.take_backs"), before);
+  EXPECT_EQ(counter("stats.depot_bytes"), depot);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+#if defined(TAKE_BACK_ARENA)
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual", "RDMALLOC_ARENA=32M"});
+#elif defined(TAKE_BACK_DATA)
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual"});
+#else
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual", "RDMALLOC_LIMIT=32M"});
+#endif
+  ::testing::InitGoogleTest(&argc, argv);
+#if defined(TAKE_BACK_DATA)
+  rdmalloc_free(rdmalloc_malloc(64));
+  rlimit limit = {rdmalloc_test::status_kib("VmData") * kKiB + kMost, RLIM_INFINITY};
+  if (setrlimit(RLIMIT_DATA, &limit) != 0) return 1;
+#endif
+  return RUN_ALL_TESTS();
+}
