@@ -182,7 +182,8 @@ int check_open(const Domain& domain) {
   Phase phase = domain.phase.load(std::memory_order_relaxed);
   if (phase == Phase::kIsOpen) return 0;
   if (domain.is_lost.load(std::memory_order_relaxed)) return -ENODEV;
-  return phase == Phase::kIsChanging || phase == Phase::kIsQuiesced ? -EAGAIN : -EINVAL;
+  if (phase != Phase::kIsChanging && phase != Phase::kIsQuiesced) return -EINVAL;
+  return may_register_early() ? 0 : -EAGAIN;
 }
 
 // Promises room for one more registration, evicting as needed. 0, kNoRoom, -EINVAL (closed),

@@ -34,6 +34,16 @@ std::uint64_t heap_references(State& all, std::size_t domain) {
   return count;
 }
 
+bool is_a_heaps(State& all, std::size_t domain) {
+  for (RegisteredHeap& heap : all.heaps) {
+    // Acquire: pairs with the release in give_up().
+    if (heap.handle.load(std::memory_order_acquire) == 0) continue;
+    for (std::uint32_t i = 0; i < heap.domain_count; ++i)
+      if (heap.domains[i] == domain) return true;
+  }
+  return false;
+}
+
 void let_go_of_heaps(State& all, Registration** drops) {
   each_registration(all, [&](RegisteredHeap& heap, std::uint64_t, std::uint32_t i) {
     Registration* reg = std::exchange(heap.registrations[i], nullptr);
@@ -50,7 +60,7 @@ int register_heaps_again(State& all) {
   each_registration(all, [&](RegisteredHeap& registered, std::uint64_t handle, std::uint32_t i) {
     Domain& domain = all.domains[registered.domains[i % registered.domain_count]];
     const Heap* heap = heap_of_handle(handle);
-    if (heap == nullptr || domain.phase.load(std::memory_order_acquire) != Phase::kIsOpen) return;
+    if (heap == nullptr || !is_to_be_reopened(domain)) return;
     const HeapRegion& region = heap->regions[i / registered.domain_count];
     Registration*& reg = registered.registrations[i];
     int error = make_heaps(domain, arena.address_of(region.first),
