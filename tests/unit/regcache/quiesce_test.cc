@@ -457,8 +457,8 @@ TEST_F(Quiesce, a_get_beside_a_resume_takes_no_room_from_heaps) {
   EXPECT_EQ(rdmalloc_heap_destroy(second), 0);
 }
 
-// Its place may be another domain's afterwards, in which the heap would be registered. Seen to fail with
-// is_a_heaps() false.
+// Its place may be another domain's afterwards, in which the heap would be registered. Seen to fail
+// with is_a_heaps() false.
 TEST_F(Quiesce, a_domain_does_not_close_before_its_heaps_and_pools) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
@@ -474,6 +474,24 @@ TEST_F(Quiesce, a_domain_does_not_close_before_its_heaps_and_pools) {
   EXPECT_EQ(rdmalloc_domain_close(domain.handle), -EBUSY);
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
   EXPECT_EQ(domain.close(), 0);
+}
+
+// Seen to fail where a resume heeds the domain's limits: the domain is lost.
+TEST_F(Quiesce, what_is_quarantined_meanwhile_takes_no_room_from_heaps) {
+  fabric.ops.flags &= ~RDMALLOC_REGISTRAR_REOPEN;
+  fabric.ops.quiesce = fabric.ops.resume = nullptr;
+  attr.max_bytes = 3 * kMiB;
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  fabric.before_leave = {};
+  EXPECT_EQ(domain.counters().quarantined, 1u);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(domain.counters().is_lost, 0u);
+  EXPECT_EQ(fabric.live(), 2u);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 
 // One heap is there again when the registrar refuses the next.
