@@ -91,6 +91,25 @@ void leave_gate(State& all, std::uint64_t token) {
     all.builders.fetch_sub(1, std::memory_order_release);
 }
 
+bool is_a_heaps(State& all, std::size_t domain) {
+  for (RegisteredHeap& heap : all.heaps) {
+    // Acquire: pairs with the release in give_up().
+    if (heap.handle.load(std::memory_order_acquire) == 0) continue;
+    for (std::uint32_t i = 0; i < heap.domain_count; ++i)
+      if (heap.domains[i] == domain) return true;
+  }
+  return false;
+}
+
+bool is_a_pools(State& all, std::size_t domain) {
+  for (BufferPool& pool : all.pools) {
+    if (pool.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
+    for (std::size_t i = 0; i < pool.domain_count; ++i)
+      if (pool.domains[i] == domain) return true;
+  }
+  return false;
+}
+
 bool is_to_be_reopened(const Domain& domain) {
   // Acquire: pairs with the release of whoever parks or loses it.
   Phase phase = domain.phase.load(std::memory_order_acquire);

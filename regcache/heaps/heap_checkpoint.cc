@@ -34,16 +34,6 @@ std::uint64_t heap_references(State& all, std::size_t domain) {
   return count;
 }
 
-bool is_a_heaps(State& all, std::size_t domain) {
-  for (RegisteredHeap& heap : all.heaps) {
-    // Acquire: pairs with the release in give_up().
-    if (heap.handle.load(std::memory_order_acquire) == 0) continue;
-    for (std::uint32_t i = 0; i < heap.domain_count; ++i)
-      if (heap.domains[i] == domain) return true;
-  }
-  return false;
-}
-
 void let_go_of_heaps(State& all, Registration** drops) {
   each_registration(all, [&](RegisteredHeap& heap, std::uint64_t, std::uint32_t i) {
     Registration* reg = std::exchange(heap.registrations[i], nullptr);

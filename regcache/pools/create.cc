@@ -258,15 +258,6 @@ std::uint64_t pool_references(State& all, std::size_t domain) {
   return count;
 }
 
-bool is_a_pools(State& all, std::size_t domain) {
-  for (BufferPool& pool : all.pools) {
-    if (pool.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
-    for (std::size_t i = 0; i < pool.domain_count; ++i)
-      if (pool.domains[i] == domain) return true;
-  }
-  return false;
-}
-
 void let_go_of_pools(State& all, Registration** drops) {
   each_registration(all, [&](BufferPool& pool, std::size_t i, Registration* reg) {
     pool.registrations[i] = nullptr;

@@ -52,6 +52,9 @@ struct Place {
 };
 Place places[kPlaces];
 Disturbance freezes, ends_of_keys;
+// Shared from before a close until nobody can use the handle: a domain that opens may get it, in
+// another place too.
+std::shared_mutex openings;
 
 struct Block {
   char* base = nullptr;
@@ -387,9 +390,12 @@ void Worker::open(std::size_t at) {
   Book* before = place.book;
   // One that was abandoned is the library's until it is closed.
   if (before != nullptr && !before->is_closed) return;
-  // Nobody who had the old handle is in a call, since it may be the new one's.
-  place.gate.lock();
-  place.gate.unlock();
+  // Nobody who had a handle that was closed is in a call, since it may be the new one's.
+  std::lock_guard<std::shared_mutex> alone(openings);
+  for (Place& one : places) {
+    one.gate.lock();
+    one.gate.unlock();
+  }
   Book* book = new Book(variant_of(at, history_.seed), false);
   std::uint64_t frozen = freezes.now();
   int error = book->open(event);
@@ -420,6 +426,7 @@ void Worker::close(Place& place, bool is_abandoned) {
          "rdmalloc_domain_abandon says closed, and close was not called");
   } else {
     std::uint64_t frozen = freezes.now();
+    std::shared_lock<std::shared_mutex> guard(openings);
     // With others inside.
     int error = rdmalloc_domain_close(book->domain);
     if (error == 0) {
