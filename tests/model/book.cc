@@ -266,9 +266,12 @@ Book::Entry Book::entry_of(const rdmalloc_key& key, const char* what) {
   return found->second;
 }
 
-bool Book::is_own(const rdmalloc_key& key) {
+bool Book::find(const rdmalloc_key& key, Entry* entry) {
   std::lock_guard<std::mutex> guard(mutex_);
-  return key.handle == this && entries_.count(key.lkey) != 0;
+  auto found = entries_.find(key.lkey);
+  if (key.handle != this || found == entries_.end() || found->second.is_quarantined) return false;
+  *entry = found->second;
+  return true;
 }
 
 bool Book::holds(std::uintptr_t base, std::size_t length, std::uint64_t before, bool heaps_too,

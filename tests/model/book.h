@@ -107,7 +107,8 @@ class Book {
     std::uint64_t count = 0, bytes = 0, quarantined = 0;
   };
   Sum sum();
-  bool is_own(const rdmalloc_key& key);
+  // The same for one that may have ended: false then, or where it is in quarantine.
+  bool find(const rdmalloc_key& key, Entry* entry);
 
  private:
   int enter(void* addr, std::size_t length, std::uint32_t access, rdmalloc_key* key);

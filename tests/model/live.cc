@@ -265,14 +265,14 @@ void Worker::key(Place& place, std::size_t at, const Block& block, std::uint64_t
   // Whatever ends keys of others' blocks in the same slab may have ended this one.
   for (int i = 0; i < 2; ++i) {
     if (!is_quiet || book->is_lost) return;
-    if (!book->is_own(key)) {
+    Book::Entry entry;
+    if (!book->find(key, &entry)) {
       MUST(!(ends_of_keys.was_quiet(ends) && place.closes.was_quiet(closes) &&
              freezes.was_quiet(frozen)) ||
                book->is_lost,
            "the key of a live block is of no registration");
       return;
     }
-    Book::Entry entry = book->entry_of(key, "rdmalloc_reg_key");
     bool is_same = entry.identity == pages.identity(entry.base, entry.length);
     bool is_inside = entry.base <= reinterpret_cast<std::uintptr_t>(base) &&
                      entry.base + entry.length >= reinterpret_cast<std::uintptr_t>(base) + length;
@@ -575,7 +575,8 @@ void Worker::heap(const Operation& operation) {
       if (error != 0 || !freezes.was_quiet(frozen) || book->is_lost) break;
       // A heap keeps its domain open.
       MUST(key.handle == book, "rdmalloc_heap_key gives another domain's key");
-      bool is_own = book->is_own(key);
+      Book::Entry entry;
+      bool is_own = book->find(key, &entry);
       if (!freezes.was_quiet(frozen) || book->is_lost) break;
       MUST(is_own, "rdmalloc_heap_key gives the key of a registration that has ended");
       break;
