@@ -6,6 +6,8 @@
  * `lock`; a call of a registrar is at least two steps. Whoever waits in the code waits here by a guard, so a
  * history that never ends is an invalid end state.
  *
+ * Longer than 600 lines, since spin reads one file, and its language has no functions.
+ *
  * NO_* takes one rule away, ITEM* undoes one mended fault: spin must then find a history. */
 
 #ifndef DOMAINS

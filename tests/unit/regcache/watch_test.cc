@@ -1,6 +1,7 @@
 // RDMALLOC_FOREIGN=watch: foreign memory cached because the kernel tells when its pages go. Each
 // test was seen to fail; the comment at each says how. Where userfaultfd is not to be had (a
-// sandbox, an old kernel), what needs it says so and skips. Longer than 600 lines: all of it needs the same fixture.
+// sandbox, an old kernel), what needs it says so and skips. Longer than 600 lines: all of it needs
+// the same fixture.
 #include <fcntl.h>
 #include <linux/userfaultfd.h>
 #include <sys/ioctl.h>
