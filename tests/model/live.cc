@@ -730,6 +730,9 @@ void Worker::child(unsigned how) {
 }
 
 void Worker::fork_now() {
+#if defined(__SANITIZE_THREAD__)
+  return;  // TSan has no threads in the child of a process that has some
+#endif
   fflush(nullptr);
   pid_t process = fork();
   MUST(process >= 0, "fork: %d", errno);
