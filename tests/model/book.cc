@@ -96,7 +96,10 @@ void Pages::go(std::uintptr_t base, std::size_t length) {
   for (std::size_t offset = 0; offset < length; offset += kPage) ++*at(base + offset);
 }
 void Pages::gone(std::uintptr_t base, std::size_t length) {
-  go(base, length);
+  for (std::size_t offset = 0; offset < length; offset += kPage) {
+    std::atomic<std::uint32_t>& one = *at(base + offset);
+    if (one % 2 != 0) ++one;  // unless the cache has refused
+  }
 }
 
 std::vector<Book*> books_so_far() {

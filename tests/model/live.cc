@@ -948,6 +948,8 @@ int on_purge(void*, void* base, size_t length, rdmalloc_purge_reason) {
   pages.go(low, length);
   return 0;
 }
+// Of an observer that comes before the cache, since the cache registers the range anew once it has
+// been told.
 void on_purged(void*, void* base, size_t length, int) {
   pages.gone(reinterpret_cast<std::uintptr_t>(base), length);
 }
@@ -966,23 +968,26 @@ void live(const History& history) {
   rdmalloc_watch_counters watch = {};
   watch.size = sizeof watch;
   rdmalloc_watch_stats(&watch);
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purged = on_purged;
+  rdmalloc_observer* observer = nullptr;
+  int error = rdmalloc_observer_add(&ops, nullptr, &observer);
+  MUST(error == 0, "rdmalloc_observer_add: %d", error);
   std::vector<Worker> workers;
   for (std::size_t i = 0; i < history.threads.size(); ++i)
     workers.emplace_back(static_cast<int>(i), history);
   for (std::size_t at = 0; at < kPlaces; ++at) {
     Book* book = new Book(variant_of(at, history.seed), false);
-    int error = book->open(event);
+    error = book->open(event);
     MUST(error == 0, "rdmalloc_domain_open: %d", error);
     note_book(book);
     places[at].book = book;
     places[at].is_usable = true;
   }
-  rdmalloc_observer_ops ops = {};
-  ops.size = sizeof ops;
   ops.purge = on_purge;
-  ops.purged = on_purged;
-  rdmalloc_observer* observer = nullptr;
-  int error = rdmalloc_observer_add(&ops, nullptr, &observer);
+  ops.purged = nullptr;
+  error = rdmalloc_observer_add(&ops, nullptr, &observer);
   MUST(error == 0, "rdmalloc_observer_add: %d", error);
   constexpr std::size_t kLengths[kShared] = {300, 5000, 200000, 1500000};
   for (std::size_t i = 0; i < kShared; ++i) {
