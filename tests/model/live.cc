@@ -730,8 +730,10 @@ void Worker::child(unsigned how) {
 }
 
 void Worker::fork_now() {
-#if defined(__SANITIZE_THREAD__)
-  return;  // TSan has no threads in the child of a process that has some
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  // TSan has no threads in such a child, and AddressSanitizer's allocator keeps locks of threads
+  // that are not there.
+  return;
 #endif
   fflush(nullptr);
   pid_t process = fork();
