@@ -6,6 +6,7 @@
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/shards.h"
+#include "alloc/cache/shares.h"
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
@@ -29,39 +30,6 @@ constinit void* nothing[1] = {nullptr};
 // threads that live for a few hundred blocks of all sizes touch 5 % more memory (the programs
 // thread-churn and leaks).
 constexpr std::uint32_t kFirstLimit = 4;
-// What a thread's cache may hold, magazines included. A program of a few threads, a main thread and
-// its workers, gets so much that batches of thousands of blocks of sixty classes stay in magazines
-// (the program sh6 takes half the instructions it takes with the next step); the first threads of a
-// process, as many as can run at once and some, a generous share; the n-th after them a share of
-// kLaterBytes / n. Threads that fill their share when they come and are idle ever after then hold,
-// all together, at most
-//     kFewThreads * kFewShareBytes + (kFirstThreads - kFewThreads) * kFirstShareBytes +
-//     sum of max(kLaterBytes / n, kSmallestShareBytes)
-// which is below 50 MB for 1,000 of them.
-constexpr std::uint64_t kFewThreads = 3;
-constexpr std::uint64_t kFewShareBytes = 3200 << 10;
-constexpr std::uint64_t kFirstThreads = 8;
-constexpr std::uint64_t kFirstShareBytes = 1280 << 10;
-constexpr std::uint64_t kLaterBytes = std::uint64_t{4} << 20;
-constexpr std::uint64_t kSmallestShareBytes = 20 << 10;
-constexpr std::uint64_t share_of(std::uint64_t threads) {
-  if (threads <= kFewThreads) return kFewShareBytes;
-  if (threads <= kFirstThreads) return kFirstShareBytes;
-  std::uint64_t share = kLaterBytes / threads;
-  return share < kSmallestShareBytes ? kSmallestShareBytes : share;
-}
-static_assert([] {
-  std::uint64_t all = 0;
-  for (std::uint64_t n = 1; n <= 1000; ++n) all += share_of(n);
-  return all;
-}() <= 50'000'000);
-// Blocks of each class that the n-th thread may have beside its share, with their magazine. A share
-// of many threads is less than what one of them cycles through in forty classes of up to 32 KiB:
-// without these each trip to the slow path gave up a class to open another. All classes of a thread
-// together come to 390 KB for one block of each; a thread that uses few has few.
-constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
-  return threads <= 32 ? 4 : threads <= 128 ? 2 : threads <= 256 ? 1 : 0;
-}
 // Classes of which a thread frees what others allocate, and takes nothing, grow only while it holds
 // this part of its share, and get no spare: their blocks are wanted elsewhere. A main thread that
 // frees what its workers left keeps 0.8 MB of it instead of 3.2 (the program leaks). With an eighth

@@ -213,7 +213,8 @@ int domain_check(const Domain* domain) {
   Phase phase = domain->phase.load(std::memory_order_acquire);
   if (phase == Phase::kIsOpen) return 0;
   if (phase == Phase::kIsLost) return -ENODEV;
-  if (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) return -EAGAIN;
+  if (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced)
+    return may_register_early() ? 0 : -EAGAIN;
   bool is_inherited = phase == Phase::kUnused &&
                       survivors.is_open[domain - all->domains].load(std::memory_order_relaxed);
   return is_inherited ? -ECHILD : -EINVAL;
@@ -311,6 +312,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   if (error != 0 && error != -ENODEV && error != -EAGAIN) return error;
   GateScope scope(*state(), Gate::kUnmakes);
   if (int busy = scope.error()) return busy;
+  // Also where nothing is registered for them: after a checkpoint that found it lost, or in one.
+  if (is_a_heaps(*state(), domain->index) || is_a_pools(*state(), domain->index)) return -EBUSY;
   drain_deferred(*domain);
   Registration* drops = nullptr;
   if (int busy = begin_closing(*domain, &drops)) return busy;

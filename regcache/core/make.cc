@@ -182,7 +182,8 @@ int check_open(const Domain& domain) {
   Phase phase = domain.phase.load(std::memory_order_relaxed);
   if (phase == Phase::kIsOpen) return 0;
   if (domain.is_lost.load(std::memory_order_relaxed)) return -ENODEV;
-  return phase == Phase::kIsChanging || phase == Phase::kIsQuiesced ? -EAGAIN : -EINVAL;
+  if (phase != Phase::kIsChanging && phase != Phase::kIsQuiesced) return -EINVAL;
+  return may_register_early() ? 0 : -EAGAIN;
 }
 
 // Promises room for one more registration, evicting as needed. 0, kNoRoom, -EINVAL (closed),
@@ -203,6 +204,8 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
       std::uint64_t room = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
       std::uint64_t missing_bytes = length > room ? length - room : 0;
       std::uint64_t missing_count = count >= domain.max_count ? count - domain.max_count + 1 : 0;
+      // What a checkpoint has interrupted comes back, whatever was quarantined meanwhile.
+      if (may_register_early()) missing_bytes = missing_count = 0;
       if (count >= domain.max_count / 2) put_clock_be_exact();
       if (missing_bytes == 0 && missing_count == 0) {
         domain.reserved_bytes += length;

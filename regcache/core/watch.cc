@@ -467,6 +467,25 @@ Watch::Counters Watch::counters() {
           retired_.count()};
 }
 
+namespace {
+
+// Whether userfaultfd is to be had, for statistics: 0 or why not. Asked once in a process: a child
+// that is forked while the descriptor is open keeps it, and CRIU takes no checkpoint of such a
+// child.
+int could_watch() {
+  constexpr int kUnknown = 1;
+  static constinit std::atomic<int> answer{kUnknown};
+  // Relaxed: two at once ask twice, and hear the same.
+  int known = answer.load(std::memory_order_relaxed);
+  if (known != kUnknown) return known;
+  int fd = os::userfault_open();
+  known = fd < 0 ? fd : 0;
+  if (fd >= 0) os::close_file(fd);
+  answer.store(known, std::memory_order_relaxed);
+  return known;
+}
+
+}  // namespace
 }  // namespace rdmalloc::regcache
 
 using namespace rdmalloc::regcache;
@@ -477,10 +496,7 @@ extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* wanted
   Watch::Counters now = {};
   if (all != nullptr) now = all->watch.counters();
   if (!now.is_on && now.error == 0) {
-    // Nobody watches, so: could we?
-    int fd = rdmalloc::os::userfault_open();
-    now.error = fd < 0 ? fd : 0;
-    if (fd >= 0) rdmalloc::os::close_file(fd);
+    now.error = could_watch();
   }
   std::uint64_t is_on = now.is_on ? 1 : 0;
   rdmalloc_watch_counters stats = {sizeof stats,  is_on,        now.error,

@@ -39,4 +39,11 @@ inline bool is_in_callback() {
   return callbacks_under_way != 0;
 }
 
+// Set on a thread that registers for heaps and pools in a resume. Their domains let it in, and
+// nobody else before it is through: others would take the room that a limit leaves.
+inline constinit thread_local bool registers_in_resume = false;
+inline bool may_register_early() {
+  return registers_in_resume && !is_in_callback();
+}
+
 }  // namespace rdmalloc::regcache

@@ -75,6 +75,9 @@ class GateScope {
 // References that a domain's registrations have from heaps and pools.
 std::uint64_t heap_references(State& all, std::size_t domain);
 std::uint64_t pool_references(State& all, std::size_t domain);
+// Whether a heap or a pool has the domain in its list, registered or not. Under no lock of theirs.
+bool is_a_heaps(State& all, std::size_t domain);
+bool is_a_pools(State& all, std::size_t domain);
 // Gives them back; what ends by it is added to `drops`, by domain. The keys read as zero from here
 // on.
 void let_go_of_heaps(State& all, Registration** drops);
@@ -82,9 +85,9 @@ void let_go_of_pools(State& all, Registration** drops);
 // Registers them again. Domains that refuse are lost. Returns the first error of theirs.
 int register_heaps_again(State& all);
 int register_pools_again(State& all);
-// Loses a domain in which they can't be, and says so.
+// Whether a domain waits for them: it is stopped, and not lost.
+bool is_to_be_reopened(const Domain& domain);
+// Loses a domain in which they can't be, and says so. It is stopped yet.
 void lose_at_resume(Domain& domain, int error);
-// Says that a domain is lost since it could not be opened again.
-void note_lost_at_resume(const Domain& domain, int error);
 
 }  // namespace rdmalloc::regcache

@@ -91,7 +91,38 @@ void leave_gate(State& all, std::uint64_t token) {
     all.builders.fetch_sub(1, std::memory_order_release);
 }
 
-void note_lost_at_resume(const Domain& domain, int error) {
+bool is_a_heaps(State& all, std::size_t domain) {
+  for (RegisteredHeap& heap : all.heaps) {
+    // Acquire: pairs with the release in give_up().
+    if (heap.handle.load(std::memory_order_acquire) == 0) continue;
+    for (std::uint32_t i = 0; i < heap.domain_count; ++i)
+      if (heap.domains[i] == domain) return true;
+  }
+  return false;
+}
+
+bool is_a_pools(State& all, std::size_t domain) {
+  for (BufferPool& pool : all.pools) {
+    if (pool.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
+    for (std::size_t i = 0; i < pool.domain_count; ++i)
+      if (pool.domains[i] == domain) return true;
+  }
+  return false;
+}
+
+bool is_to_be_reopened(const Domain& domain) {
+  // Acquire: pairs with the release of whoever parks or loses it.
+  Phase phase = domain.phase.load(std::memory_order_acquire);
+  return (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) &&
+         !domain.is_lost.load(std::memory_order_acquire);
+}
+
+void lose_at_resume(Domain& domain, int error) {
+  {
+    LockGuard guard(domain.lock);
+    // What is registered in it ends when its phase changes (reopen_domain()).
+    domain.is_lost.store(true, std::memory_order_release);
+  }
   // Statistics: relaxed, they order nothing.
   freezer_here().lost_domains.fetch_add(1, std::memory_order_relaxed);
   if (options().quiet) return;
@@ -102,11 +133,6 @@ void note_lost_at_resume(const Domain& domain, int error) {
       .signed_number(error)
       .text("): calls for its domain fail from now on (-ENODEV); its memory stays usable")
       .print();
-}
-
-void lose_at_resume(Domain& domain, int error) {
-  note_lost_at_resume(domain, error);
-  lose_domain(domain);
 }
 
 }  // namespace rdmalloc::regcache

@@ -164,6 +164,12 @@ void empty_domains(State& all) {
     wait_for_drops(domain);
     course.steps[domain.index] = Step::kEmptied;
   });
+  // A lost domain is not parked, but heaps and pools have let go of what they had there too.
+  for (std::size_t i = 0; i < kMostDomains; ++i) {
+    if (course.steps[i] >= Step::kParked) continue;
+    std::uint64_t gone = drop_list(all.domains[i], drops[i], Reason::kAsked);
+    freezer_here().deregistered.fetch_add(gone, std::memory_order_relaxed);
+  }
 }
 
 int close_domains(State& all) {
@@ -229,19 +235,25 @@ int open_domain(Domain& domain, Step step) {
   return error;
 }
 
-// Lets calls into a domain again, or loses it for `error`.
-void reopen_domain(Domain& domain, int error) {
+// Lets calls into a domain again, or, where it is lost by now, ends what is there.
+void reopen_domain(Domain& domain) {
   Registration* drops = nullptr;
   {
     LockGuard guard(domain.lock);
-    if (error != 0) domain.is_lost.store(true, std::memory_order_release);
-    // Or its device went while it was parked: what is held goes with its last put.
     bool is_lost = domain.is_lost.load(std::memory_order_relaxed);
     auto reopen_it = [&](Registration* reg) {
-      if (!reg->rest().is_parked) return true;
-      if (!is_lost) {
-        reopen_parked(domain, reg);
-      } else if (unpark(reg)) {
+      bool is_ours = false;
+      if (reg->rest().is_parked) {
+        if (!is_lost)
+          reopen_parked(domain, reg);
+        else
+          is_ours = unpark(reg);
+      } else if (is_lost && reg->is_open()) {
+        // A heap's, made before the loss: as in lose_domain().
+        withdraw(domain, reg);
+        is_ours = (reg->state.fetch_and(~kOpen, std::memory_order_acq_rel) & kRefs) == 0;
+      }
+      if (is_ours) {
         reg->next() = drops;
         drops = reg;
       }
@@ -253,7 +265,6 @@ void reopen_domain(Domain& domain, int error) {
     domain.phase.store(is_lost ? Phase::kIsLost : Phase::kIsOpen, std::memory_order_release);
   }
   drop_list(domain, drops, Reason::kAsked);
-  if (error != 0) note_lost_at_resume(domain, error);
 }
 
 // Those of the course that nobody has closed since.
@@ -276,15 +287,19 @@ int open_domains(State& all) {
       return;
     }
     int error = open_domain(domain, step);
-    reopen_domain(domain, error);
+    if (error != 0) lose_at_resume(domain, error);
     note(error);
   });
   if (course.has_gone) {
+    // Before others may register there.
+    registers_in_resume = true;
     note(register_heaps_again(all));
     note(register_pools_again(all));
-    // Release: pairs with the acquire in read_key(). Even: the keys are there.
-    all.keys_turn.fetch_add(1, std::memory_order_release);
+    registers_in_resume = false;
   }
+  each_domain(all, Step::kParked, [](Domain& domain, Step) { reopen_domain(domain); });
+  // Release: pairs with the acquire in read_key(). Even: the keys are there.
+  if (course.has_gone) all.keys_turn.fetch_add(1, std::memory_order_release);
   each_domain(all, Step::kPrepared, [](Domain& domain, Step) {
     bool is_lost = domain.is_lost.load(std::memory_order_acquire);
     tell(domain, is_lost ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED);

@@ -50,7 +50,7 @@ int register_heaps_again(State& all) {
   each_registration(all, [&](RegisteredHeap& registered, std::uint64_t handle, std::uint32_t i) {
     Domain& domain = all.domains[registered.domains[i % registered.domain_count]];
     const Heap* heap = heap_of_handle(handle);
-    if (heap == nullptr || domain.phase.load(std::memory_order_acquire) != Phase::kIsOpen) return;
+    if (heap == nullptr || !is_to_be_reopened(domain)) return;
     const HeapRegion& region = heap->regions[i / registered.domain_count];
     Registration*& reg = registered.registrations[i];
     int error = make_heaps(domain, arena.address_of(region.first),

@@ -273,8 +273,7 @@ int register_pools_again(State& all) {
   int first_error = 0;
   each_registration(all, [&](BufferPool& pool, std::size_t i, Registration*) {
     std::size_t index = pool.domains[i % pool.domain_count];
-    // Acquire: pairs with the release of whoever opens or loses it.
-    if (all.domains[index].phase.load(std::memory_order_acquire) != Phase::kIsOpen) return;
+    if (!is_to_be_reopened(all.domains[index])) return;
     int error = register_one(pool, i);
     if (error == 0) {
       freezer_here().reregistered.fetch_add(1, std::memory_order_relaxed);

@@ -371,7 +371,7 @@ void require_quiesced() {
   require(rdmalloc_test::comes_down_to_threads(threads_at_first), "quiesced, with threads");
   std::uint64_t kept = counter("stats.quarantined_ranges");
   // A ring's exit is the kernel's to finish.
-  for (int i = 0; i < 10000 && status_kib("VmPin") != 0; ++i) usleep(1000);
+  while (status_kib("VmPin") != 0) usleep(1000);
   Held now = held();
   require(now.descriptors == descriptors_at_first, "quiesced, with %d descriptors",
           now.descriptors);

@@ -168,13 +168,10 @@ int note_reason(void*, void*, size_t, enum rdmalloc_purge_reason reason) {
   return 0;
 }
 
-// Waits until no more than `most` bytes are dirty.
-bool comes_down_to(uint64_t most) {
-  for (int waited_ms = 0; waited_ms < 60000; waited_ms += 10) {
-    if (dirty_bytes() <= most) return true;
-    usleep(10000);
-  }
-  return false;
+// Waits until no more than `most` bytes are dirty; for ever where what should bring that about is
+// not heeded, which the test's own limit ends.
+void comes_down_to(uint64_t most) {
+  while (dirty_bytes() > most) usleep(10000);
 }
 
 // What is wrong, or nullptr.
@@ -209,19 +206,17 @@ const char* run(Machine& machine) {
   if (counter("stats.take_backs") != 0) return "threads were asked to empty their caches";
 
   machine.stall(5000000);
-  if (!comes_down_to(0)) return "the stalls were not heeded";
+  comes_down_to(0);
   if (last_reason != RDMALLOC_PURGE_PRESSURE) return "the stalls were not the reason";
   if (counter("stats.take_backs") == 0) return "no thread was asked to empty its cache";
   // The thread counts after the last page went.
-  for (int waited_ms = 0; counter("stats.purge_pressure") == 0 && waited_ms < 60000;
-       waited_ms += 10)
-    usleep(10000);
+  while (counter("stats.purge_pressure") == 0) usleep(10000);
   if (counter("stats.purge_pressure") != 1) return "the purge was not counted once";
 
   // 16 MiB less than an eighth is left of the outer limit.
   machine.cgroup("outer", "1073741824", "max", 912 * kMiB);
   make_dirty();
-  if (!comes_down_to(48 * kMiB)) return "the limit was not heeded";
+  comes_down_to(48 * kMiB);
   if (last_reason != RDMALLOC_PURGE_LIMIT) return "the limit was not the reason";
   machine.cgroup("outer", "1073741824", "max", 800 * kMiB);
   if (dirty_bytes() < 32 * kMiB) return "more went back than was missing";
@@ -256,11 +251,10 @@ const char* run_without_low_descriptors(Machine& machine) {
   make_dirty();
   // It can be written to once a reader waits for that.
   int fd = -1;
-  for (int waited_ms = 0; fd < 0 && waited_ms < 60000; waited_ms++) {
+  while (fd < 0) {
     fd = open(pipe.c_str(), O_WRONLY | O_NONBLOCK);
     if (fd < 0) usleep(1000);
   }
-  if (fd < 0) return "the stalls were not looked at";
   if (fd != 0) return "the lowest free descriptor was not the program's";
   return nullptr;  // and the process ends: the next look would wait for ever
 }

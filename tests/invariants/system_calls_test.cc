@@ -111,7 +111,7 @@ void use_all_sizes() {
   }
 }
 void settle(const char* counter, uint64_t value) {
-  for (int i = 0; i < 20000 && rdmalloc_test::counter(counter) != value; i++) usleep(1000);
+  while (rdmalloc_test::counter(counter) != value) usleep(1000);
 }
 
 // What is done before the filter, and what under it, on the same thread.

@@ -74,11 +74,8 @@ int settled_thread_count() {
 }
 
 bool comes_down_to_threads(int expected) {
-  for (int looks = 0; looks < 10000; looks++) {
-    if (thread_count() == expected) return true;
-    usleep(1000);
-  }
-  return false;
+  while (thread_count() != expected) usleep(1000);
+  return true;
 }
 
 int threads_named(const char* wanted) {

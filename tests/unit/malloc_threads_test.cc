@@ -193,7 +193,7 @@ void check_idle_threads(int wanted) {
   // stays until it is due, so the bound must hold within some decay times, not at once.
   size_t each = 128 * kKiB;
   size_t idle = resident_bytes(), most = before + each * static_cast<size_t>(wanted);
-  for (int tenths = 0; tenths < 600 && idle >= most && kFewer == 1; tenths++) {
+  while (idle >= most && kFewer == 1) {
     usleep(100000);
     idle = resident_bytes();
   }

@@ -217,7 +217,7 @@ int during_a_quiesce(const std::function<void()>& action, Counting& counting) {
   };
   attr.event_arg = const_cast<std::function<void()>*>(&action);
   rdmalloc::domain told = std::move(*rdmalloc::domain::open(counting.ops, &counting, attr));
-  int error = rdmalloc_quiesce(10000);
+  int error = rdmalloc_quiesce(-1);
   if (error == 0) error = rdmalloc_resume();
   EXPECT_FALSE(told.close());
   return error;

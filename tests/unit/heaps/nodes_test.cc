@@ -83,7 +83,7 @@ TEST_F(HeapNodes, a_resume_binds_its_pages_again) {
   auto* ordinary = static_cast<char*>(rdmalloc_malloc(8 * kMiB));
   memset(block, 7, 3 * kMiB);
   auto restore = [&] {
-    EXPECT_EQ(rdmalloc_quiesce(10000), 0);
+    EXPECT_EQ(rdmalloc_quiesce(-1), 0);
     EXPECT_EQ(syscall(SYS_mbind, block, 3 * kMiB, MPOL_DEFAULT, nullptr, 0, 0), 0);
   };
   restore();

@@ -18,6 +18,7 @@
 #include <fstream>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/quarantine.h"
@@ -99,7 +100,7 @@ TEST_F(Quiesce, what_is_registered_ends_and_comes_back_at_the_same_address_with_
   rdmalloc_key before = {}, after = {};
   std::uint64_t first = domain.touch(cached.bytes, kMiB);
   ASSERT_EQ(rdmalloc_reg_key(domain.handle, sticky.bytes, 8, RDMALLOC_ACCESS_LOCAL, &before), 0);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(fabric.live(), 0u);
   EXPECT_EQ(rdmalloc_reg_key(domain.handle, sticky.bytes, 8, RDMALLOC_ACCESS_LOCAL, &after),
             -EAGAIN);
@@ -152,7 +153,9 @@ TEST_F(Quiesce, when_the_time_is_over_nothing_has_changed) {
   std::uint64_t generation = domain.touch(idle.bytes, kMiB);
   rdmalloc_key before = {}, after = {};
   ASSERT_EQ(rdmalloc_reg_key(domain.handle, sticky.bytes, 8, RDMALLOC_ACCESS_LOCAL, &before), 0);
-  EXPECT_EQ(rdmalloc_quiesce(20), -ETIMEDOUT);
+  // As long as it takes to be over after PREPARE, and not before, on a machine that does something
+  // else.
+  for (int ms = 20; happened.empty(); ms *= 2) EXPECT_EQ(rdmalloc_quiesce(ms), -ETIMEDOUT);
   EXPECT_EQ(fabric.live(), 3u);
   EXPECT_EQ(fabric.leaves, 0u);
   EXPECT_EQ(domain.touch(idle.bytes, kMiB), generation);
@@ -164,7 +167,7 @@ TEST_F(Quiesce, when_the_time_is_over_nothing_has_changed) {
   EXPECT_THAT(happened, ElementsAre(RDMALLOC_DOMAIN_PREPARE, RDMALLOC_DOMAIN_RESUMED));
   rdmalloc_reg_put(reg);
   EXPECT_EQ(rdmalloc_resume(), -EALREADY);
-  EXPECT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(rdmalloc_quiesce(-1), 0);
 }
 
 TEST_F(Quiesce, an_invalidation_in_the_middle_is_not_undone_by_the_timeout) {
@@ -290,7 +293,7 @@ TEST_F(Quiesce, registered_heaps_have_their_keys_again) {
   auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, 100 * kKiB));
   rdmalloc_key before = {}, after = {};
   ASSERT_EQ(rdmalloc_heap_key(heap, 0, block, 100, &before), 0);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(fabric.live(), 0u);
   EXPECT_EQ(rdmalloc_heap_key(heap, 0, block, 100, &after), -EAGAIN);
   EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), -EAGAIN);
@@ -324,7 +327,7 @@ TEST_F(Quiesce, pools_have_their_keys_again_in_the_same_place) {
     ASSERT_EQ(rdmalloc_pool_get(pool, 100, &buffer), 0);
     const rdmalloc_key* place = buffer->keys;
     std::uint64_t generation = place->generation;
-    ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
     EXPECT_EQ(fabric.live(), 0u);
     EXPECT_EQ(place->generation, 0u);
     ASSERT_EQ(rdmalloc_resume(), 0);
@@ -347,7 +350,7 @@ TEST_F(Quiesce, closing_and_destroying_work_while_quiesced_and_making_does_not) 
   of_pool.size = sizeof of_pool;
   of_pool.small_count = of_pool.large_count = 2;
   ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   rdmalloc_domain* opened = nullptr;
   EXPECT_EQ(rdmalloc_domain_open(&fabric.ops, &fabric, nullptr, &opened), -EAGAIN);
   EXPECT_EQ(make({domain.handle}, 2 * kMiB), nullptr);
@@ -377,7 +380,7 @@ TEST_F(Quiesce, a_domain_that_does_not_open_again_is_lost_and_the_others_work) {
   ASSERT_NE(heap, nullptr);
   auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, kKiB));
   block[0] = 7;
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   resume_error = -ENODEV;
   EXPECT_EQ(rdmalloc_resume(), -ENODEV);
   EXPECT_EQ(happened.back(), RDMALLOC_DOMAIN_LOST);
@@ -392,18 +395,120 @@ TEST_F(Quiesce, a_domain_that_does_not_open_again_is_lost_and_the_others_work) {
   EXPECT_EQ(domain.last_error, -ENODEV);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
   // The next quiesce passes the lost one by.
-  EXPECT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc_resume(), 0);
 }
 
 TEST_F(Quiesce, one_whose_registrar_refuses_the_heap_is_lost) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   fabric.capacity_bytes = 0;
   EXPECT_EQ(rdmalloc_resume(), -ENOMEM);
   EXPECT_EQ(domain.counters().is_lost, 1u);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(domain.close(), 0);
+}
+
+// Seen to fail with the loop over what is not parked taken out of empty_domains().
+TEST_F(Quiesce, what_heaps_and_pools_let_go_of_in_a_lost_domain_ends) {
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  rdmalloc_pool_attr of_pool = {};
+  of_pool.size = sizeof of_pool;
+  of_pool.small_count = of_pool.large_count = 2;
+  of_pool.access = kRemote;
+  rdmalloc_pool* pool = nullptr;
+  ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
+  EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+  // Or the close waits for ever for a registration that nobody drops.
+  ASSERT_EQ(domain.counters().live_count, 0u);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+  EXPECT_EQ(domain.close(), 0);
+}
+
+// Seen to fail where the domains are opened before their heaps are registered: the domain is lost.
+TEST_F(Quiesce, a_get_beside_a_resume_takes_no_room_from_heaps) {
+  attr.max_bytes = 4 * kMiB;
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* first = make({domain.handle}, 2 * kMiB);
+  rdmalloc_heap* second = make({domain.handle}, 2 * kMiB);
+  ASSERT_NE(second, nullptr);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  Block block;
+  rdmalloc_reg* reg = nullptr;
+  bool has_asked = false;
+  fabric.before_enter = [&](void*, std::size_t) {
+    if (std::exchange(has_asked, true)) return 0;
+    std::thread([&] { reg = domain.get(block.bytes, kMiB); }).join();
+    EXPECT_EQ(domain.last_error, -EAGAIN);
+    // Nor does a registrar's own call come in.
+    EXPECT_EQ(domain.get(block.bytes, kMiB), nullptr);
+    return 0;
+  };
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_TRUE(has_asked);
+  EXPECT_EQ(domain.counters().is_lost, 0u);
+  rdmalloc_reg_put(reg);
+  EXPECT_EQ(rdmalloc_heap_destroy(first), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(second), 0);
+}
+
+// Its place may be another domain's afterwards, in which the heap would be registered. Seen to fail
+// with is_a_heaps() false.
+TEST_F(Quiesce, a_domain_does_not_close_before_its_heaps_and_pools) {
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  rdmalloc_pool_attr of_pool = {};
+  of_pool.size = sizeof of_pool;
+  of_pool.small_count = of_pool.large_count = 2;
+  rdmalloc_pool* pool = nullptr;
+  ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  EXPECT_EQ(rdmalloc_domain_close(domain.handle), -EBUSY);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(rdmalloc_domain_close(domain.handle), -EBUSY);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+  EXPECT_EQ(domain.close(), 0);
+}
+
+// Seen to fail where a resume heeds the domain's limits: the domain is lost.
+TEST_F(Quiesce, what_is_quarantined_meanwhile_takes_no_room_from_heaps) {
+  fabric.ops.flags &= ~RDMALLOC_REGISTRAR_REOPEN;
+  fabric.ops.quiesce = fabric.ops.resume = nullptr;
+  attr.max_bytes = 3 * kMiB;
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  fabric.before_leave = {};
+  EXPECT_EQ(domain.counters().quarantined, 1u);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(domain.counters().is_lost, 0u);
+  EXPECT_EQ(fabric.live(), 2u);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// One heap is there again when the registrar refuses the next.
+TEST_F(Quiesce, what_was_registered_before_a_loss_in_a_resume_ends_with_its_heap) {
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* first = make({domain.handle}, 2 * kMiB);
+  rdmalloc_heap* second = make({domain.handle}, 2 * kMiB);
+  ASSERT_NE(second, nullptr);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  fabric.capacity_bytes = 2 * kMiB;
+  EXPECT_EQ(rdmalloc_resume(), -ENOMEM);
+  EXPECT_EQ(domain.counters().is_lost, 1u);
+  EXPECT_EQ(rdmalloc_heap_destroy(first), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(second), 0);
+  EXPECT_EQ(fabric.live(), 0u);
   EXPECT_EQ(domain.close(), 0);
 }
 
@@ -444,7 +549,7 @@ TEST_F(Quiesce, calls_nest_and_are_refused_inside_callbacks) {
   Block block;
   domain.touch(block.bytes, kMiB);
   EXPECT_EQ(inside, -EDEADLK);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   ASSERT_EQ(rdmalloc_quiesce(0), 0);
   EXPECT_EQ(quiesce_counters().is_quiesced, 2u);
   EXPECT_EQ(rdmalloc_resume(), 0);
@@ -467,7 +572,7 @@ TEST_F(Quiesce, no_thread_of_ours_is_left_and_nothing_is_purged) {
   StubDomain domain(fabric, attr);
   ASSERT_EQ(rdmalloc_init(), 0);
   EXPECT_EQ(rdmalloc::helper_threads.load(), 1u);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc::helper_threads.load(), 0u);
   std::uint64_t purges = rdmalloc::purge_counters().purges;
   // More than the thread would have been started or woken for.
@@ -511,7 +616,7 @@ TEST_F(Quiesce, threads_that_get_put_free_and_purge_beside_it_see_only_EAGAIN) {
   };
   auto freeze = [&] {
     for (int i = 0; i < 30; ++i) {
-      int error = rdmalloc_quiesce(10000);
+      int error = rdmalloc_quiesce(-1);
       if (error != 0) ++wrong;
       if (error == 0 && fabric.live() != 0) ++wrong;
       if (error == 0 && rdmalloc_resume() != 0) ++wrong;
@@ -556,7 +661,7 @@ TEST_F(Quiesce, what_could_not_be_deregistered_ends_with_the_device) {
   fabric.before_leave = nullptr;
   EXPECT_GE(rdmalloc::quarantined_bytes, bytes + kMiB);
   fabric.forget_all();
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc::quarantined_bytes, bytes);
   ASSERT_EQ(rdmalloc_resume(), 0);
   EXPECT_NE(domain.touch(block.bytes, kMiB), 0u);
@@ -575,7 +680,7 @@ TEST_F(Quiesce, watching_stops_and_begins_again) {
   std::uint64_t generation = domain.touch(map, kMiB);
   EXPECT_EQ(domain.touch(map, kMiB), generation) << "watched, so it is cached";
   EXPECT_EQ(rdmalloc::helper_threads.load(), 3u);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc::helper_threads.load(), 0u);
   rdmalloc_open_file file = {};
   EXPECT_EQ(rdmalloc_quiesce_files(&file, 1), 0) << file.name;
@@ -648,7 +753,7 @@ void forget_what_is_wiped() {
 
 TEST_F(Quiesce, what_a_restored_process_has_lost_of_wiping_at_fork_is_back_after_the_resume) {
   StubDomain domain(fabric, attr);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   int before = wiped_mappings();
   ASSERT_GT(before, 3);
   forget_what_is_wiped();
@@ -660,7 +765,7 @@ TEST_F(Quiesce, what_a_restored_process_has_lost_of_wiping_at_fork_is_back_after
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 TEST_F(Quiesce, a_child_of_a_quiesced_process_is_not_quiesced) {
   StubDomain domain(fabric, attr);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   int status = in_child([&] {
     if (rdmalloc_resume() != -EALREADY) return 1;
     StubFabric mine;
@@ -680,7 +785,7 @@ TEST_F(Quiesce, a_child_of_a_quiesced_process_is_not_quiesced) {
 // The handler must do it: broken on purpose, without it, the child has the parent's domains.
 TEST_F(Quiesce, a_child_of_a_restored_process_that_is_not_resumed_yet_is_empty_too) {
   StubDomain domain(fabric, attr);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   int before = wiped_mappings();
   forget_what_is_wiped();
   int status = in_child([&] {

@@ -124,7 +124,7 @@ class HugeCheckpoints : public RegisteredPageSizes {
     const rdmalloc_heap_region_info first = region(heap, 0);
     const rdmalloc_key key = first.keys[0];
     const long pages_kib = smaps_kib(first.base, page_field);
-    ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
     EXPECT_EQ(fabric.live(), 0u);
     EXPECT_GE(smaps_kib(first.base, page_field), pages_kib);
     // The memory is used meanwhile.
@@ -358,7 +358,7 @@ TEST_F(HugeSetting, a_checkpoint_leaves_what_the_wish_got) {
   auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, 3 * kMiB));
   std::memset(block, 7, 3 * kMiB);
   for (int round = 0; round < 3; ++round) {
-    ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
     EXPECT_EQ(fabric.live(), 0u);
     ASSERT_EQ(rdmalloc_resume(), 0);
     EXPECT_EQ(fabric.bytes(), 8 * kMiB);

@@ -304,7 +304,7 @@ TEST(Mlock, what_could_not_be_unlocked_stays_quarantined_over_a_quiesce) {
   rdmalloc_fault_arm("munlock", 0);
   std::uint64_t quarantined = rdmalloc_test::counter("stats.quarantined_bytes");
   EXPECT_GE(quarantined, kMiB);
-  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   ASSERT_EQ(rdmalloc_resume(), 0);
   EXPECT_EQ(status_kb("VmLck") - before, 1024);
   EXPECT_EQ(rdmalloc_test::counter("stats.quarantined_bytes"), quarantined);

@@ -242,14 +242,14 @@ TEST_F(Ucx, after_a_checkpoint_it_registers_with_the_context_that_was_made_then)
   for (int round = 0; round < 3; ++round) {
     SCOPED_TRACE(round);
     ASSERT_NO_FATAL_FAILURE(bytes_arrive());
-    ASSERT_EQ(rdmalloc_quiesce(10000), 0);
+    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
     EXPECT_EQ(context, nullptr);
     ASSERT_EQ(rdmalloc_resume(), 0);
   }
   ASSERT_NO_FATAL_FAILURE(bytes_arrive());
   // One that is for a single thread is not what the cache was told of.
   reopening.is_shared = false;
-  ASSERT_EQ(rdmalloc_quiesce(10000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc_resume(), -ENOTSUP);
   EXPECT_EQ(counters_of(domain).is_lost, 1u);
 }

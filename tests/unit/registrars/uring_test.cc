@@ -373,7 +373,7 @@ TEST_F(Uring, a_ring_of_ours_is_closed_by_a_quiesce_and_works_again_after_the_re
     // What is done is kept for who takes it later.
     io_uring_prep_nop(io_uring_get_sqe(rdmalloc_uring_ring(uring)));
     io_uring_submit(rdmalloc_uring_ring(uring));
-    ASSERT_EQ(rdmalloc_quiesce(5000), 0);
+    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
     EXPECT_EQ(open_rings(), 0);
     EXPECT_EQ(status_kb("VmPin"), 0);
     io_uring_cqe done = {};
@@ -385,7 +385,7 @@ TEST_F(Uring, a_ring_of_ours_is_closed_by_a_quiesce_and_works_again_after_the_re
     ASSERT_EQ(rdmalloc_reg_key(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
   }
   // Also when it is closed in between.
-  ASSERT_EQ(rdmalloc_quiesce(5000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc_domain_close(domain), 0);
   domain = nullptr;
   EXPECT_EQ(rdmalloc_resume(), 0);
@@ -428,7 +428,7 @@ TEST(UringQuiesce, a_ring_of_the_users_is_his_to_close_or_is_named) {
   // Everything works again, on the same ring.
   ASSERT_EQ(rdmalloc_reg_key(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
   mine.is_closed_when_told = true;
-  ASSERT_EQ(rdmalloc_quiesce(5000), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc_quiesce_files(nullptr, 0), 0);
   EXPECT_EQ(open_rings(), 0);
   ASSERT_EQ(rdmalloc_resume(), 0);
@@ -450,7 +450,7 @@ TEST_F(Uring, who_waits_for_completions_meets_a_quiesce_unharmed) {
     }
   });
   while (refused == 0) {
-    ASSERT_EQ(rdmalloc_quiesce(5000), 0);
+    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
     std::this_thread::yield();
     ASSERT_EQ(rdmalloc_resume(), 0);
   }
