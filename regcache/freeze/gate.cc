@@ -92,6 +92,8 @@ void leave_gate(State& all, std::uint64_t token) {
 }
 
 bool is_a_heaps(State& all, std::size_t domain) {
+  // Under it places are taken: what one that is somebody's says stays so.
+  LockGuard guard(all.heaps_lock);
   for (RegisteredHeap& heap : all.heaps) {
     // Acquire: pairs with the release in give_up().
     if (heap.handle.load(std::memory_order_acquire) == 0) continue;
@@ -102,6 +104,7 @@ bool is_a_heaps(State& all, std::size_t domain) {
 }
 
 bool is_a_pools(State& all, std::size_t domain) {
+  LockGuard guard(all.pools_lock);  // likewise
   for (BufferPool& pool : all.pools) {
     if (pool.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
     for (std::size_t i = 0; i < pool.domain_count; ++i)

@@ -35,14 +35,20 @@ int narrow(const Domain& domain, std::uint32_t access, RegionLimits* limits) {
   return 0;
 }
 
-RegisteredHeap* take_place(State& all, std::uint64_t handle, std::uint32_t* place) {
+// With its domains, under the lock: is_a_heaps() reads them under it.
+RegisteredHeap* take_place(State& all, std::uint64_t handle, rdmalloc_domain* const* domains,
+                           std::size_t domain_count, std::uint32_t* place) {
   LockGuard guard(all.heaps_lock);
   for (std::uint32_t i = 0; i < kMostRegisteredHeaps; ++i) {
     // Acquire: pairs with the release in give_up().
     if (all.heaps[i].handle.load(std::memory_order_acquire) != 0) continue;
-    all.heaps[i].handle.store(handle, std::memory_order_relaxed);
+    RegisteredHeap& heap = all.heaps[i];
+    heap.domain_count = static_cast<std::uint32_t>(domain_count);
+    for (std::size_t d = 0; d < domain_count; ++d)
+      heap.domains[d] = static_cast<std::uint8_t>(domain_of(domains[d])->index);
+    heap.handle.store(handle, std::memory_order_relaxed);
     *place = i + 1;
-    return &all.heaps[i];
+    return &heap;
   }
   return nullptr;
 }
@@ -72,14 +78,11 @@ int begin(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t dom
   if ((access & ~kAllAccess) != 0 || all == nullptr) return -EINVAL;
   if (is_in_page_event()) return -EDEADLK;
   if (int error = check_domains(domains, domain_count, access, limits)) return error;
-  RegisteredHeap* heap = take_place(*all, handle, place);
+  RegisteredHeap* heap = take_place(*all, handle, domains, domain_count, place);
   if (heap == nullptr) return -EMFILE;
   heap->is_abandoned.store(false, std::memory_order_relaxed);
   heap->access = access;
-  heap->domain_count = static_cast<std::uint32_t>(domain_count);
   heap->region_count.store(0, std::memory_order_relaxed);
-  for (std::size_t i = 0; i < domain_count; ++i)
-    heap->domains[i] = static_cast<std::uint8_t>(domain_of(domains[i])->index);
   return 0;
 }
 
