@@ -25,7 +25,7 @@ inline void drop_idle() {
 }
 
 inline void require_as_before(const Held& before, const char* what) {
-  rdmalloc_test::comes_down_to_threads(before.threads);
+  rdmalloc_test::wait_for_threads(before.threads);
   drop_idle();
   Held now = held();
   std::size_t kept_kib = counter("stats.quarantined_bytes") / 1024;

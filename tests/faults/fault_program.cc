@@ -368,7 +368,7 @@ void require_open(rdmalloc_heap* heap, void* block, bool is_any_lost, const char
 }
 
 void require_quiesced() {
-  require(rdmalloc_test::comes_down_to_threads(threads_at_first), "quiesced, with threads");
+  rdmalloc_test::wait_for_threads(threads_at_first);
   std::uint64_t kept = counter("stats.quarantined_ranges");
   // A ring's exit is the kernel's to finish.
   while (status_kib("VmPin") != 0) usleep(1000);
@@ -479,7 +479,7 @@ void round(Held* left) {
   require(rdmalloc_fini() == -EALREADY, "a second fini");
   // Safe after it, and it starts no thread.
   rdmalloc_free(allocate(100));
-  rdmalloc_test::comes_down_to_threads(threads_at_first);
+  rdmalloc_test::wait_for_threads(threads_at_first);
   std::uint64_t kept = counter("stats.quarantined_ranges");
   require(registered_with_table <= static_cast<int>(kept), "%d registrations are left",
           registered_with_table.load());

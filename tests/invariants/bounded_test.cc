@@ -20,11 +20,11 @@
 
 namespace {
 
-using rdmalloc_test::comes_true;
 using rdmalloc_test::counter;
 using rdmalloc_test::PageModel;
 using rdmalloc_test::Random;
 using rdmalloc_test::resident_bytes;
+using rdmalloc_test::wait_until;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -63,8 +63,7 @@ TEST(Bounded, I7_rss_returns_after_a_storm_with_no_further_call) {
   // Only the process's RSS is looked at: no call of rdmalloc's from here on. The bound:
   // 64 MiB and 5 % of what was used.
   size_t allowed = before + 64 * kMiB + kStormMiB * kMiB / 20;
-  EXPECT_TRUE(comes_true([&] { return resident_bytes() <= allowed; }))
-      << before << " before, " << resident_bytes() << " after";
+  wait_until([&] { return resident_bytes() <= allowed; });
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
@@ -92,8 +91,7 @@ TEST(Bounded, I7_rss_returns_while_threads_stay_idle) {
   while (done.load() < 16) usleep(1000);
   // About 100 MiB were used. 16 caches of bounded size remain, the slabs that their blocks lie in,
   // and the test's own vectors in libc's malloc (3 MiB).
-  EXPECT_TRUE(comes_true([&] { return resident_bytes() <= before + 64 * kMiB; }))
-      << before << " before, " << resident_bytes() << " after";
+  wait_until([&] { return resident_bytes() <= before + 64 * kMiB; });
   end = true;
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(rdmalloc_fini(), 0);
@@ -132,17 +130,16 @@ TEST(Bounded, I7_what_goes_into_the_depot_wakes_the_purge_thread) {
     });
     // Ten ticks without one: it waits to be woken.
     uint64_t before = 0, now = sleeps_of_purge_thread();
-    EXPECT_TRUE(comes_true([&] {
+    wait_until([&] {
       usleep(250000);
       before = now;
       now = sleeps_of_purge_thread();
       return now == before && now != 0;
-    }));
+    });
     EXPECT_EQ(counter("stats.depot_bytes"), 0u);
     may_free = true;
     thread.join();
-    EXPECT_TRUE(comes_true([] { return counter("stats.depot_bytes") == 0; }))
-        << counter("stats.depot_bytes");
+    wait_until([] { return counter("stats.depot_bytes") == 0; });
   }
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
@@ -153,8 +150,7 @@ TEST(Bounded, I7_dirty_bytes_stay_below_the_ceiling_however_long_the_decay) {
   PageModel model;
   ASSERT_EQ(rdmalloc_init(), 0);
   storm(kStormMiB / 4);
-  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") <= 16 * kMiB; }))
-      << counter("stats.dirty_bytes");
+  wait_until([] { return counter("stats.dirty_bytes") <= 16 * kMiB; });
   EXPECT_EQ(rdmalloc_fini(), 0);
   EXPECT_EQ(model.remove(), 0);
   EXPECT_GT(model.reasons[RDMALLOC_PURGE_CEILING], 0u);
@@ -166,7 +162,7 @@ TEST(Bounded, I7_decay_of_zero_leaves_nothing_dirty) {
   PageModel model;
   ASSERT_EQ(rdmalloc_init(), 0);
   for (int round = 0; round < 20; round++) storm(8);
-  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }));
+  wait_until([] { return counter("stats.dirty_bytes") == 0; });
   EXPECT_EQ(rdmalloc_fini(), 0);
   EXPECT_EQ(model.remove(), 0);
   EXPECT_GT(model.reasons[RDMALLOC_PURGE_DECAY], 0u);
@@ -181,12 +177,11 @@ TEST(Bounded, I7_what_an_observer_refuses_is_counted_and_offered_until_it_agrees
   ASSERT_EQ(rdmalloc_init(), 0);
   uint64_t refusals = counter("stats.purge_refusals");
   storm(16);
-  EXPECT_TRUE(comes_true([&] { return counter("stats.purge_refusals") > refusals; }));
+  wait_until([&] { return counter("stats.purge_refusals") > refusals; });
   // What is being offered at this moment is out of reach and counted apart.
-  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") > 8 * kMiB; }));
+  wait_until([] { return counter("stats.dirty_bytes") > 8 * kMiB; });
   refuses = false;  // and no further call of ours
-  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }))
-      << counter("stats.dirty_bytes") << " bytes stay dirty after the refusal ended";
+  wait_until([] { return counter("stats.dirty_bytes") == 0; });
   EXPECT_EQ(rdmalloc_fini(), 0);
   EXPECT_EQ(model.remove(), 0);
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
@@ -204,8 +199,7 @@ TEST(Bounded, I7_use_is_told_at_the_purge_threads_next_turn) {
   void* other = rdmalloc_malloc(kMiB);
   memset(other, 1, kMiB);
   rdmalloc_free(other);
-  EXPECT_TRUE(comes_true([&] { return model.state_of(last) == PageModel::kUsed; }))
-      << "pages handed out for the first time are not told within a minute";
+  wait_until([&] { return model.state_of(last) == PageModel::kUsed; });
   rdmalloc_free(block);
   EXPECT_EQ(rdmalloc_fini(), 0);
   EXPECT_EQ(model.remove(), 0);
@@ -221,7 +215,7 @@ TEST(Bounded, I7_a_pause_holds_the_thread_and_its_end_lets_it_go_on) {
   usleep(50000);
   EXPECT_EQ(counter("stats.purges"), purges) << "purged in a pause";
   ASSERT_EQ(rdmalloc_purge_resume(), 0);
-  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }));
+  wait_until([] { return counter("stats.dirty_bytes") == 0; });
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 

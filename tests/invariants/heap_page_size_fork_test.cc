@@ -226,7 +226,7 @@ TEST(HeapPageSizeFork, I11_a_fork_inside_an_exchange_that_is_held_leaves_whole_m
         if (!is_end) heap = make(RDMALLOC_PAGE_THP, 4 * kMiB);
         rdmalloc_heap_destroy(heap);
       });
-      ASSERT_TRUE(rdmalloc_test::comes_true([] { return is_inside == 1; }));
+      rdmalloc_test::wait_until([] { return is_inside == 1; });
       int status = in_child([] {
         int wrong = use_memory();
         return wrong != 0 ? wrong : counter("stats.heap_retired_bytes") == 0 ? 0 : 4;

@@ -23,9 +23,9 @@
 
 namespace {
 
-using rdmalloc_test::comes_true;
 using rdmalloc_test::counter;
 using rdmalloc_test::thread_count;
+using rdmalloc_test::wait_until;
 
 constexpr size_t kMiB = size_t{1} << 20u;
 
@@ -46,7 +46,7 @@ TEST(LifeCycle, I10_init_and_fini_a_thousand_times_leave_no_thread_behind) {
     ASSERT_EQ(rdmalloc_fini(), 0) << round;
     rdmalloc_free(block);  // after the end
   }
-  EXPECT_TRUE(comes_true([before] { return thread_count() <= before; })) << thread_count();
+  wait_until([before] { return thread_count() <= before; });
 }
 
 TEST(LifeCycle, I10_init_is_counted) {
@@ -58,7 +58,7 @@ TEST(LifeCycle, I10_init_is_counted) {
   EXPECT_EQ(counter("stats.purge_thread_runs"), 1u) << "ended by the first of two fini";
   ASSERT_EQ(rdmalloc_fini(), 0);
   EXPECT_EQ(counter("stats.purge_thread_runs"), 0u);
-  EXPECT_TRUE(comes_true([before] { return thread_count() <= before; })) << thread_count();
+  wait_until([before] { return thread_count() <= before; });
 }
 
 TEST(LifeCycle, I10_fini_without_init_is_harmless) {
@@ -82,7 +82,7 @@ TEST(LifeCycle, I10_threads_that_init_and_fini_at_once) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT_TRUE(comes_true([before] { return thread_count() <= before; })) << thread_count();
+  wait_until([before] { return thread_count() <= before; });
   EXPECT_EQ(rdmalloc_fini(), -EALREADY);
 }
 

@@ -14,7 +14,7 @@ namespace rdmalloc_test {
 
 // Two threads at the caller's place do nothing but allocate and free, until one of them had a block
 // from a park. Where they are dealt to nodes, those whose pages are another node's would park none.
-inline bool open_parks() {
+inline void open_parks() {
   constexpr size_t kBytes = 300000;
   std::atomic<bool> is_ending{false};
   uint64_t place = counter("thread.place");
@@ -25,11 +25,10 @@ inline bool open_parks() {
   };
   uint64_t hits = counter("stats.park_hits");
   std::thread one(meet), other(meet);
-  bool is_open = comes_true([&] { return counter("stats.park_hits") != hits; });
+  wait_until([&] { return counter("stats.park_hits") != hits; });
   is_ending = true;
   one.join();
   other.join();
-  return is_open;
 }
 
 }  // namespace rdmalloc_test

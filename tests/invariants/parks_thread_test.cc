@@ -22,9 +22,9 @@
 
 namespace {
 
-using rdmalloc_test::comes_true;
 using rdmalloc_test::counter;
 using rdmalloc_test::Random;
+using rdmalloc_test::wait_until;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kSlice = 64 * kKiB;
 
@@ -49,7 +49,7 @@ class ParksAge : public ::testing::Test {
     ASSERT_EQ(rdmalloc_init(), 0);  // which starts the purge thread
     // Until the first thread has a cache, that one looks each second whether it is the last.
     rdmalloc_free(rdmalloc_malloc(64));
-    ASSERT_TRUE(rdmalloc_test::open_parks());
+    rdmalloc_test::open_parks();
   }
 };
 
@@ -58,10 +58,10 @@ TEST_F(ParksAge, I7_what_is_parked_goes_back_after_the_decay_time_with_no_furthe
   ASSERT_GE(parked(), kMiB);
   uint64_t purged = counter("stats.purged_bytes");
   rdmalloc_test::set("purge.decay_ms", 20);
-  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }));
+  wait_until([] { return counter("stats.dirty_bytes") == 0; });
   EXPECT_EQ(parked(), 0u);
   // Which is counted when the kernel has taken all of it.
-  EXPECT_TRUE(comes_true([&] { return counter("stats.purged_bytes") >= purged + kMiB; }));
+  wait_until([&] { return counter("stats.purged_bytes") >= purged + kMiB; });
 }
 
 TEST_F(ParksAge, a_run_alone_wakes_the_purge_thread_that_sleeps_for_want_of_work) {
@@ -71,7 +71,7 @@ TEST_F(ParksAge, a_run_alone_wakes_the_purge_thread_that_sleeps_for_want_of_work
     park(1, 300 * kKiB);
     park(1, 300 * kKiB);
     if (counter("stats.park_hits") == hits) {
-      ASSERT_TRUE(rdmalloc_test::open_parks());
+      rdmalloc_test::open_parks();
     }
     // At its next tick the thread finds nothing, but that parks are in use. It goes to sleep then,
     // once it has settled the slabs of the threads above.
@@ -79,7 +79,7 @@ TEST_F(ParksAge, a_run_alone_wakes_the_purge_thread_that_sleeps_for_want_of_work
     usleep(40000);
     if (round % 12 != 11) continue;
     park(1, 300 * kKiB);
-    ASSERT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; })) << round;
+    wait_until([] { return counter("stats.dirty_bytes") == 0; });
     ASSERT_EQ(parked(), 0u);
   }
 }
@@ -94,7 +94,7 @@ TEST_F(ParksAge, parks_close_when_they_are_not_used) {
     park(1, 300 * kKiB);
     is_closed = counter("stats.park_hits") == hits;
   }
-  EXPECT_TRUE(rdmalloc_test::open_parks());
+  rdmalloc_test::open_parks();
 }
 
 TEST_F(ParksAge, what_is_parked_counts_against_the_ceiling) {
@@ -103,14 +103,14 @@ TEST_F(ParksAge, what_is_parked_counts_against_the_ceiling) {
   ASSERT_GE(parked(), kMiB);
   // The next tick finds that it is too much, long before it is old.
   rdmalloc_test::set("purge.dirty_max_bytes", 300 * kKiB);
-  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") <= 300 * kKiB; }));
+  wait_until([] { return counter("stats.dirty_bytes") <= 300 * kKiB; });
   rdmalloc_test::set("purge.dirty_max_bytes", ceiling);
 }
 
 // RDMALLOC_LIMIT is 256 MiB, of which all this takes 250: there is nothing to purge for.
 TEST_F(ParksAge, what_is_parked_counts_once_against_the_limit) {
   ASSERT_GE(rdmalloc_purge(0), 0);
-  ASSERT_TRUE(rdmalloc_test::open_parks());
+  rdmalloc_test::open_parks();
   void* used = rdmalloc_malloc(222 * kMiB);
   ASSERT_NE(used, nullptr);
   park(60, 4 * kSlice);  // 8 MiB are parked, the rest is dirty
@@ -146,7 +146,7 @@ TEST_F(ParksAge, what_is_parked_is_no_reason_for_malloc_to_fail) {
     while (!park_the_last(all)) {
       for (void* block : all) rdmalloc_free(block);
       all.clear();
-      ASSERT_TRUE(rdmalloc_test::open_parks());
+      rdmalloc_test::open_parks();
     }
     ASSERT_GT(all.size(), 3000u);
     void* block = rdmalloc_malloc(bytes);
@@ -208,7 +208,7 @@ TEST_F(ParksAge, threads_that_pass_runs_to_each_other_keep_what_is_theirs) {
     });
   }
   // Not before they are used: until then a tick that finds nothing parked would close them.
-  EXPECT_TRUE(comes_true([&] { return counter("stats.park_hits") > hits; }));
+  wait_until([&] { return counter("stats.park_hits") > hits; });
   rdmalloc_test::set("purge.decay_ms", 10);
   for (int child = 0; child < kForks && running != 0; child++) {
     usleep(5000);
@@ -230,7 +230,7 @@ TEST_F(ParksAge, threads_that_pass_runs_to_each_other_keep_what_is_theirs) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const Block& block : passed) rdmalloc_free(block.start);
-  EXPECT_TRUE(comes_true([] { return counter("stats.dirty_bytes") == 0; }));
+  wait_until([] { return counter("stats.dirty_bytes") == 0; });
   EXPECT_EQ(counter("stats.parked_runs"), 0u);
   EXPECT_EQ(counter("stats.large_spans"), 0u);
 }

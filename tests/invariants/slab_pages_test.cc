@@ -28,11 +28,11 @@
 
 namespace {
 
-using rdmalloc_test::comes_true;
 using rdmalloc_test::counter;
 using rdmalloc_test::PageModel;
 using rdmalloc_test::Random;
 using rdmalloc_test::resident_bytes;
+using rdmalloc_test::wait_until;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kPage = 4096;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -113,8 +113,7 @@ TEST(SlabPages, I7_what_a_few_blocks_hold_in_place_goes_back_with_no_further_cal
   size_t held = kept.size() * 6 * kPage;  // 20,000 bytes lie on six
   EXPECT_GT(counter("stats.slab_spans"), kept.size() * 3 / 4) << "the slabs are still there";
   // The test's vectors are libc's malloc's, 16 MiB; a cache's share and the depot's too.
-  EXPECT_TRUE(comes_true([&] { return resident_bytes() <= before + held + 24 * kMiB; }))
-      << before << " before, " << resident_bytes() << " after, " << held << " held";
+  wait_until([&] { return resident_bytes() <= before + held + 24 * kMiB; });
   EXPECT_GT(counter("stats.slab_purged_bytes"), 80 * kMiB);
   for (unsigned char* block : kept) {
     EXPECT_EQ(block[0], 0x77);
@@ -181,10 +180,10 @@ TEST(SlabPages, what_an_observer_refuses_stays_and_is_offered_until_it_agrees) {
   std::vector<char*> blocks = whole_slab(936);
   free_all_but(blocks, 0);
   rdmalloc_malloc_trim(0);  // this thread's cache, too
-  EXPECT_TRUE(comes_true([&] { return counter("stats.purge_refusals") > refusals + 3; }));
+  wait_until([&] { return counter("stats.purge_refusals") > refusals + 3; });
   EXPECT_EQ(counter("stats.slab_purged_bytes"), bytes);
   refuses = false;
-  EXPECT_TRUE(comes_true([&] { return counter("stats.slab_purged_bytes") > bytes; }));
+  wait_until([&] { return counter("stats.slab_purged_bytes") > bytes; });
   rdmalloc_free(blocks[0]);
   EXPECT_EQ(rdmalloc_fini(), 0);
   EXPECT_EQ(model.remove(), 0);
@@ -221,14 +220,14 @@ TEST(SlabPages, the_purge_thread_sleeps_when_all_is_done_and_wakes_for_the_next_
     usleep(100000);
     return before >= 0 && sleeps_of_purge_thread() == before;
   };
-  EXPECT_TRUE(comes_true(is_asleep));
+  wait_until(is_asleep);
   uint64_t bytes = counter("stats.slab_purged_bytes");
   // From here on nothing but the give-back of blocks tells the thread that there is work.
   std::thread([&] {
     for (size_t i = half + 1; i < half + 12; i++) rdmalloc_free(blocks[i]);
   }).join();
-  EXPECT_TRUE(comes_true([&] { return counter("stats.slab_purged_bytes") > bytes; }));
-  EXPECT_TRUE(comes_true(is_asleep));
+  wait_until([&] { return counter("stats.slab_purged_bytes") > bytes; });
+  wait_until(is_asleep);
   rdmalloc_free(blocks[half]);
   for (size_t i = half + 12; i < blocks.size(); i++) rdmalloc_free(blocks[i]);
   EXPECT_EQ(rdmalloc_fini(), 0);
@@ -241,11 +240,11 @@ TEST(SlabPages, a_change_of_a_slab_starts_no_purge_thread) {
   ASSERT_EQ(rdmalloc_init(), 0);
   std::vector<char*> blocks = whole_slab(856);
   rdmalloc_malloc_trim(0);
-  EXPECT_TRUE(comes_true([] {
+  wait_until([] {
     long before = sleeps_of_purge_thread();
     usleep(100000);
     return before >= 0 && sleeps_of_purge_thread() == before;
-  }));
+  });
   auto free_some = [&](size_t from) {
     for (size_t i = from; i < from + 12; i++) rdmalloc_free(blocks[i]);
     rdmalloc_purge(0);  // on this thread; what its cache holds goes to the slab first
@@ -433,7 +432,7 @@ TEST(SlabPages, I11_a_child_born_while_pages_are_in_purge_has_all_their_blocks) 
     return 0;
   });
   rdmalloc::purge_request_all();  // on the purge thread, with what this thread's cache holds of it
-  ASSERT_TRUE(comes_true([] { return is_in_purge.load(); }));
+  wait_until([] { return is_in_purge.load(); });
   pid_t child = fork();
   if (child == 0) end_child(slab, kBytes, blocks.size() - 1);
   expect_success(child);

@@ -68,9 +68,9 @@ void use_and_free(size_t bytes, size_t block_bytes) {
   for (void* block : blocks) std::free(block);
 }
 
-bool comes_true(bool (*is_true)()) {
+// For what never comes there is the test's own limit.
+void wait_until(bool (*is_true)()) {
   while (!is_true()) usleep(1000);
-  return true;
 }
 bool has_purge_thread() {
   return threads_named("rdmalloc-purge") == 1;
@@ -123,9 +123,8 @@ void load_a_fabric(const char* library) {
   use_and_free(64 * kMiB, 2 * kMiB);
   expect(thread_count() == 1, "a purge thread before there is a reason");
   expect(dlopen(library, RTLD_NOW) != nullptr, "the library");
-  expect(comes_true(has_purge_thread),
-         "a fabric's library was loaded, and no purge thread is there");
-  expect(comes_true([] { return resident_bytes() < 32 * kMiB; }), "the memory did not go back");
+  wait_until(has_purge_thread);
+  wait_until([] { return resident_bytes() < 32 * kMiB; });
 }
 #endif
 
@@ -143,10 +142,9 @@ void be_told_by_a_timer(const char*) {
   itimerspec once = {};
   once.it_value.tv_nsec = 1000000;
   expect(timer_settime(timer, 0, &once, nullptr) == 0, "timer_settime");
-  expect(comes_true([] { return notifications == 1; }), "the timer did not tell");
-  expect(comes_true(has_purge_thread),
-         "a thread of libc's has ended, and no purge thread is there");
-  expect(comes_true([] { return resident_bytes() < 32 * kMiB; }), "the memory did not go back");
+  wait_until([] { return notifications == 1; });
+  wait_until(has_purge_thread);
+  wait_until([] { return resident_bytes() < 32 * kMiB; });
 }
 
 // The thread-local variables of a program that has many: on the stack of each thread.
@@ -184,10 +182,9 @@ void come_with_a_thread(const char*) {
   priority.sched_priority = 1;
   bool may_be_real_time = sched_setscheduler(0, SCHED_FIFO, &priority) == 0;
   make_a_thread();
-  expect(comes_true(has_purge_thread), "a thread was made, and no purge thread is there");
+  wait_until(has_purge_thread);
   if (!may_be_real_time) return;
-  expect(comes_true([] { return sched_getscheduler(purge_thread_id()) == SCHED_OTHER; }),
-         "the purge thread is real-time, as the thread that made it is");
+  wait_until([] { return sched_getscheduler(purge_thread_id()) == SCHED_OTHER; });
   std::puts("not real-time");
 }
 
@@ -196,7 +193,7 @@ void try_again(const char*) {
   usleep(100000);
   expect(!has_purge_thread(), "the first creation was to fail");
   make_a_thread();
-  expect(comes_true(has_purge_thread), "no second try");
+  wait_until(has_purge_thread);
 }
 
 #ifndef LINKED_STATICALLY
@@ -211,12 +208,13 @@ void find_no_room(const char*) {
 void run_a_thread(const char*) {
   expect(!has_purge_thread(), "a purge thread before there is a reason");
   std::thread([] { use_and_free(64 * kMiB, 2 * kMiB); }).join();
-  expect(comes_true(has_purge_thread), "a thread has ended, and no purge thread is there");
+  wait_until(has_purge_thread);
 }
 #endif
 
 void be_there_from_the_start(const char*) {
-  expect(thread_count() == 2 && comes_true(has_purge_thread), "RDMALLOC_PURGE=thread: no thread");
+  expect(thread_count() == 2, "RDMALLOC_PURGE=thread: no thread");
+  wait_until(has_purge_thread);
 }
 
 struct Case {

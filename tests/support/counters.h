@@ -25,11 +25,10 @@ inline void set(const char* name, uint64_t value) {
   EXPECT_EQ(rdmalloc_ctl(name, nullptr, nullptr, &value, sizeof value), 0) << name;
 }
 
-// Looks every millisecond whether `what` is true, and returns true: what never comes is ended by
-// the test's own limit, which shows where each thread is.
-inline bool comes_true(const std::function<bool()>& what) {
+// Looks every millisecond whether `what` is true. What never comes is ended by the test's own
+// limit, which shows where each thread is: that is how a test fails that waits.
+inline void wait_until(const std::function<bool()>& what) {
   while (!what()) usleep(1000);
-  return true;
 }
 
 }  // namespace rdmalloc_test

@@ -73,9 +73,8 @@ int settled_thread_count() {
   return thread_count();
 }
 
-bool comes_down_to_threads(int expected) {
+void wait_for_threads(int expected) {
   while (thread_count() != expected) usleep(1000);
-  return true;
 }
 
 int threads_named(const char* wanted) {

@@ -19,8 +19,9 @@ size_t resident_bytes();
 int thread_count();
 // The same once it has had another one, with which TSan's own begins.
 int settled_thread_count();
-// Whether no more are left, in a moment: one that was joined may be in the list still.
-bool comes_down_to_threads(int expected);
+// Waits until as many are left: one that was joined may be in the list still. What does not come is
+// ended by the test's own limit.
+void wait_for_threads(int expected);
 // Threads of this process that have this name (PR_SET_NAME, 15 bytes at most).
 int threads_named(const char* name);
 // Whether that thread of this process sleeps in the kernel.

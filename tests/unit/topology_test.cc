@@ -11,6 +11,8 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -25,11 +27,27 @@ class Tree {
     std::string pattern = ::testing::TempDir() + "topology-XXXXXX";
     root_ = mkdtemp(pattern.data());
   }
+  // A machine with these processors online and nodes with these. One without has memory only.
+  Tree(const std::string& online, const std::vector<std::string>& nodes) : Tree() {
+    write("cpu/online", online);
+    std::string with_processors;
+    for (std::size_t node = 0; node < nodes.size(); node++) {
+      write("node/node" + std::to_string(node) + "/cpulist", nodes[node]);
+      if (nodes[node].empty()) continue;
+      with_processors += (with_processors.empty() ? "" : ",") + std::to_string(node);
+    }
+    if (!nodes.empty()) write("node/has_cpu", with_processors);
+  }
   ~Tree() { std::filesystem::remove_all(root_); }
   void write(const std::string& name, const std::string& text) const {
     std::filesystem::path path = root_ / name;
     std::filesystem::create_directories(path.parent_path());
     std::ofstream(path) << text << '\n';
+  }
+  Topology read() const {
+    Topology topology;
+    EXPECT_TRUE(topology_read(root(), &topology));
+    return topology;
   }
   const char* root() const { return root_.c_str(); }
 
@@ -37,26 +55,14 @@ class Tree {
   std::filesystem::path root_;
 };
 
-TEST(Topology, each_processor_is_a_place) {
-  Tree tree;
-  tree.write("cpu/online", "0-5,7");
-  tree.write("node/has_cpu", "0");
-  tree.write("node/node0/cpulist", "0-7");
-  Topology topology;
-  ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, 7u);
-  EXPECT_EQ(topology.nodes, 1u);
-  for (unsigned cpu = 0; cpu < 6; cpu++) EXPECT_EQ(topology.place_of_cpu[cpu], cpu);
-  EXPECT_EQ(topology.place_of_cpu[7], 6);
-}
-
 // Each place of a node has as many of its processors as any other, and none of another's.
-void expect_fair(const Topology& topology, unsigned cpus, const std::vector<unsigned>& node_of) {
+void expect_fair(const Topology& topology, const std::vector<unsigned>& node_of) {
   std::vector<unsigned> of_place(topology.places), of_node(topology.nodes), places(topology.nodes);
-  for (unsigned cpu = 0; cpu < cpus; cpu++) {
-    ASSERT_LT(topology.place_of_cpu[cpu], topology.places) << cpu;
-    EXPECT_EQ(topology.node_of_place[topology.place_of_cpu[cpu]], node_of[cpu]) << cpu;
-    of_place[topology.place_of_cpu[cpu]]++;
+  for (std::size_t cpu = 0; cpu < node_of.size(); cpu++) {
+    unsigned place = topology.place_of_cpu[cpu];
+    ASSERT_LT(place, topology.places) << cpu;
+    EXPECT_EQ(topology.node_of_place[place], node_of[cpu]) << cpu;
+    of_place[place]++;
     of_node[node_of[cpu]]++;
   }
   for (unsigned place = 0; place < topology.places; place++)
@@ -68,71 +74,72 @@ void expect_fair(const Topology& topology, unsigned cpus, const std::vector<unsi
   }
 }
 
-TEST(Topology, processors_beyond_the_places_are_dealt_to_those_of_their_node) {
-  Tree tree;
-  tree.write("cpu/online", "0-511");
-  tree.write("node/has_cpu", "0-1");
-  tree.write("node/node0/cpulist", "0-127,256-383");
-  tree.write("node/node1/cpulist", "128-255,384-511");
-  Topology topology;
-  ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, rdmalloc::os::kMostPlaces);
-  EXPECT_EQ(topology.nodes, 2u);
+struct Machine {
+  const char* name;
+  std::string online;
+  std::vector<std::string> nodes;
+  unsigned places, nodes_with_processors;
+  std::function<unsigned(unsigned)> node_of;
+};
+std::ostream& operator<<(std::ostream& out, const Machine& machine) {
+  return out << machine.name;
+}
+unsigned processors(const Machine& machine) {
+  return static_cast<unsigned>(std::stoul(machine.online.substr(machine.online.find('-') + 1))) + 1;
+}
+
+class OfMachine : public ::testing::TestWithParam<Machine> {};
+
+TEST_P(OfMachine, each_processor_has_a_place_of_its_node) {
+  const Machine& machine = GetParam();
+  Topology topology = Tree(machine.online, machine.nodes).read();
+  EXPECT_EQ(topology.places, machine.places);
+  EXPECT_EQ(topology.nodes, machine.nodes_with_processors);
   std::vector<unsigned> node_of;
-  for (unsigned cpu = 0; cpu < 512; cpu++) node_of.push_back(cpu % 256 / 128);
-  expect_fair(topology, 512, node_of);
+  for (unsigned cpu = 0; cpu < processors(machine); cpu++) node_of.push_back(machine.node_of(cpu));
+  expect_fair(topology, node_of);
 }
 
-TEST(Topology, nodes_of_which_the_places_are_no_multiple_have_as_many_each) {
-  Tree tree;
-  tree.write("cpu/online", "0-599");
-  tree.write("node/has_cpu", "0-2");
-  tree.write("node/node0/cpulist", "0-299");
-  tree.write("node/node1/cpulist", "300-449");
-  tree.write("node/node2/cpulist", "450-599");
-  Topology topology;
-  ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, rdmalloc::os::kMostPlaces / 3 * 3);
-  std::vector<unsigned> node_of;
-  for (unsigned cpu = 0; cpu < 600; cpu++) node_of.push_back(cpu < 300 ? 0 : cpu < 450 ? 1 : 2);
-  expect_fair(topology, 600, node_of);
-}
+constexpr unsigned kMost = rdmalloc::os::kMostPlaces;
 
-TEST(Topology, nodes_with_memory_only_are_none) {
-  Tree tree;
-  tree.write("cpu/online", "0-15");
-  tree.write("node/has_cpu", "0,2");
-  tree.write("node/node0/cpulist", "0-7");
-  tree.write("node/node1/cpulist", "");
-  tree.write("node/node2/cpulist", "8-15");
-  Topology topology;
-  ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, 16u);
-  EXPECT_EQ(topology.nodes, 2u);
-  for (unsigned cpu = 0; cpu < 16; cpu++)
-    EXPECT_EQ(topology.node_of_place[topology.place_of_cpu[cpu]], cpu / 8) << cpu;
-}
+INSTANTIATE_TEST_SUITE_P(
+    Topology, OfMachine,
+    ::testing::Values(Machine{"laptop", "0-7", {"0-7"}, 8, 1, [](unsigned) { return 0u; }},
+                      Machine{"without_node_files", "0-7", {}, 8, 1, [](unsigned) { return 0u; }},
+                      Machine{"more_processors_than_places",
+                              "0-511",
+                              {"0-127,256-383", "128-255,384-511"},
+                              kMost,
+                              2,
+                              [](unsigned cpu) { return cpu % 256 / 128; }},
+                      Machine{"uneven_nodes",
+                              "0-599",
+                              {"0-299", "300-449", "450-599"},
+                              kMost / 3 * 3,
+                              3,
+                              [](unsigned cpu) { return cpu < 300   ? 0u
+                                                        : cpu < 450 ? 1u
+                                                                    : 2u; }},
+                      Machine{"a_node_with_memory_only",
+                              "0-15",
+                              {"0-7", "", "8-15"},
+                              16,
+                              2,
+                              [](unsigned cpu) { return cpu / 8; }},
+                      Machine{"nodes_that_alternate",
+                              "0-7",
+                              {"0,2,4,6", "1,3,5,7"},
+                              8,
+                              2,
+                              [](unsigned cpu) { return cpu % 2; }}),
+    [](const auto& machine) { return machine.param.name; });
 
-TEST(Topology, processors_of_two_nodes_may_alternate) {
-  Tree tree;
-  tree.write("cpu/online", "0-7");
-  tree.write("node/has_cpu", "0-1");
-  tree.write("node/node0/cpulist", "0,2,4,6");
-  tree.write("node/node1/cpulist", "1,3,5,7");
-  Topology topology;
-  ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, 8u);
-  for (unsigned cpu = 0; cpu < 8; cpu++)
-    EXPECT_EQ(topology.node_of_place[topology.place_of_cpu[cpu]], cpu % 2) << cpu;
-}
-
-TEST(Topology, without_node_files_there_is_one) {
-  Tree tree;
-  tree.write("cpu/online", "0-7");
-  Topology topology;
-  ASSERT_TRUE(topology_read(tree.root(), &topology));
-  EXPECT_EQ(topology.places, 8u);
-  EXPECT_EQ(topology.nodes, 1u);
+TEST(Topology, a_processor_that_is_off_has_no_place_of_its_own) {
+  Topology topology = Tree("0-5,7", {"0-7"}).read();
+  EXPECT_EQ(topology.places, 7u);
+  for (unsigned cpu = 0; cpu < 6; cpu++) EXPECT_EQ(topology.place_of_cpu[cpu], cpu);
+  EXPECT_EQ(topology.place_of_cpu[6], 0);
+  EXPECT_EQ(topology.place_of_cpu[7], 6);
 }
 
 TEST(Topology, without_files_or_with_nonsense_in_them_nothing_is_known_and_nothing_breaks) {

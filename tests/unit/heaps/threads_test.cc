@@ -24,12 +24,12 @@
 
 namespace {
 
-using rdmalloc_test::comes_true;
 using rdmalloc_test::Heap;
 using rdmalloc_test::kKiB;
 using rdmalloc_test::kMiB;
 using rdmalloc_test::Random;
 using rdmalloc_test::range_of;
+using rdmalloc_test::wait_until;
 using rdmalloc_test::walk;
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || RDMALLOC_CHECKED
@@ -315,8 +315,7 @@ TEST(HeapsThreads, free_memory_of_an_idle_heap_comes_back_by_itself) {
   for (void* block : blocks) memset(block, 1, 2000);
   for (void* block : blocks) rdmalloc_free(block);
   // With no further call for the heap.
-  EXPECT_TRUE(comes_true([&] { return heap.counters().span_bytes == 0; }))
-      << heap.counters().span_bytes;
+  wait_until([&] { return heap.counters().span_bytes == 0; });
   EXPECT_EQ(rdmalloc_fini(), 0);
   rdmalloc_test::set("purge.decay_ms", 5000);
 }

@@ -69,6 +69,19 @@ class Quiesce : public RegisteredHeaps {
     }
     RegisteredHeaps::TearDown();
   }
+  static rdmalloc_pool_attr small_pool(std::uint32_t access = 0) {
+    rdmalloc_pool_attr of_pool = {};
+    of_pool.size = sizeof of_pool;
+    of_pool.small_count = of_pool.large_count = 2;
+    of_pool.access = access;
+    return of_pool;
+  }
+  static rdmalloc_pool* make_pool(const StubDomain& domain, std::uint32_t access = 0) {
+    rdmalloc_pool_attr of_pool = small_pool(access);
+    rdmalloc_pool* pool = nullptr;
+    EXPECT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
+    return pool;
+  }
   static Quiesce* self_of(void*) { return self; }
   int on_quiesce() {
     EXPECT_EQ(fabric.live(), 0u) << "a registrar is closed with something registered";
@@ -346,9 +359,7 @@ TEST_F(Quiesce, closing_and_destroying_work_while_quiesced_and_making_does_not) 
   StubDomain domain(fabric, attr), refused(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
   rdmalloc_pool* pool = nullptr;
-  rdmalloc_pool_attr of_pool = {};
-  of_pool.size = sizeof of_pool;
-  of_pool.small_count = of_pool.large_count = 2;
+  rdmalloc_pool_attr of_pool = small_pool();
   ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   rdmalloc_domain* opened = nullptr;
@@ -415,12 +426,8 @@ TEST_F(Quiesce, what_heaps_and_pools_let_go_of_in_a_lost_domain_ends) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
   ASSERT_NE(heap, nullptr);
-  rdmalloc_pool_attr of_pool = {};
-  of_pool.size = sizeof of_pool;
-  of_pool.small_count = of_pool.large_count = 2;
-  of_pool.access = kRemote;
-  rdmalloc_pool* pool = nullptr;
-  ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
+  rdmalloc_pool* pool = make_pool(domain, kRemote);
+  ASSERT_NE(pool, nullptr);
   EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(fabric.live(), 0u);
@@ -465,11 +472,8 @@ TEST_F(Quiesce, a_domain_does_not_close_before_its_heaps_and_pools) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
   ASSERT_NE(heap, nullptr);
-  rdmalloc_pool_attr of_pool = {};
-  of_pool.size = sizeof of_pool;
-  of_pool.small_count = of_pool.large_count = 2;
-  rdmalloc_pool* pool = nullptr;
-  ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
+  rdmalloc_pool* pool = make_pool(domain);
+  ASSERT_NE(pool, nullptr);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc_domain_close(domain.handle), -EBUSY);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
@@ -586,8 +590,7 @@ TEST_F(Quiesce, no_thread_of_ours_is_left_and_nothing_is_purged) {
   // And perhaps the one that reads files.
   std::uint32_t helpers = rdmalloc::helper_threads.load();
   EXPECT_TRUE(helpers == 1 || helpers == 2) << helpers;
-  EXPECT_TRUE(rdmalloc_test::comes_true(
-      [] { return rdmalloc_test::threads_named("rdmalloc-purge") == 1; }));
+  rdmalloc_test::wait_until([] { return rdmalloc_test::threads_named("rdmalloc-purge") == 1; });
   EXPECT_GT(rdmalloc_purge(0), 0);
   EXPECT_EQ(rdmalloc_fini(), 0);
 }

@@ -57,9 +57,9 @@ std::size_t entries_of(const char* directory) {
   return count;
 }
 
-using rdmalloc_test::comes_down_to_threads;
 using rdmalloc_test::settled_thread_count;
 using rdmalloc_test::threads_named;
+using rdmalloc_test::wait_for_threads;
 
 class Watching : public Regcache {
  protected:
@@ -363,7 +363,7 @@ TEST_F(Watching, I10_a_refusal_at_any_step_falls_back_and_can_be_tried_again) {
       EXPECT_EQ(fabric.live(), 0u) << "for one use";
     }
     EXPECT_EQ(entries_of("/proc/self/fd"), descriptors);
-    EXPECT_TRUE(comes_down_to_threads(threads));
+    wait_for_threads(threads);
     StubDomain domain(fabric);
     keep(domain, page(4), kPage);
   }
@@ -403,7 +403,7 @@ TEST_F(Watching, I10_nothing_is_left_after_the_last_domain) {
       ASSERT_EQ(other.touch(page(5), kPage), generation) << "on as long as one is open";
     }
     ASSERT_EQ(entries_of("/proc/self/fd"), descriptors);
-    ASSERT_TRUE(comes_down_to_threads(threads));
+    wait_for_threads(threads);
     ASSERT_EQ(munmap(page(0), 20 * kPage), 0);
     ASSERT_NE(map_pages(20, page(0), MAP_FIXED), nullptr);
   }
