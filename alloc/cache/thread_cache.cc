@@ -99,16 +99,21 @@ void send_home(unsigned shard, unsigned size_class, Magazine* magazine) {
 
 // Blocks go to the depot: as a whole magazine if it is full, or was before blocks of other nodes
 // left it and still is to a half; else with what others left. Where that is full, to the slabs.
-// Consumes the magazine.
-void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine) {
+// What the thread only frees goes to the shard that it is from, where it is allocated: in this one
+// it would lie and others would look for it. Consumes the magazine.
+void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
+               bool is_taken_from) {
   std::uint32_t most = class_info(size_class).magazine_max;
   bool is_whole = magazine->count == most;
   if (magazine->count != 0 && os::node_count() != 1) [[unlikely]]
     send_home(cache.shard, size_class, magazine);
   if (magazine->count != 0) {
     is_whole = is_whole && magazine->count * 2 > most;
-    if (is_whole ? depot_put(cache.shard, size_class, magazine)
-                 : depot_put_rest(cache.shard, size_class, magazine))
+    unsigned shard = cache.shard;
+    if (!is_taken_from && shard_count() != 1) [[unlikely]]
+      shard = slab_shard_of(magazine->slots[0], size_class);
+    if (is_whole ? depot_put(shard, size_class, magazine)
+                 : depot_put_rest(shard, size_class, magazine))
       return slab_note_depot();
     slab_give_back(size_class, magazine->slots, magazine->count);
     magazine->count = 0;
@@ -136,13 +141,14 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   if (shelf.loaded == nullptr) return;
   Magazine* loaded = shelf.loaded;
   Magazine* spare = shelf.spare;
+  bool is_taken_from = shelf.is_taken_from;
   loaded->count = count_of(bin, shelf);
   let_go(cache, cost_of(size_class, shelf), own_part(cache, size_class, shelf.limit));
   bin = {nothing + 1, nothing + 1};
   shelf = {};
   order_for_fork();
-  hand_over(cache, size_class, loaded);
-  if (spare != nullptr) hand_over(cache, size_class, spare);
+  hand_over(cache, size_class, loaded, is_taken_from);
+  if (spare != nullptr) hand_over(cache, size_class, spare, is_taken_from);
 }
 
 void drop_all(ThreadCache& cache) {
@@ -309,15 +315,6 @@ void* allocate_without_cache(unsigned size_class) {
   return slab_take(0, size_class, &block, 1) == 1 ? block : nullptr;
 }
 
-// From the shard's own slabs.
-std::uint32_t take_own(ThreadCache& cache, unsigned size_class) {
-  Shelf& shelf = cache.shelves[size_class];
-  grow_limit(cache, size_class, share_bytes());
-  std::uint32_t got = slab_take_own(cache.shard, size_class, shelf.loaded->slots, shelf.limit);
-  set_bin(cache.bins[size_class], shelf, got);
-  return got;
-}
-
 // Fills the class's loaded, empty magazine. False when there is no memory.
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -334,11 +331,12 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   shelf.is_taken_from = true;
   Magazine* filled = depot_take(cache.shard, size_class);
   if (filled == nullptr) filled = depot_take_rest(cache.shard, size_class);
+  if (filled == nullptr) grow_limit(cache, size_class, share_bytes());
   // What lies in other shards comes after what is free in this one: else blocks that threads took
   // from each other once would go round among them for ever.
-  bool has_others = shard_count() != 1;
-  if (filled == nullptr && has_others) [[unlikely]] {
-    std::uint32_t got = take_own(cache, size_class);
+  if (filled == nullptr && shard_count() != 1) [[unlikely]] {
+    std::uint32_t got = slab_take_own(cache.shard, size_class, shelf.loaded->slots, shelf.limit);
+    set_bin(bin, shelf, got);
     if (got != 0) return true;
     filled = depot_steal(cache.shard, size_class, &cache.steals_from);
   }
@@ -349,7 +347,6 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     depot_put_empty(cache.shard, empty);
     return true;
   }
-  if (!has_others) grow_limit(cache, size_class, share_bytes());
   std::uint32_t got = slab_take(cache.shard, size_class, shelf.loaded->slots, shelf.limit);
   set_bin(bin, shelf, got);
   return got != 0;
@@ -371,7 +368,7 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, Shelf& shelf) {
   order_for_fork();
   shelf.spare = empty;
   order_for_fork();
-  hand_over(cache, size_class, spare);
+  hand_over(cache, size_class, spare, shelf.is_taken_from);
 }
 
 // Gives the class its spare magazine, if the thread's share allows it.
@@ -403,7 +400,7 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   order_for_fork();
   shelf.loaded = empty;
   set_bin(bin, shelf, 0);
-  hand_over(cache, size_class, full);
+  hand_over(cache, size_class, full, shelf.is_taken_from);
 }
 
 // Makes room in the class's loaded, full magazine.

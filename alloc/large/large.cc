@@ -62,7 +62,7 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   if (may_be_parked(slices) && alignment <= kSliceBytes) [[unlikely]] {
     *is_zero = false;
     if (SliceIndex slice = park_take(cache_shard(), slices)) return slice;
-    cache_enter_shard();
+    cache_enter_shard();  // whose threads may be too many for its parks
   }
   MemoryWait wait;
   for (;;) {

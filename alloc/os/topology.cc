@@ -110,8 +110,6 @@ class Reader {
   }
 
   void enter(unsigned cpu) {
-    if (is_entered_[cpu]) return;  // lists that make no sense name one twice
-    is_entered_[cpu] = true;
     std::uint8_t node = node_of_cpu_[cpu];
     unsigned most = kMostPlaces / topology_.nodes, nth = cpus_of_node_[node]++;
     unsigned place = nth < most ? topology_.places++ : place_of(node, nth % most);
@@ -129,7 +127,6 @@ class Reader {
   const char* root_;
   Topology& topology_;
   std::uint8_t node_of_cpu_[kMostCpus] = {};
-  bool is_entered_[kMostCpus] = {};
   unsigned cpus_of_node_[kMostNodes] = {};
 };
 

@@ -23,7 +23,7 @@ constexpr std::uint64_t kCeilingShare = 4;
 constexpr std::uint32_t kMeetings = 16;
 // Generations are drawn in blocks of so many, with the page heap's lock. What remains in a park is
 // older than what others draw meanwhile: who was used last is known as exactly as that.
-constexpr std::uint64_t kGenerations = 1024;
+constexpr std::uint64_t kGenerations = 64;
 
 struct alignas(64) Park {
   Lock lock;  // for all that follows; but the atomics are read by anybody, relaxed, as hints

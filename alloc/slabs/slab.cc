@@ -416,13 +416,17 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
 
 namespace {
 
-// Once, whatever is out of reach. Of the shard's own slabs the caller has taken what there is.
+// Once, whatever is out of reach.
 std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
                            std::uint32_t wanted) {
   bool has_others = shard_count() != 1;
   std::uint32_t got = 0;
-  if (has_others) got = take_from_others(shard, size_class, blocks, wanted, false);
-  if (got != 0) return got;
+  if (has_others) [[unlikely]] {
+    // Fewer than wanted will do for this time.
+    got = slab_take_own(shard, size_class, blocks, wanted);
+    if (got == 0) got = take_from_others(shard, size_class, blocks, wanted, false);
+    if (got != 0) return got;
+  }
   SlabClass& slabs = slabs_of(shard, size_class);
   {
     LockGuard guard(slabs.lock);

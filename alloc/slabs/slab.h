@@ -27,8 +27,8 @@ namespace rdmalloc {
 // Returns how many.
 std::uint32_t slab_take_own(unsigned shard, unsigned size_class, void** blocks,
                             std::uint32_t wanted);
-// The same for a shard that may have none: of slabs that other shards can spare; else of its own,
-// or a new one. 0 means no memory.
+// The same; where the shard's slabs have none, of those that other shards can spare; else of a new
+// one. 0 means no memory.
 std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted);
 // Gives blocks of the class back, each to the slab it is of. Aborts with the address when one is no
 // block or is free already.
