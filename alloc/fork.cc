@@ -13,7 +13,6 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/parked.h"
 #include "alloc/pages/purge.h"
 #include "alloc/slabs/slab.h"
 
@@ -67,16 +66,16 @@ void mark_child() {
   page().word.compare_exchange_strong(seen, kForked, std::memory_order_relaxed);
 }
 
-// The forker may be on its way to a lock and hold others, of a class or a park: those are not taken
-// here, only the page heap's, with which nobody waits for another, and such as are free.
+// The forker may be on its way to a lock and hold others, of a class or of its shard's page heap:
+// those are not taken here, only such as are free, and the central page heap's, with which no
+// thread waits for another.
 void free_locks(const Forker& forker, std::uintptr_t forkers_stack) {
   // A purge of the thread that called fork, from inside a page event, goes on here.
   bool purge_goes_on = purge_after_fork(forker, forkers_stack);
   // The page heap first: rebuilding a class walks the spans.
-  if (page_heap_is_orphaned(forker)) page_heap_rebuild(purge_goes_on);
+  page_heap_rebuild(forker, purge_goes_on);
   SlabInPurge in_purge = purge_goes_on ? SlabInPurge{} : slab_in_purge();
   if (!purge_goes_on) page_heap_end_purges();
-  parks_after_fork(forker);
   if (in_purge.size_class != 0) slab_end_purge();
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
     for (unsigned c = 1; c < kClasses; ++c) {

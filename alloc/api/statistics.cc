@@ -18,7 +18,6 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/parked.h"
 #include "alloc/pages/purge.h"
 #include "alloc/slabs/slab.h"
 
@@ -31,15 +30,12 @@ Statistics statistics() {
   PageHeapCounters pages = page_heap_counters();
   s.arena_bytes = arena.extent();
   s.mapped_bytes = pages.frontier_slices << kSliceShift;
-  // The page heap counts what is parked as in use. The two looks are no one moment.
-  ParkCounters parked = park_counters();
-  s.parked_bytes = parked.slices << kSliceShift;
-  s.parked_runs = parked.runs;
-  s.park_hits = parked.hits;
-  s.used_bytes = (pages.used_slices - std::min(pages.used_slices, parked.slices)) << kSliceShift;
-  s.dirty_bytes = (pages.dirty_slices << kSliceShift) + s.parked_bytes;
+  s.used_bytes = pages.used_slices << kSliceShift;
+  s.dirty_bytes = pages.dirty_slices << kSliceShift;
   s.clean_bytes = pages.clean_slices << kSliceShift;
-  s.large_spans = pages.large_spans - std::min(pages.large_spans, parked.runs);
+  s.segments = pages.segments;
+  s.segment_moves = pages.segment_moves;
+  s.large_spans = pages.large_spans;
   s.slab_spans = pages.slab_spans;
   for (unsigned c = 1; c < kClasses; ++c) {
     s.slab_free_bytes += slab_counters(c).free_blocks * block_bytes_of(c);
@@ -101,9 +97,8 @@ constexpr StatisticLine kLines[] = {
     LINE(depot_bytes, "bytes of free blocks in the depot"),
     LINE(cached_bytes, "bytes that threads' magazines may hold"),
     LINE(dirty_bytes, "bytes of free spans that are still backed by pages"),
-    LINE(parked_bytes, "of them, runs that shards keep for the next block of their length"),
-    LINE(parked_runs, "such runs"),
-    LINE(park_hits, "large blocks that were made of such a run, without the page heap's lock"),
+    LINE(segments, "segments of 4 MiB that shards have for themselves"),
+    LINE(segment_moves, "times one came to a shard or went from it"),
     LINE(take_backs, "times caches were emptied, as memory was short, before malloc would fail"),
     LINE(clean_bytes, "bytes of free spans whose pages were given back"),
     LINE(large_spans, "large blocks in use"),

@@ -16,7 +16,7 @@ struct Statistics {
   std::uint64_t cached_bytes;     // what threads' magazines may hold
   std::uint64_t dirty_bytes;      // free and backed
   std::uint64_t clean_bytes;      // free and not backed
-  std::uint64_t parked_bytes, parked_runs, park_hits;
+  std::uint64_t segments, segment_moves;
   std::uint64_t take_backs;
   std::uint64_t large_spans, slab_spans;
   std::uint64_t heaps, heap_bytes;  // of the user

@@ -3,7 +3,7 @@
 #include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/core/lock.h"
-#include "alloc/pages/parked.h"
+#include "alloc/pages/segments.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -29,7 +29,7 @@ unsigned make_shard(unsigned place) {
     if (shard_of_place[first].load(std::memory_order_relaxed) == 0) set_shard(first, 0);
     if (unsigned known = shard_of_place[place].load(std::memory_order_relaxed)) return known - 1;
     unsigned count = shard_count();
-    if (slab_make_shard(count) && depot_make_shard(count)) {
+    if (slab_make_shard(count) && depot_make_shard(count) && page_heap_make_shard(count)) {
       made = count;
       set_shard(place, made);
       // Release: pairs with the acquire in shard_count().
@@ -40,7 +40,6 @@ unsigned make_shard(unsigned place) {
   }
   // The others' shares are smaller from now on.
   if (made != 0) depot_fit();
-  if (made != 0) parks_fit();
   return made;
 }
 

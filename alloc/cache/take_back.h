@@ -6,7 +6,7 @@
 //
 //   the calling thread's magazines, the depot of all shards, what heaps keep   to their slabs
 //   empty slabs                                                                to the page heap
-//   parks, free spans of all families                                         the page heap looks
+//   free spans of all families and shards                                     the page heap looks
 //   itself
 //
 // No system call is made but to wake the purge thread (I1), and nobody is waited for but, for a

@@ -63,7 +63,10 @@ void free_span(Heap& heap, SliceIndex slice) {
   unlink_span(heap, slice);
   count_span(heap, -static_cast<std::int64_t>(word.slices), is_large_block);
   if (is_large_block) add(heap.large_blocks, -1);
-  has_regions(heap) ? region_free(heap, slice) : page_heap_free(slice);
+  if (has_regions(heap))
+    region_free(heap, slice);
+  else
+    page_heap_free(slice);
 }
 
 // Bits of all blocks of a slab, word by word.
@@ -76,7 +79,7 @@ SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) 
   LockGuard guard(heap.span_lock);
   if (!heap_has_budget(heap, slices)) return 0;
   SliceIndex slice = has_regions(heap) ? region_take(heap, slices, slices * kSliceBytes)
-                                       : page_heap_take_slab(slices, block_bytes_of(size_class));
+                                       : page_heap_take_slab(0, slices, block_bytes_of(size_class));
   if (slice == 0) return 0;
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
   std::uint32_t blocks = heap_slab_blocks(size_class, slices);
@@ -255,7 +258,7 @@ SliceIndex heap_large_take(Heap& heap, std::uint64_t handle, std::uint32_t slice
   if (!heap.is(handle) || !heap_has_budget(heap, slices)) return 0;
   SliceIndex slice = 0;
   if (!has_regions(heap)) {
-    slice = page_heap_take_large(slices, alignment, is_zero, slot_of(heap));
+    slice = page_heap_take_large(0, slices, alignment, is_zero, slot_of(heap));
   } else if ((slice = region_take(heap, slices, alignment)) != 0) {
     page_heap_publish_large(slice, slot_of(heap));
   }
@@ -270,7 +273,7 @@ SliceIndex heap_large_take_growing(Heap& heap, std::uint64_t handle, std::uint32
   if (!heap.is(handle) ||
       !heap_has_budget(heap, slices + std::uint64_t{slices} / kGrowingParts + kSlicesPerChunk))
     return 0;
-  SliceIndex slice = page_heap_take_growing(slices, slot_of(heap));
+  SliceIndex slice = page_heap_take_growing(0, slices, slot_of(heap));
   if (slice != 0) enter_large(heap, slice);
   return slice;
 }

@@ -9,7 +9,6 @@
 #include "alloc/init.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/parked.h"
 #include "alloc/pages/purge.h"
 
 namespace rdmalloc {
@@ -37,36 +36,16 @@ std::uint32_t slices_for(std::size_t bytes) {
   report_fatal_address("double free(), or free() of an address that malloc never returned", block);
 }
 
-// While parks are open.
-[[gnu::noinline]] void free_to_park(const void* block, SliceIndex slice) {
-  switch (park_put(cache_shard(), slice)) {
-    case Parking::kParked:
-      return purge_note_parked();
-    case Parking::kNotInUse:
-      report_wild_free(block);
-    case Parking::kRefused:
-      page_heap_free(slice);
-      break;
-    case Parking::kExchanged:
-      break;
-  }
-  purge_note_dirty();
-}
-
 // A large span for the request; 0 when there is no memory.
 SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) {
   if (!ensure_initialised()) return 0;
   fork_check();
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
   std::uint32_t slices = slices_for(bytes == 0 ? 1 : bytes);
-  if (may_be_parked(slices) && alignment <= kSliceBytes) [[unlikely]] {
-    *is_zero = false;
-    if (SliceIndex slice = park_take(cache_shard(), slices)) return slice;
-    cache_enter_shard();  // whose threads may be too many for its parks
-  }
+  unsigned shard = cache_shard();
   MemoryWait wait;
   for (;;) {
-    SliceIndex slice = page_heap_take_large(slices, alignment, is_zero);
+    SliceIndex slice = page_heap_take_large(shard, slices, alignment, is_zero);
     if (slice != 0 || page_heap_is_over_limit(slices) || !wait.again()) return slice;
   }
 }
@@ -95,7 +74,7 @@ void* large_allocate(std::size_t bytes, std::size_t alignment, bool* is_zero) {
 void* large_allocate_growing(std::size_t bytes) {
   if (bytes <= arena.extent() / 4) {
     fork_check();
-    if (SliceIndex slice = page_heap_take_growing(slices_for(bytes)))
+    if (SliceIndex slice = page_heap_take_growing(cache_shard(), slices_for(bytes)))
       return reinterpret_cast<void*>(arena.address_of(slice));
   }
   bool is_zero = false;
@@ -106,9 +85,7 @@ void large_free(void* block) {
   if (block == nullptr) return;
   SliceIndex slice = slice_of_block(block);
   if (slice == 0) report_wild_free(block);
-  if (may_be_parked(1)) [[unlikely]]
-    return free_to_park(block, slice);
-  page_heap_free(slice);
+  if (!page_heap_free(slice)) report_wild_free(block);
   purge_note_dirty();
 }
 

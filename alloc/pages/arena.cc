@@ -39,7 +39,8 @@ constexpr std::size_t round_up(std::size_t value, std::size_t unit) {
 
 // One metadata array, reserved as long as the arena and made usable with it.
 struct Table {
-  std::size_t bytes_per_slice;
+  std::size_t bytes;  // for each so many slices
+  std::size_t slices;
   std::uintptr_t base;
   std::size_t committed_bytes;
 };
@@ -51,26 +52,28 @@ enum {
   kPageEvents,
   kPurgedPages,
   kReusedPages,
+  kHeapOfSegment,
 #if RDMALLOC_CHECKED
   kInUse,
 #endif
   kTables
 };
 constinit Table tables[kTables] = {
-    {sizeof(std::uint8_t), 0, 0},
-    {sizeof(SliceIndex), 0, 0},
-    {sizeof(Span), 0, 0},
-    {sizeof(std::uint64_t) * kBitmapWords, 0, 0},
-    {sizeof(std::uint8_t), 0, 0},
-    {sizeof(std::uint16_t), 0, 0},
-    {sizeof(std::uint16_t), 0, 0},
+    {sizeof(std::uint8_t), 1, 0, 0},
+    {sizeof(SliceIndex), 1, 0, 0},
+    {sizeof(Span), 1, 0, 0},
+    {sizeof(std::uint64_t) * kBitmapWords, 1, 0, 0},
+    {sizeof(std::uint8_t), 1, 0, 0},
+    {sizeof(std::uint16_t), 1, 0, 0},
+    {sizeof(std::uint16_t), 1, 0, 0},
+    {sizeof(std::uint8_t), kSegmentSlices, 0, 0},
 #if RDMALLOC_CHECKED
-    {sizeof(std::uint64_t) * kBitmapWords, 0, 0},
+    {sizeof(std::uint64_t) * kBitmapWords, 1, 0, 0},
 #endif
 };
 
 std::size_t table_bytes(const Table& table, std::size_t slices) {
-  return round_up(table.bytes_per_slice * slices, arena.page_bytes);
+  return round_up(round_up(slices, table.slices) / table.slices * table.bytes, arena.page_bytes);
 }
 
 std::size_t all_table_bytes(std::size_t slices) {
@@ -233,6 +236,7 @@ int arena_reserve() {
   arena.page_events = reinterpret_cast<std::atomic<std::uint8_t>*>(tables[kPageEvents].base);
   arena.purged_pages = reinterpret_cast<std::atomic<std::uint16_t>*>(tables[kPurgedPages].base);
   arena.reused_pages = reinterpret_cast<std::atomic<std::uint16_t>*>(tables[kReusedPages].base);
+  arena.heap_of_segment = reinterpret_cast<std::atomic<std::uint8_t>*>(tables[kHeapOfSegment].base);
 #if RDMALLOC_CHECKED
   arena.in_use = reinterpret_cast<std::atomic<std::uint64_t>*>(tables[kInUse].base);
 #endif

@@ -42,6 +42,9 @@ struct Arena {
   // written under its class's lock. Reused: touched again, to be told (events.h).
   std::atomic<std::uint16_t>* purged_pages = nullptr;
   std::atomic<std::uint16_t>* reused_pages = nullptr;
+  // For each segment (segments.h) the page heap whose it is: a shard's number, 0 for the central
+  // one.
+  std::atomic<std::uint8_t>* heap_of_segment = nullptr;
 
   SliceIndex reserved = 0;   // slices reserved, under the page heap's lock
   SliceIndex committed = 0;  // slices usable, likewise

@@ -58,7 +58,8 @@ bool is_dense(SliceIndex frontier) {
   // The first slice of a free span is known at its ends only.
   if (begin == 0 || begin > frontier - kLatestSlices) return false;
   std::uint64_t used = 0;
-  for (SliceIndex slice = begin; slice < frontier; slice += arena.span(slice).load().slices)
+  // Some of it may be other heaps', whose locks are not held.
+  for (SliceIndex slice = begin; slice < frontier; slice = page_heap_next(slice, frontier))
     used += used_bytes(arena.span(slice), arena.span(slice).load());
   return used >= (std::uint64_t{frontier - begin} << kSliceShift) / 8 * kDenseEighths;
 }
@@ -84,6 +85,12 @@ void huge_ask_for_slabs(SliceIndex frontier) {
   if (end > arena.extent() / kSliceBytes || arena_commit(end) != 0) return;
   ask(begin, end);
   ranges.slabs_end = end;
+}
+
+void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used,
+                          std::uint64_t owned) {
+  if (!arena_may_be_huge() || used * 8 < owned * kDenseEighths) return;
+  if (page_heap_used_slices() >= kLargeHeapSlices) ask(begin, end);
 }
 
 SliceIndex huge_end(SliceIndex end) {

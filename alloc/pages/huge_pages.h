@@ -14,8 +14,9 @@
 // The kernel keeps a mapping of its own for each range of addresses that differs from its
 // neighbours, 65,530 of them in a process: there are at most kHugeRanges such ranges.
 //
-// A chunk is asked for before any page of it is used, never later (I1). All calls under the page
-// heap's lock.
+// A chunk is asked for before any page of it is used, never later (I1). All calls under the
+// central page heap's lock, but for huge_is_chunk() and huge_is_any(): of slices of the heap whose
+// lock is held.
 #pragma once
 
 #include "alloc/pages/span.h"
@@ -33,6 +34,9 @@ bool huge_is_any(SliceIndex begin, SliceIndex end);
 // Called before a slab of small blocks takes addresses from the frontier on: asks for the next
 // chunks where that is worth it.
 void huge_ask_for_slabs(SliceIndex frontier);
+// The same for a new segment of a shard's heap, of whose `owned` slices `used` are in use.
+void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used,
+                          std::uint64_t owned);
 // Called before the slices from the frontier to `end` are used. Returns the end to use instead:
 // where that lies in a huge page, the end of the page, which is backed with its first slice.
 SliceIndex huge_end(SliceIndex end);

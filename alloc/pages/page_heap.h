@@ -1,4 +1,5 @@
-// The page heap: all spans that are not in use, and the cutting and joining of them.
+// The page heap: all spans that are not in use, and the cutting and joining of them. One for each
+// shard, of segments that it takes from the central one (segments.h).
 //
 // Three families of free spans, kept apart and never joined with each other:
 //
@@ -15,14 +16,15 @@
 // is bounded by what bounds dirty memory: a spared span is old once free memory of its age is given
 // back. Fit is best within a bin (exact sizes to 4 MiB, sixteen bins to a doubling above).
 //
-// Equations that hold whenever the lock is free (page_heap_is_valid checks them):
+// Equations that hold whenever the locks are free (page_heap_is_valid checks them):
 //   slices in use + free dirty + free spared + free clean + out of reach == frontier
-//   no two neighbours are free and of one family, but for spared ones of different buffers
-//   first[] of both ends of a span == its first slice;  class_map is 0 for all slices of a free
-//   span
+//   no two neighbours of a heap are free and of one family, but for spared ones of different
+//   buffers first[] of both ends of a span == its first slice;  class_map is 0 for all slices of a
+//   free span
 //
-// Lock order: a slab class's lock, then this one. Under it: raw mprotect and MADV_HUGEPAGE at
-// growth, nothing else that enters the kernel.
+// Lock order: a slab class's lock, a shard's page heap's, the central one's; nobody holds those of
+// two shards, but for page_heap_is_valid(). Under the central one: raw mprotect and MADV_HUGEPAGE
+// at growth, nothing else that enters the kernel.
 #pragma once
 
 #include <cstddef>
@@ -33,10 +35,10 @@
 
 namespace rdmalloc {
 
-// Takes a span for a slab of `slices` slices, aligned to its size, out of the heap. It is kReserved
-// until the caller has written its bitmap and publishes it. Returns 0 ("none") when there is no
-// memory.
-SliceIndex page_heap_take_slab(std::uint32_t slices, std::uint32_t block_bytes);
+// Takes a span for a slab of `slices` slices, aligned to its size, out of the heap of the shard
+// that the caller is of, if that has or gets one. It is kReserved until the caller has written its
+// bitmap and publishes it. Returns 0 ("none") when there is no memory.
+SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, std::uint32_t block_bytes);
 // `owner`: the heap of the user that the span is for, 0 for none; here and below. `shard`: where
 // there is none.
 void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner = 0,
@@ -45,14 +47,14 @@ void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint
 // Takes and publishes a large span of `slices` slices at a multiple of `alignment` bytes (a power
 // of two; a slice comes for free). `*is_zero` tells whether its pages read as zero. 0: no memory.
 // `prefers_clean`: no pages that are there already, while other addresses will do.
-SliceIndex page_heap_take_large(std::uint32_t slices, std::size_t alignment, bool* is_zero,
-                                std::uint16_t owner = 0, bool prefers_clean = false);
+SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_t alignment,
+                                bool* is_zero, std::uint16_t owner = 0, bool prefers_clean = false);
 
 // Takes and publishes a span for a large block that has grown before and found no room behind it:
 // somewhat longer than `slices`, and where there is room behind it. 0: no such place, which is no
 // reason to fail. Longer by one part in kGrowingParts, and to whole chunks.
 inline constexpr std::uint32_t kGrowingParts = 6;
-SliceIndex page_heap_take_growing(std::uint32_t slices, std::uint16_t owner = 0);
+SliceIndex page_heap_take_growing(unsigned shard, std::uint32_t slices, std::uint16_t owner = 0);
 
 // Whether RDMALLOC_LIMIT, and not a lack of free spans, refuses `more` slices. Any thread.
 bool page_heap_is_over_limit(std::uint32_t more);
@@ -67,8 +69,8 @@ void page_heap_publish_large(SliceIndex slice, std::uint16_t owner);
 void page_heap_fit_limit();
 
 // Takes a span out of use: its pages are dirty from now on. The caller calls purge_note_dirty()
-// once he holds no lock.
-void page_heap_free(SliceIndex slice);
+// once it holds no lock. False: another thread has freed it at this moment.
+bool page_heap_free(SliceIndex slice);
 
 // Grows or shrinks a large span where it lies. False when the neighbour is in use (grow).
 bool page_heap_grow(SliceIndex slice, std::uint32_t slices);
@@ -138,10 +140,18 @@ struct PageHeapCounters {
   std::uint64_t frontier_slices;
   std::uint64_t large_spans;
   std::uint64_t slab_spans;
+  std::uint64_t segments;       // that shards have of the central heap (segments.h)
+  std::uint64_t segment_moves;  // how often one came to a shard or went from it
 };
 PageHeapCounters page_heap_counters();
-// Slices that are free and backed; read without the lock, for the purge thread's decisions.
+// Slices that are free and backed, of all shards; read without the locks, for the purge thread's
+// decisions.
 std::uint64_t page_heap_dirty_slices();
+// Whether so much has become dirty in some shard since the last look that another one is worth its
+// cost, which is a cache line of each shard. Says so once. With RDMALLOC_LIMIT always.
+bool page_heap_dirty_has_grown();
+// After a look: so many slices more may become dirty. Keeps the next look before that.
+void page_heap_allow_dirty(std::uint64_t more);
 // Slices in use, likewise.
 std::uint64_t page_heap_used_slices();
 // RDMALLOC_LIMIT: spans in use never take more than this. At initialisation.
@@ -160,11 +170,10 @@ inline SliceIndex page_heap_next(SliceIndex slice, SliceIndex end) {
   return next;
 }
 
-// For the child of a fork (fork.cc): whether a thread that is not there holds the lock, and making
-// the lists anew from the words.
-bool page_heap_is_orphaned(const Forker& forker);
-// Spans that are being purged are dirty afterwards, unless their purge goes on in this process.
-void page_heap_rebuild(bool purge_goes_on);
+// For the child of a fork (fork.cc): makes the lists anew from the words where a thread that is not
+// there holds the lock. Spans that are being purged are dirty afterwards, unless their purge goes
+// on in this process.
+void page_heap_rebuild(const Forker& forker, bool purge_goes_on);
 // Puts spans back, as dirty, that a purge had out of reach which will not go on in the child.
 void page_heap_end_purges();
 // Walks everything and checks the equations above. Takes the lock. Cold; tests and checked builds.

@@ -29,34 +29,66 @@ bool choose_part(const PurgeChoice& choice, SliceIndex slice, std::uint32_t slic
   return true;
 }
 
+// The oldest span of the heap of which a part may go, and that part. 0: none.
+SliceIndex find_due(const PageHeap& heap, const PurgeChoice& choice, SliceIndex* begin,
+                    std::uint32_t* part) {
+  for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0;
+       slice = arena.span(slice).younger) {
+    std::uint32_t freed_ms = arena.span(slice).freed_ms;
+    if (!choice.any_age && static_cast<std::int32_t>(freed_ms - choice.whole_until_ms) > 0)
+      return 0;  // all that follow are younger
+    if (choose_part(choice, slice, arena.span(slice).load().slices, freed_ms, begin, part))
+      return slice;
+  }
+  return 0;
+}
+
+// The heap that has the oldest of them; nullptr: none. With no lock: it may be another's turn by
+// the time that it is asked, and what is a little younger goes.
+PageHeap* find_heap_due(const PurgeChoice& choice) {
+  PageHeap* found = nullptr;
+  std::uint32_t oldest_ms = 0;
+  for_each_heap([&](PageHeap& heap) {
+    if (heap.dirty_slices.load(std::memory_order_relaxed) == 0) return;
+    LockGuard guard(heap.lock);
+    SliceIndex begin = 0;
+    std::uint32_t part = 0;
+    SliceIndex slice = find_due(heap, choice, &begin, &part);
+    if (slice == 0) return;
+    std::uint32_t freed_ms = arena.span(slice).freed_ms;
+    if (found != nullptr && static_cast<std::int32_t>(freed_ms - oldest_ms) >= 0) return;
+    found = &heap;
+    oldest_ms = freed_ms;
+  });
+  return found;
+}
+
 }  // namespace
 
 SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slices,
                                  std::uint32_t* freed_ms) {
-  LockGuard guard(heap.lock);
-  for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0;
-       slice = arena.span(slice).younger) {
-    Span& span = arena.span(slice);
-    SpanWord word = span.load();
-    std::uint32_t length = word.slices, part = 0;
+  while (PageHeap* heap = find_heap_due(choice)) {
+    LockGuard guard(heap->lock);
     SliceIndex begin = 0;
-    if (!choice.any_age && static_cast<std::int32_t>(span.freed_ms - choice.whole_until_ms) > 0)
-      return 0;  // all that follow are younger
-    if (!choose_part(choice, slice, length, span.freed_ms, &begin, &part)) continue;
+    std::uint32_t part = 0;
+    SliceIndex slice = find_due(*heap, choice, &begin, &part);
+    if (slice == 0) continue;
+    SpanWord word = arena.span(slice).load();
     if (part > choice.most) part = choice.most;
     *slices = part;
-    *freed_ms = span.freed_ms;
-    cut(slice, length, word.kind, begin, part);
+    *freed_ms = arena.span(slice).freed_ms;
+    cut(*heap, slice, word.slices, word.kind, begin, part);
     arena.span(begin).purged_from = word.kind;
     arena.span(begin).store({SpanKind::kPurging, 0, false, part});
-    heap.purging_slices += part;
+    heap->purging_slices += part;
+    note_dirty(*heap);
     return begin;
   }
   return 0;
 }
 
 void page_heap_purge_split(SliceIndex slice, std::uint32_t front) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(heap_of(slice).lock);
   std::uint32_t slices = arena.span(slice).load().slices;
   SliceIndex back = slice + front;
   arena.span(back).purged_from = arena.span(slice).purged_from;
@@ -70,34 +102,47 @@ void page_heap_purge_split(SliceIndex slice, std::uint32_t front) {
 }
 
 void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms) {
+  PageHeap& heap = heap_of(slice);
   LockGuard guard(heap.lock);
   Span& span = arena.span(slice);
   std::uint32_t slices = span.load().slices;
   heap.purging_slices -= slices;
-  if (is_clean) span.generation.store(++heap.next_generation, std::memory_order_relaxed);
+  if (is_clean) span.generation.store(new_generation(heap), std::memory_order_relaxed);
   span.store({SpanKind::kReserved, 0, false, slices});
   span.freed_ms = freed_ms;
-  join_and_insert(slice, slices, is_clean ? SpanKind::kFreeClean : span.purged_from, Age::kOwn);
+  join_and_insert(heap, slice, slices, is_clean ? SpanKind::kFreeClean : span.purged_from,
+                  Age::kOwn);
+  segment_give_back(heap, slice, slices);
 }
 
 void page_heap_note_part_purged(SliceIndex slice) {
+  PageHeap& heap = heap_of(slice);
   LockGuard guard(heap.lock);
-  arena.span(first_of(slice)).generation.store(++heap.next_generation, std::memory_order_relaxed);
+  arena.span(first_of(slice)).generation.store(new_generation(heap), std::memory_order_relaxed);
 }
 
+namespace {
+
+void end_purges(PageHeap& heap) {
+  for_each_span(heap, [&](SliceIndex slice, SpanWord word) {
+    if (word.kind != SpanKind::kPurging) return;
+    heap.purging_slices -= word.slices;
+    arena.span(slice).freed_ms = now_ms();
+    join_and_insert(heap, slice, word.slices, arena.span(slice).purged_from);
+  });
+}
+
+}  // namespace
+
 void page_heap_end_purges() {
-  LockGuard guard(heap.lock);
-  if (heap.purging_slices == 0) return;
-  SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
-  for (SliceIndex slice = 1; slice < end;) {
-    SpanWord word = arena.span(slice).load();
-    if (word.kind == SpanKind::kPurging) {
-      heap.purging_slices -= word.slices;
-      arena.span(slice).freed_ms = now_ms();
-      join_and_insert(slice, word.slices, arena.span(slice).purged_from);
-    }
-    slice += word.slices;
-  }
+  for_each_heap([](PageHeap& heap) {
+    // A signal handler of this thread may have forked where it held its shard's lock and was on its
+    // way to the central one: that heap is whole.
+    bool is_mine = heap.lock.owner() == thread_id();
+    if (!is_mine) heap.lock.lock();
+    if (heap.purging_slices != 0) end_purges(heap);
+    if (!is_mine) heap.lock.unlock();
+  });
 }
 
 }  // namespace rdmalloc

@@ -1,175 +1,267 @@
 // Walks over all spans: making the lists anew from the words after a fork, and checking the
 // equations. And the counters.
+#include "alloc/fork.h"
 #include "alloc/pages/page_heap_state.h"
-#include "alloc/pages/parked.h"
 
 namespace rdmalloc {
 
 using namespace page_heap_state;
 
-void page_heap_rebuild(bool purge_goes_on) {
-  heap.lock.take_over();
-  LockGuard guard(heap.lock, LockGuard::Held{});
-  SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
+namespace {
+
+// All that is known of free spans and of counts, as of a heap without spans.
+void clear(PageHeap& heap) {
   heap.dirty.clear();
   heap.spared.clear();
   heap.clean.clear();
   heap.dirty_by_age.clear();
   heap.used_slices.store(0, std::memory_order_relaxed);
-  heap.retired_slices.store(0, std::memory_order_relaxed);
+  heap.dirty_slices.store(0, std::memory_order_relaxed);
+  if (is_central(heap)) shared.retired_slices.store(0, std::memory_order_relaxed);
   heap.clean_slices = heap.purging_slices = 0;
   heap.large_spans = heap.slab_spans = 0;
-  heap.dirty_slices.store(0, std::memory_order_relaxed);
-  if (end == 0) return;
-  std::uint32_t now = now_ms();
-  for (SliceIndex slice = 1; slice < end;) {
-    SpanWord word = arena.span(slice).load();
-    SliceIndex next = slice + word.slices;
-    if (is_in_use(word.kind)) {
-      add_used(word.slices);
-      (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
-      for (SliceIndex s = slice; s < next; ++s) {
-        set_first(s, slice);
-        arena.class_map[s].store(map_class_of(word), std::memory_order_relaxed);
-      }
-    } else if (word.kind == SpanKind::kParked) {
-      // Its class map is the business of whoever holds its park (parks_after_fork).
-      add_used(word.slices);
-      heap.large_spans += 1;
-      for (SliceIndex s = slice; s < next; ++s) set_first(s, slice);
-    } else if (word.heap != 0) {
-      // Of a region of a heap of the user, free or on its way.
-      arena.span(slice).store({SpanKind::kHeapFree, 0, false, word.slices, word.heap});
-      add_used(word.slices);
-      for (SliceIndex s = slice; s < next; ++s)
-        arena.class_map[s].store(0, std::memory_order_relaxed);
-      set_first(slice, slice);
-      set_first(next - 1, slice);
-    } else if (word.kind == SpanKind::kRetired) {
-      add_used(word.slices);
-      heap.retired_slices.store(page_heap_retired_slices() + word.slices,
-                                std::memory_order_relaxed);
-      set_first(slice, slice);
-      set_first(next - 1, slice);
-    } else if (word.kind == SpanKind::kPurging && purge_goes_on) {
-      heap.purging_slices += word.slices;
-      set_first(slice, slice);
-      set_first(next - 1, slice);
-    } else {
-      // What was free stays of its family; what was on its way somewhere is dirty, which is always
-      // safe to say.
-      for (SliceIndex s = slice; s < next; ++s)
-        arena.class_map[s].store(0, std::memory_order_relaxed);
-      arena.span(slice).freed_ms = now;
-      // Spans behind this one are not in the lists yet: join only with the one before.
-      SliceIndex before = first_of(slice - 1);
-      SpanKind kind = is_free(word.kind) ? word.kind : SpanKind::kFreeDirty;
-      SpanWord joined = arena.span(before).load();
-      std::uint32_t slices = word.slices;
-      bool is_one = kind != SpanKind::kFreeSpared || arena.span(slice).is_rest;
-      if (before != 0 && joined.kind == kind && is_one) {
-        remove_free(before, joined.slices, kind);
-        slice = before;
-        slices += joined.slices;
-      }
-      insert_free(slice, slices, kind);
+  heap.next_generation = 0;  // it may have been given out already
+  heap.counts_segments = false;
+}
+
+void enter_ends(SliceIndex slice, std::uint32_t slices) {
+  set_first(slice, slice);
+  set_first(slice + slices - 1, slice);
+}
+void enter_class(SliceIndex slice, std::uint32_t slices, std::uint8_t map_class) {
+  for (SliceIndex s = slice; s < slice + slices; ++s)
+    arena.class_map[s].store(map_class, std::memory_order_relaxed);
+}
+
+// What was free stays of its family; what was on its way somewhere is dirty, which is always safe
+// to say.
+void enter_free(PageHeap& heap, SliceIndex slice, SpanWord word, std::uint32_t now) {
+  enter_class(slice, word.slices, 0);
+  arena.span(slice).freed_ms = now;
+  SpanKind kind = is_free(word.kind) ? word.kind : SpanKind::kFreeDirty;
+  std::uint32_t slices = word.slices;
+  bool is_one = kind != SpanKind::kFreeSpared || arena.span(slice).is_rest;
+  // Spans behind this one are not in the lists yet: join only with the one before.
+  if (is_one && slice != 1 && is_of(heap, slice - 1)) {
+    SliceIndex before = first_of(slice - 1);
+    SpanWord joined = arena.span(before).load();
+    if (joined.kind == kind) {
+      remove_free(heap, before, joined.slices, kind);
+      slice = before;
+      slices += joined.slices;
     }
-    slice = next;
   }
+  insert_free(heap, slice, slices, kind);
+}
+
+void enter(PageHeap& heap, SliceIndex slice, SpanWord word, bool purge_goes_on, std::uint32_t now) {
+  bool is_retired = word.kind == SpanKind::kRetired;
+  if (is_in_use(word.kind)) {
+    (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
+    for (SliceIndex s = slice; s < slice + word.slices; ++s) set_first(s, slice);
+    enter_class(slice, word.slices, map_class_of(word));
+  } else if (word.heap != 0) {
+    // Of a region of a heap of the user, free or on its way.
+    arena.span(slice).store({SpanKind::kHeapFree, 0, false, word.slices, word.heap});
+    enter_class(slice, word.slices, 0);
+    enter_ends(slice, word.slices);
+  } else if (is_retired) {
+    shared.retired_slices.store(page_heap_retired_slices() + word.slices,
+                                std::memory_order_relaxed);
+    enter_ends(slice, word.slices);
+  } else if (word.kind == SpanKind::kPurging && purge_goes_on) {
+    heap.purging_slices += word.slices;
+    enter_ends(slice, word.slices);
+    return;
+  } else {
+    return enter_free(heap, slice, word, now);
+  }
+  heap.used_slices.store(heap.used_slices.load(std::memory_order_relaxed) + word.slices,
+                         std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void page_heap_rebuild(const Forker& forker, bool purge_goes_on) {
+  bool is_any = false;
+  for_each_heap([&](PageHeap& heap) {
+    if (!heap.lock.is_orphaned(forker)) return;
+    is_any = true;
+    heap.lock.take_over();
+    LockGuard guard(heap.lock, LockGuard::Held{});
+    clear(heap);
+    std::uint32_t now = now_ms();
+    for_each_span(heap, [&](SliceIndex slice, SpanWord word) {
+      enter(heap, slice, word, purge_goes_on, now);
+    });
+    if (!is_central(heap) || shard_count() != 1) count_segments(heap);
+  });
+  if (is_any) shared.limited_slices.store(page_heap_used_slices(), std::memory_order_relaxed);
 }
 
 namespace {
 
-bool is_valid_locked() {
-  SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
+// What a walk over the spans of a heap finds.
+struct Found {
   std::uint64_t used = 0, dirty = 0, clean = 0, reserved = 0;
-  SpanKind previous = SpanKind::kNone;
-  for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
-    SpanWord word = arena.span(slice).load();
-    if (word.slices == 0 || slice + word.slices > end) return false;
-    if (first_of(slice) != slice || first_of(slice + word.slices - 1) != slice) return false;
-    for (SliceIndex s = slice; s < slice + word.slices; ++s)
-      if (arena.class_at(s) != map_class_of(word)) return false;
-    switch (word.kind) {
-      case SpanKind::kSlab:
-      case SpanKind::kLarge:
-      case SpanKind::kHeapSlab:
-      case SpanKind::kHeapLarge:
-      case SpanKind::kHeapFree:
-      case SpanKind::kRetired:
-      case SpanKind::kParked:
-        used += word.slices;
-        break;
-      case SpanKind::kFreeDirty:
-      case SpanKind::kFreeSpared:
-        dirty += word.slices;
-        break;
-      case SpanKind::kFreeClean:
-        clean += word.slices;
-        break;
-      case SpanKind::kReserved:
-      case SpanKind::kPurging:
-        reserved += word.slices;
-        break;
-      case SpanKind::kNone:
-        return false;
-    }
-    bool is_one = word.kind != SpanKind::kFreeSpared || arena.span(slice).is_rest;
-    if (is_free(word.kind) && word.kind == previous && is_one) return false;
-    previous = word.kind;
-    slice += word.slices;
+  bool is_valid = true;
+};
+
+void look_at(SliceIndex slice, SpanWord word, SpanKind before, Found* found) {
+  SliceIndex last = slice + word.slices - 1;
+  if (word.slices == 0 || last >= page_heap_frontier() || first_of(slice) != slice ||
+      first_of(last) != slice) {
+    found->is_valid = false;
+    return;
   }
+  for (SliceIndex s = slice; s <= last; ++s)
+    if (arena.class_at(s) != map_class_of(word)) found->is_valid = false;
+  switch (word.kind) {
+    case SpanKind::kSlab:
+    case SpanKind::kLarge:
+    case SpanKind::kHeapSlab:
+    case SpanKind::kHeapLarge:
+    case SpanKind::kHeapFree:
+    case SpanKind::kRetired:
+      found->used += word.slices;
+      break;
+    case SpanKind::kFreeDirty:
+    case SpanKind::kFreeSpared:
+      found->dirty += word.slices;
+      break;
+    case SpanKind::kFreeClean:
+      found->clean += word.slices;
+      break;
+    case SpanKind::kReserved:
+    case SpanKind::kPurging:
+      found->reserved += word.slices;
+      break;
+    case SpanKind::kNone:
+      found->is_valid = false;
+  }
+  bool is_one = word.kind != SpanKind::kFreeSpared || arena.span(slice).is_rest;
+  if (is_free(word.kind) && word.kind == before && is_one) found->is_valid = false;
+}
+
+SegmentFree operator+(SegmentFree a, SegmentFree b) {
+  return {static_cast<std::uint8_t>(a.slices + b.slices),
+          static_cast<std::uint8_t>(a.clean_slices + b.clean_slices)};
+}
+
+// What the part of a span that lies in [begin, end) adds to what is free there.
+SegmentFree free_part(SliceIndex slice, SliceIndex begin, SliceIndex end) {
+  SpanWord word = arena.span(slice).load();
+  SliceIndex from = slice > begin ? slice : begin, to = slice + word.slices;
+  auto part = static_cast<std::uint8_t>((to < end ? to : end) - from);
+  if (!is_free(word.kind)) return {};
+  return {part, word.kind == SpanKind::kFreeClean ? part : std::uint8_t{0}};
+}
+
+// What is free in each of its segments.
+bool are_segments_valid(const PageHeap& heap) {
+  std::uint32_t segments = 0, whole = 0, backed = 0;
+  SliceIndex slice = 0, frontier = page_heap_frontier();
+  for (SliceIndex s = 0; s < frontier; s += kSegmentSlices) {
+    if (!is_of(heap, s)) continue;
+    // Where the segment before is another heap's, a span begins here.
+    if (slice + arena.span(slice).load().slices <= s) slice = s;
+    SegmentFree found = {};
+    SliceIndex end = s + kSegmentSlices;
+    while (slice < end && slice < frontier) {
+      found = found + free_part(slice, s, end);
+      SliceIndex next = slice + arena.span(slice).load().slices;
+      if (next > end) break;
+      slice = next;
+    }
+    SegmentFree there = free_in(s);
+    if (found.slices != there.slices || found.clean_slices != there.clean_slices) return false;
+    segments += 1;
+    whole += found.slices == kSegmentSlices ? 1 : 0;
+    backed += is_whole_and_backed(found) ? 1 : 0;
+  }
+  return (is_central(heap) || segments == heap.segments) && whole == heap.whole_segments &&
+         backed == heap.backed_segments;
+}
+
+bool is_valid_locked(const PageHeap& heap) {
+  Found found;
+  SpanKind before = SpanKind::kNone;
+  SliceIndex next = 0;
+  for_each_span(heap, [&](SliceIndex slice, SpanWord word) {
+    if (!found.is_valid) return;
+    look_at(slice, word, slice == next ? before : SpanKind::kNone, &found);
+    before = word.kind;
+    next = slice + word.slices;
+  });
   // Spans between taking and publishing are kReserved and counted as used.
-  return dirty == heap.dirty_slices.load(std::memory_order_relaxed) && clean == heap.clean_slices &&
-         used + reserved == heap.used_slices.load(std::memory_order_relaxed) + heap.purging_slices;
+  return found.is_valid && found.dirty == heap.dirty_slices.load(std::memory_order_relaxed) &&
+         found.clean == heap.clean_slices &&
+         found.used + found.reserved ==
+             heap.used_slices.load(std::memory_order_relaxed) + heap.purging_slices &&
+         (!heap.counts_segments || are_segments_valid(heap));
 }
 
 }  // namespace
 
 bool page_heap_is_valid() {
-  parks_stop();
-  bool is_valid = false;
-  {
-    LockGuard guard(heap.lock);
-    is_valid = is_valid_locked() && parks_are_valid();
-  }
-  parks_go_on();
+  // Those that are there now: one that is made meanwhile has no segments.
+  PageHeap* heaps[kShardLimit];
+  unsigned count = 0;
+  for_each_heap([&](PageHeap& heap) {
+    if (is_central(heap)) return;
+    heap.lock.lock();
+    heaps[count++] = &heap;
+  });
+  central.lock.lock();
+  bool is_valid = is_valid_locked(central);
+  for (unsigned i = 0; i < count; ++i) is_valid &= is_valid_locked(*heaps[i]);
+  central.lock.unlock();
+  while (count != 0) heaps[--count]->lock.unlock();
   return is_valid;
 }
 
 PageHeapCounters page_heap_counters() {
-  LockGuard guard(heap.lock);
-  return {heap.used_slices.load(std::memory_order_relaxed),
-          heap.dirty_slices.load(std::memory_order_relaxed),
-          heap.clean_slices,
-          heap.purging_slices,
-          heap.frontier.load(std::memory_order_relaxed),
-          heap.large_spans,
-          heap.slab_spans};
+  PageHeapCounters counters = {};
+  for_each_heap([&](PageHeap& heap) {
+    LockGuard guard(heap.lock);
+    counters.used_slices += heap.used_slices.load(std::memory_order_relaxed);
+    counters.dirty_slices += heap.dirty_slices.load(std::memory_order_relaxed);
+    counters.clean_slices += heap.clean_slices;
+    counters.purging_slices += heap.purging_slices;
+    counters.large_spans += heap.large_spans;
+    counters.slab_spans += heap.slab_spans;
+    counters.segments += is_central(heap) ? 0 : heap.segments;
+    counters.segment_moves += heap.moves;
+  });
+  counters.frontier_slices = page_heap_frontier();
+  return counters;
 }
 
 std::uint64_t page_heap_dirty_slices() {
-  return heap.dirty_slices.load(std::memory_order_relaxed);
+  std::uint64_t slices = 0;
+  for_each_heap(
+      [&](const PageHeap& heap) { slices += heap.dirty_slices.load(std::memory_order_relaxed); });
+  return slices;
 }
 
 std::uint64_t page_heap_used_slices() {
-  return heap.used_slices.load(std::memory_order_relaxed);
+  std::uint64_t slices = 0;
+  for_each_heap(
+      [&](const PageHeap& heap) { slices += heap.used_slices.load(std::memory_order_relaxed); });
+  return slices;
 }
 
 void page_heap_set_limit(std::uint64_t bytes) {
-  heap.limit_slices = bytes >> kSliceShift;
+  shared.limited_slices.store(page_heap_used_slices(), std::memory_order_relaxed);
+  shared.limit_slices = bytes >> kSliceShift;
 }
 
 void page_heap_set_spare_ms(std::uint64_t spare_ms) {
-  heap.spare_ms.store(static_cast<std::uint32_t>(spare_ms), std::memory_order_relaxed);
+  shared.spare_ms.store(static_cast<std::uint32_t>(spare_ms), std::memory_order_relaxed);
 }
 
 SliceIndex page_heap_frontier() {
-  return heap.frontier.load(std::memory_order_acquire);
-}
-
-bool page_heap_is_orphaned(const Forker& forker) {
-  return heap.lock.is_orphaned(forker);
+  return shared.frontier.load(std::memory_order_acquire);
 }
 
 }  // namespace rdmalloc

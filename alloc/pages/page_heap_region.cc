@@ -1,4 +1,5 @@
-// Regions of heaps of the user: runs of slices that no span of anybody else's is cut from.
+// Regions of heaps of the user: runs of slices that no span of anybody else's is cut from. All of
+// the central heap.
 #include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
@@ -17,8 +18,8 @@ void store_span(SliceIndex slice, SpanKind kind, std::uint32_t slices, std::uint
 }
 
 void add_retired(std::int64_t slices) {
-  heap.retired_slices.store(
-      heap.retired_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices),
+  shared.retired_slices.store(
+      shared.retired_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices),
       std::memory_order_relaxed);
 }
 
@@ -30,15 +31,15 @@ void clear_class(SliceIndex begin, SliceIndex end) {
 }  // namespace
 
 void page_heap_region_make(SliceIndex slice, std::uint16_t owner) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   std::uint32_t slices = arena.span(slice).load().slices;
-  heap.large_spans -= 1;
+  central.large_spans -= 1;
   store_span(slice, SpanKind::kHeapFree, slices, owner);
   clear_class(slice, slice + slices);
 }
 
 void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   SliceIndex end = slice + slices;
   while (slice < end) {
     SpanWord word = arena.span(slice).load();
@@ -48,11 +49,11 @@ void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept) 
       store_span(slice, SpanKind::kReserved, word.slices, 0);
       if (!is_kept) {
         Span& span = arena.span(slice);
-        add_used(-static_cast<std::int64_t>(word.slices));
+        unuse(central, word.slices);
         span.freed_ms = now_ms();
         span.is_rest = false;
         span.reach = word.slices;
-        join_and_insert(slice, word.slices, SpanKind::kFreeDirty);
+        join_and_insert(central, slice, word.slices, SpanKind::kFreeDirty);
       }
     }
     slice = next;
@@ -60,7 +61,7 @@ void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept) 
 }
 
 void page_heap_region_retire(SliceIndex slice, std::uint32_t slices) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   // In the child of a fork there may be spans that were on their way, which nobody comes back for.
   SliceIndex end = slice + slices;
   for (SliceIndex s = slice; s < end; s += arena.span(s).load().slices)
@@ -71,43 +72,42 @@ void page_heap_region_retire(SliceIndex slice, std::uint32_t slices) {
 }
 
 SliceIndex page_heap_next_retired(SliceIndex from, std::uint32_t* slices) {
-  LockGuard guard(heap.lock);
-  SliceIndex end = heap.frontier.load(std::memory_order_relaxed);
-  for (SliceIndex slice = 1; slice < end; slice += arena.span(slice).load().slices) {
-    SpanWord word = arena.span(slice).load();
-    if (slice < from || word.kind != SpanKind::kRetired) continue;
+  LockGuard guard(central.lock);
+  SliceIndex found = 0;
+  for_each_span(central, [&](SliceIndex slice, SpanWord word) {
+    if (found != 0 || slice < from || word.kind != SpanKind::kRetired) return;
     *slices = word.slices;
-    return slice;
-  }
-  return 0;
+    found = slice;
+  });
+  return found;
 }
 
 void page_heap_region_restored(SliceIndex slice) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   Span& span = arena.span(slice);
   std::uint32_t slices = span.load().slices;
   huge_ask_again(slice, slice + slices);
-  span.generation.store(++heap.next_generation, std::memory_order_relaxed);
+  span.generation.store(new_generation(central), std::memory_order_relaxed);
   span.store({SpanKind::kReserved, 0, false, slices});
   add_retired(-static_cast<std::int64_t>(slices));
-  add_used(-static_cast<std::int64_t>(slices));
+  unuse(central, slices);
   span.freed_ms = now_ms();
   span.is_rest = false;
   span.reach = 0;
-  join_and_insert(slice, slices, SpanKind::kFreeClean);
+  join_and_insert(central, slice, slices, SpanKind::kFreeClean);
 }
 
 std::uint64_t page_heap_retired_slices() {
-  return heap.retired_slices.load(std::memory_order_relaxed);
+  return shared.retired_slices.load(std::memory_order_relaxed);
 }
 
 void page_heap_region_note_new_pages(SliceIndex slice, std::uint32_t slices) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   events_note_use(slice, slices);
 }
 
 void page_heap_region_cut(SliceIndex slice, SliceIndex at, std::uint32_t wanted) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   SpanWord word = arena.span(slice).load();
   std::uint32_t before = at - slice, after = word.slices - before - wanted;
   if (after != 0) store_span(at + wanted, SpanKind::kHeapFree, after, word.heap);
@@ -116,22 +116,22 @@ void page_heap_region_cut(SliceIndex slice, SliceIndex at, std::uint32_t wanted)
 }
 
 void page_heap_region_free(SliceIndex slice) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   SpanWord word = arena.span(slice).load();
-  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
+  (is_large(word.kind) ? central.large_spans : central.slab_spans) -= 1;
   store_span(slice, SpanKind::kHeapFree, word.slices, word.heap);
   clear_class(slice, slice + word.slices);
 }
 
 void page_heap_region_join(SliceIndex before, SliceIndex after) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   SpanWord word = arena.span(before).load();
   std::uint32_t slices = word.slices + arena.span(after).load().slices;
   store_span(before, SpanKind::kHeapFree, slices, word.heap);
 }
 
 void page_heap_region_grow(SliceIndex slice, std::uint32_t slices) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
   SliceIndex old_end = slice + word.slices, end = slice + slices;
@@ -146,7 +146,7 @@ void page_heap_region_grow(SliceIndex slice, std::uint32_t slices) {
 }
 
 void page_heap_region_shrink(SliceIndex slice, std::uint32_t slices) {
-  LockGuard guard(heap.lock);
+  LockGuard guard(central.lock);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
   SliceIndex tail = slice + slices;

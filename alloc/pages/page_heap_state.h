@@ -1,37 +1,68 @@
-// The insides of the page heap, for the files that it is made of: page_heap.cc (taking, freeing,
-// growing), page_heap_region.cc (regions of heaps), page_heap_purge.cc (what the purge thread
-// does), page_heap_rebuild.cc (walks over everything: fork, checks), and for parked.cc, which
-// stands before it. Everything below wants the lock, but where it says otherwise.
+// The insides of the page heap, for the files that it is made of: page_heap.cc (free spans, and
+// what is freed, grown, shortened), page_heap_take.cc (taking), segments.cc (what heap has which
+// segment), page_heap_region.cc (regions of heaps of the user), page_heap_purge.cc (what the purge
+// thread does), page_heap_rebuild.cc (walks over everything: fork, checks, counters). Everything
+// below wants the lock of the heap that it is given, but where it says otherwise.
 #pragma once
 
 #include "alloc/os/os.h"
 #include "alloc/os/topology.h"
 #include "alloc/pages/free_spans.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/segments.h"
 
 namespace rdmalloc::page_heap_state {
 
-struct PageHeap {
+// All zero at first: shards' heaps are made of new pages.
+struct alignas(64) PageHeap {
   Lock lock;
-  std::atomic<SliceIndex> frontier{0};
   FreeSpans dirty;
   FreeSpans spared;
   FreeSpans clean;
-  AgeList dirty_by_age;                       // dirty and spared ones
-  std::atomic<std::uint64_t> used_slices;     // written under the lock, read by anybody
-  std::atomic<std::uint64_t> dirty_slices;    // likewise; spared ones are dirty
-  std::atomic<std::uint64_t> retired_slices;  // likewise; they count as used
-  std::atomic<std::uint32_t> spare_ms;        // written and read by anybody
-  std::uint64_t limit_slices = UINT64_MAX;    // set once at initialisation
+  AgeList dirty_by_age;                     // dirty and spared ones
+  std::atomic<std::uint64_t> used_slices;   // written under the lock, read by anybody
+  std::atomic<std::uint64_t> dirty_slices;  // likewise; spared ones are dirty
   std::uint64_t clean_slices;
   std::uint64_t purging_slices;
   std::uint64_t large_spans;
   std::uint64_t slab_spans;
-  std::uint64_t next_generation;
+  std::uint64_t next_generation;  // a multiple of kGenerations: none left
+  std::uint64_t noted_dirty;      // beyond so many dirty slices the sum of all is looked at
+  bool counts_segments;    // what of them is free: shards' heaps, and the central one beside them
+  std::uint32_t segments;  // a shard's: that are its own
+  std::uint32_t whole_segments;   // all free
+  std::uint32_t backed_segments;  // of them, not all clean
+  unsigned index;                 // the shard
+  std::uint64_t moves;            // segments that came or went
 };
-extern constinit PageHeap heap;
 
-inline FreeSpans& family(SpanKind kind) {
+// What there is one of.
+struct Shared {
+  std::atomic<SliceIndex> frontier{0};             // written under the central heap's lock
+  std::atomic<std::uint64_t> retired_slices{0};    // likewise; they count as used
+  std::atomic<std::uint32_t> spare_ms{0};          // written and read by anybody
+  std::atomic<std::uint64_t> next_generations{0};  // drawn by any heap
+  std::uint64_t limit_slices = UINT64_MAX;         // set once at initialisation
+  // With a limit: slices in use of all heaps, counted before they are taken. Relaxed: it orders
+  // nothing, and each addition sees all before it.
+  std::atomic<std::uint64_t> limited_slices{0};
+  // Whether there is a shard with a heap of its own. Set under the central heap's lock, for ever,
+  // before the first segment goes there. Relaxed: the owner of a block there has it from who saw
+  // it.
+  std::atomic<bool> has_segments{false};
+  // See page_heap_dirty_has_grown(). Relaxed but where it is asked for.
+  std::atomic<std::uint64_t> dirty_allowance{1};
+  std::atomic<bool> dirty_has_grown{false};
+};
+extern constinit Shared shared;
+
+// The heap that all addresses come from.
+extern constinit PageHeap central;
+inline bool is_central(const PageHeap& heap) {
+  return &heap == &central;
+}
+
+inline FreeSpans& family(PageHeap& heap, SpanKind kind) {
   if (kind == SpanKind::kFreeClean) return heap.clean;
   return kind == SpanKind::kFreeSpared ? heap.spared : heap.dirty;
 }
@@ -47,37 +78,128 @@ inline void set_first(SliceIndex slice, SliceIndex first) {
   arena.first[slice].store(first, std::memory_order_relaxed);
 }
 
-inline void add_used(std::int64_t slices) {
-  heap.used_slices.store(
-      heap.used_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices),
-      std::memory_order_relaxed);
+// ---- segments (segments.h) ----
+
+constexpr SliceIndex segment_of(SliceIndex slice) {
+  return slice & ~(kSegmentSlices - 1);
 }
-inline void add_dirty(std::int64_t slices) {
-  heap.dirty_slices.store(
-      heap.dirty_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices),
-      std::memory_order_relaxed);
+// The heap whose that slice is, 0 for the central one. Relaxed: it changes with the locks of both
+// heaps held, and while all of the segment is free. So without a lock it is known of a span in use,
+// and with a heap's lock whether a slice is that heap's.
+inline unsigned heap_index_of(SliceIndex slice) {
+  return arena.heap_of_segment[slice / kSegmentSlices].load(std::memory_order_relaxed);
 }
+inline SegmentFree& free_in(SliceIndex segment) {
+  return arena.span(segment).free_in_segment;
+}
+inline bool has_segments() {
+  return shared.has_segments.load(std::memory_order_relaxed);
+}
+// The heap of that shard; the central one while there is none.
+PageHeap& heap_of_shard(unsigned shard);
+inline PageHeap& heap_of(SliceIndex slice) {
+  return has_segments() ? heap_of_shard(heap_index_of(slice)) : central;
+}
+inline bool is_of(const PageHeap& heap, SliceIndex slice) {
+  return !has_segments() || heap.index == heap_index_of(slice);
+}
+// Whether [.., slice) ends before a span of that heap.
+inline bool goes_on(const PageHeap& heap, SliceIndex slice) {
+  return slice < shared.frontier.load(std::memory_order_relaxed) && is_of(heap, slice);
+}
+
+// Gives a shard's heap a segment of the central one, backed or clean; false: no memory. Its lock is
+// held, the central one's is taken.
+enum class TakenFor : std::uint8_t { kOthers, kSmallSlab, kBuffer, kRegion };
+bool segment_adopt(PageHeap& heap, TakenFor what);
+// What was put back there may have made a segment free as a whole: gives it to the central heap if
+// the shard's has more of them than it keeps. Their lock is held, the central one's is taken.
+void segment_give_back(PageHeap& heap, SliceIndex slice, std::uint32_t slices);
+
+// All free, and not all clean.
+inline bool is_whole_and_backed(const SegmentFree& free_there) {
+  return free_there.slices == kSegmentSlices && free_there.clean_slices != kSegmentSlices;
+}
+// Counts all free spans of the heap anew.
+void count_segments(PageHeap& heap);
+
+// Calls function(heap) for the central heap and those of all shards. No lock needed.
+template <class Function>
+void for_each_heap(Function function) {
+  function(central);
+  for (unsigned shard = 1; shard < shard_count(); ++shard) function(heap_of_shard(shard));
+}
+// Calls function(slice, word) for each span of the heap. It may join and cut spans up to this one's
+// end.
+template <class Function>
+void for_each_span(const PageHeap& heap, Function function) {
+  SliceIndex end = shared.frontier.load(std::memory_order_relaxed);
+  for (SliceIndex slice = 1; slice < end;) {
+    if (!is_of(heap, slice)) {
+      slice = segment_of(slice) + kSegmentSlices;
+      continue;
+    }
+    SpanWord word = arena.span(slice).load();
+    function(slice, word);
+    slice += word.slices;
+  }
+}
+
+// ---- counts ----
+
+// How many slices are dirty is known to be allowed, and some more (page_heap_dirty_has_grown).
+void note_dirty(PageHeap& heap);
+// Counts slices in use; false, and nothing done, where the limit refuses them.
+bool use(PageHeap& heap, std::uint64_t slices);
+void unuse(PageHeap& heap, std::uint64_t slices);
+
+// ---- free spans ----
 
 // Enters a span, whose neighbours are not of its family, into the lists. `near`: see AgeList.
-void insert_free(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex near = 0);
+void insert_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind,
+                 SliceIndex near = 0);
 // Takes a span out of the lists; returns a hint for what takes its place by age.
-SliceIndex remove_free(SliceIndex slice, std::uint32_t slices, SpanKind kind);
+SliceIndex remove_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind);
 
 enum class Age { kOldest, kOwn };
-// Joins a span on its way into the lists with free neighbours of its family. Of dirty spans joined
-// the oldest age is kept, so that a neighbour that is freed again and again can't put a purge off
-// for ever (I7). With kOwn the span's own age counts: after a refused purge, or the next pass would
-// begin with it again.
-// `near`: see AgeList.
-void join_and_insert(SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age = Age::kOldest,
-                     SliceIndex near = 0);
+// Joins a span on its way into the lists with free neighbours of its family and heap. Of dirty
+// spans joined the oldest age is kept, so that a neighbour that is freed again and again can't put
+// a purge off for ever (I7). With kOwn the span's own age counts: after a refused purge, or the
+// next pass would begin with it again. `near`: see AgeList.
+void join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind,
+                     Age age = Age::kOldest, SliceIndex near = 0);
 // Cuts `wanted` slices at `at` out of the free span [slice, +slices) and puts the rest back. What
 // is cut is kReserved. The metadata of the pieces is written before the word that makes them
 // visible.
-void cut(SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
+void cut(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
          std::uint32_t wanted);
 
+// Whether `wanted` slices right behind `end` are free, of any family, or can be made so.
+bool has_room_at(PageHeap& heap, SliceIndex end, std::uint32_t wanted);
+// Takes those slices; they are to belong to the span before them. `rest`: the family of what is
+// left of huge pages.
+void take_room(PageHeap& heap, SliceIndex begin, std::uint32_t wanted, SpanKind rest);
+// Takes [at, at + wanted) out of the clean span [slice, +slices). In the zone of huge pages the
+// first touch of a chunk that was wholly clean backs all of it, so what is left of such chunks at
+// both ends becomes dirty, of the family `rest`: it is counted, preferred by the next allocation,
+// and given back in time.
+void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceIndex at,
+               std::uint32_t wanted, SpanKind rest);
+// Makes slices beyond the frontier a free clean span of the central heap, so that at least `wanted`
+// aligned slices fit. Returns that span's first slice, 0 when there is no memory.
+SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment);
+
+std::uint64_t new_generation(PageHeap& heap);
 // Makes a span that was taken one in use: a block of it may be handed out then.
-void publish_locked(SliceIndex slice, SpanWord word);
+void publish_locked(PageHeap& heap, SliceIndex slice, SpanWord word);
+// What large spans' words say, with the owner as in page_heap.h.
+inline SpanWord large_word(bool is_zero, std::uint16_t owner) {
+  SpanKind kind = owner != 0 ? SpanKind::kHeapLarge : SpanKind::kLarge;
+  return {kind, kLargeClass, is_zero, 0, owner};
+}
+// Whether slabs and other small things leave that spared span alone: another place costs less than
+// the registration of the buffer that comes back here. Not for longer than free memory keeps its
+// pages anyway, and not where pages are short.
+bool is_left_alone(SliceIndex spared, std::uint32_t slices);
 
 }  // namespace rdmalloc::page_heap_state

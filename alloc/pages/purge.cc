@@ -20,9 +20,9 @@
 #include "alloc/pages/events.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/parked.h"
 #include "alloc/pages/purge_state.h"
 #include "alloc/pages/region_pages.h"
+#include "alloc/pages/segments.h"
 #include "alloc/slabs/slab.h"
 #include "alloc/slabs/slab_purge.h"
 
@@ -137,11 +137,11 @@ void set_default_dirty_max(std::uint64_t bytes) {
   std::uint64_t seen = kNotLookedUp;
   // Only from there: a program may have set it meanwhile.
   if (purger.dirty_max_bytes.compare_exchange_strong(seen, bytes, std::memory_order_relaxed))
-    parks_set_ceiling(bytes);
+    segments_fit(bytes);
 }
 void look_up_dirty_max() {
   if (purger.dirty_max_bytes.load(std::memory_order_relaxed) != kNotLookedUp ||
-      free_bytes() < kLookUpFromBytes)
+      dirty_bytes() < kLookUpFromBytes)
     return;
   std::uint64_t bytes = kMostDirtyBytes;
   file_thread_run([](void* out) { *static_cast<std::uint64_t*>(out) = default_dirty_max_bytes(); },
@@ -163,20 +163,13 @@ std::uint64_t dirty_bytes() {
   return page_heap_dirty_slices() << kSliceShift;
 }
 
-std::uint64_t free_bytes() {
-  return dirty_bytes() + (parked_slices() << kSliceShift);
-}
-
 std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
   // Not looked up yet: above all that there can be.
   std::uint64_t ceiling = purger.dirty_max_bytes.load(std::memory_order_relaxed);
   std::uint64_t limit = options().limit_bytes;
   *is_limit = false;
   if (limit == UINT64_MAX) return ceiling;
-  // What is parked is free, though the page heap counts it as used.
   std::uint64_t used = page_heap_used_slices() << kSliceShift;
-  std::uint64_t parked = parked_slices() << kSliceShift;
-  used -= parked < used ? parked : used;
   std::uint64_t left = limit > used ? limit - used : 0;
   *is_limit = left < ceiling;
   return *is_limit ? left : ceiling;
@@ -316,15 +309,7 @@ PurgeChoice due_choice() {
 
 PressureDemand pressure_demand() {
   if (!options().watch_pressure) return {UINT64_MAX, RDMALLOC_PURGE_DECAY};
-  return purger.pressure.look(os::coarse_ms(), free_bytes());
-}
-
-// Parks are emptied before anything young of the page heap's is purged to come down to
-// `keep_bytes`: what lies there is free for one length only. Whether there is too much still.
-bool is_above(std::uint64_t keep_bytes) {
-  if (free_bytes() <= keep_bytes) return false;
-  parks_return(0);
-  return dirty_bytes() > keep_bytes;
+  return purger.pressure.look(os::coarse_ms(), dirty_bytes());
 }
 
 }  // namespace
@@ -346,7 +331,6 @@ bool round_of_work() {
   if (demand.keep_bytes == 0) take_backs_ask();
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
-  parks_age(empties_caches ? 0 : decay_in_force());
   if (requested) {
     purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop);
     purge_pass(kEverything, 0, RDMALLOC_PURGE_REQUEST);
@@ -356,9 +340,9 @@ bool round_of_work() {
     purge_pass(due_choice(), 0, RDMALLOC_PURGE_DECAY);
     bool is_limit = false;
     std::uint64_t most = dirty_ceiling_bytes(&is_limit);
-    if (is_above(most))
+    if (dirty_bytes() > most)
       purge_pass(kEverything, most, is_limit ? RDMALLOC_PURGE_LIMIT : RDMALLOC_PURGE_CEILING);
-    if (is_above(demand.keep_bytes) &&
+    if (dirty_bytes() > demand.keep_bytes &&
         purge_pass(kEverything, demand.keep_bytes, demand.reason) != 0)
       count(purger.pressure_purges);
   }
@@ -367,7 +351,7 @@ bool round_of_work() {
 #if RDMALLOC_CHECKED
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
-  return depot_has_more || heaps_have_more || !slabs_are_done || free_bytes() != 0 ||
+  return depot_has_more || heaps_have_more || !slabs_are_done || dirty_bytes() != 0 ||
          page_heap_retired_slices() != 0;
 }
 
@@ -380,7 +364,7 @@ std::uint64_t tick_ms() {
 }
 
 bool is_idle() {
-  return free_bytes() == 0 && page_heap_retired_slices() == 0 && !events_are_pending() &&
+  return dirty_bytes() == 0 && page_heap_retired_slices() == 0 && !events_are_pending() &&
          slab_is_watched() && depot_is_empty();
 }
 
@@ -390,8 +374,7 @@ void purge_init() {
   const Options& settings = options();
   purger.decay_ms.store(settings.decay_ms, std::memory_order_relaxed);
   page_heap_set_spare_ms(settings.decay_ms);
-  parks_set_decay_ms(settings.decay_ms);
-  if (settings.dirty_max_bytes != 0) parks_set_ceiling(settings.dirty_max_bytes);
+  if (settings.dirty_max_bytes != 0) segments_fit(settings.dirty_max_bytes);
   purger.dirty_max_bytes.store(
       settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kNotLookedUp,
       std::memory_order_relaxed);
@@ -479,13 +462,12 @@ std::uint64_t purge_dirty_max_bytes() {
 void purge_set_decay_ms(std::uint64_t decay_ms) {
   purger.decay_ms.store(decay_ms, std::memory_order_relaxed);
   page_heap_set_spare_ms(decay_ms);
-  parks_set_decay_ms(decay_ms);
   wake_if_there();
 }
 void purge_set_dirty_max_bytes(std::uint64_t bytes) {
   if (bytes == kNotLookedUp) --bytes;
   purger.dirty_max_bytes.store(bytes, std::memory_order_relaxed);
-  parks_set_ceiling(bytes);
+  segments_fit(bytes);
 }
 
 bool purge_after_fork(const Forker& forker, std::uintptr_t forkers_stack) {
@@ -513,7 +495,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   heaps_age(true);
   std::uint64_t purged =
       keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop_asked_for) : 0;
-  if (is_above(keep_bytes))
+  if (dirty_bytes() > keep_bytes)
     purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST, is_paused);
   turn.end();
   return static_cast<int64_t>(purged);

@@ -33,8 +33,6 @@ void purge_init();
 // when it sleeps for want of work or when a ceiling is passed. Where there is none, nothing
 // happens: no thread is made inside malloc or free.
 void purge_note_dirty();
-// A run was parked (parked.h), likewise: wakes it when it sleeps for want of work.
-void purge_note_parked();
 // Blocks came back to a slab, and it had asked to be told (slab_watch): wakes it if it is there.
 void purge_note_slab_change();
 

@@ -34,11 +34,9 @@ inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
 // ---- of purge.cc, for the thread ----
 
 std::uint64_t dirty_bytes();
-// With what is parked, of which a look costs a line of each park.
-std::uint64_t free_bytes();
 // Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
 std::uint64_t dirty_ceiling_bytes(bool* is_limit);
-// One round: events, ageing of depot and parks, then what is due. Returns whether there is more to
+// One round: events, ageing of the depot, then what is due. Returns whether there is more to
 // come without anybody waking us.
 bool round_of_work();
 // Whether there is nothing to do that nobody would wake the thread for.

@@ -24,6 +24,7 @@
 #include "alloc/init.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
+#include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge_state.h"
 #include "alloc/slabs/slab.h"
 
@@ -68,9 +69,9 @@ void purge_until_stopped() {
     thread.sleep.store(kAwake, std::memory_order_relaxed);
     bool has_more = round_of_work();
     std::uint32_t how = has_more ? kTicking : kIdle;
-    // seq_cst, then look once more: pairs with the fences in purge_note_dirty() and
-    // purge_note_parked(), the store in purge_wake() and the exchange before
-    // purge_note_slab_change(). Either the other side sees that we sleep, or we see what it did.
+    // seq_cst, then look once more: pairs with the fence in purge_note_dirty(), the store in
+    // purge_wake() and the exchange before purge_note_slab_change(). Either the other side sees
+    // that we sleep, or we see what it did.
     thread.sleep.store(how, std::memory_order_seq_cst);
     if (thread.stop.load(std::memory_order_seq_cst) ||
         purger.everything_requested.load(std::memory_order_seq_cst))
@@ -107,6 +108,13 @@ void wake() {
   os::futex_wake(reinterpret_cast<const std::uint32_t*>(&thread.sleep), 1);
 }
 
+bool is_above_ceiling() {
+  bool is_limit = false;
+  std::uint64_t dirty = dirty_bytes(), ceiling = dirty_ceiling_bytes(&is_limit);
+  page_heap_allow_dirty((dirty < ceiling ? ceiling - dirty : 0) >> kSliceShift);
+  return dirty > ceiling;
+}
+
 // RDMALLOC_PURGE=thread: from the program's start, also where it makes no thread of its own.
 __attribute__((constructor)) void begin_with_the_program() {
   ensure_settings();
@@ -124,17 +132,9 @@ void purge_note_dirty() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   std::uint32_t sleep = thread.sleep.load(std::memory_order_relaxed);
   if (sleep == kAwake) return;
-  bool is_limit = false;
-  bool is_urgent = purger.decay_ms.load(std::memory_order_relaxed) == 0 ||
-                   dirty_bytes() > dirty_ceiling_bytes(&is_limit);
-  if (sleep == kIdle || is_urgent) wake();
-}
-
-void purge_note_parked() {
-  if (!runs()) return;
-  // As in purge_note_dirty().
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (thread.sleep.load(std::memory_order_relaxed) == kIdle) wake();
+  if (sleep == kIdle || purger.decay_ms.load(std::memory_order_relaxed) == 0 ||
+      (page_heap_dirty_has_grown() && is_above_ceiling()))
+    wake();
 }
 
 void purge_note_slab_change() {
@@ -149,7 +149,7 @@ void purge_note_thread_ends() {
   if (thread.first_thread_ended.load(std::memory_order_relaxed)) return;
   std::uint64_t least =
       purger.decay_ms.load(std::memory_order_relaxed) == 0 ? 1 : kWorthAThreadBytes;
-  if (free_bytes() >= least) purge_thread_start();
+  if (dirty_bytes() >= least) purge_thread_start();
 }
 
 void purge_wake() {

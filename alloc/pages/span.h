@@ -22,6 +22,15 @@
 
 namespace rdmalloc {
 
+// What shards take of the arena at once (segments.h): 4 MiB.
+inline constexpr std::uint32_t kSegmentSlices = (std::size_t{4} << 20) / kSliceBytes;
+
+// How much of a segment is free. With its heap's lock; of the central one's, once there are shards.
+struct SegmentFree {
+  std::uint8_t slices;
+  std::uint8_t clean_slices;  // of them
+};
+
 // Index of a slice in the arena; 0 is never handed out and means "none".
 using SliceIndex = std::uint32_t;
 
@@ -38,7 +47,6 @@ enum class SpanKind : std::uint8_t {
   kHeapLarge,
   kHeapFree,  // of a region of such a heap (heaps/heap_regions.h): free, but for that heap only
   kRetired,   // such a region whose heap is no more, before plain pages are back (region_pages.h)
-  kParked,    // a freed run that waits for a block of its length (parked.h)
 };
 constexpr bool is_slab(SpanKind kind) {
   return kind == SpanKind::kSlab || kind == SpanKind::kHeapSlab;
@@ -65,11 +73,11 @@ inline constexpr unsigned kNodeMask = 0x3f;  // Span::node
 
 struct SpanWord {
   SpanKind kind;
-  std::uint8_t size_class;  // of a parked run: which park of the shard
-  bool is_zero;             // a large span that was clean when handed out: calloc need not write
+  std::uint8_t size_class;
+  bool is_zero;  // a large span that was clean when handed out: calloc need not write
   std::uint32_t slices;
   std::uint16_t heap = 0;  // 14 bits: the heap of the user that the span belongs to, 0 for none
-  std::uint8_t shard = 0;  // of a slab that is no heap's, or a parked run: its shard
+  std::uint8_t shard = 0;  // of a slab that is no heap's: its shard
 };
 //     63      50 49   42   41   40   34 33  30 29      0
 //    | heap 14  | shard 8 |zero| class 7 | kind 4 | slices 30 |
@@ -87,7 +95,7 @@ constexpr SpanWord unpack(std::uint64_t bits) {
           static_cast<std::uint16_t>(bits >> 50),
           static_cast<std::uint8_t>(bits >> 42 & 0xff)};
 }
-static_assert(static_cast<unsigned>(SpanKind::kParked) < 16 && kHeapClass < 128 &&
+static_assert(static_cast<unsigned>(SpanKind::kRetired) < 16 && kHeapClass < 128 &&
               kShardLimit <= 256);
 // What the class map says of a span's slices.
 constexpr std::uint8_t map_class_of(SpanWord word) {
@@ -96,9 +104,9 @@ constexpr std::uint8_t map_class_of(SpanWord word) {
 }
 
 struct alignas(64) Span {
-  // Written under the lock of the page heap, from and to kParked under a park's; read by anybody.
-  // Release: pairs with the acquire of readers outside the lock (range_of, range_foreach), who then
-  // read generation.
+  // Written under the lock of the page heap that the span is of; read by anybody. Release: pairs
+  // with the acquire of readers outside the lock (range_of, range_foreach), who then read
+  // generation.
   std::atomic<std::uint64_t> word;
   std::atomic<std::uint64_t> generation;
 
@@ -124,17 +132,18 @@ struct alignas(64) Span {
   // few pages are touched. A hint, for a give-back beside a refill may be overwritten. Relaxed.
   std::atomic<std::uint16_t> scan_word;
 
-  // Both under the page heap's lock.
-  bool has_grown : 1;    // large span: by realloc
-  bool is_huge : 1;      // first slice of a chunk, whatever it is part of: see huge_pages.h
-  SpanKind purged_from;  // span in purging: the family that it returns to when it is refused
+  // All under the page heap's lock.
+  bool has_grown : 1;  // large span: by realloc
+  bool is_huge : 1;    // first slice of a chunk, whatever it is part of: see huge_pages.h
+  // Written at each cut and read while spared: cut off from the span before it, with which it is
+  // one again once both are free. Spared spans are joined no further than that.
+  bool is_rest : 1;
+  SpanKind purged_from : 4;     // span in purging: the family that it returns to when it is refused
+  SegmentFree free_in_segment;  // first slice of a segment, whatever it is part of
   // Slab only. Some of its pages are given back (Arena::purged_pages). Under the class's lock.
   bool has_purged_pages;
-  // The following two are written at each cut and read while spared.
-  // Cut off from the span before it, with which it is one again once both are free. Spared spans
-  // are joined no further than that.
-  bool is_rest;
-  // Slices of the longest buffer that began here: so far a cached registration may reach.
+  // Slices of the longest buffer that began here: so far a cached registration may reach. Written
+  // at each cut and read while spared.
   std::uint32_t reach;
 
   // Slab only. Counts, wrapping, how often blocks were taken from it. Written under the class's

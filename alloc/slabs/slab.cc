@@ -84,7 +84,7 @@ bool has_free_bits(SliceIndex slice, std::uint32_t words) {
 
 SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
-  SliceIndex slice = page_heap_take_slab(info.slab_slices, info.block_bytes);
+  SliceIndex slice = page_heap_take_slab(shard, info.slab_slices, info.block_bytes);
   if (slice == 0) return 0;
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
   std::uint32_t left = info.slab_blocks;

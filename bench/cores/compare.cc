@@ -171,16 +171,24 @@ Grid grid_of(const CoresOptions& options) {
   return grid;
 }
 
-// "FUNCTION at FILE:LINE" of "OBJECT+0xOFFSET", or the text itself.
+// "FUNCTION at FILE:LINE" of "OBJECT+0xOFFSET", or the text itself. The innermost function that is
+// not the C++ library's: of what is inlined there each atomic operation is.
 std::string source_of(const std::string& place) {
   const std::size_t plus = place.rfind('+');
   if (plus == std::string::npos || find_program("addr2line").empty()) return place;
   Command command;
-  command.arguments = {"addr2line",           "-f", "-C", "-s", "-p", "-e", place.substr(0, plus),
-                       place.substr(plus + 1)};
+  command.arguments = {
+      "addr2line",           "-f", "-C", "-s", "-p", "-i", "-e", place.substr(0, plus),
+      place.substr(plus + 1)};
   const Outcome outcome = run(command);
-  const std::string text = outcome.standard_output.substr(0, outcome.standard_output.find('\n'));
-  return !outcome.ok() || text.find("??") == 0 ? place : text;
+  std::istringstream lines(outcome.standard_output);
+  std::string text;
+  while (std::getline(lines, text)) {
+    constexpr std::string_view kInlinedBy = " (inlined by) ";
+    if (text.rfind(kInlinedBy, 0) == 0) text.erase(0, kInlinedBy.size());
+    if (text.rfind("std::", 0) != 0) break;
+  }
+  return !outcome.ok() || text.empty() || text.find("??") == 0 ? place : text;
 }
 
 // The instructions that moved most lines, a table for each cell.

@@ -95,7 +95,7 @@ void fork_and_go_on_in_handler(int) {
   child_of_handler = pid;
 }
 
-// Blocks of a slab, parked runs and spans that are the page heap's, each told by its ends.
+// Blocks of a slab and spans of the page heap's, each told by its ends.
 bool work_for(int steps, uint64_t seed, const std::atomic<bool>* until) {
   Random random(seed);
   unsigned char* blocks[50] = {};

@@ -2,7 +2,7 @@
 //
 // No allocation is refused while free blocks lie in caches. At most 8 MiB live where 32 MiB may be
 // had: by RDMALLOC_LIMIT, by the arena's end (TAKE_BACK_ARENA) or by RLIMIT_DATA (TAKE_BACK_DATA,
-// where the kernel refuses to commit). What was freed lies in magazines, the depot, parks, empty
+// where the kernel refuses to commit). What was freed lies in magazines, the depot, empty
 // slabs and heaps, and an allocation takes it back from there before it fails.
 //
 // Seen to fail: all of them without take_back(); what each test is for without that step of it.

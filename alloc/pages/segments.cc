@@ -1,0 +1,185 @@
+#include "alloc/pages/segments.h"
+
+#include "alloc/fork.h"
+#include "alloc/os/memory.h"
+#include "alloc/os/os.h"
+#include "alloc/pages/events.h"
+#include "alloc/pages/huge_pages.h"
+#include "alloc/pages/page_heap_state.h"
+
+namespace rdmalloc {
+
+using namespace page_heap_state;
+
+namespace {
+
+// Release when one is made, acquire by who takes it from here: the page is there.
+constinit std::atomic<PageHeap*> heap_of_shards[kShardLimit] = {};
+
+// Free segments that a shard keeps, 16 MiB, so that a thread which frees all that it works with and
+// allocates it again needs nothing of the central heap's; fewer where all shards together would
+// keep more than half of what may be dirty.
+constexpr std::uint64_t kKeptMost = 4;
+constexpr std::uint64_t kKeptShare = 2;
+constinit std::atomic<std::uint64_t> ceiling{std::uint64_t{512} << 20};
+
+std::uint32_t kept_segments() {
+  std::uint64_t kept = ceiling.load(std::memory_order_relaxed) / kKeptShare / shard_count() /
+                       (std::uint64_t{kSegmentSlices} << kSliceShift);
+  return static_cast<std::uint32_t>(kept < kKeptMost ? kept : kKeptMost);
+}
+
+void set_heap(SliceIndex segment, const PageHeap& heap) {
+  // In this order: a child finds the words that end at the segment's ends before it is another's.
+  order_for_fork();
+  arena.heap_of_segment[segment / kSegmentSlices].store(static_cast<std::uint8_t>(heap.index),
+                                                        std::memory_order_relaxed);
+  order_for_fork();
+}
+
+// Makes the free span that lies on both sides of `at` two.
+void split(PageHeap& heap, SliceIndex at) {
+  if (!is_of(heap, at - 1) || !goes_on(heap, at)) return;
+  SliceIndex slice = first_of(at);
+  if (slice == at) return;
+  SpanWord word = arena.span(slice).load();
+  std::uint32_t freed_ms = arena.span(slice).freed_ms, after = slice + word.slices - at;
+  cut(heap, slice, word.slices, word.kind, at, after);
+  arena.span(at).freed_ms = freed_ms;
+  if (word.kind != SpanKind::kFreeSpared) arena.span(at).is_rest = false;
+  insert_free(heap, at, after, word.kind, slice);
+}
+
+// Gives a segment, all of which is free, to another heap. One of them is the central one; the locks
+// of both are held. Its spans stay as they are, but for those that reach beyond it.
+void move(PageHeap& from, PageHeap& to, SliceIndex segment) {
+  SliceIndex end = segment + kSegmentSlices;
+  split(from, segment);
+  split(from, end);
+  for (SliceIndex s = segment; s < end;) {
+    SpanWord word = arena.span(s).load();
+    remove_free(from, s, word.slices, word.kind);
+    s += word.slices;
+  }
+  from.segments -= 1;
+  set_heap(segment, to);
+  free_in(segment) = {};
+  to.segments += 1;
+  for (SliceIndex s = segment; s < end;) {
+    SpanWord word = arena.span(s).load();
+    join_and_insert(to, s, word.slices, word.kind);
+    s += word.slices;
+  }
+  (is_central(from) ? to : from).moves += 1;
+}
+
+// Whether a shard may have what is free there: no young place of a buffer's, if it wants it for
+// slabs; and none of one that is more than this segment.
+bool may_be_adopted(SliceIndex segment, TakenFor what) {
+  SliceIndex end = segment + kSegmentSlices;
+  for (SliceIndex s = first_of(segment); s < end;) {
+    SpanWord word = arena.span(s).load();
+    SliceIndex next = s + word.slices;
+    bool is_wanted = what == TakenFor::kBuffer && s >= segment && next <= end;
+    if (word.kind == SpanKind::kFreeSpared && !is_wanted && is_left_alone(s, word.slices))
+      return false;
+    s = next;
+  }
+  return true;
+}
+
+// A segment of the central heap's all of which is free and not all clean: the lowest there is that
+// a shard may have, among those looked at. 0: none.
+SliceIndex find_backed(TakenFor what) {
+  constexpr int kLooks = 8;
+  std::uint32_t left = central.backed_segments;
+  SliceIndex end = shared.frontier.load(std::memory_order_relaxed);
+  int looks = 0;
+  for (SliceIndex s = kSegmentSlices; s < end && left != 0; s += kSegmentSlices) {
+    if (!is_of(central, s) || !is_whole_and_backed(free_in(s))) continue;
+    if (may_be_adopted(s, what)) return s;
+    if (--left == 0 || ++looks == kLooks) break;
+  }
+  return 0;
+}
+
+SliceIndex find_clean(PageHeap& heap, TakenFor what) {
+  constexpr std::uint32_t n = kSegmentSlices;
+  SliceIndex frontier = page_heap_frontier();
+  SliceIndex clean = central.clean.find_best(n, n);
+  if (clean == 0) clean = extend_frontier(n, n);
+  if (clean == 0) return 0;
+  SliceIndex segment = fit_in(clean, arena.span(clean).load().slices, n, n);
+  // New addresses, for a heap that is full of what a huge page pays for.
+  if (segment >= frontier && what == TakenFor::kSmallSlab)
+    huge_ask_for_segment(segment, segment + n, heap.used_slices.load(std::memory_order_relaxed),
+                         std::uint64_t{heap.segments} * n);
+  return segment;
+}
+
+}  // namespace
+
+namespace page_heap_state {
+
+PageHeap& heap_of_shard(unsigned shard) {
+  PageHeap* heap = heap_of_shards[shard].load(std::memory_order_acquire);
+  return heap != nullptr ? *heap : central;
+}
+
+bool segment_adopt(PageHeap& heap, TakenFor what) {
+  LockGuard guard(central.lock);
+  SliceIndex segment = what == TakenFor::kRegion ? 0 : find_backed(what);
+  if (segment == 0) segment = find_clean(heap, what);
+  if (segment == 0) return false;
+  move(central, heap, segment);
+  return true;
+}
+
+void segment_give_back(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
+  if (is_central(heap) || heap.whole_segments == 0) return;
+  for (SliceIndex s = segment_of(slice); s < slice + slices; s += kSegmentSlices) {
+    SegmentFree there = free_in(s);
+    if (there.slices != kSegmentSlices) continue;
+    // One without pages is worth nothing to the shard, and keeps it from those with pages.
+    if (is_whole_and_backed(there) && heap.whole_segments <= kept_segments()) continue;
+    LockGuard guard(central.lock);
+    move(heap, central, s);
+  }
+}
+
+}  // namespace page_heap_state
+
+bool page_heap_make_shard(unsigned shard) {
+  if (heap_of_shards[shard].load(std::memory_order_relaxed) != nullptr) return true;
+  std::uintptr_t base = 0;
+  if (os::map_metadata(sizeof(PageHeap), &base) != 0) return false;
+  auto* heap = reinterpret_cast<PageHeap*>(base);
+  heap->index = shard;
+  heap->counts_segments = true;
+  {
+    LockGuard guard(central.lock);
+    if (!central.counts_segments) count_segments(central);
+    shared.has_segments.store(true, std::memory_order_relaxed);
+  }
+  heap_of_shards[shard].store(heap, std::memory_order_release);
+  return true;
+}
+
+void segments_gather() {
+  for_each_heap([](PageHeap& heap) {
+    if (is_central(heap)) return;
+    LockGuard guard(heap.lock);
+    SliceIndex end = page_heap_frontier();
+    for (SliceIndex s = kSegmentSlices; s < end && heap.whole_segments != 0; s += kSegmentSlices) {
+      if (!is_of(heap, s) || free_in(s).slices != kSegmentSlices) continue;
+      LockGuard central_guard(central.lock);
+      move(heap, central, s);
+    }
+  });
+}
+
+void segments_fit(std::uint64_t ceiling_bytes) {
+  ceiling.store(ceiling_bytes, std::memory_order_relaxed);
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Segments (alloc/pages/segments.h): each shard's page heap is made of pieces of 4 MiB that it
+// takes from the central one. On a made-up machine of two nodes with two processors each, with
+// RDMALLOC_PURGE=manual, so that nothing goes back by itself; segments_thread_test.cc has the rest.
+#include "alloc/pages/segments.h"
+
+#include <gtest/gtest.h>
+#include <rdmalloc/regcache.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <set>
+#include <thread>
+#include <vector>
+
+#include "alloc/pages/arena.h"
+#include "alloc/pages/page_heap.h"
+#include "tests/invariants/places.h"
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::counter;
+using rdmalloc_test::go_to;
+using rdmalloc_test::Random;
+using rdmalloc_test::run_at;
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kSlice = 64 * kKiB;
+constexpr size_t kSegment = 4 * kMiB;  // also the longest block that a shard serves itself
+constexpr size_t kKeptMost = 4 * kSegment;
+
+char* touched(size_t bytes) {
+  auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
+  if (block != nullptr) memset(block, 1, bytes);
+  return block;
+}
+std::vector<char*> blocks_of(size_t count, size_t bytes) {
+  std::vector<char*> blocks(count);
+  for (char*& block : blocks) block = touched(bytes);
+  return blocks;
+}
+void release(const std::vector<char*>& blocks) {
+  for (char* block : blocks) rdmalloc_free(block);
+}
+size_t segment_of(const char* block) {
+  return (reinterpret_cast<uintptr_t>(block) - rdmalloc::arena.base) / kSegment;
+}
+
+class Segments : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    rdmalloc_test::set("purge.decay_ms", 3600000);
+    go_to(0);
+    ASSERT_GE(rdmalloc_purge(0), 0);
+  }
+  void TearDown() override { EXPECT_TRUE(rdmalloc::page_heap_is_valid()); }
+};
+
+// First of all.
+TEST_F(Segments, a_program_of_one_shard_has_none) {
+  Random random(1);
+  for (int i = 0; i < 20000; i++) rdmalloc_free(rdmalloc_malloc(random.size_between(16, kMiB)));
+  EXPECT_EQ(counter("stats.segments"), 0u);
+  EXPECT_EQ(counter("stats.segment_moves"), 0u);
+}
+
+TEST_F(Segments, what_a_shard_frees_comes_back_at_its_address_for_each_length_up_to_4_mib) {
+  run_at(1, [] {
+    for (size_t bytes = kSlice; bytes <= kSegment; bytes += kSlice) {
+      char* block = touched(bytes);
+      uint64_t used = counter("stats.used_bytes"), large = counter("stats.large_spans");
+      uint64_t dirty = counter("stats.dirty_bytes");
+      rdmalloc_free(block);
+      EXPECT_EQ(counter("stats.used_bytes"), used - bytes);
+      EXPECT_EQ(counter("stats.dirty_bytes"), dirty + bytes);
+      EXPECT_EQ(counter("stats.large_spans"), large - 1);
+      EXPECT_EQ(rdmalloc_malloc(bytes - 1000), block) << bytes;
+      rdmalloc_free(block);
+      ASSERT_GE(rdmalloc_purge(0), 0);
+    }
+  });
+}
+
+TEST_F(Segments, no_two_shards_have_blocks_in_one) {
+  std::set<size_t> of_place[4];
+  std::vector<char*> all;
+  for (int round = 0; round < 3; round++) {
+    for (uint64_t place = 0; place < 4; place++) {
+      run_at(place, [&] {
+        for (size_t bytes : {100 * kKiB, 600 * kKiB, 3 * kMiB}) {
+          for (char* block : blocks_of(5, bytes)) {
+            of_place[place].insert(segment_of(block));
+            all.push_back(block);
+          }
+        }
+      });
+    }
+  }
+  for (unsigned a = 0; a < 4; a++)
+    for (unsigned b = 0; b < a; b++)
+      for (size_t segment : of_place[a]) EXPECT_EQ(of_place[b].count(segment), 0u) << a << " " << b;
+  release(all);
+}
+
+TEST_F(Segments, calloc_clears_what_was_freed) {
+  run_at(1, [] {
+    rdmalloc_free(touched(200 * kKiB));
+    auto* block = static_cast<char*>(rdmalloc_calloc(200, kKiB));
+    for (size_t i = 0; i < 200 * kKiB; i++) ASSERT_EQ(block[i], 0) << i;
+    rdmalloc_free(block);
+  });
+}
+
+TEST_F(Segments, longer_blocks_and_larger_alignments_are_the_central_heaps) {
+  run_at(1, [] {
+    rdmalloc_free(touched(kSlice));
+    uint64_t moves = counter("stats.segment_moves");
+    for (int i = 0; i < 10; i++) {
+      char* longer = touched(kSegment + 1);
+      void* aligned = rdmalloc_aligned_alloc(kSegment, 200 * kKiB);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(aligned) % kSegment, 0u);
+      rdmalloc_free(longer);
+      rdmalloc_free(aligned);
+    }
+    EXPECT_EQ(counter("stats.segment_moves"), moves);
+    for (size_t alignment = kSlice; alignment <= 2 * kMiB; alignment *= 2) {
+      void* aligned = rdmalloc_aligned_alloc(alignment, 200 * kKiB);
+      EXPECT_EQ(reinterpret_cast<uintptr_t>(aligned) % alignment, 0u);
+      rdmalloc_free(aligned);
+    }
+  });
+}
+
+TEST_F(Segments, whoever_frees_a_block_its_shard_has_it) {
+  char* block = nullptr;
+  run_at(1, [&] { block = touched(700 * kKiB); });
+  run_at(2, [&] { rdmalloc_free(block); });
+  run_at(2, [&] {
+    char* other = touched(700 * kKiB);
+    EXPECT_NE(other, block);
+    rdmalloc_free(other);
+  });
+  run_at(1, [&] {
+    EXPECT_EQ(rdmalloc_malloc(700 * kKiB), block);
+    rdmalloc_free(block);
+  });
+}
+
+TEST_F(Segments, a_shard_that_frees_and_allocates_16_mib_again_and_again_moves_none) {
+  run_at(1, [] {
+    for (size_t bytes : {kSlice, 700 * kKiB, 2 * kMiB}) {
+      auto count = static_cast<size_t>(kKeptMost / (bytes + kSlice) * 4 / 5);
+      for (int warm = 0; warm < 3; warm++) release(blocks_of(count, bytes));
+      uint64_t moves = counter("stats.segment_moves");
+      for (int round = 0; round < 50; round++) release(blocks_of(count, bytes));
+      EXPECT_EQ(counter("stats.segment_moves"), moves) << bytes;
+    }
+  });
+}
+
+TEST_F(Segments, I7_beyond_16_mib_what_a_shard_frees_is_anothers) {
+  run_at(1, [] { release(blocks_of(60, kMiB)); });
+  EXPECT_LE(counter("stats.segments"), 3 * kKeptMost / kSegment);
+  EXPECT_GE(counter("stats.dirty_bytes"), 60 * kMiB);
+  uint64_t mapped = counter("stats.mapped_bytes"), dirty = counter("stats.dirty_bytes");
+  run_at(2, [&] {
+    std::vector<char*> blocks = blocks_of(32, kMiB);
+    EXPECT_EQ(counter("stats.mapped_bytes"), mapped);
+    EXPECT_LE(counter("stats.dirty_bytes"), dirty - 32 * kMiB + kSegment);
+    release(blocks);
+  });
+}
+
+TEST_F(Segments, I7_all_shards_together_keep_half_of_the_ceiling_at_most) {
+  uint64_t ceiling = counter("purge.dirty_max_bytes");
+  for (uint64_t most : {64 * kMiB, 16 * kMiB, 4 * kMiB}) {
+    rdmalloc_test::set("purge.dirty_max_bytes", most);
+    for (uint64_t place = 0; place < 4; place++)
+      run_at(place, [] { release(blocks_of(40, 500 * kKiB)); });
+    // Where something else lies a segment stays; here that is the threads' own slabs.
+    EXPECT_LE(counter("stats.segments"), most / 2 / kSegment + 4);
+  }
+  rdmalloc_test::set("purge.dirty_max_bytes", ceiling);
+}
+
+TEST_F(Segments, rdmalloc_purge_gives_the_pages_of_all_shards_back) {
+  for (uint64_t place = 0; place < 4; place++)
+    run_at(place, [] { release(blocks_of(20, 500 * kKiB)); });
+  uint64_t before = counter("stats.dirty_bytes");
+  ASSERT_GE(before, 4 * 20 * 512 * kKiB);
+  EXPECT_GE(rdmalloc_purge(before / 2), 0);
+  EXPECT_LE(counter("stats.dirty_bytes"), before / 2);
+  EXPECT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(counter("stats.dirty_bytes"), 0u);
+}
+
+TEST_F(Segments, generations_of_one_address_never_repeat) {
+  // The slice is now one shard's, now another's.
+  std::set<uint64_t> seen;
+  rdmalloc_range range = {};
+  range.size = sizeof range;
+  for (int round = 0; round < 100; round++) {
+    run_at(static_cast<uint64_t>(round) % 4, [&] {
+      std::vector<char*> blocks(20);
+      for (char*& block : blocks) {
+        block = static_cast<char*>(rdmalloc_malloc(3 * kMiB));
+        ASSERT_EQ(rdmalloc_range_of(block, &range), 0);
+        ASSERT_TRUE(seen.insert(range.generation).second) << round;
+      }
+      release(blocks);
+    });
+  }
+}
+
+TEST(SegmentsDeathTest, a_double_free_is_reported) {
+  EXPECT_DEATH(run_at(1,
+                      [] {
+                        char* block = touched(300 * kKiB);
+                        rdmalloc_free(block);
+                        rdmalloc_free(block);
+                      }),
+               "double free");
+}
+
+// RDMALLOC_LIMIT is 256 MiB.
+TEST_F(Segments, the_limit_is_exact_whatever_shards_allocate_at_once) {
+  constexpr uint64_t kLimit = 256 * kMiB;
+  std::atomic<size_t> refused{0};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 4; i++) {
+    threads.emplace_back([&, i] {
+      go_to(i);
+      Random random(i + 1);
+      std::vector<void*> mine;
+      // Nobody frees before all have been refused once.
+      for (int round = 0; round < 2000;) {
+        void* block = rdmalloc_malloc(random.size_between(40 * kKiB, 3 * kMiB));
+        EXPECT_LE(counter("stats.used_bytes"), kLimit);
+        if (block != nullptr) mine.push_back(block);
+        if (block == nullptr && round++ == 0) refused++;
+        if (refused != 4 || mine.empty()) continue;
+        round++;
+        if (block != nullptr && random.below(2) == 0) continue;
+        size_t which = random.below(mine.size());
+        rdmalloc_free(mine[which]);
+        mine[which] = mine.back();
+        mine.pop_back();
+      }
+      for (void* block : mine) rdmalloc_free(block);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  // All of it can be had again.
+  char* most = static_cast<char*>(rdmalloc_malloc(kLimit - 16 * kMiB));
+  EXPECT_NE(most, nullptr);
+  rdmalloc_free(most);
+}
+
+// ---- registrations ----
+
+std::atomic<int> registered{0};
+rdmalloc_domain* open_domain() {
+  rdmalloc_registrar_ops ops = {};
+  ops.size = sizeof ops;
+  ops.name = "counts";
+  ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG;
+  ops.register_ = [](void*, void*, size_t, uint32_t, rdmalloc_key*) {
+    registered++;
+    return 0;
+  };
+  ops.deregister = [](void*, void*, size_t, const rdmalloc_key*) { return 0; };
+  rdmalloc_domain* domain = nullptr;
+  EXPECT_EQ(rdmalloc_domain_open(&ops, nullptr, nullptr, &domain), 0);
+  return domain;
+}
+void use(rdmalloc_domain* domain, char* block, size_t bytes) {
+  rdmalloc_reg* reg = nullptr;
+  ASSERT_EQ(rdmalloc_reg_get(domain, block, bytes, RDMALLOC_ACCESS_LOCAL_WRITE, &reg), 0);
+  rdmalloc_reg_put(reg);
+}
+
+TEST_F(Segments, a_registration_lives_on_while_its_segment_goes_from_shard_to_shard) {
+  constexpr size_t kBytes = 2 * kMiB, kBlocks = 20;
+  rdmalloc_domain* domain = open_domain();
+  ASSERT_NE(domain, nullptr);
+  // More than a shard keeps: when they are freed some go to the central heap, and on to the next.
+  for (uint64_t round = 0; round < 8; round++) {
+    run_at(1 + round % 3, [&] {
+      std::vector<char*> blocks = blocks_of(kBlocks, kBytes);
+      for (char* block : blocks) use(domain, block, kBytes);
+      release(blocks);
+    });
+    if (round == 2) registered = 0;
+  }
+  EXPECT_LE(registered, 2) << "of " << 5 * kBlocks << " blocks, all at places that were registered";
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+}
+
+// ---- fork ----
+
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kMayFork = false;
+#else
+constexpr bool kMayFork = true;
+#endif
+
+// What a child of threads that allocate does: all lengths, each block its own.
+int check_in_child() {
+  auto length = [](size_t i) { return kSlice * (i % 12 == 0 ? 1 + i : 1 + i % 5); };
+  std::vector<char*> blocks;
+  for (size_t i = 0; i < 60; i++) {
+    size_t bytes = length(i);
+    blocks.push_back(touched(bytes));
+    if (blocks.back() == nullptr) return 2;
+    memset(blocks.back(), static_cast<int>(i + 1), bytes);
+  }
+  for (size_t i = 0; i < 60; i++) {
+    size_t bytes = length(i);
+    if (blocks[i][0] != static_cast<char>(i + 1)) return 3;
+    if (blocks[i][bytes - 1] != static_cast<char>(i + 1)) return 3;
+    rdmalloc_free(blocks[i]);
+  }
+  if (rdmalloc_purge(0) < 0) return 5;
+  return rdmalloc::page_heap_is_valid() ? 0 : 6;
+}
+
+TEST_F(Segments, I11_the_child_of_a_fork_has_what_all_shards_had) {
+  if (!kMayFork) GTEST_SKIP() << "SKIP: sanitizers do not survive a fork beside running threads";
+  std::atomic<bool> is_ending{false};
+  std::vector<std::thread> threads;
+  for (unsigned i = 0; i < 4; i++) {
+    threads.emplace_back([&, i] {
+      go_to(i);
+      Random random(i + 1);
+      std::vector<void*> blocks(8);
+      while (!is_ending) {
+        void*& block = blocks[random.below(blocks.size())];
+        rdmalloc_free(block);
+        block = rdmalloc_malloc(random.size_between(kSlice, kSegment));
+      }
+      for (void* block : blocks) rdmalloc_free(block);
+    });
+  }
+  for (int child = 0; child < 30 && !HasFailure(); child++) {
+    usleep(2000);
+    pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      int result = check_in_child();
+      uint64_t left = 0;
+      size_t size = sizeof left;
+      // The vanished threads' blocks are live, and of each one more on its way.
+      rdmalloc_ctl("stats.large_spans", &left, &size, nullptr, 0);
+      _exit(result == 0 && left > 4 * 9 ? 7 : result);
+    }
+    int status = -1;
+    EXPECT_TRUE(rdmalloc_test::wait_with_limit(pid, 30000, &status)) << "the child hangs";
+    EXPECT_EQ(status, 0) << child;
+  }
+  is_ending = true;
+  for (std::thread& thread : threads) thread.join();
+}
+
+// As a checked build's purge thread does after each round.
+TEST_F(Segments, I11_a_child_born_while_another_thread_holds_the_locks_of_all_can_take_them_too) {
+  if (!kMayFork) GTEST_SKIP() << "SKIP: sanitizers do not survive a fork beside running threads";
+  std::atomic<bool> is_ending{false};
+  std::thread checker([&] {
+    while (!is_ending) EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+  });
+  for (int child = 0; child < 20 && !HasFailure(); child++) {
+    usleep(1000);
+    pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) {
+      rdmalloc_free(rdmalloc_malloc(kMiB));
+      _exit(rdmalloc::page_heap_is_valid() ? 0 : 2);
+    }
+    int status = -1;
+    EXPECT_TRUE(rdmalloc_test::wait_with_limit(pid, 30000, &status)) << "the child hangs";
+    EXPECT_EQ(status, 0) << child;
+  }
+  is_ending = true;
+  checker.join();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  rdmalloc_test::ensure_environment(
+      argv, {"RDMALLOC_TOPOLOGY=2x2", "RDMALLOC_PURGE=manual", "RDMALLOC_LIMIT=256M"});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
