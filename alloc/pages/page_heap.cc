@@ -90,11 +90,11 @@ void count_segments(PageHeap& heap) {
 
 bool use(PageHeap& heap, std::uint64_t slices) {
   if (shared.limit_slices != UINT64_MAX) {
-    std::uint64_t before = shared.limited_slices.fetch_add(slices, std::memory_order_relaxed);
-    if (before + slices > shared.limit_slices) {
-      shared.limited_slices.fetch_sub(slices, std::memory_order_relaxed);
-      return false;
-    }
+    std::uint64_t before = shared.limited_slices.load(std::memory_order_relaxed);
+    do {
+      if (before + slices > shared.limit_slices) return false;
+    } while (!shared.limited_slices.compare_exchange_weak(before, before + slices,
+                                                          std::memory_order_relaxed));
   }
   add_used(heap, static_cast<std::int64_t>(slices));
   return true;

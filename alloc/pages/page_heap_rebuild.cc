@@ -233,6 +233,9 @@ PageHeapCounters page_heap_counters() {
     counters.segments += is_central(heap) ? 0 : heap.segments;
     counters.segment_moves += heap.moves;
   });
+  // The sum is of no one moment; this is.
+  if (shared.limit_slices != UINT64_MAX)
+    counters.used_slices = shared.limited_slices.load(std::memory_order_relaxed);
   counters.frontier_slices = page_heap_frontier();
   return counters;
 }

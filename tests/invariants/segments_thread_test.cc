@@ -2,6 +2,10 @@
 //
 // Segments beside the purge thread, and in an arena that ends: what shards hold goes back in time,
 // and is no reason for malloc to fail. See segments_test.cc.
+//
+// Seen to fail: what_other_shards_keep without segments_gather() in taking; nor_is without asking
+// each shard's heap after that; I7 with no segment kept. That a free looks at the ceiling, and not
+// the next tick alone, no test tells: a tick comes within a second.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <sys/wait.h>
