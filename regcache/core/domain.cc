@@ -8,6 +8,8 @@
 #include "alloc/api/options.h"
 #include "alloc/core/sized_struct.h"
 #include "alloc/os/os.h"
+#include "regcache/checkpoint/callbacks.h"
+#include "regcache/checkpoint/checkpoint.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
@@ -15,8 +17,6 @@
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/core/statistics.h"
-#include "regcache/freeze/callbacks.h"
-#include "regcache/freeze/freeze.h"
 
 namespace rdmalloc::regcache {
 namespace {

@@ -7,12 +7,12 @@
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
+#include "regcache/checkpoint/callbacks.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/history.h"
 #include "regcache/core/oracle.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/callbacks.h"
 
 namespace rdmalloc::regcache {
 namespace {

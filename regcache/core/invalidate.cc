@@ -1,9 +1,9 @@
 #include "regcache/core/invalidate.h"
 
+#include "regcache/checkpoint/callbacks.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/callbacks.h"
 
 namespace rdmalloc::regcache {
 

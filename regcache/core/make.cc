@@ -7,6 +7,7 @@
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
+#include "regcache/checkpoint/callbacks.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/foreign.h"
 #include "regcache/core/history.h"
@@ -14,7 +15,6 @@
 #include "regcache/core/oracle.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/callbacks.h"
 
 namespace rdmalloc::regcache {
 namespace {

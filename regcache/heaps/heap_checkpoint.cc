@@ -1,12 +1,12 @@
-// Registered heaps at a checkpoint (freeze/freeze.h).
+// Registered heaps at a checkpoint (checkpoint/checkpoint.h).
 #include <utility>
 
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/arena.h"
+#include "regcache/checkpoint/checkpoint.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/freeze.h"
 #include "regcache/heaps/registered_heap.h"
 
 namespace rdmalloc::regcache {

@@ -2,11 +2,11 @@
 
 #include <errno.h>
 
+#include "regcache/checkpoint/abandoned.h"
+#include "regcache/checkpoint/checkpoint.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/abandoned.h"
-#include "regcache/freeze/freeze.h"
 
 namespace rdmalloc::regcache {
 namespace {

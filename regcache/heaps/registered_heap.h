@@ -28,7 +28,7 @@ struct RegisteredHeap {
   // Of the heap, for ever another one. 0: nobody has this place. Release when the place is taken,
   // acquire by whoever asks for keys.
   std::atomic<std::uint64_t> handle;
-  std::atomic<bool> is_abandoned;  // to be destroyed as soon as it can be (freeze/abandoned.h)
+  std::atomic<bool> is_abandoned;  // to be destroyed as soon as it can be (checkpoint/abandoned.h)
   std::uint32_t access;
   std::uint32_t domain_count;
   // Regions whose keys are there. Written by one thread at a time; release and acquire.

@@ -5,10 +5,10 @@
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
 #include "alloc/os/populate.h"
+#include "regcache/checkpoint/checkpoint.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/freeze.h"
 #include "regcache/pools/pool_plan.h"
 
 namespace rdmalloc::regcache {
@@ -248,7 +248,7 @@ void each_registration(State& all, Fn fn) {
 
 }  // namespace
 
-// ---- checkpoints (freeze/freeze.h) ----
+// ---- checkpoints (checkpoint/checkpoint.h) ----
 
 std::uint64_t pool_references(State& all, std::size_t domain) {
   std::uint64_t count = 0;

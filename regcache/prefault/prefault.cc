@@ -20,9 +20,9 @@
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/os/populate.h"
+#include "regcache/checkpoint/callbacks.h"
+#include "regcache/checkpoint/checkpoint.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/callbacks.h"
-#include "regcache/freeze/freeze.h"
 #include "regcache/prefault/plan.h"
 
 namespace rdmalloc::regcache {

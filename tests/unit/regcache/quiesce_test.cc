@@ -24,7 +24,7 @@
 #include "alloc/core/quarantine.h"
 #include "alloc/os/fault.h"
 #include "alloc/pages/purge.h"
-#include "regcache/freeze/control.h"
+#include "regcache/checkpoint/control.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -695,7 +695,7 @@ TEST_F(Quiesce, watching_stops_and_begins_again) {
   munmap(map, kMiB);
 }
 
-// As `rdmalloc checkpoint` does (regcache/freeze/control.h). 0 or errno.
+// As `rdmalloc checkpoint` does (regcache/checkpoint/control.h). 0 or errno.
 int ask(int tid, int number, bool resumes) {
   siginfo_t request = {};
   request.si_code = SI_QUEUE;

@@ -1,4 +1,4 @@
-#include "regcache/freeze/control.h"
+#include "regcache/checkpoint/control.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -21,7 +21,7 @@
 #include <cstdint>
 
 #include "alloc/core/lock.h"
-#include "regcache/freeze/open_files.h"
+#include "regcache/checkpoint/open_files.h"
 
 namespace rdmalloc::regcache {
 

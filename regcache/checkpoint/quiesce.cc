@@ -1,4 +1,4 @@
-// rdmalloc_quiesce() and rdmalloc_resume(); freeze.h has the picture.
+// rdmalloc_quiesce() and rdmalloc_resume(); checkpoint.h has the picture.
 #include <errno.h>
 
 #include "alloc/api/options.h"
@@ -11,13 +11,13 @@
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
+#include "regcache/checkpoint/abandoned.h"
+#include "regcache/checkpoint/callbacks.h"
+#include "regcache/checkpoint/checkpoint.h"
+#include "regcache/checkpoint/open_files.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/abandoned.h"
-#include "regcache/freeze/callbacks.h"
-#include "regcache/freeze/freeze.h"
-#include "regcache/freeze/open_files.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -315,7 +315,7 @@ int go_back(State* all) {
   // Before anything is registered, which pins pages where they are.
   heaps_bind_again();
   int error = all != nullptr ? open_domains(*all) : 0;
-  // seq_cst: freeze.h. Only now, so that no domain is closed while it is told.
+  // seq_cst: checkpoint.h. Only now, so that no domain is closed while it is told.
   freezer_here().is_gate_closed.store(false, std::memory_order_seq_cst);
   purge_thaw();
   course = {};
@@ -325,7 +325,7 @@ int go_back(State* all) {
 // ---- the two as a whole, with the turn ----
 
 bool wait_for_builders(State& all, std::int64_t deadline_ns) {
-  // seq_cst: freeze.h; and acquire, for what they have made.
+  // seq_cst: checkpoint.h; and acquire, for what they have made.
   while (all.builders.load(std::memory_order_seq_cst) != 0) {
     if (os::monotonic_ns() >= deadline_ns) return false;
     os::sleep_ns(kShortestPollNs);
@@ -358,7 +358,7 @@ int quiesce_all(std::int64_t deadline_ns) {
   if (int error = child_empty_doubt_promise()) return error;
   if (int error = purge_freeze(deadline_ns)) return error;
   Freezer& freezer = freezer_here();
-  // seq_cst: freeze.h. A state that comes to be from here on finds the gate closed.
+  // seq_cst: checkpoint.h. A state that comes to be from here on finds the gate closed.
   freezer.is_gate_closed.store(true, std::memory_order_seq_cst);
   State* all = state();
   if (all != nullptr && !all->is_ready()) all = nullptr;

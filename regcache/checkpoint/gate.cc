@@ -1,14 +1,14 @@
-// The turn and the gate (freeze.h).
+// The turn and the gate (checkpoint.h).
 #include <errno.h>
 
 #include "alloc/api/options.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
+#include "regcache/checkpoint/abandoned.h"
+#include "regcache/checkpoint/checkpoint.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/abandoned.h"
-#include "regcache/freeze/freeze.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -67,7 +67,7 @@ void end_turn(Freezer& freezer) {
 int enter_gate(State& all, Gate gate, std::uint64_t* token) {
   end_abandoned(all);
   Freezer& freezer = freezer_here();
-  // seq_cst: freeze.h.
+  // seq_cst: checkpoint.h.
   all.builders.fetch_add(1, std::memory_order_seq_cst);
   if (!freezer.is_gate_closed.load(std::memory_order_seq_cst)) {
     *token = static_cast<std::uint64_t>(os::process_id());

@@ -1,4 +1,4 @@
-#include "regcache/freeze/open_files.h"
+#include "regcache/checkpoint/open_files.h"
 
 #include <cstring>
 

@@ -1,9 +1,9 @@
-#include "regcache/freeze/abandoned.h"
+#include "regcache/checkpoint/abandoned.h"
 
 #include <errno.h>
 
+#include "regcache/checkpoint/callbacks.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/callbacks.h"
 
 namespace rdmalloc::regcache {
 namespace {
