@@ -12,7 +12,7 @@
 //   off               nobody                                       a raw call
 //
 // Foreign memory is watched by each library itself. Where its user has turned that off and asks for
-// `explicit`, preload/foreign.cc hears of unmapping in its place, and tells here (I9).
+// `explicit`, interpose/foreign.cc hears of unmapping in its place, and tells here (I9).
 //
 // Telling twice, by a call and by a hook, is harmless: the second finds nothing registered.
 #include "regcache/notifiers/notifiers.h"
@@ -203,7 +203,7 @@ void settle_watching() {
 }
 
 // A library whose own watching is off and that we tell of foreign memory must be told that somebody
-// watches, or it caches nothing. Only where somebody does: preload/foreign.cc is linked in.
+// watches, or it caches nothing. Only where somebody does: interpose/foreign.cc is linked in.
 int attach_opal() {
   int error = attach(opal, kOpalFunction);
   if (error == 0 && is_explicit() && can_watch_foreign() && opal_hooks_are_off()) {

@@ -4,8 +4,8 @@
 
 namespace rdmalloc {
 
-// Whether something in this process can watch for us: preload/foreign.cc says so when it is linked
-// in, which it is in librdmalloc.so only.
+// Whether something in this process can watch for us: interpose/foreign.cc says so when it is
+// linked in, which it is in librdmalloc.so only.
 bool can_watch_foreign();
 void set_can_watch_foreign();
 

@@ -6,8 +6,8 @@
 
 #include "alloc/cache/shards.h"
 #include "alloc/init.h"
+#include "alloc/interpose/next_of.h"
 #include "alloc/pages/purge.h"
-#include "alloc/preload/next_of.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/fork.h"
 #include "alloc/init.h"
+#include "alloc/interpose/next_of.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/preload/next_of.h"
 
 namespace {
 

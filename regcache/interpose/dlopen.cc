@@ -12,7 +12,7 @@
 #include <atomic>
 
 #include "alloc/init.h"
-#include "alloc/preload/next_of.h"
+#include "alloc/interpose/next_of.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace {

@@ -1,4 +1,4 @@
-#include "alloc/preload/hands_off.h"
+#include "alloc/interpose/hands_off.h"
 
 #if RDMALLOC_CHECKED
 

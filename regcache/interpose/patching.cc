@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "alloc/preload/hands_off.h"
+#include "alloc/interpose/hands_off.h"
+#include "regcache/interpose/in_front_of.h"
 #include "regcache/notifiers/notifiers.h"
-#include "regcache/preload/interpose.h"
 
 namespace {
 
