@@ -9,12 +9,12 @@
 #include "alloc/pages/purge.h"
 #include "regcache/checkpoint/callbacks.h"
 #include "regcache/core/drop.h"
-#include "regcache/core/foreign.h"
 #include "regcache/core/history.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/oracle.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
+#include "regcache/foreign/foreign.h"
 
 namespace rdmalloc::regcache {
 namespace {

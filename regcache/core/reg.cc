@@ -3,12 +3,12 @@
 
 #include "alloc/core/report.h"
 #include "regcache/core/drop.h"
-#include "regcache/core/foreign.h"
 #include "regcache/core/history.h"
 #include "regcache/core/make.h"
 #include "regcache/core/oracle.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
+#include "regcache/foreign/foreign.h"
 
 namespace rdmalloc::regcache {
 namespace {

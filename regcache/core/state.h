@@ -6,13 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "regcache/core/byte_ranges.h"
 #include "regcache/core/domain.h"
 #include "regcache/core/invalidate.h"
 #include "regcache/core/oracle.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/slices.h"
-#include "regcache/core/watch.h"
+#include "regcache/foreign/byte_ranges.h"
+#include "regcache/foreign/watch.h"
 #include "regcache/heaps/registered_heap.h"
 #include "regcache/pools/buffer_pool.h"
 

@@ -1,4 +1,4 @@
-#include "regcache/core/watch.h"
+#include "regcache/foreign/watch.h"
 
 #include <errno.h>
 #include <rdmalloc/regcache.h>

@@ -1,4 +1,4 @@
-#include "regcache/core/foreign.h"
+#include "regcache/foreign/foreign.h"
 
 #include <errno.h>
 

@@ -49,8 +49,8 @@
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
 #include "alloc/os/userfault.h"
-#include "regcache/core/byte_ranges.h"
 #include "regcache/core/registration.h"
+#include "regcache/foreign/byte_ranges.h"
 
 namespace rdmalloc::regcache {
 
