@@ -1,4 +1,15 @@
-// rdmalloc_quiesce() and rdmalloc_resume(); checkpoint.h has the picture.
+// rdmalloc_quiesce() and rdmalloc_resume(): the process without a registration, a device or a
+// thread of ours, so that a checkpoint can be taken of it, and back.
+//
+//   open ──► gate closed ──► purging stopped ──► PREPARE ──► parked ──► nobody holds any
+//                                                                        │
+//   quiesced ◄── no bad file open ◄── registrars closed ◄── CLOSE ◄── deregistered
+//
+// Up to "nobody holds any" a way back changes nothing: a parked registration is closed, so that no
+// get finds it, and held by us, so that no put ends it (park(), core/drop.h). From there on the way
+// back is a resume.
+//
+// core/gate.h keeps out what works in several steps meanwhile.
 #include <errno.h>
 
 #include "alloc/api/options.h"
@@ -11,12 +22,13 @@
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
-#include "regcache/checkpoint/abandoned.h"
-#include "regcache/checkpoint/callbacks.h"
-#include "regcache/checkpoint/checkpoint.h"
 #include "regcache/checkpoint/open_files.h"
+#include "regcache/core/abandoned.h"
+#include "regcache/core/callbacks.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/gate.h"
+#include "regcache/core/holders.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -107,7 +119,8 @@ void park_domain(Domain& domain, Step& step) {
 // or dropped.
 bool is_idle(State& all, Domain& domain) {
   drain_deferred(domain);
-  std::uint64_t ours = heap_references(all, domain.index) + pool_references(all, domain.index);
+  std::uint64_t ours = 0;
+  each_holder([&](const Holder& holder) { ours += holder.references(all, domain.index); });
   std::uint64_t held = 0;
   bool is_dropped_by_others = false;
   auto add = [&](Registration* reg) {
@@ -142,8 +155,7 @@ void empty_domains(State& all) {
   // Odd: asking for keys fails. Release, after it the keys change: heap_keys.cc.
   all.keys_turn.fetch_add(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  let_go_of_heaps(all, drops);
-  let_go_of_pools(all, drops);
+  each_holder([&](const Holder& holder) { holder.give_back(all, drops); });
   each_domain(all, Step::kParked, [&](Domain& domain, Step) {
     Registration*& list = drops[domain.index];
     {
@@ -293,8 +305,7 @@ int open_domains(State& all) {
   if (course.has_gone) {
     // Before others may register there.
     registers_in_resume = true;
-    note(register_heaps_again(all));
-    note(register_pools_again(all));
+    each_holder([&](const Holder& holder) { note(holder.register_again(all)); });
     registers_in_resume = false;
   }
   each_domain(all, Step::kParked, [](Domain& domain, Step) { reopen_domain(domain); });
@@ -315,7 +326,7 @@ int go_back(State* all) {
   // Before anything is registered, which pins pages where they are.
   heaps_bind_again();
   int error = all != nullptr ? open_domains(*all) : 0;
-  // seq_cst: checkpoint.h. Only now, so that no domain is closed while it is told.
+  // seq_cst: core/gate.h. Only now, so that no domain is closed while it is told.
   freezer_here().is_gate_closed.store(false, std::memory_order_seq_cst);
   purge_thaw();
   course = {};
@@ -325,7 +336,7 @@ int go_back(State* all) {
 // ---- the two as a whole, with the turn ----
 
 bool wait_for_builders(State& all, std::int64_t deadline_ns) {
-  // seq_cst: checkpoint.h; and acquire, for what they have made.
+  // seq_cst: core/gate.h; and acquire, for what they have made.
   while (all.builders.load(std::memory_order_seq_cst) != 0) {
     if (os::monotonic_ns() >= deadline_ns) return false;
     os::sleep_ns(kShortestPollNs);
@@ -358,7 +369,7 @@ int quiesce_all(std::int64_t deadline_ns) {
   if (int error = child_empty_doubt_promise()) return error;
   if (int error = purge_freeze(deadline_ns)) return error;
   Freezer& freezer = freezer_here();
-  // seq_cst: checkpoint.h. A state that comes to be from here on finds the gate closed.
+  // seq_cst: core/gate.h. A state that comes to be from here on finds the gate closed.
   freezer.is_gate_closed.store(true, std::memory_order_seq_cst);
   State* all = state();
   if (all != nullptr && !all->is_ready()) all = nullptr;

@@ -8,7 +8,7 @@
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/pages/purge.h"
-#include "regcache/notifiers/loaded_library.h"
+#include "regcache/core/loaded_library.h"
 
 namespace rdmalloc {
 namespace {

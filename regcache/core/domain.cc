@@ -8,11 +8,12 @@
 #include "alloc/api/options.h"
 #include "alloc/core/sized_struct.h"
 #include "alloc/os/os.h"
-#include "regcache/checkpoint/callbacks.h"
-#include "regcache/checkpoint/checkpoint.h"
 #include "regcache/core/at_exit.h"
+#include "regcache/core/callbacks.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/gate.h"
+#include "regcache/core/holders.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
@@ -313,7 +314,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   GateScope scope(*state(), Gate::kUnmakes);
   if (int busy = scope.error()) return busy;
   // Also where nothing is registered for them: after a checkpoint that found it lost, or in one.
-  if (is_a_heaps(*state(), domain->index) || is_a_pools(*state(), domain->index)) return -EBUSY;
+  if (is_in_a_list(*state(), domain->index)) return -EBUSY;
   drain_deferred(*domain);
   Registration* drops = nullptr;
   if (int busy = begin_closing(*domain, &drops)) return busy;

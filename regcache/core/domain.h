@@ -80,7 +80,7 @@ struct alignas(64) Domain {
   // while the domain is being closed. Acquire where it is read without: pairs with the release in
   // lose_domain().
   std::atomic<bool> is_lost;
-  std::atomic<bool> is_abandoned;  // to be closed as soon as it can be (checkpoint/abandoned.h)
+  std::atomic<bool> is_abandoned;  // to be closed as soon as it can be (core/abandoned.h)
 
   // Settled by open.
   rdmalloc_registrar_ops ops;

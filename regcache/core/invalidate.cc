@@ -1,6 +1,6 @@
 #include "regcache/core/invalidate.h"
 
-#include "regcache/checkpoint/callbacks.h"
+#include "regcache/core/callbacks.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"

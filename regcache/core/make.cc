@@ -7,7 +7,7 @@
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
-#include "regcache/checkpoint/callbacks.h"
+#include "regcache/core/callbacks.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/memlock.h"

@@ -46,7 +46,7 @@ struct State {
   BufferPool pools[kMostPools];
   Lock heaps_lock;  // taking a place for a registered heap; a leaf
   RegisteredHeap heaps[kMostRegisteredHeaps];
-  std::atomic<std::uint32_t> builders;   // checkpoint/checkpoint.h
+  std::atomic<std::uint32_t> builders;   // gate.h
   std::atomic<std::uint32_t> abandoned;  // occasions to end something; 0: nothing to end
   std::atomic<bool> is_ending_abandoned;
   std::atomic<std::uint32_t> keys_turn;  // of the heaps' keys; odd: there are none (heap_keys.cc)

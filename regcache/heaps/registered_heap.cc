@@ -2,9 +2,9 @@
 
 #include <errno.h>
 
-#include "regcache/checkpoint/abandoned.h"
-#include "regcache/checkpoint/checkpoint.h"
+#include "regcache/core/abandoned.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/gate.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
 
@@ -35,7 +35,7 @@ int narrow(const Domain& domain, std::uint32_t access, RegionLimits* limits) {
   return 0;
 }
 
-// With its domains, under the lock: is_a_heaps() reads them under it.
+// With its domains, under the lock: Holder::has_domain reads them under it.
 RegisteredHeap* take_place(State& all, std::uint64_t handle, rdmalloc_domain* const* domains,
                            std::size_t domain_count, std::uint32_t* place) {
   LockGuard guard(all.heaps_lock);
@@ -78,6 +78,7 @@ int begin(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t dom
   if ((access & ~kAllAccess) != 0 || all == nullptr) return -EINVAL;
   if (is_in_page_event()) return -EDEADLK;
   if (int error = check_domains(domains, domain_count, access, limits)) return error;
+  add_holder(0, heap_holder);
   RegisteredHeap* heap = take_place(*all, handle, domains, domain_count, place);
   if (heap == nullptr) return -EMFILE;
   heap->is_abandoned.store(false, std::memory_order_relaxed);
@@ -116,6 +117,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
   if (is_in_page_event()) return -EDEADLK;
   std::uint32_t region = heap->region_count.load(std::memory_order_relaxed);
   std::size_t first = std::size_t{region} * heap->domain_count;
+  heap->regions[region] = {base, length};
   for (std::size_t i = 0; i < heap->domain_count; ++i) {
     Registration*& reg = heap->registrations[first + i];
     if (int error = make_heaps(domain_at(*heap, i), base, length, heap->access, &reg)) {

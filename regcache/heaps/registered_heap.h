@@ -17,6 +17,7 @@
 
 #include "alloc/heaps/heap_registrar.h"
 #include "regcache/core/domain.h"
+#include "regcache/core/holders.h"
 
 namespace rdmalloc::regcache {
 
@@ -28,16 +29,22 @@ struct RegisteredHeap {
   // Of the heap, for ever another one. 0: nobody has this place. Release when the place is taken,
   // acquire by whoever asks for keys.
   std::atomic<std::uint64_t> handle;
-  std::atomic<bool> is_abandoned;  // to be destroyed as soon as it can be (checkpoint/abandoned.h)
+  std::atomic<bool> is_abandoned;  // to be destroyed as soon as it can be (core/abandoned.h)
   std::uint32_t access;
   std::uint32_t domain_count;
   // Regions whose keys are there. Written by one thread at a time; release and acquire.
   std::atomic<std::uint32_t> region_count;
   std::uint8_t domains[kMostDomains];  // indices
+  struct {
+    std::uintptr_t base;
+    std::size_t length;
+  } regions[kMostHeapKeys];
   Registration* registrations[kMostHeapKeys];
   rdmalloc_key keys[kMostHeapKeys];
 };
 
+// What closing a domain and a checkpoint call (core/holders.h).
+extern const Holder heap_holder;
 // What the allocator calls.
 extern const HeapRegistrar heap_registrations;
 

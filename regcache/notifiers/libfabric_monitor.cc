@@ -13,7 +13,7 @@
 #include <atomic>
 
 #include "alloc/os/fault.h"
-#include "regcache/notifiers/loaded_library.h"
+#include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {

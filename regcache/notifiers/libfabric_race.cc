@@ -8,7 +8,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/core/report.h"
-#include "regcache/notifiers/loaded_library.h"
+#include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {

@@ -32,9 +32,9 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/purge.h"
 #include "regcache/core/at_exit.h"
+#include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/libfabric_monitor.h"
 #include "regcache/notifiers/libfabric_race.h"
-#include "regcache/notifiers/loaded_library.h"
 #include "regcache/notifiers/patched_text.h"
 #include "regcache/notifiers/watching.h"
 

@@ -7,7 +7,7 @@
 #include <atomic>
 
 #include "alloc/core/at_start.h"
-#include "regcache/notifiers/loaded_library.h"
+#include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {

@@ -5,9 +5,10 @@
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
 #include "alloc/os/populate.h"
-#include "regcache/checkpoint/checkpoint.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/gate.h"
+#include "regcache/core/holders.h"
 #include "regcache/core/state.h"
 #include "regcache/pools/pool_plan.h"
 
@@ -246,11 +247,19 @@ void each_registration(State& all, Fn fn) {
         fn(pool, i, registration_of(pool.registrations[i]));
 }
 
-}  // namespace
+// ---- pools as holders of registrations (core/holders.h) ----
 
-// ---- checkpoints (checkpoint/checkpoint.h) ----
+bool has_domain(State& all, std::size_t domain) {
+  LockGuard guard(all.pools_lock);  // under it places are taken
+  for (BufferPool& pool : all.pools) {
+    if (pool.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
+    for (std::size_t i = 0; i < pool.domain_count; ++i)
+      if (pool.domains[i] == domain) return true;
+  }
+  return false;
+}
 
-std::uint64_t pool_references(State& all, std::size_t domain) {
+std::uint64_t references(State& all, std::size_t domain) {
   std::uint64_t count = 0;
   each_registration(all, [&](BufferPool&, std::size_t, Registration* reg) {
     if (reg != nullptr && reg->domain_index() == domain) ++count;
@@ -258,7 +267,7 @@ std::uint64_t pool_references(State& all, std::size_t domain) {
   return count;
 }
 
-void let_go_of_pools(State& all, Registration** drops) {
+void give_back(State& all, Registration** drops) {
   each_registration(all, [&](BufferPool& pool, std::size_t i, Registration* reg) {
     pool.registrations[i] = nullptr;
     pool.keys[i] = {};
@@ -269,7 +278,7 @@ void let_go_of_pools(State& all, Registration** drops) {
   });
 }
 
-int register_pools_again(State& all) {
+int register_again(State& all) {
   int first_error = 0;
   each_registration(all, [&](BufferPool& pool, std::size_t i, Registration*) {
     std::size_t index = pool.domains[i % pool.domain_count];
@@ -285,6 +294,9 @@ int register_pools_again(State& all) {
   return first_error;
 }
 
+constexpr Holder kPoolHolder = {has_domain, references, give_back, register_again};
+
+}  // namespace
 }  // namespace rdmalloc::regcache
 
 using namespace rdmalloc::regcache;
@@ -314,6 +326,7 @@ extern "C" RDMALLOC_API int rdmalloc_pool_create(rdmalloc_domain* const* domains
   if (int error = pool_threads_prepare()) return error;
   GateScope scope(*state(), Gate::kMakes);
   if (int error = scope.error()) return error;
+  add_holder(1, kPoolHolder);
   BufferPool* pool = take_place(*state());
   if (pool == nullptr) return -EMFILE;
   pool->domain_count = domain_count;

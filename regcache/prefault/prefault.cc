@@ -20,8 +20,8 @@
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/os/populate.h"
-#include "regcache/checkpoint/callbacks.h"
-#include "regcache/checkpoint/checkpoint.h"
+#include "regcache/core/callbacks.h"
+#include "regcache/core/gate.h"
 #include "regcache/core/state.h"
 #include "regcache/prefault/plan.h"
 

@@ -152,7 +152,7 @@ WITHOUT_A_SITE = [
     ("alloc/os/os.cc", "raw_syscall(SYS_sched_", "a wish: a thread that stays real-time works as well"),
     ("alloc/interpose/", "dlsym(RTLD_NEXT", "libc has it, or nothing works at all"),
     ("regcache/interpose/", "dlsym(RTLD_NEXT", "the same"),
-    ("regcache/notifiers/loaded_library.cc", "dlsym(RTLD_NEXT", "the same"),
+    ("regcache/core/loaded_library.cc", "dlsym(RTLD_NEXT", "the same"),
     ("regcache/interpose/", "open(file, mode)", "the program's own dlopen, passed on"),
     ("alloc/interpose/", "next_of(", "the program's own call, passed on"),
     ("regcache/verbs_shim/real.cc", "dl", "the shim's way to the program's libibverbs"),

@@ -1,8 +1,8 @@
-#include "regcache/checkpoint/abandoned.h"
+#include "regcache/core/abandoned.h"
 
 #include <errno.h>
 
-#include "regcache/checkpoint/callbacks.h"
+#include "regcache/core/callbacks.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {

@@ -1,4 +1,4 @@
-#include "regcache/notifiers/loaded_library.h"
+#include "regcache/core/loaded_library.h"
 
 #include <dlfcn.h>
 #include <limits.h>

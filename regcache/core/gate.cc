@@ -1,13 +1,10 @@
-// The turn and the gate (checkpoint.h).
+#include "regcache/core/gate.h"
+
 #include <errno.h>
 
-#include "alloc/api/options.h"
 #include "alloc/core/lock.h"
-#include "alloc/core/report.h"
 #include "alloc/os/os.h"
-#include "regcache/checkpoint/abandoned.h"
-#include "regcache/checkpoint/checkpoint.h"
-#include "regcache/core/drop.h"
+#include "regcache/core/abandoned.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -67,7 +64,7 @@ void end_turn(Freezer& freezer) {
 int enter_gate(State& all, Gate gate, std::uint64_t* token) {
   end_abandoned(all);
   Freezer& freezer = freezer_here();
-  // seq_cst: checkpoint.h.
+  // seq_cst: gate.h.
   all.builders.fetch_add(1, std::memory_order_seq_cst);
   if (!freezer.is_gate_closed.load(std::memory_order_seq_cst)) {
     *token = static_cast<std::uint64_t>(os::process_id());
@@ -89,53 +86,6 @@ void leave_gate(State& all, std::uint64_t token) {
     // A child that was forked inside has no builders. Release: pairs with the acquire of the
     // quiesce that waits.
     all.builders.fetch_sub(1, std::memory_order_release);
-}
-
-bool is_a_heaps(State& all, std::size_t domain) {
-  // Under it places are taken: what one that is somebody's says stays so.
-  LockGuard guard(all.heaps_lock);
-  for (RegisteredHeap& heap : all.heaps) {
-    // Acquire: pairs with the release in give_up().
-    if (heap.handle.load(std::memory_order_acquire) == 0) continue;
-    for (std::uint32_t i = 0; i < heap.domain_count; ++i)
-      if (heap.domains[i] == domain) return true;
-  }
-  return false;
-}
-
-bool is_a_pools(State& all, std::size_t domain) {
-  LockGuard guard(all.pools_lock);  // likewise
-  for (BufferPool& pool : all.pools) {
-    if (pool.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
-    for (std::size_t i = 0; i < pool.domain_count; ++i)
-      if (pool.domains[i] == domain) return true;
-  }
-  return false;
-}
-
-bool is_to_be_reopened(const Domain& domain) {
-  // Acquire: pairs with the release of whoever parks or loses it.
-  Phase phase = domain.phase.load(std::memory_order_acquire);
-  return (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) &&
-         !domain.is_lost.load(std::memory_order_acquire);
-}
-
-void lose_at_resume(Domain& domain, int error) {
-  {
-    LockGuard guard(domain.lock);
-    // What is registered in it ends when its phase changes (reopen_domain()).
-    domain.is_lost.store(true, std::memory_order_release);
-  }
-  // Statistics: relaxed, they order nothing.
-  freezer_here().lost_domains.fetch_add(1, std::memory_order_relaxed);
-  if (options().quiet) return;
-  Message()
-      .text("warning: rdmalloc_resume: ")
-      .text(domain.ops.name)
-      .text(" could not be opened again (error ")
-      .signed_number(error)
-      .text("): calls for its domain fail from now on (-ENODEV); its memory stays usable")
-      .print();
 }
 
 }  // namespace rdmalloc::regcache
