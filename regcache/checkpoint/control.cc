@@ -8,13 +8,7 @@
 
 #include <atomic>
 
-#include "alloc/api/options.h"
-#include "alloc/core/helper_threads.h"
-#include "alloc/core/report.h"
-#include "alloc/init.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/memory.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/state.h"
 

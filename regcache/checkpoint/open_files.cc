@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "alloc/os/file.h"
+#include "alloc/for_regcache.h"
 
 namespace rdmalloc::regcache {
 namespace {

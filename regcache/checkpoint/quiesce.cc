@@ -12,16 +12,7 @@
 // core/gate.h keeps out what works in several steps meanwhile.
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
-#include "alloc/core/sized_struct.h"
-#include "alloc/fork.h"
-#include "alloc/heaps/heap.h"
-#include "alloc/init.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/file.h"
-#include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
+#include "alloc/for_regcache.h"
 #include "regcache/checkpoint/open_files.h"
 #include "regcache/core/abandoned.h"
 #include "regcache/core/callbacks.h"

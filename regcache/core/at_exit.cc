@@ -5,9 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "alloc/core/report.h"
-#include "alloc/os/fault.h"
-#include "alloc/pages/purge.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/loaded_library.h"
 
 namespace rdmalloc {

@@ -5,9 +5,7 @@
 
 #include <atomic>
 
-#include "alloc/os/fault.h"
-#include "alloc/os/os.h"
-#include "alloc/pages/arena.h"
+#include "alloc/for_regcache.h"
 
 namespace rdmalloc::regcache {
 namespace {

@@ -5,9 +5,7 @@
 
 #include <cstring>
 
-#include "alloc/api/options.h"
-#include "alloc/core/sized_struct.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/callbacks.h"
 #include "regcache/core/child_empty.h"

@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/record_window.h"
 #include "regcache/core/slices.h"
 #include "regcache/core/tree.h"

@@ -2,11 +2,7 @@
 
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/core/quarantine.h"
-#include "alloc/core/report.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/callbacks.h"
 #include "regcache/core/history.h"

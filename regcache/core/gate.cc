@@ -2,8 +2,7 @@
 
 #include <errno.h>
 
-#include "alloc/core/lock.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/abandoned.h"
 #include "regcache/core/state.h"
 

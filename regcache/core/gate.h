@@ -14,7 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
+#include "alloc/for_regcache.h"
 
 namespace rdmalloc::regcache {
 

@@ -1,7 +1,6 @@
 #include "regcache/core/holders.h"
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/domain.h"
 #include "regcache/core/gate.h"
 

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/registration.h"
 

@@ -8,7 +8,7 @@
 #include <atomic>
 #include <cstddef>
 
-#include "alloc/os/fault.h"
+#include "alloc/for_regcache.h"
 
 namespace rdmalloc {
 namespace {

@@ -1,8 +1,7 @@
 // A domain whose device is gone: it fails its own calls, and stands in nobody's way.
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
 

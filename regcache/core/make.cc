@@ -3,10 +3,7 @@
 
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/callbacks.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"

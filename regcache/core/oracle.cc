@@ -5,9 +5,7 @@
 #include <atomic>
 #include <bit>
 
-#include "alloc/core/report.h"
-#include "alloc/os/file.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"
 

@@ -11,7 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/record_window.h"
 

@@ -1,6 +1,5 @@
 // Our part of the purge protocol (I3): the allocator's page events, answered for every domain.
-#include "alloc/core/lock.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"

@@ -1,8 +1,6 @@
 #include "regcache/core/record_window.h"
 
-#include "alloc/core/size_class.h"
-#include "alloc/os/memory.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/child_empty.h"
 
 namespace rdmalloc::regcache {

@@ -1,7 +1,7 @@
 // rdmalloc_reg_get, _put and the slow half of _key: the hit path first.
 #include <errno.h>
 
-#include "alloc/core/report.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/make.h"

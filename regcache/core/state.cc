@@ -4,9 +4,7 @@
 
 #include <type_traits>
 
-#include "alloc/api/registration_statistics.h"
-#include "alloc/heaps/heap_registrar.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/statistics.h"
 

@@ -1,7 +1,7 @@
 // Counters of all domains, for the allocator's statistics, which print them.
 #pragma once
 
-#include "alloc/api/registration_statistics.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/tree.h"
 

@@ -2,7 +2,7 @@
 
 #include <errno.h>
 
-#include "alloc/api/options.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/history.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"

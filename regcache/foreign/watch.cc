@@ -3,13 +3,7 @@
 #include <errno.h>
 #include <rdmalloc/regcache.h>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
-#include "alloc/core/sized_struct.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/file.h"
-#include "alloc/os/memory.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"

@@ -46,9 +46,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/helper_threads.h"
-#include "alloc/core/lock.h"
-#include "alloc/os/userfault.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/registration.h"
 #include "regcache/foreign/byte_ranges.h"
 

@@ -15,7 +15,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/heaps/heap_registrar.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/domain.h"
 #include "regcache/core/holders.h"
 

@@ -11,8 +11,7 @@
 
 #include <atomic>
 
-#include "alloc/init.h"
-#include "alloc/interpose/next_of.h"
+#include "alloc/for_regcache.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace {

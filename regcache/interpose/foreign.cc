@@ -20,10 +20,7 @@
 
 #include <cstdint>
 
-#include "alloc/core/at_start.h"
-#include "alloc/interpose/hands_off.h"
-#include "alloc/os/decimal.h"
-#include "alloc/os/fault.h"
+#include "alloc/for_regcache.h"
 #include "regcache/interpose/in_front_of.h"
 #include "regcache/notifiers/notifiers.h"
 #include "regcache/notifiers/watching.h"

@@ -4,7 +4,7 @@
 // look for the text to write to, passes it by, wherever librdmalloc.so stands in the search order.
 #pragma once
 
-#include "alloc/interpose/next_of.h"
+#include "alloc/for_regcache.h"
 
 #if defined(__x86_64__)
 #define RDMALLOC_LIBC_VERSION "GLIBC_2.2.5"

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "alloc/interpose/hands_off.h"
+#include "alloc/for_regcache.h"
 #include "regcache/interpose/in_front_of.h"
 #include "regcache/notifiers/notifiers.h"
 

@@ -12,7 +12,7 @@
 
 #include <atomic>
 
-#include "alloc/os/fault.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 

@@ -6,8 +6,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 

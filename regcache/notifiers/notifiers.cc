@@ -23,14 +23,7 @@
 
 #include <atomic>
 
-#include "alloc/api/options.h"
-#include "alloc/core/at_start.h"
-#include "alloc/core/report.h"
-#include "alloc/core/sized_struct.h"
-#include "alloc/init.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/libfabric_monitor.h"

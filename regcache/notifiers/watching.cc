@@ -6,7 +6,7 @@
 
 #include <atomic>
 
-#include "alloc/core/at_start.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 

@@ -23,7 +23,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/domain.h"
 
 namespace rdmalloc::regcache {

@@ -1,10 +1,7 @@
 // Making and unmaking pools.
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
-#include "alloc/os/os.h"
-#include "alloc/os/populate.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/gate.h"

@@ -1,8 +1,7 @@
 // Getting, putting and waiting: the way through a thread's own cache first.
 #include <errno.h>
 
-#include "alloc/core/report.h"
-#include "alloc/core/sized_struct.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {

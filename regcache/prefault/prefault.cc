@@ -14,12 +14,7 @@
 #include <algorithm>
 #include <atomic>
 
-#include "alloc/api/options.h"
-#include "alloc/core/lock.h"
-#include "alloc/core/report.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/os.h"
-#include "alloc/os/populate.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/callbacks.h"
 #include "regcache/core/gate.h"
 #include "regcache/core/state.h"
