@@ -1,4 +1,4 @@
-// I11, BEHAVIOURS 14: what a child of fork finds. Each test was seen to fail; the comment at each
+// I11: what a child of fork finds. Each test was seen to fail; the comment at each
 // says how.
 #include <sys/wait.h>
 #include <unistd.h>
