@@ -1,13 +1,13 @@
 // rdmalloc_quiesce() and rdmalloc_resume(): the process without a registration, a device or a
 // thread of ours, so that a checkpoint can be taken of it, and back.
 //
-//   open ──► gate closed ──► purging stopped ──► PREPARE ──► parked ──► nobody holds any
+//   open ──► gate closed ──► purging stopped ──► PREPARE ──► suspended ──► nobody holds any
 //                                                                        │
 //   quiesced ◄── no bad file open ◄── registrars closed ◄── CLOSE ◄── deregistered
 //
-// Up to "nobody holds any" a way back changes nothing: a parked registration is closed, so that no
-// get finds it, and held by us, so that no put ends it (park(), core/drop.h). From there on the way
-// back is a resume.
+// Up to "nobody holds any" a way back changes nothing: a suspended registration is closed, so that
+// no get finds it, and held by us, so that no put ends it (suspend(), core/drop.h). From there on
+// the way back is a resume.
 //
 // core/gate.h keeps out what works in several steps meanwhile.
 #include <errno.h>
@@ -26,7 +26,7 @@ namespace rdmalloc::regcache {
 namespace {
 
 // How far a quiesce has come with a domain, so that a way back knows what to undo.
-enum class Step : std::uint8_t { kNone, kPrepared, kParked, kEmptied, kToldToClose, kClosed };
+enum class Step : std::uint8_t { kNone, kPrepared, kSuspended, kEmptied, kToldToClose, kClosed };
 
 // One quiesce that is under way, or what a resume goes back over. With the turn.
 struct Course {
@@ -86,7 +86,7 @@ int prepare_domains(State& all) {
   return 0;
 }
 
-void park_domain(Domain& domain, Step& step) {
+void suspend_domain(Domain& domain, Step& step) {
   LockGuard guard(domain.lock);
   // Lost since.
   if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) {
@@ -95,12 +95,12 @@ void park_domain(Domain& domain, Step& step) {
   }
   // Release: pairs with the acquire of domain_check(), for what a resume will have changed.
   domain.phase.store(Phase::kIsChanging, std::memory_order_release);
-  step = Step::kParked;
-  auto park_it = [&domain](Registration* reg) {
-    if (reg->is_open()) park(domain, reg);
+  step = Step::kSuspended;
+  auto suspend_it = [&domain](Registration* reg) {
+    if (reg->is_open()) suspend(domain, reg);
     return true;
   };
-  visit_all(domain.by_range.root(), park_it);
+  visit_all(domain.by_range.root(), suspend_it);
   // What is being made becomes its caller's alone, for one use.
   for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
     reg->rest().is_stale = true;
@@ -118,7 +118,7 @@ bool is_idle(State& all, Domain& domain) {
     if (reg->rest().is_quarantined) return true;
     std::uint64_t refs = reg->refs();
     is_dropped_by_others |= refs == 0;
-    held += refs - (reg->rest().is_parked ? 1 : 0);
+    held += refs - (reg->rest().is_suspended ? 1 : 0);
     return true;
   };
   LockGuard guard(domain.lock);
@@ -131,7 +131,7 @@ bool wait_until_idle(State& all, std::int64_t deadline_ns) {
   std::int64_t poll_ns = kShortestPollNs;
   for (;;) {
     bool is_busy = false;
-    each_domain(all, Step::kParked,
+    each_domain(all, Step::kSuspended,
                 [&](Domain& domain, Step) { is_busy |= !is_idle(all, domain); });
     if (!is_busy) return true;
     if (os::monotonic_ns() >= deadline_ns) return false;
@@ -147,11 +147,11 @@ void empty_domains(State& all) {
   all.keys_turn.fetch_add(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
   each_holder([&](const Holder& holder) { holder.give_back(all, drops); });
-  each_domain(all, Step::kParked, [&](Domain& domain, Step) {
+  each_domain(all, Step::kSuspended, [&](Domain& domain, Step) {
     Registration*& list = drops[domain.index];
     {
       auto take = [&list](Registration* reg) {
-        if (reg->rest().is_parked && unpark(reg)) {
+        if (reg->rest().is_suspended && unsuspend(reg)) {
           reg->next() = list;
           list = reg;
         }
@@ -167,9 +167,9 @@ void empty_domains(State& all) {
     wait_for_drops(domain);
     course.steps[domain.index] = Step::kEmptied;
   });
-  // A lost domain is not parked, but heaps and pools have let go of what they had there too.
+  // A lost domain is not suspended, but heaps and pools have let go of what they had there too.
   for (std::size_t i = 0; i < kMostDomains; ++i) {
-    if (course.steps[i] >= Step::kParked) continue;
+    if (course.steps[i] >= Step::kSuspended) continue;
     std::uint64_t gone = drop_list(all.domains[i], drops[i], Reason::kAsked);
     freezer_here().deregistered.fetch_add(gone, std::memory_order_relaxed);
   }
@@ -246,11 +246,11 @@ void reopen_domain(Domain& domain) {
     bool is_lost = domain.is_lost.load(std::memory_order_relaxed);
     auto reopen_it = [&](Registration* reg) {
       bool is_ours = false;
-      if (reg->rest().is_parked) {
+      if (reg->rest().is_suspended) {
         if (!is_lost)
-          reopen_parked(domain, reg);
+          reopen_suspended(domain, reg);
         else
-          is_ours = unpark(reg);
+          is_ours = unsuspend(reg);
       } else if (is_lost && reg->is_open()) {
         // A heap's, made before the loss: as in lose_domain().
         withdraw(domain, reg);
@@ -284,7 +284,7 @@ int open_domains(State& all) {
     if (first_error == 0) first_error = error;
   };
   if (course.has_gone) all.watch.resume(all);
-  each_domain(all, Step::kParked, [&](Domain& domain, Step step) {
+  each_domain(all, Step::kSuspended, [&](Domain& domain, Step step) {
     if (!is_stopped(domain)) {
       course.steps[domain.index] = Step::kNone;
       return;
@@ -299,7 +299,7 @@ int open_domains(State& all) {
     each_holder([&](const Holder& holder) { note(holder.register_again(all)); });
     registers_in_resume = false;
   }
-  each_domain(all, Step::kParked, [](Domain& domain, Step) { reopen_domain(domain); });
+  each_domain(all, Step::kSuspended, [](Domain& domain, Step) { reopen_domain(domain); });
   // Release: pairs with the acquire in read_key(). Even: the keys are there.
   if (course.has_gone) all.keys_turn.fetch_add(1, std::memory_order_release);
   each_domain(all, Step::kPrepared, [](Domain& domain, Step) {
@@ -339,7 +339,7 @@ int quiesce_domains(State& all, std::int64_t deadline_ns) {
   if (!wait_for_builders(all, deadline_ns)) return -ETIMEDOUT;
   if (int error = prepare_domains(all)) return error;
   each_domain(all, Step::kPrepared,
-              [](Domain& domain, Step) { park_domain(domain, course.steps[domain.index]); });
+              [](Domain& domain, Step) { suspend_domain(domain, course.steps[domain.index]); });
   if (!wait_until_idle(all, deadline_ns)) return -ETIMEDOUT;
   course.has_gone = true;
   empty_domains(all);
@@ -349,7 +349,7 @@ int quiesce_domains(State& all, std::int64_t deadline_ns) {
 }
 
 void settle_phases(State& all) {
-  each_domain(all, Step::kParked, [](Domain& domain, Step) {
+  each_domain(all, Step::kSuspended, [](Domain& domain, Step) {
     LockGuard guard(domain.lock);
     domain.phase.store(Phase::kIsQuiesced, std::memory_order_release);
   });

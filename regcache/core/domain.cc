@@ -378,7 +378,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   stats.sticky_bytes = domain->sticky_bytes;
   stats.in_use = 0;
   auto add = [&](Registration* reg) {
-    if (reg->refs() > (reg->rest().is_parked ? 1u : 0u)) ++stats.in_use;
+    if (reg->refs() > (reg->rest().is_suspended ? 1u : 0u)) ++stats.in_use;
     return true;
   };
   visit_all(domain->by_range.root(), add);

@@ -276,17 +276,17 @@ void withdraw(Domain& domain, Registration* reg) {
   unpublish(domain, domain.counted, reg);
 }
 
-void park(Domain& domain, Registration* reg) {
+void suspend(Domain& domain, Registration* reg) {
   bool was_sticky = reg->rest().is_sticky;
   withdraw(domain, reg);
-  reg->rest().is_parked = true;
+  reg->rest().is_suspended = true;
   reg->rest().was_sticky = was_sticky;
   // One step: whoever put the last other reference meets ours behind the closed door.
   reg->state.fetch_sub(kOpen - 1, std::memory_order_acq_rel);
 }
 
-bool unpark(Registration* reg) {
-  reg->rest().is_parked = false;
+bool unsuspend(Registration* reg) {
+  reg->rest().is_suspended = false;
   // Acquire: pairs with the release in put(), so that earlier holders are done with it.
   return (reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) == 1;
 }
@@ -298,8 +298,8 @@ void let_go(Registration* reg, Registration** drops) {
   *drops = reg;
 }
 
-void reopen_parked(Domain& domain, Registration* reg) {
-  reg->rest().is_parked = false;
+void reopen_suspended(Domain& domain, Registration* reg) {
+  reg->rest().is_suspended = false;
   // One step, so that no put ends it in between. Release: as in open_with().
   reg->state.fetch_add(kOpen - 1, std::memory_order_release);
   if (reg->rest().kind != Kind::kHeap) {

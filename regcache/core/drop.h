@@ -51,17 +51,17 @@ void forget_quarantined(Domain& domain);
 void reopen(Domain& domain, Registration* reg, bool was_sticky);
 
 // Takes back the reference that a heap or a pool has to a registration, at a checkpoint. One that
-// nobody else holds (of those with remote rights: they are not parked) joins *drops, a list for
+// nobody else holds (of those with remote rights: they are not suspended) joins *drops, a list for
 // drop_list().
 void let_go(Registration* reg, Registration** drops);
 
 // Closes an open registration, whoever holds it, and holds it: nobody finds it any more, and its
 // last put does not end it.
-void park(Domain& domain, Registration* reg);
+void suspend(Domain& domain, Registration* reg);
 // Ends that, and leaves it closed. Whether it is the caller's to drop now, nobody else holding it.
-bool unpark(Registration* reg);
-// Undoes park().
-void reopen_parked(Domain& domain, Registration* reg);
+bool unsuspend(Registration* reg);
+// Undoes suspend().
+void reopen_suspended(Domain& domain, Registration* reg);
 
 // Closes and withdraws idle registrations, least recently put first, until `bytes` and `count` are
 // reached, none is left, or `looks` have met others. Returns them as a list for drop_list().

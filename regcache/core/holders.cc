@@ -13,7 +13,7 @@ bool is_in_a_list(State& all, std::size_t domain) {
 }
 
 bool is_to_be_reopened(const Domain& domain) {
-  // Acquire: pairs with the release of whoever parks or loses it.
+  // Acquire: pairs with the release of the thread that suspends or loses it.
   Phase phase = domain.phase.load(std::memory_order_acquire);
   return (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) &&
          !domain.is_lost.load(std::memory_order_acquire);

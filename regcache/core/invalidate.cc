@@ -92,9 +92,9 @@ struct Look {
     // A heap's own registration ends with the heap, and so do the keys of its blocks.
     if (reg->rest().is_quarantined || reg->rest().kind == Kind::kHeap) return true;
     bool is_counted_already = reg->rest().is_awaited;
-    if (reg->rest().is_parked) {
+    if (reg->rest().is_suspended) {
       // A quiesce that fails must not open it again.
-      if (unpark(reg)) {
+      if (unsuspend(reg)) {
         reg->next() = drops;
         drops = reg;
       }

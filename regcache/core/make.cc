@@ -464,7 +464,7 @@ void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   made->rest().kind = plan.kind;
   made->rest().is_sticky = made->rest().is_listed = made->rest().is_awaited = false;
   made->rest().is_quarantined = made->rest().is_stale = false;
-  made->rest().is_parked = made->rest().was_sticky = false;
+  made->rest().is_suspended = made->rest().was_sticky = false;
   made->rest().is_watched = plan.is_watched;
   made->rest().block_end = plan.block_high;
 }

@@ -106,8 +106,8 @@ struct alignas(64) RegistrationRest {
   bool is_awaited : 1;      // an invalidation waits for its end
   bool is_quarantined : 1;  // its deregistration failed: kept for ever, so that no purge touches it
   bool is_stale : 1;        // invalidated while register_ ran: not to be found by anybody else
-  bool is_parked : 1;       // closed by a quiesce, which holds one reference (core/drop.h)
-  bool was_sticky : 1;      // when it was parked
+  bool is_suspended : 1;    // closed by a quiesce, which holds one reference (core/drop.h)
+  bool was_sticky : 1;      // when it was suspended
   // Read by whoever holds it too, so a byte of its own.
   bool is_watched;  // foreign, and cached because its pages are watched (watch.h)
   // Where the block ended that it was made for, if that was a span of its own; else 0. Another end

@@ -171,9 +171,9 @@ void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t h
   if (!has_watched(domain)) return;
   auto close = [&](Registration* reg) {
     if (!reg->rest().is_watched) return true;
-    if (reg->rest().is_parked) {
+    if (reg->rest().is_suspended) {
       // A quiesce that fails must not open it again.
-      if (unpark(reg)) {
+      if (unsuspend(reg)) {
         reg->next() = domain.deferred;
         domain.deferred = reg;
       }

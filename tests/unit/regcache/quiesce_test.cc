@@ -137,12 +137,12 @@ TEST_F(Quiesce, one_that_is_held_is_waited_for) {
   StubDomain domain(fabric, attr);
   Block block;
   rdmalloc_reg* held = domain.get(block.bytes, kMiB);
-  std::atomic<bool> is_parked{false};
+  std::atomic<bool> is_suspended{false};
   before_event = [&](rdmalloc_domain_event event) {
-    if (event == RDMALLOC_DOMAIN_PREPARE) is_parked = true;
+    if (event == RDMALLOC_DOMAIN_PREPARE) is_suspended = true;
   };
   std::thread putter([&] {
-    while (!is_parked) std::this_thread::yield();
+    while (!is_suspended) std::this_thread::yield();
     // Found no more by anybody, but ours until we put it.
     while (rdmalloc_reg_key(domain.handle, block.bytes, 8,
                             RDMALLOC_ACCESS_LOCAL | RDMALLOC_NO_REGISTER, [] {
@@ -421,7 +421,7 @@ TEST_F(Quiesce, one_whose_registrar_refuses_the_heap_is_lost) {
   EXPECT_EQ(domain.close(), 0);
 }
 
-// Seen to fail with the loop over what is not parked taken out of empty_domains().
+// Seen to fail with the loop over what is not suspended taken out of empty_domains().
 TEST_F(Quiesce, what_heaps_and_pools_let_go_of_in_a_lost_domain_ends) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
