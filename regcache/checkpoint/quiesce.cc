@@ -16,11 +16,11 @@
 #include "regcache/checkpoint/open_files.h"
 #include "regcache/core/abandoned.h"
 #include "regcache/core/callbacks.h"
-#include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/gate.h"
 #include "regcache/core/holders.h"
 #include "regcache/core/state.h"
+#include "regcache/core/wiped_on_fork.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -312,7 +312,7 @@ int open_domains(State& all) {
 // Undoes what the course says. Returns as open_domains() does.
 int go_back(State* all) {
   // A process that was restored from a checkpoint has lost the kernel's promises.
-  child_empty_promise_again();
+  wipe_on_fork_ask_again();
   fork_wipe_again();
   // Before anything is registered, which pins pages where they are.
   heaps_bind_again();
@@ -357,7 +357,7 @@ void settle_phases(State& all) {
 
 int quiesce_all(std::int64_t deadline_ns) {
   course = {};
-  if (int error = child_empty_doubt_promise()) return error;
+  if (int error = wipe_on_fork_doubt_kernel()) return error;
   if (int error = purge_freeze(deadline_ns)) return error;
   Freezer& freezer = freezer_here();
   // seq_cst: core/gate.h. A state that comes to be from here on finds the gate closed.

@@ -8,7 +8,6 @@
 #include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/callbacks.h"
-#include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/gate.h"
 #include "regcache/core/holders.h"
@@ -16,6 +15,7 @@
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/core/statistics.h"
+#include "regcache/core/wiped_on_fork.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -70,7 +70,7 @@ int map_tables(Domain& domain, std::size_t slices) {
   std::size_t bytes = slices * sizeof(Slot);
   if (tables.load(std::memory_order_relaxed) == 0) {
     std::uintptr_t base = 0;
-    if (map_child_empty(2 * bytes + kHints * sizeof(Slot), &base) != 0) return -ENOMEM;
+    if (map_wiped_on_fork(2 * bytes + kHints * sizeof(Slot), &base) != 0) return -ENOMEM;
     tables.store(base, std::memory_order_relaxed);
   }
   // From an earlier domain in this place: its slots are all empty again. Its hints are not, and

@@ -5,8 +5,8 @@
 #include <type_traits>
 
 #include "alloc/for_regcache.h"
-#include "regcache/core/child_empty.h"
 #include "regcache/core/statistics.h"
+#include "regcache/core/wiped_on_fork.h"
 
 namespace rdmalloc::regcache {
 
@@ -33,10 +33,10 @@ template <class T>
 int map_once(std::atomic<T>& place, std::size_t length) {
   if (place.load(std::memory_order_acquire) != T{}) return 0;
   std::uintptr_t base = 0;
-  if (int error = map_child_empty(whole_pages(length), &base)) return error;
+  if (int error = map_wiped_on_fork(whole_pages(length), &base)) return error;
   T expected{};
   if (!place.compare_exchange_strong(expected, reinterpret_as<T>(base), std::memory_order_acq_rel))
-    unmap_child_empty(base, whole_pages(length));
+    unmap_wiped_on_fork(base, whole_pages(length));
   return 0;
 }
 

@@ -1,5 +1,5 @@
 // What the cache of this process knows, in one mapping that a fork child finds empty
-// (child_empty.h).
+// (wiped_on_fork.h).
 #pragma once
 
 #include <atomic>

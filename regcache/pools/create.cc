@@ -2,11 +2,11 @@
 #include <errno.h>
 
 #include "alloc/for_regcache.h"
-#include "regcache/core/child_empty.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/gate.h"
 #include "regcache/core/holders.h"
 #include "regcache/core/state.h"
+#include "regcache/core/wiped_on_fork.h"
 #include "regcache/pools/pool_plan.h"
 
 namespace rdmalloc::regcache {
@@ -61,12 +61,12 @@ int warn_refused(const char* who, int error, std::uint64_t done, std::uint64_t a
 
 // `length` bytes in a mapping that the place keeps for its next pool. It grows by doubling and the
 // smaller one stays: together less than twice the largest, and no record of ours is ever unmapped.
-int map_kept(KeptMapping& kept, std::size_t length, bool is_child_empty, std::uintptr_t* base) {
+int map_kept(KeptMapping& kept, std::size_t length, bool is_wiped_on_fork, std::uintptr_t* base) {
   *base = kept.base.load(std::memory_order_relaxed);
   if (length <= kept.length.load(std::memory_order_relaxed)) return 0;
   std::size_t rounded = 65536;
   while (rounded < length) rounded *= 2;
-  int error = is_child_empty ? map_child_empty(rounded, base) : os::map_metadata(rounded, base);
+  int error = is_wiped_on_fork ? map_wiped_on_fork(rounded, base) : os::map_metadata(rounded, base);
   if (error != 0) return -ENOMEM;
   // In this order for a child forked in between: a base without a length is mapped anew.
   kept.length.store(0, std::memory_order_release);

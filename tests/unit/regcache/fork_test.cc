@@ -56,7 +56,7 @@ class Fork : public Regcache {
   }
 };
 
-// Fails when tables or records are not child-empty.
+// Fails when tables or records are not wiped on fork.
 TEST_F(Fork, I11_a_child_has_an_empty_cache_and_leaves_the_parents_registrar_alone) {
   StubDomain domain(fabric);
   char* block = span(10, 1);

@@ -12,17 +12,17 @@
 namespace rdmalloc::regcache {
 
 // Maps `length` zeroed bytes, lazily backed, never given back. 0 or -ENOMEM. Any thread.
-int map_child_empty(std::size_t length, std::uintptr_t* base);
+int map_wiped_on_fork(std::size_t length, std::uintptr_t* base);
 // But by who has just mapped it, and told nobody.
-void unmap_child_empty(std::uintptr_t base, std::size_t length);
+void unmap_wiped_on_fork(std::uintptr_t base, std::size_t length);
 // The same at `base`, in an os::reserve() of the caller's; on huge pages where base and length are
 // multiples of one, so that 100,000 records cost no miss of the TLB each.
-int commit_child_empty(std::uintptr_t base, std::size_t length);
+int commit_wiped_on_fork(std::uintptr_t base, std::size_t length);
 
 // A checkpoint forgets MADV_WIPEONFORK (CRIU 4.1.1). From the first on, until the second, a handler
 // of ours wipes all of it in a child, whatever the kernel does. 0 or -ENOMEM.
-int child_empty_doubt_promise();
+int wipe_on_fork_doubt_kernel();
 // Asks the kernel again for each mapping.
-void child_empty_promise_again();
+void wipe_on_fork_ask_again();
 
 }  // namespace rdmalloc::regcache

@@ -1,4 +1,4 @@
-#include "regcache/core/child_empty.h"
+#include "regcache/core/wiped_on_fork.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -10,8 +10,8 @@
 namespace rdmalloc::regcache {
 namespace {
 
-// Each map_child_empty() is used once per process for each table and pool chunk, so their number is
-// bounded (pool.h: chunks double up to 16 MiB, which is 131,072 registrations).
+// Each map_wiped_on_fork() is used once per process for each table and pool chunk, so their number
+// is bounded (pool.h: chunks double up to 16 MiB, which is 131,072 registrations).
 struct Mapping {
   std::uintptr_t base;
   std::size_t length;
@@ -39,7 +39,7 @@ void wipe_in_child() {
   each_mapping([all](const Mapping& mapping) {
     if (all || !mapping.is_wiped_by_kernel) os::decommit(mapping.base, mapping.length);
   });
-  if (all) child_empty_promise_again();
+  if (all) wipe_on_fork_ask_again();
 }
 
 int add_handler() {
@@ -64,13 +64,13 @@ int note_mapping(std::uintptr_t base, std::size_t length, bool is_wiped_by_kerne
 
 }  // namespace
 
-int child_empty_doubt_promise() {
+int wipe_on_fork_doubt_kernel() {
   if (int error = add_handler()) return error;
   is_promise_doubtful.store(true, std::memory_order_relaxed);
   return 0;
 }
 
-void child_empty_promise_again() {
+void wipe_on_fork_ask_again() {
   bool is_kept = true;
   each_mapping([&is_kept](const Mapping& mapping) {
     if (mapping.is_wiped_by_kernel) is_kept &= os::wipe_on_fork(mapping.base, mapping.length) == 0;
@@ -78,14 +78,14 @@ void child_empty_promise_again() {
   if (is_kept) is_promise_doubtful.store(false, std::memory_order_relaxed);
 }
 
-int map_child_empty(std::size_t length, std::uintptr_t* base) {
+int map_wiped_on_fork(std::size_t length, std::uintptr_t* base) {
   if (int error = os::map_metadata(length, base)) return error;
   int error = note_mapping(*base, length, os::wipe_on_fork(*base, length) == 0);
   if (error != 0) os::unreserve(*base, length);
   return error;
 }
 
-void unmap_child_empty(std::uintptr_t base, std::size_t length) {
+void unmap_wiped_on_fork(std::uintptr_t base, std::size_t length) {
   each_mapping([base](Mapping& mapping) {
     if (mapping.base == base)
       std::atomic_ref<std::size_t>(mapping.length).store(0, std::memory_order_relaxed);
@@ -93,7 +93,7 @@ void unmap_child_empty(std::uintptr_t base, std::size_t length) {
   os::unreserve(base, length);
 }
 
-int commit_child_empty(std::uintptr_t base, std::size_t length) {
+int commit_wiped_on_fork(std::uintptr_t base, std::size_t length) {
   if (int error = os::commit(base, length)) return error;
   if ((base | length) % kChunkBytes == 0 && arena_may_be_huge()) os::advise_huge(base, length);
   return note_mapping(base, length, os::wipe_on_fork(base, length) == 0);
