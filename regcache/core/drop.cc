@@ -6,7 +6,7 @@
 #include "regcache/core/at_exit.h"
 #include "regcache/core/callbacks.h"
 #include "regcache/core/history.h"
-#include "regcache/core/oracle.h"
+#include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 
@@ -84,7 +84,7 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
     warn_quarantined(domain, reg, answer.error);
   } else {
     note(event_of(reason), reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
-    oracle_deregistered(reg);
+    page_frames_deregistered(reg);
   }
   {
     LockGuard guard(domain.lock);
@@ -154,8 +154,8 @@ void warn_quarantined(Domain& domain, const Registration* reg, int error) {
 
 void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced) {
   if (!fills_slices(domain, reg)) return;
-  // The inline fast path knows no oracle.
-  if (table == domain.sticky && oracle_watches(domain)) return;
+  // The inline fast path checks no page frames.
+  if (table == domain.sticky && page_frames_are_checked(domain)) return;
   RecordNumber number = domain.number_of(reg);
   SliceRange slices = domain.slices_of(reg->base(), reg->end());
   for (std::size_t slice = slices.first; slice != slices.end; ++slice) {

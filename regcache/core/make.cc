@@ -8,7 +8,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/memlock.h"
-#include "regcache/core/oracle.h"
+#include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/foreign/foreign.h"
@@ -103,7 +103,7 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
 // many holders that no more can be counted.
 int hand_out(Domain& domain, const Request& request, Registration* found, std::uint64_t change,
              Registration** reg, rdmalloc_key* key) {
-  oracle_check(domain, found, request.low, request.high);
+  page_frames_check(domain, found, request.low, request.high);
   if (request.is_uncounted) {
     // A heap's needs no stickiness: it is held until the heap's end.
     int error = found->rest().kind == Kind::kHeap ? 0 : make_sticky(domain, found, request);
@@ -251,7 +251,7 @@ int ask_and_count(Domain& domain, Registration* reg) {
   }
   store_registrars_part(reg->head.key, key);
   auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
-  if (error == 0) oracle_registered(domain, reg);
+  if (error == 0) page_frames_registered(domain, reg);
   LockGuard guard(domain.lock);
   Counters& counters = domain.counters;
   counters.register_ns_total += took_ns;
@@ -570,7 +570,7 @@ int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
     int error = check_open(domain);
     return error == -EAGAIN ? error : -EACCES;
   }
-  oracle_check(domain, found, request.low, request.high);
+  page_frames_check(domain, found, request.low, request.high);
   // One with fewer rights, made since, may have taken the slots.
   publish_heaps(domain, found);
   *key = found->head.key;

@@ -5,7 +5,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/make.h"
-#include "regcache/core/oracle.h"
+#include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/foreign/foreign.h"
@@ -102,7 +102,7 @@ bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size
       reg->domain_index() == domain->index &&
       (!watch_was_used.load(std::memory_order_relaxed) || !reg->rest().is_watched ||
        state()->watch.allows(reg))) {
-    oracle_check(*domain, reg, low, low + length);
+    page_frames_check(*domain, reg, low, low + length);
     return true;
   }
   take_back(reg, 1 + kHit);
@@ -168,7 +168,7 @@ extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void
       (access & ~extent.access()) != 0 || (access << 1) == 0 ||
       extent.domain_index() != domain->index) [[unlikely]]
     return get_after_stranger(domain, addr, length, access, out, reg);
-  oracle_check(*domain, reg, low, low + length);
+  page_frames_check(*domain, reg, low, low + length);
   *out = reinterpret_cast<rdmalloc_reg*>(reg);
   return 0;
 }

@@ -98,7 +98,7 @@ struct alignas(64) RegistrationRest {
   // Outside the tree, by_stamp.left links lists: drops, in flight, free. Both link the ring of
   // those that are sticky.
   StampLinks by_stamp;
-  std::uint32_t frames;  // the oracle's handle (oracle.h)
+  std::uint32_t frames;  // the page-frame check's handle
   Kind kind;
   // In one byte, so written under the lock only, or by who alone has the record.
   bool is_sticky : 1;

@@ -8,7 +8,7 @@
 
 #include "regcache/core/domain.h"
 #include "regcache/core/invalidate.h"
-#include "regcache/core/oracle.h"
+#include "regcache/core/page_frame_check.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/slices.h"
 #include "regcache/foreign/byte_ranges.h"

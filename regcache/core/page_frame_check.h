@@ -56,24 +56,24 @@ class FrameStore {
 };
 
 // Whether hits of the domain are compared.
-bool oracle_watches(const Domain& domain);
+bool page_frames_are_checked(const Domain& domain);
 // Reads the frames of a registration that was just made.
-void oracle_registered(const Domain& domain, Registration* reg);
+void page_frames_registered(const Domain& domain, Registration* reg);
 // Forgets them.
-void oracle_deregistered(Registration* reg);
+void page_frames_deregistered(Registration* reg);
 // Compares those under [low, high); aborts at a stale one. The registration is held, or its
 // domain's lock is.
-void oracle_check(const Domain& domain, const Registration* reg, std::uintptr_t low,
-                  std::uintptr_t high);
+void page_frames_check(const Domain& domain, const Registration* reg, std::uintptr_t low,
+                       std::uintptr_t high);
 
 #else
 
-inline bool oracle_watches(const Domain&) {
+inline bool page_frames_are_checked(const Domain&) {
   return false;
 }
-inline void oracle_registered(const Domain&, Registration*) {}
-inline void oracle_deregistered(Registration*) {}
-inline void oracle_check(const Domain&, const Registration*, std::uintptr_t, std::uintptr_t) {}
+inline void page_frames_registered(const Domain&, Registration*) {}
+inline void page_frames_deregistered(Registration*) {}
+inline void page_frames_check(const Domain&, const Registration*, std::uintptr_t, std::uintptr_t) {}
 
 #endif
 

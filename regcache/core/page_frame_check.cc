@@ -1,4 +1,4 @@
-#include "regcache/core/oracle.h"
+#include "regcache/core/page_frame_check.h"
 
 #if RDMALLOC_CHECKED
 
@@ -116,13 +116,13 @@ void FrameStore::give(std::uint32_t handle, std::size_t pages) {
   free_[size_class] = handle;
 }
 
-bool oracle_watches(const Domain& domain) {
+bool page_frames_are_checked(const Domain& domain) {
   return (domain.ops.flags & RDMALLOC_REGISTRAR_PINS) != 0;
 }
 
-void oracle_registered(const Domain& domain, Registration* reg) {
+void page_frames_registered(const Domain& domain, Registration* reg) {
   // One for a single use is never found again.
-  if (!oracle_watches(domain) || reg->rest().kind == Kind::kPerUse) return;
+  if (!page_frames_are_checked(domain) || reg->rest().kind == Kind::kPerUse) return;
   Pages pages(reg->base(), reg->end());
   FrameStore& store = state()->frames;
   std::uint32_t handle = store.take(pages.count());
@@ -143,14 +143,14 @@ void oracle_registered(const Domain& domain, Registration* reg) {
   reg->rest().frames = handle;
 }
 
-void oracle_deregistered(Registration* reg) {
+void page_frames_deregistered(Registration* reg) {
   if (reg->rest().frames == 0) return;
   state()->frames.give(reg->rest().frames, Pages(reg->base(), reg->end()).count());
   reg->rest().frames = 0;
 }
 
-void oracle_check(const Domain& domain, const Registration* reg, std::uintptr_t low,
-                  std::uintptr_t high) {
+void page_frames_check(const Domain& domain, const Registration* reg, std::uintptr_t low,
+                       std::uintptr_t high) {
   if (reg->rest().frames == 0) return;
   std::uint64_t* words = state()->frames.at(reg->rest().frames);
   Pages registered(reg->base(), reg->end());

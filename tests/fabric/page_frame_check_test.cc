@@ -1,9 +1,9 @@
 // Checked builds: a registration whose pages were taken away behind the cache's back is found at
-// the next hit, by page frames (regcache/core/oracle.h). io_uring pins for real; the calls are raw
-// ones, which no preload sees.
+// the next hit, by page frames (regcache/core/page_frame_check.h). io_uring pins for real; the
+// calls are raw ones, which no preload sees.
 //
-// Seen to fail: without oracle_check() in reg_get, in take_found() and in hand_out(), one by one;
-// with publish() filling the sticky slots of a domain that is watched; with frames compared of
+// Seen to fail: without page_frames_check() in reg_get, in take_found() and in hand_out(), one by
+// one; with publish() filling the sticky slots of a domain that is watched; with frames compared of
 // domains that do not pin; with a page counted as stale that was not there at registration; without
 // the notes of purges.
 #include <gtest/gtest.h>
@@ -23,7 +23,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kBytes = 1 << 20;
 
 // Small pages: of a huge one a part may be taken away as well, but not everywhere.
-class StaleOracleDeathTest : public testing::Test {
+class PageFrameCheckDeathTest : public testing::Test {
  protected:
   void SetUp() override {
     GTEST_FLAG_SET(death_test_style, "threadsafe");
@@ -63,7 +63,7 @@ class StaleOracleDeathTest : public testing::Test {
   char* block = nullptr;
 };
 
-TEST_F(StaleOracleDeathTest, a_page_that_is_gone_ends_the_next_get) {
+TEST_F(PageFrameCheckDeathTest, a_page_that_is_gone_ends_the_next_get) {
   EXPECT_DEATH(
       {
         touch(block, kBytes);
@@ -74,7 +74,7 @@ TEST_F(StaleOracleDeathTest, a_page_that_is_gone_ends_the_next_get) {
       "gone.*history of that page.*registered .*io_uring generation .*in a call from 0x");
 }
 
-TEST_F(StaleOracleDeathTest, a_page_that_was_touched_again_ends_the_next_get) {
+TEST_F(PageFrameCheckDeathTest, a_page_that_was_touched_again_ends_the_next_get) {
   if (!sees_page_frames()) GTEST_SKIP() << "SKIP: no right to see page frames";
   EXPECT_DEATH(
       {
@@ -86,7 +86,7 @@ TEST_F(StaleOracleDeathTest, a_page_that_was_touched_again_ends_the_next_get) {
       "the page at 0x[0-9a-f]+ is another page now");
 }
 
-TEST_F(StaleOracleDeathTest, uncounted_keys_are_compared_each_time) {
+TEST_F(PageFrameCheckDeathTest, uncounted_keys_are_compared_each_time) {
   EXPECT_DEATH(
       {
         if (key(block, kBytes) == 0 || key(block, kBytes) == 0) _exit(1);
@@ -96,7 +96,7 @@ TEST_F(StaleOracleDeathTest, uncounted_keys_are_compared_each_time) {
       "a stale registration");
 }
 
-TEST_F(StaleOracleDeathTest, adopted_memory_whose_owner_breaks_his_word_is_found) {
+TEST_F(PageFrameCheckDeathTest, adopted_memory_whose_owner_breaks_his_word_is_found) {
   EXPECT_DEATH(
       {
         auto* foreign = static_cast<char*>(
@@ -109,7 +109,7 @@ TEST_F(StaleOracleDeathTest, adopted_memory_whose_owner_breaks_his_word_is_found
       "a stale registration.*history.*adopted.*registered");
 }
 
-TEST_F(StaleOracleDeathTest, the_history_tells_of_purges) {
+TEST_F(PageFrameCheckDeathTest, the_history_tells_of_purges) {
   EXPECT_DEATH(
       {
         std::uint64_t first = touch(block, kBytes);
@@ -126,7 +126,7 @@ TEST_F(StaleOracleDeathTest, the_history_tells_of_purges) {
 }
 
 // Of the pages that are asked for only.
-TEST_F(StaleOracleDeathTest, what_is_not_asked_for_is_not_compared) {
+TEST_F(PageFrameCheckDeathTest, what_is_not_asked_for_is_not_compared) {
   std::uint64_t generation = touch(block, kBytes);
   ASSERT_NE(generation, 0u);
   take_away(block + 3 * kPage, kPage);
@@ -136,7 +136,7 @@ TEST_F(StaleOracleDeathTest, what_is_not_asked_for_is_not_compared) {
 }
 
 // No pin: the page may move whenever the kernel likes, and whoever takes one away is not found.
-TEST_F(StaleOracleDeathTest, registrars_that_do_not_pin_are_left_alone) {
+TEST_F(PageFrameCheckDeathTest, registrars_that_do_not_pin_are_left_alone) {
   rdmalloc_registrar_ops ops = {};
   ops.size = sizeof ops;
   ops.name = "no pins";
@@ -156,7 +156,7 @@ TEST_F(StaleOracleDeathTest, registrars_that_do_not_pin_are_left_alone) {
 
 // Pages that were never touched are there once they are pinned, and a child that writes to its copy
 // leaves ours where they are.
-TEST_F(StaleOracleDeathTest, new_pages_and_children_are_no_reason) {
+TEST_F(PageFrameCheckDeathTest, new_pages_and_children_are_no_reason) {
   auto* fresh = static_cast<char*>(rdmalloc_malloc(4 * kBytes));
   std::uint64_t generation = touch(fresh, 4 * kBytes);
   ASSERT_NE(generation, 0u);
