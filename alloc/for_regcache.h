@@ -58,7 +58,7 @@
 #include "alloc/api/registration_statistics.h"
 //   RegistrationCounter RegistrationGroup RegistrationStatistics kMostRegistrationCounters
 //   kMostRegistrationGroups registration_statistics
-#include "alloc/interpose/hands_off.h"
-//   check_hands_off kChecksHands
+#include "alloc/interpose/foreign_calls.h"
+//   check_foreign_call kChecksForeignCalls
 #include "alloc/interpose/next_of.h"
 //   next_of

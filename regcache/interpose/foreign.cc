@@ -182,7 +182,7 @@ size_t attached_bytes(const void* address) {
 
 RDMALLOC_IN_FRONT_OF(munmap);
 int rdmalloc_in_front_of_munmap(void* address, size_t length) noexcept {
-  rdmalloc::check_hands_off("munmap", address, length);
+  rdmalloc::check_foreign_call("munmap", address, length);
   if (rdmalloc::notifiers_watch_foreign()) tell(address, length);
   return next_of(next_munmap, "munmap")(address, length);
 }
@@ -190,7 +190,7 @@ int rdmalloc_in_front_of_munmap(void* address, size_t length) noexcept {
 RDMALLOC_IN_FRONT_OF(madvise);
 int rdmalloc_in_front_of_madvise(void* address, size_t length, int advice) noexcept {
   if (takes_pages_away(advice)) {
-    rdmalloc::check_hands_off(name_of(advice), address, length);
+    rdmalloc::check_foreign_call(name_of(advice), address, length);
     if (rdmalloc::notifiers_watch_foreign()) tell(address, length);
   }
   return next_of(next_madvise, "madvise")(address, length, advice);
@@ -203,10 +203,11 @@ rdmalloc_in_front_of_process_madvise(int pidfd, const iovec* ranges, size_t coun
                                      unsigned flags) noexcept {
   // Told of whatever the process is: a registration too few, again.
   bool is_told = takes_pages_away(advice) && rdmalloc::notifiers_watch_foreign();
-  bool is_checked = rdmalloc::kChecksHands && takes_pages_away(advice) && is_this_process(pidfd);
+  bool is_checked =
+      rdmalloc::kChecksForeignCalls && takes_pages_away(advice) && is_this_process(pidfd);
   for (size_t i = 0; i < count && (is_told || is_checked); i++) {
     const iovec& range = ranges[i];
-    if (is_checked) rdmalloc::check_hands_off("process_madvise", range.iov_base, range.iov_len);
+    if (is_checked) rdmalloc::check_foreign_call("process_madvise", range.iov_base, range.iov_len);
     if (is_told) tell(range.iov_base, range.iov_len);
   }
   auto* next = next_of(next_process_madvise, "process_madvise");
@@ -221,9 +222,9 @@ rdmalloc_in_front_of_process_madvise(int pidfd, const iovec* ranges, size_t coun
 asm(".symver rdmalloc_in_front_of_mremap,mremap@" RDMALLOC_LIBC_VERSION);
 extern "C" __attribute__((visibility("default"), used)) void* rdmalloc_in_front_of_mremap(
     void* address, size_t length, size_t new_length, int flags, void* target) noexcept {
-  rdmalloc::check_hands_off("mremap", address, length);
+  rdmalloc::check_foreign_call("mremap", address, length);
   if ((flags & MREMAP_FIXED) != 0)
-    rdmalloc::check_hands_off("mremap(MREMAP_FIXED)", target, new_length);
+    rdmalloc::check_foreign_call("mremap(MREMAP_FIXED)", target, new_length);
   if (rdmalloc::notifiers_watch_foreign()) {
     tell(address, length);
     if ((flags & MREMAP_FIXED) != 0) tell(target, new_length);
@@ -235,7 +236,7 @@ namespace {
 
 void* map(void* address, size_t length, int protection, int flags, int fd, off_t offset) {
   if ((flags & MAP_FIXED) != 0) {  // what lay there goes
-    rdmalloc::check_hands_off("mmap(MAP_FIXED)", address, length);
+    rdmalloc::check_foreign_call("mmap(MAP_FIXED)", address, length);
     if (rdmalloc::notifiers_watch_foreign()) tell(address, length);
   }
   return next_of(next_mmap, "mmap")(address, length, protection, flags, fd, offset);

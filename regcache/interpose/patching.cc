@@ -32,7 +32,7 @@ bool holds_madvise(const void* address, size_t length) {
 RDMALLOC_IN_FRONT_OF(mprotect);
 int rdmalloc_in_front_of_mprotect(void* address, size_t length, int protection) noexcept {
   constexpr int kAll = PROT_READ | PROT_WRITE;
-  if ((protection & kAll) != kAll) rdmalloc::check_hands_off("mprotect", address, length);
+  if ((protection & kAll) != kAll) rdmalloc::check_foreign_call("mprotect", address, length);
   auto* next = rdmalloc::next_of(next_mprotect, "mprotect");
   if (!holds_madvise(address, length)) return next(address, length, protection);
   bool begins = (protection & PROT_WRITE) != 0;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Others' hands on memory of malloc's: a checked build reports each call with the address and
+// Foreign calls over memory of malloc's: a checked build reports each call with the address and
 // aborts; a release build lets it through, and what happens then is what docs/behaviours.md says.
 //
-// Seen to fail: with check_hands_off() returning at once (all that are reported), and with it not
-// asking for the purge turn (purges of our own).
+// Seen to fail: with check_foreign_call() returning at once (all that are reported), and with it
+// not asking for the purge turn (purges of our own).
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -50,7 +50,7 @@ int pidfd_of(pid_t pid) {
   return static_cast<int>(syscall(SYS_pidfd_open, pid, 0));
 }
 
-class OthersHands : public ::testing::Test {
+class ForeignCalls : public ::testing::Test {
  protected:
   void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
 };
@@ -63,49 +63,49 @@ void expect_reported(const std::string& name, const std::function<void(char*)>& 
                "rdmalloc: " + name + " by others over memory of malloc's:? .*0x[0-9a-f]+");
 }
 
-TEST_F(OthersHands, checked_madvise_dontneed_is_reported) {
+TEST_F(ForeignCalls, checked_madvise_dontneed_is_reported) {
   expect_reported("madvise\\(MADV_DONTNEED\\)",
                   [](char* at) { madvise(at, page_bytes(), MADV_DONTNEED); });
 }
-TEST_F(OthersHands, checked_madvise_free_is_reported) {
+TEST_F(ForeignCalls, checked_madvise_free_is_reported) {
   expect_reported("madvise\\(MADV_FREE\\)", [](char* at) { madvise(at, page_bytes(), MADV_FREE); });
 }
-TEST_F(OthersHands, checked_madvise_remove_is_reported) {
+TEST_F(ForeignCalls, checked_madvise_remove_is_reported) {
   expect_reported("madvise\\(MADV_REMOVE\\)",
                   [](char* at) { madvise(at, page_bytes(), MADV_REMOVE); });
 }
-TEST_F(OthersHands, checked_process_madvise_is_reported) {
+TEST_F(ForeignCalls, checked_process_madvise_is_reported) {
   if (process_madvise == nullptr) GTEST_SKIP() << "SKIP: this libc has no process_madvise (2.36)";
   expect_reported("process_madvise", [](char* at) {
     iovec range = {at, page_bytes()};
     process_madvise(pidfd_of(getpid()), &range, 1, MADV_DONTNEED, 0);
   });
 }
-TEST_F(OthersHands, checked_mremap_is_reported) {
+TEST_F(ForeignCalls, checked_mremap_is_reported) {
   expect_reported(
       "mremap", [](char* at) { (void)mremap(at, page_bytes(), 2 * page_bytes(), MREMAP_MAYMOVE); });
 }
-TEST_F(OthersHands, checked_mremap_onto_it_is_reported) {
+TEST_F(ForeignCalls, checked_mremap_onto_it_is_reported) {
   expect_reported("mremap\\(MREMAP_FIXED\\)", [](char* at) {
     void* theirs =
         mmap(nullptr, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     (void)mremap(theirs, page_bytes(), page_bytes(), MREMAP_MAYMOVE | MREMAP_FIXED, at);
   });
 }
-TEST_F(OthersHands, checked_mmap_fixed_is_reported) {
+TEST_F(ForeignCalls, checked_mmap_fixed_is_reported) {
   expect_reported("mmap\\(MAP_FIXED\\)", [](char* at) {
     (void)mmap(at, page_bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED,
                -1, 0);
   });
 }
-TEST_F(OthersHands, checked_munmap_is_reported) {
+TEST_F(ForeignCalls, checked_munmap_is_reported) {
   expect_reported("munmap", [](char* at) { munmap(at, page_bytes()); });
 }
-TEST_F(OthersHands, checked_mprotect_is_reported) {
+TEST_F(ForeignCalls, checked_mprotect_is_reported) {
   expect_reported("mprotect", [](char* at) { mprotect(at, page_bytes(), PROT_NONE); });
   expect_reported("mprotect", [](char* at) { mprotect(at, page_bytes(), PROT_READ); });
 }
-TEST_F(OthersHands, checked_a_range_that_only_touches_it_is_reported) {
+TEST_F(ForeignCalls, checked_a_range_that_only_touches_it_is_reported) {
   // A whole gigabyte, as of a program that unmaps too much.
   expect_reported("munmap", [](char* at) { munmap(at - 16 * kMiB, 1024 * kMiB); });
   expect_reported("madvise\\(MADV_DONTNEED\\)",
@@ -136,7 +136,7 @@ bool malloc_goes_on() {
   return true;
 }
 
-TEST_F(OthersHands, release_emptied_pages_read_as_zero_and_malloc_goes_on) {
+TEST_F(ForeignCalls, release_emptied_pages_read_as_zero_and_malloc_goes_on) {
   for (size_t bytes : {20 * kKiB, 5 * kMiB}) {
     EXPECT_EQ(in_child([bytes] {
                 auto* block = static_cast<char*>(aligned_alloc(page_bytes(), bytes));
@@ -150,7 +150,7 @@ TEST_F(OthersHands, release_emptied_pages_read_as_zero_and_malloc_goes_on) {
         << bytes;
   }
 }
-TEST_F(OthersHands, release_madvise_free_leaves_the_block_usable) {
+TEST_F(ForeignCalls, release_madvise_free_leaves_the_block_usable) {
   EXPECT_EQ(in_child([] {
               char* at = pages_of_malloc();
               if (madvise(at, page_bytes(), MADV_FREE) != 0) return false;
@@ -160,13 +160,13 @@ TEST_F(OthersHands, release_madvise_free_leaves_the_block_usable) {
             }),
             0);
 }
-TEST_F(OthersHands, release_madvise_remove_is_refused_by_the_kernel) {
+TEST_F(ForeignCalls, release_madvise_remove_is_refused_by_the_kernel) {
   char* at = pages_of_malloc();
   EXPECT_EQ(madvise(at, page_bytes(), MADV_REMOVE), -1);
   EXPECT_EQ(errno, EINVAL);
   EXPECT_EQ(at[5], 7);
 }
-TEST_F(OthersHands, release_process_madvise_is_as_madvise_or_refused) {
+TEST_F(ForeignCalls, release_process_madvise_is_as_madvise_or_refused) {
   if (process_madvise == nullptr) GTEST_SKIP() << "SKIP: this libc has no process_madvise (2.36)";
   char* at = pages_of_malloc();
   iovec range = {at, page_bytes()};
@@ -174,7 +174,7 @@ TEST_F(OthersHands, release_process_madvise_is_as_madvise_or_refused) {
   printf("process_madvise(MADV_DONTNEED): %zd\n", done);
   EXPECT_EQ(at[5], done < 0 ? 7 : 0);
 }
-TEST_F(OthersHands, release_pages_mapped_anew_belong_to_the_block) {
+TEST_F(ForeignCalls, release_pages_mapped_anew_belong_to_the_block) {
   EXPECT_EQ(in_child([] {
               char* at = pages_of_malloc(1000);
               void* got = mmap(at, page_bytes(), PROT_READ | PROT_WRITE,
@@ -183,7 +183,7 @@ TEST_F(OthersHands, release_pages_mapped_anew_belong_to_the_block) {
             }),
             0);
 }
-TEST_F(OthersHands, release_protected_pages_fault_until_they_are_unprotected) {
+TEST_F(ForeignCalls, release_protected_pages_fault_until_they_are_unprotected) {
   int status = in_child([] {
     char* at = pages_of_malloc();
     if (mprotect(at, page_bytes(), PROT_READ) != 0) return false;
@@ -200,7 +200,7 @@ TEST_F(OthersHands, release_protected_pages_fault_until_they_are_unprotected) {
             }),
             0);
 }
-TEST_F(OthersHands, release_unmapped_or_moved_pages_fault_at_the_next_touch) {
+TEST_F(ForeignCalls, release_unmapped_or_moved_pages_fault_at_the_next_touch) {
   for (bool moves : {false, true}) {
     int status = in_child([moves] {
       char* at = pages_of_malloc();
@@ -223,7 +223,7 @@ TEST_F(OthersHands, release_unmapped_or_moved_pages_fault_at_the_next_touch) {
 #endif
 
 // What must pass in every build.
-TEST_F(OthersHands, calls_beside_our_memory_and_harmless_ones_pass) {
+TEST_F(ForeignCalls, calls_beside_our_memory_and_harmless_ones_pass) {
   const size_t page = page_bytes();
   char* at = pages_of_malloc();
   EXPECT_EQ(madvise(at, page, MADV_WILLNEED), 0);
@@ -257,7 +257,7 @@ TEST_F(OthersHands, calls_beside_our_memory_and_harmless_ones_pass) {
   }
 }
 
-TEST_F(OthersHands, purges_of_our_own_are_none) {
+TEST_F(ForeignCalls, purges_of_our_own_are_none) {
   if (rdmalloc_purge == nullptr) GTEST_SKIP() << "SKIP: not on rdmalloc";
   for (int round = 0; round < 20; round++) {
     std::vector<void*> blocks;

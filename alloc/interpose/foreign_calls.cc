@@ -1,4 +1,4 @@
-#include "alloc/interpose/hands_off.h"
+#include "alloc/interpose/foreign_calls.h"
 
 #if RDMALLOC_CHECKED
 
@@ -8,7 +8,7 @@
 
 namespace rdmalloc {
 
-void check_hands_off(const char* call, const void* address, std::size_t length) {
+void check_foreign_call(const char* call, const void* address, std::size_t length) {
   std::size_t extent = arena.extent();  // before base: see arena.h. 0: nothing is ours yet
   auto begin = reinterpret_cast<std::uintptr_t>(address);
   std::size_t room = UINTPTR_MAX - begin;
