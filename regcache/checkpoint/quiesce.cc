@@ -167,7 +167,7 @@ void empty_domains(State& all) {
     wait_for_drops(domain);
     course.steps[domain.index] = Step::kEmptied;
   });
-  // A lost domain is not suspended, but heaps and pools have let go of what they had there too.
+  // A lost domain is not suspended, but heaps and pools have given back what they had there too.
   for (std::size_t i = 0; i < kMostDomains; ++i) {
     if (course.steps[i] >= Step::kSuspended) continue;
     std::uint64_t gone = drop_list(all.domains[i], drops[i], Reason::kAsked);

@@ -291,7 +291,7 @@ bool unsuspend(Registration* reg) {
   return (reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) == 1;
 }
 
-void let_go(Registration* reg, Registration** drops) {
+void give_reference_back(Registration* reg, Registration** drops) {
   // Acquire: pairs with the release in put(), so that earlier holders are done with it.
   if ((reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) != 1) return;
   reg->next() = *drops;

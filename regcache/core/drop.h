@@ -53,7 +53,7 @@ void reopen(Domain& domain, Registration* reg, bool was_sticky);
 // Takes back the reference that a heap or a pool has to a registration, at a checkpoint. One that
 // nobody else holds (of those with remote rights: they are not suspended) joins *drops, a list for
 // drop_list().
-void let_go(Registration* reg, Registration** drops);
+void give_reference_back(Registration* reg, Registration** drops);
 
 // Closes an open registration, whoever holds it, and holds it: nobody finds it any more, and its
 // last put does not end it.

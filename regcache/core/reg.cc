@@ -110,10 +110,10 @@ bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size
 }
 
 // The same for a slot whose record was another's by the time we held it.
-[[gnu::noinline]] int get_after_stranger(Domain* domain, const void* addr, std::size_t length,
-                                         std::uint32_t access, rdmalloc_reg** out,
-                                         Registration* stranger) {
-  take_back(stranger, 1 + kHit);
+[[gnu::noinline]] int get_after_wrong_record(Domain* domain, const void* addr, std::size_t length,
+                                             std::uint32_t access, rdmalloc_reg** out,
+                                             Registration* wrong) {
+  take_back(wrong, 1 + kHit);
   return get_slow(domain, addr, length, access, out);
 }
 
@@ -167,7 +167,7 @@ extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void
   if (inside >= extent.length() || length - 1 >= extent.length() - inside ||
       (access & ~extent.access()) != 0 || (access << 1) == 0 ||
       extent.domain_index() != domain->index) [[unlikely]]
-    return get_after_stranger(domain, addr, length, access, out, reg);
+    return get_after_wrong_record(domain, addr, length, access, out, reg);
   page_frames_check(*domain, reg, low, low + length);
   *out = reinterpret_cast<rdmalloc_reg*>(reg);
   return 0;

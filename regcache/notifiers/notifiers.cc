@@ -119,7 +119,7 @@ bool leads_to_who_is_told(const void* target) {
          is_there(ucm.function.load(std::memory_order_acquire));
 }
 
-bool is_patched_by_a_stranger() {
+bool is_patched_by_unknown_library() {
   const unsigned char* text = libc_madvise();
   if (text == nullptr || known.is_fronted.load(std::memory_order_relaxed)) return true;
   return begins_with_jump(text) && !leads_to_who_is_told(jump_target(text));
@@ -135,7 +135,7 @@ bool fabric_is_told() {
 // Whether a raw decommit could go unheard by some cache.
 bool needs_libc() {
   if (options().notify == NotifyMode::kOff) return false;
-  if (!is_explicit() || !is_certain() || is_patched_by_a_stranger()) return true;
+  if (!is_explicit() || !is_certain() || is_patched_by_unknown_library()) return true;
   auto is_untold = [](const auto& target, const std::atomic<bool>& is_there) {
     return is_there.load(std::memory_order_relaxed) &&
            target.function.load(std::memory_order_acquire) == nullptr;

@@ -271,7 +271,7 @@ void give_back(State& all, Registration** drops) {
     if (reg == nullptr) return;
     std::size_t domain = reg->domain_index();
     LockGuard guard(all.domains[domain].lock);
-    let_go(reg, &drops[domain]);
+    give_reference_back(reg, &drops[domain]);
   });
 }
 

@@ -422,7 +422,7 @@ TEST_F(Quiesce, one_whose_registrar_refuses_the_heap_is_lost) {
 }
 
 // Seen to fail with the loop over what is not suspended taken out of empty_domains().
-TEST_F(Quiesce, what_heaps_and_pools_let_go_of_in_a_lost_domain_ends) {
+TEST_F(Quiesce, what_heaps_and_pools_give_back_in_a_lost_domain_ends) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
   ASSERT_NE(heap, nullptr);
