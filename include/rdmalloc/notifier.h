@@ -25,9 +25,9 @@ enum rdmalloc_notifier {
  *  its own: ours refuses every registration of memory that is not ours, so that libfabric uses it
  *  once and does not cache it. Attach it before the first domain is opened. AUTO leaves libfabric
  * to Open MPI where that is loaded, since Open MPI imports a monitor of its own. Returns 0; -ENOENT
- * (not loaded), -EALREADY, -EBUSY (libfabric has an active monitor, or one of somebody else),
- * -ENOTSUP (libfabric before 1.14, or built without its headers), -ENOMEM (it can't be kept in
- * memory), -EINVAL. Any thread that holds no fabric's lock; not inside a page event. */
+ * (not loaded), -EALREADY, -EBUSY (libfabric has an active monitor, or one that another library
+ * imported), -ENOTSUP (libfabric before 1.14, or built without its headers), -ENOMEM (it can't be
+ * kept in memory), -EINVAL. Any thread that holds no fabric's lock; not inside a page event. */
 RDMALLOC_API int rdmalloc_notifier_attach(enum rdmalloc_notifier which);
 
 /** Undoes attach, and returns once no notification of it runs. Purges go on, told by way of libc's
@@ -44,7 +44,7 @@ struct rdmalloc_notifier_info {
   uint32_t is_started;  /**< libfabric: it has a domain that caches; others: same as attached */
   int32_t error;        /**< what the last attach returned */
   uint32_t calls_libc;  /**< decommits also go through libc's madvise (tier T0) */
-  uint32_t is_madvise_patched; /**< somebody's jump stands at the head of libc's madvise */
+  uint32_t is_madvise_patched; /**< a library's jump stands at the head of libc's madvise */
   uint64_t told;               /**< ranges told to it */
   uint64_t refused;            /**< libfabric: registrations of foreign memory refused */
   const char* explanation;     /**< one sentence, static storage */

@@ -197,7 +197,7 @@ RDMALLOC_API int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes);
  * when there is no such heap, or none any more. Any thread, also inside the callback of a walk.
  *
  *  A registered heap is deregistered first, on this thread. Transfers from and to it must have
- *  ended: nobody here can know of them, and what a device does with a key that is gone is the
+ *  ended: rdmalloc can't know of them, and what a device does with a key that is gone is the
  *  fabric's affair. -EBUSY, with nothing changed, while a registration of its memory is held by
  *  rdmalloc_reg_get(); -EDEADLK inside a page event. Memory that a registrar could not deregister
  *  stays out of reach for ever. */
@@ -231,7 +231,7 @@ typedef int (*rdmalloc_heap_walk_fn)(void* block, size_t usable_bytes, void* arg
 /** Calls `fn` for each block of the heap in use, by rising address. No lock is held in `fn`, which
  *  may allocate and free anything, this block and others of the heap too; when it destroys the heap
  *  the walk ends with -EINVAL. Blocks allocated or freed meanwhile may or may not be seen, and the
- *  bytes of a block may be looked at only if nobody else can free it. Returns 0, what `fn`
+ *  bytes of a block may be read only if no other thread can free it. Returns 0, what `fn`
  * returned, or -EINVAL when there is no such heap. Any thread. */
 RDMALLOC_API int rdmalloc_heap_walk(struct rdmalloc_heap* heap, rdmalloc_heap_walk_fn fn,
                                     void* arg);
@@ -279,7 +279,7 @@ enum rdmalloc_purge_reason {
  *  rdmalloc_range_is_idle() is false, for its neighbours may live). For a page the order is always
  *      reserve, use, (purge, purged, reuse)*
  *  and each is told once. `use` and `reuse` are told late (at the purge thread's next turn, at the
- *  latest before the next purge of that range), since malloc itself may call nobody (I1). */
+ *  latest before the next purge of that range), since malloc itself may call no observer (I1). */
 struct rdmalloc_observer_ops {
   size_t size; /**< sizeof(struct rdmalloc_observer_ops) */
   /** Address space became ours; nothing in it is handed out yet. */
@@ -318,7 +318,7 @@ RDMALLOC_API int rdmalloc_observer_remove(struct rdmalloc_observer* observer);
  *  memory are left (0: all that can go, pages of slabs in use too). Flushes the calling thread's
  *  magazines first. Returns the number of bytes purged, or -EDEADLK inside a page event, -EBUSY
  *  while purging is paused. Calls observers, registrars and the kernel: only at a moment the caller
- *  knows to be safe (he holds no fabric's lock). */
+ *  knows to be safe (the caller holds no fabric's lock). */
 RDMALLOC_API int64_t rdmalloc_purge(size_t keep_bytes);
 
 /** Holds all purging until the matching resume; pauses nest. Returns after a purge under way has
@@ -336,7 +336,8 @@ RDMALLOC_API int rdmalloc_purge_resume(void);
  *  RDMALLOC_FOREIGN=watch; stops and joins every thread of rdmalloc. malloc and free go on, and
  * wait for nothing of this; nothing is purged before rdmalloc_resume(), and calls that would
  * register return -EAGAIN (regcache.h, "checkpoints"). Uncounted keys and those of registered heaps
- * and pools end here: the caller, or the domains' `event` functions, answer for nobody using one.
+ * and pools end here: the caller, or the domains' `event` functions, ensure that no thread uses
+ * one.
  *
  *  It ends up to five seconds late where an io_uring has made the kernel's own threads.
  *

@@ -273,9 +273,9 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
     if (__builtin_expect(number != 0, 1)) {
       const struct rdmalloc_reg_head* reg = (const struct rdmalloc_reg_head*)at;
       /* Acquire: a domain that ends beside us empties the slot before its record may become
-       * another's: who reads anything of that one finds the slot changed. Pairs with the release in
+       * another's: a reader of that one's fields finds the slot changed. Pairs with the release in
        * fill_in() and store_key(). (After an invalidation the same record may be in the slot again:
-       * its caller answers for nobody asking meanwhile.) */
+       * its caller ensures that no thread asks meanwhile.) */
       uintptr_t inside = (uintptr_t)addr - __atomic_load_n(&reg->base, __ATOMIC_ACQUIRE);
       uint64_t extent = __atomic_load_n(&reg->extent, __ATOMIC_ACQUIRE), reg_length = extent >> 16;
       uint32_t rights = RDMALLOC_NO_REGISTER | (uint8_t)extent;
@@ -326,7 +326,7 @@ static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rd
 
 /** Forgets registrations over [addr, addr+length) in `domain` (NULL: in all). None of them is
  *  found by a later get; each is deregistered after its last put. Uncounted keys end here: the
- *  caller answers for nobody using one. `done(arg)` is called once, when the last of them is
+ *  caller ensures that no thread uses one. `done(arg)` is called once, when the last of them is
  *  gone, on this thread or on the thread that drops it; it may be NULL, and it is called too for
  *  a registration that the registrar could not undo. Returns the number of registrations
  *  invalidated, or -EINVAL, -ECHILD, -EDEADLK (inside a page event) with nothing done, or
@@ -414,7 +414,7 @@ RDMALLOC_API int rdmalloc_quiesce_stats(struct rdmalloc_quiesce_counters* stats)
 
 /* ------------------------------------------------------------------ foreign memory */
 
-/** Vouches for memory that is not ours: nobody takes its pages away, by munmap, mmap over it,
+/** Vouches for memory that is not ours: no thread takes its pages away, by munmap, mmap over it,
  * mremap, madvise or truncating its file, before rdmalloc_disown() has returned 0. From now on
  * reg_get with local access caches its registrations, page by page as asked, like those of owned
  * memory; a hit takes no lock. Remote ones still end at their put (I13). Adopted ranges may touch
@@ -435,8 +435,8 @@ RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length);
 
 /** What RDMALLOC_FOREIGN=watch does: from the opening of the first domain to the closing of the
  *  last, userfaultfd tells when pages of registered foreign memory go, so that reg_get with local
- *  access may cache it without anybody's word. Private anonymous memory only; whatever can't be
- *  watched, and whatever is asked for while something is changing, is registered for each use. */
+ *  access may cache it without rdmalloc_adopt(). Private anonymous memory only. Memory that can't
+ * be watched, or that is asked for while something is changing, is registered for each use. */
 struct rdmalloc_watch_counters {
   size_t size;
   uint64_t is_on;     /**< 1: watching */
@@ -485,15 +485,15 @@ struct rdmalloc_heap_region_info {
 };
 
 /** Fills *info for the index-th region of the heap, counted from 0. Returns 0, -ENOENT past the
- * last one, -EINVAL (no registered heap, a bad size), -ECHILD. Any thread; calls nobody, takes no
- *  lock. */
+ * last one, -EINVAL (no registered heap, a bad size), -ECHILD. Any thread; calls no registrar,
+ * takes no lock. */
 RDMALLOC_API int rdmalloc_heap_region(struct rdmalloc_heap* heap, size_t index,
                                       struct rdmalloc_heap_region_info* info);
 
 /** The key of [addr, addr+length), any bytes in one of the heap's blocks, with the domain_index-th
  *  domain of its list. Returns 0, -EFAULT (not inside one region of this heap), -EINVAL (no
  *  registered heap, no such domain, length 0), -ENODEV (that domain is lost), -ECHILD. Any thread;
- *  calls nobody, takes no lock. */
+ *  calls no registrar, takes no lock. */
 RDMALLOC_API int rdmalloc_heap_key(struct rdmalloc_heap* heap, size_t domain_index,
                                    const void* addr, size_t length, struct rdmalloc_key* key);
 
@@ -546,24 +546,24 @@ RDMALLOC_API int rdmalloc_pool_create(struct rdmalloc_domain* const* domains, si
 /** A buffer of at least `bytes`: a small one where that suffices. From a cache of this thread, or
  *  from those of others when there is no other, so none is out of reach. Returns 0 and sets
  *  *buffer; -EAGAIN when all of that size are out (counted), -EMSGSIZE (longer than a large one),
- *  -EINVAL, -ECHILD. Any thread; calls no registrar and nobody else. */
+ *  -EINVAL, -ECHILD. Any thread; calls no registrar and no callback. */
 RDMALLOC_API int rdmalloc_pool_get(struct rdmalloc_pool* pool, size_t bytes,
                                    struct rdmalloc_buffer** buffer);
 
-/** Gives a buffer back, from any thread. When somebody waits for one of its size, the one who has
+/** Gives a buffer back, from any thread. When a waiter waits for one of its size, the one that has
  *  waited longest gets it, and its callback runs here, on this thread, before the call returns:
  *  put where that is safe. Returns 0, or -EINVAL for what is no buffer of this pool, or is not out
  *  (put twice); nothing happens then. -ECHILD. */
 RDMALLOC_API int rdmalloc_pool_put(struct rdmalloc_pool* pool, struct rdmalloc_buffer* buffer);
 
-/** Somebody who waits for a buffer. The caller's memory, his again when `ready` is called or
+/** A waiter for a buffer. The caller's memory, the caller's again when `ready` is called or
  *  rdmalloc_pool_cancel() has returned 0. */
 struct rdmalloc_pool_waiter {
   /** Called once, with the buffer, which is the waiter's to put. On the thread that put it, inside
-   *  rdmalloc_pool_put(), under no lock of rdmalloc; that thread's caller may hold locks of his
-   * own. May get, put, wait and cancel, and register: the callbacks for buffers that it puts run
-   * after it has returned, not inside it, however many there are. An exception may leave it: the
-   * put has happened then. */
+   *  rdmalloc_pool_put(), under no lock of rdmalloc; that thread may hold locks of the
+   * program's. May get, put, wait and cancel, and register: the callbacks for buffers that it puts
+   * run after it has returned, not inside it, however many there are. An exception may leave it:
+   * the put has happened then. */
   void (*ready)(struct rdmalloc_pool_waiter* waiter, struct rdmalloc_buffer* buffer);
   void* arg;                         /**< the caller's */
   struct rdmalloc_pool_waiter* next; /**< private */
@@ -605,7 +605,7 @@ RDMALLOC_API int rdmalloc_pool_stats(struct rdmalloc_pool* pool,
                                      struct rdmalloc_pool_counters* stats);
 
 /** Deregisters the buffers and frees them. -EBUSY, with nothing changed, while a buffer is out;
- *  whoever waits, waits for one that is out, so there is no waiter then either. No other thread may
+ *  a waiter waits for one that is out, so there is no waiter then either. No other thread may
  *  be in a call for this pool; threads that used it need not have ended. 0, -EINVAL. Calls
  *  registrars.
  *

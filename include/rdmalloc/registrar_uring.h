@@ -37,9 +37,10 @@ struct rdmalloc_uring;
  * buffer is gone, which deregistering waits for.
  *
  *  A ring of our own is closed by rdmalloc_quiesce() and made anew by rdmalloc_resume(), in the
- * same struct io_uring: take what was submitted before. One of the caller's is closed by him, in
- * the domain's `event` at RDMALLOC_DOMAIN_CLOSE, with no thread in rdmalloc_uring_reap(), and made
- *  again at RDMALLOC_DOMAIN_OPEN, in the same struct; else it keeps the process from being quiesced
+ * same struct io_uring: take what was submitted before. The caller closes a ring of its own, in
+ * the domain's `event` at RDMALLOC_DOMAIN_CLOSE, with no thread in rdmalloc_uring_reap(), and makes
+ * it again at RDMALLOC_DOMAIN_OPEN, in the same struct; else it keeps the process from being
+ * quiesced
  *  (-EBUSY).
  *
  *  0; -ENOTSUP: a ring made with IORING_SETUP_SINGLE_ISSUER, which other threads can't register

@@ -35,9 +35,10 @@ RDMALLOC_API int rdmalloc_domain_open_verbs_device(const char* device, unsigned 
  *  quiesced; -EINVAL: no domain over verbs. Any thread. */
 RDMALLOC_API int rdmalloc_verbs_pd(struct rdmalloc_domain* domain, struct ibv_pd** pd);
 
-/** Gives a domain over the user's protection domain another: his new one, at RDMALLOC_DOMAIN_OPEN,
- *  after he closed the one before, and its device, at RDMALLOC_DOMAIN_CLOSE. 0; -EBUSY: something
- * is registered with the one before; -EINVAL. No other thread may be in a call for this domain. */
+/** Gives a domain over the user's protection domain another: the user's new one, at
+ * RDMALLOC_DOMAIN_OPEN, after the user closed the one before, and its device, at
+ * RDMALLOC_DOMAIN_CLOSE. 0; -EBUSY: something is registered with the one before; -EINVAL. No other
+ * thread may be in a call for this domain. */
 RDMALLOC_API int rdmalloc_verbs_set_pd(struct rdmalloc_domain* domain, struct ibv_pd* pd);
 
 #ifdef __cplusplus

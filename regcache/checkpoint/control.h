@@ -2,8 +2,8 @@
 //
 // Asked by a signal to that very thread, which waits for it and is the only one that has it blocked
 // for that: no handler is installed, the program's own signals and masks are as they were, and the
-// kernel lets only the same user (or root) send it. Answered by the thread's name, which anybody
-// may read:
+// kernel lets only the same user (or root) send it. Answered by the thread's name, which any
+// process may read:
 //
 //   rdmckpt          waits                        value of the signal:
 //   rdmckpt:7:busy   works at request 7             31 .. 8   milliseconds to wait

@@ -1,11 +1,11 @@
 // rdmalloc_quiesce() and rdmalloc_resume(): the process without a registration, a device or a
 // thread of ours, so that a checkpoint can be taken of it, and back.
 //
-//   open ──► gate closed ──► purging stopped ──► PREPARE ──► suspended ──► nobody holds any
+//   open ──► gate closed ──► purging stopped ──► PREPARE ──► suspended ──► none is held
 //                                                                        │
 //   quiesced ◄── no bad file open ◄── registrars closed ◄── CLOSE ◄── deregistered
 //
-// Up to "nobody holds any" a way back changes nothing: a suspended registration is closed, so that
+// Up to "none is held" a way back changes nothing: a suspended registration is closed, so that
 // no get finds it, and held by us, so that no put ends it (suspend(), core/drop.h). From there on
 // the way back is a resume.
 //
@@ -106,8 +106,8 @@ void suspend_domain(Domain& domain, Step& step) {
     reg->rest().is_stale = true;
 }
 
-// Whether nobody but heaps, pools and we hold a registration of the domain, and none is being made
-// or dropped.
+// Whether only heaps, pools and this quiesce hold registrations of the domain, and none is being
+// made or dropped.
 bool is_idle(State& all, Domain& domain) {
   drain_deferred(domain);
   std::uint64_t ours = 0;
@@ -270,7 +270,7 @@ void reopen_domain(Domain& domain) {
   drop_list(domain, drops, Reason::kAsked);
 }
 
-// Those of the course that nobody has closed since.
+// Those of the course that were not closed since.
 bool is_stopped(const Domain& domain) {
   Phase phase = domain.phase.load(std::memory_order_acquire);
   return phase == Phase::kIsChanging || phase == Phase::kIsQuiesced;
@@ -411,7 +411,7 @@ extern "C" RDMALLOC_API int rdmalloc_quiesce(int timeout_ms) {
   std::int64_t deadline_ns = deadline_of(timeout_ms);
   int error = begin_turn(freezer, deadline_ns) ? 0 : -ETIMEDOUT;
   if (error == 0) {
-    // Under the turn, so nobody else counts.
+    // Under the turn, so no other thread counts.
     std::uint32_t depth = freezer.depth.load(std::memory_order_relaxed);
     if (depth == 0) error = quiesce_all(deadline_ns);
     if (error == 0) freezer.depth.store(depth + 1, std::memory_order_relaxed);

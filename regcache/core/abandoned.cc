@@ -19,7 +19,7 @@ bool is_over(int error) {
 bool try_all(State& all) {
   bool is_some_left = false;
   for (RegisteredHeap& heap : all.heaps) {
-    // Acquire: pairs with the release of whoever abandons it. The flag goes with the place.
+    // Acquire: pairs with the release in abandon(). The flag goes with the place.
     if (!heap.is_abandoned.load(std::memory_order_acquire)) continue;
     std::uint64_t handle = heap.handle.load(std::memory_order_acquire);
     is_some_left |= !is_over(rdmalloc_heap_destroy(reinterpret_cast<rdmalloc_heap*>(handle)));
@@ -27,7 +27,7 @@ bool try_all(State& all) {
   for (std::size_t i = 0; i < kMostDomains; ++i) {
     Domain& domain = all.domains[i];
     if (!domain.is_abandoned.load(std::memory_order_acquire)) continue;
-    // One thread at a time is here, so nobody else has closed it and opened another in its place.
+    // One thread at a time is here, so no other has closed it and opened another in its place.
     is_some_left |= !is_over(rdmalloc_domain_close(reinterpret_cast<rdmalloc_domain*>(&domain)));
   }
   return is_some_left;

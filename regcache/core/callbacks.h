@@ -1,6 +1,6 @@
 // Whether this thread is inside code of the user's that we have called: a registrar, a domain's
-// `event`, a completion, a progress function. A quiesce from there would wait for itself. What such
-// code leaves in errno is nobody else's.
+// `event`, a completion, a progress function. A quiesce from there would wait for itself. The
+// caller's errno is restored after such code.
 #pragma once
 
 #include <errno.h>
@@ -39,8 +39,8 @@ inline bool is_in_callback() {
   return callbacks_under_way != 0;
 }
 
-// Set on a thread that registers for heaps and pools in a resume. Their domains let it in, and
-// nobody else before it is through: others would take the room that a limit leaves.
+// Set on a thread that registers for heaps and pools in a resume. Their domains let this
+// thread in, and no other until it is through: others would take the room that a limit leaves.
 inline constinit thread_local bool registers_in_resume = false;
 inline bool may_register_early() {
   return registers_in_resume && !is_in_callback();

@@ -133,7 +133,7 @@ int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, vo
   return 0;
 }
 
-// Closes every registration that nobody holds. False, with nothing changed, when one is held.
+// Closes every registration. False, with nothing changed, when one is held.
 bool close_all(Domain& domain, Registration** drops) {
   struct Undo {
     Registration* plain = nullptr;
@@ -142,8 +142,8 @@ bool close_all(Domain& domain, Registration** drops) {
   auto close = [&](Registration* reg) {
     bool was_sticky = reg->rest().is_sticky;
     while (!close_idle(reg)) {
-      // One look at both: a put between two would pass for a drop, and nobody would ever drop it.
-      // Relaxed: it orders nothing; to close what was put meanwhile is for close_idle() again.
+      // One look at both: a put between two would pass for a drop, and no thread would ever drop
+      // it. Relaxed: it orders nothing; to close what was put meanwhile is for close_idle() again.
       std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
       if ((seen & kRefs) != 0) return false;
       if ((seen & kOpen) == 0) return true;  // being dropped by another thread: will vanish

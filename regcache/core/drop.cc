@@ -281,7 +281,7 @@ void suspend(Domain& domain, Registration* reg) {
   withdraw(domain, reg);
   reg->rest().is_suspended = true;
   reg->rest().was_sticky = was_sticky;
-  // One step: whoever put the last other reference meets ours behind the closed door.
+  // One step: the put of the last other reference finds the word closed and our reference in it.
   reg->state.fetch_sub(kOpen - 1, std::memory_order_acq_rel);
 }
 
@@ -373,7 +373,7 @@ bool is_late() {
   return exit_has_begun() && (is_helper_thread || is_in_page_event());
 }
 
-// Leaves drops to whoever still calls into the domain.
+// Leaves drops to the next thread that calls into the domain.
 void leave(Domain& domain, Registration* list) {
   LockGuard guard(domain.lock);
   while (list != nullptr) {

@@ -27,8 +27,9 @@ void list_apart(Domain& domain, Registration* reg);
 void begin_sticky(Domain& domain, Registration* reg);
 // Ends stickiness without a look at what lives there; the registration is in no order then.
 void end_sticky(Domain& domain, Registration* reg);
-// Whether a sticky registration has nothing alive in its range, so that nobody may use a key of it.
-// With its slots empty, or as a hint. A registration of a part of a slab is asked for by blocks.
+// Whether a sticky registration has nothing alive in its range, so that no key of it may be used.
+// Exact with its slots empty, else a hint. A registration of a part of a slab is asked for by
+// blocks.
 bool is_unused(const Domain& domain, const Registration* reg);
 // Ends it for each sticky registration with nothing alive in its range, of `most` at most, and goes
 // on there the next time. Returns for how many.
@@ -51,14 +52,14 @@ void forget_quarantined(Domain& domain);
 void reopen(Domain& domain, Registration* reg, bool was_sticky);
 
 // Takes back the reference that a heap or a pool has to a registration, at a checkpoint. One that
-// nobody else holds (of those with remote rights: they are not suspended) joins *drops, a list for
-// drop_list().
+// is not held otherwise (of those with remote rights, which are not suspended) joins *drops, a list
+// for drop_list().
 void give_reference_back(Registration* reg, Registration** drops);
 
-// Closes an open registration, whoever holds it, and holds it: nobody finds it any more, and its
-// last put does not end it.
+// Closes an open registration, held or not, and holds it: no get finds it any more, and its last
+// put does not end it.
 void suspend(Domain& domain, Registration* reg);
-// Ends that, and leaves it closed. Whether it is the caller's to drop now, nobody else holding it.
+// Ends that, and leaves it closed. True when no other reference is left: the caller drops it.
 bool unsuspend(Registration* reg);
 // Undoes suspend().
 void reopen_suspended(Domain& domain, Registration* reg);

@@ -47,9 +47,9 @@ Freezer& freezer_here() {
 
 bool begin_turn(Freezer& freezer, std::int64_t deadline_ns) {
   for (;;) {
-    std::uint32_t nobody = 0;
+    std::uint32_t none = 0;
     // Acquire: pairs with the release in end_turn().
-    if (freezer.owner.compare_exchange_strong(nobody, thread_id(), std::memory_order_acquire))
+    if (freezer.owner.compare_exchange_strong(none, thread_id(), std::memory_order_acquire))
       return true;
     if (os::monotonic_ns() >= deadline_ns) return false;
     os::sleep_ns(kPollNs);

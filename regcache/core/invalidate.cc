@@ -84,7 +84,7 @@ namespace {
 
 struct Look {
   Domain* domain;
-  Invalidation* one;  // NULL: nobody waits
+  Invalidation* one;  // NULL: no caller waits
   Registration* drops;
   std::int64_t count;
 

@@ -99,8 +99,8 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
   return 0;
 }
 
-// Gives the caller what he asked for from an open registration. Under the lock. -EAGAIN: has so
-// many holders that no more can be counted.
+// Gives the caller what it asked for from an open registration. Under the lock. -EAGAIN: so many
+// holders that no more can be counted.
 int hand_out(Domain& domain, const Request& request, Registration* found, std::uint64_t change,
              Registration** reg, rdmalloc_key* key) {
   page_frames_check(domain, found, request.low, request.high);
@@ -150,8 +150,8 @@ void plan_pages(const Domain& domain, const Request& request, Plan* plan) {
   plan->high = round_up(request.high, domain.unit);
 }
 
-// Whether the plan takes in no page but those asked for. What lies beside foreign memory may be
-// nobody's at all.
+// Whether the plan takes in no page but those asked for. What lies beside foreign memory may
+// be unmapped.
 bool keeps_to_pages(const Plan& plan, const Request& request) {
   return plan.low >= round_down(request.low, os::page_bytes()) &&
          plan.high <= round_up(request.high, os::page_bytes());
@@ -377,8 +377,8 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
     return -ENODEV;
   }
   if (!plan.is_owned) ++domain.counters.foreign;
-  // Asked again, under the lock: whoever disowns first forgets the range and then, under the lock,
-  // looks for its registrations.
+  // Asked again, under the lock: rdmalloc_disown() first forgets the range and then, under the
+  // lock, looks for its registrations.
   bool is_disowned = !plan.is_owned && plan.kind == Kind::kCached && !made->rest().is_watched &&
                      !state()->adoptions.hold(request.low, request.high);
   if (plan.kind == Kind::kHeap) {
@@ -452,8 +452,8 @@ void give_up(Domain& domain, Registration* made) {
   all.invalidations.complete(completed);
 }
 
-// The record may have been in a tree before, or a hint, and a reader may have lost his way there:
-// base, length and domain are what he looks at without a reference, and its key. Release: pairs
+// The record may have been in a tree before, or a hint, and a reader may still follow a link to it:
+// without a reference it reads base, length and domain, and the key. Release: pairs
 // with the acquire of rdmalloc_reg_key(), which then finds the slot changed that led it here.
 void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   Extent extent = Extent::of(plan.length(), domain.index, plan.access);

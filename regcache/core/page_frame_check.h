@@ -1,7 +1,7 @@
 // Checked builds: is a registration that is about to be handed out still over the pages that it was
 // made for? The kernel tells (/proc/self/pagemap). At a stale one the process ends, with the
-// history of the page: from there on transfers would read and write memory that is nobody's any
-// more.
+// history of the page: from there on transfers would read and write pages that are not the
+// program's any more.
 //
 // Compared are frames of pages whose registrar pins them (RDMALLOC_REGISTRAR_PINS), and no others.
 // A page that is only mapped, or locked by mlock, may move to another frame at any time:
@@ -9,10 +9,10 @@
 // and in; a registrar that does not pin follows that, or keeps no pages. A pinned page does none of
 // it, for the kernel sees the pin. So of a pinned page
 //
-//   another frame                    is stale: somebody took the page away and touched a new one
-//   none, of anonymous memory        is stale: somebody took it away
-//   none, of a file or shared memory says nothing: only the mapping went, the page may be the same
-//   "swapped"                        says nothing: an attempt to migrate it that will fail
+//   another frame                    is stale: a call took the page away, and a touch made a new
+//   one none, of anonymous memory        is stale: a call took it away none, of a file or shared
+//   memory says nothing: only the mapping went, the page may be the same "swapped" says nothing: an
+//   attempt to migrate it that will fail
 //
 // Frames are read when register_ has returned, so that pages which were not there before, or were
 // the zero page, are what the pin made of them. fork() copies pinned pages for the child, who has

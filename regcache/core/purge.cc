@@ -44,8 +44,8 @@ struct Claim {
       return false;
     }
     withdraw(*domain, reg);
-    // With its slots empty: whoever takes a block in its range from here on does not find it, and
-    // whoever took one before is seen (README.md, "Why no reader is late").
+    // With its slots empty: a thread that takes a block in its range from here on does not find it,
+    // and is_unused() sees a block that was taken before (README.md, "Why no reader is late").
     if (was_sticky && !is_unused(*domain, reg)) {
       reopen(*domain, reg, true);
       is_refused = true;

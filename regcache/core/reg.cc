@@ -36,7 +36,7 @@ void take_back(Registration* reg, std::uint64_t change);
 // Carries the hits' topmost bit over to the domain's counter. The record was put already, so it is
 // held again first; whatever it has become meanwhile, its counts are right.
 void fold_hits(Registration* reg) {
-  if (!acquire(reg, 1)) return;  // closed: whoever drops it adds all its hits up
+  if (!acquire(reg, 1)) return;  // closed: the thread that drops it adds all its hits up
   if ((reg->state.fetch_and(~kFold, std::memory_order_relaxed) & kFold) != 0) {
     Domain& domain = state()->domains[reg->domain_index()];
     LockGuard guard(domain.lock);
@@ -45,10 +45,10 @@ void fold_hits(Registration* reg) {
   take_back(reg, 1);
 }
 
-// Enters the LRU order, if nobody has since. As above: held again first, and the record may be
-// another by now, which is the same to us.
+// Enters the registration in the LRU order, if no other thread has since. As above: held again
+// first, and the record may be another by now, which is the same to us.
 void enter_order(Registration* reg) {
-  if (!acquire(reg, 1)) return;  // closed: whoever drops it needs no order
+  if (!acquire(reg, 1)) return;  // closed: its drop needs no order
   Domain& domain = state()->domains[reg->domain_index()];
   {
     LockGuard guard(domain.lock);

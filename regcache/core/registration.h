@@ -11,7 +11,8 @@
 //   open, refs == 0    idle: may be found, evicted, purged
 //   open, refs  > 0    in use: may be found; stays
 //   closed, refs > 0   per-use, or invalidated while held: never found again, the last put drops it
-//   closed, refs == 0  whoever made it so drops it; zero also is what a fork child sees (I11)
+//   closed, refs == 0  the thread that made it so drops it; zero also is what a fork child sees
+//   (I11)
 //
 // Apart: out of the LRU order while it is held. The put that leaves it idle enters it there, so
 // that a look for something to evict does not pass by what is held.
@@ -46,7 +47,7 @@ enum class Kind : std::uint8_t {
 struct Registration;
 
 // A word that is written under the domain's lock, and read by readers of foreign memory without it
-// (foreign.h). Release: whoever follows a link finds the record filled in.
+// (foreign.h). Release: a reader that follows a link finds the record filled in.
 template <class T>
 class Shared {
  public:
@@ -105,10 +106,10 @@ struct alignas(64) RegistrationRest {
   bool is_listed : 1;       // in by_stamp: cached, not sticky, not apart
   bool is_awaited : 1;      // an invalidation waits for its end
   bool is_quarantined : 1;  // its deregistration failed: kept for ever, so that no purge touches it
-  bool is_stale : 1;        // invalidated while register_ ran: not to be found by anybody else
+  bool is_stale : 1;        // invalidated while register_ ran: for its caller alone
   bool is_suspended : 1;    // closed by a quiesce, which holds one reference (core/drop.h)
   bool was_sticky : 1;      // when it was suspended
-  // Read by whoever holds it too, so a byte of its own.
+  // Read by holders without the lock too, so a byte of its own.
   bool is_watched;  // foreign, and cached because its pages are watched (watch.h)
   // Where the block ended that it was made for, if that was a span of its own; else 0. Another end
   // by now: realloc has changed the block in place, and keys from before are over.
@@ -218,7 +219,7 @@ inline bool close_idle(Registration* reg) {
   return true;
 }
 
-// Marks one that is held as apart. False while nobody holds it.
+// Marks a registration that is held as apart. False while it is not held.
 inline bool set_apart(Registration* reg) {
   std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
   do {
@@ -228,8 +229,8 @@ inline bool set_apart(Registration* reg) {
   return true;
 }
 
-// The same for a heap's registration, which nobody else holds. The loss of its device has closed it
-// before.
+// The same for a heap's registration that only the heap holds. The loss of its device may have
+// closed it before.
 inline bool close_heaps(Registration* reg) {
   std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
   do {

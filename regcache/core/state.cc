@@ -62,9 +62,9 @@ int prepare_once(State& all) {
   all.domains[kOrphans].index = kOrphans;
   all.domains[kOrphans].ops.name = "a closed domain";
   all.domains[kOrphans].phase.store(Phase::kIsOpen, std::memory_order_release);
-  // Release: pairs with the acquire of whoever makes a heap.
+  // Release: pairs with the acquire of a thread that makes a heap.
   heap_registrar.store(&heap_registrations, std::memory_order_release);
-  // Release: pairs with the acquire of whoever prints statistics.
+  // Release: pairs with the acquire of a thread that prints statistics.
   registration_statistics.store(&domain_statistics, std::memory_order_release);
   return add_observer();
 }

@@ -60,7 +60,7 @@ struct State {
 // Makes the state, the words and the observer. Under no lock. 0 or a negative errno.
 int state_prepare(State** ready);
 
-// A mapping that is used again, by whoever needs no more of it.
+// A mapping that is used again where its length is enough.
 struct KeptMapping {
   std::atomic<std::uintptr_t> base{0};
   std::atomic<std::size_t> length{0};

@@ -9,7 +9,7 @@ namespace rdmalloc::regcache {
 extern const RegistrationStatistics domain_statistics;
 
 // Adds what the domain counted to the sums of the closed ones. By close, when nothing is left in
-// the domain and nobody else has its place.
+// the domain and its place is not taken again.
 void count_closed(State& all, Domain& domain);
 
 }  // namespace rdmalloc::regcache

@@ -13,7 +13,7 @@ namespace rdmalloc::regcache {
 
 // Maps `length` zeroed bytes, lazily backed, never given back. 0 or -ENOMEM. Any thread.
 int map_wiped_on_fork(std::size_t length, std::uintptr_t* base);
-// But by who has just mapped it, and told nobody.
+// Undoes map_wiped_on_fork(), for a mapping whose address no other thread has.
 void unmap_wiped_on_fork(std::uintptr_t base, std::size_t length);
 // The same at `base`, in an os::reserve() of the caller's; on huge pages where base and length are
 // multiples of one, so that 100,000 records cost no miss of the TLB each.

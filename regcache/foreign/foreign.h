@@ -25,9 +25,9 @@ struct Request;
 // Whether the request on foreign memory may be served: 0, or -EPERM by RDMALLOC_FOREIGN.
 int foreign_allowed(State& all, const Request& request, bool* is_adopted);
 
-// Whether a record that nobody holds for us says that it is the domain's and covers the range. It
-// is asked before acquire() too: to hold another's registration, if only for a moment, could make
-// its purge or the closing of its domain fail.
+// Whether a record that this thread does not hold says that it is the domain's and covers the
+// range. It is asked before acquire() too: to hold another's registration, if only for a moment,
+// could make its purge or the closing of its domain fail.
 inline bool seems_to_cover(const Domain& domain, Registration* reg, std::uintptr_t low,
                            std::uintptr_t high) {
   // Relaxed: hints only, of what fill_in() writes.

@@ -20,7 +20,7 @@ constexpr std::size_t kHelperStackBytes = std::size_t{4} << 20;
 constexpr std::size_t kAtOnce = 16;
 
 // A child shares its parent's userfaultfd: as long as it has it open, the parent's close would not
-// end the watching, and nobody would read the events.
+// end the watching, and no thread would read the events.
 void close_in_child() {
   for (std::atomic<int>& descriptor : survivors.watch.descriptors) {
     int fd = descriptor.exchange(-1, std::memory_order_relaxed);
@@ -95,8 +95,8 @@ void Watch::read_events() {
     std::uint64_t head = head_.load(std::memory_order_relaxed);
     // Acquire: pairs with the release in apply(): the places are read no more.
     if (head + count - applied_.load(std::memory_order_acquire) > kRing) {
-      // Whoever applies is stuck. Without these events nothing may be believed; they go on being
-      // read, since threads wait for that.
+      // The thread that applies events is stuck. Without these events no watched registration may
+      // be believed; the reader goes on reading, since threads wait for that.
       give_up("too many events at once", -EOVERFLOW);
     } else {
       for (std::size_t i = 0; i < count; ++i) ring_[(head + i) % kRing] = events[i];
@@ -148,7 +148,7 @@ void Watch::mark(State& all, const os::UserfaultEvent& event) {
       give_up("no memory", -ENOMEM);
   }
   for (Domain& domain : all.domains) mark_in(all, domain, event.low, event.high);
-  // The kernel goes on watching the pages in their new place, for nobody.
+  // The kernel goes on watching the pages in their new place, to no use.
   if (event.what == os::PageEvent::kMoved) {
     LockGuard guard(ranges_lock_);
     disarm(all, event.moved_to, event.moved_to + (event.high - event.low));
@@ -163,7 +163,7 @@ static bool has_watched(const Domain& domain) {
          phase == rdmalloc::regcache::Phase::kIsChanging;
 }
 
-// Closes what is watched there, as an invalidation does; leaves it to whoever may deregister.
+// Closes what is watched there, as an invalidation does; leaves it to a thread that may deregister.
 void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t high) {
   // A look without the lock spares most of the 64.
   if (!has_watched(domain)) return;
@@ -251,9 +251,9 @@ ByteRanges::Range Watch::first_kept(State& all, std::uintptr_t low, std::uintptr
   return first;
 }
 
-// Ends the kernel's watching of what nobody needs of [low, high). Under ranges_lock_, so that
-// nothing there begins meanwhile. Errors: a part of it is memory of another kind by now, and the
-// rest is watched for nobody until it is unmapped, which costs an event then.
+// Ends the kernel's watching of the parts of [low, high) that no registration needs. Under
+// ranges_lock_, so that nothing there begins meanwhile. Errors: a part of it is memory of another
+// kind by now, and the rest is watched to no use until it is unmapped, which costs an event then.
 void Watch::disarm(State& all, std::uintptr_t low, std::uintptr_t high) {
   // Once stopped or not begun, the descriptor is none.
   Phase phase = phase_.load(std::memory_order_acquire);
@@ -279,7 +279,7 @@ void Watch::disarm_all() {
 }
 
 // Whether the process has no thread left but ours; then everything is unwatched, for exit handlers
-// will unmap what nobody tells of any more.
+// will unmap memory whose events no thread reads any more.
 bool Watch::is_ending() {
   if (!os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) return false;
   if (!life_lock_.try_lock()) return false;
@@ -419,7 +419,7 @@ void Watch::begin_if_wanted(State& all) {
     warn(error == -EPERM ? "userfaultfd is not permitted" : "it could not begin", error);
   has_warned_ = error != 0;
   watch_was_used.store(true, std::memory_order_relaxed);
-  // Release: pairs with the acquires of whoever uses what start() made.
+  // Release: pairs with the acquires of threads that use what start() made.
   phase_.store(error == 0 ? Phase::kOn : Phase::kRefused, std::memory_order_release);
 }
 

@@ -2,11 +2,11 @@
 // registrations may be kept after their put.
 //
 // Two threads of ours. The reader takes the events of a userfaultfd (alloc/os/userfault.h) and puts
-// them in a ring; it takes no lock and calls nobody. It must not: a thread in munmap waits until
-// its event was read, whatever lock of a fabric's, of the program's or, from a signal handler, of
-// ours it holds. The helper, and each get that finds events in the ring, apply them: they close the
-// registrations that an event touches, each domain under its lock. The helper, a get that misses, a
-// flush or a close then deregisters what was closed.
+// them in a ring; it takes no lock and calls no registrar. It must not: a thread in munmap waits
+// until its event was read, whatever lock of a fabric's, of the program's or, from a signal
+// handler, of ours it holds. The helper, and each get that finds events in the ring, apply them:
+// they close the registrations that an event touches, each domain under its lock. The helper, a get
+// that misses, a flush or a close then deregisters what was closed.
 //
 //   munmap ──► kernel: event ──► reader ──► ring ──► apply() ──► closed ──► deregistered
 //              changing + 1      reading odd         applied     helper, or a get of the domain
@@ -23,7 +23,7 @@
 //
 // Only then does the word of a registration that is held count: open means that no event has
 // touched it. Anything else is a miss, and while something is changing it is registered for one
-// use: nobody waits for anybody. To ask the kernel costs a system call at each hit. Without it a
+// use: no thread waits for another. To ask the kernel costs a system call at each hit. Without it a
 // thread that is handed the addresses of a munmap that has not yet returned in another thread would
 // hit what was there before.
 //
@@ -31,8 +31,8 @@
 // its pages are watched, and in the tree afterwards, so the event finds it in one of the two.
 //
 // Events that come too early. madvise (DONTNEED, FREE, REMOVE) tells before it takes the pages, and
-// nobody tells when it has; a registration made in between would keep the old pages for ever. So
-// such a range is *retired*: registered for each use from then on, until it is unmapped.
+// the kernel does not tell when it has; a registration made in between would keep the old pages for
+// ever. So such a range is *retired*: registered for each use from then on, until it is unmapped.
 //
 // What can't be watched is registered for each use: memory that is shared or a file's (its pages
 // can go by a call on the file, in another process too), hugetlb, what another userfaultfd of the
@@ -56,7 +56,7 @@ struct State;
 struct Domain;
 
 // Whether this process, or one that it was forked from, has ever watched: only then may a
-// registration be a watched one. Relaxed: whoever finds such a registration came by a later store.
+// registration be a watched one. Relaxed: a reader finds such a registration by a later store.
 inline constinit std::atomic<bool> watch_was_used{false};
 
 // What a fork child must close, and the memory it may use again.
@@ -101,7 +101,7 @@ class Watch {
 
  private:
   enum class Phase : std::uint32_t { kOff = 0, kOn, kRefused, kGivenUp, kStopping, kEnded };
-  // A power of two. What nobody applied in the time of so many events ends watching for good.
+  // A power of two. So many events that were not applied end watching for good.
   static constexpr std::uint64_t kRing = 16384;
 
   void begin_if_wanted(State& all);

@@ -23,7 +23,7 @@ void each_registration(State& all, Fn fn) {
 }
 
 bool has_domain(State& all, std::size_t domain) {
-  // Under it places are taken: what one that is somebody's says stays so.
+  // Places are taken under the lock: a place that is taken stays as it is.
   LockGuard guard(all.heaps_lock);
   for (RegisteredHeap& heap : all.heaps) {
     // Acquire: pairs with the release in give_up().

@@ -94,8 +94,8 @@ bool drop(Domain& domain, Registration* reg) {
   return drop_list(domain, reg, Reason::kAsked) == 1;
 }
 
-// Takes the heap's own reference to a registration back and makes it nobody's. False when somebody
-// else holds it.
+// Takes the heap's own reference to a registration back and closes it. False when it is held
+// otherwise.
 bool close(Domain& domain, Registration* reg) {
   if (reg == nullptr) return true;  // quiesced, or lost at a resume
   LockGuard guard(domain.lock);
@@ -122,7 +122,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
     Registration*& reg = heap->registrations[first + i];
     if (int error = make_heaps(domain_at(*heap, i), base, length, heap->access, &reg)) {
       *is_kept = error == -ENOTRECOVERABLE;
-      // Nobody can hold what no block was handed out of.
+      // No block was handed out of this region, so no thread holds its registrations.
       while (i-- != 0) {
         Registration* made = heap->registrations[first + i];
         close(domain_at(*heap, i), made);
@@ -132,7 +132,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
     }
     store_key(heap->keys[first + i], reg->head.key);
   }
-  // Release: pairs with the acquire of whoever asks for keys.
+  // Release: pairs with the acquire of a thread that asks for keys.
   heap->region_count.store(region + 1, std::memory_order_release);
   return 0;
 }
@@ -173,7 +173,7 @@ void give_up(std::uint32_t place, std::uint64_t handle) {
   RegisteredHeap* heap = place_of(place, handle);
   if (heap == nullptr) return;
   heap->is_abandoned.store(false, std::memory_order_relaxed);
-  // Release: pairs with the acquire of whoever takes the place next.
+  // Release: pairs with the acquire of the thread that takes the place next.
   heap->handle.store(0, std::memory_order_release);
 }
 

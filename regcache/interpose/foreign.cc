@@ -3,7 +3,7 @@
 // and a jump to libc's.
 //
 // Then: first the caches are told, then libc's function is called, with no lock held and nothing
-// allocated between. It is libc's and not a raw system call, so that a hook that somebody has put
+// allocated between. It is libc's and not a raw system call, so that a hook that a library has put
 // there after all hears of it too. What we tell of is told even if the call then fails: a
 // registration too few costs time, one too many costs data.
 //
@@ -41,7 +41,7 @@ RDMALLOC_AT_START constinit std::atomic<ssize_t (*)(int, const iovec*, size_t, i
 RDMALLOC_AT_START constinit std::atomic<int (*)(const void*)> next_shmdt{nullptr};
 RDMALLOC_AT_START constinit std::atomic<void* (*)(int, const void*, int)> next_shmat{nullptr};
 
-// Found before anybody can call one of them from a signal handler, where dlsym has no business.
+// Found before a signal handler can call one of them: dlsym is not safe there.
 __attribute__((constructor)) void find_all() {
   next_of(next_munmap, "munmap");
   next_of(next_mremap, "mremap");

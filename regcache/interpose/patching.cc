@@ -1,7 +1,7 @@
-// In librdmalloc.so only: whoever writes a jump into libc's text makes its page writable first, by
-// mprotect. That is the moment to keep the purge thread out of there: it covers every occasion, the
-// first domain of a program that is linked with libfabric and MPI initialisation as well as
-// finalisation, and needs to know none of them by name.
+// In librdmalloc.so only: a library that writes a jump into libc's text makes its page writable
+// first, by mprotect. That is the moment to keep the purge thread out of there: it covers every
+// occasion, the first domain of a program that is linked with libfabric and MPI initialisation as
+// well as finalisation, and needs to know none of them by name.
 #include <sys/mman.h>
 
 #include <cstdint>

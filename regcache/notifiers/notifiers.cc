@@ -6,10 +6,10 @@
 //
 //   RDMALLOC_NOTIFY   tells                                        decommits by
 //   auto (T0)         OPAL and UCX by their call, when loaded      libc's madvise: hooks hear of it
-//   hooks (T0)        nobody                                       libc's madvise
+//   hooks (T0)        no library                                   libc's madvise
 //   explicit (T1)     OPAL, UCX and libfabric's imported monitor   a raw call; libc's where it is
 //                                                                  not certain that all are told
-//   off               nobody                                       a raw call
+//   off               no library                                   a raw call
 //
 // Foreign memory is watched by each library itself. Where its user has turned that off and asks for
 // `explicit`, interpose/foreign.cc hears of unmapping in its place, and tells here (I9).
@@ -47,7 +47,7 @@ using UcmUnmap = void (*)(void* address, std::size_t length);
 template <typename Function>
 struct Target {
   std::atomic<Function> function{nullptr};
-  std::atomic<bool> is_detached{false};  // by the user: not attached again but by him
+  std::atomic<bool> is_detached{false};  // by the user: attached again by the user only
   // Its own watching of foreign memory is off, and it relies on ours.
   std::atomic<bool> relies_on_us{false};
   std::atomic<std::uint64_t> told{0}, attaches{0};
@@ -195,8 +195,9 @@ void settle_watching() {
   detail::watches_foreign.store(watches, std::memory_order_seq_cst);
 }
 
-// A library whose own watching is off and that we tell of foreign memory must be told that somebody
-// watches, or it caches nothing. Only where somebody does: interpose/foreign.cc is linked in.
+// A library whose own watching is off and that we tell of foreign memory must be told that
+// rdmalloc watches, or it caches nothing. Only where rdmalloc does: interpose/foreign.cc is linked
+// in.
 int attach_opal() {
   int error = attach(opal, kOpalFunction);
   if (error == 0 && is_explicit() && can_watch_foreign() && opal_hooks_are_off()) {
@@ -261,7 +262,7 @@ __attribute__((constructor)) void notifiers_start() {
   NotifyMode mode = options().notify;
   if (mode == NotifyMode::kHooks) libfabric_race_warn();  // else by the rescan
   if (mode == NotifyMode::kOff || mode == NotifyMode::kHooks) return;
-  libc_madvise();  // here, and not first inside somebody's mprotect()
+  libc_madvise();  // here, and not first inside a library's mprotect()
   notifiers_rescan();
   hold_at_exit();
   purge_set_decommit(tell_and_decommit);

@@ -40,7 +40,7 @@ void notifiers_tell_foreign(std::uintptr_t base, std::size_t length);
 
 // purge_hold(), counted.
 void notifiers_hold(int hold_ms, int wait_ms);
-// Somebody has just finished writing to libc's text.
+// A library has just finished writing to libc's text.
 void notifiers_note_patch();
 // The first byte of libc's own madvise, whatever stands in front of it by symbol.
 const unsigned char* libc_madvise();

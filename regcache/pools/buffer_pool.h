@@ -8,13 +8,14 @@
 //
 //   count == free + cached + out        waiting != 0  =>  free == 0 and cached == 0
 //
-// The second holds because whoever begins to wait first raises `waiting`, then looks through the
-// free stack and every cache, each under its lock; and a put looks at `waiting` under the lock of
-// the cache it puts into. Of the two one comes first on that lock: so either the waiter finds the
-// buffer, or the putter sees the waiter. That is why those who wait are served in their order, and
-// why a buffer in the cache of an idle thread is never out of reach.
+// The second holds because a thread that begins to wait first raises `waiting`, then looks through
+// the free stack and every cache, each under its lock; and a put looks at `waiting` under the lock
+// of the cache it puts into. Of the two one comes first on that lock: so either the waiter finds
+// the buffer, or the putter sees the waiter. That is why those who wait are served in their order,
+// and why a buffer in the cache of an idle thread is never out of reach.
 //
-// Lock order: State::pools_lock, a pool's lock, a cache's. Nobody is called under any of them (I2).
+// Lock order: State::pools_lock, a pool's lock, a cache's. No callback and no registrar is called
+// under any of them (I2).
 #pragma once
 
 #include <rdmalloc/regcache.h>
@@ -54,7 +55,7 @@ struct BufferPool;
 
 // The buffers that one thread keeps of one pool.
 struct alignas(64) PoolCache {
-  Lock lock;  // its thread's, and whoever finds no buffer elsewhere
+  Lock lock;  // taken by its thread, and by threads that find no buffer elsewhere
   std::uint32_t count[kSides];
   std::uint64_t gets[kSides];
   BufferPool* pool;

@@ -194,7 +194,7 @@ void dismantle(BufferPool& pool) {
   rdmalloc_free(memory);
   errno = saved;
   survivors.pool_is_open[pool.index].store(false, std::memory_order_relaxed);
-  // Release: pairs with the acquire of whoever takes the place next.
+  // Release: pairs with the acquire of the thread that takes the place next.
   pool.phase.store(Phase::kUnused, std::memory_order_release);
 }
 

@@ -14,7 +14,7 @@ Buffer* take_cached(PoolCache& cache, Side side) {
   return cache.buffers(side)[--cache.count[side]];
 }
 
-// False when the cache is full, or somebody waits.
+// False when the cache is full, or a thread waits.
 bool keep_cached(BufferPool& pool, PoolCache& cache, Buffer* buffer) {
   LockGuard guard(cache.lock);
   Side side = buffer->side;

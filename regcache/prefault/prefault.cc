@@ -2,7 +2,7 @@
 //
 // The calling thread and its helpers do the same work: first they take steps of pages, each the
 // next one, until none is left and all are backed; then registrations, each the next one. Between
-// its own the calling thread tells of progress, and nobody else does. What is had is held until the
+// its own the calling thread tells of progress, and no helper does. What is had is held until the
 // end, so that no eviction takes with one hand what this gives with the other; then it is put.
 //
 // The first error, the caller's wish to stop among them, ends it for all of them after what each is
