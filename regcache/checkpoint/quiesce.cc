@@ -1,15 +1,15 @@
-// rdmalloc_quiesce() and rdmalloc_resume(): the process without a registration, a device or a
-// thread of ours, so that a checkpoint can be taken of it, and back.
+// rdmalloc_quiesce() and rdmalloc_resume(). Between the two the process has no registration, device
+// or thread of rdmalloc's, so that a checkpoint can be taken of it.
 //
 //   open ──► gate closed ──► purging stopped ──► PREPARE ──► suspended ──► none is held
 //                                                                        │
 //   quiesced ◄── no bad file open ◄── registrars closed ◄── CLOSE ◄── deregistered
 //
-// Up to "none is held" a way back changes nothing: a suspended registration is closed, so that
-// no get finds it, and held by us, so that no put ends it (suspend(), core/drop.h). From there on
-// the way back is a resume.
+// Up to "none is held" the way back changes nothing: a suspended registration is closed, so that no
+// get finds it, and the quiesce holds it, so that no put ends it (suspend(), core/drop.h). From
+// there on the way back is a resume.
 //
-// core/gate.h keeps out what works in several steps meanwhile.
+// core/gate.h keeps calls out that work in several steps.
 #include <errno.h>
 
 #include "alloc/for_regcache.h"
@@ -28,7 +28,7 @@ namespace {
 // How far a quiesce has come with a domain, so that a way back knows what to undo.
 enum class Step : std::uint8_t { kNone, kPrepared, kSuspended, kEmptied, kToldToClose, kClosed };
 
-// One quiesce that is under way, or what a resume goes back over. With the turn.
+// The quiesce that is under way; a resume undoes it. Only the thread with the turn touches it.
 struct Course {
   Step steps[kMostDomains];
   bool has_gone;  // something ended that only a resume brings back
@@ -53,7 +53,7 @@ int tell(Domain& domain, rdmalloc_domain_event event) {
   if (domain.event == nullptr) return 0;
   assert_no_lock_held("a domain's event");
   CallbackScope callback;
-  // The other two are only told: what they return changes nothing.
+  // The other two events are notifications: their return value changes nothing.
   bool may_refuse = event != RDMALLOC_DOMAIN_RESUMED && event != RDMALLOC_DOMAIN_LOST;
   if (may_refuse && os::should_fail(os::Site::kDomainEvent)) return -EIO;
   return domain.event(reinterpret_cast<rdmalloc_domain*>(&domain), event, domain.event_arg);
@@ -101,7 +101,7 @@ void suspend_domain(Domain& domain, Step& step) {
     return true;
   };
   visit_all(domain.by_range.root(), suspend_it);
-  // What is being made becomes its caller's alone, for one use.
+  // Registrations that are being made become their callers', for one use.
   for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
     reg->rest().is_stale = true;
 }
@@ -140,7 +140,7 @@ bool wait_until_idle(State& all, std::int64_t deadline_ns) {
   }
 }
 
-// Deregisters everything. What a registrar will not undo stays, and is in quarantine.
+// Deregisters everything. A registration that the registrar can't undo stays, in quarantine.
 void empty_domains(State& all) {
   Registration* drops[kMostDomains] = {};
   // Odd: asking for keys fails. Release, after it the keys change: heap_keys.cc.
@@ -162,8 +162,8 @@ void empty_domains(State& all) {
     }
     std::uint64_t gone = drop_list(domain, list, Reason::kAsked);
     freezer_here().deregistered.fetch_add(gone, std::memory_order_relaxed);
-    // An invalidation or an event of watched memory may have taken some from us. Beyond any time
-    // limit: there is no way back from here.
+    // Other threads may drop some for an invalidation or an event of watched memory. Waits without
+    // a time limit: there is no way back from here.
     wait_for_drops(domain);
     course.steps[domain.index] = Step::kEmptied;
   });
@@ -184,7 +184,7 @@ int close_domains(State& all) {
     if (error == 0) error = close_device(domain);
     if (error != 0) return;
     course.steps[domain.index] = Step::kClosed;
-    // What could not be undone has ended with the device.
+    // Quarantined registrations have ended with the device.
     if ((domain.ops.flags & RDMALLOC_REGISTRAR_REOPEN) != 0) forget_quarantined(domain);
   });
   return error;
@@ -213,9 +213,9 @@ int look_for_files() {
   return found.count == 0 ? 0 : -EBUSY;
 }
 
-// The kernel's own threads for a ring go on for five seconds after it was closed, idle
-// (WORKER_IDLE_TIMEOUT of io-wq.c), and CRIU can't stop them. Waited for beyond any time limit:
-// what was asked for is done.
+// The kernel's threads for a ring stay, idle, for five seconds after it was closed
+// (WORKER_IDLE_TIMEOUT of io-wq.c), and CRIU can't stop them. The quiesce waits for them without a
+// time limit: everything else is done.
 int wait_for_ring_workers() {
   constexpr std::int64_t kLongestNs = std::int64_t{15} * 1000000000;
   std::int64_t deadline_ns = os::monotonic_ns() + kLongestNs;
@@ -238,7 +238,7 @@ int open_domain(Domain& domain, Step step) {
   return error;
 }
 
-// Lets calls into a domain again, or, where it is lost by now, ends what is there.
+// Opens a domain for calls again; if it is lost, ends its registrations.
 void reopen_domain(Domain& domain) {
   Registration* drops = nullptr;
   {
@@ -276,8 +276,8 @@ bool is_stopped(const Domain& domain) {
   return phase == Phase::kIsChanging || phase == Phase::kIsQuiesced;
 }
 
-// Opens what is stopped and registers for those who hold something. The first error of a domain
-// that is lost by it.
+// Opens the stopped domains and registers heaps and pools again. Returns the first error of a
+// domain that is lost by it.
 int open_domains(State& all) {
   int first_error = 0;
   auto note = [&first_error](int error) {
@@ -294,7 +294,7 @@ int open_domains(State& all) {
     note(error);
   });
   if (course.has_gone) {
-    // Before others may register there.
+    // Before other threads may register there.
     registers_in_resume = true;
     each_holder([&](const Holder& holder) { note(holder.register_again(all)); });
     registers_in_resume = false;
@@ -311,7 +311,7 @@ int open_domains(State& all) {
 
 // Undoes what the course says. Returns as open_domains() does.
 int go_back(State* all) {
-  // A process that was restored from a checkpoint has lost the kernel's promises.
+  // The kernel has forgotten MADV_WIPEONFORK in a process that was restored from a checkpoint.
   wipe_on_fork_ask_again();
   fork_wipe_again();
   // Before anything is registered, which pins pages where they are.
@@ -385,7 +385,7 @@ bool must_not_wait() {
   return is_in_page_event() || is_in_callback() || purge_turn_is_mine();
 }
 
-// What was left to us while nothing could be ended.
+// Heaps and domains that were abandoned while nothing could be ended.
 void end_abandoned_here() {
   State* all = state();
   if (all != nullptr && all->is_ready()) end_abandoned(*all);

@@ -1,9 +1,9 @@
-// One registration: what a reader of the fast path sees, and the one word that says who holds it.
+// One registration: what a reader of the fast path sees, and the word that counts its holders.
 //
-// Records live in a pool that never gives memory back (pool.h), so a reader that got a pointer from
-// a slot may always touch `state`: whatever the record has become by then, the word tells. Nothing
-// else of a record may be read before acquire() succeeded, or, for the sticky table, before the
-// reader knows that a block of its own in the range is alive (README.md, "Why no reader is late").
+// Records live in a pool that never gives memory back (pool.h), so a reader that has a pointer from
+// a slot may always read `state`, which tells what the record has become. A reader may read nothing
+// else of a record before acquire() succeeded, or, for the sticky table, before it knows that a
+// block of its own in the range is alive (README.md, "Why no reader is late").
 //
 //   state   63      62 .. 26    25      24     23 .. 0
 //           fold    hits        apart   open   refs
@@ -11,13 +11,12 @@
 //   open, refs == 0    idle: may be found, evicted, purged
 //   open, refs  > 0    in use: may be found; stays
 //   closed, refs > 0   per-use, or invalidated while held: never found again, the last put drops it
-//   closed, refs == 0  the thread that made it so drops it; zero also is what a fork child sees
-//   (I11)
+//   closed, refs == 0  the thread that closed it drops it; a fork child sees zero too (I11)
 //
-// Apart: out of the LRU order while it is held. The put that leaves it idle enters it there, so
-// that a look for something to evict does not pass by what is held.
+// Apart: out of the LRU order while it is held, so that an eviction does not look at it. The put
+// that leaves it idle lists it.
 //
-// The hits are counted in the word that a hit changes anyway, so that statistics share no line.
+// The word also counts the hits: a hit writes it anyway, so statistics need no other cache line.
 #pragma once
 
 #include <rdmalloc/regcache.h>
@@ -41,7 +40,7 @@ inline constexpr std::uint64_t kFold = std::uint64_t{1} << 63;
 enum class Kind : std::uint8_t {
   kCached,  // local access on owned or adopted memory: found again after its put
   kPerUse,  // other foreign memory (I6) and remote access (I13): ends at its put
-  kHeap,    // a region of a registered heap: held by the heap until its end, found by everybody
+  kHeap,    // a region of a registered heap: held by the heap until its end, found by every get
 };
 
 struct Registration;

@@ -13,10 +13,10 @@ namespace {
 
 constinit std::atomic<bool> first_thread_has_ended{false};
 
-// Backed where they are touched. The helper runs registrars.
+// Stacks, backed where they are touched. The helper calls registrars.
 constexpr std::size_t kReaderStackBytes = std::size_t{1} << 20;
 constexpr std::size_t kHelperStackBytes = std::size_t{4} << 20;
-// The reader takes so many events at once.
+// Events that the reader takes at once.
 constexpr std::size_t kAtOnce = 16;
 
 // A child shares its parent's userfaultfd: as long as it has it open, the parent's close would not
@@ -50,7 +50,7 @@ void warn(const char* what, int error) {
 
 }  // namespace
 
-// ---- is it as it was? ----
+// ---- whether all events are applied ----
 
 bool Watch::is_settled() const {
   if (phase_.load(std::memory_order_acquire) != Phase::kOn) return false;
@@ -78,7 +78,7 @@ bool Watch::catch_up(State& all) {
 
 // ---- events ----
 
-// Under no lock that a thread in munmap could hold: under none.
+// Called under no lock, since a thread in munmap could hold any.
 void Watch::read_events() {
   os::UserfaultEvent events[kAtOnce];
   std::uint64_t turn = reading_.load(std::memory_order_relaxed);
@@ -89,7 +89,7 @@ void Watch::read_events() {
       give_up("its descriptor was closed", -EBADF);
       return;
     }
-    // Before the read: the thread that waits for it goes on in the middle of it.
+    // Before the read: the thread that waits for the event goes on during the read.
     reading_.store(++turn, std::memory_order_seq_cst);
     std::size_t count = os::userfault_read(fd_, events, kAtOnce);
     std::uint64_t head = head_.load(std::memory_order_relaxed);
@@ -163,7 +163,8 @@ static bool has_watched(const Domain& domain) {
          phase == rdmalloc::regcache::Phase::kIsChanging;
 }
 
-// Closes what is watched there, as an invalidation does; leaves it to a thread that may deregister.
+// Closes the watched registrations there, as an invalidation does, and defers them to a thread that
+// may deregister.
 void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t high) {
   // A look without the lock spares most of the 64.
   if (!has_watched(domain)) return;
@@ -182,8 +183,8 @@ void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t h
     }
     if (!reg->is_open()) return true;
     withdraw(domain, reg);
-    // Closing and counting holders is one step: of this and the last put, one sees zero holders
-    // behind a closed door and drops.
+    // Closing and counting holders is one step: of this and the last put, exactly one sees the word
+    // closed without holders, and drops.
     std::uint64_t before = reg->state.fetch_and(~kOpen, std::memory_order_acq_rel);
     if ((before & kRefs) == 0) {
       reg->next() = domain.deferred;
@@ -210,7 +211,7 @@ bool Watch::begin(std::uintptr_t low, std::uintptr_t high) {
   bool is_possible = phase_.load(std::memory_order_acquire) == Phase::kOn &&
                      before + retired_.count() < most_ranges_ &&
                      !retired_.find_first(low, high, &retired);
-  // The kind is asked for once it is watched: if it changes afterwards, an event says so.
+  // Asks for the kind once the range is watched: an event reports a later change.
   if (is_possible && os::userfault_register(fd_, low, high - low) == 0 &&
       os::is_private_anonymous(maps_fd_, low, high))
     return true;
@@ -273,8 +274,8 @@ void Watch::disarm_all() {
     LockGuard guard(ranges_lock_);
     os::userfault_unregister_all(fd_, maps_fd_);
   }
-  // Changes that began before are told yet, and their threads wait. (Closing the descriptor would
-  // let them go, but not while a child of a raw clone has it open.)
+  // The kernel still sends events of changes that began before, and their threads wait. (Closing
+  // the descriptor would release them, but not while a child of a raw clone has it open.)
   while (os::userfault_settled(fd_) == -EAGAIN) os::sleep_ns(100000);
 }
 
@@ -333,8 +334,8 @@ int Watch::create_threads() {
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   };
-  // Stacks of our own: libc would unmap one of its own on the very thread that must read the event
-  // of it.
+  // Stacks of rdmalloc's: libc would unmap a stack of its own on the thread that must read the
+  // event of that.
   helper_threads.fetch_add(2, std::memory_order_relaxed);
   int error = helper_thread_create(&survivors.watch.reader_stack, kReaderStackBytes, run_reader,
                                    this, &reader_);
@@ -438,7 +439,7 @@ void Watch::stop() {
     disarm_all();
     os::event_raise(stop_fd_);
     pthread_join(reader_, nullptr);
-    // Where the program has closed them, their numbers are its own.
+    // If the program has closed them, their numbers are the program's.
     int is_ours = os::userfault_settled(fd_);
     if (is_ours == 0 || is_ours == -EAGAIN) close_descriptors();
   }
@@ -463,13 +464,13 @@ Watch::Counters Watch::counters() {
 
 namespace {
 
-// Whether userfaultfd is to be had, for statistics: 0 or why not. Asked once in a process: a child
-// that is forked while the descriptor is open keeps it, and CRIU takes no checkpoint of such a
-// child.
+// Whether userfaultfd is available, for statistics: 0 or a negative errno. Opens one, once in a
+// process: a child that is forked while the descriptor is open keeps it, and CRIU takes no
+// checkpoint of such a child.
 int could_watch() {
   constexpr int kUnknown = 1;
   static constinit std::atomic<int> answer{kUnknown};
-  // Relaxed: two at once ask twice, and hear the same.
+  // Relaxed: two threads at once ask twice, and get the same answer.
   int known = answer.load(std::memory_order_relaxed);
   if (known != kUnknown) return known;
   int fd = os::userfault_open();

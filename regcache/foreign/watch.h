@@ -1,43 +1,45 @@
 // RDMALLOC_FOREIGN=watch: foreign memory whose pages the kernel watches for us (I6), so that its
 // registrations may be kept after their put.
 //
-// Two threads of ours. The reader takes the events of a userfaultfd (alloc/os/userfault.h) and puts
-// them in a ring; it takes no lock and calls no registrar. It must not: a thread in munmap waits
-// until its event was read, whatever lock of a fabric's, of the program's or, from a signal
-// handler, of ours it holds. The helper, and each get that finds events in the ring, apply them:
-// they close the registrations that an event touches, each domain under its lock. The helper, a get
-// that misses, a flush or a close then deregisters what was closed.
+// Two threads work for it. The reader takes the events of a userfaultfd (alloc/os/userfault.h) and
+// puts them in a ring. It takes no lock and calls no registrar, because a thread in munmap waits
+// until its event was read and may hold any lock: a fabric's, the program's or, in a signal
+// handler, rdmalloc's. The helper, and each get that finds events in the ring, apply them: they
+// close the registrations that an event touches, under each domain's lock. The helper, a get that
+// misses, a flush or a close then deregisters what was closed.
 //
 //   munmap ──► kernel: event ──► reader ──► ring ──► apply() ──► closed ──► deregistered
 //              changing + 1      reading odd         applied     helper, or a get of the domain
 //              changing - 1 ◄──  reading even
 //
-// Why a hit is never of yesterday. A thread that was given addresses by mmap asks for them; what
-// was mapped there before was unmapped before, by whatever thread. Until the event of that was read
-// the kernel says "changing" (a count of its own, taken under the mmap lock before the old mapping
-// goes, so mmap's answer comes after it). is_settled() asks for
+// Why a hit is never stale. A thread gets addresses from mmap and asks for them; some thread
+// unmapped what was there before. Until the reader has read the event of that, the kernel says
+// "changing" (a counter that it raises under the mmap lock before the old mapping goes, so before
+// mmap returns). is_settled() requires
 //
 //   1. nothing changing: then each such event has been read, so `reading` was made odd before;
 //   2. `reading` even: then it was made even after, and the event is in the ring (`head`);
 //   3. head == applied: then each registration that the event touches is closed.
 //
-// Only then does the word of a registration that is held count: open means that no event has
-// touched it. Anything else is a miss, and while something is changing it is registered for one
-// use: no thread waits for another. To ask the kernel costs a system call at each hit. Without it a
-// thread that is handed the addresses of a munmap that has not yet returned in another thread would
-// hit what was there before.
+// Only then does an open word of a held registration mean that no event has touched it. Anything
+// else is a miss, and while the kernel says "changing" the cache registers for one use: no thread
+// waits for another. The question is a system call at each hit. Without it, a thread that mmap
+// gives the addresses of a munmap that has not yet returned on another thread would hit the old
+// registration.
 //
-// What is made while an event comes: the record is in the domain's list of those in flight before
-// its pages are watched, and in the tree afterwards, so the event finds it in one of the two.
+// A registration that is being made while an event comes: its record is in the domain's list of
+// those in flight before its pages are watched, and in the tree afterwards, so the event finds it
+// in one of the two.
 //
-// Events that come too early. madvise (DONTNEED, FREE, REMOVE) tells before it takes the pages, and
-// the kernel does not tell when it has; a registration made in between would keep the old pages for
-// ever. So such a range is *retired*: registered for each use from then on, until it is unmapped.
+// Events that come too early. For madvise (DONTNEED, FREE, REMOVE) the kernel sends the event
+// before it takes the pages, and sends none afterwards; a registration made in between would keep
+// the old pages for ever. So the cache *retires* such a range: it registers it for each use until
+// it is unmapped.
 //
-// What can't be watched is registered for each use: memory that is shared or a file's (its pages
-// can go by a call on the file, in another process too), hugetlb, what another userfaultfd of the
-// process watches, and more ranges than a quarter of the mappings that the process may have, since
-// each may cost two. Not seen: MADV_GUARD_INSTALL (Linux 6.13), which has no event.
+// Memory that can't be watched is registered for each use: memory that is shared or a file's (its
+// pages can go by a call on the file, in another process too), hugetlb, what another userfaultfd of
+// the process watches, and more ranges than a quarter of the mappings that the process may have,
+// since each may cost two. Not seen: MADV_GUARD_INSTALL (Linux 6.13), which has no event.
 #pragma once
 
 #include <pthread.h>
