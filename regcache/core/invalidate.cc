@@ -89,7 +89,7 @@ struct Look {
   std::int64_t count;
 
   bool operator()(Registration* reg) {
-    // A heap's own registration ends with the heap, and so do the keys of its blocks.
+    // The registration of a heap ends with the heap, and so do the keys of its blocks.
     if (reg->rest().is_quarantined || reg->rest().kind == Kind::kHeap) return true;
     bool is_counted_already = reg->rest().is_awaited;
     if (reg->rest().is_suspended) {
@@ -120,7 +120,7 @@ struct Look {
   }
 };
 
-// A close or a quiesce may be waiting for some. What a lost one has reaches no page.
+// A close or a quiesce may be waiting for some. A lost domain's registrations reach no page.
 bool may_have_registrations(const Domain& domain) {
   // Acquire: pairs with open's release.
   Phase phase = domain.phase.load(std::memory_order_acquire);

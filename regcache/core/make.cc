@@ -201,8 +201,8 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
       std::uint64_t room = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
       std::uint64_t missing_bytes = length > room ? length - room : 0;
       std::uint64_t missing_count = count >= domain.max_count ? count - domain.max_count + 1 : 0;
-      // A call that a checkpoint interrupts returns -EAGAIN, also if a range was quarantined
-      // meanwhile.
+      // A resume registers again what the checkpoint took, even if quarantined ranges have filled
+      // the limits meanwhile.
       if (may_register_early()) missing_bytes = missing_count = 0;
       if (count >= domain.max_count / 2) put_clock_be_exact();
       if (missing_bytes == 0 && missing_count == 0) {
