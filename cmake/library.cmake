@@ -35,8 +35,8 @@ if(NOT RDMALLOC_SANITIZE)
   rdmalloc_objects(rdmalloc_override_objects ${overriding})
   target_compile_definitions(rdmalloc_override_objects PRIVATE RDMALLOC_OVERRIDE=1)
   set(objects $<TARGET_OBJECTS:rdmalloc_common_objects> $<TARGET_OBJECTS:rdmalloc_override_objects>)
-  file(GLOB preload CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/alloc/preload/*.cc
-       ${PROJECT_SOURCE_DIR}/regcache/preload/*.cc)
+  file(GLOB preload CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/alloc/interpose/*.cc
+       ${PROJECT_SOURCE_DIR}/regcache/interpose/*.cc)
   add_library(rdmalloc SHARED ${objects} ${preload})
   target_link_libraries(rdmalloc PRIVATE rdmalloc_inside_malloc)
   add_library(rdmalloc_static STATIC ${objects})
@@ -61,7 +61,7 @@ if(NOT RDMALLOC_SANITIZE)
   endif()
   # nodelete: blocks and threads outlive any dlclose.
   target_link_options(rdmalloc PRIVATE -Wl,-z,defs,-z,now,-z,nodelete)
-  # libc's first version, for the functions that stand in front of libc's (regcache/preload/interpose.h),
+  # libc's first version, for the functions that stand in front of libc's (regcache/interpose/in_front_of.h),
   # and the one that process_madvise came with.
   set(libc_version GLIBC_2.2.5)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")

@@ -125,31 +125,6 @@ inline constexpr const ClassInfo& class_info(unsigned size_class) {
 // Words of 64 bits that a slab's bitmap needs at most: 64 KiB of 32-byte blocks.
 inline constexpr std::uint32_t kBitmapWords = 32;
 
-namespace detail {
-constexpr bool classes_are_consistent() {
-  for (std::size_t bytes = 1; bytes <= kSmallMax; ++bytes) {
-    unsigned c = class_of(bytes);
-    if (c == 0 || c >= kClasses || block_bytes_of(c) < bytes) return false;
-    if (c > 2 && block_bytes_of(c - 1) >= bytes) return false;
-    if (bytes > 128 && block_bytes_of(c) - bytes > bytes / 8) return false;
-  }
-  return true;
-}
-constexpr bool reciprocals_are_exact() {
-  for (unsigned c = 1; c < kClasses; ++c) {
-    const ClassInfo& info = kClassTable.of[c];
-    if (info.slab_blocks > kBitmapWords * 64) return false;
-    for (std::uint32_t i = 0; i < info.slab_blocks; ++i) {
-      std::uint64_t first = std::uint64_t{i} * info.block_bytes;
-      std::uint64_t last = first + info.block_bytes - 1;
-      if ((first * info.reciprocal) >> kReciprocalShift != i ||
-          (last * info.reciprocal) >> kReciprocalShift != i)
-        return false;
-    }
-  }
-  return true;
-}
-}  // namespace detail
 static_assert(class_of(kSmallMax) == kClasses - 1 && block_bytes_of(kClasses - 1) == kSmallMax);
 
 }  // namespace rdmalloc

@@ -4,8 +4,8 @@
 // itself calls free(), as where thrd_join() gives up cached stacks. So it is made at moments that
 // are the program's own, docs/decisions/0002-where-the-purge-thread-is-made.md:
 //
-//   the program makes a thread (alloc/preload/threads.cc), or one ends with much free memory left
-//   a fabric's library is loaded (regcache/preload/dlopen.cc)
+//   the program makes a thread (alloc/interpose/threads.cc), or one ends with much free memory left
+//   a fabric's library is loaded (regcache/interpose/dlopen.cc)
 //   a domain, an observer, rdmalloc_init(), the end of a heap that leaves work, a thaw
 //   the start of the program, where RDMALLOC_PURGE=thread asks for it
 //

@@ -20,21 +20,22 @@ enum rdmalloc_notifier {
   RDMALLOC_NOTIFIER_LIBFABRIC = 3, /**< libfabric: an imported memory monitor */
 };
 
-/** Attaches to a library that is loaded in this process. OPAL and UCX are told beside their own
- *  hooks, which stay on for foreign memory. libfabric takes one monitor for a process, in place of
- *  its own: ours refuses every registration of memory that is not ours, so that libfabric uses it
- *  once and does not cache it. Attach it before the first domain is opened. AUTO leaves libfabric
- * to Open MPI where that is loaded, since Open MPI imports a monitor of its own. Returns 0; -ENOENT
- * (not loaded), -EALREADY, -EBUSY (libfabric has an active monitor, or one of somebody else),
- * -ENOTSUP (libfabric before 1.14, or built without its headers), -ENOMEM (it can't be kept in
- * memory), -EINVAL. Any thread that holds no fabric's lock; not inside a page event. */
+/** Attaches to a library that is loaded in this process. rdmalloc tells OPAL and UCX beside their
+ *  own hooks, which stay on for foreign memory. libfabric takes one monitor for a process, in place
+ *  of its own: rdmalloc's refuses every registration of foreign memory, so that libfabric uses such
+ *  a registration once and does not cache it. Attach before the first domain is opened. AUTO leaves
+ *  libfabric to Open MPI if that is loaded, since Open MPI imports a monitor of its own. Returns 0;
+ *  -ENOENT (not loaded), -EALREADY, -EBUSY (libfabric has an active monitor, or one that another
+ *  library imported), -ENOTSUP (libfabric before 1.14, or built without its headers), -ENOMEM (the
+ *  library can't be kept in memory), -EINVAL. Any thread that holds no fabric's lock; not inside a
+ *  page event. */
 RDMALLOC_API int rdmalloc_notifier_attach(enum rdmalloc_notifier which);
 
-/** Undoes attach, and returns once no notification of it runs. Purges go on, told by way of libc's
- *  madvise where the tier is T0. libfabric's answers -EBUSY while it is in use by a domain: close
- *  the domains first. Also when libfabric does not give it up: it is attached as before then, and
- *  can be detached again. OPAL and UCX answer it while they rely on us for foreign memory (below).
- *  0, -ENOENT (not attached), -EINVAL, -EDEADLK inside a page event. */
+/** Undoes attach, and returns once no notification of the library runs. Purges go on; in tier T0
+ *  they still go through libc's madvise. Returns 0; -EBUSY, with the library attached as before, if
+ *  a domain uses libfabric's monitor (close the domains first), if libfabric does not give it up
+ *  (try again), or if OPAL or UCX rely on rdmalloc for foreign memory (below); -ENOENT (not
+ *  attached); -EINVAL; -EDEADLK inside a page event. */
 RDMALLOC_API int rdmalloc_notifier_detach(enum rdmalloc_notifier which);
 
 /** What one notifier does. */
@@ -44,15 +45,15 @@ struct rdmalloc_notifier_info {
   uint32_t is_started;  /**< libfabric: it has a domain that caches; others: same as attached */
   int32_t error;        /**< what the last attach returned */
   uint32_t calls_libc;  /**< decommits also go through libc's madvise (tier T0) */
-  uint32_t is_madvise_patched; /**< somebody's jump stands at the head of libc's madvise */
+  uint32_t is_madvise_patched; /**< a library's jump stands at the head of libc's madvise */
   uint64_t told;               /**< ranges told to it */
   uint64_t refused;            /**< libfabric: registrations of foreign memory refused */
   const char* explanation;     /**< one sentence, static storage */
   /** RDMALLOC_NOTIFY=explicit, preloaded or linked as a shared library, and the library's own hooks
    *  turned off by its user (OMPI_MCA_memory=^patcher, UCX_MEM_MMAP_HOOK_MODE=none): it relies on
-   * us, who stand in front of munmap and its relatives, for memory that is not ours too */
+   *  rdmalloc, which stands in front of munmap and its relatives, for foreign memory too */
   uint32_t watches_foreign;
-  uint64_t foreign_told; /**< unmappings of foreign memory that were told; of the process */
+  uint64_t foreign_told; /**< unmappings of foreign memory that were reported; of the process */
   uint64_t holds;    /**< times purging was held since a library came, went or patched libc; of the
                           process */
   uint64_t attaches; /**< times it was attached, by itself too: again after each dlclose() */

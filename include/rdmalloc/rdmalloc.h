@@ -43,17 +43,16 @@ RDMALLOC_API const char* rdmalloc_version(void);
  *  any thread. */
 RDMALLOC_API const char* rdmalloc_strerror(int error);
 
-/** Counted initialisation: starts what an explicit user of the library wants running at once, the
- *  purge thread. malloc needs no call of it. Without it the thread comes with the program's first
- * own thread, which a program that is linked statically, or against the prefixed library, makes
- * past us: such programs call this. Returns 0, or the error of pthread_create, negative, when the
- *  purge thread could not be created (until a later call can, memory goes back by rdmalloc_purge()
- *  only). Any thread, not inside a callback. */
+/** Starts the purge thread; counted. malloc needs no call of this. Without it the purge thread
+ *  starts with the program's first thread of its own. A program that is linked statically, or
+ *  against the prefixed library, makes its threads unseen by rdmalloc and has to call this. Returns
+ *  0, or the error of pthread_create, negative, if the purge thread could not be created (until a
+ *  later call can, only rdmalloc_purge() gives memory back). Any thread, not inside a callback. */
 RDMALLOC_API int rdmalloc_init(void);
 
-/** Undoes one rdmalloc_init(). At the last one the purge thread is stopped and joined. malloc and
- *  free stay usable. Calling it without a matching init is harmless (returns -EALREADY).
- *  Any thread, not inside a callback of rdmalloc. */
+/** Undoes one rdmalloc_init(); the last call stops and joins the purge thread. malloc and free stay
+ *  usable. Returns 0, or -EALREADY, with nothing changed, without a matching init. Any thread, not
+ *  inside a callback of rdmalloc. */
 RDMALLOC_API int rdmalloc_fini(void);
 
 /* ------------------------------------------------------------------ ownership */
@@ -69,7 +68,7 @@ struct rdmalloc_range {
   uint64_t generation; /**< changes each time the span's pages were given back to the kernel and
                             each time the span is made anew; never repeats for an address */
   uint32_t flags;      /**< RDMALLOC_RANGE_* */
-  struct rdmalloc_heap* heap; /**< with RDMALLOC_RANGE_HEAP: whose it is */
+  struct rdmalloc_heap* heap; /**< with RDMALLOC_RANGE_HEAP: the heap */
 };
 #define RDMALLOC_RANGE_SLAB 0x1u  /**< many blocks of equal size */
 #define RDMALLOC_RANGE_LARGE 0x2u /**< one block */
@@ -88,8 +87,8 @@ RDMALLOC_API int rdmalloc_range_of(const void* ptr, struct rdmalloc_range* range
 /** Called for a range; a nonzero return value stops the walk. */
 typedef int (*rdmalloc_range_fn)(const struct rdmalloc_range* range, void* arg);
 
-/** Calls `fn` for every span now in use, by rising address, for observers who come late. Spans
- *  made or freed during the walk may or may not be seen. No lock is held in `fn`, which may
+/** Calls `fn` for every span now in use, by rising address, for an observer that is added late.
+ *  The walk may or may not see spans made or freed meanwhile. No lock is held in `fn`, which may
  *  allocate and free. Returns 0 or what `fn` returned. Any thread. */
 RDMALLOC_API int rdmalloc_range_foreach(rdmalloc_range_fn fn, void* arg);
 
@@ -158,71 +157,72 @@ struct rdmalloc_heap_attr {
 #define RDMALLOC_PAGE_2M ((uint32_t)1 << 21)
 #define RDMALLOC_PAGE_1G ((uint32_t)1 << 30)
 
-/** Makes a heap: an allocator with pages of its own, which no block of another heap and none of
- *  malloc's lies in, and which are all given back at once when it is destroyed. free(), realloc(),
- *  malloc_usable_size(), operator delete and their prefixed twins work on its blocks like on any
- *  other, from any thread; realloc() keeps a block in its heap. Blocks are 64 bytes at least.
- *  Returns 0; -EINVAL (size of *attr, a budget below 64 KiB), -ENOSPC (4,095 heaps are there, fewer
- *  where address space is short), -ENOMEM. Any thread.
+/** Makes a heap: an allocator with pages of its own. No block of another heap or of malloc's lies
+ *  in them, and destroying the heap gives all of them back at once. free(), realloc(),
+ *  malloc_usable_size(), operator delete and the same functions with the prefix work on its blocks
+ *  as on any other, on any thread; realloc() keeps a block in its heap. Blocks are 64 bytes at
+ *  least. Returns 0; -EINVAL (size of *attr, a budget below 64 KiB), -ENOSPC (4,095 heaps are
+ *  there, fewer where address space is short), -ENOMEM. Any thread.
  *
  *  With a NUMA node: also -EINVAL (no budget, no such node), -EIO (pages of it are pinned
- * elsewhere), -EPERM (a sandbox without mbind), -ENOMEM; a warning says what would help.
+ *  elsewhere), -EPERM (a sandbox without mbind), -ENOMEM; a warning says what would help.
  *
  *  With a page size: also -EINVAL (no budget, another size), -ENOMEM (the kernel's pool has too few
  *  pages), -ENOTSUP (it has no such pool, or is older than 5.16), -EBUSY (purging is paused, or an
- *  observer refused), -EDEADLK inside a page event; a warning says what would help. Its pages are
- *  exchanged in the way of a purge: observers are called, on this thread, and a purge under way is
- *  waited for, here and in grow and destroy: not inside a fabric's callback. With RDMALLOC_HUGE the
- *  same holds of a heap with a NUMA node or domains, but for the errors: it gets ordinary pages.
+ *  observer refused), -EDEADLK inside a page event; a warning says what would help. The
+ *  call exchanges its pages as a purge does: it calls observers on this thread and waits for a
+ *  purge under way, here and in grow and destroy. Do not call inside a fabric's callback. With
+ *  RDMALLOC_HUGE the same holds for a heap with a NUMA node or domains, except for the errors: it
+ *  gets ordinary pages.
  *
  *  A registered heap: also -EINVAL (no budget, no open domain, one of them twice, unknown rights),
  *  -EACCES (remote rights, and a registrar that can't be exact), -EMFILE (64 registered heaps are
  *  there), -EMSGSIZE (more regions than a heap can have: the domains' `largest` is too low for the
  *  budget), -ENOMEM (no memory, a limit of a domain), -ECHILD, -EDEADLK inside a page event, or the
- *  registrar's error; nothing is left behind, and a warning says what would help. Calls registrars:
- *  not inside a fabric's callback. */
+ *  registrar's error. After an error everything is undone, and a warning says what would help.
+ *  Calls registrars: do not call inside a fabric's callback. */
 RDMALLOC_API int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr,
                                       struct rdmalloc_heap** heap);
 
-/** Takes `bytes` more for a heap whose memory was taken when it was made, rounded up to 2 MiB or to
- * its page size, as create did: in regions of their own, and its budget grows by that. malloc never
- * does it by itself. 0, or an error as of create; -EINVAL for another heap, -EBUSY while another
- * thread does the same. Calls registrars. */
+/** Adds `bytes`, rounded up to 2 MiB or to its page size, to a heap whose memory was taken when it
+ *  was made. They are regions of their own, and the budget grows by as much. malloc never does this
+ *  by itself. Returns 0, or an error as of create; -EINVAL for another heap, -EBUSY if another
+ *  thread does the same. Calls registrars. */
 RDMALLOC_API int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes);
 
-/** Frees every block of the heap, also those in use, and the heap. From here on free() of such a
- *  block is a double free, and the handle is refused for ever. The pages go back like those of
- * other free memory: later, by the purge thread, after observers were asked. No other thread may be
- * in a call for this heap; one that is gets EINVAL (checked builds abort). Returns 0, or -EINVAL
- * when there is no such heap, or none any more. Any thread, also inside the callback of a walk.
+/** Frees every block of the heap, those in use too, and the heap. From here on free() of such a
+ * block is a double free, and the handle is refused for ever. The purge thread gives the pages back
+ *  later, after it has asked observers, like those of other free memory. No other thread may be in
+ *  a call for this heap; one that is gets EINVAL (checked builds abort). Returns 0, or -EINVAL if
+ *  there is no such heap. Any thread, also inside the callback of a walk.
  *
- *  A registered heap is deregistered first, on this thread. Transfers from and to it must have
- *  ended: nobody here can know of them, and what a device does with a key that is gone is the
- *  fabric's affair. -EBUSY, with nothing changed, while a registration of its memory is held by
- *  rdmalloc_reg_get(); -EDEADLK inside a page event. Memory that a registrar could not deregister
- *  stays out of reach for ever. */
+ *  The call deregisters a registered heap first, on this thread. Transfers from and to it must have
+ *  ended: rdmalloc can't know of them, and what a device does with a key that is gone is up to the
+ *  fabric. Returns -EBUSY, with nothing changed, if rdmalloc_reg_get() holds a registration of its
+ *  memory; -EDEADLK inside a page event. Memory that a registrar could not deregister is never
+ *  handed out again. */
 RDMALLOC_API int rdmalloc_heap_destroy(struct rdmalloc_heap* heap);
 
-/** rdmalloc_heap_destroy() for a caller that cannot try again, a destructor for example: the heap
- * is destroyed now, or by the library as soon as it can be, and is the library's from here on. It
+/** rdmalloc_heap_destroy() for a caller that cannot try again, a destructor for example. Destroys
+ *  the heap now, or leaves it to the library to destroy it as soon as that is possible: the library
  *  tries at each call that opens, closes, makes or destroys a domain, a heap or a pool, and at the
- *  end of a quiesce and of a resume; registrars are called there. Returns 0 (destroyed),
- *  -EINPROGRESS (later: a registration is held, a checkpoint is under way, or this is a page event)
- *  or -EINVAL (no such heap). Any thread. */
+ *  end of a quiesce and of a resume, and calls registrars there. Returns 0 (destroyed),
+ *  -EINPROGRESS (the library destroys it later: a registration is held, a checkpoint is under way,
+ *  or this is a page event) or -EINVAL (no such heap). Any thread. */
 RDMALLOC_API int rdmalloc_heap_abandon(struct rdmalloc_heap* heap);
 
 /** malloc(), calloc(), aligned_alloc() and realloc() in the heap. NULL with errno ENOMEM: no
- * memory, or the budget is used up; EINVAL: no such heap, an alignment that is no power of two, or
- * `ptr` is not of this heap, and then nothing happened to it. A block that realloc moves is there
- * twice for a moment, also in the budget. Any thread. */
+ *  memory, or the budget is used up; EINVAL: no such heap, an alignment that is no power of two, or
+ *  `ptr` is not of this heap, and then nothing happened to it. A block that realloc moves is there
+ *  twice for a moment, also in the budget. Any thread. */
 RDMALLOC_API void* rdmalloc_heap_malloc(struct rdmalloc_heap* heap, size_t bytes);
 RDMALLOC_API void* rdmalloc_heap_calloc(struct rdmalloc_heap* heap, size_t count, size_t bytes);
 RDMALLOC_API void* rdmalloc_heap_aligned(struct rdmalloc_heap* heap, size_t alignment,
                                          size_t bytes);
 RDMALLOC_API void* rdmalloc_heap_realloc(struct rdmalloc_heap* heap, void* ptr, size_t bytes);
 
-/** free() that looks whose block it is: 0, or -EINVAL when there is no such heap, or `ptr` is
- *  neither NULL nor in it; nothing is freed then. Any thread. */
+/** free() that checks the heap: returns 0, or -EINVAL, with nothing freed, if there is no such heap
+ *  or `ptr` is neither NULL nor in it. Any thread. */
 RDMALLOC_API int rdmalloc_heap_free(struct rdmalloc_heap* heap, void* ptr);
 
 /** Called for a block in use; a nonzero return value stops the walk. */
@@ -231,8 +231,8 @@ typedef int (*rdmalloc_heap_walk_fn)(void* block, size_t usable_bytes, void* arg
 /** Calls `fn` for each block of the heap in use, by rising address. No lock is held in `fn`, which
  *  may allocate and free anything, this block and others of the heap too; when it destroys the heap
  *  the walk ends with -EINVAL. Blocks allocated or freed meanwhile may or may not be seen, and the
- *  bytes of a block may be looked at only if nobody else can free it. Returns 0, what `fn`
- * returned, or -EINVAL when there is no such heap. Any thread. */
+ *  bytes of a block may be read only if no other thread can free it. Returns 0, what `fn`
+ *  returned, or -EINVAL when there is no such heap. Any thread. */
 RDMALLOC_API int rdmalloc_heap_walk(struct rdmalloc_heap* heap, rdmalloc_heap_walk_fn fn,
                                     void* arg);
 
@@ -278,17 +278,17 @@ enum rdmalloc_purge_reason {
  *  Ranges are whole pages: of free spans, or pages of a slab in use on which no block lies (there
  *  rdmalloc_range_is_idle() is false, for its neighbours may live). For a page the order is always
  *      reserve, use, (purge, purged, reuse)*
- *  and each is told once. `use` and `reuse` are told late (at the purge thread's next turn, at the
- *  latest before the next purge of that range), since malloc itself may call nobody (I1). */
+ *  and each is reported once. `use` and `reuse` are reported late (at the purge thread's next turn,
+ *  at the latest before the next purge of that range), since malloc may call no observer (I1). */
 struct rdmalloc_observer_ops {
   size_t size; /**< sizeof(struct rdmalloc_observer_ops) */
   /** Address space became ours; nothing in it is handed out yet. */
   void (*reserve)(void* arg, void* base, size_t length);
   /** Pages of the range were handed out for the first time. */
   void (*use)(void* arg, void* base, size_t length);
-  /** The range, out of reach of allocation by now, is about to be given back to the kernel. Return
-   *  0 when nothing of the observer's refers to its pages any more, or a negative errno (usually
-   *  -EBUSY) to refuse: the range stays as it is and is offered again later. */
+  /** The range is about to be given back to the kernel; no allocation can take it any more. Return
+   *  0 when the observer refers to its pages no more, or a negative errno (usually -EBUSY) to
+   *  refuse: the range stays as it is, and a later purge offers it again. */
   int (*purge)(void* arg, void* base, size_t length, enum rdmalloc_purge_reason reason);
   /** Ends each purge() that returned 0. `result` 0: the pages are gone, the range reads as zero.
    *  Negative: they stayed (another observer refused, or the kernel did). */
@@ -298,18 +298,18 @@ struct rdmalloc_observer_ops {
 };
 struct rdmalloc_observer;
 
-/** Adds an observer. `*ops` is copied; `arg` must outlive the observer. What was in use before is
- *  not told: call rdmalloc_range_foreach() after it. Starts the purge thread's delivery of events.
- *  A child of fork has no observers: what they watched is not there. An event may call fork itself;
- *  its child ends the purge it was born in, and with the function that the purge thread called it
- *  ends, as after any thread that forks: exit status 0.
- *  Returns 0, -EINVAL (size), -ENOSPC (more than 16 observers), -ENOMEM. Any thread. */
+/** Adds an observer. Copies `*ops`; `arg` must outlive the observer. Spans that were in use before
+ *  are not reported: call rdmalloc_range_foreach() afterwards. Starts the purge thread, which
+ *  delivers the events. A child of fork has no observers, since what they observe is not there. An
+ * event may call fork; the child ends the purge that it was forked in, and then exits with status 0
+ *  when the function that the purge thread called returns, as after any thread that forks. Returns
+ *  0, -EINVAL (size), -ENOSPC (more than 16 observers), -ENOMEM. Any thread. */
 RDMALLOC_API int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, void* arg,
                                        struct rdmalloc_observer** observer);
 
-/** Removes it and waits until none of its functions runs; after that `arg` may be freed. Returns 0,
- *  -EINVAL for what is no observer, -EDEADLK from inside a page event. Waits for user code: call it
- *  from where that is safe, not inside a fabric's callback. */
+/** Removes an observer and waits until none of its functions runs; after that `arg` may be freed.
+ *  Returns 0, -EINVAL (no observer), or -EDEADLK inside a page event. Waits for code of the user's:
+ *  do not call inside a fabric's callback. */
 RDMALLOC_API int rdmalloc_observer_remove(struct rdmalloc_observer* observer);
 
 /* ------------------------------------------------------------------ purging */
@@ -317,46 +317,50 @@ RDMALLOC_API int rdmalloc_observer_remove(struct rdmalloc_observer* observer);
 /** Gives free memory back to the kernel, on this thread, until at most `keep_bytes` of free backed
  *  memory are left (0: all that can go, pages of slabs in use too). Flushes the calling thread's
  *  magazines first. Returns the number of bytes purged, or -EDEADLK inside a page event, -EBUSY
- *  while purging is paused. Calls observers, registrars and the kernel: only at a moment the caller
- *  knows to be safe (he holds no fabric's lock). */
+ *  while purging is paused. Calls observers, registrars and the kernel: the caller
+ *  must hold no lock of a fabric. */
 RDMALLOC_API int64_t rdmalloc_purge(size_t keep_bytes);
 
-/** Holds all purging until the matching resume; pauses nest. Returns after a purge under way has
- *  ended. Any thread outside page events and fabric callbacks; 0 or -EDEADLK. */
+/** Stops all purging until the matching resume; pauses nest. Waits for a purge under way. Returns 0
+ *  or -EDEADLK. Any thread outside page events and fabric callbacks. */
 RDMALLOC_API int rdmalloc_purge_pause(void);
-/** Ends one pause: 0, or -EALREADY when there is none. Any thread. */
+/** Ends one pause. Returns 0, or -EALREADY if there is none. Any thread. */
 RDMALLOC_API int rdmalloc_purge_resume(void);
 
 /* ------------------------------------------------------------------ checkpoints */
 
-/** Makes the process one that a checkpoint can be taken of (CRIU, docs/checkpoints.md): waits, at
- *  most `timeout_ms` (negative: for ever), until no registration is held and no call that makes or
- *  unmakes a domain, a heap or a pool is under way; deregisters everything; closes what can't be
- *  dumped: rings and devices that registrars have opened, and the userfaultfd of
- *  RDMALLOC_FOREIGN=watch; stops and joins every thread of rdmalloc. malloc and free go on, and
- * wait for nothing of this; nothing is purged before rdmalloc_resume(), and calls that would
- * register return -EAGAIN (regcache.h, "checkpoints"). Uncounted keys and those of registered heaps
- * and pools end here: the caller, or the domains' `event` functions, answer for nobody using one.
+/** Brings the process into a state that a checkpoint can save (CRIU, docs/checkpoints.md). The call
+ *  - waits, at most `timeout_ms` (negative: for ever), until no registration is held and no call
+ *    that makes or unmakes a domain, a heap or a pool is under way,
+ *  - deregisters everything,
+ *  - closes what can't be dumped: rings and devices that registrars have opened, and the
+ *  userfaultfd of RDMALLOC_FOREIGN=watch,
+ *  - stops and joins every thread of rdmalloc.
+ *  malloc and free go on, and wait for none of this. Until rdmalloc_resume() nothing is purged, and
+ *  calls that would register return -EAGAIN (regcache.h, "checkpoints"). Ends uncounted keys and
+ *  those of registered heaps and pools: the caller, or the domains' `event` functions, ensure that
+ *  no thread uses one.
  *
- *  It ends up to five seconds late where an io_uring has made the kernel's own threads.
+ *  The call returns up to five seconds late if an io_uring has made threads of the kernel's.
  *
- *  Calls nest: each wants its resume. A child of fork is not quiesced.
+ *  Calls nest: each needs its resume. A child of fork is not quiesced.
  *
  *  Returns 0; -ETIMEDOUT with nothing changed; -EBUSY: descriptors are open that can't be dumped, a
  *  ring or device of the program's own, named in a warning and by rdmalloc_quiesce_files(); the
  *  error of a domain's `event` or its registrar's quiesce; -EDEADLK inside a page event or a
  *  callback of rdmalloc's; -ENOMEM. After an error everything is open again: with new keys, unless
  *  it was -ETIMEDOUT. Any thread that holds no fabric's lock and, for registrars without
- * ANY_THREAD, may call them; two threads at once wait for each other. */
+ *  ANY_THREAD, may call them; two threads at once wait for each other. */
 RDMALLOC_API int rdmalloc_quiesce(int timeout_ms);
 
-/** Ends one quiesce; the last one opens everything again, in the same process or in one restored
- *  from a checkpoint: domains at the same addresses with new keys, registered heaps and pools
- *  registered again, what the kernel forgot of our memory said again, threads started. A domain
- *  whose device is gone, or refuses what heaps and pools had registered, is lost
- *  (rdmalloc_domain_lost); its memory stays usable. Returns 0; the first error of a domain that was
- *  lost, everything else being open; -EALREADY when nothing is quiesced; -EDEADLK as above. Any
- *  thread, as above. */
+/** Ends one quiesce. The last call opens everything again, in the same process or in one restored
+ *  from a checkpoint: it opens domains at the same addresses with new keys, registers heaps and
+ *  pools again, tells the kernel again what it forgot of rdmalloc's memory, and starts threads. A
+ *  domain is lost (rdmalloc_domain_lost()) if its device is gone, or if it refuses what heaps and
+ *  pools had registered; its memory stays usable. Returns 0; the first error of a domain that was
+ * lost, with everything else open; -EALREADY if nothing is quiesced; -EDEADLK as above. Any thread,
+ *  as above.
+ */
 RDMALLOC_API int rdmalloc_resume(void);
 
 /* ------------------------------------------------------------------ settings and counters */
@@ -374,10 +378,10 @@ enum rdmalloc_stats_format {
   RDMALLOC_STATS_PROMETHEUS = 2,
 };
 /** Writes all counters to `fd`, those of domains too (regcache.h). Allocates nothing. Returns 0,
- * -EINVAL (format), or write(2)'s error. Any thread. */
+ *  -EINVAL (format), or write(2)'s error. Any thread. */
 RDMALLOC_API int rdmalloc_stats_print(int fd, enum rdmalloc_stats_format format);
 
-/* ------------------------------------------------------------------ prefixed twins
+/* ------------------------------------------------------------------ with the prefix
  * The same functions as the standard names, in every build; the only names in builds that override
  * nothing (sanitizers, valgrind, programs that keep their malloc). See malloc(3). */
 RDMALLOC_API void* rdmalloc_malloc(size_t bytes);

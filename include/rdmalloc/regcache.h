@@ -29,7 +29,7 @@ extern "C" {
 /** Only look: reg_key and reg_get return -ENOENT instead of registering. */
 #define RDMALLOC_NO_REGISTER 0x80000000u
 
-/** What a fabric wants to be told with each transfer. */
+/** What a fabric needs with each transfer. */
 struct rdmalloc_key {
   uint64_t lkey;       /**< local key, or fixed-buffer index with io_uring */
   uint64_t rkey;       /**< key to send to a peer; 0 when registered without remote access */
@@ -43,15 +43,15 @@ struct rdmalloc_domain;
 
 /** What a domain's user is told round a checkpoint (rdmalloc_quiesce), in this order. */
 enum rdmalloc_domain_event {
-  /** A quiesce begins: end transfers and put what is held; it is waited for. New registrations fail
-   *  with -EAGAIN. */
+  /** A quiesce begins. End transfers and put what is held: the quiesce waits for that. New
+   *  registrations fail with -EAGAIN. */
   RDMALLOC_DOMAIN_PREPARE = 1,
-  /** Nothing is registered any more. Close what you opened that no checkpoint can take: queue pairs
-   *  and completion queues, a protection domain, a ring. */
+  /** Nothing is registered any more. Close what a checkpoint can't save: queue pairs and completion
+   *  queues, a protection domain, a ring. */
   RDMALLOC_DOMAIN_CLOSE = 2,
   /** The resume: open again what the registrar needs and give it that: a protection domain
-   * (rdmalloc_verbs_set_pd()), a fid_domain (rdmalloc_libfabric_set_domain()), a UCP context
-   * (rdmalloc_ucx_set_context()), a ring in the same place. */
+   *  (rdmalloc_verbs_set_pd()), a fid_domain (rdmalloc_libfabric_set_domain()), a UCP context
+   *  (rdmalloc_ucx_set_context()), a ring in the same place. */
   RDMALLOC_DOMAIN_OPEN = 3,
   /** The domain works, with new keys. Told after PREPARE alone when the quiesce has failed. */
   RDMALLOC_DOMAIN_RESUMED = 4,
@@ -69,10 +69,10 @@ enum rdmalloc_domain_event {
 /** What is registered ends with the device: deregister is not called after its loss. */
 #define RDMALLOC_REGISTRAR_DIES_WITH_DEVICE 0x10u
 /** What is registered counts against RLIMIT_MEMLOCK: as pinned pages (VmPin: devices, io_urings),
- * or as locked ones (VmLck: mlock). The cache then knows what the limit leaves: idle registrations
- * of all such domains are evicted for it, and beyond it the registrar isn't asked. Of pinned pages
- * a checked build compares the frames at each hit, since a pin keeps them from register_ to
- * deregister, and aborts at a stale one. */
+ *  or as locked ones (VmLck: mlock). The cache then knows what the limit leaves: idle registrations
+ *  of all such domains are evicted for it, and beyond it the registrar isn't asked. Of pinned pages
+ *  a checked build compares the frames at each hit, since a pin keeps them from register_ to
+ *  deregister, and aborts at a stale one. */
 #define RDMALLOC_REGISTRAR_PINS 0x20u
 #define RDMALLOC_REGISTRAR_LOCKS 0x40u
 
@@ -125,60 +125,61 @@ struct rdmalloc_domain_attr {
   size_t largest;     /**< largest single registration, bytes; default the registrar's */
   /** May be NULL. Told of checkpoints, on the thread that calls rdmalloc_quiesce() or
    *  rdmalloc_resume(), with no lock of rdmalloc held. May allocate, free and put, and after
-   * RESUMED get; quiescing and resuming fail there (-EDEADLK), and so do opening and closing of
-   * domains, heaps and pools (-EAGAIN). A negative errno from PREPARE or CLOSE makes the quiesce
-   * fail with it; from OPEN, the domain is lost. */
+   *  RESUMED get; quiescing and resuming fail there (-EDEADLK), and so do opening and closing of
+   *  domains, heaps and pools (-EAGAIN). A negative errno from PREPARE or CLOSE makes the quiesce
+   *  fail with it; from OPEN, the domain is lost. */
   int (*event)(struct rdmalloc_domain* domain, enum rdmalloc_domain_event event, void* arg);
   void* event_arg;
 };
 
-/** Opens a domain over whatever `context` is to the registrar. `*ops` and `*attr` (may be NULL)
- *  are copied; `context` must live until the domain is closed. Starts the purge thread. Returns
- *  0, -EINVAL, -ENOMEM, -EMFILE (64 domains), -ENOTSUP (a registrar without SYNC_DEREG), -EDEADLK
- *  inside a page event. Not inside a registrar's call. Where the registrar's granularity is above a
- *  page it waits for a purge under way, as rdmalloc_purge_pause() does: not inside a fabric's
- *  callback then.
+/** Opens a domain: one place that memory is registered with, through the registrar `ops`. Copies
+ *  `*ops` and `*attr` (may be NULL); `context` is passed to the registrar and must live until the
+ *  domain is closed. Starts the purge thread. Returns 0, -EINVAL, -ENOMEM, -EMFILE (64 domains),
+ *  -ENOTSUP (a registrar without SYNC_DEREG), or -EDEADLK inside a page event. Must not be called
+ *  by a registrar. If the registrar's granularity is above a page, the call waits for a purge that
+ *  is under way, as rdmalloc_purge_pause() does, and must not be made inside a fabric's callback.
  *
- *  A registrar without ANY_THREAD is called by the threads that call into the domain, never by
- *  the purge thread: a purge over its idle registrations is refused once, the next call that
- *  misses (or flush, or close) drops them, and the purge after that goes through.
+ *  A registrar without ANY_THREAD is called by threads that call into the domain, never by the
+ *  purge thread. A purge over its idle registrations is refused once; the next call that misses (or
+ *  flush, or close) drops them, and the next purge succeeds.
  *
- *  In a child of fork the domains of the parent are empty and stay so: calls return -ECHILD, puts
- *  of the parent's registrations do nothing, and close forgets the handle without calling its
- *  registrar. Open a domain of the child's own. */
+ *  A child of fork finds the parent's domains empty: calls return -ECHILD, a put of a registration
+ *  of the parent does nothing, and close forgets the handle without calling the registrar. Open a
+ *  new domain in the child. */
 RDMALLOC_API int rdmalloc_domain_open(const struct rdmalloc_registrar_ops* ops, void* context,
                                       const struct rdmalloc_domain_attr* attr,
                                       struct rdmalloc_domain** domain);
 
-/** Deregisters everything and closes. -EBUSY, with nothing changed, while a counted registration
- *  is held (rdmalloc_reg_get without its put) or being made. Uncounted keys end here. Waits for a
- *  purge that is deregistering in this domain. A call into the domain that runs beside it is
- *  either done with it before or fails with -EINVAL; the handle must not be used after it: another
- *  domain may get it. 0, -EINVAL (not open), -EDEADLK inside a page event, inside deregister and
- *  inside the `done` of an invalidation: rdmalloc_domain_abandon() works there. */
+/** Deregisters everything and closes the domain. Returns 0; -EBUSY, with nothing changed, if a
+ *  counted registration is held (rdmalloc_reg_get() without its put) or being made; -EINVAL (not
+ *  open); -EDEADLK inside a page event, inside deregister and inside the `done` of an invalidation,
+ *  where rdmalloc_domain_abandon() works. Ends uncounted keys. Waits for a purge that is
+ *  deregistering in this domain. A call into the domain on another thread either ends before the
+ *  close or fails with -EINVAL. Do not use the handle afterwards: another domain may get it. */
 RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
 
-/** rdmalloc_domain_close() for a caller that cannot try again, a destructor for example: the domain
- *  is closed now, or by the library as soon as it can be, as rdmalloc_heap_abandon() says of heaps.
- *  Until then puts and frees work as before, and `context` is still the registrar's. Returns 0
- *  (closed), -EINPROGRESS (later: a registration is held or being made, a checkpoint is under way,
- *  or this is a page event or a registrar's call) or -EINVAL (not open). Any thread. */
+/** rdmalloc_domain_close() for a caller that cannot try again, a destructor for example. Closes the
+ *  domain now, or leaves it to the library to close it as soon as that is possible, as
+ *  rdmalloc_heap_abandon() does with heaps. Until then puts and frees work as before, and the
+ *  registrar still uses `context`. Returns 0 (closed), -EINPROGRESS (the library closes it later: a
+ *  registration is held or being made, a checkpoint is under way, or this is a page event or a
+ *  registrar's call) or -EINVAL (not open). Any thread. */
 RDMALLOC_API int rdmalloc_domain_abandon(struct rdmalloc_domain* domain);
 
-/** Deregisters all that is idle and not sticky, including what was sticky and has nothing alive
- *  in its range any more. Returns the number of registrations dropped, or a negative errno. */
+/** Deregisters every idle registration that is not sticky, and every sticky one whose range holds
+ *  no live block any more. Returns the number of registrations dropped, or a negative errno. */
 RDMALLOC_API int64_t rdmalloc_domain_flush(struct rdmalloc_domain* domain);
 
-/** Says that the domain's device is gone: a fatal event of the fabric, a hot unplug. A registrar
- *  says the same by -ENODEV. One warning; from now on
+/** Tells the cache that the domain's device is gone: a fatal event of the fabric, a hot unplug. A
+ *  registrar does the same by returning -ENODEV. The cache warns once. From then on
  *  - every get, key, flush and prefault of the domain fails with -ENODEV,
- *  - its registrations are dropped, those that are held at their last put, and what deregister
- *    returns for them means nothing (with DIES_WITH_DEVICE it isn't called),
- *  - it keeps no page from being purged, not even under what is still held: the caller answers for
- *    a device that reaches memory no more.
- *  Other domains go on. This one remains, for puts and counters, until it is closed. 0, -EALREADY
- *  (lost before), -EINVAL, -ECHILD, -EDEADLK inside a page event. Any thread; calls the registrar,
- *  so one without ANY_THREAD wants it from a thread that may call it. */
+ *  - its registrations are dropped, held ones at their last put; the cache ignores what deregister
+ *    returns for them, and does not call it if the registrar has DIES_WITH_DEVICE,
+ *  - it keeps no page from being purged, not even under a held registration: the caller ensures
+ *    that the device reaches memory no more.
+ *  Other domains go on. This one stays open, for puts and counters, until it is closed. Returns 0,
+ *  -EALREADY (lost before), -EINVAL, -ECHILD, or -EDEADLK inside a page event. Any thread that may
+ *  call the registrar. */
 RDMALLOC_API int rdmalloc_domain_lost(struct rdmalloc_domain* domain);
 
 /** What the domain's registrar has as its context, for a library that adds calls of its own to a
@@ -246,20 +247,20 @@ struct rdmalloc_domain_head {
 RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const void* addr,
                                        size_t length, uint32_t access, struct rdmalloc_key* key);
 
-/** The key of owned memory [addr, addr+length): uncounted, right until the block is freed or
- *  reallocated (in place too) or the domain is closed. The first call for a span registers it and
- * makes the registration sticky (not evicted; its pages are not purged before nothing in its range
- * is live). Remote rights are refused on ordinary blocks (-EACCES, I13): use reg_get, or a heap
- * made for it.
+/** Gives the key of owned memory [addr, addr+length). The key is uncounted: it stays right until
+ *  the block is freed or reallocated (in place too) or the domain is closed. The first call for a
+ *  span registers it and makes the registration sticky: it is not evicted, and its pages are not
+ * purged while a block in its range is live. Remote rights on ordinary blocks are refused (-EACCES,
+ *  I13): use reg_get, or a heap made for it.
  *
- *  Returns 0; with *key all zero -EFAULT (not owned, or not in one span in use), -EACCES, -EINVAL
- *  (length, access: 0), -ENOENT (RDMALLOC_NO_REGISTER, not registered), -ENOMEM (the limits' share
- *  for such keys, or the registrar; reg_get may still work), -EMSGSIZE (more than one registration
- *  may hold), -EAGAIN (a state that passes, and no other: invalidated meanwhile, a checkpoint is
- *  under way, or a key was asked for memory that is being purged), -ECHILD (a parent process's
- *  domain), or the registrar's error. A live block is never refused for a purge beside it. Any
- * thread; hits take no lock and are wait-free. A miss calls the registrar: not inside a callback of
- * its fabric, unless RDMALLOC_NO_REGISTER is given. */
+ *  Returns 0, or an error with *key all zero: -EFAULT (not owned, or not in one span in use),
+ *  -EACCES, -EINVAL (length or access is 0), -ENOENT (RDMALLOC_NO_REGISTER, and not registered),
+ *  -ENOMEM (the limits' share for such keys, or the registrar; reg_get may still work), -EMSGSIZE
+ *  (more than one registration may hold), -EAGAIN (a state that passes: an invalidation at the same
+ *  time, a checkpoint under way, or memory that is being purged), -ECHILD (the domain of a parent
+ *  process), or the registrar's error. A purge beside a live block never makes the call fail. Any
+ *  thread. A hit takes no lock and is wait-free. A miss calls the registrar: do not call inside a
+ *  callback of its fabric, unless RDMALLOC_NO_REGISTER is given. */
 static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                    uint32_t access, struct rdmalloc_key* key) {
   const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;
@@ -273,9 +274,9 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
     if (__builtin_expect(number != 0, 1)) {
       const struct rdmalloc_reg_head* reg = (const struct rdmalloc_reg_head*)at;
       /* Acquire: a domain that ends beside us empties the slot before its record may become
-       * another's: who reads anything of that one finds the slot changed. Pairs with the release in
+       * another's: a reader of that one's fields finds the slot changed. Pairs with the release in
        * fill_in() and store_key(). (After an invalidation the same record may be in the slot again:
-       * its caller answers for nobody asking meanwhile.) */
+       * its caller ensures that no thread asks meanwhile.) */
       uintptr_t inside = (uintptr_t)addr - __atomic_load_n(&reg->base, __ATOMIC_ACQUIRE);
       uint64_t extent = __atomic_load_n(&reg->extent, __ATOMIC_ACQUIRE), reg_length = extent >> 16;
       uint32_t rights = RDMALLOC_NO_REGISTER | (uint8_t)extent;
@@ -296,48 +297,48 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
   return error;
 }
 
-/** A counted registration over [addr, addr+length), which holds its pages and its keys until put.
- *  Owned memory, local access: served from the cache, which registers the whole span, or in
- *  pieces where a span is longer than one registration may be. Remote access: exactly the bytes
- *  asked, registered now and deregistered at put, so that a peer's key ends there (I13). -EACCES
- *  when the registrar can't be exact (no EXACT_ACCESS), or when its granularity would expose a
- *  neighbour. Foreign memory: the pages asked, registered now and deregistered at put (I6), unless
- *  it is adopted (rdmalloc_adopt) or refused (-EPERM, RDMALLOC_FOREIGN); -EINVAL where the
- *  registrar's granularity would take in what lies beside it.
- *  Returns 0 and sets *reg, or an errno as reg_key does. Any thread; misses as for reg_key. */
+/** Gets a counted registration over [addr, addr+length): its pages and keys stay until the put.
+ *  - Owned memory, local access: served from the cache, which registers the whole span, or a piece
+ *    of a span that is longer than one registration may be.
+ *  - Remote access: the cache registers exactly the bytes asked and deregisters them at the put, so
+ *    that a peer's key ends there (I13). -EACCES if the registrar can't be exact (no EXACT_ACCESS),
+ *    or if its granularity would expose a neighbour.
+ *  - Foreign memory: the cache registers the pages asked and deregisters them at the put (I6),
+ *    unless the memory is adopted (rdmalloc_adopt()) or refused (-EPERM, RDMALLOC_FOREIGN). -EINVAL
+ *    if the registrar's granularity would take in what lies beside it.
+ *  Returns 0 and sets *reg, or an errno as reg_key does. Any thread. A miss calls the registrar, as
+ *  for reg_key. */
 RDMALLOC_API int rdmalloc_reg_get(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                   uint32_t access, struct rdmalloc_reg** reg);
-/** Ends one get. NULL is ignored. Any thread. The registrar is called when this ends a
- *  registration of foreign memory, with remote access, or one that was invalidated while it was
- *  held; never for a local one of owned memory otherwise. */
+/** Ends one get. Ignores NULL. Any thread. Calls the registrar if the put ends a registration: of
+ *  foreign memory, with remote access, or one that was invalidated while it was held. A put of any
+ *  other local registration of owned memory never calls it. */
 RDMALLOC_API void rdmalloc_reg_put(struct rdmalloc_reg* reg);
 
-/** First byte, length (bytes) and keys of a registration one holds. */
+/** First byte, length (bytes) and keys of a registration that the caller holds. */
 static inline void* rdmalloc_reg_addr(const struct rdmalloc_reg* reg) {
   return (void*)((const struct rdmalloc_reg_head*)reg)->base;
 }
 static inline size_t rdmalloc_reg_length(const struct rdmalloc_reg* reg) {
   return (size_t)(((const struct rdmalloc_reg_head*)reg)->extent >> 16);
 }
-/* Named like the function of API.md; keyed on a registration instead of an address. */
 static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rdmalloc_key* key) {
   *key = ((const struct rdmalloc_reg_head*)reg)->key;
 }
 
-/** Forgets registrations over [addr, addr+length) in `domain` (NULL: in all). None of them is
- *  found by a later get; each is deregistered after its last put. Uncounted keys end here: the
- *  caller answers for nobody using one. `done(arg)` is called once, when the last of them is
- *  gone, on this thread or on the thread that drops it; it may be NULL, and it is called too for
- *  a registration that the registrar could not undo. Returns the number of registrations
- *  invalidated, or -EINVAL, -ECHILD, -EDEADLK (inside a page event) with nothing done, or
- *  -ENOMEM: invalidated, but `done` will not be called (a thousand completions are outstanding
- *  and the kernel gives no page for more). */
+/** Invalidates the registrations over [addr, addr+length) in `domain` (NULL: in all domains). A
+ *  later get does not find them; each is deregistered after its last put. Ends uncounted keys: the
+ *  caller ensures that no thread uses one. Calls `done(arg)` (may be NULL) once, when the last of
+ *  them is gone, on this thread or on the thread that drops it; a registration that the registrar
+ *  could not undo counts as gone. Returns the number of registrations invalidated; -EINVAL, -ECHILD
+ * or -EDEADLK (inside a page event) with nothing done; or -ENOMEM: invalidated, but `done` will not
+ *  be called (a thousand completions are outstanding and the kernel gives no page for more). */
 RDMALLOC_API int64_t rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr,
                                          size_t length, void (*done)(void* arg), void* arg);
 
 /* ------------------------------------------------------------------ much memory at once */
 
-/** How far a call of rdmalloc_reg_prefault() is. */
+/** Progress of a call of rdmalloc_reg_prefault(). */
 struct rdmalloc_prefault_progress {
   size_t size;            /**< sizeof(struct rdmalloc_prefault_progress), as the library has it */
   uint64_t bytes;         /**< of the pages of all ranges */
@@ -346,38 +347,38 @@ struct rdmalloc_prefault_progress {
   uint64_t registered;    /**< of these: had by now */
   uint32_t threads;       /**< at work, the calling one among them */
 };
-/** Told of progress; a nonzero value cancels the call. */
+/** Called with the progress; a nonzero return value cancels the call. */
 typedef int (*rdmalloc_prefault_fn)(const struct rdmalloc_prefault_progress* progress, void* arg);
 
-/** Backs the pages of all ranges (each the caller's own: live blocks, or parts of such, or adopted
- *  memory; no byte twice) and registers them with every domain, by `threads` threads, the calling
- *  one among them; 0: as many as it may run on (its affinity). The bytes stay as they are. Pages
- *  first, all of them: to register a page that is not there costs a hundred times as much.
+/** Backs the pages of all ranges and registers them with every domain, in parallel. Each range is
+ *  the caller's: live blocks or parts of them, or adopted memory; no byte twice. `threads` threads
+ *  do the work, the calling one among them; 0: as many as the caller's affinity allows. The bytes
+ *  stay as they are. All pages come first: to register a page that is not there costs a hundred
+ *  times as much.
  *
- *  What is registered is what rdmalloc_reg_get() of the same memory with the domain's local rights
- *  would register, so its next call there is a hit, and so is rdmalloc_reg_key()'s. While
- *  this call runs, it holds them all; afterwards they are the cache's: idle, kept, and evicted like
- *  any other, least recently used first. A block is one registration, made by one thread, where the
- *  domain does not limit the length of one (rdmalloc_domain_attr.largest): give it a limit, 1 GiB
- *  for example, and a block's pieces are registered side by side. Pages come from the NUMA node of
- *  the thread that backs them; the threads have the caller's affinity and memory policy. A
- *  registrar without ANY_THREAD is called on the calling thread only.
+ *  The call registers what rdmalloc_reg_get() of the same memory with the domain's local rights
+ *  would register, so the next rdmalloc_reg_get() or rdmalloc_reg_key() there is a hit. The call
+ *  holds all registrations until it returns. Afterwards they are idle in the cache and evicted like
+ *  any other, least recently used first. One thread registers one block, unless the domain limits
+ *  the length of a registration (rdmalloc_domain_attr.largest): with a limit of 1 GiB, for example,
+ *  several threads register the pieces of a block. Pages come from the NUMA node of the thread that
+ *  backs them; the threads have the caller's affinity and memory policy. A registrar without
+ *  ANY_THREAD is called on the calling thread only.
  *
- *  What can't fit is refused before anything is done: pages beyond the machine's memory or the
- *  cgroup's, bytes or registrations beyond what a domain's limits leave, with a warning that tells
- *  both numbers (-ENOMEM).
+ *  The call refuses first what can't fit (-ENOMEM, with a warning that tells both numbers): pages
+ *  beyond the memory of the machine or the cgroup, bytes or registrations beyond a domain's limits.
  *
  *  `progress` (may be NULL) is called on the calling thread only, with no lock of rdmalloc held:
- *  first before anything is done, last when everything is. It may allocate, and call into the
+ *  once before any work, once after all of it, and in between. It may allocate, and call into the
  *  cache.
  *
  *  Returns 0; -ECANCELED by `progress`; -ENOMEM; -EPERM (foreign memory that is not adopted:
- * nothing would be kept); -EFAULT (neither in one block nor foreign); -EMSGSIZE; -EINVAL (no
- * domain, more than 64, an empty range); -ECHILD, also in a child forked inside `progress`;
- * -EDEADLK inside a page event; or the first error of a registrar, with a warning. After an error
- * what was registered until then is in the cache, and the next call goes on from there. Calls
- * registrars: as for a miss of rdmalloc_reg_get(). Where no thread can be created, fewer do the
- * work. */
+ *  the cache would keep nothing); -EFAULT (neither in one block nor foreign); -EMSGSIZE; -EINVAL
+ *  (no domain, more than 64, an empty range); -ECHILD, also in a child forked inside `progress`;
+ *  -EDEADLK inside a page event; or the first error of a registrar, with a warning. After an error
+ *  the cache keeps what was registered until then, and the next call goes on from there. Calls
+ *  registrars, as a miss of rdmalloc_reg_get() does. If threads can't be created, fewer do the
+ *  work. */
 RDMALLOC_API int rdmalloc_reg_prefault(struct rdmalloc_domain* const* domains, size_t domain_count,
                                        const struct iovec* ranges, size_t range_count,
                                        unsigned threads, rdmalloc_prefault_fn progress, void* arg);
@@ -393,8 +394,9 @@ struct rdmalloc_open_file {
   int fd;
   char name[60]; /**< what /proc/self/fd says of it, cut, zero-terminated */
 };
-/** Those that the latest rdmalloc_quiesce() of this process failed for with -EBUSY: fills up to
- *  `most` of `files` and returns how many there are (0: none; at most 16 are noted). Any thread. */
+/** Fills up to `most` of `files` with the descriptors for which the latest rdmalloc_quiesce() of
+ *  this process failed with -EBUSY. Returns how many there are (at most 16 are noted). Any thread.
+ */
 RDMALLOC_API int rdmalloc_quiesce_files(struct rdmalloc_open_file* files, size_t most);
 
 /** What quiesce and resume did in this process. */
@@ -414,29 +416,30 @@ RDMALLOC_API int rdmalloc_quiesce_stats(struct rdmalloc_quiesce_counters* stats)
 
 /* ------------------------------------------------------------------ foreign memory */
 
-/** Vouches for memory that is not ours: nobody takes its pages away, by munmap, mmap over it,
- * mremap, madvise or truncating its file, before rdmalloc_disown() has returned 0. From now on
- * reg_get with local access caches its registrations, page by page as asked, like those of owned
- * memory; a hit takes no lock. Remote ones still end at their put (I13). Adopted ranges may touch
- * and overlap, and are joined. RDMALLOC_FOREIGN says what happens to the rest: `per-use`, the
- * default, `adopted`: reg_get refuses it (-EPERM), `refuse`: all foreign memory is refused,
- * adopting too. Returns 0, -EINVAL (length 0), -EFAULT (touches owned memory), -EPERM, -ENOMEM,
- * -EDEADLK inside a page event. A child of fork has adopted nothing. Any thread; may start the
- * purge thread, so not inside a fabric's callback. */
+/** Vouches for foreign memory: the caller ensures that its pages stay (no munmap, mmap over it,
+ *  mremap, madvise or truncation of its file) until rdmalloc_disown() has returned 0. From now on
+ *  reg_get with local access caches its registrations, page by page as asked, like those of owned
+ *  memory; a hit takes no lock. Remote ones still end at their put (I13). Adopted ranges may touch
+ *  and overlap; the cache joins them. RDMALLOC_FOREIGN says what happens to other foreign memory:
+ *  `per-use`, the default; `adopted`: reg_get refuses it (-EPERM); `refuse`: all of it is refused,
+ *  adopting too. Returns 0, -EINVAL (length 0), -EFAULT (touches owned memory), -EPERM, -ENOMEM, or
+ *  -EDEADLK inside a page event. A child of fork has adopted nothing. Any thread. May start the
+ *  purge thread: do not call inside a fabric's callback. */
 RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length);
 
-/** Ends that for the range, which may be a part of what was adopted, or more. Its registrations are
- *  forgotten: idle ones are deregistered before this returns, the others at their last put. 0: none
- *  is left, the pages may go. -EBUSY: some are held, or (a registrar without ANY_THREAD) wait for a
- *  call into their domain; they are gone when rdmalloc_invalidate() over the range calls `done`.
- *  -ENOENT: nothing of it was adopted. -ENOMEM: it would have to be cut in two and there is no
- * memory to note that; nothing happened. -EINVAL, -EDEADLK. Calls registrars. */
+/** Ends the adoption of the range, which may be a part of what was adopted, or more. Deregisters
+ *  idle registrations before it returns, and held ones at their last put. Returns 0: none is left,
+ * the pages may go. -EBUSY: some are held, or (a registrar without ANY_THREAD) wait for a call into
+ *  their domain; they are gone when rdmalloc_invalidate() over the range calls `done`. -ENOENT:
+ *  nothing of the range was adopted. -ENOMEM, with nothing changed: an adopted range has to be cut
+ *  in two, and there is no memory to note that. -EINVAL, -EDEADLK. Calls registrars. */
 RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length);
 
-/** What RDMALLOC_FOREIGN=watch does: from the opening of the first domain to the closing of the
- *  last, userfaultfd tells when pages of registered foreign memory go, so that reg_get with local
- *  access may cache it without anybody's word. Private anonymous memory only; whatever can't be
- *  watched, and whatever is asked for while something is changing, is registered for each use. */
+/** Counters of RDMALLOC_FOREIGN=watch. From the opening of the first domain to the closing of the
+ *  last, userfaultfd tells the cache when pages of registered foreign memory go, so reg_get with
+ *  local access caches that memory without rdmalloc_adopt(). Private anonymous memory only. Memory
+ *  that can't be watched, or that a get asks for while a mapping changes, is registered for each
+ *  use. */
 struct rdmalloc_watch_counters {
   size_t size;
   uint64_t is_on;     /**< 1: watching */
@@ -485,15 +488,15 @@ struct rdmalloc_heap_region_info {
 };
 
 /** Fills *info for the index-th region of the heap, counted from 0. Returns 0, -ENOENT past the
- * last one, -EINVAL (no registered heap, a bad size), -ECHILD. Any thread; calls nobody, takes no
- *  lock. */
+ *  last one, -EINVAL (no registered heap, a bad size), -ECHILD. Any thread; calls no registrar,
+ *  takes no lock. */
 RDMALLOC_API int rdmalloc_heap_region(struct rdmalloc_heap* heap, size_t index,
                                       struct rdmalloc_heap_region_info* info);
 
 /** The key of [addr, addr+length), any bytes in one of the heap's blocks, with the domain_index-th
  *  domain of its list. Returns 0, -EFAULT (not inside one region of this heap), -EINVAL (no
  *  registered heap, no such domain, length 0), -ENODEV (that domain is lost), -ECHILD. Any thread;
- *  calls nobody, takes no lock. */
+ *  calls no registrar, takes no lock. */
 RDMALLOC_API int rdmalloc_heap_key(struct rdmalloc_heap* heap, size_t domain_index,
                                    const void* addr, size_t length, struct rdmalloc_key* key);
 
@@ -538,47 +541,48 @@ RDMALLOC_API int rdmalloc_pool_fit(struct rdmalloc_domain* const* domains, size_
  *  64) until the pool is destroyed; a domain does not close before. What can't fit is refused, with
  *  nothing left behind and a warning that says how many would fit. Returns 0, -ENOMEM (does not
  *  fit, or a registrar refused), -EMFILE (there are 60 pools), the errors of rdmalloc_pool_fit(),
- * or the registrar's. Calls registrars: as for a miss of rdmalloc_reg_get(). */
+ *  or the registrar's. Calls registrars: as for a miss of rdmalloc_reg_get(). */
 RDMALLOC_API int rdmalloc_pool_create(struct rdmalloc_domain* const* domains, size_t domain_count,
                                       const struct rdmalloc_pool_attr* attr,
                                       struct rdmalloc_pool** pool);
 
-/** A buffer of at least `bytes`: a small one where that suffices. From a cache of this thread, or
- *  from those of others when there is no other, so none is out of reach. Returns 0 and sets
- *  *buffer; -EAGAIN when all of that size are out (counted), -EMSGSIZE (longer than a large one),
- *  -EINVAL, -ECHILD. Any thread; calls no registrar and nobody else. */
+/** Gets a buffer of at least `bytes`: a small one if that is enough. It comes from the cache of
+ * this thread, from the pool, or from the caches of other threads, so every free buffer can be had.
+ *  Returns 0 and sets *buffer; -EAGAIN when all of that size are out (counted), -EMSGSIZE (longer
+ *  than a large one), -EINVAL, -ECHILD. Any thread; calls no registrar and no callback. */
 RDMALLOC_API int rdmalloc_pool_get(struct rdmalloc_pool* pool, size_t bytes,
                                    struct rdmalloc_buffer** buffer);
 
-/** Gives a buffer back, from any thread. When somebody waits for one of its size, the one who has
- *  waited longest gets it, and its callback runs here, on this thread, before the call returns:
- *  put where that is safe. Returns 0, or -EINVAL for what is no buffer of this pool, or is not out
- *  (put twice); nothing happens then. -ECHILD. */
+/** Gives a buffer back, on any thread. If waiters wait for its size, the one that has waited
+ *  longest gets it, and its callback runs on this thread before the call returns: put where that is
+ *  safe. Returns 0; -ECHILD; or -EINVAL, with nothing changed, for an address that is no buffer of
+ *  this pool, or is not out (put twice). */
 RDMALLOC_API int rdmalloc_pool_put(struct rdmalloc_pool* pool, struct rdmalloc_buffer* buffer);
 
-/** Somebody who waits for a buffer. The caller's memory, his again when `ready` is called or
+/** A waiter for a buffer. The caller's memory, the caller's again when `ready` is called or
  *  rdmalloc_pool_cancel() has returned 0. */
 struct rdmalloc_pool_waiter {
-  /** Called once, with the buffer, which is the waiter's to put. On the thread that put it, inside
-   *  rdmalloc_pool_put(), under no lock of rdmalloc; that thread's caller may hold locks of his
-   * own. May get, put, wait and cancel, and register: the callbacks for buffers that it puts run
-   * after it has returned, not inside it, however many there are. An exception may leave it: the
-   * put has happened then. */
+  /** Called once, with the buffer, which the waiter then has to put. Runs inside
+   *  rdmalloc_pool_put(), on the thread that puts the buffer, under no lock of rdmalloc; that
+   *  thread may hold locks of the program's. May get, put, wait, cancel and register. The callbacks
+   *  for buffers that it puts run after it has returned, not inside it, however many there are. An
+   *  exception may leave it: the put has happened then. */
   void (*ready)(struct rdmalloc_pool_waiter* waiter, struct rdmalloc_buffer* buffer);
   void* arg;                         /**< the caller's */
   struct rdmalloc_pool_waiter* next; /**< private */
   struct rdmalloc_buffer* buffer;    /**< private */
 };
 
-/** rdmalloc_pool_get(), or a place in the line: 0 with *buffer set, and `ready` is never called; or
- *  -EINPROGRESS, and `ready` will be called, perhaps before this returns. Those who wait for one
- *  size are served in the order they came. Other errors as for get. Any thread. */
+/** Gets a buffer, or waits for one in a queue. Returns 0 with *buffer set, and never calls `ready`;
+ *  or -EINPROGRESS, and `ready` will be called, perhaps before this returns. The waiters for one
+ *  size are served in the order of their calls. Other errors as for get. Any thread. */
 RDMALLOC_API int rdmalloc_pool_wait(struct rdmalloc_pool* pool, size_t bytes,
                                     struct rdmalloc_pool_waiter* waiter,
                                     struct rdmalloc_buffer** buffer);
 
-/** Leaves the line. 0: `ready` will not be called. -ENOENT: it does not wait; `ready` was called or
- *  is about to be. -EINVAL, -ECHILD. Any thread. Takes time in proportion to the line. */
+/** Takes a waiter out of the queue. Returns 0: `ready` will not be called. -ENOENT: it does not
+ *  wait; `ready` was called or is about to be. -EINVAL, -ECHILD. Any thread. Takes time in
+ *  proportion to the queue. */
 RDMALLOC_API int rdmalloc_pool_cancel(struct rdmalloc_pool* pool,
                                       struct rdmalloc_pool_waiter* waiter);
 
@@ -591,7 +595,7 @@ struct rdmalloc_pool_side {
   uint64_t free;      /**< the others */
   uint64_t gets;      /**< buffers handed out, to waiters too */
   uint64_t exhausted; /**< calls of get and wait that found all of them out */
-  uint64_t waiting;   /**< who waits now */
+  uint64_t waiting;   /**< waiters now */
 };
 /** Counters of a pool. */
 struct rdmalloc_pool_counters {
@@ -604,13 +608,12 @@ struct rdmalloc_pool_counters {
 RDMALLOC_API int rdmalloc_pool_stats(struct rdmalloc_pool* pool,
                                      struct rdmalloc_pool_counters* stats);
 
-/** Deregisters the buffers and frees them. -EBUSY, with nothing changed, while a buffer is out;
- *  whoever waits, waits for one that is out, so there is no waiter then either. No other thread may
- *  be in a call for this pool; threads that used it need not have ended. 0, -EINVAL. Calls
- *  registrars.
+/** Deregisters the buffers and frees them. Returns 0, -EINVAL, or -EBUSY, with nothing changed, if
+ * a buffer is out. (Waiters exist only while buffers are out.) No other thread may be in a call for
+ *  this pool; threads that used it need not have ended. Calls registrars.
  *
- *  A child of fork has the bytes of its parent's buffers and addr and length of each, but neither
- *  registrations (the keys read as zero) nor the pool: every call returns -ECHILD, but destroy,
+ *  A child of fork has the bytes of its parent's buffers, and addr and length of each, but no
+ *  registrations (the keys read as zero) and no pool: every call returns -ECHILD, except destroy,
  *  which frees the child's copy of the memory without calling a registrar and returns 0. */
 RDMALLOC_API int rdmalloc_pool_destroy(struct rdmalloc_pool* pool);
 

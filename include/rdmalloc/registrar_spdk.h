@@ -37,8 +37,8 @@ struct rdmalloc_spdk_attr {
  *
  *  Registrations begin and end at 2 MiB, and each 2 MiB is a region of its own to SPDK, registered
  *  while any registration of such a domain is over it: blocks are neighbours in those 2 MiB, and
- * SPDK takes back whole regions only. SPDK knows no rights, so remote ones are refused (-EACCES).
- * Keys are 0: SPDK finds memory by its address.
+ *  SPDK takes back whole regions only. SPDK knows no rights, so remote ones are refused (-EACCES).
+ *  Keys are 0: SPDK finds memory by its address.
  *
  *  SPDK from 25.09 on reports success although a map refused the memory, its IOMMU mapping for
  *  example. So each region is looked up after it was registered (vtophys, and `map`): one without a

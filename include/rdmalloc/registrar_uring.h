@@ -28,23 +28,24 @@ struct rdmalloc_uring_attr {
 struct rdmalloc_uring;
 
 /** Opens a domain whose registrations are fixed buffers of a ring. A key's `lkey` is the buffer
- * index for io_uring_prep_write_fixed() and its relatives, on the ring that rdmalloc_uring_ring()
- * gives. `attr` and `domain_attr` may be NULL. `*uring` is freed when the domain is closed, with
- * the ring if it is ours.
+ *  index for io_uring_prep_write_fixed() and its relatives, on the ring that rdmalloc_uring_ring()
+ *  gives. `attr` and `domain_attr` may be NULL. `*uring` is freed when the domain is closed, with
+ *  the ring if it is ours.
  *
  *  Submitting is the caller's affair, one thread at a time as liburing asks. Completions of the
- * ring must be taken by rdmalloc_uring_reap() and nothing else: the kernel announces there that a
- * buffer is gone, which deregistering waits for.
+ *  ring must be taken by rdmalloc_uring_reap() and nothing else: the kernel announces there that a
+ *  buffer is gone, which deregistering waits for.
  *
  *  A ring of our own is closed by rdmalloc_quiesce() and made anew by rdmalloc_resume(), in the
- * same struct io_uring: take what was submitted before. One of the caller's is closed by him, in
- * the domain's `event` at RDMALLOC_DOMAIN_CLOSE, with no thread in rdmalloc_uring_reap(), and made
- *  again at RDMALLOC_DOMAIN_OPEN, in the same struct; else it keeps the process from being quiesced
+ *  same struct io_uring: take what was submitted before. The caller closes a ring of its own, in
+ * the domain's `event` at RDMALLOC_DOMAIN_CLOSE, with no thread in rdmalloc_uring_reap(), and makes
+ *  it again at RDMALLOC_DOMAIN_OPEN, in the same struct; else it keeps the process from being
+ *  quiesced
  *  (-EBUSY).
  *
  *  0; -ENOTSUP: a ring made with IORING_SETUP_SINGLE_ISSUER, which other threads can't register
- * with, or a kernel before 5.19; -ENOSYS, -EPERM: no io_uring here; -EBUSY: the ring has buffers
- * already; -EINVAL, -ENOMEM, or rdmalloc_domain_open()'s error. */
+ *  with, or a kernel before 5.19; -ENOSYS, -EPERM: no io_uring here; -EBUSY: the ring has buffers
+ *  already; -EINVAL, -ENOMEM, or rdmalloc_domain_open()'s error. */
 RDMALLOC_API int rdmalloc_domain_open_uring(const struct rdmalloc_uring_attr* attr,
                                             const struct rdmalloc_domain_attr* domain_attr,
                                             struct rdmalloc_domain** domain,

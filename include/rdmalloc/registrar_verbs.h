@@ -14,16 +14,16 @@ extern "C" {
 #endif
 
 /** Opens a domain over a protection domain of the user's, which must outlive it. `*attr` may be
- * NULL. Returns 0, -EINVAL (no pd), -EIO (the device can't be asked), or rdmalloc_domain_open()'s
- * errors. The device's limits (max_mr, max_mr_size) become the domain's. */
+ *  NULL. Returns 0, -EINVAL (no pd), -EIO (the device can't be asked), or rdmalloc_domain_open()'s
+ *  errors. The device's limits (max_mr, max_mr_size) become the domain's. */
 RDMALLOC_API int rdmalloc_domain_open_verbs(struct ibv_pd* pd,
                                             const struct rdmalloc_domain_attr* attr,
                                             struct rdmalloc_domain** domain);
 
 /** The same over a protection domain that is made here, on the device named `device` ("rxe0",
  *  "mlx5_0"; NULL: the first with an active port) and closed with the rdmalloc domain. `port` 0:
- * any port of it must be active; else that one. `*pd` receives the protection domain, for the
- * user's queue pairs; its context field is the open device. Returns 0, -ENODEV (no such device),
+ *  any port of it must be active; else that one. `*pd` receives the protection domain, for the
+ *  user's queue pairs; its context field is the open device. Returns 0, -ENODEV (no such device),
  *  -ENETDOWN (the port is not active), -EINVAL (no such port), or as above. */
 RDMALLOC_API int rdmalloc_domain_open_verbs_device(const char* device, unsigned port,
                                                    const struct rdmalloc_domain_attr* attr,
@@ -35,9 +35,10 @@ RDMALLOC_API int rdmalloc_domain_open_verbs_device(const char* device, unsigned 
  *  quiesced; -EINVAL: no domain over verbs. Any thread. */
 RDMALLOC_API int rdmalloc_verbs_pd(struct rdmalloc_domain* domain, struct ibv_pd** pd);
 
-/** Gives a domain over the user's protection domain another: his new one, at RDMALLOC_DOMAIN_OPEN,
- *  after he closed the one before, and its device, at RDMALLOC_DOMAIN_CLOSE. 0; -EBUSY: something
- * is registered with the one before; -EINVAL. No other thread may be in a call for this domain. */
+/** Gives a domain over the user's protection domain another: the user's new one, at
+ *  RDMALLOC_DOMAIN_OPEN, after the user closed the one before, and its device, at
+ *  RDMALLOC_DOMAIN_CLOSE. 0; -EBUSY: something is registered with the one before; -EINVAL. No other
+ *  thread may be in a call for this domain. */
 RDMALLOC_API int rdmalloc_verbs_set_pd(struct rdmalloc_domain* domain, struct ibv_pd* pd);
 
 #ifdef __cplusplus

@@ -5,10 +5,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "alloc/core/report.h"
-#include "alloc/os/fault.h"
-#include "alloc/pages/purge.h"
-#include "regcache/notifiers/loaded_library.h"
+#include "alloc/for_regcache.h"
+#include "regcache/core/loaded_library.h"
 
 namespace rdmalloc {
 namespace {

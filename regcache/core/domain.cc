@@ -5,18 +5,17 @@
 
 #include <cstring>
 
-#include "alloc/api/options.h"
-#include "alloc/core/sized_struct.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
-#include "regcache/core/child_empty.h"
+#include "regcache/core/callbacks.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/gate.h"
+#include "regcache/core/holders.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/core/statistics.h"
-#include "regcache/freeze/callbacks.h"
-#include "regcache/freeze/freeze.h"
+#include "regcache/core/wiped_on_fork.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -48,8 +47,8 @@ int check_attr(const rdmalloc_domain_attr& attr) {
   return (attr.access & ~RDMALLOC_ACCESS_LOCAL) == 0 && attr.flags == 0 ? 0 : -EINVAL;
 }
 
-// A place that was not open in a parent process, so that a handle the child inherited never means a
-// domain of its own; one that was, when there is no other.
+// Takes a place that was not open in a parent process, so that a handle that the child inherited
+// does not name a domain of the child's. If there is no other, takes one that was open there.
 Domain* take_place(State& all) {
   LockGuard guard(all.open_lock);
   for (bool inherited_too : {false, true}) {
@@ -71,18 +70,18 @@ int map_tables(Domain& domain, std::size_t slices) {
   std::size_t bytes = slices * sizeof(Slot);
   if (tables.load(std::memory_order_relaxed) == 0) {
     std::uintptr_t base = 0;
-    if (map_child_empty(2 * bytes + kHints * sizeof(Slot), &base) != 0) return -ENOMEM;
+    if (map_wiped_on_fork(2 * bytes + kHints * sizeof(Slot), &base) != 0) return -ENOMEM;
     tables.store(base, std::memory_order_relaxed);
   }
-  // From an earlier domain in this place: its slots are all empty again. Its hints are not, and
-  // need not be: they are believed no more than any other.
+  // Tables of an earlier domain in this place. Its slots are empty again. Its hints may not be,
+  // which does no harm: a reader checks each hint.
   domain.sticky = reinterpret_cast<Slot*>(tables.load(std::memory_order_relaxed));
   domain.counted = domain.sticky + slices;
   domain.hints = domain.counted + slices;
   return 0;
 }
 
-// What `attr` leaves open comes from the registrar, then from the environment.
+// Defaults of `attr`: the registrar's, then the environment's.
 void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
             const rdmalloc_domain_attr& attr) {
   domain.ops = ops;
@@ -123,7 +122,7 @@ int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, vo
   if (int error = map_tables(domain, length >> RDMALLOC_SLICE_SHIFT)) return error;
   if (!all.invalidations.prepare() || !all.registrations.prepare(survivors.registrations))
     return -ENOMEM;
-  // Under the lock: a purge may be looking into what was another domain a moment ago.
+  // Under the lock: a purge may still look into the domain that had this place before.
   LockGuard guard(domain.lock);
   settle(domain, ops, context, attr);
   reset(domain);
@@ -134,7 +133,7 @@ int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, vo
   return 0;
 }
 
-// Closes every registration that nobody holds. False, with nothing changed, when one is held.
+// Closes every registration. False, with nothing changed, when one is held.
 bool close_all(Domain& domain, Registration** drops) {
   struct Undo {
     Registration* plain = nullptr;
@@ -143,8 +142,8 @@ bool close_all(Domain& domain, Registration** drops) {
   auto close = [&](Registration* reg) {
     bool was_sticky = reg->rest().is_sticky;
     while (!close_idle(reg)) {
-      // One look at both: a put between two would pass for a drop, and nobody would ever drop it.
-      // Relaxed: it orders nothing; to close what was put meanwhile is for close_idle() again.
+      // One look at both: a put between two would pass for a drop, and no thread would ever drop
+      // it. Relaxed: it orders nothing; to close what was put meanwhile is for close_idle() again.
       std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
       if ((seen & kRefs) != 0) return false;
       if ((seen & kOpen) == 0) return true;  // being dropped by another thread: will vanish
@@ -172,7 +171,8 @@ bool close_all(Domain& domain, Registration** drops) {
   return is_clear;
 }
 
-// Ranges that could not be deregistered stay known after their domain, so that no purge takes them.
+// Keeps ranges that could not be deregistered after their domain has closed, so that no purge takes
+// them.
 void move_quarantined(State& all, Domain& domain) {
   Domain& orphans = all.domains[kOrphans];
   LockGuard guard(domain.lock);
@@ -305,15 +305,15 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   if (is_in_page_event() || is_dropping()) return -EDEADLK;
   int error = domain_check(domain);
   if (error == -ECHILD) {
-    // The parent's: nothing of it exists here, and its registrar's objects are not ours to touch.
+    // The parent's domain: the child has nothing of it, and must not touch the registrar's objects.
     survivors.is_open[domain - state()->domains].store(false, std::memory_order_relaxed);
     return 0;
   }
   if (error != 0 && error != -ENODEV && error != -EAGAIN) return error;
   GateScope scope(*state(), Gate::kUnmakes);
   if (int busy = scope.error()) return busy;
-  // Also where nothing is registered for them: after a checkpoint that found it lost, or in one.
-  if (is_a_heaps(*state(), domain->index) || is_a_pools(*state(), domain->index)) return -EBUSY;
+  // Also if nothing is registered for them: in a checkpoint, or after one that lost the domain.
+  if (is_in_a_list(*state(), domain->index)) return -EBUSY;
   drain_deferred(*domain);
   Registration* drops = nullptr;
   if (int busy = begin_closing(*domain, &drops)) return busy;
@@ -329,8 +329,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
     domain->ops.close(domain->context);
   }
   domain->is_abandoned.store(false, std::memory_order_relaxed);
-  // The head stays as it is, so that a call that runs beside us reads nothing that is written: its
-  // slots are empty, and the slow path looks at the phase.
+  // The head stays as it is, so that a call on another thread reads nothing that this one writes:
+  // its slots are empty, and the slow path looks at the phase.
   count_closed(*state(), *domain);
   survivors.is_open[domain->index].store(false, std::memory_order_relaxed);
   domain->phase.store(Phase::kUnused, std::memory_order_release);
@@ -379,7 +379,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   stats.sticky_bytes = domain->sticky_bytes;
   stats.in_use = 0;
   auto add = [&](Registration* reg) {
-    if (reg->refs() > (reg->rest().is_parked ? 1u : 0u)) ++stats.in_use;
+    if (reg->refs() > (reg->rest().is_suspended ? 1u : 0u)) ++stats.in_use;
     return true;
   };
   visit_all(domain->by_range.root(), add);

@@ -1,9 +1,9 @@
 // A domain: one place memory is registered with. See README.md for the picture and the equations.
 //
 // Lock order: State::open_lock, one domain's lock, the orphans' lock, Invalidations' lock, a
-// pool's. No registrar, observer or completion runs under any of them (I2). Whatever closes, opens,
-// publishes or unpublishes a registration holds its domain's lock; what only acquires or releases
-// one does not.
+// pool's. No registrar, observer or completion runs under any of them (I2). A thread that closes,
+// opens, publishes or unpublishes a registration holds its domain's lock; one that only acquires or
+// releases it does not.
 #pragma once
 
 #include <rdmalloc/regcache.h>
@@ -12,7 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/record_window.h"
 #include "regcache/core/slices.h"
 #include "regcache/core/tree.h"
@@ -47,9 +47,9 @@ inline std::size_t hint_of(std::uintptr_t address) {
   return (page ^ (page >> 20)) & (kHints - 1);
 }
 
-// What leaves with a dropped registration, or is counted without one. Under the domain's lock.
+// Sums over dropped registrations, and events without one. Under the domain's lock.
 struct Counters {
-  std::uint64_t hits;  // of registrations that are gone; those of the living are in their words
+  std::uint64_t hits;  // of registrations that are gone; the others count in their words
   std::uint64_t misses;
   std::uint64_t registrations;
   std::uint64_t deregistrations;
@@ -76,13 +76,13 @@ struct alignas(64) Domain {
   Slot* hints;                // [hint_of(address)]: what it found last for foreign memory there
   std::uint16_t index;
   std::atomic<Phase> phase;
-  // The device is gone, so what is still registered reaches nothing. Written under the lock; also
+  // The device is gone, so its registrations reach no page. Written under the lock; also
   // while the domain is being closed. Acquire where it is read without: pairs with the release in
   // lose_domain().
   std::atomic<bool> is_lost;
-  std::atomic<bool> is_abandoned;  // to be closed as soon as it can be (freeze/abandoned.h)
+  std::atomic<bool> is_abandoned;  // to be closed as soon as it can be (core/abandoned.h)
 
-  // Settled by open.
+  // Written by open only.
   rdmalloc_registrar_ops ops;
   void* context;
   std::uint32_t access;     // rights of each cached registration, at least
@@ -141,7 +141,7 @@ inline Registration* registration_of(rdmalloc_reg* handle) {
 // from (I11).
 int domain_check(const Domain* domain);
 
-// Sum of hits, those of the living included. Under the lock; walks all registrations.
+// Sum of the hits of all registrations, gone or not. Under the lock; walks all registrations.
 std::uint64_t domain_hits(Domain& domain);
 
 // Whether the equations of README.md hold. Under the lock; walks everything; checked builds, tests.

@@ -2,17 +2,13 @@
 
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/core/quarantine.h"
-#include "alloc/core/report.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
+#include "regcache/core/callbacks.h"
 #include "regcache/core/history.h"
-#include "regcache/core/oracle.h"
+#include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/callbacks.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -22,10 +18,10 @@ bool fills_slices(const Domain& domain, const Registration* reg) {
          domain.holds(reg->base()) && domain.holds(reg->end() - 1);
 }
 
-// What the registrar said to the end of a registration.
+// The registrar's answer to the end of a registration.
 struct Answer {
   int error;          // 0: it is gone
-  bool ends_by_loss;  // gone with the device, whatever the registrar said
+  bool ends_by_loss;  // gone with the device, whatever the registrar's answer
 };
 
 // Asks the registrar; notices that the device is gone, from the domain or from the answer.
@@ -59,7 +55,7 @@ void account_drop(Domain& domain, Registration* reg, Reason reason, const Answer
   domain.counters.hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
   ++(answer.ends_by_loss ? domain.counters.lost_drops : domain.counters.deregistrations);
   if (reason == Reason::kEvicted) ++domain.counters.evictions;
-  // Events of watched memory leave theirs beside those of purges.
+  // Events of watched memory defer drops too, beside those of purges.
   if (reason == Reason::kPurged && !reg->rest().is_watched) ++domain.counters.purge_drops;
 }
 
@@ -88,23 +84,24 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
     warn_quarantined(domain, reg, answer.error);
   } else {
     note(event_of(reason), reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
-    oracle_deregistered(reg);
+    page_frames_deregistered(reg);
   }
   {
     LockGuard guard(domain.lock);
     account_drop(domain, reg, reason, answer);
-    // A quarantined one completes its invalidations too: nothing more will ever happen to it.
+    // A quarantined registration completes its invalidations too: it never ends.
     completed = completed_by_end_of(reg);
     Phase phase = domain.phase.load(std::memory_order_relaxed);
     is_waited_for = phase == Phase::kBeingClosed || phase == Phase::kIsChanging;
     if (is_waited_for) domain.drops.fetch_add(1, std::memory_order_relaxed);
   }
-  // Out of the tree, and before its close is through: watching ends with the last domain.
+  // After it left the tree, and before the domain is closed: watching ends with the last domain.
   if (was_watched && answer.error == 0) state()->watch.end(*state(), low, high);
-  // The domain may be closed from here on; its memory stays, its registrar must not be used.
+  // From here on another thread may close the domain: its memory stays, but do not use its
+  // registrar.
   if (is_waited_for) os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
   if (answer.error == 0) {
-    // Zero, as in a child: a put of it that comes too late is recognised.
+    // Zero, as in a child: a late put recognises it.
     reg->state.store(0, std::memory_order_relaxed);
     state()->registrations.give(reg);
   }
@@ -130,7 +127,7 @@ void forget_quarantined(Domain& domain) {
     domain.bytes -= reg->length();
     ++domain.counters.lost_drops;
     forget_quarantined_bytes(reg->length());
-    // Zero, as after a drop: a put that comes too late is recognised.
+    // Zero, as after a drop: a late put recognises it.
     reg->state.store(0, std::memory_order_relaxed);
     state()->registrations.give(reg);
   }
@@ -158,8 +155,8 @@ void warn_quarantined(Domain& domain, const Registration* reg, int error) {
 
 void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced) {
   if (!fills_slices(domain, reg)) return;
-  // The inline fast path knows no oracle.
-  if (table == domain.sticky && oracle_watches(domain)) return;
+  // The inline fast path checks no page frames.
+  if (table == domain.sticky && page_frames_are_checked(domain)) return;
   RecordNumber number = domain.number_of(reg);
   SliceRange slices = domain.slices_of(reg->base(), reg->end());
   for (std::size_t slice = slices.first; slice != slices.end; ++slice) {
@@ -257,8 +254,8 @@ std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most) {
   for (; looks != 0; --looks) {
     Registration* reg = domain.sticky_ring;
     domain.sticky_ring = reg->rest().by_stamp.left;
-    // A first look spares the living ones the gap; the second, with the slots empty, is the one
-    // that counts.
+    // The first look keeps the slots of registrations in use filled. The second look, with the
+    // slots empty, decides.
     if (!is_unused(domain, reg)) continue;
     unpublish(domain, domain.sticky, reg);
     if (is_unused(domain, reg)) {
@@ -280,30 +277,30 @@ void withdraw(Domain& domain, Registration* reg) {
   unpublish(domain, domain.counted, reg);
 }
 
-void park(Domain& domain, Registration* reg) {
+void suspend(Domain& domain, Registration* reg) {
   bool was_sticky = reg->rest().is_sticky;
   withdraw(domain, reg);
-  reg->rest().is_parked = true;
+  reg->rest().is_suspended = true;
   reg->rest().was_sticky = was_sticky;
-  // One step: whoever put the last other reference meets ours behind the closed door.
+  // One step: the put of the last other reference finds the word closed and our reference in it.
   reg->state.fetch_sub(kOpen - 1, std::memory_order_acq_rel);
 }
 
-bool unpark(Registration* reg) {
-  reg->rest().is_parked = false;
+bool unsuspend(Registration* reg) {
+  reg->rest().is_suspended = false;
   // Acquire: pairs with the release in put(), so that earlier holders are done with it.
   return (reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) == 1;
 }
 
-void let_go(Registration* reg, Registration** drops) {
+void give_reference_back(Registration* reg, Registration** drops) {
   // Acquire: pairs with the release in put(), so that earlier holders are done with it.
   if ((reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) != 1) return;
   reg->next() = *drops;
   *drops = reg;
 }
 
-void reopen_parked(Domain& domain, Registration* reg) {
-  reg->rest().is_parked = false;
+void reopen_suspended(Domain& domain, Registration* reg) {
+  reg->rest().is_suspended = false;
   // One step, so that no put ends it in between. Release: as in open_with().
   reg->state.fetch_add(kOpen - 1, std::memory_order_release);
   if (reg->rest().kind != Kind::kHeap) {
@@ -329,10 +326,10 @@ Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t co
                            std::uint64_t looks) {
   Registration* victims = nullptr;
   std::uint64_t freed_bytes = 0, freed_count = 0;
-  // The order is by the stamp a registration had when it was listed, which is at most its stamp
-  // now: so the first whose two stamps agree is the least recently put of all, and one whose stamps
-  // differ is listed anew. One in use is set apart, and entered again by its put: so each look at
-  // one that is not taken is paid for by a hit since it was listed.
+  // The order is by the stamp that a registration had when it was listed, which is at most its
+  // stamp now. So the first whose two stamps agree is the least recently put of all; one whose
+  // stamps differ is listed anew. One in use is set apart, and its put lists it again. So each look
+  // that takes nothing has a hit since the listing to its account.
   while (freed_bytes < bytes || freed_count < count) {
     Registration* reg = domain.by_stamp.first();
     if (reg == nullptr || looks == 0) break;
@@ -377,7 +374,7 @@ bool is_late() {
   return exit_has_begun() && (is_helper_thread || is_in_page_event());
 }
 
-// Leaves drops to whoever still calls into the domain.
+// Leaves drops to the next thread that calls into the domain.
 void leave(Domain& domain, Registration* list) {
   LockGuard guard(domain.lock);
   while (list != nullptr) {

@@ -1,4 +1,4 @@
-// The ways out of the cache: unpublish, close, deregister, forget.
+// How a registration leaves the cache: unpublish, close, deregister, forget.
 #pragma once
 
 #include "regcache/core/domain.h"
@@ -10,65 +10,66 @@ enum class Reason : std::uint8_t { kAsked, kEvicted, kPurged };
 
 // ---- under the domain's lock ----
 
-// Puts the registration in `table` for the slices it fills entirely: over whatever is there in the
-// slices of `forced`, elsewhere where nothing is. Ranges that are not whole slices are found
-// through the tree only.
+// Puts the registration in `table` for the slices that it fills entirely: in the slices of `forced`
+// always, in the others if the slot is empty. A range that is not whole slices is found through the
+// tree only.
 void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced);
 // Takes it out of one table.
 void unpublish(Domain& domain, Slot* table, Registration* reg);
 
-// Into and out of the LRU order. One that is apart is out of it already, and is not entered later.
+// Into and out of the LRU order. A registration that is apart is out of it already; unlist() keeps
+// it from being listed later.
 void list(Domain& domain, Registration* reg);
 void unlist(Domain& domain, Registration* reg);
 // Enters one that is apart. The caller holds it.
 void list_apart(Domain& domain, Registration* reg);
 
-// Makes a registration sticky that is not; publishing it is the caller's.
+// Makes a registration sticky. The caller publishes it.
 void begin_sticky(Domain& domain, Registration* reg);
 // Ends stickiness without a look at what lives there; the registration is in no order then.
 void end_sticky(Domain& domain, Registration* reg);
-// Whether a sticky registration has nothing alive in its range, so that nobody may use a key of it.
-// With its slots empty, or as a hint. A registration of a part of a slab is asked for by blocks.
+// Whether a sticky registration has nothing alive in its range, so that no key of it may be used.
+// Exact with its slots empty, else a hint. A registration of a part of a slab is asked for by
+// blocks.
 bool is_unused(const Domain& domain, const Registration* reg);
-// Ends it for each sticky registration with nothing alive in its range, of `most` at most, and goes
-// on there the next time. Returns for how many.
+// Looks at `most` sticky registrations at most and ends stickiness where nothing in the range is
+// alive. The next call goes on from there. Returns how many ended.
 std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most);
-// What a call that lacks room looks at: 30 us. With more sticky ones it may be refused although one
-// of them could end, which a later call finds.
+// Sticky registrations that a call without room looks at: 30 us. With more of them a call may be
+// refused although one could end; a later call finds it.
 inline constexpr std::uint64_t kStickyLooks = 1024;
 
 // Takes a closed registration out of tables and orders (it stays in by_range until it is gone).
 void withdraw(Domain& domain, Registration* reg);
-// The invalidations that have waited for this one, and for no other any more; for
-// Invalidations::complete().
+// The invalidations that waited for this registration last; for Invalidations::complete().
 Invalidation* completed_by_end_of(Registration* reg);
-// Keeps a closed registration that could not be ended for ever, so that no purge takes its pages.
+// Keeps a closed registration that could not be deregistered for ever, so that no purge takes its
+// pages.
 void quarantine(Domain& domain, Registration* reg);
-// The device is gone, and with it what could not be ended: all that a domain has left. Takes the
-// lock.
+// Forgets all quarantined registrations of a domain whose device is gone. Takes the lock.
 void forget_quarantined(Domain& domain);
 // Undoes close_idle() and withdraw().
 void reopen(Domain& domain, Registration* reg, bool was_sticky);
 
 // Takes back the reference that a heap or a pool has to a registration, at a checkpoint. One that
-// nobody else holds (of those with remote rights: they are not parked) joins *drops, a list for
-// drop_list().
-void let_go(Registration* reg, Registration** drops);
+// is not held otherwise (of those with remote rights, which are not suspended) joins *drops, a list
+// for drop_list().
+void give_reference_back(Registration* reg, Registration** drops);
 
-// Closes an open registration, whoever holds it, and holds it: nobody finds it any more, and its
-// last put does not end it.
-void park(Domain& domain, Registration* reg);
-// Ends that, and leaves it closed. Whether it is the caller's to drop now, nobody else holding it.
-bool unpark(Registration* reg);
-// Undoes park().
-void reopen_parked(Domain& domain, Registration* reg);
+// Closes an open registration, held or not, and holds it: no get finds it any more, and its last
+// put does not end it.
+void suspend(Domain& domain, Registration* reg);
+// Ends that, and leaves it closed. True when no other reference is left: the caller drops it.
+bool unsuspend(Registration* reg);
+// Undoes suspend().
+void reopen_suspended(Domain& domain, Registration* reg);
 
 // Closes and withdraws idle registrations, least recently put first, until `bytes` and `count` are
 // reached, none is left, or `looks` have met others. Returns them as a list for drop_list().
 Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count,
                            std::uint64_t looks = UINT64_MAX);
 
-// What no eviction can make free of a domain's limits: held, sticky, being made or dropped.
+// The part of a domain's limits that no eviction frees: held, sticky, being made or dropped.
 struct Unmovable {
   std::uint64_t bytes;
   std::uint64_t count;
@@ -77,24 +78,25 @@ Unmovable unmovable(Domain& domain);
 
 // ---- under no lock ----
 
-// Where registrations of parts of slabs are sticky: puts the free blocks that this thread has at
-// hand where is_unused() sees them.
+// If registrations of parts of slabs are sticky: gives the free blocks in this thread's cache back
+// to their slabs, where is_unused() sees them.
 void flush_blocks_of_sticky_parts(Domain& domain);
 
 // ---- under no lock: calls the registrar ----
 
-// Whether this thread is one of ours that drops what others have left.
+// Whether this is a thread of rdmalloc's that drops deferred registrations.
 inline constinit thread_local bool is_helper_thread = false;
 
 // Deregisters each of a list of closed, withdrawn registrations that the caller owns. Returns how
 // many are gone; the others are quarantined.
 std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason);
-// Says so, once for a domain: a device that fails does it to all.
+// Warns of a quarantined registration, once for a domain.
 void warn_quarantined(Domain& domain, const Registration* reg, int error);
-// The device is gone: the domain is lost, all that is idle dropped, with one warning. False when it
-// is lost or being closed already.
+// Loses a domain whose device is gone: drops all idle registrations, and warns once. False if the
+// domain is lost or being closed already.
 bool lose_domain(Domain& domain);
-// Drops what purges, invalidations and events of watched memory have left for a thread of the user.
+// Drops what purges, invalidations and events of watched memory have deferred to a thread of the
+// user.
 void drain_deferred(Domain& domain);
 // Drops what is deferred and waits until other threads have dropped theirs: afterwards only what is
 // quarantined is in the tree. For a domain that is being closed or quiesced, in which nothing is

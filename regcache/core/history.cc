@@ -5,8 +5,7 @@
 #include <atomic>
 #include <cstddef>
 
-#include "alloc/core/report.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 
 namespace rdmalloc::regcache {
 namespace {

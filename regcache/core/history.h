@@ -1,7 +1,7 @@
-// Checked builds: what happened to ranges of memory lately, for the report of the oracle
-// (oracle.h). A ring of fixed length in our own data: noting an event takes no memory, no lock and
-// no system call but the clock. What a child of fork reads of its parent's events is the parent's
-// history, which is the child's too.
+// Checked builds: what happened to ranges of memory lately, for the report of the page-frame check
+// (page_frame_check.h). A ring of fixed length in our own data: noting an event takes no memory, no
+// lock and no system call but the clock. What a child of fork reads of its parent's events is the
+// parent's history, which is the child's too.
 #pragma once
 
 #include <cstdint>

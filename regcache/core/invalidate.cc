@@ -1,9 +1,9 @@
 #include "regcache/core/invalidate.h"
 
+#include "regcache/core/callbacks.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/callbacks.h"
 
 namespace rdmalloc::regcache {
 
@@ -84,17 +84,17 @@ namespace {
 
 struct Look {
   Domain* domain;
-  Invalidation* one;  // NULL: nobody waits
+  Invalidation* one;  // NULL: no caller waits
   Registration* drops;
   std::int64_t count;
 
   bool operator()(Registration* reg) {
-    // A heap's own registration ends with the heap, and so do the keys of its blocks.
+    // The registration of a heap ends with the heap, and so do the keys of its blocks.
     if (reg->rest().is_quarantined || reg->rest().kind == Kind::kHeap) return true;
     bool is_counted_already = reg->rest().is_awaited;
-    if (reg->rest().is_parked) {
+    if (reg->rest().is_suspended) {
       // A quiesce that fails must not open it again.
-      if (unpark(reg)) {
+      if (unsuspend(reg)) {
         reg->next() = drops;
         drops = reg;
       }
@@ -120,7 +120,7 @@ struct Look {
   }
 };
 
-// A close or a quiesce may be waiting for some. What a lost one has reaches no page.
+// A close or a quiesce may be waiting for some. A lost domain's registrations reach no page.
 bool may_have_registrations(const Domain& domain) {
   // Acquire: pairs with open's release.
   Phase phase = domain.phase.load(std::memory_order_acquire);

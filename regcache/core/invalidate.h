@@ -1,17 +1,17 @@
-// Completions of rdmalloc_invalidate(): who waits for which registrations to be gone.
+// Completions of rdmalloc_invalidate(): which invalidation waits for which registrations to end.
 //
-// A registration does not know who waits for it, so that nothing has to be allocated for the pair:
-// a pending invalidation says which registrations it counted, by range, by generation (begun before
-// it) and by domain (those it has looked through), and each registration that ends asks all of
-// them. The look-through and the end both happen under the domain's lock, so the two agree on every
-// one. One that is being made counts: its pages may be pinned already.
+// A registration does not list the invalidations that wait for it, so nothing is allocated for the
+// pair. A pending invalidation describes the registrations that it counted: by range, by generation
+// (begun before it) and by domain (those it has looked through). Each registration that ends asks
+// all pending ones. The look-through and the end both happen under the domain's lock, so the two
+// agree on every registration. One that is being made counts: its pages may be pinned already.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/registration.h"
 

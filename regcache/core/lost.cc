@@ -1,8 +1,7 @@
-// A domain whose device is gone: it fails its own calls, and stands in nobody's way.
+// A domain whose device is gone: its calls fail, and it delays no purge and no other domain.
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
 
@@ -15,7 +14,7 @@ struct Loss {
   std::uint64_t held = 0;
 };
 
-// Closes every registration, whoever holds it. Under the lock.
+// Closes every registration, held or not. Under the lock.
 Loss close_whatever_is_open(Domain& domain) {
   // What purges and invalidations have left for a thread of the user's is closed already.
   Loss loss{domain.deferred, 0, 0};
@@ -60,8 +59,8 @@ bool lose_domain(Domain& domain) {
   Loss loss;
   {
     LockGuard guard(domain.lock);
-    // Release: who sees it sees the device's loss. Whoever closes the domain is in nobody's way any
-    // more either.
+    // Release: a thread that sees it sees the device's loss. A close that is under way delays no
+    // purge any more either.
     bool was_lost = domain.is_lost.exchange(true, std::memory_order_release);
     // A quiesce that meets it in the middle says so at its end.
     if (was_lost || domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return false;

@@ -3,18 +3,15 @@
 
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
+#include "alloc/for_regcache.h"
+#include "regcache/core/callbacks.h"
 #include "regcache/core/drop.h"
-#include "regcache/core/foreign.h"
 #include "regcache/core/history.h"
 #include "regcache/core/memlock.h"
-#include "regcache/core/oracle.h"
+#include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/callbacks.h"
+#include "regcache/foreign/foreign.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -32,11 +29,11 @@ struct Plan {
   std::size_t length() const { return high - low; }
 };
 
-// make()'s answers where a narrower range may do: it is in purge; it is more than a limit of ours,
-// or RLIMIT_MEMLOCK, leaves. A registrar's is never positive.
+// make()'s answers where a narrower range may work: a part of the range is in a purge; the range is
+// more than a limit of ours, or RLIMIT_MEMLOCK, leaves. A registrar's answer is never positive.
 constexpr int kInPurge = 1, kNoRoom = 2;
 
-// What a caller of ours is told instead.
+// The error that the caller of the cache gets instead.
 int told(int error) {
   return error == kInPurge ? -EAGAIN : error == kNoRoom ? -ENOMEM : error;
 }
@@ -48,16 +45,16 @@ std::uintptr_t round_up(std::uintptr_t value, std::size_t unit) {
   return round_down(value + unit - 1, unit);
 }
 
-// Most that sticky registrations may take of a limit: a quarter, and at least one registration, is
-// left to the counted way, which must go on working when uncounted keys are refused.
+// What sticky registrations may take of a limit at most. A quarter, and at least one registration,
+// is left to counted ones, which must go on working when uncounted keys are refused.
 std::uint64_t sticky_share(std::uint64_t limit) {
   return limit == UINT64_MAX ? limit : limit - (limit / 4 + (limit % 4 != 0));
 }
 
 // ---- look-up under the lock ----
 
-// Whether `length` more bytes may become sticky, if need be after stickiness has ended elsewhere.
-// Under the lock.
+// Whether `length` more bytes may become sticky. Ends stickiness elsewhere if it has to. Under the
+// lock.
 bool has_sticky_room(Domain& domain, std::size_t length) {
   std::uint64_t bytes = sticky_share(domain.max_bytes);
   auto fits = [&] {
@@ -102,13 +99,13 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
   return 0;
 }
 
-// Gives the caller what he asked for from an open registration. Under the lock. -EAGAIN: has so
-// many holders that no more can be counted.
+// Gives the caller what it asked for from an open registration. Under the lock. -EAGAIN: so many
+// holders that no more can be counted.
 int hand_out(Domain& domain, const Request& request, Registration* found, std::uint64_t change,
              Registration** reg, rdmalloc_key* key) {
-  oracle_check(domain, found, request.low, request.high);
+  page_frames_check(domain, found, request.low, request.high);
   if (request.is_uncounted) {
-    // A heap's needs no stickiness: it is held until the heap's end.
+    // A heap's registration is held until the heap's end and needs no stickiness.
     int error = found->rest().kind == Kind::kHeap ? 0 : make_sticky(domain, found, request);
     if (error == 0) *key = found->head.key;
     return error;
@@ -122,9 +119,9 @@ int hand_out(Domain& domain, const Request& request, Registration* found, std::u
 
 // ---- plans ----
 
-// The widest registration that serves a local request on the span [base, base+length): all of it,
-// or, where that is more than one registration may be, the piece the request lies in. False when
-// there is none: the request crosses pieces.
+// The widest registration that serves a local request on the span [base, base+length): the whole
+// span, or the piece that the request lies in if the span is longer than one registration may be.
+// False if there is none: the request crosses pieces.
 bool plan_wide(const Domain& domain, const Request& request, const rdmalloc_range& span,
                Plan* plan) {
   auto base = reinterpret_cast<std::uintptr_t>(span.base);
@@ -141,8 +138,8 @@ bool plan_wide(const Domain& domain, const Request& request, const rdmalloc_rang
          plan->length() <= domain.max_bytes;
 }
 
-// Of a slab only pages without a live block are ever purged, so a plan for the pages of the
-// caller's own block need not look at the words.
+// The allocator purges only pages of a slab that hold no live block, so a plan for the pages of the
+// caller's block does not look at the words.
 bool keeps_to_block(const Domain& domain, const rdmalloc_range& span) {
   return (span.flags & RDMALLOC_RANGE_SLAB) != 0 && domain.unit <= os::page_bytes();
 }
@@ -153,15 +150,15 @@ void plan_pages(const Domain& domain, const Request& request, Plan* plan) {
   plan->high = round_up(request.high, domain.unit);
 }
 
-// Whether the plan takes in no page but those asked for. What lies beside foreign memory may be
-// nobody's at all.
+// Whether the plan takes in no page but those asked for. What lies beside foreign memory may
+// be unmapped.
 bool keeps_to_pages(const Plan& plan, const Request& request) {
   return plan.low >= round_down(request.low, os::page_bytes()) &&
          plan.high <= round_up(request.high, os::page_bytes());
 }
 
-// Exactly the bytes asked for (I13). Where the registrar knows only pages, those, if they hold no
-// neighbour: the block must fill them. -EACCES where a neighbour would be exposed.
+// Exactly the bytes asked for (I13). If the registrar knows pages only: the pages, which the block
+// must fill. -EACCES if a neighbour would be exposed.
 int plan_remote(const Domain& domain, const Request& request, const rdmalloc_range* span,
                 Plan* plan) {
   if ((domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0) return -EACCES;
@@ -190,7 +187,7 @@ int check_open(const Domain& domain) {
 // -ENODEV (lost), -EAGAIN (quiesced).
 int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
   if (length > domain.max_bytes) return kNoRoom;
-  // Looks at what is in use, between which others get the lock.
+  // Looks at what is in use in turns, between which other threads get the lock.
   constexpr std::uint64_t kLooks = 256;
   // Each round evicts what is missing; other threads may take that room, but not for ever.
   std::uint64_t rounds = 16;
@@ -204,7 +201,8 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
       std::uint64_t room = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
       std::uint64_t missing_bytes = length > room ? length - room : 0;
       std::uint64_t missing_count = count >= domain.max_count ? count - domain.max_count + 1 : 0;
-      // What a checkpoint has interrupted comes back, whatever was quarantined meanwhile.
+      // A resume registers again what the checkpoint took, even if quarantined ranges have filled
+      // the limits meanwhile.
       if (may_register_early()) missing_bytes = missing_count = 0;
       if (count >= domain.max_count / 2) put_clock_be_exact();
       if (missing_bytes == 0 && missing_count == 0) {
@@ -216,7 +214,7 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
         domain.in_flight = reg;
         return 0;
       }
-      // Nothing is evicted in vain where it is known beforehand.
+      // Do not evict if it is known that the eviction will not be enough.
       auto may_suffice = [&] {
         return missing_bytes <= domain.listed_bytes && missing_count <= domain.listed_count;
       };
@@ -254,7 +252,7 @@ int ask_and_count(Domain& domain, Registration* reg) {
   }
   store_registrars_part(reg->head.key, key);
   auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
-  if (error == 0) oracle_registered(domain, reg);
+  if (error == 0) page_frames_registered(domain, reg);
   LockGuard guard(domain.lock);
   Counters& counters = domain.counters;
   counters.register_ns_total += took_ns;
@@ -264,15 +262,16 @@ int ask_and_count(Domain& domain, Registration* reg) {
   return error > 0 ? -EIO : error;
 }
 
-// The same, and heeds what it says of the device.
+// The same; an answer of -ENODEV loses the domain.
 int ask_registrar(Domain& domain, Registration* reg) {
   int error = ask_and_count(domain, reg);
   if (error == -ENODEV) lose_domain(domain);
   return error;
 }
 
-// The registrar has no memory left, and nothing idle to evict for it: what is free in the allocator
-// goes back to the kernel. Asked for only, of the purge thread: this one may be in a fabric's call.
+// The registrar has no memory left, and no idle registration is left to evict: asks the purge
+// thread to give all free memory back to the kernel. This thread may be in a fabric's call and does
+// not.
 void ask_for_purge(Domain& domain) {
   int saved = errno;
   purge_request_all();
@@ -281,8 +280,8 @@ void ask_for_purge(Domain& domain) {
   ++domain.counters.purge_requests;
 }
 
-// Whether the keys that a sticky registration has given out are over, since the only block in its
-// range has been reallocated in place.
+// Whether the keys that a sticky registration has given out have ended, because the only block in
+// its range was reallocated in place.
 bool is_outgrown(const Registration* reg, const Plan& plan) {
   return reg->rest().block_end != 0 && reg->rest().block_end != plan.block_high &&
          reg->base() >= plan.block_low && reg->end() <= plan.block_high;
@@ -305,7 +304,8 @@ Registration* take_overlapping(Domain& domain, const Registration* wanted, const
   return overlapping;
 }
 
-// Asks, and once more after evicting: as much as is to be registered (I12), or what is in its way.
+// Asks the registrar, and once more after an eviction: of as much as is to be registered (I12), or
+// of what overlaps it.
 int ask_twice(Domain& domain, Registration* reg, const Plan& plan) {
   if (!make_memlock_room(domain, reg->length())) return kNoRoom;
   int error = ask_registrar(domain, reg);
@@ -326,8 +326,8 @@ int ask_twice(Domain& domain, Registration* reg, const Plan& plan) {
   return error;
 }
 
-// Idle registrations that a new, wider one makes superfluous: they would pin their pages twice.
-// Under the lock; returns them as a list to drop.
+// Idle registrations that a new, wider one covers: they would pin their pages twice. Under the
+// lock; returns them as a list to drop.
 Registration* take_superseded(Domain& domain, const Registration* wider) {
   Registration* superseded = nullptr;
   auto look = [&](Registration* reg) {
@@ -360,7 +360,7 @@ void publish_heaps(Domain& domain, Registration* reg) {
   publish(domain, domain.counted, reg, all);
 }
 
-// Closed and without holders: the caller's to drop, and in the tree until it is gone (I3).
+// Closed and without holders: the caller drops it, and it is in the tree until it is gone (I3).
 void enter_closed(Domain& domain, Registration* reg, Registration** drops) {
   enter(domain, reg);
   reg->state.store(0, std::memory_order_relaxed);
@@ -368,8 +368,9 @@ void enter_closed(Domain& domain, Registration* reg, Registration** drops) {
   *drops = reg;
 }
 
-// Puts a registration that was just made into the cache and hands it out; or, when another thread
-// was faster, hands out that thread's. Under the lock. `*drops` gets what has to go now.
+// Puts a registration that was just made into the cache and hands it out. If another thread has
+// made one meanwhile, hands out that thread's. Under the lock. `*drops` gets what has to be
+// dropped.
 int settle_made(Domain& domain, const Request& request, const Plan& plan, Registration* made,
                 Registration** reg, rdmalloc_key* key, Registration** drops) {
   end_reservation(domain, made);
@@ -380,8 +381,8 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
     return -ENODEV;
   }
   if (!plan.is_owned) ++domain.counters.foreign;
-  // Asked again, under the lock: whoever disowns first forgets the range and then, under the lock,
-  // looks for its registrations.
+  // Asked again, under the lock: rdmalloc_disown() first forgets the range and then, under the
+  // lock, looks for its registrations.
   bool is_disowned = !plan.is_owned && plan.kind == Kind::kCached && !made->rest().is_watched &&
                      !state()->adoptions.hold(request.low, request.high);
   if (plan.kind == Kind::kHeap) {
@@ -420,8 +421,9 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   return hand_out(domain, request, made, 1, reg, key);
 }
 
-// What the registrar could neither make nor undo: in the tree before its words are idle, so that no
-// purge takes its pages (I3). False where the device is gone, with all that it reached.
+// Quarantines what the registrar could neither make nor undo. It is in the tree before its words
+// are idle, so that no purge takes its pages (I3). False if the device is gone, and with it the
+// danger.
 bool keep_half_made(Domain& domain, Registration* made) {
   Invalidation* completed = nullptr;
   {
@@ -441,7 +443,7 @@ bool keep_half_made(Domain& domain, Registration* made) {
   return true;
 }
 
-// Forgets a record that register_ made nothing of.
+// Gives back the record of a registration that was not made.
 void give_up(Domain& domain, Registration* made) {
   State& all = *state();
   Invalidation* completed = nullptr;
@@ -455,8 +457,8 @@ void give_up(Domain& domain, Registration* made) {
   all.invalidations.complete(completed);
 }
 
-// The record may have been in a tree before, or a hint, and a reader may have lost his way there:
-// base, length and domain are what he looks at without a reference, and its key. Release: pairs
+// The record may have been in a tree before, or a hint, and a reader may still follow a link to it:
+// without a reference it reads base, length and domain, and the key. Release: pairs
 // with the acquire of rdmalloc_reg_key(), which then finds the slot changed that led it here.
 void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   Extent extent = Extent::of(plan.length(), domain.index, plan.access);
@@ -467,12 +469,13 @@ void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   made->rest().kind = plan.kind;
   made->rest().is_sticky = made->rest().is_listed = made->rest().is_awaited = false;
   made->rest().is_quarantined = made->rest().is_stale = false;
-  made->rest().is_parked = made->rest().was_sticky = false;
+  made->rest().is_suspended = made->rest().was_sticky = false;
   made->rest().is_watched = plan.is_watched;
   made->rest().block_end = plan.block_high;
 }
 
-// Has a record that is in flight watched before its pages are pinned, or makes it one for a use.
+// Has the pages of a record in flight watched before they are pinned; if that fails, makes it a
+// registration for one use.
 void begin_watching(Domain& domain, Registration* made) {
   Watch& watch = state()->watch;
   if (watch.begin(made->base(), made->end())) return;
@@ -541,9 +544,9 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
   if (plan_wide(domain, request, span, &wide)) {
     int error = kNoRoom;
     if (may_serve(domain, request, wide)) error = make(domain, request, wide, reg, key);
-    // Only a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows better), or a neighbour that
-    // is being purged, in the slab or in what the registrar's granularity includes, is a reason to
-    // try less.
+    // Try less for two reasons only: a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows
+    // better); or a neighbour that is being purged, in the slab or within the registrar's
+    // granularity.
     if (error == -ENOMEM && memlock_room(domain).limit != UINT64_MAX) error = kNoRoom;
     if (error == kNoRoom && plan.length() == wide.length()) return error;
     if (error <= 0) return error;
@@ -573,8 +576,8 @@ int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
     int error = check_open(domain);
     return error == -EAGAIN ? error : -EACCES;
   }
-  oracle_check(domain, found, request.low, request.high);
-  // One with fewer rights, made since, may have taken the slots.
+  page_frames_check(domain, found, request.low, request.high);
+  // A registration with fewer rights, made since, may have taken the slots.
   publish_heaps(domain, found);
   *key = found->head.key;
   return 0;
@@ -651,10 +654,10 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
     if (!is_adopted && !is_remote && options().foreign == ForeignMode::kWatch)
       request.sees_watched = state()->watch.catch_up(*state());
   }
-  // A purge, or an event of watched memory, may have left drops for a thread of the user: that is
-  // us. What is watched goes before its addresses are registered anew.
+  // A purge, or an event of watched memory, may have left drops for a thread of the user, which
+  // this one is. Watched registrations are dropped before their addresses are registered anew.
   if (!domain.is_any_thread() || request.sees_watched) drain_deferred(domain);
-  // A remote one is found only in a heap that was made for it.
+  // A registration with remote rights is found only in a heap that was made for it.
   if (is_owned || request.sees_watched || (is_adopted && !is_remote)) {
     LockGuard guard(domain.lock);
     if (Registration* found = find_covering(domain, request))

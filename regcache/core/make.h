@@ -1,16 +1,16 @@
-// The way into the cache: plan a range, make room, call the registrar, publish.
+// How a registration enters the cache: plan a range, make room, call the registrar, publish.
 #pragma once
 
 #include "regcache/core/domain.h"
 
 namespace rdmalloc::regcache {
 
-// What a caller asked for.
+// What the caller of a get or a key asked for.
 struct Request {
   std::uintptr_t low, high;
   std::uint32_t access;
-  bool is_uncounted;  // wants a key, not a reference
-  // May be served by a watched registration: Watch has caught up since the caller came.
+  bool is_uncounted;  // a key is wanted, and no reference
+  // A watched registration may serve it: Watch has applied all events since the call began.
   bool sees_watched = false;
 };
 

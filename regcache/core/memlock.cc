@@ -1,8 +1,6 @@
 #include "regcache/core/memlock.h"
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
-#include "alloc/os/memory.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"

@@ -11,9 +11,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
-#include "regcache/core/child_empty.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/record_window.h"
+#include "regcache/core/wiped_on_fork.h"
 
 namespace rdmalloc::regcache {
 
@@ -93,7 +93,7 @@ class Pool {
     std::uintptr_t base = 0;
     if constexpr (Places::kHaveNumbers) {
       if (!memory.window.take(&length, &base)) return false;
-    } else if (map_child_empty(length, &base) != 0) {
+    } else if (map_wiped_on_fork(length, &base) != 0) {
       return false;
     }
     memory.chunks.store(chunks + 1, std::memory_order_relaxed);

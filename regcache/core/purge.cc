@@ -1,6 +1,6 @@
-// Our part of the purge protocol (I3): the allocator's page events, answered for every domain.
-#include "alloc/core/lock.h"
-#include "alloc/os/os.h"
+// The cache's part of the purge protocol (I3): answers the allocator's page events for every
+// domain.
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"
@@ -10,13 +10,14 @@ namespace {
 
 constinit thread_local bool in_page_event = false;
 
-// A registrar that we call may come back to us; it must then be told -EDEADLK and not hang.
+// A registrar that the cache calls may call the cache: such a call must return -EDEADLK and not
+// hang.
 struct PageEventScope {
   PageEventScope() { in_page_event = true; }
   ~PageEventScope() { in_page_event = false; }
 };
 
-// What is to be purged.
+// The range to be purged.
 struct Range {
   std::uintptr_t low, high;
   // Pages of a slab in use, in whose neighbourhood blocks live.
@@ -25,7 +26,7 @@ struct Range {
   bool keeps_idle;
 };
 
-// Tries to make one domain's registrations over the range ours alone, in `drops`.
+// Tries to close one domain's registrations over the range, into `drops`.
 struct Claim {
   Domain* domain;
   bool keeps_idle;
@@ -45,8 +46,8 @@ struct Claim {
       return false;
     }
     withdraw(*domain, reg);
-    // With its slots empty: whoever takes a block in its range from here on does not find it, and
-    // whoever took one before is seen (README.md, "Why no reader is late").
+    // With its slots empty: a thread that takes a block in its range from here on does not find it,
+    // and is_unused() sees a block that was taken before (README.md, "Why no reader is late").
     if (was_sticky && !is_unused(*domain, reg)) {
       reopen(*domain, reg, true);
       is_refused = true;
@@ -76,8 +77,8 @@ Registration* joined(Registration* first, Registration* second) {
 }
 
 // A domain that opens after this look registers nothing over the range, since the range's words say
-// that it is being purged. Closing ones count: theirs may be there yet.
-// What a lost one has reaches no page.
+// that it is being purged. A domain that is closing counts: its registrations may still be there. A
+// lost domain's registrations reach no page.
 bool may_hold_registrations(const Domain& domain) {
   // Acquire: pairs with open's release.
   Phase phase = domain.phase.load(std::memory_order_acquire);
@@ -102,8 +103,8 @@ bool clear_domain(Domain& domain, const Range& range) {
     }
     drops = joined(claim.drops, claim.sticky_drops);
     if (drops != nullptr && !domain.is_any_thread()) {
-      // This registrar may be called on the user's threads only: the next call of one of them drops
-      // these, and the purge after that finds the range clear.
+      // This registrar may be called on the user's threads only: the next call of a user's thread
+      // drops these, and the next purge finds the range clear.
       domain.deferred = joined(drops, domain.deferred);
       ++domain.counters.purge_refusals;
       return false;
@@ -114,9 +115,9 @@ bool clear_domain(Domain& domain, const Range& range) {
   return drop_list(domain, drops, Reason::kPurged) == expected;
 }
 
-// A registrar coarser than a page: a registration of a block beside the range may have to take in a
-// part of it. So only whole units go, for in those nothing lives. One that opens meanwhile waits
-// for this purge (rdmalloc_domain_open()).
+// With a registrar coarser than a page, a registration of a block beside the range may have to take
+// in a part of it. So only whole units are purged: no block lives in them. A domain that opens
+// meanwhile waits for this purge (rdmalloc_domain_open()).
 bool is_too_fine_for(const Domain& domain, const Range& range) {
   return domain.unit > os::page_bytes() &&
          (range.is_in_use || ((range.low | range.high) & (domain.unit - 1)) != 0);

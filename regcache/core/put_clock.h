@@ -11,7 +11,7 @@
 //
 // A bound is a limit in bytes or count that was set, RLIMIT_MEMLOCK, half of what the registrar's
 // device can hold, or a registrar that had no memory left. Where it was set before the first put,
-// as the first two are, all victims are chosen exactly; after the others those that nobody has put
+// as the first two are, all victims are chosen exactly; after the others those that were not put
 // since are chosen by the coarse order, before all that were.
 #pragma once
 
@@ -65,7 +65,7 @@ inline std::uint64_t put_clock_advance() {
   return now;
 }
 
-// From here on the order is exact. Before a domain with a bound is anybody's.
+// From here on the order is exact. Called before a domain with a bound is open.
 inline void put_clock_be_exact() {
   if (put_clock.load(std::memory_order_relaxed) != 0) put_clock.store(0, std::memory_order_relaxed);
 }

@@ -1,9 +1,7 @@
 #include "regcache/core/record_window.h"
 
-#include "alloc/core/size_class.h"
-#include "alloc/os/memory.h"
-#include "alloc/os/os.h"
-#include "regcache/core/child_empty.h"
+#include "alloc/for_regcache.h"
+#include "regcache/core/wiped_on_fork.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -41,7 +39,7 @@ bool RecordWindow::take(std::size_t* length, std::uintptr_t* base) {
   std::uintptr_t end = end_.load(std::memory_order_relaxed);
   if (next >= end) return false;
   if (*length > end - next) *length = end - next;
-  if (commit_child_empty(next, *length) != 0) return false;
+  if (commit_wiped_on_fork(next, *length) != 0) return false;
   next_.store(next + *length, std::memory_order_relaxed);
   *base = next;
   return true;

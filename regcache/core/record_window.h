@@ -41,8 +41,8 @@ class RecordWindow {
 
   // Atomic for the sake of a child that another thread forks between two stores: it finds no
   // window, or a whole one, of which it makes usable again what its parent was about to
-  // (record_window.cc). Nobody reads them beside a writer: take()'s callers hold their pool's lock,
-  // and numbered_from() follows Pool::prepare(), which takes that lock.
+  // (record_window.cc). No thread reads them beside a writer: take()'s callers hold their pool's
+  // lock, and numbered_from() follows Pool::prepare(), which takes that lock.
   std::atomic<std::uintptr_t> base_{0};
   std::atomic<std::uintptr_t> next_{0};
   std::atomic<std::uintptr_t> end_{0};

@@ -1,21 +1,21 @@
 // rdmalloc_reg_get, _put and the slow half of _key: the hit path first.
 #include <errno.h>
 
-#include "alloc/core/report.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
-#include "regcache/core/foreign.h"
 #include "regcache/core/history.h"
 #include "regcache/core/make.h"
-#include "regcache/core/oracle.h"
+#include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
+#include "regcache/foreign/foreign.h"
 
 namespace rdmalloc::regcache {
 namespace {
 
 constexpr std::uint32_t kAllAccess = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE;
 
-// A get that is no hit of ours. Its caller jumps here, so that a hit saves no registers.
+// A get that is no hit on owned memory. Its caller jumps here, so that a hit saves no registers.
 [[gnu::noinline]] int get_slow(Domain* domain, const void* addr, std::size_t length,
                                std::uint32_t access, rdmalloc_reg** out) {
   if (int error = domain_check(domain)) return error;
@@ -33,10 +33,10 @@ constexpr std::uint32_t kAllAccess = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REM
 
 void take_back(Registration* reg, std::uint64_t change);
 
-// Carries the hits' topmost bit over to the domain's counter. The record was put already, so it is
-// held again first; whatever it has become meanwhile, its counts are right.
+// Carries the hits' topmost bit over to the domain's counter. The record was put already, so this
+// holds it again first; the counts are right whatever the record has become meanwhile.
 void fold_hits(Registration* reg) {
-  if (!acquire(reg, 1)) return;  // closed: whoever drops it adds all its hits up
+  if (!acquire(reg, 1)) return;  // closed: the thread that drops it adds all its hits up
   if ((reg->state.fetch_and(~kFold, std::memory_order_relaxed) & kFold) != 0) {
     Domain& domain = state()->domains[reg->domain_index()];
     LockGuard guard(domain.lock);
@@ -45,10 +45,10 @@ void fold_hits(Registration* reg) {
   take_back(reg, 1);
 }
 
-// Enters the LRU order, if nobody has since. As above: held again first, and the record may be
-// another by now, which is the same to us.
+// Enters the registration in the LRU order, if no other thread has since. As above: held again
+// first, and the record may be another by now, which is the same to us.
 void enter_order(Registration* reg) {
-  if (!acquire(reg, 1)) return;  // closed: whoever drops it needs no order
+  if (!acquire(reg, 1)) return;  // closed: its drop needs no order
   Domain& domain = state()->domains[reg->domain_index()];
   {
     LockGuard guard(domain.lock);
@@ -57,11 +57,11 @@ void enter_order(Registration* reg) {
   take_back(reg, 1);
 }
 
-// The last put of a closed registration drops it, that of one apart enters it in its order; and the
-// hits' topmost bit wants to be carried over.
+// The rest of a put: drops a closed registration after its last put, lists one that is apart, and
+// carries the hits' topmost bit over.
 [[gnu::noinline]] void put_slow(Registration* reg, std::uint64_t now) {
   if ((now & kRefs) == kRefs) {
-    // There was nothing to put: give it back. All ones: the record is zero, because it is a parent
+    // The put was one too many: undo it. All ones: the record was zero, because it is a parent
     // process's (I11) or has ended.
     reg->state.fetch_add(1, std::memory_order_relaxed);
     if (now != UINT64_MAX)
@@ -70,7 +70,8 @@ void enter_order(Registration* reg) {
   }
   if ((now & kFold) != 0) fold_hits(reg);
   if ((now & (kOpen | kApart | kRefs)) == (kOpen | kApart)) enter_order(reg);
-  // Only now is the record ours: with others holding it, it may be anything by this time.
+  // Only here does the record belong to this thread, which has put the last reference to a closed
+  // registration. With other holders it may have become another by now.
   if ((now & (kOpen | kRefs)) == 0) {
     reg->next() = nullptr;
     drop_list(state()->domains[reg->domain_index()], reg, Reason::kAsked);
@@ -80,7 +81,8 @@ void enter_order(Registration* reg) {
 inline void put(Registration* reg) {
   // Before the last reference is gone: afterwards the record may be another's.
   reg->stamp.store(put_stamp(), std::memory_order_relaxed);
-  // Release: what we did with the registration comes before its end. Acquire: if we end it.
+  // Release: what this thread did with the registration comes before its end. Acquire: if this put
+  // ends it.
   std::uint64_t now = reg->state.fetch_sub(1, std::memory_order_acq_rel) - 1;
   if ((now & (kOpen | kApart | kFold)) != kOpen) [[unlikely]]
     put_slow(reg, now);
@@ -92,28 +94,28 @@ void take_back(Registration* reg, std::uint64_t change) {
   if ((now & (kOpen | kApart | kFold)) != kOpen) put_slow(reg, now);
 }
 
-// Takes a reference to what was found without one. False, with none taken, when it has ended
-// meanwhile or become another.
+// Takes a reference to a record that was found without one. False, with none taken, if the
+// registration has ended or become another.
 bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size_t length,
                 std::uint32_t access) {
   if (!acquire(reg, 1 + kHit)) return false;
-  // Only now is it what it says.
+  // Only with the reference is what the record says true.
   if (reg->covers(low, low + length) && (access & ~reg->access()) == 0 &&
       reg->domain_index() == domain->index &&
       (!watch_was_used.load(std::memory_order_relaxed) || !reg->rest().is_watched ||
        state()->watch.allows(reg))) {
-    oracle_check(*domain, reg, low, low + length);
+    page_frames_check(*domain, reg, low, low + length);
     return true;
   }
   take_back(reg, 1 + kHit);
   return false;
 }
 
-// The same for a slot whose record was another's by the time we held it.
-[[gnu::noinline]] int get_after_stranger(Domain* domain, const void* addr, std::size_t length,
-                                         std::uint32_t access, rdmalloc_reg** out,
-                                         Registration* stranger) {
-  take_back(stranger, 1 + kHit);
+// A get whose slot led to a record that had become another's by the time this thread held it.
+[[gnu::noinline]] int get_after_wrong_record(Domain* domain, const void* addr, std::size_t length,
+                                             std::uint32_t access, rdmalloc_reg** out,
+                                             Registration* wrong) {
+  take_back(wrong, 1 + kHit);
   return get_slow(domain, addr, length, access, out);
 }
 
@@ -160,15 +162,15 @@ extern "C" RDMALLOC_API int rdmalloc_reg_get(rdmalloc_domain* handle, const void
       domain->counted[offset >> RDMALLOC_SLICE_SHIFT].load(std::memory_order_acquire));
   if (reg == nullptr || !acquire(reg, 1 + kHit)) [[unlikely]]
     return get_slow(domain, addr, length, access, out);
-  // Ours until put; but the slot is older than the reference: the record may have become another's
-  // in between, so everything is looked at again.
+  // Held until the put. But the slot was read before the reference was taken, and the record may
+  // have become another's in between, so everything is checked again.
   std::uintptr_t inside = low - reg->base();
   Extent extent = reg->extent();
   if (inside >= extent.length() || length - 1 >= extent.length() - inside ||
       (access & ~extent.access()) != 0 || (access << 1) == 0 ||
       extent.domain_index() != domain->index) [[unlikely]]
-    return get_after_stranger(domain, addr, length, access, out, reg);
-  oracle_check(*domain, reg, low, low + length);
+    return get_after_wrong_record(domain, addr, length, access, out, reg);
+  page_frames_check(*domain, reg, low, low + length);
   *out = reinterpret_cast<rdmalloc_reg*>(reg);
   return 0;
 }
@@ -195,7 +197,7 @@ extern "C" RDMALLOC_API int rdmalloc_reg_key_slow(rdmalloc_domain* handle, const
   // it, where it belongs to the heap.
   if ((access & RDMALLOC_ACCESS_REMOTE) != 0) return find_heap_key(*domain, request, key);
   int error = -EAGAIN;
-  // Again when an invalidation of the range went through while we registered it.
+  // Again if an invalidation of the range ended while this thread registered it.
   for (int attempt = 0; attempt < 4 && error == -EAGAIN; ++attempt)
     error = find_or_make(*domain, request, may_register, nullptr, key);
   return error;

@@ -1,9 +1,9 @@
-// One registration: what a reader of the fast path sees, and the one word that says who holds it.
+// One registration: what a reader of the fast path sees, and the word that counts its holders.
 //
-// Records live in a pool that never gives memory back (pool.h), so a reader that got a pointer from
-// a slot may always touch `state`: whatever the record has become by then, the word tells. Nothing
-// else of a record may be read before acquire() succeeded, or, for the sticky table, before the
-// reader knows that a block of its own in the range is alive (README.md, "Why no reader is late").
+// Records live in a pool that never gives memory back (pool.h), so a reader that has a pointer from
+// a slot may always read `state`, which tells what the record has become. A reader may read nothing
+// else of a record before acquire() succeeded, or, for the sticky table, before it knows that a
+// block of its own in the range is alive (README.md, "Why no reader is late").
 //
 //   state   63      62 .. 26    25      24     23 .. 0
 //           fold    hits        apart   open   refs
@@ -11,12 +11,12 @@
 //   open, refs == 0    idle: may be found, evicted, purged
 //   open, refs  > 0    in use: may be found; stays
 //   closed, refs > 0   per-use, or invalidated while held: never found again, the last put drops it
-//   closed, refs == 0  whoever made it so drops it; zero also is what a fork child sees (I11)
+//   closed, refs == 0  the thread that closed it drops it; a fork child sees zero too (I11)
 //
-// Apart: out of the LRU order while it is held. The put that leaves it idle enters it there, so
-// that a look for something to evict does not pass by what is held.
+// Apart: out of the LRU order while it is held, so that an eviction does not look at it. The put
+// that leaves it idle lists it.
 //
-// The hits are counted in the word that a hit changes anyway, so that statistics share no line.
+// The word also counts the hits: a hit writes it anyway, so statistics need no other cache line.
 #pragma once
 
 #include <rdmalloc/regcache.h>
@@ -40,13 +40,13 @@ inline constexpr std::uint64_t kFold = std::uint64_t{1} << 63;
 enum class Kind : std::uint8_t {
   kCached,  // local access on owned or adopted memory: found again after its put
   kPerUse,  // other foreign memory (I6) and remote access (I13): ends at its put
-  kHeap,    // a region of a registered heap: held by the heap until its end, found by everybody
+  kHeap,    // a region of a registered heap: held by the heap until its end, found by every get
 };
 
 struct Registration;
 
 // A word that is written under the domain's lock, and read by readers of foreign memory without it
-// (foreign.h). Release: whoever follows a link finds the record filled in.
+// (foreign.h). Release: a reader that follows a link finds the record filled in.
 template <class T>
 class Shared {
  public:
@@ -98,17 +98,17 @@ struct alignas(64) RegistrationRest {
   // Outside the tree, by_stamp.left links lists: drops, in flight, free. Both link the ring of
   // those that are sticky.
   StampLinks by_stamp;
-  std::uint32_t frames;  // the oracle's handle (oracle.h)
+  std::uint32_t frames;  // the page-frame check's handle
   Kind kind;
   // In one byte, so written under the lock only, or by who alone has the record.
   bool is_sticky : 1;
   bool is_listed : 1;       // in by_stamp: cached, not sticky, not apart
   bool is_awaited : 1;      // an invalidation waits for its end
   bool is_quarantined : 1;  // its deregistration failed: kept for ever, so that no purge touches it
-  bool is_stale : 1;        // invalidated while register_ ran: not to be found by anybody else
-  bool is_parked : 1;       // closed by a quiesce, which holds one reference (freeze/park.h)
-  bool was_sticky : 1;      // when it was parked
-  // Read by whoever holds it too, so a byte of its own.
+  bool is_stale : 1;        // invalidated while register_ ran: for its caller alone
+  bool is_suspended : 1;    // closed by a quiesce, which holds one reference (core/drop.h)
+  bool was_sticky : 1;      // when it was suspended
+  // Read by holders without the lock too, so a byte of its own.
   bool is_watched;  // foreign, and cached because its pages are watched (watch.h)
   // Where the block ended that it was made for, if that was a span of its own; else 0. Another end
   // by now: realloc has changed the block in place, and keys from before are over.
@@ -218,7 +218,7 @@ inline bool close_idle(Registration* reg) {
   return true;
 }
 
-// Marks one that is held as apart. False while nobody holds it.
+// Marks a registration that is held as apart. False while it is not held.
 inline bool set_apart(Registration* reg) {
   std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
   do {
@@ -228,8 +228,8 @@ inline bool set_apart(Registration* reg) {
   return true;
 }
 
-// The same for a heap's registration, which nobody else holds. The loss of its device has closed it
-// before.
+// The same for a heap's registration that only the heap holds. The loss of its device may have
+// closed it before.
 inline bool close_heaps(Registration* reg) {
   std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
   do {

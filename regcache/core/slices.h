@@ -5,7 +5,7 @@
 //   kPurging       its pages are on their way back to the kernel
 //
 // Each side takes its words by compare-and-swap and undoes what it took when it meets the other.
-// Nobody waits: the registering side fails or takes a narrower range, the purging side refuses.
+// No side waits: the registering side fails or takes a narrower range, the purging side refuses.
 // Deregistering needs no word: a registration stays in its domain's tree until it is really gone.
 #pragma once
 

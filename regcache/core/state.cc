@@ -4,11 +4,9 @@
 
 #include <type_traits>
 
-#include "alloc/api/registration_statistics.h"
-#include "alloc/heaps/heap_registrar.h"
-#include "alloc/os/os.h"
-#include "regcache/core/child_empty.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/statistics.h"
+#include "regcache/core/wiped_on_fork.h"
 
 namespace rdmalloc::regcache {
 
@@ -35,10 +33,10 @@ template <class T>
 int map_once(std::atomic<T>& place, std::size_t length) {
   if (place.load(std::memory_order_acquire) != T{}) return 0;
   std::uintptr_t base = 0;
-  if (int error = map_child_empty(whole_pages(length), &base)) return error;
+  if (int error = map_wiped_on_fork(whole_pages(length), &base)) return error;
   T expected{};
   if (!place.compare_exchange_strong(expected, reinterpret_as<T>(base), std::memory_order_acq_rel))
-    unmap_child_empty(base, whole_pages(length));
+    unmap_wiped_on_fork(base, whole_pages(length));
   return 0;
 }
 
@@ -64,9 +62,9 @@ int prepare_once(State& all) {
   all.domains[kOrphans].index = kOrphans;
   all.domains[kOrphans].ops.name = "a closed domain";
   all.domains[kOrphans].phase.store(Phase::kIsOpen, std::memory_order_release);
-  // Release: pairs with the acquire of whoever makes a heap.
+  // Release: pairs with the acquire of a thread that makes a heap.
   heap_registrar.store(&heap_registrations, std::memory_order_release);
-  // Release: pairs with the acquire of whoever prints statistics.
+  // Release: pairs with the acquire of a thread that prints statistics.
   registration_statistics.store(&domain_statistics, std::memory_order_release);
   return add_observer();
 }

@@ -1,18 +1,18 @@
 // What the cache of this process knows, in one mapping that a fork child finds empty
-// (child_empty.h).
+// (wiped_on_fork.h).
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
-#include "regcache/core/byte_ranges.h"
 #include "regcache/core/domain.h"
 #include "regcache/core/invalidate.h"
-#include "regcache/core/oracle.h"
+#include "regcache/core/page_frame_check.h"
 #include "regcache/core/pool.h"
 #include "regcache/core/slices.h"
-#include "regcache/core/watch.h"
+#include "regcache/foreign/byte_ranges.h"
+#include "regcache/foreign/watch.h"
 #include "regcache/heaps/registered_heap.h"
 #include "regcache/pools/buffer_pool.h"
 
@@ -46,7 +46,7 @@ struct State {
   BufferPool pools[kMostPools];
   Lock heaps_lock;  // taking a place for a registered heap; a leaf
   RegisteredHeap heaps[kMostRegisteredHeaps];
-  std::atomic<std::uint32_t> builders;   // freeze/freeze.h
+  std::atomic<std::uint32_t> builders;   // gate.h
   std::atomic<std::uint32_t> abandoned;  // occasions to end something; 0: nothing to end
   std::atomic<bool> is_ending_abandoned;
   std::atomic<std::uint32_t> keys_turn;  // of the heaps' keys; odd: there are none (heap_keys.cc)
@@ -60,7 +60,7 @@ struct State {
 // Makes the state, the words and the observer. Under no lock. 0 or a negative errno.
 int state_prepare(State** ready);
 
-// A mapping that is used again, by whoever needs no more of it.
+// A mapping that is used again where its length is enough.
 struct KeptMapping {
   std::atomic<std::uintptr_t> base{0};
   std::atomic<std::size_t> length{0};

@@ -76,7 +76,7 @@ bool read_open(State& all, unsigned place, RegistrationGroup* group) {
   group->place = place;
   group->is_closed = false;
   fill(stats, 1, group);
-  // Under the lock: somebody may close the domain, and open another in its place.
+  // Under the lock: another thread may close the domain, and open another in its place.
   LockGuard guard(domain.lock);
   group->name = domain.ops.name;
   return true;

@@ -1,10 +1,7 @@
 // The keys of registered heaps, as the public functions that regcache.h describes.
 #include <errno.h>
 
-#include "alloc/core/sized_struct.h"
-#include "alloc/fork.h"
-#include "alloc/heaps/heap.h"
-#include "alloc/pages/arena.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/state.h"
 #include "regcache/heaps/registered_heap.h"
 

@@ -2,11 +2,11 @@
 
 #include <errno.h>
 
+#include "regcache/core/abandoned.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/gate.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/abandoned.h"
-#include "regcache/freeze/freeze.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -35,7 +35,7 @@ int narrow(const Domain& domain, std::uint32_t access, RegionLimits* limits) {
   return 0;
 }
 
-// With its domains, under the lock: is_a_heaps() reads them under it.
+// With its domains, under the lock: Holder::has_domain reads them under it.
 RegisteredHeap* take_place(State& all, std::uint64_t handle, rdmalloc_domain* const* domains,
                            std::size_t domain_count, std::uint32_t* place) {
   LockGuard guard(all.heaps_lock);
@@ -78,6 +78,7 @@ int begin(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t dom
   if ((access & ~kAllAccess) != 0 || all == nullptr) return -EINVAL;
   if (is_in_page_event()) return -EDEADLK;
   if (int error = check_domains(domains, domain_count, access, limits)) return error;
+  add_holder(0, heap_holder);
   RegisteredHeap* heap = take_place(*all, handle, domains, domain_count, place);
   if (heap == nullptr) return -EMFILE;
   heap->is_abandoned.store(false, std::memory_order_relaxed);
@@ -93,8 +94,8 @@ bool drop(Domain& domain, Registration* reg) {
   return drop_list(domain, reg, Reason::kAsked) == 1;
 }
 
-// Takes the heap's own reference to a registration back and makes it nobody's. False when somebody
-// else holds it.
+// Takes the heap's own reference to a registration back and closes it. False when it is held
+// otherwise.
 bool close(Domain& domain, Registration* reg) {
   if (reg == nullptr) return true;  // quiesced, or lost at a resume
   LockGuard guard(domain.lock);
@@ -116,11 +117,12 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
   if (is_in_page_event()) return -EDEADLK;
   std::uint32_t region = heap->region_count.load(std::memory_order_relaxed);
   std::size_t first = std::size_t{region} * heap->domain_count;
+  heap->regions[region] = {base, length};
   for (std::size_t i = 0; i < heap->domain_count; ++i) {
     Registration*& reg = heap->registrations[first + i];
     if (int error = make_heaps(domain_at(*heap, i), base, length, heap->access, &reg)) {
       *is_kept = error == -ENOTRECOVERABLE;
-      // Nobody can hold what no block was handed out of.
+      // No block was handed out of this region, so no thread holds its registrations.
       while (i-- != 0) {
         Registration* made = heap->registrations[first + i];
         close(domain_at(*heap, i), made);
@@ -130,7 +132,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
     }
     store_key(heap->keys[first + i], reg->head.key);
   }
-  // Release: pairs with the acquire of whoever asks for keys.
+  // Release: pairs with the acquire of a thread that asks for keys.
   heap->region_count.store(region + 1, std::memory_order_release);
   return 0;
 }
@@ -171,7 +173,7 @@ void give_up(std::uint32_t place, std::uint64_t handle) {
   RegisteredHeap* heap = place_of(place, handle);
   if (heap == nullptr) return;
   heap->is_abandoned.store(false, std::memory_order_relaxed);
-  // Release: pairs with the acquire of whoever takes the place next.
+  // Release: pairs with the acquire of the thread that takes the place next.
   heap->handle.store(0, std::memory_order_release);
 }
 

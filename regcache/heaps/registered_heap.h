@@ -5,7 +5,7 @@
 //    region 0  |  region 1  |  region 2          keys[region * domain_count + domain]
 //
 // They are of Kind::kHeap: found by reg_key and reg_get in any block of the heap, with all of the
-// heap's rights, since no address of the range is anybody else's (I13); never evicted, never
+// heap's rights, since no address of the range belongs to anything else (I13); never evicted, never
 // purged. A fork child finds all of this empty (I11).
 #pragma once
 
@@ -15,8 +15,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/heaps/heap_registrar.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/domain.h"
+#include "regcache/core/holders.h"
 
 namespace rdmalloc::regcache {
 
@@ -25,19 +26,25 @@ inline constexpr std::size_t kMostRegisteredHeaps = 64;
 inline constexpr std::size_t kMostHeapKeys = 256;
 
 struct RegisteredHeap {
-  // Of the heap, for ever another one. 0: nobody has this place. Release when the place is taken,
-  // acquire by whoever asks for keys.
+  // Of the heap; never used again. 0: the place is free. Release when the place is taken, acquire
+  // where keys are asked for.
   std::atomic<std::uint64_t> handle;
-  std::atomic<bool> is_abandoned;  // to be destroyed as soon as it can be (freeze/abandoned.h)
+  std::atomic<bool> is_abandoned;  // to be destroyed as soon as it can be (core/abandoned.h)
   std::uint32_t access;
   std::uint32_t domain_count;
   // Regions whose keys are there. Written by one thread at a time; release and acquire.
   std::atomic<std::uint32_t> region_count;
   std::uint8_t domains[kMostDomains];  // indices
+  struct {
+    std::uintptr_t base;
+    std::size_t length;
+  } regions[kMostHeapKeys];
   Registration* registrations[kMostHeapKeys];
   rdmalloc_key keys[kMostHeapKeys];
 };
 
+// What closing a domain and a checkpoint call (core/holders.h).
+extern const Holder heap_holder;
 // What the allocator calls.
 extern const HeapRegistrar heap_registrations;
 

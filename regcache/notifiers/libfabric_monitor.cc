@@ -12,8 +12,8 @@
 
 #include <atomic>
 
-#include "alloc/os/fault.h"
-#include "regcache/notifiers/loaded_library.h"
+#include "alloc/for_regcache.h"
+#include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {
@@ -48,9 +48,9 @@ void stop(fid_mem_monitor*) {
   is_started.store(false, std::memory_order_release);
 }
 
-// The veto (I9): who takes this slot answers for all memory, and we hear of nobody's but our own. A
-// nonzero answer makes libfabric register for this one use and not cache. rdmalloc_owns() is a
-// compare with the arena's bounds; a range can't leave the arena and come back.
+// The veto (I9): the library that takes this slot answers for all memory, and we hear of our own
+// only. A nonzero answer makes libfabric register for this one use and not cache. rdmalloc_owns()
+// is a compare with the arena's bounds; a range can't leave the arena and come back.
 int subscribe(fid_mem_monitor*, const void* address, std::size_t length) {
   const char* last = static_cast<const char*>(address) + (length == 0 ? 0 : length - 1);
   if (rdmalloc_owns(address) && rdmalloc_owns(last)) return 0;

@@ -6,9 +6,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
-#include "regcache/notifiers/loaded_library.h"
+#include "alloc/for_regcache.h"
+#include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {

@@ -1,20 +1,20 @@
-// Other caches hear of a purge in the moment between our own cache's release of the range and its
-// decommit: the function installed here is step 3 of the purge's order (alloc/pages/purge.h),
-// called on the purge thread, with no lock held, so it may wait for locks of fabrics. It is the
-// decommit itself that is replaced, and not an observer added, since whether pages may go silently
-// (a raw call) or through libc's patched symbol is decided here too.
+// Notifies other caches of a purge, after rdmalloc's own cache has released the range and before
+// its decommit. The function installed here is step 3 of the purge's order (alloc/pages/purge.h).
+// The purge thread calls it with no lock held, so it may wait for locks of fabrics. It replaces the
+// decommit and is no observer, since it also decides whether pages go silently (a raw call) or
+// through libc's patched symbol.
 //
 //   RDMALLOC_NOTIFY   tells                                        decommits by
 //   auto (T0)         OPAL and UCX by their call, when loaded      libc's madvise: hooks hear of it
-//   hooks (T0)        nobody                                       libc's madvise
+//   hooks (T0)        no library                                   libc's madvise
 //   explicit (T1)     OPAL, UCX and libfabric's imported monitor   a raw call; libc's where it is
 //                                                                  not certain that all are told
-//   off               nobody                                       a raw call
+//   off               no library                                   a raw call
 //
-// Foreign memory is watched by each library itself. Where its user has turned that off and asks for
-// `explicit`, preload/foreign.cc hears of unmapping in its place, and tells here (I9).
+// Each library watches foreign memory itself. If its user has turned that off and asks for
+// `explicit`, interpose/foreign.cc sees unmappings in its place and reports them here (I9).
 //
-// Telling twice, by a call and by a hook, is harmless: the second finds nothing registered.
+// A second notification, by a hook beside the call, does no harm: it finds nothing registered.
 #include "regcache/notifiers/notifiers.h"
 
 #include <dlfcn.h>
@@ -23,18 +23,11 @@
 
 #include <atomic>
 
-#include "alloc/api/options.h"
-#include "alloc/core/at_start.h"
-#include "alloc/core/report.h"
-#include "alloc/core/sized_struct.h"
-#include "alloc/init.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
+#include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/libfabric_monitor.h"
 #include "regcache/notifiers/libfabric_race.h"
-#include "regcache/notifiers/loaded_library.h"
 #include "regcache/notifiers/patched_text.h"
 #include "regcache/notifiers/watching.h"
 
@@ -46,16 +39,16 @@ constinit std::atomic<bool> watches_foreign{false};
 
 namespace {
 
-// Open MPI's: the range goes, as if it had been released by an allocator that it watches.
+// Open MPI's: reports the range as released by an allocator that Open MPI watches.
 using OpalRelease = void (*)(void* address, std::size_t length, bool from_alloc);
-// UCX's: tells the handlers of UCM_EVENT_VM_UNMAPPED; releases nothing.
+// UCX's: calls the handlers of UCM_EVENT_VM_UNMAPPED; releases nothing.
 using UcmUnmap = void (*)(void* address, std::size_t length);
 
 template <typename Function>
 struct Target {
   std::atomic<Function> function{nullptr};
-  std::atomic<bool> is_detached{false};  // by the user: not attached again but by him
-  // Its own watching of foreign memory is off, and it relies on ours.
+  std::atomic<bool> is_detached{false};  // by the user: attached again by the user only
+  // The library does not watch foreign memory itself, and relies on rdmalloc for it.
   std::atomic<bool> relies_on_us{false};
   std::atomic<std::uint64_t> told{0}, attaches{0};
   std::atomic<std::int32_t> error{-ENOENT};
@@ -74,20 +67,20 @@ bool is_explicit() {
   return options().notify == NotifyMode::kExplicit;
 }
 
-// What was loaded when a program's thread looked last. Its own words may be of two looks: then the
-// counts are not those of now, and nothing is certain.
+// What was loaded when a program's thread looked last. The words may be of two different looks:
+// then the counts are not the present ones, and is_certain() is false.
 struct Known {
   std::atomic<std::uint64_t> loaded{0}, unloaded{0};
   std::atomic<bool> has_opal{false}, has_ucm{false}, has_fabric{false};
   std::atomic<bool> is_fronted{false};  // another madvise stands in front of libc's by its symbol
 };
 constinit Known known;
-// Begins and ends of changes to who is told: a dlclose, an attach, a detach.
+// Begins and ends of changes to the list of libraries to notify: a dlclose, an attach, a detach.
 constinit std::atomic<std::uint64_t> changes{0};
 constinit std::atomic<int> closing{0};
 
 void note_change() {
-  // seq_cst: pairs with the loads in tell_and_decommit(), on both sides of what it tells.
+  // seq_cst: pairs with the loads in tell_and_decommit(), before and after its notifications.
   changes.fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -109,15 +102,15 @@ void look_what_is_loaded() {
   known.loaded.store(loads.loaded, std::memory_order_release);
 }
 
-// Whether what was seen last is what there is. The walk does not take the lock that constructors
-// run under.
+// Whether the last look still holds. The walk does not take the lock that constructors run under.
 bool is_certain() {
   std::uint64_t loaded = known.loaded.load(std::memory_order_acquire);
   return closing.load(std::memory_order_seq_cst) == 0 &&
          loads_so_far() == Loads{loaded, known.unloaded.load(std::memory_order_relaxed)};
 }
 
-// Whether the jump at the head of libc's madvise leads to a library that is told by a call.
+// Whether the jump at the head of libc's madvise leads to a library that rdmalloc notifies by a
+// call.
 bool leads_to_who_is_told(const void* target) {
   auto is_there = [target](auto function) {
     return function != nullptr && lie_together(target, reinterpret_cast<const void*>(function));
@@ -126,7 +119,7 @@ bool leads_to_who_is_told(const void* target) {
          is_there(ucm.function.load(std::memory_order_acquire));
 }
 
-bool is_patched_by_a_stranger() {
+bool is_patched_by_unknown_library() {
   const unsigned char* text = libc_madvise();
   if (text == nullptr || known.is_fronted.load(std::memory_order_relaxed)) return true;
   return begins_with_jump(text) && !leads_to_who_is_told(jump_target(text));
@@ -139,10 +132,10 @@ bool fabric_is_told() {
   return state.is_attached && !state.is_overridden;
 }
 
-// Whether a raw decommit could go unheard by some cache.
+// Whether some cache could miss a raw decommit.
 bool needs_libc() {
   if (options().notify == NotifyMode::kOff) return false;
-  if (!is_explicit() || !is_certain() || is_patched_by_a_stranger()) return true;
+  if (!is_explicit() || !is_certain() || is_patched_by_unknown_library()) return true;
   auto is_untold = [](const auto& target, const std::atomic<bool>& is_there) {
     return is_there.load(std::memory_order_relaxed) &&
            target.function.load(std::memory_order_acquire) == nullptr;
@@ -150,10 +143,10 @@ bool needs_libc() {
   return is_untold(opal, known.has_opal) || is_untold(ucm, known.has_ucm) || !fabric_is_told();
 }
 
-// To OPAL and UCX. Any thread; they may be called on several at once, and from inside themselves.
+// Notifies OPAL and UCX. Any thread; several threads at once, and from inside OPAL and UCX too.
 void tell_by_call(std::uintptr_t base, std::size_t length) {
-  // seq_cst: pairs with notifiers_close_begin(). Either we find the function gone, or it sees us
-  // inside.
+  // seq_cst: pairs with notifiers_close_begin(). Either this thread finds the function gone, or
+  // notifiers_close_begin() sees this thread inside.
   telling.fetch_add(1, std::memory_order_seq_cst);
   auto* address = reinterpret_cast<void*>(base);
   if (OpalRelease release = opal.function.load(std::memory_order_seq_cst)) {
@@ -178,7 +171,7 @@ int tell_and_decommit(std::uintptr_t base, std::size_t length) {
   return is_by_libc ? os::decommit_hooked(base, length) : os::decommit(base, length);
 }
 
-// Whether a jump stands where libc's madvise begins (I8: we only look).
+// Whether libc's madvise begins with a jump (I8: read only).
 bool is_madvise_patched() {
   const unsigned char* text = libc_madvise();
   return text != nullptr && begins_with_jump(text);
@@ -202,8 +195,8 @@ void settle_watching() {
   detail::watches_foreign.store(watches, std::memory_order_seq_cst);
 }
 
-// A library whose own watching is off and that we tell of foreign memory must be told that somebody
-// watches, or it caches nothing. Only where somebody does: preload/foreign.cc is linked in.
+// A library that does not watch foreign memory itself caches nothing until it is told that another
+// watches. Only if rdmalloc does: interpose/foreign.cc is linked in.
 int attach_opal() {
   int error = attach(opal, kOpalFunction);
   if (error == 0 && is_explicit() && can_watch_foreign() && opal_hooks_are_off()) {
@@ -228,7 +221,7 @@ int attach_fabric() {
   return error;
 }
 
-// In an Open MPI process the import is Open MPI's, and OPAL passes on what it is told.
+// In an Open MPI process Open MPI imports the monitor, and OPAL passes notifications on.
 bool fabric_is_opals() {
   return is_loaded(kOpalFunction);
 }
@@ -244,7 +237,7 @@ void say_what_explicit_means() {
 template <typename Function>
 int detach(Target<Function>& target) {
   if (target.function.load(std::memory_order_acquire) == nullptr) return -ENOENT;
-  // Who was told that we watch can't be told that we stop: it may hold registrations by now.
+  // A library that relies on rdmalloc can't be detached: it may hold registrations by now.
   if (target.relies_on_us.load(std::memory_order_relaxed)) return -EBUSY;
   target.function.store(nullptr, std::memory_order_seq_cst);
   target.is_detached.store(true, std::memory_order_relaxed);
@@ -253,22 +246,23 @@ int detach(Target<Function>& target) {
   return 0;
 }
 
-// Whether there was something to forget. Who relies on us stays attached, also while other
-// libraries are closed: foreign memory may go at any moment. (It is kept loaded: watching.cc.)
+// Whether there was something to forget. A library that relies on rdmalloc stays attached, also
+// while other libraries are closed: foreign memory may go at any moment. (watching.cc keeps it
+// loaded.)
 template <typename Function>
 bool forget(Target<Function>& target) {
   if (target.relies_on_us.load(std::memory_order_relaxed)) return false;
   return target.function.exchange(nullptr, std::memory_order_seq_cst) != nullptr;
 }
 
-// As early as a library can be: what is linked to the program is loaded by now, and its first
-// domain is not opened.
+// Runs as early as a library can: the libraries of the program are loaded, and the first domain is
+// not yet opened.
 __attribute__((constructor)) void notifiers_start() {
   ensure_settings();
   NotifyMode mode = options().notify;
   if (mode == NotifyMode::kHooks) libfabric_race_warn();  // else by the rescan
   if (mode == NotifyMode::kOff || mode == NotifyMode::kHooks) return;
-  libc_madvise();  // here, and not first inside somebody's mprotect()
+  libc_madvise();  // here, and not first inside a library's mprotect()
   notifiers_rescan();
   hold_at_exit();
   purge_set_decommit(tell_and_decommit);
@@ -309,7 +303,7 @@ void notifiers_rescan() {
   if (!ucm.is_detached.load(std::memory_order_relaxed)) attach_ucm();
   if (is_explicit() && !fabric_is_opals() && !fabric_is_detached.load(std::memory_order_relaxed))
     attach_fabric();
-  // Last: what has come since the first look above is no longer as it was counted.
+  // Last: a library that came after the first look above makes the counts differ.
   if (is_explicit()) look_what_is_loaded();
   say_what_explicit_means();
 }

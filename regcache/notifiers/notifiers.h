@@ -1,4 +1,5 @@
-// Who tells other caches of a purge, and how (docs/notifiers.md; DESIGN's tiers T0 and T1).
+// Notifying other caches of a purge (docs/notifiers.md; docs/design.md, section 7, tiers T0 and
+// T1).
 #pragma once
 
 #include <atomic>
@@ -7,7 +8,7 @@
 
 namespace rdmalloc {
 
-// By which functions the libraries are known, whatever their files are called.
+// The functions by which a library is recognised, whatever the name of its file.
 inline constexpr const char* kOpalFunction = "opal_mem_hooks_release_hook";
 inline constexpr const char* kUcmFunction = "ucm_vm_munmap";
 inline constexpr const char* kFabricFunction = "fi_version";
@@ -15,34 +16,34 @@ inline constexpr const char* kFabricFunction = "fi_version";
 // Looks again which of the fabric libraries are loaded, after a dlopen. Takes the loader's lock: on
 // a program's thread that is outside malloc.
 void notifiers_rescan();
-// Makes the purge thread where one of them is loaded: a program that uses a fabric may have one
-// thread itself. At the start and after a dlopen; on a program's thread outside malloc, as
+// Starts the purge thread if one of them is loaded: a program that uses a fabric may have only one
+// thread of its own. At the start and after a dlopen; on a program's thread outside malloc, as
 // purge_thread_start().
 void notifiers_begin_purging();
-// Round a dlclose. Before it: forgets functions that may be about to vanish; a library whose
-// function a purge is inside of, still after `wait_ms`, is kept in memory instead. Until the end,
-// which looks again, purges go through libc's madvise.
+// Before and after a dlclose. The begin forgets functions that may vanish; if a purge is still
+// inside a library's function after `wait_ms`, it keeps the library in memory instead. Purges go
+// through libc's madvise until the end, which looks again.
 void notifiers_close_begin(int wait_ms);
 void notifiers_close_end();
 
 namespace detail {
 extern std::atomic<bool> watches_foreign;
 }
-// Whether some library relies on us for memory that is not ours (I9).
+// Whether some library relies on rdmalloc for foreign memory (I9).
 inline bool notifiers_watch_foreign() {
   // Acquire: pairs with the store after that library's function was found.
   return detail::watches_foreign.load(std::memory_order_acquire);
 }
-// Foreign pages are about to go: tells those who rely on us. On the thread that unmaps them, no
-// lock held, nothing allocated by us; the order is the caller's to keep, first this and then the
-// kernel.
+// Notifies the libraries that rely on rdmalloc that foreign pages are about to go. On the thread
+// that unmaps them, with no lock held; rdmalloc allocates nothing. The caller calls this first and
+// then the kernel.
 void notifiers_tell_foreign(std::uintptr_t base, std::size_t length);
 
 // purge_hold(), counted.
 void notifiers_hold(int hold_ms, int wait_ms);
-// Somebody has just finished writing to libc's text.
+// A library has just finished writing to libc's text.
 void notifiers_note_patch();
-// The first byte of libc's own madvise, whatever stands in front of it by symbol.
+// The first byte of libc's own madvise, also if another definition stands in front of it by symbol.
 const unsigned char* libc_madvise();
 
 }  // namespace rdmalloc

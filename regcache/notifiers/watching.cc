@@ -6,8 +6,8 @@
 
 #include <atomic>
 
-#include "alloc/core/at_start.h"
-#include "regcache/notifiers/loaded_library.h"
+#include "alloc/for_regcache.h"
+#include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {

@@ -4,8 +4,8 @@
 
 namespace rdmalloc {
 
-// Whether something in this process can watch for us: preload/foreign.cc says so when it is linked
-// in, which it is in librdmalloc.so only.
+// Whether something in this process can watch for us: interpose/foreign.cc says so when it is
+// linked in, which it is in librdmalloc.so only.
 bool can_watch_foreign();
 void set_can_watch_foreign();
 
@@ -13,7 +13,7 @@ void set_can_watch_foreign();
 bool opal_hooks_are_off();
 bool ucx_hooks_are_off();
 
-// Tells the loaded library that somebody watches, and keeps it in memory from then on, since any
+// Tells the loaded library that rdmalloc watches, and keeps it in memory from then on, since any
 // thread may be about to call it. False when it has no such function. On a
 // program's thread, before the library's first transport: before MPI_Init, before ucp_init.
 bool opal_rely_on_us();

@@ -1,4 +1,4 @@
-// Pools of equal registered buffers: what a pool knows, and who has which buffer.
+// Pools of equal registered buffers: the state of a pool, and where each buffer is.
 //
 // Each buffer of one size ("side") is at any time in exactly one of these places:
 //
@@ -8,13 +8,14 @@
 //
 //   count == free + cached + out        waiting != 0  =>  free == 0 and cached == 0
 //
-// The second holds because whoever begins to wait first raises `waiting`, then looks through the
-// free stack and every cache, each under its lock; and a put looks at `waiting` under the lock of
-// the cache it puts into. Of the two one comes first on that lock: so either the waiter finds the
-// buffer, or the putter sees the waiter. That is why those who wait are served in their order, and
-// why a buffer in the cache of an idle thread is never out of reach.
+// The second holds because a thread that begins to wait first raises `waiting`, then looks through
+// the free stack and every cache, each under its lock; and a put looks at `waiting` under the lock
+// of the cache that it puts into. One of the two takes that lock first: either the waiter finds the
+// buffer, or the put sees the waiter. So waiters are served in their order, and a buffer in the
+// cache of an idle thread can always be had.
 //
-// Lock order: State::pools_lock, a pool's lock, a cache's. Nobody is called under any of them (I2).
+// Lock order: State::pools_lock, a pool's lock, a cache's. No callback and no registrar is called
+// under any of them (I2).
 #pragma once
 
 #include <rdmalloc/regcache.h>
@@ -23,7 +24,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/domain.h"
 
 namespace rdmalloc::regcache {
@@ -32,8 +33,8 @@ inline constexpr std::size_t kMostPools = 60;
 
 enum Side : std::uint32_t { kSmall, kLarge, kSides };
 
-// What the user sees as rdmalloc_buffer. Not in memory that a fork child finds empty: there address
-// and length stay true. The keys are.
+// The user's rdmalloc_buffer. Not in memory that is wiped on fork: address and length stay true in
+// a child. The keys are in such memory.
 struct alignas(64) Buffer {
   void* address;
   std::size_t length;
@@ -54,7 +55,7 @@ struct BufferPool;
 
 // The buffers that one thread keeps of one pool.
 struct alignas(64) PoolCache {
-  Lock lock;  // its thread's, and whoever finds no buffer elsewhere
+  Lock lock;  // taken by its thread, and by threads that find no buffer elsewhere
   std::uint32_t count[kSides];
   std::uint64_t gets[kSides];
   BufferPool* pool;
@@ -74,12 +75,12 @@ struct PoolThread {
   // Filled by the thread, emptied by it or by a pool's destruction, with no call for it under way.
   std::atomic<PoolCache*> caches[kMostPools];
   PoolThread* next;  // of the free records
-  // Waiters whose turn came inside a callback: called when that has returned, so that a line of any
-  // length takes no stack.
+  // Waiters that got a buffer inside a callback. Their callbacks run when that one has returned, so
+  // that a queue of any length takes no stack.
   rdmalloc_pool_waiter* first_ready;
   rdmalloc_pool_waiter* last_ready;
-  // The stack frame of call_back() that is at it; 0: none. Left by an exception or a longjmp, it is
-  // below any frame that the thread has later.
+  // The stack frame of call_back() that runs callbacks; 0: none. After an exception or a longjmp it
+  // is below every later frame of the thread.
   std::uintptr_t calling_back_at;
 
   static PoolThread*& free_link(PoolThread* thread) { return thread->next; }
@@ -98,7 +99,7 @@ struct PoolSide {
 };
 
 struct alignas(64) BufferPool {
-  // Settled by create.
+  // Written by create only.
   std::atomic<Phase> phase;
   std::uint16_t index;
   Buffer* buffers;  // first all small ones, then all large ones

@@ -1,14 +1,12 @@
 // Making and unmaking pools.
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
-#include "alloc/os/os.h"
-#include "alloc/os/populate.h"
-#include "regcache/core/child_empty.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/gate.h"
+#include "regcache/core/holders.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/freeze.h"
+#include "regcache/core/wiped_on_fork.h"
 #include "regcache/pools/pool_plan.h"
 
 namespace rdmalloc::regcache {
@@ -63,12 +61,12 @@ int warn_refused(const char* who, int error, std::uint64_t done, std::uint64_t a
 
 // `length` bytes in a mapping that the place keeps for its next pool. It grows by doubling and the
 // smaller one stays: together less than twice the largest, and no record of ours is ever unmapped.
-int map_kept(KeptMapping& kept, std::size_t length, bool is_child_empty, std::uintptr_t* base) {
+int map_kept(KeptMapping& kept, std::size_t length, bool is_wiped_on_fork, std::uintptr_t* base) {
   *base = kept.base.load(std::memory_order_relaxed);
   if (length <= kept.length.load(std::memory_order_relaxed)) return 0;
   std::size_t rounded = 65536;
   while (rounded < length) rounded *= 2;
-  int error = is_child_empty ? map_child_empty(rounded, base) : os::map_metadata(rounded, base);
+  int error = is_wiped_on_fork ? map_wiped_on_fork(rounded, base) : os::map_metadata(rounded, base);
   if (error != 0) return -ENOMEM;
   // In this order for a child forked in between: a base without a length is mapped anew.
   kept.length.store(0, std::memory_order_release);
@@ -196,7 +194,7 @@ void dismantle(BufferPool& pool) {
   rdmalloc_free(memory);
   errno = saved;
   survivors.pool_is_open[pool.index].store(false, std::memory_order_relaxed);
-  // Release: pairs with the acquire of whoever takes the place next.
+  // Release: pairs with the acquire of the thread that takes the place next.
   pool.phase.store(Phase::kUnused, std::memory_order_release);
 }
 
@@ -246,11 +244,19 @@ void each_registration(State& all, Fn fn) {
         fn(pool, i, registration_of(pool.registrations[i]));
 }
 
-}  // namespace
+// ---- pools as holders of registrations (core/holders.h) ----
 
-// ---- checkpoints (freeze/freeze.h) ----
+bool has_domain(State& all, std::size_t domain) {
+  LockGuard guard(all.pools_lock);  // under it places are taken
+  for (BufferPool& pool : all.pools) {
+    if (pool.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
+    for (std::size_t i = 0; i < pool.domain_count; ++i)
+      if (pool.domains[i] == domain) return true;
+  }
+  return false;
+}
 
-std::uint64_t pool_references(State& all, std::size_t domain) {
+std::uint64_t references(State& all, std::size_t domain) {
   std::uint64_t count = 0;
   each_registration(all, [&](BufferPool&, std::size_t, Registration* reg) {
     if (reg != nullptr && reg->domain_index() == domain) ++count;
@@ -258,18 +264,18 @@ std::uint64_t pool_references(State& all, std::size_t domain) {
   return count;
 }
 
-void let_go_of_pools(State& all, Registration** drops) {
+void give_back(State& all, Registration** drops) {
   each_registration(all, [&](BufferPool& pool, std::size_t i, Registration* reg) {
     pool.registrations[i] = nullptr;
     pool.keys[i] = {};
     if (reg == nullptr) return;
     std::size_t domain = reg->domain_index();
     LockGuard guard(all.domains[domain].lock);
-    let_go(reg, &drops[domain]);
+    give_reference_back(reg, &drops[domain]);
   });
 }
 
-int register_pools_again(State& all) {
+int register_again(State& all) {
   int first_error = 0;
   each_registration(all, [&](BufferPool& pool, std::size_t i, Registration*) {
     std::size_t index = pool.domains[i % pool.domain_count];
@@ -285,6 +291,9 @@ int register_pools_again(State& all) {
   return first_error;
 }
 
+constexpr Holder kPoolHolder = {has_domain, references, give_back, register_again};
+
+}  // namespace
 }  // namespace rdmalloc::regcache
 
 using namespace rdmalloc::regcache;
@@ -314,6 +323,7 @@ extern "C" RDMALLOC_API int rdmalloc_pool_create(rdmalloc_domain* const* domains
   if (int error = pool_threads_prepare()) return error;
   GateScope scope(*state(), Gate::kMakes);
   if (int error = scope.error()) return error;
+  add_holder(1, kPoolHolder);
   BufferPool* pool = take_place(*state());
   if (pool == nullptr) return -EMFILE;
   pool->domain_count = domain_count;

@@ -1,8 +1,7 @@
 // Getting, putting and waiting: the way through a thread's own cache first.
 #include <errno.h>
 
-#include "alloc/core/report.h"
-#include "alloc/core/sized_struct.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -15,7 +14,7 @@ Buffer* take_cached(PoolCache& cache, Side side) {
   return cache.buffers(side)[--cache.count[side]];
 }
 
-// False when the cache is full, or somebody waits.
+// False when the cache is full, or a thread waits.
 bool keep_cached(BufferPool& pool, PoolCache& cache, Buffer* buffer) {
   LockGuard guard(cache.lock);
   Side side = buffer->side;
@@ -34,7 +33,8 @@ Buffer* take_shared(BufferPool& pool, Side side, PoolCache* mine) {
     Buffer* buffer = shelf.free[--shelf.free_count];
     ++shelf.gets;
     if (mine == nullptr) return buffer;
-    // Half a cache, so that puts find room in it; a quarter of what there is, for others want some.
+    // Half a cache, so that puts find room in it; at most a quarter of the free ones, for other
+    // threads.
     std::uint32_t batch = shelf.free_count / 4;
     LockGuard guard(mine->lock);
     while (batch-- != 0 && mine->count[side] < kMostCached[side] / 2)
@@ -67,13 +67,14 @@ void enqueue(PoolSide& shelf, rdmalloc_pool_waiter* waiter) {
   shelf.last_waiter = waiter;
 }
 
-// Takes `waiter`, which follows `before` (NULL: is the first), out of the line.
+// Takes `waiter`, which follows `before` (NULL: is the first), out of the queue.
 void unlink(PoolSide& shelf, rdmalloc_pool_waiter* before, rdmalloc_pool_waiter* waiter) {
   (before != nullptr ? before->next : shelf.first_waiter) = waiter->next;
   if (shelf.last_waiter == waiter) shelf.last_waiter = before;
 }
 
-// The buffer goes to who has waited longest, who is returned, or to the free ones. Under no lock.
+// Gives the buffer to the waiter that has waited longest, and returns that; else puts it on the
+// free stack. Under no lock.
 rdmalloc_pool_waiter* share(BufferPool& pool, PoolCache* cache, Buffer* buffer) {
   Side side = buffer->side;
   LockGuard guard(pool.lock);
@@ -190,7 +191,7 @@ extern "C" RDMALLOC_API int rdmalloc_pool_put(rdmalloc_pool* handle, rdmalloc_bu
   BufferPool* pool = pool_of(handle);
   if (int error = pool_check(pool)) return error;
   Buffer* buffer = buffer_of(*pool, out);
-  // Of two puts at once, one finds it out.
+  // Of two puts at once, one sees the buffer out.
   if (buffer == nullptr || buffer->is_out.exchange(0, std::memory_order_relaxed) == 0) {
     rdmalloc::report_warning("rdmalloc_pool_put",
                              "no buffer of this pool, or put already; ignored");

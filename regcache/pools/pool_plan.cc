@@ -2,10 +2,7 @@
 
 #include <errno.h>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
-#include "alloc/core/sized_struct.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/state.h"

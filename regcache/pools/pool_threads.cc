@@ -2,7 +2,7 @@
 #include <errno.h>
 #include <pthread.h>
 
-#include "alloc/os/fault.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {

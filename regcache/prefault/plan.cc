@@ -4,10 +4,7 @@
 
 #include <algorithm>
 
-#include "alloc/api/options.h"
-#include "alloc/core/report.h"
-#include "alloc/os/memory.h"
-#include "alloc/os/os.h"
+#include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/state.h"

@@ -1,12 +1,12 @@
 // rdmalloc_reg_prefault(): much memory backed and registered by several threads.
 //
-// The calling thread and its helpers do the same work: first they take steps of pages, each the
-// next one, until none is left and all are backed; then registrations, each the next one. Between
-// its own the calling thread tells of progress, and nobody else does. What is had is held until the
-// end, so that no eviction takes with one hand what this gives with the other; then it is put.
+// The calling thread and its helpers do the same work. First each takes the next step of pages,
+// until all pages are backed; then each takes the next registration. Only the calling thread
+// reports progress, between its steps. The call holds all registrations until the end, so that it
+// evicts none of them, and then puts them.
 //
-// The first error, the caller's wish to stop among them, ends it for all of them after what each is
-// doing. Helpers are joined before the call returns: none outlives it.
+// The first error, or a cancellation by the caller, stops every thread after its present step. The
+// call joins its helpers before it returns.
 #include <errno.h>
 #include <pthread.h>
 #include <signal.h>
@@ -14,23 +14,18 @@
 #include <algorithm>
 #include <atomic>
 
-#include "alloc/api/options.h"
-#include "alloc/core/lock.h"
-#include "alloc/core/report.h"
-#include "alloc/os/fault.h"
-#include "alloc/os/os.h"
-#include "alloc/os/populate.h"
+#include "alloc/for_regcache.h"
+#include "regcache/core/callbacks.h"
+#include "regcache/core/gate.h"
 #include "regcache/core/state.h"
-#include "regcache/freeze/callbacks.h"
-#include "regcache/freeze/freeze.h"
 #include "regcache/prefault/plan.h"
 
 namespace rdmalloc::regcache {
 namespace {
 
-// Bytes backed in one go: long enough that two system calls for each don't show, short enough that
-// progress is told 60 times a GiB and a wish to stop is heard soon. Steps end at multiples of a
-// huge page, so that no two threads want the same one.
+// Bytes of one step: long enough that its two system calls cost little, short enough that the call
+// reports progress 60 times a GiB and stops soon. Steps end at multiples of a huge page, so that no
+// two threads touch the same one.
 constexpr std::uintptr_t kStepBytes = std::uintptr_t{16} << 20;
 constexpr unsigned kMostThreads = 256;
 
@@ -54,7 +49,7 @@ struct Job {
 
   std::atomic<std::uint64_t> backed_bytes{0};
   std::atomic<std::uint64_t> registered{0};
-  // The first error; everybody stops. Relaxed: it carries nothing else, helpers are joined.
+  // The first error; every thread stops. Relaxed: it orders nothing, helpers are joined.
   std::atomic<int> error{0};
   // Moves on with each of the three above; a futex. Release, after them; acquire, before a look.
   std::atomic<std::uint32_t> turns{0};
@@ -193,8 +188,7 @@ void* help(void* arg) {
   return nullptr;
 }
 
-// False: stop here at once, for this is a child that was forked inside the callback and has none of
-// the helpers.
+// False in a child that was forked inside the callback: it has no helpers and must return at once.
 bool tell(Job& job) {
   if (job.progress == nullptr) return true;
   rdmalloc_prefault_progress now = {};
@@ -216,7 +210,8 @@ bool tell(Job& job) {
   return true;
 }
 
-// The calling thread's part of one phase: its own share, then others' to wait for, telling of each.
+// The calling thread's part of one phase: does its share, then waits for the helpers, and reports
+// progress meanwhile.
 // False in a child.
 template <class Next, class Done>
 bool take_part(Job& job, Next next, Done is_done) {
@@ -241,7 +236,7 @@ unsigned threads_for(const Job& job, unsigned asked) {
 unsigned start_helpers(Job& job, pthread_t* helpers, unsigned wanted) {
   sigset_t all, before;
   sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are not for them
+  pthread_sigmask(SIG_SETMASK, &all, &before);  // helpers take none of the program's signals
   unsigned count = 0;
   while (count < wanted && !os::should_fail(os::Site::kThreadCreate) &&
          pthread_create(&helpers[count], nullptr, help, &job) == 0)
@@ -265,7 +260,7 @@ void put_all(Job& job) {
 int run(Job& job, unsigned asked) {
   pthread_t helpers[kMostThreads];
   job.process = os::process_id();
-  // Before the first helper: told of nothing done, and it may be stopped at no cost.
+  // Before the first helper starts: the callback may cancel at no cost.
   job.threads = threads_for(job, asked);
   if (!tell(job)) return -ECHILD;
   unsigned count = job.is_over() ? 0 : start_helpers(job, helpers, job.threads - 1);
@@ -292,7 +287,7 @@ extern "C" RDMALLOC_API int rdmalloc_reg_prefault(rdmalloc_domain* const* domain
                                                   size_t range_count, unsigned threads,
                                                   rdmalloc_prefault_fn progress, void* arg) {
   if (is_in_page_event()) return -EDEADLK;
-  // Without a state there is no domain, as the plan will say.
+  // Without a state there is no domain, and the plan fails.
   std::uint64_t token = 0;
   State* all = state();
   if (int error = all != nullptr ? enter_gate(*all, Gate::kMakes, &token) : 0) return error;

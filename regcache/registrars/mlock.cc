@@ -93,7 +93,7 @@ int unlock_pages(const Segment& segment) {
   return errno == ENOMEM ? 0 : -errno;
 }
 
-// Counts [base, end) down; segments that nobody counts any more are unlocked and go.
+// Counts [base, end) down; segments whose count reaches 0 are unlocked and go.
 int count_down(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
   int error = 0;
   std::size_t at = find(locked, base);

@@ -1,4 +1,4 @@
-// For registrars over an object of the user's, which he may replace round a checkpoint.
+// For registrars over an object of the user's, which the user may replace round a checkpoint.
 #pragma once
 
 #include <errno.h>

@@ -86,7 +86,7 @@ int take(Spdk& spdk, std::uintptr_t unit) {
     void* addr = reinterpret_cast<void*>(unit);
     if (should_fail("spdk_register")) return -ENOMEM;
     int error = spdk.calls.mem_register(addr, kUnit);
-    if (error == -EBUSY) return error;  // somebody else's, and not ours to take back
+    if (error == -EBUSY) return error;  // registered by another caller, and not ours to take back
     if (error == 0 && !is(State::kThere, spdk, unit)) error = -ENOMEM;
     if (error != 0) {
       // Before 25.09 a region that a map refused with an error is still marked as registered.

@@ -80,7 +80,7 @@ int ucx_register(void* context, void* addr, std::size_t length, std::uint32_t ac
                  rdmalloc_key* key) {
   ucp_context_h ucp = static_cast<Context*>(context)->ucp;
   bool is_remote = (access & RDMALLOC_ACCESS_REMOTE) != 0;
-  // An atomic is a read and a write: whoever may do those gains nothing by it.
+  // An atomic is a read and a write: a peer that may do those gains nothing by it.
   if (is_remote && (access & kRemote) != kRemote) return -EACCES;
   ucp_mem_map_params_t params = {};
   params.field_mask = UCP_MEM_MAP_PARAM_FIELD_ADDRESS | UCP_MEM_MAP_PARAM_FIELD_LENGTH |

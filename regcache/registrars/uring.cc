@@ -128,15 +128,15 @@ int set_up(rdmalloc_uring* uring, io_uring* given, unsigned entries) {
   return error == -EINVAL ? -ENOTSUP : error;
 }
 
-// A ring of the user's is his to close, in his event(), and its table of buffers goes with it: it
-// may not be there any more.
+// The user closes a ring of the user's, in event(), and its table of buffers goes with it: it may
+// not be there any more.
 int uring_quiesce(void* context) {
   auto* uring = static_cast<rdmalloc_uring*>(context);
   pthread_mutex_lock(&uring->lock);
   // What is done waits for rdmalloc_uring_reap(), also after a restore.
   if (is_own(uring)) drain(uring);
   uring->is_closed = true;
-  // Nobody begins any more, and a turn is short.
+  // No thread begins any more, and a turn is short.
   while (uring->sleepers != 0) {
     pthread_mutex_unlock(&uring->lock);
     usleep(kTurnMs * 100);

@@ -1,5 +1,5 @@
 // The completions of a ring: tags of buffers that are out of the table are noted, and completions
-// of the user's requests that turn up beside them are kept for his next reap.
+// of the user's requests that turn up beside them are kept for the next reap.
 #include <errno.h>
 #include <stdlib.h>
 #include <unistd.h>

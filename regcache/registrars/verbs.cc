@@ -67,7 +67,7 @@ void close_context(void* context) {
 
 int open_device(const char* name, unsigned port, ibv_context** device);
 
-// Ours only: the user closes what is his.
+// Ours only: the user closes what the user opened.
 int quiesce(void* context) {
   auto* closing = static_cast<Context*>(context);
   if (!closing->is_own) return 0;

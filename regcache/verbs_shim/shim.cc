@@ -8,8 +8,8 @@
 // until ibv_dereg_mr(), which leaves it cached. Purges then find it idle.
 //
 // Two rdmalloc domains at most for each protection domain, one that grants local writing and one
-// that does not, so that nobody gets more than he asked for. They are closed before the protection
-// domain is, and before its device.
+// that does not, so that no registration grants more than was asked for. They are closed before the
+// protection domain is, and before its device.
 #include <errno.h>
 #include <pthread.h>
 #include <rdmalloc/regcache.h>
@@ -214,8 +214,8 @@ ibv_mr* serve_or(ibv_pd* pd, void* address, std::size_t length, unsigned access,
 }
 
 // Closes the rdmalloc domains that `is_wanted` picks. With `device_closed` also those with handles
-// that the program never gave back: their registrations end with the device, and nobody may call
-// libibverbs for them again.
+// that the program never gave back: their registrations end with the device, and libibverbs may
+// not be called for them again.
 template <typename Wanted>
 void close_domains(Wanted is_wanted, bool device_closed) {
   for (Domain& one : state.domains) {

@@ -458,7 +458,7 @@ void Worker::stats(Place& place) {
   rdmalloc_registrar_ops none = {};
   none.size = sizeof none;
   MUST(rdmalloc_domain_context(inside.book->domain, &none, &context) == -EINVAL,
-       "a stranger's context");
+       "another program's context");
   MUST(now.live_count >= now.sticky_count && now.live_bytes >= now.sticky_bytes &&
            now.live_count >= now.in_use,
        "the counters of a domain: %zu live, %zu sticky, %zu in use",

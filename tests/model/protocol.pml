@@ -26,7 +26,7 @@ typedef Record {
   byte pages;    /* which: their generation */
   byte serial;   /* of the registration; a record is used again */
   bool is_stale;
-  bool is_parked;
+  bool is_suspended;
   bool is_awaited;
 }
 typedef Domain {
@@ -134,7 +134,7 @@ inline get(d) {
                 domain[d].at[mine].serial = serials;
                 domain[d].at[mine].refs = 0;
                 domain[d].at[mine].is_stale = false;
-                domain[d].at[mine].is_parked = false
+                domain[d].at[mine].is_suspended = false
              :: else
              fi
           fi
@@ -418,8 +418,8 @@ proctype Invalidator() {
              :: domain[d].at[i].state == OPEN ->
                 domain[d].at[i].state = CLOSED;
                 drops[i] = domain[d].at[i].refs == 0
-             :: domain[d].at[i].state == CLOSED && domain[d].at[i].is_parked ->
-                domain[d].at[i].is_parked = false;
+             :: domain[d].at[i].state == CLOSED && domain[d].at[i].is_suspended ->
+                domain[d].at[i].is_suspended = false;
                 domain[d].at[i].refs--;
                 drops[i] = domain[d].at[i].refs == 0
              :: else
@@ -548,7 +548,7 @@ proctype Closer(byte d) {
 /* ---- quiesce ---- */
 
 #define SETTLED(d, i) (domain[d].at[i].state == FREE || \
-    domain[d].at[i].state == CLOSED && domain[d].at[i].is_parked && domain[d].at[i].refs == 1)
+    domain[d].at[i].state == CLOSED && domain[d].at[i].is_suspended && domain[d].at[i].refs == 1)
 
 proctype Quiescer() {
   byte i, d = 0;
@@ -566,7 +566,7 @@ proctype Quiescer() {
           if
           :: domain[d].at[i].state == OPEN ->
              domain[d].at[i].state = CLOSED;
-             domain[d].at[i].is_parked = true;
+             domain[d].at[i].is_suspended = true;
              domain[d].at[i].refs++
           :: domain[d].at[i].state == MAKING -> domain[d].at[i].is_stale = true
           :: else
@@ -591,8 +591,8 @@ proctype Quiescer() {
           :: i < RECORDS ->
              drops[i] = false;
              if
-             :: domain[d].at[i].is_parked && domain[d].at[i].state == CLOSED ->
-                domain[d].at[i].is_parked = false;
+             :: domain[d].at[i].is_suspended && domain[d].at[i].state == CLOSED ->
+                domain[d].at[i].is_suspended = false;
                 domain[d].at[i].refs--;
                 drops[i] = domain[d].at[i].refs == 0
              :: else
@@ -628,8 +628,8 @@ proctype Quiescer() {
           do
           :: i < RECORDS ->
              if
-             :: domain[d].at[i].is_parked && domain[d].at[i].state == CLOSED ->
-                domain[d].at[i].is_parked = false;
+             :: domain[d].at[i].is_suspended && domain[d].at[i].state == CLOSED ->
+                domain[d].at[i].is_suspended = false;
                 domain[d].at[i].refs--;
                 domain[d].at[i].state = OPEN
              :: else

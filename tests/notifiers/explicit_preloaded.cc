@@ -8,7 +8,7 @@
 //   again     attached by AUTO after a detach, and after the next dlclose() of anything
 //   runpath   loaded by a name that its caller's DT_RUNPATH leads to
 //   renamed   from a file called libucm-1a2b3c4d.so.0, as wheels of Python carry it
-//   stranger  no library that is known, but a jump at the head of libc's madvise
+//   unknown   no library that is known, but a jump at the head of libc's madvise
 #include <dlfcn.h>
 #include <rdmalloc/notifier.h>
 #include <stdio.h>
@@ -44,15 +44,15 @@ Function find(const char* name) {
 }
 
 StubUcm* ucm = nullptr;
-std::atomic<size_t> strangers{0};
+std::atomic<size_t> unknown_bytes{0};
 
-int strangers_hook(void* address, size_t length, int advice) {
-  if (advice == MADV_DONTNEED) strangers += length;
+int unknown_hook(void* address, size_t length, int advice) {
+  if (advice == MADV_DONTNEED) unknown_bytes += length;
   return static_cast<int>(syscall(SYS_madvise, address, length, advice));
 }
 
 size_t heard() {
-  return strangers + (ucm != nullptr ? ucm->hooked + ucm->called : 0);
+  return unknown_bytes + (ucm != nullptr ? ucm->hooked + ucm->called : 0);
 }
 
 // Whether something is heard of each byte of a purge.
@@ -144,7 +144,7 @@ int main(int argc, char** argv) {
     expect(is_attached(), "it is found by what it exports");
     expect(is_heard(), "and told");
   } else {
-    expect(patch_madvise(strangers_hook), "libc's madvise is patched");
+    expect(patch_madvise(unknown_hook), "libc's madvise is patched");
     expect(is_heard(), "who patches libc is told through it");
   }
   return failures != 0;

@@ -4,7 +4,7 @@ a fabric, over UCX and over libfabric: no hang, no crash, purges before, between
 
     mpi_pauses.py PROGRAM LIBRDMALLOC_SO COUNT
 
-Seen to fail with the holds left out of preload/dlopen.cc and preload/patching.cc (none counted).
+Seen to fail with the holds left out of interpose/dlopen.cc and interpose/patching.cc (none counted).
 """
 import os
 import re

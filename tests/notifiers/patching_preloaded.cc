@@ -8,7 +8,7 @@
 //   patching_preloaded cycles N   purges at 1 kHz through N initialisations and finalisations of
 //                                 libfabric and UCX
 //
-// Seen to fail: all three with preload/patching.cc left out of the library, `cycles` also with
+// Seen to fail: all three with interpose/patching.cc left out of the library, `cycles` also with
 // notifiers_hold() left out of dlopen and dlclose.
 #include <dlfcn.h>
 #include <pthread.h>

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::string_view kName = "rdmckpt";  // regcache/freeze/control.h
+constexpr std::string_view kName = "rdmckpt";  // regcache/checkpoint/control.h
 constexpr int kMostNumber = 100;
 
 // A thread that can be asked.

@@ -83,7 +83,7 @@ struct View {
   std::vector<SilentProcess> silent;  // the others
   std::vector<std::int64_t> missing;  // ranks without any file
   std::vector<std::string> complaints;
-  std::size_t strangers = 0;  // processes without a rank
+  std::size_t without_rank = 0;  // processes without a rank
   std::int64_t ranks = 0;
   std::map<std::string, std::size_t> hosts;  // ranks of each
   bool has_domains = false;  // of our registration cache, open or closed, at any rank
@@ -108,7 +108,7 @@ void choose_processes(const JobFiles& files, View& view) {
   for (const ProcessStatistics& process : files.processes) {
     view.ranks = std::max(view.ranks, process.ranks.value_or(0));
     if (!process.rank) {
-      ++view.strangers;
+      ++view.without_rank;
       continue;
     }
     RankRow& row = rows[*process.rank];
@@ -249,7 +249,7 @@ std::string notes_of(const View& view) {
         "no trace of rank {}: ran without rdmalloc, or could not write there; see what 'rdmalloc "
         "run' and the ranks said on standard error\n",
         list_of(view.missing));
-  std::size_t others = view.strangers;
+  std::size_t others = view.without_rank;
   for (const RankRow& row : view.rows) others += row.others;
   if (others != 0)
     text += fmt::format("{} more processes: children of ranks, or of no rank\n", others);

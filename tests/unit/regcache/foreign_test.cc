@@ -9,8 +9,8 @@
 #include <thread>
 
 #include "alloc/api/options.h"
-#include "regcache/core/byte_ranges.h"
 #include "regcache/core/domain.h"
+#include "regcache/foreign/byte_ranges.h"
 #include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
 

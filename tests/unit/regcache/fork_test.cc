@@ -1,4 +1,4 @@
-// I11, BEHAVIOURS 14: what a child of fork finds. Each test was seen to fail; the comment at each
+// I11: what a child of fork finds. Each test was seen to fail; the comment at each
 // says how.
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,7 +56,7 @@ class Fork : public Regcache {
   }
 };
 
-// Fails when tables or records are not child-empty.
+// Fails when tables or records are not wiped on fork.
 TEST_F(Fork, I11_a_child_has_an_empty_cache_and_leaves_the_parents_registrar_alone) {
   StubDomain domain(fabric);
   char* block = span(10, 1);

@@ -1,5 +1,5 @@
-// Look-up: what a hit is, which range and which rights a registration gets. BEHAVIOURS 1, 5, 6, 11,
-// 12. Each was seen to fail; the comment at each says how.
+// Look-up: what a hit is, which range and which rights a registration gets.
+// Each was seen to fail; the comment at each says how.
 #include <sys/mman.h>
 
 #include <chrono>

@@ -1,4 +1,4 @@
-// rdmalloc_invalidate: BEHAVIOURS 4. Each test was seen to fail; the comment at each says how.
+// rdmalloc_invalidate(). Each test was seen to fail; the comment at each says how.
 #include <sys/mman.h>
 
 #include <thread>

@@ -1,4 +1,4 @@
-// Limits and refusals: I12, BEHAVIOURS 7, 8, 16, 17. Each test was seen to fail; the comment at
+// Limits and refusals: I12. Each test was seen to fail; the comment at
 // each says how.
 #include <fcntl.h>
 #include <unistd.h>

@@ -342,7 +342,8 @@ int use_inherited(rdmalloc_pool* pool, rdmalloc_buffer* out, StubFabric& fabric)
   return fabric.leaves == leaves ? 0 : 11;
 }
 
-// Fails when the tables are not child-empty (2), or the pool's mark is not kept over the fork (3).
+// Fails when the tables are not wiped on fork (2), or the pool's mark is not kept over the fork
+// (3).
 TEST_F(Pools, I11_a_child_has_the_memory_and_no_registrations) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP()

@@ -1,4 +1,4 @@
-// Purges against registrations: I3, I5, and BEHAVIOURS 2, 3, 10. Each test was seen to fail; the
+// Purges against registrations: I3 and I5. Each test was seen to fail; the
 // comment at each says how.
 #include <algorithm>
 #include <thread>

@@ -24,7 +24,7 @@
 #include "alloc/core/quarantine.h"
 #include "alloc/os/fault.h"
 #include "alloc/pages/purge.h"
-#include "regcache/freeze/control.h"
+#include "regcache/checkpoint/control.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -137,12 +137,12 @@ TEST_F(Quiesce, one_that_is_held_is_waited_for) {
   StubDomain domain(fabric, attr);
   Block block;
   rdmalloc_reg* held = domain.get(block.bytes, kMiB);
-  std::atomic<bool> is_parked{false};
+  std::atomic<bool> is_suspended{false};
   before_event = [&](rdmalloc_domain_event event) {
-    if (event == RDMALLOC_DOMAIN_PREPARE) is_parked = true;
+    if (event == RDMALLOC_DOMAIN_PREPARE) is_suspended = true;
   };
   std::thread putter([&] {
-    while (!is_parked) std::this_thread::yield();
+    while (!is_suspended) std::this_thread::yield();
     // Found no more by anybody, but ours until we put it.
     while (rdmalloc_reg_key(domain.handle, block.bytes, 8,
                             RDMALLOC_ACCESS_LOCAL | RDMALLOC_NO_REGISTER, [] {
@@ -421,8 +421,8 @@ TEST_F(Quiesce, one_whose_registrar_refuses_the_heap_is_lost) {
   EXPECT_EQ(domain.close(), 0);
 }
 
-// Seen to fail with the loop over what is not parked taken out of empty_domains().
-TEST_F(Quiesce, what_heaps_and_pools_let_go_of_in_a_lost_domain_ends) {
+// Seen to fail with the loop over what is not suspended taken out of empty_domains().
+TEST_F(Quiesce, what_heaps_and_pools_give_back_in_a_lost_domain_ends) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
   ASSERT_NE(heap, nullptr);
@@ -695,7 +695,7 @@ TEST_F(Quiesce, watching_stops_and_begins_again) {
   munmap(map, kMiB);
 }
 
-// As `rdmalloc checkpoint` does (regcache/freeze/control.h). 0 or errno.
+// As `rdmalloc checkpoint` does (regcache/checkpoint/control.h). 0 or errno.
 int ask(int tid, int number, bool resumes) {
   siginfo_t request = {};
   request.si_code = SI_QUEUE;

@@ -62,7 +62,7 @@ class RegisteredHeaps : public testing::Test {
     struct Look {
       std::vector<StubFabric::Entry> entries;
       rdmalloc_heap* heap;
-      int strangers = 0;
+      int foreign_spans = 0;
     } look{fabric.entries(), heap};
     rdmalloc_range_foreach(
         [](const rdmalloc_range* range, void* arg) {
@@ -71,11 +71,11 @@ class RegisteredHeaps : public testing::Test {
           for (const StubFabric::Entry& entry : my->entries)
             if (base < entry.base + entry.length && base + range->length > entry.base &&
                 range->heap != my->heap)
-              ++my->strangers;
+              ++my->foreign_spans;
           return 0;
         },
         &look);
-    EXPECT_EQ(look.strangers, 0) << "memory of others in a registered range";
+    EXPECT_EQ(look.foreign_spans, 0) << "memory of others in a registered range";
   }
   // Whether a device would let this key into all of the block. (Spans are cut in the range as
   // blocks come and go, so the generation that the stub compares is none of the pages'.)

@@ -40,7 +40,7 @@ int use_inherited(rdmalloc_heap* heap, const StubDomain& domain, char* block) {
   return rdmalloc::page_heap_is_valid() ? 0 : 12;
 }
 
-// Fails when the places of heaps are not child-empty, or destroy ends whatever has its place.
+// Fails when the places of heaps are not wiped on fork, or destroy ends whatever has its place.
 TEST_F(RegisteredHeaps, I11_a_child_has_the_memory_and_no_registration) {
   StubDomain domain(fabric);
   rdmalloc_heap* heap = make({domain.handle}, 4 * kMiB);

@@ -1,4 +1,4 @@
-// Many threads at once: BEHAVIOURS 2, 3, 9. The threads' meetings are random, what must hold of
+// Many threads at once. The threads' meetings are random, what must hold of
 // them is not. TSan runs these too. Each test was seen to fail; the comment at each says how.
 #include <chrono>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// The mlock registrar: BEHAVIOURS 15 with the kernel's own errors.
+// The mlock registrar, with the kernel's own errors.
 #include <rdmalloc/registrar_mlock.h>
 #include <sys/mman.h>
 

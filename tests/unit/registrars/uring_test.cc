@@ -210,8 +210,8 @@ TEST_F(Uring, a_pools_buffers_are_fixed_buffers_and_its_pages_are_pinned_while_i
 
 // What the kernel pinned is what the CPU sees, after the pages at an address were replaced: per use
 // without a word, adopted when its owner keeps his. The control: an owner who does not sends the
-// old bytes, or, in a checked build, is found out (stale_oracle_test). Fails when disown leaves the
-// registration, or foreign memory is cached unasked.
+// old bytes, or, in a checked build, is found out (page_frame_check_test). Fails when disown leaves
+// the registration, or foreign memory is cached unasked.
 TEST_F(Uring, foreign_memory_mapped_anew_at_its_address_is_registered_anew) {
   constexpr std::size_t kBytes = 65536;
   enum class Owner { kSaysNothing, kVouches, kBreaksHisWord };

@@ -1,0 +1,64 @@
+// All of the allocator that regcache/ may use, room by room: each header is followed by the names
+// that the cache takes from it. Nothing else of alloc/ is regcache's, beside the public rdmalloc.h;
+// tests/structure/rules_test.py compares both the headers and the names with what the code uses.
+//
+// To take one thing more: put its name here, in the same commit, and say there why the public
+// interface will not do. The libraries of regcache/registrars/ may have core/sized_struct.h alone.
+#pragma once
+
+#include "alloc/os/decimal.h"
+//   Decimal
+#include "alloc/os/fault.h"
+//   Site should_fail
+#include "alloc/os/file.h"
+//   close_file each_open_file moved_away open_to_read read_some_at threads_named
+#include "alloc/os/memory.h"
+//   LockedMemory address_space_left_bytes are_only_threads_left locked_memory
+//   memory_limit_bytes
+#include "alloc/os/os.h"
+//   advise_huge commit decommit decommit_hooked futex_wait futex_wake map_metadata
+//   monotonic_ns page_bytes process_id processors_allowed reserve sleep_ns thread_id unreserve
+//   wipe_on_fork
+#include "alloc/os/populate.h"
+//   populate_foreign populate_pages
+#include "alloc/os/userfault.h"
+//   PageEvent Ready UserfaultEvent event_open event_raise is_private_anonymous most_mappings
+//   userfault_open userfault_read userfault_register userfault_settled userfault_unregister
+//   userfault_unregister_all userfault_wait
+#include "alloc/core/at_start.h"
+//   RDMALLOC_AT_START
+#include "alloc/core/helper_threads.h"
+//   HelperStack helper_thread_begins helper_thread_create helper_thread_remedy helper_threads
+//   last_thread_tick_ns tell_first_thread_ends
+#include "alloc/core/lock.h"
+//   Lock LockGuard assert_no_lock_held thread_id
+#include "alloc/core/quarantine.h"
+//   forget_quarantined_bytes note_quarantined
+#include "alloc/core/report.h"
+//   Message report_fatal_address report_warning
+#include "alloc/core/size_class.h"
+//   kChunkBytes kClasses kSliceShift
+#include "alloc/core/sized_struct.h"
+//   check_struct read_struct write_struct
+#include "alloc/init.h"
+//   ensure_initialised ensure_settings
+#include "alloc/fork.h"
+//   fork_check fork_wipe_again
+#include "alloc/pages/arena.h"
+//   arena arena_may_be_huge
+#include "alloc/pages/purge.h"
+//   purge_freeze purge_hold purge_request_all purge_set_decommit purge_thaw purge_thread_start
+//   purge_turn_is_mine purge_turn_wait
+#include "alloc/heaps/heap.h"
+//   Heap HeapRegion heap_of_handle heaps heaps_bind_again
+#include "alloc/heaps/heap_registrar.h"
+//   HeapRegistrar RegionLimits heap_registrar
+#include "alloc/api/options.h"
+//   ForeignMode NotifyMode Options has_purge_thread options
+#include "alloc/api/registration_statistics.h"
+//   RegistrationCounter RegistrationGroup RegistrationStatistics kMostRegistrationCounters
+//   kMostRegistrationGroups registration_statistics
+#include "alloc/interpose/foreign_calls.h"
+//   check_foreign_call kChecksForeignCalls
+#include "alloc/interpose/next_of.h"
+//   next_of

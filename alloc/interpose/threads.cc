@@ -1,0 +1,45 @@
+// In librdmalloc.so only: a program that makes a thread gets the purge thread too, outside malloc
+// and with no lock held. After its own, and only where that was made: a process that may have one
+// thread more has its own. What libc makes for itself (timers, aio) passes by here.
+#include <pthread.h>
+#include <threads.h>
+
+#include "alloc/cache/shards.h"
+#include "alloc/init.h"
+#include "alloc/interpose/next_of.h"
+#include "alloc/pages/purge.h"
+
+namespace {
+
+using rdmalloc::next_of;
+
+constinit std::atomic<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>
+    next_pthread_create{nullptr};
+constinit std::atomic<int (*)(thrd_t*, thrd_start_t, void*)> next_thrd_create{nullptr};
+
+// The first time the program has one thread.
+void learn_places() {
+  if (rdmalloc::ensure_initialised()) rdmalloc::shards_learn();
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+// A refusal of ours (manual mode, no thread to be had) is counted and reported there; it is none of
+// the program's. The purge thread's own creation comes through here as well and finds that it is
+// being made.
+EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
+                          void* (*start)(void*), void* argument) noexcept {
+  learn_places();
+  int error = next_of(next_pthread_create, "pthread_create")(thread, attributes, start, argument);
+  if (error == 0) rdmalloc::purge_thread_start();
+  return error;
+}
+
+EXPORT int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
+  learn_places();
+  int result = next_of(next_thrd_create, "thrd_create")(thread, start, argument);
+  if (result == thrd_success) rdmalloc::purge_thread_start();
+  return result;
+}

@@ -1,0 +1,90 @@
+#include "regcache/core/gate.h"
+
+#include <errno.h>
+
+#include "alloc/for_regcache.h"
+#include "regcache/core/abandoned.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+constinit Freezer the_freezer = {};
+
+constexpr std::int64_t kPollNs = 1000000;
+constexpr std::uint64_t kTurn = UINT64_MAX;  // a token; the others are ids of processes
+
+// By the first thread of a child that comes here; its siblings wait.
+void make_anew(Freezer& freezer) {
+  freezer.owner.store(0, std::memory_order_relaxed);
+  freezer.depth.store(0, std::memory_order_relaxed);
+  freezer.is_gate_closed.store(false, std::memory_order_relaxed);
+  freezer.files_lock.reset();
+  freezer.files.count = 0;
+  for (std::atomic<std::uint64_t>* counter :
+       {&freezer.quiesces, &freezer.resumes, &freezer.timeouts, &freezer.refusals,
+        &freezer.deregistered, &freezer.reregistered, &freezer.lost_domains})
+    counter->store(0, std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Freezer& freezer_here() {
+  Freezer& freezer = the_freezer;
+  int here = os::process_id();
+  for (;;) {
+    // Acquire: pairs with the release below.
+    int seen = freezer.process.load(std::memory_order_acquire);
+    if (seen == here) return freezer;
+    if (seen == -1) {
+      os::sleep_ns(kPollNs);
+    } else if (freezer.process.compare_exchange_strong(seen, -1, std::memory_order_acquire)) {
+      make_anew(freezer);
+      freezer.process.store(here, std::memory_order_release);
+    }
+  }
+}
+
+bool begin_turn(Freezer& freezer, std::int64_t deadline_ns) {
+  for (;;) {
+    std::uint32_t none = 0;
+    // Acquire: pairs with the release in end_turn().
+    if (freezer.owner.compare_exchange_strong(none, thread_id(), std::memory_order_acquire))
+      return true;
+    if (os::monotonic_ns() >= deadline_ns) return false;
+    os::sleep_ns(kPollNs);
+  }
+}
+
+void end_turn(Freezer& freezer) {
+  freezer.owner.store(0, std::memory_order_release);
+}
+
+int enter_gate(State& all, Gate gate, std::uint64_t* token) {
+  end_abandoned(all);
+  Freezer& freezer = freezer_here();
+  // seq_cst: gate.h.
+  all.builders.fetch_add(1, std::memory_order_seq_cst);
+  if (!freezer.is_gate_closed.load(std::memory_order_seq_cst)) {
+    *token = static_cast<std::uint64_t>(os::process_id());
+    return 0;
+  }
+  all.builders.fetch_sub(1, std::memory_order_seq_cst);
+  if (gate == Gate::kMakes || !begin_turn(freezer, 0)) return -EAGAIN;
+  // Quiesced, and so it stays while we have the turn; or resumed a moment ago.
+  *token = kTurn;
+  if (freezer.depth.load(std::memory_order_relaxed) != 0) return 0;
+  end_turn(freezer);
+  return -EAGAIN;
+}
+
+void leave_gate(State& all, std::uint64_t token) {
+  if (token == kTurn)
+    end_turn(freezer_here());
+  else if (token == static_cast<std::uint64_t>(os::process_id()))
+    // A child that was forked inside has no builders. Release: pairs with the acquire of the
+    // quiesce that waits.
+    all.builders.fetch_sub(1, std::memory_order_release);
+}
+
+}  // namespace rdmalloc::regcache

@@ -1,0 +1,40 @@
+#include "regcache/core/holders.h"
+
+#include "alloc/for_regcache.h"
+#include "regcache/core/domain.h"
+#include "regcache/core/gate.h"
+
+namespace rdmalloc::regcache {
+
+bool is_in_a_list(State& all, std::size_t domain) {
+  bool is_found = false;
+  each_holder([&](const Holder& holder) { is_found |= holder.has_domain(all, domain); });
+  return is_found;
+}
+
+bool is_to_be_reopened(const Domain& domain) {
+  // Acquire: pairs with the release of the thread that suspends or loses it.
+  Phase phase = domain.phase.load(std::memory_order_acquire);
+  return (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) &&
+         !domain.is_lost.load(std::memory_order_acquire);
+}
+
+void lose_at_resume(Domain& domain, int error) {
+  {
+    LockGuard guard(domain.lock);
+    // What is registered in it ends when its phase changes (reopen_domain()).
+    domain.is_lost.store(true, std::memory_order_release);
+  }
+  // Statistics: relaxed, they order nothing.
+  freezer_here().lost_domains.fetch_add(1, std::memory_order_relaxed);
+  if (options().quiet) return;
+  Message()
+      .text("warning: rdmalloc_resume: ")
+      .text(domain.ops.name)
+      .text(" could not be opened again (error ")
+      .signed_number(error)
+      .text("): calls for its domain fail from now on (-ENODEV); its memory stays usable")
+      .print();
+}
+
+}  // namespace rdmalloc::regcache

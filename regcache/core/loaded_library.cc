@@ -1,0 +1,164 @@
+#include "regcache/core/loaded_library.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <link.h>
+#include <string.h>
+
+#include <atomic>
+#include <cstddef>
+
+#include "alloc/for_regcache.h"
+
+namespace rdmalloc {
+namespace {
+
+// The tables of a library's dynamic symbols, as the loader left them.
+struct SymbolTables {
+  const ElfW(Sym) * symbols;
+  const char* names;
+  const std::uint32_t* gnu_hash;
+  const std::uint32_t* hash;
+};
+
+SymbolTables tables_of(const dl_phdr_info& info) {
+  SymbolTables tables = {};
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    if (info.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
+    auto* entry = reinterpret_cast<const ElfW(Dyn)*>(info.dlpi_addr + info.dlpi_phdr[i].p_vaddr);
+    for (; entry->d_tag != DT_NULL; ++entry) {
+      ElfW(Addr) at = entry->d_un.d_ptr;
+      // The kernel's own library is not relocated in place.
+      if (at < info.dlpi_addr) at += info.dlpi_addr;
+      if (entry->d_tag == DT_SYMTAB) tables.symbols = reinterpret_cast<const ElfW(Sym)*>(at);
+      if (entry->d_tag == DT_STRTAB) tables.names = reinterpret_cast<const char*>(at);
+      if (entry->d_tag == DT_GNU_HASH) tables.gnu_hash = reinterpret_cast<std::uint32_t*>(at);
+      if (entry->d_tag == DT_HASH) tables.hash = reinterpret_cast<std::uint32_t*>(at);
+    }
+  }
+  return tables;
+}
+
+bool is_it(const SymbolTables& tables, std::uint32_t index, const char* name) {
+  const ElfW(Sym)& symbol = tables.symbols[index];
+  return symbol.st_shndx != SHN_UNDEF && strcmp(tables.names + symbol.st_name, name) == 0;
+}
+
+// By the table that linkers make today (https://flapenguin.me/elf-dt-gnu-hash describes it).
+bool exports_by_gnu_hash(const SymbolTables& tables, const char* name) {
+  std::uint32_t hash = 5381;
+  for (const char* c = name; *c != 0; ++c) hash = hash * 33 + static_cast<unsigned char>(*c);
+  const std::uint32_t* head = tables.gnu_hash;
+  std::uint32_t buckets = head[0], first = head[1], bloom_words = head[2];
+  auto* bloom = reinterpret_cast<const ElfW(Addr)*>(head + 4);
+  auto* bucket = reinterpret_cast<const std::uint32_t*>(bloom + bloom_words);
+  const std::uint32_t* chain = bucket + buckets;
+  if (buckets == 0) return false;
+  std::uint32_t index = bucket[hash % buckets];
+  if (index < first) return false;
+  for (;; ++index) {
+    std::uint32_t here = chain[index - first];
+    if ((here | 1) == (hash | 1) && is_it(tables, index, name)) return true;
+    if ((here & 1) != 0) return false;
+  }
+}
+
+bool exports(const dl_phdr_info& info, const char* name) {
+  SymbolTables tables = tables_of(info);
+  if (tables.symbols == nullptr || tables.names == nullptr) return false;
+  if (tables.gnu_hash != nullptr) return exports_by_gnu_hash(tables, name);
+  if (tables.hash == nullptr) return false;
+  for (std::uint32_t i = 0; i < tables.hash[1]; ++i)
+    if (is_it(tables, i, name)) return true;
+  return false;
+}
+
+struct Search {
+  const char* known_by;
+  char path[PATH_MAX];  // "": the program itself
+};
+
+int compare(dl_phdr_info* info, std::size_t, void* arg) {
+  auto* search = static_cast<Search*>(arg);
+  const char* path = info->dlpi_name != nullptr ? info->dlpi_name : "";
+  if (strlen(path) >= sizeof search->path || !exports(*info, search->known_by)) return 0;
+  strcpy(search->path, path);
+  return 1;
+}
+
+// A handle of the library, which the caller closes; nullptr when it is not loaded. The walk only
+// notes the path: opening inside it would nest the loader's locks.
+void* handle_of(const char* known_by, int flags) {
+  Search search;
+  search.known_by = known_by;
+  if (dl_iterate_phdr(compare, &search) == 0 || os::should_fail(os::Site::kOpenLibrary))
+    return nullptr;
+  return dlopen(search.path[0] != 0 ? search.path : nullptr, RTLD_LAZY | RTLD_NOLOAD | flags);
+}
+
+// libc's own: in the preloaded library our dlclose() stands in front, which comes back to here.
+void release(void* handle) {
+  using Close = int (*)(void*);
+  static constinit std::atomic<Close> found{nullptr};
+  // Relaxed: every thread that looks finds the same function.
+  Close close = found.load(std::memory_order_relaxed);
+  if (close == nullptr) {
+    close = reinterpret_cast<Close>(dlsym(RTLD_NEXT, "dlclose"));
+    found.store(close, std::memory_order_relaxed);
+  }
+  close(handle);
+}
+
+bool holds(const dl_phdr_info& info, const void* address) {
+  auto at = reinterpret_cast<std::uintptr_t>(address) - info.dlpi_addr;
+  for (int i = 0; i < info.dlpi_phnum; ++i) {
+    const ElfW(Phdr)& segment = info.dlpi_phdr[i];
+    if (segment.p_type == PT_LOAD && at - segment.p_vaddr < segment.p_memsz) return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+void* symbol_of_loaded(const char* known_by, const char* symbol) {
+  void* handle = handle_of(known_by, 0);
+  if (handle == nullptr) return nullptr;
+  void* found = os::should_fail(os::Site::kFindFunction) ? nullptr : dlsym(handle, symbol);
+  release(handle);
+  return found;
+}
+
+bool is_loaded(const char* known_by) {
+  Search search;
+  search.known_by = known_by;
+  return dl_iterate_phdr(compare, &search) != 0;
+}
+
+bool keep_loaded(const char* known_by) {
+  void* handle = handle_of(known_by, RTLD_NODELETE);
+  if (handle != nullptr) release(handle);
+  return handle != nullptr;
+}
+
+Loads loads_so_far() {
+  Loads loads = {};
+  dl_iterate_phdr(
+      [](dl_phdr_info* info, std::size_t, void* arg) {
+        *static_cast<Loads*>(arg) = {info->dlpi_adds, info->dlpi_subs};
+        return 1;
+      },
+      &loads);
+  return loads;
+}
+
+bool lie_together(const void* one, const void* other) {
+  const void* both[2] = {one, other};
+  auto look = [](dl_phdr_info* info, std::size_t, void* arg) {
+    auto** addresses = static_cast<const void**>(arg);
+    if (!holds(*info, addresses[0])) return 0;
+    return holds(*info, addresses[1]) ? 1 : 2;
+  };
+  return dl_iterate_phdr(look, both) == 1;
+}
+
+}  // namespace rdmalloc

@@ -1,0 +1,70 @@
+#include "regcache/foreign/foreign.h"
+
+#include <errno.h>
+
+#include "alloc/for_regcache.h"
+#include "regcache/core/history.h"
+#include "regcache/core/make.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+
+int foreign_allowed(State& all, const Request& request, bool* is_adopted) {
+  ForeignMode mode = options().foreign;
+  if (mode == ForeignMode::kRefuse) return -EPERM;
+  *is_adopted = all.adoptions.hold(request.low, request.high);
+  return *is_adopted || mode != ForeignMode::kAdopted ? 0 : -EPERM;
+}
+
+namespace {
+
+// Whether a registration, in any domain, has anything of the range.
+bool is_registered(State& all, std::uintptr_t low, std::uintptr_t high) {
+  auto stop = [](Registration*) { return false; };
+  for (Domain& domain : all.domains) {
+    if (domain.phase.load(std::memory_order_acquire) == Phase::kUnused) continue;
+    // What is held of a device that is gone reaches no page.
+    if (domain.is_lost.load(std::memory_order_acquire)) continue;
+    LockGuard guard(domain.lock);
+    if (!visit_overlapping(domain.by_range.root(), low, high, stop)) return true;
+    for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
+      if (reg->base() < high && reg->end() > low) return true;
+  }
+  return false;
+}
+
+int check_range(const void* addr, size_t length) {
+  auto low = reinterpret_cast<std::uintptr_t>(addr);
+  if (length == 0 || low == 0 || low + length < low) return -EINVAL;
+  return is_in_page_event() ? -EDEADLK : 0;
+}
+
+}  // namespace
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length) {
+  if (int error = check_range(addr, length)) return error;
+  State* all = nullptr;
+  if (int error = state_prepare(&all)) return error;
+  if (rdmalloc::options().foreign == rdmalloc::ForeignMode::kRefuse) return -EPERM;
+  auto low = reinterpret_cast<std::uintptr_t>(addr);
+  std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
+  std::size_t arena_length = survivors.arena_length.load(std::memory_order_relaxed);
+  if (low < arena + arena_length && low + length > arena) return -EFAULT;
+  note(Event::kAdopted, low, low + length);
+  return all->adoptions.add(survivors.adoptions, low, low + length);
+}
+
+extern "C" RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length) {
+  if (int error = check_range(addr, length)) return error;
+  State* all = state();
+  if (all == nullptr || !all->is_ready()) return -ENOENT;
+  auto low = reinterpret_cast<std::uintptr_t>(addr);
+  note(Event::kDisowned, low, low + length);
+  // In this order: see settle_made().
+  if (int error = all->adoptions.remove(survivors.adoptions, low, low + length)) return error;
+  rdmalloc_invalidate(nullptr, addr, length, nullptr, nullptr);
+  return is_registered(*all, low, low + length) ? -EBUSY : 0;
+}

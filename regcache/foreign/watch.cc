@@ -1,0 +1,502 @@
+#include "regcache/foreign/watch.h"
+
+#include <errno.h>
+#include <rdmalloc/regcache.h>
+
+#include "alloc/for_regcache.h"
+#include "regcache/core/drop.h"
+#include "regcache/core/history.h"
+#include "regcache/core/state.h"
+
+namespace rdmalloc::regcache {
+namespace {
+
+constinit std::atomic<bool> first_thread_has_ended{false};
+
+// Stacks, backed where they are touched. The helper calls registrars.
+constexpr std::size_t kReaderStackBytes = std::size_t{1} << 20;
+constexpr std::size_t kHelperStackBytes = std::size_t{4} << 20;
+// Events that the reader takes at once.
+constexpr std::size_t kAtOnce = 16;
+
+// A child shares its parent's userfaultfd: as long as it has it open, the parent's close would not
+// end the watching, and no thread would read the events.
+void close_in_child() {
+  for (std::atomic<int>& descriptor : survivors.watch.descriptors) {
+    int fd = descriptor.exchange(-1, std::memory_order_relaxed);
+    if (fd >= 0) os::close_file(fd);
+  }
+  // The thread that called fork is the child's first.
+  first_thread_has_ended.store(false, std::memory_order_relaxed);
+}
+
+std::uintptr_t page_low(std::uintptr_t address) {
+  return address & ~(os::page_bytes() - 1);
+}
+std::uintptr_t page_high(std::uintptr_t address) {
+  return page_low(address + os::page_bytes() - 1);
+}
+
+void warn(const char* what, int error) {
+  if (options().quiet) return;
+  Message()
+      .text("warning: RDMALLOC_FOREIGN=watch: ")
+      .text(what)
+      .text(" (error ")
+      .signed_number(error)
+      .text("): foreign memory is registered for each use")
+      .print();
+}
+
+}  // namespace
+
+// ---- whether all events are applied ----
+
+bool Watch::is_settled() const {
+  if (phase_.load(std::memory_order_acquire) != Phase::kOn) return false;
+  if (os::userfault_settled(fd_) != 0) return false;
+  // Acquire, for a load that the kernel did: what the count's last decrement came after (the
+  // reader's store to reading_, then its read) comes before what we load from here on.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  // Acquire: pairs with the reader's release; head_ was stored before reading_ was made even.
+  if ((reading_.load(std::memory_order_acquire) & 1) != 0) return false;
+  // Acquire: pairs with the release in apply(), after which what it closed is closed.
+  return head_.load(std::memory_order_acquire) == applied_.load(std::memory_order_acquire);
+}
+
+bool Watch::catch_up(State& all) {
+  if (phase_.load(std::memory_order_acquire) != Phase::kOn) return false;
+  bool is_quiet = os::userfault_settled(fd_) == 0;
+  std::atomic_thread_fence(std::memory_order_acquire);  // as in is_settled()
+  if (!is_quiet || (reading_.load(std::memory_order_acquire) & 1) != 0) {
+    unsettled_.fetch_add(1, std::memory_order_relaxed);
+    return false;
+  }
+  apply(all);
+  return phase_.load(std::memory_order_acquire) == Phase::kOn;
+}
+
+// ---- events ----
+
+// Called under no lock, since a thread in munmap could hold any.
+void Watch::read_events() {
+  os::UserfaultEvent events[kAtOnce];
+  std::uint64_t turn = reading_.load(std::memory_order_relaxed);
+  for (;;) {
+    os::Ready ready = os::userfault_wait(fd_, stop_fd_);
+    if (ready == os::Ready::kStop) return;
+    if (ready == os::Ready::kBroken) {
+      give_up("its descriptor was closed", -EBADF);
+      return;
+    }
+    // Before the read: the thread that waits for the event goes on during the read.
+    reading_.store(++turn, std::memory_order_seq_cst);
+    std::size_t count = os::userfault_read(fd_, events, kAtOnce);
+    std::uint64_t head = head_.load(std::memory_order_relaxed);
+    // Acquire: pairs with the release in apply(): the places are read no more.
+    if (head + count - applied_.load(std::memory_order_acquire) > kRing) {
+      // The thread that applies events is stuck. Without these events no watched registration may
+      // be believed; the reader goes on reading, since threads wait for that.
+      give_up("too many events at once", -EOVERFLOW);
+    } else {
+      for (std::size_t i = 0; i < count; ++i) ring_[(head + i) % kRing] = events[i];
+      // Release: pairs with the acquires in apply() and is_settled().
+      head_.store(head + count, std::memory_order_release);
+    }
+    // Release: as above.
+    reading_.store(++turn, std::memory_order_release);
+    wake();
+  }
+}
+
+void Watch::wake() {
+  wake_.fetch_add(1, std::memory_order_release);
+  os::futex_wake(reinterpret_cast<const std::uint32_t*>(&wake_), 1);
+}
+
+void Watch::give_up(const char* why, int error) {
+  Phase expected = Phase::kOn;
+  if (!phase_.compare_exchange_strong(expected, Phase::kGivenUp, std::memory_order_seq_cst)) return;
+  error_.store(error, std::memory_order_relaxed);
+  warn(why, error);
+}
+
+void Watch::apply(State& all) {
+  LockGuard guard(apply_lock_);
+  std::uint64_t next = applied_.load(std::memory_order_relaxed);
+  // Acquire: pairs with the reader's release of what is in the ring.
+  for (; next != head_.load(std::memory_order_acquire); ++next) {
+    mark(all, ring_[next % kRing]);
+    // Release: pairs with the acquires in is_settled() and read_events().
+    applied_.store(next + 1, std::memory_order_release);
+  }
+  if (phase_.load(std::memory_order_acquire) == Phase::kGivenUp && !has_marked_all_) {
+    has_marked_all_ = true;
+    for (Domain& domain : all.domains) mark_in(all, domain, 0, UINTPTR_MAX);
+  }
+}
+
+void Watch::mark(State& all, const os::UserfaultEvent& event) {
+  {
+    // Before the look into the domains: one that begins later finds the range retired, one that has
+    // begun is found there.
+    LockGuard guard(ranges_lock_);
+    if (event.what != os::PageEvent::kRemoving)
+      // When it can't be cut in two, what is left of it stays retired with the rest.
+      retired_.remove(survivors.watch.retired, event.low, event.high);
+    else if (retired_.add(survivors.watch.retired, event.low, event.high) != 0)
+      give_up("no memory", -ENOMEM);
+  }
+  for (Domain& domain : all.domains) mark_in(all, domain, event.low, event.high);
+  // The kernel goes on watching the pages in their new place, to no use.
+  if (event.what == os::PageEvent::kMoved) {
+    LockGuard guard(ranges_lock_);
+    disarm(all, event.moved_to, event.moved_to + (event.high - event.low));
+  }
+}
+
+// As long as a quiesce waits, what it has closed may be opened again.
+static bool has_watched(const Domain& domain) {
+  // Acquire: pairs with open's release.
+  auto phase = domain.phase.load(std::memory_order_acquire);
+  return phase == rdmalloc::regcache::Phase::kIsOpen ||
+         phase == rdmalloc::regcache::Phase::kIsChanging;
+}
+
+// Closes the watched registrations there, as an invalidation does, and defers them to a thread that
+// may deregister.
+void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t high) {
+  // A look without the lock spares most of the 64.
+  if (!has_watched(domain)) return;
+  LockGuard guard(domain.lock);
+  if (!has_watched(domain)) return;
+  auto close = [&](Registration* reg) {
+    if (!reg->rest().is_watched) return true;
+    if (reg->rest().is_suspended) {
+      // A quiesce that fails must not open it again.
+      if (unsuspend(reg)) {
+        reg->next() = domain.deferred;
+        domain.deferred = reg;
+      }
+      stale_.fetch_add(1, std::memory_order_relaxed);
+      return true;
+    }
+    if (!reg->is_open()) return true;
+    withdraw(domain, reg);
+    // Closing and counting holders is one step: of this and the last put, exactly one sees the word
+    // closed without holders, and drops.
+    std::uint64_t before = reg->state.fetch_and(~kOpen, std::memory_order_acq_rel);
+    if ((before & kRefs) == 0) {
+      reg->next() = domain.deferred;
+      domain.deferred = reg;
+    }
+    stale_.fetch_add(1, std::memory_order_relaxed);
+    note(Event::kInvalidated, reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
+    return true;
+  };
+  visit_overlapping(domain.by_range.root(), low, high, close);
+  for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
+    if (reg->rest().is_watched && reg->base() < high && reg->end() > low)
+      reg->rest().is_stale = true;
+}
+
+// ---- ranges ----
+
+bool Watch::begin(std::uintptr_t low, std::uintptr_t high) {
+  low = page_low(low);
+  high = page_high(high);
+  std::uint64_t before = watched_.fetch_add(1, std::memory_order_relaxed);
+  LockGuard guard(ranges_lock_);
+  ByteRanges::Range retired;
+  bool is_possible = phase_.load(std::memory_order_acquire) == Phase::kOn &&
+                     before + retired_.count() < most_ranges_ &&
+                     !retired_.find_first(low, high, &retired);
+  // Asks for the kind once the range is watched: an event reports a later change.
+  if (is_possible && os::userfault_register(fd_, low, high - low) == 0 &&
+      os::is_private_anonymous(maps_fd_, low, high))
+    return true;
+  refusals_.fetch_add(1, std::memory_order_relaxed);
+  return false;
+}
+
+void Watch::end(State& all, std::uintptr_t low, std::uintptr_t high) {
+  watched_.fetch_sub(1, std::memory_order_relaxed);
+  LockGuard guard(ranges_lock_);
+  disarm(all, page_low(low), page_high(high));
+}
+
+// The first part of [low, high) that must go on being watched: for a registration, or since it is
+// retired and wants the event of its unmapping. {high, high}: none. Under ranges_lock_.
+ByteRanges::Range Watch::first_kept(State& all, std::uintptr_t low, std::uintptr_t high) {
+  ByteRanges::Range first{high, high};
+  auto take = [&](std::uintptr_t base, std::uintptr_t end) {
+    base = page_low(base) > low ? page_low(base) : low;
+    if (base < first.low) first = {base, page_high(end)};
+  };
+  for (Domain& domain : all.domains) {
+    if (domain.phase.load(std::memory_order_acquire) == rdmalloc::regcache::Phase::kUnused)
+      continue;
+    auto look = [&](Registration* reg) {
+      if (!reg->rest().is_watched) return true;
+      take(reg->base(), reg->end());
+      return false;  // by rising base
+    };
+    LockGuard guard(domain.lock);
+    visit_overlapping(domain.by_range.root(), low, high, look);
+    for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
+      if (reg->rest().is_watched && reg->base() < high && reg->end() > low)
+        take(reg->base(), reg->end());
+  }
+  ByteRanges::Range retired;
+  if (retired_.find_first(low, high, &retired)) take(retired.low, retired.high);
+  return first;
+}
+
+// Ends the kernel's watching of the parts of [low, high) that no registration needs. Under
+// ranges_lock_, so that nothing there begins meanwhile. Errors: a part of it is memory of another
+// kind by now, and the rest is watched to no use until it is unmapped, which costs an event then.
+void Watch::disarm(State& all, std::uintptr_t low, std::uintptr_t high) {
+  // Once stopped or not begun, the descriptor is none.
+  Phase phase = phase_.load(std::memory_order_acquire);
+  if (phase != Phase::kOn && phase != Phase::kGivenUp) return;
+  while (low < high) {
+    ByteRanges::Range kept = first_kept(all, low, high);
+    if (kept.low > low) os::userfault_unregister(fd_, low, kept.low - low);
+    low = kept.high;
+  }
+}
+
+// ---- the two threads ----
+
+// Everything is unwatched, and all that waits for us has been read. The reader must run.
+void Watch::disarm_all() {
+  {
+    LockGuard guard(ranges_lock_);
+    os::userfault_unregister_all(fd_, maps_fd_);
+  }
+  // The kernel still sends events of changes that began before, and their threads wait. (Closing
+  // the descriptor would release them, but not while a child of a raw clone has it open.)
+  while (os::userfault_settled(fd_) == -EAGAIN) os::sleep_ns(100000);
+}
+
+// Whether the process has no thread left but ours; then everything is unwatched, for exit handlers
+// will unmap memory whose events no thread reads any more.
+bool Watch::is_ending() {
+  if (!os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) return false;
+  if (!life_lock_.try_lock()) return false;
+  phase_.store(Phase::kEnded, std::memory_order_seq_cst);
+  disarm_all();
+  pthread_detach(reader_);
+  pthread_detach(helper_);
+  os::event_raise(stop_fd_);
+  life_lock_.unlock();
+  return true;
+}
+
+void Watch::help() {
+  for (;;) {
+    // Acquire: pairs with the release in wake().
+    std::uint32_t seen = wake_.load(std::memory_order_acquire);
+    if (phase_.load(std::memory_order_acquire) == Phase::kStopping) return;
+    apply(*all_);
+    for (std::size_t i = 0; i < kMostDomains; ++i) {
+      Domain& domain = all_->domains[i];
+      if (domain.phase.load(std::memory_order_acquire) == rdmalloc::regcache::Phase::kIsOpen &&
+          domain.is_any_thread())
+        drain_deferred(domain);
+    }
+    std::int64_t tick_ns =
+        last_thread_tick_ns(first_thread_has_ended.load(std::memory_order_acquire));
+    if (tick_ns != 0 && is_ending()) return;
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&wake_), seen,
+                   tick_ns != 0 ? tick_ns : -1);
+  }
+}
+
+int Watch::create_threads() {
+  std::atomic<std::uintptr_t>& ring = survivors.watch.ring;
+  if (ring.load(std::memory_order_relaxed) == 0) {
+    std::uintptr_t base = 0;
+    if (int error = os::map_metadata(kRing * sizeof(os::UserfaultEvent), &base)) return error;
+    ring.store(base, std::memory_order_relaxed);
+  }
+  ring_ = reinterpret_cast<os::UserfaultEvent*>(ring.load(std::memory_order_relaxed));
+  auto run_reader = [](void* watch) -> void* {
+    helper_thread_begins("rdmalloc-watch");
+    static_cast<Watch*>(watch)->read_events();
+    helper_threads.fetch_sub(1, std::memory_order_relaxed);
+    return nullptr;
+  };
+  auto run_helper = [](void* watch) -> void* {
+    helper_thread_begins("rdmalloc-unmap");
+    is_helper_thread = true;
+    static_cast<Watch*>(watch)->help();
+    helper_threads.fetch_sub(1, std::memory_order_relaxed);
+    return nullptr;
+  };
+  // Stacks of rdmalloc's: libc would unmap a stack of its own on the thread that must read the
+  // event of that.
+  helper_threads.fetch_add(2, std::memory_order_relaxed);
+  int error = helper_thread_create(&survivors.watch.reader_stack, kReaderStackBytes, run_reader,
+                                   this, &reader_);
+  if (error != 0) {
+    helper_threads.fetch_sub(2, std::memory_order_relaxed);
+    return error;
+  }
+  error = helper_thread_create(&survivors.watch.helper_stack, kHelperStackBytes, run_helper, this,
+                               &helper_);
+  if (error == 0) return 0;
+  helper_threads.fetch_sub(1, std::memory_order_relaxed);
+  os::event_raise(stop_fd_);
+  pthread_join(reader_, nullptr);
+  return error;
+}
+
+// ---- from the first domain to the last ----
+
+void Watch::close_descriptors() {
+  for (std::atomic<int>& descriptor : survivors.watch.descriptors)
+    descriptor.store(-1, std::memory_order_relaxed);
+  for (int fd : {fd_, maps_fd_, stop_fd_})
+    if (fd >= 0) os::close_file(fd);
+}
+
+int Watch::start(State& all) {
+  all_ = &all;
+  if (!survivors.watch.has_fork_handler.exchange(true, std::memory_order_relaxed) &&
+      (os::should_fail(os::Site::kForkHandler) ||
+       pthread_atfork(nullptr, nullptr, close_in_child) != 0)) {
+    survivors.watch.has_fork_handler.store(false, std::memory_order_relaxed);
+    return -ENOMEM;
+  }
+  fd_ = os::userfault_open();
+  if (fd_ < 0) return fd_;
+  maps_fd_ = os::moved_away(os::open_to_read("/proc/self/maps"));
+  stop_fd_ = os::event_open();
+  int error = maps_fd_ < 0 ? maps_fd_ : stop_fd_ < 0 ? stop_fd_ : 0;
+  survivors.watch.descriptors[0].store(fd_, std::memory_order_relaxed);
+  survivors.watch.descriptors[1].store(maps_fd_, std::memory_order_relaxed);
+  survivors.watch.descriptors[2].store(stop_fd_, std::memory_order_relaxed);
+  most_ranges_ = os::most_mappings() / 4;
+  has_marked_all_ = false;
+  // What is left there is of an earlier life: quarantined, or retired.
+  retired_.clear();
+  watched_.store(0, std::memory_order_relaxed);
+  if (error == 0) error = create_threads();
+  if (error != 0) close_descriptors();
+  return error;
+}
+
+void Watch::attach(State& all) {
+  LockGuard guard(life_lock_);
+  ++domains_;
+  begin_if_wanted(all);
+}
+
+void Watch::quiesce() {
+  LockGuard guard(life_lock_);
+  stop();
+}
+
+void Watch::resume(State& all) {
+  LockGuard guard(life_lock_);
+  if (domains_ != 0) begin_if_wanted(all);
+}
+
+// Under life_lock_.
+void Watch::begin_if_wanted(State& all) {
+  Phase phase = phase_.load(std::memory_order_relaxed);
+  if (options().foreign != ForeignMode::kWatch || phase != Phase::kOff) return;
+  tell_first_thread_ends.store(
+      [] {
+        first_thread_has_ended.store(true, std::memory_order_release);
+        if (State* state_now = state()) state_now->watch.wake();
+      },
+      std::memory_order_release);
+  int error = start(all);
+  error_.store(error, std::memory_order_relaxed);
+  // Once, until it has worked.
+  if (error != 0 && !has_warned_)
+    warn(error == -EPERM ? "userfaultfd is not permitted" : "it could not begin", error);
+  has_warned_ = error != 0;
+  watch_was_used.store(true, std::memory_order_relaxed);
+  // Release: pairs with the acquires of threads that use what start() made.
+  phase_.store(error == 0 ? Phase::kOn : Phase::kRefused, std::memory_order_release);
+}
+
+void Watch::detach() {
+  LockGuard guard(life_lock_);
+  if (--domains_ == 0) stop();
+}
+
+// No domain is open, so nothing can be got any more; what could not be deregistered is unwatched.
+void Watch::stop() {
+  Phase phase = phase_.load(std::memory_order_relaxed);
+  if (phase == Phase::kOn || phase == Phase::kGivenUp) {
+    phase_.store(Phase::kStopping, std::memory_order_seq_cst);
+    wake();
+    pthread_join(helper_, nullptr);
+    disarm_all();
+    os::event_raise(stop_fd_);
+    pthread_join(reader_, nullptr);
+    // If the program has closed them, their numbers are the program's.
+    int is_ours = os::userfault_settled(fd_);
+    if (is_ours == 0 || is_ours == -EAGAIN) close_descriptors();
+  }
+  // What is in the ring is of memory that is watched no more.
+  applied_.store(head_.load(std::memory_order_relaxed), std::memory_order_relaxed);
+  if (phase != Phase::kEnded) phase_.store(Phase::kOff, std::memory_order_relaxed);
+}
+
+Watch::Counters Watch::counters() {
+  Phase phase = phase_.load(std::memory_order_acquire);
+  return {phase == Phase::kOn,
+          phase == Phase::kRefused || phase == Phase::kGivenUp
+              ? error_.load(std::memory_order_relaxed)
+              : 0,
+          watched_.load(std::memory_order_relaxed),
+          head_.load(std::memory_order_relaxed),
+          stale_.load(std::memory_order_relaxed),
+          unsettled_.load(std::memory_order_relaxed),
+          refusals_.load(std::memory_order_relaxed),
+          retired_.count()};
+}
+
+namespace {
+
+// Whether userfaultfd is available, for statistics: 0 or a negative errno. Opens one, once in a
+// process: a child that is forked while the descriptor is open keeps it, and CRIU takes no
+// checkpoint of such a child.
+int could_watch() {
+  constexpr int kUnknown = 1;
+  static constinit std::atomic<int> answer{kUnknown};
+  // Relaxed: two threads at once ask twice, and get the same answer.
+  int known = answer.load(std::memory_order_relaxed);
+  if (known != kUnknown) return known;
+  int fd = os::userfault_open();
+  known = fd < 0 ? fd : 0;
+  if (fd >= 0) os::close_file(fd);
+  answer.store(known, std::memory_order_relaxed);
+  return known;
+}
+
+}  // namespace
+}  // namespace rdmalloc::regcache
+
+using namespace rdmalloc::regcache;
+
+extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* wanted) {
+  if (int error = rdmalloc::check_struct(wanted)) return error;
+  State* all = state();
+  Watch::Counters now = {};
+  if (all != nullptr) now = all->watch.counters();
+  if (!now.is_on && now.error == 0) {
+    now.error = could_watch();
+  }
+  std::uint64_t is_on = now.is_on ? 1 : 0;
+  rdmalloc_watch_counters stats = {sizeof stats,  is_on,        now.error,
+                                   now.watched,   now.events,   now.stale,
+                                   now.unsettled, now.refusals, now.retired};
+  rdmalloc::write_struct(stats, wanted);
+  return 0;
+}

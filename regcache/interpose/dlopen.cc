@@ -1,0 +1,86 @@
+// In librdmalloc.so only: what a fabric library does to libc's text, it does from the constructors
+// of libraries and from components that are loaded one after the other (MPI initialisation, where
+// components are files of their own), and undoes when they are closed. Around these calls, and a
+// while after, the purge thread keeps out of libc's madvise; what came or went is looked up anew.
+//
+// dlopen looks at its caller: the caller's DT_RUNPATH and namespace decide where a name without a
+// slash is found. Where that can matter we leave by a jump, so that the real one sees the caller.
+#include <dlfcn.h>
+#include <link.h>
+#include <string.h>
+
+#include <atomic>
+
+#include "alloc/for_regcache.h"
+#include "regcache/notifiers/notifiers.h"
+
+namespace {
+
+// A component's own start takes milliseconds after its dlopen; the next dlopen extends it.
+constexpr int kHoldMs = 100;
+// For a purge under way. Bounded: the caller may hold what that purge waits for.
+constexpr int kWaitMs = 50;
+
+using Open = void* (*)(const char*, int);
+using Close = int (*)(void*);
+
+constinit std::atomic<Open> next_open{nullptr};
+constinit std::atomic<Close> next_close{nullptr};
+
+// Whether it makes no difference to dlopen(file) who calls it.
+bool caller_does_not_matter(const char* file, const void* caller) {
+  if (strchr(file, '$') != nullptr) return false;  // $ORIGIN is the caller's
+  Dl_info info;
+  link_map* map = nullptr;
+  if (dladdr1(caller, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 ||
+      map == nullptr)
+    return false;
+  Lmid_t space = 0;
+  if (dlinfo(map, RTLD_DI_LMID, &space) != 0 || space != LM_ID_BASE) return false;
+  if (strchr(file, '/') != nullptr) return true;
+  for (const ElfW(Dyn)* entry = map->l_ld; entry->d_tag != DT_NULL; entry++)
+    if (entry->d_tag == DT_RUNPATH || entry->d_tag == DT_RPATH) return false;
+  return true;
+}
+
+// What is linked to the program is loaded by now. (Purges before notifiers_start() go by libc.)
+__attribute__((constructor)) void begin_purging() {
+  rdmalloc::notifiers_begin_purging();
+}
+
+}  // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+// A call in tail position becomes a jump from -O2 on, and this file needs it to.
+#if defined(__clang__)
+#define LEAVE_BY_JUMP [[clang::musttail]]
+#define NEEDS_JUMPS
+#else
+#define LEAVE_BY_JUMP
+#define NEEDS_JUMPS __attribute__((optimize("O2")))
+#endif
+
+EXPORT NEEDS_JUMPS void* dlopen(const char* file, int mode) noexcept {
+  Open open = rdmalloc::next_of(next_open, "dlopen");
+  if (file == nullptr || (mode & RTLD_NOLOAD) != 0) LEAVE_BY_JUMP return open(file, mode);
+  rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
+  if (!caller_does_not_matter(file, __builtin_return_address(0)))
+    LEAVE_BY_JUMP return open(file, mode);
+  void* handle = open(file, mode);
+  rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
+  if (handle != nullptr) {
+    rdmalloc::notifiers_rescan();
+    rdmalloc::notifiers_begin_purging();
+  }
+  return handle;
+}
+
+EXPORT int dlclose(void* handle) noexcept {
+  Close close = rdmalloc::next_of(next_close, "dlclose");
+  rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
+  rdmalloc::notifiers_close_begin(kWaitMs);
+  int result = close(handle);
+  rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
+  rdmalloc::notifiers_close_end();
+  return result;
+}
