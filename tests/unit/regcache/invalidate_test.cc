@@ -33,23 +33,6 @@ TEST_F(Invalidate, completion_comes_once_after_the_last_user) {
   EXPECT_EQ(completions, 1);
 }
 
-// A call of the registrar that lasts until the test lets it go.
-class Gate {
- public:
-  int pass() {
-    is_inside_ = true;
-    while (!is_open_) std::this_thread::yield();
-    return 0;
-  }
-  void wait_until_inside() const {
-    while (!is_inside_) std::this_thread::yield();
-  }
-  void open() { is_open_ = true; }
-
- private:
-  std::atomic<bool> is_inside_{false}, is_open_{false};
-};
-
 void set_flag(void* arg) {
   *static_cast<std::atomic<bool>*>(arg) = true;
 }
@@ -60,7 +43,7 @@ TEST_F(Invalidate, completion_waits_for_a_close_that_deregisters) {
   StubDomain domain(fabric);
   char* block = span(10, 1);
   domain.touch(block, 8);
-  Gate gate;
+  RegistrarGate gate;
   fabric.before_leave = [&](void*, std::size_t) { return gate.pass(); };
   std::thread closer([&] { EXPECT_EQ(domain.close(), 0); });
   gate.wait_until_inside();
@@ -81,7 +64,7 @@ TEST_F(Invalidate, completion_waits_for_what_is_being_made) {
   void* foreign = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   for (int error : {0, -EIO, -ENOTRECOVERABLE}) {
     for (void* block : {static_cast<void*>(owned), foreign}) {
-      Gate gate;
+      RegistrarGate gate;
       fabric.before_enter = [&](void*, std::size_t) { return gate.pass() + error; };
       rdmalloc_reg* held = nullptr;
       std::thread getter([&] { held = domain.get(block, 8); });
