@@ -25,6 +25,7 @@
 
 #include "alloc/api/options.h"
 #include "alloc/core/at_start.h"
+#include "alloc/core/helper_threads.h"
 #include "alloc/core/report.h"
 #include "alloc/core/sized_struct.h"
 #include "alloc/init.h"
@@ -110,8 +111,9 @@ void look_what_is_loaded() {
 }
 
 // Whether what was seen last is what there is. The walk does not take the lock that constructors
-// run under.
+// run under. A child of fork can't walk: a thread that it lacks may hold the walk's own.
 bool is_certain() {
+  if (loader_may_be_locked.load(std::memory_order_relaxed)) return false;
   std::uint64_t loaded = known.loaded.load(std::memory_order_acquire);
   return closing.load(std::memory_order_seq_cst) == 0 &&
          loads_so_far() == Loads{loaded, known.unloaded.load(std::memory_order_relaxed)};
