@@ -5,6 +5,7 @@
 #include "alloc/cache/shards.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/at_start.h"
+#include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/quarantine.h"
 #include "alloc/core/size_class.h"
@@ -134,6 +135,7 @@ void ensure_locks_are_free() {
     free_locks(forker, is_marked ? page().forkers_stack : stack_here());
     first_thread.store(forker.id, std::memory_order_relaxed);
     known_process.store(os::process_id(), std::memory_order_relaxed);
+    loader_may_be_locked.store(true, std::memory_order_relaxed);
     publish(mine, kLocksAreFree);
   }
 }

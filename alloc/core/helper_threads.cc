@@ -13,19 +13,28 @@ namespace {
 
 constexpr std::size_t kMostStackBytes = std::size_t{1} << 30;
 
+// Where the loader can't be asked: more than programs have, and doubled where libc refuses it.
+constexpr std::size_t kUnaskedBytes = std::size_t{1} << 20;
+
 // Bytes of the thread-local variables of all that is loaded, most of which libc puts on the stack
-// of each thread.
+// of each thread. Asked once: what libraries that come later may have there libc sets aside when
+// the program starts. So no fork after the first helper's creation finds the loader locked by us.
 std::size_t thread_local_bytes() {
-  std::size_t bytes = 0;
+  static constinit std::atomic<std::size_t> known{0};
+  // Relaxed: a number, the same from all threads that ask.
+  if (std::size_t bytes = known.load(std::memory_order_relaxed)) return bytes;
+  if (loader_may_be_locked.load(std::memory_order_relaxed)) return kUnaskedBytes;
+  std::size_t sum = 1;
   dl_iterate_phdr(
-      [](dl_phdr_info* info, std::size_t, void* sum) {
+      [](dl_phdr_info* info, std::size_t, void* to) {
         for (int i = 0; i < info->dlpi_phnum; ++i)
           if (const auto& header = info->dlpi_phdr[i]; header.p_type == PT_TLS)
-            *static_cast<std::size_t*>(sum) += header.p_memsz + header.p_align;
+            *static_cast<std::size_t*>(to) += header.p_memsz + header.p_align;
         return 0;
       },
-      &bytes);
-  return bytes;
+      &sum);
+  known.store(sum, std::memory_order_relaxed);
+  return sum;
 }
 
 // Gives the stack at least so many bytes. No thread runs on it.

@@ -24,6 +24,10 @@ inline constinit std::atomic<void (*)()> tell_first_thread_ends{nullptr};
 // again.
 inline constinit std::atomic<bool> first_thread_tells{false};
 
+// In a child of fork: a lock of the loader's may be held for ever, by a thread that only the parent
+// has. Set by the child's recovery, which each creation of a helper comes after (fork_check()).
+inline constinit std::atomic<bool> loader_may_be_locked{false};
+
 // How often they look then: what such a process may end late. Where nobody will tell them, they
 // look all the time, and not so often.
 inline constexpr std::int64_t kLastThreadTickNs = 20000000;

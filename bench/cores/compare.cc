@@ -5,6 +5,7 @@
 // Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
 // 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -52,7 +53,11 @@ const std::vector<Group>& groups() {
         "come-and-go:16-1K:64@16"}},
       {"registration cache",
        {"reg-key:512:64@16", "reg-get-put:512:64@16", "reg-get-put:64K:64@16",
-        "reg-one-for-all:64K:1@16", "reg-fresh:96K-256K:16@16", "reg-fresh-key:4K-16K:32@16"}},
+        "reg-one-for-all:64K:1@16", "reg-miss:64K:16@16", "reg-hit-beside-miss:64K:16@16",
+        "reg-fresh:96K-256K:16@16", "reg-fresh-key:4K-16K:32@16"}},
+      {"UCX's registration cache",
+       {"ucx-get-put:512:64@16", "ucx-get-put:64K:64@16", "ucx-one-for-all:64K:1@16",
+        "ucx-miss:64K:16@16", "ucx-hit-beside-miss:64K:16@16"}},
   };
   return all;
 }
@@ -116,7 +121,12 @@ void add_rows(const CoresOptions& options, std::vector<GridRow>& rows) {
     rows.back().x = x;
   };
   for (const Group& group : groups())
-    for (const char* run : group.runs) add(run_of(run), group.name, 0);
+    for (const char* text : group.runs) {
+      const PatternRun run = run_of(text);
+      // Built where there is the release of UCX that it knows.
+      if (!run.is_of_ucx() || access(run.command(options.program_folder)[0].c_str(), X_OK) == 0)
+        add(run, group.name, 0);
+    }
   for (const unsigned threads : {2u, 4u, 8u, 16u, 32u, 64u, 128u}) {
     PatternRun run = run_of("replace:1K-32K:32@1");
     run.threads = threads;

@@ -2,6 +2,7 @@
 // operation. Registrars do nothing: what is measured is the cache's side alone.
 #include <rdmalloc/regcache.h>
 
+#include <climits>
 #include <cstdio>
 #include <cstdlib>
 
@@ -34,6 +35,13 @@ void get_and_put(rdmalloc_domain* domain, void* block) {
   must_be_0(rdmalloc_reg_get(domain, block, 1, RDMALLOC_ACCESS_LOCAL, &registration),
             "rdmalloc_reg_get");
   rdmalloc_reg_put(registration);
+}
+
+// A miss each time: what it registers is closed and deregistered at once.
+void miss(rdmalloc_domain* domain, void* block, std::size_t length) {
+  get_and_put(domain, block);
+  if (rdmalloc_invalidate(domain, block, length, nullptr, nullptr) != 1)
+    must_be_0(-1, "rdmalloc_invalidate");
 }
 
 using Ask = void (*)(rdmalloc_domain*, void*);
@@ -88,12 +96,41 @@ void fresh_blocks(Team& team) {
   });
 }
 
+// The first `kMissing` threads miss on blocks of their own, the others hit on theirs.
+template <unsigned kMissing>
+void misses(Team& team) {
+  const Shape& shape = team.shape();
+  const StubDomain domain;
+  must_be_0(domain.error(), "rdmalloc_domain_open");
+  team.run([&](Member& me) {
+    Mapped<char*> blocks(shape.live);
+    for (char*& block : blocks) block = born(shape, me.random);
+    const bool does_miss = me.number < kMissing;
+    const auto ask_some = [&](std::size_t count) {
+      for (std::size_t i = 0; i < count; ++i) {
+        char* block = blocks[me.random.below(shape.live)];
+        does_miss ? miss(domain.get(), block, shape.least) : get_and_put(domain.get(), block);
+      }
+    };
+    if (!does_miss)
+      for (char* block : blocks) get_and_put(domain.get(), block);
+    ask_some(shape.warm_up);
+    me.begin();
+    ask_some(shape.operations);
+    me.end(shape.operations);
+    for (char* block : blocks) std::free(block);
+  });
+}
+
 const std::vector<Pattern>& patterns() {
   static const std::vector<Pattern> all = {
       {"reg-key", "rdmalloc_reg_key of own blocks", live_blocks<key_of, false>},
       {"reg-get-put", "rdmalloc_reg_get and _put of own blocks", live_blocks<get_and_put, false>},
       {"reg-one-for-all", "rdmalloc_reg_get and _put of one block, all threads",
        live_blocks<get_and_put, true>},
+      {"reg-miss", "rdmalloc_reg_get, _put and _invalidate of own blocks", misses<UINT_MAX>},
+      {"reg-hit-beside-miss", "the same on the first thread, the others get and put own blocks",
+       misses<1>},
       {"reg-fresh", "free, malloc, rdmalloc_reg_get and _put", fresh_blocks<get_and_put>},
       {"reg-fresh-key", "free, malloc, rdmalloc_reg_key", fresh_blocks<key_of>},
   };

@@ -28,18 +28,21 @@ std::string PatternRun::name() const {
 }
 
 bool PatternRun::is_of_registrations() const {
-  return pattern.rfind("reg-", 0) == 0;
+  return pattern.rfind("reg-", 0) == 0 || is_of_ucx();
+}
+
+bool PatternRun::is_of_ucx() const {
+  return pattern.rfind("ucx-", 0) == 0;
 }
 
 std::vector<std::string> PatternRun::command(const std::string& folder) const {
-  return {folder + (is_of_registrations() ? "/reg_patterns" : "/thread_patterns"),
-          pattern,
-          "--threads",
-          fmt::format("{}", threads),
-          "--sizes",
-          fmt::format("{}-{}", least, most),
-          "--live",
-          fmt::format("{}", live)};
+  const char* program = is_of_ucx()             ? "/ucx_patterns"
+                        : is_of_registrations() ? "/reg_patterns"
+                                                : "/thread_patterns";
+  return {folder + program, pattern,
+          "--threads",      fmt::format("{}", threads),
+          "--sizes",        fmt::format("{}-{}", least, most),
+          "--live",         fmt::format("{}", live)};
 }
 
 std::string parse_run(const std::string& text, PatternRun& run) {

@@ -18,6 +18,7 @@ struct PatternRun {
   std::string shape() const;  // without the threads
   std::string name() const;
   bool is_of_registrations() const;
+  bool is_of_ucx() const;  // UCX's cache of registrations in place of ours
   // The program in `folder`, with all arguments but the number of operations.
   std::vector<std::string> command(const std::string& folder) const;
 };

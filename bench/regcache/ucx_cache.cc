@@ -23,19 +23,21 @@ std::string UcxCache::version() {
 
 ucs_status_t UcxCache::mem_reg(void* context, ucs_rcache_t*, void*, ucs_rcache_region_t*,
                                uint16_t) {
-  static_cast<UcxCache*>(context)->registrations_.fetch_add(1, std::memory_order_relaxed);
+  auto* self = static_cast<UcxCache*>(context);
+  if (self->counts_) self->registrations_.fetch_add(1, std::memory_order_relaxed);
   return UCS_OK;
 }
 
 void UcxCache::mem_dereg(void* context, ucs_rcache_t*, ucs_rcache_region_t*) {
-  static_cast<UcxCache*>(context)->deregistrations_.fetch_add(1, std::memory_order_relaxed);
+  auto* self = static_cast<UcxCache*>(context);
+  if (self->counts_) self->deregistrations_.fetch_add(1, std::memory_order_relaxed);
 }
 
 void UcxCache::dump_region(void*, ucs_rcache_t*, ucs_rcache_region_t*, char* text, size_t most) {
   if (most != 0) *text = '\0';
 }
 
-UcxCache::UcxCache() {
+UcxCache::UcxCache(bool counts) : counts_(counts) {
   // No size in the struct of parameters: with another release they would be read wrongly.
   const std::string known =
       std::to_string(UCP_API_MAJOR) + "." + std::to_string(UCP_API_MINOR) + ".";

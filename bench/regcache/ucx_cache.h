@@ -20,7 +20,8 @@ namespace rdmalloc::bench {
 
 class UcxCache {
  public:
-  UcxCache();
+  // Without `counts` registrations() stays 0: a count is a line that all threads write.
+  explicit UcxCache(bool counts = true);
   ~UcxCache();
   UcxCache(const UcxCache&) = delete;
   UcxCache& operator=(const UcxCache&) = delete;
@@ -55,6 +56,7 @@ class UcxCache {
 
   ucs_rcache_ops_t ops_{mem_reg, mem_dereg, dump_region};
   ucs_rcache_t* cache_ = nullptr;
+  const bool counts_;
   std::atomic<std::uint64_t> registrations_{0};
   std::atomic<std::uint64_t> deregistrations_{0};
   std::string problem_;

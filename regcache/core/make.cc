@@ -237,8 +237,24 @@ void end_reservation(Domain& domain, Registration* reg) {
   *link = reg->next();
 }
 
+// What calls of register_ add to a domain's counters: with its next change of the domain, so that
+// no lock is taken for them.
+struct Asked {
+  std::uint64_t ns_total = 0, ns_worst = 0;
+  std::uint64_t registrations = 0, refusals = 0;
+};
+
+// Under the lock.
+void count(Domain& domain, const Asked& asked) {
+  Counters& counters = domain.counters;
+  counters.register_ns_total += asked.ns_total;
+  if (asked.ns_worst > counters.register_ns_worst) counters.register_ns_worst = asked.ns_worst;
+  counters.registrations += asked.registrations;
+  counters.refusals += asked.refusals;
+}
+
 // One call of register_, timed and counted.
-int ask_and_count(Domain& domain, Registration* reg) {
+int ask_and_count(Domain& domain, Registration* reg, Asked& asked) {
   assert_no_lock_held("register");
   rdmalloc_key key = {};
   std::int64_t begin_ns = os::monotonic_ns();
@@ -253,18 +269,16 @@ int ask_and_count(Domain& domain, Registration* reg) {
   store_registrars_part(reg->head.key, key);
   auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
   if (error == 0) page_frames_registered(domain, reg);
-  LockGuard guard(domain.lock);
-  Counters& counters = domain.counters;
-  counters.register_ns_total += took_ns;
-  if (took_ns > counters.register_ns_worst) counters.register_ns_worst = took_ns;
-  ++(error == 0 || error == -ENOTRECOVERABLE ? counters.registrations : counters.refusals);
+  asked.ns_total += took_ns;
+  if (took_ns > asked.ns_worst) asked.ns_worst = took_ns;
+  ++(error == 0 || error == -ENOTRECOVERABLE ? asked.registrations : asked.refusals);
   // A registrar that returns a positive value breaks its contract; the caller gets an errno.
   return error > 0 ? -EIO : error;
 }
 
 // The same; an answer of -ENODEV loses the domain.
-int ask_registrar(Domain& domain, Registration* reg) {
-  int error = ask_and_count(domain, reg);
+int ask_registrar(Domain& domain, Registration* reg, Asked& asked) {
+  int error = ask_and_count(domain, reg, asked);
   if (error == -ENODEV) lose_domain(domain);
   return error;
 }
@@ -306,9 +320,9 @@ Registration* take_overlapping(Domain& domain, const Registration* wanted, const
 
 // Asks the registrar, and once more after an eviction: of as much as is to be registered (I12), or
 // of what overlaps it.
-int ask_twice(Domain& domain, Registration* reg, const Plan& plan) {
+int ask_twice(Domain& domain, Registration* reg, const Plan& plan, Asked& asked) {
   if (!make_memlock_room(domain, reg->length())) return kNoRoom;
-  int error = ask_registrar(domain, reg);
+  int error = ask_registrar(domain, reg, asked);
   if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
   put_clock_be_exact();
   Registration* victims = nullptr;
@@ -320,7 +334,7 @@ int ask_twice(Domain& domain, Registration* reg, const Plan& plan) {
   }
   if (victims != nullptr) {
     drop_list(domain, victims, Reason::kEvicted);
-    error = ask_registrar(domain, reg);
+    error = ask_registrar(domain, reg, asked);
   }
   if (error == -ENOMEM) ask_for_purge(domain);
   return error;
@@ -424,14 +438,15 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
 // Quarantines what the registrar could neither make nor undo. It is in the tree before its words
 // are idle, so that no purge takes its pages (I3). False if the device is gone, and with it the
 // danger.
-bool keep_half_made(Domain& domain, Registration* made) {
+bool keep_half_made(Domain& domain, Registration* made, Asked& asked) {
   Invalidation* completed = nullptr;
   {
     LockGuard guard(domain.lock);
     if (domain.is_lost.load(std::memory_order_relaxed)) {
-      --domain.counters.registrations;
+      asked.registrations = 0;
       return false;
     }
+    count(domain, asked);
     end_reservation(domain, made);
     enter(domain, made);
     made->state.store(0, std::memory_order_relaxed);
@@ -444,11 +459,12 @@ bool keep_half_made(Domain& domain, Registration* made) {
 }
 
 // Gives back the record of a registration that was not made.
-void give_up(Domain& domain, Registration* made) {
+void give_up(Domain& domain, Registration* made, const Asked& asked) {
   State& all = *state();
   Invalidation* completed = nullptr;
   {
     LockGuard guard(domain.lock);
+    count(domain, asked);
     end_reservation(domain, made);
     completed = completed_by_end_of(made);
   }
@@ -503,19 +519,21 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   SliceRange slices = plan.is_owned ? domain.slices_of(plan.low, plan.high) : SliceRange{0, 0};
   bool is_counted = all.words.try_begin_registering(slices);
   if (!is_counted) slices = {0, 0};
-  error = is_counted || plan.is_of_one_block ? ask_twice(domain, made, plan) : kInPurge;
-  if (error == -ENOTRECOVERABLE && keep_half_made(domain, made)) {
+  Asked asked;
+  error = is_counted || plan.is_of_one_block ? ask_twice(domain, made, plan, asked) : kInPurge;
+  if (error == -ENOTRECOVERABLE && keep_half_made(domain, made, asked)) {
     all.words.end_registering(slices);
     return error;
   }
   if (error != 0) {
     all.words.end_registering(slices);
-    give_up(domain, made);
+    give_up(domain, made, asked);
     return error;
   }
   Registration* drops = nullptr;
   {
     LockGuard guard(domain.lock);
+    count(domain, asked);
     error = settle_made(domain, request, plan, made, reg, key, &drops);
   }
   all.words.end_registering(slices);
@@ -662,12 +680,12 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
     LockGuard guard(domain.lock);
     if (Registration* found = find_covering(domain, request))
       return hand_out(domain, request, found, 1 + kHit, reg, key);
-  }
-  if (!may_register) return -ENOENT;
-  {
+    domain.counters.misses += may_register;
+  } else if (may_register) {
     LockGuard guard(domain.lock);
     ++domain.counters.misses;
   }
+  if (!may_register) return -ENOENT;
   Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, span)};
   if (is_owned && !is_remote) return told(make_local(domain, request, span, reg, key));
   if (is_remote) {

@@ -7,6 +7,7 @@
 // child that hangs is shown with its stacks.
 #include <errno.h>
 #include <gtest/gtest.h>
+#include <link.h>
 #include <signal.h>
 #include <spawn.h>
 #include <string.h>
@@ -620,5 +621,34 @@ TEST(Fork, I11_a_child_purges_by_itself) {
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 #endif
+
+// At the fork a thread of the parent is inside the loader, as one that unwinds an exception or
+// makes our purge thread is; its lock stays held in the child. Seen to hang in dl_iterate_phdr()
+// when the child asked the loader for the room that its purge thread's stack wants.
+TEST(Fork, I11_a_child_makes_a_purge_thread_though_the_loader_is_locked) {
+  if (!kThreadsInChild) GTEST_SKIP() << "no threads in a child under TSan";
+  aut::free(aut::malloc(1));  // a child that is the first to call us can't know that it is one
+  struct Walk {
+    std::atomic<bool> is_inside{false}, is_over{false};
+  } walk;
+  std::thread walker([&] {
+    dl_iterate_phdr(
+        [](dl_phdr_info*, size_t, void* arg) {
+          auto* mine = static_cast<Walk*>(arg);
+          mine->is_inside = true;
+          while (!mine->is_over) usleep(1000);
+          return 1;
+        },
+        &walk);
+  });
+  while (!walk.is_inside) usleep(1000);
+  int result = in_child([] {
+    start_purge_thread();
+    return operate(7, 2000);
+  });
+  walk.is_over = true;
+  walker.join();
+  EXPECT_EQ(result, 0);
+}
 
 }  // namespace

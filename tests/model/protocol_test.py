@@ -25,7 +25,7 @@ TOGETHER = {
     "exit": ["WITH_ONE_USER", "WITH_PURGER", "WITH_EXIT", "ROUNDS=1", "PURGES=2"],
     "coarse": ["WITH_COARSE", "ROUNDS=1", "PURGES=1"],
 }
-# Minutes and gigabytes more; with --full.
+# With --full: 1 to 2.7 million states each, up to 290 MB.
 LARGER = {
     "two_invalidate": ["WITH_USERS", "WITH_OWNER", "WITH_PURGER", "ROUNDS=1", "PURGES=1"],
     "two_close": ["WITH_USERS", "WITH_OWNER", "WITH_CLOSER", "ROUNDS=1", "PURGES=1"],
@@ -53,7 +53,8 @@ def look(together, *broken):
         defines = [f"-D{name}" for name in TOGETHER[together] + list(broken)]
         subprocess.run(["spin", "-a", *defines, MODEL], cwd=folder, check=True, stdout=subprocess.PIPE,
                        stderr=subprocess.STDOUT)
-        subprocess.run(["cc", "-O0", "-w", "-DSAFETY", "-DCOLLAPSE", "-DVECTORSZ=2048", "-o", "pan", "pan.c"],
+        subprocess.run(["cc", "-O0", "-w", "-DSAFETY", "-DCOLLAPSE", "-DVECTORSZ=2048", "-DMEMLIM=8192",
+                        "-o", "pan", "pan.c"],
                        cwd=folder, check=True)
         pan = subprocess.run(["./pan", "-m1000000"], cwd=folder, check=False, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True)
@@ -69,6 +70,7 @@ class Protocol(unittest.TestCase):
                 print(f"{together}: {states} states", flush=True)
                 self.assertTrue("errors: 0" in said, said[:200])
                 self.assertFalse("max search depth too small" in said)
+                self.assertFalse("Search not completed" in said, "MEMLIM (MiB) is too small")
                 self.assertGreater(states, 1)
 
     def test_what_breaks_a_rule_is_found(self):

@@ -8,14 +8,18 @@
 //   again     attached by AUTO after a detach, and after the next dlclose() of anything
 //   runpath   loaded by a name that its caller's DT_RUNPATH leads to
 //   renamed   from a file called libucm-1a2b3c4d.so.0, as wheels of Python carry it
+//   child     in a child of fork, while a thread of its parent was inside the loader; a purge there
+//             was seen to hang
 //   unknown   no library that is known, but a jump at the head of libc's madvise
 #include <dlfcn.h>
+#include <link.h>
 #include <rdmalloc/notifier.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -117,6 +121,32 @@ void after_detach_and_attach() {
   expect(is_heard(), "and told");
 }
 
+void in_a_child() {
+  open_ucm(open(STUB_UCM));
+  expect(is_attached() && is_heard(), "it is told");
+  std::atomic<bool> is_inside{false}, is_over{false};
+  auto stay = [&] {
+    is_inside = true;
+    while (!is_over) usleep(1000);
+  };
+  std::thread walker([&] {
+    dl_iterate_phdr(
+        [](dl_phdr_info*, size_t, void* arg) {
+          (*static_cast<decltype(stay)*>(arg))();
+          return 1;
+        },
+        &stay);
+  });
+  while (!is_inside) usleep(1000);
+  pid_t child = fork();
+  if (child == 0) _exit(is_heard() ? 0 : 1);
+  int status = -1;
+  waitpid(child, &status, 0);
+  is_over = true;
+  walker.join();
+  expect(status == 0, "a purge of the child is heard too");
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -130,6 +160,8 @@ int main(int argc, char** argv) {
     while_another_closes();
   } else if (how == "again") {
     after_detach_and_attach();
+  } else if (how == "child") {
+    in_a_child();
   } else if (how == "runpath") {
     auto* opener =
         reinterpret_cast<void* (*)(const char*)>(dlsym(open(RUNPATH_OPENER), "open_here"));

@@ -106,10 +106,10 @@ uint64_t recycled(uint64_t count, size_t bytes, Ranks ranks, Recycled& all) {
   return wrong;
 }
 
-// Lets all that is under way arrive before MPI_Finalize. libfabric 1.17 closes a connection's
-// endpoint, which frees it, and only then reads what its completion queue still holds: a message
-// among that is answered by posting its buffer to the freed endpoint again. That has nothing to do
-// with registrations, but crashes where freed memory has lost its pages, at every chance.
+// Lets all that is under way arrive before MPI_Finalize. libfabric closes a connection's endpoint,
+// which frees it, and only then reads what its completion queue still holds: a message among that
+// is answered by posting its buffer to the freed endpoint again, a crash under every malloc
+// (endpoint_end.cc).
 void drain() {
   MPI_Barrier(MPI_COMM_WORLD);
   for (int turn = 0; turn < 100; turn++) {

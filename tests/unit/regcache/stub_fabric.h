@@ -132,6 +132,23 @@ class StubFabric {
   std::uint64_t next_key_ = 0;
 };
 
+// A call of the registrar that lasts until the test lets it go.
+class RegistrarGate {
+ public:
+  int pass() {
+    is_inside_ = true;
+    while (!is_open_) std::this_thread::yield();
+    return 0;
+  }
+  void wait_until_inside() const {
+    while (!is_inside_) std::this_thread::yield();
+  }
+  void open() { is_open_ = true; }
+
+ private:
+  std::atomic<bool> is_inside_{false}, is_open_{false};
+};
+
 // A domain over a stub, closed at the end of its scope. Every purge checks that nothing over the
 // range is registered with it any more (I3).
 class StubDomain {

@@ -27,6 +27,54 @@ class Threads : public Regcache {
   }
 };
 
+// One thread is inside the registrar, to register or to deregister; until it is let go, this one
+// hits, misses, puts, asks for keys, invalidates and flushes on other ranges of the domain, opens
+// another and closes it, and each call ends. Fails, by its time limit, when register_ or deregister
+// is called under the domain's lock.
+TEST_F(Threads, one_inside_the_registrar_keeps_nobody_waiting) {
+  StubDomain domain(fabric);
+  char* slow = span(10, 1);
+  char* hit = span(20, 1);
+  domain.touch(hit, 8);
+  for (bool registers : {true, false}) {
+    RegistrarGate gate;
+    auto pause = [&](void* base, std::size_t) { return base == slow ? gate.pass() : 0; };
+    if (!registers) domain.touch(slow, 8);
+    (registers ? fabric.before_enter : fabric.before_leave) = pause;
+    std::thread paused([&] {
+      if (registers) {
+        EXPECT_NE(domain.touch(slow, 8), 0u);
+      } else {
+        EXPECT_EQ(rdmalloc_invalidate(domain.handle, slow, 8, nullptr, nullptr), 1);
+      }
+    });
+    gate.wait_until_inside();
+    std::uint64_t calls = fabric.calls, leaves = fabric.leaves;
+    for (std::size_t i = 0; i < 8; ++i) {
+      char* missed = span(100 + 8 * i, 1);
+      EXPECT_NE(domain.touch(hit, 8), 0u);
+      EXPECT_NE(domain.touch(missed, 8), 0u);
+      rdmalloc_key key;
+      EXPECT_EQ(rdmalloc_reg_key(domain.handle, missed, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+      EXPECT_EQ(rdmalloc_invalidate(domain.handle, missed, 8, nullptr, nullptr), 1);
+      free_span(missed);
+    }
+    StubDomain other(fabric);
+    EXPECT_NE(other.touch(hit, 8), 0u);
+    EXPECT_EQ(other.close(), 0);
+    EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 1);
+    // What was missed came and went meanwhile; so did what the other domain and the flush had of
+    // `hit`.
+    EXPECT_EQ(fabric.calls - calls, 9u);
+    EXPECT_EQ(fabric.leaves - leaves, 10u);
+    gate.open();
+    paused.join();
+    fabric.before_enter = fabric.before_leave = nullptr;
+    domain.touch(hit, 8);
+    expect_valid(domain);
+  }
+}
+
 // Each thread makes, uses, frees and purges spans of its own, at addresses of its own, by keys and
 // by references, in a domain whose limits force evictions by the others. No use may be stale.
 // Fails when a purge does not look at references, or at what is sticky.
