@@ -1,6 +1,7 @@
 // How much the cache of a thread may hold, by how many threads there are.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace rdmalloc {
@@ -39,6 +40,17 @@ static_assert([] {
 // together come to 390 KB for one block of each; a thread that uses few has few.
 constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
   return threads <= 32 ? 4 : threads <= 128 ? 2 : threads <= 256 ? 1 : 0;
+}
+
+// Address space for magazines and caches, in proportion to what there is: 1 GiB of magazines is 2
+// million of them.
+constexpr std::size_t reserved_for_magazines(std::size_t room) {
+  constexpr std::size_t kMost = std::size_t{1} << 30;
+  return room / 64 < kMost ? room / 64 : kMost;
+}
+constexpr std::size_t reserved_for_caches(std::size_t room) {
+  constexpr std::size_t kMost = std::size_t{1} << 28;
+  return room / 256 < kMost ? room / 256 : kMost;
 }
 
 }  // namespace rdmalloc

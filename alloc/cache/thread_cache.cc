@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include "alloc/api/options.h"
+#include "alloc/cache/caches_by_tls.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
@@ -43,7 +44,13 @@ constexpr std::uint32_t kClassesPerAge = 8;
 // ThreadSanitizer ends the thread's state.
 constexpr int kLastExitRound = 2;
 
+// A thread that has only freed so far has no cache for as many frees. libc frees a few blocks of
+// its own after the key destructors, also on threads that never called malloc: nothing would end
+// their caches. 20,000 detached threads left 78 MiB.
+constexpr std::uint8_t kFreesWithoutCache = 16;
+
 constinit Pool<ThreadCache> caches;
+constinit CachesByTls<Pool<ThreadCache>> caches_by_tls;
 constinit std::atomic<std::uint32_t> live_threads{0};
 constinit pthread_key_t exit_key = 0;
 
@@ -155,6 +162,19 @@ void drop_all(ThreadCache& cache) {
   for (unsigned c = 1; c < kClasses; ++c) drop_class(cache, c);
 }
 
+// The same of a cache whose thread is gone, and may have been anywhere in its slow path. A bin that
+// does not point into its loaded magazine is not believed: its blocks are lost, and nothing else.
+void drop_left(ThreadCache& cache) {
+  for (unsigned c = 1; c < kClasses; ++c) {
+    const Bin& bin = cache.bins[c];
+    const Shelf& shelf = cache.shelves[c];
+    if (shelf.loaded == nullptr) continue;
+    bool is_sane =
+        bin.top >= shelf.loaded->slots && bin.top <= shelf.loaded->slots + kMagazineSlots;
+    if (is_sane && shelf.spare != shelf.loaded) drop_class(cache, c);
+  }
+}
+
 // Memory is short somewhere (take_back.h).
 [[gnu::cold, gnu::noinline]] void give_up(ThreadCache& cache) {
   cache.take_backs_seen = take_backs();
@@ -255,6 +275,14 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint64_t share) {
 
 // ---- threads coming and going ----
 
+// Of a cache that is empty.
+void end_cache(ThreadCache& cache) {
+  cache.thread_id.store(0, std::memory_order_relaxed);
+  shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
+  caches.free(&cache);
+  live_threads.fetch_sub(1, std::memory_order_relaxed);
+}
+
 void on_thread_exit(void* value) {
   auto* cache = static_cast<ThreadCache*>(value);
   if (cache->exit_rounds++ < kLastExitRound) {
@@ -265,10 +293,7 @@ void on_thread_exit(void* value) {
   detail::this_cache = &detail::empty_cache;
   drop_all(*cache);
   is_known_first_thread() ? purge_note_first_thread_ends() : purge_note_thread_ends();
-  cache->thread_id.store(0, std::memory_order_relaxed);
-  shards[cache->shard].threads.fetch_sub(1, std::memory_order_relaxed);
-  caches.free(cache);
-  live_threads.fetch_sub(1, std::memory_order_relaxed);
+  end_cache(*cache);
 }
 
 // The calling thread's cache; nullptr when it has none (before it is made, after its end, or when
@@ -280,16 +305,25 @@ ThreadCache* cache_of_this_thread() {
 
 // Set while a thread is past its last key destructor, and while its cache is being made.
 thread_local constinit bool has_no_cache = false;
+// Up to kFreesWithoutCache.
+thread_local constinit std::uint8_t frees_without_cache = 0;
 
 ThreadCache* make_cache() {
   if (has_no_cache || options().check_frees) return nullptr;
   has_no_cache = true;  // pthread_setspecific may allocate
+  auto tls = reinterpret_cast<std::uintptr_t>(&detail::this_cache);
+  auto place = caches_by_tls.find(caches, tls);
+  if (place.left != 0) [[unlikely]] {
+    drop_left(*caches.at(place.left));
+    end_cache(*caches.at(place.left));
+  }
   ThreadCache* cache = caches.allocate();
   if (cache == nullptr) {
     has_no_cache = false;
     return nullptr;
   }
-  cache->reset(nothing + 1, thread_id());
+  cache->reset(nothing + 1, thread_id(), tls);
+  caches_by_tls.note(place, caches.index_of(cache));
   // Where there is one thread there is one place: its processors are not asked for. Of more, what
   // takes files to know is learned before they are made (shards_learn).
   std::uint32_t others = live_threads.fetch_add(1, std::memory_order_relaxed);
@@ -308,6 +342,14 @@ ThreadCache* make_cache() {
   errno = saved;
   // Stays true: on_thread_exit leaves it so, and a thread has one cache in its life.
   return cache;
+}
+
+// The calling thread's cache, for a free.
+ThreadCache* cache_to_free_into() {
+  if (ThreadCache* cache = cache_of_this_thread()) return cache;
+  if (frees_without_cache == kFreesWithoutCache) return make_cache();
+  ++frees_without_cache;
+  return nullptr;
 }
 
 void* allocate_without_cache(unsigned size_class) {
@@ -470,8 +512,7 @@ namespace {
 [[gnu::noinline]] void free_slow(void* block, unsigned size_class) {
   fork_check();
   if (size_class == 0 || size_class == kLargeClass) return large_free(block);
-  ThreadCache* cache = cache_of_this_thread();
-  if (cache == nullptr) cache = make_cache();
+  ThreadCache* cache = cache_to_free_into();
   if (cache == nullptr) return slab_give_back(size_class, &block, 1);
   note_slow_event(*cache);
   if (cache->shelves[size_class].loaded == nullptr && !open_class(*cache, size_class))
@@ -495,31 +536,16 @@ void cache_flush_this_thread() {
   if (ThreadCache* cache = cache_of_this_thread()) give_up(*cache);
 }
 
-namespace {
-
-// Address space for metadata in proportion to what there is: 1 GiB of magazines is 2 million of
-// them.
-std::size_t magazine_bytes(std::size_t room) {
-  constexpr std::size_t kMost = std::size_t{1} << 30;
-  return room / 64 < kMost ? room / 64 : kMost;
-}
-std::size_t cache_bytes(std::size_t room) {
-  constexpr std::size_t kMost = std::size_t{1} << 28;
-  return room / 256 < kMost ? room / 256 : kMost;
-}
-
-}  // namespace
-
 int cache_init() {
-  if (int error = magazines.reserve(magazine_bytes(arena.room_bytes))) return error;
-  if (int error = caches.reserve(cache_bytes(arena.room_bytes))) return error;
+  if (int error = magazines.reserve(reserved_for_magazines(arena.room_bytes))) return error;
+  if (int error = caches.reserve(reserved_for_caches(arena.room_bytes))) return error;
   if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
   return -pthread_key_create(&exit_key, on_thread_exit);
 }
 
 void caches_fit_limit(std::uint64_t limit_bytes) {
-  magazines.give_up_beyond(magazine_bytes(limit_bytes));
-  caches.give_up_beyond(cache_bytes(limit_bytes));
+  magazines.give_up_beyond(reserved_for_magazines(limit_bytes));
+  caches.give_up_beyond(reserved_for_caches(limit_bytes));
 }
 
 unsigned cache_enter_shard() {
@@ -554,17 +580,7 @@ void cache_reclaim_after_fork() {
   for (std::uint32_t i = 1; i < caches.used(); ++i) {
     ThreadCache& cache = *caches.at(i);
     if (cache.thread_id.load(std::memory_order_relaxed) == 0 || &cache == mine) continue;
-    for (unsigned c = 1; c < kClasses; ++c) {
-      // The owner may have been anywhere in its slow path. A bin that does not point into its
-      // loaded magazine is not believed: its blocks are lost to the child, and nothing else.
-      Bin& bin = cache.bins[c];
-      Shelf& shelf = cache.shelves[c];
-      if (shelf.loaded == nullptr) continue;
-      bool is_sane =
-          bin.top >= shelf.loaded->slots && bin.top <= shelf.loaded->slots + kMagazineSlots;
-      if (!is_sane || shelf.spare == shelf.loaded) continue;
-      drop_class(cache, c);
-    }
+    drop_left(cache);
     cache.thread_id.store(0, std::memory_order_relaxed);
     caches.free(&cache);
   }

@@ -40,7 +40,7 @@ struct alignas(64) ThreadCache {
   // Makes one that comes from the pool as new. Not by placement new: a thread that pops from the
   // pool may still read next_free of an object that another has just popped, and only atomic stores
   // may meet that.
-  void reset(void** nothing_end, std::uint32_t thread) {
+  void reset(void** nothing_end, std::uint32_t thread, std::uintptr_t tls_address) {
     for (Bin& bin : bins) bin = {nothing_end, nothing_end};
     for (Shelf& shelf : shelves) shelf = {};
     slow_events = age_cursor = 0;
@@ -49,13 +49,14 @@ struct alignas(64) ThreadCache {
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
     shard = steals_from = 0;
-    thread_id.store(thread, std::memory_order_relaxed);
+    tls.store(tls_address, std::memory_order_relaxed);
+    thread_id.store(thread, std::memory_order_release);
   }
 
   Bin bins[kBins] = {};
   Shelf shelves[kBins] = {};
   std::atomic<std::uint32_t> next_free{0};   // pool
-  std::atomic<std::uint32_t> thread_id{0};   // 0: not in use. Relaxed: read by statistics
+  std::atomic<std::uint32_t> thread_id{0};   // 0: not in use. Release: `tls` is this thread's
   std::uint32_t slow_events = 0;             // trips to the slow path, for ageing
   std::uint32_t age_cursor = 0;              // class that ageing looks at next
   std::uint32_t take_backs_seen = 0;         // of take_backs(), when it was last emptied for them
@@ -65,6 +66,7 @@ struct alignas(64) ThreadCache {
   std::uint8_t steals_from = 0;              // which other shard's depot it asks next
   std::uint8_t own_blocks = 0;               // of each class, beside what its share allows
   std::uint64_t own_bytes = 0;               // of held_bytes, what those may take
+  std::atomic<std::uintptr_t> tls{0};        // address of its thread's this_cache (caches_by_tls.h)
 };
 
 namespace detail {

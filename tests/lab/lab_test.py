@@ -74,6 +74,7 @@ class Refuses(unittest.TestCase):
         self.check(["--limit", "soon", "run", "true"], "'soon'", "1 to 86400")
         self.check(["--limit"], "--limit wants a value")
         self.check(["--release", "buster", "run", "true"], "'buster'", "host trixie")
+        self.check(["--kernel", "buster", "run", "true"], "'buster'", "host bullseye")
         self.check(["--rdma", "siw", "run", "true"], "'siw'", "rxe none")
         self.check(["--memory", "4", "run", "true"], "'4'", "4G")
         self.check(["--share", "/no/such", "run", "true"], "'/no/such'", "no such directory")

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// free() as the first thing that a thread does, where libc needs memory to note that the thread has
-// a cache, and has none: a program with many keys. errno stays (POSIX.1-2024).
+// A thread that only frees, where libc needs memory to note that the thread has a cache, and has
+// none: a program with many keys. errno stays (POSIX.1-2024).
 //
 // Seen to fail without the errno that make_cache() keeps.
 #include <errno.h>
@@ -30,12 +30,13 @@ extern "C" void* calloc(size_t count, size_t bytes) {
 TEST(ThreadKeys, free_keeps_errno_where_libc_has_no_memory_for_a_key) {
   pthread_key_t key;
   for (int i = 0; i < 40; i++) ASSERT_EQ(pthread_key_create(&key, nullptr), 0);
-  void* block = rdmalloc_malloc(100);
+  void* blocks[32];
+  for (void*& block : blocks) block = rdmalloc_malloc(100);
   int after = 0;
   std::thread([&] {
     calloc_fails = true;
     errno = 4711;
-    rdmalloc_free(block);
+    for (void* block : blocks) rdmalloc_free(block);  // few bring no cache
     after = errno;
     calloc_fails = false;
   }).join();

@@ -24,7 +24,9 @@ lab_dir_prepare() {
   case $LAB_DIR in
   *[\ ,]*) usage_error "RDMALLOC_LAB_DIR is '$LAB_DIR': no blanks or commas, please" ;;
   esac
-  mkdir -p "$LAB_DIR"/{debs,kernels,roots,runs,locks} ||
+  LAB_KERNELS=$LAB_DIR/kernels
+  [ "$LAB_KERNEL" = host ] || LAB_KERNELS=$LAB_DIR/kernels-$LAB_KERNEL
+  mkdir -p "$LAB_DIR"/{debs,roots,runs,locks} "$LAB_KERNELS" ||
     die "cannot make $LAB_DIR; set RDMALLOC_LAB_DIR to a directory that can be written"
   # Others could plant a kernel or a root that we then run.
   [ -O "$LAB_DIR" ] || die "$LAB_DIR belongs to somebody else; set RDMALLOC_LAB_DIR to one of your own"

@@ -68,7 +68,7 @@ lab_clean() {
   LAB_STATUS=0
   flock -n "$LAB_DIR/locks/guest" true || die "a guest is running; end it first"
   case ${1-all} in
-  all) rm -rf "${LAB_DIR:?}"/{debs,kernels,roots,runs,locks} ;;
+  all) rm -rf "${LAB_DIR:?}"/{debs,kernels,kernels-bullseye,roots,runs,locks} ;;
   trixie) rm -rf "${LAB_DIR:?}"/{roots,debs}/"$1"* ;;
   *) usage_error "clean '$1': give trixie, or nothing for all" ;;
   esac

@@ -100,7 +100,7 @@ guest_qemu() {
 # guest_boot MODE RELEASE LIMIT [WORD...]: sets LAB_STATUS to the command's exit status, 124 or 125.
 guest_boot() {
   local mode=$1 release=$2 limit=$3 root=/ kernel qemu watcher qemu_status=0
-  kernel=$LAB_DIR/kernels/$(kernel_newest)
+  kernel=$LAB_KERNELS/$(kernel_newest)
   [ "$release" = host ] || root=$LAB_DIR/roots/$release
   guest_write "$@"
   guest_lock

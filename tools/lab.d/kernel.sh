@@ -1,8 +1,10 @@
 # shellcheck shell=bash
 # The guest's kernel: Debian's own package, downloaded and unpacked under LAB_DIR, never installed.
-# Sourced by tools/lab.
+# That of the release that apt here knows, or Debian 11's (--kernel bullseye, Linux 5.10). Sourced by
+# tools/lab.
 #
-#   kernels/VERSION            unpacked and complete; a half-made one is called VERSION.partial
+#   kernels/VERSION            unpacked and complete; a half-made one is called VERSION.partial.
+#                              Debian 11's: kernels-bullseye/VERSION
 #     root/                    linux-image and busybox-static as dpkg unpacks them
 #     vmlinux                  the ELF kernel out of the compressed one: boots seconds sooner
 #     initramfs-HASH.cpio      busybox, the modules below and the guest's init; HASH is of its recipe
@@ -13,7 +15,7 @@ LAB_MODULES="virtio_pci 9pnet_virtio 9p overlay virtio_net
   ib_core ib_uverbs rdma_cm rdma_ucm rdma_rxe"
 
 kernel_newest() {
-  find "$LAB_DIR/kernels" -mindepth 1 -maxdepth 1 -type d ! -name '*.partial' \
+  find "$LAB_KERNELS" -mindepth 1 -maxdepth 1 -type d ! -name '*.partial' \
     ! -name 'initramfs.*' -printf '%f\n' |
     sort -V | tail -1
 }
@@ -37,12 +39,36 @@ MAGIC
   return 1
 }
 
+# apt for the packages of LAB_KERNEL. Of another release it has lists of its own, and what is installed
+# here is no candidate.
+kernel_apt() {
+  local command=$1 apt=$LAB_DIR/debs/kernel-$LAB_KERNEL/apt options=(-q -o APT::Sandbox::User=root)
+  shift
+  [ "$LAB_KERNEL" = host ] || options+=(-o "Dir::Etc::sourcelist=$apt/sources.list"
+    -o Dir::Etc::sourceparts=- -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt/cache"
+    -o Dir::State::status=/dev/null -o Acquire::Languages=none)
+  "$command" "${options[@]}" "$@"
+}
+
+# Its sources are written at run time and go with the lists.
+kernel_apt_prepare() {
+  [ "$LAB_KERNEL" != host ] || return 0
+  local apt=$LAB_DIR/debs/kernel-$LAB_KERNEL/apt mirror
+  mirror=$(apt_mirror) || exit
+  mkdir -p "$apt"/lists/partial "$apt"/cache/archives/partial
+  echo "deb $mirror $LAB_KERNEL main" > "$apt/sources.list"
+  kernel_apt apt-get update > "$LAB_KERNELS/fetch.log" 2>&1 || {
+    tail -3 "$LAB_KERNELS/fetch.log" >&2
+    die "apt could not read the lists of $LAB_KERNEL at this machine's mirror"
+  }
+}
+
 # Two tries: apt's lists may be missing or older than the mirror.
 apt_download() {
-  local log=$LAB_DIR/kernels/fetch.log
-  apt-get -q download -o APT::Sandbox::User=root "$@" > "$log" 2>&1 && return
-  [ "$(id -u)" != 0 ] || apt-get -q update >> "$log" 2>&1 || true
-  apt-get -q download -o APT::Sandbox::User=root "$@" >> "$log" 2>&1 && return
+  local log=$LAB_KERNELS/fetch.log
+  kernel_apt apt-get download "$@" > "$log" 2>&1 && return
+  [ "$(id -u)" != 0 ] || kernel_apt apt-get update >> "$log" 2>&1 || true
+  kernel_apt apt-get download "$@" >> "$log" 2>&1 && return
   tail -3 "$log" >&2
   die "apt could not download $* (log: $log); does 'apt-get update' work here?"
 }
@@ -50,16 +76,17 @@ apt_download() {
 kernel_make() {
   [ -z "$(kernel_newest)" ] || return 0 # made while we waited for the lock
   need_commands apt-get apt dpkg dpkg xz xz-utils
-  local package version partial debs=$LAB_DIR/debs/kernel
+  local package version partial debs=$LAB_DIR/debs/kernel-$LAB_KERNEL
+  kernel_apt_prepare
   say "fetching Debian's kernel and busybox (about 70 MB, once)"
-  package=$(apt-cache depends linux-image-amd64 2> /dev/null | awk '/Depends:/ {print $2; exit}')
+  package=$(kernel_apt apt-cache depends linux-image-amd64 2> /dev/null | awk '/Depends:/ {print $2; exit}')
   if [ -z "$package" ] && [ "$(id -u)" = 0 ]; then
-    apt-get -q update > /dev/null || true
-    package=$(apt-cache depends linux-image-amd64 | awk '/Depends:/ {print $2; exit}')
+    kernel_apt apt-get update > /dev/null || true
+    package=$(kernel_apt apt-cache depends linux-image-amd64 | awk '/Depends:/ {print $2; exit}')
   fi
   [ -n "$package" ] || die "apt knows no linux-image-amd64; run 'apt-get update' and try again"
   version=${package#linux-image-}
-  partial=$LAB_DIR/kernels/$version.partial
+  partial=$LAB_KERNELS/$version.partial
   mkdir -p "$debs"
   (cd "$debs" && apt_download "$package" busybox-static) || exit
   rm -rf "$partial"
@@ -71,7 +98,7 @@ kernel_make() {
   "$partial/root/bin/busybox" depmod -b "$partial/root" "$version"
   kernel_extract "$partial/root/boot/vmlinuz-$version" "$partial/vmlinux" ||
     cp "$partial/root/boot/vmlinuz-$version" "$partial/vmlinux" # boots too, a few seconds later
-  mv "$partial" "$LAB_DIR/kernels/$version"
+  mv "$partial" "$LAB_KERNELS/$version"
   say "kernel $version is ready"
 }
 
@@ -95,7 +122,7 @@ initramfs_make() {
   local kernel=$1 out=$2 version=${1##*/} tree file
   [ ! -s "$out" ] || return 0
   local modules=$kernel/root/lib/modules/$version busybox=$kernel/root/bin/busybox
-  tree=$(mktemp -d "$LAB_DIR/kernels/initramfs.XXXXXX")
+  tree=$(mktemp -d "$LAB_KERNELS/initramfs.XXXXXX")
   mkdir -p "$tree"/{bin,dev,proc,sys,lab,lower,upper,root,modules}
   cp "$busybox" "$tree/bin/busybox"
   install -m 755 "$LAB_PARTS/init" "$tree/init"

@@ -1,0 +1,75 @@
+#!/usr/bin/python3
+"""The allocator's own test programs under Debian's kernels, in guests.
+
+    kernels_test.py BUILD host|bullseye
+
+host: the kernel that tools/lab takes here, Linux 6.1 on Debian 12; bullseye: Debian 11's, Linux 5.10. A
+sample of the programs in BUILD/bin, of what a kernel may do otherwise: system calls by situation, what
+madvise leaves, limits, threads and their ends. And in a cgroup of version 2, under bullseye's of version 1,
+phases of blocks of all sizes in little memory (tests/invariants/take_back_cgroup.cc), with a control that
+must be killed.
+Seen to fail: without RDMALLOC_LIMIT in the cgroup, and with a program that is not there.
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+HERE = pathlib.Path(__file__).resolve().parent
+KERNELS = {"host": r"\d+\.\d+", "bullseye": r"5\.10"}
+PROGRAMS = "lock_test topology_test lying_kernel_test system_calls_test life_cycle_test take_back_data_test".split()
+PRELOADED = ["late_caches frees", "late_caches third", "late_caches fourth", "thread_moments single",
+             "thread_moments timer", "thread_moments thread"]
+GUEST = """
+cd /tmp
+echo "kernel $(uname -r)"
+for program in {programs}; do
+  timeout 200 {bin}/$program --gtest_brief=1 > out 2>&1; echo "$program: $?"; grep -E '^\\[  (FAILED|SKIPPED)|PASSED' out
+  grep -q FAILED out && tail -40 out
+done
+while read -r program; do
+  LD_PRELOAD={library} {bin}/$program; echo "$program: $?"
+done << 'END'
+{preloaded}
+END
+mkdir /tmp/cgroups
+if [ {version} = 2 ]; then
+  mount -t cgroup2 none /tmp/cgroups && echo +memory > /tmp/cgroups/cgroup.subtree_control
+else mount -t cgroup -o memory none /tmp/cgroups; fi
+phases() {{
+  LD_PRELOAD={library} {bin}/take_back_cgroup /tmp/cgroups $*
+  echo "take_back_cgroup $*: $?"
+  rmdir /tmp/cgroups/take_back_cgroup
+}}
+RDMALLOC_LIMIT=32M phases
+phases more
+"""
+
+
+def main(build, release):
+    folder = os.path.join(build, "bin")
+    guest = GUEST.format(bin=folder, library=os.path.join(build, "lib", "librdmalloc.so"),
+                         programs=" ".join(PROGRAMS), preloaded="\n".join(PRELOADED),
+                         version=1 if release == "bullseye" else 2)
+    done = subprocess.run(
+        [str(HERE.parent.parent / "tools" / "lab"), "-q", "--kernel", release, "--rdma", "none", "--memory",
+         "4G", "--limit", "600", "run", guest],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        errors="replace", check=False)
+    print(done.stdout, end="")
+    statuses = dict(re.findall(r"(?m)^(\w[\w ]*?) ?: (\d+)$", done.stdout))
+    wanted = {program: "0" for program in PROGRAMS + PRELOADED}
+    wanted["take_back_cgroup"] = "0"
+    wanted["take_back_cgroup more"] = "137"
+    wrong = [f"{name}: {statuses.get(name, 'not run')}, not {status}" for name, status in wanted.items()
+             if statuses.get(name) != status]
+    if not re.search(rf"(?m)^kernel {KERNELS[release]}\.", done.stdout):
+        wrong.append(f"this is not the kernel of {release}")
+    for sentence in wrong:
+        print("kernels_test:", sentence)
+    return 1 if wrong or done.returncode != 0 else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(os.path.abspath(sys.argv[1]), sys.argv[2]))
