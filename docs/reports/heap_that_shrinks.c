@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
   const int bytes = argc > 2 ? atoi(argv[2]) : 258048;
   int rank, wrong = 0, shrunk = 0, same = 0;
   char* before = NULL;
+  const char* heap = sbrk(0);
   MPI_Init(&argc, &argv);
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   for (int i = 0; i < count; i++) {
@@ -33,13 +34,12 @@ int main(int argc, char** argv) {
     for (int k = 0; k < bytes; k++) is_wrong |= buffer[k] != (char)(i + 1);
     wrong += is_wrong;
     const char* end = sbrk(0);
+    const volatile int is_in_heap = buffer >= heap && buffer < end;
     free(buffer);
     malloc_trim(0);
-    if ((const char*)sbrk(0) < end)
-      shrunk++;
-    else if (buffer < end &&
-             malloc(bytes) ==
-                 NULL) /* below a block of MPI's: fill the hole, the next is the last */
+    if ((const char*)sbrk(0) < end) shrunk++;
+    /* Below a block of MPI's? Its hole is filled, so that the next comes from the end. */
+    else if (is_in_heap && malloc(bytes) == NULL)
       return 2;
   }
   int all[3], mine[3] = {wrong, shrunk, same};
