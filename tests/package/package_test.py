@@ -6,8 +6,7 @@
 Skipped where it can't be done: it wants root, debhelper, lintian, debootstrap and the archive that apt is set to use.
 Nothing is fetched by the build itself: it runs without a network.
 
-Seen to fail: with librdmalloc.so.0 left out of debian/librdmalloc0.install, without debian/*.lintian-overrides, with
-regcache_mlock.c linked as rdmalloc-mlokc.
+Seen to fail: without debian/*.lintian-overrides, and with the package of a registrar left out of those that are used.
 """
 import os
 import pathlib
