@@ -259,8 +259,9 @@ int run(const RunOptions& options) {
   for (const std::string& warning : plan.warnings) fail(warning);
   if (launcher.kind != Launcher::Kind::none && wanted.settings["RDMALLOC_STATS"] == "1")
     fail(
-        "--stats writes some 45 lines a rank to standard error, rank and process at their head; "
-        "--stats=FOLDER writes a file each, and 'rdmalloc job FOLDER' makes one table of them");
+        "--stats writes some 45 lines a rank to one standard error, with rank and process at their "
+        "head; "
+        "--stats=FOLDER keeps them apart, and 'rdmalloc job FOLDER' makes one table of them");
   const std::vector<std::string> obstacles = without_us(plan, wanted.library);
   for (const std::string& obstacle : obstacles)
     fail(obstacle + (options.is_strict ? "" : ". It runs without rdmalloc."));
