@@ -62,15 +62,16 @@ if(NOT RDMALLOC_SANITIZE)
   # nodelete: blocks and threads outlive any dlclose.
   target_link_options(rdmalloc PRIVATE -Wl,-z,defs,-z,now,-z,nodelete)
   # libc's first version, for the functions that stand in front of libc's (regcache/interpose/in_front_of.h),
-  # and the one that process_madvise came with.
+  # and the one that process_madvise came with. Our own functions have ours (docs/versions.md).
   set(libc_version GLIBC_2.2.5)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "aarch64|arm64")
     set(libc_version GLIBC_2.17)
   endif()
   set(versions ${PROJECT_BINARY_DIR}/rdmalloc.map)
   file(CONFIGURE OUTPUT ${versions}
-    CONTENT "@libc_version@ { local: rdmalloc_in_front_of_*; };\nGLIBC_2.36 { } @libc_version@;\n" @ONLY)
+    CONTENT "@libc_version@ { local: rdmalloc_in_front_of_*; };\nGLIBC_2.36 { } @libc_version@;\nRDMALLOC_0 { rdmalloc_init; rdmalloc_invalidate; rdmalloc_[!i]*; };\n" @ONLY)
   target_link_options(rdmalloc PRIVATE -Wl,--version-script=${versions})
+  set_property(TARGET rdmalloc APPEND PROPERTY LINK_DEPENDS ${versions})
   target_link_libraries(rdmalloc PUBLIC rdmalloc_headers)
   target_link_libraries(rdmalloc_static PUBLIC rdmalloc_headers ${CMAKE_DL_LIBS} pthread)
 endif()

@@ -2,14 +2,17 @@
 # Runs ./test, or another command of the repository, in a Debian that has nothing but its essential
 # packages, to see that the set-up names all we need:
 #
-#   tools/bare-debian.sh [--keep] [COMMAND ARGUMENT...]      default: .ci/run --quick
+#   tools/bare-debian.sh [--keep] [--copy FOLDER] [COMMAND ARGUMENT...]      default: .ci/run --quick
 #
 # Needs root, debootstrap, 6 GB in $TMPDIR (/var/tmp) and the archive this machine's apt is set to use.
-# What is committed is what is tried. --keep leaves the system there, for a look.
+# What is committed is what is tried. --keep leaves the system there, for a look; --copy puts a folder's files
+# into its /copied.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 keep=no
+copied=
 if [[ ${1:-} == --keep ]]; then keep=yes && shift; fi
+if [[ ${1:-} == --copy ]]; then copied=${2:?"bare-debian: --copy wants a folder"} && shift 2; fi
 (($#)) || set -- .ci/run --quick
 ((EUID == 0)) || { echo "bare-debian: needs root, for chroot" >&2; exit 1; }
 command -v debootstrap >/dev/null || { echo "bare-debian: apt-get install debootstrap" >&2; exit 1; }
@@ -33,6 +36,7 @@ cp -a /etc/apt/. "$root/etc/apt/"
 mkdir -p "$root/usr/share/keyrings"
 cp -a /usr/share/keyrings/. "$root/usr/share/keyrings/"
 cp -L /etc/resolv.conf /etc/hosts "$root/etc/" 2>/dev/null || true
+if [[ $copied ]]; then cp -r "$copied" "$root/copied"; fi
 git clone -q --no-hardlinks . "$root/rdmalloc"
 
 # Mounts in a namespace of their own: they go with it, however this ends.

@@ -13,10 +13,10 @@ declare -A packages=(
            libucx-dev libdpdk-dev libcli11-dev libfmt-dev nlohmann-json3-dev libgtest-dev libgmock-dev python3"
   # gdb and libc's symbols for the stacks of a hang; a second compiler, and the checkers of the
   # code; programs that run under the preload; tracers; Slurm and IPython Parallel, which tests start for
-  # themselves; spin for the cache's protocol.
+  # themselves; spin for the cache's protocol; Debian's packages, and the interface's description.
   [test]="gdb libc6-dbg g++-aarch64-linux-gnu qemu-user googletest clang clang-format clang-tidy binutils strace valgrind libseccomp-dev make
           PYTHON_TESTSUITE git perl file procps tar gzip bzip2 xz-utils groff-base util-linux slurm-wlm munge
-          python3-ipyparallel python3-mpi4py spin"
+          python3-ipyparallel python3-mpi4py spin debhelper dpkg-dev lintian abigail-tools"
   # MPI, the peers' allocators and fabrics, pictures, redis for a trace of it (a server without a service).
   [bench]="openmpi-bin libopenmpi-dev mpich libmpich-dev libbenchmark-dev libmimalloc2.0 libjemalloc2
            libgoogle-perftools4 qemu-user libfabric-bin libucx-dev ucx-utils gnuplot-nox redis-tools"

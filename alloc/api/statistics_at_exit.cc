@@ -1,5 +1,6 @@
 #include "alloc/api/statistics_at_exit.h"
 
+#include <limits.h>
 #include <rdmalloc/rdmalloc.h>
 
 #include "alloc/api/options.h"
@@ -27,6 +28,13 @@ void write_file() {
   if (error < 0) statistics_file_warn(error);
 }
 
+// In pieces that a pipe takes as one, so that ranks do not mix within lines.
+void write_to_standard_error() {
+  static_assert(PIPE_BUF <= sizeof line);
+  Writer out(2, line, PIPE_BUF);
+  statistics_print(out, RDMALLOC_STATS_TEXT);
+}
+
 }  // namespace
 
 void statistics_at_exit() {
@@ -34,7 +42,7 @@ void statistics_at_exit() {
     case StatsAtExit::kNone:
       break;
     case StatsAtExit::kStandardError:
-      if (has_standard_error()) rdmalloc_stats_print(2, RDMALLOC_STATS_TEXT);
+      if (has_standard_error()) write_to_standard_error();
       break;
     case StatsAtExit::kFile:
       write_file();

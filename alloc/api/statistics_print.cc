@@ -15,8 +15,21 @@
 namespace rdmalloc {
 
 void Writer::put(char c) {
-  if (length_ == size_) flush();
+  if (length_ == size_) {
+    const void* end = memrchr(buffer_, '\n', length_);
+    write_out(end == nullptr
+                  ? length_
+                  : static_cast<std::size_t>(static_cast<const char*>(end) - buffer_) + 1);
+  }
   buffer_[length_++] = c;
+}
+
+// The first of them; the rest moves to the front.
+void Writer::write_out(std::size_t bytes) {
+  const int error = os::write_all(fd_, buffer_, bytes);
+  if (error_ == 0) error_ = error;
+  length_ -= bytes;
+  std::memmove(buffer_, buffer_ + bytes, length_);
 }
 
 Writer& Writer::text(const char* words) {
@@ -39,11 +52,7 @@ Writer& Writer::quoted(const char* words, std::size_t most) {
 }
 
 int Writer::flush() {
-  if (length_ != 0) {
-    int error = os::write_all(fd_, buffer_, length_);
-    if (error_ == 0) error_ = error;
-  }
-  length_ = 0;
+  if (length_ != 0) write_out(length_);
   return error_;
 }
 
@@ -70,8 +79,36 @@ void pad(Writer& out, std::size_t length) {
   for (std::size_t i = length; i < kNameColumn; ++i) out.text(" ");
 }
 
+// Which process this is, so that what many of them wrote can be told apart and merged.
+struct Process {
+  char program[32], host[os::kMostHostBytes];
+  std::uint64_t id;
+  Rank rank;
+
+  Process() : id(static_cast<std::uint64_t>(os::process_id())), rank(options().rank) {
+    const std::size_t length = os::read_file("/proc/self/comm", program);
+    if (length != 0 && program[length - 1] == '\n') program[length - 1] = 0;
+    os::host_name(host);
+  }
+};
+
+void print_head(Writer& out) {
+  const Process process;
+  out.text("rdmalloc ").text(rdmalloc_version());
+  if (process.rank.rank >= 0) {
+    out.text(", rank ").number(static_cast<std::uint64_t>(process.rank.rank));
+    if (process.rank.ranks >= 0)
+      out.text(" of ").number(static_cast<std::uint64_t>(process.rank.ranks));
+  }
+  out.text(", process ")
+      .number(process.id)
+      .text(" ")
+      .quoted(process.program, sizeof process.program);
+  out.text(" on ").quoted(process.host, sizeof process.host).text("\n");
+}
+
 void print_text(Writer& out, const Statistics& s) {
-  out.text("rdmalloc ").text(rdmalloc_version()).text("\n");
+  print_head(out);
   for (const StatisticLine& line : statistic_lines()) {
     out.text(line.name);
     pad(out, std::strlen(line.name));
@@ -95,17 +132,13 @@ void print_text(Writer& out, const Statistics& s) {
   });
 }
 
-// Which process this is, so that what many of them wrote can be merged.
 void print_process(Writer& out) {
-  char program[32], host[os::kMostHostBytes];
-  std::size_t length = os::read_file("/proc/self/comm", program);
-  if (length != 0 && program[length - 1] == '\n') program[length - 1] = 0;
-  os::host_name(host);
-  out.text(",\"program\":").quoted(program, sizeof program);
-  out.text(",\"host\":").quoted(host, sizeof host);
-  out.text(",\"pid\":").number(static_cast<std::uint64_t>(os::process_id()));
-  const Rank& rank = options().rank;
-  for (auto [name, value] : {std::pair{",\"rank\":", rank.rank}, {",\"ranks\":", rank.ranks}}) {
+  const Process process;
+  out.text(",\"program\":").quoted(process.program, sizeof process.program);
+  out.text(",\"host\":").quoted(process.host, sizeof process.host);
+  out.text(",\"pid\":").number(process.id);
+  for (auto [name, value] :
+       {std::pair{",\"rank\":", process.rank.rank}, {",\"ranks\":", process.rank.ranks}}) {
     out.text(name);
     if (value >= 0)
       out.number(static_cast<std::uint64_t>(value));

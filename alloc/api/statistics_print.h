@@ -9,7 +9,9 @@
 namespace rdmalloc {
 
 // Text to a file descriptor through a buffer of the caller's, one write(2) for each time it is
-// full, and without stdio: the program may be inside malloc's caller.
+// full, and without stdio: the program may be inside malloc's caller. A write ends with a line
+// where there is one, so that processes with one standard error do not mix within lines: up to
+// PIPE_BUF bytes go into a pipe in one piece.
 class Writer {
  public:
   Writer(int fd, char* buffer, std::size_t size) : fd_(fd), size_(size), buffer_(buffer) {}
@@ -23,6 +25,7 @@ class Writer {
 
  private:
   void put(char c);
+  void write_out(std::size_t bytes);
   int fd_;
   int error_ = 0;
   std::size_t length_ = 0, size_;

@@ -5,6 +5,7 @@
 // be measured; 4 when only peers failed: a finding, told apart from ours but never from success;
 // 130 when interrupted.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -48,10 +49,48 @@ void print_choice(const CompareOptions& options, const Results& results) {
   print_allocators(results.allocators, results.left_out);
 }
 
+// The tables, on standard output, and the picture, by bench/pictures/bcast_report.py from the JSON
+// file: what was recorded can be told again, and is by the tests. What went wrong, or nothing.
+std::string tell(const CompareOptions& options, const std::string& picture) {
+  Command report;
+  report.arguments = {"python3", RDMALLOC_BENCH_PICTURES "/bcast_report.py", options.json_path,
+                      "--picture", picture};
+  if (options.all_tables) report.arguments.emplace_back("--all");
+  if (find_program("python3").empty())
+    return fmt::format("no table and no picture: python3 is not installed; with it: {}",
+                       fmt::join(report.arguments, " "));
+  const Outcome outcome = run(report);
+  fmt::print("{}", outcome.standard_output);
+  if (outcome.ok()) return {};
+  return fmt::format("no picture: {} {}: {}", report.arguments[1], outcome.describe(),
+                     outcome.standard_error);
+}
+
+// The last lines: where it all is, and what to try next.
+void print_ending(const CompareOptions& options, const std::string& picture) {
+  std::error_code ignored;
+  if (std::filesystem::exists(picture, ignored)) fmt::print("Picture: {}\n", picture);
+  const std::string tool = options.program_folder + "/rdmalloc";
+  if (!std::filesystem::exists(tool, ignored)) return;
+  fmt::print("Next, your own program: {} run -- mpirun -n 2 ./program\n",
+             std::filesystem::proximate(tool, ignored).string());
+}
+
 void write_reports(const CompareOptions& options, const Results& results) {
-  write_json(options, results_json(options, results));
   const std::string picture = options.output_folder + "/bcast.svg";
-  if (!results.cells.empty()) write_picture(picture, picture_script(options, results, picture));
+  std::error_code ignored;
+  std::filesystem::remove(picture, ignored);  // no older run's under this run's tables
+  const std::string problem =
+      write_file(options.json_path, results_json(options, results).dump(1) + "\n");
+  const std::string untold =
+      problem.empty() && !results.cells.empty() ? tell(options, picture) : "";
+  fmt::print("{}\n{} broadcasts, every byte checked at every rank, {} failures; {:.0f} s\n",
+             failures_text(results), results.checked_broadcasts, results.failures.size(),
+             results.wall_s);
+  for (const std::string& text : {problem, untold})
+    if (!text.empty()) fmt::print("{}\n", text);
+  if (problem.empty()) fmt::print("\nJSON: {}\n", options.json_path);
+  print_ending(options, picture);
 }
 
 int status_of(const CompareOptions& options, const Results& results) {
@@ -75,9 +114,6 @@ int main(int argc, char** argv) {
   if (options.list) return 0;
   run_all(options, results);
   if (results.interrupted) fmt::print("\ninterrupted: what follows is incomplete\n");
-  fmt::print("{}", tables(options, results));
-  fmt::print("\n{} broadcasts, every byte checked at every rank, {} failures; {:.0f} s\n",
-             results.checked_broadcasts, results.failures.size(), results.wall_s);
   write_reports(options, results);
   return status_of(options, results);
 }

@@ -58,6 +58,7 @@ void add_options(CommandLine& line, CompareOptions& options, Texts& texts) {
   line.number("--pause-ms", options.pause_ms, 0, 600'000, "the pause of the pattern phases");
   line.text("--mpirun", options.mpirun, "which mpirun");
   line.flag("--quick", options.quick, "a look in seconds: one repetition, two sizes, no phases");
+  line.flag("--all-tables", options.all_tables, "also MPI_Bcast alone, and page faults");
   line.hidden("--worker", options.worker);
   line.hidden("--worker-fault", options.worker_fault);
 }

@@ -17,6 +17,7 @@ struct CompareOptions : DriverOptions {
   double scale = 1;
   int pause_ms = 2200;
   bool quick = false;
+  bool all_tables = false;
   std::string mpirun;
   std::string worker;
   std::string worker_fault;  // for the bench's own tests

@@ -55,9 +55,7 @@ struct Results {
 
 void run_all(const CompareOptions& options, Results& results);
 
-std::string tables(const CompareOptions& options, const Results& results);
+std::string failures_text(const Results& results);
 nlohmann::json results_json(const CompareOptions& options, const Results& results);
-std::string picture_script(const CompareOptions& options, const Results& results,
-                           const std::string& picture);
 
 }  // namespace rdmalloc::bench

@@ -86,8 +86,37 @@ std::vector<std::string> split_list(const std::string& text) {
   return parts;
 }
 
-Progress::Progress(std::vector<std::string> kinds_of_steps, bool quiet)
+double estimate_seconds(std::span<const std::string> left,
+                        const std::map<std::string, Spent>& spent,
+                        const std::map<std::string, double>& expected) {
+  Spent all;
+  double expected_of_spent = 0;
+  double spent_of_expected = 0;
+  for (const auto& [kind, so_far] : spent) {
+    all.seconds += so_far.seconds;
+    all.steps += so_far.steps;
+    if (!expected.contains(kind)) continue;
+    expected_of_spent += expected.at(kind) * static_cast<double>(so_far.steps);
+    spent_of_expected += so_far.seconds;
+  }
+  if (all.steps == 0) return -1;
+  double seconds = 0;
+  for (const std::string& kind : left) {
+    const auto known = spent.find(kind);
+    if (known != spent.end())
+      seconds += known->second.seconds / static_cast<double>(known->second.steps);
+    else if (expected.contains(kind) && expected_of_spent > 0)
+      seconds += expected.at(kind) * spent_of_expected / expected_of_spent;
+    else
+      seconds += all.seconds / static_cast<double>(all.steps);
+  }
+  return seconds;
+}
+
+Progress::Progress(std::vector<std::string> kinds_of_steps, bool quiet,
+                   std::map<std::string, double> expected)
     : kinds_(std::move(kinds_of_steps)),
+      expected_(std::move(expected)),
       terminal_(isatty(STDERR_FILENO) != 0),
       quiet_(quiet),
       start_(Clock::now()),
@@ -109,29 +138,13 @@ void Progress::finish() {
   if (terminal_ && !quiet_) fmt::print(stderr, "\r\033[K");
 }
 
-double Progress::seconds_left() const {
-  Spent all;
-  for (const auto& [kind, spent] : spent_) {
-    all.seconds += spent.seconds;
-    all.steps += spent.steps;
-  }
-  if (all.steps == 0) return -1;
-  double left = 0;
-  for (std::size_t i = done_; i < kinds_.size(); ++i) {
-    const auto known = spent_.find(kinds_[i]);
-    const Spent& spent = known == spent_.end() ? all : known->second;
-    left += spent.seconds / static_cast<double>(spent.steps);
-  }
-  return left;
-}
-
 void Progress::print(const std::string& what) {
   const auto now = Clock::now();
   const bool due = done_ == 0 || now - printed_ >= std::chrono::seconds(5);
   if (quiet_ || (!terminal_ && !due)) return;
   printed_ = now;
   const double gone = std::chrono::duration<double>(now - start_).count();
-  const double left = seconds_left();
+  const double left = estimate_seconds(std::span(kinds_).subspan(done_), spent_, expected_);
   const std::string estimate = left < 0 ? "" : fmt::format(", about {:.0f} s left", left);
   fmt::print(stderr, "{}[{}/{}] {}; {:.0f} s gone{}{}", terminal_ ? "\r\033[K" : "", done_ + 1,
              kinds_.size(), what, gone, estimate, terminal_ ? "" : "\n");

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,25 +30,36 @@ std::size_t parse_bytes(const std::string& text);
 // Splits "a,b,c"; empty parts are left out.
 std::vector<std::string> split_list(const std::string& text);
 
+// What steps of a kind have taken so far.
+struct Spent {
+  double seconds = 0;
+  std::size_t steps = 0;
+};
+
+// How long the steps `left` will take, each given by its kind; -1 while none has ended. A kind that
+// has not run yet is taken for as long as `expected` says of it, in the proportion that held for
+// those that have, or without that for as long as the others took.
+double estimate_seconds(std::span<const std::string> left,
+                        const std::map<std::string, Spent>& spent,
+                        const std::map<std::string, double>& expected);
+
 // How far a run is, on standard error: one line rewritten on a terminal, otherwise a new line
-// every five seconds. The time left is estimated from what each kind of step has taken so far.
+// every five seconds.
 class Progress {
  public:
-  explicit Progress(std::vector<std::string> kinds_of_steps, bool quiet = false);
+  // `expected`: about how many seconds steps of a kind take, where kinds differ much.
+  explicit Progress(std::vector<std::string> kinds_of_steps, bool quiet = false,
+                    std::map<std::string, double> expected = {});
   void begin(const std::string& what);  // the next step starts
   void end();                           // and has ended
   void finish();                        // clears the line
 
  private:
   using Clock = std::chrono::steady_clock;
-  double seconds_left() const;
   void print(const std::string& what);
 
-  struct Spent {
-    double seconds = 0;
-    std::size_t steps = 0;
-  };
   std::vector<std::string> kinds_;
+  std::map<std::string, double> expected_;
   std::map<std::string, Spent> spent_;
   std::size_t done_ = 0;
   bool terminal_ = false;

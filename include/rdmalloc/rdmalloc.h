@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 #define RDMALLOC_VERSION_MAJOR 0
-#define RDMALLOC_VERSION_MINOR 1
+#define RDMALLOC_VERSION_MINOR 2
 #define RDMALLOC_VERSION_PATCH 0
 
 #if defined(__GNUC__)
@@ -36,7 +36,7 @@ extern "C" {
 
 /* ------------------------------------------------------------------ library */
 
-/** The version as text, "0.1.0". Static storage. Any thread. */
+/** The version as text, "0.2.0". Static storage. Any thread. */
 RDMALLOC_API const char* rdmalloc_version(void);
 
 /** One sentence for a value returned by this library (negative errno). Static storage, never NULL,

@@ -4,7 +4,7 @@ Each case was seen to fail: `corrupt_byte` with verify() emptied in the worker, 
 mislabelled() returning nothing, `hang` without the limit in attend(), `arguments` with check_sizes()
 emptied, `crash` with run_step() ignoring the outcome, `quick` with take_row() left out, `hang_at_end`
 and `label` with exit_status() returning 0 whatever peers did, `help` with ./run's look at it taken out, `mpich` with the worker of Open MPI,
-`mpich_late` with UCX's tcp instead of its shared memory, `mpich_sigpipe` without the look at SIGPIPE, and
+`quick` with print_ending() left out, `mpich_late` with UCX's tcp instead of its shared memory, `mpich_sigpipe` without the look at SIGPIPE, and
 with any death of it forgiven.
 """
 import json
@@ -139,8 +139,12 @@ def case_quick(folder):
                 row = rows[(allocator, pattern, size)]
                 expect(row["broadcasts"] > 0 and row["bcast_us"]["median"] > 0, f"{row}", output)
         expect((allocator, "mixed", 0) in rows, "no row mixed", output)
-    if shutil.which("gnuplot"):
-        expect("<svg" in pathlib.Path(folder, "bcast.svg").read_text(), "no picture", output)
+    expect("<svg" in pathlib.Path(folder, "bcast.svg").read_text(), "no picture", output)
+    expect("Does MPI_Bcast take longer from a fresh buffer" in output, "no table", output)
+    last = output.strip().splitlines()[-2:]
+    expect(last[0] == f"Picture: {folder}/bcast.svg", "the place of the picture is not told", output)
+    if pathlib.Path(DRIVER).with_name("rdmalloc").exists():
+        expect(last[1].endswith("rdmalloc run -- mpirun -n 2 ./program"), "nothing to try next", output)
     if len(allocators) == 1:
         print("SKIP: no librdmalloc.so beside the driver; glibc's half was right")
         sys.exit(77)

@@ -1,7 +1,7 @@
 """The code blocks of a page, in order, for the test that runs them.
 
-    ```sh [NEED] [status=0,77]     run by bash; NEED is slurm, mpich, docker, kubernetes, install or
-                                   repository
+    ```sh [NEED] [status=0,77]     run by bash; NEED is slurm, mpich, docker, kubernetes, install, package
+                                   or repository
     ```text                        what the block before must print: each line, where "…" is anything
     ```c, ```bash, …               a file, named by the end of the line before: `program.c`:
 """

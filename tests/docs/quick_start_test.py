@@ -166,6 +166,15 @@ class Pages(unittest.TestCase):
         self.in_root(*[{"build/install": BUILD, "/usr/local": PREFIX}.get(word, word) for word in install.split()])
         self.assertEqual(ldconfig, "ldconfig")
 
+    def run_package(self, block, _):
+        """Not run here but by the test `package`; that it is the same, and that there are such packages."""
+        build, install = block.text.strip().split("\n")
+        with open(ROOT + "/tests/package/package_test.py", encoding="utf-8") as file:
+            self.assertIn(", ".join(f'"{word}"' for word in build.split()), file.read())
+        with open(ROOT + "/debian/control", encoding="utf-8") as file:
+            packages = re.findall(r"^Package: (.*)$", file.read(), flags=re.M)
+        self.assertLessEqual(set(re.findall(r"\.\./([\w-]+)_\*\.deb", install)), set(packages))
+
     def run_repository(self, block, _):
         for command in block.text.split():
             self.assertIn(command, self.in_root(command, "--help"))

@@ -95,10 +95,10 @@ class Install(unittest.TestCase):
         folder = os.path.join(SCRATCH, "build")
         run("cmake", "-G", "Ninja", "-S", SCRATCH, "-B", folder, f"-DCMAKE_PREFIX_PATH={PREFIX}")
         run("cmake", "--build", folder)
-        self.assertEqual(run(os.path.join(folder, "with_rdmalloc")), "0.1.0 1 1\n")
-        self.assertEqual(run(os.path.join(folder, "with_static")), "0.1.0 1 1\n")
+        self.assertEqual(run(os.path.join(folder, "with_rdmalloc")), "0.2.0 1 1\n")
+        self.assertEqual(run(os.path.join(folder, "with_static")), "0.2.0 1 1\n")
         # The prefixed library leaves the program's malloc alone.
-        self.assertEqual(run(os.path.join(folder, "with_prefixed")), "0.1.0 0 1\n")
+        self.assertEqual(run(os.path.join(folder, "with_prefixed")), "0.2.0 0 1\n")
 
     def test_pkg_config(self):
         folder = os.path.join(os.path.dirname(self.library), "pkgconfig")
@@ -107,7 +107,7 @@ class Install(unittest.TestCase):
         program = os.path.join(SCRATCH, "by_pkg_config")
         run("cc", os.path.join(SCRATCH, "consumer.c"), *flags,
             f"-Wl,-rpath,{os.path.dirname(self.library)}", "-o", program)
-        self.assertEqual(run(program), "0.1.0 1 1\n")
+        self.assertEqual(run(program), "0.2.0 1 1\n")
 
     def test_every_registrar_has_a_pkg_config_file(self):
         folder = os.path.dirname(self.library)
@@ -143,7 +143,7 @@ class Install(unittest.TestCase):
         run("cmake", "--build", build, "-j2")
         for name in names:
             for language in ("c", "cc"):
-                self.assertEqual(run(os.path.join(build, f"with_{name}_{language}")), "0.1.0\n")
+                self.assertEqual(run(os.path.join(build, f"with_{name}_{language}")), "0.2.0\n")
 
     def test_a_registrar_links_its_own_fabric_only(self):
         # libfabric's functions are inline, calls through the caller's domain.

@@ -3,7 +3,7 @@
 exist, the layout of .editorconfig holds, the version is everywhere the same.
 
 Seen to fail: with kFewLeft renamed in machine_checks.cc, with a ctest name misspelt, with a blank at the
-end of a line of README.md, with version 0.2.0 in CITATION.cff.
+end of a line of README.md, with version 0.1.0 in CITATION.cff.
 """
 import configparser
 import os
@@ -64,6 +64,7 @@ class Version(unittest.TestCase):
     def test_is_that_of_the_header(self):
         self.assertIn(f"\nversion: {VERSION}\n", tree.text("CITATION.cff"))
         self.assertEqual(re.search(r"^## (\d+\.\d+\.\d+)", tree.text("CHANGELOG.md"), flags=re.M)[1], VERSION)
+        self.assertTrue(tree.text("debian/changelog").startswith(f"rdmalloc ({VERSION}) "))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,8 @@
 
 It is preloaded into everything, so whatever it links or exports by mistake is everybody's problem.
 Seen to fail: with the library linked as C++ (NEEDED libstdc++), with one function of alloc/ given
-default visibility, with -ftls-model taken out of cmake/options.cmake.
+default visibility, with -ftls-model taken out of cmake/options.cmake, with rdmalloc_init left out of the version
+script.
 """
 import re
 import subprocess
@@ -22,7 +23,7 @@ INTERPOSED = ("pthread_create thrd_create fork vfork dlopen dlclose setrlimit se
               "prlimit64").split()
 # The same, where a patcher of libc must find libc's own: with libc's version, but not as default.
 IN_FRONT = "munmap madvise process_madvise mremap mmap mmap64 shmdt shmat mprotect".split()
-VERSIONS = ["GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.36"]  # the nodes of those versions
+VERSIONS = ["GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.36", "RDMALLOC_0"]  # the nodes of those versions
 LOADER = {"libc.so.6", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"}
 
 
@@ -85,6 +86,12 @@ class Symbols(unittest.TestCase):
         self.assertEqual({name.split("@")[0] for name in seen}, set(IN_FRONT))
         self.assertEqual([name for name in seen
                           if not re.fullmatch(r"\w+@GLIBC_2\.(2\.5|17|36)", name)], [])
+
+    def test_our_own_have_our_version(self):
+        # A function whose name the version script misses has none.
+        own = [name for name in exported_with_versions() if name.startswith("rdmalloc_")]
+        self.assertGreater(len(own), 50)
+        self.assertEqual([name for name in own if not name.endswith("@@RDMALLOC_0")], [])
 
     def test_exports_nothing_else(self):
         allowed = re.compile(r"rdmalloc_\w+|__libc_\w+|__posix_memalign|_Z(nw|na|dl|da)\w+")

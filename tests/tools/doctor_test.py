@@ -579,6 +579,21 @@ class Programs(Case):
         self.check("libfabric", "good", ["pml=ucx"], four, hanging, env=environment(OMPI_MCA_pml="ucx"))
         self.check("libfabric", "note", [], four, "--mca", "pml", "cm", hanging)
 
+    def test_heap_that_nobody_hears_of(self):
+        """docs/reports/heap-that-shrinks.md. Seen to fail: with each of the conditions taken out."""
+        def program(*names):
+            files = [self.compiled(f"{name}.so.1", f"int {name}(void) {{ return 1; }}", "-shared",
+                                   f"-Wl,-soname,{name}.so.1") for name in names]
+            calls = "; ".join(f"{name}()" for name in names)
+            return self.compiled("uses", f"int libucm(), libfabric(); int main(void) {{ {calls}; }}", "-x", "none",
+                                 *files, "-Wl,-rpath," + self.folder)
+        for release, names, severity in (("4.1.4", ["libucm", "libfabric"], "good"), ("5.0.7", ["libucm"], "good"),
+                                         ("5.0.7", ["libfabric"], "good"), ("5.0.7", ["libucm", "libfabric"], "note")):
+            launcher, linked = self.launcher("mpirun", f"mpirun (Open MPI) {release}"), program(*names)
+            self.check("heap", severity, ["UCX_MEM_MMAP_HOOK_MODE"] if severity == "note" else [], launcher, linked)
+        for name, value in (("FI_MR_CACHE_MAX_COUNT", "0"), ("UCX_MEM_MMAP_HOOK_MODE", "none"), ("OMPI_MCA_pml", "ucx")):
+            self.check("heap", "good", [value], launcher, linked, env=environment(**{name: value}))
+
 
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], "-v"])

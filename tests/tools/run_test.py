@@ -6,11 +6,12 @@
 launchers_test.py has the launchers. Seen to fail: with the library behind what LD_PRELOAD has, with
 a child in place of exec, with a status of 126 for a lost interpreter, with the checks of the
 library's class, machine, names and loader and those of the program's loader, rights and malloc each
-taken out.
+taken out; with pieces of statistics of 1,024 bytes, cut where they are full; with no rank at their head.
 """
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,22 @@ class Plain(Case):
         self.assertEqual(done.stdout.split(), ["RDMALLOC_DECAY_MS=7", "RDMALLOC_HUGE=never",
                                                "RDMALLOC_LIMIT=1G", "RDMALLOC_PURGE=manual"])
         self.assertIn("arena_bytes", run("--stats", "--", "true").stderr)
+
+    def test_statistics_say_whose_they_are_and_keep_their_lines_whole(self):
+        # A socket of packets: a write each.
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours, theirs:
+            one = subprocess.run([TOOL, "run", "--stats", "--", "true"], stderr=theirs, check=False, timeout=60,
+                                 env=environment(OMPI_COMM_WORLD_RANK="3", OMPI_COMM_WORLD_SIZE="8"))
+            theirs.close()
+            pieces = list(iter(lambda: ours.recv(1 << 20).decode(), ""))
+        self.assertEqual(one.returncode, 0)
+        self.assertRegex(pieces[0], r'\Ardmalloc \S+, rank 3 of 8, process \d+ "true" on "\S+"\n')
+        self.assertEqual("".join(pieces).count("stats.arena_bytes"), 1)
+        for piece in pieces:
+            self.assertTrue(piece.endswith("\n"), piece)
+            self.assertLessEqual(len(piece), 4096)  # PIPE_BUF: a pipe takes it as one
+        self.assertLessEqual(len(pieces), 2)
 
     def test_all_else_is_as_without(self):
         # Not SigQ: that counts the signals queued for all processes of the user (proc(5)).

@@ -58,7 +58,8 @@ std::vector<Finding> examine(const DoctorOptions& options) {
           check_mpi(job),
           check_hooks(job),
           check_open_mpi(job),
-          check_libfabric(job)};
+          check_libfabric(job),
+          check_heap(job)};
 }
 
 Severity worst_of(const std::vector<Finding>& findings) {

@@ -88,5 +88,6 @@ Finding check_mpi(const Job& job);
 Finding check_hooks(const Job& job);
 Finding check_open_mpi(const Job& job);
 Finding check_libfabric(const Job& job);
+Finding check_heap(const Job& job);
 
 }  // namespace rdmalloc::tool

@@ -399,4 +399,29 @@ Finding check_libfabric(const Job& job) {
           "rdmalloc run -- ..."};
 }
 
+// docs/reports/heap-that-shrinks.md: libucm's jump in sbrk passes Open MPI's in brk by, so that
+// over libfabric nobody hears of a heap that shrinks. Seen with Open MPI 5.0.7, which loads libucm
+// whatever it sends through; not with 4.1.4.
+Finding check_heap(const Job& job) {
+  const bool is_open_mpi_5 = job.launcher.kind == Launcher::Kind::open_mpi &&
+                             job.launcher.name.rfind("Open MPI 5.", 0) == 0;
+  const Library* ucm = job.library("libucm.so");
+  const Library* fabric = job.library("libfabric.so");
+  if (!is_open_mpi_5 || ucm == nullptr || fabric == nullptr)
+    return good("heap", "not Open MPI 5 with both UCX and libfabric");
+  const std::string seen = fmt::format("{}, {} and {}", job.launcher.name, ucm->name, fabric->name);
+  for (const auto& [name, value] :
+       {std::pair<const char*, const char*>{"FI_MR_CACHE_MAX_COUNT", "0"},
+        {"UCX_MEM_MMAP_HOOK_MODE", "none"}})
+    if (job.variable(name).value_or("") == value)
+      return good("heap", fmt::format("{}; {}={}", seen, name, value));
+  if (job.mca("pml").value_or("") == "ucx") return good("heap", seen + "; pml=ucx");
+  return {"heap", Severity::note, seen,
+          "with glibc's own malloc MPI_Bcast over libfabric sends wrong bytes once the heap has "
+          "shrunk (free, "
+          "malloc_trim): UCX's hook of sbrk keeps Open MPI from hearing of it (docs/reports). "
+          "rdmalloc has no such heap",
+          "rdmalloc run -- ...  # without rdmalloc: export UCX_MEM_MMAP_HOOK_MODE=none"};
+}
+
 }  // namespace rdmalloc::tool

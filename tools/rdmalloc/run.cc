@@ -259,7 +259,8 @@ int run(const RunOptions& options) {
   for (const std::string& warning : plan.warnings) fail(warning);
   if (launcher.kind != Launcher::Kind::none && wanted.settings["RDMALLOC_STATS"] == "1")
     fail(
-        "--stats writes the counters of all ranks to one standard error, where they may mix; "
+        "--stats writes some 45 lines a rank to one standard error, with rank and process at their "
+        "head; "
         "--stats=FOLDER keeps them apart, and 'rdmalloc job FOLDER' makes one table of them");
   const std::vector<std::string> obstacles = without_us(plan, wanted.library);
   for (const std::string& obstacle : obstacles)

@@ -1,0 +1,93 @@
+#!/usr/bin/env python3
+"""The programs of docs/reports/ compile, and show what their pages say of this machine.
+
+    reports_test.py LIBRDMALLOC
+
+Seen to fail: without `volatile` in who_tells_from_where.c (the control saw nothing) and in heap_unheard.c, and with a
+program that no page names.
+"""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+LIBRARY = sys.argv.pop(1)
+REPORTS = pathlib.Path(__file__).resolve().parents[2] / "docs" / "reports"
+MIMALLOC = pathlib.Path("/usr/lib", os.uname().machine + "-linux-gnu", "libmimalloc.so.2")
+# As root, and without ssh.
+MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_plm": "isolated",
+       "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+needs_mpi = unittest.skipUnless(shutil.which("mpicc") and shutil.which("mpirun"), "no MPI")
+
+
+def version_of_open_mpi():
+    said = subprocess.run(["mpirun", "--version"], text=True, stdout=subprocess.PIPE, check=False).stdout
+    found = re.search(r"Open MPI\) (\d+)", said)
+    return int(found.group(1)) if found else 0
+
+
+class Reports(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    def compiled(self, name):
+        """As its first lines say."""
+        line = re.search(rf"^ \*   ((?:mpi)?cc .*{name}\.c.*)$", (REPORTS / f"{name}.c").read_text(), flags=re.M).group(1)
+        words = [str(REPORTS / word) if word == f"{name}.c" else word for word in line.split()]
+        subprocess.run([*words, "-Wall", "-Wextra", "-Werror"], cwd=self.folder, check=True, timeout=60)
+        return self.folder / words[words.index("-o") + 1]
+
+    def said(self, command, **environment):
+        done = subprocess.run(command, env={**os.environ, **MPI, **environment}, text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, timeout=120, check=False)
+        return done.returncode, done.stdout
+
+    def test_every_program_is_named_by_a_page_and_by_this_test(self):
+        pages = "".join(path.read_text() for path in REPORTS.glob("*.md"))
+        for path in REPORTS.glob("*.c"):
+            self.assertIn(f"`{path.name}`", pages)
+            self.assertIn(f'"{path.stem}"', pathlib.Path(__file__).read_text())
+        for path in REPORTS.glob("*.md"):
+            self.assertIn("What would mend it" if path.stem not in ("README", "promises") else "# ", path.read_text())
+            self.assertIn(path.name, (REPORTS / "README.md").read_text() + "README.md")
+
+    def test_rdmalloc_tells_from_outside(self):
+        program = self.compiled("who_tells_from_where")
+        status, text = self.said([program], LD_PRELOAD=LIBRARY, RDMALLOC_DECAY_MS="0", RDMALLOC_PURGE="thread")
+        inside, outside = map(int, re.findall(r"(\d+) times", text))
+        self.assertEqual((status, inside), (0, 0), text)
+        self.assertGreater(outside, 0)
+        if MIMALLOC.exists():  # the control: the program sees who does not
+            status, text = self.said([program], LD_PRELOAD=str(MIMALLOC), MIMALLOC_DECOMMIT_DELAY="1")
+            self.assertEqual(status, 1, text)
+
+    def test_a_malloc_that_purges_still_serves(self):
+        library = self.compiled("purges_inside_malloc")
+        self.assertEqual(self.said(["/bin/ls", "/"], LD_PRELOAD=str(library))[0], 0)
+
+    @needs_mpi
+    def test_open_mpi_4_hears_of_a_heap_that_shrinks(self):
+        program = self.compiled("heap_unheard")
+        if version_of_open_mpi() != 4:
+            self.skipTest("not Open MPI 4")
+        status, text = self.said(["mpirun", "-n", "1", "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca",
+                                  "opal_common_ofi_provider_include", "tcp;ofi_rxm", program])
+        self.assertEqual(status, 0, text)
+        self.assertIn("the heap shrank 40 times; Open MPI was told of 40", text)
+
+    @needs_mpi
+    def test_without_a_fabric_the_bytes_are_right(self):
+        program = self.compiled("heap_that_shrinks")
+        status, text = self.said(["mpirun", "-n", "2", program, "20"])
+        self.assertEqual(status, 0, text)
+        self.assertIn("20 broadcasts, 0 wrong; the heap shrank", text)
+
+
+if __name__ == "__main__":
+    unittest.main()
