@@ -15,6 +15,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "alloc/core/order_for_fork.h"
+
 namespace rdmalloc {
 
 namespace detail {
@@ -22,11 +24,6 @@ namespace detail {
 extern std::atomic<std::uint32_t>* fork_word;
 void fork_recover();
 }  // namespace detail
-
-// Between two stores that a fork child must not see in the other order.
-inline void order_for_fork() {
-  std::atomic_signal_fence(std::memory_order_seq_cst);
-}
 
 // Sets up the page and the handler. `kernel_id`: the calling thread's, by gettid().
 void fork_init(std::uint32_t kernel_id);

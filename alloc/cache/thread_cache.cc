@@ -555,6 +555,13 @@ unsigned cache_enter_shard() {
   return cache->shard;
 }
 
+unsigned cache_shard_without_cache() {
+  constinit static thread_local std::uint16_t known = 0;  // the shard, and 1
+  if (options().topology.mode == os::TopologyMode::kMadeUp) return shard_here();
+  if (known == 0) known = is_known_first_thread() ? 1 : static_cast<std::uint8_t>(shard_here()) + 1;
+  return known - 1u;
+}
+
 CacheCounters cache_counters() {
   CacheCounters counters{live_threads.load(std::memory_order_relaxed), 0, magazines.used() - 1};
   for (std::uint32_t i = 1; i < caches.used(); ++i) {

@@ -161,10 +161,13 @@ void caches_fit_limit(std::uint64_t limit_bytes);
 
 // Looks where the calling thread runs now, as its slow path does every so often. Returns its shard.
 unsigned cache_enter_shard();
+// The same for a thread without a cache, which no shard counts: it stays where it was seen first,
+// the process's first thread in the first shard.
+unsigned cache_shard_without_cache();
 // Its shard as of the last look.
 inline unsigned cache_shard() {
   const ThreadCache* cache = detail::this_cache;
-  return cache != &detail::empty_cache ? cache->shard : cache_enter_shard();
+  return cache != &detail::empty_cache ? cache->shard : cache_shard_without_cache();
 }
 
 struct CacheCounters {

@@ -84,6 +84,13 @@ SliceIndex FreeSpans::find_best(std::uint32_t wanted, std::uint32_t alignment, W
 
 SliceIndex FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most,
                                   unsigned node) const {
+  // Of that very length the one that was freed last, which is the head: the commonest case.
+  if (SliceIndex head = head_[bin_of(wanted)]; head != 0) {
+    const Span& span = arena.span(head);
+    if (span.reach == wanted && span.load().slices == wanted && is_of_node(span, node) &&
+        fit_in(head, wanted, wanted, alignment) != 0)
+      return head;
+  }
   SliceIndex latest = 0;
   std::uint64_t latest_generation = 0;
   int scanned = 0;

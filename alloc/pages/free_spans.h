@@ -31,7 +31,8 @@ class FreeSpans {
   SliceIndex find_best(std::uint32_t wanted, std::uint32_t alignment,
                        Where where = Where::kAnywhere, unsigned node = kAnyNode) const;
   // Of the spans that `wanted` aligned slices fit in within their reach, which is at most `most`
-  // slices, the one used last; 0 when there is none.
+  // slices, the one used last, but one of that very length and reach that was freed last before it;
+  // 0 when there is none.
   SliceIndex find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most,
                          unsigned node = kAnyNode) const;
   // Of the longest spans the one of the longest reach; 0 when there is none.

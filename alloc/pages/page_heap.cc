@@ -35,36 +35,37 @@ void add_dirty(PageHeap& heap, std::int64_t slices) {
     shared.dirty_has_grown.store(true, std::memory_order_relaxed);
 }
 
-// Calls function(segment, slices) for each segment that [slice, +slices) touches.
-template <class Function>
-void for_each_segment(SliceIndex slice, std::uint32_t slices, Function function) {
-  for (SliceIndex end = slice + slices; slice < end;) {
-    SliceIndex next = segment_of(slice) + kSegmentSlices;
-    if (next > end) next = end;
-    function(segment_of(slice), next - slice);
-    slice = next;
-  }
-}
-
 // Counts, of each segment, that slices of that kind are free, or are no more. And free spans' ends
 // at those of segments, where they may have to be cut.
+void note_segment(PageHeap& heap, SliceIndex segment, std::uint8_t slices, bool is_clean,
+                  bool is_inserted) {
+  SegmentFree& there = free_in(segment);
+  auto count_whole = [&](std::uint32_t change) {
+    if (there.slices != kSegmentSlices) [[likely]]
+      return;
+    heap.whole_segments += change;
+    if (is_whole_and_backed(there)) heap.backed_segments += change;
+  };
+  if (!is_inserted) count_whole(~0u);
+  auto change = static_cast<std::uint8_t>(is_inserted ? slices : -slices);
+  there.slices = static_cast<std::uint8_t>(there.slices + change);
+  if (is_clean) there.clean_slices = static_cast<std::uint8_t>(there.clean_slices + change);
+  if (is_inserted) count_whole(1);
+}
+
 void note_segments(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind,
                    bool is_inserted) {
-  for_each_segment(slice, slices, [&](SliceIndex segment, std::uint32_t here) {
-    SegmentFree& there = free_in(segment);
-    auto change = static_cast<std::uint8_t>(is_inserted ? here : -here);
-    heap.whole_segments -= there.slices == kSegmentSlices ? 1 : 0;
-    heap.backed_segments -= is_whole_and_backed(there) ? 1 : 0;
-    there.slices = static_cast<std::uint8_t>(there.slices + change);
-    if (kind == SpanKind::kFreeClean)
-      there.clean_slices = static_cast<std::uint8_t>(there.clean_slices + change);
-    heap.whole_segments += there.slices == kSegmentSlices ? 1 : 0;
-    heap.backed_segments += is_whole_and_backed(there) ? 1 : 0;
+  SliceIndex end = slice + slices;
+  for (SliceIndex begin = slice, segment = segment_of(slice); begin < end;) {
+    SliceIndex next = segment + kSegmentSlices;
+    note_segment(heap, segment, static_cast<std::uint8_t>((next < end ? next : end) - begin),
+                 kind == SpanKind::kFreeClean, is_inserted);
     if (is_inserted && segment > slice) {
       set_first(segment, slice);
       set_first(segment - 1, slice);
     }
-  });
+    begin = segment = next;
+  }
 }
 
 }  // namespace

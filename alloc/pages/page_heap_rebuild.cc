@@ -1,6 +1,5 @@
 // Walks over all spans: making the lists anew from the words after a fork, and checking the
 // equations. And the counters.
-#include "alloc/fork.h"
 #include "alloc/pages/page_heap_state.h"
 
 namespace rdmalloc {

@@ -1,6 +1,6 @@
 #include "alloc/pages/segments.h"
 
-#include "alloc/fork.h"
+#include "alloc/core/order_for_fork.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"

@@ -158,7 +158,7 @@ TEST_F(Segments, longer_blocks_and_larger_alignments_are_the_central_heaps) {
   });
 }
 
-TEST_F(Segments, whoever_frees_a_block_its_shard_has_it) {
+TEST_F(Segments, a_block_goes_back_to_its_shard_from_any_thread) {
   char* block = nullptr;
   run_at(1, [&] { block = touched(700 * kKiB); });
   run_at(2, [&] { rdmalloc_free(block); });
@@ -259,7 +259,7 @@ TEST_F(Segments, the_limit_is_exact_whatever_shards_allocate_at_once) {
       go_to(i);
       Random random(i + 1);
       std::vector<void*> mine;
-      // Nobody frees before all have been refused once.
+      // No thread frees before all have been refused once.
       for (int round = 0; round < 2000;) {
         void* block = rdmalloc_malloc(random.size_between(40 * kKiB, 3 * kMiB));
         EXPECT_LE(counter("stats.used_bytes"), kLimit);

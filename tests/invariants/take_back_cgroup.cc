@@ -39,8 +39,8 @@ bool write_file(const std::string& name, const std::string& text) {
   return std::fclose(file) == 0 && is_written;
 }
 
-// Of version 2, or 1. Not removed: this process is in it to its end, and whoever made the folder
-// removes it.
+// Of version 2, or 1. Not removed: this process is in it to its end, and the test that made the
+// folder removes it.
 void enter_cgroup(const std::string& folder) {
   std::string cgroup = folder + "/take_back_cgroup";
   if (mkdir(cgroup.c_str(), 0700) != 0 && errno != EEXIST) fail("cannot make", cgroup);

@@ -57,7 +57,7 @@ KNOWN = {
     ("alloc/pages", "alloc/api"): 3,
     ("alloc/pages", "alloc/cache"): 5,
     ("alloc/pages", "alloc/heaps"): 1,
-    ("alloc/pages", "alloc/process"): 7,
+    ("alloc/pages", "alloc/process"): 6,
     ("alloc/pages", "alloc/slabs"): 3,
     ("alloc/process", "alloc/api"): 2,
     ("alloc/slabs", "alloc/process"): 1,
