@@ -400,8 +400,8 @@ Finding check_libfabric(const Job& job) {
 }
 
 // docs/reports/heap-that-shrinks.md: libucm's jump in sbrk passes Open MPI's in brk by, so that
-// over libfabric no cache hears of a heap that shrinks. Seen with Open MPI 5.0.7, which loads libucm
-// whatever it sends through; not with 4.1.4.
+// over libfabric no cache hears of a heap that shrinks. Seen with Open MPI 5.0.7, which loads
+// libucm whatever it sends through; not with 4.1.4.
 Finding check_heap(const Job& job) {
   const bool is_open_mpi_5 = job.launcher.kind == Launcher::Kind::open_mpi &&
                              job.launcher.name.rfind("Open MPI 5.", 0) == 0;
