@@ -104,16 +104,17 @@ SliceIndex find_backed(TakenFor what) {
 }
 
 SliceIndex find_clean(PageHeap& heap, TakenFor what) {
-  constexpr std::uint32_t n = kSegmentSlices;
   SliceIndex frontier = page_heap_frontier();
-  SliceIndex clean = central.clean.find_best(n, n);
-  if (clean == 0) clean = extend_frontier(n, n);
+  SliceIndex clean = central.clean.find_best(kSegmentSlices, kSegmentSlices);
+  if (clean == 0) clean = extend_frontier(kSegmentSlices, kSegmentSlices);
   if (clean == 0) return 0;
-  SliceIndex segment = fit_in(clean, arena.span(clean).load().slices, n, n);
+  SliceIndex segment =
+      fit_in(clean, arena.span(clean).load().slices, kSegmentSlices, kSegmentSlices);
   // New addresses, for a heap that is full of what a huge page pays for.
   if (segment >= frontier && what == TakenFor::kSmallSlab)
-    huge_ask_for_segment(segment, segment + n, heap.used_slices.load(std::memory_order_relaxed),
-                         std::uint64_t{heap.segments} * n);
+    huge_ask_for_segment(segment, segment + kSegmentSlices,
+                         heap.used_slices.load(std::memory_order_relaxed),
+                         std::uint64_t{heap.segments} * kSegmentSlices);
   return segment;
 }
 

@@ -233,8 +233,8 @@ void* allocate(size_t bytes) {
   return kInHeap ? rdmalloc_heap_malloc(shared->heap, bytes) : rdmalloc_malloc(bytes);
 }
 
-// Of a block of many slices, or of a purge, one store of `stride` is tried, at another offset each
-// time.
+// Of a block of many slices, a purge or a recovery one store of `stride` is tried, at another
+// offset each time.
 void enter(uint64_t stride = 1) {
   shared->stride = stride;
   if (stride > 1) shared->offset++;
@@ -411,13 +411,12 @@ void fork_from_a_recovery() {
 // meanwhile.
 int check_recovery(int index) {
   bool by_first_thread = index % 2 == 0;
-  shared->stride = 23;
   shared->offset = static_cast<uint64_t>(index + shared->steps);
   shared->state = kRuns;
   shared->stopped_thread = 0;
   auto recover = [] {
     shared->stopped_thread = this_process_thread();
-    enter();
+    enter(23);
     rdmalloc_purge_pause();  // of all calls the one that does nothing else
     shared->is_watched = false;
     set(kIdle);
