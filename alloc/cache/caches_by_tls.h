@@ -7,8 +7,8 @@
 // more such caches than threads lived at once.
 //
 // A table of hints by hash of the address. Each is a cache's index, and is believed only where that
-// cache names the same address. A cache that no slot names is not found; that takes as many threads at
-// once as there are slots.
+// cache names the same address. A cache that no slot names is not found; that takes as many threads
+// at once as there are slots.
 #pragma once
 
 #include <atomic>

@@ -123,10 +123,14 @@ void tables_unreserve(std::size_t from, std::size_t to) {
   }
 }
 
+// Programs of one shard are spared the system call.
+constinit bool wants_segments = false;
+
 int tables_commit(std::size_t slices) {
   for (Table& table : tables) {
     std::size_t wanted = table_bytes(table, slices);
     if (wanted <= table.committed_bytes) continue;
+    if (&table == &tables[kHeapOfSegment] && !wants_segments) continue;
     if (int error = os::commit(table.base + table.committed_bytes, wanted - table.committed_bytes))
       return error;
     table.committed_bytes = wanted;
@@ -299,6 +303,11 @@ int commit_to(SliceIndex end) {
 }
 
 }  // namespace
+
+int arena_want_segments() {
+  wants_segments = true;
+  return tables_commit(arena.committed);
+}
 
 void arena_give_up_rest() {
   auto keep = static_cast<SliceIndex>(round_up(arena.committed, kSlicesPerChunk));

@@ -82,6 +82,9 @@ extern constinit Arena arena;
 int arena_reserve();
 // Makes slices [0, wanted) usable, growing geometrically. Under the page heap's lock. 0 or -ENOMEM.
 int arena_commit(SliceIndex wanted);
+// Makes Arena::heap_of_segment usable, which is not before there is a second shard. Under the
+// central page heap's lock. 0 or -ENOMEM.
+int arena_want_segments();
 // Gives up what is reserved and not usable yet, as the program has lowered RLIMIT_AS: the kernel
 // counts it. It is reserved anew where it is needed, as far as the limit allows. Under the page
 // heap's lock, and not from malloc.

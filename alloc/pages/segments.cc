@@ -159,6 +159,10 @@ bool page_heap_make_shard(unsigned shard) {
   heap->counts_segments = true;
   {
     LockGuard guard(central.lock);
+    if (arena_want_segments() != 0) {
+      os::unreserve(base, sizeof(PageHeap));
+      return false;
+    }
     if (!central.counts_segments) count_segments(central);
     shared.has_segments.store(true, std::memory_order_relaxed);
   }

@@ -36,7 +36,7 @@ int main(void) {
 PROJECT = """
 cmake_minimum_required(VERSION 3.20)
 project(consumer C)
-find_package(rdmalloc 0.1 REQUIRED COMPONENTS rdmalloc prefixed)
+find_package(rdmalloc 0.2 REQUIRED COMPONENTS rdmalloc prefixed)
 foreach(kind rdmalloc static prefixed)
   add_executable(with_${kind} consumer.c)
   target_link_libraries(with_${kind} rdmalloc::${kind})
@@ -58,7 +58,7 @@ int main(void) {{
 REGISTRAR_PROJECT = """
 cmake_minimum_required(VERSION 3.20)
 project(consumer C CXX)
-find_package(rdmalloc 0.1 REQUIRED COMPONENTS rdmalloc {names})
+find_package(rdmalloc 0.2 REQUIRED COMPONENTS rdmalloc {names})
 foreach(name {names})
   foreach(language c cc)
     add_executable(with_${{name}}_${{language}} ${{name}}.${{language}})
