@@ -102,8 +102,8 @@ void look_what_is_loaded() {
   known.loaded.store(loads.loaded, std::memory_order_release);
 }
 
-// Whether the last look still holds. The walk does not take the lock that constructors run under. A child of
-// fork can't walk: a thread that it lacks may hold the walk's own lock.
+// Whether the last look still holds. The walk does not take the lock that constructors run under. A
+// child of fork can't walk: a thread that it lacks may hold the walk's own lock.
 bool is_certain() {
   if (loader_may_be_locked.load(std::memory_order_relaxed)) return false;
   std::uint64_t loaded = known.loaded.load(std::memory_order_acquire);
