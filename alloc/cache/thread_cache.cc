@@ -550,15 +550,15 @@ void caches_fit_limit(std::uint64_t limit_bytes) {
 
 unsigned cache_enter_shard() {
   ThreadCache* cache = cache_of_this_thread();
-  if (cache == nullptr) return shard_here();
-  if (!may_stay(*cache)) enter_shard(*cache);
-  return cache->shard;
+  if (cache != nullptr && !may_stay(*cache)) enter_shard(*cache);
+  return cache != nullptr ? cache->shard : shard_here();
 }
 
 unsigned cache_page_heap() {
   if (shard_count() == 1) return 0;
+  const ThreadCache* cache = cache_of_this_thread();
   if (os::node_count() != 1 || options().topology.mode == os::TopologyMode::kMadeUp)
-    return cache_enter_shard();
+    return cache != nullptr ? cache->shard : shard_here();
   return is_known_first_thread() ? 0 : (thread_id() - 1) % shard_count();
 }
 
