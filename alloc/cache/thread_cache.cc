@@ -554,12 +554,11 @@ unsigned cache_enter_shard() {
   return cache != nullptr ? cache->shard : shard_here();
 }
 
-unsigned cache_page_heap() {
-  if (shard_count() == 1) return 0;
-  const ThreadCache* cache = cache_of_this_thread();
-  if (os::node_count() != 1 || options().topology.mode == os::TopologyMode::kMadeUp)
-    return cache != nullptr ? cache->shard : shard_here();
-  return is_known_first_thread() ? 0 : (thread_id() - 1) % shard_count();
+unsigned cache_shard_without_cache() {
+  constinit static thread_local std::uint16_t known = 0;  // the shard, and 1
+  if (options().topology.mode == os::TopologyMode::kMadeUp) return shard_here();
+  if (known == 0) known = is_known_first_thread() ? 1 : static_cast<std::uint8_t>(shard_here()) + 1;
+  return known - 1u;
 }
 
 CacheCounters cache_counters() {

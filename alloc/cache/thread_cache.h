@@ -161,11 +161,14 @@ void caches_fit_limit(std::uint64_t limit_bytes);
 
 // Looks where the calling thread runs now, as its slow path does every so often. Returns its shard.
 unsigned cache_enter_shard();
-// The shard whose page heap serves its large blocks: one for all its life, as long as there come no
-// more shards, so that a shard's heap is as large as its threads want it. By processor, as for
-// slabs, threads that are more than processors would take their load from heap to heap, and each
-// would grow to the most it ever had. With several nodes it is one of its node, by processor.
-unsigned cache_page_heap();
+// The same for a thread without a cache, which no shard counts: it stays where it was seen first,
+// the process's first thread in the first shard.
+unsigned cache_shard_without_cache();
+// Its shard as of the last look.
+inline unsigned cache_shard() {
+  const ThreadCache* cache = detail::this_cache;
+  return cache != &detail::empty_cache ? cache->shard : cache_shard_without_cache();
+}
 
 struct CacheCounters {
   std::uint64_t threads;

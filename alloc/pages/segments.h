@@ -3,13 +3,11 @@
 //   arena     | central | shard 1 | shard 2 | shard 1 | central  central | shard 3 | ...
 //             0        4 MiB     8 MiB ...
 //
-// Slabs come from the heap of the shard that the thread is in, large blocks from one that is the
-// thread's for its life (cache_page_heap()). All addresses come from the central page heap, which
-// is the first shard's too: a program of one thread has no other. Each further shard has a page
-// heap of its own, of the same kind, behind a lock of its own. It is made of segments that it takes
-// from the central one, and what is too long for it is the central one's business. What is freed
-// goes to the heap that the segment belongs to, whoever frees it; neighbours of different heaps are
-// never joined.
+// All addresses come from the central page heap, which is the first shard's too: a program of one
+// thread has no other. Each further shard has a page heap of its own, of the same kind, behind a
+// lock of its own. It is made of segments that it takes from the central one, and what is too long
+// for it is the central one's business. What is freed goes to the heap that the segment belongs to;
+// neighbours of different heaps are never joined.
 //
 // A shard keeps a few segments that are free as a whole and gives back those beyond: dirty ones are
 // what the next shard that lacks one gets. So what a shard can hold and does not use is bounded by
