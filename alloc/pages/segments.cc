@@ -129,7 +129,7 @@ PageHeap& heap_of_shard(unsigned shard) {
 
 bool segment_adopt(PageHeap& heap, TakenFor what) {
   LockGuard guard(central.lock);
-  SliceIndex segment = what == TakenFor::kRegion ? 0 : find_backed(what);
+  SliceIndex segment = find_backed(what);
   if (segment == 0) segment = find_clean(heap, what);
   if (segment == 0) return false;
   move(central, heap, segment);
