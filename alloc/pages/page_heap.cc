@@ -25,6 +25,8 @@ void add_used(PageHeap& heap, std::int64_t slices) {
       std::memory_order_relaxed);
 }
 
+}  // namespace
+
 void add_dirty(PageHeap& heap, std::int64_t slices) {
   std::uint64_t dirty =
       heap.dirty_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices);
@@ -34,6 +36,8 @@ void add_dirty(PageHeap& heap, std::int64_t slices) {
   if (!shared.dirty_has_grown.load(std::memory_order_relaxed))
     shared.dirty_has_grown.store(true, std::memory_order_relaxed);
 }
+
+namespace {
 
 // Counts, of each segment, that slices of that kind are free, or are no more. And free spans' ends
 // at those of segments, where they may have to be cut.
@@ -339,6 +343,7 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
   std::uint32_t more = slices - word.slices;
   SliceIndex frontier = page_heap_frontier();
   if (!use(heap, more)) return false;
+  while (quick_release_before(heap, end, more)) continue;
   if (!has_room_at(heap, end, more)) {
     unuse(heap, more);
     return false;
@@ -366,11 +371,16 @@ bool page_heap_free(SliceIndex slice) {
   if (!is_of(heap, slice) || !is_in_use(word.kind)) return false;
   (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
   SpanKind left = left_by(span);
+  bool is_quick = is_for_quick_list(heap, span);
   span.store({SpanKind::kReserved, 0, false, word.slices});
   clear_class(slice, slice + word.slices);
   unuse(heap, word.slices);
   span.freed_ms = now_ms();
   if (span.reach < word.slices) span.reach = word.slices;
+  if (is_quick) {
+    quick_put(heap, slice, word.slices);
+    return true;
+  }
   join_and_insert(heap, slice, word.slices, left);
   segment_give_back(heap, slice, word.slices);
   return true;

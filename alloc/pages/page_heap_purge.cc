@@ -51,6 +51,11 @@ PageHeap* find_heap_due(const PurgeChoice& choice) {
   for_each_heap([&](PageHeap& heap) {
     if (heap.dirty_slices.load(std::memory_order_relaxed) == 0) return;
     LockGuard guard(heap.lock);
+    if (choice.any_age) {
+      quick_release(heap);
+    } else {
+      quick_release_until(heap, choice.whole_until_ms);
+    }
     SliceIndex begin = 0;
     std::uint32_t part = 0;
     SliceIndex slice = find_due(heap, choice, &begin, &part);

@@ -14,6 +14,7 @@ void clear(PageHeap& heap) {
   heap.spared.clear();
   heap.clean.clear();
   heap.dirty_by_age.clear();
+  heap.quick = {};
   heap.used_slices.store(0, std::memory_order_relaxed);
   heap.dirty_slices.store(0, std::memory_order_relaxed);
   if (is_central(heap)) shared.retired_slices.store(0, std::memory_order_relaxed);
@@ -102,7 +103,7 @@ namespace {
 
 // What a walk over the spans of a heap finds.
 struct Found {
-  std::uint64_t used = 0, dirty = 0, clean = 0, reserved = 0;
+  std::uint64_t used = 0, dirty = 0, clean = 0, reserved = 0, quick = 0;
   bool is_valid = true;
 };
 
@@ -124,6 +125,9 @@ void look_at(SliceIndex slice, SpanWord word, SpanKind before, Found* found) {
     case SpanKind::kRetired:
       found->used += word.slices;
       break;
+    case SpanKind::kQuick:
+      found->quick += word.slices;
+      [[fallthrough]];
     case SpanKind::kFreeDirty:
     case SpanKind::kFreeSpared:
       found->dirty += word.slices;
@@ -182,6 +186,20 @@ bool are_segments_valid(const PageHeap& heap) {
          backed == heap.backed_segments;
 }
 
+// Each run listed, with its length, and as many slices of them as the words say.
+bool is_quick_list_valid(const QuickList& quick, std::uint64_t found_slices) {
+  std::uint32_t slices = 0, of_length[QuickList::kLongest + 1] = {};
+  for (unsigned i = 0; i < quick.count; ++i) {
+    SpanWord word = arena.span(quick.run[i]).load();
+    if (word.kind != SpanKind::kQuick || word.slices != quick.length[i]) return false;
+    slices += word.slices;
+    of_length[word.slices] += 1;
+  }
+  for (std::uint32_t length = 0; length <= QuickList::kLongest; ++length)
+    if (of_length[length] != quick.of_length[length]) return false;
+  return slices == quick.slices && slices == found_slices;
+}
+
 bool is_valid_locked(const PageHeap& heap) {
   Found found;
   SpanKind before = SpanKind::kNone;
@@ -197,6 +215,7 @@ bool is_valid_locked(const PageHeap& heap) {
          found.clean == heap.clean_slices &&
          found.used + found.reserved ==
              heap.used_slices.load(std::memory_order_relaxed) + heap.purging_slices &&
+         is_quick_list_valid(heap.quick, found.quick) &&
          (!heap.counts_segments || are_segments_valid(heap));
 }
 

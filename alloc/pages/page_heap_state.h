@@ -1,8 +1,9 @@
 // The insides of the page heap, for the files that it is made of: page_heap.cc (free spans, and
-// what is freed, grown, shortened), page_heap_take.cc (taking), segments.cc (what heap has which
-// segment), page_heap_region.cc (regions of heaps of the user), page_heap_purge.cc (what the purge
-// thread does), page_heap_rebuild.cc (walks over everything: fork, checks, counters). Everything
-// below wants the lock of the heap that it is given, but where it says otherwise.
+// what is freed, grown, shortened), page_heap_take.cc (taking), page_heap_quick.cc (the quick
+// list), segments.cc (what heap has which segment), page_heap_region.cc (regions of heaps of the
+// user), page_heap_purge.cc (what the purge thread does), page_heap_rebuild.cc (walks over
+// everything: fork, checks, counters). Everything below wants the lock of the heap that it is
+// given, but where it says otherwise.
 #pragma once
 
 #include "alloc/os/os.h"
@@ -13,9 +14,21 @@
 
 namespace rdmalloc::page_heap_state {
 
+// The runs that were freed last, for blocks of the same length (page_heap_quick.cc): oldest first.
+struct QuickList {
+  static constexpr unsigned kRuns = 128;
+  static constexpr std::uint32_t kLongest = 16;  // 1 MiB
+  std::uint32_t count;
+  std::uint32_t slices;                  // of all of them
+  std::uint8_t of_length[kLongest + 1];  // how many
+  std::uint8_t length[kRuns];
+  SliceIndex run[kRuns];
+};
+
 // All zero at first: shards' heaps are made of new pages.
 struct alignas(64) PageHeap {
   Lock lock;
+  QuickList quick;
   FreeSpans dirty;
   FreeSpans spared;
   FreeSpans clean;
@@ -149,6 +162,8 @@ void for_each_span(const PageHeap& heap, Function function) {
 
 // How many slices are dirty is known to be allowed, and some more (page_heap_dirty_has_grown).
 void note_dirty(PageHeap& heap);
+// Counts slices that are dirty, or are no more.
+void add_dirty(PageHeap& heap, std::int64_t slices);
 // Counts slices in use; false, and nothing done, where the limit refuses them.
 bool use(PageHeap& heap, std::uint64_t slices);
 void unuse(PageHeap& heap, std::uint64_t slices);
@@ -173,6 +188,27 @@ void join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, Spa
 // visible.
 void cut(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,
          std::uint32_t wanted);
+
+// ---- the quick list (page_heap_quick.cc) ----
+
+// Whether the span, a block's until now, goes there.
+bool is_for_quick_list(const PageHeap& heap, const Span& span);
+// Enters it, which is kReserved and was freed at its freed_ms. What it pushes out becomes a free
+// span.
+void quick_put(PageHeap& heap, SliceIndex slice, std::uint32_t slices);
+// The run of that length that was freed last, kReserved and counted as in use; 0: there is none.
+SliceIndex quick_take(PageHeap& heap, std::uint32_t slices);
+// Makes all runs free spans; whether there were any.
+bool quick_release(PageHeap& heap);
+// The same of the shortest run of at least that length.
+bool quick_release_longer(PageHeap& heap, std::uint32_t slices);
+// The same of those freed until then (coarse_ms, wrapping).
+void quick_release_until(PageHeap& heap, std::uint32_t until_ms);
+// The same of the first one that keeps a block which ends there from growing by `wanted` slices;
+// false: there is none, or something else is in the way too.
+bool quick_release_before(PageHeap& heap, SliceIndex end, std::uint32_t wanted);
+// How much may be dirty at all, of which quick lists may keep a part.
+void quick_fit(std::uint64_t ceiling_bytes);
 
 // Whether `wanted` slices right behind `end` are free, of any family, or can be made so.
 bool has_room_at(PageHeap& heap, SliceIndex end, std::uint32_t wanted);

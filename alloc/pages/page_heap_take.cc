@@ -32,6 +32,7 @@ bool extend_run(SliceIndex run, std::uint32_t wanted, std::uint32_t alignment) {
 
 // Last resort, when address space is used up: a run of free neighbours of all families.
 SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment) {
+  quick_release(heap);
   SliceIndex run = 0;
   for (SliceIndex slice = 1;;) {
     if (slice >= page_heap_frontier()) {
@@ -177,6 +178,7 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   if (found == 0 && has_nodes()) found = heap.dirty.find_best(slices, alignment);
   if (found == 0) found = join_spared(heap, slices + alignment - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
+  if (quick_release_longer(heap, slices)) return take_for_buffer(heap, slices, alignment, is_zero);
   SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeSpared);
   *is_zero = taken != 0;
   return taken;
@@ -194,6 +196,8 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   SliceIndex spared = heap.spared.find_best(slices, alignment);
   if (spared != 0 && !is_left_alone(spared, slices))
     return take_dirty(heap, spared, slices, alignment);
+  if (quick_release_longer(heap, slices))
+    return take_for_others(heap, slices, alignment, is_small_slab, is_zero);
   SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeDirty, is_small_slab);
   *is_zero = taken != 0;
   // A shard's heap asks for another segment first.
@@ -220,6 +224,7 @@ SliceIndex take_locked(PageHeap& heap, std::uint32_t slices, std::uint32_t align
                        bool* is_zero) {
   if (!use(heap, slices)) return 0;
   SliceIndex taken = take_once(heap, slices, alignment, what, is_zero);
+  if (taken == 0 && quick_release(heap)) taken = take_once(heap, slices, alignment, what, is_zero);
   if (taken == 0 && !is_central(heap) && segment_adopt(heap, what))
     taken = take_once(heap, slices, alignment, what, is_zero);
   if (taken == 0 && is_central(heap)) taken = take_mixed(heap, slices, alignment);
@@ -377,7 +382,15 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   bool is_buffer = slices >= kBufferSlices || align_slices > kSlicesPerChunk;
   TakenFor what = is_buffer ? TakenFor::kBuffer : TakenFor::kOthers;
   if (prefers_clean) what = TakenFor::kRegion;
+  bool is_quick = align_slices == 1 && owner == 0 && !prefers_clean;
   return take_from_any(shard, slices, is_for_shard(slices, align_slices), [=](PageHeap& heap) {
+    if (is_quick) {
+      if (SliceIndex run = quick_take(heap, slices)) {
+        *is_zero = false;
+        publish_locked(heap, run, large_word(false, 0));
+        return run;
+      }
+    }
     SliceIndex slice = align_slices <= kSlicesPerChunk
                            ? take_from(heap, shard, slices, align_slices, what, is_zero)
                            : take_at_address(slices, alignment, what, is_zero);

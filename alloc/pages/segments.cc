@@ -18,15 +18,17 @@ constinit std::atomic<PageHeap*> heap_of_shards[kShardLimit] = {};
 
 // Free segments that a shard keeps, 16 MiB, so that a thread which frees all that it works with and
 // allocates it again needs nothing of the central heap's; fewer where all shards together would
-// keep more than half of what may be dirty.
+// keep more than half of what may be dirty, and what is on its quick list counts too.
 constexpr std::uint64_t kKeptMost = 4;
 constexpr std::uint64_t kKeptShare = 2;
 constinit std::atomic<std::uint64_t> ceiling{std::uint64_t{512} << 20};
 
-std::uint32_t kept_segments() {
+std::uint32_t kept_segments(const PageHeap& heap) {
   std::uint64_t kept = ceiling.load(std::memory_order_relaxed) / kKeptShare / shard_count() /
                        (std::uint64_t{kSegmentSlices} << kSliceShift);
-  return static_cast<std::uint32_t>(kept < kKeptMost ? kept : kKeptMost);
+  if (kept > kKeptMost) kept = kKeptMost;
+  std::uint32_t on_quick_list = heap.quick.slices / kSegmentSlices;
+  return kept > on_quick_list ? static_cast<std::uint32_t>(kept) - on_quick_list : 0;
 }
 
 void set_heap(SliceIndex segment, const PageHeap& heap) {
@@ -142,7 +144,7 @@ void segment_give_back(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
     SegmentFree there = free_in(s);
     if (there.slices != kSegmentSlices) continue;
     // One without pages is worth nothing to the shard, and keeps it from those with pages.
-    if (is_whole_and_backed(there) && heap.whole_segments <= kept_segments()) continue;
+    if (is_whole_and_backed(there) && heap.whole_segments <= kept_segments(heap)) continue;
     LockGuard guard(central.lock);
     move(heap, central, s);
   }
@@ -174,6 +176,7 @@ void segments_gather() {
   for_each_heap([](PageHeap& heap) {
     if (is_central(heap)) return;
     LockGuard guard(heap.lock);
+    quick_release(heap);
     SliceIndex end = page_heap_frontier();
     for (SliceIndex s = kSegmentSlices; s < end && heap.whole_segments != 0; s += kSegmentSlices) {
       if (!is_of(heap, s) || free_in(s).slices != kSegmentSlices) continue;
@@ -185,6 +188,7 @@ void segments_gather() {
 
 void segments_fit(std::uint64_t ceiling_bytes) {
   ceiling.store(ceiling_bytes, std::memory_order_relaxed);
+  quick_fit(ceiling_bytes);
 }
 
 }  // namespace rdmalloc

@@ -46,6 +46,7 @@ enum class SpanKind : std::uint8_t {
   kHeapSlab,    // the same two, of a heap of the user (heaps/heap.h)
   kHeapLarge,
   kHeapFree,  // of a region of such a heap (heaps/heap_regions.h): free, but for that heap only
+  kQuick,     // free, for a block of that length only (page_heap_quick.cc)
   kRetired,   // such a region whose heap is no more, before plain pages are back (region_pages.h)
 };
 constexpr bool is_slab(SpanKind kind) {

@@ -1,0 +1,222 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The quick list of a page heap (alloc/pages/page_heap_quick.cc): freed blocks kept whole for the
+// next one of their length. With RDMALLOC_PURGE=manual, so that nothing goes back by itself.
+#include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <set>
+#include <vector>
+
+#include "alloc/pages/page_heap.h"
+#include "tests/invariants/places.h"
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc_test::counter;
+using rdmalloc_test::go_to;
+using rdmalloc_test::Random;
+using rdmalloc_test::run_at;
+
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kSlice = 64 * kKiB;
+constexpr size_t kRuns = 128;      // that a heap keeps at most
+constexpr size_t kLongest = kMiB;  // that goes there
+
+char* touched(size_t bytes) {
+  auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
+  if (block != nullptr) memset(block, 1, bytes);
+  return block;
+}
+std::vector<char*> blocks_of(size_t count, size_t bytes) {
+  std::vector<char*> blocks(count);
+  for (char*& block : blocks) block = touched(bytes);
+  return blocks;
+}
+void release(const std::vector<char*>& blocks) {
+  for (char* block : blocks) rdmalloc_free(block);
+}
+
+class QuickList : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    rdmalloc_test::set("purge.decay_ms", 3600000);
+    go_to(0);
+    ASSERT_GE(rdmalloc_purge(0), 0);
+    run_at(1, [] { rdmalloc_free(touched(kSlice)); });  // from here on there is a second shard
+    ASSERT_GE(rdmalloc_purge(0), 0);
+  }
+  void TearDown() override { EXPECT_TRUE(rdmalloc::page_heap_is_valid()); }
+};
+
+// Joined, three neighbours are one span, and blocks of one slice would come in order of address.
+void last_freed_comes_first() {
+  std::vector<char*> blocks = blocks_of(8, kSlice);
+  release(blocks);
+  EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+  for (size_t i = blocks.size(); i-- != 0;) EXPECT_EQ(touched(kSlice), blocks[i]) << i;
+  release(blocks);
+}
+TEST_F(QuickList, of_one_length_the_last_freed_comes_first_in_each_shard) {
+  last_freed_comes_first();
+  run_at(1, last_freed_comes_first);
+}
+
+// Whatever lies beside it and is freed meanwhile. Best fit would cut the shortest that fits.
+TEST_F(QuickList, a_block_comes_back_where_one_of_its_length_lay) {
+  run_at(1, [] {
+    std::vector<char*> blocks;
+    for (size_t slices = 1; slices <= kLongest / kSlice; slices++)
+      blocks.push_back(touched(slices * kSlice));
+    std::vector<char*> freed = blocks;
+    release(freed);
+    for (size_t slices : {3u, 16u, 1u, 7u, 2u, 12u})
+      EXPECT_EQ(touched(slices * kSlice), blocks[slices - 1]) << slices;
+    for (size_t slices : {3u, 16u, 1u, 7u, 2u, 12u}) rdmalloc_free(blocks[slices - 1]);
+  });
+}
+
+TEST_F(QuickList, what_is_kept_counts_as_free_and_dirty) {
+  run_at(1, [] {
+    std::vector<char*> blocks = blocks_of(10, 300 * kKiB);
+    uint64_t used = counter("stats.used_bytes"), dirty = counter("stats.dirty_bytes");
+    uint64_t large = counter("stats.large_spans");
+    release(blocks);
+    EXPECT_EQ(counter("stats.used_bytes"), used - 10 * 5 * kSlice);
+    EXPECT_EQ(counter("stats.dirty_bytes"), dirty + 10 * 5 * kSlice);
+    EXPECT_EQ(counter("stats.large_spans"), large - 10);
+  });
+}
+
+TEST_F(QuickList, I7_a_purge_takes_what_is_kept) {
+  for (uint64_t place : {0, 1}) {
+    run_at(place, [] { release(blocks_of(20, 200 * kKiB)); });
+    EXPECT_GT(counter("stats.dirty_bytes"), 0u);
+    EXPECT_GE(rdmalloc_purge(0), 0);
+    EXPECT_EQ(counter("stats.dirty_bytes"), 0u) << place;
+  }
+}
+
+TEST_F(QuickList, with_no_decay_time_nothing_is_kept) {
+  rdmalloc_test::set("purge.decay_ms", 0);
+  run_at(1, [] {
+    std::vector<char*> blocks = blocks_of(8, kSlice);
+    release(blocks);
+    // Joined to one span: the first one of it.
+    EXPECT_EQ(touched(kSlice), blocks[0]);
+    rdmalloc_free(blocks[0]);
+  });
+}
+
+// Of more than it keeps the oldest go on, and are joined: a block as long as they are together
+// fits.
+TEST_F(QuickList, more_than_it_keeps_goes_on_to_the_free_spans) {
+  run_at(1, [] {
+    std::vector<char*> blocks = blocks_of(2 * kRuns, kSlice);
+    release(blocks);
+    std::set<char*> of_free(blocks.begin(), blocks.end());
+    char* block = touched(2 * kMiB);
+    EXPECT_EQ(of_free.count(block), 1u);
+    rdmalloc_free(block);
+  });
+}
+
+// All of a segment is kept, as single slices; no clean page is taken for what fits in longer ones.
+TEST_F(QuickList, a_longer_run_is_cut_before_clean_pages_are_taken) {
+  run_at(1, [] {
+    char* block = touched(kMiB);
+    rdmalloc_free(block);
+    uint64_t dirty = counter("stats.dirty_bytes");
+    char* shorter = touched(400 * kKiB);
+    EXPECT_EQ(shorter, block);
+    EXPECT_EQ(counter("stats.dirty_bytes"), dirty - 7 * kSlice);
+    rdmalloc_free(shorter);
+  });
+}
+TEST_F(QuickList, kept_neighbours_are_one_before_another_segment_is_taken) {
+  run_at(1, [] {
+    uint64_t segments = counter("stats.segments");
+    std::vector<char*> blocks = blocks_of(64, kSlice);
+    EXPECT_LE(counter("stats.segments"), segments + 1);
+    segments = counter("stats.segments");
+    release(blocks);
+    char* block = touched(4 * kMiB);
+    EXPECT_EQ(counter("stats.segments"), segments);
+    rdmalloc_free(block);
+  });
+}
+
+TEST_F(QuickList, a_block_grows_in_place_over_a_kept_one) {
+  run_at(1, [] {
+    std::vector<char*> blocks = blocks_of(16, kSlice);
+    size_t i = 0;
+    while (i + 1 < blocks.size() && blocks[i + 1] != blocks[i] + kSlice) i++;
+    ASSERT_LT(i + 1, blocks.size());
+    rdmalloc_free(blocks[i + 1]);
+    auto* grown = static_cast<char*>(rdmalloc_realloc(blocks[i], 2 * kSlice));
+    EXPECT_EQ(grown, blocks[i]);
+    EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+    for (size_t k = 0; k < blocks.size(); k++)
+      if (k != i + 1) rdmalloc_free(blocks[k]);
+  });
+}
+
+TEST_F(QuickList, calloc_clears_what_was_kept) {
+  run_at(1, [] {
+    rdmalloc_free(touched(200 * kKiB));
+    auto* block = static_cast<char*>(rdmalloc_calloc(200, kKiB));
+    for (size_t i = 0; i < 200 * kKiB; i++) ASSERT_EQ(block[i], 0) << i;
+    rdmalloc_free(block);
+  });
+}
+
+TEST_F(QuickList, I11_the_child_of_a_fork_keeps_what_is_kept) {
+  run_at(1, [] {
+    char* block = touched(300 * kKiB);
+    rdmalloc_free(block);
+    pid_t child = fork();
+    if (child == 0) {
+      bool is_right = rdmalloc::page_heap_is_valid() && rdmalloc_malloc(300 * kKiB) == block;
+      rdmalloc_free(block);
+      is_right = is_right && rdmalloc_purge(0) >= 0 && counter("stats.dirty_bytes") == 0;
+      _exit(is_right && rdmalloc::page_heap_is_valid() ? 0 : 1);
+    }
+    int status = -1;
+    EXPECT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status)) << "the child hangs";
+    EXPECT_EQ(status, 0);
+  });
+}
+
+TEST_F(QuickList, freeing_a_kept_block_again_is_told) {
+  char* block = touched(300 * kKiB);
+  rdmalloc_free(block);
+  EXPECT_DEATH(rdmalloc_free(block), "double free");
+}
+
+// Any lengths on two shards, beside the equations of the page heap.
+TEST_F(QuickList, the_equations_hold_after_each_of_many_frees) {
+  Random random(7);
+  std::vector<char*> blocks(40);
+  for (int round = 0; round < 60; round++) {
+    run_at(round % 2, [&] {
+      for (int i = 0; i < 20; i++) {
+        char*& block = blocks[random.size_between(0, blocks.size() - 1)];
+        rdmalloc_free(block);
+        block = static_cast<char*>(rdmalloc_malloc(random.size_between(40 * kKiB, 2 * kMiB)));
+        ASSERT_TRUE(rdmalloc::page_heap_is_valid());
+      }
+    });
+  }
+  release(blocks);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_TOPOLOGY=2x2", "RDMALLOC_PURGE=manual"});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
