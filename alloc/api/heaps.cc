@@ -6,12 +6,12 @@
 #include <cstring>
 
 #include "alloc/api/allocate.h"
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/core/sized_struct.h"
-#include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/heaps/heap_blocks.h"
+#include "alloc/process/fork.h"
 
 using namespace rdmalloc;
 

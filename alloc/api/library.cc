@@ -4,10 +4,10 @@
 
 #include <atomic>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/shards.h"
-#include "alloc/init.h"
-#include "alloc/pages/purge.h"
+#include "alloc/core/options.h"
+#include "alloc/process/init.h"
+#include "alloc/purge/purge.h"
 
 using namespace rdmalloc;
 

@@ -3,21 +3,21 @@
 #include <errno.h>
 #include <pthread.h>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/caches_by_tls.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
 #include "alloc/heaps/heap_blocks.h"
-#include "alloc/init.h"
 #include "alloc/large/large.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
+#include "alloc/process/fork.h"
+#include "alloc/process/init.h"
+#include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {

@@ -20,8 +20,8 @@ namespace rdmalloc {
 namespace detail {
 extern constinit thread_local std::uint32_t this_thread_id;  // 0 until first asked
 std::uint32_t make_thread_id();
-// What alloc/fork.cc has to do before a wait, once there is an arena; locks are below it. Relaxed:
-// a function.
+// What alloc/process/fork.cc has to do before a wait, once there is an arena; locks are below it.
+// Relaxed: a function.
 extern constinit std::atomic<void (*)()> before_lock_wait;
 #if RDMALLOC_CHECKED
 extern constinit thread_local int locks_held;

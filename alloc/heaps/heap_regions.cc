@@ -2,12 +2,12 @@
 
 #include <errno.h>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/take_back.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
 #include "alloc/os/populate.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/process/fork.h"
 
 namespace rdmalloc {
 namespace {

@@ -4,13 +4,13 @@
 
 #include <bit>
 
-#include "alloc/fork.h"
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/heaps/heap_spans.h"
-#include "alloc/init.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
+#include "alloc/process/fork.h"
+#include "alloc/process/init.h"
+#include "alloc/purge/purge.h"
 
 namespace rdmalloc {
 

@@ -6,12 +6,12 @@
 
 #include "alloc/core/lock.h"
 #include "alloc/core/sized_struct.h"
-#include "alloc/fork.h"
-#include "alloc/init.h"
 #include "alloc/os/fault.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
+#include "alloc/process/fork.h"
+#include "alloc/process/init.h"
+#include "alloc/purge/purge.h"
 
 struct rdmalloc_observer {
   // kFree -> kActive (add) -> kRemoved (remove) -> kFree (once no call runs).

@@ -4,7 +4,7 @@
 #include <climits>
 
 #include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 
 namespace rdmalloc {
 namespace {

@@ -1,5 +1,5 @@
 // Notifies other caches of a purge, after rdmalloc's own cache has released the range and before
-// its decommit. The function installed here is step 3 of the purge's order (alloc/pages/purge.h).
+// its decommit. The function installed here is step 3 of the purge's order (alloc/purge/purge.h).
 // The purge thread calls it with no lock held, so it may wait for locks of fabrics. It replaces the
 // decommit and is no observer, since it also decides whether pages go silently (a raw call) or
 // through libc's patched symbol.

@@ -24,7 +24,7 @@ FUNCTION = re.compile(r"\b(rdmalloc_\w+)\(")
 
 
 def settings_of_the_code():
-    return set(re.findall(r'\{"(RDMALLOC_[A-Z_]+)",', tree.text("alloc/api/options.cc")))
+    return set(re.findall(r'\{"(RDMALLOC_[A-Z_]+)",', tree.text("alloc/core/options.cc")))
 
 
 def rows_of(name):

@@ -39,7 +39,7 @@ def lines():
 
 class References(unittest.TestCase):
     def test_paths_and_files_exist(self):
-        # A path may be named from a folder within: heaps/heap.h. And a group of files: alloc/fork.
+        # A path may be named from a folder within: heaps/heap.h. And a group of files: alloc/process/fork.
         ends = {"/".join(path.split("/")[begin:]) for name in tree.files()
                 for path in (name, *(name[:at] for at, letter in enumerate(name) if letter == "/"),
                              os.path.splitext(name)[0])

@@ -1,20 +1,20 @@
-#include "alloc/fork.h"
+#include "alloc/process/fork.h"
 
 #include <pthread.h>
 
 #include "alloc/cache/shards.h"
 #include "alloc/cache/thread_cache.h"
-#include "alloc/core/at_start.h"
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/quarantine.h"
 #include "alloc/core/size_class.h"
 #include "alloc/heaps/heap.h"
+#include "alloc/os/at_start.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {

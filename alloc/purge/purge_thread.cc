@@ -13,19 +13,19 @@
 #include <errno.h>
 #include <pthread.h>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
-#include "alloc/core/at_start.h"
 #include "alloc/core/file_thread.h"
 #include "alloc/core/helper_threads.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
-#include "alloc/init.h"
+#include "alloc/os/at_start.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge_state.h"
+#include "alloc/process/fork.h"
+#include "alloc/process/init.h"
+#include "alloc/purge/purge_state.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {

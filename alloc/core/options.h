@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/api/rank.h"
+#include "alloc/core/rank.h"
 #include "alloc/os/topology.h"
 
 namespace rdmalloc {

@@ -1,4 +1,4 @@
-#include "alloc/pages/pressure.h"
+#include "alloc/purge/pressure.h"
 
 #include "alloc/core/file_thread.h"
 

@@ -5,8 +5,8 @@
 #include <atomic>
 #include <cstdint>
 
-#include "alloc/pages/pressure.h"
-#include "alloc/pages/purge.h"
+#include "alloc/purge/pressure.h"
+#include "alloc/purge/purge.h"
 
 namespace rdmalloc::purge_state {
 

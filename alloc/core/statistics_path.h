@@ -2,7 +2,7 @@
 // is written there (statistics_at_exit.h), which needs the whole allocator; settings don't.
 #pragma once
 
-#include "alloc/api/rank.h"
+#include "alloc/core/rank.h"
 
 namespace rdmalloc {
 

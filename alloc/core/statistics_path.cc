@@ -1,10 +1,10 @@
-#include "alloc/api/statistics_path.h"
+#include "alloc/core/statistics_path.h"
 
 #include <errno.h>
 
 #include <cstring>
 
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/decimal.h"
 #include "alloc/os/file.h"

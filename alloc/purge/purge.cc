@@ -1,28 +1,28 @@
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 
 #include <errno.h>
 
 #include <bit>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
-#include "alloc/core/at_start.h"
 #include "alloc/core/file_thread.h"
 #include "alloc/core/lock.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
-#include "alloc/init.h"
+#include "alloc/os/at_start.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge_state.h"
 #include "alloc/pages/region_pages.h"
 #include "alloc/pages/segments.h"
+#include "alloc/process/fork.h"
+#include "alloc/process/init.h"
+#include "alloc/purge/purge_state.h"
 #include "alloc/slabs/slab.h"
 #include "alloc/slabs/slab_purge.h"
 
