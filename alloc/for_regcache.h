@@ -40,10 +40,12 @@
 //   kChunkBytes kClasses kSliceShift
 #include "alloc/core/sized_struct.h"
 //   check_struct read_struct write_struct
-#include "alloc/process/init.h"
+#include "alloc/core/init.h"
 //   ensure_initialised ensure_settings
+#include "alloc/core/fork.h"
+//   fork_check
 #include "alloc/process/fork.h"
-//   fork_check fork_wipe_again
+//   fork_wipe_again
 #include "alloc/pages/arena.h"
 //   arena arena_may_be_huge
 #include "alloc/purge/purge.h"

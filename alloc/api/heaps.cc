@@ -6,12 +6,12 @@
 #include <cstring>
 
 #include "alloc/api/allocate.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/core/sized_struct.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/heaps/heap_blocks.h"
-#include "alloc/process/fork.h"
 
 using namespace rdmalloc;
 

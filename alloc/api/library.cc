@@ -5,8 +5,8 @@
 #include <atomic>
 
 #include "alloc/cache/shards.h"
+#include "alloc/core/init.h"
 #include "alloc/core/options.h"
-#include "alloc/process/init.h"
 #include "alloc/purge/purge.h"
 
 using namespace rdmalloc;

@@ -4,12 +4,12 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/core/sized_struct.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/process/fork.h"
-#include "alloc/process/init.h"
 #include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
 

@@ -8,6 +8,8 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/core/options.h"
 #include "alloc/core/quarantine.h"
 #include "alloc/core/shard.h"
@@ -16,8 +18,6 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/process/fork.h"
-#include "alloc/process/init.h"
 #include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
 

@@ -1,5 +1,3 @@
-#include "alloc/api/statistics_at_exit.h"
-
 #include <limits.h>
 #include <rdmalloc/rdmalloc.h>
 
@@ -8,6 +6,7 @@
 #include "alloc/core/standard_error.h"
 #include "alloc/core/statistics_path.h"
 #include "alloc/os/file.h"
+#include "alloc/process/exit.h"
 
 namespace rdmalloc {
 namespace {

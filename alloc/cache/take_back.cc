@@ -2,9 +2,9 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/init.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/process/init.h"
 #include "alloc/purge/purge.h"
 
 namespace rdmalloc {

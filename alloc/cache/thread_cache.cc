@@ -7,7 +7,9 @@
 #include "alloc/cache/depot.h"
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/helper_threads.h"
+#include "alloc/core/init.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/options.h"
 #include "alloc/core/report.h"
@@ -15,8 +17,6 @@
 #include "alloc/large/large.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
-#include "alloc/process/fork.h"
-#include "alloc/process/init.h"
 #include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
 

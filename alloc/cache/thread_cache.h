@@ -15,10 +15,10 @@
 
 #include "alloc/cache/magazine.h"
 #include "alloc/cache/take_back.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/size_class.h"
 #include "alloc/pages/arena.h"
-#include "alloc/process/fork.h"
 #include "alloc/slabs/in_use.h"
 
 namespace rdmalloc {

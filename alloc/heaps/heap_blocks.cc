@@ -6,11 +6,11 @@
 
 #include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/report.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/process/fork.h"
 #include "alloc/purge/purge.h"
 
 namespace rdmalloc {

@@ -3,11 +3,11 @@
 #include <errno.h>
 
 #include "alloc/cache/take_back.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/populate.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/process/fork.h"
 
 namespace rdmalloc {
 namespace {

@@ -4,12 +4,12 @@
 
 #include <bit>
 
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/heaps/heap_spans.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/process/fork.h"
-#include "alloc/process/init.h"
 #include "alloc/purge/purge.h"
 
 namespace rdmalloc {

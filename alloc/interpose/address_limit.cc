@@ -5,10 +5,10 @@
 #include <unistd.h>
 
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/interpose/next_of.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/process/fork.h"
-#include "alloc/process/init.h"
 
 namespace {
 

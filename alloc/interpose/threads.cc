@@ -5,8 +5,8 @@
 #include <threads.h>
 
 #include "alloc/cache/shards.h"
+#include "alloc/core/init.h"
 #include "alloc/interpose/next_of.h"
-#include "alloc/process/init.h"
 #include "alloc/purge/purge.h"
 
 namespace {

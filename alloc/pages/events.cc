@@ -4,13 +4,13 @@
 
 #include <bit>
 
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/sized_struct.h"
 #include "alloc/os/fault.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/process/fork.h"
-#include "alloc/process/init.h"
 #include "alloc/purge/purge.h"
 
 struct rdmalloc_observer {

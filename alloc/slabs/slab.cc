@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "alloc/core/fork.h"
 #include "alloc/core/report.h"
 #include "alloc/core/shard.h"
 #include "alloc/os/os.h"
@@ -11,7 +12,6 @@
 #include "alloc/pages/events.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/process/fork.h"
 #include "alloc/purge/purge.h"
 #include "alloc/slabs/block_position.h"
 #include "alloc/slabs/slab_state.h"

@@ -24,7 +24,6 @@ KNOWN = {
     "alloc/heaps": 25,
     "alloc/os": 19,
     "alloc/pages": 20,
-    "alloc/process": 4,
     "alloc/purge": 10,
     "alloc/slabs": 9,
     "bench": 20,
