@@ -49,8 +49,9 @@
 #include "alloc/pages/arena.h"
 //   arena arena_may_be_huge
 #include "alloc/purge/purge.h"
-//   purge_freeze purge_hold purge_request_all purge_set_decommit purge_thaw purge_thread_start
-//   purge_turn_is_mine purge_turn_wait
+//   purge_freeze purge_hold purge_request_all purge_thaw purge_thread_start
+#include "alloc/pages/purge_turn.h"
+//   purge_set_decommit purge_turn_is_mine purge_turn_wait
 #include "alloc/heaps/heap.h"
 //   Heap HeapRegion heap_of_handle heaps heaps_bind_again
 #include "alloc/heaps/heap_registrar.h"

@@ -10,7 +10,7 @@
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/purge/purge.h"
+#include "alloc/pages/purge_turn.h"
 #include "alloc/slabs/slab.h"
 
 using namespace rdmalloc;

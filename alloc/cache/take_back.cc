@@ -4,8 +4,8 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/init.h"
 #include "alloc/heaps/heap.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/purge/purge.h"
 
 namespace rdmalloc {
 

@@ -12,12 +12,12 @@
 #include "alloc/core/init.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/options.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/large/large.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
-#include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {

@@ -9,8 +9,8 @@
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/heaps/heap_spans.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/purge/purge.h"
 
 namespace rdmalloc {
 

@@ -7,9 +7,9 @@
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
 #include "alloc/core/report.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/purge/purge.h"
 
 namespace rdmalloc {
 namespace {

@@ -7,11 +7,12 @@
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
 #include "alloc/core/lock.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/core/sized_struct.h"
 #include "alloc/os/fault.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/purge/purge.h"
+#include "alloc/pages/purge_turn.h"
 
 struct rdmalloc_observer {
   // kFree -> kActive (add) -> kRemoved (remove) -> kFree (once no call runs).

@@ -4,7 +4,7 @@
 #include <climits>
 
 #include "alloc/os/os.h"
-#include "alloc/purge/purge.h"
+#include "alloc/pages/purge_turn.h"
 
 namespace rdmalloc {
 namespace {

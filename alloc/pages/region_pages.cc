@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "alloc/core/lock.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/os/huge_pool.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"

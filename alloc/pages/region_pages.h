@@ -22,8 +22,8 @@
 #include <cstdint>
 
 #include "alloc/core/report.h"
+#include "alloc/pages/purge_turn.h"
 #include "alloc/pages/span.h"
-#include "alloc/purge/purge.h"
 
 namespace rdmalloc {
 

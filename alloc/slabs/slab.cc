@@ -5,14 +5,15 @@
 #include <bit>
 
 #include "alloc/core/fork.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
 #include "alloc/core/shard.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/purge/purge.h"
 #include "alloc/slabs/block_position.h"
 #include "alloc/slabs/slab_state.h"
 

@@ -49,11 +49,6 @@ ROOM_OF = {"alloc/for_regcache": "alloc/for_regcache"}
 KNOWN = {
     ("alloc/cache", "alloc/heaps"): 2,
     ("alloc/cache", "alloc/large"): 1,
-    ("alloc/cache", "alloc/purge"): 2,
-    ("alloc/heaps", "alloc/purge"): 2,
-    ("alloc/large", "alloc/purge"): 1,
-    ("alloc/pages", "alloc/purge"): 3,
-    ("alloc/slabs", "alloc/purge"): 1,
     ("regcache/core", "regcache/foreign"): 4,
     ("regcache/core", "regcache/heaps"): 1,
     ("regcache/core", "regcache/pools"): 1,

@@ -24,7 +24,7 @@ KNOWN = {
     "alloc/heaps": 25,
     "alloc/os": 19,
     "alloc/pages": 20,
-    "alloc/purge": 10,
+    "alloc/purge": 7,
     "alloc/slabs": 9,
     "bench": 20,
     "docs": 64,
