@@ -27,6 +27,9 @@ namespace rdmalloc {
 namespace detail {
 // Relaxed: a thread that sees it late gives up later.
 extern constinit std::atomic<std::uint32_t> take_backs;
+// Empties what heaps of the user keep; they leave it here when the first is made. Relaxed: a
+// function; a thread that sees it late finds no more than it found before there were heaps.
+extern constinit std::atomic<bool (*)(bool everything)> age_heaps;
 }  // namespace detail
 
 // How often memory was taken back; changes each time threads are to empty their caches.

@@ -14,8 +14,6 @@
 #include "alloc/core/options.h"
 #include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
-#include "alloc/heaps/heap_blocks.h"
-#include "alloc/large/large.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/slabs/slab.h"
@@ -507,11 +505,8 @@ void* cache_allocate_slow(unsigned size_class) {
   return block;
 }
 
-namespace {
-
-[[gnu::noinline]] void free_slow(void* block, unsigned size_class) {
+void cache_free_slow(void* block, unsigned size_class) {
   fork_check();
-  if (size_class == 0 || size_class == kLargeClass) return large_free(block);
   ThreadCache* cache = cache_to_free_into();
   if (cache == nullptr) return slab_give_back(size_class, &block, 1);
   note_slow_event(*cache);
@@ -523,13 +518,6 @@ namespace {
   *bin.top = block;
   order_for_fork();
   bin.top += 1;
-}
-
-}  // namespace
-
-void cache_free_slow(void* block, unsigned size_class) noexcept {
-  // For a heap's block this is the common way: it is not to save registers that it does not use.
-  size_class == kHeapClass ? heap_block_free(block) : free_slow(block, size_class);
 }
 
 void cache_flush_this_thread() {

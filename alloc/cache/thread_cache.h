@@ -76,8 +76,8 @@ extern thread_local constinit ThreadCache* this_cache;
 
 // Slow halves; cold. "No memory" is nullptr with errno ENOMEM.
 void* cache_allocate_slow(unsigned size_class);
-// noexcept: operator delete may jump to it.
-void cache_free_slow(void* block, unsigned size_class) noexcept;
+// Of a block of a class that has bins: not 0, kLargeClass or kHeapClass.
+void cache_free_slow(void* block, unsigned size_class);
 
 // A fork child believes what the caches of vanished threads say (cache_reclaim_after_fork), and it
 // sees each thread's stores up to some point of its program order. So a cache lets go of blocks
@@ -134,19 +134,21 @@ static_assert(bin_offsets_are_right());
   return block;
 }
 
-// Takes a block back on this thread, whoever allocated it. `size_class` is what the class map says;
-// 0, kLargeClass and kHeapClass have bins that are always full and so end in the slow path.
-[[gnu::always_inline]] inline void cache_free(void* block, unsigned size_class) {
+// Takes a block back on this thread, whichever thread allocated it. `size_class` is what the class
+// map says. False, with nothing changed: the caller is to take the slow path, for which 0,
+// kLargeClass and kHeapClass have bins that are always full.
+[[gnu::always_inline]] inline bool cache_try_free(void* block, unsigned size_class) {
   in_use_end(block, size_class);
   Bin& bin = detail::this_cache->bins[size_class];
   void** top = bin.top;
   // The commonest double free, free(p) twice in a row, for one compare of a line we write anyway.
   // Others are found when the block goes back to its slab.
   if (top == bin.end || top[-1] == block) [[unlikely]]
-    return cache_free_slow(block, size_class);
+    return false;
   *top = block;
   order_for_fork();
   bin.top = top + 1;
+  return true;
 }
 
 // Gives everything the calling thread holds back to the slabs.

@@ -4,6 +4,7 @@
 
 #include <bit>
 
+#include "alloc/cache/take_back.h"
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
 #include "alloc/heaps/heap_blocks.h"
@@ -32,6 +33,7 @@ int reserve_heaps() {
   // In proportion, as the threads' caches.
   if (bytes > arena.room_bytes / 256) bytes = arena.room_bytes / 256;
   if (int error = heaps.reserve(bytes)) return error;
+  detail::age_heaps.store(heaps_age, std::memory_order_relaxed);
   is_reserved.store(true, std::memory_order_release);
   return 0;
 }

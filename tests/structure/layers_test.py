@@ -47,8 +47,6 @@ ROOM_OF = {"alloc/for_regcache": "alloc/for_regcache"}
 
 # Includes that go up, by room and how many. The aim is none.
 KNOWN = {
-    ("alloc/cache", "alloc/heaps"): 2,
-    ("alloc/cache", "alloc/large"): 1,
     ("regcache/core", "regcache/foreign"): 4,
     ("regcache/core", "regcache/heaps"): 1,
     ("regcache/core", "regcache/pools"): 1,

@@ -19,7 +19,7 @@ KNOWN = {
     "SECURITY.md": 1,
     "alloc/README.md": 10,
     "alloc/api": 3,
-    "alloc/cache": 9,
+    "alloc/cache": 8,
     "alloc/core": 13,
     "alloc/heaps": 25,
     "alloc/os": 19,
