@@ -81,12 +81,12 @@ class References(unittest.TestCase):
         classes = constant("alloc/core/size_class.h", "kFineMax") // 16 + 8 * 7
         for document, pattern, values in [
                 ("docs/design.md", r"no lock, no atomic; (\d+) instructions", [count("malloc(64)")]),
-                ("docs/design.md", r"malloc of a small block is (\d+) instructions", [count("malloc(64)")]),
-                ("docs/design.md", r"in a heap is (\d+) instructions and free (\d+) ",
+                ("docs/decisions/0006-blocks-and-threads.md", r"malloc of a small block is (\d+) instructions", [count("malloc(64)")]),
+                ("docs/decisions/0008-heaps.md", r"in a heap is (\d+) instructions and free (\d+) ",
                  [count("heap malloc(64)"), count("heap free(64)")]),
                 ("alloc/README.md", r"`cache_allocate`\)\. (\d+) instructions", [count("malloc(64)")]),
                 ("docs/design.md", r"one compare-and-swap for (\d+) blocks", [slots]),
-                ("docs/design.md", r"Size adapts \((\d+) … (\d+)\)", [first, slots]),
+                ("docs/decisions/0006-blocks-and-threads.md", r"Size adapts \((\d+) … (\d+)\)", [first, slots]),
                 ("alloc/README.md", r"(\d+) blocks of one class at most", [slots]),
                 ("docs/many-cores.md", r"uses all (\d+) classes", [classes])]:
             found = re.search(pattern, tree.text(document))

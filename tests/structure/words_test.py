@@ -27,7 +27,7 @@ KNOWN = {
     "alloc/purge": 7,
     "alloc/slabs": 9,
     "bench": 20,
-    "docs": 64,
+    "docs": 51,
     "examples": 3,
     "tests": 133,
     "tools": 7,
