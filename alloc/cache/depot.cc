@@ -124,7 +124,7 @@ bool depot_put_rest(unsigned shard, unsigned size_class, Magazine* magazine) {
 
 Magazine* depot_take_rest(unsigned shard, unsigned size_class) {
   std::atomic<std::uint64_t>& rest = stack_of(shard, size_class).rest;
-  // Looked at first: a line that nobody writes stays with all that read it.
+  // Looked at first: a line that no thread writes stays with all that read it.
   if (rest.load(std::memory_order_relaxed) == 0) return nullptr;
   // Acquire: pairs with the release in depot_put_rest().
   auto index = static_cast<std::uint32_t>(rest.exchange(0, std::memory_order_acquire));
@@ -147,7 +147,7 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {
   while (asked < kShardsAsked && asked + 1 < count) {
     unsigned other = other_shard(shard, *from, ++asked, count);
     if (shards[other].node.load(std::memory_order_relaxed) != node) continue;
-    // Looked at before it is written: an empty stack's line stays with whoever uses it.
+    // Looked at before it is written: an empty stack's line stays with the threads that use it.
     if (stack_of(other, size_class).full.head().count == 0) continue;
     if (Magazine* magazine = depot_take(other, size_class)) {
       *from = static_cast<std::uint8_t>((*from + asked - 1) % (count - 1));  // it may have more
@@ -175,7 +175,7 @@ bool depot_age(bool everything) {
         is_something_left = true;
       }
       if (head.tag != stack.tag_at_last_age) stack.tag_at_last_age = head.tag;
-      // The same magazine with as many blocks: nobody came, or it doesn't matter.
+      // The same magazine with as many blocks: no thread came, or it doesn't matter.
       std::uint64_t rest = stack.rest.load(std::memory_order_relaxed);
       if (rest != 0 && (everything || rest == stack.rest_at_last_age)) {
         if (Magazine* magazine = depot_take_rest(shard, c)) flow_down(c, magazine);

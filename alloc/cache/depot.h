@@ -25,7 +25,7 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from);
 // round within the shard: what is drained of blocks here is filled here next.
 Magazine* depot_take_empty(unsigned shard);
 void depot_put_empty(unsigned shard, Magazine* magazine);
-// Empties every class of every shard that nobody used since the last call into the slabs; with
+// Empties every class of every shard that no thread used since the last call into the slabs; with
 // `everything`, all of them. Called by the purge thread and rdmalloc_purge(), so that memory comes
 // back when a program makes no further call. Returns whether something is left.
 bool depot_age(bool everything);

@@ -9,11 +9,11 @@
 //   free spans of all families and shards                                     the page heap looks
 //   itself
 //
-// No system call is made but to wake the purge thread (I1), and nobody is waited for but, for a
+// No system call is made but to wake the purge thread (I1), and no thread is waited for but, for a
 // bounded time, a purge that has pages of slabs out of reach.
 //
-// What other threads' magazines hold is theirs, bounded by their shares (thread_cache.cc): nobody
-// else can empty them without an atomic operation on the fast path. They give it up at their next
+// What other threads' magazines hold is theirs, bounded by their shares (thread_cache.cc): no
+// other can empty them without an atomic operation on the fast path. They give it up at their next
 // slow path, when they see that the number of take-backs has changed.
 #pragma once
 

@@ -565,7 +565,7 @@ void caches_after_fork(const Forker& forker) {
 
 void cache_reclaim_after_fork() {
   // The thread that forked is the child's first, whose id is the process's. A thread made since may
-  // come here before it does: then nobody knows which cache is still in use, and what vanished
+  // come here before it does: then no thread knows which cache is still in use, and what vanished
   // threads held (within what all caches may hold) is lost to this child.
   first_thread_tells.store(false, std::memory_order_relaxed);
   if (!os::is_first_thread()) return;

@@ -81,9 +81,9 @@ void cache_free_slow(void* block, unsigned size_class);
 
 // A fork child believes what the caches of vanished threads say (cache_reclaim_after_fork), and it
 // sees each thread's stores up to some point of its program order. So a cache lets go of blocks
-// before it gives them to anybody, and takes hold of them only once they are there; in between a
-// fork loses them to the child, but never gives them to two. This keeps the compiler from changing
-// that order: order_for_fork(); the kernel does not (fork.h).
+// before it gives them to another thread, and takes hold of them only once they are there; in
+// between a fork loses them to the child, but never gives them to two. This keeps the compiler from
+// changing that order: order_for_fork(); the kernel does not (fork.h).
 
 // Where the bin for so many bytes lies, in bytes from a thread's first bin. A table, since a branch
 // between kinds of classes is mispredicted where sizes come mixed: with one at 256 bytes larson

@@ -77,7 +77,7 @@ const char* remedy_for(int error) {
     case -EISDIR:
       return "it is a folder; name a file in it, such as %h.%p.json";
     case -ENXIO:
-      return "nobody reads from it; start the reader first, or name a file";
+      return "no process reads from it; start the reader first, or name a file";
     case -EAGAIN:
       return "its reader is too slow; name a file";
     case -ENOSPC:

@@ -16,7 +16,7 @@
 namespace rdmalloc {
 namespace {
 
-// Locks a shard that nobody is in. When there is none the thread waits, and the heap gets more.
+// Locks a shard that no caller is in. When there is none the thread waits, and the heap gets more.
 [[gnu::noinline]] HeapShard& lock_another_shard(Heap& heap) {
   std::uint32_t active = heap.active_shards.load(std::memory_order_acquire);
   std::uint32_t mine = thread_id();
@@ -26,7 +26,7 @@ namespace {
   }
   HeapShard& shard = heap.shards[mine & (active - 1)];
   shard.lock.lock();
-  // Not before: while there is one shard, whoever is in it relies on being alone.
+  // Not before: while there is one shard, the caller in it relies on being alone.
   if (active < kMostShards)
     heap.active_shards.compare_exchange_strong(active, active * 2, std::memory_order_release,
                                                std::memory_order_relaxed);

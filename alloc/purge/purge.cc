@@ -177,7 +177,7 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
     return false;
   }
   int error = purge_decommit(decommit_in_force(), base, length);
-  // Whoever remembers the span's generation is to know that pages of it went.
+  // A cache that remembers the span's generation is to know that pages of it went.
   if (error == 0) page_heap_note_part_purged(arena.slice_of(base));
   events_tell_purged(base, length, error);
   if (error != 0) {
@@ -295,8 +295,8 @@ void purge_hold(std::int64_t hold_ms, int wait_ms) {
   std::int64_t before = purger.held_until_ms.load(std::memory_order_relaxed);
   while (before < until && !purger.held_until_ms.compare_exchange_weak(before, until)) {
   }
-  // Then nobody purges; and who begins to, which takes an arena first, finds it held: seq_cst here
-  // and above, against the store that ends initialise() and the load in is_held().
+  // Then no thread purges; and one that begins to, which takes an arena first, finds it held:
+  // seq_cst here and above, against the store that ends initialise() and the load in is_held().
   if (!detail::initialised.load(std::memory_order_seq_cst)) return;
   for (int waited_ms = 0; waited_ms <= wait_ms && !purge_turn.is_mine(); waited_ms++) {
     if (purge_turn.try_begin()) {

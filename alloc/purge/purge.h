@@ -27,8 +27,8 @@ int purge_thread_start();
 int purge_thread_stop();
 
 // Keeps the purge thread from purging for the next `hold_ms`, and waits at most `wait_ms` for a
-// purge under way. Not a pause: bounded, so that it can be called by who holds a lock that the
-// purge may be waiting for. rdmalloc_purge() goes on: its caller knows his moment.
+// purge under way. Not a pause: bounded, so that it can be called by a thread that holds a lock
+// that the purge may be waiting for. rdmalloc_purge() goes on: its caller knows the moment.
 void purge_hold(std::int64_t hold_ms, int wait_ms);
 
 // Asks the purge thread to give everything back that is free: for callers that may be inside a
@@ -37,8 +37,8 @@ void purge_request_all();
 
 // For a checkpoint: no purge, and no thread that purges, until purge_thaw(). Waits for a purge
 // under way until `deadline_ns` (os::monotonic_ns(); INT64_MAX: for ever). 0, -ETIMEDOUT with
-// nothing changed, -EDEADLK in a page event. One caller at a time. Nobody in malloc or free waits
-// for it: what would have started or woken the thread finds that it may not.
+// nothing changed, -EDEADLK in a page event. One caller at a time. No thread in malloc or free
+// waits for it: what would have started or woken the thread finds that it may not.
 int purge_freeze(std::int64_t deadline_ns);
 void purge_thaw();
 

@@ -28,9 +28,9 @@ inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
 // ---- of purge.cc, for the thread ----
 
 // One round: events, ageing of the depot, then what is due. Returns whether there is more to
-// come without anybody waking us.
+// come without a wake-up.
 bool round_of_work();
-// Whether there is nothing to do that nobody would wake the thread for.
+// Whether there is nothing to do that no wake-up would come for.
 bool is_idle();
 std::uint64_t tick_ms();
 // Takes the turn if it is free.
