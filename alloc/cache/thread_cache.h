@@ -5,7 +5,7 @@
 // threads hold, and the purge thread may count. A thread without a cache points at a shared one
 // whose bins are all empty and all full, so the fast paths have no initialised-test.
 //
-// Who writes what: bins and shelves only the owning thread (or the one thread of a fork child,
+// Who writes what: bins and cold_bins only the owning thread (or the one thread of a fork child,
 // after the owner is gone). held_bytes and the bins may be read by others, for statistics.
 #pragma once
 
@@ -24,7 +24,7 @@
 namespace rdmalloc {
 
 // The cold half of a bin.
-struct Shelf {
+struct ColdBin {
   Magazine* loaded;     // the magazine the bin works on; nullptr until the class is first used
   Magazine* spare;      // a second one, full or empty (its count tells): hysteresis of one magazine
   void** top_at_age;    // where the bin stood when ageing last looked
@@ -42,7 +42,7 @@ struct alignas(64) ThreadCache {
   // may meet that.
   void reset(void** nothing_end, std::uint32_t thread, std::uintptr_t tls_address) {
     for (Bin& bin : bins) bin = {nothing_end, nothing_end};
-    for (Shelf& shelf : shelves) shelf = {};
+    for (ColdBin& cold : cold_bins) cold = {};
     slow_events = age_cursor = 0;
     own_bytes = 0;
     take_backs_seen = take_backs();
@@ -54,7 +54,7 @@ struct alignas(64) ThreadCache {
   }
 
   Bin bins[kBins] = {};
-  Shelf shelves[kBins] = {};
+  ColdBin cold_bins[kBins] = {};
   std::atomic<std::uint32_t> next_free{0};   // pool
   std::atomic<std::uint32_t> thread_id{0};   // 0: not in use. Release: `tls` is this thread's
   std::uint32_t slow_events = 0;             // trips to the slow path, for ageing

@@ -3,7 +3,8 @@
 
 The number of a folder may only fall: name the thread, the caller, the kernel, the library instead. And words
 that were given up do not come back (docs/design.md, "Words", has those that hold).
-Seen to fail: with "whoever" once in regcache/core/drop.h, and with is_parked in regcache/core/registration.h.
+Seen to fail: with "whoever" once in regcache/core/drop.h, with is_parked in regcache/core/registration.h, and with depot_put_rest()
+in alloc/cache/depot.h.
 """
 import collections
 import re
@@ -32,6 +33,10 @@ GIVEN_UP = [
     (r"hands_off", "", "check_foreign_call(), the foreign-call check"),
     (r"\w*stranger\w*", "regcache/", "what it is: another range's record, an unknown library"),
     (r"\blet_go\w*", "regcache/", "give_reference_back()"),
+    (r"\blet_go\w*", "alloc/", "subtract_held()"),
+    (r"(?:\b|_)shel(?:f|ves)\b", "alloc/", "the bin's cold half: ColdBin"),
+    (r"\w+_(?:of_)?rest\b", "alloc/cache/", "partial"),
+    (r"send_home\w*", "alloc/", "return_remote_blocks()"),
 ]
 
 
