@@ -1,12 +1,12 @@
 #!/usr/bin/python3
 """Which room includes which, and what of the allocator the registration cache uses.
 
-A new arrow upward fails, by an include or by a call that the linker binds. A row of KNOWN is an arrow that goes up today: its number may only fall, and the
-row goes when none is left.
+A new arrow upward fails, by an include or by a call that the linker binds. A row of KNOWN is an arrow that
+goes up today: its number may only fall, and the row goes when none is left.
 Seen to fail: with regcache/pools/buffer_pool.h included in regcache/core/reg.cc, with alloc/purge/purge.h in
 regcache/core/drop.cc, with a call of purge_hold taken out of the list in alloc/for_regcache.h and with
-purge_holds added there, with one include of alloc/cache more in alloc/pages/events.cc, with cache_enter_shard() declared and called in
-alloc/pages/dirty.cc.
+purge_holds added there, with one include of alloc/cache more in alloc/pages/events.cc, with
+cache_enter_shard() declared and called in alloc/pages/dirty.cc.
 """
 import collections
 import glob

@@ -20,7 +20,7 @@ KNOWN = {
     "SECURITY.md": 1,
     "alloc/pages": 11,
     "bench": 20,
-    "docs": 51,
+    "docs": 20,
     "examples": 3,
     "tests": 133,
     "tools": 7,
