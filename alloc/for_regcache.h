@@ -25,7 +25,7 @@
 //   PageEvent Ready UserfaultEvent event_open event_raise is_private_anonymous most_mappings
 //   userfault_open userfault_read userfault_register userfault_settled userfault_unregister
 //   userfault_unregister_all userfault_wait
-#include "alloc/core/at_start.h"
+#include "alloc/os/at_start.h"
 //   RDMALLOC_AT_START
 #include "alloc/core/helper_threads.h"
 //   HelperStack helper_thread_begins helper_thread_create helper_thread_remedy helper_threads
@@ -40,20 +40,23 @@
 //   kChunkBytes kClasses kSliceShift
 #include "alloc/core/sized_struct.h"
 //   check_struct read_struct write_struct
-#include "alloc/init.h"
+#include "alloc/core/init.h"
 //   ensure_initialised ensure_settings
-#include "alloc/fork.h"
-//   fork_check fork_wipe_again
+#include "alloc/core/fork.h"
+//   fork_check
+#include "alloc/process/fork.h"
+//   fork_wipe_again
 #include "alloc/pages/arena.h"
 //   arena arena_may_be_huge
-#include "alloc/pages/purge.h"
-//   purge_freeze purge_hold purge_request_all purge_set_decommit purge_thaw purge_thread_start
-//   purge_turn_is_mine purge_turn_wait
+#include "alloc/purge/purge.h"
+//   purge_freeze purge_hold purge_request_all purge_thaw purge_thread_start
+#include "alloc/pages/purge_turn.h"
+//   purge_set_decommit purge_turn_is_mine purge_turn_wait
 #include "alloc/heaps/heap.h"
 //   Heap HeapRegion heap_of_handle heaps heaps_bind_again
 #include "alloc/heaps/heap_registrar.h"
 //   HeapRegistrar RegionLimits heap_registrar
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 //   ForeignMode NotifyMode Options has_purge_thread options
 #include "alloc/api/registration_statistics.h"
 //   RegistrationCounter RegistrationGroup RegistrationStatistics kMostRegistrationCounters

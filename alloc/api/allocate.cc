@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "alloc/core/fork.h"
 #include "alloc/core/report.h"
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/large/large.h"
@@ -116,6 +117,17 @@ void* reallocate(void* block, std::size_t bytes) {
   if (bytes <= usable && bytes >= usable / 2) [[likely]]
     return block;
   return reallocate_small(block, usable, bytes);
+}
+
+[[gnu::noinline]] static void release_other(void* block, unsigned size_class) {
+  if (size_class != 0 && size_class != kLargeClass) return cache_free_slow(block, size_class);
+  fork_check();
+  large_free(block);
+}
+
+void release_slow(void* block, unsigned size_class) noexcept {
+  // For a heap's block this is the common way: it is not to save registers that it does not use.
+  size_class == kHeapClass ? heap_block_free(block) : release_other(block, size_class);
 }
 
 }  // namespace rdmalloc

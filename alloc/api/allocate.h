@@ -37,15 +37,20 @@ void* allocate_slow(std::size_t bytes);
   return block;
 }
 
+// What the thread's cache does not take at once. noexcept: operator delete may jump to it.
+void release_slow(void* block, unsigned size_class) noexcept;
+
 [[gnu::always_inline]] inline void release(void* block) {
   std::size_t extent = arena.extent();  // before base: see arena.h
   std::uintptr_t offset = reinterpret_cast<std::uintptr_t>(block) - arena.base;
   if (offset >= extent) [[unlikely]] {
-    if (block != nullptr) cache_free_slow(block, 0);  // not ours
+    if (block != nullptr) release_slow(block, 0);  // not ours
     return;
   }
   // Relaxed: written before the block was handed out; see arena.h.
-  cache_free(block, arena.class_map[offset >> kSliceShift].load(std::memory_order_relaxed));
+  unsigned size_class = arena.class_map[offset >> kSliceShift].load(std::memory_order_relaxed);
+  if (!cache_try_free(block, size_class)) [[unlikely]]
+    release_slow(block, size_class);
 }
 
 }  // namespace rdmalloc

@@ -13,7 +13,7 @@
 namespace {
 
 // How our counters answer glibc's questions: the arena is what was ever handed out, blocks in
-// magazines count as in use (nobody knows better without stopping the threads).
+// magazines count as in use (no better count is to be had without stopping the threads).
 struct mallinfo2 report() {
   rdmalloc::Statistics s = rdmalloc::statistics();
   struct mallinfo2 info {};

@@ -6,10 +6,10 @@
 #include <cstring>
 
 #include "alloc/api/allocate.h"
-#include "alloc/api/options.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/core/sized_struct.h"
-#include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/heaps/heap_blocks.h"
 

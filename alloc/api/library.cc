@@ -4,10 +4,10 @@
 
 #include <atomic>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/shards.h"
-#include "alloc/init.h"
-#include "alloc/pages/purge.h"
+#include "alloc/core/init.h"
+#include "alloc/core/options.h"
+#include "alloc/purge/purge.h"
 
 using namespace rdmalloc;
 
@@ -82,7 +82,7 @@ int rdmalloc_init(void) {
   initialisations.fetch_add(1, std::memory_order_relaxed);
   if (!has_purge_thread(options().purge)) return 0;
   int error = purge_thread_start();
-  // Counted first, so that nobody else's end stops the thread meanwhile; what failed is not
+  // Counted first, so that no other caller's end stops the thread meanwhile; what failed is not
   // counted.
   if (error != 0) initialisations.fetch_sub(1, std::memory_order_relaxed);
   return error;

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 
 #include "alloc/api/allocate.h"
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
 

@@ -4,13 +4,13 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/core/sized_struct.h"
-#include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
-#include "alloc/init.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
+#include "alloc/pages/purge_turn.h"
 #include "alloc/slabs/slab.h"
 
 using namespace rdmalloc;

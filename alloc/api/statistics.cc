@@ -6,19 +6,19 @@
 #include <algorithm>
 #include <cstring>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
+#include "alloc/core/options.h"
 #include "alloc/core/quarantine.h"
 #include "alloc/core/shard.h"
-#include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
-#include "alloc/init.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {

@@ -1,4 +1,4 @@
-// One consistent-enough picture of the allocator's counters, taken without stopping anybody.
+// One consistent-enough picture of the allocator's counters, taken without stopping a thread.
 #pragma once
 
 #include <cstdint>

@@ -1,13 +1,12 @@
-#include "alloc/api/statistics_at_exit.h"
-
 #include <limits.h>
 #include <rdmalloc/rdmalloc.h>
 
-#include "alloc/api/options.h"
-#include "alloc/api/statistics_path.h"
 #include "alloc/api/statistics_print.h"
+#include "alloc/core/options.h"
 #include "alloc/core/standard_error.h"
+#include "alloc/core/statistics_path.h"
 #include "alloc/os/file.h"
+#include "alloc/process/exit.h"
 
 namespace rdmalloc {
 namespace {

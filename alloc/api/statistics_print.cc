@@ -5,9 +5,9 @@
 #include <cstring>
 #include <utility>
 
-#include "alloc/api/options.h"
 #include "alloc/api/registration_statistics.h"
 #include "alloc/api/statistics.h"
+#include "alloc/core/options.h"
 #include "alloc/os/decimal.h"
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"

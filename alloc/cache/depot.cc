@@ -15,15 +15,15 @@ namespace {
 struct alignas(64) Stack {
   TaggedStack<Magazine> full;
   // The magazine that is not full: its index, and above that how many blocks it holds. 0: none.
-  std::atomic<std::uint64_t> rest;
+  std::atomic<std::uint64_t> partial;
   // Purge turn only.
-  std::uint64_t rest_at_last_age;
+  std::uint64_t partial_at_last_age;
   std::uint32_t tag_at_last_age;
 };
-std::uint64_t word_of_rest(const Magazine* magazine) {
+std::uint64_t word_of_partial(const Magazine* magazine) {
   return magazines.index_of(magazine) | std::uint64_t{magazine->count} << 32;
 }
-std::uint32_t blocks_of_rest(std::uint64_t word) {
+std::uint32_t blocks_of_partial(std::uint64_t word) {
   return static_cast<std::uint32_t>(word >> 32);
 }
 // Of the first shard; those of the others are mapped as they come to be, and backed where used.
@@ -52,13 +52,13 @@ std::uint32_t share_of(unsigned shard, unsigned size_class) {
   return all / count + (shard < all % count ? 1 : 0);
 }
 
-// Full magazines that the shard may have: one less where there is a rest.
+// Full magazines that the shard may have: one less where there is a partial one.
 std::uint32_t most_full(unsigned shard, unsigned size_class) {
   std::uint32_t share = share_of(shard, size_class);
-  bool has_rest = stack_of(shard, size_class).rest.load(std::memory_order_relaxed) != 0;
-  return share - (has_rest && share != 0 ? 1 : 0);
+  bool has_partial = stack_of(shard, size_class).partial.load(std::memory_order_relaxed) != 0;
+  return share - (has_partial && share != 0 ? 1 : 0);
 }
-// Without a rest.
+// Without the partial one.
 bool is_share_used_up(unsigned shard, unsigned size_class) {
   return stack_of(shard, size_class).full.head().count >= share_of(shard, size_class);
 }
@@ -93,17 +93,17 @@ Magazine* depot_take(unsigned shard, unsigned size_class) {
   return magazines.at(index);
 }
 
-bool depot_put_rest(unsigned shard, unsigned size_class, Magazine* magazine) {
+bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine) {
   if (is_share_used_up(shard, size_class)) return false;
-  std::atomic<std::uint64_t>& rest = stack_of(shard, size_class).rest;
+  std::atomic<std::uint64_t>& partial = stack_of(shard, size_class).partial;
   std::uint32_t most = class_info(size_class).magazine_max;
   for (;;) {
     std::uint64_t none = 0;
-    // Release: pairs with the acquire in depot_take_rest(). seq_cst: see slab_note_depot().
-    if (rest.compare_exchange_strong(none, word_of_rest(magazine), std::memory_order_seq_cst,
-                                     std::memory_order_relaxed))
+    // Release: pairs with the acquire in depot_take_partial(). seq_cst: see slab_note_depot().
+    if (partial.compare_exchange_strong(none, word_of_partial(magazine), std::memory_order_seq_cst,
+                                        std::memory_order_relaxed))
       return true;
-    Magazine* other = depot_take_rest(shard, size_class);
+    Magazine* other = depot_take_partial(shard, size_class);
     if (other == nullptr) continue;
     // The smaller one's blocks go into the larger one, as far as they fit.
     if (other->count > magazine->count) std::swap(other, magazine);
@@ -122,12 +122,12 @@ bool depot_put_rest(unsigned shard, unsigned size_class, Magazine* magazine) {
   }
 }
 
-Magazine* depot_take_rest(unsigned shard, unsigned size_class) {
-  std::atomic<std::uint64_t>& rest = stack_of(shard, size_class).rest;
-  // Looked at first: a line that nobody writes stays with all that read it.
-  if (rest.load(std::memory_order_relaxed) == 0) return nullptr;
-  // Acquire: pairs with the release in depot_put_rest().
-  auto index = static_cast<std::uint32_t>(rest.exchange(0, std::memory_order_acquire));
+Magazine* depot_take_partial(unsigned shard, unsigned size_class) {
+  std::atomic<std::uint64_t>& partial = stack_of(shard, size_class).partial;
+  // Looked at first: a line that no thread writes stays with all that read it.
+  if (partial.load(std::memory_order_relaxed) == 0) return nullptr;
+  // Acquire: pairs with the release in depot_put_partial().
+  auto index = static_cast<std::uint32_t>(partial.exchange(0, std::memory_order_acquire));
   return index == 0 ? nullptr : magazines.at(index);
 }
 
@@ -147,7 +147,7 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {
   while (asked < kShardsAsked && asked + 1 < count) {
     unsigned other = other_shard(shard, *from, ++asked, count);
     if (shards[other].node.load(std::memory_order_relaxed) != node) continue;
-    // Looked at before it is written: an empty stack's line stays with whoever uses it.
+    // Looked at before it is written: an empty stack's line stays with the threads that use it.
     if (stack_of(other, size_class).full.head().count == 0) continue;
     if (Magazine* magazine = depot_take(other, size_class)) {
       *from = static_cast<std::uint8_t>((*from + asked - 1) % (count - 1));  // it may have more
@@ -175,15 +175,15 @@ bool depot_age(bool everything) {
         is_something_left = true;
       }
       if (head.tag != stack.tag_at_last_age) stack.tag_at_last_age = head.tag;
-      // The same magazine with as many blocks: nobody came, or it doesn't matter.
-      std::uint64_t rest = stack.rest.load(std::memory_order_relaxed);
-      if (rest != 0 && (everything || rest == stack.rest_at_last_age)) {
-        if (Magazine* magazine = depot_take_rest(shard, c)) flow_down(c, magazine);
+      // The same magazine with as many blocks: no thread came, or it doesn't matter.
+      std::uint64_t partial = stack.partial.load(std::memory_order_relaxed);
+      if (partial != 0 && (everything || partial == stack.partial_at_last_age)) {
+        if (Magazine* magazine = depot_take_partial(shard, c)) flow_down(c, magazine);
         is_idle = true;
-      } else if (rest != 0) {
+      } else if (partial != 0) {
         is_something_left = true;
       }
-      if (rest != stack.rest_at_last_age) stack.rest_at_last_age = rest;
+      if (partial != stack.partial_at_last_age) stack.partial_at_last_age = partial;
     }
     if (is_idle) slab_trim(c);
   }
@@ -194,7 +194,7 @@ void depot_empty() {
   for (unsigned c = 1; c < kClasses; ++c) {
     for (unsigned shard = 0; shard < shard_count(); ++shard) {
       while (Magazine* magazine = depot_take(shard, c)) flow_down(c, magazine);
-      if (Magazine* magazine = depot_take_rest(shard, c)) flow_down(c, magazine);
+      if (Magazine* magazine = depot_take_partial(shard, c)) flow_down(c, magazine);
     }
     slab_trim(c);
   }
@@ -205,7 +205,7 @@ std::uint64_t depot_blocks(unsigned size_class) {
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
     const Stack& stack = stack_of(shard, size_class);
     blocks += std::uint64_t{stack.full.head().count} * class_info(size_class).magazine_max;
-    blocks += blocks_of_rest(stack.rest.load(std::memory_order_relaxed));
+    blocks += blocks_of_partial(stack.partial.load(std::memory_order_relaxed));
   }
   return blocks;
 }
@@ -235,7 +235,7 @@ void depot_fit() {
         flow_down(c, magazine);
       }
       if (share_of(shard, c) != 0) continue;
-      if (Magazine* magazine = depot_take_rest(shard, c)) flow_down(c, magazine);
+      if (Magazine* magazine = depot_take_partial(shard, c)) flow_down(c, magazine);
     }
   }
 }

@@ -1,7 +1,7 @@
 // The depot: full magazines on their way between threads, a lock-free stack for each class and
 // shard. Bounded in bytes, for each class over all shards; what does not fit flows down to the
 // slabs. One compare-and-swap moves a whole magazine. Beside each stack lies one magazine that is
-// not full: the rests that threads leave when they end or give a class up gather there until they
+// not full: the blocks that threads leave when they end or give a class up gather there until they
 // fill one, so that threads that live shortly hand blocks on without a look at their slabs.
 #pragma once
 
@@ -15,9 +15,9 @@ bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine);
 Magazine* depot_take(unsigned shard, unsigned size_class);
 // Leaves a magazine with some blocks, or gathers them with what others left; false, and the
 // magazine is the caller's still, when the shard's share of the class is used up.
-bool depot_put_rest(unsigned shard, unsigned size_class, Magazine* magazine);
+bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine);
 // Takes what was left so, or nullptr.
-Magazine* depot_take_rest(unsigned shard, unsigned size_class);
+Magazine* depot_take_partial(unsigned shard, unsigned size_class);
 // Takes one from another shard of the same node, or nullptr. Asks kShardsAsked of them; *from
 // remembers where to go on.
 Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from);
@@ -25,7 +25,7 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from);
 // round within the shard: what is drained of blocks here is filled here next.
 Magazine* depot_take_empty(unsigned shard);
 void depot_put_empty(unsigned shard, Magazine* magazine);
-// Empties every class of every shard that nobody used since the last call into the slabs; with
+// Empties every class of every shard that no thread used since the last call into the slabs; with
 // `everything`, all of them. Called by the purge thread and rdmalloc_purge(), so that memory comes
 // back when a program makes no further call. Returns whether something is left.
 bool depot_age(bool everything);

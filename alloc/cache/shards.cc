@@ -1,8 +1,8 @@
 #include "alloc/cache/shards.h"
 
-#include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/core/lock.h"
+#include "alloc/core/options.h"
 #include "alloc/pages/segments.h"
 #include "alloc/slabs/slab.h"
 

@@ -2,16 +2,16 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
-#include "alloc/heaps/heap.h"
-#include "alloc/init.h"
+#include "alloc/core/init.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
 
 namespace rdmalloc {
 
 namespace detail {
 constinit std::atomic<std::uint32_t> take_backs{0};
-}
+constinit std::atomic<bool (*)(bool everything)> age_heaps{nullptr};
+}  // namespace detail
 
 namespace {
 
@@ -29,7 +29,7 @@ bool may_help(std::uint32_t slices) {
 void take_back() {
   take_backs_ask();
   cache_flush_this_thread();
-  heaps_age(true);
+  if (auto* age = detail::age_heaps.load(std::memory_order_relaxed)) age(true);
   depot_empty();
   purge_note_dirty();
 }

@@ -9,11 +9,11 @@
 //   free spans of all families and shards                                     the page heap looks
 //   itself
 //
-// No system call is made but to wake the purge thread (I1), and nobody is waited for but, for a
+// No system call is made but to wake the purge thread (I1), and no thread is waited for but, for a
 // bounded time, a purge that has pages of slabs out of reach.
 //
-// What other threads' magazines hold is theirs, bounded by their shares (thread_cache.cc): nobody
-// else can empty them without an atomic operation on the fast path. They give it up at their next
+// What other threads' magazines hold is theirs, bounded by their shares (thread_cache.cc): no
+// other can empty them without an atomic operation on the fast path. They give it up at their next
 // slow path, when they see that the number of take-backs has changed.
 #pragma once
 
@@ -27,6 +27,9 @@ namespace rdmalloc {
 namespace detail {
 // Relaxed: a thread that sees it late gives up later.
 extern constinit std::atomic<std::uint32_t> take_backs;
+// Empties what heaps of the user keep; they leave it here when the first is made. Relaxed: a
+// function; a thread that sees it late finds no more than it found before there were heaps.
+extern constinit std::atomic<bool (*)(bool everything)> age_heaps;
 }  // namespace detail
 
 // How often memory was taken back; changes each time threads are to empty their caches.

@@ -3,21 +3,19 @@
 #include <errno.h>
 #include <pthread.h>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/caches_by_tls.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/helper_threads.h"
+#include "alloc/core/init.h"
 #include "alloc/core/lock.h"
+#include "alloc/core/options.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
-#include "alloc/heaps/heap_blocks.h"
-#include "alloc/init.h"
-#include "alloc/large/large.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -67,28 +65,28 @@ std::uint64_t charged(const ThreadCache& cache) {
   return held(cache) - cache.own_bytes;
 }
 // `own` of the bytes are of its own blocks.
-void hold(ThreadCache& cache, std::uint64_t more, std::uint64_t own) {
+void add_held(ThreadCache& cache, std::uint64_t more, std::uint64_t own) {
   cache.own_bytes += own;
   cache.held_bytes.store(held(cache) + more, std::memory_order_relaxed);
 }
-void let_go(ThreadCache& cache, std::uint64_t less, std::uint64_t own) {
-  hold(cache, 0 - less, 0 - own);
+void subtract_held(ThreadCache& cache, std::uint64_t less, std::uint64_t own) {
+  add_held(cache, 0 - less, 0 - own);
 }
 
-std::uint32_t count_of(const Bin& bin, const Shelf& shelf) {
-  return shelf.loaded == nullptr ? 0 : static_cast<std::uint32_t>(bin.top - shelf.loaded->slots);
+std::uint32_t count_of(const Bin& bin, const ColdBin& cold) {
+  return cold.loaded == nullptr ? 0 : static_cast<std::uint32_t>(bin.top - cold.loaded->slots);
 }
 
-void set_bin(Bin& bin, const Shelf& shelf, std::uint32_t count) {
+void set_bin(Bin& bin, const ColdBin& cold, std::uint32_t count) {
   order_for_fork();
-  bin.top = shelf.loaded->slots + count;
-  bin.end = shelf.loaded->slots + (count > shelf.limit ? count : shelf.limit);
+  bin.top = cold.loaded->slots + count;
+  bin.end = cold.loaded->slots + (count > cold.limit ? count : cold.limit);
   order_for_fork();
 }
 
 // Blocks of other nodes leave the magazine for their slabs: in the depot of this shard they would
 // be handed to its threads for ever, who are far from them.
-void send_home(unsigned shard, unsigned size_class, Magazine* magazine) {
+void return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
   std::uint8_t here = shards[shard].node.load(std::memory_order_relaxed);
   void* away[kMagazineSlots];
   std::uint32_t sent = 0, kept = 0;
@@ -113,14 +111,14 @@ void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine
   std::uint32_t most = class_info(size_class).magazine_max;
   bool is_whole = magazine->count == most;
   if (magazine->count != 0 && os::node_count() != 1) [[unlikely]]
-    send_home(cache.shard, size_class, magazine);
+    return_remote_blocks(cache.shard, size_class, magazine);
   if (magazine->count != 0) {
     is_whole = is_whole && magazine->count * 2 > most;
     unsigned shard = cache.shard;
     if (!is_taken_from && shard_count() != 1) [[unlikely]]
       shard = slab_shard_of(magazine->slots[0], size_class);
     if (is_whole ? depot_put(shard, size_class, magazine)
-                 : depot_put_rest(shard, size_class, magazine))
+                 : depot_put_partial(shard, size_class, magazine))
       return slab_note_depot();
     slab_give_back(size_class, magazine->slots, magazine->count);
     magazine->count = 0;
@@ -137,22 +135,22 @@ std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, std::uint6
   if (cache.own_blocks == 0) return 0;
   return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks);
 }
-std::uint64_t cost_of(unsigned size_class, const Shelf& shelf) {
-  return cost_of(size_class, shelf.limit) * (shelf.spare != nullptr ? 2 : 1);
+std::uint64_t cost_of(unsigned size_class, const ColdBin& cold) {
+  return cost_of(size_class, cold.limit) * (cold.spare != nullptr ? 2 : 1);
 }
 
 // Empties a class of a thread and forgets its magazines.
 void drop_class(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
-  Shelf& shelf = cache.shelves[size_class];
-  if (shelf.loaded == nullptr) return;
-  Magazine* loaded = shelf.loaded;
-  Magazine* spare = shelf.spare;
-  bool is_taken_from = shelf.is_taken_from;
-  loaded->count = count_of(bin, shelf);
-  let_go(cache, cost_of(size_class, shelf), own_part(cache, size_class, shelf.limit));
+  ColdBin& cold = cache.cold_bins[size_class];
+  if (cold.loaded == nullptr) return;
+  Magazine* loaded = cold.loaded;
+  Magazine* spare = cold.spare;
+  bool is_taken_from = cold.is_taken_from;
+  loaded->count = count_of(bin, cold);
+  subtract_held(cache, cost_of(size_class, cold), own_part(cache, size_class, cold.limit));
   bin = {nothing + 1, nothing + 1};
-  shelf = {};
+  cold = {};
   order_for_fork();
   hand_over(cache, size_class, loaded, is_taken_from);
   if (spare != nullptr) hand_over(cache, size_class, spare, is_taken_from);
@@ -167,11 +165,10 @@ void drop_all(ThreadCache& cache) {
 void drop_left(ThreadCache& cache) {
   for (unsigned c = 1; c < kClasses; ++c) {
     const Bin& bin = cache.bins[c];
-    const Shelf& shelf = cache.shelves[c];
-    if (shelf.loaded == nullptr) continue;
-    bool is_sane =
-        bin.top >= shelf.loaded->slots && bin.top <= shelf.loaded->slots + kMagazineSlots;
-    if (is_sane && shelf.spare != shelf.loaded) drop_class(cache, c);
+    const ColdBin& cold = cache.cold_bins[c];
+    if (cold.loaded == nullptr) continue;
+    bool is_sane = bin.top >= cold.loaded->slots && bin.top <= cold.loaded->slots + kMagazineSlots;
+    if (is_sane && cold.spare != cold.loaded) drop_class(cache, c);
   }
 }
 
@@ -188,12 +185,12 @@ void age(ThreadCache& cache) {
   for (std::uint32_t i = 0; i < kClassesPerAge; ++i) {
     unsigned c = cache.age_cursor + 1;
     cache.age_cursor = c % (kClasses - 1);
-    Shelf& shelf = cache.shelves[c];
-    if (shelf.loaded == nullptr) continue;
-    if (is_over_share || cache.bins[c].top == shelf.top_at_age) {
+    ColdBin& cold = cache.cold_bins[c];
+    if (cold.loaded == nullptr) continue;
+    if (is_over_share || cache.bins[c].top == cold.top_at_age) {
       drop_class(cache, c);
     } else {
-      shelf.top_at_age = cache.bins[c].top;
+      cold.top_at_age = cache.bins[c].top;
     }
   }
 }
@@ -237,7 +234,7 @@ void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
 
 // Gives the class its first magazine. False when there is none to be had.
 bool open_class(ThreadCache& cache, unsigned size_class) {
-  Shelf& shelf = cache.shelves[size_class];
+  ColdBin& cold = cache.cold_bins[size_class];
   const ClassInfo& info = class_info(size_class);
   std::uint64_t share = share_bytes();
   std::uint32_t limit = info.magazine_max < kFirstLimit ? info.magazine_max : kFirstLimit;
@@ -248,28 +245,28 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   Magazine* magazine = depot_take_empty(cache.shard);
   if (magazine == nullptr) return false;
   magazine->count = 0;
-  shelf.loaded = magazine;
-  shelf.spare = nullptr;
-  shelf.limit = static_cast<std::uint16_t>(limit);
-  shelf.is_taken_from = false;
-  hold(cache, cost_of(size_class, limit), own_part(cache, size_class, limit));
-  set_bin(cache.bins[size_class], shelf, 0);
+  cold.loaded = magazine;
+  cold.spare = nullptr;
+  cold.limit = static_cast<std::uint16_t>(limit);
+  cold.is_taken_from = false;
+  add_held(cache, cost_of(size_class, limit), own_part(cache, size_class, limit));
+  set_bin(cache.bins[size_class], cold, 0);
   return true;
 }
 
 // Doubles what the class may hold, within its magazine and `share`.
 bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint64_t share) {
-  Shelf& shelf = cache.shelves[size_class];
+  ColdBin& cold = cache.cold_bins[size_class];
   const ClassInfo& info = class_info(size_class);
-  std::uint32_t limit = std::uint32_t{shelf.limit} * 2;
+  std::uint32_t limit = std::uint32_t{cold.limit} * 2;
   if (limit > info.magazine_max) limit = info.magazine_max;
-  if (limit == shelf.limit) return false;
-  std::uint64_t more = std::uint64_t{limit - shelf.limit} * info.block_bytes;
-  std::uint64_t own = own_part(cache, size_class, limit) - own_part(cache, size_class, shelf.limit);
-  if (shelf.spare != nullptr) more *= 2;
+  if (limit == cold.limit) return false;
+  std::uint64_t more = std::uint64_t{limit - cold.limit} * info.block_bytes;
+  std::uint64_t own = own_part(cache, size_class, limit) - own_part(cache, size_class, cold.limit);
+  if (cold.spare != nullptr) more *= 2;
   if (charged(cache) + more - own > share) return false;
-  shelf.limit = static_cast<std::uint16_t>(limit);
-  hold(cache, more, own);
+  cold.limit = static_cast<std::uint16_t>(limit);
+  add_held(cache, more, own);
   return true;
 }
 
@@ -360,43 +357,43 @@ void* allocate_without_cache(unsigned size_class) {
 // Fills the class's loaded, empty magazine. False when there is no memory.
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
-  Shelf& shelf = cache.shelves[size_class];
-  if (shelf.spare != nullptr && shelf.spare->count != 0) {
-    Magazine* spare = shelf.spare;
-    shelf.loaded->count = 0;
+  ColdBin& cold = cache.cold_bins[size_class];
+  if (cold.spare != nullptr && cold.spare->count != 0) {
+    Magazine* spare = cold.spare;
+    cold.loaded->count = 0;
     order_for_fork();
-    shelf.spare = shelf.loaded;
-    shelf.loaded = spare;
-    set_bin(bin, shelf, spare->count);
+    cold.spare = cold.loaded;
+    cold.loaded = spare;
+    set_bin(bin, cold, spare->count);
     return true;
   }
-  shelf.is_taken_from = true;
+  cold.is_taken_from = true;
   Magazine* filled = depot_take(cache.shard, size_class);
-  if (filled == nullptr) filled = depot_take_rest(cache.shard, size_class);
+  if (filled == nullptr) filled = depot_take_partial(cache.shard, size_class);
   if (filled == nullptr) grow_limit(cache, size_class, share_bytes());
   // What lies in other shards comes after what is free in this one: else blocks that threads took
   // from each other once would go round among them for ever.
   if (filled == nullptr && shard_count() != 1) [[unlikely]] {
-    std::uint32_t got = slab_take_own(cache.shard, size_class, shelf.loaded->slots, shelf.limit);
-    set_bin(bin, shelf, got);
+    std::uint32_t got = slab_take_own(cache.shard, size_class, cold.loaded->slots, cold.limit);
+    set_bin(bin, cold, got);
     if (got != 0) return true;
     filled = depot_steal(cache.shard, size_class, &cache.steals_from);
   }
   if (filled != nullptr) {
-    Magazine* empty = shelf.loaded;
-    shelf.loaded = filled;
-    set_bin(bin, shelf, filled->count);
+    Magazine* empty = cold.loaded;
+    cold.loaded = filled;
+    set_bin(bin, cold, filled->count);
     depot_put_empty(cache.shard, empty);
     return true;
   }
-  std::uint32_t got = slab_take(cache.shard, size_class, shelf.loaded->slots, shelf.limit);
-  set_bin(bin, shelf, got);
+  std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, cold.limit);
+  set_bin(bin, cold, got);
   return got != 0;
 }
 
 // Empties the spare of a class: to the depot when it is full enough, else to the slabs.
-void clear_spare(const ThreadCache& cache, unsigned size_class, Shelf& shelf) {
-  Magazine* spare = shelf.spare;
+void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
+  Magazine* spare = cold.spare;
   std::uint32_t count = spare->count;
   bool is_whole = count >= class_info(size_class).magazine_max;
   Magazine* empty = is_whole ? depot_take_empty(cache.shard) : nullptr;
@@ -408,21 +405,21 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, Shelf& shelf) {
   }
   empty->count = 0;
   order_for_fork();
-  shelf.spare = empty;
+  cold.spare = empty;
   order_for_fork();
-  hand_over(cache, size_class, spare, shelf.is_taken_from);
+  hand_over(cache, size_class, spare, cold.is_taken_from);
 }
 
 // Gives the class its spare magazine, if the thread's share allows it.
-bool open_spare(ThreadCache& cache, unsigned size_class, Shelf& shelf) {
-  std::uint64_t cost = cost_of(size_class, shelf.limit);
+bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
+  std::uint64_t cost = cost_of(size_class, cold.limit);
   bool is_allowed = charged(cache) + cost <= share_bytes();
   Magazine* spare = is_allowed ? depot_take_empty(cache.shard) : nullptr;
   if (spare == nullptr) return false;
   spare->count = 0;
   order_for_fork();
-  shelf.spare = spare;
-  hold(cache, cost, 0);
+  cold.spare = spare;
+  add_held(cache, cost, 0);
   return true;
 }
 
@@ -430,41 +427,40 @@ bool open_spare(ThreadCache& cache, unsigned size_class, Shelf& shelf) {
 // the slabs.
 void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Bin& bin = cache.bins[size_class];
-  Shelf& shelf = cache.shelves[size_class];
-  Magazine* full = shelf.loaded;
+  ColdBin& cold = cache.cold_bins[size_class];
+  Magazine* full = cold.loaded;
   bool is_whole = count >= class_info(size_class).magazine_max;
   Magazine* empty = is_whole ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
-    set_bin(bin, shelf, 0);
+    set_bin(bin, cold, 0);
     return slab_give_back(size_class, full->slots, count);
   }
   full->count = count;
   order_for_fork();
-  shelf.loaded = empty;
-  set_bin(bin, shelf, 0);
-  hand_over(cache, size_class, full, shelf.is_taken_from);
+  cold.loaded = empty;
+  set_bin(bin, cold, 0);
+  hand_over(cache, size_class, full, cold.is_taken_from);
 }
 
 // Makes room in the class's loaded, full magazine.
 void make_room(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
-  Shelf& shelf = cache.shelves[size_class];
-  std::uint32_t count = count_of(bin, shelf);
-  std::uint64_t share = shelf.is_taken_from ? share_bytes() : share_bytes() / kFreeOnlyDivisor;
-  if (grow_limit(cache, size_class, share) && shelf.limit > count)
-    return set_bin(bin, shelf, count);
-  if (shelf.spare == nullptr) {
-    if (!shelf.is_taken_from || !open_spare(cache, size_class, shelf))
+  ColdBin& cold = cache.cold_bins[size_class];
+  std::uint32_t count = count_of(bin, cold);
+  std::uint64_t share = cold.is_taken_from ? share_bytes() : share_bytes() / kFreeOnlyDivisor;
+  if (grow_limit(cache, size_class, share) && cold.limit > count) return set_bin(bin, cold, count);
+  if (cold.spare == nullptr) {
+    if (!cold.is_taken_from || !open_spare(cache, size_class, cold))
       return pass_on(cache, size_class, count);
-  } else if (shelf.spare->count != 0) {
-    clear_spare(cache, size_class, shelf);
+  } else if (cold.spare->count != 0) {
+    clear_spare(cache, size_class, cold);
   }
-  Magazine* full = shelf.loaded;
+  Magazine* full = cold.loaded;
   full->count = count;
   order_for_fork();
-  shelf.loaded = shelf.spare;
-  shelf.spare = full;
-  set_bin(bin, shelf, 0);
+  cold.loaded = cold.spare;
+  cold.spare = full;
+  set_bin(bin, cold, 0);
 }
 
 void* allocate_slowly(unsigned size_class) {
@@ -474,7 +470,7 @@ void* allocate_slowly(unsigned size_class) {
   if (cache == nullptr) cache = make_cache();
   if (cache == nullptr) return allocate_without_cache(size_class);
   note_slow_event(*cache);
-  if (cache->shelves[size_class].loaded == nullptr && !open_class(*cache, size_class))
+  if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
     return allocate_without_cache(size_class);
   Bin& bin = cache->bins[size_class];
   // make_cache() and the like may have come back through malloc and filled the bin.
@@ -507,15 +503,12 @@ void* cache_allocate_slow(unsigned size_class) {
   return block;
 }
 
-namespace {
-
-[[gnu::noinline]] void free_slow(void* block, unsigned size_class) {
+void cache_free_slow(void* block, unsigned size_class) {
   fork_check();
-  if (size_class == 0 || size_class == kLargeClass) return large_free(block);
   ThreadCache* cache = cache_to_free_into();
   if (cache == nullptr) return slab_give_back(size_class, &block, 1);
   note_slow_event(*cache);
-  if (cache->shelves[size_class].loaded == nullptr && !open_class(*cache, size_class))
+  if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
     return slab_give_back(size_class, &block, 1);
   Bin& bin = cache->bins[size_class];
   if (bin.top[-1] == block) report_fatal_address("double free() of", block);
@@ -523,13 +516,6 @@ namespace {
   *bin.top = block;
   order_for_fork();
   bin.top += 1;
-}
-
-}  // namespace
-
-void cache_free_slow(void* block, unsigned size_class) noexcept {
-  // For a heap's block this is the common way: it is not to save registers that it does not use.
-  size_class == kHeapClass ? heap_block_free(block) : free_slow(block, size_class);
 }
 
 void cache_flush_this_thread() {
@@ -577,7 +563,7 @@ void caches_after_fork(const Forker& forker) {
 
 void cache_reclaim_after_fork() {
   // The thread that forked is the child's first, whose id is the process's. A thread made since may
-  // come here before it does: then nobody knows which cache is still in use, and what vanished
+  // come here before it does: then no thread knows which cache is still in use, and what vanished
   // threads held (within what all caches may hold) is lost to this child.
   first_thread_tells.store(false, std::memory_order_relaxed);
   if (!os::is_first_thread()) return;

@@ -5,7 +5,7 @@
 // threads hold, and the purge thread may count. A thread without a cache points at a shared one
 // whose bins are all empty and all full, so the fast paths have no initialised-test.
 //
-// Who writes what: bins and shelves only the owning thread (or the one thread of a fork child,
+// Who writes what: bins and cold_bins only the owning thread (or the one thread of a fork child,
 // after the owner is gone). held_bytes and the bins may be read by others, for statistics.
 #pragma once
 
@@ -15,16 +15,16 @@
 
 #include "alloc/cache/magazine.h"
 #include "alloc/cache/take_back.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/size_class.h"
-#include "alloc/fork.h"
 #include "alloc/pages/arena.h"
 #include "alloc/slabs/in_use.h"
 
 namespace rdmalloc {
 
 // The cold half of a bin.
-struct Shelf {
+struct ColdBin {
   Magazine* loaded;     // the magazine the bin works on; nullptr until the class is first used
   Magazine* spare;      // a second one, full or empty (its count tells): hysteresis of one magazine
   void** top_at_age;    // where the bin stood when ageing last looked
@@ -42,7 +42,7 @@ struct alignas(64) ThreadCache {
   // may meet that.
   void reset(void** nothing_end, std::uint32_t thread, std::uintptr_t tls_address) {
     for (Bin& bin : bins) bin = {nothing_end, nothing_end};
-    for (Shelf& shelf : shelves) shelf = {};
+    for (ColdBin& cold : cold_bins) cold = {};
     slow_events = age_cursor = 0;
     own_bytes = 0;
     take_backs_seen = take_backs();
@@ -54,7 +54,7 @@ struct alignas(64) ThreadCache {
   }
 
   Bin bins[kBins] = {};
-  Shelf shelves[kBins] = {};
+  ColdBin cold_bins[kBins] = {};
   std::atomic<std::uint32_t> next_free{0};   // pool
   std::atomic<std::uint32_t> thread_id{0};   // 0: not in use. Release: `tls` is this thread's
   std::uint32_t slow_events = 0;             // trips to the slow path, for ageing
@@ -76,14 +76,14 @@ extern thread_local constinit ThreadCache* this_cache;
 
 // Slow halves; cold. "No memory" is nullptr with errno ENOMEM.
 void* cache_allocate_slow(unsigned size_class);
-// noexcept: operator delete may jump to it.
-void cache_free_slow(void* block, unsigned size_class) noexcept;
+// Of a block of a class that has bins: not 0, kLargeClass or kHeapClass.
+void cache_free_slow(void* block, unsigned size_class);
 
 // A fork child believes what the caches of vanished threads say (cache_reclaim_after_fork), and it
 // sees each thread's stores up to some point of its program order. So a cache lets go of blocks
-// before it gives them to anybody, and takes hold of them only once they are there; in between a
-// fork loses them to the child, but never gives them to two. This keeps the compiler from changing
-// that order: order_for_fork(); the kernel does not (fork.h).
+// before it gives them to another thread, and takes hold of them only once they are there; in
+// between a fork loses them to the child, but never gives them to two. This keeps the compiler from
+// changing that order: order_for_fork(); the kernel does not (fork.h).
 
 // Where the bin for so many bytes lies, in bytes from a thread's first bin. A table, since a branch
 // between kinds of classes is mispredicted where sizes come mixed: with one at 256 bytes larson
@@ -134,19 +134,21 @@ static_assert(bin_offsets_are_right());
   return block;
 }
 
-// Takes a block back on this thread, whoever allocated it. `size_class` is what the class map says;
-// 0, kLargeClass and kHeapClass have bins that are always full and so end in the slow path.
-[[gnu::always_inline]] inline void cache_free(void* block, unsigned size_class) {
+// Takes a block back on this thread, whichever thread allocated it. `size_class` is what the class
+// map says. False, with nothing changed: the caller is to take the slow path, for which 0,
+// kLargeClass and kHeapClass have bins that are always full.
+[[gnu::always_inline]] inline bool cache_try_free(void* block, unsigned size_class) {
   in_use_end(block, size_class);
   Bin& bin = detail::this_cache->bins[size_class];
   void** top = bin.top;
   // The commonest double free, free(p) twice in a row, for one compare of a line we write anyway.
   // Others are found when the block goes back to its slab.
   if (top == bin.end || top[-1] == block) [[unlikely]]
-    return cache_free_slow(block, size_class);
+    return false;
   *top = block;
   order_for_fork();
   bin.top = top + 1;
+  return true;
 }
 
 // Gives everything the calling thread holds back to the slabs.

@@ -74,7 +74,7 @@ int helper_thread_create(HelperStack* stack, std::size_t room_bytes, void* (*run
     if (int error = make_room(stack, bytes)) return error;
     int error = create_on(*stack, run, arg, thread);
     // libc wants more than the files say: it keeps room for libraries that come later (the tunable
-    // glibc.rtld.optional_static_tls), and tells nobody how much.
+    // glibc.rtld.optional_static_tls), and does not tell how much.
     if (error != -EINVAL || bytes > kMostStackBytes) return error;
   }
 }

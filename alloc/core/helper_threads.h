@@ -11,8 +11,8 @@
 
 namespace rdmalloc {
 
-// How many run: the purge thread, and those of the registration cache. Relaxed: whoever finds too
-// many of them looks again.
+// How many run: the purge thread, and those of the registration cache. Relaxed: a thread that finds
+// too many of them looks again.
 inline constinit std::atomic<std::uint32_t> helper_threads{0};
 
 // Called on the first thread of the process when it is ending: tells helpers that wait without a
@@ -28,7 +28,7 @@ inline constinit std::atomic<bool> first_thread_tells{false};
 // has. Set by the child's recovery, which each creation of a helper comes after (fork_check()).
 inline constinit std::atomic<bool> loader_may_be_locked{false};
 
-// How often they look then: what such a process may end late. Where nobody will tell them, they
+// How often they look then: what such a process may end late. Where they are not told, they
 // look all the time, and not so often.
 inline constexpr std::int64_t kLastThreadTickNs = 20000000;
 inline constexpr std::int64_t kUntoldTickNs = 1000000000;

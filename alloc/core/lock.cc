@@ -45,7 +45,7 @@ void Lock::lock_contended() {
     asm volatile("yield");
 #endif
   }
-  // From here on we may have slept, so whoever else sleeps must be woken by our unlock: take the
+  // From here on we may have slept, so other sleepers must be woken by our unlock: take the
   // lock with the waiters bit set.
   for (;;) {
     std::uint32_t seen = word_.load(std::memory_order_relaxed);
@@ -59,7 +59,7 @@ void Lock::lock_contended() {
         !word_.compare_exchange_weak(seen, seen | kWaiters, std::memory_order_relaxed))
       continue;
     // Where a signal handler forked while we were on our way here, its child goes on here too, and
-    // nobody is left there to release the lock; recovery frees it.
+    // no thread is left there to release the lock; recovery frees it.
     if (auto* look = detail::before_lock_wait.load(std::memory_order_relaxed)) look();
     os::futex_wait(address(), seen | kWaiters, kLongestSleepNs);
   }

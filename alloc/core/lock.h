@@ -1,8 +1,8 @@
 // The one lock of rdmalloc: a futex word that knows its owner.
 //
 //   0                   free
-//   number              held, nobody waits
-//   number | kWaiters   held, somebody may be in futex_wait
+//   number              held, no thread waits
+//   number | kWaiters   held, a thread may be in futex_wait
 //
 // No lock is held while foreign code runs (I2): checked builds count the locks a thread holds, and
 // assert_no_lock_held() guards every call out. The owner's number serves fork: a lock found held by
@@ -20,8 +20,8 @@ namespace rdmalloc {
 namespace detail {
 extern constinit thread_local std::uint32_t this_thread_id;  // 0 until first asked
 std::uint32_t make_thread_id();
-// What alloc/fork.cc has to do before a wait, once there is an arena; locks are below it. Relaxed:
-// a function.
+// What alloc/process/fork.cc has to do before a wait, once there is an arena; locks are below it.
+// Relaxed: a function.
 extern constinit std::atomic<void (*)()> before_lock_wait;
 #if RDMALLOC_CHECKED
 extern constinit thread_local int locks_held;
@@ -56,7 +56,7 @@ class Lock {
 
   void lock() {
     std::uint32_t expected = 0;
-    // Acquire: pairs with the release in unlock() of whoever held it before.
+    // Acquire: pairs with the release in unlock() of the thread that held it before.
     if (!word_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire,
                                        std::memory_order_relaxed)) [[unlikely]]
       lock_contended();

@@ -1,4 +1,5 @@
-// Order between stores that the child of a fork must not see the other way round (alloc/fork.h).
+// Order between stores that the child of a fork must not see the other way round
+// (alloc/process/fork.h).
 #pragma once
 
 #include <atomic>

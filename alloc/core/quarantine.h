@@ -1,5 +1,5 @@
 // Memory that keeps its pages for good, since a registration over it could not be ended: a device
-// may reach them still. Counted by whoever finds out, which is the registration cache, and shown by
+// may reach them still. Counted by the registration cache, which finds out, and shown by
 // our statistics. malloc goes on using it: pages that stay are what a late write needs (I3, I4).
 #pragma once
 

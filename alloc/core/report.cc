@@ -1,6 +1,6 @@
 #include "alloc/core/report.h"
 
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 #include "alloc/core/standard_error.h"
 #include "alloc/os/decimal.h"
 #include "alloc/os/os.h"

@@ -8,8 +8,8 @@
 // meet in one part by where they run. So threads that are no more than the processors have a shard
 // each, and of more those that run at the same moment are in different ones.
 //
-// A slab belongs to a shard, whoever uses its blocks: threads come and go. In a program of one
-// thread there is one shard, and nothing here is looked at.
+// A slab belongs to a shard, whichever thread uses its blocks: threads come and go. In a program of
+// one thread there is one shard, and nothing here is looked at.
 #pragma once
 
 #include <atomic>

@@ -9,7 +9,7 @@
 //
 // So that this holds a field is added at the end, never in what was padding, with 0 as its default;
 // and a struct that lies in another one, or in an array, never grows. Flags that the library does
-// not know are refused by whoever reads them.
+// not know are refused by their reader.
 #pragma once
 
 #include <errno.h>

@@ -2,7 +2,7 @@
 // start comes here.
 #include "alloc/core/standard_error.h"
 
-#include "alloc/core/at_start.h"
+#include "alloc/os/at_start.h"
 #include "alloc/os/file.h"
 
 namespace rdmalloc {

@@ -2,7 +2,7 @@
 // destroying a heap gives exactly its spans back.
 //
 //    threads
-//       |  whoever comes takes a shard that nobody is in
+//       |  a caller takes a shard that no other is in
 //       v
 //    shards    a magazine for each class, behind a lock; one shard at first, more when threads meet
 //       |  halves of magazines
@@ -17,8 +17,8 @@
 //
 // The shards belong to the heap, not to threads. So a thread that ends leaves nothing behind, what
 // the magazines of a heap hold is bounded whatever the number of threads (kMostShards shards of
-// kShardBytes), and they can be emptied by anyone: for the budget, by the purge thread when nobody
-// came since it looked last, and by destroy.
+// kShardBytes), and they can be emptied by anyone: for the budget, by the purge thread when no
+// caller came since it looked last, and by destroy.
 //
 // A slab has two bits for each block, in the bitmap of its first slice: free bits in the first
 // half, live bits in the second. A live block is in the program's hands.
@@ -36,7 +36,7 @@
 //
 // Lock order: a shard, a class, the spans, the page heap. Every function that was handed a heap
 // looks at `handle` again under the first of them that it takes: destroy clears it and then passes
-// through each lock, so whoever still finds the heap there is waited for.
+// through each lock, so callers that still find the heap there are waited for.
 #pragma once
 
 #include <atomic>
@@ -71,7 +71,7 @@ struct alignas(64) HeapClass {
 
 struct alignas(64) HeapShard {
   Lock lock;
-  std::uint32_t calls;         // for the purge thread, which empties a shard that nobody came to
+  std::uint32_t calls;         // for the purge thread, which empties a shard that no caller came to
   std::uint32_t calls_at_age;  // what it was when the purge thread looked
   std::uint32_t drop_cursor;   // class that is emptied next when the shard holds too much
   // Of the blocks in the magazines. Written under the lock, read for statistics.
@@ -115,7 +115,7 @@ struct alignas(64) Heap {
   // What lies above is read by each malloc and free, what follows is written by the slow paths.
   alignas(64) Lock span_lock;
   SliceIndex first_span;  // all spans, linked by Span::older and younger
-  // Written under span_lock; read by anybody, relaxed.
+  // Written under span_lock; read by any thread, relaxed.
   std::atomic<std::uint64_t> span_slices;
   std::atomic<std::uint64_t> most_span_slices;
   std::atomic<std::uint64_t> large_blocks;
@@ -129,7 +129,7 @@ struct alignas(64) Heap {
   // Of a heap whose memory was taken whole (heap_regions.h); 0: its spans come from the page heap.
   // Written under span_lock. Release, and acquire where it is read without: the regions are there.
   std::atomic<std::uint32_t> region_count;
-  std::atomic<bool> is_growing;  // somebody adds regions: there is one at a time
+  std::atomic<bool> is_growing;  // a caller adds regions: there is one at a time
   HeapRegion regions[kMostRegions];
   FreeSpans free_spans;  // what is free of the regions. Under span_lock
   // Written by create. What the registrar of heaps calls it by, 0: it is not registered; and what
@@ -141,7 +141,8 @@ struct alignas(64) Heap {
   HeapShard shards[kMostShards];
 
   bool is(std::uint64_t wanted) const { return handle.load(std::memory_order_relaxed) == wanted; }
-  // Under the lock of a shard: whether there is no other, so that nobody else changes live bits.
+  // Under the lock of a shard: whether there is no other, so that no other thread changes live
+  // bits.
   bool is_alone() const { return active_shards.load(std::memory_order_acquire) == 1; }
 };
 
@@ -194,7 +195,7 @@ struct HeapPlan {
   std::uint64_t budget_bytes;
   // Its memory is taken whole, when it is made: see heap_regions.h.
   bool has_regions;
-  // Registered, by whoever registers heaps (heap_registrar.h).
+  // Registered, by the registrar of heaps (heap_registrar.h).
   rdmalloc_domain* const* domains;
   std::size_t domain_count;
   std::uint32_t access;
@@ -233,7 +234,7 @@ struct HeapState {
 };
 HeapState heap_state(const Heap& heap);
 
-// Empties the shards that nobody came to since the last call, and gives back the empty slabs of
+// Empties the shards that no caller came to since the last call, and gives back the empty slabs of
 // their heaps; with `everything`, of all. By the holder of the purge turn. Whether something is
 // left to look at again.
 bool heaps_age(bool everything);

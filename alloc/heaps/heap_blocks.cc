@@ -6,17 +6,17 @@
 
 #include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
 #include "alloc/heaps/heap_regions.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
 
 namespace rdmalloc {
 namespace {
 
-// Locks a shard that nobody is in. When there is none the thread waits, and the heap gets more.
+// Locks a shard that no caller is in. When there is none the thread waits, and the heap gets more.
 [[gnu::noinline]] HeapShard& lock_another_shard(Heap& heap) {
   std::uint32_t active = heap.active_shards.load(std::memory_order_acquire);
   std::uint32_t mine = thread_id();
@@ -26,7 +26,7 @@ namespace {
   }
   HeapShard& shard = heap.shards[mine & (active - 1)];
   shard.lock.lock();
-  // Not before: while there is one shard, whoever is in it relies on being alone.
+  // Not before: while there is one shard, the caller in it relies on being alone.
   if (active < kMostShards)
     heap.active_shards.compare_exchange_strong(active, active * 2, std::memory_order_release,
                                                std::memory_order_relaxed);

@@ -2,10 +2,10 @@
 
 #include <errno.h>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/take_back.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
 #include "alloc/os/populate.h"
 #include "alloc/pages/page_heap.h"
 
@@ -168,7 +168,7 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
   bool is_kept = false;
   int error = back_region(heap.region_limits, taking.pages, &heap.regions[index], why);
   if (std::uint32_t place = heap.place.load(std::memory_order_relaxed); error == 0 && place != 0) {
-    // Acquire: pairs with the release of whoever sets it.
+    // Acquire: pairs with the release of the registration cache.
     error = heap_registrar.load(std::memory_order_acquire)
                 ->add(place, handle, arena.address_of(slice), bytes, &is_kept);
     if (error != 0)
@@ -182,7 +182,7 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
 void remove_regions(Heap& heap, std::uint64_t handle, std::uint32_t first, std::uint32_t end) {
   std::uint64_t kept = 0;
   std::uint32_t place = heap.place.load(std::memory_order_relaxed);
-  // Nobody can hold what was never his to find.
+  // A caller can hold no block that was never to be found.
   if (place != 0 && end > first)
     heap_registrar.load(std::memory_order_acquire)->end(place, handle, first, &kept);
   for (std::uint32_t i = first; i < end; ++i) end_region(heap, i, (kept >> i & 1) != 0);
@@ -312,7 +312,7 @@ int regions_add(Heap& heap, std::uint64_t handle, std::uint64_t bytes) {
   heap.budget_slices.store(
       heap.budget_slices.load(std::memory_order_relaxed) + (done >> kSliceShift),
       std::memory_order_relaxed);
-  // Release: pairs with the acquire of whoever reads the regions without the lock.
+  // Release: pairs with the acquire of readers of the regions without the lock.
   heap.region_count.store(end, std::memory_order_release);
   count_huge_pages(heap);
   return 0;

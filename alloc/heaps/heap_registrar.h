@@ -36,7 +36,7 @@ struct HeapRegistrar {
   // registered, so the memory must stay out of reach, as below.
   int (*add)(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length,
              bool* is_kept);
-  // Deregisters the regions from the `first`-th on. 0; or, with nothing changed, -EBUSY (somebody
+  // Deregisters the regions from the `first`-th on. 0; or, with nothing changed, -EBUSY (a caller
   // holds a registration of the heap's) or -EDEADLK. `*kept` has a bit for each region whose memory
   // must stay out of reach for ever, since a device may still write there.
   int (*end)(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uint64_t* kept);

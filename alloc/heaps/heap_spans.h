@@ -95,7 +95,7 @@ inline bool clear_live(const Heap& heap, const LiveBit& bit) {
 // have none. 0: the budget or the memory is used up, or the heap is no more.
 std::uint32_t heap_slab_take(Heap& heap, unsigned size_class, void** blocks, std::uint32_t wanted);
 // Gives blocks back that are not live. True when spans were freed: the caller calls
-// purge_note_dirty() once he holds no lock. So do all that follow.
+// purge_note_dirty() once it holds no lock. So do all that follow.
 [[nodiscard]] bool heap_slab_give_back(Heap& heap, unsigned size_class, void* const* blocks,
                                        std::uint32_t count);
 // Frees the empty slabs that were kept for the next allocation.

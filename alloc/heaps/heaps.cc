@@ -4,13 +4,14 @@
 
 #include <bit>
 
-#include "alloc/fork.h"
+#include "alloc/cache/take_back.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/heaps/heap_spans.h"
-#include "alloc/init.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
 
 namespace rdmalloc {
 
@@ -20,7 +21,7 @@ namespace {
 
 // Reserved by the first heap: programs without one pay nothing.
 constinit Lock reserve_lock;
-// Release at the end of reserve_heaps() pairs with acquire by whoever walks over the slots.
+// Release at the end of reserve_heaps() pairs with acquire by a walk over the slots.
 constinit std::atomic<bool> is_reserved{false};
 // Makes every handle another one, whatever its slot.
 constinit std::atomic<std::uint64_t> last_generation{0};
@@ -32,6 +33,7 @@ int reserve_heaps() {
   // In proportion, as the threads' caches.
   if (bytes > arena.room_bytes / 256) bytes = arena.room_bytes / 256;
   if (int error = heaps.reserve(bytes)) return error;
+  detail::age_heaps.store(heaps_age, std::memory_order_relaxed);
   is_reserved.store(true, std::memory_order_release);
   return 0;
 }
@@ -42,7 +44,7 @@ void for_each_slot(Function function) {
   for (std::uint32_t slot = 1; slot < heaps.used(); ++slot) function(*heaps.at(slot));
 }
 
-// What is left once nobody can reach the heap any more. `kept`: see heap_registrar.h.
+// What is left once no caller can reach the heap any more. `kept`: see heap_registrar.h.
 void free_everything(Heap& heap, std::uint64_t kept) {
   for (HeapShard& shard : heap.shards) {
     LockGuard guard(shard.lock);
@@ -175,23 +177,23 @@ class RegistrarScope {
 
 // The registrar of a heap that is there.
 const HeapRegistrar* registrar_of(const Heap& heap) {
-  // Acquire: pairs with the release of whoever sets it.
+  // Acquire: pairs with the release of the registration cache.
   return heap.place.load(std::memory_order_relaxed) != 0
              ? heap_registrar.load(std::memory_order_acquire)
              : nullptr;
 }
 
-// Takes and registers the memory of a heap that nobody knows yet. 0 or a negative errno with
+// Takes and registers the memory of a heap that no caller knows yet. 0 or a negative errno with
 // nothing left behind.
 int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
   std::size_t unit = pool_page_bytes(plan.pages);
   if (unit < kChunkBytes) unit = kChunkBytes;
   heap.region_limits = {SIZE_MAX & ~(unit - 1), unit, kMostRegions, plan.node, plan.pages};
   heap.budget_slices.store(0, std::memory_order_relaxed);
-  // Acquire: pairs with the release of whoever sets it.
+  // Acquire: pairs with the release of the registration cache.
   const HeapRegistrar* registrar = heap_registrar.load(std::memory_order_acquire);
   std::uint32_t place = 0;
-  // Nobody has opened a domain.
+  // No domain was opened.
   if (plan.domain_count != 0 && registrar == nullptr) return -EINVAL;
   RegistrarScope scope(plan.domain_count != 0 ? registrar : nullptr, false);
   if (int error = scope.error()) return error;
@@ -288,7 +290,8 @@ int heap_destroy(std::uint64_t handle) {
     registrar_of(*heap)->give_up(place, handle);
   }
   free_everything(*heap, kept);
-  // Release: pairs with the acquire of whoever gets the slot next, by way of the pool's stack.
+  // Release: pairs with the acquire of the caller that gets the slot next, by way of the pool's
+  // stack.
   heap->handle.store(0, std::memory_order_release);
   heaps.free(heap);
   // Of any heap: none are retired, most times.

@@ -5,8 +5,8 @@
 #include <unistd.h>
 
 #include "alloc/cache/thread_cache.h"
-#include "alloc/fork.h"
-#include "alloc/init.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/interpose/next_of.h"
 #include "alloc/pages/page_heap.h"
 

@@ -4,7 +4,7 @@
 
 #include "alloc/core/report.h"
 #include "alloc/pages/arena.h"
-#include "alloc/pages/purge.h"
+#include "alloc/pages/purge_turn.h"
 
 namespace rdmalloc {
 

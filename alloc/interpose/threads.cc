@@ -5,9 +5,9 @@
 #include <threads.h>
 
 #include "alloc/cache/shards.h"
-#include "alloc/init.h"
+#include "alloc/core/init.h"
 #include "alloc/interpose/next_of.h"
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 
 namespace {
 

@@ -4,12 +4,12 @@
 
 #include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
-#include "alloc/init.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
 
 namespace rdmalloc {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "alloc/core/at_start.h"
+#include "alloc/os/at_start.h"
 
 namespace rdmalloc::os {
 namespace {

@@ -42,7 +42,7 @@ inline bool should_fail(Site site) {
 
 }  // namespace rdmalloc::os
 
-// Exported, and nobody's but our own libraries' and tools': no header of include/ has them.
+// Exported, for our own libraries and tools alone: no header of include/ has them.
 extern "C" {
 // should_fail() for registrars (regcache/registrars/fault.h). By name: the two libraries may be of
 // different builds. False for a name that is none.

@@ -8,7 +8,7 @@ namespace rdmalloc::os {
 
 struct HugePool {
   std::uint64_t pages = 0;  // there are
-  std::uint64_t free = 0;   // and nobody has reserved them
+  std::uint64_t free = 0;   // and not reserved
 };
 
 // The pool of pages of that size; of one NUMA node, or of all where `node` is negative. False: the

@@ -146,7 +146,7 @@ std::uint64_t find_memory_limit() {
   return bytes;
 }
 
-// 0: not looked up yet. Relaxed: whoever looks finds the same.
+// 0: not looked up yet. Relaxed: all that look find the same.
 constinit std::atomic<std::uint64_t> memory_limit{0};
 
 }  // namespace

@@ -155,8 +155,8 @@ int move(std::uintptr_t from, std::size_t length, std::uintptr_t to) {
   return value < 0 && value > -4096 ? static_cast<int>(value) : 0;
 }
 
-// Moves huge pages to other addresses that are nobody's, to learn whether the kernel can: one that
-// can't finds out only after it has unmapped what lies at the new place.
+// Moves huge pages to other addresses that no mapping has, to learn whether the kernel can: one
+// that can't finds out only after it has unmapped what lies at the new place.
 int try_move(std::uintptr_t from, std::size_t length, std::size_t page_bytes,
              std::uintptr_t* base) {
   std::uintptr_t room = 0;
@@ -166,7 +166,7 @@ int try_move(std::uintptr_t from, std::size_t length, std::size_t page_bytes,
   if (*base != room) unreserve(room, *base - room);
   if (std::uintptr_t after = *base + length; after != room + length + page_bytes)
     unreserve(after, room + length + page_bytes - after);
-  // After -EINVAL nothing of ours is at *base; somebody else's may be.
+  // After -EINVAL nothing of ours is at *base; another's mapping may be.
   if (error != 0 && error != -EINVAL) unreserve(*base, length);
   return error == -EINVAL ? -ENOTSUP : error;
 }

@@ -23,7 +23,7 @@ int reserve(std::uintptr_t hint, std::size_t length, std::uintptr_t* base);
 int reserve_at(std::uintptr_t base, std::size_t length);
 // Gives back address space that was never used: start-up trimming and tests only.
 int unreserve(std::uintptr_t base, std::size_t length);
-// Makes reserved pages readable and writable (mprotect, which nobody hooks).
+// Makes reserved pages readable and writable (mprotect, which no library hooks).
 int commit(std::uintptr_t base, std::size_t length);
 // Makes part of a reservation readable: zero, without a page behind it, and without any charge.
 int make_readable(std::uintptr_t base, std::size_t length);

@@ -10,7 +10,7 @@
 
 namespace rdmalloc::os {
 
-// Backs whole pages for writing; their bytes stay as they are, also when somebody writes them
+// Backs whole pages for writing; their bytes stay as they are, also when a thread writes them
 // meanwhile. 0, -EFAULT or -ENOMEM. Calls madvise: never inside malloc or free (I1).
 inline int populate_pages(std::uintptr_t base, std::size_t length) {
   int error = populate(base, length);

@@ -1,4 +1,4 @@
-// System calls by instruction: past every libc symbol that somebody may have patched, and without
+// System calls by instruction: past every libc symbol that a library may have patched, and without
 // errno. Returns what the kernel returns: a negative errno on failure.
 #pragma once
 

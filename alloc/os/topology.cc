@@ -99,7 +99,7 @@ class Reader {
   }
 
  private:
-  // Nodes with memory only, which no thread runs on, are nobody's place.
+  // Nodes with memory only, which no thread runs on, are no place.
   void read_nodes() {
     read_list(Path(root_).text("/node/has_cpu"), [&](unsigned node) {
       if (topology_.nodes == kMostNodes) return;
@@ -188,8 +188,8 @@ bool topology_is_at(const char* root) {
 
 void topology_learn(const TopologySource& source) {
   State expected = State::kUnknown;
-  // Who comes meanwhile does not wait: for him all is one place yet. Relaxed: what the files said
-  // is published by `places` and `nodes`.
+  // A thread that comes meanwhile does not wait: for it all is one place yet. Relaxed: what the
+  // files said is published by `places` and `nodes`.
   if (state.load(std::memory_order_relaxed) != State::kUnknown ||
       !state.compare_exchange_strong(expected, State::kReading, std::memory_order_relaxed))
     return;

@@ -1,6 +1,6 @@
 // The processors of the machine and which of them share a NUMA node: what shards are made by
 // (core/shard.h). Read from the kernel's files by raw system calls, without an allocation, and not
-// before somebody has use for it: until then, and where there is nothing to be read, all
+// before a thread has use for it: until then, and where there is nothing to be read, all
 // processors are one place.
 //
 // RDMALLOC_TOPOLOGY=2x4 makes a topology up, for tests: two nodes of four processors each, to which

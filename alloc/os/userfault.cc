@@ -172,7 +172,7 @@ int userfault_settled(int fd) {
 namespace {
 
 // The kernel had no memory for a wait, or RLIMIT_NOFILE is below two. Threads that unmap watched
-// memory wait for whoever reads, so he goes on, without waiting.
+// memory wait for the reader, so it goes on, without waiting.
 Ready look_at_each(int stop_fd) {
   std::uint64_t raised = 0;
   long got = raw_syscall(SYS_read, stop_fd, reinterpret_cast<long>(&raised), sizeof raised);
@@ -186,7 +186,7 @@ Ready look_at_each(int stop_fd) {
 Ready userfault_wait(int fd, int stop_fd) {
   pollfd both[2] = {{fd, POLLIN, 0}, {stop_fd, POLLIN, 0}};
   for (;;) {
-    // A descriptor that the program closes meanwhile wakes nobody: look again, now and then.
+    // A descriptor that the program closes meanwhile wakes no reader: look again, now and then.
     timespec limit{10, 0};
     long ready = should_fail(Site::kUserfaultWait)
                      ? -ENOMEM

@@ -1,5 +1,5 @@
 // userfaultfd(2) for its events only: what becomes of a range's pages (unmapped, moved, removed),
-// told by the kernel. No fault of anybody's ever waits for us: ranges are registered for write
+// told by the kernel. No fault of a thread ever waits for us: ranges are registered for write
 // protection, and nothing is ever protected. So a descriptor that handles faults of user mode only
 // will do, and that needs no privilege, whatever vm.unprivileged_userfaultfd says.
 //
@@ -15,7 +15,7 @@ namespace rdmalloc::os {
 enum class PageEvent : std::uint8_t {
   kUnmapped,  // and gone: munmap, mmap or mremap over it, brk, madvise is not among them
   kMoved,     // by mremap: [low, high) is empty, `moved_to` has the pages
-  kRemoving,  // by madvise: after the event was read, at a moment that nobody tells
+  kRemoving,  // by madvise: after the event was read, at a moment that the kernel does not tell
 };
 struct UserfaultEvent {
   PageEvent what;
@@ -33,9 +33,9 @@ int userfault_unregister(int fd, std::uintptr_t low, std::size_t length);
 // 0 when no change of a registered range is under way whose event has not been read; -EAGAIN when
 // one is; another error when the descriptor is no userfaultfd (any more).
 //
-// A change is under way from before the mapping goes until the event was read, so whoever has been
-// given addresses by mmap, and then finds 0 here, knows that the events of all earlier mappings
-// there were read. No locks, no look at any page; one system call.
+// A change is under way from before the mapping goes until the event was read, so a thread that has
+// been given addresses by mmap, and then finds 0 here, knows that the events of all earlier
+// mappings there were read. No locks, no look at any page; one system call.
 int userfault_settled(int fd);
 
 enum class Ready : std::uint8_t { kEvents, kStop, kBroken };
@@ -44,7 +44,7 @@ Ready userfault_wait(int fd, int stop_fd);
 // Reads events that are there; how many, at most `most`. The threads that wait for them go on.
 std::size_t userfault_read(int fd, UserfaultEvent* events, std::size_t most);
 
-// Whether all of [low, high) is mapped, private and anonymous: nobody but this process's own calls
+// Whether all of [low, high) is mapped, private and anonymous: none but this process's own calls
 // for these addresses can change its pages. `maps_fd` is of /proc/self/maps. One call for each
 // mapping since Linux 6.11; before, a read of the whole file up to there.
 bool is_private_anonymous(int maps_fd, std::uintptr_t low, std::uintptr_t high);

@@ -3,7 +3,7 @@
 #include <errno.h>
 #include <sys/auxv.h>
 
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 

@@ -20,7 +20,7 @@ namespace rdmalloc {
 struct Arena {
   // Read by every fast path; written once, before the first block is handed out. While the extent
   // is 0 every address is foreign. Its release store comes last and pairs with the acquire in
-  // extent(): whoever sees it sees base and the tables.
+  // extent(): a thread that sees it sees base and the tables.
   std::atomic<std::size_t> published_extent{0};
   std::uintptr_t base = 0;
   // Class of the blocks in each slice: 0 free or never used, kLargeClass for spans of one block,

@@ -4,14 +4,15 @@
 
 #include <bit>
 
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/core/lock.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/core/sized_struct.h"
-#include "alloc/fork.h"
-#include "alloc/init.h"
 #include "alloc/os/fault.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
+#include "alloc/pages/purge_turn.h"
 
 struct rdmalloc_observer {
   // kFree -> kActive (add) -> kRemoved (remove) -> kFree (once no call runs).
@@ -37,9 +38,9 @@ constexpr std::uint8_t kWasPurged = 4;  // purged since it was last handed out
 constexpr std::uint8_t kTellPages = 8;  // some pages of it, see Arena::reused_pages, to be told
 constexpr std::uint8_t kTell = kTellUse | kTellReuse;
 
-// Slices with something to tell lie in [low, high). Widened by whoever notes something, emptied
-// with the purge turn; the exchange makes sure that nothing noted meanwhile is lost: what is noted
-// after it widens again.
+// Slices with something to tell lie in [low, high). Widened by the thread that notes something,
+// emptied with the purge turn; the exchange makes sure that nothing noted meanwhile is lost: what
+// is noted after it widens again.
 constinit std::atomic<std::uint32_t> low{~0u}, high{0};
 
 void widen(SliceIndex begin, SliceIndex end) {
@@ -116,7 +117,7 @@ void events_note_use(SliceIndex slice, std::uint32_t slices) {
 
 void events_note_reuse_pages(SliceIndex slice, std::uint16_t pages) {
   if (active_observers.load(std::memory_order_relaxed) == 0) return;
-  // Release: whoever takes the bit in events_deliver() finds the pages.
+  // Release: the thread that takes the bit in events_deliver() finds the pages.
   arena.reused_pages[slice].fetch_or(pages, std::memory_order_relaxed);
   arena.page_events[slice].fetch_or(kTellPages, std::memory_order_release);
   widen(slice, slice + 1);

@@ -1,8 +1,8 @@
 // Page events: telling observers what happens to pages, and asking them before pages go.
 //
-// malloc and free may call nobody (I1), so the hand-out of pages is only noted there, as bits in a
-// byte for each slice (noting can't fail and needs no memory, I7), and told later on the thread
-// that holds the purge turn: at its next turn, and for a range before that range is purged.
+// malloc and free may call no observer (I1), so the hand-out of pages is only noted there, as bits
+// in a byte for each slice (noting can't fail and needs no memory, I7), and told later on the
+// thread that holds the purge turn: at its next turn, and for a range before that range is purged.
 #pragma once
 
 #include <rdmalloc/rdmalloc.h>

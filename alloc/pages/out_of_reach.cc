@@ -4,7 +4,7 @@
 #include <climits>
 
 #include "alloc/os/os.h"
-#include "alloc/pages/purge.h"
+#include "alloc/pages/purge_turn.h"
 
 namespace rdmalloc {
 namespace {
@@ -15,15 +15,15 @@ constexpr std::int64_t kLongestWaitNs = 100'000'000;
 struct Reach {
   // Odd while something is out of reach. Changed with the turn; waited for by futex.
   //
-  // seq_cst: who finds a span or a block missing that went out after memory_goes_out() sees the odd
-  // value, and who does not see it come back sees the even one.
+  // seq_cst: a thread that finds a span or a block missing that went out after memory_goes_out()
+  // sees the odd value, and one that does not see it come back sees the even one.
   std::atomic<std::uint32_t> epoch{0};
   // seq_cst, against `epoch`: a waiter raises it and then sleeps only while the epoch is the one it
   // saw; a purge changes the epoch and then looks here.
   std::atomic<bool> is_awaited{false};
   // Written before the epoch becomes odd; seq_cst, as that.
   std::atomic<OutOfReach> what{OutOfReach::kSpans};
-  // The odd value for which somebody has waited in vain. Relaxed: orders nothing.
+  // The odd value for which a thread has waited in vain. Relaxed: orders nothing.
   std::atomic<std::uint32_t> in_vain{0};
 };
 constinit Reach reach;

@@ -15,12 +15,12 @@
 namespace rdmalloc {
 
 // Around what a purge takes out of reach, with the purge turn: before the first span or block goes,
-// and when the last one is back. Returns whether somebody waited.
+// and when the last one is back. Returns whether a thread waited.
 enum class OutOfReach : std::uint8_t { kSpans, kPagesOfSlabs };
 void memory_goes_out(OutOfReach what);
 bool memory_is_back();
 
-// Whether somebody waits now.
+// Whether a thread waits now.
 bool memory_is_awaited();
 
 // One allocation. To be made before its first attempt.
@@ -39,7 +39,7 @@ class MemoryWait {
   std::int64_t deadline_ns_ = 0;
 };
 
-// In a fork child: nobody waits, and nothing is out of reach unless the purge goes on.
+// In a fork child: no thread waits, and nothing is out of reach unless the purge goes on.
 void memory_after_fork(bool purge_goes_on);
 
 }  // namespace rdmalloc

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "alloc/core/lock.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/os/huge_pool.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
@@ -20,8 +21,8 @@ int put_plain(std::uintptr_t base, std::size_t bytes) {
   return os::commit(base, bytes);
 }
 
-// An exchange of pages. Steps 2, 3 and 5 of a purge (purge.h), with the turn; step 1 was done and 4
-// is to be.
+// An exchange of pages. Steps 2, 3 and 5 of a purge (purge_turn.h), with the turn; step 1 was done
+// and 4 is to be.
 template <class Put>
 int exchange(SliceIndex slice, std::uint32_t slices, DecommitFunction decommit, Put put) {
   std::uintptr_t base = arena.address_of(slice);

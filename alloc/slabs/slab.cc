@@ -4,15 +4,16 @@
 #include <algorithm>
 #include <bit>
 
+#include "alloc/core/fork.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
 #include "alloc/core/shard.h"
-#include "alloc/fork.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
 #include "alloc/slabs/block_position.h"
 #include "alloc/slabs/slab_state.h"
 
@@ -274,7 +275,7 @@ void release(SlabClass& slabs, SliceIndex slice) {
   page_heap_free(slice);
 }
 
-// Whether the slab has no block out. Under the class's lock, where nobody takes blocks, it stays
+// Whether the slab has no block out. Under the class's lock, where no thread takes blocks, it stays
 // so: free_blocks == slab_blocks says that every bit is set and no give-back is between its two
 // steps.
 bool is_empty_slab(SliceIndex slice, unsigned size_class) {
@@ -287,8 +288,8 @@ bool is_empty_slab(SliceIndex slice, unsigned size_class) {
 // shard by way of the page heap.
 constexpr std::uint32_t kSlabsKept = 8;
 
-// After a give-back: lists the slab if nobody did, and releases it if it is empty and not the last
-// one of its class with free blocks (which the next allocation would make again).
+// After a give-back: lists the slab if no thread did, and releases it if it is empty and not the
+// last one of its class with free blocks (which the next allocation would make again).
 void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
   std::uint64_t seen = arena.span(slice).word.load(std::memory_order_acquire);
   SpanWord word = unpack(seen);
@@ -298,8 +299,8 @@ void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
   bool released = false;
   {
     LockGuard guard(slabs.lock);
-    // By now the span may be something else, and a slab of another shard: whoever gave that one
-    // blocks back settles it.
+    // By now the span may be something else, and a slab of another shard: the thread that gave that
+    // one blocks back settles it.
     if (arena.span(slice).word.load(std::memory_order_acquire) != seen) return;
     std::uint32_t is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed);
     std::uint32_t kept = shard_count() == 1 ? 1 : kSlabsKept;
@@ -342,10 +343,10 @@ void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
   return take_or_make(slabs, shard, size_class, blocks, wanted, false);
 }
 
-// Takes blocks of slabs of other shards. What those can spare is all where nobody works any more,
-// and otherwise, on the same node, all but the slab at hand: without that one each shard's first
-// allocation would be from the slab that another works with, and so all of them under one lock.
-// With `everything`, because there is no other memory: any block of any shard.
+// Takes blocks of slabs of other shards. What those can spare is all where no thread works any
+// more, and otherwise, on the same node, all but the slab at hand: without that one each shard's
+// first allocation would be from the slab that another works with, and so all of them under one
+// lock. With `everything`, because there is no other memory: any block of any shard.
 std::uint32_t take_from_others(unsigned shard, unsigned size_class, void** blocks,
                                std::uint32_t wanted, bool everything) {
   unsigned count = shard_count(), most = count - 1;
@@ -403,9 +404,9 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
   // be another one.
   if (word < span.scan_word.load(std::memory_order_relaxed))
     span.scan_word.store(static_cast<std::uint16_t>(word), std::memory_order_relaxed);
-  // Release: whoever reads slab_blocks from it has every giver's bits before it. seq_cst with the
-  // load of is_watched in slab_give_back(), against its store and then the loads of free_blocks in
-  // slab_watch's caller: the purge thread sees the change, or we that it wants to be told.
+  // Release: a thread that reads slab_blocks from it has every giver's bits before it. seq_cst with
+  // the load of is_watched in slab_give_back(), against its store and then the loads of free_blocks
+  // in slab_watch's caller: the purge thread sees the change, or we that it wants to be told.
   std::int32_t now = span.free_blocks.fetch_add(count, std::memory_order_seq_cst) + count;
   if (now == static_cast<std::int32_t>(info.slab_blocks) ||
       span.is_listed.load(std::memory_order_seq_cst) == 0) [[unlikely]]
@@ -563,7 +564,7 @@ bool slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, boo
   if (low >= high) return true;
   std::uint32_t first = position_of(reinterpret_cast<void*>(low), info).index;
   std::uint32_t last = position_of(reinterpret_cast<void*>(high - 1), info).index;
-  // Whoever takes one of them later sees what the caller has done before it asks.
+  // A thread that takes one of them later sees what the caller has done before it asks.
   LockGuard guard(slabs_of(word.shard, word.size_class).lock);
   if (span.word.load(std::memory_order_acquire) != pack(word)) return false;
   bool is_in_purge = has_turn && in_purge.size_class != 0 && in_purge.slice == slice;
@@ -595,7 +596,7 @@ void slab_pages_end(const SlabPages& purged) {
     for (std::uint32_t w = 0; w < words_of(info); ++w) {
       if (in_purge.blocks[w] == 0) continue;
       given += std::popcount(in_purge.blocks[w]);
-      // Under the lock, where nobody takes them before this purge is off the record.
+      // Under the lock, where no thread takes them before this purge is off the record.
       arena.bitmap(slice)[w].fetch_or(in_purge.blocks[w], std::memory_order_seq_cst);
     }
     span.free_blocks.fetch_add(given, std::memory_order_acq_rel);

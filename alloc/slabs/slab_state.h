@@ -51,7 +51,7 @@ void unlist(SlabClass& slabs, SliceIndex slice);
 // The blocks that a purge of pages has out of reach, for the child of a fork, where the purge ends.
 // Written under the class's lock, together with the bitmap and before it: what stands here while
 // the lock is held says no more than that these bits may be set; while it is free, that they are
-// clear and nobody else has the blocks.
+// clear and no other thread has the blocks.
 struct InPurge {
   std::uint32_t size_class;  // 0: none
   SliceIndex slice;

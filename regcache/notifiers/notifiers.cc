@@ -1,8 +1,8 @@
 // Notifies other caches of a purge, after rdmalloc's own cache has released the range and before
-// its decommit. The function installed here is step 3 of the purge's order (alloc/pages/purge.h).
-// The purge thread calls it with no lock held, so it may wait for locks of fabrics. It replaces the
-// decommit and is no observer, since it also decides whether pages go silently (a raw call) or
-// through libc's patched symbol.
+// its decommit. The function installed here is step 3 of the purge's order
+// (alloc/pages/purge_turn.h). The purge thread calls it with no lock held, so it may wait for locks
+// of fabrics. It replaces the decommit and is no observer, since it also decides whether pages go
+// silently (a raw call) or through libc's patched symbol.
 //
 //   RDMALLOC_NOTIFY   tells                                        decommits by
 //   auto (T0)         OPAL and UCX by their call, when loaded      libc's madvise: hooks hear of it

@@ -4,10 +4,10 @@
 //
 // I11, store by store. What a child sees of another thread is its stores up to some point of its
 // program order: the thread stops at its first store to a page that fork has write-protected
-// already (alloc/fork.h). Here each such point of a history is tried, instead of waiting for luck:
-// every page that rdmalloc writes is read-only, so the other thread stops at each of its stores,
-// and a child is forked there, which must find every live block whole and hand none of them out
-// again.
+// already (alloc/process/fork.h). Here each such point of a history is tried, instead of waiting
+// for luck: every page that rdmalloc writes is read-only, so the other thread stops at each of its
+// stores, and a child is forked there, which must find every live block whole and hand none of them
+// out again.
 //
 // Some of the children do the same again: one of their threads recovers, and at its stores the
 // other forks. Seen to fail in a heap: with the locks of vanished threads freed before what they

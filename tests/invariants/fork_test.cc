@@ -24,7 +24,7 @@
 #include <thread>
 #include <vector>
 
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 #include "tests/support/alloc_under_test.h"
 #include "tests/support/process.h"
 

@@ -3,7 +3,7 @@
 // I7 when the kernel is short of memory: what is free goes back before its time. The kernel's own
 // files are replaced, in a mount namespace of a child, by files that say what a case needs; the
 // library reads them as it would read the kernel's.
-#include "alloc/pages/pressure.h"
+#include "alloc/purge/pressure.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

@@ -21,7 +21,7 @@
 #include <thread>
 #include <vector>
 
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"

@@ -24,7 +24,7 @@ FUNCTION = re.compile(r"\b(rdmalloc_\w+)\(")
 
 
 def settings_of_the_code():
-    return set(re.findall(r'\{"(RDMALLOC_[A-Z_]+)",', tree.text("alloc/api/options.cc")))
+    return set(re.findall(r'\{"(RDMALLOC_[A-Z_]+)",', tree.text("alloc/core/options.cc")))
 
 
 def rows_of(name):
@@ -59,6 +59,10 @@ class Documents(unittest.TestCase):
 
     def test_first_screen_is_short(self):
         self.assertLessEqual(len(tree.text("README.md").split()), 1200)
+
+    def test_the_design_is_read_in_one_sitting(self):
+        # Seen to fail at 7,265 words. What does not fit is a record in docs/decisions/ or a header's.
+        self.assertLessEqual(len(tree.text("docs/design.md").split()), 2500)
 
     def test_links_lead_to_files(self):
         wrong = []

@@ -3,7 +3,7 @@
 
 Seen to fail, before what they found was mended: with tests/structure/tidy.sh in .clang-tidy, regcache/freeze in
 docs/design.md, design.md, "Purging" in options.h, 15 instructions in alloc/README.md and 64 blocks in
-docs/design.md; and with a file no_such.cc in a comment.
+docs/design.md; with a file no_such.cc in a comment; and with 5 blocks that a class starts with in record 0006.
 """
 import json
 import os
@@ -39,7 +39,7 @@ def lines():
 
 class References(unittest.TestCase):
     def test_paths_and_files_exist(self):
-        # A path may be named from a folder within: heaps/heap.h. And a group of files: alloc/fork.
+        # A path may be named from a folder within: heaps/heap.h. And a group of files: alloc/process/fork.
         ends = {"/".join(path.split("/")[begin:]) for name in tree.files()
                 for path in (name, *(name[:at] for at, letter in enumerate(name) if letter == "/"),
                              os.path.splitext(name)[0])
@@ -79,14 +79,25 @@ class References(unittest.TestCase):
         slots = constant("alloc/core/size_class.h", "kMagazineSlots")
         first = constant("alloc/cache/thread_cache.cc", "kFirstLimit")
         classes = constant("alloc/core/size_class.h", "kFineMax") // 16 + 8 * 7
+        steps = constant("alloc/cache/thread_cache.h", "kStepMax") // 8 + 1
+        blocks = "docs/decisions/0006-blocks-and-threads.md"
         for document, pattern, values in [
+                (blocks, r"`ret`, free (\d+):", [count("free(64)")]),
+                (blocks, r"a table of (\d+) two-byte offsets", [steps]),
+                (blocks, r"\*\*Few classes\*\*: (\d+),", [classes]),
+                (blocks, r"\*\*Magazines\*\* hold (\d+) pointers", [slots]),
+                (blocks, r"A class starts with (\d+) blocks", [first]),
+                ("docs/decisions/0007-free-pages.md", r"\*\*Decay time\*\*: (\d+) s",
+                 [constant("alloc/core/options.h", "decay_ms") // 1000]),
+                ("docs/settings.md", r"`RDMALLOC_DECAY_MS`[^\n]*?\| `?(5000)`? \|",
+                 [constant("alloc/core/options.h", "decay_ms")]),
                 ("docs/design.md", r"no lock, no atomic; (\d+) instructions", [count("malloc(64)")]),
-                ("docs/design.md", r"malloc of a small block is (\d+) instructions", [count("malloc(64)")]),
-                ("docs/design.md", r"in a heap is (\d+) instructions and free (\d+) ",
+                (blocks, r"malloc of a small block is (\d+) instructions", [count("malloc(64)")]),
+                ("docs/decisions/0008-heaps.md", r"in a heap is (\d+) instructions and free (\d+) ",
                  [count("heap malloc(64)"), count("heap free(64)")]),
                 ("alloc/README.md", r"`cache_allocate`\)\. (\d+) instructions", [count("malloc(64)")]),
                 ("docs/design.md", r"one compare-and-swap for (\d+) blocks", [slots]),
-                ("docs/design.md", r"Size adapts \((\d+) … (\d+)\)", [first, slots]),
+                (blocks, r"Size adapts \((\d+) … (\d+)\)", [first, slots]),
                 ("alloc/README.md", r"(\d+) blocks of one class at most", [slots]),
                 ("docs/many-cores.md", r"uses all (\d+) classes", [classes])]:
             found = re.search(pattern, tree.text(document))

@@ -92,17 +92,18 @@ MAKES_A_THREAD = re.compile(r"(?<![\w.>:])(?:::)?(pthread_create|thrd_create|hel
 MAY_MAKE_THREADS = {
     "alloc/core/helper_threads.cc": "makes them",
     "alloc/core/file_thread.cc": "for the purge thread",
-    "alloc/pages/purge_thread.cc": "the purge thread",
+    "alloc/purge/purge_thread.cc": "the purge thread",
     "alloc/interpose/threads.cc": "the program's own creation of one",
     "alloc/cache/thread_cache.cc": "a key destructor: a thread ends",
     "alloc/api/library.cc": "rdmalloc_init()",
     "alloc/api/malloc.cc": "malloc_trim()",
+    "alloc/core/purge_signal.cc": "what the purge thread left there, for the others below",
     "alloc/pages/events.cc": "rdmalloc_observer_add()",
     "alloc/pages/region_pages.cc": "rdmalloc_heap_destroy()",
 }
 # Makes the one for files: the purge thread's rounds only.
 RUNS_FILES = re.compile(r"(?<![\w.>:])file_thread_run\s*\(")
-MAY_RUN_FILES = ("alloc/core/file_thread.cc", "alloc/pages/purge.cc", "alloc/pages/pressure.cc")
+MAY_RUN_FILES = ("alloc/core/file_thread.cc", "alloc/purge/purge.cc", "alloc/purge/pressure.cc")
 
 
 class Threads(unittest.TestCase):

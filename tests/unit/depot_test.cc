@@ -2,8 +2,8 @@
 //
 // Rests in the depot: the magazine of each class that is not full.
 //
-// Seen to fail: all but the bound with the blocks of a second rest forgotten; the bound with a rest
-// taken in whatever is there; ageing with a rest that stays.
+// Seen to fail: all but the bound with the blocks of a second partial magazine forgotten; the bound
+// with one taken in whatever is there; ageing with one that stays.
 #include "alloc/cache/depot.h"
 
 #include <gtest/gtest.h>
@@ -20,9 +20,9 @@
 namespace {
 
 using rdmalloc::depot_blocks;
-using rdmalloc::depot_put_rest;
+using rdmalloc::depot_put_partial;
 using rdmalloc::depot_take;
-using rdmalloc::depot_take_rest;
+using rdmalloc::depot_take_partial;
 using rdmalloc::Magazine;
 
 constexpr unsigned kShard = 0;
@@ -65,7 +65,7 @@ void give_back(Magazine* magazine) {
 std::vector<void*> take_all() {
   std::vector<void*> all;
   for (Magazine* magazine = nullptr; (magazine = depot_take(kShard, kClass)) != nullptr ||
-                                     (magazine = depot_take_rest(kShard, kClass)) != nullptr;) {
+                                     (magazine = depot_take_partial(kShard, kClass)) != nullptr;) {
     std::vector<void*> blocks = blocks_of(magazine);
     all.insert(all.end(), blocks.begin(), blocks.end());
     give_back(magazine);
@@ -74,41 +74,41 @@ std::vector<void*> take_all() {
   return all;
 }
 
-TEST_F(Depot, rests_gather_until_they_fill_a_magazine) {
+TEST_F(Depot, partial_magazines_gather_until_one_is_full) {
   std::vector<void*> put;
   std::uint32_t count = 0;
   for (std::uint32_t i = 1; i < 40; i++) {
-    Magazine* rest = with_blocks(i % kMost + 1);
-    std::vector<void*> blocks = blocks_of(rest);
+    Magazine* partial = with_blocks(i % kMost + 1);
+    std::vector<void*> blocks = blocks_of(partial);
     put.insert(put.end(), blocks.begin(), blocks.end());
-    count += rest->count;
-    ASSERT_TRUE(depot_put_rest(kShard, kClass, rest));
+    count += partial->count;
+    ASSERT_TRUE(depot_put_partial(kShard, kClass, partial));
     EXPECT_EQ(depot_blocks(kClass), count);
   }
-  Magazine* rest = depot_take_rest(kShard, kClass);
-  std::uint32_t left = rest == nullptr ? 0 : rest->count;
+  Magazine* partial = depot_take_partial(kShard, kClass);
+  std::uint32_t left = partial == nullptr ? 0 : partial->count;
   EXPECT_EQ(left, count % kMost) << "the others are full";
-  if (rest != nullptr) {
-    EXPECT_TRUE(depot_put_rest(kShard, kClass, rest));
+  if (partial != nullptr) {
+    EXPECT_TRUE(depot_put_partial(kShard, kClass, partial));
   }
   std::sort(put.begin(), put.end());
   EXPECT_EQ(take_all(), put);
 }
 
-TEST_F(Depot, a_rest_counts_against_the_bound_of_the_depot) {
+TEST_F(Depot, a_partial_magazine_counts_against_the_bound_of_the_depot) {
   for (int i = 0; i < rdmalloc::class_info(kClass).depot_max; i++)
     ASSERT_TRUE(rdmalloc::depot_put(kShard, kClass, with_blocks(kMost)));
-  Magazine* rest = with_blocks(3);
-  EXPECT_FALSE(depot_put_rest(kShard, kClass, rest));
-  EXPECT_EQ(rest->count, 3u) << "the caller's still";
-  EXPECT_EQ(depot_take_rest(kShard, kClass), nullptr);
-  give_back(rest);
+  Magazine* partial = with_blocks(3);
+  EXPECT_FALSE(depot_put_partial(kShard, kClass, partial));
+  EXPECT_EQ(partial->count, 3u) << "the caller's still";
+  EXPECT_EQ(depot_take_partial(kShard, kClass), nullptr);
+  give_back(partial);
 }
 
-TEST_F(Depot, a_rest_that_nobody_wants_ages_as_full_magazines_do) {
-  ASSERT_TRUE(depot_put_rest(kShard, kClass, with_blocks(5)));
+TEST_F(Depot, a_partial_magazine_in_no_demand_ages_as_full_magazines_do) {
+  ASSERT_TRUE(depot_put_partial(kShard, kClass, with_blocks(5)));
   EXPECT_TRUE(rdmalloc::depot_age(false)) << "seen for the first time";
-  ASSERT_TRUE(depot_put_rest(kShard, kClass, with_blocks(2)));
+  ASSERT_TRUE(depot_put_partial(kShard, kClass, with_blocks(2)));
   EXPECT_TRUE(rdmalloc::depot_age(false)) << "it has changed";
   EXPECT_EQ(depot_blocks(kClass), 7u);
   EXPECT_FALSE(rdmalloc::depot_is_empty());
@@ -128,15 +128,15 @@ TEST_F(Depot, no_block_is_lost_or_doubled_between_threads) {
       std::uint32_t random = number;
       for (int i = 0; i < kRounds; i++) {
         random = random * 1664525 + 1013904223;
-        if (mine != nullptr && mine->count != 0 && depot_put_rest(kShard, kClass, mine)) {
+        if (mine != nullptr && mine->count != 0 && depot_put_partial(kShard, kClass, mine)) {
           mine = nullptr;
         } else if (mine == nullptr) {
-          mine = depot_take_rest(kShard, kClass);
+          mine = depot_take_partial(kShard, kClass);
           if (mine == nullptr && random >> 31 != 0) mine = depot_take(kShard, kClass);
         }
       }
       if (mine != nullptr) {
-        while (!depot_put_rest(kShard, kClass, mine)) std::this_thread::yield();
+        while (!depot_put_partial(kShard, kClass, mine)) std::this_thread::yield();
       }
     });
   }

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <thread>
 
-#include "alloc/api/options.h"
-#include "alloc/pages/purge.h"
+#include "alloc/core/options.h"
+#include "alloc/purge/purge.h"
 
 // What the cache calls at exit: there is no thread here that purges.
 void rdmalloc::purge_hold(std::int64_t, int) {}

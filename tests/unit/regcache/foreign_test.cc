@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 #include "regcache/core/domain.h"
 #include "regcache/foreign/byte_ranges.h"
 #include "tests/support/capture.h"

@@ -23,7 +23,7 @@
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/quarantine.h"
 #include "alloc/os/fault.h"
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 #include "regcache/checkpoint/control.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"

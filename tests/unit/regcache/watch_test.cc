@@ -18,7 +18,7 @@
 #include <random>
 #include <thread>
 
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/userfault.h"
 #include "tests/support/capture.h"

@@ -1,14 +1,14 @@
-#include "alloc/init.h"
+#include "alloc/core/init.h"
 
-#include "alloc/api/options.h"
-#include "alloc/api/statistics_at_exit.h"
 #include "alloc/cache/thread_cache.h"
-#include "alloc/core/at_start.h"
+#include "alloc/core/options.h"
 #include "alloc/core/standard_error.h"
-#include "alloc/fork.h"
+#include "alloc/os/at_start.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
-#include "alloc/pages/purge.h"
+#include "alloc/process/exit.h"
+#include "alloc/process/fork.h"
+#include "alloc/purge/purge.h"
 
 namespace rdmalloc::detail {
 

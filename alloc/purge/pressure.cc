@@ -1,4 +1,4 @@
-#include "alloc/pages/pressure.h"
+#include "alloc/purge/pressure.h"
 
 #include "alloc/core/file_thread.h"
 
@@ -9,7 +9,7 @@ namespace {
 // filter that knows no openat, stay below it.
 constexpr std::uint64_t kLeastBytes = std::uint64_t{32} << 20;
 constexpr std::int64_t kShortestLookMs = 100;
-// Memory is short when somebody waits for it in more than a fiftieth of the time.
+// Memory is short when tasks wait for it in more than a fiftieth of the time.
 constexpr std::uint64_t kStallShare = 50;
 // What is to be left of a cgroup's limit.
 constexpr std::uint64_t kLimitShare = 8;

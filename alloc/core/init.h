@@ -1,4 +1,7 @@
-// Initialisation: at the first allocation, whoever makes it and however early that is.
+// Initialisation: at the first allocation, on whatever thread and however early that is.
+//
+// The work is in process/init.cc, above all rooms that it sets up, and is bound by the linker: it
+// runs before any constructor could have left a pointer to it.
 #pragma once
 
 #include <atomic>
@@ -10,7 +13,7 @@ extern std::atomic<bool> initialised;
 bool initialise();
 }  // namespace detail
 
-// Whether anybody has allocated yet, or asked for something that needs the arena.
+// Whether the arena is there: a caller has allocated, or asked for something that needs it.
 inline bool is_initialised() {
   // Acquire: pairs with the release at the end of initialise(); the arena is there.
   return detail::initialised.load(std::memory_order_acquire);

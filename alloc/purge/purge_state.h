@@ -5,20 +5,14 @@
 #include <atomic>
 #include <cstdint>
 
-#include "alloc/pages/pressure.h"
-#include "alloc/pages/purge.h"
+#include "alloc/purge/pressure.h"
+#include "alloc/purge/purge.h"
 
 namespace rdmalloc::purge_state {
 
-inline constexpr std::uint64_t kNotLookedUp = UINT64_MAX;  // of Purger::dirty_max_bytes
-
 struct Purger {
   std::atomic<bool> everything_requested{false};
-  std::atomic<std::uint64_t> decay_ms{5000};
-  std::atomic<std::uint64_t> dirty_max_bytes{kNotLookedUp};
-  std::atomic<std::uint32_t> pauses{0};
   std::atomic<std::int64_t> held_until_ms{0};
-  std::atomic<DecommitFunction> decommit;
 
   std::atomic<std::uint64_t> purges{0}, purged_bytes{0}, refusals{0}, failures{0};
   std::atomic<std::uint64_t> slab_purged_bytes{0}, pressure_purges{0};
@@ -33,13 +27,10 @@ inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
 
 // ---- of purge.cc, for the thread ----
 
-std::uint64_t dirty_bytes();
-// Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
-std::uint64_t dirty_ceiling_bytes(bool* is_limit);
 // One round: events, ageing of the depot, then what is due. Returns whether there is more to
-// come without anybody waking us.
+// come without a wake-up.
 bool round_of_work();
-// Whether there is nothing to do that nobody would wake the thread for.
+// Whether there is nothing to do that no wake-up would come for.
 bool is_idle();
 std::uint64_t tick_ms();
 // Takes the turn if it is free.
@@ -47,7 +38,7 @@ bool try_turn();
 
 // ---- of purge_thread.cc ----
 
-void wake_if_there();
+void thread_init();  // leaves what rooms below call in core/purge_signal.h
 void thread_counters(PurgeCounters* counters);
 void thread_after_fork(std::uintptr_t forkers_stack);
 

@@ -13,24 +13,29 @@
 #include <errno.h>
 #include <pthread.h>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
-#include "alloc/core/at_start.h"
 #include "alloc/core/file_thread.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/helper_threads.h"
+#include "alloc/core/init.h"
+#include "alloc/core/options.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
-#include "alloc/init.h"
+#include "alloc/os/at_start.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge_state.h"
+#include "alloc/pages/purge_turn.h"
+#include "alloc/purge/purge_state.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
 
 using namespace purge_state;
+using detail::kAwake, detail::kIdle, detail::kTicking, detail::purge_signal;
+using ThreadState = detail::PurgeThreadState;
 
 namespace {
 
@@ -39,13 +44,7 @@ constexpr std::uint64_t kWorthAThreadBytes = std::uint64_t{32} << 20;
 // Observers run on it. Backed only where touched.
 constexpr std::size_t kStackBytes = std::size_t{4} << 20;
 
-enum class ThreadState : std::uint32_t { kNone, kStarting, kRuns, kStopping, kFrozen };
-// What the purge thread's futex word says.
-constexpr std::uint32_t kAwake = 0, kTicking = 1, kIdle = 2;
-
 struct PurgeThread {
-  std::atomic<ThreadState> state{ThreadState::kNone};
-  std::atomic<std::uint32_t> sleep{kAwake};
   std::atomic<bool> stop{false};
   std::atomic<bool> first_thread_ended{false};  // or is about to
   std::atomic<bool> starts_at_thaw{false};      // it ran, or was asked for since
@@ -57,22 +56,22 @@ struct PurgeThread {
 RDMALLOC_AT_START constinit PurgeThread thread;
 
 bool runs() {
-  return thread.state.load(std::memory_order_relaxed) == ThreadState::kRuns;
+  return purge_signal.state.load(std::memory_order_relaxed) == ThreadState::kRuns;
 }
 
 void purge_until_stopped() {
-  auto* word = reinterpret_cast<const std::uint32_t*>(&thread.sleep);
+  auto* word = reinterpret_cast<const std::uint32_t*>(&purge_signal.sleep);
   // Born of a fork in a page event, it is no purge thread any more once it comes back from there:
   // thread_after_fork() took the stack away.
   std::uintptr_t stack = thread.stack.base;
   while (!thread.stop.load(std::memory_order_acquire) && thread.stack.base == stack) {
-    thread.sleep.store(kAwake, std::memory_order_relaxed);
+    purge_signal.sleep.store(kAwake, std::memory_order_relaxed);
     bool has_more = round_of_work();
     std::uint32_t how = has_more ? kTicking : kIdle;
     // seq_cst, then look once more: pairs with the fence in purge_note_dirty(), the store in
     // purge_wake() and the exchange before purge_note_slab_change(). Either the other side sees
     // that we sleep, or we see what it did.
-    thread.sleep.store(how, std::memory_order_seq_cst);
+    purge_signal.sleep.store(how, std::memory_order_seq_cst);
     if (thread.stop.load(std::memory_order_seq_cst) ||
         purger.everything_requested.load(std::memory_order_seq_cst))
       continue;
@@ -85,7 +84,7 @@ void purge_until_stopped() {
       if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) {
         pthread_detach(pthread_self());
         helper_threads.fetch_sub(1, std::memory_order_relaxed);
-        thread.state.store(ThreadState::kNone, std::memory_order_release);
+        purge_signal.state.store(ThreadState::kNone, std::memory_order_release);
         return;
       }
       if (timeout_ns < 0 || timeout_ns > tick_ns) timeout_ns = tick_ns;
@@ -101,18 +100,29 @@ void* run_thread(void*) {
   return nullptr;
 }
 
-void wake() {
-  if (thread.sleep.load(std::memory_order_seq_cst) == kAwake ||
-      thread.sleep.exchange(kAwake, std::memory_order_seq_cst) == kAwake)
-    return;
-  os::futex_wake(reinterpret_cast<const std::uint32_t*>(&thread.sleep), 1);
+// Of a thread other than the first.
+void note_thread_ends() {
+  if (purge_signal.state.load(std::memory_order_relaxed) != ThreadState::kNone) return;
+  // The purge thread would be the last one, and only look whether it is.
+  if (thread.first_thread_ended.load(std::memory_order_relaxed)) return;
+  std::uint64_t least =
+      dirty_limits.decay_ms.load(std::memory_order_relaxed) == 0 ? 1 : kWorthAThreadBytes;
+  if (dirty_bytes() >= least) purge_thread_start();
 }
 
-bool is_above_ceiling() {
-  bool is_limit = false;
-  std::uint64_t dirty = dirty_bytes(), ceiling = dirty_ceiling_bytes(&is_limit);
-  page_heap_allow_dirty((dirty < ceiling ? ceiling - dirty : 0) >> kSliceShift);
-  return dirty > ceiling;
+void note_first_thread_ends() {
+  if (auto* tell = tell_first_thread_ends.load(std::memory_order_acquire)) tell();
+  thread.first_thread_ended.store(true, std::memory_order_seq_cst);
+  // As in purge_until_stopped(): it sees the flag before it sleeps, or we see that it sleeps.
+  detail::purge_thread_signal();
+}
+
+void on_thread_end(bool is_first) {
+  is_first ? note_first_thread_ends() : note_thread_ends();
+}
+
+void start_and_wake() {
+  if (purge_thread_start() == 0) detail::purge_thread_signal();
 }
 
 // RDMALLOC_PURGE=thread: from the program's start, also where it makes no thread of its own.
@@ -123,51 +133,13 @@ __attribute__((constructor)) void begin_with_the_program() {
 
 }  // namespace
 
-// ---- of allocating threads: no lock held, nothing that can wait ----
-
-void purge_note_dirty() {
-  if (!runs()) return;
-  // Pairs with the seq_cst store of `sleep` in purge_until_stopped(): our slices are counted
-  // before.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  std::uint32_t sleep = thread.sleep.load(std::memory_order_relaxed);
-  if (sleep == kAwake) return;
-  if (sleep == kIdle || purger.decay_ms.load(std::memory_order_relaxed) == 0 ||
-      (page_heap_dirty_has_grown() && is_above_ceiling()))
-    wake();
-}
-
-void purge_note_slab_change() {
-  wake_if_there();
-}
-
 // ---- outside malloc and free ----
-
-void purge_note_thread_ends() {
-  if (thread.state.load(std::memory_order_relaxed) != ThreadState::kNone) return;
-  // The purge thread would be the last one, and only look whether it is.
-  if (thread.first_thread_ended.load(std::memory_order_relaxed)) return;
-  std::uint64_t least =
-      purger.decay_ms.load(std::memory_order_relaxed) == 0 ? 1 : kWorthAThreadBytes;
-  if (dirty_bytes() >= least) purge_thread_start();
-}
-
-void purge_wake() {
-  if (purge_thread_start() == 0) wake();
-}
 
 void purge_request_all() {
   fork_check();
   cache_flush_this_thread();
   purger.everything_requested.store(true, std::memory_order_seq_cst);
-  purge_wake();
-}
-
-void purge_note_first_thread_ends() {
-  if (auto* tell = tell_first_thread_ends.load(std::memory_order_acquire)) tell();
-  thread.first_thread_ended.store(true, std::memory_order_seq_cst);
-  // As in purge_until_stopped(): it sees the flag before it sleeps, or we see that it sleeps.
-  wake();
+  start_and_wake();
 }
 
 int purge_thread_start() {
@@ -178,8 +150,8 @@ int purge_thread_start() {
   if (!has_purge_thread(options().purge)) return -ENOTSUP;
   ThreadState expected = ThreadState::kNone;
   // Acquire: pairs with the release that ends a stop; one starter at a time.
-  if (!thread.state.compare_exchange_strong(expected, ThreadState::kStarting,
-                                            std::memory_order_acquire)) {
+  if (!purge_signal.state.compare_exchange_strong(expected, ThreadState::kStarting,
+                                                  std::memory_order_acquire)) {
     if (expected == ThreadState::kFrozen)
       thread.starts_at_thaw.store(true, std::memory_order_relaxed);
     return 0;
@@ -187,8 +159,8 @@ int purge_thread_start() {
   thread.stop.store(false, std::memory_order_relaxed);
   int error = helper_thread_create(&thread.stack, kStackBytes, run_thread, nullptr, &thread.handle);
   if (error == 0) helper_threads.fetch_add(1, std::memory_order_relaxed);
-  thread.state.store(error == 0 ? ThreadState::kRuns : ThreadState::kNone,
-                     std::memory_order_release);
+  purge_signal.state.store(error == 0 ? ThreadState::kRuns : ThreadState::kNone,
+                           std::memory_order_release);
   if (error == 0) return 0;
   count(thread.failures);
   if (!thread.has_warned.exchange(true, std::memory_order_relaxed))
@@ -202,14 +174,14 @@ int purge_thread_stop() {
   if (purge_turn_is_mine()) return -EDEADLK;
   thread.starts_at_thaw.store(false, std::memory_order_relaxed);
   ThreadState expected = ThreadState::kRuns;
-  if (!thread.state.compare_exchange_strong(expected, ThreadState::kStopping,
-                                            std::memory_order_acquire))
+  if (!purge_signal.state.compare_exchange_strong(expected, ThreadState::kStopping,
+                                                  std::memory_order_acquire))
     return 0;
   thread.stop.store(true, std::memory_order_seq_cst);
-  wake();
+  detail::purge_thread_signal();
   pthread_join(thread.handle, nullptr);
   helper_threads.fetch_sub(1, std::memory_order_relaxed);
-  thread.state.store(ThreadState::kNone, std::memory_order_release);
+  purge_signal.state.store(ThreadState::kNone, std::memory_order_release);
   return 0;
 }
 
@@ -229,7 +201,8 @@ bool wait_until(std::int64_t deadline_ns, Done is_done) {
 bool try_freeze_thread() {
   ThreadState gone = ThreadState::kNone;
   // Acquire: pairs with the release that ends a stop.
-  if (thread.state.compare_exchange_strong(gone, ThreadState::kFrozen, std::memory_order_acquire))
+  if (purge_signal.state.compare_exchange_strong(gone, ThreadState::kFrozen,
+                                                 std::memory_order_acquire))
     return true;
   if (runs() && purge_thread_stop() == 0)
     thread.starts_at_thaw.store(true, std::memory_order_relaxed);
@@ -242,7 +215,7 @@ int purge_freeze(std::int64_t deadline_ns) {
   fork_check();
   if (purge_turn_is_mine()) return -EDEADLK;
   // A pass under way looks at `pauses` before each piece.
-  purger.pauses.fetch_add(1, std::memory_order_seq_cst);
+  purge_pauses.fetch_add(1, std::memory_order_seq_cst);
   if (!wait_until(deadline_ns, try_turn) || !wait_until(deadline_ns, try_freeze_thread)) {
     if (thread.starts_at_thaw.exchange(false, std::memory_order_relaxed)) purge_thread_start();
     rdmalloc_purge_resume();
@@ -255,30 +228,30 @@ int purge_freeze(std::int64_t deadline_ns) {
 void purge_thaw() {
   // Before the look: a caller that finds the thread frozen records its request, and one that comes
   // after this store starts the thread itself.
-  thread.state.store(ThreadState::kNone, std::memory_order_seq_cst);
+  purge_signal.state.store(ThreadState::kNone, std::memory_order_seq_cst);
   if (thread.starts_at_thaw.exchange(false, std::memory_order_seq_cst)) purge_thread_start();
   rdmalloc_purge_resume();
 }
 
 namespace purge_state {
 
-void wake_if_there() {
-  // Acquire: pairs with the release in purge_thread_start().
-  if (thread.state.load(std::memory_order_acquire) == ThreadState::kRuns) wake();
+void thread_init() {
+  purge_signal.start_and_wake.store(start_and_wake, std::memory_order_relaxed);
+  purge_signal.thread_ends.store(on_thread_end, std::memory_order_relaxed);
 }
 
 void thread_counters(PurgeCounters* counters) {
   counters->thread_failures = thread.failures.load(std::memory_order_relaxed);
   counters->freezes = thread.freezes.load(std::memory_order_relaxed);
   counters->thread_runs = runs();
-  counters->is_frozen = thread.state.load(std::memory_order_relaxed) == ThreadState::kFrozen;
+  counters->is_frozen = purge_signal.state.load(std::memory_order_relaxed) == ThreadState::kFrozen;
 }
 
 void thread_after_fork(std::uintptr_t forkers_stack) {
-  thread.state.store(ThreadState::kNone, std::memory_order_relaxed);
+  purge_signal.state.store(ThreadState::kNone, std::memory_order_relaxed);
   file_thread_after_fork();
   helper_threads.store(0, std::memory_order_relaxed);
-  thread.sleep.store(kAwake, std::memory_order_relaxed);
+  purge_signal.sleep.store(kAwake, std::memory_order_relaxed);
   thread.starts_at_thaw.store(false, std::memory_order_relaxed);
   // The thread that called fork is the child's first.
   thread.first_thread_ended.store(false, std::memory_order_relaxed);

@@ -1,8 +1,8 @@
 // The file that RDMALLOC_STATS names: which one it is, and what is wrong with it. Apart from what
-// is written there (statistics_at_exit.h), which needs the whole allocator; settings don't.
+// is written there (process/exit.h), which needs the whole allocator; settings don't.
 #pragma once
 
-#include "alloc/api/rank.h"
+#include "alloc/core/rank.h"
 
 namespace rdmalloc {
 

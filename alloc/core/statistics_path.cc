@@ -1,10 +1,10 @@
-#include "alloc/api/statistics_path.h"
+#include "alloc/core/statistics_path.h"
 
 #include <errno.h>
 
 #include <cstring>
 
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/decimal.h"
 #include "alloc/os/file.h"
@@ -77,7 +77,7 @@ const char* remedy_for(int error) {
     case -EISDIR:
       return "it is a folder; name a file in it, such as %h.%p.json";
     case -ENXIO:
-      return "nobody reads from it; start the reader first, or name a file";
+      return "no process reads from it; start the reader first, or name a file";
     case -EAGAIN:
       return "its reader is too slow; name a file";
     case -ENOSPC:

@@ -1,12 +1,12 @@
-#include "alloc/api/options.h"
+#include "alloc/core/options.h"
 
 #include <sys/auxv.h>
 #include <unistd.h>
 
 #include <cstring>
 
-#include "alloc/api/statistics_path.h"
 #include "alloc/core/report.h"
+#include "alloc/core/statistics_path.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/memory.h"
 

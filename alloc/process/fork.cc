@@ -1,20 +1,21 @@
-#include "alloc/fork.h"
+#include "alloc/process/fork.h"
 
 #include <pthread.h>
 
 #include "alloc/cache/shards.h"
 #include "alloc/cache/thread_cache.h"
-#include "alloc/core/at_start.h"
+#include "alloc/core/fork.h"
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/quarantine.h"
 #include "alloc/core/size_class.h"
 #include "alloc/heaps/heap.h"
+#include "alloc/os/at_start.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -29,9 +30,9 @@ static_assert(kMostThreadId < kReclaiming);
 // On the page that the kernel wipes in a child.
 struct Page {
   std::atomic<std::uint32_t> word;  // first: detail::fork_word
-  // What libc's handler says of the thread that called fork, for whoever recovers, which may be a
-  // thread made since: its number and where its stack is. Not atomic: written where the child has
-  // one thread. 0: the fork went past libc.
+  // What libc's handler says of the thread that called fork, for the thread that recovers, which
+  // may be a thread made since: its number and where its stack is. Not atomic: written where the
+  // child has one thread. 0: the fork went past libc.
   std::uint32_t forker;
   std::uintptr_t forkers_stack;
 };
@@ -40,12 +41,6 @@ constinit Page unwiped = {kReady, 0, 0};
 Page& page() {
   return *reinterpret_cast<Page*>(detail::fork_word);
 }
-
-// The process that the word speaks of, by the kernel's id, where the page is not wiped: set at
-// initialisation and by each recovery. Relaxed: written before kLocksAreFree is.
-constinit std::atomic<int> known_process{0};
-// Its first thread, as far as known. Relaxed: a number.
-constinit std::atomic<std::uint32_t> first_thread{0};
 
 std::uintptr_t stack_here() {
   return reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
@@ -58,7 +53,8 @@ std::uintptr_t stack_here() {
 void mark_child() {
   std::uint32_t seen = page().word.load(std::memory_order_relaxed);
   // A handler that ran before this one may have allocated, and so have recovered.
-  if (seen != kForked && known_process.load(std::memory_order_relaxed) == os::process_id()) return;
+  if (seen != kForked && detail::known_process.load(std::memory_order_relaxed) == os::process_id())
+    return;
   page().forker = thread_id();
   page().forkers_stack = stack_here();
   order_for_fork();
@@ -133,8 +129,8 @@ void ensure_locks_are_free() {
     bool is_marked = page().forker != 0;
     Forker forker = {is_marked ? page().forker : thread_id()};
     free_locks(forker, is_marked ? page().forkers_stack : stack_here());
-    first_thread.store(forker.id, std::memory_order_relaxed);
-    known_process.store(os::process_id(), std::memory_order_relaxed);
+    detail::first_thread.store(forker.id, std::memory_order_relaxed);
+    detail::known_process.store(os::process_id(), std::memory_order_relaxed);
     loader_may_be_locked.store(true, std::memory_order_relaxed);
     publish(mine, kLocksAreFree);
   }
@@ -176,14 +172,6 @@ void fork_wipe_again() {
     os::wipe_on_fork(reinterpret_cast<std::uintptr_t>(word), os::page_bytes());
 }
 
-bool is_known_first_thread() {
-  return thread_id() == first_thread.load(std::memory_order_relaxed);
-}
-
-bool memory_is_own() {
-  return known_process.load(std::memory_order_relaxed) == os::process_id();
-}
-
 void fork_init(std::uint32_t kernel_id) {
   std::uintptr_t page = 0;
   std::size_t bytes = os::page_bytes();
@@ -195,9 +183,9 @@ void fork_init(std::uint32_t kernel_id) {
     detail::fork_word = &unwiped.word;
   }
   int process = os::process_id();
-  known_process.store(process, std::memory_order_relaxed);
+  detail::known_process.store(process, std::memory_order_relaxed);
   if (kernel_id == static_cast<std::uint32_t>(process))
-    first_thread.store(thread_id(), std::memory_order_relaxed);
+    detail::first_thread.store(thread_id(), std::memory_order_relaxed);
   detail::before_lock_wait.store(look_before_a_wait, std::memory_order_relaxed);
   if (!os::should_fail(os::Site::kForkHandler)) pthread_atfork(nullptr, nullptr, mark_child);
 }

@@ -1,4 +1,4 @@
-#include "alloc/api/rank.h"
+#include "alloc/core/rank.h"
 
 #include <cstring>
 

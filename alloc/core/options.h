@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/api/rank.h"
+#include "alloc/core/rank.h"
 #include "alloc/os/topology.h"
 
 namespace rdmalloc {
@@ -34,7 +34,7 @@ struct Options {
   bool quiet = false;          // RDMALLOC_LOG=quiet
   StatsAtExit stats_at_exit = StatsAtExit::kNone;
   Rank rank;                               // in a parallel job, as its launcher says
-  std::uint64_t decay_ms = 5000;           // docs/design.md, "Decay time"
+  std::uint64_t decay_ms = 5000;           // decisions/0007-free-pages.md
   std::uint64_t dirty_max_bytes = 0;       // 0: a quarter of the memory there is, 512 MiB at most
   std::uint64_t limit_bytes = UINT64_MAX;  // spans in use at most; dirty ones go as it comes near
   std::uint64_t arena_bytes = 0;           // 0: 1 TiB or four times the memory there is

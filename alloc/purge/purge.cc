@@ -1,35 +1,38 @@
-#include "alloc/pages/purge.h"
+#include "alloc/purge/purge.h"
 
 #include <errno.h>
 
 #include <bit>
 
-#include "alloc/api/options.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
-#include "alloc/core/at_start.h"
 #include "alloc/core/file_thread.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/init.h"
 #include "alloc/core/lock.h"
+#include "alloc/core/options.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
-#include "alloc/fork.h"
 #include "alloc/heaps/heap.h"
-#include "alloc/init.h"
+#include "alloc/os/at_start.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/out_of_reach.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/purge_state.h"
+#include "alloc/pages/purge_turn.h"
 #include "alloc/pages/region_pages.h"
 #include "alloc/pages/segments.h"
+#include "alloc/purge/purge_state.h"
 #include "alloc/slabs/slab.h"
 #include "alloc/slabs/slab_purge.h"
 
 namespace rdmalloc {
 
 namespace purge_state {
-RDMALLOC_AT_START constinit Purger purger{.decommit = os::decommit_hooked};
+RDMALLOC_AT_START constinit Purger purger;
 }
 
 using namespace purge_state;
@@ -45,85 +48,6 @@ constexpr std::uint64_t kLookUpFromBytes = std::uint64_t{8} << 20;
 // A refused or waiting purge thread looks again four times in a decay time, in these bounds.
 constexpr std::uint64_t kShortestTickMs = 1, kLongestTickMs = 1000;
 
-// The purge turn: who may call observers and decommit. Not a Lock: foreign code runs while it is
-// held, which is why nobody in malloc or free may wait for it.
-class Turn {
- public:
-  bool is_mine() const { return owner() == thread_id(); }
-  std::uint32_t owner() const { return owner_.load(std::memory_order_relaxed); }
-  bool try_begin() {
-    std::uint32_t expected = 0;
-    // Acquire: pairs with the release in end().
-    bool is_begun =
-        owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire);
-    if (is_begun) ++number_;
-    return is_begun;
-  }
-  void begin() {
-    for (;;) {
-      if (try_begin()) return;
-      std::uint32_t expected = owner();
-      if (expected == 0) continue;
-      fork_check();  // as in Lock::lock_contended()
-      waiters_.fetch_add(1, std::memory_order_seq_cst);
-      // A lost wake-up costs 10 ms and no more.
-      os::futex_wait(reinterpret_cast<const std::uint32_t*>(&owner_), expected, 10000000);
-      waiters_.fetch_sub(1, std::memory_order_relaxed);
-    }
-  }
-  void end() {
-    owner_.store(0, std::memory_order_seq_cst);
-    if (waiters_.load(std::memory_order_seq_cst) != 0)
-      os::futex_wake(reinterpret_cast<const std::uint32_t*>(&owner_), 1);
-  }
-  // In a fork child: the turn of the thread that called fork stays its own, any other has ended.
-  // Returns whether it is that one's.
-  bool after_fork(const Forker& forker) {
-    if (owner() == forker.id) return true;
-    owner_.store(0, std::memory_order_relaxed);
-    return false;
-  }
-
-  // Which turn it is; its owner asks.
-  std::uint64_t number() const { return number_; }
-
- private:
-  std::atomic<std::uint32_t> owner_{0};
-  std::atomic<std::uint32_t> waiters_{0};
-  std::uint64_t number_ = 0;
-};
-constinit Turn turn;
-
-// Whether `decommit` does what it says. A seccomp filter that answers 0 for the kernel, and old
-// emulators, do not take the pages away, and what then lies there is no zeroes for calloc(). Tried
-// on a page of ours, once in each turn: a filter is one thread's, and may come at any time.
-class Probe {
- public:
-  bool takes_pages_away(DecommitFunction decommit) {
-    if (turn_ == turn.number() && decommit_ == decommit) return takes_;
-    std::uintptr_t page = page_;
-    if (page == 0 && os::map_metadata(os::page_bytes(), &page) != 0) return true;
-    auto* word = reinterpret_cast<volatile std::uint64_t*>(page);
-    *word = 1;
-    // A refusal is no lie.
-    takes_ = decommit(page, os::page_bytes()) != 0 || *word == 0;
-    // Forgotten before it is unmapped: a child forked in between would write to what it has not.
-    page_ = 0;
-    order_for_fork();
-    if (os::unreserve(page, os::page_bytes()) != 0) page_ = page;
-    turn_ = turn.number();
-    decommit_ = decommit;
-    return takes_;
-  }
-
- private:
-  std::uint64_t turn_ = 0;
-  DecommitFunction decommit_ = nullptr;
-  bool takes_ = true;
-  std::uintptr_t page_ = 0;  // what the kernel did not take back, for the next try
-};
-constinit Probe probe;  // with the turn
-
 std::uint32_t now_ms() {
   return static_cast<std::uint32_t>(os::coarse_ms());
 }
@@ -136,11 +60,11 @@ std::uint64_t default_dirty_max_bytes() {
 void set_default_dirty_max(std::uint64_t bytes) {
   std::uint64_t seen = kNotLookedUp;
   // Only from there: a program may have set it meanwhile.
-  if (purger.dirty_max_bytes.compare_exchange_strong(seen, bytes, std::memory_order_relaxed))
+  if (dirty_limits.max_bytes.compare_exchange_strong(seen, bytes, std::memory_order_relaxed))
     segments_fit(bytes);
 }
 void look_up_dirty_max() {
-  if (purger.dirty_max_bytes.load(std::memory_order_relaxed) != kNotLookedUp ||
+  if (dirty_limits.max_bytes.load(std::memory_order_relaxed) != kNotLookedUp ||
       dirty_bytes() < kLookUpFromBytes)
     return;
   std::uint64_t bytes = kMostDirtyBytes;
@@ -154,25 +78,9 @@ void look_up_dirty_max() {
 namespace purge_state {
 
 bool try_turn() {
-  bool is_free = turn.try_begin();
-  if (is_free) turn.end();
+  bool is_free = purge_turn.try_begin();
+  if (is_free) purge_turn.end();
   return is_free;
-}
-
-std::uint64_t dirty_bytes() {
-  return page_heap_dirty_slices() << kSliceShift;
-}
-
-std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
-  // Not looked up yet: above all that there can be.
-  std::uint64_t ceiling = purger.dirty_max_bytes.load(std::memory_order_relaxed);
-  std::uint64_t limit = options().limit_bytes;
-  *is_limit = false;
-  if (limit == UINT64_MAX) return ceiling;
-  std::uint64_t used = page_heap_used_slices() << kSliceShift;
-  std::uint64_t left = limit > used ? limit - used : 0;
-  *is_limit = left < ceiling;
-  return *is_limit ? left : ceiling;
 }
 
 }  // namespace purge_state
@@ -183,24 +91,18 @@ bool is_held() {
   return os::coarse_ms() < purger.held_until_ms.load(std::memory_order_seq_cst);
 }
 std::uint32_t decay_in_force() {
-  return static_cast<std::uint32_t>(purger.decay_ms.load(std::memory_order_relaxed));
-}
-DecommitFunction decommit_in_force() {
-  return purger.decommit.load(std::memory_order_relaxed);
-}
-bool is_paused() {
-  return purger.pauses.load(std::memory_order_seq_cst) != 0;
+  return static_cast<std::uint32_t>(dirty_limits.decay_ms.load(std::memory_order_relaxed));
 }
 // Between two pieces of a pass of the purge thread's.
 bool is_paused_or_held() {
-  return is_paused() || is_held();
+  return purge_is_paused() || is_held();
 }
 bool must_stop() {
   return is_paused_or_held() || memory_is_awaited();
 }
 // The same for rdmalloc_purge(), which no purge_hold() holds up.
 bool must_stop_asked_for() {
-  return is_paused() || memory_is_awaited();
+  return purge_is_paused() || memory_is_awaited();
 }
 
 // ---- one purge. With the turn, no lock held. ----
@@ -275,7 +177,7 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
     return false;
   }
   int error = purge_decommit(decommit_in_force(), base, length);
-  // Whoever remembers the span's generation is to know that pages of it went.
+  // A cache that remembers the span's generation is to know that pages of it went.
   if (error == 0) page_heap_note_part_purged(arena.slice_of(base));
   events_tell_purged(base, length, error);
   if (error != 0) {
@@ -317,17 +219,17 @@ PressureDemand pressure_demand() {
 namespace purge_state {
 
 bool round_of_work() {
-  turn.begin();
+  purge_turn.begin();
   if (is_held()) {  // looked at with the turn: purge_hold() waits for the turn after its store
-    turn.end();
+    purge_turn.end();
     return true;
   }
   events_deliver_all();
-  if (!is_paused()) region_pages_restore_in_turn(decommit_in_force());
+  if (!purge_is_paused()) region_pages_restore_in_turn(decommit_in_force());
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
   look_up_dirty_max();
   PressureDemand demand = pressure_demand();
-  bool empties_caches = requested || purger.decay_ms.load() == 0 || demand.keep_bytes == 0;
+  bool empties_caches = requested || dirty_limits.decay_ms.load() == 0 || demand.keep_bytes == 0;
   if (demand.keep_bytes == 0) take_backs_ask();
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
@@ -347,7 +249,7 @@ bool round_of_work() {
       count(purger.pressure_purges);
   }
   bool slabs_are_done = slab_purge_is_done();
-  turn.end();
+  purge_turn.end();
 #if RDMALLOC_CHECKED
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
@@ -356,10 +258,10 @@ bool round_of_work() {
 }
 
 std::uint64_t tick_ms() {
-  std::uint64_t tick = purger.decay_ms.load(std::memory_order_relaxed) / 4;
+  std::uint64_t tick = dirty_limits.decay_ms.load(std::memory_order_relaxed) / 4;
   if (tick < kShortestTickMs) tick = kShortestTickMs;
   // With decay 0 all that is left was refused: no hurry, the next free() wakes us.
-  if (purger.decay_ms.load(std::memory_order_relaxed) == 0) tick = 50;
+  if (dirty_limits.decay_ms.load(std::memory_order_relaxed) == 0) tick = 50;
   return tick > kLongestTickMs ? kLongestTickMs : tick;
 }
 
@@ -371,32 +273,18 @@ bool is_idle() {
 }  // namespace purge_state
 
 void purge_init() {
+  thread_init();
   const Options& settings = options();
-  purger.decay_ms.store(settings.decay_ms, std::memory_order_relaxed);
+  dirty_limits.decay_ms.store(settings.decay_ms, std::memory_order_relaxed);
   page_heap_set_spare_ms(settings.decay_ms);
   if (settings.dirty_max_bytes != 0) segments_fit(settings.dirty_max_bytes);
-  purger.dirty_max_bytes.store(
+  dirty_limits.max_bytes.store(
       settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kNotLookedUp,
       std::memory_order_relaxed);
   // Programs in a sandbox that kills for reading files later on (docs/settings.md).
   if (!settings.watch_pressure) set_default_dirty_max(default_dirty_max_bytes());
   if (settings.limit_bytes != UINT64_MAX) page_heap_set_limit(settings.limit_bytes);
-  if (settings.notify == NotifyMode::kOff)
-    purger.decommit.store(os::decommit, std::memory_order_relaxed);
-}
-
-bool purge_turn_is_mine() {
-  return turn.is_mine();
-}
-
-std::uint32_t purge_turn_owner() {
-  return turn.owner();
-}
-
-void purge_turn_wait() {
-  fork_check();
-  turn.begin();
-  turn.end();
+  if (settings.notify == NotifyMode::kOff) purge_set_decommit(os::decommit);
 }
 
 void purge_hold(std::int64_t hold_ms, int wait_ms) {
@@ -407,37 +295,16 @@ void purge_hold(std::int64_t hold_ms, int wait_ms) {
   std::int64_t before = purger.held_until_ms.load(std::memory_order_relaxed);
   while (before < until && !purger.held_until_ms.compare_exchange_weak(before, until)) {
   }
-  // Then nobody purges; and who begins to, which takes an arena first, finds it held: seq_cst here
-  // and above, against the store that ends initialise() and the load in is_held().
+  // Then no thread purges; and one that begins to, which takes an arena first, finds it held:
+  // seq_cst here and above, against the store that ends initialise() and the load in is_held().
   if (!detail::initialised.load(std::memory_order_seq_cst)) return;
-  for (int waited_ms = 0; waited_ms <= wait_ms && !turn.is_mine(); waited_ms++) {
-    if (turn.try_begin()) {
-      turn.end();
+  for (int waited_ms = 0; waited_ms <= wait_ms && !purge_turn.is_mine(); waited_ms++) {
+    if (purge_turn.try_begin()) {
+      purge_turn.end();
       return;
     }
     os::sleep_ns(1000000);
   }
-}
-
-void purge_set_decommit(DecommitFunction function) {
-  purger.decommit.store(function, std::memory_order_relaxed);
-}
-
-int purge_decommit(DecommitFunction decommit, std::uintptr_t base, std::size_t length) {
-  assert_no_lock_held("decommit");
-  int error = decommit(base, length);
-  if (error == 0 && !probe.takes_pages_away(decommit)) error = -ENOTSUP;
-  fork_check();  // as after a page event
-  return error;
-}
-
-int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg) {
-  fork_check();
-  if (turn.is_mine()) return -EDEADLK;
-  turn.begin();
-  int error = is_paused() ? -EBUSY : step(decommit_in_force(), arg);
-  turn.end();
-  return error;
 }
 
 PurgeCounters purge_counters() {
@@ -447,7 +314,7 @@ PurgeCounters purge_counters() {
       .slab_purged_bytes = purger.slab_purged_bytes.load(std::memory_order_relaxed),
       .refusals = purger.refusals.load(std::memory_order_relaxed),
       .failures = purger.failures.load(std::memory_order_relaxed),
-      .decay_ms = purger.decay_ms.load(std::memory_order_relaxed),
+      .decay_ms = dirty_limits.decay_ms.load(std::memory_order_relaxed),
       .pressure_purges = purger.pressure_purges.load(std::memory_order_relaxed),
   };
   thread_counters(&counters);
@@ -455,25 +322,25 @@ PurgeCounters purge_counters() {
 }
 
 std::uint64_t purge_dirty_max_bytes() {
-  std::uint64_t bytes = purger.dirty_max_bytes.load(std::memory_order_relaxed);
+  std::uint64_t bytes = dirty_limits.max_bytes.load(std::memory_order_relaxed);
   return bytes == kNotLookedUp ? default_dirty_max_bytes() : bytes;
 }
 
 void purge_set_decay_ms(std::uint64_t decay_ms) {
-  purger.decay_ms.store(decay_ms, std::memory_order_relaxed);
+  dirty_limits.decay_ms.store(decay_ms, std::memory_order_relaxed);
   page_heap_set_spare_ms(decay_ms);
-  wake_if_there();
+  purge_note_slab_change();
 }
 void purge_set_dirty_max_bytes(std::uint64_t bytes) {
   if (bytes == kNotLookedUp) --bytes;
-  purger.dirty_max_bytes.store(bytes, std::memory_order_relaxed);
+  dirty_limits.max_bytes.store(bytes, std::memory_order_relaxed);
   segments_fit(bytes);
 }
 
 bool purge_after_fork(const Forker& forker, std::uintptr_t forkers_stack) {
-  bool purge_goes_on = turn.after_fork(forker);
+  bool purge_goes_on = purge_turn.after_fork(forker);
   memory_after_fork(purge_goes_on);
-  purger.pauses.store(0, std::memory_order_relaxed);
+  purge_pauses.store(0, std::memory_order_relaxed);
   thread_after_fork(forkers_stack);
   return purge_goes_on;
 }
@@ -485,10 +352,10 @@ using namespace rdmalloc;
 extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   if (!ensure_initialised()) return 0;
   fork_check();
-  if (turn.is_mine()) return -EDEADLK;
-  if (is_paused()) return -EBUSY;
+  if (purge_turn.is_mine()) return -EDEADLK;
+  if (purge_is_paused()) return -EBUSY;
   cache_flush_this_thread();
-  turn.begin();
+  purge_turn.begin();
   events_deliver_all();
   region_pages_restore_in_turn(decommit_in_force());
   depot_age(true);
@@ -496,15 +363,15 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   std::uint64_t purged =
       keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop_asked_for) : 0;
   if (dirty_bytes() > keep_bytes)
-    purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST, is_paused);
-  turn.end();
+    purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST, purge_is_paused);
+  purge_turn.end();
   return static_cast<int64_t>(purged);
 }
 
 extern "C" int rdmalloc_purge_pause(void) {
   fork_check();
-  if (turn.is_mine()) return -EDEADLK;
-  purger.pauses.fetch_add(1, std::memory_order_seq_cst);
+  if (purge_turn.is_mine()) return -EDEADLK;
+  purge_pauses.fetch_add(1, std::memory_order_seq_cst);
   // A pass under way looks at `pauses` before each piece; when the turn was ours, it has ended.
   purge_turn_wait();
   return 0;
@@ -512,8 +379,8 @@ extern "C" int rdmalloc_purge_pause(void) {
 
 extern "C" int rdmalloc_purge_resume(void) {
   fork_check();
-  std::uint32_t seen = purger.pauses.load(std::memory_order_relaxed);
+  std::uint32_t seen = purge_pauses.load(std::memory_order_relaxed);
   while (seen != 0)
-    if (purger.pauses.compare_exchange_weak(seen, seen - 1, std::memory_order_seq_cst)) return 0;
+    if (purge_pauses.compare_exchange_weak(seen, seen - 1, std::memory_order_seq_cst)) return 0;
   return -EALREADY;
 }

@@ -1,0 +1,28 @@
+// Dirty memory: free, and not given back to the kernel yet. How much of it may stay, and for how
+// long, and telling the purge thread that there is more.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace rdmalloc {
+
+inline constexpr std::uint64_t kNotLookedUp = UINT64_MAX;
+
+// Relaxed throughout: settings.
+struct DirtyLimits {
+  std::atomic<std::uint64_t> decay_ms{5000};
+  std::atomic<std::uint64_t> max_bytes{kNotLookedUp};  // the ceiling
+};
+extern constinit DirtyLimits dirty_limits;
+
+std::uint64_t dirty_bytes();
+// Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
+std::uint64_t dirty_ceiling_bytes(bool* is_limit);
+
+// Some memory became dirty. Called by allocating threads with no lock held: wakes the purge thread
+// when it sleeps for want of work or when a ceiling is passed. Where there is none, nothing
+// happens: no thread is made inside malloc or free.
+void purge_note_dirty();
+
+}  // namespace rdmalloc

@@ -1,0 +1,80 @@
+// The purge turn: who may call observers and give pages back, and how that is done. What is given
+// back, and when, is decided above, in alloc/purge/.
+//
+// Order of one purge, and no other (I3):
+//   1. take the span out of reach of allocation           page_heap_purge_begin, word kPurging
+//   2. tell what is not told, ask every observer           events_ask_purge: our registration cache
+//      deregisters here, synchronously, or refuses
+//   3. decommit                                            madvise(MADV_DONTNEED)
+//   4. put the span back, clean                            page_heap_purge_end
+//   5. tell the observers                                  events_tell_purged
+//
+// The turn is held over all five by the thread that purges: the purge thread, a caller of
+// rdmalloc_purge(), or a thread that exchanges pages of a heap. It is no lock of the allocator: no
+// thread inside malloc or free ever waits for it, so observers may wait for what they like.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "alloc/core/lock.h"
+
+namespace rdmalloc {
+
+class PurgeTurn {
+ public:
+  bool is_mine() const { return owner() == thread_id(); }
+  std::uint32_t owner() const { return owner_.load(std::memory_order_relaxed); }
+  bool try_begin() {
+    std::uint32_t expected = 0;
+    // Acquire: pairs with the release in end().
+    bool is_begun =
+        owner_.compare_exchange_strong(expected, thread_id(), std::memory_order_acquire);
+    if (is_begun) ++number_;
+    return is_begun;
+  }
+  void begin();
+  void end();
+  // In a fork child: the turn of the thread that called fork stays its own, any other has ended.
+  // Returns whether it is that one's.
+  bool after_fork(const Forker& forker) {
+    if (owner() == forker.id) return true;
+    owner_.store(0, std::memory_order_relaxed);
+    return false;
+  }
+
+  // Which turn it is; its owner asks.
+  std::uint64_t number() const { return number_; }
+
+ private:
+  std::atomic<std::uint32_t> owner_{0};
+  std::atomic<std::uint32_t> waiters_{0};
+  std::uint64_t number_ = 0;
+};
+extern constinit PurgeTurn purge_turn;
+
+bool purge_turn_is_mine();
+// The thread that has it, 0 for none: a hint.
+std::uint32_t purge_turn_owner();
+void purge_turn_wait();  // returns once no purge that began before is under way
+
+// How pages are given back: os::decommit_hooked (tier T0: whatever other libraries installed hears
+// of it) or os::decommit. Set by the notifiers, with purging paused.
+using DecommitFunction = int (*)(std::uintptr_t base, std::size_t length);
+DecommitFunction decommit_in_force();
+void purge_set_decommit(DecommitFunction function);
+// Calls it, and whatever is hooked to it, with no lock held.
+int purge_decommit(DecommitFunction decommit, std::uintptr_t base, std::size_t length);
+
+// How often purging is paused: above 0 no purge begins. seq_cst, against the turn.
+extern constinit std::atomic<std::uint32_t> purge_pauses;
+inline bool purge_is_paused() {
+  return purge_pauses.load(std::memory_order_seq_cst) != 0;
+}
+
+// Runs `step` with the turn and returns what it does. -EBUSY while purging is paused, -EDEADLK when
+// the turn is this thread's already.
+int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg);
+
+}  // namespace rdmalloc
