@@ -7,9 +7,9 @@ Seen to fail: `arguments` with parse_run() and take_option() refusing nothing, `
 nothing, and with one that always does, `label` with take() not asking is_served_by(), `limits` with a limit of
 half of what was counted (reg-miss: 2.2, reg-hit-beside-miss: 0.02), and with a row that there is not. The row
 reg-hit-beside-miss was seen to fail with code that is broken, too: with gets that leave no slot (0.13), and with a miss that
-looks through all registrations under its domain's lock (0.33). reg-miss was not: neither four more takes of the
-lock by each miss (4.2) nor counters in 16 lines that each miss writes (3.9) reach its limit, since most threads
-sleep for the lock while one or two go on.
+looks through all registrations under its domain's lock (0.33). reg-miss was not:
+neither four more takes of the lock by each miss (4.2) nor counters in 16 lines that each miss writes (3.9) reached its
+limit.
 """
 import os
 import pathlib
