@@ -26,9 +26,11 @@ void begin_exit() {
 }  // namespace
 
 void hold_at_exit() {
-  std::uint64_t now = loads_so_far().loaded + 1;
+  // A child of fork can't ask what was loaded since, and so registers it each time.
+  bool is_known = is_walk_safe();
+  std::uint64_t now = is_known ? loads_so_far().loaded + 1 : 0;
   // Relaxed: two at once register it twice, which does no harm.
-  if (registered_after.exchange(now, std::memory_order_relaxed) == now) return;
+  if (registered_after.exchange(now, std::memory_order_relaxed) == now && is_known) return;
   if (!os::should_fail(os::Site::kExitHandler) && atexit(begin_exit) == 0) return;
   registered_after.store(0, std::memory_order_relaxed);
   report_warning("libc takes no exit handler",

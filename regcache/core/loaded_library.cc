@@ -11,6 +11,12 @@
 #include "alloc/for_regcache.h"
 
 namespace rdmalloc {
+
+bool is_walk_safe() {
+  fork_check();
+  return !loader_may_be_locked.load(std::memory_order_relaxed);
+}
+
 namespace {
 
 // The tables of a library's dynamic symbols, as the loader left them.
@@ -21,20 +27,25 @@ struct SymbolTables {
   const std::uint32_t* hash;
 };
 
+void read_tables(ElfW(Addr) base, const ElfW(Dyn) * entry, SymbolTables* tables) {
+  for (; entry->d_tag != DT_NULL; ++entry) {
+    ElfW(Addr) at = entry->d_un.d_ptr;
+    // The kernel's own library is not relocated in place.
+    if (at < base) at += base;
+    if (entry->d_tag == DT_SYMTAB) tables->symbols = reinterpret_cast<const ElfW(Sym)*>(at);
+    if (entry->d_tag == DT_STRTAB) tables->names = reinterpret_cast<const char*>(at);
+    if (entry->d_tag == DT_GNU_HASH) tables->gnu_hash = reinterpret_cast<std::uint32_t*>(at);
+    if (entry->d_tag == DT_HASH) tables->hash = reinterpret_cast<std::uint32_t*>(at);
+  }
+}
+
 SymbolTables tables_of(const dl_phdr_info& info) {
   SymbolTables tables = {};
   for (int i = 0; i < info.dlpi_phnum; ++i) {
-    if (info.dlpi_phdr[i].p_type != PT_DYNAMIC) continue;
-    auto* entry = reinterpret_cast<const ElfW(Dyn)*>(info.dlpi_addr + info.dlpi_phdr[i].p_vaddr);
-    for (; entry->d_tag != DT_NULL; ++entry) {
-      ElfW(Addr) at = entry->d_un.d_ptr;
-      // The kernel's own library is not relocated in place.
-      if (at < info.dlpi_addr) at += info.dlpi_addr;
-      if (entry->d_tag == DT_SYMTAB) tables.symbols = reinterpret_cast<const ElfW(Sym)*>(at);
-      if (entry->d_tag == DT_STRTAB) tables.names = reinterpret_cast<const char*>(at);
-      if (entry->d_tag == DT_GNU_HASH) tables.gnu_hash = reinterpret_cast<std::uint32_t*>(at);
-      if (entry->d_tag == DT_HASH) tables.hash = reinterpret_cast<std::uint32_t*>(at);
-    }
+    const ElfW(Phdr)& segment = info.dlpi_phdr[i];
+    if (segment.p_type == PT_DYNAMIC)
+      read_tables(info.dlpi_addr, reinterpret_cast<ElfW(Dyn)*>(info.dlpi_addr + segment.p_vaddr),
+                  &tables);
   }
   return tables;
 }
@@ -63,8 +74,7 @@ bool exports_by_gnu_hash(const SymbolTables& tables, const char* name) {
   }
 }
 
-bool exports(const dl_phdr_info& info, const char* name) {
-  SymbolTables tables = tables_of(info);
+bool exports(const SymbolTables& tables, const char* name) {
   if (tables.symbols == nullptr || tables.names == nullptr) return false;
   if (tables.gnu_hash != nullptr) return exports_by_gnu_hash(tables, name);
   if (tables.hash == nullptr) return false;
@@ -78,12 +88,37 @@ struct Search {
   char path[PATH_MAX];  // "": the program itself
 };
 
-int compare(dl_phdr_info* info, std::size_t, void* arg) {
-  auto* search = static_cast<Search*>(arg);
-  const char* path = info->dlpi_name != nullptr ? info->dlpi_name : "";
-  if (strlen(path) >= sizeof search->path || !exports(*info, search->known_by)) return 0;
+// 1: it is the one.
+int compare_one(const char* path, const SymbolTables& tables, Search* search) {
+  if (path == nullptr) path = "";
+  if (strlen(path) >= sizeof search->path || !exports(tables, search->known_by)) return 0;
   strcpy(search->path, path);
   return 1;
+}
+
+int compare(dl_phdr_info* info, std::size_t, void* arg) {
+  return compare_one(info->dlpi_name, tables_of(*info), static_cast<Search*>(arg));
+}
+
+// In a child of fork a thread that only its parent has may hold the lock of dl_iterate_phdr() for
+// ever: libc makes the loader's main lock anew in a child, and not this one. So the child reads the
+// loader's list without it. An object stands in the list only once it is mapped whole, so the list
+// is sound at any moment of a dlopen() of the parent's.
+bool find_in_child(Search* search) {
+  if (os::should_fail(os::Site::kOpenLibrary)) return false;
+  void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
+  link_map* map = nullptr;
+  if (program == nullptr || dlinfo(program, RTLD_DI_LINKMAP, &map) != 0) return false;
+  for (; map != nullptr; map = map->l_next) {
+    SymbolTables tables = {};
+    if (map->l_ld != nullptr) read_tables(map->l_addr, map->l_ld, &tables);
+    if (compare_one(map->l_name, tables, search) != 0) return true;
+  }
+  return false;
+}
+
+bool find(Search* search) {
+  return is_walk_safe() ? dl_iterate_phdr(compare, search) != 0 : find_in_child(search);
 }
 
 // A handle of the library, which the caller closes; nullptr when it is not loaded. The walk only
@@ -91,8 +126,7 @@ int compare(dl_phdr_info* info, std::size_t, void* arg) {
 void* handle_of(const char* known_by, int flags) {
   Search search;
   search.known_by = known_by;
-  if (dl_iterate_phdr(compare, &search) == 0 || os::should_fail(os::Site::kOpenLibrary))
-    return nullptr;
+  if (!find(&search) || os::should_fail(os::Site::kOpenLibrary)) return nullptr;
   return dlopen(search.path[0] != 0 ? search.path : nullptr, RTLD_LAZY | RTLD_NOLOAD | flags);
 }
 
@@ -131,7 +165,7 @@ void* symbol_of_loaded(const char* known_by, const char* symbol) {
 bool is_loaded(const char* known_by) {
   Search search;
   search.known_by = known_by;
-  return dl_iterate_phdr(compare, &search) != 0;
+  return find(&search);
 }
 
 bool keep_loaded(const char* known_by) {

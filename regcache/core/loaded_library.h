@@ -6,6 +6,10 @@
 
 namespace rdmalloc {
 
+// Whether loads_so_far() and lie_together() may be called: not in a child of fork, where a thread
+// that only the parent has may hold the lock that they take. The others find another way there.
+bool is_walk_safe();
+
 // The function `symbol` of the loaded library that exports `known_by`, or nullptr. Takes the
 // loader's lock and allocates: on a program's thread, never during a purge. So does keep_loaded().
 void* symbol_of_loaded(const char* known_by, const char* symbol);

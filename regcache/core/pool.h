@@ -29,6 +29,7 @@ struct PoolMemory {
 template <class Record>
 struct InOrder {
   static constexpr bool kHaveNumbers = false;
+  static constexpr std::size_t kShelves = 1;
   static inline constinit std::size_t resting = 0;
   static constexpr std::size_t kRunBytes = sizeof(Record);
   static std::uintptr_t after(std::uintptr_t cursor) { return cursor + sizeof(Record); }
@@ -43,45 +44,89 @@ struct InOrder {
 // a multiple of them (of a page at most without numbers): after() moves the cursor, which begins
 // where the chunk does, by one record and past the chunk's end with its last; record_at() is the
 // record for it, in the n-th chunk of all.
+//
+// With Places::kShelves above 1 a record goes back to a shelf of the thread that gives it, so that
+// threads which take and give meet neither at a lock nor at each other's records. Each shelf rests
+// its own, so a record rests at least as long as with one. What a shelf has beyond twice that (its
+// thread ends what others made) goes to the last one, which all take from before new memory.
 template <class Record, class Places = InOrder<Record>>
 class Pool {
  public:
   // A record as its last user left it, or zero. NULL when the kernel gives no memory.
   Record* take(PoolMemory& memory) {
-    LockGuard guard(lock_);
-    if (free_count_ > Places::resting) return take_free();
-    if (!has_unused(memory) && !add_chunk(memory)) return free_count_ != 0 ? take_free() : nullptr;
-    std::uintptr_t cursor = memory.next.load(std::memory_order_relaxed);
-    memory.next.store(Places::after(cursor), std::memory_order_relaxed);
-    return reinterpret_cast<Record*>(
-        Places::record_at(cursor, memory.chunks.load(std::memory_order_relaxed)));
+    // The last shelf's were given back first, and have rested. Mostly it is empty.
+    if (kHasLast && last().has_any())
+      if (Record* record = last().take(0)) return record;
+    if (Record* record = shelf_here().take(Places::resting)) return record;
+    if (Record* record = take_unused(memory)) return record;
+    // Memory is short: one that has not rested.
+    for (Shelf& shelf : shelves_)
+      if (Record* record = shelf.take(0)) return record;
+    return nullptr;
   }
   void give(Record* record) {
-    LockGuard guard(lock_);
-    bool is_last = Places::resting != 0 && free_count_ != 0;
-    next_of(record) = is_last ? nullptr : free_;
-    (is_last ? next_of(last_free_) : free_) = record;
-    if (is_last || free_count_ == 0) last_free_ = record;
-    ++free_count_;
+    Shelf& shelf = shelf_here();
+    shelf.give(record);
+    if (!kHasLast || !shelf.is_over(2 * Places::resting)) return;
+    if (Record* spare = shelf.take(2 * Places::resting)) last().give(spare);
   }
   // Makes sure that the next take() needs no kernel. False when that can't be.
   bool prepare(PoolMemory& memory) {
     LockGuard guard(lock_);
-    return free_count_ > Places::resting || has_unused(memory) || add_chunk(memory);
+    return shelf_here().is_over(Places::resting) || has_unused(memory) || add_chunk(memory);
   }
 
  private:
   static constexpr std::size_t kFirstChunkBytes = 65536;
   static constexpr std::uint32_t kMostDoublings = 8;  // 16 MiB, 131,072 registrations
   static_assert(kFirstChunkBytes % Places::kRunBytes == 0);
+  static constexpr bool kHasLast = Places::kShelves > 1;
 
   static Record*& next_of(Record* record) { return Record::free_link(record); }
 
-  Record* take_free() {
-    Record* record = free_;
-    free_ = next_of(record);
-    --free_count_;
-    return record;
+  // A list of free records, in lines of its own. Its lock is a leaf.
+  struct alignas(64) Shelf {
+    Lock lock;
+    Record* first = nullptr;
+    Record* last = nullptr;
+    std::atomic<std::size_t> count{0};  // written under the lock
+
+    // NULL where no more than `left` are there.
+    Record* take(std::size_t left) {
+      LockGuard guard(lock);
+      std::size_t before = count.load(std::memory_order_relaxed);
+      if (before <= left) return nullptr;
+      Record* record = first;
+      first = next_of(record);
+      count.store(before - 1, std::memory_order_relaxed);
+      return record;
+    }
+    void give(Record* record) {
+      LockGuard guard(lock);
+      std::size_t before = count.load(std::memory_order_relaxed);
+      bool is_last = Places::resting != 0 && before != 0;
+      next_of(record) = is_last ? nullptr : first;
+      (is_last ? next_of(last) : first) = record;
+      if (is_last || before == 0) last = record;
+      count.store(before + 1, std::memory_order_relaxed);
+    }
+    // Hints.
+    bool is_over(std::size_t number) const {
+      return count.load(std::memory_order_relaxed) > number;
+    }
+    bool has_any() const { return is_over(0); }
+  };
+
+  Shelf& shelf_here() { return shelves_[kHasLast ? thread_id() % Places::kShelves : 0]; }
+  Shelf& last() { return shelves_[kCount - 1]; }
+
+  Record* take_unused(PoolMemory& memory) {
+    LockGuard guard(lock_);
+    if (!has_unused(memory) && !add_chunk(memory)) return nullptr;
+    std::uintptr_t cursor = memory.next.load(std::memory_order_relaxed);
+    memory.next.store(Places::after(cursor), std::memory_order_relaxed);
+    return reinterpret_cast<Record*>(
+        Places::record_at(cursor, memory.chunks.load(std::memory_order_relaxed)));
   }
 
   static bool has_unused(const PoolMemory& memory) {
@@ -105,10 +150,10 @@ class Pool {
     return true;
   }
 
-  Lock lock_;
-  Record* free_ = nullptr;
-  Record* last_free_ = nullptr;
-  std::size_t free_count_ = 0;
+  static constexpr std::size_t kCount = kHasLast ? Places::kShelves + 1 : 1;
+
+  Lock lock_;  // of new memory
+  Shelf shelves_[kCount];
 };
 
 }  // namespace rdmalloc::regcache

@@ -161,6 +161,8 @@ static_assert(sizeof(Registration) == 64, "with its rest two lines; 10^6 of them
 // touched at all is half as much for the TLB, and neighbours by pair are both of use.
 struct RegistrationPlaces {
   static constexpr bool kHaveNumbers = true;  // which the slots of domains hold
+  // For threads that miss at once. Of records that rest they keep 128 KiB each at most.
+  static constexpr std::size_t kShelves = 16;
   // A put too many finds a record that has ended, and not another's in its place, until as many
   // have ended after it. Late readers of slots seldom meet another's, too.
   static inline constinit std::size_t resting = 1024;  // fewer in tests of that very meeting

@@ -89,6 +89,7 @@ const void* libcs_own() {
 }
 
 void look_what_is_loaded() {
+  if (!is_walk_safe()) return;  // nothing is certain there
   Loads loads = loads_so_far();
   known.has_opal.store(is_loaded(kOpalFunction), std::memory_order_relaxed);
   known.has_ucm.store(is_loaded(kUcmFunction), std::memory_order_relaxed);

@@ -10,10 +10,14 @@
 //   renamed   from a file called libucm-1a2b3c4d.so.0, as wheels of Python carry it
 //   child     in a child of fork, while a thread of its parent was inside the loader; a purge there
 //             was seen to hang
+//   child_first  likewise, and what the child asks first its parent never asked: to attach, and to
+//             open a domain. Both were seen to hang (dl_iterate_phdr), and to find no library where
+//             the child's walk found nothing
 //   unknown   no library that is known, but a jump at the head of libc's madvise
 #include <dlfcn.h>
 #include <link.h>
 #include <rdmalloc/notifier.h>
+#include <rdmalloc/regcache.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,9 +125,10 @@ void after_detach_and_attach() {
   expect(is_heard(), "and told");
 }
 
-void in_a_child() {
-  open_ucm(open(STUB_UCM));
-  expect(is_attached() && is_heard(), "it is told");
+// Runs body in a child that is forked while another thread is inside dl_iterate_phdr(); its exit
+// status. A child that hangs is ended.
+template <typename Body>
+int in_child_of_a_walk(Body body) {
   std::atomic<bool> is_inside{false}, is_over{false};
   auto stay = [&] {
     is_inside = true;
@@ -139,12 +144,50 @@ void in_a_child() {
   });
   while (!is_inside) usleep(1000);
   pid_t child = fork();
-  if (child == 0) _exit(is_heard() ? 0 : 1);
+  if (child == 0) {
+    alarm(20);
+    _exit(body());
+  }
   int status = -1;
   waitpid(child, &status, 0);
   is_over = true;
   walker.join();
-  expect(status == 0, "a purge of the child is heard too");
+  if (status != 0) printf("the child: status %#x\n", status);
+  return status;
+}
+
+void in_a_child() {
+  open_ucm(open(STUB_UCM));
+  expect(is_attached() && is_heard(), "it is told");
+  expect(in_child_of_a_walk([] { return is_heard() ? 0 : 1; }) == 0,
+         "a purge of the child is heard too");
+}
+
+// The first errors are the steps' numbers.
+int ask_first() {
+  if (find<decltype(&rdmalloc_notifier_attach)>("rdmalloc_notifier_attach")(
+          RDMALLOC_NOTIFIER_UCX) != 0)
+    return 1;
+  if (!is_attached()) return 2;
+  rdmalloc_registrar_ops ops = {};
+  ops.size = sizeof ops;
+  ops.name = "of a child";
+  ops.flags = RDMALLOC_REGISTRAR_SYNC_DEREG;
+  ops.register_ = [](void*, void*, size_t, uint32_t, rdmalloc_key*) { return 0; };
+  ops.deregister = [](void*, void*, size_t, const rdmalloc_key*) { return 0; };
+  rdmalloc_domain* domain = nullptr;
+  if (find<decltype(&rdmalloc_domain_open)>("rdmalloc_domain_open")(&ops, nullptr, nullptr,
+                                                                    &domain) != 0)
+    return 3;
+  return find<decltype(&rdmalloc_domain_close)>("rdmalloc_domain_close")(domain) == 0 ? 0 : 4;
+}
+
+void first_in_a_child() {
+  open_ucm(open(STUB_UCM));
+  expect(find<decltype(&rdmalloc_notifier_detach)>("rdmalloc_notifier_detach")(
+             RDMALLOC_NOTIFIER_UCX) == 0,
+         "it is detached before the fork");
+  expect(in_child_of_a_walk(ask_first) == 0, "a child attaches it and opens a domain");
 }
 
 }  // namespace
@@ -162,6 +205,8 @@ int main(int argc, char** argv) {
     after_detach_and_attach();
   } else if (how == "child") {
     in_a_child();
+  } else if (how == "child_first") {
+    first_in_a_child();
   } else if (how == "runpath") {
     auto* opener =
         reinterpret_cast<void* (*)(const char*)>(dlsym(open(RUNPATH_OPENER), "open_here"));

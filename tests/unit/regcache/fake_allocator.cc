@@ -10,10 +10,15 @@
 #include <thread>
 
 #include "alloc/core/options.h"
+#include "alloc/process/fork.h"
 #include "alloc/purge/purge.h"
 
 // What the cache calls at exit: there is no thread here that purges.
 void rdmalloc::purge_hold(std::int64_t, int) {}
+
+// What it asks of forks: the stand-in has no locks that a child would have to free.
+constinit std::atomic<std::uint32_t>* rdmalloc::detail::fork_word = nullptr;
+void rdmalloc::detail::fork_recover() {}
 
 namespace fake {
 namespace {
