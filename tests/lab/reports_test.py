@@ -40,7 +40,7 @@ def compile_all(folder):
 
 def main():
     release, folder = sys.argv[1:]
-    if not all(os.path.exists("/usr/include/" + name) for name in ("rdma/fi_ext.h", "infiniband/verbs.h")):
+    if not all(map(os.path.exists, ("/usr/include/rdma/fi_ext.h", "/usr/include/infiniband/verbs.h"))):
         print("SKIP: headers of libfabric or libibverbs are missing: tools/setup.sh")
         return 77
     shutil.rmtree(folder, ignore_errors=True)
