@@ -19,7 +19,7 @@
 namespace rdmalloc {
 namespace {
 
-constinit std::atomic<std::uint64_t> told{0}, refused{0};
+constinit std::atomic<std::uint64_t> refused{0};
 constinit std::atomic<bool> is_attached{false}, is_started{false};
 
 // Set for good by the first start(): until then libfabric's list of subscriptions is not
@@ -122,7 +122,7 @@ void libfabric_monitor_tell(std::uintptr_t base, std::size_t length) {
   if (!is_attached.load(std::memory_order_acquire) ||
       !was_ever_started.load(std::memory_order_acquire))
     return;
-  told.fetch_add(1, std::memory_order_relaxed);
+  ranges_told.libfabric.fetch_add(1, std::memory_order_relaxed);
   monitor.import_ops->notify(&monitor, reinterpret_cast<const void*>(base), length);
 }
 
@@ -143,7 +143,7 @@ LibfabricMonitorState libfabric_monitor_state() {
   // NOLINTNEXTLINE(concurrency-mt-unsafe)
   bool is_overridden = getenv("FI_MR_CACHE_MONITOR") != nullptr;
   return {is_attached.load(std::memory_order_acquire), is_started.load(std::memory_order_acquire),
-          is_overridden, told.load(std::memory_order_relaxed),
+          is_overridden, ranges_told.libfabric.load(std::memory_order_relaxed),
           refused.load(std::memory_order_relaxed)};
 }
 

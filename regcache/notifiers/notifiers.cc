@@ -50,7 +50,7 @@ struct Target {
   std::atomic<bool> is_detached{false};  // by the user: attached again by the user only
   // The library does not watch foreign memory itself, and relies on rdmalloc for it.
   std::atomic<bool> relies_on_us{false};
-  std::atomic<std::uint64_t> told{0}, attaches{0};
+  std::atomic<std::uint64_t> attaches{0};
   std::atomic<std::int32_t> error{-ENOENT};
 };
 constinit Target<OpalRelease> opal;
@@ -153,11 +153,11 @@ void tell_by_call(std::uintptr_t base, std::size_t length) {
   telling.fetch_add(1, std::memory_order_seq_cst);
   auto* address = reinterpret_cast<void*>(base);
   if (OpalRelease release = opal.function.load(std::memory_order_seq_cst)) {
-    opal.told.fetch_add(1, std::memory_order_relaxed);
+    ranges_told.open_mpi.fetch_add(1, std::memory_order_relaxed);
     release(address, length, true);
   }
   if (UcmUnmap unmap = ucm.function.load(std::memory_order_seq_cst)) {
-    ucm.told.fetch_add(1, std::memory_order_relaxed);
+    ranges_told.ucx.fetch_add(1, std::memory_order_relaxed);
     unmap(address, length);
   }
   telling.fetch_sub(1, std::memory_order_seq_cst);
@@ -229,12 +229,14 @@ bool fabric_is_opals() {
   return is_loaded(kOpalFunction);
 }
 
-void say_what_explicit_means() {
+// Only where something is wrong: hooks beside a library that is told by a call are as they should
+// be. What is loaded but was not looked at yet is no reason, since the rescan that follows looks.
+void warn_where_hooks_are_needed() {
   static constinit std::atomic<bool> said{false};
-  if (!is_explicit() || !is_madvise_patched() || said.exchange(true)) return;
+  if (!is_explicit() || !is_madvise_patched() || !is_certain() || !needs_libc()) return;
+  if (said.exchange(true)) return;
   report_warning("RDMALLOC_NOTIFY=explicit, and another library has patched libc's madvise",
-                 needs_libc() ? "its hooks are still used for our memory: not all can be told"
-                              : "its hooks stay for other memory; ours is told by explicit calls");
+                 "its hooks are still used for our memory: not all can be told");
 }
 
 template <typename Function>
@@ -308,7 +310,7 @@ void notifiers_rescan() {
     attach_fabric();
   // Last: a library that came after the first look above makes the counts differ.
   if (is_explicit()) look_what_is_loaded();
-  say_what_explicit_means();
+  warn_where_hooks_are_needed();
 }
 
 void notifiers_begin_purging() {
@@ -331,7 +333,7 @@ void notifiers_hold(int hold_ms, int wait_ms) {
 }
 
 void notifiers_note_patch() {
-  say_what_explicit_means();
+  warn_where_hooks_are_needed();
 }
 
 const unsigned char* libc_madvise() {
@@ -456,13 +458,13 @@ extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
   if (which == RDMALLOC_NOTIFIER_OPAL) {
     state.is_attached = opal.function.load(std::memory_order_acquire) != nullptr;
     state.error = opal.error.load(std::memory_order_relaxed);
-    state.told = opal.told.load(std::memory_order_relaxed);
+    state.told = ranges_told.open_mpi.load(std::memory_order_relaxed);
     state.attaches = opal.attaches.load(std::memory_order_relaxed);
     state.watches_foreign = opal.relies_on_us.load(std::memory_order_relaxed);
   } else if (which == RDMALLOC_NOTIFIER_UCX) {
     state.is_attached = ucm.function.load(std::memory_order_acquire) != nullptr;
     state.error = ucm.error.load(std::memory_order_relaxed);
-    state.told = ucm.told.load(std::memory_order_relaxed);
+    state.told = ranges_told.ucx.load(std::memory_order_relaxed);
     state.attaches = ucm.attaches.load(std::memory_order_relaxed);
     state.watches_foreign = ucm.relies_on_us.load(std::memory_order_relaxed);
   } else {

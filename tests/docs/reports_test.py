@@ -3,7 +3,9 @@
 
     reports_test.py LIBRDMALLOC
 
-Seen to fail: without `volatile` in who_tells_from_where.c (the control saw nothing) and in heap_unheard.c, and with a
+What needs a device says so here, and is run by tests/lab/reports_test.py.
+
+Seen to fail: with `field_mask` of ucx_answers_wider.c's query empty, with status 0 for "no verbs device", without `volatile` in who_tells_from_where.c (the control saw nothing) and in heap_unheard.c, and with a
 program that no page names.
 """
 import os
@@ -70,6 +72,28 @@ class Reports(unittest.TestCase):
     def test_a_malloc_that_purges_still_serves(self):
         library = self.compiled("purges_inside_malloc")
         self.assertEqual(self.said(["/bin/ls", "/"], LD_PRELOAD=str(library))[0], 0)
+
+    @unittest.skipUnless(os.path.exists("/usr/include/rdma/fi_ext.h") and
+                         os.path.exists("/usr/include/infiniband/verbs.h"), "no headers of libfabric or verbs")
+    def test_what_needs_a_device_says_so(self):
+        has_device = os.path.isdir("/sys/class/infiniband") and os.listdir("/sys/class/infiniband")
+        for name, *arguments in (("pinned_after_close",), ("fabric_answers_wider",), ("node_taken_twice", "monitor"),
+                                 ("node_taken_twice", "registers")):
+            program = self.compiled(name)
+            if not has_device:
+                self.assertEqual(self.said([program, *arguments]), (77, "no verbs device\n"))
+
+    @unittest.skipUnless(os.path.exists("/usr/include/ucp/api/ucp.h"), "no headers of UCX")
+    def test_ucx_answers_as_asked_without_its_cache(self):
+        program = self.compiled("ucx_answers_wider")
+        status, text = self.said([program], UCX_RCACHE_ENABLE="n", UCX_TLS="tcp,self")
+        self.assertEqual(status, 0, text)
+        self.assertIn("asked for pages 8 to 23: mapped are 8 to 23", text)
+        status, text = self.said([program], UCX_TLS="tcp,self")
+        if "UCX 1.13." in text:  # as its page says
+            self.assertEqual(status, 1, text)
+            self.assertIn("asked for pages 8 to 23: mapped are 0 to 23", text)
+            self.assertIn("asked for pages 20 to 20: mapped are 0 to 23", text)
 
     @needs_mpi
     def test_open_mpi_4_hears_of_a_heap_that_shrinks(self):

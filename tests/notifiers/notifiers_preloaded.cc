@@ -31,6 +31,14 @@ rdmalloc_notifier_info state_of(rdmalloc_notifier which) {
   return info;
 }
 
+uint64_t counter(const char* name) {
+  auto ctl = reinterpret_cast<decltype(&rdmalloc_ctl)>(dlsym(RTLD_DEFAULT, "rdmalloc_ctl"));
+  uint64_t value = 0;
+  size_t size = sizeof value;
+  expect(ctl != nullptr && ctl(name, &value, &size, nullptr, 0) == 0, name);
+  return value;
+}
+
 void purge_something() {
   auto* block = static_cast<volatile char*>(malloc(8u << 20u));
   for (size_t i = 0; i < 8u << 20u; i += 4096) block[i] = 1;
@@ -58,8 +66,9 @@ int main(int argc, char** argv) {
       return failures == 0 ? 77 : 1;
     }
     expect(state_of(RDMALLOC_NOTIFIER_UCX).is_attached == tells, "UCX is attached at its dlopen");
-    uint64_t before = state_of(RDMALLOC_NOTIFIER_UCX).told;
+    uint64_t before = state_of(RDMALLOC_NOTIFIER_UCX).told, counted = counter("stats.told_ucx");
     purge_something();
+    expect((counter("stats.told_ucx") > counted) == tells, "and the statistics count it");
     expect((state_of(RDMALLOC_NOTIFIER_UCX).told > before) == tells, "UCX is told of a purge");
     dlclose(ucp);
     purge_something();

@@ -82,11 +82,16 @@ class Merges(Case):
         self.assertEqual((row["off"], row["off_by"]), (10, "regs"))
         self.assertEqual(row["statistics"]["closed_domains"]["registrations"], 90)
 
+    def test_told_is_the_sum_of_who_was_told(self):
+        rank_file(self.folder, 0, ranks=1, told_open_mpi=5, told_ucx=7, told_libfabric=1)
+        self.assertEqual(self.view(0)["rows"][0]["told"], 13)
+        self.assertRegex(self.text(0), r"(?m)^ +0  node1 +1000  job +100\.0M +0 +0 +13 ")
+
     def test_what_no_domain_could_count_is_no_zero(self):
         for rank in (0, 1):
             rank_file(self.folder, rank, ranks=2, domains=[], closed_domains={"domains": 0, "hits": 0})
         text = self.text(0)
-        self.assertRegex(text, r"(?m)^ +0  node1 +1000  job +100\.0M +0 +0 +- +- +- +- +- +- ")
+        self.assertRegex(text, r"(?m)^ +0  node1 +1000  job +100\.0M +0 +0 +0 +- +- +- +- +- +- ")
         self.assertIn("no rank opened a domain: 'registered' to 'slowest' are of rdmalloc's own", text)
         self.assertEqual(self.view(0)["rows"][0]["registrations"], 0)
         # One closed domain of one rank is enough for all to be counts.

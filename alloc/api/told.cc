@@ -1,0 +1,7 @@
+#include "alloc/api/told.h"
+
+namespace rdmalloc {
+
+constinit Told ranges_told;
+
+}  // namespace rdmalloc

@@ -1,0 +1,15 @@
+// How many ranges other libraries' caches were told of before their pages went. Counted by the
+// notifiers (regcache/notifiers), printed with the allocator's statistics.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+namespace rdmalloc {
+
+struct Told {
+  std::atomic<std::uint64_t> open_mpi{0}, ucx{0}, libfabric{0};
+};
+extern constinit Told ranges_told;
+
+}  // namespace rdmalloc
