@@ -20,7 +20,7 @@ namespace {
 using namespace rdmalloc::bench;
 
 // Finds MPI, allocators and transports; -1 to go on, otherwise the exit status.
-int prepare(CompareOptions& options, Results& results) {
+int prepare(CompareOptions& options, BcastResults& results) {
   results.mpi = find_mpi(options.mpirun);
   if (results.mpi.kind == Mpi::Kind::none) return refuse(options, results.mpi.problem);
   // A program speaks the MPI that it was built with, and no other launcher's.
@@ -41,7 +41,7 @@ int prepare(CompareOptions& options, Results& results) {
   return -1;
 }
 
-void print_choice(const CompareOptions& options, const Results& results) {
+void print_choice(const CompareOptions& options, const BcastResults& results) {
   fmt::print("{}, {} ranks; {} repetitions, interleaved\n", results.mpi.version, options.ranks,
              options.repetitions);
   for (const Transport& transport : results.transports)
@@ -76,7 +76,7 @@ void print_ending(const CompareOptions& options, const std::string& picture) {
              std::filesystem::proximate(tool, ignored).string());
 }
 
-void write_reports(const CompareOptions& options, const Results& results) {
+void write_reports(const CompareOptions& options, const BcastResults& results) {
   const std::string picture = options.output_folder + "/bcast.svg";
   std::error_code ignored;
   std::filesystem::remove(picture, ignored);  // no older run's under this run's tables
@@ -85,7 +85,7 @@ void write_reports(const CompareOptions& options, const Results& results) {
   const std::string untold =
       problem.empty() && !results.cells.empty() ? tell(options, picture) : "";
   fmt::print("{}\n{} broadcasts, every byte checked at every rank, {} failures; {:.0f} s\n",
-             failures_text(results), results.checked_broadcasts, results.failures.size(),
+             bcast_failures_text(results), results.checked_broadcasts, results.failures.size(),
              results.wall_s);
   for (const std::string& text : {problem, untold})
     if (!text.empty()) fmt::print("{}\n", text);
@@ -93,10 +93,10 @@ void write_reports(const CompareOptions& options, const Results& results) {
   print_ending(options, picture);
 }
 
-int status_of(const CompareOptions& options, const Results& results) {
+int status_of(const CompareOptions& options, const BcastResults& results) {
   const bool rdmalloc_failed =
       std::any_of(results.failures.begin(), results.failures.end(),
-                  [](const Failure& failure) { return failure.allocator == "rdmalloc"; });
+                  [](const BcastFailure& failure) { return failure.allocator == "rdmalloc"; });
   const int status = exit_status(options, results.allocators,
                                  {results.interrupted, rdmalloc_failed, !results.cells.empty()});
   return status == 0 && !results.failures.empty() ? 4 : status;
@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
   CompareOptions options;
   if (const int status = parse_options(argc, argv, options); status >= 0) return status;
   end_children_on_interrupt();
-  Results results;
+  BcastResults results;
   if (const int status = prepare(options, results); status >= 0) return status;
   print_choice(options, results);
   if (options.list) return 0;

@@ -15,24 +15,24 @@ using nlohmann::json;
 
 using Values = std::vector<double> Measured::*;
 
-const Measured* find_cell(const Results& results, const Cell& cell) {
+const Measured* find_cell(const BcastResults& results, const Cell& cell) {
   const auto it = results.cells.find(cell);
   return it == results.cells.end() ? nullptr : &it->second;
 }
 
-double ratio_of(const Results& results, const Cell& cell, const Cell& base, Values values) {
+double ratio_of(const BcastResults& results, const Cell& cell, const Cell& base, Values values) {
   const Measured* mine = find_cell(results, cell);
   const Measured* other = find_cell(results, base);
   return mine == nullptr || other == nullptr ? 0 : paired_ratio(mine->*values, other->*values);
 }
 
-double ratio_to_glibc(const Results& results, const Cell& cell, Values values) {
+double ratio_to_glibc(const BcastResults& results, const Cell& cell, Values values) {
   Cell base = cell;
   base.allocator = "glibc";
   return ratio_of(results, cell, base, values);
 }
 
-double fresh_over_reused(const Results& results, const Cell& fresh, Values values) {
+double fresh_over_reused(const BcastResults& results, const Cell& fresh, Values values) {
   Cell base = fresh;
   base.pattern = "reused";
   return ratio_of(results, fresh, base, values);
@@ -40,11 +40,11 @@ double fresh_over_reused(const Results& results, const Cell& fresh, Values value
 
 }  // namespace
 
-std::string failures_text(const Results& results) {
+std::string bcast_failures_text(const BcastResults& results) {
   // The end of what it said: a launcher repeats itself before, and the reason comes last.
   constexpr std::size_t kShown = 3000;
   std::string text;
-  for (const Failure& failure : results.failures) {
+  for (const BcastFailure& failure : results.failures) {
     text += fmt::format("\nFAILED: {} {} with {}, repetition {}: {}\n", failure.transport,
                         failure.patterns, failure.allocator, failure.repetition, failure.what);
     const std::string& error = failure.standard_error;
@@ -57,7 +57,7 @@ std::string failures_text(const Results& results) {
 
 namespace {
 
-json summary_json(const Results& results, const Cell& cell, const Measured& measured) {
+json summary_json(const BcastResults& results, const Cell& cell, const Measured& measured) {
   json object = {{"transport", cell.transport},
                  {"pattern", cell.pattern},
                  {"bytes", cell.bytes},
@@ -86,7 +86,7 @@ json summary_json(const Results& results, const Cell& cell, const Measured& meas
 
 }  // namespace
 
-json results_json(const CompareOptions& options, const Results& results) {
+json results_json(const CompareOptions& options, const BcastResults& results) {
   json report = {{"schema", "rdmalloc-bcast-1"},
                  {"host", host_description()},
                  {"mpi", results.mpi_library},
@@ -110,7 +110,7 @@ json results_json(const CompareOptions& options, const Results& results) {
   for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
   for (const auto& [cell, measured] : results.cells)
     report["results"].push_back(summary_json(results, cell, measured));
-  for (const Failure& failure : results.failures)
+  for (const BcastFailure& failure : results.failures)
     report["failures"].push_back({{"transport", failure.transport},
                                   {"patterns", failure.patterns},
                                   {"allocator", failure.allocator},

@@ -29,7 +29,7 @@ struct Measured {
   std::size_t broadcasts = 0;
 };
 
-struct Failure {
+struct BcastFailure {
   std::string transport;
   std::string patterns;
   std::string allocator;
@@ -39,23 +39,23 @@ struct Failure {
   std::string stacks;
 };
 
-struct Results {
+struct BcastResults {
   Mpi mpi;
   std::vector<Allocator> allocators;
   std::vector<Transport> transports;
   std::vector<LeftOut> left_out;
   std::map<Cell, Measured> cells;
   std::map<std::string, double> peak_rss_mib;  // by allocator, over all runs
-  std::vector<Failure> failures;
+  std::vector<BcastFailure> failures;
   std::size_t checked_broadcasts = 0;
   std::string mpi_library;  // as the worker reports it
   double wall_s = 0;
   bool interrupted = false;
 };
 
-void run_all(const CompareOptions& options, Results& results);
+void run_all(const CompareOptions& options, BcastResults& results);
 
-std::string failures_text(const Results& results);
-nlohmann::json results_json(const CompareOptions& options, const Results& results);
+std::string bcast_failures_text(const BcastResults& results);
+nlohmann::json results_json(const CompareOptions& options, const BcastResults& results);
 
 }  // namespace rdmalloc::bench

@@ -48,7 +48,7 @@ struct Step {
 };
 
 // phases is mostly waiting: it runs in the first repetition only.
-std::vector<Step> plan(const CompareOptions& options, const Results& results) {
+std::vector<Step> plan(const CompareOptions& options, const BcastResults& results) {
   std::vector<Step> steps;
   for (int repetition = 0; repetition < options.repetitions; ++repetition)
     for (const Transport& transport : results.transports)
@@ -60,7 +60,8 @@ std::vector<Step> plan(const CompareOptions& options, const Results& results) {
   return steps;
 }
 
-Command worker_command(const CompareOptions& options, const Results& results, const Step& step) {
+Command worker_command(const CompareOptions& options, const BcastResults& results,
+                       const Step& step) {
   std::vector<std::string> worker = {options.worker,
                                      "--patterns",
                                      step.group,
@@ -106,7 +107,8 @@ double typical(const json& values, bool sizes_differ) {
   return sum / static_cast<double>(numbers.size());
 }
 
-void take_row(const CompareOptions& options, const Step& step, const json& row, Results& results) {
+void take_row(const CompareOptions& options, const Step& step, const json& row,
+              BcastResults& results) {
   Cell cell{step.transport->name, row.at("pattern"), row.at("bytes"), step.allocator->name};
   Measured& measured = results.cells[cell];
   const auto set = [&](std::vector<double>& values, double value) {
@@ -128,7 +130,7 @@ void take_row(const CompareOptions& options, const Step& step, const json& row, 
 
 // Reads the worker's lines; what is wrong with them, or nothing.
 std::string take_output(const CompareOptions& options, const Step& step, const Outcome& outcome,
-                        Results& results) {
+                        BcastResults& results) {
   std::string problem = "the worker said nothing";
   bool greeted = false;
   bool ended = false;
@@ -156,7 +158,7 @@ std::string take_output(const CompareOptions& options, const Step& step, const O
   return problem;
 }
 
-void run_step(const CompareOptions& options, const Step& step, Results& results) {
+void run_step(const CompareOptions& options, const Step& step, BcastResults& results) {
   const Outcome outcome = run(worker_command(options, results, step));
   results.interrupted = results.interrupted || outcome.interrupted;
   if (results.interrupted) return;
@@ -176,7 +178,7 @@ void run_step(const CompareOptions& options, const Step& step, Results& results)
 // What the groups take of each other, so that the time left is right before each has run: seconds
 // on a virtual machine of two cores, from the first run on.
 std::map<std::string, double> expected_seconds(const CompareOptions& options,
-                                               const Results& results) {
+                                               const BcastResults& results) {
   const std::map<std::string, double> usual = {
       {"fresh,reused", 2.5}, {"fresh", 2}, {"reused", 1}, {"growing", 0.7}, {"mixed", 0.7}};
   std::map<std::string, double> expected;
@@ -190,7 +192,7 @@ std::map<std::string, double> expected_seconds(const CompareOptions& options,
 
 }  // namespace
 
-void run_all(const CompareOptions& options, Results& results) {
+void run_all(const CompareOptions& options, BcastResults& results) {
   const std::vector<Step> steps = plan(options, results);
   std::vector<std::string> kinds;
   for (const Step& step : steps) kinds.push_back(step.kind());

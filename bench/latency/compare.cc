@@ -5,15 +5,20 @@
 // Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
 // 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <sstream>
 
 #include "bench/latency/results.h"
-#include "bench/support/process.h"
 #include "bench/support/table.h"
+#include "bench/support/turns.h"
 
 namespace rdmalloc::bench {
 namespace {
+
+using nlohmann::json;
 
 constexpr std::size_t kLargestSize = std::size_t{1} << 30;
 
@@ -54,39 +59,100 @@ int parse_options(int argc, char** argv, LatencyOptions& options) {
   return -1;
 }
 
-void print_reports(const LatencyOptions& options, const LatencyResults& results) {
-  if (results.interrupted) fmt::print("\ninterrupted: what follows is incomplete\n");
-  fmt::print("{}", latency_tables(results));
-  write_json(options, latency_json(options, results));
-  const std::string picture = options.output_folder + "/latency.svg";
-  if (!results.cells.empty()) write_picture(picture, latency_picture(results, picture));
+void keep(const LatencyOptions& options, const Allocator& allocator, int repetition,
+          const json& line, LatencyResults& results) {
+  const LatencyRow row = {line.at("operation"), line.at("bytes"), line.at("set"),
+                          line.at("threads")};
+  if (std::find(results.rows.begin(), results.rows.end(), row) == results.rows.end())
+    results.rows.push_back(row);
+  Latencies& latencies = results.cells[{row, allocator.name}];
+  const double samples = line.at("samples");
+  put(options, repetition, latencies.samples, samples);
+  for (std::size_t i = 0; i < kPercentiles.size(); ++i) {
+    const double ns = line.at("ns").at(i);
+    put(options, repetition, latencies.ns[i], samples > 0 ? ns : std::nan(""));
+  }
 }
 
-int compare(int argc, char** argv) {
+// What is wrong with the run, or nothing: then all of its rows are taken.
+std::string take(const LatencyOptions& options, const Allocator& allocator, int repetition,
+                 const Outcome& outcome, LatencyResults& results) {
+  if (!outcome.ok()) return outcome.describe();
+  std::vector<json> lines;
+  std::istringstream text(outcome.standard_output);
+  for (std::string line; std::getline(text, line);) {
+    lines.push_back(json::parse(line, nullptr, false));
+    if (!lines.back().is_object()) return "no JSON: " + line;
+  }
+  const std::string served_by = lines.empty() ? "nobody" : lines[0].value("malloc", "nobody");
+  if (std::string problem = served_by_another(allocator, served_by); !problem.empty())
+    return problem;
+  results.timer = lines[0].at("timer");
+  results.timer_cost_ns.push_back(lines[0].at("timer_cost_ns"));
+  results.timer_step_ns.push_back(lines[0].at("timer_step_ns"));
+  for (std::size_t i = 1; i < lines.size(); ++i)
+    keep(options, allocator, repetition, lines[i], results);
+  return {};
+}
+
+class Latency : public Comparison {
+ public:
+  Latency(const LatencyOptions& options, LatencyResults& results)
+      : Comparison("latency"), options_(options), results_(results) {}
+
+  std::string heading() const override {
+    return fmt::format("{} sizes, 1 and {} threads, {} repetitions, interleaved",
+                       options_.sizes.size(), options_.threads, options_.repetitions);
+  }
+
+  std::vector<Run> plan() override {
+    std::vector<Run> runs;
+    for (int repetition = 0; repetition < options_.repetitions; ++repetition)
+      for (const std::size_t turn : turns_of(results_.allocators.size(), repetition))
+        runs.push_back(run_of(results_.allocators[turn], repetition));
+    return runs;
+  }
+
+  bool has_measured() const override { return !results_.cells.empty(); }
+  std::string tables() const override { return latency_tables(results_); }
+  json report() const override { return latency_json(options_, results_); }
+  std::string picture(const std::string& path) const override {
+    return latency_picture(results_, path);
+  }
+
+ private:
+  Run run_of(const Allocator& allocator, int repetition) {
+    Run run;
+    run.kind = run.allocator = allocator.name;
+    run.title = fmt::format("{}, repetition {}", allocator.name, repetition + 1);
+    run.what = fmt::format("{} of {}", run.title, options_.repetitions);
+    run.about = {{"allocator", allocator.name}, {"repetition", repetition + 1}};
+    run.command = command_of(options_, "latency_worker",
+                             {"--threads", fmt::format("{}", options_.threads), "--scale",
+                              fmt::format("{}", options_.scale), "--sizes",
+                              fmt::format("{}", fmt::join(options_.sizes, ","))},
+                             &allocator);
+    run.keep = [this, &allocator, repetition](const Outcome& outcome) {
+      return take(options_, allocator, repetition, outcome, results_);
+    };
+    return run;
+  }
+
+  const LatencyOptions& options_;
+  LatencyResults& results_;
+};
+
+int compare_latency(int argc, char** argv) {
   LatencyOptions options;
   if (const int status = parse_options(argc, argv, options); status >= 0) return status;
-  end_children_on_interrupt();
-  AllocatorChoice choice = choose_allocators(options.allocators);
-  if (!choice.error.empty()) return refuse(options, choice.error);
   LatencyResults results;
-  results.allocators = std::move(choice.found);
-  results.left_out = std::move(choice.left_out);
-  fmt::print("{} sizes, 1 and {} threads, {} repetitions, interleaved\n", options.sizes.size(),
-             options.threads, options.repetitions);
-  print_allocators(results.allocators, results.left_out);
-  if (options.list) return 0;
-  run_latency(options, results);
-  print_reports(options, results);
-  const bool rdmalloc_failed =
-      std::any_of(results.failures.begin(), results.failures.end(),
-                  [](const LatencyFailure& f) { return f.allocator == "rdmalloc"; });
-  return exit_status(options, results.allocators,
-                     {results.interrupted, rdmalloc_failed, !results.cells.empty()});
+  Latency bench(options, results);
+  return compare(options, bench, results);
 }
 
 }  // namespace
 }  // namespace rdmalloc::bench
 
 int main(int argc, char** argv) {
-  return rdmalloc::bench::compare(argc, argv);
+  return rdmalloc::bench::compare_latency(argc, argv);
 }

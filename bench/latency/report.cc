@@ -42,9 +42,7 @@ std::string cell_text(const Latencies* latencies, std::size_t percentile) {
 }
 
 std::string table(const LatencyResults& results, std::size_t percentile) {
-  std::vector<std::string> head = {""};
-  for (const Allocator& allocator : results.allocators) head.push_back(allocator.name);
-  Table text(std::move(head));
+  Table text(head_of(results));
   for (const LatencyRow& row : results.rows) {
     std::vector<std::string> cells = {row_text(row)};
     for (const Allocator& allocator : results.allocators)
@@ -128,38 +126,20 @@ std::string latency_tables(const LatencyResults& results) {
         nanoseconds_text(median(results.timer_step_ns)));
   for (std::size_t i = 0; i < kPercentiles.size() && !results.rows.empty(); ++i)
     text += fmt::format("\n{}\n{}", kPercentiles[i], table(results, i));
-  for (const LatencyFailure& failure : results.failures)
-    text += fmt::format("\nFAILED: {}, repetition {}: {}\n{}", failure.allocator,
-                        failure.repetition, failure.what, failure.standard_error);
-  return text + fmt::format("\n{} failures; {:.0f} s\n", results.failures.size(), results.wall_s);
+  return text + failures_text(results) + ending_text(results);
 }
 
 json latency_json(const LatencyOptions& options, const LatencyResults& results) {
-  json report = {{"schema", "rdmalloc-latency-1"},
-                 {"host", host_description()},
-                 {"settings",
-                  {{"repetitions", options.repetitions},
-                   {"threads", options.threads},
-                   {"scale", options.scale},
-                   {"sizes", options.sizes}}},
-                 {"timer",
-                  {{"name", results.timer},
-                   {"cost_ns", to_json(summarize(results.timer_cost_ns))},
-                   {"step_ns", to_json(summarize(results.timer_step_ns))}}},
-                 {"wall_s", results.wall_s},
-                 {"interrupted", results.interrupted}};
-  for (const char* list : {"allocators", "left_out", "results", "failures"})
-    report[list] = json::array();
-  for (const Allocator& allocator : results.allocators)
-    report["allocators"].push_back(to_json(allocator));
-  for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
+  json report = report_of(options, "rdmalloc-latency-1", results, "stderr");
+  report["settings"] = {{"repetitions", options.repetitions},
+                        {"threads", options.threads},
+                        {"scale", options.scale},
+                        {"sizes", options.sizes}};
+  report["timer"] = {{"name", results.timer},
+                     {"cost_ns", to_json(summarize(results.timer_cost_ns))},
+                     {"step_ns", to_json(summarize(results.timer_step_ns))}};
   for (const auto& [key, latencies] : results.cells)
     report["results"].push_back(cell_json(key.first, key.second, latencies));
-  for (const LatencyFailure& failure : results.failures)
-    report["failures"].push_back({{"allocator", failure.allocator},
-                                  {"repetition", failure.repetition},
-                                  {"what", failure.what},
-                                  {"stderr", failure.standard_error}});
   return report;
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/support/driver.h"
+#include "bench/support/comparison.h"
 
 namespace rdmalloc::bench {
 
@@ -40,27 +40,14 @@ struct Latencies {
   std::vector<double> samples;
 };
 
-struct LatencyFailure {
-  std::string allocator;
-  int repetition = 0;
-  std::string what;
-  std::string standard_error;
-};
-
-struct LatencyResults {
-  std::vector<Allocator> allocators;
-  std::vector<LeftOut> left_out;
+struct LatencyResults : Results {
   std::vector<LatencyRow> rows;
   std::map<std::pair<LatencyRow, std::string>, Latencies> cells;  // by row and allocator
   std::string timer;
   std::vector<double> timer_cost_ns;  // of each run
   std::vector<double> timer_step_ns;
-  std::vector<LatencyFailure> failures;
-  double wall_s = 0;
-  bool interrupted = false;
 };
 
-void run_latency(const LatencyOptions& options, LatencyResults& results);
 std::string latency_tables(const LatencyResults& results);
 nlohmann::json latency_json(const LatencyOptions& options, const LatencyResults& results);
 std::string latency_picture(const LatencyResults& results, const std::string& picture);

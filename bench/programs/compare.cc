@@ -11,9 +11,8 @@
 #include <sstream>
 
 #include "bench/programs/results.h"
-#include "bench/support/process.h"
-#include "bench/support/report.h"
 #include "bench/support/table.h"
+#include "bench/support/turns.h"
 #include "bench/traces/workloads.h"
 
 namespace rdmalloc::bench {
@@ -134,52 +133,113 @@ int parse_options(int argc, char** argv, ProgramsOptions& options) {
   return -1;
 }
 
-void print_programs(const ProgramsOptions& options) {
-  for (const Row& row : options.rows) fmt::print("  program {}: {}\n", row.name, row.manner);
-  for (const Workload& workload : workloads())
-    fmt::print("  trace {}: {}\n", workload.name, workload.what);
+void keep(const ProgramsOptions& options, const Key& key, int repetition, const Outcome& outcome,
+          ProgramsResults& results) {
+  if (repetition < 0) {
+    results.calls[key] = json::parse(outcome.launch_report);
+    return;
+  }
+  Measured& measured = results.cells[key];
+  put(options, repetition, measured.cpu_s, outcome.cpu_s);
+  put(options, repetition, measured.wall_s, outcome.wall_s);
+  put(options, repetition, measured.rss_mib, static_cast<double>(outcome.peak_rss_kib) / 1024);
 }
 
-void print_reports(const ProgramsOptions& options, const ProgramsResults& results) {
-  if (results.interrupted) fmt::print("\ninterrupted: what follows is incomplete\n");
-  fmt::print("{}", programs_tables(options, results));
-  write_json(options, programs_json(options, results));
-  const bool glibc = std::any_of(results.cells.begin(), results.cells.end(),
-                                 [](const auto& cell) { return cell.first.second == "glibc"; });
-  const std::string picture = options.output_folder + "/programs.svg";
-  if (glibc)
-    write_picture(picture, programs_picture(options, results, picture));
-  else
-    fmt::print("no picture and no ratios: glibc is not among the allocators\n");
+// What is wrong with the run, or nothing. Each program first says who serves its malloc.
+std::string problem_of(const Allocator& allocator, const Outcome& outcome) {
+  if (!outcome.ok()) return outcome.describe();
+  const json hello = json::parse(outcome.standard_output, nullptr, false);
+  return served_by_another(allocator,
+                           hello.is_object() ? hello.value("malloc", "nobody") : "nobody");
 }
 
-int compare(int argc, char** argv) {
+class Programs : public Comparison {
+ public:
+  Programs(ProgramsOptions& options, ProgramsResults& results)
+      : Comparison("programs"), options_(options), results_(results) {}
+
+  std::string heading() const override {
+    return fmt::format("{} programs, {} threads, {} repetitions, interleaved",
+                       options_.rows.size() + options_.traces.size(), options_.threads,
+                       options_.repetitions);
+  }
+
+  std::string listing() const override {
+    std::string text;
+    for (const Row& row : options_.rows)
+      text += fmt::format("  program {}: {}\n", row.name, row.manner);
+    for (const Workload& workload : workloads())
+      text += fmt::format("  trace {}: {}\n", workload.name, workload.what);
+    return text;
+  }
+
+  // System calls are counted in a repetition before the first.
+  std::vector<Run> plan() override {
+    add_traces(options_, results_);
+    std::vector<Run> runs;
+    for (int repetition = options_.count_calls ? -1 : 0; repetition < options_.repetitions;
+         ++repetition)
+      for (const Row& row : options_.rows)
+        for (const std::size_t turn : turns_of(results_.allocators.size(), repetition + 1))
+          runs.push_back(run_of(row, results_.allocators[turn], repetition));
+    return runs;
+  }
+
+  bool has_measured() const override { return !results_.cells.empty(); }
+  std::string tables() const override { return programs_tables(options_, results_); }
+  json report() const override { return programs_json(options_, results_); }
+
+  std::string epilogue(const json& /*report*/) const override {
+    return has_glibc() ? "" : "no picture and no ratios: glibc is not among the allocators\n";
+  }
+
+  std::string picture(const std::string& path) const override {
+    return has_glibc() ? programs_picture(options_, results_, path) : "";
+  }
+
+ private:
+  bool has_glibc() const {
+    return std::any_of(results_.cells.begin(), results_.cells.end(),
+                       [](const auto& cell) { return cell.first.second == "glibc"; });
+  }
+
+  Run run_of(const Row& row, const Allocator& allocator, int repetition) {
+    const bool counts_calls = repetition < 0;
+    Run run;
+    run.kind = row.name;
+    run.allocator = allocator.name;
+    run.what = fmt::format(
+        "{} {}, {}", row.name, allocator.name,
+        counts_calls ? "system calls"
+                     : fmt::format("repetition {} of {}", repetition + 1, options_.repetitions));
+    run.title = fmt::format("{} with {}", row.name, allocator.name);
+    run.about = {{"program", row.name}, {"allocator", allocator.name}};
+    run.command = launched(options_, row.command, allocator);
+    if (counts_calls) run.command.calls_counted = CallsCounted::memory;
+    run.keep = [this, &allocator, key = Key{row.name, allocator.name},
+                repetition](const Outcome& outcome) {
+      std::string problem = problem_of(allocator, outcome);
+      if (problem.empty()) keep(options_, key, repetition, outcome, results_);
+      return problem;
+    };
+    return run;
+  }
+
+  ProgramsOptions& options_;
+  ProgramsResults& results_;
+};
+
+int compare_programs(int argc, char** argv) {
   ProgramsOptions options;
   if (const int status = parse_options(argc, argv, options); status >= 0) return status;
-  end_children_on_interrupt();
-  AllocatorChoice choice = choose_allocators(options.allocators);
-  if (!choice.error.empty()) return refuse(options, choice.error);
   ProgramsResults results;
-  results.allocators = std::move(choice.found);
-  results.left_out = std::move(choice.left_out);
-  fmt::print("{} programs, {} threads, {} repetitions, interleaved\n",
-             options.rows.size() + options.traces.size(), options.threads, options.repetitions);
-  if (options.list) print_programs(options);
-  print_allocators(results.allocators, results.left_out);
-  if (options.list) return 0;
-  add_traces(options, results);
-  run_programs(options, results);
-  print_reports(options, results);
-  const bool rdmalloc_failed =
-      std::any_of(results.failures.begin(), results.failures.end(),
-                  [](const ProgramFailure& f) { return f.allocator == "rdmalloc"; });
-  return exit_status(options, results.allocators,
-                     {results.interrupted, rdmalloc_failed, !results.cells.empty()});
+  Programs bench(options, results);
+  return compare(options, bench, results);
 }
 
 }  // namespace
 }  // namespace rdmalloc::bench
 
 int main(int argc, char** argv) {
-  return rdmalloc::bench::compare(argc, argv);
+  return rdmalloc::bench::compare_programs(argc, argv);
 }

@@ -44,12 +44,6 @@ std::string mimalloc_3_of(const ProgramsResults& results) {
   return found == results.allocators.end() ? "" : found->name;
 }
 
-std::vector<std::string> head_of(const ProgramsResults& results) {
-  std::vector<std::string> head = {""};
-  for (const Allocator& allocator : results.allocators) head.push_back(allocator.name);
-  return head;
-}
-
 std::string cell_text(const Measured* measured, Values values, double ratio) {
   if (measured == nullptr) return "failed";
   const Summary summary = summarize(present(measured->*values));
@@ -141,49 +135,31 @@ long calls_giving_back(const ProgramsResults& results, const Key& key) {
 }
 
 std::string programs_tables(const ProgramsOptions& options, const ProgramsResults& results) {
-  std::string text = fmt::format(
+  const std::string text = fmt::format(
       "\nprocessor seconds, median ± half the range, ratio to glibc\n{}"
       "\npeak resident MiB, median ± half the range, ratio to glibc\n{}{}",
       table(options, results, &Measured::cpu_s), table(options, results, &Measured::rss_mib),
       calls_table(options, results));
-  for (const ProgramFailure& failure : results.failures)
-    text += fmt::format("\nFAILED: {} with {}: {}\n{}", failure.program, failure.allocator,
-                        failure.what, failure.details);
-  return text + fmt::format("\n{} failures; {:.0f} s\n", results.failures.size(), results.wall_s);
+  return text + failures_text(results) + ending_text(results);
 }
 
 json programs_json(const ProgramsOptions& options, const ProgramsResults& results) {
   const Ratios cpu = ratios_of(options, results, &Measured::cpu_s);
   const Ratios rss = ratios_of(options, results, &Measured::rss_mib);
   const std::string rival = mimalloc_3_of(results);
-  json report = {
-      {"schema", "rdmalloc-programs-2"},
-      {"host", host_description()},
-      {"settings",
-       {{"repetitions", options.repetitions},
-        {"threads", options.threads},
-        {"scale", options.scale}}},
-      {"verdict", {{"cpu", to_json(judge(cpu, rival))}, {"rss", to_json(judge(rss, rival))}}},
-      {"results", cells_json(results)},
-      {"wall_s", results.wall_s},
-      {"interrupted", results.interrupted}};
-  for (const char* list : {"programs", "allocators", "left_out", "means", "failures"})
-    report[list] = json::array();
+  json report = report_of(options, "rdmalloc-programs-2", results, "details");
+  report["settings"] = {
+      {"repetitions", options.repetitions}, {"threads", options.threads}, {"scale", options.scale}};
+  report["verdict"] = {{"cpu", to_json(judge(cpu, rival))}, {"rss", to_json(judge(rss, rival))}};
+  report["results"] = cells_json(results);
+  for (const char* list : {"programs", "means"}) report[list] = json::array();
   for (const Row& row : options.rows)
     report["programs"].push_back(
         {{"name", row.name}, {"manner", row.manner}, {"command", row.command}});
-  for (const Allocator& allocator : results.allocators) {
-    report["allocators"].push_back(to_json(allocator));
+  for (const Allocator& allocator : results.allocators)
     report["means"].push_back({{"allocator", allocator.name},
                                {"cpu_to_glibc", cpu.mean(allocator.name)},
                                {"rss_to_glibc", rss.mean(allocator.name)}});
-  }
-  for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
-  for (const ProgramFailure& failure : results.failures)
-    report["failures"].push_back({{"program", failure.program},
-                                  {"allocator", failure.allocator},
-                                  {"what", failure.what},
-                                  {"details", failure.details}});
   return report;
 }
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/support/driver.h"
+#include "bench/support/comparison.h"
 
 namespace rdmalloc::bench {
 
@@ -34,26 +34,13 @@ struct Measured {
 };
 using Values = std::vector<double> Measured::*;
 
-struct ProgramFailure {
-  std::string program;
-  std::string allocator;
-  std::string what;
-  std::string details;
-};
-
 using Key = std::pair<std::string, std::string>;  // program and allocator
 
-struct ProgramsResults {
-  std::vector<Allocator> allocators;
-  std::vector<LeftOut> left_out;
+struct ProgramsResults : Results {
   std::map<Key, Measured> cells;
   std::map<Key, nlohmann::json> calls;  // what bench_launch counted
-  std::vector<ProgramFailure> failures;
-  double wall_s = 0;
-  bool interrupted = false;
 };
 
-void run_programs(const ProgramsOptions& options, ProgramsResults& results);
 // How often threads of the program gave memory back; -1 where it was not counted.
 long calls_giving_back(const ProgramsResults& results, const Key& key);
 std::string programs_tables(const ProgramsOptions& options, const ProgramsResults& results);

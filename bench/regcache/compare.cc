@@ -4,13 +4,17 @@
 //
 // Exit status: 0; 1 when it failed; 2 for wrong arguments; 130 when interrupted.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <sstream>
 
 #include "bench/regcache/results.h"
-#include "bench/support/process.h"
 #include "bench/support/table.h"
 
 namespace rdmalloc::bench {
 namespace {
+
+using nlohmann::json;
 
 struct Lists {
   std::string regions;
@@ -69,28 +73,105 @@ int parse_options(int argc, char** argv, RegcacheOptions& options) {
   return -1;
 }
 
-int compare(int argc, char** argv) {
+void keep(const RegcacheOptions& options, int repetition, const json& values, Measured& measured) {
+  for (const auto& [name, value] : values.items()) put(options, repetition, measured[name], value);
+}
+
+void take_line(const RegcacheOptions& options, int repetition, const json& line,
+               RegcacheResults& results) {
+  const std::string type = line.at("type");
+  if (type == "about") {
+    results.ucx = line.value("ucx", "");
+    if (results.left_out.empty() && line.contains("no_ucx"))
+      results.left_out.push_back({"UCX", line.at("no_ucx")});
+  } else if (type == "row") {
+    keep(options, repetition, line.at("ns"),
+         results.rows[{line.at("threads"), line.at("order"), line.at("regions")}]);
+  } else if (type == "changes") {
+    keep(options, repetition, line.at("ns"), results.changes[line.at("regions")]);
+  } else {
+    if (type == "footprint") keep(options, repetition, line.at("bytes_each"), results.bytes_each);
+    results.counts.push_back(line);
+    results.counts.back()["repetition"] = repetition + 1;
+  }
+}
+
+// What is wrong with the run, or nothing: then all of its lines are taken.
+std::string take(const RegcacheOptions& options, int repetition, const Outcome& outcome,
+                 RegcacheResults& results) {
+  if (!outcome.ok()) return outcome.describe();
+  std::istringstream text(outcome.standard_output);
+  for (std::string line; std::getline(text, line);) {
+    const json object = json::parse(line, nullptr, false);
+    if (!object.is_object()) return "no JSON: " + line;
+    take_line(options, repetition, object, results);
+  }
+  return {};
+}
+
+class Regcache : public Comparison {
+ public:
+  Regcache(const RegcacheOptions& options, RegcacheResults& results)
+      : Comparison("regcache"), options_(options), results_(results) {}
+
+  std::string heading() const override {
+    return fmt::format("{} numbers of registrations, {} of threads, {} repetitions, interleaved",
+                       options_.regions.size(), options_.threads.size(), options_.repetitions);
+  }
+
+  std::vector<Run> plan() override {
+    const std::vector<std::string> look_ups = {
+        "--regions", fmt::format("{}", fmt::join(options_.regions, ",")),
+        "--threads", fmt::format("{}", fmt::join(options_.threads, ",")),
+        "--rounds",  fmt::format("{}", options_.rounds),
+        "--least",   fmt::format("{}", options_.least)};
+    const std::vector<std::string> footprint = {"--footprint",
+                                                fmt::format("{}", options_.footprint)};
+    std::vector<Run> runs;
+    for (int repetition = 0; repetition < options_.repetitions; ++repetition) {
+      runs.push_back(run_of("look-ups", look_ups, repetition));
+      runs.push_back(run_of("footprint", footprint, repetition));
+    }
+    return runs;
+  }
+
+  bool has_measured() const override { return !results_.rows.empty(); }
+  std::string tables() const override { return regcache_tables(results_); }
+  json report() const override { return regcache_json(options_, results_); }
+  std::string picture(const std::string& path) const override {
+    return regcache_picture(results_, path);
+  }
+
+ private:
+  Run run_of(const std::string& kind, const std::vector<std::string>& arguments, int repetition) {
+    Run run;
+    run.kind = kind;
+    run.allocator = "rdmalloc";  // what fails is ours
+    run.what = fmt::format("{}, repetition {}", kind, repetition + 1);
+    run.title = fmt::format("repetition {}", repetition + 1);
+    run.about = {{"repetition", repetition + 1}};
+    run.command = command_of(options_, "regcache_worker", arguments);
+    run.keep = [this, repetition](const Outcome& outcome) {
+      return take(options_, repetition, outcome, results_);
+    };
+    return run;
+  }
+
+  const RegcacheOptions& options_;
+  RegcacheResults& results_;
+};
+
+int compare_regcache(int argc, char** argv) {
   RegcacheOptions options;
   if (const int status = parse_options(argc, argv, options); status >= 0) return status;
-  end_children_on_interrupt();
-  fmt::print("{} numbers of registrations, {} of threads, {} repetitions, interleaved\n",
-             options.regions.size(), options.threads.size(), options.repetitions);
-  std::fflush(stdout);
-  if (options.list) return 0;
   RegcacheResults results;
-  run_regcache(options, results);
-  if (results.interrupted) fmt::print("\ninterrupted: what follows is incomplete\n");
-  fmt::print("{}", regcache_tables(results));
-  write_json(options, regcache_json(options, results));
-  const std::string picture = options.output_folder + "/regcache.svg";
-  if (!results.rows.empty()) write_picture(picture, regcache_picture(results, picture));
-  if (results.interrupted) return 130;
-  return results.failures.empty() ? 0 : 1;
+  Regcache bench(options, results);
+  return compare(options, bench, results);
 }
 
 }  // namespace
 }  // namespace rdmalloc::bench
 
 int main(int argc, char** argv) {
-  return rdmalloc::bench::compare(argc, argv);
+  return rdmalloc::bench::compare_regcache(argc, argv);
 }

@@ -135,27 +135,19 @@ std::string regcache_tables(const RegcacheResults& results) {
   if (!results.ucx.empty()) text += fmt::format("\nUCX {}\n", results.ucx);
   for (const LeftOut& left_out : results.left_out)
     text += fmt::format("LEFT OUT {}: {}\n", left_out.what, left_out.why);
-  for (const auto& [repetition, what] : results.failures)
-    text += fmt::format("\nFAILED: repetition {}: {}\n", repetition, what);
-  return text + fmt::format("\n{} failures; {:.0f} s\n", results.failures.size(), results.wall_s);
+  return text + failures_text(results) + ending_text(results);
 }
 
 json regcache_json(const RegcacheOptions& options, const RegcacheResults& results) {
-  json report = {{"schema", "rdmalloc-regcache-1"},
-                 {"host", host_description()},
-                 {"settings",
-                  {{"repetitions", options.repetitions},
-                   {"regions", options.regions},
-                   {"threads", options.threads},
-                   {"rounds", options.rounds},
-                   {"least", options.least},
-                   {"footprint", options.footprint}}},
-                 {"ucx", results.ucx},
-                 {"wall_s", results.wall_s},
-                 {"interrupted", results.interrupted}};
-  for (const char* list : {"left_out", "results", "changes", "counts", "failures"})
-    report[list] = json::array();
-  for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
+  json report = report_of(options, "rdmalloc-regcache-1", results, "details");
+  report["settings"] = {{"repetitions", options.repetitions},
+                        {"regions", options.regions},
+                        {"threads", options.threads},
+                        {"rounds", options.rounds},
+                        {"least", options.least},
+                        {"footprint", options.footprint}};
+  report["ucx"] = results.ucx;
+  for (const char* list : {"changes", "counts"}) report[list] = json::array();
   for (const auto& [row, measured] : results.rows)
     report["results"].push_back({{"threads", row.threads},
                                  {"order", row.order},
@@ -166,8 +158,6 @@ json regcache_json(const RegcacheOptions& options, const RegcacheResults& result
     report["changes"].push_back({{"regions", regions}, {"ns", to_json(options, measured)}});
   report["bytes_each"] = to_json(options, results.bytes_each);
   for (const json& counts : results.counts) report["counts"].push_back(counts);
-  for (const auto& [repetition, what] : results.failures)
-    report["failures"].push_back({{"repetition", repetition}, {"what", what}});
   return report;
 }
 

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/support/driver.h"
+#include "bench/support/comparison.h"
 
 namespace rdmalloc::bench {
 
@@ -52,19 +52,14 @@ struct RegcacheRow {
 // Nanoseconds, or bytes, by name; one for each repetition, NaN where it failed.
 using Measured = std::map<std::string, std::vector<double>>;
 
-struct RegcacheResults {
+struct RegcacheResults : Results {
   std::string ucx;  // its version, or empty
-  std::vector<LeftOut> left_out;
   std::map<RegcacheRow, Measured> rows;
   std::map<std::size_t, Measured> changes;  // by regions
   Measured bytes_each;
   std::vector<nlohmann::json> counts;  // as the worker told them, with the repetition
-  std::vector<std::pair<int, std::string>> failures;
-  double wall_s = 0;
-  bool interrupted = false;
 };
 
-void run_regcache(const RegcacheOptions& options, RegcacheResults& results);
 std::string regcache_tables(const RegcacheResults& results);
 nlohmann::json regcache_json(const RegcacheOptions& options, const RegcacheResults& results);
 std::string regcache_picture(const RegcacheResults& results, const std::string& picture);

@@ -8,8 +8,7 @@
 
 #include <cmath>
 
-#include "bench/support/driver.h"
-#include "bench/support/process.h"
+#include "bench/support/comparison.h"
 #include "bench/support/report.h"
 #include "bench/support/statistics.h"
 #include "bench/support/table.h"
@@ -37,23 +36,9 @@ struct Startup {
 };
 using Values = std::vector<double> Startup::*;
 
-struct StartupResults {
-  std::vector<Allocator> allocators;
-  std::vector<LeftOut> left_out;
+struct StartupResults : Results {
   std::map<std::string, Startup> rows;
-  std::map<std::string, std::string> failures;
-  bool interrupted = false;
 };
-
-Outcome launch(const StartupOptions& options, const Allocator& allocator, CallsCounted counted) {
-  Command command;
-  command.arguments = {options.program};
-  command.environment = preload_environment(allocator);
-  command.launcher = options.program_folder + "/bench_launch";
-  command.calls_counted = counted;
-  command.limit = std::chrono::seconds(options.limit_s);
-  return run(command);
-}
 
 // Nothing here says who served malloc; but the dynamic linker says it when it could not preload.
 std::string problem_of(const Outcome& outcome) {
@@ -63,43 +48,18 @@ std::string problem_of(const Outcome& outcome) {
   return {};
 }
 
-void run_one(const StartupOptions& options, const Allocator& allocator, int repetition,
-             StartupResults& results) {
-  const Outcome outcome =
-      launch(options, allocator, repetition < 0 ? CallsCounted::all : CallsCounted::none);
-  results.interrupted = results.interrupted || outcome.interrupted;
-  if (results.interrupted) return;
-  if (const std::string problem = problem_of(outcome); !problem.empty()) {
-    results.failures.emplace(allocator.name, problem);
-    return;
-  }
+std::string keep(const StartupOptions& options, const Allocator& allocator, int repetition,
+                 const Outcome& outcome, StartupResults& results) {
+  if (const std::string problem = problem_of(outcome); !problem.empty()) return problem;
   Startup& row = results.rows[allocator.name];
   if (repetition < 0) {
     row.calls = json::parse(outcome.launch_report).at("calls").get<double>();
-    return;
+    return {};
   }
-  const auto put = [&](std::vector<double>& values, double value) {
-    values.resize(static_cast<std::size_t>(options.repetitions), std::nan(""));
-    values[static_cast<std::size_t>(repetition)] = value;
-  };
-  put(row.wall_ms, outcome.wall_s * 1000);
-  put(row.cpu_ms, outcome.cpu_s * 1000);
-  put(row.rss_kib, static_cast<double>(outcome.peak_rss_kib));
-}
-
-void run_all(const StartupOptions& options, StartupResults& results) {
-  Progress progress(
-      std::vector<std::string>(static_cast<std::size_t>(options.repetitions) + 1, "round"),
-      options.quiet);
-  for (int repetition = -1; repetition < options.repetitions; ++repetition) {
-    progress.begin(fmt::format("repetition {} of {}", repetition + 1, options.repetitions));
-    for (const std::size_t turn : turns_of(results.allocators.size(), repetition + 1))
-      if (!results.interrupted) run_one(options, results.allocators[turn], repetition, results);
-    progress.end();
-    if (results.interrupted || interrupt_seen()) break;
-  }
-  progress.finish();
-  results.interrupted = results.interrupted || interrupt_seen();
+  put(options, repetition, row.wall_ms, outcome.wall_s * 1000);
+  put(options, repetition, row.cpu_ms, outcome.cpu_s * 1000);
+  put(options, repetition, row.rss_kib, static_cast<double>(outcome.peak_rss_kib));
+  return {};
 }
 
 double median_of(const StartupResults& results, const std::string& allocator, Values values) {
@@ -144,17 +104,17 @@ std::string table_of(const StartupResults& results) {
   return table.text();
 }
 
-json report_of(const StartupOptions& options, const StartupResults& results) {
-  json report = {{"schema", "rdmalloc-startup-1"},
-                 {"host", host_description()},
-                 {"program", options.program},
-                 {"repetitions", options.repetitions},
-                 {"interrupted", results.interrupted}};
-  for (const char* list : {"allocators", "left_out", "results", "failures"})
-    report[list] = json::array();
-  for (const Allocator& allocator : results.allocators)
-    report["allocators"].push_back(to_json(allocator));
-  for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
+// The first of each allocator.
+std::map<std::string, std::string> failures_of(const StartupResults& results) {
+  std::map<std::string, std::string> failures;
+  for (const Failure& failure : results.failures) failures.emplace(failure.allocator, failure.what);
+  return failures;
+}
+
+json json_of(const StartupOptions& options, const StartupResults& results) {
+  json report = report_of(options, "rdmalloc-startup-1", results, "");
+  report["program"] = options.program;
+  report["repetitions"] = options.repetitions;
   for (const auto& [name, row] : results.rows)
     report["results"].push_back(
         {{"allocator", name},
@@ -165,12 +125,60 @@ json report_of(const StartupOptions& options, const StartupResults& results) {
          {"cpu_ms_over_glibc", over_glibc(results, name, &Startup::cpu_ms)},
          {"rss_kib_over_glibc", over_glibc(results, name, &Startup::rss_kib)},
          {"system_calls", row.calls}});
-  for (const auto& [name, what] : results.failures)
+  report["failures"] = json::array();
+  for (const auto& [name, what] : failures_of(results))
     report["failures"].push_back({{"allocator", name}, {"what", what}});
   return report;
 }
 
-int compare(int argc, char** argv) {
+class Starts : public Comparison {
+ public:
+  Starts(const StartupOptions& options, StartupResults& results)
+      : Comparison("startup"), options_(options), results_(results) {}
+
+  std::string heading() const override {
+    return fmt::format("{}, {} repetitions, interleaved", options_.program, options_.repetitions);
+  }
+
+  std::vector<Run> plan() override {
+    std::vector<Run> runs;
+    for (int repetition = -1; repetition < options_.repetitions; ++repetition)
+      for (const std::size_t turn : turns_of(results_.allocators.size(), repetition + 1))
+        runs.push_back(run_of(results_.allocators[turn], repetition));
+    return runs;
+  }
+
+  bool has_measured() const override { return !results_.rows.empty(); }
+
+  std::string tables() const override {
+    std::string text = fmt::format("\nmedians, and the median difference within a repetition\n{}",
+                                   table_of(results_));
+    for (const auto& [name, what] : failures_of(results_))
+      text += fmt::format("\nFAILED: {}: {}\n", name, what);
+    return text;
+  }
+
+  json report() const override { return json_of(options_, results_); }
+
+ private:
+  Run run_of(const Allocator& allocator, int repetition) {
+    Run run;
+    run.kind = run.allocator = allocator.name;
+    run.what = fmt::format("{}, repetition {} of {}", allocator.name, repetition + 1,
+                           options_.repetitions);
+    run.command = launched(options_, {options_.program}, allocator);
+    if (repetition < 0) run.command.calls_counted = CallsCounted::all;
+    run.keep = [this, &allocator, repetition](const Outcome& outcome) {
+      return keep(options_, allocator, repetition, outcome, results_);
+    };
+    return run;
+  }
+
+  const StartupOptions& options_;
+  StartupResults& results_;
+};
+
+int compare_starts(int argc, char** argv) {
   StartupOptions options;
   CommandLine line("What an allocator adds to a program that does nothing.", "startup_compare");
   line.text("--program", options.program, "which program");
@@ -179,28 +187,14 @@ int compare(int argc, char** argv) {
     return status;
   if (find_program(options.program).empty())
     return refuse(options, fmt::format("--program {}: there is none", options.program));
-  end_children_on_interrupt();
-  AllocatorChoice choice = choose_allocators(options.allocators);
-  if (!choice.error.empty()) return refuse(options, choice.error);
   StartupResults results;
-  results.allocators = std::move(choice.found);
-  results.left_out = std::move(choice.left_out);
-  fmt::print("{}, {} repetitions, interleaved\n", options.program, options.repetitions);
-  print_allocators(results.allocators, results.left_out);
-  if (options.list) return 0;
-  run_all(options, results);
-  if (results.interrupted) fmt::print("\ninterrupted: what follows is incomplete\n");
-  fmt::print("\nmedians, and the median difference within a repetition\n{}", table_of(results));
-  for (const auto& [name, what] : results.failures) fmt::print("\nFAILED: {}: {}\n", name, what);
-  write_json(options, report_of(options, results));
-  return exit_status(
-      options, results.allocators,
-      {results.interrupted, results.failures.contains("rdmalloc"), !results.rows.empty()});
+  Starts bench(options, results);
+  return compare(options, bench, results);
 }
 
 }  // namespace
 }  // namespace rdmalloc::bench
 
 int main(int argc, char** argv) {
-  return rdmalloc::bench::compare(argc, argv);
+  return rdmalloc::bench::compare_starts(argc, argv);
 }

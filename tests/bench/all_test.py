@@ -3,26 +3,15 @@
 Seen to fail: `arguments` with choose_parts() refusing nothing, `quick` with a part's status passed over.
 """
 import json
-import os
 import pathlib
-import subprocess
 import sys
-import tempfile
+
+import driving
+from driving import expect
 
 DRIVER = sys.argv[1]
 CASE = sys.argv[2]
-
-
-def drive(*arguments):
-    done = subprocess.run([DRIVER, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.returncode, done.stdout
-
-
-def expect(condition, what, output):
-    if not condition:
-        print(output)
-        sys.exit(f"FAILED: {what}")
+drive = driving.Driver(DRIVER, "all").run
 
 
 def case_arguments():
@@ -49,6 +38,4 @@ def case_quick():
     expect(status == 1, f"without rdmalloc: exit status {status}, not 1", output)
 
 
-with tempfile.TemporaryDirectory() as work_folder:
-    os.chdir(work_folder)
-    globals()[f"case_{CASE}"]()
+driving.run_case(globals(), CASE)

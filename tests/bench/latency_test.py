@@ -12,26 +12,17 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
+
+import driving
+from driving import expect
 
 DRIVER = sys.argv[1]
 CASE = sys.argv[2]
+drive = driving.Driver(DRIVER, "latency").run
 SLOW_MALLOC = sys.argv[3]
 PERCENTILES = ["p50", "p90", "p99", "p99.9", "max"]
 OPERATIONS = ["malloc", "free", "calloc", "realloc in place", "realloc moved"]
 SLEEP_NS = 2e6
-
-
-def drive(*arguments):
-    done = subprocess.run([DRIVER, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.returncode, done.stdout
-
-
-def expect(condition, what, output):
-    if not condition:
-        print(output)
-        sys.exit(f"FAILED: {what}")
 
 
 def report():
@@ -138,6 +129,4 @@ def case_control():
     expect(rows[("free", 64, "warm", 1)]["p90"]["median"] < SLEEP_NS, "free has it", output)
 
 
-with tempfile.TemporaryDirectory() as work_folder:
-    os.chdir(work_folder)
-    globals()[f"case_{CASE}"]()
+driving.run_case(globals(), CASE)

@@ -9,24 +9,15 @@ import os
 import pathlib
 import subprocess
 import sys
-import tempfile
+
+import driving
+from driving import expect
 
 DRIVER = sys.argv[1]
 CASE = sys.argv[2]
+drive = driving.Driver(DRIVER, "micro").run
 LIBRARY = pathlib.Path(DRIVER).parent.parent / "lib" / "librdmalloc.so"
 RSS_RETURN = pathlib.Path(DRIVER).parent / "rss_return"
-
-
-def drive(*arguments):
-    done = subprocess.run([DRIVER, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.returncode, done.stdout
-
-
-def expect(condition, what, output):
-    if not condition:
-        print(output)
-        sys.exit(f"FAILED: {what}")
 
 
 def case_arguments():
@@ -91,6 +82,4 @@ def case_rss_kept():
     expect(status == 1, f"exit status {status}: purging is off, memory can't have come back", output)
 
 
-with tempfile.TemporaryDirectory() as work_folder:
-    os.chdir(work_folder)
-    globals()[f"case_{CASE}"]()
+driving.run_case(globals(), CASE)

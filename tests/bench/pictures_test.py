@@ -73,7 +73,7 @@ class Rows(unittest.TestCase):
         self.assertEqual(self.verdict([50, 50, 50], [100, 100, 100]), ("0.50 of tcmalloc", -1))
         self.assertEqual(self.verdict([200, 210, 200], [100, 100, 100]), ("2.00 of tcmalloc", 1))
 
-    def test_a_row_whose_spread_is_larger_than_its_difference_says_that_it_shows_none(self):
+    def test_a_row_whose_spread_exceeds_its_difference_says_so(self):
         says, which = self.verdict([80, 130, 95], [100, 100, 100])
         self.assertEqual((says, which), ("no difference: -5 % to tcmalloc, spread 25 %", 0))
 

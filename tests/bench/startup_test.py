@@ -5,24 +5,14 @@ Seen to fail: `arguments` with the check of --program removed, `quick` with prob
 import json
 import os
 import pathlib
-import subprocess
 import sys
-import tempfile
+
+import driving
+from driving import expect
 
 DRIVER = sys.argv[1]
 CASE = sys.argv[2]
-
-
-def drive(*arguments):
-    done = subprocess.run([DRIVER, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.returncode, done.stdout
-
-
-def expect(condition, what, output):
-    if not condition:
-        print(output)
-        sys.exit(f"FAILED: {what}")
+drive = driving.Driver(DRIVER, "startup").run
 
 
 def case_arguments():
@@ -53,6 +43,4 @@ def case_quick():
     expect(rows["rdmalloc"]["system_calls"] > rows["glibc"]["system_calls"], "calls", output)
 
 
-with tempfile.TemporaryDirectory() as work_folder:
-    os.chdir(work_folder)
-    globals()[f"case_{CASE}"]()
+driving.run_case(globals(), CASE)

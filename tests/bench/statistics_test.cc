@@ -36,7 +36,7 @@ TEST(Statistics, geometric_mean_leaves_out_what_has_none) {
   EXPECT_DOUBLE_EQ(geometric_mean(std::vector<double>{}), 0);
 }
 
-TEST(Statistics, paired_ratio_cancels_a_drift_and_leaves_out_missing_repetitions) {
+TEST(Statistics, paired_ratio_cancels_drift_and_skips_missing_repetitions) {
   // The machine gets twice as slow each time; the second always takes 1.5 times the first.
   EXPECT_DOUBLE_EQ(paired_ratio(std::vector<double>{15, 30, 60}, std::vector<double>{10, 20, 40}),
                    1.5);

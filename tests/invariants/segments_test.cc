@@ -75,7 +75,7 @@ TEST_F(Segments, a_program_of_one_shard_has_none) {
   EXPECT_EQ(counter("stats.segment_moves"), 0u);
 }
 
-TEST_F(Segments, what_a_shard_frees_comes_back_at_its_address_for_each_length_up_to_4_mib) {
+TEST_F(Segments, a_length_that_a_shard_frees_comes_back_at_its_address) {
   run_at(1, [] {
     for (size_t bytes = kSlice; bytes <= kSegment; bytes += kSlice) {
       char* block = touched(bytes);
@@ -389,7 +389,7 @@ TEST_F(Segments, I11_the_child_of_a_fork_has_what_all_shards_had) {
 }
 
 // As a checked build's purge thread does after each round.
-TEST_F(Segments, I11_a_child_born_while_another_thread_holds_the_locks_of_all_can_take_them_too) {
+TEST_F(Segments, I11_a_child_born_while_all_locks_are_held_can_take_them) {
   if (!kMayFork) GTEST_SKIP() << "SKIP: sanitizers do not survive a fork beside running threads";
   std::atomic<bool> is_ending{false};
   std::thread checker([&] {

@@ -269,7 +269,7 @@ TEST(Nodes, a_buffer_comes_back_to_the_node_that_touched_it) {
 }
 
 // 100 KiB: no buffer, so of the family that slabs are made of.
-TEST(Nodes, pages_of_another_node_are_left_alone_while_they_are_young_and_used_when_old) {
+TEST(Nodes, pages_of_another_node_are_used_only_once_they_are_old) {
   constexpr size_t kBytes = 100 * kKiB;
   Resident near(0), far(kPlacesOfNode);
   run_at(0, [&] { release(allocate(200, kBytes)); });

@@ -80,7 +80,7 @@ class Problems(unittest.TestCase):
 
 
 class Sampled(unittest.TestCase):
-    def test_default_has_every_control_and_all_but_four_cells_of_rdmalloc(self):
+    def test_default_has_all_controls_and_all_but_four_cells(self):
         cells = [(stack, allocator) for stack in stacks.STACKS for allocator in stacks.ALLOCATORS]
         judged_cells = [cell for cell in cells if verdicts.is_judged(*cell)]
         sampled = [cell for cell in cells if verdicts.is_sampled(*cell)]

@@ -142,7 +142,7 @@ TEST(Topology, a_processor_that_is_off_has_no_place_of_its_own) {
   EXPECT_EQ(topology.place_of_cpu[7], 6);
 }
 
-TEST(Topology, without_files_or_with_nonsense_in_them_nothing_is_known_and_nothing_breaks) {
+TEST(Topology, missing_or_nonsensical_files_tell_nothing_and_break_nothing) {
   Tree tree;
   Topology topology;
   EXPECT_FALSE(topology_read(tree.root(), &topology));

@@ -1,4 +1,4 @@
-// Behaviour 13: exit and detach with registrations outstanding. Every end is clean and silent,
+// Exit and detach with registrations outstanding. Every end is clean and silent,
 // whatever is registered, in use or under way; nothing of ours runs at exit that could trip.
 #include <gtest/gtest.h>
 #include <signal.h>
