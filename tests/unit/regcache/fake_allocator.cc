@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "alloc/core/options.h"
-#include "alloc/process/fork.h"
+#include "alloc/core/fork.h"
 #include "alloc/purge/purge.h"
 
 // What the cache calls at exit: there is no thread here that purges.
