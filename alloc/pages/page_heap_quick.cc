@@ -116,6 +116,7 @@ bool quick_release(PageHeap& heap) {
 }
 
 bool quick_release_longer(PageHeap& heap, std::uint32_t slices) {
+  if (heap.quick.count == 0) return false;
   for (std::uint32_t length = slices; length <= QuickList::kLongest; ++length) {
     if (heap.quick.of_length[length] == 0) continue;
     unsigned index = heap.quick.count;

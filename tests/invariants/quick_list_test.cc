@@ -203,7 +203,7 @@ TEST_F(QuickList, the_equations_hold_after_each_of_many_frees) {
   for (int round = 0; round < 60; round++) {
     run_at(round % 2, [&] {
       for (int i = 0; i < 20; i++) {
-        char*& block = blocks[random.size_between(0, blocks.size() - 1)];
+        char*& block = blocks[random.below(blocks.size())];
         rdmalloc_free(block);
         block = static_cast<char*>(rdmalloc_malloc(random.size_between(40 * kKiB, 2 * kMiB)));
         ASSERT_TRUE(rdmalloc::page_heap_is_valid());

@@ -294,7 +294,7 @@ TEST_F(StatisticsFile, a_place_that_can_not_be_written_is_told_of_once_and_nothi
     const char* remedy;
   };
   for (const Case& one : {Case{folder / "missing" / "file", "make it"},
-                          Case{folder, "a file in it"}, Case{folder / "pipe", "nobody reads"},
+                          Case{folder, "a file in it"}, Case{folder / "pipe", "no process reads"},
                           Case{"/dev/full", "no room"}, Case{"/proc/file", "RDMALLOC_STATS"}}) {
     for (const char* rank : {"PMI_RANK", "PMI_RANK=1"}) {
       ChildResult result = run_with({"RDMALLOC_STATS=" + one.place, rank});

@@ -9,8 +9,8 @@
 #include <mutex>
 #include <thread>
 
-#include "alloc/core/options.h"
 #include "alloc/core/fork.h"
+#include "alloc/core/options.h"
 #include "alloc/purge/purge.h"
 
 // What the cache calls at exit: there is no thread here that purges.
