@@ -371,7 +371,7 @@ bool page_heap_free(SliceIndex slice) {
   if (!is_of(heap, slice) || !is_in_use(word.kind)) return false;
   (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
   SpanKind left = left_by(span);
-  bool is_quick = is_for_quick_list(heap, span);
+  bool is_quick = heap.counts_segments && is_for_quick_list(heap, span);
   span.store({SpanKind::kReserved, 0, false, word.slices});
   clear_class(slice, slice + word.slices);
   unuse(heap, word.slices);

@@ -73,8 +73,7 @@ void release_and_give_back(PageHeap& heap, unsigned index) {
 
 bool is_for_quick_list(const PageHeap& heap, const Span& span) {
   SpanWord word = span.load();
-  return heap.counts_segments && word.kind == SpanKind::kLarge &&
-         word.slices <= QuickList::kLongest && !span.has_grown &&
+  return word.kind == SpanKind::kLarge && word.slices <= QuickList::kLongest && !span.has_grown &&
          word.slices <= most_slices(heap) && shared.spare_ms.load(std::memory_order_relaxed) != 0;
 }
 
@@ -116,7 +115,6 @@ bool quick_release(PageHeap& heap) {
 }
 
 bool quick_release_longer(PageHeap& heap, std::uint32_t slices) {
-  if (heap.quick.count == 0) return false;
   for (std::uint32_t length = slices; length <= QuickList::kLongest; ++length) {
     if (heap.quick.of_length[length] == 0) continue;
     unsigned index = heap.quick.count;

@@ -191,7 +191,7 @@ void cut(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, 
 
 // ---- the quick list (page_heap_quick.cc) ----
 
-// Whether the span, a block's until now, goes there.
+// Whether the span, a block's until now, goes there. Of heaps that count segments.
 bool is_for_quick_list(const PageHeap& heap, const Span& span);
 // Enters it, which is kReserved and was freed at its freed_ms. What it pushes out becomes a free
 // span.

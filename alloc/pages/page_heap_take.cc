@@ -178,7 +178,8 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   if (found == 0 && has_nodes()) found = heap.dirty.find_best(slices, alignment);
   if (found == 0) found = join_spared(heap, slices + alignment - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
-  if (quick_release_longer(heap, slices)) return take_for_buffer(heap, slices, alignment, is_zero);
+  if (heap.quick.count != 0 && quick_release_longer(heap, slices))
+    return take_for_buffer(heap, slices, alignment, is_zero);
   SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeSpared);
   *is_zero = taken != 0;
   return taken;
@@ -196,7 +197,7 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   SliceIndex spared = heap.spared.find_best(slices, alignment);
   if (spared != 0 && !is_left_alone(spared, slices))
     return take_dirty(heap, spared, slices, alignment);
-  if (quick_release_longer(heap, slices))
+  if (heap.quick.count != 0 && quick_release_longer(heap, slices))
     return take_for_others(heap, slices, alignment, is_small_slab, is_zero);
   SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeDirty, is_small_slab);
   *is_zero = taken != 0;
@@ -384,7 +385,7 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   if (prefers_clean) what = TakenFor::kRegion;
   bool is_quick = align_slices == 1 && owner == 0 && !prefers_clean;
   return take_from_any(shard, slices, is_for_shard(slices, align_slices), [=](PageHeap& heap) {
-    if (is_quick) {
+    if (is_quick && heap.quick.count != 0) {
       if (SliceIndex run = quick_take(heap, slices)) {
         *is_zero = false;
         publish_locked(heap, run, large_word(false, 0));
