@@ -43,6 +43,18 @@ SliceIndex find_due(const PageHeap& heap, const PurgeChoice& choice, SliceIndex*
   return 0;
 }
 
+// Runs of the quick list that the choice allows, as far as the oldest free span is no older, become
+// free spans.
+void release_due(PageHeap& heap, const PurgeChoice& choice) {
+  if (heap.quick.count == 0) return;
+  std::uint32_t until_ms = choice.whole_until_ms;
+  if (choice.any_age) {
+    SliceIndex oldest = heap.dirty_by_age.oldest();
+    until_ms = arena.span(oldest != 0 ? oldest : heap.quick.run[0]).freed_ms;
+  }
+  quick_release_until(heap, until_ms);
+}
+
 // The heap that has the oldest of them; nullptr: none. With no lock: it may be another's turn by
 // the time that it is asked, and what is a little younger goes.
 PageHeap* find_heap_due(const PurgeChoice& choice) {
@@ -51,11 +63,7 @@ PageHeap* find_heap_due(const PurgeChoice& choice) {
   for_each_heap([&](PageHeap& heap) {
     if (heap.dirty_slices.load(std::memory_order_relaxed) == 0) return;
     LockGuard guard(heap.lock);
-    if (choice.any_age) {
-      quick_release(heap);
-    } else {
-      quick_release_until(heap, choice.whole_until_ms);
-    }
+    release_due(heap, choice);
     SliceIndex begin = 0;
     std::uint32_t part = 0;
     SliceIndex slice = find_due(heap, choice, &begin, &part);

@@ -52,20 +52,22 @@ void leave(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
   arena.span(slice).store({SpanKind::kReserved, 0, false, slices});
 }
 
-void release(PageHeap& heap, unsigned index) {
+// `near`: see AgeList.
+void release(PageHeap& heap, unsigned index, SliceIndex near = 0) {
   SliceIndex slice = heap.quick.run[index];
   std::uint32_t slices = heap.quick.length[index];
   strike(heap.quick, index);
   leave(heap, slice, slices);
   join_and_insert(heap, slice, slices,
-                  slices >= kBufferSlices ? SpanKind::kFreeSpared : SpanKind::kFreeDirty);
+                  slices >= kBufferSlices ? SpanKind::kFreeSpared : SpanKind::kFreeDirty,
+                  Age::kOldest, near);
 }
 
 // Joined with what is free beside it, its segment may be another's.
-void release_and_give_back(PageHeap& heap, unsigned index) {
+void release_and_give_back(PageHeap& heap, unsigned index, SliceIndex near = 0) {
   SliceIndex slice = heap.quick.run[index];
   std::uint32_t slices = heap.quick.length[index];
-  release(heap, index);
+  release(heap, index, near);
   segment_give_back(heap, slice, slices);
 }
 
@@ -114,8 +116,8 @@ bool quick_release(PageHeap& heap) {
   return true;
 }
 
-bool quick_release_longer(PageHeap& heap, std::uint32_t slices) {
-  for (std::uint32_t length = slices; length <= QuickList::kLongest; ++length) {
+bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest) {
+  for (std::uint32_t length = slices; length <= longest; ++length) {
     if (heap.quick.of_length[length] == 0) continue;
     unsigned index = heap.quick.count;
     while (heap.quick.length[--index] != length) continue;
@@ -128,7 +130,7 @@ bool quick_release_longer(PageHeap& heap, std::uint32_t slices) {
 void quick_release_until(PageHeap& heap, std::uint32_t until_ms) {
   while (heap.quick.count != 0 &&
          static_cast<std::int32_t>(arena.span(heap.quick.run[0]).freed_ms - until_ms) <= 0)
-    release_and_give_back(heap, 0);
+    release_and_give_back(heap, 0, heap.dirty_by_age.oldest());
 }
 
 bool quick_release_before(PageHeap& heap, SliceIndex end, std::uint32_t wanted) {

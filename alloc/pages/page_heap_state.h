@@ -200,8 +200,8 @@ void quick_put(PageHeap& heap, SliceIndex slice, std::uint32_t slices);
 SliceIndex quick_take(PageHeap& heap, std::uint32_t slices);
 // Makes all runs free spans; whether there were any.
 bool quick_release(PageHeap& heap);
-// The same of the shortest run of at least that length.
-bool quick_release_longer(PageHeap& heap, std::uint32_t slices);
+// The same of the shortest run from `slices` to `longest`.
+bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest);
 // The same of those freed until then (coarse_ms, wrapping).
 void quick_release_until(PageHeap& heap, std::uint32_t until_ms);
 // The same of the first one that keeps a block which ends there from growing by `wanted` slices;

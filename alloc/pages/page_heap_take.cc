@@ -53,6 +53,10 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignm
       std::uint32_t length = slice + word.slices - run;
       SliceIndex at = fit_in(run, length, wanted, alignment);
       if (at != 0) {
+        // What is left behind the block is dirty, and one with what is dirty there.
+        SliceIndex end = run + length;
+        if (goes_on(heap, end) && arena.span(end).load().kind == SpanKind::kFreeDirty)
+          length += arena.span(end).load().slices;
         for (SliceIndex s = run; s < run + length;) {
           SpanWord piece = arena.span(s).load();
           remove_free(heap, s, piece.slices, piece.kind);
@@ -178,7 +182,7 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   if (found == 0 && has_nodes()) found = heap.dirty.find_best(slices, alignment);
   if (found == 0) found = join_spared(heap, slices + alignment - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
-  if (heap.quick.count != 0 && quick_release_longer(heap, slices))
+  if (heap.quick.count != 0 && quick_release_fitting(heap, slices, QuickList::kLongest))
     return take_for_buffer(heap, slices, alignment, is_zero);
   SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeSpared);
   *is_zero = taken != 0;
@@ -197,7 +201,8 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   SliceIndex spared = heap.spared.find_best(slices, alignment);
   if (spared != 0 && !is_left_alone(spared, slices))
     return take_dirty(heap, spared, slices, alignment);
-  if (heap.quick.count != 0 && quick_release_longer(heap, slices))
+  // Not of a buffer: its place, once free, would be left alone.
+  if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1))
     return take_for_others(heap, slices, alignment, is_small_slab, is_zero);
   SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeDirty, is_small_slab);
   *is_zero = taken != 0;

@@ -101,9 +101,10 @@ int compare(dl_phdr_info* info, std::size_t, void* arg) {
 }
 
 // In a child of fork a thread that only its parent has may hold the lock of dl_iterate_phdr() for
-// ever: libc makes the loader's main lock anew in a child, and not this one. So the child reads the
-// loader's list without it. An object stands in the list only once it is mapped whole, so the list
-// is sound at any moment of a dlopen() of the parent's.
+// ever: glibc's fork() makes dl_load_lock anew in the child, and not dl_load_write_lock, which this
+// one is (fork.c of 2.24 to 2.42). So the child reads the loader's list without it. An object
+// stands in the list only once it is mapped whole, so the list is sound at any moment of a dlopen()
+// of the parent's.
 bool find_in_child(Search* search) {
   if (os::should_fail(os::Site::kOpenLibrary)) return false;
   void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);

@@ -2,6 +2,13 @@
 //
 // The quick list of a page heap (alloc/pages/page_heap_quick.cc): freed blocks kept whole for the
 // next one of their length. With RDMALLOC_PURGE=manual, so that nothing goes back by itself.
+//
+// Seen to fail: of_one_length, a_block_comes_back and I7_a_purge_in_part with nothing kept, and the
+// first with the oldest taken first; I7_a_purge_takes and I11 with runs that a purge leaves;
+// I7_a_purge_in_part with all released at once; what_is_kept_counts, with dirty slices not counted;
+// with_no_decay_time without the look at it; a_longer_run, slabs_leave, kept_neighbours and
+// a_block_grows without what they say; calloc with is_zero; the equations with counts of lengths
+// that stay.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <string.h>
@@ -11,34 +18,24 @@
 #include <vector>
 
 #include "alloc/pages/page_heap.h"
+#include "tests/invariants/blocks.h"
 #include "tests/invariants/places.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 
 namespace {
 
+using rdmalloc_test::blocks_of;
 using rdmalloc_test::counter;
 using rdmalloc_test::go_to;
 using rdmalloc_test::Random;
+using rdmalloc_test::release;
 using rdmalloc_test::run_at;
+using rdmalloc_test::touched;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kSlice = 64 * kKiB;
 constexpr size_t kRuns = 128;      // that a heap keeps at most
 constexpr size_t kLongest = kMiB;  // that goes there
-
-char* touched(size_t bytes) {
-  auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
-  if (block != nullptr) memset(block, 1, bytes);
-  return block;
-}
-std::vector<char*> blocks_of(size_t count, size_t bytes) {
-  std::vector<char*> blocks(count);
-  for (char*& block : blocks) block = touched(bytes);
-  return blocks;
-}
-void release(const std::vector<char*>& blocks) {
-  for (char* block : blocks) rdmalloc_free(block);
-}
 
 class QuickList : public ::testing::Test {
  protected:
@@ -68,14 +65,16 @@ TEST_F(QuickList, of_one_length_the_last_freed_comes_first_in_each_shard) {
 // Whatever lies beside it and is freed meanwhile. Best fit would cut the shortest that fits.
 TEST_F(QuickList, a_block_comes_back_where_one_of_its_length_lay) {
   run_at(1, [] {
+    std::vector<char*> others = blocks_of(3, 4 * kMiB);  // half of all that it holds is kept
     std::vector<char*> blocks;
     for (size_t slices = 1; slices <= kLongest / kSlice; slices++)
       blocks.push_back(touched(slices * kSlice));
     std::vector<char*> freed = blocks;
     release(freed);
-    for (size_t slices : {3u, 16u, 1u, 7u, 2u, 12u})
+    for (size_t slices : {3u, 16u, 2u, 7u, 1u, 12u})
       EXPECT_EQ(touched(slices * kSlice), blocks[slices - 1]) << slices;
-    for (size_t slices : {3u, 16u, 1u, 7u, 2u, 12u}) rdmalloc_free(blocks[slices - 1]);
+    for (size_t slices : {3u, 16u, 2u, 7u, 1u, 12u}) rdmalloc_free(blocks[slices - 1]);
+    release(others);
   });
 }
 
@@ -98,6 +97,19 @@ TEST_F(QuickList, I7_a_purge_takes_what_is_kept) {
     EXPECT_GE(rdmalloc_purge(0), 0);
     EXPECT_EQ(counter("stats.dirty_bytes"), 0u) << place;
   }
+}
+
+// What is kept is younger than what was freed before it to the lists.
+TEST_F(QuickList, I7_a_purge_in_part_takes_the_oldest_and_keeps_the_rest) {
+  run_at(1, [] {
+    std::vector<char*> old = blocks_of(4, 2 * kMiB), young = blocks_of(8, kSlice);
+    release(old);
+    usleep(20000);
+    release(young);
+    EXPECT_GE(rdmalloc_purge(counter("stats.dirty_bytes") - 2 * kMiB), 0);
+    for (size_t i = young.size(); i-- != 0;) EXPECT_EQ(touched(kSlice), young[i]) << i;
+    release(young);
+  });
 }
 
 TEST_F(QuickList, with_no_decay_time_nothing_is_kept) {
@@ -124,7 +136,8 @@ TEST_F(QuickList, more_than_it_keeps_goes_on_to_the_free_spans) {
   });
 }
 
-// All of a segment is kept, as single slices; no clean page is taken for what fits in longer ones.
+// No clean page is taken for what fits in a longer run; and a slab, which would not be given a
+// young buffer's place, leaves all of them.
 TEST_F(QuickList, a_longer_run_is_cut_before_clean_pages_are_taken) {
   run_at(1, [] {
     char* block = touched(kMiB);
@@ -136,6 +149,19 @@ TEST_F(QuickList, a_longer_run_is_cut_before_clean_pages_are_taken) {
     rdmalloc_free(shorter);
   });
 }
+TEST_F(QuickList, slabs_leave_the_runs_of_buffers) {
+  run_at(1, [] {
+    std::vector<char*> buffers = blocks_of(8, 3 * kSlice);
+    release(buffers);
+    std::vector<char*> small = blocks_of(5000, 64);  // slabs of a slice
+    // Joined with what was cut from it, the last one of them would be another.
+    for (size_t i = buffers.size(); i-- != 0;) EXPECT_EQ(touched(3 * kSlice), buffers[i]) << i;
+    release(buffers);
+    release(small);
+  });
+}
+
+// All of a segment is kept, as single slices.
 TEST_F(QuickList, kept_neighbours_are_one_before_another_segment_is_taken) {
   run_at(1, [] {
     uint64_t segments = counter("stats.segments");

@@ -25,34 +25,24 @@
 
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
+#include "tests/invariants/blocks.h"
 #include "tests/invariants/places.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 
 namespace {
 
+using rdmalloc_test::blocks_of;
 using rdmalloc_test::counter;
 using rdmalloc_test::go_to;
 using rdmalloc_test::Random;
+using rdmalloc_test::release;
 using rdmalloc_test::run_at;
+using rdmalloc_test::touched;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kSlice = 64 * kKiB;
 constexpr size_t kSegment = 4 * kMiB;  // also the longest block that a shard serves itself
 constexpr size_t kKeptMost = 4 * kSegment;
-
-char* touched(size_t bytes) {
-  auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
-  if (block != nullptr) memset(block, 1, bytes);
-  return block;
-}
-std::vector<char*> blocks_of(size_t count, size_t bytes) {
-  std::vector<char*> blocks(count);
-  for (char*& block : blocks) block = touched(bytes);
-  return blocks;
-}
-void release(const std::vector<char*>& blocks) {
-  for (char* block : blocks) rdmalloc_free(block);
-}
 size_t segment_of(const char* block) {
   return (reinterpret_cast<uintptr_t>(block) - rdmalloc::arena.base) / kSegment;
 }

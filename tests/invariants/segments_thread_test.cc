@@ -60,6 +60,33 @@ class SegmentsAge : public ::testing::Test {
   }
 };
 
+// All addresses are used up; a block fits in what is clean and spared together, and dirty pages
+// follow. Seen to fail with the rest of the two, dirty as well, left beside those.
+TEST_F(SegmentsAge, what_a_block_out_of_several_families_leaves_is_joined) {
+  rdmalloc_test::set("purge.decay_ms", 3600000);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  struct Row {
+    void *first, *second, *last;
+  };
+  std::vector<Row> rows;
+  do {
+    rows.push_back(
+        {rdmalloc_malloc(8 * kMiB), rdmalloc_malloc(8 * kMiB), rdmalloc_malloc(2 * kSlice)});
+  } while (rows.back().first != nullptr && rows.back().second != nullptr);
+  while (rdmalloc_malloc(kMiB) != nullptr) continue;
+  ASSERT_GT(rows.size(), 10u);
+  const Row row = rows[5];
+  ASSERT_EQ(row.second, static_cast<char*>(row.first) + 8 * kMiB);
+  ASSERT_EQ(row.last, static_cast<char*>(row.second) + 8 * kMiB);
+  rdmalloc_free(row.first);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  rdmalloc_free(row.second);
+  rdmalloc_free(row.last);
+  EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+  EXPECT_EQ(rdmalloc_malloc(12 * kMiB), row.first);
+  EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+}
+
 TEST_F(SegmentsAge, I7_what_shards_keep_goes_back_after_the_decay_time_with_no_further_call) {
   for (uint64_t place = 1; place < 4; place++) free_at(place, 20, 500 * kKiB);
   ASSERT_GE(counter("stats.dirty_bytes"), 30 * kMiB);
