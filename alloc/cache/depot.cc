@@ -19,6 +19,14 @@ struct alignas(64) Stack {
   // Purge turn only.
   std::uint64_t partial_at_last_age;
   std::uint32_t tag_at_last_age;
+  // See depot_look(). Relaxed: two threads that look at once pass a class by, or count one twice.
+  std::atomic<std::uint32_t> tag_at_last_look;
+  std::atomic<std::uint32_t> tag_at_last_ask;  // by another shard: see depot_steal()
+  // Of class 0, which has no blocks: where the shard's next look goes, the bytes that this round's
+  // looks saw, and those of the round before.
+  std::atomic<std::uint32_t> next_look;
+  std::atomic<std::uint64_t> bytes_seen;
+  std::atomic<std::uint64_t> bytes_last_round;
 };
 std::uint64_t word_of_partial(const Magazine* magazine) {
   return magazines.index_of(magazine) | std::uint64_t{magazine->count} << 32;
@@ -67,6 +75,11 @@ void flow_down(unsigned size_class, Magazine* magazine) {
   slab_give_back(size_class, magazine->slots, magazine->count);
   magazine->count = 0;
   magazines.free(magazine);
+}
+
+std::uint64_t blocks_in(const Stack& stack, const ClassInfo& info) {
+  return std::uint64_t{stack.full.head().count} * info.magazine_max +
+         blocks_of_partial(stack.partial.load(std::memory_order_relaxed));
 }
 
 // Asks for the lines of a magazine that is gone through soon: where it was put down megabytes of
@@ -148,7 +161,17 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {
     unsigned other = other_shard(shard, *from, ++asked, count);
     if (shards[other].node.load(std::memory_order_relaxed) != node) continue;
     // Looked at before it is written: an empty stack's line stays with the threads that use it.
-    if (stack_of(other, size_class).full.head().count == 0) continue;
+    Stack& theirs = stack_of(other, size_class);
+    TaggedStack<Magazine>::Head head = theirs.full.head();
+    if (head.count == 0) continue;
+    // Of slabs with few blocks, what is in use there stays: two shards that took magazines from
+    // each other did so for ever. Small blocks go on: sh8 took a quarter more memory without.
+    if (class_info(size_class).slab_slices != 1 &&
+        head.tag != theirs.tag_at_last_ask.load(std::memory_order_relaxed) &&
+        shards[other].threads.load(std::memory_order_relaxed) != 0) {
+      theirs.tag_at_last_ask.store(head.tag, std::memory_order_relaxed);
+      continue;
+    }
     if (Magazine* magazine = depot_take(other, size_class)) {
       *from = static_cast<std::uint8_t>((*from + asked - 1) % (count - 1));  // it may have more
       shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
@@ -157,6 +180,36 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {
   }
   *from = static_cast<std::uint8_t>((*from + asked) % (count - 1));
   return nullptr;
+}
+
+void depot_look(unsigned shard) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  Stack& round = stack_of(shard, 0);
+  unsigned size_class = round.next_look.load(kRelaxed) + 1;
+  if (size_class >= kClasses) {
+    round.bytes_last_round.store(round.bytes_seen.load(kRelaxed), kRelaxed);
+    round.bytes_seen.store(0, kRelaxed);
+    size_class = 1;
+  }
+  round.next_look.store(size_class, kRelaxed);
+  const ClassInfo& info = class_info(size_class);
+  Stack& stack = stack_of(shard, size_class);
+  std::uint64_t bytes = blocks_in(stack, info) * info.block_bytes;
+  std::uint32_t tag = stack.full.head().tag;
+  round.bytes_seen.store(round.bytes_seen.load(kRelaxed) + bytes, kRelaxed);
+  if (tag != stack.tag_at_last_look.load(kRelaxed))
+    return stack.tag_at_last_look.store(tag, kRelaxed);
+  if (bytes != 0 && round.bytes_last_round.load(kRelaxed) > kDepotIdleBytes / shard_count()) {
+    // Half of it, the larger one: what comes back to the class soon finds the rest, and what
+    // doesn't has nothing after a few rounds.
+    for (std::uint32_t left = (stack.full.head().count + 1) / 2; left != 0; --left)
+      if (Magazine* magazine = depot_take(shard, size_class)) flow_down(size_class, magazine);
+    if (bytes <= kMagazineBytes)
+      if (Magazine* magazine = depot_take_partial(shard, size_class))
+        flow_down(size_class, magazine);
+    stack.tag_at_last_look.store(stack.full.head().tag, kRelaxed);
+  }
+  slab_trim_idle(shard, size_class);
 }
 
 bool depot_age(bool everything) {
@@ -203,9 +256,7 @@ void depot_empty() {
 std::uint64_t depot_blocks(unsigned size_class) {
   std::uint64_t blocks = 0;
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
-    const Stack& stack = stack_of(shard, size_class);
-    blocks += std::uint64_t{stack.full.head().count} * class_info(size_class).magazine_max;
-    blocks += blocks_of_partial(stack.partial.load(std::memory_order_relaxed));
+    blocks += blocks_in(stack_of(shard, size_class), class_info(size_class));
   }
   return blocks;
 }

@@ -22,8 +22,7 @@ constexpr int kMostRounds = 4;
 // Whether so many slices may be had once all caches are empty. If not, they stay full.
 bool may_help(std::uint32_t slices) {
   if (page_heap_is_over_limit(slices)) return slices <= page_heap_limit_slices();
-  // Of what was in use before; new memory was refused.
-  return slices < page_heap_frontier();
+  return page_heap_reaches(slices);
 }
 
 void take_back() {

@@ -118,10 +118,14 @@ void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine
     if (!is_taken_from && shard_count() != 1) [[unlikely]]
       shard = slab_shard_of(magazine->slots[0], size_class);
     if (is_whole ? depot_put(shard, size_class, magazine)
-                 : depot_put_partial(shard, size_class, magazine))
+                 : depot_put_partial(shard, size_class, magazine)) {
+      // Not for each rest that an ending thread leaves.
+      if (is_whole) depot_look(cache.shard);
       return slab_note_depot();
+    }
     slab_give_back(size_class, magazine->slots, magazine->count);
     magazine->count = 0;
+    if (is_whole) depot_look(cache.shard);
   }
   depot_put_empty(cache.shard, magazine);
 }

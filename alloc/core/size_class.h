@@ -91,6 +91,8 @@ inline constexpr std::uint32_t kMagazineSlots = 62;
 // larson a sixteenth, and none of them has less memory resident at its peak.
 inline constexpr std::uint32_t kMagazineBytes = 32768;
 inline constexpr std::uint32_t kDepotBytes = 2 << 20;
+// Bytes of blocks that all classes together may hold in the depot while one of them is idle.
+inline constexpr std::uint32_t kDepotIdleBytes = 4 << 20;
 
 struct ClassTable {
   ClassInfo of[kBins];

@@ -160,6 +160,9 @@ void page_heap_set_limit(std::uint64_t bytes);
 void page_heap_set_spare_ms(std::uint64_t spare_ms);
 // End of the slices that were ever part of a span. Acquire: the words below it are there.
 SliceIndex page_heap_frontier();
+// Whether `slices` fit below the frontier, if all there were free. Moves it where the kernel grants
+// what is missing: what it refused may have been more than that.
+bool page_heap_reaches(std::uint32_t slices);
 // The first slice of the span after the one at `slice`, for walks below `end` without the lock.
 // Spans may be cut and joined meanwhile: a slice that is no span's first any more belongs to a
 // longer one, whose end the walk goes on from.

@@ -447,4 +447,11 @@ void page_heap_fit_limit() {
   arena_give_up_rest();
 }
 
+bool page_heap_reaches(std::uint32_t slices) {
+  if (slices < page_heap_frontier()) return true;
+  LockGuard guard(central.lock);
+  SliceIndex frontier = page_heap_frontier();
+  return slices < frontier || extend_frontier(slices + 1 - frontier, 1) != 0;
+}
+
 }  // namespace rdmalloc

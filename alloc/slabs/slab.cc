@@ -286,7 +286,7 @@ bool is_empty_slab(SliceIndex slice, unsigned size_class) {
 // Slabs with free blocks that a shard among several keeps although they are empty, for what it
 // allocates next, and that other shards leave it. With one, slabs of few blocks went from shard to
 // shard by way of the page heap.
-constexpr std::uint32_t kSlabsKept = 8;
+constexpr std::uint32_t kSlabsKept = 2;
 
 // After a give-back: lists the slab if no thread did, and releases it if it is empty and not the
 // last one of its class with free blocks (which the next allocation would make again).
@@ -304,6 +304,7 @@ void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
     if (arena.span(slice).word.load(std::memory_order_acquire) != seen) return;
     std::uint32_t is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed);
     std::uint32_t kept = shard_count() == 1 ? 1 : kSlabsKept;
+    note_use(slabs);
     if (is_empty_slab(slice, size_class) && !(may_keep && listed_in(slabs) - is_listed < kept)) {
       release(slabs, slice);
       released = true;
@@ -323,6 +324,7 @@ void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
                                                          std::uint32_t wanted, bool may_make) {
   const ClassInfo& info = class_info(size_class);
   std::uint32_t got = 0;
+  note_use(slabs);
   while (got < wanted) {
     SliceIndex slice = pick(slabs, info);
     if (slice == 0 && may_make) slice = slab_new(slabs, shard, size_class);
@@ -606,24 +608,44 @@ void slab_pages_end(const SlabPages& purged) {
   settle(size_class, slice, true);
 }
 
-void slab_trim(unsigned size_class) {
-  // Empty slabs stand in the emptiest bucket, or in one they entered when they were fuller.
+namespace {
+
+// Empty slabs stand in the emptiest bucket, or in one they entered when they were fuller.
+bool release_empty(unsigned shard, unsigned size_class) {
+  SlabClass& slabs = slabs_of(shard, size_class);
+  if (listed_in(slabs) == 0) return false;
   bool released = false;
-  for (unsigned shard = 0; shard < shard_count(); ++shard) {
-    SlabClass& slabs = slabs_of(shard, size_class);
-    if (listed_in(slabs) == 0) continue;
-    LockGuard guard(slabs.lock);
-    for (SliceIndex head : slabs.head) {
-      for (SliceIndex slice = head; slice != 0;) {
-        SliceIndex next = arena.span(slice).next;
-        if (is_empty_slab(slice, size_class)) {
-          release(slabs, slice);
-          released = true;
-        }
-        slice = next;
+  LockGuard guard(slabs.lock);
+  for (SliceIndex head : slabs.head) {
+    for (SliceIndex slice = head; slice != 0;) {
+      SliceIndex next = arena.span(slice).next;
+      if (is_empty_slab(slice, size_class)) {
+        release(slabs, slice);
+        released = true;
       }
+      slice = next;
     }
   }
+  return released;
+}
+
+}  // namespace
+
+void slab_trim_idle(unsigned shard, unsigned size_class) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  SlabClass& slabs = slabs_of(shard, size_class);
+  std::uint32_t uses = slabs.uses.load(kRelaxed);
+  if (uses == slabs.uses_when_trimmed.load(kRelaxed)) return;
+  if (uses != slabs.uses_at_last_look.load(kRelaxed))
+    return slabs.uses_at_last_look.store(uses, kRelaxed);
+  slabs.uses_when_trimmed.store(uses, kRelaxed);
+  if (release_empty(shard, size_class)) purge_note_dirty();
+}
+
+void slab_trim(unsigned size_class) {
+  bool released = false;
+  for (unsigned shard = 0; shard < shard_count(); ++shard)
+    released |= release_empty(shard, size_class);
   if (released) purge_note_dirty();
 }
 

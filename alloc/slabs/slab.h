@@ -35,6 +35,8 @@ std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std:
 void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t count);
 // Gives empty slabs that were kept for the next allocation to the page heap.
 void slab_trim(unsigned size_class);
+// The same for one shard, if no thread used its slabs of the class since the last call.
+void slab_trim_idle(unsigned shard, unsigned size_class);
 // The shard of the slab that the block, which the caller holds, is of.
 unsigned slab_shard_of(const void* block, unsigned size_class);
 // For cache/shards.cc: makes the lists of a shard that is not counted yet; false when there is no

@@ -19,6 +19,9 @@ struct alignas(128) SlabClass {
   // Written under the lock; read without it by other shards, for which it is a hint. Relaxed.
   std::atomic<std::uint32_t> listed{0};
   std::atomic<std::uint8_t> asked{0};  // which other shard is asked next; likewise
+  // Takes and give-backs that found the slab empty or off the lists, written under the lock; what
+  // slab_trim_idle() saw there last, and when it trimmed. Relaxed: hints.
+  std::atomic<std::uint32_t> uses{0}, uses_at_last_look{0}, uses_when_trimmed{0};
 };
 
 SlabClass& slabs_of(unsigned shard, unsigned size_class);
@@ -32,6 +35,11 @@ inline unsigned bucket_of(std::int32_t free_blocks, std::uint32_t slab_blocks) {
 
 inline std::uint32_t words_of(const ClassInfo& info) {
   return (info.slab_blocks + 63) / 64;
+}
+
+// Under the lock.
+inline void note_use(SlabClass& slabs) {
+  slabs.uses.store(slabs.uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
 inline std::uint32_t listed_in(const SlabClass& slabs) {

@@ -147,7 +147,8 @@ TEST(TakeBack, phases_of_all_sizes_on_one_thread) {
   for (int round = 0; round < 3; round++) EXPECT_EQ(phases(kLive), "");
 }
 
-// All of it, for one block.
+// All of it, for one block, of which a part was never in use. Seen to fail with RLIMIT_DATA where
+// nothing was taken back for a block longer than what was.
 TEST(TakeBack, all_that_is_free_can_be_had_as_one_block) {
   phases(kLive);
   void* block = rdmalloc_malloc(kMost - kMiB);

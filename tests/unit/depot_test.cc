@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Rests in the depot: the magazine of each class that is not full.
+// The depot: the magazine of each class that is not full, and what idle classes give up.
 //
 // Seen to fail: all but the bound with the blocks of a second partial magazine forgotten; the bound
 // with one taken in whatever is there; ageing with one that stays.
@@ -40,7 +40,7 @@ class Depot : public testing::Test {
   }
   void TearDown() override {
     rdmalloc::depot_age(true);
-    EXPECT_EQ(depot_blocks(kClass), 0u);
+    EXPECT_TRUE(rdmalloc::depot_is_empty());
   }
 };
 
@@ -144,6 +144,71 @@ TEST_F(Depot, no_block_is_lost_or_doubled_between_threads) {
   std::vector<void*> all = take_all();
   EXPECT_EQ(all.size(), kept);
   EXPECT_EQ(std::adjacent_find(all.begin(), all.end()), all.end());
+}
+
+// ---- what an idle class has goes down as others are used (depot_look) ----
+//
+// Seen to fail: the first without the halving, and with a round that never counts; the second with
+// the bound left out; the third with the tag not compared; the last with nothing trimmed.
+
+Magazine* full_of(unsigned size_class) {
+  const rdmalloc::ClassInfo& info = rdmalloc::class_info(size_class);
+  Magazine* magazine = rdmalloc::depot_take_empty(kShard);
+  magazine->count = rdmalloc::slab_take(kShard, size_class, magazine->slots, info.magazine_max);
+  EXPECT_EQ(magazine->count, info.magazine_max);
+  return magazine;
+}
+void fill(unsigned size_class) {
+  for (int i = 0; i < rdmalloc::class_info(size_class).depot_max; i++)
+    ASSERT_TRUE(rdmalloc::depot_put(kShard, size_class, full_of(size_class)));
+}
+std::uint64_t bytes_of(unsigned size_class) {
+  return depot_blocks(size_class) * rdmalloc::class_info(size_class).block_bytes;
+}
+void look_round() {
+  for (unsigned c = 0; c < rdmalloc::kClasses; c++) rdmalloc::depot_look(kShard);
+}
+const unsigned kMany[] = {rdmalloc::class_of(64), rdmalloc::class_of(512), rdmalloc::class_of(2048),
+                          rdmalloc::class_of(8192)};
+
+TEST_F(Depot, idle_classes_shrink_to_the_bound_of_all) {
+  for (unsigned c : kMany) fill(c);
+  for (int round = 0; round < 12; round++) look_round();
+  std::uint64_t all = 0;
+  for (unsigned c : kMany) all += bytes_of(c);
+  EXPECT_LE(all, rdmalloc::kDepotIdleBytes);
+}
+
+TEST_F(Depot, idle_classes_below_the_bound_keep_what_they_have) {
+  fill(kClass);
+  std::uint64_t before = depot_blocks(kClass);
+  for (int round = 0; round < 12; round++) look_round();
+  EXPECT_EQ(depot_blocks(kClass), before);
+}
+
+TEST_F(Depot, a_class_in_use_keeps_what_it_has_beside_idle_ones) {
+  for (unsigned c : kMany) fill(c);
+  std::uint64_t before = depot_blocks(kClass);
+  for (int round = 0; round < 4; round++) {
+    look_round();
+    ASSERT_TRUE(rdmalloc::depot_put(kShard, kClass, depot_take(kShard, kClass)));
+  }
+  EXPECT_EQ(depot_blocks(kClass), before);
+  EXPECT_LT(bytes_of(kMany[3]), rdmalloc::kDepotBytes) << "no thread used those of 8 KiB";
+}
+
+TEST_F(Depot, an_empty_slab_of_an_idle_class_leaves) {
+  const unsigned idle = rdmalloc::class_of(24000);
+  std::uint64_t before = rdmalloc_test::counter("stats.slab_spans");
+  Magazine* magazine = full_of(idle);
+  EXPECT_EQ(rdmalloc_test::counter("stats.slab_spans"), before + 1);
+  rdmalloc::slab_give_back(idle, magazine->slots, magazine->count);
+  magazine->count = 0;
+  rdmalloc::depot_put_empty(kShard, magazine);
+  EXPECT_EQ(rdmalloc_test::counter("stats.slab_spans"), before + 1) << "for the next allocation";
+  look_round();
+  look_round();
+  EXPECT_EQ(rdmalloc_test::counter("stats.slab_spans"), before);
 }
 
 }  // namespace
