@@ -32,7 +32,8 @@ struct chunk {
   ssize_t length;
 };
 
-/* Called at once, or when somebody has put a buffer: inside rdmalloc_pool_put(), on this thread. */
+/* Called at once, or when another caller has put a buffer: inside rdmalloc_pool_put(), on this
+ * thread. */
 static void start(struct rdmalloc_pool_waiter* waiter, struct rdmalloc_buffer* buffer) {
   struct chunk* chunk = waiter->arg;
   struct copy* copy = chunk->copy;

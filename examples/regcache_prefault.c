@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
  * Much memory made ready for transfers at the start of a program: backed and registered by all
- * processors, with progress told. Afterwards each use is a hit.
+ * processors, with reports of progress. Afterwards each use is a hit.
  *
  *     cc regcache_prefault.c $(pkg-config --cflags --libs rdmalloc rdmalloc-uring liburing)
  *     ./a.out [MiB]

@@ -20,7 +20,7 @@ static const char* const kEvents[] = {"",        "prepare: end transfers, put wh
 /* What the program has opened itself it closes and opens here. The ring is the registrar's. */
 static int on_event(struct rdmalloc_domain* domain, enum rdmalloc_domain_event event, void* arg) {
   (void)domain;
-  printf("%s: told: %s\n", (const char*)arg, kEvents[event]);
+  printf("%s: event: %s\n", (const char*)arg, kEvents[event]);
   return 0;
 }
 

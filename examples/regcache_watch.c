@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: BSD-3-Clause
  *
- * Memory that is not malloc's, cached without anybody's word: with RDMALLOC_FOREIGN=watch in the
- * environment the kernel tells when it goes.
+ * Memory that is not malloc's, cached without its owner's word: with RDMALLOC_FOREIGN=watch in the
+ * environment the kernel reports when it goes.
  *
  *     cc regcache_watch.c $(pkg-config --cflags --libs rdmalloc rdmalloc-mlock)
  */
@@ -38,7 +38,7 @@ int main(void) {
   struct rdmalloc_watch_counters watch = {.size = sizeof watch};
   rdmalloc_watch_stats(&watch);
   unsigned long long first = registrations_for(domain, memory);
-  /* Other pages at the same address, and nobody was told. */
+  /* Other pages at the same address, without any call of rdmalloc's. */
   mmap(memory, kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
   unsigned long long second = registrations_for(domain, memory);
   printf("%d uses: %llu registrations, %llu after the pages were replaced (%s)\n", kRounds, first,

@@ -101,7 +101,7 @@ def threads_picture(told):
                   for allocator in told["allocators"]}
         counts = sorted({threads for points in series.values() for threads in points})
         panels.append(svg.Lines(words, threads_answer(series),
-                                "ns of processor time for a malloc and a free, 16 B to 1 KiB", series,
+                                "ns of processor time, malloc and free, 16 B to 1 KiB", series,
                                 {count: str(count) for count in counts}, logarithmic=True, below="threads"))
     panels[-1].note = f"Minimum of {told['repetitions']} repetitions; {machine(told)}"
     return svg.picture(panels, [allocator["name"] for allocator in told["allocators"]],

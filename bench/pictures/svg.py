@@ -126,10 +126,11 @@ class Panel:
         for line in wrap(self.axis, TICK, WIDTH - 2 * MARGIN):
             y += TICK * 1.3
             text += text_at(MARGIN, y, line, TICK, style="soft")
-        return text, y + 14
+        return text, y + 24
 
     def foot(self, y):
         text = ""
+        y += 10 if self.note else 0
         for line in wrap(self.note, TICK, WIDTH - 2 * MARGIN) if self.note else []:
             y += TICK * 1.3
             text += text_at(MARGIN, y, line, TICK, style="soft")

@@ -1,4 +1,4 @@
-/* Is Open MPI told when glibc's heap shrinks? docs/reports/heap-that-shrinks.md. Needs no RDMA
+/* Does Open MPI hear when glibc's heap shrinks? docs/reports/heap-that-shrinks.md. Needs no RDMA
  * device.
  *
  *   mpicc -O2 heap_unheard.c -o heap_unheard -ldl
@@ -6,7 +6,7 @@
  * ./heap_unheard
  *
  * It asks Open MPI for what it hears itself, by the function that its caches use. Exit status 1
- * when it is not told. */
+ * when it does not hear. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <malloc.h>
@@ -22,16 +22,16 @@ typedef void release(void* start, size_t bytes, void* context, bool from_malloc)
 static char* block;
 enum { kBytes = 258048, kTurns = 40 };
 /* volatile: compilers know that free changes no variable of ours. */
-static volatile bool is_told;
+static volatile bool is_heard;
 
 static void on_release(void* start, size_t bytes, void* context, bool from_malloc) {
   (void)context;
   (void)from_malloc;
-  if ((char*)start < block + kBytes && (char*)start + bytes > block) is_told = true;
+  if ((char*)start < block + kBytes && (char*)start + bytes > block) is_heard = true;
 }
 
 int main(int argc, char** argv) {
-  int shrunk = 0, told = 0;
+  int shrunk = 0, heard = 0;
   MPI_Init(&argc, &argv);
   void* opal = dlopen("libopen-pal.so.80", RTLD_NOW | RTLD_NOLOAD);             /* Open MPI 5 */
   if (opal == NULL) opal = dlopen("libopen-pal.so.40", RTLD_NOW | RTLD_NOLOAD); /* Open MPI 4 */
@@ -44,15 +44,15 @@ int main(int argc, char** argv) {
     if (block == NULL) return 2;
     memset(block, i, kBytes);
     const char* end = sbrk(0);
-    is_told = false;
+    is_heard = false;
     free(block);
     malloc_trim(0);
     if ((const char*)sbrk(0) >= end) continue;
     shrunk++;
-    told += is_told;
+    heard += is_heard;
   }
-  printf("the heap shrank %d times; Open MPI was told of %d\n", shrunk, told);
+  printf("the heap shrank %d times; Open MPI heard of %d\n", shrunk, heard);
   fflush(stdout);
   MPI_Finalize();
-  return shrunk == 0 ? 2 : told < shrunk;
+  return shrunk == 0 ? 2 : heard < shrunk;
 }

@@ -2,7 +2,7 @@
  * verbs device, soft-RoCE for one.
  *
  *   cc -O2 -pthread node_taken_twice.c -o node_taken_twice -lfabric
- *   ./node_taken_twice monitor      one thread registers, another tells of what went
+ *   ./node_taken_twice monitor      one thread registers, another notifies of what went
  *   ./node_taken_twice registers    four threads register
  *
  * Both are allowed: the domain is FI_THREAD_SAFE, and notify of an imported monitor has no owner.
@@ -19,9 +19,9 @@
 enum { kPage = 4096, kBlocks = 64, kTurns = 20000, kMostThreads = 4 };
 static struct fid_domain* domain;
 static atomic_bool is_started, is_over;
-static _Atomic unsigned long told;
+static _Atomic unsigned long notified;
 
-/* A monitor that believes all: what it tells of is thrown away, and nothing else. */
+/* A monitor that lets the cache keep all but what it is notified of. */
 static int start(struct fid_mem_monitor* monitor) {
   (void)monitor;
   is_started = true;
@@ -74,12 +74,12 @@ static int open_domain(void) {
   return fi_domain(fabric, info, &domain, NULL);
 }
 
-static void tell(void* first, size_t bytes) {
+static void notify(void* first, size_t bytes) {
   monitor.import_ops->notify(&monitor, first, bytes);
-  told++;
+  notified++;
 }
 
-/* Registers blocks of its own in turn; half of what it closes is told of, so nodes come and go. */
+/* Registers blocks of its own in turn; half of what it closes is notified, so nodes come and go. */
 static void* registers(void* argument) {
   char* blocks = argument;
   for (int turn = 0; turn < kTurns; turn++) {
@@ -88,14 +88,14 @@ static void* registers(void* argument) {
     if (fi_mr_reg(domain, block, kPage, FI_SEND | FI_RECV, 0, 0, 0, &registration, NULL) != 0)
       exit(2);
     fi_close(&registration->fid);
-    if (turn % 2 != 0) tell(block, kPage);
+    if (turn % 2 != 0) notify(block, kPage);
   }
   return NULL;
 }
 
-static void* tells(void* argument) {
+static void* notifies(void* argument) {
   char* blocks = argument;
-  for (int turn = 0; !is_over; turn++) tell(blocks + (size_t)(turn % kBlocks) * kPage, kPage);
+  for (int turn = 0; !is_over; turn++) notify(blocks + (size_t)(turn % kBlocks) * kPage, kPage);
   return NULL;
 }
 
@@ -110,18 +110,18 @@ int main(int argc, char** argv) {
   if (!is_started) printf("it does not use the monitor\n");
   fflush(stdout);
   const int threads = is_monitor ? 1 : kMostThreads;
-  pthread_t registering[kMostThreads], telling;
+  pthread_t registering[kMostThreads], notifying;
   char* blocks = aligned_alloc(kPage, (size_t)kMostThreads * kBlocks * kPage);
   if (blocks == NULL) return 2;
   memset(blocks, 1, (size_t)kMostThreads * kBlocks * kPage);
   for (int i = 0; i < threads; i++)
     if (pthread_create(&registering[i], NULL, registers, blocks + (size_t)i * kBlocks * kPage) != 0)
       return 2;
-  if (is_monitor && pthread_create(&telling, NULL, tells, blocks) != 0) return 2;
+  if (is_monitor && pthread_create(&notifying, NULL, notifies, blocks) != 0) return 2;
   for (int i = 0; i < threads; i++) pthread_join(registering[i], NULL);
   is_over = true;
-  if (is_monitor) pthread_join(telling, NULL);
+  if (is_monitor) pthread_join(notifying, NULL);
   fi_close(&domain->fid);
-  printf("ended: %d registrations, told %lu times\n", threads * kTurns, told);
+  printf("ended: %d registrations, notified %lu times\n", threads * kTurns, notified);
   return 0;
 }

@@ -5,7 +5,7 @@
 
 What needs a device says so here, and is run by tests/lab/reports_test.py.
 
-Seen to fail: with `field_mask` of ucx_answers_wider.c's query empty, with status 0 for "no verbs device", without `volatile` in who_tells_from_where.c (the control saw nothing) and in heap_unheard.c, and with a
+Seen to fail: with `field_mask` of ucx_answers_wider.c's query empty, with status 0 for "no verbs device", without `volatile` in where_malloc_purges.c (the control saw nothing) and in heap_unheard.c, and with a
 program that no page names.
 """
 import os
@@ -59,8 +59,8 @@ class Reports(unittest.TestCase):
             self.assertIn("What would mend it" if path.stem not in ("README", "promises") else "# ", path.read_text())
             self.assertIn(path.name, (REPORTS / "README.md").read_text() + "README.md")
 
-    def test_rdmalloc_tells_from_outside(self):
-        program = self.compiled("who_tells_from_where")
+    def test_rdmalloc_notifies_from_outside(self):
+        program = self.compiled("where_malloc_purges")
         status, text = self.said([program], LD_PRELOAD=LIBRARY, RDMALLOC_DECAY_MS="0", RDMALLOC_PURGE="thread")
         inside, outside = map(int, re.findall(r"(\d+) times", text))
         self.assertEqual((status, inside), (0, 0), text)
@@ -103,7 +103,7 @@ class Reports(unittest.TestCase):
         status, text = self.said(["mpirun", "-n", "1", "--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca",
                                   "opal_common_ofi_provider_include", "tcp;ofi_rxm", program])
         self.assertEqual(status, 0, text)
-        self.assertIn("the heap shrank 40 times; Open MPI was told of 40", text)
+        self.assertIn("the heap shrank 40 times; Open MPI heard of 40", text)
 
     @needs_mpi
     def test_without_a_fabric_the_bytes_are_right(self):

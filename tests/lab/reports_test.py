@@ -24,7 +24,7 @@ RUNS = (
     ("fabric_answers_wider", 1, ("pages 0 to 15: remote read remote write remote atomic",
                                  "the key is the first one's, of all 16 pages")),
     (OFF + "fabric_answers_wider", 0, ("pages 0 to 15: local use", "pages 5 to 5: remote read\n")),
-    ("node_taken_twice monitor", 0, ("ended: 20000 registrations, told [1-9]",)),
+    ("node_taken_twice monitor", 0, ("ended: 20000 registrations, notified [1-9]",)),
     ("node_taken_twice registers", 0, ("ended: 80000 registrations",)),
 )
 

@@ -88,7 +88,7 @@ class SessionVerdicts(unittest.TestCase):
         self.some("not attached", "mtl verbs, T1", told=0)
         self.some("anew", "mtl tcp, T0", attaches=0)
         self.none("mtl verbs, T0", attaches=0)
-        self.none("mtl tcp, telling nobody", attached=0, told=0, attaches=0)
+        self.none("mtl tcp, without notifications", attached=0, told=0, attaches=0)
 
     def test_no_component_stays(self):
         self.some("component", "mtl tcp, T0", components_left=1)

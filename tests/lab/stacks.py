@@ -49,7 +49,7 @@ ALLOCATORS = [
               {**AT_EVERY_CHANCE, "RDMALLOC_NOTIFY": "hooks"}, "rdmalloc", True),
     Allocator("rdmalloc T1, purging at every chance", RDMALLOC,
               {**AT_EVERY_CHANCE, "RDMALLOC_NOTIFY": "explicit"}, "rdmalloc", True),
-    Allocator("control: rdmalloc purging, telling nobody", RDMALLOC,
+    Allocator("control: rdmalloc purging without notifications", RDMALLOC,
               {**AT_EVERY_CHANCE, "RDMALLOC_NOTIFY": "off"}, "silent", True),
 ]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""rdmalloc(1): what it tells, and what it refuses.
+"""rdmalloc(1): what it prints, and what it refuses.
 
     info_test.py RDMALLOC docs/settings.md
 
@@ -30,7 +30,7 @@ def info(*arguments, **environment):
     return json.loads(done.stdout)
 
 
-class Tells(unittest.TestCase):
+class Prints(unittest.TestCase):
     def test_every_setting_with_its_value_and_where_it_is_from(self):
         with open(SETTINGS_PAGE, encoding="utf-8") as page:
             documented = set(re.findall(r"^\| `(RDMALLOC_[A-Z_]+)", page.read(), flags=re.M))

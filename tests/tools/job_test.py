@@ -82,7 +82,7 @@ class Merges(Case):
         self.assertEqual((row["off"], row["off_by"]), (10, "regs"))
         self.assertEqual(row["statistics"]["closed_domains"]["registrations"], 90)
 
-    def test_told_is_the_sum_of_who_was_told(self):
+    def test_told_is_the_sum_over_the_libraries(self):
         rank_file(self.folder, 0, ranks=1, told_open_mpi=5, told_ucx=7, told_libfabric=1)
         self.assertEqual(self.view(0)["rows"][0]["told"], 13)
         self.assertRegex(self.text(0), r"(?m)^ +0  node1 +1000  job +100\.0M +0 +0 +13 ")
@@ -120,7 +120,7 @@ class Misses(Case):
         for rank in (0, 3):
             rank_file(self.folder, rank, ranks=6)
         rank_file(self.folder, 1, ranks=None, host="node2.of.it", pid=55)
-        # A shell beside a rank that told is no death.
+        # A shell beside a rank that left its statistics is no death.
         rank_file(self.folder, 3, ranks=None, pid=77)
         seen = self.view(1)
         self.assertEqual([(one["rank"], one["host"], one["pid"]) for one in seen["died"]],

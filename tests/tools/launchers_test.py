@@ -7,7 +7,7 @@ Launchers that are installed are run. How the command line of each release is ch
 --dry-run, on scripts that call themselves that release. Seen to fail: with -x in the first context
 only, with a user's own -x LD_PRELOAD left as it is (it came later and won), with -x beside
 mca_base_env_list (Open MPI 4 refuses it), with -genv put at the end, with LD_PRELOAD left in srun's
-environment, with launchers told by their name alone.
+environment, with launchers recognised by their name alone.
 """
 import os
 import shlex

@@ -237,7 +237,7 @@ class Without(Case):
         self.assertIn("runs without", done.stderr)
         self.said(["names no loader"], self.compiled("moved", "-static-pie"))
 
-    def test_scripts_are_told_by_their_interpreter(self):
+    def test_scripts_are_judged_by_their_interpreter(self):
         fixed = self.compiled("fixed", "-static", "-no-pie")
         self.said(["linked statically"], script(self.path("script"), f"#!{fixed}\n"))
 

@@ -85,15 +85,15 @@ class Slurm(unittest.TestCase):
 
     def test_a_job_as_a_whole(self):
         place = self.cluster.folder + "/statistics"
-        # Rank 2 has most, and rank 3 is killed, when the others have told.
+        # Rank 2 has most, and rank 3 is killed, when the others have written.
         done = call([TOOL, "run", "--library", OURS, f"--stats={place}", "--", "srun", "--wait=0", "-N",
                      "2", "-n", "4", "/usr/bin/python3", "-c", f"""
 import glob, os, signal, time
 rank = os.environ["SLURM_PROCID"]
 kept = [bytes(100000) for _ in range(3000 if rank == "2" else 10)]
-told = lambda: sum(os.path.getsize(name) > 0 for name in glob.glob("{place}/*.json"))
+written = lambda: sum(os.path.getsize(name) > 0 for name in glob.glob("{place}/*.json"))
 while rank == "3":
-    if told() == 3:
+    if written() == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(0.1)
 """], env=self.cluster.env())

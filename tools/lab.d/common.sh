@@ -29,7 +29,7 @@ lab_dir_prepare() {
   mkdir -p "$LAB_DIR"/{debs,roots,runs,locks} "$LAB_KERNELS" ||
     die "cannot make $LAB_DIR; set RDMALLOC_LAB_DIR to a directory that can be written"
   # Others could plant a kernel or a root that we then run.
-  [ -O "$LAB_DIR" ] || die "$LAB_DIR belongs to somebody else; set RDMALLOC_LAB_DIR to one of your own"
+  [ -O "$LAB_DIR" ] || die "$LAB_DIR belongs to another user; set RDMALLOC_LAB_DIR to a folder of your own"
 }
 
 # with_lock NAME SAYING CMD...: runs CMD holding LAB_DIR/locks/NAME; says SAYING when it must wait.

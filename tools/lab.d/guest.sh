@@ -7,7 +7,7 @@ LAB_BOOT_ALLOWED_S=120
 LAB_NOTICE_ALLOWED_S=20
 LAB_STACKS_ALLOWED_S=600
 
-# One guest at a time unless told otherwise: two cores emulate one two-core guest.
+# One guest at a time, but for a pair: two cores emulate one two-core guest.
 guest_lock() {
   [ -z "${LAB_PAIR-}" ] || return 0
   exec 8> "$LAB_DIR/locks/guest"
@@ -15,7 +15,7 @@ guest_lock() {
 }
 
 guest_run_directory() {
-  # What labs that were killed left behind; a guest of a day's age is no longer anybody's.
+  # What labs that were killed left behind; a guest of a day's age is in use no longer.
   find "$LAB_DIR/runs" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} +
   LAB_RUN=$(mktemp -d "$LAB_DIR/runs/run.XXXXXX")
 }

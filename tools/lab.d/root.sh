@@ -98,7 +98,7 @@ root_install() {
 
 root_make() {
   local release=$1
-  ! root_ready "$release" || return 0 # somebody made it while we waited for the lock
+  ! root_ready "$release" || return 0 # another run made it while this one waited for the lock
   local partial=$LAB_DIR/roots/$release.partial debs=$LAB_DIR/debs/$release
   local log=$LAB_DIR/roots/$release.log mirror scratch
   need_commands debootstrap debootstrap unshare util-linux chroot coreutils

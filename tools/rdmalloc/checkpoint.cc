@@ -126,7 +126,7 @@ bool is_asked_for_nothing(const std::vector<Control>& controls, int process) {
   return true;
 }
 
-// Asks all of the tree at once, then waits for each. Those that did it are told to resume when
+// Asks all of the tree at once, then waits for each. Those that did it are asked to resume when
 // another could not.
 int quiesce(int process, int timeout_ms) {
   const std::vector<Control> controls = controls_of(tree_of(process));
@@ -166,7 +166,7 @@ int resume(int process, int timeout_ms) {
   return status;
 }
 
-// The tasks are stopped: nobody can answer. Of a dump that is not their end, or that has failed,
+// The tasks are stopped and can not answer. Of a dump that is not their end, or that has failed,
 // they resume when they go on; else the request dies with them, and the images don't have it.
 int leave_resume(int process) {
   for (const Control& control : controls_of(tree_of(process)))

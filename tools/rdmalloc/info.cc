@@ -19,7 +19,7 @@ std::uint64_t value_of(const char* name) {
   std::size_t size = sizeof value;
   if (int error = rdmalloc_ctl(name, &value, &size, nullptr, 0))
     throw std::runtime_error(
-        fmt::format("the library at hand does not tell '{}' ({}); is it of "
+        fmt::format("the library at hand does not know '{}' ({}); is it of "
                     "another version than this tool?",
                     name, rdmalloc_strerror(error)));
   return value;
@@ -95,7 +95,7 @@ Notifier notifier(const char* name, rdmalloc_notifier which, Info& info) {
   rdmalloc_notifier_info state = {};
   state.size = sizeof state;
   if (int error = rdmalloc_notifier_state(which, &state))
-    throw std::runtime_error(fmt::format("the library does not tell of the notifier {} ({})", name,
+    throw std::runtime_error(fmt::format("the library does not know the notifier {} ({})", name,
                                          rdmalloc_strerror(error)));
   info.calls_libc = state.calls_libc != 0;
   info.is_madvise_patched = state.is_madvise_patched != 0;
@@ -123,26 +123,27 @@ void explain_tier(std::uint64_t mode, Info& info) {
       return;
     case 1:
       info.tier = "T0";
-      info.tier_reason = "hooks: a purge calls libc's madvise, and nobody is told by a call";
+      info.tier_reason =
+          "hooks: a purge calls libc's madvise, and no library is notified by a call";
       return;
     case 2:
       info.tier = "T1";
       info.tier_reason =
           info.calls_libc
-              ? "explicit: libraries are told by calls; it is not certain that all are, "
+              ? "explicit: libraries are notified by calls; it is not certain that all are, "
                 "so that libc's madvise is called as well"
-              : "explicit: libraries are told by calls, and pages go by a raw system call";
+              : "explicit: libraries are notified by calls, and pages go by a raw system call";
       return;
     default:
       info.tier = "none";
-      info.tier_reason = "off: no other cache is told; only for programs without any fabric";
+      info.tier_reason = "off: no other cache is notified; only for programs without any fabric";
   }
 }
 
 std::string notifier_text(const Notifier& one) {
   std::string text = fmt::format("  {:<10} {}attached: {}\n", one.name,
                                  one.is_attached ? "" : "not ", one.explanation);
-  if (one.told != 0) text += fmt::format("             {} ranges told\n", one.told);
+  if (one.told != 0) text += fmt::format("             notified of {} ranges\n", one.told);
   if (one.refused != 0)
     text += fmt::format("             {} registrations of foreign memory refused\n", one.refused);
   return text;
@@ -189,7 +190,7 @@ std::string as_text(const Info& info) {
                       info.is_madvise_patched ? "" : "not ");
   text += "\nnotifiers\n";
   for (const Notifier& one : info.notifiers) text += notifier_text(one);
-  text += fmt::format("  {} unmappings of foreign memory told, purging held {} times\n",
+  text += fmt::format("  notified of {} unmappings of foreign memory, purging held {} times\n",
                       info.foreign_told, info.holds);
   text += fmt::format("\npurging\n  by {}{}, after {} ms, at most {} free and backed\n",
                       info.purge_mode,

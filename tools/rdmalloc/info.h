@@ -1,5 +1,5 @@
-// What `rdmalloc info` tells: the state of rdmalloc in this process, which has the same environment
-// as a program started from the same shell.
+// What `rdmalloc info` prints: the state of rdmalloc in this process, which has the same
+// environment as a program started from the same shell.
 #pragma once
 
 #include <cstdint>

@@ -89,8 +89,8 @@ bool has_other_hosts(const Job& job) {
   return false;
 }
 
-// Whose MPI a program is linked with; empty: nobody's. libmpi.so.12 alone is the name that MPICH,
-// Intel MPI and MVAPICH share.
+// Whose MPI a program is linked with; empty: none that is known. libmpi.so.12 alone is the name
+// that MPICH, Intel MPI and MVAPICH share.
 std::string mpi_of(const Job& job, const Library** library) {
   for (const auto& [name, project] :
        {std::pair<const char*, const char*>{"libopen-pal.so", "Open MPI"},
@@ -322,7 +322,7 @@ Finding check_hooks(const Job& job) {
   const std::string notify = job.variable("RDMALLOC_NOTIFY").value_or("auto");
   if (notify == "off")
     return {"hooks", Severity::bad, seen + "; RDMALLOC_NOTIFY=off",
-            "rdmalloc tells none of them that pages go: messages are sent from, and received "
+            "rdmalloc notifies none of them before pages go: messages are sent from, and received "
             "into, pages that the program no longer has, without any error",
             "unset RDMALLOC_NOTIFY"};
   std::string off;
@@ -332,10 +332,11 @@ Finding check_hooks(const Job& job) {
     off = "UCX_MEM_MMAP_HOOK_MODE=none";
   if (!off.empty() && notify != "explicit")
     return {"hooks", Severity::warning, fmt::format("{}; {} turns hooks off", seen, off),
-            "registrations of memory that is not rdmalloc's are watched by nobody "
+            "registrations of memory that is not rdmalloc's are not watched by any library "
             "(docs/notifiers.md)",
             "export RDMALLOC_NOTIFY=explicit"};
-  return good("hooks", fmt::format("{}; rdmalloc tells them (RDMALLOC_NOTIFY={})", seen, notify));
+  return good("hooks",
+              fmt::format("{}; rdmalloc notifies them (RDMALLOC_NOTIFY={})", seen, notify));
 }
 
 // open-mpi/ompi #13021: closing the component takes the patcher with it, and the next opening
@@ -368,7 +369,7 @@ Finding check_libfabric(const Job& job) {
   const Library* library = job.library("libfabric.so");
   if (library == nullptr) return good("libfabric", "no libfabric is loaded");
   const std::optional<Release> release = release_of(library->path);
-  if (!release) return good("libfabric", library->name + " does not tell its release");
+  if (!release) return good("libfabric", library->name + " does not say its release");
   std::string seen =
       fmt::format("libfabric {}.{} ({})", release->major, release->minor, library->path);
   if (job.variable("FI_MR_CACHE_MAX_COUNT").value_or("") == "0")
@@ -379,11 +380,11 @@ Finding check_libfabric(const Job& job) {
   if (is_race && (purge == "auto" || purge == "thread"))
     return {"libfabric", Severity::bad, seen,
             "2.6.0's cache takes nodes from a list without its lock: a notification from another "
-            "thread, as from rdmalloc's purge thread, may crash or hang it (the patch level is not "
-            "told)",
+            "thread, as from rdmalloc's purge thread, may crash or hang it (it does not say its "
+            "patch level)",
             "export RDMALLOC_PURGE=off  # or FI_MR_CACHE_MAX_COUNT=0, or another release"};
   if (is_race || *release < first_deadlock || race < *release) return good("libfabric", seen);
-  // By the layer that Open MPI was told to send through; over UCX nothing goes through libfabric.
+  // By the layer that Open MPI is set to send through; over UCX nothing goes through libfabric.
   if (job.mca("pml").value_or("") == "ucx")
     return good("libfabric", seen + "; pml=ucx: messages do not go through it");
   // The preload that decides is the first malloc's; `rdmalloc run` makes it ours.

@@ -10,7 +10,7 @@
 
 namespace rdmalloc::tool {
 
-// One that ended by itself, and told.
+// One that ended by itself and left its statistics.
 struct ProcessStatistics {
   std::optional<std::int64_t> rank, ranks;
   std::string host, program;
@@ -18,7 +18,7 @@ struct ProcessStatistics {
   nlohmann::json counters;  // the whole object
 };
 
-// One that began, and left nothing: only its file's name tells of it.
+// One that began, and left nothing: only the name of its file is known.
 struct SilentProcess {
   std::optional<std::int64_t> rank;
   std::string host, pid;  // empty where the name has another form

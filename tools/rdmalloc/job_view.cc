@@ -81,7 +81,7 @@ struct RankRow {
 struct View {
   std::vector<RankRow> rows;  // farthest from the median first
   std::vector<double> medians;
-  std::vector<SilentProcess> died;    // of ranks of which no process told anything
+  std::vector<SilentProcess> died;    // of ranks of which no process left statistics
   std::vector<SilentProcess> silent;  // the others
   std::vector<std::int64_t> missing;  // ranks without any file
   std::vector<std::string> complaints;
@@ -146,18 +146,18 @@ void measure(View& view) {
                    [](const RankRow& a, const RankRow& b) { return a.off > b.off; });
 }
 
-// Whom one would expect, and does not find.
+// Ranks that left nothing.
 void look_for_missing(const JobFiles& files, View& view) {
-  std::set<std::int64_t> told, began;
-  for (const RankRow& row : view.rows) told.insert(row.rank);
+  std::set<std::int64_t> ended, began;
+  for (const RankRow& row : view.rows) ended.insert(row.rank);
   for (const SilentProcess& one : files.silent) {
     if (one.rank) began.insert(*one.rank);
-    (one.rank && told.count(*one.rank) == 0 ? view.died : view.silent).push_back(one);
+    (one.rank && ended.count(*one.rank) == 0 ? view.died : view.silent).push_back(one);
   }
-  for (const std::set<std::int64_t>& seen : {told, began})
+  for (const std::set<std::int64_t>& seen : {ended, began})
     if (!seen.empty()) view.ranks = std::max(view.ranks, *seen.rbegin() + 1);
   for (std::int64_t rank = 0; rank < view.ranks; ++rank)
-    if (told.count(rank) == 0 && began.count(rank) == 0) view.missing.push_back(rank);
+    if (ended.count(rank) == 0 && began.count(rank) == 0) view.missing.push_back(rank);
 }
 
 void look_for_mixture(const JobFiles& files, View& view) {

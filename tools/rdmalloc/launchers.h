@@ -34,7 +34,7 @@ struct Wanted {
 struct Plan {
   std::vector<std::string> command;
   Changes environment;                // of the launcher, or of the program when there is none
-  std::vector<std::string> programs;  // that the ranks run, as far as they can be told
+  std::vector<std::string> programs;  // that the ranks run, as far as they are known
   std::vector<std::string> warnings;  // sentences
   std::string refusal;                // why there is no plan
 };

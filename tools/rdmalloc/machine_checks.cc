@@ -152,7 +152,7 @@ std::set<unsigned long> numbers_in(const std::string& list) {
 
 // Open MPI counts, by hwloc, the cores and not their hardware threads: of the machine less those
 // that a cgroup's cpuset keeps from us; those that taskset(1) keeps from us count. Where the
-// kernel's files don't tell of cores, it takes all processors that are online.
+// kernel's files don't name cores, it takes all processors that are online.
 long slots_of(const Machine& machine) {
   std::string allowed;
   for (const std::string& group : groups(machine, "cpuset"))
@@ -213,7 +213,7 @@ Finding check_memlock(const Machine& machine) {
   const std::string limits = machine.text("/proc/self/limits").value_or("");
   constexpr std::string_view kLabel = "Max locked memory";
   const std::size_t at = limits.find(kLabel);
-  if (at == std::string::npos) return good("memlock", "the kernel does not tell the limit");
+  if (at == std::string::npos) return good("memlock", "the kernel does not show the limit");
   std::string most, could_be;
   std::istringstream(limits.substr(at + kLabel.size())) >> most >> could_be;
   if (most == "unlimited") return good("memlock", "locked memory is not limited");
@@ -322,7 +322,7 @@ Finding check_huge_pages(const Machine& machine) {
   if (free_pages < kMuch) return good("huge_pages", seen);
   return {"huge_pages", Severity::warning, seen,
           "reserved pages serve hugetlbfs only (DPDK, or programs and heaps that ask for them): "
-          "neither rdmalloc nor anybody's malloc can use them",
+          "neither rdmalloc nor another malloc can use them",
           fmt::format("echo {} | sudo tee /proc/sys/vm/nr_hugepages  # if nothing is to use them",
                       all - free_pages)};
 }
@@ -399,7 +399,7 @@ Finding check_shared_memory(const Machine& machine) {
 Finding check_map_count(const Machine& machine) {
   constexpr std::uint64_t kDefault = 65530;  // the kernel's own
   const auto count = machine.number("/proc/sys/vm/max_map_count");
-  if (!count) return good("max_map_count", "the kernel does not tell vm.max_map_count");
+  if (!count) return good("max_map_count", "the kernel does not show vm.max_map_count");
   const std::string seen = fmt::format("vm.max_map_count is {}", *count);
   if (*count >= kDefault) return good("max_map_count", seen);
   return {"max_map_count", Severity::warning, seen,

@@ -1,10 +1,10 @@
 // rdmalloc(1): runs programs with rdmalloc, and says what it does in a program started from here.
 //
-// Exit status: of `info` 0; 1 when something could not be told or loaded; 2 for wrong arguments. Of
-// `run` that of the command; 125 when it was not started, 126 and 127 as a shell has them. Of
-// `doctor` 0, 1 and 2 for good, warnings and bad; 3 when it could not look. Of `job` 0; 1 when not
-// every rank has left its statistics; 2 when there are none. Of `checkpoint` 0; 1 when a process
-// could not do it.
+// Exit status: of `info` 0; 1 when something could not be found out or loaded; 2 for wrong
+// arguments. Of `run` that of the command; 125 when it was not started, 126 and 127 as a shell has
+// them. Of `doctor` 0, 1 and 2 for good, warnings and bad; 3 when it could not look. Of `job` 0; 1
+// when not every rank has left its statistics; 2 when there are none. Of `checkpoint` 0; 1 when a
+// process could not do it.
 #include <dlfcn.h>
 #include <fmt/format.h>
 #include <rdmalloc/rdmalloc.h>
@@ -29,7 +29,7 @@ struct InfoOptions {
   bool is_of_sites = false;  // --fault-sites
 };
 
-// What can't be written was not told.
+// Output that can't be written is an error.
 int flushed() {
   if (std::fflush(stdout) == 0) return 0;
   fmt::print(stderr, "rdmalloc: standard output can't be written to\n");
@@ -68,7 +68,7 @@ CLI::App* add_doctor(CLI::App& app, rdmalloc::tool::DoctorOptions& options) {
   return command;
 }
 
-// Where a command of somebody else begins: behind "--", or at the first word that is no option of
+// Where the command to run begins: behind "--", or at the first word that is no option of
 // `ours`. What stands there is not for our parser, which would take its options for ours.
 int command_begins(const CLI::App& ours, int argc, char** argv) {
   for (int at = 2; at < argc; at++) {
@@ -173,7 +173,7 @@ CLI::App* add_run(CLI::App& app, rdmalloc::tool::RunOptions& options) {
 
 int main(int argc, char** argv) {
   if (is_started_by_criu(argc)) return serve_criu();
-  CLI::App app("Runs programs with rdmalloc, and tells what it does in them.", "rdmalloc");
+  CLI::App app("Runs programs with rdmalloc, and shows what it does in them.", "rdmalloc");
   app.set_version_flag("--version", std::string("rdmalloc ") + rdmalloc_version());
   app.require_subcommand(1);
   InfoOptions info_options;
@@ -205,7 +205,7 @@ int main(int argc, char** argv) {
                      : is_doctor ? rdmalloc::tool::kExitCouldNotLook
                      : is_job    ? rdmalloc::tool::kExitNoJob
                                  : 1;
-  // RDMALLOC_STATS is meant for the command, and for those of whom `job` tells.
+  // RDMALLOC_STATS is meant for the command, and for the ranks that `job` shows.
   std::uint64_t none = 0;
   if (is_run || is_doctor || is_job)
     rdmalloc_ctl("settings.stats_at_exit", nullptr, nullptr, &none, sizeof none);

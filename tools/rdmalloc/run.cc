@@ -65,7 +65,7 @@ std::string library_problem(const std::string& library) {
 // The loader goes on without a preload that it can't load, and says so on standard error only. It
 // is asked with this program, before anything is started that runs for hours.
 std::string loader_problem(const std::string& library) {
-  // Its statistics are nobody's.
+  // Its statistics are of no rank.
   const Said said = ask({"/proc/self/exe", "--version"},
                         {{"LD_PRELOAD", library}, {"RDMALLOC_STATS", std::nullopt}});
   if (said.err.find("ld.so: object") == std::string::npos && said.exit_status == 0) return {};
@@ -187,11 +187,11 @@ std::string not_found(const Found& found, const std::string& name) {
                                        : found.problem;
 }
 
-// Programs of which the files tell that they will run without rdmalloc.
+// Programs that, by their files, will run without rdmalloc.
 std::vector<std::string> without_us(const Plan& plan, const std::string& library) {
   std::vector<std::string> all;
   for (const std::string& name : plan.programs) {
-    // What is not here may be on the machines where the ranks run: the launcher will tell.
+    // What is not here may be on the machines where the ranks run: the launcher will say so.
     const Found found = find_program(name);
     if (found.path.empty()) continue;
     const std::string obstacle = preload_obstacle(started_for(found.path), library);

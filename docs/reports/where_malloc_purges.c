@@ -1,8 +1,8 @@
 /* Counts what pages an allocator gives back from inside malloc and free: promise 2 of
  * docs/reports/promises.md.
  *
- *   cc -O2 -rdynamic who_tells_from_where.c -o who_tells_from_where
- *   LD_PRELOAD=ALLOCATOR ./who_tells_from_where
+ *   cc -O2 -rdynamic where_malloc_purges.c -o where_malloc_purges
+ *   LD_PRELOAD=ALLOCATOR ./where_malloc_purges
  *
  * It stands in front of libc's functions by their names, as a cache that listens would be called.
  * What libc calls inside itself (glibc's own malloc) and raw system calls are not seen. Exit status
