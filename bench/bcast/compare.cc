@@ -7,19 +7,16 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <filesystem>
 
 #include "bench/bcast/results.h"
-#include "bench/support/process.h"
 #include "bench/support/report.h"
-#include "bench/support/table.h"
 
 namespace {
 
 using namespace rdmalloc::bench;
 
-// Finds MPI, allocators and transports; -1 to go on, otherwise the exit status.
+// Finds MPI and transports; -1 to go on, otherwise the exit status.
 int prepare(CompareOptions& options, BcastResults& results) {
   results.mpi = find_mpi(options.mpirun);
   if (results.mpi.kind == Mpi::Kind::none) return refuse(options, results.mpi.problem);
@@ -29,24 +26,11 @@ int prepare(CompareOptions& options, BcastResults& results) {
     return refuse(options, fmt::format("no worker for {} at {}: build the target {}",
                                        results.mpi.version, options.worker,
                                        std::filesystem::path(options.worker).filename().string()));
-  AllocatorChoice allocators = choose_allocators(options.allocators);
-  if (!allocators.error.empty()) return refuse(options, allocators.error);
   TransportChoice transports = choose_transports(results.mpi, options.transports);
   if (!transports.error.empty()) return refuse(options, transports.error);
-  results.allocators = std::move(allocators.found);
   results.transports = std::move(transports.found);
-  results.left_out = std::move(allocators.left_out);
-  results.left_out.insert(results.left_out.end(), transports.left_out.begin(),
-                          transports.left_out.end());
+  results.left_out = std::move(transports.left_out);
   return -1;
-}
-
-void print_choice(const CompareOptions& options, const BcastResults& results) {
-  fmt::print("{}, {} ranks; {} repetitions, interleaved\n", results.mpi.version, options.ranks,
-             options.repetitions);
-  for (const Transport& transport : results.transports)
-    fmt::print("  transport {}: {}\n", transport.name, transport.what);
-  print_allocators(results.allocators, results.left_out);
 }
 
 // The tables, on standard output, and the picture, by bench/pictures/bcast_report.py from the JSON
@@ -76,44 +60,59 @@ void print_ending(const CompareOptions& options, const std::string& picture) {
              std::filesystem::proximate(tool, ignored).string());
 }
 
-void write_reports(const CompareOptions& options, const BcastResults& results) {
-  const std::string picture = options.output_folder + "/bcast.svg";
-  std::error_code ignored;
-  std::filesystem::remove(picture, ignored);  // no older run's under this run's tables
-  const std::string problem =
-      write_file(options.json_path, results_json(options, results).dump(1) + "\n");
-  const std::string untold =
-      problem.empty() && !results.cells.empty() ? tell(options, picture) : "";
-  fmt::print("{}\n{} broadcasts, every byte checked at every rank, {} failures; {:.0f} s\n",
-             bcast_failures_text(results), results.checked_broadcasts, results.failures.size(),
-             results.wall_s);
-  for (const std::string& text : {problem, untold})
-    if (!text.empty()) fmt::print("{}\n", text);
-  if (problem.empty()) fmt::print("\nJSON: {}\n", options.json_path);
-  print_ending(options, picture);
-}
+class Bcast : public Comparison {
+ public:
+  Bcast(CompareOptions& options, BcastResults& results)
+      : Comparison("bcast"), options_(options), results_(results) {}
 
-int status_of(const CompareOptions& options, const BcastResults& results) {
-  const bool rdmalloc_failed =
-      std::any_of(results.failures.begin(), results.failures.end(),
-                  [](const BcastFailure& failure) { return failure.allocator == "rdmalloc"; });
-  const int status = exit_status(options, results.allocators,
-                                 {results.interrupted, rdmalloc_failed, !results.cells.empty()});
-  return status == 0 && !results.failures.empty() ? 4 : status;
-}
+  std::string heading() const override {
+    std::string text = fmt::format("{}, {} ranks; {} repetitions, interleaved",
+                                   results_.mpi.version, options_.ranks, options_.repetitions);
+    for (const Transport& transport : results_.transports)
+      text += fmt::format("\n  transport {}: {}", transport.name, transport.what);
+    return text;
+  }
+
+  std::vector<Run> plan() override { return bcast_runs(options_, results_); }
+  bool has_measured() const override { return !results_.cells.empty(); }
+
+  std::string tables() const override {
+    return fmt::format(
+        "{}\n{} broadcasts, every byte checked at every rank, {} failures; {:.0f} s\n",
+        bcast_failures_text(results_), results_.checked_broadcasts, results_.failures.size(),
+        results_.wall_s);
+  }
+
+  nlohmann::json report() const override { return results_json(options_, results_); }
+
+  void write_reports(const DriverOptions& /*options*/) const override {
+    const std::string picture = options_.output_folder + "/bcast.svg";
+    std::error_code ignored;
+    std::filesystem::remove(picture, ignored);  // no older run's under this run's tables
+    const std::string problem = write_file(options_.json_path, report().dump(1) + "\n");
+    const std::string untold = problem.empty() && has_measured() ? tell(options_, picture) : "";
+    fmt::print("{}", tables());
+    for (const std::string& text : {problem, untold})
+      if (!text.empty()) fmt::print("{}\n", text);
+    if (problem.empty()) fmt::print("\nJSON: {}\n", options_.json_path);
+    print_ending(options_, picture);
+  }
+
+ private:
+  const CompareOptions& options_;
+  BcastResults& results_;
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   CompareOptions options;
   if (const int status = parse_options(argc, argv, options); status >= 0) return status;
-  end_children_on_interrupt();
   BcastResults results;
   if (const int status = prepare(options, results); status >= 0) return status;
-  print_choice(options, results);
-  if (options.list) return 0;
-  run_all(options, results);
-  if (results.interrupted) fmt::print("\ninterrupted: what follows is incomplete\n");
-  write_reports(options, results);
-  return status_of(options, results);
+  Bcast bench(options, results);
+  const Pace pace = {.retries_after_failure = false,  // a hang costs its limit
+                     .expected = bcast_expected(options, results.transports)};
+  const int status = compare(options, bench, results, pace);
+  return status == 0 && !results.failures.empty() ? 4 : status;
 }

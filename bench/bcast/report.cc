@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include "bench/bcast/results.h"
-#include "bench/support/driver.h"
 #include "bench/support/statistics.h"
 
 namespace rdmalloc::bench {
@@ -15,47 +14,17 @@ using nlohmann::json;
 
 using Values = std::vector<double> Measured::*;
 
-const Measured* find_cell(const BcastResults& results, const Cell& cell) {
-  const auto it = results.cells.find(cell);
-  return it == results.cells.end() ? nullptr : &it->second;
-}
-
-double ratio_of(const BcastResults& results, const Cell& cell, const Cell& base, Values values) {
-  const Measured* mine = find_cell(results, cell);
-  const Measured* other = find_cell(results, base);
-  return mine == nullptr || other == nullptr ? 0 : paired_ratio(mine->*values, other->*values);
-}
-
 double ratio_to_glibc(const BcastResults& results, const Cell& cell, Values values) {
   Cell base = cell;
   base.allocator = "glibc";
-  return ratio_of(results, cell, base, values);
+  return ratio_of(results.cells, cell, base, values);
 }
 
 double fresh_over_reused(const BcastResults& results, const Cell& fresh, Values values) {
   Cell base = fresh;
   base.pattern = "reused";
-  return ratio_of(results, fresh, base, values);
+  return ratio_of(results.cells, fresh, base, values);
 }
-
-}  // namespace
-
-std::string bcast_failures_text(const BcastResults& results) {
-  // The end of what it said: a launcher repeats itself before, and the reason comes last.
-  constexpr std::size_t kShown = 3000;
-  std::string text;
-  for (const BcastFailure& failure : results.failures) {
-    text += fmt::format("\nFAILED: {} {} with {}, repetition {}: {}\n", failure.transport,
-                        failure.patterns, failure.allocator, failure.repetition, failure.what);
-    const std::string& error = failure.standard_error;
-    if (error.size() > kShown) text += "  […]\n";
-    text += error.size() > kShown ? error.substr(error.size() - kShown) : error;
-    if (!failure.stacks.empty()) text += "stacks at the limit:\n" + failure.stacks;
-  }
-  return text;
-}
-
-namespace {
 
 json summary_json(const BcastResults& results, const Cell& cell, const Measured& measured) {
   json object = {{"transport", cell.transport},
@@ -86,38 +55,37 @@ json summary_json(const BcastResults& results, const Cell& cell, const Measured&
 
 }  // namespace
 
+std::string bcast_failures_text(const BcastResults& results) {
+  // The end of what it said: a launcher repeats itself before, and the reason comes last.
+  constexpr std::size_t kShown = 3000;
+  std::string text;
+  for (const Failure& failure : results.failures) {
+    text += fmt::format("\nFAILED: {}: {}\n", failure.title, failure.what);
+    const std::string& error = failure.standard_error;
+    if (error.size() > kShown) text += "  […]\n";
+    text += error.size() > kShown ? error.substr(error.size() - kShown) : error;
+    if (!failure.stacks.empty()) text += "stacks at the limit:\n" + failure.stacks;
+  }
+  return text;
+}
+
 json results_json(const CompareOptions& options, const BcastResults& results) {
-  json report = {{"schema", "rdmalloc-bcast-1"},
-                 {"host", host_description()},
-                 {"mpi", results.mpi_library},
-                 {"settings",
-                  {{"ranks", options.ranks},
-                   {"repetitions", options.repetitions},
-                   {"scale", options.scale},
-                   {"pause_ms", options.pause_ms},
-                   {"sizes", options.sizes},
-                   {"patterns", options.patterns}}},
-                 {"wall_s", results.wall_s},
-                 {"interrupted", results.interrupted},
-                 {"broadcasts_checked", results.checked_broadcasts},
-                 {"peak_rss_mib", results.peak_rss_mib}};
-  for (const char* list : {"allocators", "transports", "left_out", "results", "failures"})
-    report[list] = json::array();
-  for (const Allocator& allocator : results.allocators)
-    report["allocators"].push_back(to_json(allocator));
+  json report = report_of(options, "rdmalloc-bcast-1", results, "");
+  report["mpi"] = results.mpi_library;
+  report["settings"] = {{"ranks", options.ranks}, {"repetitions", options.repetitions},
+                        {"scale", options.scale}, {"pause_ms", options.pause_ms},
+                        {"sizes", options.sizes}, {"patterns", options.patterns}};
+  report["broadcasts_checked"] = results.checked_broadcasts;
+  report["peak_rss_mib"] = results.peak_rss_mib;
+  report["transports"] = json::array();
   for (const Transport& transport : results.transports)
     report["transports"].push_back({{"name", transport.name}, {"arguments", transport.arguments}});
-  for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
   for (const auto& [cell, measured] : results.cells)
     report["results"].push_back(summary_json(results, cell, measured));
-  for (const BcastFailure& failure : results.failures)
-    report["failures"].push_back({{"transport", failure.transport},
-                                  {"patterns", failure.patterns},
-                                  {"allocator", failure.allocator},
-                                  {"repetition", failure.repetition},
-                                  {"what", failure.what},
-                                  {"stderr", failure.standard_error},
-                                  {"stacks", failure.stacks}});
+  for (std::size_t i = 0; i < results.failures.size(); ++i) {
+    report["failures"][i]["stderr"] = results.failures[i].standard_error;
+    report["failures"][i]["stacks"] = results.failures[i].stacks;
+  }
   return report;
 }
 

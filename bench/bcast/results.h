@@ -1,4 +1,4 @@
-// What the runs of bcast_compare gave: collected by the runner, read by the report.
+// What the runs of bcast_compare gave: kept by the plan, read by the report.
 #pragma once
 
 #include <map>
@@ -8,6 +8,7 @@
 
 #include "bench/bcast/options.h"
 #include "bench/bcast/transports.h"
+#include "bench/support/comparison.h"
 
 namespace rdmalloc::bench {
 
@@ -29,31 +30,20 @@ struct Measured {
   std::size_t broadcasts = 0;
 };
 
-struct BcastFailure {
-  std::string transport;
-  std::string patterns;
-  std::string allocator;
-  int repetition = 0;
-  std::string what;
-  std::string standard_error;
-  std::string stacks;
-};
-
-struct BcastResults {
+struct BcastResults : Results {
   Mpi mpi;
-  std::vector<Allocator> allocators;
   std::vector<Transport> transports;
-  std::vector<LeftOut> left_out;
   std::map<Cell, Measured> cells;
   std::map<std::string, double> peak_rss_mib;  // by allocator, over all runs
-  std::vector<BcastFailure> failures;
   std::size_t checked_broadcasts = 0;
   std::string mpi_library;  // as the worker reports it
-  double wall_s = 0;
-  bool interrupted = false;
 };
 
-void run_all(const CompareOptions& options, BcastResults& results);
+// In the driver's order: no allocator has the machine to itself.
+std::vector<Run> bcast_runs(const CompareOptions& options, BcastResults& results);
+// Seconds of a run, by its kind.
+std::map<std::string, double> bcast_expected(const CompareOptions& options,
+                                             const std::vector<Transport>& transports);
 
 std::string bcast_failures_text(const BcastResults& results);
 nlohmann::json results_json(const CompareOptions& options, const BcastResults& results);

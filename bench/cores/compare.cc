@@ -247,7 +247,7 @@ int parse_options(int argc, char** argv, CoresOptions& options, Grid& grid) {
   return 3;
 }
 
-int compare(int argc, char** argv) {
+int compare_cores(int argc, char** argv) {
   CoresOptions options;
   Grid grid = grid_of(options);
   if (const int status = parse_options(argc, argv, options, grid); status >= 0) return status;
@@ -259,5 +259,5 @@ int compare(int argc, char** argv) {
 }  // namespace rdmalloc::bench
 
 int main(int argc, char** argv) {
-  return rdmalloc::bench::compare(argc, argv);
+  return rdmalloc::bench::compare_cores(argc, argv);
 }

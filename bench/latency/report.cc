@@ -17,36 +17,21 @@ using nlohmann::json;
 constexpr std::size_t kMedian = 0;  // of kPercentiles
 constexpr std::size_t kOneInThousand = 3;
 
-const Latencies* find_cell(const LatencyResults& results, const LatencyRow& row,
-                           const std::string& allocator) {
-  const auto it = results.cells.find({row, allocator});
-  return it == results.cells.end() ? nullptr : &it->second;
-}
-
-std::string threads_text(int threads) {
-  return threads == 1 ? "1 thread" : fmt::format("{} threads", threads);
-}
-
 std::string row_text(const LatencyRow& row) {
   const std::string size = row.bytes == 0 ? "" : " " + bytes_text(row.bytes);
-  return fmt::format("{}{}, {}, {}", row.operation, size, row.set, threads_text(row.threads));
-}
-
-std::string cell_text(const Latencies* latencies, std::size_t percentile) {
-  if (latencies == nullptr) return "failed";
-  const Summary summary = summarize(present(latencies->ns[percentile]));
-  if (summary.count == 0) return "never";
-  std::string text = nanoseconds_text(summary.median);
-  if (summary.count > 1) text += fmt::format(" ±{:.0f}%", half_range_percent(summary));
-  return text;
+  return fmt::format("{}{}, {}, {}", row.operation, size, row.set,
+                     threads_text(static_cast<std::size_t>(row.threads)));
 }
 
 std::string table(const LatencyResults& results, std::size_t percentile) {
   Table text(head_of(results));
   for (const LatencyRow& row : results.rows) {
     std::vector<std::string> cells = {row_text(row)};
-    for (const Allocator& allocator : results.allocators)
-      cells.push_back(cell_text(find_cell(results, row, allocator.name), percentile));
+    for (const Allocator& allocator : results.allocators) {
+      const Latencies* latencies = find_cell(results.cells, {row, allocator.name});
+      cells.push_back(latencies == nullptr ? "failed"
+                                           : time_text(latencies->ns[percentile], "never"));
+    }
     text.add(std::move(cells));
   }
   return text.text();
@@ -92,7 +77,7 @@ std::string points(const LatencyResults& results, const Panel& panel,
                    const std::string& allocator) {
   std::string text;
   for (const LatencyRow& row : results.rows) {
-    const Latencies* latencies = find_cell(results, row, allocator);
+    const Latencies* latencies = find_cell(results.cells, {row, allocator});
     if (row.bytes == 0 || panel_of(row) != panel || latencies == nullptr) continue;
     text += fmt::format("{}", row.bytes);
     for (const std::size_t percentile : {kMedian, kOneInThousand}) {
@@ -147,12 +132,12 @@ json latency_json(const LatencyOptions& options, const LatencyResults& results) 
 std::string latency_picture(const LatencyResults& results, const std::string& picture) {
   const std::vector<Panel> panels = panels_of(results);
   const std::size_t rows = (panels.size() + 3) / 4;
-  std::string script = fmt::format(
-      "set terminal svg noenhanced size 1800,{} font \"sans,11\" background rgb \"white\"\n"
-      "set output {}\nset logscale x 2\nset logscale y\nset yrange [5:*]\nset grid y\n"
+  std::string script = svg_head(picture, 1800, 360 * rows);
+  script += fmt::format(
+      "set logscale x 2\nset logscale y\nset yrange [5:*]\nset grid y\n"
       "set key below maxrows 2 samplen 2 font \",9\"\nset rmargin 6\n"
       "set ylabel \"ns\"\n{}",
-      360 * rows, gnuplot_quoted(picture), size_tics(results));
+      size_tics(results));
   for (std::size_t panel = 0; panel < panels.size(); ++panel)
     for (std::size_t i = 0; i < results.allocators.size(); ++i)
       script += fmt::format("$p{}_{} << EOD\n{}EOD\n", panel, i,
@@ -160,9 +145,10 @@ std::string latency_picture(const LatencyResults& results, const std::string& pi
   script += fmt::format("set multiplot layout {},4\n", rows);
   for (std::size_t panel = 0; panel < panels.size(); ++panel) {
     const auto& [operation, set, threads] = panels[panel];
-    script += fmt::format("set title {}\nplot",
-                          gnuplot_quoted(fmt::format("{}, {}, {}: p99.9, dashed p50", operation,
-                                                     set, threads_text(threads))));
+    script +=
+        fmt::format("set title {}\nplot",
+                    gnuplot_quoted(fmt::format("{}, {}, {}: p99.9, dashed p50", operation, set,
+                                               threads_text(static_cast<std::size_t>(threads)))));
     for (std::size_t i = 0; i < results.allocators.size(); ++i) {
       const std::string& name = results.allocators[i].name;
       script += fmt::format(

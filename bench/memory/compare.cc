@@ -194,7 +194,7 @@ MemoryCgroups::Version version_of(const MemoryOptions& options) {
   return options.cgroup == "v1" ? Version::v1 : options.cgroup == "v2" ? Version::v2 : Version::any;
 }
 
-int compare(int argc, char** argv) {
+int compare_memory(int argc, char** argv) {
   MemoryOptions options;
   Grid grid = grid_of();
   if (const int status = parse_options(argc, argv, options, grid); status >= 0) return status;
@@ -220,5 +220,5 @@ int compare(int argc, char** argv) {
 }  // namespace rdmalloc::bench
 
 int main(int argc, char** argv) {
-  return rdmalloc::bench::compare(argc, argv);
+  return rdmalloc::bench::compare_memory(argc, argv);
 }

@@ -7,14 +7,18 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <sstream>
 
 #include "bench/micro/results.h"
-#include "bench/support/process.h"
-#include "bench/support/report.h"
 #include "bench/support/table.h"
+#include "bench/support/turns.h"
 
 namespace rdmalloc::bench {
 namespace {
+
+using nlohmann::json;
 
 void add_options(CommandLine& line, MicroOptions& options, std::string& rss_bytes) {
   line.text("--base", options.base, "the allocator that ratios are taken to");
@@ -42,61 +46,164 @@ int parse_options(int argc, char** argv, MicroOptions& options) {
   return -1;
 }
 
-// The base of the ratios must be among those found; glibc is everywhere.
-void settle_base(MicroOptions& options, MicroResults& results) {
-  const auto is_there = [&](const std::string& name) {
-    return std::any_of(results.allocators.begin(), results.allocators.end(),
-                       [&](const Allocator& allocator) { return allocator.name == name; });
-  };
-  if (is_there(options.base) || results.allocators.empty()) return;
-  const std::string instead = is_there("glibc") ? "glibc" : results.allocators.front().name;
-  fmt::print("  no {} in this run: ratios are to {}\n", options.base, instead);
-  options.base = instead;
+// What an item cost, in nanoseconds. Google Benchmark relates items to processor time, and to real
+// time where a benchmark asks for it: what each benchmark here wants.
+double nanoseconds_of(const json& benchmark) {
+  const double rate = benchmark.value("items_per_second", 0.0);
+  return rate > 0 ? 1e9 / rate : std::nan("");
 }
 
-void write_reports(const MicroOptions& options, const MicroResults& results) {
-  write_json(options, micro_json(options, results));
-  const std::string picture = options.output_folder + "/micro.svg";
-  if (!results.cells.empty()) write_picture(picture, micro_picture(options, results, picture));
+// What is wrong with the output, or nothing.
+std::string take_benchmarks(const MicroOptions& options, const Allocator* allocator, int repetition,
+                            const Outcome& outcome, MicroResults& results) {
+  // What Google Benchmark does when the filter matches nothing; the other program may have it.
+  if (outcome.ok() && outcome.standard_error.find("Failed to match") != std::string::npos)
+    return {};
+  const json report = json::parse(outcome.standard_output, nullptr, false);
+  if (report.is_discarded() || !report.contains("benchmarks")) return "no JSON came out of it";
+  const std::string served_by = report.at("context").value("malloc", "");
+  if (allocator != nullptr)
+    if (std::string problem = served_by_another(*allocator, served_by); !problem.empty())
+      return problem;
+  auto& order = allocator != nullptr ? results.benchmarks : results.key_benchmarks;
+  for (const json& benchmark : report.at("benchmarks")) {
+    const std::string name = benchmark.at("name");
+    if (benchmark.value("error_occurred", false))
+      return fmt::format("{}: {}", name, benchmark.value("error_message", ""));
+    if (std::find(order.begin(), order.end(), name) == order.end()) order.push_back(name);
+    auto& values =
+        allocator != nullptr ? results.cells[{name, allocator->name}] : results.keys[name];
+    put(options, repetition, values, nanoseconds_of(benchmark));
+  }
+  return {};
 }
 
-int status_of(const MicroOptions& options, const MicroResults& results) {
-  const bool rdmalloc_failed =
-      std::any_of(results.failures.begin(), results.failures.end(),
-                  [](const MicroFailure& f) { return f.allocator == "rdmalloc"; });
-  const bool measured = !results.cells.empty() || !results.keys.empty();
-  const int status =
-      exit_status(options, results.allocators, {results.interrupted, rdmalloc_failed, measured});
+std::string take_rss(const Outcome& outcome, RssCurve& curve) {
+  std::istringstream lines(outcome.standard_output);
+  for (std::string line; std::getline(lines, line);) {
+    const json object = json::parse(line, nullptr, false);
+    if (object.is_discarded()) continue;
+    const std::string type = object.value("type", "");
+    if (type == "peak") curve.peak_mib = object.at("mib");
+    if (type == "freed" || type == "rss")
+      curve.samples.emplace_back(object.at("ms"), object.at("mib"));
+    if (type != "verdict") continue;
+    curve.start_mib = object.at("start_mib");
+    curve.end_mib = object.at("end_mib");
+    curve.allowed_mib = object.at("allowed_mib");
+    curve.decay_ms = object.at("decay_ms");
+    curve.returned = object.at("returned");
+    return {};
+  }
+  return "no verdict came out of it";
+}
+
+class Micro : public Comparison {
+ public:
+  Micro(MicroOptions& options, MicroResults& results)
+      : Comparison("micro"), options_(options), results_(results) {}
+
+  // The base of the ratios must be among those found; glibc is everywhere.
+  void settle_columns() override {
+    const auto is_there = [&](const std::string& name) {
+      return std::any_of(results_.allocators.begin(), results_.allocators.end(),
+                         [&](const Allocator& allocator) { return allocator.name == name; });
+    };
+    if (is_there(options_.base) || results_.allocators.empty()) return;
+    const std::string instead = is_there("glibc") ? "glibc" : results_.allocators.front().name;
+    note_ = fmt::format("\n  no {} in this run: ratios are to {}", options_.base, instead);
+    options_.base = instead;
+  }
+
+  std::string heading() const override {
+    return fmt::format("{} repetitions of at least {} s for each benchmark, interleaved{}",
+                       options_.repetitions, options_.min_time_s, note_);
+  }
+
+  std::vector<Run> plan() override {
+    const bool keys = std::filesystem::exists(options_.program_folder + "/micro_keys");
+    if (!keys) results_.left_out.push_back({"micro_keys", "it was not built"});
+    std::vector<Run> runs;
+    for (int repetition = 0; repetition < options_.repetitions; ++repetition) {
+      for (const std::size_t turn : turns_of(results_.allocators.size(), repetition))
+        runs.push_back(benchmarks_of("micro_malloc", &results_.allocators[turn], repetition));
+      if (keys) runs.push_back(benchmarks_of("micro_keys", nullptr, repetition));
+    }
+    if (options_.rss_bytes != 0)
+      for (const Allocator& allocator : results_.allocators) runs.push_back(rss_of(allocator));
+    return runs;
+  }
+
+  bool has_measured() const override { return !results_.cells.empty() || !results_.keys.empty(); }
+  std::string tables() const override { return micro_tables(options_, results_); }
+  json report() const override { return micro_json(options_, results_); }
+  std::string picture(const std::string& path) const override {
+    return results_.cells.empty() ? "" : micro_picture(options_, results_, path);
+  }
+
+ private:
+  // What has no allocator measures ours.
+  Run run_of(const std::string& program, const Allocator* allocator, int repetition,
+             std::vector<std::string> arguments) {
+    Run run;
+    run.kind = program;
+    run.allocator = allocator != nullptr ? allocator->name : "rdmalloc";
+    run.what = fmt::format("{} {}, repetition {}", program,
+                           allocator != nullptr ? allocator->name : "", repetition + 1);
+    run.title = fmt::format("{} with {}, repetition {}", program, run.allocator, repetition + 1);
+    run.about = {
+        {"program", program}, {"allocator", run.allocator}, {"repetition", repetition + 1}};
+    run.command = command_of(options_, program, std::move(arguments), allocator);
+    return run;
+  }
+
+  Run benchmarks_of(const std::string& program, const Allocator* allocator, int repetition) {
+    Run run = run_of(
+        program, allocator, repetition,
+        {"--benchmark_format=json", fmt::format("--benchmark_min_time={}", options_.min_time_s),
+         "--benchmark_filter=" + options_.filter});
+    run.keep = [this, allocator, repetition](const Outcome& outcome) {
+      const std::string problem =
+          take_benchmarks(options_, allocator, repetition, outcome, results_);
+      return outcome.ok() ? problem : ending_of(outcome, problem);
+    };
+    return run;
+  }
+
+  Run rss_of(const Allocator& allocator) {
+    Run run =
+        run_of("rss_return", &allocator, 0, {"--bytes", fmt::format("{}", options_.rss_bytes)});
+    run.keep = [this, &allocator](const Outcome& outcome) -> std::string {
+      RssCurve curve;
+      const std::string problem = take_rss(outcome, curve);
+      if (problem.empty()) results_.rss[allocator.name] = curve;
+      // Exit status 1 is a verdict; a peer's is no failure, ours is one.
+      if (!outcome.ok() && outcome.exit_code != 1) return ending_of(outcome, problem);
+      const bool kept = problem.empty() && allocator.name == "rdmalloc" && !curve.returned;
+      return kept ? "memory did not come back" : problem;
+    };
+    return run;
+  }
+
+  MicroOptions& options_;
+  MicroResults& results_;
+  std::string note_;  // where the ratios are not to the base that was asked for
+};
+
+int compare_micro(int argc, char** argv) {
+  MicroOptions options;
+  if (const int status = parse_options(argc, argv, options); status >= 0) return status;
+  MicroResults results;
+  Micro bench(options, results);
+  const int status = compare(options, bench, results);
   if (status == 3 && results.failures.empty())
     fmt::print(stderr, "micro_compare: no benchmark matches --filter '{}'\n", options.filter);
   return status;
-}
-
-int compare(int argc, char** argv) {
-  MicroOptions options;
-  if (const int status = parse_options(argc, argv, options); status >= 0) return status;
-  end_children_on_interrupt();
-  AllocatorChoice choice = choose_allocators(options.allocators);
-  if (!choice.error.empty()) return refuse(options, choice.error);
-  MicroResults results;
-  results.allocators = std::move(choice.found);
-  results.left_out = std::move(choice.left_out);
-  fmt::print("{} repetitions of at least {} s for each benchmark, interleaved\n",
-             options.repetitions, options.min_time_s);
-  print_allocators(results.allocators, results.left_out);
-  settle_base(options, results);
-  std::fflush(stdout);
-  if (options.list) return 0;
-  run_micro(options, results);
-  if (results.interrupted) fmt::print("\ninterrupted: what follows is incomplete\n");
-  fmt::print("{}", micro_tables(options, results));
-  write_reports(options, results);
-  return status_of(options, results);
 }
 
 }  // namespace
 }  // namespace rdmalloc::bench
 
 int main(int argc, char** argv) {
-  return rdmalloc::bench::compare(argc, argv);
+  return rdmalloc::bench::compare_micro(argc, argv);
 }

@@ -4,10 +4,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "bench/micro/results.h"
-#include "bench/support/driver.h"
 #include "bench/support/statistics.h"
 #include "bench/support/table.h"
 
@@ -16,31 +14,10 @@ namespace {
 
 using nlohmann::json;
 
-const std::vector<double>* find_cell(const MicroResults& results, const std::string& benchmark,
-                                     const std::string& allocator) {
-  const auto it = results.cells.find({benchmark, allocator});
-  return it == results.cells.end() ? nullptr : &it->second;
-}
-
 double ratio_to_base(const MicroOptions& options, const MicroResults& results,
                      const std::string& benchmark, const std::string& allocator) {
-  const auto* mine = find_cell(results, benchmark, allocator);
-  const auto* base = find_cell(results, benchmark, options.base);
-  return mine == nullptr || base == nullptr ? 0 : paired_ratio(*mine, *base);
-}
-
-std::string cell_text(const std::vector<double>& values) {
-  const Summary summary = summarize(present(values));
-  if (summary.count == 0) return "-";
-  std::string text = nanoseconds_text(summary.median);
-  if (summary.count > 1) text += fmt::format(" ±{:.0f}%", half_range_percent(summary));
-  return text;
-}
-
-std::vector<std::string> head_of(const MicroResults& results) {
-  std::vector<std::string> head = {""};
-  for (const Allocator& allocator : results.allocators) head.push_back(allocator.name);
-  return head;
+  return ratio_of(results.cells, {benchmark, allocator}, {benchmark, options.base},
+                  std::identity());
 }
 
 // "random/1000" belongs to "random".
@@ -65,10 +42,6 @@ double family_ratio(const MicroOptions& options, const MicroResults& results,
   return geometric_mean(ratios);
 }
 
-std::string ratio_text(double ratio) {
-  return ratio > 0 ? fmt::format("{:.2f}", ratio) : "-";
-}
-
 std::string time_tables(const MicroOptions& options, const MicroResults& results) {
   Table times(head_of(results));
   Table ratios(head_of(results));
@@ -80,8 +53,8 @@ std::string time_tables(const MicroOptions& options, const MicroResults& results
     std::vector<std::string> time_row = {benchmark};
     std::vector<std::string> ratio_row = {benchmark};
     for (const Allocator& allocator : results.allocators) {
-      const auto* values = find_cell(results, benchmark, allocator.name);
-      time_row.push_back(values == nullptr ? missing(benchmark) : cell_text(*values));
+      const auto* values = find_cell(results.cells, {benchmark, allocator.name});
+      time_row.push_back(values == nullptr ? missing(benchmark) : time_text(*values, "-"));
       ratio_row.push_back(ratio_text(ratio_to_base(options, results, benchmark, allocator.name)));
     }
     times.add(std::move(time_row));
@@ -120,34 +93,20 @@ std::string micro_tables(const MicroOptions& options, const MicroResults& result
   if (!results.key_benchmarks.empty()) {
     Table keys({"", "rdmalloc"});
     for (const std::string& benchmark : results.key_benchmarks)
-      keys.add({benchmark, cell_text(results.keys.at(benchmark))});
+      keys.add({benchmark, time_text(results.keys.at(benchmark), "-")});
     text += "\nregistration cache, time of one call or of one get with its put\n" + keys.text();
   }
   text += rss_table(results);
-  for (const LeftOut& left_out : results.left_out)
-    text += fmt::format("LEFT OUT {}: {}\n", left_out.what, left_out.why);
-  for (const MicroFailure& failure : results.failures)
-    text +=
-        fmt::format("\nFAILED: {} with {}, repetition {}: {}\n{}", failure.program,
-                    failure.allocator, failure.repetition, failure.what, failure.standard_error);
-  return text + fmt::format("\n{} failures; {:.0f} s\n", results.failures.size(), results.wall_s);
+  return text + left_out_text(results) + failures_text(results) + ending_text(results);
 }
 
 json micro_json(const MicroOptions& options, const MicroResults& results) {
-  json report = {{"schema", "rdmalloc-micro-1"},
-                 {"host", host_description()},
-                 {"settings",
-                  {{"repetitions", options.repetitions},
-                   {"min_time_s", options.min_time_s},
-                   {"base", options.base},
-                   {"filter", options.filter}}},
-                 {"wall_s", results.wall_s},
-                 {"interrupted", results.interrupted}};
-  for (const char* list : {"allocators", "left_out", "results", "keys", "rss", "failures"})
-    report[list] = json::array();
-  for (const Allocator& allocator : results.allocators)
-    report["allocators"].push_back(to_json(allocator));
-  for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
+  json report = report_of(options, "rdmalloc-micro-1", results, "stderr");
+  report["settings"] = {{"repetitions", options.repetitions},
+                        {"min_time_s", options.min_time_s},
+                        {"base", options.base},
+                        {"filter", options.filter}};
+  for (const char* list : {"keys", "rss"}) report[list] = json::array();
   for (const auto& [key, values] : results.cells)
     report["results"].push_back(
         {{"benchmark", key.first},
@@ -168,12 +127,6 @@ json micro_json(const MicroOptions& options, const MicroResults& results) {
                              {"decay_ms", curve.decay_ms},
                              {"returned", curve.returned},
                              {"samples_ms_mib", curve.samples}});
-  for (const MicroFailure& failure : results.failures)
-    report["failures"].push_back({{"program", failure.program},
-                                  {"allocator", failure.allocator},
-                                  {"repetition", failure.repetition},
-                                  {"what", failure.what},
-                                  {"stderr", failure.standard_error}});
   return report;
 }
 
@@ -181,20 +134,14 @@ json micro_json(const MicroOptions& options, const MicroResults& results) {
 std::string micro_picture(const MicroOptions& options, const MicroResults& results,
                           const std::string& picture) {
   const bool rss = !results.rss.empty();
-  std::string script = fmt::format(
-      "set terminal svg noenhanced size 1400,{} font \"sans,11\" background rgb \"white\"\n"
-      "set output {}\nset style histogram clustered gap 1\nset grid y\nset key below\n$bars << "
-      "EOD\n",
-      rss ? 900 : 480, gnuplot_quoted(picture));
-  for (const std::string& family : families_of(results)) {
-    script += gnuplot_quoted(family);
-    for (const Allocator& allocator : results.allocators) {
-      const double ratio = family_ratio(options, results, family, allocator.name);
-      script += ratio > 0 ? fmt::format(" {:.4f}", ratio) : " NaN";
-    }
-    script += "\n";
-  }
-  script += "EOD\n";
+  Bars bars;
+  for (const std::string& family : families_of(results))
+    bars.emplace_back(family, of_each(results, [&](const std::string& allocator) {
+                        return family_ratio(options, results, family, allocator);
+                      }));
+  std::string script = svg_head(picture, 1400, rss ? 900 : 480) +
+                       "set style histogram clustered gap 1\nset grid y\nset key below\n" +
+                       bars_block("$bars", bars);
   std::size_t index = 0;
   for (const auto& [name, curve] : results.rss) {
     script += fmt::format("$rss{} << EOD\n", index++);
@@ -202,13 +149,9 @@ std::string micro_picture(const MicroOptions& options, const MicroResults& resul
     script += "EOD\n";
   }
   if (rss) script += "set multiplot layout 2,1\n";
-  script += fmt::format("set logscale y 2\nset title {}\nplot",
-                        gnuplot_quoted("time of one item, ratio to " + options.base));
-  for (std::size_t i = 0; i < results.allocators.size(); ++i)
-    script += fmt::format(" $bars using {}:xtic(1) with histograms fs solid 0.9 {} title {},",
-                          i + 2, line_style(results.allocators[i].name, i),
-                          gnuplot_quoted(results.allocators[i].name));
-  script.back() = '\n';
+  script += fmt::format("set logscale y 2\nset title {}\n{}",
+                        gnuplot_quoted("time of one item, ratio to " + options.base),
+                        bars_plot("$bars", results.allocators));
   if (!rss) return script;
   script += "unset logscale y\nset yrange [0:*]\nset xlabel \"seconds after the last free\"\n";
   script += "set title \"resident memory, MiB\"\nplot";

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/support/driver.h"
+#include "bench/support/comparison.h"
 
 namespace rdmalloc::bench {
 
@@ -20,14 +20,6 @@ struct MicroOptions : DriverOptions {
   bool quick = false;
 };
 
-struct MicroFailure {
-  std::string program;
-  std::string allocator;
-  int repetition = 0;
-  std::string what;
-  std::string standard_error;
-};
-
 struct RssCurve {
   double start_mib = 0;
   double peak_mib = 0;
@@ -38,21 +30,15 @@ struct RssCurve {
   std::vector<std::pair<double, double>> samples;  // ms after the last free, MiB
 };
 
-struct MicroResults {
-  std::vector<Allocator> allocators;
-  std::vector<LeftOut> left_out;
+struct MicroResults : Results {
   std::vector<std::string> benchmarks;  // in the order of the program
   // Nanoseconds of an item by benchmark and allocator, one for each repetition, NaN where missing.
   std::map<std::pair<std::string, std::string>, std::vector<double>> cells;
   std::vector<std::string> key_benchmarks;
   std::map<std::string, std::vector<double>> keys;
   std::map<std::string, RssCurve> rss;
-  std::vector<MicroFailure> failures;
-  double wall_s = 0;
-  bool interrupted = false;
 };
 
-void run_micro(const MicroOptions& options, MicroResults& results);
 std::string micro_tables(const MicroOptions& options, const MicroResults& results);
 nlohmann::json micro_json(const MicroOptions& options, const MicroResults& results);
 std::string micro_picture(const MicroOptions& options, const MicroResults& results,

@@ -15,17 +15,8 @@ namespace {
 
 using nlohmann::json;
 
-const Measured* find_cell(const ProgramsResults& results, const std::string& program,
-                          const std::string& allocator) {
-  const auto it = results.cells.find({program, allocator});
-  return it == results.cells.end() ? nullptr : &it->second;
-}
-
-double ratio_to_glibc(const ProgramsResults& results, const std::string& program,
-                      const std::string& allocator, Values values) {
-  const Measured* mine = find_cell(results, program, allocator);
-  const Measured* base = find_cell(results, program, "glibc");
-  return mine == nullptr || base == nullptr ? 0 : paired_ratio(mine->*values, base->*values);
+double ratio_to_glibc(const ProgramsResults& results, const Key& key, Values values) {
+  return ratio_of(results.cells, key, {key.first, "glibc"}, values);
 }
 
 Ratios ratios_of(const ProgramsOptions& options, const ProgramsResults& results, Values values) {
@@ -34,7 +25,7 @@ Ratios ratios_of(const ProgramsOptions& options, const ProgramsResults& results,
   for (const Allocator& allocator : results.allocators) ratios.allocators.push_back(allocator.name);
   for (const std::string& program : ratios.programs)
     for (const std::string& allocator : ratios.allocators)
-      ratios.to_glibc[{program, allocator}] = ratio_to_glibc(results, program, allocator, values);
+      ratios.to_glibc[{program, allocator}] = ratio_to_glibc(results, {program, allocator}, values);
   return ratios;
 }
 
@@ -59,15 +50,13 @@ std::string table(const ProgramsOptions& options, const ProgramsResults& results
   for (const std::string& program : ratios.programs) {
     std::vector<std::string> row = {program};
     for (const std::string& allocator : ratios.allocators)
-      row.push_back(
-          cell_text(find_cell(results, program, allocator), values, ratios.at(program, allocator)));
+      row.push_back(cell_text(find_cell(results.cells, {program, allocator}), values,
+                              ratios.at(program, allocator)));
     text.add(std::move(row));
   }
   std::vector<std::string> means = {"= geometric mean"};
-  for (const std::string& allocator : ratios.allocators) {
-    const double mean = ratios.mean(allocator);
-    means.push_back(mean > 0 ? fmt::format("{:.3f}", mean) : "-");
-  }
+  for (const std::string& allocator : ratios.allocators)
+    means.push_back(ratio_text(ratios.mean(allocator), 3));
   text.add(std::move(means));
   return text.text() + verdict_text(judge(ratios, mimalloc_3_of(results)));
 }
@@ -99,7 +88,7 @@ json cells_json(const ProgramsResults& results) {
                  {"rss_mib", to_json(summarize(present(measured.rss_mib)))}};
     for (const auto& [name, values] : {std::pair{"cpu_to_glibc", &Measured::cpu_s},
                                        std::pair{"rss_to_glibc", &Measured::rss_mib}})
-      cell[name] = ratio_to_glibc(results, key.first, key.second, values);
+      cell[name] = ratio_to_glibc(results, key, values);
     if (const auto counted = results.calls.find(key); counted != results.calls.end())
       cell["calls"] = counted->second;
     cells.push_back(std::move(cell));
@@ -107,20 +96,16 @@ json cells_json(const ProgramsResults& results) {
   return cells;
 }
 
-std::string bars(const Ratios& ratios, const std::string& block) {
-  std::string text = block + " << EOD\n";
-  const auto add = [&](const std::string& name, auto ratio_of) {
-    text += gnuplot_quoted(name);
-    for (const std::string& allocator : ratios.allocators) {
-      const double ratio = ratio_of(allocator);
-      text += ratio > 0 ? fmt::format(" {:.4f}", ratio) : " NaN";
-    }
-    text += "\n";
-  };
+std::string bars(const ProgramsResults& results, const Ratios& ratios, const std::string& block) {
+  Bars all;
   for (const std::string& program : ratios.programs)
-    add(program, [&](const std::string& allocator) { return ratios.at(program, allocator); });
-  add("MEAN", [&](const std::string& allocator) { return ratios.mean(allocator); });
-  return text + "EOD\n";
+    all.emplace_back(program, of_each(results, [&](const std::string& allocator) {
+                       return ratios.at(program, allocator);
+                     }));
+  all.emplace_back("MEAN", of_each(results, [&](const std::string& allocator) {
+                     return ratios.mean(allocator);
+                   }));
+  return bars_block(block, all);
 }
 
 }  // namespace
@@ -165,21 +150,16 @@ json programs_json(const ProgramsOptions& options, const ProgramsResults& result
 
 std::string programs_picture(const ProgramsOptions& options, const ProgramsResults& results,
                              const std::string& picture) {
-  std::string script = fmt::format(
-      "set terminal svg noenhanced size 1800,900 font \"sans,11\" background rgb \"white\"\n"
-      "set output {}\nset style histogram clustered gap 1\nset grid y\nset key below\n"
-      "set xtics rotate by -30\n{}{}set multiplot layout 2,1\nset yrange [0:*]\n",
-      gnuplot_quoted(picture), bars(ratios_of(options, results, &Measured::cpu_s), "$cpu"),
-      bars(ratios_of(options, results, &Measured::rss_mib), "$rss"));
+  std::string script = svg_head(picture, 1800, 900) +
+                       "set style histogram clustered gap 1\nset grid y\nset key below\n"
+                       "set xtics rotate by -30\n" +
+                       bars(results, ratios_of(options, results, &Measured::cpu_s), "$cpu") +
+                       bars(results, ratios_of(options, results, &Measured::rss_mib), "$rss") +
+                       "set multiplot layout 2,1\nset yrange [0:*]\n";
   for (const auto& [block, title] : {std::pair{"$cpu", "processor time, ratio to glibc"},
-                                     std::pair{"$rss", "peak resident memory, ratio to glibc"}}) {
-    script += fmt::format("set title {}\nplot", gnuplot_quoted(title));
-    for (std::size_t i = 0; i < results.allocators.size(); ++i)
-      script += fmt::format(" {} using {}:xtic(1) with histograms fs solid 0.9 {} title {},", block,
-                            i + 2, line_style(results.allocators[i].name, i),
-                            gnuplot_quoted(results.allocators[i].name));
-    script.back() = '\n';
-  }
+                                     std::pair{"$rss", "peak resident memory, ratio to glibc"}})
+    script += fmt::format("set title {}\n{}", gnuplot_quoted(title),
+                          bars_plot(block, results.allocators));
   return script + "unset multiplot\n";
 }
 

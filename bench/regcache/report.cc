@@ -12,34 +12,9 @@ namespace {
 
 using nlohmann::json;
 
-const std::vector<double>* find(const Measured& measured, const std::string& name) {
-  const auto it = measured.find(name);
-  return it == measured.end() ? nullptr : &it->second;
-}
-
 std::string cell_text(const Measured& measured, const std::string& name) {
-  const auto* values = find(measured, name);
-  if (values == nullptr) return "-";
-  const Summary summary = summarize(present(*values));
-  if (summary.count == 0) return "failed";
-  std::string text = nanoseconds_text(summary.median);
-  if (summary.count > 1) text += fmt::format(" ±{:.0f}%", half_range_percent(summary));
-  return text;
-}
-
-// 0: one of them is not there.
-double ratio_of(const Measured& measured, const std::string& name, const std::string& base) {
-  const auto* values = find(measured, name);
-  const auto* bases = find(measured, base);
-  return values == nullptr || bases == nullptr ? 0 : paired_ratio(*values, *bases);
-}
-
-std::string ratio_text(double ratio) {
-  return ratio > 0 ? fmt::format("{:.2f}", ratio) : "-";
-}
-
-std::string threads_text(std::size_t threads) {
-  return threads == 1 ? "1 thread" : fmt::format("{} threads", threads);
+  const auto* values = find_cell(measured, name);
+  return values == nullptr ? "-" : time_text(*values, "failed");
 }
 
 // What the columns of ratios compare; the first is divided by the second.
@@ -54,6 +29,10 @@ constexpr std::array<Ratio, 6> kRatios = {{{"reg_key/load", "key", "load"},
                                            {"get+put/apart", "get_put", "get_put_apart"},
                                            {"UCX/get+put", "ucx", "get_put"},
                                            {"foreign/UCX", "foreign", "ucx"}}};
+
+double ratio_of(const Measured& measured, const Ratio& ratio) {
+  return bench::ratio_of(measured, ratio.name, ratio.base, std::identity());
+}
 
 std::string hit_tables(const RegcacheResults& results) {
   std::vector<std::string> time_head = {"registrations"};
@@ -74,7 +53,7 @@ std::string hit_tables(const RegcacheResults& results) {
         time_row.push_back(cell_text(it->second, subject.name));
       std::vector<std::string> ratio_row = {regions};
       for (const Ratio& ratio : kRatios)
-        ratio_row.push_back(ratio_text(ratio_of(it->second, ratio.name, ratio.base)));
+        ratio_row.push_back(ratio_text(ratio_of(it->second, ratio)));
       times.add(std::move(time_row));
       ratios.add(std::move(ratio_row));
     }
@@ -120,8 +99,7 @@ json to_json(const RegcacheOptions& options, const Measured& measured) {
 json ratios_json(const Measured& measured) {
   json all = json::object();
   for (const Ratio& ratio : kRatios)
-    if (const double value = ratio_of(measured, ratio.name, ratio.base); value > 0)
-      all[ratio.column] = value;
+    if (const double value = ratio_of(measured, ratio); value > 0) all[ratio.column] = value;
   return all;
 }
 
@@ -133,9 +111,7 @@ std::string regcache_tables(const RegcacheResults& results) {
   if (!results.changes.empty()) text += change_table(results);
   if (!results.bytes_each.empty()) text += footprint_lines(results);
   if (!results.ucx.empty()) text += fmt::format("\nUCX {}\n", results.ucx);
-  for (const LeftOut& left_out : results.left_out)
-    text += fmt::format("LEFT OUT {}: {}\n", left_out.what, left_out.why);
-  return text + failures_text(results) + ending_text(results);
+  return text + left_out_text(results) + failures_text(results) + ending_text(results);
 }
 
 json regcache_json(const RegcacheOptions& options, const RegcacheResults& results) {
@@ -168,18 +144,16 @@ std::string regcache_picture(const RegcacheResults& results, const std::string& 
     if (panels.empty() || panels.back().threads != row.threads || panels.back().order != row.order)
       panels.push_back(row);
   const std::size_t lines = (panels.size() + 1) / 2;
-  std::string script = fmt::format(
-      "set terminal svg noenhanced size 1400,{} font \"sans,11\" background rgb \"white\"\n"
-      "set output {}\nset logscale xy\nset grid y\nset key below maxrows 2\n"
-      "set xlabel \"registrations\"\nset ylabel \"ns\"\n",
-      420 * lines, gnuplot_quoted(picture));
+  std::string script = svg_head(picture, 1400, 420 * lines) +
+                       "set logscale xy\nset grid y\nset key below maxrows 2\n"
+                       "set xlabel \"registrations\"\nset ylabel \"ns\"\n";
   for (std::size_t panel = 0; panel < panels.size(); ++panel) {
     script += fmt::format("$p{} << EOD\n", panel);
     for (const auto& [row, measured] : results.rows) {
       if (row.threads != panels[panel].threads || row.order != panels[panel].order) continue;
       script += fmt::format("{}", row.regions);
       for (const Subject& subject : kSubjects) {
-        const auto* values = find(measured, subject.name);
+        const auto* values = find_cell(measured, subject.name);
         const double ns = values == nullptr ? 0 : median(present(*values));
         script += ns > 0 ? fmt::format(" {:.3f}", ns) : " NaN";
       }

@@ -163,10 +163,21 @@ std::string served_by_another(const Allocator& allocator, const std::string& ser
   return fmt::format("malloc is served by {}, not by {}", served_by, allocator.name);
 }
 
+std::string ending_of(const Outcome& outcome, const std::string& problem) {
+  return outcome.describe() + (problem.empty() ? "" : "; " + problem);
+}
+
 std::string failures_text(const Results& results) {
   std::string text;
   for (const Failure& failure : results.failures)
     text += fmt::format("\nFAILED: {}: {}\n{}", failure.title, failure.what, failure.details());
+  return text;
+}
+
+std::string left_out_text(const Results& results) {
+  std::string text;
+  for (const LeftOut& left_out : results.left_out)
+    text += fmt::format("LEFT OUT {}: {}\n", left_out.what, left_out.why);
   return text;
 }
 
@@ -186,12 +197,19 @@ json report_of(const DriverOptions& options, const std::string& schema, const Re
     report["allocators"].push_back(to_json(allocator));
   for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
   for (const Failure& failure : results.failures) {
-    json told = failure.about;
-    told["what"] = failure.what;
-    if (!details.empty()) told[details] = failure.details();
-    report["failures"].push_back(std::move(told));
+    json entry = failure.about;
+    entry["what"] = failure.what;
+    if (!details.empty()) entry[details] = failure.details();
+    report["failures"].push_back(std::move(entry));
   }
   return report;
+}
+
+std::vector<double> of_each(const Results& results,
+                            const std::function<double(const std::string& allocator)>& value_of) {
+  std::vector<double> values;
+  for (const Allocator& allocator : results.allocators) values.push_back(value_of(allocator.name));
+  return values;
 }
 
 std::vector<std::string> head_of(const Results& results, const std::string& first) {

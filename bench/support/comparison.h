@@ -72,9 +72,9 @@ class Comparison {
 };
 
 struct Pace {
-  int jobs = 1;                            // runs at the same time
-  bool retries_after_failure = true;       // false: a kind that failed with an allocator is skipped
-  std::map<std::string, double> expected;  // seconds of a run, by kind, before any has run
+  int jobs = 1;                       // runs at the same time
+  bool retries_after_failure = true;  // false: a kind that failed with an allocator is skipped
+  std::map<std::string, double> expected = {};  // seconds of a run, by kind, before any has run
 };
 
 // Everything from the choice of allocators to the exit status. `results` are those of the bench;
@@ -99,13 +99,20 @@ void put(const DriverOptions& options, int repetition, std::vector<double>& valu
 // What is wrong, or nothing.
 std::string served_by_another(const Allocator& allocator, const std::string& served_by);
 
+// How a run that did not succeed ended, and what is wrong with its output, if anything is.
+std::string ending_of(const Outcome& outcome, const std::string& problem);
+
 // ---- for reports
 
 std::string failures_text(const Results& results);
+std::string left_out_text(const Results& results);
 std::string ending_text(const Results& results);  // how many failures, and how long it took
 // With everything that all reports have; `details` names the text of a failure, or is empty.
 nlohmann::json report_of(const DriverOptions& options, const std::string& schema,
                          const Results& results, const std::string& details);
+// Of each allocator in turn.
+std::vector<double> of_each(const Results& results,
+                            const std::function<double(const std::string& allocator)>& value_of);
 // The names of the columns, after `first`.
 std::vector<std::string> head_of(const Results& results, const std::string& first = "");
 

@@ -10,8 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "bench/support/driver.h"
-#include "bench/support/process.h"
+#include "bench/support/comparison.h"
 
 namespace rdmalloc::bench {
 
@@ -74,9 +73,6 @@ int parse_grid_options(CommandLine& line, int argc, char** argv, GridOptions& op
 // Everything from the choice of allocators to the exit status.
 int compare_grid(const GridOptions& options, Grid& grid);
 
-// The row's command under bench_launch with the allocator preloaded.
-Command preloaded(const GridOptions& options, const GridRow& row, const Allocator& allocator);
-
 // All the JSON objects that a run prints, a line each, in one; what is wrong where it did not
 // succeed.
 std::string told_by(const Outcome& outcome, nlohmann::json& told);
@@ -89,24 +85,10 @@ struct GridCell {
   nlohmann::json told;  // by the last run
 };
 
-struct GridFailure {
-  std::string row;
-  std::string allocator;
-  int repetition = 0;
-  std::string what;
-  std::string details;
-};
-
-struct GridResults {
-  std::vector<Allocator> allocators;
-  std::vector<LeftOut> left_out;
+struct GridResults : Results {
   std::map<std::pair<std::string, std::string>, GridCell> cells;  // by row and allocator
-  std::vector<GridFailure> failures;
-  double wall_s = 0;
-  bool interrupted = false;
 };
 
-void run_grid(const GridOptions& options, const Grid& grid, GridResults& results);
 std::string grid_tables(const Grid& grid, const GridResults& results);
 nlohmann::json grid_json(const GridOptions& options, const Grid& grid, const GridResults& results);
 std::string grid_picture(const Grid& grid, const GridResults& results, const std::string& picture);

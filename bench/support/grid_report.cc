@@ -24,11 +24,10 @@ bool is_ours(const std::string& allocator) {
 // NaN where the cell has no such figure.
 double value_of(const GridResults& results, const Figure& figure, const std::string& row,
                 const std::string& allocator) {
-  const auto cell = results.cells.find({row, allocator});
-  if (cell == results.cells.end()) return std::nan("");
-  const auto values = cell->second.figures.find(figure.name);
-  if (values == cell->second.figures.end()) return std::nan("");
-  const Summary summary = summarize(present(values->second));
+  const GridCell* cell = find_cell(results.cells, {row, allocator});
+  const auto* values = cell == nullptr ? nullptr : find_cell(cell->figures, figure.name);
+  if (values == nullptr) return std::nan("");
+  const Summary summary = summarize(present(*values));
   if (summary.count == 0) return std::nan("");
   return figure.is_minimum ? summary.minimum : summary.median;
 }
@@ -84,8 +83,8 @@ std::string number_text(double value, int decimals, bool has_failed) {
 }
 
 bool has_failed(const GridResults& results, const std::string& row, const std::string& allocator) {
-  return std::any_of(results.failures.begin(), results.failures.end(), [&](const GridFailure& f) {
-    return f.row == row && f.allocator == allocator;
+  return std::any_of(results.failures.begin(), results.failures.end(), [&](const Failure& f) {
+    return f.about.at("row") == row && f.allocator == allocator;
   });
 }
 
@@ -138,8 +137,7 @@ std::string ratio_text(const GridResults& results, const Figure& figure, const L
 
 std::string table_text(const GridResults& results, const Figure& figure,
                        const std::vector<const GridRow*>& rows) {
-  std::vector<std::string> head = {""};
-  for (const Allocator& allocator : results.allocators) head.push_back(allocator.name);
+  std::vector<std::string> head = head_of(results);
   if (figure.has_ratio) head.emplace_back("rdmalloc to the best peer");
   Table table(std::move(head));
   for (const Line& line : lines_of(rows, true)) {
@@ -253,11 +251,11 @@ std::string panel_text(const Grid& grid, const GridResults& results, const Panel
           return !std::isnan(value_of(results, *panel.figure, place, name));
         });
     if (!is_there) continue;  // gnuplot gives up at a histogram of nothing
+    const std::string block = fmt::format("$p{}", number);
     text += panel.has_lines
-                ? fmt::format(" $p{} using 2:{} with linespoints pt 7 ps 0.4 {} title {},", number,
+                ? fmt::format(" {} using 2:{} with linespoints pt 7 ps 0.4 {} title {},", block,
                               i + 3, line_style(name, i), gnuplot_quoted(name))
-                : fmt::format(" $p{} using {}:xtic(1) with histograms fs solid 0.9 {} title {},",
-                              number, i + 3, line_style(name, i), gnuplot_quoted(name));
+                : bars_of(block, 3, name, i);
   }
   text.back() = '\n';
   return text;
@@ -277,41 +275,24 @@ std::string grid_tables(const Grid& grid, const GridResults& results) {
     }
     if (figure.has_ratio) text += standing_text(grid, results, figure);
   }
-  for (const GridFailure& failure : results.failures)
-    text += fmt::format("\nFAILED: {} with {}, repetition {}: {}\n{}", failure.row,
-                        failure.allocator, failure.repetition, failure.what, failure.details);
-  return text + fmt::format("\n{} failures; {:.0f} s\n", results.failures.size(), results.wall_s);
+  return text + failures_text(results) + ending_text(results);
 }
 
 json grid_json(const GridOptions& options, const Grid& grid, const GridResults& results) {
-  json report = {{"schema", fmt::format("rdmalloc-{}-1", grid.name)},
-                 {"host", host_description()},
-                 {"settings", grid.settings},
-                 {"repetitions", options.repetitions},
-                 {"wall_s", results.wall_s},
-                 {"interrupted", results.interrupted}};
-  for (const char* list : {"allocators", "left_out", "results", "failures"})
-    report[list] = json::array();
-  for (const Allocator& allocator : results.allocators)
-    report["allocators"].push_back(to_json(allocator));
-  for (const LeftOut& left_out : results.left_out) report["left_out"].push_back(to_json(left_out));
+  json report = report_of(options, fmt::format("rdmalloc-{}-1", grid.name), results, "details");
+  report["settings"] = grid.settings;
+  report["repetitions"] = options.repetitions;
   for (const GridRow& row : grid.rows)
     for (const Allocator& allocator : results.allocators) {
-      const auto cell = results.cells.find({row.name, allocator.name});
-      if (cell == results.cells.end()) continue;
+      const GridCell* cell = find_cell(results.cells, {row.name, allocator.name});
+      if (cell == nullptr) continue;
       report["results"].push_back({{"row", row.name},
                                    {"group", row.group},
                                    {"about", row.about},
                                    {"allocator", allocator.name},
-                                   {"figures", cell_json(cell->second)},
-                                   {"told", cell->second.told}});
+                                   {"figures", cell_json(*cell)},
+                                   {"told", cell->told}});
     }
-  for (const GridFailure& failure : results.failures)
-    report["failures"].push_back({{"row", failure.row},
-                                  {"allocator", failure.allocator},
-                                  {"repetition", failure.repetition},
-                                  {"what", failure.what},
-                                  {"details", failure.details}});
   return report;
 }
 
@@ -319,10 +300,7 @@ std::string grid_picture(const Grid& grid, const GridResults& results, const std
   const std::vector<Panel> panels = panels_of(grid, results);
   const std::size_t columns = panels.size() < 3 ? 1 : panels.size() < 13 ? 2 : 4;
   const std::size_t lines = (panels.size() + columns - 1) / columns;
-  std::string script = fmt::format(
-      "set terminal svg noenhanced size 1800,{} font \"sans,11\" background rgb \"white\"\n"
-      "set output {}\nset grid y\nset key below\n",
-      420 * lines, gnuplot_quoted(picture));
+  std::string script = svg_head(picture, 1800, 420 * lines) + "set grid y\nset key below\n";
   for (std::size_t i = 0; i < panels.size(); ++i) script += block_of(results, panels[i], i);
   script += fmt::format("set multiplot layout {},{}\n", lines, columns);
   for (std::size_t i = 0; i < panels.size(); ++i) script += panel_text(grid, results, panels[i], i);

@@ -12,6 +12,7 @@
 #include <fstream>
 
 #include "bench/support/process.h"
+#include "bench/support/table.h"
 
 namespace rdmalloc::bench {
 namespace {
@@ -64,6 +65,22 @@ nlohmann::json to_json(const LeftOut& left_out) {
   return {{"what", left_out.what}, {"why", left_out.why}};
 }
 
+std::string ratio_text(double ratio, int decimals) {
+  return ratio > 0 ? fmt::format("{:.{}f}", ratio, decimals) : "-";
+}
+
+std::string threads_text(std::size_t threads) {
+  return threads == 1 ? "1 thread" : fmt::format("{} threads", threads);
+}
+
+std::string time_text(const std::vector<double>& ns, const std::string& missing) {
+  const Summary summary = summarize(present(ns));
+  if (summary.count == 0) return missing;
+  std::string text = nanoseconds_text(summary.median);
+  if (summary.count > 1) text += fmt::format(" ±{:.0f}%", half_range_percent(summary));
+  return text;
+}
+
 std::string write_file(const std::string& path, const std::string& text) {
   std::error_code failed;
   const fs::path folder = fs::path(path).parent_path();
@@ -91,6 +108,13 @@ std::string draw(const std::string& picture, const std::string& script) {
                      outcome.standard_error);
 }
 
+std::string svg_head(const std::string& picture, std::size_t width, std::size_t height) {
+  return fmt::format(
+      "set terminal svg noenhanced size {},{} font \"sans,11\" background rgb \"white\"\n"
+      "set output {}\n",
+      width, height, gnuplot_quoted(picture));
+}
+
 // Okabe and Ito's colours, told apart by everyone; rdmalloc is the vermilion one, drawn thick.
 std::string line_style(const std::string& allocator, std::size_t number) {
   static const std::array<const char*, 7> colours = {"#000000", "#0072b2", "#56b4e9", "#009e73",
@@ -98,6 +122,31 @@ std::string line_style(const std::string& allocator, std::size_t number) {
   const bool ours = allocator == "rdmalloc";
   return fmt::format("lc rgb \"{}\" lw {}", ours ? "#d55e00" : colours[number % colours.size()],
                      ours ? 4 : 2);
+}
+
+std::string bars_block(const std::string& block, const Bars& bars) {
+  std::string text = block + " << EOD\n";
+  for (const auto& [name, values] : bars) {
+    text += gnuplot_quoted(name);
+    for (const double value : values) text += value > 0 ? fmt::format(" {:.4f}", value) : " NaN";
+    text += "\n";
+  }
+  return text + "EOD\n";
+}
+
+std::string bars_of(const std::string& block, std::size_t first_column,
+                    const std::string& allocator, std::size_t number) {
+  return fmt::format(" {} using {}:xtic(1) with histograms fs solid 0.9 {} title {},", block,
+                     first_column + number, line_style(allocator, number),
+                     gnuplot_quoted(allocator));
+}
+
+std::string bars_plot(const std::string& block, std::span<const Allocator> allocators) {
+  std::string text = "plot";
+  for (std::size_t i = 0; i < allocators.size(); ++i)
+    text += bars_of(block, 2, allocators[i].name, i);
+  text.back() = '\n';
+  return text;
 }
 
 std::string gnuplot_quoted(const std::string& text) {

@@ -133,7 +133,7 @@ Grid grid_of() {
   return grid;
 }
 
-int compare(int argc, char** argv) {
+int compare_threads(int argc, char** argv) {
   ThreadsOptions options;
   Grid grid = grid_of();
   CommandLine line("Time and memory by the number of threads under different allocators.",
@@ -157,5 +157,5 @@ int compare(int argc, char** argv) {
 }  // namespace rdmalloc::bench
 
 int main(int argc, char** argv) {
-  return rdmalloc::bench::compare(argc, argv);
+  return rdmalloc::bench::compare_threads(argc, argv);
 }

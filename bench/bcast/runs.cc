@@ -1,20 +1,16 @@
-// Starts the workers in an order in which no allocator has the machine to itself: repetition by
-// repetition, transport by transport, pattern by pattern, and within it every allocator, each time
-// from another one on.
+// The runs of the workers, in an order in which no allocator has the machine to itself: repetition
+// by repetition, transport by transport, pattern by pattern, and within it every allocator, each
+// time from another one on.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cmath>
 #include <csignal>
 #include <filesystem>
-#include <set>
 #include <sstream>
 
 #include "bench/bcast/results.h"
-#include "bench/support/process.h"
 #include "bench/support/statistics.h"
-#include "bench/support/table.h"
 #include "bench/support/turns.h"
 
 namespace rdmalloc::bench {
@@ -46,19 +42,6 @@ struct Step {
   std::string group;
   std::string kind() const { return transport->name + group; }
 };
-
-// phases is mostly waiting: it runs in the first repetition only.
-std::vector<Step> plan(const CompareOptions& options, const BcastResults& results) {
-  std::vector<Step> steps;
-  for (int repetition = 0; repetition < options.repetitions; ++repetition)
-    for (const Transport& transport : results.transports)
-      for (const std::string& group : groups_of(options.patterns)) {
-        if (group == "phases" && repetition > 0) continue;
-        for (const std::size_t turn : turns_of(results.allocators.size(), repetition))
-          steps.push_back({repetition, &transport, &results.allocators[turn], group});
-      }
-  return steps;
-}
 
 Command worker_command(const CompareOptions& options, const BcastResults& results,
                        const Step& step) {
@@ -112,8 +95,7 @@ void take_row(const CompareOptions& options, const Step& step, const json& row,
   Cell cell{step.transport->name, row.at("pattern"), row.at("bytes"), step.allocator->name};
   Measured& measured = results.cells[cell];
   const auto set = [&](std::vector<double>& values, double value) {
-    values.resize(static_cast<std::size_t>(options.repetitions), std::nan(""));
-    values[static_cast<std::size_t>(step.repetition)] = value;
+    put(options, step.repetition, values, value);
   };
   const bool sizes_differ = cell.pattern == "mixed";
   const std::size_t count = row.at("bcast_us").size();
@@ -158,61 +140,68 @@ std::string take_output(const CompareOptions& options, const Step& step, const O
   return problem;
 }
 
-void run_step(const CompareOptions& options, const Step& step, BcastResults& results) {
-  const Outcome outcome = run(worker_command(options, results, step));
-  results.interrupted = results.interrupted || outcome.interrupted;
-  if (results.interrupted) return;
+std::string keep(const CompareOptions& options, const Step& step, const Outcome& outcome,
+                 BcastResults& results) {
   std::string problem = take_output(options, step, outcome, results);
   // mpiexec.hydra by itself dies of SIGPIPE now and then, when its ranks have ended: 10 of 480
   // short runs on a busy machine, MPICH 4.0.2. What the worker has said to its end counts.
-  if (results.mpi.kind == Mpi::Kind::mpich && outcome.signal == SIGPIPE && problem.empty()) return;
+  if (results.mpi.kind == Mpi::Kind::mpich && outcome.signal == SIGPIPE && problem.empty())
+    return {};
   // Wrong bytes and wrong labels say more than the exit status that follows from them.
   if (!outcome.ok() && (problem.find("wrong bytes") == std::string::npos || outcome.timed_out))
-    problem = outcome.describe() + (problem.empty() ? "" : "; " + problem);
-  if (problem.empty()) return;
-  results.failures.push_back({step.transport->name, step.group, step.allocator->name,
-                              step.repetition + 1, problem, outcome.standard_error,
-                              outcome.limit_report});
+    return ending_of(outcome, problem);
+  return problem;
+}
+
+Run run_of(const CompareOptions& options, const Step& step, BcastResults& results) {
+  const std::string& allocator = step.allocator->name;
+  Run run;
+  run.kind = step.kind();
+  run.allocator = allocator;
+  run.what = fmt::format("{}: {} over {}, repetition {} of {}", allocator, step.group,
+                         step.transport->name, step.repetition + 1, options.repetitions);
+  run.title = fmt::format("{} {} with {}, repetition {}", step.transport->name, step.group,
+                          allocator, step.repetition + 1);
+  run.about = {{"transport", step.transport->name},
+               {"patterns", step.group},
+               {"allocator", allocator},
+               {"repetition", step.repetition + 1}};
+  run.command = worker_command(options, results, step);
+  run.keep = [&options, &results, step](const Outcome& outcome) {
+    return keep(options, step, outcome, results);
+  };
+  return run;
+}
+
+}  // namespace
+
+// phases is mostly waiting: it runs in the first repetition only.
+std::vector<Run> bcast_runs(const CompareOptions& options, BcastResults& results) {
+  std::vector<Run> runs;
+  for (int repetition = 0; repetition < options.repetitions; ++repetition)
+    for (const Transport& transport : results.transports)
+      for (const std::string& group : groups_of(options.patterns)) {
+        if (group == "phases" && repetition > 0) continue;
+        for (const std::size_t turn : turns_of(results.allocators.size(), repetition))
+          runs.push_back(
+              run_of(options, {repetition, &transport, &results.allocators[turn], group}, results));
+      }
+  return runs;
 }
 
 // What the groups take of each other, so that the time left is right before each has run: seconds
 // on a virtual machine of two cores, from the first run on.
-std::map<std::string, double> expected_seconds(const CompareOptions& options,
-                                               const BcastResults& results) {
+std::map<std::string, double> bcast_expected(const CompareOptions& options,
+                                             const std::vector<Transport>& transports) {
   const std::map<std::string, double> usual = {
       {"fresh,reused", 2.5}, {"fresh", 2}, {"reused", 1}, {"growing", 0.7}, {"mixed", 0.7}};
   std::map<std::string, double> expected;
-  for (const Transport& transport : results.transports)
+  for (const Transport& transport : transports)
     for (const std::string& group : groups_of(options.patterns)) {
       const double pauses_s = 2e-3 * options.pause_ms;
       expected[transport.name + group] = group == "phases" ? pauses_s + 1 : usual.at(group);
     }
   return expected;
-}
-
-}  // namespace
-
-void run_all(const CompareOptions& options, BcastResults& results) {
-  const std::vector<Step> steps = plan(options, results);
-  std::vector<std::string> kinds;
-  for (const Step& step : steps) kinds.push_back(step.kind());
-  Progress progress(kinds, options.quiet, expected_seconds(options, results));
-  std::set<std::pair<std::string, std::string>> failed;  // not tried again: a hang costs its limit
-  const auto start = std::chrono::steady_clock::now();
-  for (const Step& step : steps) {
-    const std::pair<std::string, std::string> key{step.kind(), step.allocator->name};
-    progress.begin(fmt::format("{}: {} over {}, repetition {} of {}", step.allocator->name,
-                               step.group, step.transport->name, step.repetition + 1,
-                               options.repetitions));
-    const std::size_t failures = results.failures.size();
-    if (!failed.contains(key)) run_step(options, step, results);
-    if (results.failures.size() != failures) failed.insert(key);
-    progress.end();
-    if (results.interrupted || interrupt_seen()) break;
-  }
-  progress.finish();
-  results.interrupted = results.interrupted || interrupt_seen();
-  results.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 }  // namespace rdmalloc::bench
