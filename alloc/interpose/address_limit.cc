@@ -21,6 +21,13 @@ using Exchange = int (*)(pid_t, __rlimit_resource, const rlimit*, rlimit*);
 constinit std::atomic<Set> next_setrlimit{nullptr}, next_setrlimit64{nullptr};
 constinit std::atomic<Exchange> next_prlimit{nullptr}, next_prlimit64{nullptr};
 
+__attribute__((constructor)) void find_all() {
+  next_of(next_setrlimit, "setrlimit");
+  next_of(next_setrlimit64, "setrlimit64");
+  next_of(next_prlimit, "prlimit");
+  next_of(next_prlimit64, "prlimit64");
+}
+
 // After a limit was set by a call that returned `result`. `limit` may be NULL: it was asked for
 // only.
 int fit(int result, int resource, const rlimit* limit) {

@@ -1,5 +1,7 @@
 // The next definition of a function that we stand in front of by its symbol: libc's, patched or
-// not.
+// not. A constructor of each file finds what it needs: dlsym() takes the loader's lock, which a
+// dlopen() holds while a library's constructor waits for the thread that calls us, and it is not
+// safe in a signal handler.
 #pragma once
 
 #include <dlfcn.h>

@@ -17,6 +17,11 @@ constinit std::atomic<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*
     next_pthread_create{nullptr};
 constinit std::atomic<int (*)(thrd_t*, thrd_start_t, void*)> next_thrd_create{nullptr};
 
+__attribute__((constructor)) void find_all() {
+  next_of(next_pthread_create, "pthread_create");
+  next_of(next_thrd_create, "thrd_create");
+}
+
 // The first time the program has one thread.
 void learn_places() {
   if (rdmalloc::ensure_initialised()) rdmalloc::shards_learn();

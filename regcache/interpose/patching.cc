@@ -21,6 +21,10 @@ constexpr std::uintptr_t kLongestPatch = 16;
 
 constinit std::atomic<int (*)(void*, size_t, int)> next_mprotect{nullptr};
 
+__attribute__((constructor)) void find() {
+  rdmalloc::next_of(next_mprotect, "mprotect");
+}
+
 bool holds_madvise(const void* address, size_t length) {
   auto text = reinterpret_cast<std::uintptr_t>(rdmalloc::libc_madvise());
   auto base = reinterpret_cast<std::uintptr_t>(address);

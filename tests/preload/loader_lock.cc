@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What the library stands in front of, called first by a thread that a library's constructor waits
+// for. dlopen() holds the loader's lock there, and dlsym() wants it: glibc's own functions do not.
+//
+//   loader_lock LIBRARY CASE    LIBRARY's constructor calls run_in_constructor() (loader_lock.c)
+//
+// Seen to fail (no end): mprotect, setrlimit, prlimit and pthread_create, while each looked for
+// libc's function at its first call.
+#include <dlfcn.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/shm.h>
+#include <sys/wait.h>
+#include <threads.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+namespace {
+
+[[noreturn]] void fail(const char* what) {
+  std::fprintf(stderr, "loader_lock: %s\n", what);
+  std::_Exit(1);
+}
+void expect(bool is_so, const char* what) {
+  if (!is_so) fail(what);
+}
+
+constexpr size_t kPage = 4096;
+void* map_page() {
+  void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  expect(page != MAP_FAILED, "mmap");
+  return page;
+}
+
+struct Case {
+  const char* name;
+  void (*run)();
+};
+constexpr Case kCases[] = {
+    {"mprotect", [] { expect(mprotect(map_page(), kPage, PROT_READ) == 0, "mprotect"); }},
+    {"setrlimit",
+     [] {
+       rlimit limit;
+       expect(getrlimit(RLIMIT_CORE, &limit) == 0, "getrlimit");
+       expect(setrlimit(RLIMIT_CORE, &limit) == 0, "setrlimit");
+     }},
+    {"prlimit",
+     [] {
+       rlimit limit;
+       expect(prlimit(0, RLIMIT_CORE, nullptr, &limit) == 0, "prlimit");
+     }},
+    {"pthread_create",
+     [] {
+       pthread_t thread;
+       auto run = [](void*) -> void* { return std::malloc(100); };
+       expect(pthread_create(&thread, nullptr, run, nullptr) == 0, "pthread_create");
+       void* block = nullptr;
+       expect(pthread_join(thread, &block) == 0, "pthread_join");
+       std::free(block);
+     }},
+    {"mappings",
+     [] {
+       void* page = map_page();
+       expect(madvise(page, kPage, MADV_DONTNEED) == 0, "madvise");
+       page = mremap(page, kPage, 2 * kPage, MREMAP_MAYMOVE);
+       expect(page != MAP_FAILED, "mremap");
+       expect(munmap(page, 2 * kPage) == 0, "munmap");
+       int segment = shmget(IPC_PRIVATE, kPage, 0600);
+       if (segment < 0) return;  // a sandbox without System V's memory
+       void* shared = shmat(segment, nullptr, 0);
+       expect(shared != reinterpret_cast<void*>(-1), "shmat");
+       expect(shmctl(segment, IPC_RMID, nullptr) == 0, "shmctl");
+       expect(shmdt(shared) == 0, "shmdt");
+     }},
+    {"malloc",
+     [] {
+       constexpr size_t kBytes = size_t{64} << 20;
+       void* block = std::malloc(kBytes);
+       std::memset(block, 1, kBytes);
+       std::free(block);
+       expect(malloc_trim(0) == 1, "malloc_trim");
+       std::free(std::malloc(mallinfo2().uordblks % 1000 + 1));
+     }},
+    {"child",
+     [] {
+       pid_t child = fork();
+       if (child == 0) {
+         std::free(std::malloc(100000));
+         rlimit limit;
+         _exit(getrlimit(RLIMIT_CORE, &limit) | setrlimit(RLIMIT_CORE, &limit) |
+               mprotect(map_page(), kPage, PROT_READ));
+       }
+       int status = -1;
+       expect(child > 0 && waitpid(child, &status, 0) == child && status == 0, "the child");
+     }},
+};
+const Case* chosen;
+bool has_run;
+
+}  // namespace
+
+// Threads by C11, so that the first pthread_create() of the process is the case's. A library's
+// constructor that waits for it is what hangs.
+extern "C" __attribute__((visibility("default"))) void run_in_constructor() {
+  thrd_t thread;
+  auto run = [](void*) {
+    chosen->run();
+    return 0;
+  };
+  expect(thrd_create(&thread, run, nullptr) == thrd_success, "thrd_create");
+  expect(thrd_join(thread, nullptr) == thrd_success, "thrd_join");
+  has_run = true;
+}
+
+int main(int argc, char** argv) {
+  for (const Case& one : kCases)
+    if (argc > 2 && std::strcmp(argv[2], one.name) == 0) chosen = &one;
+  if (chosen == nullptr) fail("which library, which case?");
+  if (dlopen(argv[1], RTLD_NOW) == nullptr) fail(dlerror());
+  expect(has_run, "the library has no such constructor");
+  std::puts("all is well");
+  return 0;
+}
