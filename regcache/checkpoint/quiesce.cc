@@ -20,6 +20,7 @@
 #include "regcache/core/gate.h"
 #include "regcache/core/holders.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 #include "regcache/core/wiped_on_fork.h"
 
 namespace rdmalloc::regcache {
@@ -87,7 +88,7 @@ int prepare_domains(State& all) {
 }
 
 void suspend_domain(Domain& domain, Step& step) {
-  LockGuard guard(domain.lock);
+  WholeGuard guard(domain);
   // Lost since.
   if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) {
     step = Step::kNone;
@@ -100,10 +101,9 @@ void suspend_domain(Domain& domain, Step& step) {
     if (reg->is_open()) suspend(domain, reg);
     return true;
   };
-  visit_all(domain.by_range.root(), suspend_it);
+  visit_all(domain, suspend_it);
   // Registrations that are being made become their callers', for one use.
-  for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
-    reg->rest().is_stale = true;
+  visit_in_flight(domain, [](Registration* reg) { return reg->rest().is_stale = true; });
 }
 
 // Whether only heaps, pools and this quiesce hold registrations of the domain, and none is being
@@ -121,9 +121,10 @@ bool is_idle(State& all, Domain& domain) {
     held += refs - (reg->rest().is_suspended ? 1 : 0);
     return true;
   };
-  LockGuard guard(domain.lock);
-  visit_all(domain.by_range.root(), add);
-  return domain.in_flight == nullptr && domain.deferred == nullptr && !is_dropped_by_others &&
+  WholeGuard guard(domain);
+  visit_all(domain, add);
+  return visit_in_flight(domain, [](Registration*) { return false; }) &&
+         domain.deferred.load(std::memory_order_relaxed) == nullptr && !is_dropped_by_others &&
          held == ours;
 }
 
@@ -157,8 +158,8 @@ void empty_domains(State& all) {
         }
         return true;
       };
-      LockGuard guard(domain.lock);
-      visit_all(domain.by_range.root(), take);
+      WholeGuard guard(domain);
+      visit_all(domain, take);
     }
     std::uint64_t gone = drop_list(domain, list, Reason::kAsked);
     freezer_here().deregistered.fetch_add(gone, std::memory_order_relaxed);
@@ -242,7 +243,7 @@ int open_domain(Domain& domain, Step step) {
 void reopen_domain(Domain& domain) {
   Registration* drops = nullptr;
   {
-    LockGuard guard(domain.lock);
+    WholeGuard guard(domain);
     bool is_lost = domain.is_lost.load(std::memory_order_relaxed);
     auto reopen_it = [&](Registration* reg) {
       bool is_ours = false;
@@ -262,8 +263,8 @@ void reopen_domain(Domain& domain) {
       }
       return true;
     };
-    visit_all(domain.by_range.root(), reopen_it);
-    if (!is_lost && course.has_gone) ++domain.counters.resumes;
+    visit_all(domain, reopen_it);
+    if (!is_lost && course.has_gone) ++domain.wide().counters.resumes;
     // Release: pairs with the acquire of domain_check().
     domain.phase.store(is_lost ? Phase::kIsLost : Phase::kIsOpen, std::memory_order_release);
   }
@@ -350,7 +351,7 @@ int quiesce_domains(State& all, std::int64_t deadline_ns) {
 
 void settle_phases(State& all) {
   each_domain(all, Step::kSuspended, [](Domain& domain, Step) {
-    LockGuard guard(domain.lock);
+    WholeGuard guard(domain);
     domain.phase.store(Phase::kIsQuiesced, std::memory_order_release);
   });
 }

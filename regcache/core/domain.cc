@@ -15,6 +15,7 @@
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/core/statistics.h"
+#include "regcache/core/stripes.h"
 #include "regcache/core/wiped_on_fork.h"
 
 namespace rdmalloc::regcache {
@@ -58,7 +59,10 @@ Domain* take_place(State& all) {
       if (domain.phase.load(std::memory_order_acquire) != Phase::kUnused) continue;
       if (survivors.is_open[i].load(std::memory_order_relaxed) && !inherited_too) continue;
       domain.index = static_cast<std::uint16_t>(i);
-      domain.phase.store(Phase::kBeingOpened, std::memory_order_relaxed);
+      // Once, since a call that came too late for the domain before may look at it now.
+      if (domain.stripes == nullptr) domain.stripes = all.stripes[i];
+      // Release: pairs with the acquire of who takes a domain's locks while it is opened.
+      domain.phase.store(Phase::kBeingOpened, std::memory_order_release);
       return &domain;
     }
   }
@@ -101,15 +105,22 @@ void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
 }
 
 void reset(Domain& domain) {
-  domain.by_range.clear();
-  domain.by_stamp.clear();
-  domain.count = domain.bytes = domain.quarantined_count = 0;
-  domain.sticky_count = domain.sticky_bytes = domain.sticky_parts = 0;
-  domain.listed_count = domain.listed_bytes = 0;
-  domain.sticky_ring = nullptr;
-  domain.reserved_count = domain.reserved_bytes = 0;
-  domain.in_flight = domain.deferred = nullptr;
-  domain.counters = {};
+  for (std::size_t i = 0; i <= kStripes; ++i) {
+    Stripe& stripe = domain.stripes[i];
+    stripe.by_range.clear();
+    stripe.by_stamp.clear();
+    stripe.in_flight = stripe.sticky_ring = nullptr;
+    stripe.takes = 0;
+    stripe.totals = {};
+    stripe.counters = {};
+  }
+  for (Budget* budget : {&domain.taken, &domain.sticky_taken}) {
+    budget->bytes.store(0, std::memory_order_relaxed);
+    budget->count.store(0, std::memory_order_relaxed);
+  }
+  domain.sticky_turn = 0;
+  domain.whole_takes = 0;
+  domain.deferred.store(nullptr, std::memory_order_relaxed);
   domain.is_lost.store(false, std::memory_order_relaxed);
   domain.is_abandoned.store(false, std::memory_order_relaxed);
   domain.has_warned_of_memlock.store(false, std::memory_order_relaxed);
@@ -123,7 +134,7 @@ int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, vo
   if (!all.invalidations.prepare() || !all.registrations.prepare(survivors.registrations))
     return -ENOMEM;
   // Under the lock: a purge may still look into the domain that had this place before.
-  LockGuard guard(domain.lock);
+  WholeGuard guard(domain);
   settle(domain, ops, context, attr);
   reset(domain);
   domain.head.arena_base = survivors.arena_base.load(std::memory_order_relaxed);
@@ -154,7 +165,7 @@ bool close_all(Domain& domain, Registration** drops) {
     list = reg;
     return true;
   };
-  bool is_clear = visit_all(domain.by_range.root(), close);
+  bool is_clear = visit_all(domain, close);
   for (bool was_sticky : {false, true}) {
     Registration* list = was_sticky ? closed.sticky : closed.plain;
     while (list != nullptr) {
@@ -175,27 +186,31 @@ bool close_all(Domain& domain, Registration** drops) {
 // them.
 void move_quarantined(State& all, Domain& domain) {
   Domain& orphans = all.domains[kOrphans];
-  LockGuard guard(domain.lock);
-  LockGuard orphans_guard(orphans.lock);
-  while (Registration* reg = domain.by_range.first()) {
-    domain.by_range.erase(reg);
-    reg->rest().by_range.left = nullptr;
-    reg->rest().by_range.right = nullptr;
-    Extent extent = Extent::of(reg->length(), kOrphans, reg->access());
-    std::atomic_ref(reg->head.extent).store(extent.word, std::memory_order_release);
-    orphans.by_range.insert(reg);
-    ++orphans.count;
-    ++orphans.quarantined_count;
-    orphans.bytes += reg->length();
+  WholeGuard guard(domain);
+  WholeGuard orphans_guard(orphans);
+  for (std::size_t i = 0; i <= kStripes; ++i) {
+    while (Registration* reg = domain.stripes[i].by_range.first()) {
+      leave_tree(domain, reg);
+      reg->rest().by_range.left = nullptr;
+      reg->rest().by_range.right = nullptr;
+      Extent extent = Extent::of(reg->length(), kOrphans, reg->access());
+      std::atomic_ref(reg->head.extent).store(extent.word, std::memory_order_release);
+      orphans.stripes[i].by_range.insert(reg);
+      ++orphans.stripes[i].totals.count;
+      ++orphans.stripes[i].totals.quarantined_count;
+      orphans.stripes[i].totals.bytes += reg->length();
+    }
+    domain.stripes[i].totals.quarantined_count = 0;
   }
 }
 
 int begin_closing(Domain& domain, Registration** drops) {
-  LockGuard guard(domain.lock);
+  WholeGuard guard(domain);
   Phase phase = domain.phase.load(std::memory_order_relaxed);
   if (phase != Phase::kIsOpen && phase != Phase::kIsLost && phase != Phase::kIsQuiesced)
     return -EINVAL;
-  if (domain.in_flight != nullptr || !close_all(domain, drops)) return -EBUSY;
+  bool is_making = !visit_in_flight(domain, [](Registration*) { return false; });
+  if (is_making || !close_all(domain, drops)) return -EBUSY;
   domain.phase.store(Phase::kBeingClosed, std::memory_order_relaxed);
   return 0;
 }
@@ -221,40 +236,105 @@ int domain_check(const Domain* domain) {
 }
 
 std::uint64_t domain_hits(Domain& domain) {
-  std::uint64_t hits = domain.counters.hits;
-  auto add = [&](Registration* reg) {
+  std::uint64_t hits = domain_counters(domain).hits;
+  auto add_hits = [&](Registration* reg) {
     hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
     return true;
   };
-  visit_all(domain.by_range.root(), add);
+  visit_all(domain, add_hits);
   return hits;
 }
 
-bool domain_is_valid(Domain& domain) {
-  std::uint64_t count = 0, bytes = 0, sticky_count = 0, sticky_bytes = 0, listed = 0,
-                listed_bytes = 0;
+void add(Counters& sums, const Counters& more) {
+  sums.hits += more.hits;
+  sums.misses += more.misses;
+  sums.registrations += more.registrations;
+  sums.deregistrations += more.deregistrations;
+  sums.evictions += more.evictions;
+  sums.refusals += more.refusals;
+  sums.purge_drops += more.purge_drops;
+  sums.purge_refusals += more.purge_refusals;
+  sums.foreign += more.foreign;
+  sums.quarantined += more.quarantined;
+  if (more.register_ns_worst > sums.register_ns_worst)
+    sums.register_ns_worst = more.register_ns_worst;
+  sums.register_ns_total += more.register_ns_total;
+  sums.prefaulted += more.prefaulted;
+  sums.lost_drops += more.lost_drops;
+  sums.memlock_refusals += more.memlock_refusals;
+  sums.purge_requests += more.purge_requests;
+  sums.resumes += more.resumes;
+}
+
+Counters domain_counters(const Domain& domain) {
+  Counters sums = {};
+  for (std::size_t i = 0; i <= kStripes; ++i) add(sums, domain.stripes[i].counters);
+  return sums;
+}
+
+Totals domain_totals(const Domain& domain) {
+  Totals sums = {};
+  for (std::size_t i = 0; i <= kStripes; ++i) {
+    const Totals& more = domain.stripes[i].totals;
+    sums.count += more.count;
+    sums.bytes += more.bytes;
+    sums.quarantined_count += more.quarantined_count;
+    sums.sticky_count += more.sticky_count;
+    sums.sticky_bytes += more.sticky_bytes;
+    sums.sticky_parts += more.sticky_parts;
+    sums.listed_count += more.listed_count;
+    sums.listed_bytes += more.listed_bytes;
+    sums.reserved_count += more.reserved_count;
+    sums.reserved_bytes += more.reserved_bytes;
+  }
+  return sums;
+}
+
+namespace {
+
+// Whether a stripe has what is its own, in order, and counts it right.
+bool stripe_is_valid(const Domain& domain, const Stripe& stripe) {
+  Totals seen = {};
   std::uintptr_t previous = 0;
-  bool is_ordered = true;
-  auto add = [&](Registration* reg) {
-    ++count;
-    bytes += reg->length();
-    if (reg->rest().is_sticky) ++sticky_count, sticky_bytes += reg->length();
-    if (reg->rest().is_listed) ++listed, listed_bytes += reg->length();
+  bool is_right = true;
+  auto look = [&](Registration* reg) {
+    ++seen.count;
+    seen.bytes += reg->length();
+    if (reg->rest().is_sticky) ++seen.sticky_count, seen.sticky_bytes += reg->length();
+    if (reg->rest().is_listed) ++seen.listed_count, seen.listed_bytes += reg->length();
     bool is_apart = (reg->state.load(std::memory_order_relaxed) & kApart) != 0;
-    is_ordered &= reg->base() >= previous && reg->rest().furthest_end >= reg->end();
+    is_right &= &domain.stripe_of_reg(reg) == &stripe;
+    is_right &= reg->base() >= previous && reg->rest().furthest_end >= reg->end();
     int places = reg->rest().is_sticky + reg->rest().is_listed + is_apart;
-    is_ordered &=
-        places <= 1 && !(reg->is_open() && places == 0 && reg->rest().kind != Kind::kHeap);
+    is_right &= places <= 1 && !(reg->is_open() && places == 0 && reg->rest().kind != Kind::kHeap);
     previous = reg->base();
     return true;
   };
-  visit_all(domain.by_range.root(), add);
-  return is_ordered && count == domain.count && bytes == domain.bytes &&
-         sticky_count == domain.sticky_count && sticky_bytes == domain.sticky_bytes &&
-         listed == domain.listed_count && listed_bytes == domain.listed_bytes &&
-         domain.quarantined_count <= count &&
-         domain.counters.deregistrations + domain.counters.lost_drops <=
-             domain.counters.registrations;
+  visit_all(stripe.by_range.root(), look);
+  const Totals& totals = stripe.totals;
+  return is_right && seen.count == totals.count && seen.bytes == totals.bytes &&
+         seen.sticky_count == totals.sticky_count && seen.sticky_bytes == totals.sticky_bytes &&
+         seen.listed_count == totals.listed_count && seen.listed_bytes == totals.listed_bytes &&
+         totals.quarantined_count <= seen.count;
+}
+
+bool is(const Budget& budget, std::uint64_t bytes, std::uint64_t count) {
+  return budget.bytes.load(std::memory_order_relaxed) == bytes &&
+         budget.count.load(std::memory_order_relaxed) == count;
+}
+
+}  // namespace
+
+bool domain_is_valid(Domain& domain) {
+  for (std::size_t i = 0; i <= kStripes; ++i)
+    if (!stripe_is_valid(domain, domain.stripes[i])) return false;
+  Counters counters = domain_counters(domain);
+  if (counters.deregistrations + counters.lost_drops > counters.registrations) return false;
+  Totals totals = domain_totals(domain);
+  return !domain.is_bounded() ||
+         (is(domain.taken, totals.bytes + totals.reserved_bytes,
+             totals.count + totals.reserved_count) &&
+          is(domain.sticky_taken, totals.sticky_bytes, totals.sticky_count));
 }
 
 }  // namespace rdmalloc::regcache
@@ -346,7 +426,7 @@ extern "C" RDMALLOC_API int64_t rdmalloc_domain_flush(rdmalloc_domain* handle) {
   flush_blocks_of_sticky_parts(*domain);
   Registration* drops = nullptr;
   {
-    rdmalloc::LockGuard guard(domain->lock);
+    WholeGuard guard(*domain);
     reclaim_sticky(*domain, UINT64_MAX);
     drops = pick_victims(*domain, UINT64_MAX, UINT64_MAX);
   }
@@ -361,8 +441,9 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
     return error;
   MemlockRoom memlock = memlock_room(*domain);
   rdmalloc_domain_counters stats = {};
-  rdmalloc::LockGuard guard(domain->lock);
-  const Counters& counters = domain->counters;
+  WholeGuard guard(*domain);
+  const Counters counters = domain_counters(*domain);
+  const Totals totals = domain_totals(*domain);
   stats.hits = domain_hits(*domain);
   stats.misses = counters.misses;
   stats.registrations = counters.registrations;
@@ -373,16 +454,16 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   stats.purge_refusals = counters.purge_refusals;
   stats.foreign = counters.foreign;
   stats.quarantined = counters.quarantined;
-  stats.live_count = domain->count;
-  stats.live_bytes = domain->bytes;
-  stats.sticky_count = domain->sticky_count;
-  stats.sticky_bytes = domain->sticky_bytes;
+  stats.live_count = totals.count;
+  stats.live_bytes = totals.bytes;
+  stats.sticky_count = totals.sticky_count;
+  stats.sticky_bytes = totals.sticky_bytes;
   stats.in_use = 0;
   auto add = [&](Registration* reg) {
     if (reg->refs() > (reg->rest().is_suspended ? 1u : 0u)) ++stats.in_use;
     return true;
   };
-  visit_all(domain->by_range.root(), add);
+  visit_all(*domain, add);
   stats.register_ns_worst = counters.register_ns_worst;
   stats.register_ns_total = counters.register_ns_total;
   stats.prefaulted = counters.prefaulted;

@@ -1,9 +1,13 @@
 // A domain: one place memory is registered with. See README.md for the picture and the equations.
 //
-// Lock order: State::open_lock, one domain's lock, the orphans' lock, Invalidations' lock, a
-// pool's. No registrar, observer or completion runs under any of them (I2). A thread that closes,
-// opens, publishes or unpublishes a registration holds its domain's lock; one that only acquires or
-// releases it does not.
+// A domain's registrations lie in stripes by their address, each with a lock of its own (Stripe), so
+// that calls for different ranges do not meet at one lock. "The domain's lock" is a guard of
+// stripes.h: a RangeGuard for a range, or a WholeGuard.
+//
+// Lock order: State::open_lock, a domain's stripes by rising index, those of the orphans,
+// Invalidations' lock, a pool's. No registrar, observer or completion runs under any of them (I2).
+// A thread that closes, opens, publishes or unpublishes a registration holds the lock of its range;
+// one that only acquires or releases it does not.
 #pragma once
 
 #include <rdmalloc/regcache.h>
@@ -47,7 +51,7 @@ inline std::size_t hint_of(std::uintptr_t address) {
   return (page ^ (page >> 20)) & (kHints - 1);
 }
 
-// Sums over dropped registrations, and events without one. Under the domain's lock.
+// Sums over dropped registrations, and events without one. Of a stripe: under its lock.
 struct Counters {
   std::uint64_t hits;  // of registrations that are gone; the others count in their words
   std::uint64_t misses;
@@ -68,6 +72,68 @@ struct Counters {
   std::uint64_t resumes;
 };
 
+// What a domain counts of its registrations. Of a stripe: under its lock.
+struct Totals {
+  std::uint64_t count;              // == records in by_range
+  std::uint64_t bytes;              // == sum of their lengths
+  std::uint64_t quarantined_count;  // of count: what no registrar could end, and nothing else drops
+  std::uint64_t sticky_count;
+  std::uint64_t sticky_bytes;
+  std::uint64_t sticky_parts;    // of sticky_count: not whole slices
+  std::uint64_t listed_count;    // == records in by_stamp
+  std::uint64_t listed_bytes;    // == sum of their lengths: no more can be evicted
+  std::uint64_t reserved_count;  // promised to calls of register_ under way
+  std::uint64_t reserved_bytes;
+};
+
+inline constexpr unsigned kStripeShift = 22;  // a segment of the allocator (alloc/pages/segments.h)
+inline constexpr std::size_t kStripes = 32;
+// The stripe of what crosses a multiple of 4 MiB: written under the locks of all stripes, and so
+// read under any one of them.
+inline constexpr std::size_t kWide = kStripes;
+inline std::size_t stripe_of(std::uintptr_t low, std::uintptr_t high) {
+  std::uintptr_t first = low >> kStripeShift;
+  return first == (high - 1) >> kStripeShift ? first % kStripes : kWide;
+}
+
+// A part of a domain's registrations: those that lie within 4 MiB, of each 32nd 4 MiB. In lines of
+// its own, and pairs of lines, which processors fetch together.
+struct alignas(128) Stripe {
+  Lock lock;           // none of the wide stripe's
+  RangeTree by_range;  // every registration there is, until its deregistration has returned
+  StampTree by_stamp;  // those that are cached and not sticky
+  Registration* in_flight;    // records that register_ is being called for
+  Registration* sticky_ring;  // the next to be looked at (reclaim_sticky())
+  std::uint64_t takes;        // of the lock
+  Totals totals;
+  Counters counters;
+};
+
+// What counts against a limit. Changed under the lock of a stripe, so exact under those of all.
+// Relaxed: the locks order what it is about.
+struct Budget {
+  std::atomic<std::uint64_t> bytes;
+  std::atomic<std::uint64_t> count;
+
+  // One more registration of `length`. False, with nothing taken, where that is more than `most`.
+  bool try_take(std::uint64_t length, std::uint64_t most_bytes, std::uint64_t most_count) {
+    take(length);
+    if (bytes.load(std::memory_order_relaxed) <= most_bytes &&
+        count.load(std::memory_order_relaxed) <= most_count)
+      return true;
+    give(length);
+    return false;
+  }
+  void take(std::uint64_t length) {
+    bytes.fetch_add(length, std::memory_order_relaxed);
+    count.fetch_add(1, std::memory_order_relaxed);
+  }
+  void give(std::uint64_t length) {
+    bytes.fetch_sub(length, std::memory_order_relaxed);
+    count.fetch_sub(1, std::memory_order_relaxed);
+  }
+};
+
 struct alignas(64) Domain {
   // Read by every hit; written by open only.
   rdmalloc_domain_head head;  // must be first: the inline fast path of regcache.h reads it
@@ -75,14 +141,15 @@ struct alignas(64) Domain {
   Slot* counted;              // [slice]: what reg_get finds
   Slot* hints;                // [hint_of(address)]: what it found last for foreign memory there
   std::uint16_t index;
-  std::atomic<Phase> phase;
-  // The device is gone, so its registrations reach no page. Written under the lock; also
+  std::atomic<Phase> phase;  // written under the locks of all stripes
+  // The device is gone, so its registrations reach no page. Written under the locks of all; also
   // while the domain is being closed. Acquire where it is read without: pairs with the release in
   // lose_domain().
   std::atomic<bool> is_lost;
   std::atomic<bool> is_abandoned;  // to be closed as soon as it can be (core/abandoned.h)
 
   // Written by open only.
+  Stripe* stripes;  // [kStripes + 1], of this place for ever
   rdmalloc_registrar_ops ops;
   void* context;
   std::uint32_t access;     // rights of each cached registration, at least
@@ -93,27 +160,25 @@ struct alignas(64) Domain {
   int (*event)(rdmalloc_domain* domain, rdmalloc_domain_event event, void* arg);
   void* event_arg;
 
-  // Under the lock from here on.
-  alignas(64) Lock lock;
-  RangeTree by_range;   // every registration there is, until its deregistration has returned
-  StampTree by_stamp;   // those that are cached and not sticky
-  std::uint64_t count;  // == records in by_range
-  std::uint64_t bytes;  // == sum of their lengths
-  std::uint64_t quarantined_count;  // of count: what no registrar could end, and nothing else drops
-  std::uint64_t sticky_count;
-  std::uint64_t sticky_bytes;
-  std::uint64_t sticky_parts;    // of sticky_count: not whole slices
-  std::uint64_t listed_count;    // == records in by_stamp
-  std::uint64_t listed_bytes;    // == sum of their lengths: no more can be evicted
-  Registration* sticky_ring;     // the next to be looked at (reclaim_sticky())
-  std::uint64_t reserved_count;  // promised to calls of register_ under way
-  std::uint64_t reserved_bytes;
-  Registration* in_flight;  // records that register_ is being called for
-  Registration* deferred;   // closed, to be dropped by a thread of the user (not any-thread)
-  Counters counters;
+  // Of a domain with a limit only, so that misses of others write no line of all threads: what is
+  // registered or reserved, and what of it is sticky.
+  alignas(64) Budget taken;
+  Budget sticky_taken;
+
+  alignas(64) std::size_t sticky_turn;  // under all locks: the stripe that is looked at next
+  std::uint64_t whole_takes;            // of all locks, under them
+  // Closed, to be dropped by a thread of the user (not any-thread). A stack that is taken as a
+  // whole, so none of its records is another's when a push compares. Release of a push: pairs with
+  // the acquire of the thread that takes it.
+  std::atomic<Registration*> deferred;
   std::atomic<bool> has_warned_of_memlock, has_warned_of_quarantine;
   std::atomic<std::uint32_t> drops;  // moves on with each drop that is waited for; a futex
 
+  bool is_bounded() const { return max_bytes != UINT64_MAX || max_count != UINT64_MAX; }
+  Stripe& wide() const { return stripes[kWide]; }
+  Stripe& stripe_of_reg(const Registration* reg) const {
+    return stripes[stripe_of(reg->base(), reg->end())];
+  }
   // NULL for 0. A number once given stays a record's for ever, of this domain or another.
   Registration* record_of(RecordNumber number) const {
     return number == 0 ? nullptr : reinterpret_cast<Registration*>(record_at(head.records, number));
@@ -141,10 +206,16 @@ inline Registration* registration_of(rdmalloc_reg* handle) {
 // from (I11).
 int domain_check(const Domain* domain);
 
-// Sum of the hits of all registrations, gone or not. Under the lock; walks all registrations.
+// Sum of the hits of all registrations, gone or not. Under a WholeGuard; walks all registrations.
 std::uint64_t domain_hits(Domain& domain);
 
-// Whether the equations of README.md hold. Under the lock; walks everything; checked builds, tests.
+// Sums over the stripes. Under a WholeGuard.
+Totals domain_totals(const Domain& domain);
+Counters domain_counters(const Domain& domain);
+void add(Counters& sums, const Counters& more);
+
+// Whether the equations of README.md hold. Under a WholeGuard; walks everything; checked builds,
+// tests.
 bool domain_is_valid(Domain& domain);
 
 }  // namespace rdmalloc::regcache

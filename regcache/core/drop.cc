@@ -9,6 +9,7 @@
 #include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -49,14 +50,13 @@ void account_drop(Domain& domain, Registration* reg, Reason reason, const Answer
     quarantine(domain, reg);
     return;
   }
-  domain.by_range.erase(reg);
-  --domain.count;
-  domain.bytes -= reg->length();
-  domain.counters.hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
-  ++(answer.ends_by_loss ? domain.counters.lost_drops : domain.counters.deregistrations);
-  if (reason == Reason::kEvicted) ++domain.counters.evictions;
+  leave_tree(domain, reg);
+  Counters& counters = domain.stripe_of_reg(reg).counters;
+  counters.hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
+  ++(answer.ends_by_loss ? counters.lost_drops : counters.deregistrations);
+  if (reason == Reason::kEvicted) ++counters.evictions;
   // Events of watched memory defer drops too, beside those of purges.
-  if (reason == Reason::kPurged && !reg->rest().is_watched) ++domain.counters.purge_drops;
+  if (reason == Reason::kPurged && !reg->rest().is_watched) ++counters.purge_drops;
 }
 
 Event event_of(Reason reason) {
@@ -65,6 +65,14 @@ Event event_of(Reason reason) {
 }
 
 }  // namespace
+
+void leave_tree(Domain& domain, Registration* reg) {
+  Stripe& stripe = domain.stripe_of_reg(reg);
+  stripe.by_range.erase(reg);
+  --stripe.totals.count;
+  stripe.totals.bytes -= reg->length();
+  if (domain.is_bounded()) domain.taken.give(reg->length());
+}
 
 Invalidation* completed_by_end_of(Registration* reg) {
   if (!reg->rest().is_awaited) return nullptr;
@@ -87,7 +95,7 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
     page_frames_deregistered(reg);
   }
   {
-    LockGuard guard(domain.lock);
+    RangeGuard guard(domain, low, high);
     account_drop(domain, reg, reason, answer);
     // A quarantined registration completes its invalidations too: it never ends.
     completed = completed_by_end_of(reg);
@@ -113,23 +121,25 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
 
 void quarantine(Domain& domain, Registration* reg) {
   reg->rest().is_quarantined = true;
-  ++domain.counters.quarantined;
-  ++domain.quarantined_count;
+  Stripe& stripe = domain.stripe_of_reg(reg);
+  ++stripe.counters.quarantined;
+  ++stripe.totals.quarantined_count;
   note_quarantined(reg->length());
 }
 
 void forget_quarantined(Domain& domain) {
-  LockGuard guard(domain.lock);
-  while (Registration* reg = domain.by_range.first()) {
-    domain.by_range.erase(reg);
-    --domain.count;
-    --domain.quarantined_count;
-    domain.bytes -= reg->length();
-    ++domain.counters.lost_drops;
-    forget_quarantined_bytes(reg->length());
-    // Zero, as after a drop: a late put recognises it.
-    reg->state.store(0, std::memory_order_relaxed);
-    state()->registrations.give(reg);
+  WholeGuard guard(domain);
+  for (std::size_t i = 0; i <= kStripes; ++i) {
+    Stripe& stripe = domain.stripes[i];
+    while (Registration* reg = stripe.by_range.first()) {
+      leave_tree(domain, reg);
+      --stripe.totals.quarantined_count;
+      ++stripe.counters.lost_drops;
+      forget_quarantined_bytes(reg->length());
+      // Zero, as after a drop: a late put recognises it.
+      reg->state.store(0, std::memory_order_relaxed);
+      state()->registrations.give(reg);
+    }
   }
 }
 
@@ -181,18 +191,20 @@ void list(Domain& domain, Registration* reg) {
   reg->rest().listed_stamp = reg->stamp.load(std::memory_order_relaxed);
   reg->rest().is_listed = true;
   reg->rest().by_stamp = {};
-  domain.by_stamp.insert(reg);
-  ++domain.listed_count;
-  domain.listed_bytes += reg->length();
+  Stripe& stripe = domain.stripe_of_reg(reg);
+  stripe.by_stamp.insert(reg);
+  ++stripe.totals.listed_count;
+  stripe.totals.listed_bytes += reg->length();
 }
 
 namespace {
 
 void take_from_order(Domain& domain, Registration* reg) {
-  domain.by_stamp.erase(reg);
+  Stripe& stripe = domain.stripe_of_reg(reg);
+  stripe.by_stamp.erase(reg);
   reg->rest().is_listed = false;
-  --domain.listed_count;
-  domain.listed_bytes -= reg->length();
+  --stripe.totals.listed_count;
+  stripe.totals.listed_bytes -= reg->length();
 }
 
 }  // namespace
@@ -212,27 +224,30 @@ void list_apart(Domain& domain, Registration* reg) {
 void begin_sticky(Domain& domain, Registration* reg) {
   unlist(domain, reg);
   reg->rest().is_sticky = true;
-  ++domain.sticky_count;
-  domain.sticky_bytes += reg->length();
-  domain.sticky_parts += !fills_slices(domain, reg);
+  Stripe& stripe = domain.stripe_of_reg(reg);
+  ++stripe.totals.sticky_count;
+  stripe.totals.sticky_bytes += reg->length();
+  stripe.totals.sticky_parts += !fills_slices(domain, reg);
   // Looked at last.
-  Registration* next = domain.sticky_ring != nullptr ? domain.sticky_ring : reg;
+  Registration* next = stripe.sticky_ring != nullptr ? stripe.sticky_ring : reg;
   Registration* previous = next != reg ? next->rest().by_stamp.right : reg;
   reg->rest().by_stamp = {next, previous};
   previous->rest().by_stamp.left = reg;
   next->rest().by_stamp.right = reg;
-  domain.sticky_ring = next;
+  stripe.sticky_ring = next;
 }
 
 void end_sticky(Domain& domain, Registration* reg) {
   reg->rest().is_sticky = false;
-  --domain.sticky_count;
-  domain.sticky_bytes -= reg->length();
-  domain.sticky_parts -= !fills_slices(domain, reg);
+  Stripe& stripe = domain.stripe_of_reg(reg);
+  --stripe.totals.sticky_count;
+  stripe.totals.sticky_bytes -= reg->length();
+  stripe.totals.sticky_parts -= !fills_slices(domain, reg);
+  if (domain.is_bounded()) domain.sticky_taken.give(reg->length());
   auto [next, previous] = reg->rest().by_stamp;
   previous->rest().by_stamp.left = next;
   next->rest().by_stamp.right = previous;
-  if (domain.sticky_ring == reg) domain.sticky_ring = next != reg ? next : nullptr;
+  if (stripe.sticky_ring == reg) stripe.sticky_ring = next != reg ? next : nullptr;
 }
 
 bool is_unused(const Domain& domain, const Registration* reg) {
@@ -243,17 +258,19 @@ bool is_unused(const Domain& domain, const Registration* reg) {
 
 void flush_blocks_of_sticky_parts(Domain& domain) {
   {
-    LockGuard guard(domain.lock);
-    if (domain.sticky_parts == 0) return;
+    WholeGuard guard(domain);
+    if (domain_totals(domain).sticky_parts == 0) return;
   }
   rdmalloc_caches_flush();
 }
 
-std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most) {
-  std::uint64_t looks = domain.sticky_count < most ? domain.sticky_count : most, reclaimed = 0;
+namespace {
+
+std::uint64_t reclaim_sticky_of(Domain& domain, Stripe& stripe, std::uint64_t looks) {
+  std::uint64_t reclaimed = 0;
   for (; looks != 0; --looks) {
-    Registration* reg = domain.sticky_ring;
-    domain.sticky_ring = reg->rest().by_stamp.left;
+    Registration* reg = stripe.sticky_ring;
+    stripe.sticky_ring = reg->rest().by_stamp.left;
     // The first look keeps the slots of registrations in use filled. The second look, with the
     // slots empty, decides.
     if (!is_unused(domain, reg)) continue;
@@ -265,6 +282,22 @@ std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most) {
     } else {
       publish(domain, domain.sticky, reg, {0, 0});
     }
+  }
+  return reclaimed;
+}
+
+}  // namespace
+
+std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most) {
+  std::uint64_t left = most, reclaimed = 0;
+  for (std::size_t i = 0; i <= kStripes && left != 0; ++i) {
+    Stripe& stripe = domain.stripes[domain.sticky_turn];
+    std::uint64_t there = stripe.totals.sticky_count;
+    std::uint64_t looks = there < left ? there : left;
+    reclaimed += reclaim_sticky_of(domain, stripe, looks);
+    left -= looks;
+    // On to the next even if some of this one were not looked at: its ring has moved on too.
+    domain.sticky_turn = (domain.sticky_turn + 1) % (kStripes + 1);
   }
   return reclaimed;
 }
@@ -315,6 +348,7 @@ void reopen(Domain& domain, Registration* reg, bool was_sticky) {
   reg->state.fetch_or(kOpen, std::memory_order_release);
   publish(domain, domain.counted, reg, {0, 0});
   if (was_sticky) {
+    if (domain.is_bounded()) domain.sticky_taken.take(reg->length());
     begin_sticky(domain, reg);
     publish(domain, domain.sticky, reg, {0, 0});
   } else {
@@ -322,19 +356,47 @@ void reopen(Domain& domain, Registration* reg, bool was_sticky) {
   }
 }
 
+namespace {
+
+// The first of each stripe's order, so that the first of all is found without 33 ways down.
+class Firsts {
+ public:
+  explicit Firsts(Domain& domain) : domain_(domain) {
+    for (std::size_t i = 0; i <= kStripes; ++i) of_[i] = domain.stripes[i].by_stamp.first();
+  }
+  Registration* first() {
+    at_ = 0;
+    for (std::size_t i = 1; i <= kStripes; ++i)
+      if (of_[i] != nullptr && (of_[at_] == nullptr || StampOrder::is_before(of_[i], of_[at_])))
+        at_ = i;
+    return of_[at_];
+  }
+  // After a change of what first() returned.
+  void look_again() { of_[at_] = domain_.stripes[at_].by_stamp.first(); }
+
+ private:
+  Domain& domain_;
+  Registration* of_[kStripes + 1];
+  std::size_t at_ = 0;
+};
+
+}  // namespace
+
 Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count,
                            std::uint64_t looks) {
   Registration* victims = nullptr;
+  Firsts firsts(domain);
   std::uint64_t freed_bytes = 0, freed_count = 0;
   // The order is by the stamp that a registration had when it was listed, which is at most its
   // stamp now. So the first whose two stamps agree is the least recently put of all; one whose
   // stamps differ is listed anew. One in use is set apart, and its put lists it again. So each look
   // that takes nothing has a hit since the listing to its account.
   while (freed_bytes < bytes || freed_count < count) {
-    Registration* reg = domain.by_stamp.first();
+    Registration* reg = firsts.first();
     if (reg == nullptr || looks == 0) break;
     if (set_apart(reg)) {
       take_from_order(domain, reg);
+      firsts.look_again();
       --looks;
       continue;
     }
@@ -342,10 +404,12 @@ Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t co
     if (!is_current || !close_idle(reg)) {
       take_from_order(domain, reg);
       list(domain, reg);
+      firsts.look_again();
       --looks;
       continue;
     }
     withdraw(domain, reg);
+    firsts.look_again();
     freed_bytes += reg->length();
     ++freed_count;
     reg->next() = victims;
@@ -356,14 +420,15 @@ Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t co
 
 Unmovable unmovable(Domain& domain) {
   reclaim_sticky(domain, UINT64_MAX);
-  Unmovable sum{domain.reserved_bytes, domain.reserved_count};
+  Totals totals = domain_totals(domain);
+  Unmovable sum{totals.reserved_bytes, totals.reserved_count};
   auto add = [&](Registration* reg) {
     if (reg->is_open() && !reg->rest().is_sticky && reg->refs() == 0) return true;
     sum.bytes += reg->length();
     ++sum.count;
     return true;
   };
-  visit_all(domain.by_range.root(), add);
+  visit_all(domain, add);
   return sum;
 }
 
@@ -376,11 +441,9 @@ bool is_late() {
 
 // Leaves drops to the next thread that calls into the domain.
 void leave(Domain& domain, Registration* list) {
-  LockGuard guard(domain.lock);
   while (list != nullptr) {
     Registration* next = list->next();
-    list->next() = domain.deferred;
-    domain.deferred = list;
+    defer(domain, list);
     list = next;
   }
 }
@@ -402,14 +465,23 @@ std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason) {
   return gone;
 }
 
+void defer(Domain& domain, Registration* reg) {
+  Registration* first = domain.deferred.load(std::memory_order_relaxed);
+  do {
+    reg->next() = first;
+    // Release: pairs with the acquire in take_deferred().
+  } while (!domain.deferred.compare_exchange_weak(first, reg, std::memory_order_release,
+                                                  std::memory_order_relaxed));
+}
+
+Registration* take_deferred(Domain& domain) {
+  // What this thread knows of was pushed before this look.
+  if (domain.deferred.load(std::memory_order_relaxed) == nullptr) return nullptr;
+  return domain.deferred.exchange(nullptr, std::memory_order_acquire);
+}
+
 void drain_deferred(Domain& domain) {
-  Registration* list = nullptr;
-  {
-    LockGuard guard(domain.lock);
-    list = domain.deferred;
-    domain.deferred = nullptr;
-  }
-  drop_list(domain, list, Reason::kPurged);
+  drop_list(domain, take_deferred(domain), Reason::kPurged);
 }
 
 void wait_for_drops(Domain& domain) {
@@ -417,8 +489,9 @@ void wait_for_drops(Domain& domain) {
   for (;;) {
     std::uint32_t seen = domain.drops.load(std::memory_order_acquire);
     {
-      LockGuard guard(domain.lock);
-      if (domain.count == domain.quarantined_count) return;
+      WholeGuard guard(domain);
+      Totals totals = domain_totals(domain);
+      if (totals.count == totals.quarantined_count) return;
     }
     os::futex_wait(reinterpret_cast<const std::uint32_t*>(&domain.drops), seen, -1);
   }

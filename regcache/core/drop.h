@@ -8,7 +8,7 @@ namespace rdmalloc::regcache {
 
 enum class Reason : std::uint8_t { kAsked, kEvicted, kPurged };
 
-// ---- under the domain's lock ----
+// ---- under the domain's lock: a RangeGuard of the registration's range, or a WholeGuard ----
 
 // Puts the registration in `table` for the slices that it fills entirely: in the slices of `forced`
 // always, in the others if the slot is empty. A range that is not whole slices is found through the
@@ -24,7 +24,8 @@ void unlist(Domain& domain, Registration* reg);
 // Enters one that is apart. The caller holds it.
 void list_apart(Domain& domain, Registration* reg);
 
-// Makes a registration sticky. The caller publishes it.
+// Makes a registration sticky. The caller publishes it, and has taken the room for it
+// (Domain::sticky_taken).
 void begin_sticky(Domain& domain, Registration* reg);
 // Ends stickiness without a look at what lives there; the registration is in no order then.
 void end_sticky(Domain& domain, Registration* reg);
@@ -33,12 +34,15 @@ void end_sticky(Domain& domain, Registration* reg);
 // blocks.
 bool is_unused(const Domain& domain, const Registration* reg);
 // Looks at `most` sticky registrations at most and ends stickiness where nothing in the range is
-// alive. The next call goes on from there. Returns how many ended.
+// alive. The next call goes on from there, with the next stripe. Returns how many ended. Under a
+// WholeGuard.
 std::uint64_t reclaim_sticky(Domain& domain, std::uint64_t most);
 // Sticky registrations that a call without room looks at: 30 us. With more of them a call may be
 // refused although one could end; a later call finds it.
 inline constexpr std::uint64_t kStickyLooks = 1024;
 
+// Takes a registration that is gone out of by_range.
+void leave_tree(Domain& domain, Registration* reg);
 // Takes a closed registration out of tables and orders (it stays in by_range until it is gone).
 void withdraw(Domain& domain, Registration* reg);
 // The invalidations that waited for this registration last; for Invalidations::complete().
@@ -65,16 +69,25 @@ bool unsuspend(Registration* reg);
 void reopen_suspended(Domain& domain, Registration* reg);
 
 // Closes and withdraws idle registrations, least recently put first, until `bytes` and `count` are
-// reached, none is left, or `looks` have met others. Returns them as a list for drop_list().
+// reached, none is left, or `looks` have met others. Returns them as a list for drop_list(). Under a
+// WholeGuard.
 Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count,
                            std::uint64_t looks = UINT64_MAX);
 
-// The part of a domain's limits that no eviction frees: held, sticky, being made or dropped.
+// The part of a domain's limits that no eviction frees: held, sticky, being made or dropped. Under a
+// WholeGuard.
 struct Unmovable {
   std::uint64_t bytes;
   std::uint64_t count;
 };
 Unmovable unmovable(Domain& domain);
+
+// ---- under any lock, or none ----
+
+// Leaves a closed registration without holders to a thread of the user.
+void defer(Domain& domain, Registration* reg);
+// All that was left so far, as a list; none of another thread's take.
+Registration* take_deferred(Domain& domain);
 
 // ---- under no lock ----
 

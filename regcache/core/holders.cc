@@ -3,6 +3,7 @@
 #include "alloc/for_regcache.h"
 #include "regcache/core/domain.h"
 #include "regcache/core/gate.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 
@@ -21,7 +22,7 @@ bool is_to_be_reopened(const Domain& domain) {
 
 void lose_at_resume(Domain& domain, int error) {
   {
-    LockGuard guard(domain.lock);
+    WholeGuard guard(domain);
     // What is registered in it ends when its phase changes (reopen_domain()).
     domain.is_lost.store(true, std::memory_order_release);
   }

@@ -4,6 +4,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 
@@ -133,21 +134,20 @@ std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t hi
                            Invalidation* one, bool is_users_thread) {
   Look look{&domain, one, nullptr, 0};
   {
-    LockGuard guard(domain.lock);
+    RangeGuard guard(domain, low, high);
     if (!may_have_registrations(domain)) return 0;
-    visit_overlapping(domain.by_range.root(), low, high, look);
-    for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next()) {
-      if (reg->base() >= high || reg->end() <= low) continue;
-      if (reg->rest().kind == Kind::kHeap) continue;  // as above
+    visit_overlapping(domain, low, high, look);
+    visit_in_flight(domain, low, high, [one](Registration* reg) {
+      if (reg->rest().kind == Kind::kHeap) return true;  // as above
       reg->rest().is_stale = true;
       if (one != nullptr) state()->invalidations.await(one, reg);
-    }
+      return true;
+    });
     if (one != nullptr) state()->invalidations.looked_through(one, domain.index);
     if (!is_users_thread && !domain.is_any_thread()) {
       while (look.drops != nullptr) {
         Registration* next = look.drops->next();
-        look.drops->next() = domain.deferred;
-        domain.deferred = look.drops;
+        defer(domain, look.drops);
         look.drops = next;
       }
     }

@@ -4,6 +4,7 @@
 #include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -17,8 +18,7 @@ struct Loss {
 // Closes every registration, held or not. Under the lock.
 Loss close_whatever_is_open(Domain& domain) {
   // What purges and invalidations have left for a thread of the user's is closed already.
-  Loss loss{domain.deferred, 0, 0};
-  domain.deferred = nullptr;
+  Loss loss{take_deferred(domain), 0, 0};
   for (Registration* reg = loss.drops; reg != nullptr; reg = reg->next()) ++loss.dropped;
   auto close = [&](Registration* reg) {
     if (reg->is_open()) {
@@ -36,7 +36,7 @@ Loss close_whatever_is_open(Domain& domain) {
     if (reg->refs() != 0) ++loss.held;
     return true;
   };
-  visit_all(domain.by_range.root(), close);
+  visit_all(domain, close);
   return loss;
 }
 
@@ -58,7 +58,7 @@ void warn_lost(const Domain& domain, const Loss& loss) {
 bool lose_domain(Domain& domain) {
   Loss loss;
   {
-    LockGuard guard(domain.lock);
+    WholeGuard guard(domain);
     // Release: a thread that sees it sees the device's loss. A close that is under way delays no
     // purge any more either.
     bool was_lost = domain.is_lost.exchange(true, std::memory_order_release);

@@ -11,6 +11,7 @@
 #include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 #include "regcache/foreign/foreign.h"
 
 namespace rdmalloc::regcache {
@@ -53,47 +54,55 @@ std::uint64_t sticky_share(std::uint64_t limit) {
 
 // ---- look-up under the lock ----
 
-// Whether `length` more bytes may become sticky. Ends stickiness elsewhere if it has to. Under the
-// lock.
-bool has_sticky_room(Domain& domain, std::size_t length) {
+// Whether `length` more bytes may become sticky. A hint unless `is_whole`, under a WholeGuard; then
+// ends stickiness elsewhere if it has to.
+bool has_sticky_room(Domain& domain, std::size_t length, bool is_whole) {
+  if (!domain.is_bounded()) return true;
   std::uint64_t bytes = sticky_share(domain.max_bytes);
+  const Budget& taken = domain.sticky_taken;
   auto fits = [&] {
-    return domain.sticky_count < sticky_share(domain.max_count) && length <= bytes &&
-           domain.sticky_bytes <= bytes - length;
+    return taken.count.load(std::memory_order_relaxed) < sticky_share(domain.max_count) &&
+           length <= bytes && taken.bytes.load(std::memory_order_relaxed) <= bytes - length;
   };
-  return fits() || (reclaim_sticky(domain, kStickyLooks) != 0 && fits());
-}
-
-// Whether a registration can give out uncounted keys. Under the lock.
-bool can_be_sticky(Domain& domain, const Registration* reg) {
-  return reg->rest().is_sticky || reg->rest().kind == Kind::kHeap ||
-         has_sticky_room(domain, reg->length());
+  return fits() || (is_whole && reclaim_sticky(domain, kStickyLooks) != 0 && fits());
 }
 
 // An open registration over the whole request with all rights asked. Under the lock.
-Registration* find_covering(Domain& domain, const Request& request) {
+// *wants_whole: one can't be sticky, and a look under all locks may make room.
+Registration* find_covering(Domain& domain, const Request& request, const RangeGuard& guard,
+                            bool* wants_whole) {
   Registration* found = nullptr;
+  // Whether it can give out uncounted keys.
+  auto can_be_sticky = [&](const Registration* reg) {
+    if (reg->rest().is_sticky || reg->rest().kind == Kind::kHeap ||
+        has_sticky_room(domain, reg->length(), guard.is_whole()))
+      return true;
+    *wants_whole = !guard.is_whole();
+    return false;
+  };
   auto look = [&](Registration* reg) {
     if (reg->rest().kind != Kind::kPerUse && reg->is_open() &&
         reg->covers(request.low, request.high) &&
         (request.sees_watched || !reg->rest().is_watched) &&
-        (request.access & ~reg->access()) == 0 &&
-        (!request.is_uncounted || can_be_sticky(domain, reg)))
+        (request.access & ~reg->access()) == 0 && (!request.is_uncounted || can_be_sticky(reg)))
       found = reg;
     return found == nullptr;
   };
-  visit_overlapping(domain.by_range.root(), request.low, request.low + 1, look);
+  visit_overlapping(domain, request.low, request.low + 1, look);
   return found;
 }
 
-// Under the lock. -ENOMEM when the sticky share is full.
+// Under the lock. -ENOMEM when the sticky share is full; a hint unless all locks are held.
 int make_sticky(Domain& domain, Registration* reg, const Request& request) {
   SliceRange asked = domain.slices_of(request.low, request.high);
   if (reg->rest().is_sticky) {
     publish(domain, domain.sticky, reg, asked);
     return 0;
   }
-  if (!has_sticky_room(domain, reg->length())) return -ENOMEM;
+  if (domain.is_bounded() && !domain.sticky_taken.try_take(reg->length(),
+                                                           sticky_share(domain.max_bytes),
+                                                           sticky_share(domain.max_count)))
+    return -ENOMEM;
   begin_sticky(domain, reg);
   publish(domain, domain.sticky, reg, asked);
   return 0;
@@ -183,10 +192,45 @@ int check_open(const Domain& domain) {
   return may_register_early() ? 0 : -EAGAIN;
 }
 
+// Takes room for one more registration, if there is. Under the lock.
+bool take_room(Domain& domain, std::size_t length) {
+  if (!domain.is_bounded()) return true;
+  bool is_taken = true;
+  // A resume registers again what the checkpoint took, even if quarantined ranges have filled the
+  // limits meanwhile.
+  if (may_register_early())
+    domain.taken.take(length);
+  else
+    is_taken = domain.taken.try_take(length, domain.max_bytes, domain.max_count);
+  if (domain.taken.count.load(std::memory_order_relaxed) > domain.max_count / 2)
+    put_clock_be_exact();
+  return is_taken;
+}
+
+// Under the lock. The room is taken.
+void begin_reservation(Domain& domain, Registration* reg) {
+  Stripe& stripe = domain.stripe_of_reg(reg);
+  stripe.totals.reserved_bytes += reg->length();
+  ++stripe.totals.reserved_count;
+  std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
+  std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
+  reg->next() = stripe.in_flight;
+  stripe.in_flight = reg;
+}
+
 // Promises room for one more registration, evicting as needed. 0, kNoRoom, -EINVAL (closed),
 // -ENODEV (lost), -EAGAIN (quiesced).
-int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
+int reserve_room(Domain& domain, Registration* reg) {
+  std::size_t length = reg->length();
   if (length > domain.max_bytes) return kNoRoom;
+  {
+    RangeGuard guard(domain, reg);
+    if (int error = check_open(domain)) return error;
+    if (take_room(domain, length)) {
+      begin_reservation(domain, reg);
+      return 0;
+    }
+  }
   // Looks at what is in use in turns, between which other threads get the lock.
   constexpr std::uint64_t kLooks = 256;
   // Each round evicts what is missing; other threads may take that room, but not for ever.
@@ -194,33 +238,29 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
   for (std::uint64_t round = 0; round < rounds; ++round) {
     Registration* victims = nullptr;
     {
-      LockGuard guard(domain.lock);
+      WholeGuard guard(domain);
       if (int error = check_open(domain)) return error;
-      std::uint64_t bytes = domain.bytes + domain.reserved_bytes;
-      std::uint64_t count = domain.count + domain.reserved_count;
+      if (take_room(domain, length)) {
+        begin_reservation(domain, reg);
+        return 0;
+      }
+      std::uint64_t bytes = domain.taken.bytes.load(std::memory_order_relaxed);
+      std::uint64_t count = domain.taken.count.load(std::memory_order_relaxed);
       std::uint64_t room = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
       std::uint64_t missing_bytes = length > room ? length - room : 0;
       std::uint64_t missing_count = count >= domain.max_count ? count - domain.max_count + 1 : 0;
-      // A resume registers again what the checkpoint took, even if quarantined ranges have filled
-      // the limits meanwhile.
-      if (may_register_early()) missing_bytes = missing_count = 0;
-      if (count >= domain.max_count / 2) put_clock_be_exact();
-      if (missing_bytes == 0 && missing_count == 0) {
-        domain.reserved_bytes += length;
-        ++domain.reserved_count;
-        std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
-        std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
-        reg->next() = domain.in_flight;
-        domain.in_flight = reg;
-        return 0;
-      }
       // Do not evict if it is known that the eviction will not be enough.
+      Totals totals = domain_totals(domain);
       auto may_suffice = [&] {
-        return missing_bytes <= domain.listed_bytes && missing_count <= domain.listed_count;
+        return missing_bytes <= totals.listed_bytes && missing_count <= totals.listed_count;
       };
-      if (!may_suffice() && (reclaim_sticky(domain, kStickyLooks) == 0 || !may_suffice()))
-        return kNoRoom;
-      if (round == 0) rounds += 2 * domain.listed_count / kLooks;
+      auto reclaims = [&] {
+        bool is_some = reclaim_sticky(domain, kStickyLooks) != 0;
+        totals = domain_totals(domain);
+        return is_some;
+      };
+      if (!may_suffice() && (!reclaims() || !may_suffice())) return kNoRoom;
+      if (round == 0) rounds += 2 * totals.listed_count / kLooks;
       victims = pick_victims(domain, missing_bytes, missing_count, kLooks);
     }
     drop_list(domain, victims, Reason::kEvicted);
@@ -228,11 +268,12 @@ int reserve_room(Domain& domain, std::size_t length, Registration* reg) {
   return kNoRoom;
 }
 
-// Under the lock.
+// Under the lock. The room stays taken.
 void end_reservation(Domain& domain, Registration* reg) {
-  domain.reserved_bytes -= reg->length();
-  --domain.reserved_count;
-  Registration** link = &domain.in_flight;
+  Stripe& stripe = domain.stripe_of_reg(reg);
+  stripe.totals.reserved_bytes -= reg->length();
+  --stripe.totals.reserved_count;
+  Registration** link = &stripe.in_flight;
   while (*link != reg) link = &(*link)->next();
   *link = reg->next();
 }
@@ -245,8 +286,7 @@ struct Asked {
 };
 
 // Under the lock.
-void count(Domain& domain, const Asked& asked) {
-  Counters& counters = domain.counters;
+void count(Counters& counters, const Asked& asked) {
   counters.register_ns_total += asked.ns_total;
   if (asked.ns_worst > counters.register_ns_worst) counters.register_ns_worst = asked.ns_worst;
   counters.registrations += asked.registrations;
@@ -290,8 +330,8 @@ void ask_for_purge(Domain& domain) {
   int saved = errno;
   purge_request_all();
   errno = saved;
-  LockGuard guard(domain.lock);
-  ++domain.counters.purge_requests;
+  WholeGuard guard(domain);
+  ++domain.wide().counters.purge_requests;
 }
 
 // Whether the keys that a sticky registration has given out have ended, because the only block in
@@ -314,7 +354,7 @@ Registration* take_overlapping(Domain& domain, const Registration* wanted, const
     }
     return true;
   };
-  visit_overlapping(domain.by_range.root(), wanted->base(), wanted->end(), look);
+  visit_overlapping(domain, wanted->base(), wanted->end(), look);
   return overlapping;
 }
 
@@ -327,7 +367,7 @@ int ask_twice(Domain& domain, Registration* reg, const Plan& plan, Asked& asked)
   put_clock_be_exact();
   Registration* victims = nullptr;
   {
-    LockGuard guard(domain.lock);
+    WholeGuard guard(domain);
     reclaim_sticky(domain, kStickyLooks);
     victims = error == -EEXIST ? take_overlapping(domain, reg, plan)
                                : pick_victims(domain, reg->length(), 1);
@@ -354,7 +394,7 @@ Registration* take_superseded(Domain& domain, const Registration* wider) {
     }
     return true;
   };
-  visit_overlapping(domain.by_range.root(), wider->base(), wider->end(), look);
+  visit_overlapping(domain, wider->base(), wider->end(), look);
   return superseded;
 }
 
@@ -362,9 +402,10 @@ void enter(Domain& domain, Registration* reg) {
   note(Event::kRegistered, reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
   reg->rest().by_range.left = nullptr;
   reg->rest().by_range.right = nullptr;
-  domain.by_range.insert(reg);
-  ++domain.count;
-  domain.bytes += reg->length();
+  Stripe& stripe = domain.stripe_of_reg(reg);
+  stripe.by_range.insert(reg);
+  ++stripe.totals.count;
+  stripe.totals.bytes += reg->length();
 }
 
 // Fills a heap's slots, over whatever earlier owners of its slices have left there.
@@ -385,8 +426,8 @@ void enter_closed(Domain& domain, Registration* reg, Registration** drops) {
 // Puts a registration that was just made into the cache and hands it out. If another thread has
 // made one meanwhile, hands out that thread's. Under the lock. `*drops` gets what has to be
 // dropped.
-int settle_made(Domain& domain, const Request& request, const Plan& plan, Registration* made,
-                Registration** reg, rdmalloc_key* key, Registration** drops) {
+int settle_made(Domain& domain, const RangeGuard& guard, const Request& request, const Plan& plan,
+                Registration* made, Registration** reg, rdmalloc_key* key, Registration** drops) {
   end_reservation(domain, made);
   made->stamp.store(put_clock_advance(), std::memory_order_relaxed);
   if (domain.is_lost.load(std::memory_order_relaxed)) {
@@ -394,7 +435,7 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
     enter_closed(domain, made, drops);
     return -ENODEV;
   }
-  if (!plan.is_owned) ++domain.counters.foreign;
+  if (!plan.is_owned) ++guard.counters().foreign;
   // Asked again, under the lock: rdmalloc_disown() first forgets the range and then, under the
   // lock, looks for its registrations.
   bool is_disowned = !plan.is_owned && plan.kind == Kind::kCached && !made->rest().is_watched &&
@@ -416,10 +457,17 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
     *reg = made;
     return 0;
   }
-  Registration* winner = made->rest().is_stale ? nullptr : find_covering(domain, request);
+  bool wants_whole = false;
+  Registration* winner =
+      made->rest().is_stale ? nullptr : find_covering(domain, request, guard, &wants_whole);
+  // Room for one more sticky one may be made under all locks only: the next attempt finds the
+  // registration, and takes them.
+  auto or_again = [&](int error) {
+    return error == -ENOMEM && !guard.is_whole() ? -EAGAIN : error;
+  };
   if (winner != nullptr || made->rest().is_stale) {
     enter_closed(domain, made, drops);
-    return winner == nullptr ? -EAGAIN : hand_out(domain, request, winner, 1, reg, key);
+    return winner == nullptr ? -EAGAIN : or_again(hand_out(domain, request, winner, 1, reg, key));
   }
   enter(domain, made);
   publish(domain, domain.counted, made, domain.slices_of(made->base(), made->end()));
@@ -432,7 +480,7 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
   }
   open_with(made, 0);
   list(domain, made);
-  return hand_out(domain, request, made, 1, reg, key);
+  return or_again(hand_out(domain, request, made, 1, reg, key));
 }
 
 // Quarantines what the registrar could neither make nor undo. It is in the tree before its words
@@ -441,12 +489,12 @@ int settle_made(Domain& domain, const Request& request, const Plan& plan, Regist
 bool keep_half_made(Domain& domain, Registration* made, Asked& asked) {
   Invalidation* completed = nullptr;
   {
-    LockGuard guard(domain.lock);
+    RangeGuard guard(domain, made);
     if (domain.is_lost.load(std::memory_order_relaxed)) {
       asked.registrations = 0;
       return false;
     }
-    count(domain, asked);
+    count(guard.counters(), asked);
     end_reservation(domain, made);
     enter(domain, made);
     made->state.store(0, std::memory_order_relaxed);
@@ -463,9 +511,10 @@ void give_up(Domain& domain, Registration* made, const Asked& asked) {
   State& all = *state();
   Invalidation* completed = nullptr;
   {
-    LockGuard guard(domain.lock);
-    count(domain, asked);
+    RangeGuard guard(domain, made);
+    count(guard.counters(), asked);
     end_reservation(domain, made);
+    if (domain.is_bounded()) domain.taken.give(made->length());
     completed = completed_by_end_of(made);
   }
   if (made->rest().is_watched) all.watch.end(all, made->base(), made->end());
@@ -496,7 +545,7 @@ void begin_watching(Domain& domain, Registration* made) {
   Watch& watch = state()->watch;
   if (watch.begin(made->base(), made->end())) return;
   {
-    LockGuard guard(domain.lock);
+    RangeGuard guard(domain, made);
     made->rest().is_watched = false;
     made->rest().is_stale = true;
   }
@@ -510,7 +559,7 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   Registration* made = all.registrations.take(survivors.registrations);
   if (made == nullptr) return -ENOMEM;
   fill_in(made, domain, plan);
-  int error = reserve_room(domain, plan.length(), made);
+  int error = reserve_room(domain, made);
   if (error != 0) {
     all.registrations.give(made);
     return error;
@@ -532,9 +581,9 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   }
   Registration* drops = nullptr;
   {
-    LockGuard guard(domain.lock);
-    count(domain, asked);
-    error = settle_made(domain, request, plan, made, reg, key, &drops);
+    RangeGuard guard(domain, made);
+    count(guard.counters(), asked);
+    error = settle_made(domain, guard, request, plan, made, reg, key, &drops);
   }
   all.words.end_registering(slices);
   drop_list(domain, drops, Reason::kAsked);
@@ -543,9 +592,9 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
 
 // Whether the plan's registration may give the request what it wants.
 bool may_serve(Domain& domain, const Request& request, const Plan& plan) {
-  if (!request.is_uncounted) return true;
-  LockGuard guard(domain.lock);
-  return has_sticky_room(domain, plan.length());
+  if (!request.is_uncounted || has_sticky_room(domain, plan.length(), false)) return true;
+  WholeGuard guard(domain);
+  return has_sticky_room(domain, plan.length(), true);
 }
 
 // Makes a registration for a local request on owned memory.
@@ -588,8 +637,9 @@ int find_span(const Domain& domain, const Request& request, rdmalloc_range* span
 }  // namespace
 
 int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
-  LockGuard guard(domain.lock);
-  Registration* found = find_covering(domain, request);
+  RangeGuard guard(domain, request.low, request.high);
+  bool wants_whole = false;
+  Registration* found = find_covering(domain, request, guard, &wants_whole);
   if (found == nullptr || found->rest().kind != Kind::kHeap) {
     int error = check_open(domain);
     return error == -EAGAIN ? error : -EACCES;
@@ -654,8 +704,29 @@ namespace {
 // was any.
 bool end_sticky_parts(Domain& domain) {
   flush_blocks_of_sticky_parts(domain);
-  LockGuard guard(domain.lock);
-  return domain.sticky_parts != 0 && reclaim_sticky(domain, kStickyLooks) != 0;
+  WholeGuard guard(domain);
+  return domain_totals(domain).sticky_parts != 0 && reclaim_sticky(domain, kStickyLooks) != 0;
+}
+
+// look_up()'s answer where nothing serves the request.
+constexpr int kNotThere = 1;
+
+// Hands out what is registered.
+int look_up(Domain& domain, const Request& request, bool may_register, Registration** reg,
+            rdmalloc_key* key) {
+  RangeGuard guard(domain, request.low, request.high);
+  for (;;) {
+    bool wants_whole = false;
+    if (Registration* found = find_covering(domain, request, guard, &wants_whole)) {
+      int error = hand_out(domain, request, found, 1 + kHit, reg, key);
+      if (error != -ENOMEM || guard.is_whole()) return error;
+      wants_whole = true;
+    }
+    if (!wants_whole) break;
+    guard.become_whole();
+  }
+  guard.counters().misses += may_register;
+  return kNotThere;
 }
 
 int find_or_make_once(Domain& domain, const Request& asked, bool may_register, Registration** reg,
@@ -677,13 +748,11 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
   if (!domain.is_any_thread() || request.sees_watched) drain_deferred(domain);
   // A registration with remote rights is found only in a heap that was made for it.
   if (is_owned || request.sees_watched || (is_adopted && !is_remote)) {
-    LockGuard guard(domain.lock);
-    if (Registration* found = find_covering(domain, request))
-      return hand_out(domain, request, found, 1 + kHit, reg, key);
-    domain.counters.misses += may_register;
+    int error = look_up(domain, request, may_register, reg, key);
+    if (error != kNotThere) return error;
   } else if (may_register) {
-    LockGuard guard(domain.lock);
-    ++domain.counters.misses;
+    RangeGuard guard(domain, request.low, request.high);
+    ++guard.counters().misses;
   }
   if (!may_register) return -ENOENT;
   Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, span)};

@@ -4,6 +4,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -16,7 +17,7 @@ bool evict_from(Domain& victim, const Domain& domain, std::size_t length) {
   if (length <= room.left) return true;
   Registration* victims = nullptr;
   {
-    LockGuard guard(victim.lock);
+    WholeGuard guard(victim);
     if (victim.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return false;
     reclaim_sticky(victim, kStickyLooks);
     victims = pick_victims(victim, length - room.left, 0);
@@ -71,8 +72,8 @@ bool make_memlock_room(Domain& domain, std::size_t length) {
     room = memlock_room(domain);
   }
   {
-    LockGuard guard(domain.lock);
-    ++domain.counters.memlock_refusals;
+    WholeGuard guard(domain);
+    ++domain.wide().counters.memlock_refusals;
   }
   warn(domain, length, room);
   return false;

@@ -4,6 +4,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -92,21 +93,25 @@ bool clear_domain(Domain& domain, const Range& range) {
   Claim claim{&domain, range.keeps_idle};
   Registration* drops = nullptr;
   {
-    LockGuard guard(domain.lock);
+    RangeGuard guard(domain, range.low, range.high);
     if (!may_hold_registrations(domain)) return true;
-    visit_overlapping(domain.by_range.root(), range.low, range.high, claim);
+    visit_overlapping(domain, range.low, range.high, claim);
     if (claim.is_refused) {
       reopen_list(domain, claim.drops, false);
       reopen_list(domain, claim.sticky_drops, true);
-      ++domain.counters.purge_refusals;
+      ++guard.counters().purge_refusals;
       return false;
     }
     drops = joined(claim.drops, claim.sticky_drops);
     if (drops != nullptr && !domain.is_any_thread()) {
       // This registrar may be called on the user's threads only: the next call of a user's thread
       // drops these, and the next purge finds the range clear.
-      domain.deferred = joined(drops, domain.deferred);
-      ++domain.counters.purge_refusals;
+      while (drops != nullptr) {
+        Registration* next = drops->next();
+        defer(domain, drops);
+        drops = next;
+      }
+      ++guard.counters().purge_refusals;
       return false;
     }
   }
@@ -129,9 +134,9 @@ bool is_too_fine_for_any(State& all, const Range& range) {
     Domain& domain = all.domains[i];
     // A look without the lock, as in clear_all(). With it: the place may become another domain's.
     if (!may_hold_registrations(domain)) continue;
-    LockGuard guard(domain.lock);
+    RangeGuard guard(domain, range.low, range.high);
     if (!is_too_fine_for(domain, range)) continue;
-    ++domain.counters.purge_refusals;
+    ++guard.counters().purge_refusals;
     return true;
   }
   return false;

@@ -8,6 +8,7 @@
 #include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 #include "regcache/foreign/foreign.h"
 
 namespace rdmalloc::regcache {
@@ -39,8 +40,8 @@ void fold_hits(Registration* reg) {
   if (!acquire(reg, 1)) return;  // closed: the thread that drops it adds all its hits up
   if ((reg->state.fetch_and(~kFold, std::memory_order_relaxed) & kFold) != 0) {
     Domain& domain = state()->domains[reg->domain_index()];
-    LockGuard guard(domain.lock);
-    domain.counters.hits += kFold >> kHitShift;
+    RangeGuard guard(domain, reg);
+    guard.counters().hits += kFold >> kHitShift;
   }
   take_back(reg, 1);
 }
@@ -51,7 +52,7 @@ void enter_order(Registration* reg) {
   if (!acquire(reg, 1)) return;  // closed: its drop needs no order
   Domain& domain = state()->domains[reg->domain_index()];
   {
-    LockGuard guard(domain.lock);
+    RangeGuard guard(domain, reg);
     list_apart(domain, reg);
   }
   take_back(reg, 1);

@@ -59,9 +59,12 @@ int prepare_once(State& all) {
   std::size_t words = (length >> RDMALLOC_SLICE_SHIFT) * sizeof(std::atomic<std::uint32_t>);
   if (int error = map_once(survivors.words, words)) return error;
   all.words.use(reinterpret_cast<std::atomic<std::uint32_t>*>(survivors.words.load()));
-  all.domains[kOrphans].index = kOrphans;
-  all.domains[kOrphans].ops.name = "a closed domain";
-  all.domains[kOrphans].phase.store(Phase::kIsOpen, std::memory_order_release);
+  Domain& orphans = all.domains[kOrphans];
+  orphans.index = kOrphans;
+  orphans.stripes = all.stripes[kOrphans];
+  orphans.ops.name = "a closed domain";
+  orphans.max_bytes = orphans.max_count = UINT64_MAX;
+  orphans.phase.store(Phase::kIsOpen, std::memory_order_release);
   // Release: pairs with the acquire of a thread that makes a heap.
   heap_registrar.store(&heap_registrations, std::memory_order_release);
   // Release: pairs with the acquire of a thread that prints statistics.

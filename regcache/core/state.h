@@ -38,6 +38,7 @@ struct State {
   FrameStore frames;
 #endif
   Domain domains[kMostDomains + 1];
+  Stripe stripes[kMostDomains + 1][kStripes + 1];  // apart, so that a look at all phases is short
   Counters closed;  // sums of the domains that were closed; under open_lock
   std::uint64_t closed_count;
   Lock pools_lock;  // creating and destroying pools, and the ends of threads; before a pool's lock

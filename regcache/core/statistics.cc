@@ -1,6 +1,6 @@
 #include "regcache/core/statistics.h"
 
-#include <algorithm>
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -77,7 +77,7 @@ bool read_open(State& all, unsigned place, RegistrationGroup* group) {
   group->is_closed = false;
   fill(stats, 1, group);
   // Under the lock: another thread may close the domain, and open another in its place.
-  LockGuard guard(domain.lock);
+  WholeGuard guard(domain);
   group->name = domain.ops.name;
   return true;
 }
@@ -129,27 +129,9 @@ constexpr RegistrationStatistics domain_statistics = {kNames.counters, kCount + 
 void count_closed(State& all, Domain& domain) {
   LockGuard guard(all.open_lock);
   // A call that was under way at the close may still count its miss.
-  LockGuard domain_guard(domain.lock);
-  const Counters& more = domain.counters;
-  Counters& sums = all.closed;
+  WholeGuard domain_guard(domain);
   ++all.closed_count;
-  sums.hits += more.hits;
-  sums.misses += more.misses;
-  sums.registrations += more.registrations;
-  sums.deregistrations += more.deregistrations;
-  sums.evictions += more.evictions;
-  sums.refusals += more.refusals;
-  sums.purge_drops += more.purge_drops;
-  sums.purge_refusals += more.purge_refusals;
-  sums.foreign += more.foreign;
-  sums.quarantined += more.quarantined;
-  sums.register_ns_worst = std::max(sums.register_ns_worst, more.register_ns_worst);
-  sums.register_ns_total += more.register_ns_total;
-  sums.prefaulted += more.prefaulted;
-  sums.lost_drops += more.lost_drops;
-  sums.memlock_refusals += more.memlock_refusals;
-  sums.purge_requests += more.purge_requests;
-  sums.resumes += more.resumes;
+  add(all.closed, domain_counters(domain));
 }
 
 }  // namespace rdmalloc::regcache

@@ -6,6 +6,7 @@
 #include "regcache/core/history.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 
@@ -25,10 +26,9 @@ bool is_registered(State& all, std::uintptr_t low, std::uintptr_t high) {
     if (domain.phase.load(std::memory_order_acquire) == Phase::kUnused) continue;
     // What is held of a device that is gone reaches no page.
     if (domain.is_lost.load(std::memory_order_acquire)) continue;
-    LockGuard guard(domain.lock);
-    if (!visit_overlapping(domain.by_range.root(), low, high, stop)) return true;
-    for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
-      if (reg->base() < high && reg->end() > low) return true;
+    RangeGuard guard(domain, low, high);
+    if (!visit_overlapping(domain, low, high, stop) || !visit_in_flight(domain, low, high, stop))
+      return true;
   }
   return false;
 }

@@ -38,9 +38,10 @@ inline bool seems_to_cover(const Domain& domain, Registration* reg, std::uintptr
 
 // A record that covers the range, or did; or NULL. Lock-free, any thread. Expected depth of the
 // tree is 2 ln n, so 64 steps are enough for 10^9 registrations but for one in many.
-inline Registration* find_foreign(const Domain& domain, std::uintptr_t low, std::uintptr_t high) {
+inline Registration* find_foreign_in(const Domain& domain, const Stripe& stripe, std::uintptr_t low,
+                                     std::uintptr_t high) {
   constexpr int kMostSteps = 64;
-  Registration* top = domain.by_range.root();
+  Registration* top = stripe.by_range.root();
   for (int step = 0; top != nullptr && step < kMostSteps; ++step) {
     if (seems_to_cover(domain, top, low, high)) return top;
     Registration* left = top->rest().by_range.left;
@@ -48,6 +49,12 @@ inline Registration* find_foreign(const Domain& domain, std::uintptr_t low, std:
     top = goes_left ? left : static_cast<Registration*>(top->rest().by_range.right);
   }
   return nullptr;
+}
+inline Registration* find_foreign(const Domain& domain, std::uintptr_t low, std::uintptr_t high) {
+  std::size_t stripe = stripe_of(low, high);
+  Registration* found = find_foreign_in(domain, domain.stripes[stripe], low, high);
+  return found != nullptr || stripe == kWide ? found
+                                             : find_foreign_in(domain, domain.wide(), low, high);
 }
 
 }  // namespace rdmalloc::regcache

@@ -7,6 +7,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -168,16 +169,13 @@ static bool has_watched(const Domain& domain) {
 void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t high) {
   // A look without the lock spares most of the 64.
   if (!has_watched(domain)) return;
-  LockGuard guard(domain.lock);
+  RangeGuard guard(domain, low, high);
   if (!has_watched(domain)) return;
   auto close = [&](Registration* reg) {
     if (!reg->rest().is_watched) return true;
     if (reg->rest().is_suspended) {
       // A quiesce that fails must not open it again.
-      if (unsuspend(reg)) {
-        reg->next() = domain.deferred;
-        domain.deferred = reg;
-      }
+      if (unsuspend(reg)) defer(domain, reg);
       stale_.fetch_add(1, std::memory_order_relaxed);
       return true;
     }
@@ -186,18 +184,16 @@ void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t h
     // Closing and counting holders is one step: of this and the last put, exactly one sees the word
     // closed without holders, and drops.
     std::uint64_t before = reg->state.fetch_and(~kOpen, std::memory_order_acq_rel);
-    if ((before & kRefs) == 0) {
-      reg->next() = domain.deferred;
-      domain.deferred = reg;
-    }
+    if ((before & kRefs) == 0) defer(domain, reg);
     stale_.fetch_add(1, std::memory_order_relaxed);
     note(Event::kInvalidated, reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
     return true;
   };
-  visit_overlapping(domain.by_range.root(), low, high, close);
-  for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
-    if (reg->rest().is_watched && reg->base() < high && reg->end() > low)
-      reg->rest().is_stale = true;
+  visit_overlapping(domain, low, high, close);
+  visit_in_flight(domain, low, high, [](Registration* reg) {
+    if (reg->rest().is_watched) reg->rest().is_stale = true;
+    return true;
+  });
 }
 
 // ---- ranges ----
@@ -239,13 +235,17 @@ ByteRanges::Range Watch::first_kept(State& all, std::uintptr_t low, std::uintptr
     auto look = [&](Registration* reg) {
       if (!reg->rest().is_watched) return true;
       take(reg->base(), reg->end());
-      return false;  // by rising base
+      return false;  // by rising base, in each stripe
     };
-    LockGuard guard(domain.lock);
-    visit_overlapping(domain.by_range.root(), low, high, look);
-    for (Registration* reg = domain.in_flight; reg != nullptr; reg = reg->next())
-      if (reg->rest().is_watched && reg->base() < high && reg->end() > low)
-        take(reg->base(), reg->end());
+    RangeGuard guard(domain, low, high);
+    each_stripe(domain, low, high, [&](Stripe& stripe) {
+      visit_overlapping(stripe.by_range.root(), low, high, look);
+      return true;
+    });
+    visit_in_flight(domain, low, high, [&](Registration* reg) {
+      if (reg->rest().is_watched) take(reg->base(), reg->end());
+      return true;
+    });
   }
   ByteRanges::Range retired;
   if (retired_.find_first(low, high, &retired)) take(retired.low, retired.high);

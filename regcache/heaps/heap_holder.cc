@@ -6,6 +6,7 @@
 #include "regcache/core/holders.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 #include "regcache/heaps/registered_heap.h"
 
 namespace rdmalloc::regcache {
@@ -48,7 +49,7 @@ void give_back(State& all, Registration** drops) {
     store_key(heap.keys[i], {});
     if (reg == nullptr) return;
     std::size_t domain = heap.domains[i % heap.domain_count];
-    LockGuard guard(all.domains[domain].lock);
+    RangeGuard guard(all.domains[domain], reg);
     give_reference_back(reg, &drops[domain]);
   });
 }

@@ -7,6 +7,7 @@
 #include "regcache/core/gate.h"
 #include "regcache/core/make.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -98,14 +99,14 @@ bool drop(Domain& domain, Registration* reg) {
 // otherwise.
 bool close(Domain& domain, Registration* reg) {
   if (reg == nullptr) return true;  // quiesced, or lost at a resume
-  LockGuard guard(domain.lock);
+  RangeGuard guard(domain, reg);
   if (!close_heaps(reg)) return false;
   withdraw(domain, reg);
   return true;
 }
 void reopen(Domain& domain, Registration* reg) {
   if (reg == nullptr) return;
-  LockGuard guard(domain.lock);
+  RangeGuard guard(domain, reg);
   reopen_heaps(domain, reg);
 }
 

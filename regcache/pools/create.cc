@@ -6,6 +6,7 @@
 #include "regcache/core/gate.h"
 #include "regcache/core/holders.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 #include "regcache/core/wiped_on_fork.h"
 #include "regcache/pools/pool_plan.h"
 
@@ -270,7 +271,7 @@ void give_back(State& all, Registration** drops) {
     pool.keys[i] = {};
     if (reg == nullptr) return;
     std::size_t domain = reg->domain_index();
-    LockGuard guard(all.domains[domain].lock);
+    RangeGuard guard(all.domains[domain], reg);
     give_reference_back(reg, &drops[domain]);
   });
 }

@@ -6,6 +6,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -95,10 +96,11 @@ std::uint64_t used_bytes() {
 }
 
 void heed_limits(Domain& domain, const PoolPlan& plan, PoolRoom* room) {
-  LockGuard guard(domain.lock);
+  WholeGuard guard(domain);
   auto [bytes, count] = unmovable(domain);
   if (MemlockRoom memlock = memlock_room(domain); memlock.limit != UINT64_MAX) {
-    std::uint64_t idle = domain.bytes + domain.reserved_bytes - bytes;
+    Totals totals = domain_totals(domain);
+    std::uint64_t idle = totals.bytes + totals.reserved_bytes - bytes;
     tighten(&room->bytes, &room->bytes_by, round_down(memlock.left + idle, RDMALLOC_SLICE_BYTES),
             "RLIMIT_MEMLOCK");
   }

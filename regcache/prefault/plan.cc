@@ -8,6 +8,7 @@
 #include "regcache/core/drop.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -118,7 +119,7 @@ bool is_there_to_stay(Domain& domain, const Piece& piece) {
              reg->covers(piece.low, piece.high) && (domain.access & ~reg->access()) == 0 &&
              (reg->rest().is_sticky || reg->refs() != 0));
   };
-  return !visit_overlapping(domain.by_range.root(), piece.low, piece.low + 1, look);
+  return !visit_overlapping(domain, piece.low, piece.low + 1, look);
 }
 
 int check_room(Domain& domain, const PrefaultPlan& plan) {
@@ -129,9 +130,10 @@ int check_room(Domain& domain, const PrefaultPlan& plan) {
   std::uint64_t bytes = 0, count = 0, idle = 0;
   Unmovable held{};
   {
-    LockGuard guard(domain.lock);
+    WholeGuard guard(domain);
     held = unmovable(domain);
-    idle = domain.bytes + domain.reserved_bytes - held.bytes;
+    Totals totals = domain_totals(domain);
+    idle = totals.bytes + totals.reserved_bytes - held.bytes;
     for (const Unit* unit = plan.units; unit != plan.units + plan.unit_count; ++unit) {
       if (unit->domain != &domain || is_there_to_stay(domain, unit->piece)) continue;
       bytes += unit->piece.made_high - unit->piece.made_low;

@@ -18,6 +18,7 @@
 #include "regcache/core/callbacks.h"
 #include "regcache/core/gate.h"
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 #include "regcache/prefault/plan.h"
 
 namespace rdmalloc::regcache {
@@ -250,8 +251,8 @@ void put_all(Job& job) {
     Unit& unit = job.plan.units[i];
     if (unit.held == nullptr) continue;
     {
-      LockGuard guard(unit.domain->lock);
-      ++unit.domain->counters.prefaulted;
+      RangeGuard guard(*unit.domain, registration_of(unit.held));
+      ++guard.counters().prefaulted;
     }
     rdmalloc_reg_put(unit.held);
   }

@@ -21,7 +21,7 @@
 #include <utility>
 #include <vector>
 
-#include "regcache/core/domain.h"
+#include "regcache/core/stripes.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -246,7 +246,7 @@ class Churn : public testing::Test {
     for (Place& place : places) {
       auto* inside = rdmalloc::regcache::domain_of(place.domain);
       {
-        rdmalloc::LockGuard guard(inside->lock);
+        rdmalloc::regcache::WholeGuard guard(*inside);
         EXPECT_TRUE(rdmalloc::regcache::domain_is_valid(*inside));
       }
       EXPECT_EQ(rdmalloc_domain_close(place.domain), 0);

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "regcache/core/state.h"
+#include "regcache/core/stripes.h"
 #include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
 
@@ -28,7 +29,7 @@ class Domains : public Regcache {
     EXPECT_EQ(counters.registrations,
               counters.deregistrations + counters.lost_drops + counters.live_count);
     EXPECT_EQ(counters.quarantined, 0u);
-    rdmalloc::LockGuard guard(domain_of(domain.handle)->lock);
+    rdmalloc::regcache::WholeGuard guard(*domain_of(domain.handle));
     EXPECT_TRUE(domain_is_valid(*domain_of(domain.handle)));
   }
   static int key_of(StubDomain& domain, const void* addr) {

@@ -5,11 +5,12 @@
 
 #include <chrono>
 #include <future>
+#include <optional>
 #include <random>
 #include <thread>
 
 #include "alloc/core/options.h"
-#include "regcache/core/domain.h"
+#include "regcache/core/stripes.h"
 #include "regcache/foreign/byte_ranges.h"
 #include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
@@ -137,13 +138,13 @@ TEST_F(Foreign, a_hit_takes_no_lock) {
   ASSERT_EQ(rdmalloc_adopt(page(0), kPages * kPage), 0);
   for (std::size_t i = 0; i < 1000; ++i) domain.touch(page(4 * i), 2 * kPage);
   auto* inside = rdmalloc::regcache::domain_of(domain.handle);
-  inside->lock.lock();
+  std::optional<rdmalloc::regcache::WholeGuard> guard(*inside);
   auto hits = std::async(std::launch::async, [&] {
     for (std::size_t i = 0; i < 1000; ++i) domain.touch(page(4 * i + 1), kPage);
   });
   // A hit that waits for us waits for ever: the test's own limit ends that.
   hits.wait();
-  inside->lock.unlock();
+  guard.reset();
   EXPECT_EQ(domain.counters().hits, 1000u);
 }
 
@@ -230,7 +231,7 @@ TEST_F(Foreign, hits_while_others_turn_the_tree_round) {
   for (std::thread& reader : readers) reader.join();
   EXPECT_EQ(wrong, 0);
   auto* inside = rdmalloc::regcache::domain_of(domain.handle);
-  rdmalloc::LockGuard guard(inside->lock);
+  rdmalloc::regcache::WholeGuard guard(*inside);
   EXPECT_TRUE(domain_is_valid(*inside));
 }
 

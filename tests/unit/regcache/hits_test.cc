@@ -4,8 +4,9 @@
 
 #include <chrono>
 #include <future>
+#include <optional>
 
-#include "regcache/core/domain.h"
+#include "regcache/core/stripes.h"
 #include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
 
@@ -50,7 +51,7 @@ TEST_F(Hits, a_hit_takes_no_lock) {
   ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
   domain.touch(block, 8);
   auto* inside = rdmalloc::regcache::domain_of(domain.handle);
-  inside->lock.lock();
+  std::optional<rdmalloc::regcache::WholeGuard> guard(*inside);
   auto hits = std::async(std::launch::async, [&] {
     rdmalloc_key again;
     domain.touch(block + kSlice, kSlice);
@@ -58,7 +59,7 @@ TEST_F(Hits, a_hit_takes_no_lock) {
   });
   // A hit that waits for us waits for ever: the test's own limit ends that.
   hits.wait();
-  inside->lock.unlock();
+  guard.reset();
 }
 
 // Fails when hits of dropped registrations are not added up in account_drop().

@@ -11,6 +11,7 @@
 #include "alloc/os/fault.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/put_clock.h"
+#include "regcache/core/stripes.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -158,17 +159,17 @@ TEST_F(Limits, a_refused_get_looks_through_nothing_that_is_held) {
   Domain& inside = *domain_of(domain.handle);
   std::vector<rdmalloc_reg*> held;
   for (std::size_t i = 0; i < kHeld; ++i) held.push_back(domain.get(span(10 + 2 * i, 1), 8));
-  EXPECT_EQ(inside.listed_count, 0u) << "not one has been idle yet";
+  EXPECT_EQ(domain_totals(inside).listed_count, 0u) << "not one has been idle yet";
   char* another = span(9, 1);
   EXPECT_EQ(domain.get(another, 8), nullptr);
   EXPECT_EQ(domain.last_error, -ENOMEM);
   for (rdmalloc_reg* one : held) rdmalloc_reg_put(one);
-  EXPECT_EQ(inside.listed_count, kHeld);
-  EXPECT_EQ(inside.listed_bytes, kHeld * kSlice);
+  EXPECT_EQ(domain_totals(inside).listed_count, kHeld);
+  EXPECT_EQ(domain_totals(inside).listed_bytes, kHeld * kSlice);
   // Held again, by hits: the first refusal finds that out.
   for (std::size_t i = 0; i < kHeld; ++i) held[i] = domain.get(spans[i], 8);
   EXPECT_EQ(domain.get(another, 8), nullptr);
-  EXPECT_EQ(inside.listed_count, 0u);
+  EXPECT_EQ(domain_totals(inside).listed_count, 0u);
   // The order of the puts is that of the evictions, also of what was set apart.
   rdmalloc_reg_put(held[7]);
   rdmalloc_reg_put(held[3]);
@@ -177,7 +178,7 @@ TEST_F(Limits, a_refused_get_looks_through_nothing_that_is_held) {
   EXPECT_TRUE(fabric.touches(spans[3], 8));
   for (std::size_t i = 0; i < kHeld; ++i)
     if (i != 7 && i != 3) rdmalloc_reg_put(held[i]);
-  rdmalloc::LockGuard guard(inside.lock);
+  rdmalloc::regcache::WholeGuard guard(inside);
   EXPECT_TRUE(domain_is_valid(inside));
 }
 

@@ -14,7 +14,7 @@
 
 #include "alloc/os/fault.h"
 #include "alloc/os/memory.h"
-#include "regcache/core/domain.h"
+#include "regcache/core/stripes.h"
 #include "tests/support/capture.h"
 #include "tests/unit/regcache/stub_fabric.h"
 
@@ -59,9 +59,9 @@ class Prefault : public ::testing::Test {
   static void expect_whole(StubDomain& domain) {
     EXPECT_EQ(domain.counters().in_use, 0u);
     auto* inside = rdmalloc::regcache::domain_of(domain.handle);
-    rdmalloc::LockGuard guard(inside->lock);
+    rdmalloc::regcache::WholeGuard guard(*inside);
     EXPECT_TRUE(rdmalloc::regcache::domain_is_valid(*inside));
-    EXPECT_EQ(inside->reserved_count, 0u);
+    EXPECT_EQ(rdmalloc::regcache::domain_totals(*inside).reserved_count, 0u);
   }
   // Lets `most` threads into the registrar at once, no fewer: none leaves before all are in.
   static std::function<int(void*, std::size_t)> gate(std::atomic<unsigned>& inside, unsigned most) {

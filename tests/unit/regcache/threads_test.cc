@@ -5,7 +5,7 @@
 #include <random>
 #include <thread>
 
-#include "regcache/core/domain.h"
+#include "regcache/core/stripes.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -22,7 +22,7 @@ class Threads : public Regcache {
   }
   static void expect_valid(StubDomain& domain) {
     auto* inside = rdmalloc::regcache::domain_of(domain.handle);
-    rdmalloc::LockGuard guard(inside->lock);
+    rdmalloc::regcache::WholeGuard guard(*inside);
     EXPECT_TRUE(rdmalloc::regcache::domain_is_valid(*inside));
   }
 };
