@@ -75,6 +75,80 @@ TEST_F(Threads, one_inside_the_registrar_keeps_nobody_waiting) {
   }
 }
 
+// A whole life of a registration takes the lock of its own range six times and no other, while the
+// locks of all other ranges are held. A limit that is not reached changes nothing. Seen to fail, by
+// its time limit, when a miss takes all locks; by the count, when a look that finds nothing does.
+TEST_F(Threads, misses_on_different_ranges_do_not_meet_at_a_lock) {
+  using namespace rdmalloc::regcache;
+  for (bool is_bounded : {false, true}) {
+    rdmalloc_domain_attr attr = {};
+    attr.max_bytes = is_bounded ? std::uint64_t{1} << 30 : 0;
+    StubDomain domain(fabric, attr);
+    Domain& inside = *domain_of(domain.handle);
+    constexpr std::size_t kApart = (std::size_t{1} << kStripeShift) / kSlice;
+    char* own = span(8 * kApart + 1, 1);
+    char* hit = span(9 * kApart + 1, 1);
+    domain.touch(hit, 8);
+    auto low = reinterpret_cast<std::uintptr_t>(own);
+    std::size_t own_stripe = stripe_of(low, low + kSlice);
+    std::uint64_t takes = inside.stripes[own_stripe].takes, whole_takes = inside.whole_takes;
+    for (std::size_t i = 0; i < kStripes; ++i)
+      if (i != own_stripe) inside.stripes[i].lock.lock();
+    // If it waits for us, it waits for ever: the test's own limit ends that.
+    std::thread another([&] {
+      for (int i = 0; i < 10; ++i) {
+        EXPECT_NE(domain.touch(own, 8), 0u);
+        EXPECT_NE(domain.touch(own, 8), 0u);
+        EXPECT_NE(domain.touch(hit, 8), 0u);
+        EXPECT_EQ(rdmalloc_invalidate(domain.handle, own, 8, nullptr, nullptr), 1);
+        rdmalloc_key key;
+        EXPECT_EQ(rdmalloc_reg_key(domain.handle, own, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+        EXPECT_EQ(rdmalloc_invalidate(domain.handle, own, 8, nullptr, nullptr), 1);
+      }
+    });
+    another.join();
+    for (std::size_t i = 0; i < kStripes; ++i)
+      if (i != own_stripe) inside.stripes[i].lock.unlock();
+    // Get: look, reserve, enter; put: list; invalidate: close, account. A key is not listed by a put.
+    EXPECT_LE(inside.stripes[own_stripe].takes - takes, 10u * (6 + 5));
+    EXPECT_EQ(inside.whole_takes, whole_takes);
+    free_span(own);
+    free_span(hit);
+    expect_valid(domain);
+  }
+}
+
+// What crosses a multiple of 4 MiB overlaps what lies within it, in any order of their making: an
+// invalidation of either finds both, and so does a purge. Fails when a guard of a range does not
+// look for wide ones, or a wide one goes to a stripe of those within.
+TEST_F(Threads, what_crosses_stripes_is_found_from_each_of_them) {
+  using namespace rdmalloc::regcache;
+  constexpr std::size_t kApart = (std::size_t{1} << kStripeShift) / kSlice;
+  fabric.ops.granularity = kPage;
+  StubDomain domain(fabric);
+  Domain& inside = *domain_of(domain.handle);
+  char* wide = span(10 * kApart - 2, 2 * kApart);
+  auto invalidates = [&](std::size_t slice) {
+    EXPECT_NE(domain.touch(wide, 8), 0u);
+    EXPECT_EQ(inside.wide().totals.count, 1u);
+    EXPECT_EQ(rdmalloc_invalidate(domain.handle, wide + slice * kSlice, 8, nullptr, nullptr), 1)
+        << slice;
+    EXPECT_FALSE(fabric.touches(wide, 8));
+  };
+  for (std::size_t slice : {std::size_t{0}, kApart / 2, kApart + 5, 2 * kApart - 1})
+    invalidates(slice);
+  rdmalloc_reg* held = domain.get(wide + kApart * kSlice, 8);
+  EXPECT_EQ(rdmalloc_invalidate(domain.handle, wide, 8, nullptr, nullptr), 1);
+  EXPECT_TRUE(fabric.touches(wide, 8)) << "until its put";
+  rdmalloc_reg_put(held);
+  EXPECT_FALSE(fabric.touches(wide, 8));
+  EXPECT_NE(domain.touch(wide, 8), 0u);
+  free_span(wide);
+  EXPECT_EQ(fake::purge(10 * kApart + 3, 1), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+  expect_valid(domain);
+}
+
 // Each thread makes, uses, frees and purges spans of its own, at addresses of its own, by keys and
 // by references, in a domain whose limits force evictions by the others. No use may be stale.
 // Fails when a purge does not look at references, or at what is sticky.
