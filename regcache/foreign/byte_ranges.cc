@@ -4,9 +4,10 @@
 
 namespace rdmalloc::regcache {
 
-ByteRange* ByteRanges::first_ending_from(std::uintptr_t address) const {
+ByteRange* ByteRanges::first_ending_from(std::uintptr_t address) {
   ByteRange* first = nullptr;
   for (ByteRange* range = tree_.root(); range != nullptr;) {
+    ++steps_;
     bool is_behind = range->high >= address;
     if (is_behind) first = range;
     range = is_behind ? range->links.left : range->links.right;
@@ -51,6 +52,11 @@ void ByteRanges::clear() {
 std::size_t ByteRanges::count() {
   LockGuard guard(lock_);
   return count_;
+}
+
+std::uint64_t ByteRanges::steps() {
+  LockGuard guard(lock_);
+  return steps_;
 }
 
 int ByteRanges::add(PoolMemory& memory, std::uintptr_t low, std::uintptr_t high) {

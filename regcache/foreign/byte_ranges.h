@@ -47,16 +47,19 @@ class ByteRanges {
   int remove(PoolMemory& memory, std::uintptr_t low, std::uintptr_t high);
   void clear();
   std::size_t count();
+  // Ranges that were looked at on ways down so far: what each call costs.
+  std::uint64_t steps();
 
  private:
   // The first range that ends at `address` or behind it.
-  ByteRange* first_ending_from(std::uintptr_t address) const;
+  ByteRange* first_ending_from(std::uintptr_t address);
   void enter(ByteRange* range, std::uintptr_t low, std::uintptr_t high);
   void take_out(ByteRange* range);
 
   Lock lock_;  // before the pool's
   Tree<ByteRangeOrder> tree_;
   std::size_t count_;
+  std::uint64_t steps_;
   Pool<ByteRange> pool_;
 };
 

@@ -250,6 +250,44 @@ TEST(HppHeap, one_that_ends_during_a_quiesce_is_not_lost) {
   EXPECT_FALSE(domain.close());
 }
 
+int observers_left() {
+  std::vector<rdmalloc::observer> all;
+  while (auto one = rdmalloc::observer::add({})) all.push_back(std::move(*one));
+  return static_cast<int>(all.size());
+}
+
+// The other classes, during a quiesce: what ends then is gone after the resume, whether it was
+// destroyed or assigned to.
+TEST(HppHeap, other_objects_that_end_during_a_quiesce_are_not_lost) {
+  // One is the cache's own, added with the first domain.
+  EXPECT_FALSE(rdmalloc::domain::open(Counting().ops, nullptr)->close());
+  int left = observers_left();
+  for (bool is_assigned : {false, true}) {
+    Counting told, counting;
+    rdmalloc::domain stays = std::move(*rdmalloc::domain::open(told.ops, &told));
+    std::optional<rdmalloc::domain> domain(
+        std::move(*rdmalloc::domain::open(counting.ops, &counting)));
+    std::optional<rdmalloc::observer> observer(std::move(*rdmalloc::observer::add({})));
+    void* block = rdmalloc_malloc(kMiB);
+    ASSERT_TRUE(domain->register_memory(block, 64));
+    auto end = [&] {
+      if (is_assigned) {
+        *domain = rdmalloc::domain();
+        *observer = rdmalloc::observer();
+      }
+      domain.reset();
+      observer.reset();
+    };
+    EXPECT_EQ(during_a_quiesce(end, told), 0);
+    rdmalloc_free(block);
+    EXPECT_EQ(counting.live, 0);
+    rdmalloc::domain next = std::move(*rdmalloc::domain::open(counting.ops, &counting));
+    EXPECT_FALSE(next.close()) << "its place is free again";
+    EXPECT_EQ(observers_left(), left) << "a place for observers is lost";
+    EXPECT_FALSE(stays.close());
+  }
+}
+
 // Seen to fail likewise, by a domain that stayed busy.
 TEST(HppHeap, one_that_ends_while_it_is_held_goes_before_its_domain) {
   Counting counting;

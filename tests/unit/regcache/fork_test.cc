@@ -81,6 +81,26 @@ TEST_F(Fork, I11_grandchildren_too) {
   rdmalloc_reg_put(held);
 }
 
+// A child can't ask what was loaded since, so it registers its exit handler again: once, and not
+// at each domain it opens. Seen to fail when it did so each time: the armed fault was met.
+TEST_F(Fork, a_child_that_opens_many_domains_registers_one_exit_handler) {
+  StubDomain domain(fabric);
+  auto child = [&] {
+    std::uint64_t fired = rdmalloc::os::faults_fired();
+    for (int i = 0; i < 20; ++i) {
+      StubFabric own_fabric;
+      StubDomain own(own_fabric);
+      if (own.open_error != 0) return 1;
+      if (rdmalloc::os::faults_fired() != fired) return 10 + i;
+      // Fires at the next handler that is registered.
+      if (i == 0) rdmalloc::os::arm_fault(rdmalloc::os::Site::kExitHandler, 1);
+    }
+    return 0;
+  };
+  EXPECT_EQ(in_child(child), 0);
+  EXPECT_EQ(in_child([&] { return in_child(child); }), 0) << "grandchild";
+}
+
 // Where the kernel can't wipe, our handler does. Fails when wipe_in_child() does nothing (run
 // alone, as ctest does: mappings are made once for a process).
 TEST_F(Fork, I11_on_kernels_that_cannot_wipe) {
