@@ -6,6 +6,7 @@
 #include <atomic>
 #include <thread>
 
+#include "alloc/core/helper_threads.h"
 #include "alloc/os/fault.h"
 #include "tests/unit/regcache/fixture.h"
 
@@ -86,6 +87,8 @@ TEST_F(Fork, I11_grandchildren_too) {
 TEST_F(Fork, a_child_that_opens_many_domains_registers_one_exit_handler) {
   StubDomain domain(fabric);
   auto child = [&] {
+    // Set in a child of threads, which the stand-in's fork handler does not know of.
+    rdmalloc::loader_may_be_locked = true;
     std::uint64_t fired = rdmalloc::os::faults_fired();
     for (int i = 0; i < 20; ++i) {
       StubFabric own_fabric;

@@ -131,8 +131,10 @@ TEST_F(Threads, what_crosses_stripes_is_found_from_each_of_them) {
   auto invalidates = [&](std::size_t slice) {
     EXPECT_NE(domain.touch(wide, 8), 0u);
     EXPECT_EQ(inside.wide().totals.count, 1u);
+    std::uint64_t whole_takes = inside.whole_takes;
     EXPECT_EQ(rdmalloc_invalidate(domain.handle, wide + slice * kSlice, 8, nullptr, nullptr), 1)
         << slice;
+    EXPECT_EQ(inside.whole_takes - whole_takes, 2u) << "to close it, and to account its end";
     EXPECT_FALSE(fabric.touches(wide, 8));
   };
   for (std::size_t slice : {std::size_t{0}, kApart / 2, kApart + 5, 2 * kApart - 1})
