@@ -28,9 +28,9 @@ void begin_exit() {
 }  // namespace
 
 void hold_at_exit() {
-  // A child of fork can't ask what was loaded since, and so registers it once more, and no more: each
-  // takes 32 bytes of libc's. What the child loads after that, and itself registers at exit, ends
-  // before our handler.
+  // A child of fork can't ask what was loaded since, and so registers it once more, and no more:
+  // each takes 32 bytes of libc's. What the child loads after that, and itself registers at exit,
+  // ends before our handler.
   std::uint64_t now = is_walk_safe() ? loads_so_far().loaded + 1 : kUncounted;
   // Relaxed: two at once register it twice, which does no harm.
   if (registered_after.exchange(now, std::memory_order_relaxed) == now) return;

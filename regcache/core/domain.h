@@ -1,7 +1,7 @@
 // A domain: one place memory is registered with. See README.md for the picture and the equations.
 //
-// A domain's registrations lie in stripes by their address, each with a lock of its own (Stripe), so
-// that calls for different ranges do not meet at one lock. "The domain's lock" is a guard of
+// A domain's registrations lie in stripes by their address, each with a lock of its own (Stripe),
+// so that calls for different ranges do not meet at one lock. "The domain's lock" is a guard of
 // stripes.h: a RangeGuard for a range, or a WholeGuard.
 //
 // Lock order: State::open_lock, a domain's stripes by rising index, those of the orphans,
@@ -99,9 +99,9 @@ inline std::size_t stripe_of(std::uintptr_t low, std::uintptr_t high) {
 // A part of a domain's registrations: those that lie within 4 MiB, of each 32nd 4 MiB. In lines of
 // its own, and pairs of lines, which processors fetch together.
 struct alignas(128) Stripe {
-  Lock lock;           // none of the wide stripe's
-  RangeTree by_range;  // every registration there is, until its deregistration has returned
-  StampTree by_stamp;  // those that are cached and not sticky
+  Lock lock;                  // none of the wide stripe's
+  RangeTree by_range;         // every registration there is, until its deregistration has returned
+  StampTree by_stamp;         // those that are cached and not sticky
   Registration* in_flight;    // records that register_ is being called for
   Registration* sticky_ring;  // the next to be looked at (reclaim_sticky())
   std::uint64_t takes;        // of the lock

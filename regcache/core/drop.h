@@ -69,13 +69,13 @@ bool unsuspend(Registration* reg);
 void reopen_suspended(Domain& domain, Registration* reg);
 
 // Closes and withdraws idle registrations, least recently put first, until `bytes` and `count` are
-// reached, none is left, or `looks` have met others. Returns them as a list for drop_list(). Under a
-// WholeGuard.
+// reached, none is left, or `looks` have met others. Returns them as a list for drop_list(). Under
+// a WholeGuard.
 Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t count,
                            std::uint64_t looks = UINT64_MAX);
 
-// The part of a domain's limits that no eviction frees: held, sticky, being made or dropped. Under a
-// WholeGuard.
+// The part of a domain's limits that no eviction frees: held, sticky, being made or dropped. Under
+// a WholeGuard.
 struct Unmovable {
   std::uint64_t bytes;
   std::uint64_t count;

@@ -99,9 +99,9 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
     publish(domain, domain.sticky, reg, asked);
     return 0;
   }
-  if (domain.is_bounded() && !domain.sticky_taken.try_take(reg->length(),
-                                                           sticky_share(domain.max_bytes),
-                                                           sticky_share(domain.max_count)))
+  if (domain.is_bounded() &&
+      !domain.sticky_taken.try_take(reg->length(), sticky_share(domain.max_bytes),
+                                    sticky_share(domain.max_count)))
     return -ENOMEM;
   begin_sticky(domain, reg);
   publish(domain, domain.sticky, reg, asked);

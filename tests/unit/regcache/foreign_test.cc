@@ -332,9 +332,9 @@ TEST_F(Foreign, I11_a_child_has_adopted_nothing) {
   EXPECT_EQ(status, 0);
 }
 
-// Adopting and disowning among 100,000 ranges looks at some tens of them. Each asks the tree at most
-// three times, and a way down is 2 ln n = 23 ranges long, expected, so 150 are twice that. Seen to
-// fail, by 7 million, with priorities that rise with the address, which make the tree a list.
+// Adopting and disowning among 100,000 ranges looks at some tens of them. Each asks the tree at
+// most three times, and a way down is 2 ln n = 23 ranges long, expected, so 150 are twice that.
+// Seen to fail, by 20,468, with priorities that rise with the address, which make the tree a list.
 TEST(ByteRanges, of_100000_a_change_looks_at_few) {
   static rdmalloc::regcache::PoolMemory memory;
   static rdmalloc::regcache::ByteRanges ranges;

@@ -109,7 +109,8 @@ TEST_F(Threads, misses_on_different_ranges_do_not_meet_at_a_lock) {
     another.join();
     for (std::size_t i = 0; i < kStripes; ++i)
       if (i != own_stripe) inside.stripes[i].lock.unlock();
-    // Get: look, reserve, enter; put: list; invalidate: close, account. A key is not listed by a put.
+    // Get: look, reserve, enter; put: list; invalidate: close, account. A key is not listed by a
+    // put.
     EXPECT_LE(inside.stripes[own_stripe].takes - takes, 10u * (6 + 5));
     EXPECT_EQ(inside.whole_takes, whole_takes);
     free_span(own);
