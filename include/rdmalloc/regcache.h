@@ -201,8 +201,8 @@ struct rdmalloc_domain_counters {
   uint64_t purge_refusals;    /**< purges refused: a registration in use, sticky or quarantined */
   uint64_t foreign;           /**< registrations of foreign memory */
   uint64_t quarantined;       /**< deregistrations that failed */
-  uint64_t live_count;        /**< registrations now */
-  uint64_t live_bytes;        /**< bytes registered now */
+  uint64_t live_count;        /**< registrations now; those that failed to end, too */
+  uint64_t live_bytes;        /**< their bytes */
   uint64_t sticky_count;      /**< of these: sticky, by uncounted keys */
   uint64_t sticky_bytes;      /**< bytes of the sticky ones */
   uint64_t in_use;            /**< registrations held by reg_get */
