@@ -56,8 +56,10 @@ void print_ending(const CompareOptions& options, const std::string& picture) {
   if (std::filesystem::exists(picture, ignored)) fmt::print("Picture: {}\n", picture);
   const std::string tool = options.program_folder + "/rdmalloc";
   if (!std::filesystem::exists(tool, ignored)) return;
-  fmt::print("Next, your own program: {} run -- mpirun -n 2 ./program\n",
-             std::filesystem::proximate(tool, ignored).string());
+  const std::string name = std::filesystem::proximate(tool, ignored).string();
+  fmt::print("Next, your own program: what stands in its way, then under rdmalloc\n");
+  for (const char* command : {"doctor", "run"})
+    fmt::print("  {} {} -- mpirun -n 2 ./program\n", name, command);
 }
 
 class Bcast : public Comparison {
