@@ -21,7 +21,6 @@ struct alignas(64) Stack {
   std::uint32_t tag_at_last_age;
   // See depot_look(). Relaxed: two threads that look at once pass a class by, or count one twice.
   std::atomic<std::uint32_t> tag_at_last_look;
-  std::atomic<std::uint32_t> tag_at_last_ask;  // by another shard: see depot_steal()
   // Of class 0, which has no blocks: where the shard's next look goes, the bytes that this round's
   // looks saw, and those of the round before.
   std::atomic<std::uint32_t> next_look;
@@ -167,11 +166,9 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {
     // Of slabs with few blocks, what is in use there stays: two shards that took magazines from
     // each other did so for ever. Small blocks go on: sh8 took a quarter more memory without.
     if (class_info(size_class).slab_slices != 1 &&
-        head.tag != theirs.tag_at_last_ask.load(std::memory_order_relaxed) &&
-        shards[other].threads.load(std::memory_order_relaxed) != 0) {
-      theirs.tag_at_last_ask.store(head.tag, std::memory_order_relaxed);
+        head.tag != theirs.tag_at_last_look.load(std::memory_order_relaxed) &&
+        shards[other].threads.load(std::memory_order_relaxed) != 0)
       continue;
-    }
     if (Magazine* magazine = depot_take(other, size_class)) {
       *from = static_cast<std::uint8_t>((*from + asked - 1) % (count - 1));  // it may have more
       shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
