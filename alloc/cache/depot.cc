@@ -65,6 +65,8 @@ std::uint32_t most_full(unsigned shard, unsigned size_class) {
   bool has_partial = stack_of(shard, size_class).partial.load(std::memory_order_relaxed) != 0;
   return share - (has_partial && share != 0 ? 1 : 0);
 }
+// Full magazines that another shard leaves one that is at work.
+constexpr std::uint32_t kMagazinesLeft = 4;
 // Without the partial one.
 bool is_share_used_up(unsigned shard, unsigned size_class) {
   return stack_of(shard, size_class).full.head().count >= share_of(shard, size_class);
@@ -163,9 +165,9 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {
     Stack& theirs = stack_of(other, size_class);
     TaggedStack<Magazine>::Head head = theirs.full.head();
     if (head.count == 0) continue;
-    // Of slabs with few blocks, what is in use there stays: two shards that took magazines from
-    // each other did so for ever. Small blocks go on: sh8 took a quarter more memory without.
-    if (class_info(size_class).slab_slices != 1 &&
+    // The few that a shard at work has stay, above 1 KiB: two that took magazines from each other
+    // did so for ever. Small blocks go on: sh8 took a tenth more memory without.
+    if (class_info(size_class).slab_slices != 1 && head.count <= kMagazinesLeft &&
         head.tag != theirs.tag_at_last_look.load(std::memory_order_relaxed) &&
         shards[other].threads.load(std::memory_order_relaxed) != 0)
       continue;
@@ -199,9 +201,10 @@ void depot_look(unsigned shard) {
   if (bytes != 0 && round.bytes_last_round.load(kRelaxed) > kDepotIdleBytes / shard_count()) {
     // Half of it, the larger one: what comes back to the class soon finds the rest, and what
     // doesn't has nothing after a few rounds.
-    for (std::uint32_t left = (stack.full.head().count + 1) / 2; left != 0; --left)
+    std::uint32_t full = stack.full.head().count;
+    for (std::uint32_t left = (full + 1) / 2; left != 0; --left)
       if (Magazine* magazine = depot_take(shard, size_class)) flow_down(size_class, magazine);
-    if (bytes <= kMagazineBytes)
+    if (full == 0)
       if (Magazine* magazine = depot_take_partial(shard, size_class))
         flow_down(size_class, magazine);
     stack.tag_at_last_look.store(stack.full.head().tag, kRelaxed);

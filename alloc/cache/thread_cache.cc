@@ -117,15 +117,15 @@ void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine
     unsigned shard = cache.shard;
     if (!is_taken_from && shard_count() != 1) [[unlikely]]
       shard = slab_shard_of(magazine->slots[0], size_class);
-    if (is_whole ? depot_put(shard, size_class, magazine)
-                 : depot_put_partial(shard, size_class, magazine)) {
-      // Not for each rest that an ending thread leaves.
-      if (is_whole) depot_look(cache.shard);
-      return slab_note_depot();
+    bool is_put = is_whole ? depot_put(shard, size_class, magazine)
+                           : depot_put_partial(shard, size_class, magazine);
+    if (!is_put) {
+      slab_give_back(size_class, magazine->slots, magazine->count);
+      magazine->count = 0;
     }
-    slab_give_back(size_class, magazine->slots, magazine->count);
-    magazine->count = 0;
+    // Not for each rest that an ending thread leaves.
     if (is_whole) depot_look(cache.shard);
+    if (is_put) return slab_note_depot();
   }
   depot_put_empty(cache.shard, magazine);
 }

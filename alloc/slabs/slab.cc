@@ -286,7 +286,7 @@ bool is_empty_slab(SliceIndex slice, unsigned size_class) {
 // Slabs with free blocks that a shard among several keeps although they are empty, for what it
 // allocates next, and that other shards leave it. With one, slabs of few blocks went from shard to
 // shard by way of the page heap.
-constexpr std::uint32_t kSlabsKept = 2;
+constexpr std::uint32_t kSlabsKept = 8;
 
 // After a give-back: lists the slab if no thread did, and releases it if it is empty and not the
 // last one of its class with free blocks (which the next allocation would make again).

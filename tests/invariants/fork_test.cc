@@ -626,7 +626,7 @@ TEST(Fork, I11_a_child_purges_by_itself) {
 // makes our purge thread is; its lock stays held in the child. Seen to hang in dl_iterate_phdr()
 // when the child asked the loader for the room that its purge thread's stack wants.
 TEST(Fork, I11_a_child_makes_a_purge_thread_though_the_loader_is_locked) {
-  if (!kThreadsInChild) GTEST_SKIP() << "no threads in a child under TSan";
+  if (!kThreadsInChild) GTEST_SKIP() << "SKIP: ThreadSanitizer starts no threads in a child";
   aut::free(aut::malloc(1));  // a child that is the first to call us can't know that it is one
   struct Walk {
     std::atomic<bool> is_inside{false}, is_over{false};

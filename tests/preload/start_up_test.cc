@@ -86,14 +86,14 @@ long resident_code_kib() {
 // 132 KiB, seen, and 216 where it lies between.
 TEST(StartUp, code_that_few_programs_run_is_not_resident) {
 #if RDMALLOC_LINKER_INSERTS
-  if (getpagesize() != 4096) GTEST_SKIP() << "SKIP: larger pages";
+  if (getpagesize() != 4096) GTEST_SKIP() << "SKIP: the figure is of pages of 4 KiB";
   long least = resident_code_kib();
   for (int run = 1; run < 10; run++) least = std::min(least, resident_code_kib());
   printf("%ld KiB of code\n", least);
   EXPECT_GT(least, 0);
   EXPECT_LE(least, 176);
 #else
-  GTEST_SKIP() << "SKIP: a linker that can't";
+  GTEST_SKIP() << "SKIP: this linker has no INSERT: what few programs run lies between the rest";
 #endif
 }
 

@@ -179,6 +179,18 @@ TEST_F(Depot, idle_classes_shrink_to_the_bound_of_all) {
   EXPECT_LE(all, rdmalloc::kDepotIdleBytes);
 }
 
+// Seen to fail where only a partial magazine of up to 32 KiB went.
+TEST_F(Depot, an_idle_class_gives_up_a_large_partial_magazine_too) {
+  const unsigned large = rdmalloc::class_of(32768);
+  Magazine* partial = full_of(large);
+  rdmalloc::slab_give_back(large, partial->slots + 3, partial->count - 3);
+  partial->count = 3;
+  ASSERT_TRUE(depot_put_partial(kShard, large, partial));
+  for (unsigned c : kMany) fill(c);
+  for (int round = 0; round < 3; round++) look_round();
+  EXPECT_EQ(depot_blocks(large), 0u);
+}
+
 TEST_F(Depot, idle_classes_below_the_bound_keep_what_they_have) {
   fill(kClass);
   std::uint64_t before = depot_blocks(kClass);
