@@ -8,6 +8,7 @@
 
 #include "alloc/api/told.h"
 #include "alloc/cache/depot.h"
+#include "alloc/cache/reclaim.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
@@ -58,6 +59,7 @@ Statistics statistics() {
   std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes + heap_free + s.heap_retired_bytes;
   s.live_bytes = s.used_bytes > not_live ? s.used_bytes - not_live : 0;
   s.take_backs = take_backs();
+  s.reclaimed_bytes = reclaimed_bytes();
   CacheCounters caches = cache_counters();
   s.threads = caches.threads;
   s.cached_bytes = caches.cached_bytes;
@@ -104,6 +106,7 @@ constexpr StatisticLine kLines[] = {
     LINE(segments, "segments of 4 MiB that shards have for themselves"),
     LINE(segment_moves, "times one came to a shard or went from it"),
     LINE(take_backs, "times caches were emptied, as memory was short, before malloc would fail"),
+    LINE(reclaimed_bytes, "bytes taken from caches of idle threads, or of all on demand"),
     LINE(clean_bytes, "bytes of free spans whose pages were given back"),
     LINE(large_spans, "large blocks in use"),
     LINE(slab_spans, "slabs in use"),

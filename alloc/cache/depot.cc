@@ -4,6 +4,7 @@
 
 #include "alloc/core/shard.h"
 #include "alloc/os/os.h"
+#include "alloc/os/topology.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -88,6 +89,24 @@ std::uint64_t blocks_in(const Stack& stack, const ClassInfo& info) {
 void fetch(const Magazine* magazine) {
   const char* line = reinterpret_cast<const char*>(magazine);
   for (const char* end = line + sizeof(Magazine); line != end; line += 64) __builtin_prefetch(line);
+}
+
+// Blocks of other nodes leave the magazine for their slabs: in the depot of this shard they would
+// be handed to its threads for ever, who are far from them.
+void return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
+  std::uint8_t here = shards[shard].node.load(std::memory_order_relaxed);
+  void* away[kMagazineSlots];
+  std::uint32_t sent = 0, kept = 0;
+  for (std::uint32_t i = 0; i < magazine->count; ++i) {
+    void* block = magazine->slots[i];
+    unsigned home = slab_shard_of(block, size_class);
+    bool is_near = shards[home].node.load(std::memory_order_relaxed) == here;
+    (is_near ? magazine->slots[kept++] : away[sent++]) = block;
+  }
+  if (sent == 0) return;
+  magazine->count = kept;
+  shards[shard].sent_home.fetch_add(sent, std::memory_order_relaxed);
+  slab_give_back(size_class, away, sent);
 }
 
 }  // namespace
@@ -210,6 +229,29 @@ void depot_look(unsigned shard) {
     stack.tag_at_last_look.store(stack.full.head().tag, kRelaxed);
   }
   slab_trim_idle(shard, size_class);
+}
+
+void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, bool is_taken_from) {
+  std::uint32_t most = class_info(size_class).magazine_max;
+  bool is_whole = magazine->count == most;
+  if (magazine->count != 0 && os::node_count() != 1) [[unlikely]]
+    return_remote_blocks(here, size_class, magazine);
+  if (magazine->count != 0) {
+    is_whole = is_whole && magazine->count * 2 > most;
+    unsigned shard = here;
+    if (!is_taken_from && shard_count() != 1) [[unlikely]]
+      shard = slab_shard_of(magazine->slots[0], size_class);
+    bool is_put = is_whole ? depot_put(shard, size_class, magazine)
+                           : depot_put_partial(shard, size_class, magazine);
+    if (!is_put) {
+      slab_give_back(size_class, magazine->slots, magazine->count);
+      magazine->count = 0;
+    }
+    // Not for each rest that an ending thread leaves.
+    if (is_whole) depot_look(here);
+    if (is_put) return slab_note_depot();
+  }
+  depot_put_empty(here, magazine);
 }
 
 bool depot_age(bool everything) {

@@ -18,6 +18,12 @@ Magazine* depot_take(unsigned shard, unsigned size_class);
 bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine);
 // Takes what was left so, or nullptr.
 Magazine* depot_take_partial(unsigned shard, unsigned size_class);
+// Blocks go to the depot: as a whole magazine if it is full, or was before blocks of other nodes
+// left it and still is to a half; else with what others left. Where that is full, to the slabs.
+// What the thread only frees goes to the shard that it is from, where it is allocated: in this one
+// it would lie and others would look for it. `is_taken_from`: whether
+// the thread also takes blocks of the class. Consumes the magazine.
+void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, bool is_taken_from);
 // Takes one from another shard of the same node, or nullptr. Asks kShardsAsked of them; *from
 // remembers where to go on.
 Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from);

@@ -6,40 +6,50 @@
 
 namespace rdmalloc {
 
-// What a thread's cache may hold, magazines included. A program of a few threads, a main thread and
-// its workers, gets so much that batches of thousands of blocks of sixty classes stay in magazines
-// (the program sh6 takes half the instructions it takes with the next step); the first threads of a
-// process, as many as can run at once and some, a generous share; the n-th after them a share of
-// kLaterBytes / n. Threads that fill their share when they come and are idle ever after then hold,
-// all together, at most
-//     kFewThreads * kFewShareBytes + (kFirstThreads - kFewThreads) * kFirstShareBytes +
-//     sum of max(kLaterBytes / n, kSmallestShareBytes)
-// which is below 50 MB for 1,000 of them.
-inline constexpr std::uint64_t kFewThreads = 3;
-inline constexpr std::uint64_t kFewShareBytes = 3200 << 10;
+// What a thread's cache may hold, magazines included, in any case: the first threads of a process,
+// as many as can run at once and some, a generous share, the n-th after them a share of kLaterBytes
+// / n.
 inline constexpr std::uint64_t kFirstThreads = 8;
-inline constexpr std::uint64_t kFirstShareBytes = 1280 << 10;
-inline constexpr std::uint64_t kLaterBytes = std::uint64_t{4} << 20;
-inline constexpr std::uint64_t kSmallestShareBytes = 20 << 10;
+inline constexpr std::uint64_t kFirstShareBytes = 384 << 10;
+inline constexpr std::uint64_t kLaterBytes = std::uint64_t{3} << 20;
+inline constexpr std::uint64_t kSmallestShareBytes = 8 << 10;
 
 constexpr std::uint64_t share_of(std::uint64_t threads) {
-  if (threads <= kFewThreads) return kFewShareBytes;
   if (threads <= kFirstThreads) return kFirstShareBytes;
   std::uint64_t share = kLaterBytes / threads;
   return share < kSmallestShareBytes ? kSmallestShareBytes : share;
 }
+
+// And what threads borrow beside it, while they use it, in parts of kLoanBytes: all together at
+// most kLentBytes, one at most so much that it has kMostShareBytes. With that batches of thousands
+// of blocks of sixty classes stay in magazines (the program sh6 takes half the instructions it
+// takes with 1280 KiB). A loan goes back as its thread gives up the classes it was for, as it ends,
+// or is idle (reclaim.h). decisions/0011-loans-and-idle-threads.md
+inline constexpr std::uint64_t kLoanBytes = std::uint64_t{64} << 10;
+inline constexpr std::uint64_t kMostShareBytes = 3200 << 10;
+inline constexpr std::uint64_t kLentBytes = std::uint64_t{16} << 20;
+
+// What 1,000 threads hold that fill all that as they come, beside their own blocks (see below):
 static_assert([] {
-  std::uint64_t all = 0;
+  std::uint64_t all = kLentBytes;
   for (std::uint64_t n = 1; n <= 1000; ++n) all += share_of(n);
   return all;
-}() <= 50'000'000);
+}() <= 40'000'000);
+
+// What a thread may hold while it takes a class that it only frees: those blocks are wanted
+// elsewhere. A main thread that frees what its workers left keeps 0.8 MB of it instead of 3.2 (the
+// program leaks). With half of that the programs leaks and sh8 would take 1 % more instructions.
+constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
+  if (threads <= 3) return kMostShareBytes / 4;
+  return threads <= kFirstThreads ? 320 << 10 : share_of(threads) / 4;
+}
 
 // Blocks of each class that the n-th thread may have beside its share, with their magazine. A share
 // of many threads is less than what one of them cycles through in forty classes of up to 32 KiB:
 // without these each trip to the slow path gave up a class to open another. All classes of a thread
 // together come to 390 KB for one block of each; a thread that uses few has few.
 constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
-  return threads <= 32 ? 4 : threads <= 128 ? 2 : threads <= 256 ? 1 : 0;
+  return threads <= 32 ? 2 : threads <= 256 ? 1 : 0;
 }
 
 // Address space for magazines and caches, in proportion to what there is: 1 GiB of magazines is 2

@@ -12,9 +12,9 @@
 // No system call is made but to wake the purge thread (I1), and no thread is waited for but, for a
 // bounded time, a purge that has pages of slabs out of reach.
 //
-// What other threads' magazines hold is theirs, bounded by their shares (thread_cache.cc): no
-// other can empty them without an atomic operation on the fast path. They give it up at their next
-// slow path, when they see that the number of take-backs has changed.
+// What other threads' magazines hold is theirs, bounded by their shares (shares.h). They give it up
+// at their next slow path, when they see that the number of take-backs has changed; it takes system
+// calls to empty them without their help (reclaim.h), which is the purge thread's.
 #pragma once
 
 #include <atomic>

@@ -3,8 +3,12 @@
 #include <errno.h>
 #include <pthread.h>
 
+#include <cstring>
+
 #include "alloc/cache/caches_by_tls.h"
 #include "alloc/cache/depot.h"
+#include "alloc/cache/loans.h"
+#include "alloc/cache/reclaim.h"
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
 #include "alloc/core/fork.h"
@@ -29,14 +33,11 @@ constinit void* nothing[1] = {nullptr};
 // threads that live for a few hundred blocks of all sizes touch 5 % more memory (the programs
 // thread-churn and leaks).
 constexpr std::uint32_t kFirstLimit = 4;
-// Classes of which a thread frees what others allocate, and takes nothing, grow only while it holds
-// this part of its share, and get no spare: their blocks are wanted elsewhere. A main thread that
-// frees what its workers left keeps 0.8 MB of it instead of 3.2 (the program leaks). With an eighth
-// the programs leaks and sh8 would take 1 % more instructions.
-constexpr std::uint64_t kFreeOnlyDivisor = 4;
 // Every so many trips to the slow path a thread looks at a few classes it may not use any more.
 constexpr std::uint32_t kEventsPerAge = 32;
 constexpr std::uint32_t kClassesPerAge = 8;
+// And every so many a thread that frees lets the purge thread know that caches are in use.
+constexpr std::uint32_t kEventsPerNote = 8;
 // POSIX runs key destructors in up to four rounds; ours waits for the third, so that the
 // destructors of others that free and allocate still find a cache. Not for the fourth, in which
 // ThreadSanitizer ends the thread's state.
@@ -49,29 +50,7 @@ constexpr std::uint8_t kFreesWithoutCache = 16;
 
 constinit Pool<ThreadCache> caches;
 constinit CachesByTls<Pool<ThreadCache>> caches_by_tls;
-constinit std::atomic<std::uint32_t> live_threads{0};
 constinit pthread_key_t exit_key = 0;
-
-std::uint64_t share_bytes() {
-  return share_of(live_threads.load(std::memory_order_relaxed));
-}
-
-// Written by the owner alone, so no read-modify-write is needed.
-std::uint64_t held(const ThreadCache& cache) {
-  return cache.held_bytes.load(std::memory_order_relaxed);
-}
-// Without its own blocks: what its share limits.
-std::uint64_t charged(const ThreadCache& cache) {
-  return held(cache) - cache.own_bytes;
-}
-// `own` of the bytes are of its own blocks.
-void add_held(ThreadCache& cache, std::uint64_t more, std::uint64_t own) {
-  cache.own_bytes += own;
-  cache.held_bytes.store(held(cache) + more, std::memory_order_relaxed);
-}
-void subtract_held(ThreadCache& cache, std::uint64_t less, std::uint64_t own) {
-  add_held(cache, 0 - less, 0 - own);
-}
 
 std::uint32_t count_of(const Bin& bin, const ColdBin& cold) {
   return cold.loaded == nullptr ? 0 : static_cast<std::uint32_t>(bin.top - cold.loaded->slots);
@@ -82,52 +61,6 @@ void set_bin(Bin& bin, const ColdBin& cold, std::uint32_t count) {
   bin.top = cold.loaded->slots + count;
   bin.end = cold.loaded->slots + (count > cold.limit ? count : cold.limit);
   order_for_fork();
-}
-
-// Blocks of other nodes leave the magazine for their slabs: in the depot of this shard they would
-// be handed to its threads for ever, who are far from them.
-void return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
-  std::uint8_t here = shards[shard].node.load(std::memory_order_relaxed);
-  void* away[kMagazineSlots];
-  std::uint32_t sent = 0, kept = 0;
-  for (std::uint32_t i = 0; i < magazine->count; ++i) {
-    void* block = magazine->slots[i];
-    unsigned home = slab_shard_of(block, size_class);
-    bool is_near = shards[home].node.load(std::memory_order_relaxed) == here;
-    (is_near ? magazine->slots[kept++] : away[sent++]) = block;
-  }
-  if (sent == 0) return;
-  magazine->count = kept;
-  shards[shard].sent_home.fetch_add(sent, std::memory_order_relaxed);
-  slab_give_back(size_class, away, sent);
-}
-
-// Blocks go to the depot: as a whole magazine if it is full, or was before blocks of other nodes
-// left it and still is to a half; else with what others left. Where that is full, to the slabs.
-// What the thread only frees goes to the shard that it is from, where it is allocated: in this one
-// it would lie and others would look for it. Consumes the magazine.
-void hand_over(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
-               bool is_taken_from) {
-  std::uint32_t most = class_info(size_class).magazine_max;
-  bool is_whole = magazine->count == most;
-  if (magazine->count != 0 && os::node_count() != 1) [[unlikely]]
-    return_remote_blocks(cache.shard, size_class, magazine);
-  if (magazine->count != 0) {
-    is_whole = is_whole && magazine->count * 2 > most;
-    unsigned shard = cache.shard;
-    if (!is_taken_from && shard_count() != 1) [[unlikely]]
-      shard = slab_shard_of(magazine->slots[0], size_class);
-    bool is_put = is_whole ? depot_put(shard, size_class, magazine)
-                           : depot_put_partial(shard, size_class, magazine);
-    if (!is_put) {
-      slab_give_back(size_class, magazine->slots, magazine->count);
-      magazine->count = 0;
-    }
-    // Not for each rest that an ending thread leaves.
-    if (is_whole) depot_look(cache.shard);
-    if (is_put) return slab_note_depot();
-  }
-  depot_put_empty(cache.shard, magazine);
 }
 
 // What a magazine that may hold `limit` blocks takes, itself included.
@@ -156,17 +89,41 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   bin = {nothing + 1, nothing + 1};
   cold = {};
   order_for_fork();
-  hand_over(cache, size_class, loaded, is_taken_from);
-  if (spare != nullptr) hand_over(cache, size_class, spare, is_taken_from);
+  depot_hand_over(cache.shard, size_class, loaded, is_taken_from);
+  if (spare != nullptr) depot_hand_over(cache.shard, size_class, spare, is_taken_from);
 }
 
 void drop_all(ThreadCache& cache) {
   for (unsigned c = 1; c < kClasses; ++c) drop_class(cache, c);
+  return_loan(cache);
 }
 
-// The same of a cache whose thread is gone, and may have been anywhere in its slow path. A bin that
-// does not point into its loaded magazine is not believed: its blocks are lost, and nothing else.
+// Moves what lies above a gap (reclaim.h) down to where magazines begin. Of a cache whose owner
+// calls, or is gone.
+void close_gaps(ThreadCache& cache) {
+  for (unsigned c = 1; c < kClasses; ++c) {
+    Bin& bin = cache.bins[c];
+    const ColdBin& cold = cache.cold_bins[c];
+    if (cold.loaded == nullptr) continue;
+    void** slots = cold.loaded->slots;
+    // Of an owner that is gone and was on its way: drop_left() believes it no more than this.
+    if (bin.top < slots || bin.top > slots + kMagazineSlots) continue;
+    void** first = bin.top;
+    while (first[-1] != nullptr) --first;
+    if (first == slots) continue;
+    auto count = static_cast<std::uint32_t>(bin.top - first);
+    set_bin(bin, cold, 0);  // no child finds a block twice
+    std::memmove(slots, first, count * sizeof(void*));
+    set_bin(bin, cold, count);
+  }
+}
+
+// drop_all() of a cache whose thread is gone, and may have been anywhere in its slow path. A bin
+// that does not point into its loaded magazine is not believed: its blocks are lost, and nothing
+// else.
 void drop_left(ThreadCache& cache) {
+  close_gaps(cache);
+  return_loan(cache);
   for (unsigned c = 1; c < kClasses; ++c) {
     const Bin& bin = cache.bins[c];
     const ColdBin& cold = cache.cold_bins[c];
@@ -185,7 +142,7 @@ void drop_left(ThreadCache& cache) {
 // Runs on the slow path of the thread itself: classes that did not move since the last look give
 // their blocks up. With many threads a share shrinks; then everything looked at goes.
 void age(ThreadCache& cache) {
-  bool is_over_share = charged(cache) > share_bytes();
+  bool is_over_share = !may_hold(cache, 0);
   for (std::uint32_t i = 0; i < kClassesPerAge; ++i) {
     unsigned c = cache.age_cursor + 1;
     cache.age_cursor = c % (kClasses - 1);
@@ -197,6 +154,7 @@ void age(ThreadCache& cache) {
       cold.top_at_age = cache.bins[c].top;
     }
   }
+  return_unused(cache);
 }
 
 // Of a real machine: whether the thread may stay in a shard that it has to itself, whatever
@@ -221,14 +179,17 @@ void enter_shard(ThreadCache& cache) {
 void note_slow_event(ThreadCache& cache) {
   if (cache.take_backs_seen != take_backs()) [[unlikely]]
     give_up(cache);
-  if (++cache.slow_events % kEventsPerAge != 0) return;
+  std::uint32_t events = cache.slow_events.load(std::memory_order_relaxed) + 1;
+  cache.slow_events.store(events, std::memory_order_relaxed);
+  if (events % kEventsPerAge != 0) return;
   if (!may_stay(cache)) enter_shard(cache);
   age(cache);
 }
 
 // Makes room in the share for `bytes` more by giving up other classes, in turn.
 void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
-  std::uint64_t share = share_bytes();
+  if (may_hold(cache, bytes)) return;
+  std::uint64_t share = share_bytes(cache);
   for (unsigned looked = 0; charged(cache) + bytes > share && looked < kClasses; ++looked) {
     unsigned c = cache.age_cursor + 1;
     cache.age_cursor = c % (kClasses - 1);
@@ -240,7 +201,7 @@ void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
 bool open_class(ThreadCache& cache, unsigned size_class) {
   ColdBin& cold = cache.cold_bins[size_class];
   const ClassInfo& info = class_info(size_class);
-  std::uint64_t share = share_bytes();
+  std::uint64_t share = share_bytes(cache);
   std::uint32_t limit = info.magazine_max < kFirstLimit ? info.magazine_max : kFirstLimit;
   auto charge = [&] { return cost_of(size_class, limit) - own_part(cache, size_class, limit); };
   // One class may have a quarter of the share, and a single block in any case.
@@ -258,8 +219,9 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   return true;
 }
 
-// Doubles what the class may hold, within its magazine and `share`.
-bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint64_t share) {
+// Doubles what the class may hold, within its magazine and what the cache may hold; of a class that
+// the thread only frees, within a part of its share.
+bool grow_limit(ThreadCache& cache, unsigned size_class) {
   ColdBin& cold = cache.cold_bins[size_class];
   const ClassInfo& info = class_info(size_class);
   std::uint32_t limit = std::uint32_t{cold.limit} * 2;
@@ -268,7 +230,9 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint64_t share) {
   std::uint64_t more = std::uint64_t{limit - cold.limit} * info.block_bytes;
   std::uint64_t own = own_part(cache, size_class, limit) - own_part(cache, size_class, cold.limit);
   if (cold.spare != nullptr) more *= 2;
-  if (charged(cache) + more - own > share) return false;
+  bool is_allowed =
+      cold.is_taken_from ? may_hold(cache, more - own) : may_hold_of_freed(cache, more - own);
+  if (!is_allowed) return false;
   cold.limit = static_cast<std::uint16_t>(limit);
   add_held(cache, more, own);
   return true;
@@ -276,12 +240,12 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint64_t share) {
 
 // ---- threads coming and going ----
 
-// Of a cache that is empty.
+// Of a cache that is empty, and whose thread_id is 0: within the slow path, so that a taker that
+// finds no thread there lets it be (reclaim.h).
 void end_cache(ThreadCache& cache) {
-  cache.thread_id.store(0, std::memory_order_relaxed);
   shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
   caches.free(&cache);
-  live_threads.fetch_sub(1, std::memory_order_relaxed);
+  loans.threads.fetch_sub(1, std::memory_order_relaxed);
 }
 
 void on_thread_exit(void* value) {
@@ -292,7 +256,11 @@ void on_thread_exit(void* value) {
   }
   // From here on this thread has no cache: libc's own last frees go straight to the slabs.
   detail::this_cache = &detail::empty_cache;
-  drop_all(*cache);
+  {
+    SlowPath slow_path(*cache);
+    drop_all(*cache);
+    cache->thread_id.store(0, std::memory_order_relaxed);
+  }
   is_known_first_thread() ? purge_note_first_thread_ends() : purge_note_thread_ends();
   end_cache(*cache);
 }
@@ -315,8 +283,13 @@ ThreadCache* make_cache() {
   auto tls = reinterpret_cast<std::uintptr_t>(&detail::this_cache);
   auto place = caches_by_tls.find(caches, tls);
   if (place.left != 0) [[unlikely]] {
-    drop_left(*caches.at(place.left));
-    end_cache(*caches.at(place.left));
+    ThreadCache& left = *caches.at(place.left);
+    {
+      SlowPath slow_path(left);
+      drop_left(left);
+      left.thread_id.store(0, std::memory_order_relaxed);
+    }
+    end_cache(left);
   }
   ThreadCache* cache = caches.allocate();
   if (cache == nullptr) {
@@ -327,7 +300,7 @@ ThreadCache* make_cache() {
   caches_by_tls.note(place, caches.index_of(cache));
   // Where there is one thread there is one place: its processors are not asked for. Of more, what
   // takes files to know is learned before they are made (shards_learn).
-  std::uint32_t others = live_threads.fetch_add(1, std::memory_order_relaxed);
+  std::uint32_t others = loans.threads.fetch_add(1, std::memory_order_relaxed);
   bool is_first = others == 0;
   cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
   const os::TopologySource& topology = options().topology;
@@ -374,7 +347,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   cold.is_taken_from = true;
   Magazine* filled = depot_take(cache.shard, size_class);
   if (filled == nullptr) filled = depot_take_partial(cache.shard, size_class);
-  if (filled == nullptr) grow_limit(cache, size_class, share_bytes());
+  if (filled == nullptr) grow_limit(cache, size_class);
   // What lies in other shards comes after what is free in this one: else blocks that threads took
   // from each other once would go round among them for ever.
   if (filled == nullptr && shard_count() != 1) [[unlikely]] {
@@ -411,14 +384,13 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
   order_for_fork();
   cold.spare = empty;
   order_for_fork();
-  hand_over(cache, size_class, spare, cold.is_taken_from);
+  depot_hand_over(cache.shard, size_class, spare, cold.is_taken_from);
 }
 
 // Gives the class its spare magazine, if the thread's share allows it.
 bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
   std::uint64_t cost = cost_of(size_class, cold.limit);
-  bool is_allowed = charged(cache) + cost <= share_bytes();
-  Magazine* spare = is_allowed ? depot_take_empty(cache.shard) : nullptr;
+  Magazine* spare = may_hold(cache, cost) ? depot_take_empty(cache.shard) : nullptr;
   if (spare == nullptr) return false;
   spare->count = 0;
   order_for_fork();
@@ -443,7 +415,7 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   order_for_fork();
   cold.loaded = empty;
   set_bin(bin, cold, 0);
-  hand_over(cache, size_class, full, cold.is_taken_from);
+  depot_hand_over(cache.shard, size_class, full, cold.is_taken_from);
 }
 
 // Makes room in the class's loaded, full magazine.
@@ -451,8 +423,7 @@ void make_room(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cache.cold_bins[size_class];
   std::uint32_t count = count_of(bin, cold);
-  std::uint64_t share = cold.is_taken_from ? share_bytes() : share_bytes() / kFreeOnlyDivisor;
-  if (grow_limit(cache, size_class, share) && cold.limit > count) return set_bin(bin, cold, count);
+  if (grow_limit(cache, size_class) && cold.limit > count) return set_bin(bin, cold, count);
   if (cold.spare == nullptr) {
     if (!cold.is_taken_from || !open_spare(cache, size_class, cold))
       return pass_on(cache, size_class, count);
@@ -473,6 +444,7 @@ void* allocate_slowly(unsigned size_class) {
   ThreadCache* cache = cache_of_this_thread();
   if (cache == nullptr) cache = make_cache();
   if (cache == nullptr) return allocate_without_cache(size_class);
+  SlowPath slow_path(*cache);
   note_slow_event(*cache);
   if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
     return allocate_without_cache(size_class);
@@ -511,7 +483,10 @@ void cache_free_slow(void* block, unsigned size_class) {
   fork_check();
   ThreadCache* cache = cache_to_free_into();
   if (cache == nullptr) return slab_give_back(size_class, &block, 1);
+  SlowPath slow_path(*cache);
   note_slow_event(*cache);
+  if (cache->slow_events.load(std::memory_order_relaxed) % kEventsPerNote == 0)
+    purge_note_caches_grow();
   if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
     return slab_give_back(size_class, &block, 1);
   Bin& bin = cache->bins[size_class];
@@ -523,7 +498,10 @@ void cache_free_slow(void* block, unsigned size_class) {
 }
 
 void cache_flush_this_thread() {
-  if (ThreadCache* cache = cache_of_this_thread()) give_up(*cache);
+  ThreadCache* cache = cache_of_this_thread();
+  if (cache == nullptr) return;
+  SlowPath slow_path(*cache);
+  give_up(*cache);
 }
 
 int cache_init() {
@@ -551,8 +529,22 @@ unsigned cache_shard_without_cache() {
   return known - 1u;
 }
 
+std::uint32_t caches_made() {
+  return caches.used();
+}
+
+ThreadCache* cache_at(std::uint32_t index) {
+  return caches.at(index);
+}
+
+void cache_resume(ThreadCache& cache) {
+  cache.reclaim_state.fetch_and(static_cast<std::uint8_t>(~kHasGaps), std::memory_order_relaxed);
+  close_gaps(cache);
+  make_share(cache, 0, 0);  // its loan is gone
+}
+
 CacheCounters cache_counters() {
-  CacheCounters counters{live_threads.load(std::memory_order_relaxed), 0, magazines.used() - 1};
+  CacheCounters counters{loans.threads.load(std::memory_order_relaxed), 0, magazines.used() - 1};
   for (std::uint32_t i = 1; i < caches.used(); ++i) {
     const ThreadCache& cache = *caches.at(i);
     if (cache.thread_id.load(std::memory_order_relaxed) != 0) counters.cached_bytes += held(cache);
@@ -561,6 +553,7 @@ CacheCounters cache_counters() {
 }
 
 void caches_after_fork(const Forker& forker) {
+  reclaim_after_fork(forker);
   if (caches.lock().is_orphaned(forker)) caches.lock().reset();
   if (magazines.lock().is_orphaned(forker)) magazines.lock().reset();
 }
@@ -575,13 +568,19 @@ void cache_reclaim_after_fork() {
   first_thread_tells.store(mine != &detail::empty_cache, std::memory_order_relaxed);
   for (std::uint32_t i = 1; i < caches.used(); ++i) {
     ThreadCache& cache = *caches.at(i);
-    if (cache.thread_id.load(std::memory_order_relaxed) == 0 || &cache == mine) continue;
+    cache.reclaim_state.store(0, std::memory_order_relaxed);
+    if (&cache == mine) continue;
+    cache.is_in_slow_path.store(false, std::memory_order_relaxed);
+    if (cache.thread_id.load(std::memory_order_relaxed) == 0) continue;
     drop_left(cache);
     cache.thread_id.store(0, std::memory_order_relaxed);
     caches.free(&cache);
   }
-  live_threads.store(mine == &detail::empty_cache ? 0 : 1, std::memory_order_relaxed);
+  loans.threads.store(mine == &detail::empty_cache ? 0 : 1, std::memory_order_relaxed);
+  loans.lent_bytes.store(mine->lent_bytes, std::memory_order_relaxed);
   if (mine == &detail::empty_cache) return;
+  mine->reclaim_state.store(kHasGaps,
+                            std::memory_order_relaxed);  // perhaps: its next slow path looks
   mine->thread_id.store(thread_id(), std::memory_order_relaxed);
   shards[mine->shard].threads.store(1, std::memory_order_relaxed);
 }

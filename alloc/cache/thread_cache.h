@@ -6,7 +6,8 @@
 // whose bins are all empty and all full, so the fast paths have no initialised-test.
 //
 // Who writes what: bins and cold_bins only the owning thread (or the one thread of a fork child,
-// after the owner is gone). held_bytes and the bins may be read by others, for statistics.
+// after the owner is gone); but reclaim.h takes blocks from bins of others. held_bytes and the bins
+// may be read by others, for statistics.
 #pragma once
 
 #include <atomic>
@@ -32,6 +33,9 @@ struct ColdBin {
   bool is_taken_from;   // whether the bin was ever refilled: else the thread only frees here
 };
 
+// Bits of ThreadCache::reclaim_state: a taker wants the cache, and bins have gaps since one did.
+inline constexpr std::uint8_t kAsked = 1, kHasGaps = 2;
+
 struct alignas(64) ThreadCache {
   // A cache whose bins are all empty and all full: they point one past a NULL.
   constexpr explicit ThreadCache(void** nothing_end) {
@@ -43,8 +47,11 @@ struct alignas(64) ThreadCache {
   void reset(void** nothing_end, std::uint32_t thread, std::uintptr_t tls_address) {
     for (Bin& bin : bins) bin = {nothing_end, nothing_end};
     for (ColdBin& cold : cold_bins) cold = {};
-    slow_events = age_cursor = 0;
-    own_bytes = 0;
+    slow_events.store(0, std::memory_order_relaxed);
+    age_cursor = 0;
+    sum_at_look = 0;
+    reclaim_state.fetch_and(static_cast<std::uint8_t>(~kHasGaps), std::memory_order_relaxed);
+    own_bytes = lent_bytes = 0;
     take_backs_seen = take_backs();
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
@@ -55,18 +62,23 @@ struct alignas(64) ThreadCache {
 
   Bin bins[kBins] = {};
   ColdBin cold_bins[kBins] = {};
-  std::atomic<std::uint32_t> next_free{0};   // pool
-  std::atomic<std::uint32_t> thread_id{0};   // 0: not in use. Release: `tls` is this thread's
-  std::uint32_t slow_events = 0;             // trips to the slow path, for ageing
-  std::uint32_t age_cursor = 0;              // class that ageing looks at next
-  std::uint32_t take_backs_seen = 0;         // of take_backs(), when it was last emptied for them
-  std::atomic<std::uint64_t> held_bytes{0};  // likewise; magazines and the blocks they may hold
-  int exit_rounds = 0;                       // how often the thread's key destructor ran
-  std::uint8_t shard = 0;                    // where the thread was when it last looked
-  std::uint8_t steals_from = 0;              // which other shard's depot it asks next
-  std::uint8_t own_blocks = 0;               // of each class, beside what its share allows
-  std::uint64_t own_bytes = 0;               // of held_bytes, what those may take
-  std::atomic<std::uintptr_t> tls{0};        // address of its thread's this_cache (caches_by_tls.h)
+  std::atomic<std::uint32_t> next_free{0};    // pool
+  std::atomic<std::uint32_t> thread_id{0};    // 0: not in use. Release: `tls` is this thread's
+  std::atomic<std::uint32_t> slow_events{0};  // trips to the slow path, for ageing; relaxed
+  std::uint32_t age_cursor = 0;               // class that ageing looks at next
+  std::uint32_t take_backs_seen = 0;          // of take_backs(), when it was last emptied for them
+  std::atomic<std::uint64_t> held_bytes{0};   // likewise; magazines and the blocks they may hold
+  int exit_rounds = 0;                        // how often the thread's key destructor ran
+  std::uint8_t shard = 0;                     // where the thread was when it last looked
+  std::uint8_t steals_from = 0;               // which other shard's depot it asks next
+  std::uint8_t own_blocks = 0;                // of each class, beside what its share allows
+  std::uint64_t own_bytes = 0;                // of held_bytes, what those may take
+  std::uint64_t lent_bytes = 0;               // beside its share (shares.h)
+  // Of reclaim.h.
+  std::atomic<bool> is_in_slow_path{false};    // by the owner
+  std::atomic<std::uint8_t> reclaim_state{0};  // kAsked by the taker; kHasGaps cleared by the owner
+  std::uint64_t sum_at_look = 0;               // of what tells whether the owner did anything
+  std::atomic<std::uintptr_t> tls{0};  // address of its thread's this_cache (caches_by_tls.h)
 };
 
 namespace detail {
@@ -171,6 +183,14 @@ inline unsigned cache_shard() {
   const ThreadCache* cache = detail::this_cache;
   return cache != &detail::empty_cache ? cache->shard : cache_shard_without_cache();
 }
+
+// ---- for reclaim.cc ----
+
+// Caches are numbered from 1; those that are not in use have thread_id 0.
+std::uint32_t caches_made();
+ThreadCache* cache_at(std::uint32_t index);
+// Closes up what a taker left in the bins, as the owner comes back.
+void cache_resume(ThreadCache& cache);
 
 struct CacheCounters {
   std::uint64_t threads;

@@ -32,6 +32,12 @@ void purge_note_slab_change() {
     detail::purge_thread_signal();
 }
 
+void purge_note_caches_grow() {
+  // Relaxed: one that is about to sleep is woken the next time.
+  if (detail::purge_signal.sleep.load(std::memory_order_relaxed) == detail::kIdle)
+    purge_note_slab_change();
+}
+
 void purge_wake() {
   if (auto* wake = detail::purge_signal.start_and_wake.load(std::memory_order_relaxed)) wake();
 }

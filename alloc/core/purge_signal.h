@@ -34,6 +34,10 @@ void purge_thread_signal();
 // it is there.
 void purge_note_slab_change();
 
+// Threads cache blocks: wakes the purge thread if it is there and sleeps without a limit, so that
+// it looks later on which of them are idle.
+void purge_note_caches_grow();
+
 // ---- outside malloc and free, after the initialisation ----
 
 // Something to do: wakes the purge thread, making it if need be.

@@ -23,6 +23,7 @@
   SITE(kReserveOver, "reserve_over", "mmap over pages of another size, which go")                  \
   /* waiting, files, what the machine is like */                                                   \
   SITE(kFutexWait, "futex_wait", "a wait that ends early, as by a signal")                         \
+  SITE(kBarrier, "barrier", "membarrier, before memory is taken from caches of idle threads")      \
   SITE(kWrite, "write", "write of a message or of statistics")                                     \
   SITE(kOpenFile, "open_file", "open of a file in /proc or /sys")                                  \
   SITE(kReadFile, "read_file", "read of one")                                                      \

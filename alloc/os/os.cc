@@ -213,6 +213,19 @@ int futex_wake(const std::uint32_t* word, int count) {
   return result_of(raw_syscall(SYS_futex, reinterpret_cast<long>(word), FUTEX_WAKE_PRIVATE, count));
 }
 
+int barrier_of_all_threads() {
+  constexpr long kExpedited = 1 << 3, kRegisterExpedited = 1 << 4;
+  auto ask = [](long command) {
+    if (should_fail(Site::kBarrier)) return -ENOSYS;
+    return result_of(raw_syscall(SYS_membarrier, command, 0));
+  };
+  int error = ask(kExpedited);
+  // Not registered yet, nor is a process that was restored from a checkpoint.
+  if (error != -EPERM) return error;
+  error = ask(kRegisterExpedited);
+  return error != 0 ? error : ask(kExpedited);
+}
+
 std::int64_t monotonic_ns() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

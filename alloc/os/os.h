@@ -68,6 +68,10 @@ int reserve_over(std::uintptr_t base, std::size_t length);
 int futex_wait(const std::uint32_t* word, std::uint32_t expected, std::int64_t timeout_ns);
 int futex_wake(const std::uint32_t* word, int count);
 
+// Returns after every thread of the process has passed a full memory barrier, or slept:
+// membarrier(2), which the first call registers for. -ENOSYS before Linux 4.14; what a filter says.
+int barrier_of_all_threads();
+
 // CLOCK_MONOTONIC in nanoseconds; CLOCK_MONOTONIC_COARSE in milliseconds (cheap, 1-4 ms steps).
 std::int64_t monotonic_ns();
 std::int64_t coarse_ms();

@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "alloc/cache/depot.h"
+#include "alloc/cache/reclaim.h"
 #include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/file_thread.h"
@@ -190,12 +191,12 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
   return true;
 }
 
-// Pages of slabs in use. A part of a huge page frees little at once, so what decays waits twice as
-// long, as in due_choice().
+// Pages of slabs in use.
 std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bool (*must_stop)()) {
   memory_goes_out(OutOfReach::kPagesOfSlabs);
+  std::uint32_t decay = decay_in_force();
   std::uint64_t purged =
-      slab_purge_walk({everything, 2 * decay_in_force(), reason, purge_slab_pages, must_stop});
+      slab_purge_walk({everything, decay, 2 * decay, reason, purge_slab_pages, must_stop});
   memory_is_back();
   return purged;
 }
@@ -212,6 +213,13 @@ PurgeChoice due_choice() {
 PressureDemand pressure_demand() {
   if (!options().watch_pressure) return {UINT64_MAX, RDMALLOC_PURGE_DECAY};
   return purger.pressure.look(os::coarse_ms(), dirty_bytes());
+}
+
+// What caches of threads hold: of those that are idle, or of all. With the turn. Returns whether
+// the next round may find more.
+bool threads_give_up(bool all) {
+  if (!options().watch_pressure) return false;  // for programs in a sandbox
+  return caches_reclaim(all ? ReclaimFrom::kAll : ReclaimFrom::kIdle);
 }
 
 }  // namespace
@@ -231,6 +239,7 @@ bool round_of_work() {
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || dirty_limits.decay_ms.load() == 0 || demand.keep_bytes == 0;
   if (demand.keep_bytes == 0) take_backs_ask();
+  bool caches_have_more = threads_give_up(empties_caches);
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
   if (requested) {
@@ -253,8 +262,8 @@ bool round_of_work() {
 #if RDMALLOC_CHECKED
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
-  return depot_has_more || heaps_have_more || !slabs_are_done || dirty_bytes() != 0 ||
-         page_heap_retired_slices() != 0;
+  return caches_have_more || depot_has_more || heaps_have_more || !slabs_are_done ||
+         dirty_bytes() != 0 || page_heap_retired_slices() != 0;
 }
 
 std::uint64_t tick_ms() {
@@ -358,6 +367,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   purge_turn.begin();
   events_deliver_all();
   region_pages_restore_in_turn(decommit_in_force());
+  threads_give_up(true);
   depot_age(true);
   heaps_age(true);
   std::uint64_t purged =

@@ -4,6 +4,7 @@
 
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
+#include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/slabs/slab.h"
 
@@ -64,7 +65,8 @@ bool is_due(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
     return how.everything;
   }
   std::uint32_t still_ms = now_ms - span.seen_since_ms.load(std::memory_order_relaxed);
-  return how.everything || still_ms >= how.still_ms;
+  bool is_of_huge = huge_is_chunk(look.slice / kSlicesPerChunk * kSlicesPerChunk);
+  return how.everything || still_ms >= (is_of_huge ? how.still_huge_ms : how.still_ms);
 }
 
 // Purges the runs of pages that the slab can spare. Returns their bytes.

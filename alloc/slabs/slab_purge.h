@@ -13,8 +13,10 @@
 namespace rdmalloc {
 
 struct SlabPurge {
-  bool everything;         // whatever the age, in one walk
-  std::uint32_t still_ms;  // for how long nothing was taken and nothing came back
+  bool everything;  // whatever the age, in one walk
+  // For how long nothing was taken and nothing came back; and the same for a part of a huge page,
+  // which frees little at once.
+  std::uint32_t still_ms, still_huge_ms;
   enum rdmalloc_purge_reason reason;
   // Purges pages that are out of reach: asks, decommits, tells. False: they stay.
   bool (*purge)(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason);

@@ -9,6 +9,7 @@ TESTS = {
     "tests/unit/malloc_settings_test.cc": "make_file current_folder exit_handler",
     "tests/notifiers/notifiers_test.cc": "open_library find_function import_monitor close_monitor",
     "tests/unit/regcache/quiesce_test.cc": "wait_request",  # RDMALLOC_CHECKPOINT=on
+    "tests/unit/reclaim_test.cc": "barrier",  # idle threads beside a purge thread
     "tests/invariants/pressure_test.cc": "own_descriptors",  # 8 MiB free beside a purge thread
     "tests/unit/registrars/uring_test.cc": "uring_wait",
     "tests/unit/registrars/libfabric_test.cc":

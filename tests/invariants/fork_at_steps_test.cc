@@ -21,58 +21,16 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/by_steps.h"
 #include "tests/support/process.h"
 
 namespace {
 
 #if defined(__x86_64__)
 
+using namespace rdmalloc_test::by_steps;
+
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
-constexpr int64_t kTrapFlag = 0x100;
-
-// One thread goes by steps at a time.
-enum Where : int { kBefore, kStands, kBehind };
-std::atomic<int> where{kBefore};
-std::atomic<bool> may_go_on{false};
-int steps_left;
-// Called each 0.1 ms while it stands there; how often so far.
-void (*while_it_stands)(int looks);
-
-void on_trap(int, siginfo_t*, void* context) {
-  auto& flags = static_cast<ucontext_t*>(context)->uc_mcontext.gregs[REG_EFL];
-  if (steps_left-- > 0) {
-    flags |= kTrapFlag;
-    return;
-  }
-  flags &= ~kTrapFlag;
-  if (where != kBefore) return;
-  where = kStands;
-  for (int looks = 0; !may_go_on; looks++) {
-    while_it_stands(looks);
-    usleep(100);
-  }
-  where = kBehind;
-}
-
-// Runs `body` on this thread, which stands still `steps` instructions later, or at its end where
-// that comes before.
-void go_by_steps(int steps, const std::function<void()>& body) {
-  steps_left = steps;
-  raise(SIGTRAP);
-  body();
-  steps_left = 0;
-  raise(SIGTRAP);
-}
-
-void prepare(void (*then)(int)) {
-  where = kBefore;
-  may_go_on = false;
-  while_it_stands = then;
-  struct sigaction action = {};
-  action.sa_sigaction = on_trap;
-  action.sa_flags = SA_SIGINFO;
-  sigaction(SIGTRAP, &action, nullptr);
-}
 
 int in_child(const std::function<int()>& body) {
   pid_t pid = fork();

@@ -49,6 +49,7 @@ const std::map<std::string, long> kNumbers = {{"fstat", SYS_fstat},
                                               {"getpid", SYS_getpid},
                                               {"gettid", SYS_gettid},
                                               {"madvise", SYS_madvise},
+                                              {"membarrier", SYS_membarrier},
                                               {"mmap", SYS_mmap},
                                               {"munmap", SYS_munmap},
                                               {"mprotect", SYS_mprotect},
@@ -186,6 +187,28 @@ const std::vector<Situation>& situations() {
        },
        [] {
          rdmalloc_init();
+         settle("stats.dirty_bytes", 0);
+         rdmalloc_fini();
+       },
+       kOfThreads},
+      {"the same, where a thread is idle with 16 KiB or more in its cache "
+       "(`RDMALLOC_PRESSURE=off`: no "
+       "more)",
+       [] {
+         use(100);
+         std::thread([] {
+           void* blocks[100];
+           for (void*& block : blocks) block = rdmalloc_malloc(1000);
+           for (void* block : blocks) rdmalloc_free(block);
+           pause();
+         }).detach();
+         while (rdmalloc_test::counter("stats.cached_bytes") < (16u << 10)) usleep(1000);
+         rdmalloc_free(filled(4 * kMiB));
+         rdmalloc::shards_learn();
+       },
+       [] {
+         rdmalloc_init();
+         while (rdmalloc_test::counter("stats.reclaimed_bytes") == 0) usleep(1000);
          settle("stats.dirty_bytes", 0);
          rdmalloc_fini();
        },

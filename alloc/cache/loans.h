@@ -1,0 +1,46 @@
+// What a thread's cache holds, may hold, and borrows for it (shares.h). Of a cache whose owner
+// calls, or is kept out of it (reclaim.h).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "alloc/cache/thread_cache.h"
+
+namespace rdmalloc {
+
+struct Loans {
+  // Relaxed: counts, they order nothing.
+  std::atomic<std::uint32_t> threads{0};  // that have caches
+  std::atomic<std::uint64_t> lent_bytes{0};
+};
+extern constinit Loans loans;
+
+// Written by the owner alone, so no read-modify-write is needed.
+inline std::uint64_t held(const ThreadCache& cache) {
+  return cache.held_bytes.load(std::memory_order_relaxed);
+}
+// Without its own blocks: what its share limits.
+inline std::uint64_t charged(const ThreadCache& cache) {
+  return held(cache) - cache.own_bytes;
+}
+// `own` of the bytes are of its own blocks.
+inline void add_held(ThreadCache& cache, std::uint64_t more, std::uint64_t own) {
+  cache.own_bytes += own;
+  cache.held_bytes.store(held(cache) + more, std::memory_order_relaxed);
+}
+inline void subtract_held(ThreadCache& cache, std::uint64_t less, std::uint64_t own) {
+  add_held(cache, 0 - less, 0 - own);
+}
+
+// With what it has borrowed.
+std::uint64_t share_bytes(const ThreadCache& cache);
+// Whether the cache may hold so much more than now, beside its own blocks; borrows what is missing.
+bool may_hold(ThreadCache& cache, std::uint64_t more);
+// The same of a class that the thread only frees, for which it does not borrow.
+bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more);
+// What the cache does not need of its loan goes back, but for one part.
+void return_unused(ThreadCache& cache);
+void return_loan(ThreadCache& cache);
+
+}  // namespace rdmalloc

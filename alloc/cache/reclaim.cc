@@ -1,0 +1,283 @@
+#include "alloc/cache/reclaim.h"
+
+#include <atomic>
+
+#include "alloc/cache/loans.h"
+#include "alloc/cache/thread_cache.h"
+#include "alloc/core/order_for_fork.h"
+#include "alloc/os/os.h"
+#include "alloc/slabs/slab.h"
+
+namespace rdmalloc {
+namespace {
+
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+// ThreadSanitizer knows no membarrier, and would report what it orders.
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kIsPossible = false;
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+constexpr bool kIsPossible = false;
+#else
+constexpr bool kIsPossible = true;
+#endif
+#else
+constexpr bool kIsPossible = true;
+#endif
+
+// Less than this in a cache is not worth the barriers.
+constexpr std::uint64_t kWorthBytes = 16 << 10;
+
+// A bin that is cut off, or a spare magazine that is emptied.
+struct Mark {
+  ThreadCache* cache;
+  unsigned size_class;
+  void** slot;          // where the NULL is; of a spare nullptr
+  void* block;          // what lay there
+  Magazine* spare;      // of a bin nullptr
+  std::uint32_t count;  // blocks of the spare
+  Magazine* taken;      // what the blocks are copied to
+};
+
+struct Reclaim {
+  // Held from the first question to the last answer; owners wait for it at their slow paths' heads.
+  Lock lock;
+  // Whether `marks` say what a child of fork is to undo. Written in this order for it: a mark, its
+  // count, the NULL; and before a block goes to its slab, `is_marking` is false.
+  bool is_marking = false;
+  std::uint32_t count = 0;
+  std::atomic<std::uint64_t> bytes{0};
+};
+constinit Reclaim reclaim;
+// With the lock. Touched where threads idle; each cache has a loaded and a spare magazine of a
+// class.
+constexpr std::uint32_t kMostCaches = 28;
+constexpr std::uint32_t kMostMarks = kMostCaches * 2 * (kClasses - 1);
+constinit Mark marks[kMostMarks] = {};
+
+// Bins of other threads are read and, in one slot, written while their owners work on them.
+void** top_of(Bin& bin) {
+  return std::atomic_ref<void**>(bin.top).load(kRelaxed);
+}
+void* load(void** slot) {
+  return std::atomic_ref<void*>(*slot).load(kRelaxed);
+}
+bool replace(void** slot, void* from, void* to) {
+  return std::atomic_ref<void*>(*slot).compare_exchange_strong(from, to, std::memory_order_seq_cst,
+                                                               kRelaxed);
+}
+
+// Blocks in the class's bin and in its spare as far as can be seen: a moment's guess while the
+// owner may be in its slow path.
+std::uint32_t count_of(ThreadCache& cache, unsigned size_class) {
+  Magazine* loaded = std::atomic_ref<Magazine*>(cache.cold_bins[size_class].loaded).load(kRelaxed);
+  if (loaded == nullptr) return 0;
+  std::ptrdiff_t count = top_of(cache.bins[size_class]) - loaded->slots;
+  return count < 0 || count > kMagazineSlots ? 0 : static_cast<std::uint32_t>(count);
+}
+
+std::uint32_t spare_count_of(ThreadCache& cache, unsigned size_class) {
+  Magazine* spare = std::atomic_ref<Magazine*>(cache.cold_bins[size_class].spare).load(kRelaxed);
+  return spare == nullptr ? 0 : std::atomic_ref<std::uint32_t>(spare->count).load(kRelaxed);
+}
+
+struct Look {
+  bool is_idle;
+  std::uint64_t bytes;  // that could be taken
+};
+Look look_at(ThreadCache& cache) {
+  std::uint64_t sum = cache.slow_events.load(kRelaxed), bytes = 0;
+  for (unsigned c = 1; c < kClasses; ++c) {
+    std::uint32_t count = count_of(cache, c);
+    sum = sum * 31 + reinterpret_cast<std::uintptr_t>(top_of(cache.bins[c]));
+    std::uint64_t blocks = (count > 1 ? count - 1 : 0) + spare_count_of(cache, c);
+    bytes += blocks * class_info(c).block_bytes;
+  }
+  bool is_idle = sum == cache.sum_at_look;
+  cache.sum_at_look = sum;
+  // Since it was taken from nothing has moved: what was there is gone.
+  return {is_idle, is_idle && (cache.reclaim_state.load(kRelaxed) & kHasGaps) != 0 ? 0 : bytes};
+}
+
+void mark(ThreadCache& cache, unsigned size_class) {
+  ColdBin& cold = cache.cold_bins[size_class];
+  Mark found = {&cache, size_class, nullptr, nullptr, nullptr, 0, nullptr};
+  if (cold.spare != nullptr && cold.spare->count != 0) {
+    found.spare = cold.spare;
+    found.count = cold.spare->count;
+    marks[reclaim.count] = found;
+    order_for_fork();
+    ++reclaim.count;
+  }
+  std::uint32_t count = count_of(cache, size_class);
+  if (count < 2) return;
+  found.spare = nullptr;
+  found.slot = cold.loaded->slots + count - 2;
+  found.block = load(found.slot);
+  // A mark of before: one block is left above it, or none. What lies below was taken.
+  if (found.block == nullptr || load(found.slot + 1) == nullptr) return;
+  marks[reclaim.count] = found;
+  order_for_fork();
+  ++reclaim.count;
+  order_for_fork();
+  // If the owner popped it since, and pushed another, that one stays where it is.
+  if (!replace(found.slot, found.block, nullptr)) --reclaim.count;
+}
+
+void unmark(const Mark& mark) {
+  if (mark.slot != nullptr) {
+    replace(mark.slot, nullptr, mark.block);
+  } else {
+    mark.spare->count = mark.count;
+  }
+}
+
+// Whether what lies below the mark is ours. To be asked twice, with a barrier between where stores
+// of others may be seen out of order.
+bool has_block_above(const Mark& mark) {
+  return mark.slot == nullptr || top_of(mark.cache->bins[mark.size_class]) >= mark.slot + 2;
+}
+
+// Copies the blocks of a mark to a magazine of ours; false when there is none to be had.
+bool take(Mark& mark) {
+  mark.taken = magazines.allocate();
+  if (mark.taken == nullptr) return false;
+  std::uint32_t count = 0;
+  if (mark.slot == nullptr) {
+    for (; count < mark.count; ++count) mark.taken->slots[count] = mark.spare->slots[count];
+    mark.spare->count = 0;
+  } else {
+    mark.taken->slots[count++] = mark.block;
+    // Down to the bottom, or a mark of before.
+    for (void** slot = mark.slot - 1; load(slot) != nullptr; --slot)
+      mark.taken->slots[count++] = load(slot);
+  }
+  mark.taken->count = count;
+  mark.cache->reclaim_state.fetch_or(kHasGaps, kRelaxed);
+  return true;
+}
+
+// Whether stores of one thread are seen in their order without a barrier.
+#if defined(__x86_64__)
+constexpr bool kStoresAreSeenInOrder = true;
+#else
+constexpr bool kStoresAreSeenInOrder = false;
+#endif
+
+// Steps 2 to 4 up to the copies, of caches that were asked for.
+void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
+  reclaim.count = 0;
+  order_for_fork();
+  reclaim.is_marking = true;
+  order_for_fork();
+  for (std::uint32_t i = 0; i < count; ++i) {
+    ThreadCache& cache = *asked[i];
+    // Acquire: pairs with the release at the end of its owner's slow path, and of its life.
+    if (cache.is_in_slow_path.load(std::memory_order_acquire) ||
+        cache.thread_id.load(std::memory_order_acquire) == 0)
+      continue;
+    for (unsigned c = 1; c < kClasses; ++c) mark(cache, c);
+    return_loan(cache);
+  }
+  bool is_ordered = os::barrier_of_all_threads() == 0;
+  bool is_ours[kMostMarks];
+  for (std::uint32_t i = 0; i < reclaim.count; ++i)
+    is_ours[i] = is_ordered && has_block_above(marks[i]);
+  if (!kStoresAreSeenInOrder) is_ordered = is_ordered && os::barrier_of_all_threads() == 0;
+  // Acquire: the marks are read after the tops.
+  std::atomic_thread_fence(std::memory_order_acquire);
+  for (std::uint32_t i = 0; i < reclaim.count; ++i) {
+    Mark& mark = marks[i];
+    bool is_there = mark.slot == nullptr || load(mark.slot) == nullptr;
+    if (!is_ordered || !is_ours[i] || !is_there || !take(mark)) {
+      mark.taken = nullptr;
+      unmark(mark);
+    }
+  }
+  order_for_fork();
+  reclaim.is_marking = false;
+  order_for_fork();
+}
+
+std::uint64_t give_back() {
+  std::uint64_t bytes = 0;
+  for (std::uint32_t i = 0; i < reclaim.count; ++i) {
+    Magazine* taken = marks[i].taken;
+    if (taken == nullptr) continue;
+    unsigned size_class = marks[i].size_class;
+    slab_give_back(size_class, taken->slots, taken->count);
+    bytes += std::uint64_t{taken->count} * class_info(size_class).block_bytes;
+    taken->count = 0;
+    magazines.free(taken);
+  }
+  reclaim.bytes.fetch_add(bytes, kRelaxed);
+  return bytes;
+}
+
+// Bytes taken; 0 also where that is not possible.
+std::uint64_t reclaim_from(ThreadCache* const* caches, std::uint32_t count) {
+  {
+    LockGuard guard(reclaim.lock);
+    for (std::uint32_t i = 0; i < count; ++i) caches[i]->reclaim_state.fetch_or(kAsked, kRelaxed);
+    bool is_ordered = os::barrier_of_all_threads() == 0;
+    reclaim.count = 0;
+    if (is_ordered) mark_and_take(caches, count);
+    // Release: pairs with the acquire at the head of a slow path.
+    for (std::uint32_t i = 0; i < count; ++i)
+      caches[i]->reclaim_state.fetch_and(static_cast<std::uint8_t>(~kAsked),
+                                         std::memory_order_release);
+    if (!is_ordered) return 0;
+  }
+  // The marks stay as they are: one thread has the purge turn.
+  return give_back();
+}
+
+}  // namespace
+
+[[gnu::cold, gnu::noinline]] void SlowPath::wait_and_resume() {
+  if ((cache_.reclaim_state.load(kRelaxed) & kAsked) != 0) {
+    LockGuard wait(reclaim.lock);
+  }
+  if ((cache_.reclaim_state.load(kRelaxed) & kHasGaps) != 0) cache_resume(cache_);
+}
+
+bool caches_reclaim(ReclaimFrom from) {
+  if (!kIsPossible) return false;
+  ThreadCache* found[kMostCaches];
+  std::uint32_t count = 0;
+  bool may_be_more = false;
+  ThreadCache* mine = detail::this_cache;
+  auto reclaim_found = [&] {
+    if (count != 0 && reclaim_from(found, count) == 0) may_be_more = false;
+    count = 0;
+  };
+  for (std::uint32_t i = 1; i < caches_made(); ++i) {
+    ThreadCache& cache = *cache_at(i);
+    if (&cache == mine || cache.thread_id.load(std::memory_order_acquire) == 0) continue;
+    Look look = look_at(cache);
+    if (look.bytes < kWorthBytes) continue;
+    if (!look.is_idle && from == ReclaimFrom::kIdle) {
+      may_be_more = true;
+      continue;
+    }
+    found[count++] = &cache;
+    if (count == kMostCaches) reclaim_found();
+  }
+  reclaim_found();
+  return may_be_more;
+}
+
+std::uint64_t reclaimed_bytes() {
+  return reclaim.bytes.load(kRelaxed);
+}
+
+void reclaim_after_fork(const Forker& forker) {
+  if (!reclaim.lock.is_orphaned(forker)) return;
+  if (reclaim.is_marking)
+    for (std::uint32_t i = 0; i < reclaim.count; ++i) unmark(marks[i]);
+  reclaim.is_marking = false;
+  reclaim.lock.reset();
+}
+
+}  // namespace rdmalloc
