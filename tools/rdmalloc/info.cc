@@ -1,6 +1,5 @@
 #include "tools/rdmalloc/info.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <rdmalloc/notifier.h>
 #include <rdmalloc/rdmalloc.h>
@@ -10,6 +9,7 @@
 #include <stdexcept>
 
 #include "alloc/os/fault.h"
+#include "tools/rdmalloc/programs.h"
 
 namespace rdmalloc::tool {
 namespace {
@@ -154,9 +154,7 @@ std::string notifier_text(const Notifier& one) {
 Info gather() {
   Info info;
   info.version = rdmalloc_version();
-  Dl_info place = {};
-  if (dladdr(reinterpret_cast<void*>(&rdmalloc_version), &place) != 0 && place.dli_fname != nullptr)
-    info.library = place.dli_fname;
+  info.library = our_library();
   info.settings = settings();
   info.notifiers = {notifier("opal", RDMALLOC_NOTIFIER_OPAL, info),
                     notifier("ucx", RDMALLOC_NOTIFIER_UCX, info),
