@@ -79,7 +79,7 @@ class Rows(unittest.TestCase):
 
     def test_a_row_measured_once_is_no_verdict(self):
         says, which = self.verdict([50, None, None], [100, 100, 100])
-        self.assertEqual((says, which), ("0.50 of tcmalloc, measured once", None))
+        self.assertEqual((says, which), ("0.50 of tcmalloc; measured once: no spread", None))
 
     def test_the_table_has_the_row_s_words(self):
         text = bcast_report.text_of(with_values("fresh", 4096, {"rdmalloc": [3.5, 3.9, 4.8]}))
@@ -122,6 +122,18 @@ class Sentences(unittest.TestCase):
         report = bcast_report.Report(report)
         for question in (bcast_report.question_of_fresh(report, "shm"), bcast_report.question_of_cycle(report, "shm")):
             self.assertIn("Measured once", question.answer)
+            self.assertTrue(all("measured once: no spread" in row[-1] for row in question.rows), question.rows)
+            self.assertNotRegex(question.answer, r"\d")
+
+    def test_columns_with_a_setting_are_explained(self):
+        self.assertNotIn("jemalloc-bg", bcast_report.text_of(bcast_report.Report(RECORDED)))
+        report = copy.deepcopy(RECORDED)
+        report["allocators"] += [{"name": "mimalloc-nopurge", "environment": {"MIMALLOC_PURGE_DELAY": "-1"}},
+                                 {"name": "jemalloc-bg", "environment": {"MALLOC_CONF": "background_thread:true"}}]
+        last = bcast_report.text_of(bcast_report.Report(report)).splitlines()[-2:]
+        self.assertEqual(last, [
+            "  mimalloc-nopurge: mimalloc that never gives pages back (MIMALLOC_PURGE_DELAY=-1)",
+            "  jemalloc-bg: jemalloc that gives pages back from a thread of its own (MALLOC_CONF=background_thread:true)"])
 
 
 class Pictures(unittest.TestCase):
