@@ -6,8 +6,7 @@
 Of every page (README.md, CONTRIBUTING.md, docs/, the rooms' README.md), in code blocks and between backticks:
 build/release/bin/NAME is a program of the build; an option behind it, behind `./run` and behind `rdmalloc COMMAND`, and any
 behind a script of the tree, is one that its --help names; `ctest -R REGEX` finds a test, and so does a name like
-`lab.matrix`; a path below tools/, tests/, bench/, examples/, include/, alloc/ or regcache/ is one of the tree's. What the
-quick starts say is run besides (quick_start_test.py).
+`lab.matrix`. What the quick starts say is run besides (quick_start_test.py).
 
 Seen to fail: with `--jobbs`, `bench_thread` and `bench.cores_limitz` in bench.md.
 """
