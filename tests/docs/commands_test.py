@@ -8,12 +8,16 @@ build/release/bin/NAME is a program of the build; an option behind it, behind `.
 behind a script of the tree, is one that its --help names; `ctest -R REGEX` finds a test, and so does a name like
 `lab.matrix`. What the quick starts say is run besides (quick_start_test.py).
 
-Seen to fail: with `--jobbs`, `bench_thread` and `bench.cores_limitz` in bench.md.
+And what the man pages declare is what the headers declare.
+
+Seen to fail: with `--jobbs`, `bench_thread` and `bench.cores_limitz` in bench.md; with a struct rdmalloc_domain_stats, which
+there is not, in rdmalloc_reg(3).
 """
 import functools
 import os
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 import unittest
@@ -116,6 +120,29 @@ class Commands(unittest.TestCase):
                 yield "" if any(name.startswith(words) for name in tests()) or words.endswith((".md", ".py", ".h", ".c", ".cc")) \
                     else f"no test {words}"
         self.assertGreater(self.check(wrong_of), 60)
+
+
+class ManPages(unittest.TestCase):
+    """Each SYNOPSIS compiles behind the headers: what it declares is what they declare."""
+
+    @unittest.skipUnless(shutil.which("man") and shutil.which("cc"), "needs man and cc")
+    def test_a_synopsis_declares_what_the_headers_do(self):
+        declared = 0
+        for page in sorted(ROOT.glob("docs/man/*.3")):
+            text = subprocess.run(["man", "-P", "cat", "-l", str(page)], env={**os.environ, "MANWIDTH": "400"}, text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True).stdout
+            text = re.sub(r".\x08", "", text).replace("‐", "-")
+            synopsis = re.search(r"^SYNOPSIS\n(.*?)^\s+Link with", text, flags=re.M | re.S)[1]
+            headers = re.findall(r"^\s*#include .*$", synopsis, flags=re.M)
+            rest = re.sub(r"^\s*#include .*$", "", synopsis, flags=re.M)
+            declared += rest.count(";")
+            source = "\n".join([*headers, "#include <rdmalloc/rdmalloc.h>", "#include <rdmalloc/regcache.h>",
+                                *(f"#include <{name.relative_to(ROOT / 'include')}>"
+                                  for name in sorted((ROOT / "include").glob("rdmalloc/registrar_*.h"))), rest])
+            done = subprocess.run(["cc", "-fsyntax-only", "-Werror", f"-I{ROOT}/include", "-x", "c", "-"], input=source,
+                                  text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+            self.assertEqual((done.returncode, done.stdout), (0, ""), page.name)
+        self.assertGreater(declared, 90)
 
 
 if __name__ == "__main__":
