@@ -94,7 +94,7 @@ namespace {
   }
 constexpr StatisticLine kLines[] = {
     LINE(arena_bytes, "address space of the arena"),
-    LINE(mapped_bytes, "bytes below the frontier: ever handed out"),
+    LINE(mapped_bytes, "bytes of address space that was ever handed out"),
     LINE(used_bytes, "bytes of spans in use"),
     LINE(live_bytes, "bytes of blocks in use or in threads' magazines"),
     LINE(slab_free_bytes, "bytes of free blocks in slabs"),

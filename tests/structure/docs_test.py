@@ -8,7 +8,7 @@ Seen to fail: with RDMALLOC_HUGE taken out of rdmalloc.7, with a function's line
 with a settings row RDMALLOC_NONE added, with a link to docs/nothing.md and
 one to README.md#instal, with "For" taken off doctor.md,
 RDMALLOC_PURG in README.md, 300 words more there,
-with python.md out of the map, with MEMORY_TABLE in bench.md.
+with python.md out of the map, with MEMORY_TABLE in bench.md, with the counters' row of `segments` taken out.
 """
 import os
 import re
@@ -56,6 +56,13 @@ class Documents(unittest.TestCase):
             # A variable of the environment, not of CMake's and not a constant of the interface.
             named = set(re.findall(r"(?<!-D)RDMALLOC_[A-Z]+(?:_[A-Z]+)*", tree.text(name)))
             self.assertEqual({one for one in named if not one.startswith("RDMALLOC_ACCESS")} - code, set(), name)
+
+    def test_counters_are_documented_and_those_documented_exist(self):
+        counters = set(re.findall(r"^    LINE\((\w+),", tree.text("alloc/api/statistics.cc"), flags=re.M))
+        self.assertGreater(len(counters), 40)
+        table = tree.text("docs/settings.md").split("\n## Counters\n")[1]
+        rows = re.findall(r"^\| (`[a-z_0-9`, ]+) \|", table, flags=re.M)
+        self.assertEqual(set(re.findall(r"`(\w+)`", " ".join(rows))), counters)
 
     def test_no_table_is_still_to_be_filled_in(self):
         for name in tree.files():
