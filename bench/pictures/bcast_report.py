@@ -310,7 +310,8 @@ def picture_of(report):
         return None
     host, settings = report.report["host"], report.report["settings"]
     panels[-1].note = (f"{report.report['mpi'].split(',')[0]}, {settings['ranks']} ranks, {settings['repetitions']} "
-                       f"repetitions; {host['processor']}, {host['cores']} cores; {host['date'][:10]}")
+                       f"repetitions; {host['processor']}, {host['cores']} cores; {host['date'][:10]}"
+                       + "".join(f"; {name}: {VARIANTS[name]}" for name in report.allocators if name in VARIANTS))
     return svg.picture(panels, report.allocators, "MPI_Bcast under different allocators")
 
 
