@@ -58,8 +58,8 @@
 //   HeapRegistrar RegionLimits heap_registrar
 #include "alloc/core/options.h"
 //   ForeignMode NotifyMode Options has_purge_thread options
-#include "alloc/api/told.h"
-//   ranges_told
+#include "alloc/api/notified.h"
+//   ranges_notified
 #include "alloc/api/registration_statistics.h"
 //   RegistrationCounter RegistrationGroup RegistrationStatistics kMostRegistrationCounters
 //   kMostRegistrationGroups registration_statistics

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "alloc/api/told.h"
+#include "alloc/api/notified.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/reclaim.h"
 #include "alloc/cache/thread_cache.h"
@@ -81,9 +81,9 @@ Statistics statistics() {
   s.is_quiesced = purge.is_frozen;
   s.quarantined_ranges = quarantined_ranges.load(std::memory_order_relaxed);
   s.quarantined_bytes = quarantined_bytes.load(std::memory_order_relaxed);
-  s.told_open_mpi = ranges_told.open_mpi.load(std::memory_order_relaxed);
-  s.told_ucx = ranges_told.ucx.load(std::memory_order_relaxed);
-  s.told_libfabric = ranges_told.libfabric.load(std::memory_order_relaxed);
+  s.notified_open_mpi = ranges_notified.open_mpi.load(std::memory_order_relaxed);
+  s.notified_ucx = ranges_notified.ucx.load(std::memory_order_relaxed);
+  s.notified_libfabric = ranges_notified.libfabric.load(std::memory_order_relaxed);
   s.faults = os::faults_fired();
   return s;
 }
@@ -96,7 +96,7 @@ namespace {
   }
 constexpr StatisticLine kLines[] = {
     LINE(arena_bytes, "address space of the arena"),
-    LINE(mapped_bytes, "bytes below the frontier: ever handed out"),
+    LINE(mapped_bytes, "bytes of address space that was ever handed out"),
     LINE(used_bytes, "bytes of spans in use"),
     LINE(live_bytes, "bytes of blocks in use or in threads' magazines"),
     LINE(slab_free_bytes, "bytes of free blocks in slabs"),
@@ -129,9 +129,9 @@ constexpr StatisticLine kLines[] = {
     LINE(slab_purged_bytes, "of them, pages of slabs in use"),
     LINE(purge_refusals, "slices whose purge an observer refused"),
     LINE(purge_failures, "decommits that the kernel refused"),
-    LINE(told_open_mpi, "ranges that Open MPI was told of by a call"),
-    LINE(told_ucx, "ranges that UCX was told of by a call"),
-    LINE(told_libfabric, "ranges that libfabric was told of by its imported monitor"),
+    LINE(notified_open_mpi, "ranges that Open MPI was notified of by a call"),
+    LINE(notified_ucx, "ranges that UCX was notified of by a call"),
+    LINE(notified_libfabric, "ranges that libfabric was notified of by its imported monitor"),
     LINE(purge_thread_failures, "times the purge thread could not be created"),
     LINE(purge_pressure, "times memory went back early because the kernel was short of it"),
     LINE(purge_thread_runs, "1 while the purge thread runs"),

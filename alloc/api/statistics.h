@@ -29,7 +29,7 @@ struct Statistics {
   std::uint64_t purge_thread_failures, purge_pressure;
   std::uint64_t quiesces;
   std::uint64_t quarantined_ranges, quarantined_bytes, faults;
-  std::uint64_t told_open_mpi, told_ucx, told_libfabric;  // ranges
+  std::uint64_t notified_open_mpi, notified_ucx, notified_libfabric;  // ranges
   bool purge_thread_runs, is_quiesced;
 };
 Statistics statistics();

@@ -81,8 +81,8 @@ class Bcast : public Comparison {
   std::string tables() const override {
     return fmt::format(
         "{}\n{} broadcasts, every byte checked at every rank, {} failures; {:.0f} s\n",
-        bcast_failures_text(results_), results_.checked_broadcasts, results_.failures.size(),
-        results_.wall_s);
+        bcast_failures_text(results_, details_file()), results_.checked_broadcasts,
+        results_.failures.size(), results_.wall_s);
   }
 
   nlohmann::json report() const override { return results_json(options_, results_); }
@@ -91,7 +91,10 @@ class Bcast : public Comparison {
     const std::string picture = options_.output_folder + "/bcast.svg";
     std::error_code ignored;
     std::filesystem::remove(picture, ignored);  // no older run's under this run's tables
-    const std::string problem = write_file(options_.json_path, report().dump(1) + "\n");
+    std::filesystem::remove(details_file(), ignored);
+    std::string problem = write_file(options_.json_path, report().dump(1) + "\n");
+    if (problem.empty() && !results_.failures.empty())
+      problem = write_file(details_file(), bcast_failure_details(results_));
     const std::string untold = problem.empty() && has_measured() ? tell(options_, picture) : "";
     fmt::print("{}", tables());
     for (const std::string& text : {problem, untold})
@@ -101,6 +104,8 @@ class Bcast : public Comparison {
   }
 
  private:
+  std::string details_file() const { return options_.output_folder + "/bcast.failures.txt"; }
+
   const CompareOptions& options_;
   BcastResults& results_;
 };

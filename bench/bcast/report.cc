@@ -4,6 +4,9 @@
 
 #include <fmt/format.h>
 
+#include <string>
+#include <vector>
+
 #include "bench/bcast/results.h"
 #include "bench/support/statistics.h"
 
@@ -53,18 +56,37 @@ json summary_json(const BcastResults& results, const Cell& cell, const Measured&
   return object;
 }
 
+// The first lines, in which a rank says what was wrong, and the last ones: a launcher repeats
+// itself between, and gives its own reason last.
+std::string ends_of(const std::string& text) {
+  constexpr std::size_t kFirst = 4, kLast = 8;
+  std::vector<std::size_t> begins = {0};  // of lines, and the end of the text
+  for (std::size_t at = 0; (at = text.find('\n', at)) != std::string::npos;) begins.push_back(++at);
+  if (begins.back() != text.size()) begins.push_back(text.size());
+  const std::size_t lines = begins.size() - 1;
+  if (lines <= kFirst + kLast + 1) return text;
+  return text.substr(0, begins[kFirst]) + "  […]\n" + text.substr(begins[lines - kLast]);
+}
+
 }  // namespace
 
-std::string bcast_failures_text(const BcastResults& results) {
-  // The end of what it said: a launcher repeats itself before, and the reason comes last.
-  constexpr std::size_t kShown = 3000;
+std::string bcast_failures_text(const BcastResults& results, const std::string& details_file) {
+  std::string text;
+  for (const Failure& failure : results.failures)
+    text += fmt::format("\nFAILED: {}: {}\n{}", failure.title, failure.what,
+                        ends_of(failure.standard_error));
+  if (!text.empty())
+    text += fmt::format("All that they wrote, and the stacks of runs at their limit: {}\n",
+                        details_file);
+  return text;
+}
+
+std::string bcast_failure_details(const BcastResults& results) {
   std::string text;
   for (const Failure& failure : results.failures) {
-    text += fmt::format("\nFAILED: {}: {}\n", failure.title, failure.what);
-    const std::string& error = failure.standard_error;
-    if (error.size() > kShown) text += "  […]\n";
-    text += error.size() > kShown ? error.substr(error.size() - kShown) : error;
+    text += fmt::format("FAILED: {}: {}\n{}", failure.title, failure.what, failure.standard_error);
     if (!failure.stacks.empty()) text += "stacks at the limit:\n" + failure.stacks;
+    text += "\n";
   }
   return text;
 }

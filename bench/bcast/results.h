@@ -45,7 +45,10 @@ std::vector<Run> bcast_runs(const CompareOptions& options, BcastResults& results
 std::map<std::string, double> bcast_expected(const CompareOptions& options,
                                              const std::vector<Transport>& transports);
 
-std::string bcast_failures_text(const BcastResults& results);
+// For the terminal: what failed and the end of what it wrote. The details, stacks of each thread
+// among them, are long enough to push the tables off the screen: they go to a file.
+std::string bcast_failures_text(const BcastResults& results, const std::string& details_file);
+std::string bcast_failure_details(const BcastResults& results);
 nlohmann::json results_json(const CompareOptions& options, const BcastResults& results);
 
 }  // namespace rdmalloc::bench

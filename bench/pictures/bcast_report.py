@@ -104,7 +104,7 @@ def verdict(report, transport, place, figure):
     if not compared.count:
         return "", None
     if compared.count == 1:
-        return f"{compared.ratio:.2f} of {rival}, measured once", None
+        return f"{compared.ratio:.2f} of {rival}; measured once: no spread", None
     if not compared.shows():
         return (f"no difference: {100 * (compared.ratio - 1):+.0f} % to {rival}, "
                 f"spread {100 * compared.spread:.0f} %"), 0
@@ -167,7 +167,7 @@ def question_of_fresh(report, transport):
     rows = []
     for size in sizes:
         of_row = [compared[name, size] for name in report.allocators]
-        says = "" if once else "shows no difference" if not any(c.shows() for c in of_row) else ""
+        says = "measured once: no spread" if once else "shows no difference" if not any(c.shows() for c in of_row) else ""
         rows.append([size_text(size), *(cell(c) for c in of_row), says])
     title = f"Does MPI_Bcast take longer from a fresh buffer than from a reused one? ({transport})"
     axis = "MPI_Bcast of a fresh buffer / of a reused one, by message"
@@ -271,6 +271,22 @@ def faults_table(report, transport):
         table([["", *report.allocators, ""], *rows])
 
 
+# What a name with a setting means. The settings themselves are in the JSON file.
+VARIANTS = {"mimalloc-nopurge": "mimalloc that never gives pages back",
+            "jemalloc-bg": "jemalloc that gives pages back from a thread of its own"}
+
+
+def names_explained(report):
+    """A line for each column that is an allocator with a setting; "" without one."""
+    lines = []
+    for allocator in report.report["allocators"]:
+        if svg.base_of(allocator["name"]) != allocator["name"]:
+            given = " ".join(f"{name}={value}" for name, value in allocator.get("environment", {}).items())
+            meaning = VARIANTS.get(allocator["name"], f"{svg.base_of(allocator['name'])} with a setting")
+            lines.append(f"  {allocator['name']}: {meaning}" + (f" ({given})" if given else ""))
+    return "\n" + "\n".join(lines) + "\n" if lines else ""
+
+
 def questions_of(report):
     questions = []
     for transport in report.transports:
@@ -284,7 +300,7 @@ def text_of(report, everything=False):
     for transport in report.transports if everything else []:
         alone = question_of_times(report, transport, f"MPI_Bcast alone ({transport})", PATTERNS, "bcast_us", "median")
         text += (alone.text() if alone else "") + faults_table(report, transport)
-    return text
+    return text + names_explained(report) if text else text
 
 
 def picture_of(report):
@@ -294,7 +310,8 @@ def picture_of(report):
         return None
     host, settings = report.report["host"], report.report["settings"]
     panels[-1].note = (f"{report.report['mpi'].split(',')[0]}, {settings['ranks']} ranks, {settings['repetitions']} "
-                       f"repetitions; {host['processor']}, {host['cores']} cores; {host['date'][:10]}")
+                       f"repetitions; {host['processor']}, {host['cores']} cores; {host['date'][:10]}"
+                       + "".join(f"; {name}: {VARIANTS[name]}" for name in report.allocators if name in VARIANTS))
     return svg.picture(panels, report.allocators, "MPI_Bcast under different allocators")
 
 

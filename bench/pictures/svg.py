@@ -9,7 +9,7 @@ import math
 WIDTH = 720
 MARGIN = 20
 TITLE, TEXT, TICK = 28, 22, 21  # type sizes
-LABELS = 150  # room right of the lines for their names
+LABELS = 150  # room right of the lines for their names, and more where one is long
 
 # Okabe and Ito's colours, some darker for white or lighter for black: (light, dark).
 COLOURS = {"glibc": ("#24292f", "#f0f6fc"), "mimalloc": ("#0072b2", "#58b0ee"), "jemalloc": ("#007a59", "#35cf9f"),
@@ -145,6 +145,7 @@ class Lines(Panel):
         super().__init__(question, answer, axis, note)
         self.series = {name: points for name, points in series.items() if points}
         self.xs, self.logarithmic, self.below = xs, logarithmic, below
+        self.labels = max([LABELS, *(26 + 0.6 * TICK * len(name) for name in self.series)])
 
     def draw(self, y, names):
         text, top = self.head(y)
@@ -152,7 +153,7 @@ class Lines(Panel):
         values = [value for points in self.series.values() for value in points.values()]
         ticks = ticks_of(min(values), max(values), self.logarithmic)
         left = MARGIN + 12 + 0.58 * TICK * max(len(tick_text(tick, self.logarithmic)) for tick in ticks)
-        right = WIDTH - MARGIN - LABELS
+        right = WIDTH - MARGIN - self.labels
         scale = math.log if self.logarithmic else float
         low, high = scale(ticks[0]), scale(ticks[-1])
 
@@ -204,11 +205,10 @@ class Lines(Panel):
         text = ""
         for i, name in enumerate(shown):
             x, y = place_x(ends[name]), place_y(self.series[name][ends[name]])
-            label_x = WIDTH - MARGIN - LABELS + 26
+            label_x = WIDTH - MARGIN - self.labels + 26
             text += (f'<path class="{names.style(name)} line" stroke-width="1.5" opacity="0.6" '
                      f'd="M{x + 8:.1f},{y:.1f}L{label_x - 5},{places[i]:.1f}"/>\n')
-            size = min(TICK, 1.7 * (LABELS - 26) / len(name))
-            text += (f'<text class="{names.style(name)} name" x="{label_x}" y="{places[i] + 7:.1f}" font-size="{size:.0f}"'
+            text += (f'<text class="{names.style(name)} name" x="{label_x}" y="{places[i] + 7:.1f}" font-size="{TICK}"'
                      f'{" font-weight=" + chr(34) + "bold" + chr(34) if name == "rdmalloc" else ""}>{escape(name)}</text>\n')
         return text
 

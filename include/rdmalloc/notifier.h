@@ -41,19 +41,19 @@ RDMALLOC_API int rdmalloc_notifier_detach(enum rdmalloc_notifier which);
 /** What one notifier does. */
 struct rdmalloc_notifier_info {
   size_t size;          /**< sizeof(struct rdmalloc_notifier_info) */
-  uint32_t is_attached; /**< told before each purge */
+  uint32_t is_attached; /**< notified before each purge */
   uint32_t is_started;  /**< libfabric: it has a domain that caches; others: same as attached */
   int32_t error;        /**< what the last attach returned */
   uint32_t calls_libc;  /**< decommits also go through libc's madvise (tier T0) */
   uint32_t is_madvise_patched; /**< a library's jump stands at the head of libc's madvise */
-  uint64_t told;               /**< ranges told to it */
+  uint64_t notified;           /**< ranges that it was notified of */
   uint64_t refused;            /**< libfabric: registrations of foreign memory refused */
   const char* explanation;     /**< one sentence, static storage */
   /** RDMALLOC_NOTIFY=explicit, preloaded or linked as a shared library, and the library's own hooks
    *  turned off by its user (OMPI_MCA_memory=^patcher, UCX_MEM_MMAP_HOOK_MODE=none): it relies on
    *  rdmalloc, which stands in front of munmap and its relatives, for foreign memory too */
   uint32_t watches_foreign;
-  uint64_t foreign_told; /**< unmappings of foreign memory that were reported; of the process */
+  uint64_t foreign_notified; /**< unmappings of foreign memory that were reported; of the process */
   uint64_t holds;    /**< times purging was held since a library came, went or patched libc; of the
                           process */
   uint64_t attaches; /**< times it was attached, by itself too: again after each dlclose() */

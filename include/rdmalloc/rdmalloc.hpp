@@ -418,7 +418,7 @@ inline std::error_code prefault(std::span<rdmalloc_domain* const> domains,
                                         ranges.size(), threads, nullptr, nullptr));
 }
 
-// What an observer is told of pages; any may be empty. They run on the purge thread: see
+// What an observer hears of pages; any may be empty. They run on the purge thread: see
 // struct rdmalloc_observer_ops.
 struct page_events {
   std::function<void(std::span<std::byte>)> reserve, use, reuse;
@@ -427,8 +427,8 @@ struct page_events {
   std::function<void(std::span<std::byte>, std::error_code)> purged;
 };
 
-// Told of page events until its end, which waits for those under way. One that ends inside a page
-// event is told nothing more, and its functions stay in memory, for they may be running; it keeps
+// Hears of page events until its end, which waits for those under way. One that ends inside a page
+// event hears nothing more, and its functions stay in memory, for they may be running; it keeps
 // one of the 16 places for observers.
 class observer {
  public:
@@ -455,14 +455,14 @@ class observer {
     ops.use = tell<&page_events::use>;
     ops.reuse = tell<&page_events::reuse>;
     ops.purge = [](void* arg, void* base, std::size_t length, rdmalloc_purge_reason reason) {
-      auto& told = *static_cast<listener*>(arg);
-      if (told.is_over || !told.events.purge) return 0;
-      return told.events.purge(range(base, length), reason) ? 0 : -EBUSY;
+      auto& self = *static_cast<listener*>(arg);
+      if (self.is_over || !self.events.purge) return 0;
+      return self.events.purge(range(base, length), reason) ? 0 : -EBUSY;
     };
     ops.purged = [](void* arg, void* base, std::size_t length, int outcome) {
-      auto& told = *static_cast<listener*>(arg);
-      if (!told.is_over && told.events.purged)
-        told.events.purged(range(base, length), error_of(outcome));
+      auto& self = *static_cast<listener*>(arg);
+      if (!self.is_over && self.events.purged)
+        self.events.purged(range(base, length), error_of(outcome));
     };
     int error = rdmalloc_observer_add(&ops, made.listener_.get(), &made.handle_);
     if (error != 0) return error_of(error);
@@ -495,8 +495,8 @@ class observer {
   }
   template <auto event>
   static void tell(void* arg, void* base, std::size_t length) {
-    auto& told = *static_cast<listener*>(arg);
-    if (!told.is_over && told.events.*event) (told.events.*event)(range(base, length));
+    auto& self = *static_cast<listener*>(arg);
+    if (!self.is_over && self.events.*event) (self.events.*event)(range(base, length));
   }
   std::unique_ptr<listener> listener_;
   rdmalloc_observer* handle_ = nullptr;

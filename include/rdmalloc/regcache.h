@@ -41,7 +41,7 @@ struct rdmalloc_key {
 
 struct rdmalloc_domain;
 
-/** What a domain's user is told round a checkpoint (rdmalloc_quiesce), in this order. */
+/** What a domain's user hears around a checkpoint (rdmalloc_quiesce), in this order. */
 enum rdmalloc_domain_event {
   /** A quiesce begins. End transfers and put what is held: the quiesce waits for that. New
    *  registrations fail with -EAGAIN. */
@@ -53,7 +53,7 @@ enum rdmalloc_domain_event {
    *  (rdmalloc_verbs_set_pd()), a fid_domain (rdmalloc_libfabric_set_domain()), a UCP context
    *  (rdmalloc_ucx_set_context()), a ring in the same place. */
   RDMALLOC_DOMAIN_OPEN = 3,
-  /** The domain works, with new keys. Told after PREPARE alone when the quiesce has failed. */
+  /** The domain works, with new keys. Called after PREPARE alone when the quiesce has failed. */
   RDMALLOC_DOMAIN_RESUMED = 4,
   /** Instead of RESUMED: it could not be opened again, and is lost (rdmalloc_domain_lost). */
   RDMALLOC_DOMAIN_LOST = 5,
@@ -123,7 +123,7 @@ struct rdmalloc_domain_attr {
   uint64_t max_count; /**< registrations at most; default RDMALLOC_REG_MAX_COUNT, else 2^25 in all
                            domains or the registrar's. Uncounted keys may take 3/4 of it. */
   size_t largest;     /**< largest single registration, bytes; default the registrar's */
-  /** May be NULL. Told of checkpoints, on the thread that calls rdmalloc_quiesce() or
+  /** May be NULL. Called at checkpoints, on the thread that calls rdmalloc_quiesce() or
    *  rdmalloc_resume(), with no lock of rdmalloc held. May allocate, free and put, and after
    *  RESUMED get; quiescing and resuming fail there (-EDEADLK), and so do opening and closing of
    *  domains, heaps and pools (-EAGAIN). A negative errno from PREPARE or CLOSE makes the quiesce
@@ -446,7 +446,7 @@ struct rdmalloc_watch_counters {
   int64_t error;      /**< why not: a negative errno. 0: it could, but no domain is open or the
                            setting is another */
   uint64_t watched;   /**< registrations that are watched now */
-  uint64_t events;    /**< unmappings, moves and removals that the kernel told of */
+  uint64_t events;    /**< unmappings, moves and removals that the kernel reported */
   uint64_t stale;     /**< registrations that ended by them */
   uint64_t unsettled; /**< gets that met a change under way, and registered for one use */
   uint64_t refusals;  /**< ranges that could not be watched */

@@ -29,7 +29,7 @@ struct fi_info;
  *
  *  0; -EINVAL; -ENOTSUP: the provider binds registrations to endpoints (FI_MR_ENDPOINT), has raw
  *  keys (FI_MR_RAW), or keeps pages pinned after fi_close of an MR, as verbs and verbs;ofi_rxm do
- *  with libfabric's own cache on: found by registering, closing and reading VmPin, and told on
+ *  with libfabric's own cache on: found by registering, closing and reading VmPin, and said on
  *  standard error with the remedy, which is FI_MR_CACHE_MAX_COUNT=0 in the environment before the
  *  first fi_getinfo(). Or the error of registering the 64 KiB probe, such as -ENOMEM under a small
  *  RLIMIT_MEMLOCK; or what rdmalloc_domain_open() returns. */

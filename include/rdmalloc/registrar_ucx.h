@@ -39,7 +39,7 @@ static inline const struct rdmalloc_ucx_rkey* rdmalloc_ucx_rkey_of(const struct 
  *
  *  0; -EINVAL; -ENOTSUP: UCX keeps a cache of its own under ucp_mem_map(), so that memory stays
  *  registered after ucp_mem_unmap(), or more is registered than was asked. Found by trying, and
- *  told on standard error with the remedy: UCX_RCACHE_ENABLE=n, and before UCX 1.16
+ *  said on standard error with the remedy: UCX_RCACHE_ENABLE=n, and before UCX 1.16
  *  UCX_IB_REG_METHODS=direct, in the environment before ucp_config_read(). Or the error of
  *  registering 128 KiB, such as -ENOMEM under a small RLIMIT_MEMLOCK; or what
  *  rdmalloc_domain_open() returns. */

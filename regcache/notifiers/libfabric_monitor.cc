@@ -59,10 +59,10 @@ int subscribe(fid_mem_monitor*, const void* address, std::size_t length) {
 }
 
 void unsubscribe(fid_mem_monitor*, const void*, std::size_t) {
-  // Nothing is kept for a subscription: every purge is told, and libfabric knows whom it concerns.
+  // Nothing is kept for a subscription: libfabric hears of every purge and knows whom it concerns.
 }
 
-// What is cached stays right until a purge is told, which takes it out of the cache.
+// What is cached stays right until a notification takes it out of the cache.
 bool valid(fid_mem_monitor*, const void*, std::size_t) {
   return true;
 }
@@ -105,7 +105,7 @@ int libfabric_monitor_detach() {
   if (is_started.load(std::memory_order_acquire)) return -EBUSY;  // a domain caches with it
   // The order that libfabric wants: domains, then the cache's fid, then the monitor, whose close is
   // libfabric's own (the import filled it in) and frees the slot. As long as it has the monitor it
-  // may start it, so it is told until then, and a fid that would not close is closed by the next
+  // may start it, so it is notified until then; a fid that would not close is closed by the next
   // detach.
   if (cache != nullptr) {
     if (os::should_fail(os::Site::kCloseMonitor) || cache->ops->close(cache) != 0) return -EBUSY;
@@ -122,7 +122,7 @@ void libfabric_monitor_tell(std::uintptr_t base, std::size_t length) {
   if (!is_attached.load(std::memory_order_acquire) ||
       !was_ever_started.load(std::memory_order_acquire))
     return;
-  ranges_told.libfabric.fetch_add(1, std::memory_order_relaxed);
+  ranges_notified.libfabric.fetch_add(1, std::memory_order_relaxed);
   monitor.import_ops->notify(&monitor, reinterpret_cast<const void*>(base), length);
 }
 
@@ -143,7 +143,7 @@ LibfabricMonitorState libfabric_monitor_state() {
   // NOLINTNEXTLINE(concurrency-mt-unsafe)
   bool is_overridden = getenv("FI_MR_CACHE_MONITOR") != nullptr;
   return {is_attached.load(std::memory_order_acquire), is_started.load(std::memory_order_acquire),
-          is_overridden, ranges_told.libfabric.load(std::memory_order_relaxed),
+          is_overridden, ranges_notified.libfabric.load(std::memory_order_relaxed),
           refused.load(std::memory_order_relaxed)};
 }
 

@@ -22,7 +22,7 @@ void libfabric_monitor_tell(std::uintptr_t base, std::size_t length);
 struct LibfabricMonitorState {
   bool is_attached, is_started;
   bool is_overridden;  // FI_MR_CACHE_MONITOR in the environment: the import is silently ignored
-  std::uint64_t told, refused;
+  std::uint64_t notified, refused;
 };
 LibfabricMonitorState libfabric_monitor_state();
 

@@ -8,7 +8,8 @@
 //   auto (T0)         OPAL and UCX by their call, when loaded      libc's madvise: hooks hear of it
 //   hooks (T0)        no library                                   libc's madvise
 //   explicit (T1)     OPAL, UCX and libfabric's imported monitor   a raw call; libc's where it is
-//                                                                  not certain that all are told
+//                                                                  not certain that all are
+//                                                                  notified
 //   off               no library                                   a raw call
 //
 // Each library watches foreign memory itself. If its user has turned that off and asks for
@@ -61,7 +62,7 @@ constinit std::atomic<bool> fabric_is_detached{false};  // as Target::is_detache
 // Threads inside a function of another library: the purge thread, and those that unmap foreign
 // memory (written by them, read by dlclose's side).
 constinit std::atomic<int> telling{0};
-constinit std::atomic<std::uint64_t> foreign_told{0}, holds{0};
+constinit std::atomic<std::uint64_t> foreign_notified{0}, holds{0};
 
 bool is_explicit() {
   return options().notify == NotifyMode::kExplicit;
@@ -114,7 +115,7 @@ bool is_certain() {
 
 // Whether the jump at the head of libc's madvise leads to a library that rdmalloc notifies by a
 // call.
-bool leads_to_who_is_told(const void* target) {
+bool leads_to_a_notified_library(const void* target) {
   auto is_there = [target](auto function) {
     return function != nullptr && lie_together(target, reinterpret_cast<const void*>(function));
   };
@@ -125,10 +126,10 @@ bool leads_to_who_is_told(const void* target) {
 bool is_patched_by_unknown_library() {
   const unsigned char* text = libc_madvise();
   if (text == nullptr || known.is_fronted.load(std::memory_order_relaxed)) return true;
-  return begins_with_jump(text) && !leads_to_who_is_told(jump_target(text));
+  return begins_with_jump(text) && !leads_to_a_notified_library(jump_target(text));
 }
 
-bool fabric_is_told() {
+bool fabric_is_notified() {
   if (!known.has_fabric.load(std::memory_order_relaxed)) return true;
   if (opal.function.load(std::memory_order_acquire) != nullptr) return true;  // passes it on
   LibfabricMonitorState state = libfabric_monitor_state();
@@ -139,11 +140,11 @@ bool fabric_is_told() {
 bool needs_libc() {
   if (options().notify == NotifyMode::kOff) return false;
   if (!is_explicit() || !is_certain() || is_patched_by_unknown_library()) return true;
-  auto is_untold = [](const auto& target, const std::atomic<bool>& is_there) {
+  auto is_missed = [](const auto& target, const std::atomic<bool>& is_there) {
     return is_there.load(std::memory_order_relaxed) &&
            target.function.load(std::memory_order_acquire) == nullptr;
   };
-  return is_untold(opal, known.has_opal) || is_untold(ucm, known.has_ucm) || !fabric_is_told();
+  return is_missed(opal, known.has_opal) || is_missed(ucm, known.has_ucm) || !fabric_is_notified();
 }
 
 // Notifies OPAL and UCX. Any thread; several threads at once, and from inside OPAL and UCX too.
@@ -153,19 +154,19 @@ void tell_by_call(std::uintptr_t base, std::size_t length) {
   telling.fetch_add(1, std::memory_order_seq_cst);
   auto* address = reinterpret_cast<void*>(base);
   if (OpalRelease release = opal.function.load(std::memory_order_seq_cst)) {
-    ranges_told.open_mpi.fetch_add(1, std::memory_order_relaxed);
+    ranges_notified.open_mpi.fetch_add(1, std::memory_order_relaxed);
     release(address, length, true);
   }
   if (UcmUnmap unmap = ucm.function.load(std::memory_order_seq_cst)) {
-    ranges_told.ucx.fetch_add(1, std::memory_order_relaxed);
+    ranges_notified.ucx.fetch_add(1, std::memory_order_relaxed);
     unmap(address, length);
   }
   telling.fetch_sub(1, std::memory_order_seq_cst);
 }
 
 int tell_and_decommit(std::uintptr_t base, std::size_t length) {
-  // On both sides: what is attached or forgotten in between was perhaps not told, and libc's hooks
-  // are told twice rather than not at all.
+  // On both sides: what is attached or forgotten in between was perhaps not notified, and libc's
+  // hooks are notified twice rather than not at all.
   std::uint64_t before = changes.load(std::memory_order_seq_cst);
   bool is_by_libc = needs_libc();
   tell_by_call(base, length);
@@ -198,7 +199,7 @@ void settle_watching() {
   detail::watches_foreign.store(watches, std::memory_order_seq_cst);
 }
 
-// A library that does not watch foreign memory itself caches nothing until it is told that another
+// A library that does not watch foreign memory itself caches nothing until it hears that another
 // watches. Only if rdmalloc does: interpose/foreign.cc is linked in.
 int attach_opal() {
   int error = attach(opal, kOpalFunction);
@@ -229,14 +230,15 @@ bool fabric_is_opals() {
   return is_loaded(kOpalFunction);
 }
 
-// Only where something is wrong: hooks beside a library that is told by a call are as they should
-// be. What is loaded but was not looked at yet is no reason, since the rescan that follows looks.
+// Only where something is wrong: hooks beside a library that is notified by a call are as they
+// should be. What is loaded but was not looked at yet is no reason, since the rescan that follows
+// looks.
 void warn_where_hooks_are_needed() {
   static constinit std::atomic<bool> said{false};
   if (!is_explicit() || !is_madvise_patched() || !is_certain() || !needs_libc()) return;
   if (said.exchange(true)) return;
   report_warning("RDMALLOC_NOTIFY=explicit, and another library has patched libc's madvise",
-                 "its hooks are still used for our memory: not all can be told");
+                 "its hooks are still used for our memory: not all can be notified");
 }
 
 template <typename Function>
@@ -274,15 +276,15 @@ __attribute__((constructor)) void notifiers_start() {
 }
 
 const char* explain_call(bool is_attached, bool relies_on_us, std::int32_t error) {
-  if (relies_on_us) return "told before each purge, and when foreign memory is unmapped";
-  if (is_attached) return "told by an explicit call before each purge";
+  if (relies_on_us) return "notified before each purge, and when foreign memory is unmapped";
+  if (is_attached) return "notified by a call before each purge";
   return error == 0 ? "detached" : "its library is not loaded";
 }
 
 const char* explain_fabric(const LibfabricMonitorState& state) {
   if (state.is_attached && state.is_overridden)
     return "imported, but FI_MR_CACHE_MONITOR in the environment overrides it: hooks are used";
-  if (state.is_started) return "imported and started: told before each purge";
+  if (state.is_started) return "imported and started: notified before each purge";
   if (state.is_attached) return "imported; no domain caches yet";
   switch (fabric_error.load(std::memory_order_relaxed)) {
     case -EBUSY:
@@ -323,7 +325,7 @@ void notifiers_begin_purging() {
 
 void notifiers_tell_foreign(std::uintptr_t base, std::size_t length) {
   if (length == 0) return;
-  foreign_told.fetch_add(1, std::memory_order_relaxed);
+  foreign_notified.fetch_add(1, std::memory_order_relaxed);
   tell_by_call(base, length);
 }
 
@@ -442,13 +444,13 @@ extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
   state.calls_libc = options().notify != NotifyMode::kOff && needs_libc();
   state.is_madvise_patched = is_madvise_patched();
   state.holds = holds.load(std::memory_order_relaxed);
-  state.foreign_told = foreign_told.load(std::memory_order_relaxed);
+  state.foreign_notified = foreign_notified.load(std::memory_order_relaxed);
   if (which == RDMALLOC_NOTIFIER_LIBFABRIC) {
     LibfabricMonitorState fabric = libfabric_monitor_state();
     state.is_attached = fabric.is_attached;
     state.is_started = fabric.is_started;
     state.error = fabric_error.load(std::memory_order_relaxed);
-    state.told = fabric.told;
+    state.notified = fabric.notified;
     state.attaches = fabric_attaches.load(std::memory_order_relaxed);
     state.refused = fabric.refused;
     state.explanation = explain_fabric(fabric);
@@ -458,13 +460,13 @@ extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
   if (which == RDMALLOC_NOTIFIER_OPAL) {
     state.is_attached = opal.function.load(std::memory_order_acquire) != nullptr;
     state.error = opal.error.load(std::memory_order_relaxed);
-    state.told = ranges_told.open_mpi.load(std::memory_order_relaxed);
+    state.notified = ranges_notified.open_mpi.load(std::memory_order_relaxed);
     state.attaches = opal.attaches.load(std::memory_order_relaxed);
     state.watches_foreign = opal.relies_on_us.load(std::memory_order_relaxed);
   } else if (which == RDMALLOC_NOTIFIER_UCX) {
     state.is_attached = ucm.function.load(std::memory_order_acquire) != nullptr;
     state.error = ucm.error.load(std::memory_order_relaxed);
-    state.told = ranges_told.ucx.load(std::memory_order_relaxed);
+    state.notified = ranges_notified.ucx.load(std::memory_order_relaxed);
     state.attaches = ucm.attaches.load(std::memory_order_relaxed);
     state.watches_foreign = ucm.relies_on_us.load(std::memory_order_relaxed);
   } else {

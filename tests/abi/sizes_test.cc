@@ -159,7 +159,7 @@ TEST_F(Sizes, of_what_is_filled_in) {
   expect_writes<rdmalloc_quiesce_counters>(offsetof(rdmalloc_quiesce_counters, refusals),
                                            rdmalloc_quiesce_stats);
   expect_writes<rdmalloc_notifier_info>(
-      offsetof(rdmalloc_notifier_info, told), [](rdmalloc_notifier_info* wanted) {
+      offsetof(rdmalloc_notifier_info, notified), [](rdmalloc_notifier_info* wanted) {
         return rdmalloc_notifier_state(RDMALLOC_NOTIFIER_UCX, wanted);
       });
   void* block = rdmalloc_malloc(100);

@@ -97,6 +97,12 @@ def case_hang(folder):
     if shutil.which("gdb"):
         expect("inject_fault" in failure["stacks"], "no stack of the rank that hangs", output)
         expect(failure["stacks"].count("--- bcast_worker") == 2, "not both ranks", output)
+    # In a file that is named: on the terminal they would push the tables away.
+    details = pathlib.Path(folder, "bcast.failures.txt")
+    expect(failure["stacks"] in details.read_text(), "the stacks are in no file", details.read_text())
+    expect(str(details) in output and "--- bcast_worker" not in output, "stacks on the terminal", output)
+    lines = output[output.index("FAILED"):output.index("All that they wrote")].splitlines()
+    expect(len(lines) <= 14, f"{len(lines)} lines of one failure", output)
     left = subprocess.run(["pgrep", "-f", f"bcast_worker.*--fault hang"], stdout=subprocess.PIPE)
     expect(left.returncode == 1, "ranks were left behind", output)
 

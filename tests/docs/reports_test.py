@@ -6,7 +6,7 @@
 What needs a device says so here, and is run by tests/lab/reports_test.py.
 
 Seen to fail: with `field_mask` of ucx_answers_wider.c's query empty, with status 0 for "no verbs device", without `volatile` in where_malloc_purges.c (the control saw nothing) and in heap_unheard.c, and with a
-program that no page names.
+program that no page names, without the known issue in README.md.
 """
 import os
 import pathlib
@@ -58,6 +58,18 @@ class Reports(unittest.TestCase):
         for path in REPORTS.glob("*.md"):
             self.assertIn("What would mend it" if path.stem not in ("README", "promises") else "# ", path.read_text())
             self.assertIn(path.name, (REPORTS / "README.md").read_text() + "README.md")
+
+    def test_users_find_what_can_happen_to_them(self):
+        """Wrong bytes under glibc, and libfabric 2.6: on the first screen, in doctor's page and tool, in the matrix."""
+        root = REPORTS.parents[1]
+        for report in ("heap-that-shrinks.md", "node-taken-twice.md"):
+            issues = (root / "README.md").read_text().split("## Known issues")[1].split("\n## ")[0]
+            self.assertIn(f"](docs/reports/{report})", issues)
+            self.assertIn(f"](reports/{report})", (root / "docs/deadlock-matrix.md").read_text())
+        self.assertIn("](reports/heap-that-shrinks.md)", (root / "docs/doctor.md").read_text())
+        # The same figure in the report and in the matrix, which a run has filled in.
+        wrong = re.search(r"\| \*\*(\d+) of 80 wrong\*\*", (root / "docs/deadlock-matrix.md").read_text())[1]
+        self.assertIn(f"**{wrong}**", (REPORTS / "heap-that-shrinks.md").read_text())
 
     def test_rdmalloc_notifies_from_outside(self):
         program = self.compiled("where_malloc_purges")

@@ -156,6 +156,10 @@ class Install(unittest.TestCase):
             self.assertEqual([one.split(".so")[0] + ".so" for one in others],
                              [fabrics[name]] if name in fabrics else [], name)
 
+    def test_info_names_the_library_without_detours(self):
+        said = run(os.path.join(PREFIX, "bin", "rdmalloc"), "info")
+        self.assertIn(f"\nlibrary    {os.path.dirname(self.library)}/librdmalloc.so.0\n", said)
+
     def test_preload_of_the_installed_library(self):
         seen = run("cat", "/proc/self/maps", environment={"LD_PRELOAD": self.library})
         self.assertIn(os.path.realpath(self.library), seen)

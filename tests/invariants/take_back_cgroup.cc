@@ -2,8 +2,8 @@
 //
 // The phases of take_back_test.cc in a cgroup, which refuses nothing and kills: at most 8 MiB live
 // and 4 MiB to note them, every byte written, where 48 MiB may be charged beyond what the program
-// begins with. Preloaded with RDMALLOC_LIMIT=32M: without that setting free blocks of each size
-// stay in caches until the purge thread finds the time, and 64 to 128 MiB are too little too.
+// begins with. Preloaded with RDMALLOC_LIMIT=32M: without that setting free blocks of sizes that
+// are not in use stay in caches for a while, 60 to 66 MiB with what is live.
 //
 //   take_back_cgroup FOLDER        the phases; FOLDER is where a cgroup can be made
 //   take_back_cgroup FOLDER more   64 MiB live, which the kernel must end: the limit is one

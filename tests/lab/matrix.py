@@ -14,8 +14,8 @@ import subprocess
 import sys
 import tempfile
 
-from stacks import ALLOCATORS, STACKS, cell_name, cell_of
-from verdicts import deadlock_table, is_judged, is_sampled, judge, staleness_table, write_doc
+from stacks import ALLOCATORS, CELLS, cell_name, cell_of
+from verdicts import deadlock_table, is_sampled, judge, shrinking_table, staleness_table, write_doc
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PROJECT = os.path.dirname(os.path.dirname(HERE))
@@ -41,11 +41,10 @@ def run_release(release, build, wanted, counts):
         programs = os.path.join(shared, "programs")
         os.mkdir(programs)
         libraries = gather_libraries(build, shared)
-        for program in ("lab_broadcast", "lab_registrations"):
+        for program in ("lab_broadcast", "lab_registrations", "lab_heap_that_shrinks"):
             shutil.copy(os.path.join(build, "bin", program), programs)
         cells = [cell_of(stack, allocator, libraries, programs, counts)
-                 for stack in STACKS for allocator in ALLOCATORS if stack.release == release
-                 and wanted(stack, allocator)]
+                 for stack, allocator in CELLS if stack.release == release and wanted(stack, allocator)]
         if not cells:
             return []
         with open(f"{shared}/cells.json", "w", encoding="utf-8") as file:
@@ -70,7 +69,7 @@ def with_earlier(file, results):
     """All of them in the order of the tables; what was run now takes the place of what was before."""
     with open(file, encoding="utf-8") as earlier:
         by_name = {result["name"]: result for result in json.load(earlier) + results}
-    names = [cell_name(stack, allocator) for stack in STACKS for allocator in ALLOCATORS]
+    names = [cell_name(*cell) for cell in CELLS]
     return [by_name[name] for name in names if name in by_name]
 
 
@@ -87,11 +86,11 @@ def main():
     parser.add_argument("--json", metavar="FILE", help="write all results there")
     parser.add_argument("--add", metavar="FILE", help="also results that --json wrote, for the cells "
                         "that are not run now")
-    parser.add_argument("--write-doc")
+    parser.add_argument("--write-doc", metavar="FILE", help="fills in the tables of which a cell was run")
     options = parser.parse_args()
     fresh, growing, limit = (1000, 2000, 1800) if options.full else \
         (50, 200, 300) if options.write_doc else (20, 100, 300)
-    counts = {"fresh": fresh, "recycled": fresh, "growing": options.growing or growing, "limit": limit}
+    counts = {"fresh": fresh, "recycled": fresh, "growing": options.growing or growing, "limit": limit, "shrinking": 80}
     # Whether a peer hangs is a matter of the moment and judged by nobody: only where it is asked for.
     all_cells = options.full or options.only or options.write_doc
     # A hang's stack is the page's, and half of the time that the control takes.
@@ -113,7 +112,7 @@ def main():
             json.dump(results, file, indent=1)
     if options.write_doc:
         write_doc(options.write_doc, results)
-    print(deadlock_table(results), staleness_table(results), sep="\n\n")
+    print(deadlock_table(results), staleness_table(results), shrinking_table(results), sep="\n\n")
     problems = [result for result in results if result["problem"]]
     for result in problems:
         print(f"matrix: {result['name']}: {result['problem']}")

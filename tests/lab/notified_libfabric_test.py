@@ -5,7 +5,7 @@ that registers over verbs and its cache, under RDMALLOC_NOTIFY=explicit, in one 
     notified_libfabric_test.py RELEASE LAB_REGISTRATIONS LIBRDMALLOC_SO
 
 Its domain over verbs starts the monitor; without a device none does, so no test outside the lab sees the counter rise.
-Three runs: `explicit` notifies (told_libfabric above 0) and every byte is right; `auto`, where libfabric hears by its
+Three runs: `explicit` notifies (notified_libfabric above 0) and every byte is right; `auto`, where libfabric hears by its
 hooks in libc, counts none and is right; `off` counts none and has wrong bytes, so a cache that is not notified shows.
 Seen to fail: with the call of notify() taken out of libfabric_monitor_tell() (wrong bytes), and its counter (0).
 """
@@ -38,18 +38,18 @@ def problems_of(output):
     for tier, is_notified, is_right in RUNS:
         text = parts.get(tier, "")
         line = re.search(r"wrong_bytes (\d+) recycled (\d+) came_back (\d+)", text)
-        counter = re.search(r"(?m)^\s*(?:stats\.)?told_libfabric\s+(\d+)", text)
+        counter = re.search(r"(?m)^\s*(?:stats\.)?notified_libfabric\s+(\d+)", text)
         if line is None or counter is None:
             yield f"{tier}: it did not end: {text}"
             continue
         wrong, recycled, came_back = map(int, line.groups())
         told = int(counter[1])
-        print(f"notified_libfabric_test: {tier}: told_libfabric {told}, {wrong} wrong bytes, "
+        print(f"notified_libfabric_test: {tier}: notified_libfabric {told}, {wrong} wrong bytes, "
               f"{came_back} of {recycled} came back")
         if came_back * 2 < recycled:
             yield f"{tier}: only {came_back} of {recycled} buffers came back"
         if (told > 0) != is_notified:
-            yield f"{tier}: told_libfabric {told}"
+            yield f"{tier}: notified_libfabric {told}"
         if (wrong == 0) != is_right:
             yield f"{tier}: {wrong} wrong bytes"
 

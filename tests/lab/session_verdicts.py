@@ -130,8 +130,8 @@ def rdmalloc_problems(run, sessions):
         yield "an observer of this session's saw no purge"
     if run.settings.get("RDMALLOC_NOTIFY") == "off":
         return
-    if not all(one["attached"] and one["told"] for one in sessions):
-        yield "in some session the notifier was not attached, or told of nothing"
+    if not all(one["attached"] and one["notified"] for one in sessions):
+        yield "in some session the notifier was not attached, or notified of nothing"
     if run.how == ANEW and (not second["attaches"] or
                             any(one["attaches"] != second["attaches"] for one in sessions[1:])):
         yield "the notifier was not attached anew in each session"

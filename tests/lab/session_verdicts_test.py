@@ -16,7 +16,7 @@ def output(name, packets=None, status=0, **changes):
     for cycle in range(1, run.sessions + 1):
         leaks = cycle if run.like or run.settings is None else 0
         line = {"cycle": cycle, "wrong": 0, "registrations": 3 if run.transport.registers else 0,
-                "deregistrations": 3 if run.transport.registers else 0, "told": 7, "attached": 1,
+                "deregistrations": 3 if run.transport.registers else 0, "notified": 7, "attached": 1,
                 "attaches": 1, "own_misses": 2, "own_hits": 10, "own_live": 1, "purges_seen": 7,
                 "live_bytes": 1000000 + leaks * LEAK_BYTES, "rss_kib": 20000 + leaks * 40,
                 "mappings": 300, "fds": 9 + leaks * LEAK_FILES, "threads": 2, "components": 0,
@@ -85,10 +85,10 @@ class SessionVerdicts(unittest.TestCase):
 
     def test_the_notifier_is_attached_anew(self):
         self.some("not attached", "mtl tcp, T0", attached=0)
-        self.some("not attached", "mtl verbs, T1", told=0)
+        self.some("not attached", "mtl verbs, T1", notified=0)
         self.some("anew", "mtl tcp, T0", attaches=0)
         self.none("mtl verbs, T0", attaches=0)
-        self.none("mtl tcp, without notifications", attached=0, told=0, attaches=0)
+        self.none("mtl tcp, without notifications", attached=0, notified=0, attaches=0)
 
     def test_no_component_stays(self):
         self.some("component", "mtl tcp, T0", components_left=1)

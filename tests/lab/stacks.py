@@ -32,8 +32,10 @@ STACKS = [
 #   peer      reported, not judged: whether it hangs is a matter of the moment
 #   rdmalloc  must end, with every byte right
 #   silent    the control of the staleness matrix
+#   shrinks   glibc, whose heap shrinks by brk: wrong bytes in one stack (docs/reports/heap-that-shrinks.md)
 # recycles: it purges by itself, at once, so that the cell recycles buffers too (programs/blocks.h).
-Allocator = collections.namedtuple("Allocator", "name library settings role recycles")
+# shrinks: the cell runs the program of that report instead of broadcasts by pattern.
+Allocator = collections.namedtuple("Allocator", "name library settings role recycles shrinks", defaults=(False,))
 RDMALLOC = "librdmalloc.so.0"
 AT_EVERY_CHANCE = {"RDMALLOC_DECAY_MS": "0"}
 # mimalloc is this machine's 2.0.9 in both Debians: 3.0 purges elsewhere.
@@ -51,7 +53,12 @@ ALLOCATORS = [
               {**AT_EVERY_CHANCE, "RDMALLOC_NOTIFY": "explicit"}, "rdmalloc", True),
     Allocator("control: rdmalloc purging without notifications", RDMALLOC,
               {**AT_EVERY_CHANCE, "RDMALLOC_NOTIFY": "off"}, "silent", True),
+    Allocator("glibc, its heap shrinking", None, {}, "shrinks", False, shrinks=True),
+    Allocator("rdmalloc, the same program", RDMALLOC, {}, "rdmalloc", False, shrinks=True),
 ]
+# The report's program speaks MPI.
+CELLS = [(stack, allocator) for stack in STACKS for allocator in ALLOCATORS
+         if stack.mpirun is not None or not allocator.shrinks]
 
 
 def cell_name(stack, allocator):
@@ -71,10 +78,14 @@ def cell_of(stack, allocator, libraries, programs, counts):
             "stack": allocator.role != "hangs" or counts["stack_of_control"]}
     if stack.mpirun is None:
         return {**cell, "command": [f"{programs}/lab_registrations", *work], "environment": settings}
+    if allocator.shrinks:
+        program, work = "lab_heap_that_shrinks", [str(counts["shrinking"])]
+    else:
+        program = "lab_broadcast"
     exports = [word for name, value in settings.items() for word in ("-x", f"{name}={value}")]
     launcher = dict(MPI_SETTINGS)
     if stack.release == "host":
         launcher["OMPI_MCA_plm"] = "isolated"  # 4.1 looks for ssh otherwise; 5.0 has no such plm
     return {**cell, "environment": launcher,
             "command": ["mpirun.openmpi", "-n", "2", *stack.mpirun, *exports,
-                        f"{programs}/lab_broadcast", *work]}
+                        f"{programs}/{program}", *work]}

@@ -221,6 +221,6 @@ int main(int argc, char** argv) {
   info.size = sizeof info;
   expect(state(is_opal ? RDMALLOC_NOTIFIER_OPAL : RDMALLOC_NOTIFIER_UCX, &info) == 0, "state");
   expect((info.watches_foreign != 0) == is_watched, "the state says who watches");
-  expect((info.foreign_told >= 7) == is_watched, "and counts");
+  expect((info.foreign_notified >= 7) == is_watched, "and counts");
   return failures != 0;
 }

@@ -4,7 +4,7 @@
 // and again by the tools' interface; then MPI is initialised, and broadcasts to itself. Prints for
 // each cycle
 //   cycle N loaded C left L attaches A attached B live_bytes V mappings M fds F
-// and at the end "told T".
+// and at the end "notified T".
 #include <dlfcn.h>
 #include <mpi.h>
 #include <rdmalloc/notifier.h>
@@ -48,9 +48,9 @@ int main(int argc, char** argv) {
   void* buffer = malloc(size_t{1} << 20);
   MPI_Bcast(buffer, 1 << 20, MPI_BYTE, 0, MPI_COMM_WORLD);
   free(buffer);
-  uint64_t told = opal_state().told;
+  uint64_t notified = opal_state().notified;
   if (purge != nullptr) purge(0);
-  printf("told %llu\n", static_cast<unsigned long long>(opal_state().told - told));
+  printf("notified %llu\n", static_cast<unsigned long long>(opal_state().notified - notified));
   MPI_Finalize();
   return 0;
 }

@@ -26,14 +26,14 @@ def run(program, cycles, preload):
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     lines = [{name: int(value) for name, value in re.findall(r"(\w+) (\d+)", line)}
              for line in done.stdout.splitlines() if line.startswith("cycle ")]
-    told = re.search(r"(?m)^told (\d+)$", done.stdout)
-    if done.returncode != 0 or len(lines) != int(cycles) or not told:
+    notified = re.search(r"(?m)^notified (\d+)$", done.stdout)
+    if done.returncode != 0 or len(lines) != int(cycles) or not notified:
         sys.exit(f"mpi_components: status {done.returncode}, {len(lines)} of {cycles} cycles\n"
                  f"{done.stdout}")
-    return lines, int(told[1])
+    return lines, int(notified[1])
 
 
-def problems_of(lines, told, glibcs):
+def problems_of(lines, notified, glibcs):
     second, last = lines[1], lines[-1]
     if second["loaded"] == 0:
         yield "this Open MPI has no component files"
@@ -41,8 +41,8 @@ def problems_of(lines, told, glibcs):
         yield "component files stayed loaded"
     if any(line["attaches"] < line["loaded"] or not line["attached"] for line in lines):
         yield "the notifier was not attached anew after each component"
-    if told == 0:
-        yield "it was told of nothing afterwards"
+    if notified == 0:
+        yield "it was notified of nothing afterwards"
     for name in ("loaded", "attaches", "fds", "mappings"):
         if last[name] != second[name]:
             yield f"{name} went from {second[name]} to {last[name]}"
@@ -54,9 +54,9 @@ def problems_of(lines, told, glibcs):
 
 def main(program, library, cycles):
     glibcs, _ = run(program, cycles, {})
-    lines, told = run(program, cycles, {"LD_PRELOAD": library})
-    wrong = list(problems_of(lines, told, glibcs))
-    print(f"glibc {glibcs[1]}\n   to {glibcs[-1]}\nours  {lines[1]}\n   to {lines[-1]}, told {told}")
+    lines, notified = run(program, cycles, {"LD_PRELOAD": library})
+    wrong = list(problems_of(lines, notified, glibcs))
+    print(f"glibc {glibcs[1]}\n   to {glibcs[-1]}\nours  {lines[1]}\n   to {lines[-1]}, notified {notified}")
     print("mpi_components:", "; ".join(wrong) or "as it must be")
     return 1 if wrong else 0
 

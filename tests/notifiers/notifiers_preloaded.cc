@@ -66,10 +66,11 @@ int main(int argc, char** argv) {
       return failures == 0 ? 77 : 1;
     }
     expect(state_of(RDMALLOC_NOTIFIER_UCX).is_attached == tells, "UCX is attached at its dlopen");
-    uint64_t before = state_of(RDMALLOC_NOTIFIER_UCX).told, counted = counter("stats.told_ucx");
+    uint64_t before = state_of(RDMALLOC_NOTIFIER_UCX).notified,
+             counted = counter("stats.notified_ucx");
     purge_something();
-    expect((counter("stats.told_ucx") > counted) == tells, "and the statistics count it");
-    expect((state_of(RDMALLOC_NOTIFIER_UCX).told > before) == tells, "UCX is told of a purge");
+    expect((counter("stats.notified_ucx") > counted) == tells, "and the statistics count it");
+    expect((state_of(RDMALLOC_NOTIFIER_UCX).notified > before) == tells, "UCX is told of a purge");
     dlclose(ucp);
     purge_something();
   }

@@ -66,7 +66,7 @@ TEST(Notifiers, libfabric_attaches_late_detaches_and_attaches_again) {
     EXPECT_TRUE(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).is_attached);
     // Before start() libfabric's list is not there: a notification would crash in 1.17.
     purge_something();
-    EXPECT_EQ(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).told, 0U);
+    EXPECT_EQ(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).notified, 0U);
     ASSERT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0) << round;
   }
   EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), -ENOENT);
@@ -161,18 +161,18 @@ TEST(Notifiers, override_in_the_environment_is_recognised) {
   EXPECT_TRUE(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).calls_libc);
 }
 
-TEST(Notifiers, ucx_is_told_of_each_purge) {
+TEST(Notifiers, ucx_is_notified_of_each_purge) {
   void* ucp = dlopen("libucp.so.0", RTLD_NOW);
   if (ucp == nullptr) GTEST_SKIP() << "SKIP: no UCX here: " << dlerror();
   ASSERT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_UCX), 0);
   EXPECT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_UCX), -EALREADY);
-  uint64_t before = state_of(RDMALLOC_NOTIFIER_UCX).told;
+  uint64_t before = state_of(RDMALLOC_NOTIFIER_UCX).notified;
   purge_something();
-  uint64_t after = state_of(RDMALLOC_NOTIFIER_UCX).told;
+  uint64_t after = state_of(RDMALLOC_NOTIFIER_UCX).notified;
   EXPECT_GT(after, before);
   ASSERT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_UCX), 0);
   purge_something();
-  EXPECT_EQ(state_of(RDMALLOC_NOTIFIER_UCX).told, after);
+  EXPECT_EQ(state_of(RDMALLOC_NOTIFIER_UCX).notified, after);
 }
 
 // What OPAL passes on, seen by a callback registered with it, as libfabric's import by Open MPI is.
@@ -193,7 +193,7 @@ void see(void* address, size_t length, void* arg, bool) {
   seen->length = length;
 }
 
-TEST(Notifiers, opal_passes_on_what_it_is_told) {
+TEST(Notifiers, opal_passes_on_notifications) {
   void* opal = dlopen("libopen-pal.so.40", RTLD_NOW);
   if (opal == nullptr) GTEST_SKIP() << "SKIP: no Open MPI 4 here: " << dlerror();
   using Register = int (*)(void (*)(void*, size_t, void*, bool), void*);

@@ -80,7 +80,7 @@ TEST_F(Veto, I9_libfabric_is_refused_every_range_that_is_not_wholly_ours) {
   rdmalloc_free(ours);
 }
 
-TEST_F(Veto, I3_libfabric_is_told_between_its_start_and_while_the_pages_are_there) {
+TEST_F(Veto, I3_libfabric_is_notified_once_started_while_pages_are_there) {
   purge_something();
   EXPECT_EQ(notifications, 0) << "before start() libfabric's list does not exist";
   start();
@@ -99,7 +99,7 @@ TEST_F(Veto, I3_libfabric_is_told_between_its_start_and_while_the_pages_are_ther
 }
 
 // Fails when detach() calls it detached all the same: libfabric has it still, and starts it again.
-TEST_F(Veto, I9_libfabric_is_told_as_long_as_it_has_the_monitor) {
+TEST_F(Veto, I9_libfabric_is_notified_as_long_as_it_has_the_monitor) {
   start();
   stub->monitor->export_ops->stop(stub->monitor);
   rdmalloc::os::arm_fault(rdmalloc::os::Site::kCloseMonitor, 2);

@@ -105,16 +105,17 @@ class Answers(Case):
     GOOD = {"/dev/shm": None, THP: "always [madvise] never"}
 
     def test_exit_status_and_text(self):
-        env = launching.open_mpi()
-
         def doctor(files):
-            return call([TOOL, "doctor", "--root", self.root(files)], env=env)
+            return call([TOOL, "doctor", "--root", self.root(files)], env=launching.open_mpi())
         done = doctor(self.GOOD)
         self.assertEqual((done.returncode, done.stdout.split("\n")[-2]), (0, "0 bad, 0 warnings"), done)
         self.assertRegex(done.stdout, r"(?m)^good     thp            transparent huge pages: madvise$")
         done = doctor({**self.GOOD, self.THP: "always madvise [never]"})
         self.assertEqual((done.returncode, done.stdout.split("\n")[-2]), (1, "0 bad, 1 warnings"), done)
         self.assertRegex(done.stdout, r"(?m)^warning  thp .*\n +why: .*\n +fix: echo madvise")
+        done = doctor({"/dev/shm": None})  # a note: nothing is wrong, so that nothing is called a fix
+        self.assertEqual((done.returncode, "fix:" in done.stdout), (0, False), done)
+        self.assertRegex(done.stdout, r"(?m)^note     thp .*\n +why: .*\n +if needed: mount -t sysfs")
         done = doctor({self.THP: "always madvise [never]"})
         self.assertEqual((done.returncode, done.stdout.split("\n")[-2]), (2, "1 bad, 1 warnings"), done)
         self.assertRegex(done.stdout, r"(?m)^bad      shm ")

@@ -82,9 +82,9 @@ class Merges(Case):
         self.assertEqual((row["off"], row["off_by"]), (10, "regs"))
         self.assertEqual(row["statistics"]["closed_domains"]["registrations"], 90)
 
-    def test_told_is_the_sum_over_the_libraries(self):
-        rank_file(self.folder, 0, ranks=1, told_open_mpi=5, told_ucx=7, told_libfabric=1)
-        self.assertEqual(self.view(0)["rows"][0]["told"], 13)
+    def test_notified_is_the_sum_over_the_libraries(self):
+        rank_file(self.folder, 0, ranks=1, notified_open_mpi=5, notified_ucx=7, notified_libfabric=1)
+        self.assertEqual(self.view(0)["rows"][0]["notified"], 13)
         self.assertRegex(self.text(0), r"(?m)^ +0  node1 +1000  job +100\.0M +0 +0 +13 ")
 
     def test_what_no_domain_could_count_is_no_zero(self):

@@ -1,6 +1,5 @@
 #include "tools/rdmalloc/doctor.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <rdmalloc/rdmalloc.h>
 
@@ -22,11 +21,6 @@ const char* name_of(Severity severity) {
       return "bad";
   }
   return "";
-}
-
-std::string our_library() {
-  Dl_info place = {};
-  return dladdr(reinterpret_cast<void*>(&rdmalloc_version), &place) != 0 ? place.dli_fname : "";
 }
 
 long count(const std::vector<Finding>& findings, Severity severity) {
@@ -73,7 +67,10 @@ std::string as_text(const std::vector<Finding>& findings) {
   for (const Finding& one : findings) {
     text += fmt::format("{:<8} {:<14} {}\n", name_of(one.severity), one.id, one.seen);
     if (!one.why.empty()) text += fmt::format("         why: {}\n", one.why);
-    if (!one.fix.empty()) text += fmt::format("         fix: {}\n", one.fix);
+    // Nothing is wrong where it is a note: the line is for programs that need what it speaks of.
+    if (!one.fix.empty())
+      text += fmt::format("         {}: {}\n", one.severity == Severity::note ? "if needed" : "fix",
+                          one.fix);
   }
   if (worst_of(findings) != Severity::good)
     text += "docs/doctor.md has a section for each name of the second column\n";

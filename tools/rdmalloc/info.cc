@@ -1,6 +1,5 @@
 #include "tools/rdmalloc/info.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 #include <rdmalloc/notifier.h>
 #include <rdmalloc/rdmalloc.h>
@@ -10,6 +9,7 @@
 #include <stdexcept>
 
 #include "alloc/os/fault.h"
+#include "tools/rdmalloc/programs.h"
 
 namespace rdmalloc::tool {
 namespace {
@@ -99,14 +99,14 @@ Notifier notifier(const char* name, rdmalloc_notifier which, Info& info) {
                                          rdmalloc_strerror(error)));
   info.calls_libc = state.calls_libc != 0;
   info.is_madvise_patched = state.is_madvise_patched != 0;
-  info.foreign_told = state.foreign_told;
+  info.foreign_notified = state.foreign_notified;
   info.holds = state.holds;
   return {name,
           state.is_attached != 0,
           state.is_started != 0,
           state.watches_foreign != 0,
           state.error,
-          state.told,
+          state.notified,
           state.attaches,
           state.refused,
           state.explanation};
@@ -143,7 +143,7 @@ void explain_tier(std::uint64_t mode, Info& info) {
 std::string notifier_text(const Notifier& one) {
   std::string text = fmt::format("  {:<10} {}attached: {}\n", one.name,
                                  one.is_attached ? "" : "not ", one.explanation);
-  if (one.told != 0) text += fmt::format("             notified of {} ranges\n", one.told);
+  if (one.notified != 0) text += fmt::format("             notified of {} ranges\n", one.notified);
   if (one.refused != 0)
     text += fmt::format("             {} registrations of foreign memory refused\n", one.refused);
   return text;
@@ -154,9 +154,7 @@ std::string notifier_text(const Notifier& one) {
 Info gather() {
   Info info;
   info.version = rdmalloc_version();
-  Dl_info place = {};
-  if (dladdr(reinterpret_cast<void*>(&rdmalloc_version), &place) != 0 && place.dli_fname != nullptr)
-    info.library = place.dli_fname;
+  info.library = our_library();
   info.settings = settings();
   info.notifiers = {notifier("opal", RDMALLOC_NOTIFIER_OPAL, info),
                     notifier("ucx", RDMALLOC_NOTIFIER_UCX, info),
@@ -191,7 +189,7 @@ std::string as_text(const Info& info) {
   text += "\nnotifiers\n";
   for (const Notifier& one : info.notifiers) text += notifier_text(one);
   text += fmt::format("  notified of {} unmappings of foreign memory, purging held {} times\n",
-                      info.foreign_told, info.holds);
+                      info.foreign_notified, info.holds);
   text += fmt::format("\npurging\n  by {}{}, after {} ms, at most {} free and backed\n",
                       info.purge_mode,
                       info.purge_thread_runs      ? " (a thread runs)"
@@ -216,7 +214,7 @@ nlohmann::json as_json(const Info& info) {
                          {"tier_reason", info.tier_reason},
                          {"calls_libc", info.calls_libc},
                          {"is_madvise_patched", info.is_madvise_patched},
-                         {"foreign_told", info.foreign_told},
+                         {"foreign_notified", info.foreign_notified},
                          {"holds", info.holds}};
   for (const Setting& setting : info.settings)
     json["settings"][setting.name] = {{"value", setting.value}, {"is_set", setting.is_set}};
@@ -225,7 +223,7 @@ nlohmann::json as_json(const Info& info) {
                                    {"is_started", one.is_started},
                                    {"watches_foreign", one.watches_foreign},
                                    {"error", one.error},
-                                   {"told", one.told},
+                                   {"notified", one.notified},
                                    {"attaches", one.attaches},
                                    {"refused", one.refused},
                                    {"explanation", one.explanation}};

@@ -19,7 +19,7 @@ struct Notifier {
   std::string name;  // as in enum rdmalloc_notifier, in small letters
   bool is_attached, is_started, watches_foreign;
   std::int32_t error;
-  std::uint64_t told, attaches, refused;
+  std::uint64_t notified, attaches, refused;
   std::string explanation;
 };
 
@@ -29,7 +29,7 @@ struct Info {
   std::string tier, tier_reason;
   std::vector<Notifier> notifiers;
   bool calls_libc = false, is_madvise_patched = false;
-  std::uint64_t foreign_told = 0, holds = 0;
+  std::uint64_t foreign_notified = 0, holds = 0;
   std::int64_t watch_error = 0;  // why RDMALLOC_FOREIGN=watch can't watch; 0: it can
   std::string purge_mode;
   bool purge_thread_runs = false;

@@ -34,7 +34,12 @@ const std::vector<Column>& columns() {
       {"live_bytes", "live", Unit::bytes, false, {"live_bytes"}, kMiB},
       {"purged_bytes", "given back", Unit::bytes, false, {"purged_bytes"}, kMiB},
       // Depends on when free memory went: shown, not measured.
-      {"told", "told", Unit::count, false, {"told_open_mpi", "told_ucx", "told_libfabric"}, 0},
+      {"notified",
+       "notified",
+       Unit::count,
+       false,
+       {"notified_open_mpi", "notified_ucx", "notified_libfabric"},
+       0},
       {"registered_bytes", "registered", Unit::bytes, true, {"live_bytes"}, kMiB},
       {"registrations", "regs", Unit::count, true, {"registrations"}, kSome},
       {"hits", "hits", Unit::count, true, {"hits"}, kSome},

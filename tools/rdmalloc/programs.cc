@@ -1,9 +1,11 @@
 #include "tools/rdmalloc/programs.h"
 
+#include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <poll.h>
+#include <rdmalloc/rdmalloc.h>
 #include <spawn.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -128,6 +130,13 @@ bool drain(const Pipe& out, const Pipe& err, std::chrono::milliseconds limit, Sa
 }
 
 }  // namespace
+
+std::string our_library() {
+  Dl_info place = {};
+  if (dladdr(reinterpret_cast<void*>(&rdmalloc_version), &place) == 0 || place.dli_fname == nullptr)
+    return "";
+  return fs::path(place.dli_fname).lexically_normal().string();
+}
 
 Found find_program(const std::string& name) {
   if (name.empty()) return {"", kExitNotFound, "'': no program has an empty name"};

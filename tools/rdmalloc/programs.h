@@ -21,6 +21,10 @@ struct Found {
   std::string problem;  // and why
 };
 
+// The librdmalloc.so that this program runs on, without the ".." of the tool's own search path.
+// Symbolic links stay, since other machines may have another release behind the same link.
+std::string our_library();
+
 // As execvp(3) and the shell look: a name with a slash is a path, others are searched in PATH.
 Found find_program(const std::string& name);
 

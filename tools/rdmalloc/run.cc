@@ -1,6 +1,5 @@
 #include "tools/rdmalloc/run.h"
 
-#include <dlfcn.h>
 #include <elf.h>
 #include <fmt/format.h>
 #include <rdmalloc/rdmalloc.h>
@@ -31,11 +30,7 @@ int fail(const std::string& sentence, int status = kExitRunFailed) {
 // Absolute, since ranks may start in other folders; symbolic links stay, since other machines may
 // have another release behind the same link.
 std::string library_path(const std::string& named) {
-  std::string path = named;
-  Dl_info place = {};
-  if (path.empty() && dladdr(reinterpret_cast<void*>(&rdmalloc_version), &place) != 0)
-    path = place.dli_fname;
-  return fs::absolute(path).lexically_normal().string();
+  return fs::absolute(named.empty() ? our_library() : named).lexically_normal().string();
 }
 
 // What is wrong with it as a library to preload here; empty when nothing is.

@@ -11,7 +11,7 @@
 //   cycle, wrong                     bytes, of all ranks
 //   registrations, deregistrations   of rank 0 in this cycle, by standing in front of libibverbs'
 //                                    functions (0 without a device)
-//   told, attached, attaches         OPAL's notifier: ranges told and times attached in this cycle,
+//   notified, attached, attaches     OPAL's notifier: its ranges and times attached in this cycle,
 //                                    whether it is attached after it
 //   own_misses, own_hits, own_live   a domain of rdmalloc's own cache, opened and closed in this
 //   cycle:
@@ -314,7 +314,7 @@ void report(uint64_t cycle, const Seen& seen, uint64_t registered, uint64_t dere
   print("wrong", seen.wrong);
   print("registrations", registrations - registered);
   print("deregistrations", deregistrations - deregistered);
-  print("told", after.told - before.told);
+  print("notified", after.notified - before.notified);
   print("attached", after.is_attached);
   print("attaches", after.attaches - before.attaches);
   print("own_misses", seen.own.misses);

@@ -1,4 +1,4 @@
-// How many ranges other libraries' caches were told of before their pages went. Counted by the
+// How many ranges other libraries' caches were notified of before their pages went. Counted by the
 // notifiers (regcache/notifiers), printed with the allocator's statistics.
 #pragma once
 
@@ -7,9 +7,9 @@
 
 namespace rdmalloc {
 
-struct Told {
+struct Notified {
   std::atomic<std::uint64_t> open_mpi{0}, ucx{0}, libfabric{0};
 };
-extern constinit Told ranges_told;
+extern constinit Notified ranges_notified;
 
 }  // namespace rdmalloc

@@ -1,7 +1,0 @@
-#include "alloc/api/told.h"
-
-namespace rdmalloc {
-
-constinit Told ranges_told;
-
-}  // namespace rdmalloc
