@@ -195,7 +195,7 @@ TEST_F(UringBehaviours, memory_that_cannot_be_written_is_refused_and_nothing_is_
 }
 
 // Fails when map_wiped_on_fork() leaves the parent's memory to the child.
-TEST_F(UringBehaviours, I11_the_parents_transfers_stay_right_beside_a_child_that_writes) {
+TEST_F(UringBehaviours, I11_a_parents_transfers_stay_right_beside_a_writing_child) {
   auto* block = static_cast<char*>(rdmalloc_malloc(kBytes));
   memset(block, 1, kBytes);
   std::uint64_t first = transfer(block, kBytes);

@@ -150,7 +150,7 @@ void fork_once(int) {
 // made whole, and what the thread that is gone had in its cache goes back to slabs of that same
 // class. Seen to hang: with that done at once, before this thread has gone on and let go of its
 // lock.
-TEST(ForkAtSteps, I11_a_handlers_child_gets_past_one_lock_while_it_holds_another) {
+TEST(ForkAtSteps, I11_a_handlers_child_passes_one_lock_and_holds_another) {
   constexpr size_t kBytes = kKiB;
   std::atomic<bool> is_ready{false}, stop{false};
   // Of slabs that have no free block besides, and so are in no list.
@@ -281,7 +281,7 @@ void fork_at_each_step_of_a_recovery(void (*fork_here)(int)) {
 }
 
 // Seen to fail: with the end of the recovery stored into the word of whoever it is by then.
-TEST(ForkAtSteps, I11_a_handler_may_fork_while_its_own_child_is_being_made_whole) {
+TEST(ForkAtSteps, I11_a_handler_may_fork_while_its_child_is_made_whole) {
   begins_in_fork = false;
   fork_at_each_step_of_a_recovery([](int) {
     child = fork();

@@ -115,7 +115,7 @@ bool work_for(int steps, uint64_t seed, const std::atomic<bool>* until) {
   return good;
 }
 
-TEST(ForkStdio, I11_the_child_of_a_signal_handler_goes_on_with_the_malloc_it_interrupted) {
+TEST(ForkStdio, I11_a_handlers_child_goes_on_with_the_malloc_it_interrupted) {
   struct sigaction action {};
   action.sa_handler = fork_and_go_on_in_handler;
   action.sa_flags = SA_RESTART;

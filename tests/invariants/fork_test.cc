@@ -439,7 +439,7 @@ void fork_in_a_purge(void (*first)(), bool (*then)()) {
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
 }
 
-TEST(Fork, I11_a_page_event_may_fork_and_the_child_ends_the_purge_it_was_born_in) {
+TEST(Fork, I11_a_child_of_a_page_event_ends_the_purge_it_was_born_in) {
   // The first large malloc finds out that it is in a child, in the middle of the purge.
   fork_in_a_purge([] { rdmalloc_free(rdmalloc_malloc(kMiB)); },
                   [] {
@@ -453,7 +453,7 @@ TEST(Fork, I11_a_page_event_may_fork_and_the_child_ends_the_purge_it_was_born_in
 
 // Another thread makes the child whole then, and must leave the purge to the one that goes on with
 // it. Seen to fail with the thread that forked unknown to it.
-TEST(Fork, I11_in_a_page_event_a_thread_of_the_child_may_be_the_first_to_allocate) {
+TEST(Fork, I11_a_thread_of_a_page_events_child_may_allocate_first) {
   if (!kThreadsInChild) GTEST_SKIP() << "SKIP: ThreadSanitizer starts no threads in a child";
   fork_in_a_purge([] { std::thread([] { operate(1, 300); }).join(); },
                   [] { return operate(2, 500) && purge_all() >= 0; });
@@ -461,7 +461,7 @@ TEST(Fork, I11_in_a_page_event_a_thread_of_the_child_may_be_the_first_to_allocat
 
 // By two forks one after the other, as a program becomes a daemon: what the last child has it has
 // by the name of its parent's parent. Seen to fail with one name kept: the turn was anyone's.
-TEST(Fork, I11_a_page_event_may_fork_twice_and_the_purge_is_still_its_own) {
+TEST(Fork, I11_a_page_event_that_forks_twice_keeps_its_purge) {
   fork_in_a_purge(
       [] {
         pid_t pid = fork();

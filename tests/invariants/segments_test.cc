@@ -163,7 +163,7 @@ TEST_F(Segments, a_block_goes_back_to_its_shard_from_any_thread) {
   });
 }
 
-TEST_F(Segments, a_shard_that_frees_and_allocates_16_mib_again_and_again_moves_none) {
+TEST_F(Segments, a_shard_that_reuses_16_mib_again_and_again_moves_no_segment) {
   run_at(1, [] {
     for (size_t bytes : {kSlice, 700 * kKiB, 2 * kMiB}) {
       auto count = static_cast<size_t>(kKeptMost / (bytes + kSlice) * 4 / 5);
@@ -296,7 +296,7 @@ void use(rdmalloc_domain* domain, char* block, size_t bytes) {
   rdmalloc_reg_put(reg);
 }
 
-TEST_F(Segments, a_registration_lives_on_while_its_segment_goes_from_shard_to_shard) {
+TEST_F(Segments, a_registration_outlives_its_segments_change_of_shard) {
   constexpr size_t kBytes = 2 * kMiB, kBlocks = 20;
   rdmalloc_domain* domain = open_domain();
   ASSERT_NE(domain, nullptr);

@@ -80,7 +80,7 @@ TEST_F(Veto, I9_libfabric_is_refused_every_range_that_is_not_wholly_ours) {
   rdmalloc_free(ours);
 }
 
-TEST_F(Veto, I3_libfabric_is_told_between_its_start_and_while_the_pages_are_there) {
+TEST_F(Veto, I3_libfabric_hears_after_its_start_and_before_the_pages_go) {
   purge_something();
   EXPECT_EQ(notifications, 0) << "before start() libfabric's list does not exist";
   start();

@@ -52,7 +52,7 @@ class PoolLimits : public PoolTest {
 };
 
 // Fails when room_for() does not look at the budget.
-TEST_F(PoolLimits, a_budget_of_1_GiB_refuses_the_known_failing_request_and_takes_what_it_says) {
+TEST_F(PoolLimits, a_budget_of_1_GiB_refuses_the_known_request_and_takes_less) {
   StubDomain domain(fabric);
   rdmalloc_pool_attr attr = too_much();
   attr.budget_bytes = kGiB;
@@ -280,7 +280,7 @@ int mappings() {
 }
 
 // Fails when a place maps its tables anew for each pool.
-TEST_F(PoolLimits, a_thousand_pools_one_after_the_other_leave_the_mappings_as_they_are) {
+TEST_F(PoolLimits, a_thousand_pools_in_turn_leave_the_mappings_as_they_are) {
   StubDomain domain(fabric);
   int before = 0;
   for (std::uint32_t i = 0; i < 1000; ++i) {

@@ -107,7 +107,7 @@ class Quiesce : public RegisteredHeaps {
   int failing_event = 0;
 };
 
-TEST_F(Quiesce, what_is_registered_ends_and_comes_back_at_the_same_address_with_a_new_key) {
+TEST_F(Quiesce, a_registration_ends_and_comes_back_in_place_with_a_new_key) {
   StubDomain domain(fabric, attr);
   Block cached, sticky;
   rdmalloc_key before = {}, after = {};
@@ -268,7 +268,7 @@ TEST_F(QuiesceOfTwo, what_an_invalidation_takes_away_meanwhile_is_waited_for) {
 }
 
 // Seen to fail likewise: the registration was still there, and was deregistered after the resume.
-TEST_F(QuiesceOfTwo, what_an_invalidation_leaves_for_a_thread_of_the_users_is_dropped) {
+TEST_F(QuiesceOfTwo, what_an_invalidation_leaves_for_a_user_thread_is_dropped) {
   StubFabric local(RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_EXACT_ACCESS);
   StubDomain first(fabric, attr), second(local);
   Block block;
@@ -355,7 +355,7 @@ TEST_F(Quiesce, pools_have_their_keys_again_in_the_same_place) {
   }
 }
 
-TEST_F(Quiesce, closing_and_destroying_work_while_quiesced_and_making_does_not) {
+TEST_F(Quiesce, while_quiesced_closing_and_destroying_work_making_does_not) {
   StubDomain domain(fabric, attr), refused(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
   rdmalloc_pool* pool = nullptr;
@@ -384,7 +384,7 @@ TEST_F(Quiesce, closing_and_destroying_work_while_quiesced_and_making_does_not) 
   EXPECT_NE(refused.touch(block.bytes, kMiB), 0u);
 }
 
-TEST_F(Quiesce, a_domain_that_does_not_open_again_is_lost_and_the_others_work) {
+TEST_F(Quiesce, a_domain_that_does_not_reopen_is_lost_and_the_others_work) {
   StubFabric well;
   StubDomain domain(fabric, attr), healthy(well);
   rdmalloc_heap* heap = make({domain.handle, healthy.handle}, 2 * kMiB);
@@ -501,7 +501,7 @@ TEST_F(Quiesce, what_is_quarantined_meanwhile_takes_no_room_from_heaps) {
 }
 
 // One heap is there again when the registrar refuses the next.
-TEST_F(Quiesce, what_was_registered_before_a_loss_in_a_resume_ends_with_its_heap) {
+TEST_F(Quiesce, a_registration_lost_in_a_resume_ends_with_its_heap) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* first = make({domain.handle}, 2 * kMiB);
   rdmalloc_heap* second = make({domain.handle}, 2 * kMiB);
@@ -595,7 +595,7 @@ TEST_F(Quiesce, no_thread_of_ours_is_left_and_nothing_is_purged) {
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
-TEST_F(Quiesce, threads_that_get_put_free_and_purge_beside_it_see_only_EAGAIN) {
+TEST_F(Quiesce, threads_that_use_the_cache_beside_it_see_only_EAGAIN) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
   ASSERT_NE(heap, nullptr);
@@ -714,7 +714,7 @@ int thread_named(const std::string& name) {
 
 // In a process of its own, with RDMALLOC_CHECKPOINT=on, where the first thread can't be created.
 // Fails when `process` stays set, and when a wait that ends early ends the thread.
-TEST_F(Quiesce, I10_the_thread_for_requests_comes_with_the_next_try_and_outlives_its_signals) {
+TEST_F(Quiesce, I10_the_request_thread_comes_at_the_next_try_and_stays) {
   if (getenv("RDMALLOC_CHECKPOINT") == nullptr) GTEST_SKIP() << "SKIP: in regcache_quiesce_asked";
   namespace os = rdmalloc::os;
   // Once by the library's constructor, if that is linked in.
@@ -754,7 +754,7 @@ void forget_what_is_wiped() {
   }
 }
 
-TEST_F(Quiesce, what_a_restored_process_has_lost_of_wiping_at_fork_is_back_after_the_resume) {
+TEST_F(Quiesce, wiping_at_fork_is_back_once_a_restored_process_resumes) {
   StubDomain domain(fabric, attr);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   int before = wiped_mappings();
@@ -786,7 +786,7 @@ TEST_F(Quiesce, a_child_of_a_quiesced_process_is_not_quiesced) {
 }
 
 // The handler must do it: broken on purpose, without it, the child has the parent's domains.
-TEST_F(Quiesce, a_child_of_a_restored_process_that_is_not_resumed_yet_is_empty_too) {
+TEST_F(Quiesce, a_child_of_a_restored_process_before_its_resume_is_empty) {
   StubDomain domain(fabric, attr);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   int before = wiped_mappings();

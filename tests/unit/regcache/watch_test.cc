@@ -235,7 +235,7 @@ TEST_F(Watching, what_is_held_while_it_is_unmapped_ends_with_its_last_put) {
 // madvise tells before it takes the pages, so what is registered then may lose them unseen: such
 // pages stay for each use until they are unmapped. Fails when mark() retires nothing, when begin()
 // does not look, or when the end of the mapping does not end it.
-TEST_F(Watching, memory_under_madvise_is_registered_for_each_use_until_it_is_unmapped) {
+TEST_F(Watching, memory_under_madvise_is_registered_per_use_until_unmapped) {
   StubDomain domain(fabric);
   for (int advice : {MADV_DONTNEED, MADV_FREE}) {
     SCOPED_TRACE(advice);
@@ -327,7 +327,7 @@ TEST_F(Watching, I6_memory_that_cannot_be_watched_is_registered_for_each_use) {
 }
 
 // Fails when the error of userfault_register() is not heeded.
-TEST_F(Watching, I6_what_another_userfaultfd_watches_is_registered_for_each_use) {
+TEST_F(Watching, I6_memory_another_userfaultfd_watches_is_registered_per_use) {
   StubDomain domain(fabric);
   int other = rdmalloc::os::userfault_open();
   ASSERT_GE(other, 0);
@@ -509,7 +509,7 @@ TEST_F(Watching, a_flood_that_nobody_applies_ends_watching_and_blocks_nobody) {
 // I2, and why the reader takes no lock: a fabric that holds its lock while it registers and
 // deregisters, and another thread that unmaps watched memory under the same lock. Fails, by
 // hanging, when the reader deregisters.
-TEST_F(Watching, I2_a_thread_that_unmaps_under_the_fabrics_lock_waits_for_nobody_who_wants_it) {
+TEST_F(Watching, I2_an_unmap_under_the_fabrics_lock_waits_for_no_holder_of_it) {
   StubDomain domain(fabric);
   std::mutex fabrics;
   auto under_the_lock = [&](void*, std::size_t) {
