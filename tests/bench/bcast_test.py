@@ -2,7 +2,7 @@
 
 Each case was seen to fail: `corrupt_byte` with verify() emptied in the worker, `label` with
 mislabelled() returning nothing, `hang` without the limit in attend(), `arguments` with check_sizes()
-emptied, `crash` with run_step() ignoring the outcome, `quick` with take_row() left out, `hang_at_end`
+emptied, `crash` with keep() ignoring the outcome, `quick` with take_row() left out, `hang_at_end`
 and `label` with exit_status() returning 0 whatever peers did, `help` with ./run's look at it taken out, `mpich` with the worker of Open MPI,
 `quick` with print_ending() left out, `mpich_late` with UCX's tcp instead of its shared memory, `mpich_sigpipe` without the look at SIGPIPE, and
 with any death of it forgiven.

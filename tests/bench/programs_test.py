@@ -1,7 +1,7 @@
 """programs_test.py DRIVER CASE MADVISE_MALLOC: one behaviour of bench_programs.
 
-Seen to fail: `arguments` with the check of --programs removed, `label` with run_step() not asking
-is_served_by(), `quick` with put() left out, `calls` with the purge thread counted among the program's,
+Seen to fail: `arguments` with the check of --programs removed, `label` without the call of
+served_by_another(), `quick` with keep() left out, `calls` with the purge thread counted among the program's,
 `traces` with the check of a trace's length left out, and with a redis-server that is not there.
 """
 import json

@@ -6,8 +6,8 @@
 // takes locks of its own before fork hangs in the second; glibc's own hangs in the first, where
 // the process has a second thread.
 //
-// Seen to fail: goes_on_with without the look before a lock is waited for (Lock::lock_contended),
-// in the third child.
+// Seen to fail: a_handlers_child without the look before a lock is waited for
+// (Lock::lock_contended), in the third child.
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <signal.h>

@@ -4,11 +4,11 @@
 // takes from the central one. On a made-up machine of two nodes with two processors each, with
 // RDMALLOC_PURGE=manual, so that nothing goes back by itself; segments_thread_test.cc has the rest.
 //
-// Seen to fail: what_a_shard_frees, and many others by a crash, with neighbours of other heaps
-// joined, before or behind; a_shard_that_frees with no segment kept; I7 with none given back, and
-// with clean ones taken before those with pages, as a_registration; generations with each heap
-// counting for itself; the_limit with slices counted after they are looked at, and with the sum of
-// all heaps' counts; I11_the_child with segments that are not counted anew.
+// Seen to fail: a_length_that_a_shard_frees, and many others by a crash, with neighbours of other
+// heaps joined, before or behind; a_shard_that_reuses with no segment kept; I7 with none given
+// back, and with clean ones taken before those with pages, as a_registration_outlives; generations
+// with each heap counting for itself; the_limit with slices counted after they are looked at, and
+// with the sum of all heaps' counts; I11_the_child with segments that are not counted anew.
 #include "alloc/pages/segments.h"
 
 #include <gtest/gtest.h>

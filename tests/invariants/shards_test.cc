@@ -3,10 +3,10 @@
 // Shards of the depot and the slabs, on a made-up machine of two nodes with 16 processors
 // each. Threads say which of them they run at ("thread.place").
 //
-// Seen to fail: empty_magazines with one stack for all shards and with no bound; what_a_shard_lacks
+// Seen to fail: empty_magazines with one stack for all shards and with no bound; a_shard_steals
 // with no stealing from depots; a_dead_shards_memory and what_a_live_shard with none from slabs;
 // the_depot_is_bounded with a whole share for each shard; I11 with the lists of shard 0 alone made
-// anew in a child. Nodes: blocks_of_another_node without send_home(), a_buffer and
+// anew in a child. Nodes: blocks_of_a_far_node without return_remote_blocks(), a_buffer and
 // pages_of_another_node with no node preferred, the latter also when far pages are left alone for
 // ever.
 #include <errno.h>

@@ -467,7 +467,7 @@ TEST_F(Quiesce, a_get_beside_a_resume_takes_no_room_from_heaps) {
 }
 
 // Its place may be another domain's afterwards, in which the heap would be registered. Seen to fail
-// with is_a_heaps() false.
+// with is_in_a_list() false.
 TEST_F(Quiesce, a_domain_does_not_close_before_its_heaps_and_pools) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
