@@ -11,22 +11,18 @@
 
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
+
+#include "tests/support/process.h"
 
 namespace {
 
 constexpr std::size_t kBytes = 1 << 20;
 
 long pinned_bytes() {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line))
-    if (line.rfind("VmPin:", 0) == 0) return strtol(line.c_str() + 6, nullptr, 10) * 1024;
-  return -1;
+  return static_cast<long>(rdmalloc_test::status_kib("VmPin")) * 1024;
 }
 
 class UringBehaviours : public testing::Test {

@@ -3,15 +3,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <random>
-#include <string>
 #include <thread>
 
 #include "alloc/os/fault.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/stripes.h"
+#include "tests/support/process.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -515,14 +514,6 @@ TEST_F(Limits, a_refused_record_is_an_error_and_the_cache_goes_on) {
   EXPECT_EQ(fabric.live(), 0u);
 }
 
-int mappings() {
-  std::ifstream maps("/proc/self/maps");
-  std::string line;
-  int count = 0;
-  while (std::getline(maps, line)) ++count;
-  return count;
-}
-
 // Fails when records are unmapped and mapped one by one, or chunks do not grow.
 TEST_F(Limits, a_hundred_thousand_rounds_leave_the_mappings_as_they_are) {
   StubDomain domain(fabric, byte_limit(std::uint64_t{64} << 20));
@@ -533,10 +524,10 @@ TEST_F(Limits, a_hundred_thousand_rounds_leave_the_mappings_as_they_are) {
     span(at, slices);
     at += slices + random() % 3;
   }
-  int before = mappings();
+  int before = rdmalloc_test::mapping_count();
   for (int round = 0; round < 100000; ++round)
     ASSERT_NE(domain.touch(spans[random() % spans.size()], 1 + random() % kSlice), 0u);
-  EXPECT_LT(mappings() - before, 16);
+  EXPECT_LT(rdmalloc_test::mapping_count() - before, 16);
   EXPECT_LE(fabric.bytes(), std::size_t{64} << 20);
 }
 
