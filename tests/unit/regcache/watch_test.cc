@@ -351,7 +351,8 @@ TEST_F(Watching, I10_a_refusal_at_any_step_falls_back_and_can_be_tried_again) {
   };
   for (auto [site, nth, error] :
        {Refusal{Site::kUserfault, 1, -EPERM}, Refusal{Site::kThreadCreate, 1, -EAGAIN},
-        Refusal{Site::kThreadCreate, 2, -EAGAIN}}) {
+        Refusal{Site::kThreadCreate, 2, -EAGAIN}, Refusal{Site::kUserfaultRegister, 1, -ENOMEM},
+        Refusal{Site::kUserfaultOrder, 1, -ENOSYS}}) {
     SCOPED_TRACE(rdmalloc::os::site_name(site));
     rdmalloc::os::arm_fault(site, nth);
     {
