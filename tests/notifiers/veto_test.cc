@@ -80,7 +80,7 @@ TEST_F(Veto, I9_libfabric_is_refused_every_range_that_is_not_wholly_ours) {
   rdmalloc_free(ours);
 }
 
-TEST_F(Veto, I3_libfabric_hears_after_its_start_and_before_the_pages_go) {
+TEST_F(Veto, I3_libfabric_is_notified_once_started_while_pages_are_there) {
   purge_something();
   EXPECT_EQ(notifications, 0) << "before start() libfabric's list does not exist";
   start();
