@@ -23,8 +23,8 @@
 //   populate_foreign populate_pages
 #include "alloc/os/userfault.h"
 //   PageEvent Ready UserfaultEvent event_open event_raise is_private_anonymous most_mappings
-//   userfault_open userfault_read userfault_register userfault_settled userfault_unregister
-//   userfault_unregister_all userfault_wait
+//   userfault_has_event userfault_open userfault_read userfault_register userfault_settled
+//   userfault_unregister userfault_unregister_all userfault_wait
 #include "alloc/os/at_start.h"
 //   RDMALLOC_AT_START
 #include "alloc/core/helper_threads.h"

@@ -6,6 +6,7 @@
 get_property(sources GLOBAL PROPERTY RDMALLOC_SOURCES)
 get_property(overriding GLOBAL PROPERTY RDMALLOC_OVERRIDING_SOURCES)
 list(REMOVE_ITEM sources ${overriding})
+list(SORT sources)  # the library is the same in whichever order the folders come
 foreach(source ${sources})
   file(STRINGS ${source} asks REGEX RDMALLOC_OVERRIDE LIMIT_COUNT 1)
   if(asks)

@@ -24,8 +24,9 @@ inline constinit std::atomic<int> known_process{0};
 inline constinit std::atomic<std::uint32_t> first_thread{0};
 }  // namespace detail
 
-// To be called at the head of every slow path that may touch shared structures, after foreign code
-// was called in the midst of one, and before a wait: a signal handler may have forked since.
+// To be called at the head of every slow path that may touch shared structures, and after foreign
+// code was called in the midst of one. A signal handler that forks there leaves a child that must
+// not go on with the call it interrupted: a lock of it may be held for ever.
 inline void fork_check() {
   std::atomic<std::uint32_t>* word = detail::fork_word;
   // Acquire: pairs with the release at the end of fork_recover() on another thread of the child.

@@ -16,7 +16,6 @@ std::uint32_t make_thread_id() {
   while (id == 0) id = (last_thread_id.fetch_add(1, std::memory_order_relaxed) + 1) & kMostThreadId;
   return this_thread_id = id;
 }
-constinit std::atomic<void (*)()> before_lock_wait{nullptr};
 #if RDMALLOC_CHECKED
 constinit thread_local int locks_held = 0;
 void lock_violation(const char* what) {
@@ -24,12 +23,6 @@ void lock_violation(const char* what) {
 }
 #endif
 }  // namespace detail
-
-namespace {
-// With a time limit, however long, the kernel ends the wait when a signal was handled (EINTR)
-// instead of beginning it anew: the handler may have forked, and this be the child.
-constexpr std::int64_t kLongestSleepNs = 1'000'000'000;
-}  // namespace
 
 void Lock::lock_contended() {
   // A short spin first: the sections under our locks are a few hundred ns, a futex round is 2-5 us.
@@ -58,10 +51,7 @@ void Lock::lock_contended() {
     if ((seen & kWaiters) == 0 &&
         !word_.compare_exchange_weak(seen, seen | kWaiters, std::memory_order_relaxed))
       continue;
-    // Where a signal handler forked while we were on our way here, its child goes on here too, and
-    // no thread is left there to release the lock; recovery frees it.
-    if (auto* look = detail::before_lock_wait.load(std::memory_order_relaxed)) look();
-    os::futex_wait(address(), seen | kWaiters, kLongestSleepNs);
+    os::futex_wait(address(), seen | kWaiters, -1);
   }
 }
 

@@ -20,9 +20,6 @@ namespace rdmalloc {
 namespace detail {
 extern constinit thread_local std::uint32_t this_thread_id;  // 0 until first asked
 std::uint32_t make_thread_id();
-// What alloc/process/fork.cc has to do before a wait, once there is an arena; locks are below it.
-// Relaxed: a function.
-extern constinit std::atomic<void (*)()> before_lock_wait;
 #if RDMALLOC_CHECKED
 extern constinit thread_local int locks_held;
 [[noreturn]] void lock_violation(const char* what);
@@ -78,8 +75,7 @@ class Lock {
   }
   // The thread_id() of the thread that holds it, 0 when free: a hint, but exact in a fork child.
   std::uint32_t owner() const { return word_.load(std::memory_order_relaxed) & ~kWaiters; }
-  // For a fork child only: whether it is held by a thread that is not there. Not by the one that
-  // forked, in a signal handler in the midst of malloc: that one will go on, and release it.
+  // For a fork child only: whether it is held by a thread that is not there.
   bool is_orphaned(const Forker& forker) const { return owner() != 0 && owner() != forker.id; }
   // For a fork child only: frees a lock whose owner exists no more.
   void reset() { word_.store(0, std::memory_order_relaxed); }

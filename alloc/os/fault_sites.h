@@ -43,6 +43,7 @@
   SITE(kUserfaultRegister, "userfault_register", "UFFDIO_REGISTER of foreign memory")              \
   SITE(kUserfaultUnregister, "userfault_unregister", "UFFDIO_UNREGISTER")                          \
   SITE(kUserfaultSettled, "userfault_settled", "the question whether anything is changing")        \
+  SITE(kUserfaultOrder, "userfault_order", "the answer while a page is being unmapped, at start")  \
   SITE(kUserfaultWait, "userfault_wait", "ppoll for events")                                       \
   SITE(kUserfaultRead, "userfault_read", "read of events")                                         \
   SITE(kQueryMapping, "query_mapping", "PROCMAP_QUERY: which kind of memory it is")                \

@@ -169,6 +169,13 @@ int userfault_settled(int fd) {
   return error == -EFAULT ? 0 : error == 0 ? -EINVAL : static_cast<int>(error);
 }
 
+bool userfault_has_event(int fd) {
+  pollfd event = {fd, POLLIN, 0};
+  timespec none{0, 0};
+  return raw_syscall(SYS_ppoll, reinterpret_cast<long>(&event), 1, reinterpret_cast<long>(&none),
+                     0) == 1;
+}
+
 namespace {
 
 // The kernel had no memory for a wait, or RLIMIT_NOFILE is below two. Threads that unmap watched

@@ -38,6 +38,9 @@ int userfault_unregister(int fd, std::uintptr_t low, std::size_t length);
 // mappings there were read. No locks, no look at any page; one system call.
 int userfault_settled(int fd);
 
+// Whether an event is there that has not been read. Waits for none.
+bool userfault_has_event(int fd);
+
 enum class Ready : std::uint8_t { kEvents, kStop, kBroken };
 // Waits for events, or until `stop_fd` is readable.
 Ready userfault_wait(int fd, int stop_fd);

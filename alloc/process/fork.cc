@@ -21,11 +21,9 @@
 namespace rdmalloc {
 namespace {
 
-// The states of the word. While a thread is about one of the two parts of a recovery, its number is
-// there too.
-constexpr std::uint32_t kForked = 0, kReady = 1, kLocksAreFree = 2;
-constexpr std::uint32_t kFreeingLocks = 0x80000000u, kReclaiming = 0x40000000u;
-static_assert(kMostThreadId < kReclaiming);
+// The states of the word. While a thread recovers, its number is there too.
+constexpr std::uint32_t kForked = 0, kReady = 1, kRecovering = 0x80000000u;
+static_assert(kMostThreadId < kRecovering);
 
 // On the page that the kernel wipes in a child.
 struct Page {
@@ -58,14 +56,10 @@ void mark_child() {
   page().forker = thread_id();
   page().forkers_stack = stack_here();
   order_for_fork();
-  // By exchange: a signal handler may have forked here, and its child, which this then is, have
-  // recovered.
-  page().word.compare_exchange_strong(seen, kForked, std::memory_order_relaxed);
+  page().word.store(kForked, std::memory_order_relaxed);
 }
 
-// The forker may be on its way to a lock and hold others, of a class or of its shard's page heap:
-// those are not taken here, only such as are free, and the central page heap's, with which no
-// thread waits for another.
+// Makes whole what locks guard that vanished threads held, and frees them.
 void free_locks(const Forker& forker, std::uintptr_t forkers_stack) {
   // A purge of the thread that called fork, from inside a page event, goes on here.
   bool purge_goes_on = purge_after_fork(forker, forkers_stack);
@@ -93,54 +87,6 @@ void free_locks(const Forker& forker, std::uintptr_t forkers_stack) {
   heaps_after_fork(forker);
 }
 
-// Both parts of a recovery are claimed, done and published like this, by compare-and-swap, and
-// looked at again afterwards: a signal handler on this thread may fork at any instruction, and its
-// child goes on here. What it continues is its parent's recovery; the word says that its own is yet
-// to come.
-bool claim(std::uint32_t from, std::uint32_t mine) {
-  // Acquire: pairs with the release in publish(), on the thread that did the part before.
-  return detail::fork_word->compare_exchange_strong(from, mine, std::memory_order_acquire,
-                                                    std::memory_order_relaxed);
-}
-void publish(std::uint32_t mine, std::uint32_t state) {
-  // Release: pairs with the acquires of fork_check(), claim() and the looks at the word below, on
-  // other threads of the child.
-  detail::fork_word->compare_exchange_strong(mine, state, std::memory_order_release,
-                                             std::memory_order_relaxed);
-}
-void wait_for_change(std::uint32_t seen) {
-  // By polling: this happens once in a process's life, if ever.
-  os::futex_wait(reinterpret_cast<const std::uint32_t*>(detail::fork_word), seen, 1000000);
-}
-
-// The first part: makes whole what locks guard that vanished threads held, and frees them. When
-// it returns that has been done, if not by this thread itself further up.
-void ensure_locks_are_free() {
-  std::uint32_t mine = kFreeingLocks | thread_id();
-  for (;;) {
-    std::uint32_t seen = detail::fork_word->load(std::memory_order_acquire);
-    if ((seen & kFreeingLocks) != 0 && seen != mine) {
-      wait_for_change(seen);
-      continue;
-    }
-    if (seen != kForked) return;
-    if (!claim(kForked, mine)) continue;
-    // Where libc's handler did not run, this thread is taken for the one that forked.
-    bool is_marked = page().forker != 0;
-    Forker forker = {is_marked ? page().forker : thread_id()};
-    free_locks(forker, is_marked ? page().forkers_stack : stack_here());
-    detail::first_thread.store(forker.id, std::memory_order_relaxed);
-    detail::known_process.store(os::process_id(), std::memory_order_relaxed);
-    loader_may_be_locked.store(true, std::memory_order_relaxed);
-    publish(mine, kLocksAreFree);
-  }
-}
-
-// For a thread that is about to wait for a lock, and may hold others.
-void look_before_a_wait() {
-  if (detail::fork_word->load(std::memory_order_acquire) == kForked) ensure_locks_are_free();
-}
-
 }  // namespace
 
 namespace detail {
@@ -148,18 +94,30 @@ namespace detail {
 RDMALLOC_AT_START constinit std::atomic<std::uint32_t>* fork_word = nullptr;
 
 void fork_recover() {
+  std::uint32_t mine = kRecovering | thread_id();
   for (;;) {
-    ensure_locks_are_free();
-    // The second part gives blocks back, and so takes locks: only where this thread holds none.
-    std::uint32_t id = thread_id();
-    std::uint32_t mine = kReclaiming | id;
+    // Acquire, here and in the exchange: pairs with the release below, on the thread that recovers.
     std::uint32_t seen = fork_word->load(std::memory_order_acquire);
-    // Both parts come back here from further down: they must not wait for themselves.
-    if (seen == kReady || seen == mine || seen == (kFreeingLocks | id)) return;
-    if ((seen & kReclaiming) != 0) wait_for_change(seen);
-    if (seen != kLocksAreFree || !claim(kLocksAreFree, mine)) continue;
-    cache_reclaim_after_fork();
-    publish(mine, kReady);
+    // A recovery comes back here from further down: it must not wait for itself.
+    if (seen == kReady || seen == mine) return;
+    if (seen != kForked) {
+      // By polling: this happens once in a process's life, if ever.
+      os::futex_wait(reinterpret_cast<const std::uint32_t*>(fork_word), seen, 1000000);
+      continue;
+    }
+    if (!fork_word->compare_exchange_strong(seen, mine, std::memory_order_acquire,
+                                            std::memory_order_relaxed))
+      continue;
+    // Where libc's handler did not run, this thread is taken for the one that forked.
+    bool is_marked = page().forker != 0;
+    Forker forker = {is_marked ? page().forker : thread_id()};
+    free_locks(forker, is_marked ? page().forkers_stack : stack_here());
+    first_thread.store(forker.id, std::memory_order_relaxed);
+    known_process.store(os::process_id(), std::memory_order_relaxed);
+    loader_may_be_locked.store(true, std::memory_order_relaxed);
+    cache_reclaim_after_fork();  // gives blocks back, and so takes locks
+    // Release: pairs with the acquires of fork_check() and above, on other threads of the child.
+    fork_word->store(kReady, std::memory_order_release);
   }
 }
 
@@ -186,7 +144,6 @@ void fork_init(std::uint32_t kernel_id) {
   detail::known_process.store(process, std::memory_order_relaxed);
   if (kernel_id == static_cast<std::uint32_t>(process))
     detail::first_thread.store(thread_id(), std::memory_order_relaxed);
-  detail::before_lock_wait.store(look_before_a_wait, std::memory_order_relaxed);
   if (!os::should_fail(os::Site::kForkHandler)) pthread_atfork(nullptr, nullptr, mark_child);
 }
 

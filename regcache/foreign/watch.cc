@@ -313,6 +313,32 @@ void Watch::help() {
   }
 }
 
+// Whether the kernel answers userfault_settled() as is_settled() needs it: -EAGAIN while the
+// helper's unmapping of the probe waits for its event to be read. Before the reader is there.
+int Watch::try_question() {
+  bool has_event = false;
+  for (;;) {
+    // Acquire, here and below: pairs with the release on the helper.
+    bool is_over = probe_.load(std::memory_order_acquire) != Probe::kThere;
+    has_event = os::userfault_has_event(fd_);
+    if (has_event || is_over) break;
+    os::sleep_ns(20000);
+  }
+  bool is_told = has_event && os::userfault_settled(fd_) == -EAGAIN &&
+                 !os::should_fail(os::Site::kUserfaultOrder);
+  os::UserfaultEvent event;
+  while (probe_.load(std::memory_order_acquire) == Probe::kThere)
+    if (os::userfault_read(fd_, &event, 1) == 0) os::sleep_ns(20000);
+  if (probe_.load(std::memory_order_relaxed) == Probe::kRefused) return -ENOMEM;
+  return is_told ? 0 : -ENOSYS;
+}
+
+void Watch::end_helper() {
+  phase_.store(Phase::kStopping, std::memory_order_seq_cst);
+  wake();
+  pthread_join(helper_, nullptr);
+}
+
 int Watch::create_threads() {
   std::atomic<std::uintptr_t>& ring = survivors.watch.ring;
   if (ring.load(std::memory_order_relaxed) == 0) {
@@ -330,25 +356,34 @@ int Watch::create_threads() {
   auto run_helper = [](void* watch) -> void* {
     helper_thread_begins("rdmalloc-unmap");
     is_helper_thread = true;
-    static_cast<Watch*>(watch)->help();
+    auto* self = static_cast<Watch*>(watch);
+    bool is_gone = os::unreserve(self->probe_page_, os::page_bytes()) == 0;
+    // Release: pairs with the acquires in try_question().
+    self->probe_.store(is_gone ? Probe::kGone : Probe::kRefused, std::memory_order_release);
+    self->help();
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   };
   // Stacks of rdmalloc's: libc would unmap a stack of its own on the thread that must read the
   // event of that.
+  if (int error = os::reserve(0, os::page_bytes(), &probe_page_)) return error;
+  probe_.store(Probe::kThere, std::memory_order_relaxed);
+  int error = os::userfault_register(fd_, probe_page_, os::page_bytes());
   helper_threads.fetch_add(2, std::memory_order_relaxed);
-  int error = helper_thread_create(&survivors.watch.reader_stack, kReaderStackBytes, run_reader,
-                                   this, &reader_);
+  if (error == 0)
+    error = helper_thread_create(&survivors.watch.helper_stack, kHelperStackBytes, run_helper, this,
+                                 &helper_);
   if (error != 0) {
     helper_threads.fetch_sub(2, std::memory_order_relaxed);
     return error;
   }
-  error = helper_thread_create(&survivors.watch.helper_stack, kHelperStackBytes, run_helper, this,
-                               &helper_);
+  error = try_question();
+  if (error == 0)
+    error = helper_thread_create(&survivors.watch.reader_stack, kReaderStackBytes, run_reader, this,
+                                 &reader_);
   if (error == 0) return 0;
   helper_threads.fetch_sub(1, std::memory_order_relaxed);
-  os::event_raise(stop_fd_);
-  pthread_join(reader_, nullptr);
+  end_helper();
   return error;
 }
 
@@ -382,8 +417,14 @@ int Watch::start(State& all) {
   // What is left there is of an earlier life: quarantined, or retired.
   retired_.clear();
   watched_.store(0, std::memory_order_relaxed);
+  probe_.store(Probe::kGone, std::memory_order_relaxed);
   if (error == 0) error = create_threads();
-  if (error != 0) close_descriptors();
+  if (error == 0) return 0;
+  // No thread reads the event of its unmapping: the watching ends first.
+  bool is_left = probe_.load(std::memory_order_relaxed) != Probe::kGone;
+  if (is_left) os::userfault_unregister(fd_, probe_page_, os::page_bytes());
+  close_descriptors();
+  if (is_left) os::unreserve(probe_page_, os::page_bytes());
   return error;
 }
 
@@ -433,9 +474,7 @@ void Watch::detach() {
 void Watch::stop() {
   Phase phase = phase_.load(std::memory_order_relaxed);
   if (phase == Phase::kOn || phase == Phase::kGivenUp) {
-    phase_.store(Phase::kStopping, std::memory_order_seq_cst);
-    wake();
-    pthread_join(helper_, nullptr);
+    end_helper();
     disarm_all();
     os::event_raise(stop_fd_);
     pthread_join(reader_, nullptr);

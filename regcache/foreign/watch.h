@@ -27,6 +27,10 @@
 // gives the addresses of a munmap that has not yet returned on another thread would hit the old
 // registration.
 //
+// The question has no call of its own: it is UFFDIO_WRITEPROTECT without an argument, and kernels
+// look for changes before they look at that. So each start tries it, on a page of ours: where the
+// kernel says "settled" while the event of its unmapping is unread, watching stays off.
+//
 // A registration that is being made while an event comes: its record is in the domain's list of
 // those in flight before its pages are watched, and in the tree afterwards, so the event finds it
 // in one of the two.
@@ -102,6 +106,8 @@ class Watch {
   Counters counters();
 
  private:
+  // The page that try_question() watches.
+  enum class Probe : std::uint32_t { kThere = 0, kGone, kRefused };
   enum class Phase : std::uint32_t { kOff = 0, kOn, kRefused, kGivenUp, kStopping, kEnded };
   // A power of two. So many events that were not applied end watching for good.
   static constexpr std::uint64_t kRing = 16384;
@@ -110,6 +116,8 @@ class Watch {
   int start(State& all);
   void stop();
   int create_threads();
+  int try_question();
+  void end_helper();
   void close_descriptors();
   void give_up(const char* why, int error);
   void apply(State& all);
@@ -132,6 +140,8 @@ class Watch {
   State* all_;
   int fd_, stop_fd_, maps_fd_;
   pthread_t reader_, helper_;
+  std::uintptr_t probe_page_;
+  std::atomic<Probe> probe_;
   std::uint64_t most_ranges_;
   os::UserfaultEvent* ring_;
 

@@ -2,7 +2,7 @@
 
 Each case was seen to fail: `corrupt_byte` with verify() emptied in the worker, `label` with
 mislabelled() returning nothing, `hang` without the limit in attend(), `arguments` with check_sizes()
-emptied, `crash` with run_step() ignoring the outcome, `quick` with take_row() left out, `hang_at_end`
+emptied, `crash` with keep() ignoring the outcome, `quick` with take_row() left out, `hang_at_end`
 and `label` with exit_status() returning 0 whatever peers did, `help` with ./run's look at it taken out, `mpich` with the worker of Open MPI,
 `quick` with print_ending() left out, `mpich_late` with UCX's tcp instead of its shared memory, `mpich_sigpipe` without the look at SIGPIPE, and
 with any death of it forgiven.
@@ -15,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 
+from driving import expect, no_malloc
+
 DRIVER = sys.argv[1]
 CASE = sys.argv[2]
 LIBRARY = pathlib.Path(DRIVER).parent.parent / "lib" / "librdmalloc.so"
@@ -25,12 +27,6 @@ def drive(*arguments, folder="."):
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT)
     return done.returncode, done.stdout
-
-
-def expect(condition, what, output):
-    if not condition:
-        print(output)
-        sys.exit(f"FAILED: {what}")
 
 
 def case_arguments():
@@ -122,8 +118,7 @@ def case_hang_at_end(folder):
 
 def case_label(folder):
     """A preload that serves no malloc must not become a row."""
-    libm = subprocess.run(["cc", "-print-file-name=libm.so.6"], text=True,
-                          stdout=subprocess.PIPE).stdout.strip()
+    libm = no_malloc()
     status, output = drive("--quick", "--allocators", "glibc", "--peer", f"sham={libm}",
                            "--patterns", "fresh", folder=folder)
     expect(status == 4, f"exit status {status}, not 4: a peer failed", output)

@@ -1,17 +1,17 @@
 """programs_test.py DRIVER CASE MADVISE_MALLOC: one behaviour of bench_programs.
 
-Seen to fail: `arguments` with the check of --programs removed, `label` with run_step() not asking
-is_served_by(), `quick` with put() left out, `calls` with the purge thread counted among the program's,
+Seen to fail: `arguments` with the check of --programs removed, `label` without the call of
+served_by_another(), `quick` with keep() left out, `calls` with the purge thread counted among the program's,
 `traces` with the check of a trace's length left out, and with a redis-server that is not there.
 """
-import json
 import os
 import pathlib
-import subprocess
 import sys
-import tempfile
 
-DRIVER = sys.argv[1]
+import driving
+from driving import expect
+
+DRIVER = driving.Driver(sys.argv[1], "programs")
 CASE = sys.argv[2]
 MADVISE_MALLOC = sys.argv[3]
 
@@ -19,19 +19,10 @@ MADVISE_MALLOC = sys.argv[3]
 def drive(*arguments):
     if "--traces" not in arguments:
         arguments = ["--traces", "none", *arguments]
-    done = subprocess.run([DRIVER, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.returncode, done.stdout
+    return DRIVER.run(*arguments)
 
 
-def expect(condition, what, output):
-    if not condition:
-        print(output)
-        sys.exit(f"FAILED: {what}")
-
-
-def report():
-    return json.loads(pathlib.Path("out/programs.json").read_text())
+report = DRIVER.report
 
 
 def case_arguments():
@@ -51,10 +42,8 @@ def case_arguments():
 
 def case_label():
     """A preload that serves no malloc must not become a column."""
-    libm = subprocess.run(["cc", "-print-file-name=libm.so.6"], text=True,
-                          stdout=subprocess.PIPE).stdout.strip()
     status, output = drive("--programs", "sh6", "--scale", "0.01", "--repetitions", "1",
-                           "--allocators", "glibc", "--peer", f"sham={libm}")
+                           "--allocators", "glibc", "--peer", f"sham={driving.no_malloc()}")
     expect(status == 0, f"exit status {status}, not 0", output)
     expect({row["allocator"] for row in report()["results"]} == {"glibc"}, "a sham row", output)
     expect("malloc is served by" in report()["failures"][0]["what"], "no reason", output)
@@ -122,6 +111,4 @@ def case_calls():
            "the control was not seen", output)
 
 
-with tempfile.TemporaryDirectory() as work_folder:
-    os.chdir(work_folder)
-    globals()[f"case_{CASE}"]()
+driving.run_case(globals(), CASE)

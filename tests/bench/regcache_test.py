@@ -6,33 +6,22 @@ Seen to fail: `arguments` with parse_numbers() taking any number, `quick` with `
 worker's subjects and with a get of the counted kind not counted, `failure` with take() not asking
 whether the worker succeeded.
 """
-import json
-import os
 import pathlib
 import shutil
 import subprocess
 import sys
-import tempfile
+
+import driving
+from driving import expect
 
 DRIVER = sys.argv[1]
 CASE = sys.argv[2]
 OURS = {"load", "key", "load_chained", "key_chained", "count", "get_put", "get_put_apart", "foreign"}
 
 
-def drive(*arguments, driver=DRIVER):
-    done = subprocess.run([driver, "--quiet", *arguments], text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    return done.returncode, done.stdout
-
-
-def expect(condition, what, output):
-    if not condition:
-        print(output)
-        sys.exit(f"FAILED: {what}")
-
-
-def report():
-    return json.loads(pathlib.Path("out/regcache.json").read_text())
+WORKING = driving.Driver(DRIVER, "regcache")
+drive = WORKING.run
+report = WORKING.report
 
 
 def case_arguments():
@@ -102,11 +91,9 @@ def case_failure():
     worker = folder / "regcache_worker"
     worker.write_text("#!/bin/sh\necho out of order >&2\nexit 7\n")
     worker.chmod(0o755)
-    status, output = drive("--quick", driver=driver)
+    status, output = driving.Driver(driver, "regcache").run("--quick")
     expect(status == 1, f"exit status {status}, not 1", output)
     expect("out of order" in output and "exited with 7" in output, "no reason", output)
 
 
-with tempfile.TemporaryDirectory() as work_folder:
-    os.chdir(work_folder)
-    globals()[f"case_{CASE}"]()
+driving.run_case(globals(), CASE)

@@ -2,10 +2,10 @@
 // the next hit, by page frames (regcache/core/page_frame_check.h). io_uring pins for real; the
 // calls are raw ones, which no preload sees.
 //
-// Seen to fail: without page_frames_check() in reg_get, in take_found() and in hand_out(), one by
-// one; with publish() filling the sticky slots of a domain that is watched; with frames compared of
-// domains that do not pin; with a page counted as stale that was not there at registration; without
-// the notes of purges.
+// Seen to fail: without page_frames_check() in rdmalloc_reg_get(), in take_found() and in
+// hand_out(), one by one; with publish() filling the sticky slots of a domain that is watched; with
+// frames compared of domains that do not pin; with a page counted as stale that was not there at
+// registration; without the notes of purges.
 #include <gtest/gtest.h>
 #include <rdmalloc/registrar_uring.h>
 #include <sys/mman.h>

@@ -11,22 +11,18 @@
 
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <mutex>
-#include <string>
 #include <thread>
 #include <vector>
+
+#include "tests/support/process.h"
 
 namespace {
 
 constexpr std::size_t kBytes = 1 << 20;
 
 long pinned_bytes() {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line))
-    if (line.rfind("VmPin:", 0) == 0) return strtol(line.c_str() + 6, nullptr, 10) * 1024;
-  return -1;
+  return static_cast<long>(rdmalloc_test::status_kib("VmPin")) * 1024;
 }
 
 class UringBehaviours : public testing::Test {
@@ -195,7 +191,7 @@ TEST_F(UringBehaviours, memory_that_cannot_be_written_is_refused_and_nothing_is_
 }
 
 // Fails when map_wiped_on_fork() leaves the parent's memory to the child.
-TEST_F(UringBehaviours, I11_the_parents_transfers_stay_right_beside_a_child_that_writes) {
+TEST_F(UringBehaviours, I11_a_parents_transfers_stay_right_beside_a_writing_child) {
   auto* block = static_cast<char*>(rdmalloc_malloc(kBytes));
   memset(block, 1, kBytes);
   std::uint64_t first = transfer(block, kBytes);

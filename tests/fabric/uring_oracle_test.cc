@@ -15,14 +15,13 @@
 #include <atomic>
 #include <barrier>
 #include <cstring>
-#include <fstream>
 #include <mutex>
 #include <random>
-#include <string>
 #include <thread>
 #include <vector>
 
 #include "tests/support/page_frames.h"
+#include "tests/support/process.h"
 
 namespace {
 
@@ -30,11 +29,7 @@ constexpr int kThreads = 4;
 constexpr int kBlocksEach = 24;
 
 long pinned_bytes() {
-  std::ifstream status("/proc/self/status");
-  std::string line;
-  while (std::getline(status, line))
-    if (line.rfind("VmPin:", 0) == 0) return strtol(line.c_str() + 6, nullptr, 10) * 1024;
-  return -1;
+  return static_cast<long>(rdmalloc_test::status_kib("VmPin")) * 1024;
 }
 
 struct Block {

@@ -169,7 +169,7 @@ TEST(Bounded, I7_decay_of_zero_leaves_nothing_dirty) {
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
 
-TEST(Bounded, I7_what_an_observer_refuses_is_counted_and_offered_until_it_agrees) {
+TEST(Bounded, I7_refused_pages_are_counted_and_offered_until_accepted) {
   rdmalloc_test::set("purge.decay_ms", 10);
   static std::atomic<bool> refuses;
   refuses = true;

@@ -1,31 +1,23 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// More than 600 lines: one machine that stops a thread at its stores, and four histories for it.
-//
 // I11, store by store. What a child sees of another thread is its stores up to some point of its
 // program order: the thread stops at its first store to a page that fork has write-protected
 // already (alloc/process/fork.h). Here each such point of a history is tried, instead of waiting
 // for luck: every page that rdmalloc writes is read-only, so the other thread stops at each of its
 // stores, and a child is forked there, which must find every live block whole and hand none of them
-// out again.
+// out again. The store is then let through by one step of the processor with the page writable (the
+// trap flag), so this test is for x86-64.
 //
 // Some of the children do the same again: one of their threads recovers, and at its stores the
-// other forks. Seen to fail in a heap: with the locks of vanished threads freed before what they
-// guard was made anew.
+// other forks.
 //
-// The store is then let through by one step of the processor with the page writable (the trap
-// flag), so this test is for x86-64.
+// The histories, and what each was seen to fail with:
 //
-// Seen to fail: with pass_on() of thread_cache.cc giving a magazine away before the class has let
-// go of it.
-//
-// Built four times. With FORK_AT_STORES_IN_HEAP the history is one of a heap of the user; seen to
-// fail there: with free bits or magazines believed by the child, with live bits set outside the
-// lock. With FORK_AT_STORES_IN_REGION besides, that heap is a registered one; seen to fail there:
-// with a region's lists as they were, with spans on their way that malloc gets. With
-// FORK_AT_STORES_IN_SHARDS the thread moves between the places of a made-up topology, so that
-// shards are made, steal and are repaired, and an eighth of the blocks are large ones, of up to 4
-// MiB, so that segments come and go; seen to fail there: with the lists of shard 0 alone made anew.
+//   malloc  pass_on() of thread_cache.cc that gives a magazine away before the class has let go
+//   heap    the locks of vanished threads freed before what they guard was made anew; free bits or
+//           magazines believed by the child; live bits set outside the lock
+//   region  a region's lists as they were; spans on their way that malloc gets
+//   shards  the lists of shard 0 alone made anew
 #include <gtest/gtest.h>
 #include <linux/futex.h>
 #include <rdmalloc/regcache.h>
@@ -40,99 +32,57 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <iostream>
 #include <new>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "alloc/pages/page_heap.h"
+#include "tests/invariants/own_memory.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 
 namespace {
 
+using rdmalloc_test::Metadata;
 using rdmalloc_test::Random;
+
+// Which history a process has: each wants settings of its own.
+struct Kind {
+  const char* name;
+  bool in_heap;    // of a heap of the user
+  bool in_region;  // which is a registered one
+  // The thread moves between the places of a made-up topology, so that shards are made, steal and
+  // are repaired. An eighth of its blocks are large, of up to 4 MiB, so that segments come and go.
+  int places;
+  std::vector<std::string> environment;
+  friend std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
+};
+const Kind kKinds[] = {
+    {"malloc", false, false, 1, {}},
+    {"heap", true, false, 1, {}},
+    // A domain, or much free memory, starts the purge thread, whose stack would be write-protected
+    // with all the rest. Huge pages make children dear.
+    {"region", true, true, 1, {"RDMALLOC_PURGE=manual", "RDMALLOC_HUGE=never"}},
+    {"shards", false, false, 4, {"RDMALLOC_TOPOLOGY=2x2", "RDMALLOC_HUGE=never"}},
+};
+const Kind* kind_here = nullptr;  // the one of this process
+
+class ForkAtStores : public ::testing::TestWithParam<Kind> {};
+INSTANTIATE_TEST_SUITE_P(, ForkAtStores, ::testing::ValuesIn(kKinds),
+                         [](const auto& one) { return one.param.name; });
 
 #if defined(__x86_64__)
 
 constexpr size_t kPage = 4096;
 constexpr int64_t kTrapFlag = 0x100;
 
-#ifdef FORK_AT_STORES_IN_HEAP
-constexpr bool kInHeap = true;
-#else
-constexpr bool kInHeap = false;
-#endif
-#ifdef FORK_AT_STORES_IN_REGION
-constexpr bool kInRegion = true;
-#else
-constexpr bool kInRegion = false;
-#endif
-#ifdef FORK_AT_STORES_IN_SHARDS
-constexpr int kPlaces = 4;
-#else
-constexpr int kPlaces = 1;
-#endif
 // Stores of an operation that took the fast path, about; most of a history. Of them a sample is
 // tried.
-constexpr int kFastStores = kInHeap ? 10 : 2;
-
-struct Range {
-  uintptr_t begin, end;
-  bool is_writable;
-  bool is_data;  // this program's own, where rdmalloc's lie
-};
-int in_data;
-
-// Anonymous mappings of this process, and the writable data of this program, which holds
-// rdmalloc's.
-std::vector<Range> own_memory() {
-  std::vector<Range> ranges;
-  FILE* maps = fopen("/proc/self/maps", "r");
-  char line[512], path[400];
-  while (fgets(line, sizeof line, maps) != nullptr) {
-    Range range = {};
-    char rights[5] = {};
-    path[0] = '\0';
-    if (sscanf(line, "%lx-%lx %4s %*s %*s %*s %399s", &range.begin, &range.end, rights, path) < 3)
-      continue;
-    range.is_writable = rights[1] == 'w';
-    auto data = reinterpret_cast<uintptr_t>(&in_data);
-    range.is_data =
-        strstr(path, "fork_at_stores_test") != nullptr || (range.begin <= data && data < range.end);
-    if (path[0] == '\0' || range.is_data) ranges.push_back(range);
-  }
-  fclose(maps);
-  return ranges;
+uint64_t fast_stores() {
+  return kind_here->in_heap ? 10 : 2;
 }
-
-// Which of its memory rdmalloc writes: what was mapped since `before`, and the program's data.
-// Found anew for each history, for it grows.
-class Metadata {
- public:
-  explicit Metadata(const std::vector<Range>& before) : before_(before) {}
-  void find() {
-    ranges_.clear();
-    for (const Range& range : own_memory()) {
-      bool is_old = false;
-      for (const Range& old : before_)
-        if (range.begin >= old.begin && range.end <= old.end) is_old = true;
-      if (range.is_writable && (!is_old || range.is_data)) ranges_.push_back(range);
-    }
-  }
-  void protect(int rights) const {
-    for (const Range& range : ranges_)
-      mprotect(reinterpret_cast<void*>(range.begin), range.end - range.begin, rights);
-  }
-  bool holds(uintptr_t address) const {
-    for (const Range& range : ranges_)
-      if (address >= range.begin && address < range.end) return true;
-    return false;
-  }
-
- private:
-  std::vector<Range> before_, ranges_;
-};
 
 struct Block {
   unsigned char* start = nullptr;
@@ -162,7 +112,7 @@ struct Shared {
   int64_t steps = 0;        // what it is to do next
   int64_t purge_at = 0;     // when as many are left
   bool is_ending = false;
-  rdmalloc_heap* heap = nullptr;  // kInHeap only
+  rdmalloc_heap* heap = nullptr;  // of a history in a heap
   Block live[kBlocks];            // the one that is on its way is not among them
   std::vector<void*> of_forking_thread;
   const Metadata* metadata = nullptr;
@@ -203,7 +153,7 @@ void on_fault(int, siginfo_t* info, void* context) {
   // another offset each time.
   shared->stores++;
   bool is_sampled = shared->stride > 1 ? (shared->stores + shared->offset) % shared->stride == 0
-                                       : shared->stores > kFastStores || shared->steps % 16 == 0;
+                                       : shared->stores > fast_stores() || shared->steps % 16 == 0;
   if (is_sampled) {
     set(kStopped);
     wait_while(kStopped);
@@ -230,7 +180,7 @@ bool is_filled(const Block& block, unsigned char mark) {
 }
 
 void* allocate(size_t bytes) {
-  return kInHeap ? rdmalloc_heap_malloc(shared->heap, bytes) : rdmalloc_malloc(bytes);
+  return kind_here->in_heap ? rdmalloc_heap_malloc(shared->heap, bytes) : rdmalloc_malloc(bytes);
 }
 
 // Of a block of many slices, a purge or a recovery one store of `stride` is tried, at another
@@ -242,7 +192,7 @@ void enter(uint64_t stride = 1) {
   shared->is_watched = true;
 }
 uint64_t stride_of(size_t bytes) {
-  return kPlaces > 1 && bytes >= kLarge[0] ? 3 + bytes / kLarge[0] : 1;
+  return kind_here->places > 1 && bytes >= kLarge[0] ? 3 + bytes / kLarge[0] : 1;
 }
 
 // The history: runs of allocations and of frees, so that magazines fill and empty, and now and then
@@ -258,8 +208,8 @@ void operate(Random& random) {
         shared->is_watched = false;
         continue;
       }
-      if (kPlaces > 1 && shared->steps % 40 == 7) {
-        uint64_t place = random.below(kPlaces);
+      if (kind_here->places > 1 && shared->steps % 40 == 7) {
+        uint64_t place = random.below(static_cast<uint64_t>(kind_here->places));
         enter();
         if (rdmalloc_ctl("thread.place", nullptr, nullptr, &place, sizeof place) != 0) _exit(5);
         shared->is_watched = false;
@@ -279,7 +229,7 @@ void operate(Random& random) {
       }
       size_t kind = random.below(64);
       block.bytes = kSizes[kind < 2 ? 4 : kind < 8 ? 3 : kind % 3];
-      if (kPlaces > 1 && kind % 8 == 0) block.bytes = kLarge[kind / 8 % 4];
+      if (kind_here->places > 1 && kind % 8 == 0) block.bytes = kLarge[kind / 8 % 4];
       enter(stride_of(block.bytes));
       block.start = static_cast<unsigned char*>(allocate(block.bytes));
       shared->is_watched = false;
@@ -349,12 +299,12 @@ int check_in_child() {
   shared->metadata->protect(PROT_READ | PROT_WRITE);
   shared->stopped_thread = 0;
   std::vector<Block> mine;
-  if (kInHeap && check_walk() != 0) return 1;
+  if (kind_here->in_heap && check_walk() != 0) return 1;
   for (int round = 0; round < 2; round++) {
     mine.clear();
     for (size_t bytes : {kSizes[0], kSizes[1], kFreedOnly, kSizes[2], kSizes[3], kLarge[0],
                          kLarge[1], kLarge[2]}) {
-      if (kPlaces == 1 && (bytes == kLarge[0] || bytes == kLarge[2])) continue;
+      if (kind_here->places == 1 && (bytes == kLarge[0] || bytes == kLarge[2])) continue;
       size_t count = bytes > 50000 ? 6 : bytes > 5000 ? 40 : 400;
       for (size_t i = 0; i < count; i++) {
         Block block = {static_cast<unsigned char*>(allocate(bytes)), bytes};
@@ -384,7 +334,7 @@ int check_in_child() {
     if (!rdmalloc::page_heap_is_valid())
       return complain("the page heap's equations do not hold, round", static_cast<size_t>(round));
   }
-  return kInHeap ? check_end_of_heap() : check_end();
+  return kind_here->in_heap ? check_end_of_heap() : check_end();
 }
 
 // In a child: forks at each stop of its other thread, which recovers, until that has done so.
@@ -466,7 +416,7 @@ rdmalloc_heap* make_heap() {
   rdmalloc_heap_attr attr = {};
   attr.size = sizeof attr;
   rdmalloc_domain* domain = nullptr;
-  if (kInRegion) {
+  if (kind_here->in_region) {
     domain = open_domain();
     attr.budget_bytes = size_t{128} << 20;
     attr.domains = &domain;
@@ -488,7 +438,7 @@ class History {
       operate(random_);
     });
     while (shared->stopped_thread.load() == 0) sched_yield();
-    metadata_ = new Metadata(own_memory());
+    metadata_ = new Metadata(rdmalloc_test::own_memory());
     shared->metadata = metadata_;
     struct sigaction action = {};
     action.sa_flags = SA_SIGINFO;
@@ -553,29 +503,28 @@ class History {
   struct sigaction fault_before_ = {}, trap_before_ = {};
 };
 
-TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
+TEST_P(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
+  ASSERT_NE(kind_here, nullptr) << "one kind a process: --gtest_filter=*/" << GetParam();
   uint64_t seed = rdmalloc_test::test_seed(1);
   SCOPED_TRACE("TEST_SEED=" + std::to_string(seed));
   History history(seed);
-  if (kInHeap) shared->heap = make_heap();
-  ASSERT_EQ(shared->heap != nullptr, kInHeap);
+  if (kind_here->in_heap) shared->heap = make_heap();
+  ASSERT_EQ(shared->heap != nullptr, kind_here->in_heap);
   // This thread has a cache of its own, in use when the child is born.
   std::vector<void*>& mine = shared->of_forking_thread;
   for (size_t bytes : kSizes)
     for (int i = 0; i < 20; i++) mine.push_back(allocate(bytes));
   // The first operations, where everything is made, and stretches of a history that goes on.
   const char* told = getenv("TEST_STRETCHES");
+  int wanted = kind_here->places > 1 ? 3 : 5;  // children of large blocks are dear
 #if RDMALLOC_CHECKED
-  constexpr int kStretches =
-      kPlaces > 1 ? 2 : 3;  // of other stores; the release build's are users'
-#else
-  constexpr int kStretches = kPlaces > 1 ? 3 : 5;  // children of large blocks are dear
+  wanted = kind_here->places > 1 ? 2 : 3;  // of other stores; the release build's are users'
 #endif
-  int stretches = told != nullptr ? atoi(told) : kStretches;
+  int stretches = told != nullptr ? atoi(told) : wanted;
   int children = 0;
   for (int stretch = 0; stretch < stretches; stretch++) {
     shared->purge_at = 1 + stretch * 120 / stretches;  // while more is live, or less
-    if (!kInHeap) history.give_blocks();
+    if (!kind_here->in_heap) history.give_blocks();
     int here = history.run_watched(120);
     ASSERT_GE(here, 0) << "stretch " << stretch;
     children += here;
@@ -583,18 +532,18 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
   }
   printf("%d children\n", children);
   EXPECT_GT(children, stretches * 100);
-  if (kPlaces > 1) {
+  if (kind_here->places > 1) {
     EXPECT_GT(rdmalloc_test::counter("stats.segments"), 1u);
   }
   for (void* block : mine) rdmalloc_free(block);
-  if (kInHeap) {
+  if (kind_here->in_heap) {
     EXPECT_EQ(rdmalloc_heap_destroy(shared->heap), 0);
   }
 }
 
 #else
 
-TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
+TEST_P(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
   GTEST_SKIP() << "SKIP: steps one instruction by x86-64's trap flag";
 }
 
@@ -602,20 +551,12 @@ TEST(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
 
 }  // namespace
 
-#ifdef FORK_AT_STORES_IN_REGION
 int main(int argc, char** argv) {
-  // A domain, or much free memory, starts the purge thread, whose stack would be write-protected
-  // with all the rest.
-  // Huge pages make children dear.
-  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual", "RDMALLOC_HUGE=never"});
+  std::vector<char*> arguments(argv, argv + argc + 1);  // GoogleTest takes its own out of argv
   ::testing::InitGoogleTest(&argc, argv);
+  for (const Kind& kind : kKinds)
+    if (GTEST_FLAG_GET(filter).ends_with(std::string("/") + kind.name)) kind_here = &kind;
+  if (kind_here != nullptr)
+    rdmalloc_test::ensure_environment(arguments.data(), kind_here->environment);
   return RUN_ALL_TESTS();
 }
-#endif
-#ifdef FORK_AT_STORES_IN_SHARDS
-int main(int argc, char** argv) {
-  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_TOPOLOGY=2x2", "RDMALLOC_HUGE=never"});
-  ::testing::InitGoogleTest(&argc, argv);
-  return RUN_ALL_TESTS();
-}
-#endif

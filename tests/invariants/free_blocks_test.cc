@@ -81,7 +81,7 @@ void operate(uint64_t seed, int steps) {
   for (void* block : blocks) rdmalloc_free(block);
 }
 
-TEST(FreeBlocks, I4_no_byte_changes_from_free_to_the_next_write_of_the_program) {
+TEST(FreeBlocks, I4_no_byte_changes_from_free_to_the_programs_next_write) {
   uint64_t seed = test_seed(1);
   SCOPED_TRACE("TEST_SEED=" + std::to_string(seed));
   std::vector<Region> regions = filled_and_freed();

@@ -206,7 +206,7 @@ TEST(HeapFork, I11_children_of_children_do_so_too) {
 }
 
 // The second fork comes at any moment of the recovery that the first child's other thread began.
-TEST(HeapFork, I11_a_fork_in_the_middle_of_a_childs_recovery_is_recovered_from_as_well) {
+TEST(HeapFork, I11_a_fork_amid_a_childs_recovery_is_recovered_from_too) {
   Storm storm;
   for (int i = 0; i < kForks / 3; i++)
     ASSERT_EQ(in_child([&] {

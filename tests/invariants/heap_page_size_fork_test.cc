@@ -64,7 +64,7 @@ int use_memory() {
 }
 
 // Seen to fail: with the moved pages left out of children (no MADV_DOFORK).
-TEST(HeapPageSizeFork, I11_a_child_uses_and_destroys_its_parents_heap_and_the_parents_stays) {
+TEST(HeapPageSizeFork, I11_a_child_destroys_its_copy_and_the_parents_heap_stays) {
   HugePool pool(k2M);
   // The child's copies are from the pool, too.
   if (!pool.make_free(8)) GTEST_SKIP() << pool.why_not;
@@ -198,7 +198,7 @@ TEST(HeapPageSizeFork, I11_a_child_ends_a_region_that_its_parent_could_not) {
 
 // At the two moments in the middle of an exchange that can be held: before the old pages go, and
 // when the new ones are there.
-TEST(HeapPageSizeFork, I11_a_fork_inside_an_exchange_that_is_held_leaves_whole_memory) {
+TEST(HeapPageSizeFork, I11_a_fork_inside_a_held_exchange_leaves_whole_memory) {
   static std::atomic<int> is_inside, may_go_on, hold_at;
   constexpr int kBefore = 1, kAfter = 2;
   auto hold = [](int where) {

@@ -152,7 +152,7 @@ TEST_F(HeapPageSize, inside_a_page_event_no_pages_are_exchanged) {
 
 // Where no other addresses are left, the pages of freed blocks are exchanged, and a registration
 // over them is gone before they are. Seen to fail: without the question to the observers.
-TEST_F(HeapPageSize, I3_registrations_end_before_the_pages_under_them_are_exchanged) {
+TEST_F(HeapPageSize, I3_registrations_end_before_their_pages_are_exchanged) {
   StubFabric fabric;
   int gone_too_early = 0;
   fabric.before_leave = [&](void* base, size_t) {

@@ -125,7 +125,7 @@ unsigned char* marked(const Heap& heap, size_t bytes) {
   return block;
 }
 
-TEST(HeapPages, I3_registrations_over_a_destroyed_heap_end_before_its_pages_go) {
+TEST(HeapPages, I3_a_destroyed_heaps_registrations_end_before_its_pages) {
   Fabric fabric;
   for (size_t bytes : {size_t{100}, size_t{5000}, kMiB, 5 * kMiB}) {
     Heap heap;
@@ -162,7 +162,7 @@ TEST(HeapPages, I3_a_registration_in_use_holds_the_pages_of_a_destroyed_heap) {
   EXPECT_EQ(fabric.live(), 0u);
 }
 
-TEST(HeapPages, I5_an_uncounted_key_holds_while_its_block_lives_and_ends_with_the_heap) {
+TEST(HeapPages, I5_an_uncounted_key_lives_as_its_block_and_heap_do) {
   Fabric fabric;
   Heap heap;
   unsigned char* block = marked(heap, 3000);
@@ -179,7 +179,7 @@ TEST(HeapPages, I5_an_uncounted_key_holds_while_its_block_lives_and_ends_with_th
   EXPECT_EQ(block[0], 0);
 }
 
-TEST(HeapPages, I5_a_heaps_buffer_that_comes_back_unpurged_keeps_its_registration) {
+TEST(HeapPages, I5_a_heaps_buffer_reused_unpurged_keeps_its_registration) {
   Fabric fabric;
   uint64_t generation = 0;
   const void* place = nullptr;

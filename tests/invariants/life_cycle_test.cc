@@ -100,7 +100,7 @@ void forbid_threads() {
   if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) _exit(9);
 }
 
-TEST(LifeCycle, I10_a_thread_that_cannot_be_made_means_manual_mode_and_one_warning) {
+TEST(LifeCycle, I10_a_refused_purge_thread_means_manual_mode_and_one_warning) {
   int words[2];
   ASSERT_EQ(pipe(words), 0);
   pid_t pid = fork();

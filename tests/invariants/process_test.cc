@@ -39,7 +39,7 @@ uint64_t value_of(const ChildResult& result, const std::string& name) {
 }
 
 // Deliver 6c: 4 threads, 10^7 operations, 1 B to 8 MiB.
-TEST(Process, I1_no_forbidden_call_in_ten_million_operations_of_four_threads) {
+TEST(Process, I1_ten_million_operations_make_no_forbidden_call) {
   ChildResult result = run_on(RDMALLOC_LIBRARY, {I1_TRACE, "4", "2500000"});
   EXPECT_TRUE(result.clean()) << result.describe();
   EXPECT_TRUE(says(result, "operations=10000000 forbidden=0"));
@@ -59,7 +59,7 @@ TEST(Process, I1_no_forbidden_call_at_a_low_ceiling) {
 }
 
 // Seen to fail with a purge on the calling thread.
-TEST(Process, I1_no_forbidden_call_where_memory_is_taken_back_before_a_refusal) {
+TEST(Process, I1_taking_memory_back_makes_no_forbidden_call) {
   ChildResult result =
       run_on(RDMALLOC_LIBRARY, {I1_TRACE, "4", "20000", "refused"}, {"RDMALLOC_LIMIT=24M"});
   EXPECT_TRUE(result.clean()) << result.describe();

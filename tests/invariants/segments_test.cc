@@ -4,11 +4,11 @@
 // takes from the central one. On a made-up machine of two nodes with two processors each, with
 // RDMALLOC_PURGE=manual, so that nothing goes back by itself; segments_thread_test.cc has the rest.
 //
-// Seen to fail: what_a_shard_frees, and many others by a crash, with neighbours of other heaps
-// joined, before or behind; a_shard_that_frees with no segment kept; I7 with none given back, and
-// with clean ones taken before those with pages, as a_registration; generations with each heap
-// counting for itself; the_limit with slices counted after they are looked at, and with the sum of
-// all heaps' counts; I11_the_child with segments that are not counted anew.
+// Seen to fail: a_length_that_a_shard_frees, and many others by a crash, with neighbours of other
+// heaps joined, before or behind; a_shard_that_reuses with no segment kept; I7 with none given
+// back, and with clean ones taken before those with pages, as a_registration_outlives; generations
+// with each heap counting for itself; the_limit with slices counted after they are looked at, and
+// with the sum of all heaps' counts; I11_the_child with segments that are not counted anew.
 #include "alloc/pages/segments.h"
 
 #include <gtest/gtest.h>
@@ -163,7 +163,7 @@ TEST_F(Segments, a_block_goes_back_to_its_shard_from_any_thread) {
   });
 }
 
-TEST_F(Segments, a_shard_that_frees_and_allocates_16_mib_again_and_again_moves_none) {
+TEST_F(Segments, a_shard_that_reuses_16_mib_again_and_again_moves_no_segment) {
   run_at(1, [] {
     for (size_t bytes : {kSlice, 700 * kKiB, 2 * kMiB}) {
       auto count = static_cast<size_t>(kKeptMost / (bytes + kSlice) * 4 / 5);
@@ -296,7 +296,7 @@ void use(rdmalloc_domain* domain, char* block, size_t bytes) {
   rdmalloc_reg_put(reg);
 }
 
-TEST_F(Segments, a_registration_lives_on_while_its_segment_goes_from_shard_to_shard) {
+TEST_F(Segments, a_registration_outlives_its_segments_change_of_shard) {
   constexpr size_t kBytes = 2 * kMiB, kBlocks = 20;
   rdmalloc_domain* domain = open_domain();
   ASSERT_NE(domain, nullptr);

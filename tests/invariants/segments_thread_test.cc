@@ -87,14 +87,14 @@ TEST_F(SegmentsAge, what_a_block_out_of_several_families_leaves_is_joined) {
   EXPECT_TRUE(rdmalloc::page_heap_is_valid());
 }
 
-TEST_F(SegmentsAge, I7_what_shards_keep_goes_back_after_the_decay_time_with_no_further_call) {
+TEST_F(SegmentsAge, I7_what_shards_keep_goes_back_after_the_decay_time) {
   for (uint64_t place = 1; place < 4; place++) free_at(place, 20, 500 * kKiB);
   ASSERT_GE(counter("stats.dirty_bytes"), 30 * kMiB);
   rdmalloc_test::set("purge.decay_ms", 20);
   wait_until([] { return counter("stats.dirty_bytes") == 0; });
 }
 
-TEST_F(SegmentsAge, a_free_in_a_shard_wakes_the_purge_thread_that_sleeps_for_want_of_work) {
+TEST_F(SegmentsAge, a_free_in_a_shard_wakes_the_idle_purge_thread) {
   rdmalloc_test::set("purge.decay_ms", 100);
   for (int round = 0; round < 6; round++) {
     ASSERT_GE(rdmalloc_purge(0), 0);

@@ -3,10 +3,10 @@
 // Shards of the depot and the slabs, on a made-up machine of two nodes with 16 processors
 // each. Threads say which of them they run at ("thread.place").
 //
-// Seen to fail: empty_magazines with one stack for all shards and with no bound; what_a_shard_lacks
+// Seen to fail: empty_magazines with one stack for all shards and with no bound; a_shard_steals
 // with no stealing from depots; a_dead_shards_memory and what_a_live_shard with none from slabs;
 // the_depot_is_bounded with a whole share for each shard; I11 with the lists of shard 0 alone made
-// anew in a child. Nodes: blocks_of_another_node without send_home(), a_buffer and
+// anew in a child. Nodes: blocks_of_a_far_node without return_remote_blocks(), a_buffer and
 // pages_of_another_node with no node preferred, the latter also when far pages are left alone for
 // ever.
 #include <errno.h>
@@ -147,7 +147,7 @@ TEST(Shards, a_thread_takes_from_its_own_depot) {
   release(blocks);
 }
 
-TEST(Shards, what_a_shard_lacks_is_stolen_from_the_depot_of_another_of_its_node) {
+TEST(Shards, a_shard_steals_from_the_depot_of_another_of_its_node) {
   Resident first(0), third(2);
   go_to(0);
   fill_depot(64);
@@ -230,7 +230,7 @@ TEST(Shards, the_depot_of_another_node_is_left_alone) {
   });
 }
 
-TEST(Nodes, blocks_of_another_node_go_home_and_those_of_this_one_to_its_depot) {
+TEST(Nodes, blocks_of_a_far_node_return_there_near_ones_go_to_the_depot) {
   Resident near(0), far(kPlacesOfNode);
   std::vector<void*> blocks, own;
   run_at(0, [&] { blocks = allocate(4000, 64); });
@@ -404,7 +404,7 @@ TEST(Shards, what_a_live_shard_can_spare_is_used_before_new_memory) {
   release(kept);
 }
 
-TEST(Shards, I7_a_thousand_threads_on_32_shards_stay_within_the_bounds_of_one) {
+TEST(Shards, I7_a_thousand_threads_on_32_shards_stay_within_ones_bounds) {
   constexpr unsigned kThreads = 1000;
   std::atomic<unsigned> ready{0};
   std::atomic<bool> end{false};

@@ -92,7 +92,7 @@ size_t handed_out_of(const rdmalloc_range& slab, size_t bytes, size_t most) {
   return seen.size();
 }
 
-TEST(SlabPages, I7_what_a_few_blocks_hold_in_place_goes_back_with_no_further_call) {
+TEST(SlabPages, I7_free_pages_beside_a_few_blocks_go_back_with_no_call) {
   if (!kRssIsOurs) GTEST_SKIP() << "SKIP: the sanitizer's shadow memory stays resident";
   rdmalloc_test::set("purge.decay_ms", 50);
   ASSERT_EQ(rdmalloc_init(), 0);
@@ -174,7 +174,7 @@ TEST(SlabPages, a_slab_that_ends_with_purged_pages_is_told_as_one_again) {
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
 
-TEST(SlabPages, what_an_observer_refuses_stays_and_is_offered_until_it_agrees) {
+TEST(SlabPages, refused_pages_stay_and_are_offered_until_accepted) {
   rdmalloc_test::set("purge.decay_ms", 10);
   static std::atomic<bool> refuses;
   refuses = true;
@@ -212,7 +212,7 @@ long sleeps_of_purge_thread() {
   return -1;
 }
 
-TEST(SlabPages, the_purge_thread_sleeps_when_all_is_done_and_wakes_for_the_next_page) {
+TEST(SlabPages, the_purge_thread_sleeps_when_done_and_wakes_for_a_page) {
   rdmalloc_test::set("purge.decay_ms", 8);  // looks every 2 ms
   ASSERT_EQ(rdmalloc_init(), 0);
   std::vector<char*> blocks = whole_slab(888);
@@ -419,7 +419,7 @@ void expect_success(pid_t child) {
   EXPECT_EQ(status, 0);
 }
 
-TEST(SlabPages, I11_a_child_born_while_pages_are_in_purge_has_all_their_blocks) {
+TEST(SlabPages, I11_a_child_born_in_a_page_purge_has_all_its_blocks) {
   constexpr size_t kBytes = 820;
   ASSERT_GE(rdmalloc_purge(0), 0);
   static std::atomic<bool> is_in_purge, may_end;

@@ -8,7 +8,7 @@
 // hear of it, before the pages are gone: it reads them. `not`: the same with a setting that leaves
 // watching to the library, where nothing may come from us.
 // Seen to fail: with tell() behind the call in foreign.cc (the callback dies), with set(7) and with
-// set_external left out of watching.cc, with forget() forgetting all, with munmap's and shmdt's
+// set() left out of watching.cc, with forget() forgetting all, with munmap's and shmdt's
 // tell() left out, with attached_bytes() taking a failed read for the end of the file.
 #include <dlfcn.h>
 #include <rdmalloc/notifier.h>

@@ -49,7 +49,7 @@ class Messages : public ::testing::Test {
   std::string folder_;
 };
 
-TEST_F(Messages, go_into_no_file_of_the_programs_that_has_the_number_of_standard_error) {
+TEST_F(Messages, go_into_no_file_that_has_standard_errors_number) {
   for (const char* statistics : {"0", "1"}) {
     ChildResult result = run("data", {std::string("RDMALLOC_STATS=") + statistics});
     EXPECT_TRUE(result.clean()) << result.describe();

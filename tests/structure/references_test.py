@@ -4,6 +4,7 @@
 Seen to fail, before what they found was mended: with tests/structure/tidy.sh in .clang-tidy, regcache/freeze in
 docs/design.md, design.md, "Purging" in options.h, 15 instructions in alloc/README.md and 64 blocks in
 docs/design.md; with a file no_such.cc in a comment; and with 5 blocks that a class starts with in record 0006.
+And with run_step() and send_home(), which are gone, in notes of tests/bench and shards_test.cc.
 """
 import json
 import os
@@ -37,6 +38,40 @@ def lines():
                 yield name, number, line
 
 
+# A note of how a test was seen to fail, and what it names: functions, constants, members, files.
+NOTE = re.compile(r"seen to fail", re.I)
+NAMED = re.compile(r"\bk[A-Z]\w+|\b[A-Za-z]\w*(?=\(\))|\b[a-z]\w*_\w+|\b\w+\.(?:cc|h|py|cmake|c)\b")
+NAMED_OF_OTHERS = {"test_socket"}  # CPython's
+
+
+def code(name):
+    """The words of a file outside its comments."""
+    text = tree.text(name)
+    if name.endswith((".c", ".cc", ".h", ".hpp")):
+        text = re.sub(r"/\*.*?\*/|//[^\n]*", " ", text, flags=re.S)
+    else:
+        text = re.sub(r'"""(?:(?!""").)*"""', "", text, flags=re.S)
+        text = re.sub(r"#[^\n]*", "", text)
+    return set(re.findall(r"\w+", text))
+
+
+def paragraphs(name):
+    """The paragraphs of comments and of a script's docstrings, each with its first line's number."""
+    mark = r"\s*//+" if name.endswith((".c", ".cc", ".h")) else r"\s*#+"
+    begin, words, in_docstring = 0, [], False
+    for number, line in enumerate([*tree.text(name).splitlines(), ""], 1):
+        quotes = line.count('"""') if name.endswith(".py") else 0
+        is_comment = bool(in_docstring or quotes or re.match(mark, line))
+        in_docstring ^= quotes % 2 == 1
+        body = re.sub(rf"^{mark}", "", line).strip() if is_comment else ""
+        if body:
+            begin = begin if words else number
+            words.append(body)
+        elif words:
+            yield begin, " ".join(words)
+            words = []
+
+
 class References(unittest.TestCase):
     def test_paths_and_files_exist(self):
         # A path may be named from a folder within: heaps/heap.h. And a group of files: alloc/process/fork.
@@ -53,6 +88,27 @@ class References(unittest.TestCase):
                 if path not in ends and path not in NOT_OURS and "NAME" not in path \
                         and not ELSEWHERE.match(path):
                     wrong.append(f"{name}:{number}: {path}")
+        self.assertEqual(wrong, [])
+
+    def test_notes_of_failures_name_what_is_there(self):
+        files = {os.path.basename(name) for name in tree.files()}
+        # tests/structure has lists of words that are no longer used.
+        of = {name: code(name) for name in tree.files() if not name.startswith("tests/structure/")
+              and name.endswith((".c", ".cc", ".h", ".py", ".sh", ".txt", ".cmake"))}
+        words, wrong, count = set().union(*of.values()), [], 0
+        for name in of:
+            if not name.startswith(("tests/", "examples/")):
+                continue
+            # A test may be named by how its name begins.
+            tests = [re.sub(r"^I\d+_", "", word) for word in of[name] if "_" in word]
+            for number, text in paragraphs(name):
+                if not NOTE.search(text):
+                    continue
+                count += 1
+                wrong += [f"{name}:{number}: {named}" for named in NAMED.findall(text)
+                          if named not in words and named not in files and named not in NAMED_OF_OTHERS
+                          and not any(test.startswith(re.sub(r"^I\d+_", "", named)) for test in tests)]
+        self.assertGreater(count, 200)
         self.assertEqual(wrong, [])
 
     def test_sections_exist(self):

@@ -1,4 +1,4 @@
-# rdmalloc_malloc_test(source.cc [STANDARD_NAMES_ONLY] [TIMEOUT seconds] [VARIANTS builds...])
+# rdmalloc_malloc_test(source.cc [STANDARD_NAMES_ONLY | PREFIXED_ONLY] [TIMEOUT seconds] [VARIANTS builds...])
 #
 # A test of the malloc family, written against tests/support/alloc_under_test.h and built twice: over
 # the prefixed library (all variants), and with the standard names, to be run as a whole under the
@@ -6,7 +6,7 @@
 include_guard(GLOBAL)
 
 function(rdmalloc_malloc_test source)
-  cmake_parse_arguments(PARSE_ARGV 1 arg "STANDARD_NAMES_ONLY" "TIMEOUT" "VARIANTS")
+  cmake_parse_arguments(PARSE_ARGV 1 arg "STANDARD_NAMES_ONLY;PREFIXED_ONLY" "TIMEOUT" "VARIANTS")
   get_filename_component(name ${source} NAME_WE)
   if(NOT arg_STANDARD_NAMES_ONLY)
     rdmalloc_gtest(${name} ${source} LIBRARIES rdmalloc_test_process TIMEOUT ${arg_TIMEOUT}
@@ -16,7 +16,7 @@ function(rdmalloc_malloc_test source)
       target_compile_options(${name} PRIVATE -fno-builtin)
     endif()
   endif()
-  if(TARGET rdmalloc)
+  if(TARGET rdmalloc AND NOT arg_PREFIXED_ONLY)
     set(program ${name}_preload)
     add_executable(${program} ${source})
     target_compile_definitions(${program} PRIVATE RDMALLOC_TEST_PREFIXED=0

@@ -59,6 +59,13 @@ size_t status_kib(const char* field) {
   return at == nullptr ? 0 : strtoull(at + 1, nullptr, 10);
 }
 
+int mapping_count() {
+  std::ifstream maps("/proc/self/maps");
+  int count = 0;
+  for (std::string line; std::getline(maps, line);) ++count;
+  return count;
+}
+
 int thread_count() {
   char text[8192];
   if (read_proc("/proc/self/status", text, sizeof text) == 0) return -1;

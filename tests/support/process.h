@@ -28,6 +28,8 @@ int threads_named(const char* name);
 bool is_asleep(pid_t thread);
 // One field of /proc/self/status in KiB, e.g. "VmPeak"; 0 when absent.
 size_t status_kib(const char* field);
+// Mappings of this process (/proc/self/maps).
+int mapping_count();
 
 // A small generator with a seed that can be printed (xorshift64*, Vigna). Allocates nothing.
 class Random {

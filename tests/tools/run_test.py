@@ -54,7 +54,7 @@ class Plain(Case):
                    env=environment(LD_PRELOAD=f"{other}:/nowhere/librdmalloc.so.0:{OURS}"))
         self.assertEqual(done.stdout, f"{OURS}:{other}\n")
 
-    def test_double_dash_may_be_left_out_and_belongs_to_the_program_behind_it(self):
+    def test_double_dash_is_optional_a_second_one_is_the_programs(self):
         for words in (("--", "echo", "--", "--stats"), ("echo", "--", "--stats"),
                       ("--purge", "off", "echo", "--", "--stats"),
                       ("--purge=off", "--", "echo", "--", "--stats")):
@@ -69,7 +69,7 @@ class Plain(Case):
                                                "RDMALLOC_LIMIT=1G", "RDMALLOC_PURGE=manual"])
         self.assertIn("arena_bytes", run("--stats", "--", "true").stderr)
 
-    def test_statistics_say_whose_they_are_and_keep_their_lines_whole(self):
+    def test_statistics_name_their_process_and_keep_lines_whole(self):
         # A socket of packets: a write each.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:

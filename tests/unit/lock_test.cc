@@ -34,7 +34,7 @@ TEST(Lock, I11_of_a_thread_that_is_gone_is_an_orphan) {
 }
 
 // Not so the kernel's ids. Seen to fail with those.
-TEST(Lock, I11_threads_keep_their_number_in_children_and_none_has_another_s) {
+TEST(Lock, I11_threads_keep_their_own_numbers_in_children) {
   std::set<std::uint32_t> numbers = {thread_id()};
   for (int i = 0; i < 100; i++) {
     std::uint32_t number = 0;

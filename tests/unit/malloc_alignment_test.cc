@@ -26,7 +26,7 @@ void expect_good(void* block, size_t alignment, size_t bytes) {
   EXPECT_EQ(first[bytes - 1], 0xA2);
 }
 
-TEST(MallocAlignment, every_power_of_two_up_to_one_gib_with_sizes_below_and_above_it) {
+TEST(MallocAlignment, powers_of_two_up_to_one_gib_with_sizes_around_them) {
   for (size_t alignment = 1; alignment <= kGiB; alignment *= 2) {
     for (size_t bytes : {size_t{0}, size_t{1}, alignment - 1, alignment, alignment + 1, size_t{100},
                          size_t{5000}, 70 * kKiB, 3 * kMiB}) {
@@ -63,7 +63,7 @@ TEST(MallocAlignment, many_aligned_blocks_live_together) {
   }
 }
 
-TEST(MallocAlignment, plain_malloc_is_aligned_for_every_type_and_powers_of_two_naturally) {
+TEST(MallocAlignment, plain_malloc_aligns_for_every_type_powers_of_two_naturally) {
   for (size_t bytes = 0; bytes <= 4096; bytes++) {
     void* block = aut::malloc(bytes);
     ASSERT_NE(block, nullptr);
@@ -125,7 +125,7 @@ TEST(MallocAlignment, alignments_nobody_can_serve_are_an_error_and_not_a_crash) 
 #if RDMALLOC_TEST_PREFIXED
 // C17 (DR 460) lets aligned_alloc fail for an alignment it does not support; Debian's glibc 2.36
 // rounds up instead. Ours refuses what is no power of two, and like everybody takes any size.
-TEST(MallocAlignment, aligned_alloc_refuses_what_is_no_power_of_two_and_takes_any_size) {
+TEST(MallocAlignment, aligned_alloc_takes_any_size_and_refuses_odd_alignments) {
   for (size_t alignment : {size_t{0}, size_t{3}, size_t{24}, size_t{4097}, SIZE_MAX}) {
     errno = 0;
     EXPECT_EQ(aut::aligned_alloc(aut::opaque(alignment), 64), nullptr) << alignment;

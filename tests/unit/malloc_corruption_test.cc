@@ -86,7 +86,7 @@ TEST_F(MallocCorruption, addresses_that_are_no_pointers_are_reported) {
   }
 }
 
-TEST_F(MallocCorruption, realloc_and_usable_size_of_a_wild_pointer_do_not_return_memory) {
+TEST_F(MallocCorruption, realloc_and_usable_size_of_a_wild_pointer_give_no_memory) {
   EXPECT_DEATH(
       {
         int local = 0;
@@ -152,7 +152,7 @@ TEST_F(MallocCorruption, a_small_block_twice_in_one_flush_is_reported) {
 // Neighbours are entered run by run; the report is to name the block, not the start of a run. What
 // a thread leaves when it ends may wait in the depot first, with others' blocks; a purge sends it
 // on to the slabs, whose bits show it.
-TEST_F(MallocCorruption, a_run_of_small_blocks_freed_twice_is_reported_by_the_first_of_it) {
+TEST_F(MallocCorruption, small_blocks_freed_twice_in_a_run_are_reported_by_the_first) {
   EXPECT_DEATH(std::thread([] {
                  std::vector<void*> blocks;
                  aut::purge(0);
@@ -182,7 +182,7 @@ TEST_F(MallocCorruption, checked_a_small_block_freed_twice_is_reported_at_once) 
   }
 }
 
-TEST_F(MallocCorruption, checked_a_small_block_freed_by_two_threads_is_reported_by_the_second) {
+TEST_F(MallocCorruption, checked_a_small_block_freed_by_two_threads_is_reported) {
   EXPECT_DEATH(
       {
         void* block = aut::malloc(100);
@@ -192,7 +192,7 @@ TEST_F(MallocCorruption, checked_a_small_block_freed_by_two_threads_is_reported_
       NAMES_THE_ADDRESS);
 }
 
-TEST_F(MallocCorruption, checked_a_small_block_freed_twice_with_others_between_is_reported) {
+TEST_F(MallocCorruption, checked_a_small_block_freed_twice_not_in_a_row_is_reported) {
   EXPECT_DEATH(
       {
         void* block = aut::malloc(100);

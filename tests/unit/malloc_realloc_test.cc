@@ -141,7 +141,7 @@ TEST(MallocRealloc, two_blocks_growing_in_turn_do_not_run_into_each_other) {
   }
 }
 
-TEST(MallocRealloc, a_block_that_keeps_growing_is_copied_a_few_times_whoever_lies_behind_it) {
+TEST(MallocRealloc, a_block_that_keeps_growing_is_copied_a_few_times_only) {
   // After each step something else is put where there is room: blocks of the step's size, and small
   // ones that need new slabs.
   constexpr size_t kStep = 64 * kKiB, kEnd = 16 * kMiB;

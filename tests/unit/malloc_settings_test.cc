@@ -287,7 +287,7 @@ TEST_F(StatisticsFile, a_rank_that_is_killed_leaves_an_empty_file) {
 }
 
 // Fails when statistics_file_warn() warns again; without O_NONBLOCK it waits for ever at the pipe.
-TEST_F(StatisticsFile, a_place_that_can_not_be_written_is_told_of_once_and_nothing_else_changes) {
+TEST_F(StatisticsFile, a_path_that_cannot_be_written_is_reported_once_only) {
   ASSERT_EQ(mkfifo((folder / "pipe").c_str(), 0666), 0);
   struct Case {
     std::string place;
@@ -310,7 +310,7 @@ TEST_F(StatisticsFile, a_place_that_can_not_be_written_is_told_of_once_and_nothi
 
 // Fails when a file that can't be made is not told of, when no other try is made at the end, or
 // when a name without a folder is none.
-TEST_F(StatisticsFile, whatever_of_it_fails_the_program_goes_on_and_the_next_step_is_tried) {
+TEST_F(StatisticsFile, any_failure_leaves_the_program_and_the_next_step_going) {
   struct Case {
     const char* fault;
     size_t lines;
@@ -378,7 +378,7 @@ TEST(MallocLimits, programs_work_under_small_address_spaces) {
   }
 }
 
-TEST(MallocLimits, what_does_not_fit_an_address_space_is_enomem_and_malloc_goes_on) {
+TEST(MallocLimits, a_request_beyond_the_address_space_is_enomem_malloc_goes_on) {
   for (size_t mib : {64u, 512u, 1024u}) {
     ChildResult result = run_with({}, [mib] { limit(RLIMIT_AS, size_t{mib} << 20u); }, {"exhaust"});
     EXPECT_TRUE(result.clean()) << mib << " MiB: " << result.describe();
@@ -387,7 +387,7 @@ TEST(MallocLimits, what_does_not_fit_an_address_space_is_enomem_and_malloc_goes_
 
 // Seen to fail: with all of the arena reserved whatever the program says, by mmap; with the limit
 // read at the start only, by malloc.
-TEST(MallocLimits, an_address_space_that_the_program_lowers_is_heeded_and_left_to_others) {
+TEST(MallocLimits, an_address_space_lowered_by_the_program_is_heeded) {
   ChildResult result = run_with({}, {}, {"lower"});
   EXPECT_TRUE(result.clean()) << result.describe();
   result = run_with({}, {}, {"unseen"});

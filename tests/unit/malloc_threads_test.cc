@@ -42,7 +42,7 @@ pthread_t start_small(void* (*body)(void*), void* arg) {
   return thread;
 }
 
-TEST(MallocThreads, producer_and_consumer_pass_two_million_blocks_in_bounded_memory) {
+TEST(MallocThreads, two_million_blocks_passed_to_a_consumer_need_bounded_memory) {
   constexpr size_t kRing = 1024;
   const size_t total = 2000000 / kFewer;
   static std::atomic<uint64_t*> ring[kRing];

@@ -314,7 +314,7 @@ TEST(Heaps, the_budget_bounds_the_spans) {
   EXPECT_NE(heap.malloc(4 * kMiB), nullptr);
 }
 
-TEST(Heaps, the_smallest_budget_has_room_for_a_block_of_each_size_in_turn) {
+TEST(Heaps, the_smallest_budget_fits_a_block_of_each_size_in_turn) {
   Heap heap(64 * kKiB);
   for (size_t bytes = 1; bytes <= 64 * kKiB; bytes += bytes / 3 + 1) {
     void* block = heap.malloc(bytes);

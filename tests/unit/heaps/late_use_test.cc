@@ -139,7 +139,7 @@ TEST(HeapsLateDeathTest, a_late_free_into_the_spans_of_another_heap_is_reported)
 }
 
 #if RDMALLOC_CHECKED
-TEST(HeapsLateDeathTest, a_late_free_into_an_ordinary_slab_is_reported_by_checked_builds) {
+TEST(HeapsLateDeathTest, a_late_free_into_an_ordinary_slab_is_reported_when_checked) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(
       {
@@ -212,7 +212,7 @@ class Storm {
   std::vector<std::thread> threads_;
 };
 
-TEST(HeapsLate, a_walk_beside_threads_at_work_meets_what_stays_once_and_in_order) {
+TEST(HeapsLate, a_walk_beside_busy_threads_meets_what_stays_once_in_order) {
   Heap heap;
   std::set<void*> stays;
   for (int i = 0; i < 300; i++)
@@ -245,7 +245,7 @@ TEST(HeapsLate, a_walk_beside_threads_at_work_meets_what_stays_once_and_in_order
   EXPECT_EQ(heap.counters().live_blocks, stays.size());
 }
 
-TEST(HeapsLate, a_callback_that_allocates_in_the_heap_does_not_keep_the_walk_going) {
+TEST(HeapsLate, a_walk_ends_though_its_callback_allocates_in_the_heap) {
   Heap heap(64 * kMiB);
   std::map<void*, int> met;
   for (int i = 0; i < 500; i++)
@@ -275,7 +275,7 @@ TEST(HeapsLate, a_callback_that_allocates_in_the_heap_does_not_keep_the_walk_goi
   EXPECT_LE(state.calls, 64 * kMiB / 64);
 }
 
-TEST(HeapsLate, range_of_beside_heaps_that_come_and_go_never_tells_another_range) {
+TEST(HeapsLate, range_of_beside_passing_heaps_is_never_another_range) {
   std::atomic<bool> stop{false};
   std::atomic<char*> watched{nullptr};
   std::thread maker([&] {

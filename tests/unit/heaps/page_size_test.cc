@@ -126,7 +126,7 @@ TEST_F(HeapPageSizes, a_heap_of_1_GiB_pages_is_made_of_them_and_gives_all_back) 
 
 // Without a page size large memory is of transparent huge pages, the control. Seen to fail: with
 // the advice left out, once for each kind, and not given again at the end.
-TEST_F(HeapPageSizes, small_pages_and_transparent_huge_ones_are_to_be_had_for_certain) {
+TEST_F(HeapPageSizes, small_and_transparent_huge_pages_can_be_had_for_certain) {
   char* control = static_cast<char*>(rdmalloc_malloc(128 * kMiB));
   memset(control + 64 * kMiB, 1, 16 * kMiB);
   if (smaps_kib(control + 64 * kMiB, "AnonHugePages") < 16 * 1024) {
@@ -155,7 +155,7 @@ TEST_F(HeapPageSizes, small_pages_and_transparent_huge_ones_are_to_be_had_for_ce
   rdmalloc_free(all);
 }
 
-TEST_F(HeapPageSizes, I12_a_pool_that_is_too_small_is_told_of_with_the_line_that_mends_it) {
+TEST_F(HeapPageSizes, I12_too_small_a_pool_is_reported_with_the_line_that_mends_it) {
   HugePool pool(k2M);
   if (!pool.make_free(1)) GTEST_SKIP() << pool.why_not;
   uint64_t used = counter("stats.used_bytes"), others = pool.pages() - 1;
@@ -235,7 +235,7 @@ TEST_F(HeapPageSizes, the_pool_is_as_before_when_a_test_was_killed) {
 
 // A region that can't get its plain pages back keeps its addresses until it can. Seen to fail:
 // without the call of region_pages_restore_in_turn() in rdmalloc_purge().
-TEST_F(HeapPageSizes, I7_plain_pages_that_are_not_to_be_had_come_with_a_later_purge) {
+TEST_F(HeapPageSizes, I7_plain_pages_refused_at_first_come_with_a_later_purge) {
   HugePool pool(k2M);
   if (!pool.make_free(4)) GTEST_SKIP() << pool.why_not;
   for (Site site : {Site::kReserveOver, Site::kCommit}) {
@@ -295,7 +295,7 @@ int error_of_making(uint32_t page_size) {
   return -error;
 }
 
-TEST_F(HeapPageSizes, a_kernel_without_such_pages_or_without_the_means_is_told_apart) {
+TEST_F(HeapPageSizes, a_kernel_without_such_pages_differs_from_one_without_means) {
   HugePool pool(k2M);
   if (!pool.make_free(4)) GTEST_SKIP() << pool.why_not;
   // Output goes where gtest turned the errors to: what descriptor 2 alone is turned to gets no

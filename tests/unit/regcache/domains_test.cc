@@ -107,7 +107,7 @@ std::size_t table_pages() {
 }
 
 // Fails when map_tables() writes to what it maps.
-TEST_F(Domains, tables_are_backed_where_something_is_registered_and_nowhere_else) {
+TEST_F(Domains, tables_have_memory_only_where_something_is_registered) {
   std::vector<std::unique_ptr<StubDomain>> domains;
   std::size_t before = table_pages();
   for (std::size_t i = 0; i < kMany; ++i) {
@@ -218,7 +218,7 @@ TEST_F(Domains, of_32_in_use_one_is_closed_and_one_lost_and_the_others_go_on) {
 }
 
 // Fails when the domain's phase is left as it was, or the sticky table keeps its slot.
-TEST_F(Domains, a_lost_one_fails_every_call_with_one_message_and_can_be_closed) {
+TEST_F(Domains, a_lost_one_fails_every_call_with_one_message_and_can_close) {
   StubDomain domain(fabric), other(another_fabric(kAnyThread));
   char* block = span(10, 1);
   domain.touch(span(12, 1), 8);
@@ -322,7 +322,7 @@ TEST_F(Domains, a_loss_frees_what_was_quarantined) {
 }
 
 // Fails when the flag is not looked at.
-TEST_F(Domains, a_registrar_whose_registrations_die_with_the_device_is_not_called) {
+TEST_F(Domains, a_registrar_whose_device_ends_registrations_is_not_called) {
   StubFabric dead(kAnyThread | RDMALLOC_REGISTRAR_DIES_WITH_DEVICE);
   StubDomain domain(dead);
   std::atomic<int> asked{0};
@@ -416,7 +416,7 @@ TEST_F(Domains, an_invalidation_under_way_completes) {
 }
 
 // Fails when disown() waits for what a lost domain holds.
-TEST_F(Domains, adopted_memory_can_be_disowned_under_what_is_held_of_a_lost_domain) {
+TEST_F(Domains, adopted_memory_can_be_disowned_while_a_lost_domain_holds_it) {
   StubDomain domain(fabric);
   static char foreign[64];
   ASSERT_EQ(rdmalloc_adopt(foreign, sizeof foreign), 0);

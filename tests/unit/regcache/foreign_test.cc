@@ -44,7 +44,7 @@ class Foreign : public Regcache {
 };
 
 // Fails when keeps_to_pages() is not asked: the page beside, which may be nobody's, is registered.
-TEST_F(Foreign, a_registrar_coarser_than_a_page_takes_only_what_fills_its_units) {
+TEST_F(Foreign, a_registrar_coarser_than_a_page_takes_whole_units_only) {
   fabric.ops.granularity = 4 * kPage;
   StubDomain domain(fabric);
   std::size_t first = (4 - reinterpret_cast<std::uintptr_t>(map) / kPage % 4) % 4;

@@ -58,7 +58,7 @@ class Fork : public Regcache {
 };
 
 // Fails when tables or records are not wiped on fork.
-TEST_F(Fork, I11_a_child_has_an_empty_cache_and_leaves_the_parents_registrar_alone) {
+TEST_F(Fork, I11_a_child_starts_empty_and_calls_no_parents_registrar) {
   StubDomain domain(fabric);
   char* block = span(10, 1);
   rdmalloc_key key;

@@ -3,15 +3,14 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <fstream>
 #include <random>
-#include <string>
 #include <thread>
 
 #include "alloc/os/fault.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/put_clock.h"
 #include "regcache/core/stripes.h"
+#include "tests/support/process.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -78,7 +77,7 @@ TEST_F(Limits, what_is_in_the_way_of_a_registrar_without_overlaps_goes) {
 
 // A block that grows in place leaves a registration that is shorter than it is. Seen to fail, by
 // -EEXIST from both calls, when what is sticky was never in the way.
-TEST_F(Limits, a_registrar_without_overlaps_serves_a_block_that_has_grown_in_place) {
+TEST_F(Limits, without_overlaps_a_block_grown_in_place_is_served) {
   fabric.before_enter = [&](void* addr, std::size_t length) {
     return fabric.touches(addr, length) ? -EEXIST : 0;
   };
@@ -103,7 +102,7 @@ TEST_F(Limits, a_registrar_without_overlaps_serves_a_block_that_has_grown_in_pla
 }
 
 // Fails when each sticky registration is in the way: the keys of the pieces are out.
-TEST_F(Limits, a_registrar_without_overlaps_keeps_the_keys_of_a_block_that_has_not_grown) {
+TEST_F(Limits, without_overlaps_a_block_that_has_not_grown_keeps_its_keys) {
   fabric.before_enter = [&](void* addr, std::size_t length) {
     return fabric.touches(addr, length) ? -EEXIST : 0;
   };
@@ -182,7 +181,7 @@ TEST_F(Limits, a_refused_get_looks_through_nothing_that_is_held) {
 }
 
 // Seen to fail when a call that lacks room asks of each sticky registration whether it could end.
-TEST_F(Limits, a_refused_key_looks_at_so_many_sticky_ones_and_finds_each_in_time) {
+TEST_F(Limits, a_refused_key_looks_at_few_sticky_ones_and_finds_all_in_time) {
   constexpr std::size_t kKeys = 3 * kStickyLooks;
   StubDomain domain(fabric, count_limit(4 * kStickyLooks));
   rdmalloc_key key;
@@ -273,7 +272,7 @@ TEST_F(Limits, eviction_order_equals_a_models_over_threads) {
 
 // Without a bound a put has the time of the latest registration. Fails when put_clock_advance()
 // leaves the clock as it is, or when ask_twice() does not make it exact.
-TEST_F(Limits, before_the_first_bound_the_order_of_puts_is_that_of_the_registrations_between_them) {
+TEST_F(Limits, puts_before_the_first_bound_have_their_registrations_order) {
   put_clock.store(1);
   StubDomain domain(fabric);
   fabric.capacity_bytes = 3 * kSlice;
@@ -390,7 +389,7 @@ TEST_F(Limits, stickiness_ends_with_the_last_block_under_it) {
 }
 
 // Fails when the failed record is left in the tree or its reservation is kept.
-TEST_F(Limits, I12_a_refused_registration_leaves_nothing_and_the_next_try_works) {
+TEST_F(Limits, I12_a_refused_registration_leaves_nothing_behind) {
   StubDomain domain(fabric);
   char* block = span(10, 1);
   for (int error : {-EPERM, -ENOMEM, -ENOSPC, -EIO}) {
@@ -515,16 +514,8 @@ TEST_F(Limits, a_refused_record_is_an_error_and_the_cache_goes_on) {
   EXPECT_EQ(fabric.live(), 0u);
 }
 
-int mappings() {
-  std::ifstream maps("/proc/self/maps");
-  std::string line;
-  int count = 0;
-  while (std::getline(maps, line)) ++count;
-  return count;
-}
-
 // Fails when records are unmapped and mapped one by one, or chunks do not grow.
-TEST_F(Limits, a_hundred_thousand_rounds_of_random_sizes_leave_the_mappings_as_they_are) {
+TEST_F(Limits, a_hundred_thousand_rounds_leave_the_mappings_as_they_are) {
   StubDomain domain(fabric, byte_limit(std::uint64_t{64} << 20));
   std::mt19937 random(1);
   std::size_t at = 10;
@@ -533,10 +524,10 @@ TEST_F(Limits, a_hundred_thousand_rounds_of_random_sizes_leave_the_mappings_as_t
     span(at, slices);
     at += slices + random() % 3;
   }
-  int before = mappings();
+  int before = rdmalloc_test::mapping_count();
   for (int round = 0; round < 100000; ++round)
     ASSERT_NE(domain.touch(spans[random() % spans.size()], 1 + random() % kSlice), 0u);
-  EXPECT_LT(mappings() - before, 16);
+  EXPECT_LT(rdmalloc_test::mapping_count() - before, 16);
   EXPECT_LE(fabric.bytes(), std::size_t{64} << 20);
 }
 

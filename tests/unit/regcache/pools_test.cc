@@ -45,7 +45,7 @@ struct Waiter {
 };
 
 // Fails when side_for() looks at the large ones first, or fill() takes another piece's keys.
-TEST_F(Pools, a_buffer_is_the_smallest_that_holds_it_with_a_key_of_every_domain) {
+TEST_F(Pools, a_buffer_is_the_smallest_that_fits_with_every_domains_key) {
   StubFabric second;
   second.ops.largest = std::size_t{256} << 10;  // so there are pieces
   StubDomain domains[] = {StubDomain(fabric), StubDomain(second)};

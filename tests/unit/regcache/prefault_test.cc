@@ -78,7 +78,7 @@ class Prefault : public ::testing::Test {
 
 // Fails when back_next() or register_next() leaves out a range's last step or piece, and when
 // put_all() keeps one.
-TEST_F(Prefault, every_page_is_there_and_every_registration_is_a_hit_afterwards) {
+TEST_F(Prefault, every_page_is_there_and_every_later_registration_is_a_hit) {
   StubFabric other_fabric;
   StubDomain whole(fabric), pieces(other_fabric, pieces_of(16 * kMiB));
   std::vector<iovec> ranges;
@@ -176,7 +176,7 @@ TEST_F(Prefault, no_number_means_as_many_as_the_affinity_allows) {
 }
 
 // Fails when a helper takes the units of a registrar without ANY_THREAD.
-TEST_F(Prefault, a_registrar_that_is_not_for_any_thread_is_called_on_the_callers) {
+TEST_F(Prefault, a_registrar_for_the_callers_thread_is_called_on_it) {
   StubFabric bound(RDMALLOC_REGISTRAR_SYNC_DEREG);
   StubDomain any(fabric, pieces_of(4 * kMiB)), domain(bound, pieces_of(4 * kMiB));
   std::atomic<int> elsewhere{0};
@@ -195,7 +195,7 @@ TEST_F(Prefault, a_registrar_that_is_not_for_any_thread_is_called_on_the_callers
 
 // Fails when tell() is called by helpers, when the last call is left out, or when a lock is held in
 // it (a checked build aborts).
-TEST_F(Prefault, I2_progress_is_told_on_the_calling_thread_from_nothing_to_everything) {
+TEST_F(Prefault, I2_progress_runs_on_the_calling_thread_from_none_to_all) {
   StubDomain domain(fabric, pieces_of(8 * kMiB));
   char* memory = block(96 * kMiB);
   auto caller = std::this_thread::get_id();
@@ -235,7 +235,7 @@ TEST_F(Prefault, I2_progress_is_told_on_the_calling_thread_from_nothing_to_every
 
 // Fails when is_over() is not asked between two pieces. With one thread the callback is called
 // before, after each of 4 steps, and after each of 16 pieces.
-TEST_F(Prefault, a_callback_cancels_it_at_every_point_and_the_next_call_goes_on_from_there) {
+TEST_F(Prefault, a_callback_may_cancel_anywhere_and_the_next_call_goes_on) {
   for (int at = 0; at < 20; ++at) {
     StubDomain domain(fabric, pieces_of(4 * kMiB));
     char* memory = block(64 * kMiB);
@@ -308,7 +308,7 @@ TEST_F(Prefault, one_refused_piece_is_the_error_and_leaves_the_others_whole) {
 }
 
 // Fails when check_room() counts idle registrations as in the way, or held ones as room.
-TEST_F(Prefault, what_the_limits_do_not_leave_is_refused_before_anything_is_done) {
+TEST_F(Prefault, what_exceeds_the_limits_is_refused_before_anything_is_done) {
   rdmalloc_domain_attr attr = pieces_of(2 * kMiB);
   attr.max_bytes = 16 * kMiB;
   attr.max_count = 7;
@@ -360,7 +360,7 @@ TEST_F(Prefault, more_than_the_memory_there_is_is_refused_with_both_numbers) {
 
 // Another thread takes the room while it runs. Fails when what is had is not held: it would be
 // evicted by the next piece, and the call would say that all is well.
-TEST_F(Prefault, room_that_others_take_meanwhile_is_an_error_and_never_a_silent_eviction) {
+TEST_F(Prefault, room_taken_by_others_meanwhile_is_an_error_not_an_eviction) {
   rdmalloc_domain_attr attr = pieces_of(4 * kMiB);
   attr.max_count = 8;
   StubDomain domain(fabric, attr);
@@ -461,7 +461,7 @@ TEST_F(Prefault, blocks_of_one_slab_are_one_registration) {
 }
 
 // Fails when the others' pages are backed first: nothing is done for a device that is gone.
-TEST_F(Prefault, a_lost_domain_among_others_is_refused_before_anything_is_done) {
+TEST_F(Prefault, a_lost_domain_among_others_is_refused_before_any_work) {
   StubFabric dead;
   StubDomain domain(fabric), lost(dead);
   rdmalloc_test::Capture capture;

@@ -68,7 +68,7 @@ TEST_F(Purge, a_refused_purge_leaves_every_registration_as_it_was) {
 }
 
 // Fails when Claim does not ask rdmalloc_range_is_idle() over the whole registration.
-TEST_F(Purge, I3_a_sticky_registration_stays_while_anything_in_its_range_lives) {
+TEST_F(Purge, I3_a_sticky_registration_stays_while_its_range_has_a_block) {
   StubDomain domain(fabric);
   char* block = span(10, 4);
   rdmalloc_key key;
@@ -207,7 +207,7 @@ TEST_F(Purge, a_range_that_could_not_be_deregistered_is_never_purged) {
 }
 
 // Fails when each of them is told of, or the bytes are not counted, or not moved with their domain.
-TEST_F(Purge, ranges_that_could_not_be_deregistered_are_counted_and_told_of_once) {
+TEST_F(Purge, ranges_not_deregistered_are_counted_and_reported_once) {
   constexpr std::size_t kFar = 100100;
   std::uint64_t ranges = rdmalloc::quarantined_ranges, bytes = rdmalloc::quarantined_bytes;
   StubDomain domain(fabric);
@@ -229,7 +229,7 @@ TEST_F(Purge, ranges_that_could_not_be_deregistered_are_counted_and_told_of_once
 }
 
 // Fails when clear_domain() drops on the purge thread whatever the flags say.
-TEST_F(Purge, a_registrar_for_the_users_threads_only_is_never_called_by_a_purge) {
+TEST_F(Purge, a_registrar_for_user_threads_only_is_never_called_by_a_purge) {
   StubFabric& own = another_fabric(RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_EXACT_ACCESS);
   StubDomain domain(own);
   char* block = span(10, 1);
@@ -301,7 +301,7 @@ TEST_F(Purge, one_domain_in_use_protects_the_range_for_all) {
 // ---- pages of a slab in use ----
 
 // Fails when the claim does not look at keeps_idle.
-TEST_F(Purge, a_cached_registration_of_a_slab_outlives_the_decay_of_its_free_pages) {
+TEST_F(Purge, a_slabs_cached_registration_outlives_its_free_pages_decay) {
   StubDomain domain(fabric);
   char* slab = span(10, 1, 1024);
   std::uint64_t key = domain.touch(slab, 1024);
@@ -366,7 +366,7 @@ TEST_F(Purge, a_block_beside_pages_in_purge_is_registered_by_its_own_pages) {
 }
 
 // Fails when is_too_fine_for() does not look at what is in use.
-TEST_F(Purge, a_registrar_too_coarse_for_single_pages_keeps_the_pages_of_slabs) {
+TEST_F(Purge, a_registrar_too_coarse_for_single_pages_keeps_slabs_pages) {
   fabric.ops.granularity = 2 * kPage;
   StubDomain domain(fabric);
   char* slab = span(10, 1, 1024);

@@ -1,6 +1,5 @@
 // rdmalloc_quiesce() and rdmalloc_resume() over the real allocator: what is registered ends and
 // comes back, nobody is met in the middle, and every way to fail leaves everything as it was.
-// Longer than 600 lines: the registrars and domains that the tests share stand beside them.
 #include <errno.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,86 +27,13 @@
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
-#include "tests/unit/regcache/registered_heaps_fixture.h"
+#include "tests/unit/regcache/quiesce_fixture.h"
 
 namespace {
 
 using testing::ElementsAre;
 
-struct rdmalloc_quiesce_counters quiesce_counters() {
-  struct rdmalloc_quiesce_counters now = {};
-  now.size = sizeof now;
-  EXPECT_EQ(rdmalloc_quiesce_stats(&now), 0);
-  return now;
-}
-
-// A block that is a span of its own.
-struct Block {
-  explicit Block(std::size_t length = kMiB) : bytes(static_cast<char*>(rdmalloc_malloc(length))) {
-    std::memset(bytes, 5, length);
-  }
-  ~Block() { rdmalloc_free(bytes); }
-  Block(const Block&) = delete;
-  Block& operator=(const Block&) = delete;
-  char* bytes;
-};
-
-class Quiesce : public RegisteredHeaps {
- protected:
-  void SetUp() override {
-    fabric.ops.quiesce = [](void* context) { return self_of(context)->on_quiesce(); };
-    fabric.ops.resume = [](void* context) { return self_of(context)->on_resume(); };
-    fabric.ops.flags |= RDMALLOC_REGISTRAR_REOPEN;
-    self = this;
-    attr.event = [](rdmalloc_domain*, rdmalloc_domain_event event, void* arg) {
-      return static_cast<Quiesce*>(arg)->on_event(event);
-    };
-    attr.event_arg = this;
-  }
-  void TearDown() override {
-    while (rdmalloc_resume() == 0) {
-    }
-    RegisteredHeaps::TearDown();
-  }
-  static rdmalloc_pool_attr small_pool(std::uint32_t access = 0) {
-    rdmalloc_pool_attr of_pool = {};
-    of_pool.size = sizeof of_pool;
-    of_pool.small_count = of_pool.large_count = 2;
-    of_pool.access = access;
-    return of_pool;
-  }
-  static rdmalloc_pool* make_pool(const StubDomain& domain, std::uint32_t access = 0) {
-    rdmalloc_pool_attr of_pool = small_pool(access);
-    rdmalloc_pool* pool = nullptr;
-    EXPECT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
-    return pool;
-  }
-  static Quiesce* self_of(void*) { return self; }
-  int on_quiesce() {
-    EXPECT_EQ(fabric.live(), 0u) << "a registrar is closed with something registered";
-    happened.push_back(kRegistrarCloses);
-    return quiesce_error;
-  }
-  int on_resume() {
-    happened.push_back(kRegistrarOpens);
-    return resume_error;
-  }
-  int on_event(rdmalloc_domain_event event) {
-    happened.push_back(event);
-    if (before_event) before_event(event);
-    return event == failing_event ? -EPERM : 0;
-  }
-
-  static constexpr int kRegistrarCloses = 11, kRegistrarOpens = 12;
-  static inline Quiesce* self = nullptr;
-  rdmalloc_domain_attr attr = {};
-  std::vector<int> happened;
-  std::function<void(rdmalloc_domain_event)> before_event;
-  int quiesce_error = 0, resume_error = 0;
-  int failing_event = 0;
-};
-
-TEST_F(Quiesce, what_is_registered_ends_and_comes_back_at_the_same_address_with_a_new_key) {
+TEST_F(Quiesce, a_registration_ends_and_comes_back_in_place_with_a_new_key) {
   StubDomain domain(fabric, attr);
   Block cached, sticky;
   rdmalloc_key before = {}, after = {};
@@ -268,7 +194,7 @@ TEST_F(QuiesceOfTwo, what_an_invalidation_takes_away_meanwhile_is_waited_for) {
 }
 
 // Seen to fail likewise: the registration was still there, and was deregistered after the resume.
-TEST_F(QuiesceOfTwo, what_an_invalidation_leaves_for_a_thread_of_the_users_is_dropped) {
+TEST_F(QuiesceOfTwo, what_an_invalidation_leaves_for_a_user_thread_is_dropped) {
   StubFabric local(RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_EXACT_ACCESS);
   StubDomain first(fabric, attr), second(local);
   Block block;
@@ -297,223 +223,6 @@ TEST_F(QuiesceOfTwo, what_an_event_of_watched_memory_takes_away_is_dropped) {
             }),
             0);
   EXPECT_EQ(watched.live(), 0u);
-}
-
-TEST_F(Quiesce, registered_heaps_have_their_keys_again) {
-  StubDomain domain(fabric, attr);
-  rdmalloc_heap* heap = make({domain.handle}, 6 * kMiB);
-  ASSERT_NE(heap, nullptr);
-  auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, 100 * kKiB));
-  rdmalloc_key before = {}, after = {};
-  ASSERT_EQ(rdmalloc_heap_key(heap, 0, block, 100, &before), 0);
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  EXPECT_EQ(fabric.live(), 0u);
-  EXPECT_EQ(rdmalloc_heap_key(heap, 0, block, 100, &after), -EAGAIN);
-  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), -EAGAIN);
-  // malloc in it goes on.
-  void* meanwhile = rdmalloc_heap_malloc(heap, 200 * kKiB);
-  EXPECT_NE(meanwhile, nullptr);
-  ASSERT_EQ(rdmalloc_resume(), 0);
-  ASSERT_EQ(rdmalloc_heap_key(heap, 0, meanwhile, 100, &after), 0);
-  EXPECT_TRUE(reaches(fabric, after, meanwhile, 100));
-  EXPECT_GT(after.generation, before.generation);
-  // By its remote rights too, which only the heap's own registration has.
-  ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 100, kRemote, &after), 0);
-  EXPECT_TRUE(reaches(fabric, after, block, 100));
-  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), 0);
-  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
-  EXPECT_EQ(fabric.live(), 0u);
-}
-
-TEST_F(Quiesce, pools_have_their_keys_again_in_the_same_place) {
-  for (std::uint32_t access : {RDMALLOC_ACCESS_LOCAL, kRemote}) {
-    StubDomain domain(fabric, attr);
-    rdmalloc_pool_attr of_pool = {};
-    of_pool.size = sizeof of_pool;
-    of_pool.small_count = 20;
-    of_pool.large_count = 2;
-    of_pool.access = access;
-    rdmalloc_pool* pool = nullptr;
-    ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
-    std::size_t live = fabric.live();
-    rdmalloc_buffer* buffer = nullptr;
-    ASSERT_EQ(rdmalloc_pool_get(pool, 100, &buffer), 0);
-    const rdmalloc_key* place = buffer->keys;
-    std::uint64_t generation = place->generation;
-    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-    EXPECT_EQ(fabric.live(), 0u);
-    EXPECT_EQ(place->generation, 0u);
-    ASSERT_EQ(rdmalloc_resume(), 0);
-    EXPECT_EQ(fabric.live(), live);
-    EXPECT_EQ(buffer->keys, place);
-    EXPECT_GT(place->generation, generation);
-    EXPECT_EQ(fabric.use(*place, buffer->addr, buffer->length), StubFabric::Use::kRight);
-    EXPECT_EQ(rdmalloc_pool_put(pool, buffer), 0);
-    EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
-    domain.close();
-    EXPECT_EQ(fabric.live(), 0u);
-  }
-}
-
-TEST_F(Quiesce, closing_and_destroying_work_while_quiesced_and_making_does_not) {
-  StubDomain domain(fabric, attr), refused(fabric, attr);
-  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
-  rdmalloc_pool* pool = nullptr;
-  rdmalloc_pool_attr of_pool = small_pool();
-  ASSERT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &pool), 0);
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  rdmalloc_domain* opened = nullptr;
-  EXPECT_EQ(rdmalloc_domain_open(&fabric.ops, &fabric, nullptr, &opened), -EAGAIN);
-  EXPECT_EQ(make({domain.handle}, 2 * kMiB), nullptr);
-  EXPECT_EQ(last_error, -EAGAIN);
-  rdmalloc_pool* made = nullptr;
-  EXPECT_EQ(rdmalloc_pool_create(&domain.handle, 1, &of_pool, &made), -EAGAIN);
-  Block block;
-  iovec range = {block.bytes, kMiB};
-  EXPECT_EQ(rdmalloc_reg_prefault(&domain.handle, 1, &range, 1, 1, nullptr, nullptr), -EAGAIN);
-  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), -EAGAIN);
-  EXPECT_EQ(rdmalloc_invalidate(nullptr, block.bytes, kMiB, nullptr, nullptr), 0);
-  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
-  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
-  EXPECT_EQ(domain.close(), 0);
-  EXPECT_EQ(fabric.closes, 1);
-  happened.clear();
-  ASSERT_EQ(rdmalloc_resume(), 0);
-  EXPECT_THAT(happened, ElementsAre(RDMALLOC_DOMAIN_OPEN, kRegistrarOpens, RDMALLOC_DOMAIN_RESUMED))
-      << "one domain is closed, so only the other is opened again";
-  EXPECT_NE(refused.touch(block.bytes, kMiB), 0u);
-}
-
-TEST_F(Quiesce, a_domain_that_does_not_open_again_is_lost_and_the_others_work) {
-  StubFabric well;
-  StubDomain domain(fabric, attr), healthy(well);
-  rdmalloc_heap* heap = make({domain.handle, healthy.handle}, 2 * kMiB);
-  ASSERT_NE(heap, nullptr);
-  auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, kKiB));
-  block[0] = 7;
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  resume_error = -ENODEV;
-  EXPECT_EQ(rdmalloc_resume(), -ENODEV);
-  EXPECT_EQ(happened.back(), RDMALLOC_DOMAIN_LOST);
-  EXPECT_EQ(quiesce_counters().lost_domains, 1u);
-  EXPECT_EQ(domain.counters().is_lost, 1u);
-  rdmalloc_key key = {};
-  EXPECT_EQ(rdmalloc_heap_key(heap, 0, block, 1, &key), -ENODEV);
-  EXPECT_EQ(rdmalloc_heap_key(heap, 1, block, 1, &key), 0);
-  EXPECT_TRUE(reaches(well, key, block, 1));
-  EXPECT_EQ(block[0], 7);
-  EXPECT_EQ(domain.touch(block, 1), 0u);
-  EXPECT_EQ(domain.last_error, -ENODEV);
-  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
-  // The next quiesce passes the lost one by.
-  EXPECT_EQ(rdmalloc_quiesce(-1), 0);
-  EXPECT_EQ(rdmalloc_resume(), 0);
-}
-
-TEST_F(Quiesce, one_whose_registrar_refuses_the_heap_is_lost) {
-  StubDomain domain(fabric, attr);
-  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  fabric.capacity_bytes = 0;
-  EXPECT_EQ(rdmalloc_resume(), -ENOMEM);
-  EXPECT_EQ(domain.counters().is_lost, 1u);
-  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
-  EXPECT_EQ(domain.close(), 0);
-}
-
-// Seen to fail with the loop over what is not suspended taken out of empty_domains().
-TEST_F(Quiesce, what_heaps_and_pools_give_back_in_a_lost_domain_ends) {
-  StubDomain domain(fabric, attr);
-  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
-  ASSERT_NE(heap, nullptr);
-  rdmalloc_pool* pool = make_pool(domain, kRemote);
-  ASSERT_NE(pool, nullptr);
-  EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  EXPECT_EQ(fabric.live(), 0u);
-  // Or the close waits for ever for a registration that nobody drops.
-  ASSERT_EQ(domain.counters().live_count, 0u);
-  ASSERT_EQ(rdmalloc_resume(), 0);
-  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
-  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
-  EXPECT_EQ(domain.close(), 0);
-}
-
-// Seen to fail where the domains are opened before their heaps are registered: the domain is lost.
-TEST_F(Quiesce, a_get_beside_a_resume_takes_no_room_from_heaps) {
-  attr.max_bytes = 4 * kMiB;
-  StubDomain domain(fabric, attr);
-  rdmalloc_heap* first = make({domain.handle}, 2 * kMiB);
-  rdmalloc_heap* second = make({domain.handle}, 2 * kMiB);
-  ASSERT_NE(second, nullptr);
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  Block block;
-  rdmalloc_reg* reg = nullptr;
-  bool has_asked = false;
-  fabric.before_enter = [&](void*, std::size_t) {
-    if (std::exchange(has_asked, true)) return 0;
-    std::thread([&] { reg = domain.get(block.bytes, kMiB); }).join();
-    EXPECT_EQ(domain.last_error, -EAGAIN);
-    // Nor does a registrar's own call come in.
-    EXPECT_EQ(domain.get(block.bytes, kMiB), nullptr);
-    return 0;
-  };
-  EXPECT_EQ(rdmalloc_resume(), 0);
-  EXPECT_TRUE(has_asked);
-  EXPECT_EQ(domain.counters().is_lost, 0u);
-  rdmalloc_reg_put(reg);
-  EXPECT_EQ(rdmalloc_heap_destroy(first), 0);
-  EXPECT_EQ(rdmalloc_heap_destroy(second), 0);
-}
-
-// Its place may be another domain's afterwards, in which the heap would be registered. Seen to fail
-// with is_a_heaps() false.
-TEST_F(Quiesce, a_domain_does_not_close_before_its_heaps_and_pools) {
-  StubDomain domain(fabric, attr);
-  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
-  ASSERT_NE(heap, nullptr);
-  rdmalloc_pool* pool = make_pool(domain);
-  ASSERT_NE(pool, nullptr);
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  EXPECT_EQ(rdmalloc_domain_close(domain.handle), -EBUSY);
-  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
-  EXPECT_EQ(rdmalloc_domain_close(domain.handle), -EBUSY);
-  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
-  EXPECT_EQ(domain.close(), 0);
-}
-
-// Seen to fail where a resume heeds the domain's limits: the domain is lost.
-TEST_F(Quiesce, what_is_quarantined_meanwhile_takes_no_room_from_heaps) {
-  fabric.ops.flags &= ~RDMALLOC_REGISTRAR_REOPEN;
-  fabric.ops.quiesce = fabric.ops.resume = nullptr;
-  attr.max_bytes = 3 * kMiB;
-  StubDomain domain(fabric, attr);
-  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
-  ASSERT_NE(heap, nullptr);
-  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  fabric.before_leave = {};
-  EXPECT_EQ(domain.counters().quarantined, 1u);
-  EXPECT_EQ(rdmalloc_resume(), 0);
-  EXPECT_EQ(domain.counters().is_lost, 0u);
-  EXPECT_EQ(fabric.live(), 2u);
-  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
-}
-
-// One heap is there again when the registrar refuses the next.
-TEST_F(Quiesce, what_was_registered_before_a_loss_in_a_resume_ends_with_its_heap) {
-  StubDomain domain(fabric, attr);
-  rdmalloc_heap* first = make({domain.handle}, 2 * kMiB);
-  rdmalloc_heap* second = make({domain.handle}, 2 * kMiB);
-  ASSERT_NE(second, nullptr);
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  fabric.capacity_bytes = 2 * kMiB;
-  EXPECT_EQ(rdmalloc_resume(), -ENOMEM);
-  EXPECT_EQ(domain.counters().is_lost, 1u);
-  EXPECT_EQ(rdmalloc_heap_destroy(first), 0);
-  EXPECT_EQ(rdmalloc_heap_destroy(second), 0);
-  EXPECT_EQ(fabric.live(), 0u);
-  EXPECT_EQ(domain.close(), 0);
 }
 
 TEST_F(Quiesce, an_error_of_an_event_or_a_registrar_opens_everything_again) {
@@ -595,7 +304,7 @@ TEST_F(Quiesce, no_thread_of_ours_is_left_and_nothing_is_purged) {
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
-TEST_F(Quiesce, threads_that_get_put_free_and_purge_beside_it_see_only_EAGAIN) {
+TEST_F(Quiesce, threads_that_use_the_cache_beside_it_see_only_EAGAIN) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
   ASSERT_NE(heap, nullptr);
@@ -714,7 +423,7 @@ int thread_named(const std::string& name) {
 
 // In a process of its own, with RDMALLOC_CHECKPOINT=on, where the first thread can't be created.
 // Fails when `process` stays set, and when a wait that ends early ends the thread.
-TEST_F(Quiesce, I10_the_thread_for_requests_comes_with_the_next_try_and_outlives_its_signals) {
+TEST_F(Quiesce, I10_the_request_thread_comes_at_the_next_try_and_stays) {
   if (getenv("RDMALLOC_CHECKPOINT") == nullptr) GTEST_SKIP() << "SKIP: in regcache_quiesce_asked";
   namespace os = rdmalloc::os;
   // Once by the library's constructor, if that is linked in.
@@ -754,7 +463,7 @@ void forget_what_is_wiped() {
   }
 }
 
-TEST_F(Quiesce, what_a_restored_process_has_lost_of_wiping_at_fork_is_back_after_the_resume) {
+TEST_F(Quiesce, wiping_at_fork_is_back_once_a_restored_process_resumes) {
   StubDomain domain(fabric, attr);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   int before = wiped_mappings();
@@ -786,7 +495,7 @@ TEST_F(Quiesce, a_child_of_a_quiesced_process_is_not_quiesced) {
 }
 
 // The handler must do it: broken on purpose, without it, the child has the parent's domains.
-TEST_F(Quiesce, a_child_of_a_restored_process_that_is_not_resumed_yet_is_empty_too) {
+TEST_F(Quiesce, a_child_of_a_restored_process_before_its_resume_is_empty) {
   StubDomain domain(fabric, attr);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   int before = wiped_mappings();

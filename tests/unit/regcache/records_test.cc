@@ -92,7 +92,7 @@ TEST_F(Records, lines_of_hits_of_many_records_use_all_sets_of_a_cache) {
 }
 
 // Fails when give() forgets what was on the list, and when it does not put them behind each other.
-TEST_F(Records, every_record_given_back_rests_and_is_taken_again_earliest_first) {
+TEST_F(Records, records_given_back_rest_and_return_earliest_first) {
   std::vector<Registration*> first = take_all(kMany);
   for (Registration* record : first) give(record);
   std::vector<Registration*> second = take_all(kMany - RegistrationPlaces::resting);

@@ -37,7 +37,7 @@ class RegisteredPageSizes : public RegisteredHeaps {
 
 // Fails when the budget is not what was taken, when pages are put there after the registration, or
 // with pages that are given back before it ends.
-TEST_F(RegisteredPageSizes, huge_pages_are_registered_whole_and_deregistered_before_they_go) {
+TEST_F(RegisteredPageSizes, huge_pages_are_registered_whole_and_deregistered_first) {
   HugePool pool(k2M);
   if (!pool.make_free(6)) GTEST_SKIP() << pool.why_not;
   int on_small_pages = 0;
@@ -262,7 +262,7 @@ TEST_F(HugeSetting, a_heap_that_takes_its_memory_whole_gets_pages_of_the_pool) {
 
 // Fails when the wish is taken for a demand, when what was registered of it stays, and when all of
 // a heap is taken for what its first region is.
-TEST_F(HugeSetting, what_the_pool_has_too_few_for_is_on_ordinary_pages_and_that_is_said_once) {
+TEST_F(HugeSetting, too_small_a_pool_means_ordinary_pages_and_one_message) {
   if (!is_here("2M")) return;
   HugePool pool(k2M);
   if (!pool.make_free(3)) GTEST_SKIP() << pool.why_not;

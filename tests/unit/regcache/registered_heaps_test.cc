@@ -43,7 +43,7 @@ TEST_F(RegisteredHeaps, a_lost_domain_gives_no_keys_and_lets_heap_and_domain_go)
 }
 
 // Fails when the heap's registration is not put into the slots, or reg_key refuses remote rights.
-TEST_F(RegisteredHeaps, every_block_has_its_keys_from_the_start_and_malloc_registers_nothing) {
+TEST_F(RegisteredHeaps, every_block_has_keys_from_the_start_malloc_registers_none) {
   StubFabric other_fabric;
   StubDomain domain(fabric), other(other_fabric);
   rdmalloc_heap* heap = make({domain.handle, other.handle}, 16 * kMiB);

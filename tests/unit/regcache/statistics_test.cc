@@ -65,7 +65,7 @@ class Named {
 };
 
 // Fails when rdmalloc_domain_close() does not add up, or the table is not left for the allocator.
-TEST(Statistics, have_the_counters_of_each_domain_and_of_the_closed_ones_together) {
+TEST(Statistics, have_each_domains_counters_and_the_closed_ones_sum) {
   int64_t closed_before = std::max(
       int64_t{0},
       number(between(printed(RDMALLOC_STATS_JSON), "\"closed_domains\":{", "}"), "domains"));

@@ -1,107 +1,22 @@
 // RDMALLOC_FOREIGN=watch: foreign memory cached because the kernel tells when its pages go. Each
-// test was seen to fail; the comment at each says how. Where userfaultfd is not to be had (a
-// sandbox, an old kernel), what needs it says so and skips. Longer than 600 lines: all of it needs
-// the same fixture.
-#include <fcntl.h>
-#include <linux/userfaultfd.h>
-#include <sys/ioctl.h>
+// test was seen to fail; the comment at each says how.
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <mutex>
 #include <random>
 #include <thread>
 
-#include "alloc/core/options.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/userfault.h"
 #include "tests/support/capture.h"
 #include "tests/support/process.h"
-#include "tests/unit/regcache/fixture.h"
+#include "tests/unit/regcache/watch_fixture.h"
 
 namespace {
-
-char* map_pages(std::size_t pages, void* at = nullptr, int extra_flags = 0) {
-  void* base = mmap(at, pages * 4096, PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | extra_flags, -1, 0);
-  return base == MAP_FAILED ? nullptr : static_cast<char*>(base);
-}
-
-// Where the kernel puts nothing by itself, so that what is unmapped for a moment is nobody else's
-// then. Memory for a program, as each sanitizer sees it.
-#ifdef __SANITIZE_THREAD__
-constexpr std::uintptr_t kQuiet = 0x6000000000;
-#else
-constexpr std::uintptr_t kQuiet = 0x200000000000;
-#endif
-char* map_quietly(std::size_t pages, std::uintptr_t at) {
-  return map_pages(pages, reinterpret_cast<void*>(at), MAP_FIXED_NOREPLACE);
-}
-
-rdmalloc_watch_counters watching() {
-  rdmalloc_watch_counters now = {};
-  now.size = sizeof now;
-  EXPECT_EQ(rdmalloc_watch_stats(&now), 0);
-  return now;
-}
-
-std::size_t entries_of(const char* directory) {
-  std::size_t count = 0;
-  for ([[maybe_unused]] auto& entry : std::filesystem::directory_iterator(directory)) ++count;
-  return count;
-}
-
-using rdmalloc_test::settled_thread_count;
-using rdmalloc_test::threads_named;
-using rdmalloc_test::wait_for_threads;
-
-class Watching : public Regcache {
- protected:
-  static constexpr std::size_t kPages = 64;
-
-  void SetUp() override {
-    Regcache::SetUp();
-    set_mode("watch");
-    int fd = rdmalloc::os::userfault_open();
-    if (fd < 0) GTEST_SKIP() << "SKIP: no userfaultfd here (error " << fd << ")";
-    ::close(fd);
-    map = map_quietly(kPages, kQuiet);
-    ASSERT_NE(map, nullptr);
-  }
-  void TearDown() override {
-    unsetenv("RDMALLOC_FOREIGN");
-    set_mode("per-use");
-    if (map != nullptr) munmap(map, kPages * kPage);
-    Regcache::TearDown();
-  }
-  static void set_mode(const char* mode) {
-    setenv("RDMALLOC_FOREIGN", mode, 1);
-    rdmalloc::options_read();
-  }
-  char* page(std::size_t index) { return map + index * kPage; }
-
-  // Gets and puts until it stays: right after a change a get may be for one use. No limit but the
-  // test's: if it never stays, that is the failure.
-  std::uint64_t keep(StubDomain& domain, const void* at, std::size_t length) {
-    for (;;) {
-      std::uint64_t generation = domain.touch(at, length);
-      if (generation == 0 || domain.touch(at, length) == generation) return generation;
-      std::this_thread::yield();
-    }
-  }
-  // Waits until nothing of the range is registered any more.
-  void wait_until_gone(void* at, std::size_t length) {
-    while (fabric.touches(at, length)) std::this_thread::yield();
-  }
-
-  char* map = nullptr;
-};
 
 // A child forked while the descriptor of the question is open would keep it. Seen to fail (-EMFILE)
 // with the question asked each time.
@@ -235,7 +150,7 @@ TEST_F(Watching, what_is_held_while_it_is_unmapped_ends_with_its_last_put) {
 // madvise tells before it takes the pages, so what is registered then may lose them unseen: such
 // pages stay for each use until they are unmapped. Fails when mark() retires nothing, when begin()
 // does not look, or when the end of the mapping does not end it.
-TEST_F(Watching, memory_under_madvise_is_registered_for_each_use_until_it_is_unmapped) {
+TEST_F(Watching, memory_under_madvise_is_registered_per_use_until_unmapped) {
   StubDomain domain(fabric);
   for (int advice : {MADV_DONTNEED, MADV_FREE}) {
     SCOPED_TRACE(advice);
@@ -327,7 +242,7 @@ TEST_F(Watching, I6_memory_that_cannot_be_watched_is_registered_for_each_use) {
 }
 
 // Fails when the error of userfault_register() is not heeded.
-TEST_F(Watching, I6_what_another_userfaultfd_watches_is_registered_for_each_use) {
+TEST_F(Watching, I6_memory_another_userfaultfd_watches_is_registered_per_use) {
   StubDomain domain(fabric);
   int other = rdmalloc::os::userfault_open();
   ASSERT_GE(other, 0);
@@ -337,144 +252,6 @@ TEST_F(Watching, I6_what_another_userfaultfd_watches_is_registered_for_each_use)
   EXPECT_EQ(fabric.live(), 0u);
   ::close(other);
   keep(domain, page(3), 3 * kPage);
-}
-
-// Fails when a refusal at any step is not undone or not told, or when something is kept after it.
-TEST_F(Watching, I10_a_refusal_at_any_step_falls_back_and_can_be_tried_again) {
-  using rdmalloc::os::Site;
-  std::size_t descriptors = entries_of("/proc/self/fd");
-  int threads = settled_thread_count();
-  struct Refusal {
-    Site site;
-    std::uint64_t nth;
-    int error;
-  };
-  for (auto [site, nth, error] :
-       {Refusal{Site::kUserfault, 1, -EPERM}, Refusal{Site::kThreadCreate, 1, -EAGAIN},
-        Refusal{Site::kThreadCreate, 2, -EAGAIN}}) {
-    SCOPED_TRACE(rdmalloc::os::site_name(site));
-    rdmalloc::os::arm_fault(site, nth);
-    {
-      StubDomain domain(fabric);
-      ASSERT_EQ(domain.open_error, 0);
-      EXPECT_EQ(watching().is_on, 0u);
-      EXPECT_EQ(watching().error, error);
-      EXPECT_NE(domain.touch(page(4), kPage), 0u);
-      EXPECT_EQ(fabric.live(), 0u) << "for one use";
-    }
-    EXPECT_EQ(entries_of("/proc/self/fd"), descriptors);
-    wait_for_threads(threads);
-    StubDomain domain(fabric);
-    keep(domain, page(4), kPage);
-  }
-  StubDomain domain(fabric);
-  rdmalloc::os::arm_fault(Site::kUserfaultRegister, 1);
-  EXPECT_NE(domain.touch(page(4), kPage), 0u);
-  EXPECT_EQ(fabric.live(), 0u);
-  EXPECT_EQ(watching().watched, 0u);
-  keep(domain, page(4), kPage);
-}
-
-// Fails when attach() says nothing, or says it at each domain.
-TEST_F(Watching, I6_a_refusal_is_told_once) {
-  { StubDomain domain(fabric); }
-  rdmalloc_test::Capture capture;
-  for (int i = 0; i < 3; ++i) {
-    rdmalloc::os::arm_fault(rdmalloc::os::Site::kUserfault, 1);
-    StubDomain domain(fabric);
-  }
-  EXPECT_EQ(capture.end(),
-            "rdmalloc: warning: RDMALLOC_FOREIGN=watch: userfaultfd is not permitted (error -1): "
-            "foreign memory is registered for each use\n");
-}
-
-// Fails when stop() leaves a thread, a descriptor or a watched range: munmap would wait for ever.
-TEST_F(Watching, I10_nothing_is_left_after_the_last_domain) {
-  std::size_t descriptors = entries_of("/proc/self/fd");
-  int threads = settled_thread_count();
-  for (int round = 0; round < 50; ++round) {
-    {
-      StubDomain domain(fabric), other(another_fabric(fabric.ops.flags));
-      keep(domain, page(4), 4 * kPage);
-      keep(other, page(6), 4 * kPage);
-      madvise(page(20), kPage, MADV_DONTNEED);
-      ASSERT_EQ(domain.close(), 0);
-      std::uint64_t generation = keep(other, page(5), kPage);
-      ASSERT_EQ(other.touch(page(5), kPage), generation) << "on as long as one is open";
-    }
-    ASSERT_EQ(entries_of("/proc/self/fd"), descriptors);
-    wait_for_threads(threads);
-    ASSERT_EQ(munmap(page(0), 20 * kPage), 0);
-    ASSERT_NE(map_pages(20, page(0), MAP_FIXED), nullptr);
-  }
-}
-
-// Fails when the state is kept in memory that a child inherits, or when the child keeps its
-// parent's descriptors.
-TEST_F(Watching, I11_a_child_watches_for_itself_and_leaves_its_parent_alone) {
-#ifdef __SANITIZE_THREAD__
-  GTEST_SKIP() << "SKIP: TSan ends a child of a threaded process that starts threads";
-#endif
-  StubDomain domain(fabric);
-  std::uint64_t generation = keep(domain, page(4), kPage);
-#ifdef __SANITIZE_ADDRESS__
-  // A thread that starts holds a lock of ASan's runtime, for ever in a child born meanwhile.
-  while (threads_named("rdmalloc-watch") * threads_named("rdmalloc-unmap") == 0) continue;
-#endif
-  std::size_t descriptors = entries_of("/proc/self/fd");
-  pid_t child = fork();
-  if (child == 0) {
-    if (entries_of("/proc/self/fd") != descriptors - 3) _exit(1);
-    if (watching().is_on != 0 || watching().watched != 0) _exit(2);
-    munmap(page(4), kPage);  // nobody reads for a child
-    if (map_pages(1, page(4), MAP_FIXED) == nullptr) _exit(3);
-    StubFabric own_fabric;
-    {
-      StubDomain own(own_fabric);
-      if (watching().is_on != 1) _exit(4);
-      std::uint64_t first = keep(own, page(4), kPage);
-      if (map_pages(1, page(4), MAP_FIXED) == nullptr) _exit(5);
-      if (own.touch(page(4), kPage) == first) _exit(6);
-    }
-    _exit(own_fabric.live() == 0 && entries_of("/proc/self/fd") == descriptors - 3 ? 0 : 7);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
-  EXPECT_EQ(domain.touch(page(4), kPage), generation) << "the child's munmap was none of ours";
-  ASSERT_NE(map_pages(1, page(4), MAP_FIXED), nullptr);
-  EXPECT_NE(domain.touch(page(4), kPage), generation);
-}
-
-// A child that libc does not know of has the parent's descriptor open for as long as it lives, so
-// the parent's close does not end the watching. Fails, by hanging, when stop() leaves that to
-// close.
-TEST_F(Watching, I11_a_child_past_libc_keeps_no_munmap_of_its_parent_waiting) {
-  int release[2];
-  ASSERT_EQ(pipe(release), 0);
-  pid_t child = 0;
-  {
-    StubDomain domain(fabric);
-    keep(domain, page(4), 4 * kPage);
-    child = static_cast<pid_t>(syscall(SYS_clone, SIGCHLD, nullptr, nullptr, nullptr, nullptr));
-    if (child == 0) {
-      char byte;
-      ::close(release[1]);
-      [[maybe_unused]] ssize_t got = read(release[0], &byte, 1);
-      _exit(0);
-    }
-    // Retired, so that it is watched until the end.
-    keep(domain, page(20), kPage);
-    madvise(page(20), kPage, MADV_DONTNEED);
-    while (watching().retired == 0) std::this_thread::yield();
-  }
-  EXPECT_EQ(munmap(page(4), 20 * kPage), 0);
-  ASSERT_NE(map_pages(20, page(4), MAP_FIXED), nullptr);
-  ::close(release[0]);
-  ::close(release[1]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
 }
 
 // More events than the ring holds, while a registrar keeps the helper. Fails when the reader waits,
@@ -509,7 +286,7 @@ TEST_F(Watching, a_flood_that_nobody_applies_ends_watching_and_blocks_nobody) {
 // I2, and why the reader takes no lock: a fabric that holds its lock while it registers and
 // deregisters, and another thread that unmaps watched memory under the same lock. Fails, by
 // hanging, when the reader deregisters.
-TEST_F(Watching, I2_a_thread_that_unmaps_under_the_fabrics_lock_waits_for_nobody_who_wants_it) {
+TEST_F(Watching, I2_an_unmap_under_the_fabrics_lock_waits_for_no_holder_of_it) {
   StubDomain domain(fabric);
   std::mutex fabrics;
   auto under_the_lock = [&](void*, std::size_t) {

@@ -152,7 +152,7 @@ class Dpdk : public testing::Test {
 
 // Fails when make_known() is left out (DPDK refuses to map what it does not know), or gives no IO
 // addresses.
-TEST_F(Dpdk, a_registered_block_is_external_memory_and_mapped_for_each_device) {
+TEST_F(Dpdk, a_registered_block_is_external_memory_mapped_for_each_device) {
   open();
   char* block = static_cast<char*>(rdmalloc_malloc(4 * kMiB));
   rdmalloc_reg* reg = get(block, 4 * kMiB);
@@ -408,7 +408,7 @@ TEST_F(Dpdk, I10_whatever_fails_is_undone) {
 
 // The second device refuses, and then the first does not unmap. Fails when map() gives the first
 // error, or dpdk_register() makes DPDK forget the range all the same.
-TEST_F(Dpdk, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
+TEST_F(Dpdk, I3_half_a_registration_that_cannot_be_undone_keeps_its_pages) {
   namespace os = rdmalloc::os;
   open();
   char* block = static_cast<char*>(rdmalloc_malloc(2 * kMiB));

@@ -143,7 +143,7 @@ TEST_F(Libfabric, bytes_written_through_the_keys_arrive) {
 }
 
 // Seen to fail when what was given at OPEN is not taken.
-TEST_F(Libfabric, after_a_checkpoint_it_registers_with_the_domain_that_was_opened_then) {
+TEST_F(Libfabric, after_a_checkpoint_it_registers_with_the_new_domain) {
   on_event = [&](rdmalloc_domain_event event) {
     if (event == RDMALLOC_DOMAIN_CLOSE) close_fabric();
     if (event != RDMALLOC_DOMAIN_OPEN) return 0;

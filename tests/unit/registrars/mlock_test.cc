@@ -61,7 +61,7 @@ TEST(Mlock, domains_of_a_process_count_together) {
 
 // Foreign memory that was mapped anew under a registration: the new pages are locked for the next
 // one, though the first has not ended. Fails when count_up() locks only what nobody counts.
-TEST(Mlock, pages_mapped_anew_under_an_old_registration_are_locked_for_the_next) {
+TEST(Mlock, pages_mapped_under_an_old_registration_are_locked_anew) {
   rdmalloc_domain* domain = nullptr;
   ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);
   auto map = [](void* at, int flags) {
@@ -143,7 +143,7 @@ TEST(Mlock, I12_under_memlock_limits) {
 
 // 64 KiB: no span fits, but sixteen pages do. Fails when make_local() does not try the block's
 // pages after its span, or when the kernel is asked for what can't be.
-TEST(Mlock, I12_small_blocks_are_registered_by_their_pages_where_no_more_is_left) {
+TEST(Mlock, I12_small_blocks_are_registered_by_pages_where_room_ends) {
   EXPECT_EQ(unprivileged_with_memlock(
                 64 << 10,
                 [] {
@@ -253,7 +253,7 @@ TEST(Mlock, a_process_that_may_lock_without_limit_is_not_limited) {
 
 // Fails when the numbers of pools and prefaults leave RLIMIT_MEMLOCK out: pages would be locked
 // before the kernel refuses.
-TEST(Mlock, pools_and_prefaults_that_exceed_it_are_refused_at_the_beginning) {
+TEST(Mlock, pools_and_prefaults_that_exceed_it_are_refused_at_once) {
   EXPECT_EQ(unprivileged_with_memlock(
                 8 << 20,
                 [] {

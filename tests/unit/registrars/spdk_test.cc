@@ -348,7 +348,7 @@ TEST_F(Spdk, I10_whatever_fails_is_undone) {
 
 // Of two units the second is refused, and the first can't be given back. Fails when
 // spdk_register() gives the first error.
-TEST_F(Spdk, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
+TEST_F(Spdk, I3_half_a_registration_that_cannot_be_undone_keeps_its_pages) {
   namespace os = rdmalloc::os;
   open();
   char* block = chunks(2 * kUnit);

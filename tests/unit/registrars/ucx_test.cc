@@ -230,7 +230,7 @@ struct Reopening {
 
 // Seen to fail, with the end of the program in UCX, when what was given at OPEN is not taken; and
 // without the look at the threads that may call it.
-TEST_F(Ucx, after_a_checkpoint_it_registers_with_the_context_that_was_made_then) {
+TEST_F(Ucx, after_a_checkpoint_it_registers_with_the_new_context) {
   ASSERT_EQ(rdmalloc_domain_close(domain), 0);
   domain = nullptr;
   Reopening reopening = {&context, true};
@@ -354,7 +354,7 @@ TEST_F(Ucx, I10_whatever_fails_is_undone) {
 
 // What is mapped and can't be unmapped is the cache's to know of. Fails when undo() gives the
 // first error.
-TEST_F(Ucx, I3_half_a_registration_that_can_not_be_undone_keeps_its_pages) {
+TEST_F(Ucx, I3_half_a_registration_that_cannot_be_undone_keeps_its_pages) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "SKIP: what UCX is not asked to unmap is a leak to ASan";
 #endif

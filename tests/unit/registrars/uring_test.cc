@@ -49,7 +49,7 @@ class Uring : public testing::Test {
   rdmalloc_uring* uring = nullptr;
 };
 
-TEST_F(Uring, a_registered_block_is_a_fixed_buffer_and_its_pages_are_pinned) {
+TEST_F(Uring, a_registered_block_is_a_fixed_buffer_with_pinned_pages) {
   long before = status_kb("VmPin");
   char* block = static_cast<char*>(rdmalloc_malloc(4 * kMiB));
   memset(block, 42, 4 * kMiB);
@@ -64,7 +64,7 @@ TEST_F(Uring, a_registered_block_is_a_fixed_buffer_and_its_pages_are_pinned) {
 
 // Registered for real from its making to its end, and no other call for the ring in between.
 // Seen to fail: with a heap that gives its spans to the page heap.
-TEST_F(Uring, I13_a_registered_heap_is_pinned_whole_and_its_blocks_are_fixed_buffers) {
+TEST_F(Uring, I13_a_registered_heap_is_pinned_whole_its_blocks_are_fixed) {
   long before = status_kb("VmPin");
   rdmalloc_heap_attr attr = {};
   attr.size = sizeof attr;
@@ -95,7 +95,7 @@ TEST_F(Uring, I13_a_registered_heap_is_pinned_whole_and_its_blocks_are_fixed_buf
 
 // Really pinned, on pages of the kernel's pool that the parent and its child write after a fork.
 // Seen to fail: with the pages put there after the heap was registered.
-TEST_F(Uring, I11_a_registered_heap_of_huge_pages_sends_what_is_there_also_after_a_fork) {
+TEST_F(Uring, I11_a_heap_of_huge_pages_sends_what_is_there_after_a_fork) {
   rdmalloc_test::HugePool pool(2 * kMiB);
   // The kernel copies pinned pages when the child is made.
   if (!pool.make_free(16)) GTEST_SKIP() << pool.why_not;
@@ -182,7 +182,7 @@ TEST_F(Uring, completions_that_a_removal_comes_across_reach_their_owner) {
 }
 
 // Fails when a buffer's keys are those of another piece, or destroy leaves a registration.
-TEST_F(Uring, a_pools_buffers_are_fixed_buffers_and_its_pages_are_pinned_while_it_lives) {
+TEST_F(Uring, a_pools_buffers_are_fixed_and_pinned_while_it_lives) {
   long before = status_kb("VmPin");
   rdmalloc_pool_attr attr = {};
   attr.size = sizeof attr;
@@ -298,7 +298,7 @@ TEST(UringBadUse, a_callers_ring_stays_the_callers) {
 
 // The kernel counts a huge page whole, and the ring itself, so nothing here is tight. Fails when
 // VmPin is not what is looked at, or idle registrations are not evicted for it.
-TEST(UringLimits, I12_what_the_limit_leaves_is_known_before_the_kernel_is_asked) {
+TEST(UringLimits, I12_a_limits_room_is_known_before_the_kernel_is_asked) {
   int result = unprivileged_with_memlock(7 << 20, [] {
     rdmalloc_uring_attr attr = {};
     attr.size = sizeof attr;
@@ -363,7 +363,7 @@ int open_rings() {
   return count;
 }
 
-TEST_F(Uring, a_ring_of_ours_is_closed_by_a_quiesce_and_works_again_after_the_resume) {
+TEST_F(Uring, our_own_ring_closes_in_a_quiesce_and_works_after_the_resume) {
   auto* block = static_cast<char*>(rdmalloc_malloc(kMiB));
   memset(block, 3, kMiB);
   rdmalloc_key key;
