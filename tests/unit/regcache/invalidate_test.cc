@@ -222,6 +222,40 @@ TEST_F(Invalidate, what_is_made_meanwhile_serves_no_later_get) {
   EXPECT_GT(domain.counters().quarantined, 0u);
 }
 
+// A registration that could not be ended, or made only in part, counts as live; a registrar that
+// forgets it has fewer. Fails when quarantine() takes it out of count or bytes.
+TEST_F(Invalidate, what_could_not_be_ended_counts_as_live) {
+  StubDomain domain(fabric);
+  constexpr int kBlocks = 5;
+  char* blocks[kBlocks];
+  for (int i = 0; i < kBlocks; ++i) {
+    blocks[i] = span(120000 + 10 * static_cast<std::size_t>(i), 1);
+    EXPECT_NE(domain.touch(blocks[i], 8), 0u);
+  }
+  fabric.before_leave = [&](void* addr, std::size_t) {
+    return addr == blocks[1] || addr == blocks[3] ? -EIO : 0;
+  };
+  EXPECT_EQ(
+      rdmalloc_invalidate(nullptr, blocks[0], static_cast<std::size_t>(blocks[4] + 8 - blocks[0]),
+                          nullptr, nullptr),
+      kBlocks);
+  auto expect_live = [&](std::uint64_t count) {
+    auto counters = domain.counters();
+    EXPECT_EQ(counters.live_count, count);
+    EXPECT_EQ(counters.live_bytes, count * kSlice);
+    EXPECT_EQ(counters.quarantined, count);
+    EXPECT_EQ(counters.registrations, counters.deregistrations + count);
+  };
+  expect_live(2);
+  EXPECT_EQ(fabric.live(), 2u);
+  fabric.before_enter = [](void*, std::size_t) { return -ENOTRECOVERABLE; };
+  EXPECT_EQ(domain.get(blocks[4], 8), nullptr);
+  expect_live(3);
+  EXPECT_EQ(fabric.live(), 2u) << "a registrar does not list what it made in part";
+  fabric.before_enter = nullptr;
+  fabric.before_leave = nullptr;
+}
+
 // Completions run with no lock held: one may call back into the cache.
 TEST_F(Invalidate, a_completion_may_call_the_cache) {
   StubDomain domain(fabric);
