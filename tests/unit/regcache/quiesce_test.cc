@@ -527,7 +527,7 @@ TEST_F(Quiesce, an_error_of_an_event_or_a_registrar_opens_everything_again) {
     std::uint64_t generation = domain.touch(block.bytes, kMiB);
     failing_event = one.event;
     quiesce_error = one.registrar;
-    EXPECT_EQ(rdmalloc_quiesce(1000), one.expected);
+    EXPECT_EQ(rdmalloc_quiesce(-1), one.expected);
     EXPECT_EQ(happened.back(), RDMALLOC_DOMAIN_RESUMED);
     EXPECT_GE(domain.touch(block.bytes, kMiB), generation);
     EXPECT_NE(generation, 0u);
@@ -566,7 +566,7 @@ TEST_F(Quiesce, calls_nest_and_are_refused_inside_callbacks) {
 TEST_F(Quiesce, files_are_counted_with_no_list_for_them) {
   int fd = static_cast<int>(syscall(SYS_userfaultfd, UFFD_USER_MODE_ONLY));
   if (fd < 0) GTEST_SKIP() << "SKIP: no userfaultfd to leave open";
-  EXPECT_EQ(rdmalloc_quiesce(1000), -EBUSY);
+  EXPECT_EQ(rdmalloc_quiesce(-1), -EBUSY);
   EXPECT_EQ(rdmalloc_quiesce_files(nullptr, 16), 1);
   close(fd);
 }
@@ -778,7 +778,7 @@ TEST_F(Quiesce, a_child_of_a_quiesced_process_is_not_quiesced) {
     rdmalloc_reg* reg = nullptr;
     if (rdmalloc_reg_get(opened, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg) != 0) return 3;
     rdmalloc_reg_put(reg);
-    if (rdmalloc_quiesce(1000) != 0 || mine.live() != 0) return 4;
+    if (rdmalloc_quiesce(-1) != 0 || mine.live() != 0) return 4;
     return rdmalloc_resume() == 0 ? 0 : 5;
   });
   EXPECT_EQ(status, 0);
