@@ -212,7 +212,11 @@ void begin_reservation(Domain& domain, Registration* reg) {
   Stripe& stripe = domain.stripe_of_reg(reg);
   stripe.totals.reserved_bytes += reg->length();
   ++stripe.totals.reserved_count;
-  std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
+  std::atomic<std::uint64_t>& count = state()->generation;
+  // A wide one is looked for under the lock of one stripe too, which may not write the wide one's.
+  std::uint64_t generation = &stripe == &domain.wide()
+                                 ? count.fetch_add(1, std::memory_order_relaxed) + 1
+                                 : stripe.generations.take(count);
   std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
   reg->next() = stripe.in_flight;
   stripe.in_flight = reg;

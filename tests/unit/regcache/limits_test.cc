@@ -10,7 +10,6 @@
 
 #include "alloc/os/fault.h"
 #include "regcache/core/drop.h"
-#include "regcache/core/put_clock.h"
 #include "regcache/core/stripes.h"
 #include "tests/unit/regcache/fixture.h"
 
@@ -20,7 +19,6 @@ using rdmalloc::regcache::Domain;
 using rdmalloc::regcache::domain_is_valid;
 using rdmalloc::regcache::domain_of;
 using rdmalloc::regcache::kStickyLooks;
-using rdmalloc::regcache::put_clock;
 using Limits = Regcache;
 
 rdmalloc_domain_attr count_limit(std::uint64_t count) {
@@ -269,49 +267,6 @@ TEST_F(Limits, eviction_order_equals_a_models_over_threads) {
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
   EXPECT_EQ(fabric.live(), 16u);
-}
-
-// Without a bound a put has the time of the latest registration. Fails when put_clock_advance()
-// leaves the clock as it is, or when ask_twice() does not make it exact.
-TEST_F(Limits, before_the_first_bound_the_order_of_puts_is_that_of_the_registrations_between_them) {
-  put_clock.store(1);
-  StubDomain domain(fabric);
-  fabric.capacity_bytes = 3 * kSlice;
-  for (std::size_t i = 0; i < 3; ++i) domain.touch(span(10 + 2 * i, 1), 8);
-  domain.touch(spans[0], 8);  // after the third was registered
-  domain.touch(span(30, 1), 8);
-  EXPECT_FALSE(fabric.touches(spans[1], 1)) << "put before the third was registered, and not since";
-  EXPECT_TRUE(fabric.touches(spans[0], 1));
-  // The registrar has refused once.
-  for (std::size_t i : {3, 0, 2}) domain.touch(spans[i], 8);
-  domain.touch(span(40, 1), 8);
-  EXPECT_FALSE(fabric.touches(spans[3], 1));
-  domain.touch(span(50, 1), 8);
-  EXPECT_FALSE(fabric.touches(spans[0], 1));
-  EXPECT_TRUE(fabric.touches(spans[2], 1));
-}
-
-// Fails when settle() in domain.cc does not look at one of the limits, or reserve_room() at the
-// registrar's.
-TEST_F(Limits, each_bound_makes_the_order_exact) {
-  struct Way {
-    rdmalloc_domain_attr attr;
-    std::uint64_t registrars_count;
-    bool is_exact_at_once;
-  };
-  std::size_t at = 10;
-  for (const Way& way : {Way{{}, 0, false}, Way{count_limit(100), 0, true},
-                         Way{byte_limit(100 * kSlice), 0, true}, Way{{}, 4, false}}) {
-    put_clock.store(1);
-    fabric.ops.max_count = way.registrars_count;
-    StubDomain domain(fabric, way.attr);
-    EXPECT_EQ(put_clock.load() == 0, way.is_exact_at_once);
-    if (way.is_exact_at_once) continue;
-    for (std::size_t i = 0; i < 4; ++i, at += 2) {
-      domain.touch(span(at, 1), 8);
-      EXPECT_EQ(put_clock.load() == 0, way.registrars_count != 0 && i >= 2) << i;
-    }
-  }
 }
 
 // Fails when pick_victims() closes what is held.
