@@ -227,19 +227,19 @@ void begin_reservation(Domain& domain, Registration* reg) {
 int reserve_room(Domain& domain, Registration* reg) {
   std::size_t length = reg->length();
   if (length > domain.max_bytes) return kNoRoom;
-  {
-    RangeGuard guard(domain, reg);
-    if (int error = check_open(domain)) return error;
-    if (take_room(domain, length)) {
-      begin_reservation(domain, reg);
-      return 0;
-    }
-  }
   // Looks at what is in use in turns, between which other threads get the lock.
   constexpr std::uint64_t kLooks = 256;
   // Each round evicts what is missing; other threads may take that room, but not for ever.
   std::uint64_t rounds = 16;
   for (std::uint64_t round = 0; round < rounds; ++round) {
+    {
+      RangeGuard guard(domain, reg);
+      if (int error = check_open(domain)) return error;
+      if (take_room(domain, length)) {
+        begin_reservation(domain, reg);
+        return 0;
+      }
+    }
     Registration* victims = nullptr;
     {
       WholeGuard guard(domain);
