@@ -215,9 +215,12 @@ void print_top() {
   std::sort(instructions.rbegin(), instructions.rend());
   if (instructions.size() > machine->options.top) instructions.resize(machine->options.top);
   std::printf(",\"top\":[");
-  for (const auto& [lines, address] : instructions)
-    std::printf("%s{\"lines\":%" PRIu64 ",\"at\":\"%s\"}",
-                lines == instructions.front().first ? "" : ",", lines, place_of(address).c_str());
+  const char* before = "";
+  for (const auto& [lines, address] : instructions) {
+    std::printf("%s{\"lines\":%" PRIu64 ",\"at\":\"%s\"}", before, lines,
+                place_of(address).c_str());
+    before = ",";
+  }
   std::printf("]");
 }
 

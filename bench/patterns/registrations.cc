@@ -2,6 +2,7 @@
 // operation. Registrars do nothing: what is measured is the cache's side alone.
 #include <rdmalloc/regcache.h>
 
+#include <algorithm>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -96,6 +97,26 @@ void fresh_blocks(Team& team) {
   });
 }
 
+// A miss each time, in a domain at its limit: half as many are registered as one thread has blocks,
+// of all threads together, so what is asked for in turn was evicted since.
+void evictions(Team& team) {
+  const Shape& shape = team.shape();
+  const StubDomain domain(0, std::max<std::size_t>(shape.live / 2, shape.threads));
+  must_be_0(domain.error(), "rdmalloc_domain_open");
+  team.run([&](Member& me) {
+    Mapped<char*> blocks(shape.live);
+    for (char*& block : blocks) block = born(shape, me.random);
+    const auto ask_some = [&](std::size_t count) {
+      for (std::size_t i = 0; i < count; ++i) get_and_put(domain.get(), blocks[i % shape.live]);
+    };
+    ask_some(shape.warm_up);
+    me.begin();
+    ask_some(shape.operations);
+    me.end(shape.operations);
+    for (char* block : blocks) std::free(block);
+  });
+}
+
 // The first `kMissing` threads miss on blocks of their own, the others hit on theirs.
 template <unsigned kMissing>
 void misses(Team& team) {
@@ -131,6 +152,7 @@ const std::vector<Pattern>& patterns() {
       {"reg-miss", "rdmalloc_reg_get, _put and _invalidate of own blocks", misses<UINT_MAX>},
       {"reg-hit-beside-miss", "the same on the first thread, the others get and put own blocks",
        misses<1>},
+      {"reg-evict", "rdmalloc_reg_get and _put of own blocks, each evicting one", evictions},
       {"reg-fresh", "free, malloc, rdmalloc_reg_get and _put", fresh_blocks<get_and_put>},
       {"reg-fresh-key", "free, malloc, rdmalloc_reg_key", fresh_blocks<key_of>},
   };

@@ -328,7 +328,8 @@ static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rd
 
 /** Invalidates the registrations over [addr, addr+length) in `domain` (NULL: in all domains). A
  *  later get does not find them; each is deregistered after its last put. Ends uncounted keys: the
- *  caller ensures that no thread uses one. Calls `done(arg)` (may be NULL) once, when the last of
+ *  caller ensures that no thread uses one. Registered heaps keep theirs, those being made as well,
+ *  which a later get finds. Calls `done(arg)` (may be NULL) once, when the last of
  *  them is gone, on this thread or on the thread that drops it; a registration that the registrar
  *  could not undo counts as gone. Returns the number of registrations invalidated; -EINVAL, -ECHILD
  * or -EDEADLK (inside a page event) with nothing done; or -ENOMEM: invalidated, but `done` will not
@@ -566,7 +567,7 @@ struct rdmalloc_pool_waiter {
    *  rdmalloc_pool_put(), on the thread that puts the buffer, under no lock of rdmalloc; that
    *  thread may hold locks of the program's. May get, put, wait, cancel and register. The callbacks
    *  for buffers that it puts run after it has returned, not inside it, however many there are. An
-   *  exception may leave it: the put has happened then. */
+   *  exception may leave it: the put has happened then, and those callbacks have run. */
   void (*ready)(struct rdmalloc_pool_waiter* waiter, struct rdmalloc_buffer* buffer);
   void* arg;                         /**< the caller's */
   struct rdmalloc_pool_waiter* next; /**< private */

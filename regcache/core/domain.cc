@@ -110,7 +110,10 @@ void reset(Domain& domain) {
     stripe.by_range.clear();
     stripe.by_stamp.clear();
     stripe.in_flight = stripe.sticky_ring = nullptr;
+    stripe.generations.drop();
+#if RDMALLOC_CHECKED
     stripe.takes = 0;
+#endif
     stripe.totals = {};
     stripe.counters = {};
   }

@@ -96,6 +96,24 @@ inline std::size_t stripe_of(std::uintptr_t low, std::uintptr_t high) {
   return first == (high - 1) >> kStripeShift ? first % kStripes : kWide;
 }
 
+// Generations that a stripe has taken of the count of all (State::generation), for what will be
+// registered in it. So what is registered in one stripe has rising generations, and an invalidation
+// that waits has one that no earlier registration reaches, for the count had passed all that was
+// taken. What begins after its look must be past it as well: the look ends what its stripes have.
+struct Generations {
+  static constexpr std::uint64_t kAtOnce = 64;
+  std::uint64_t next, end;
+
+  void drop() { next = end; }
+  std::uint64_t take(std::atomic<std::uint64_t>& count) {
+    if (next == end) {
+      next = count.fetch_add(kAtOnce, std::memory_order_relaxed) + 1;
+      end = next + kAtOnce;
+    }
+    return next++;
+  }
+};
+
 // A part of a domain's registrations: those that lie within 4 MiB, of each 32nd 4 MiB. In lines of
 // its own, and pairs of lines, which processors fetch together.
 struct alignas(128) Stripe {
@@ -104,7 +122,10 @@ struct alignas(128) Stripe {
   StampTree by_stamp;         // those that are cached and not sticky
   Registration* in_flight;    // records that register_ is being called for
   Registration* sticky_ring;  // the next to be looked at (reclaim_sticky())
-  std::uint64_t takes;        // of the lock
+  Generations generations;    // none of the wide stripe's
+#if RDMALLOC_CHECKED
+  std::uint64_t takes;  // of the lock
+#endif
   Totals totals;
   Counters counters;
 };

@@ -143,7 +143,10 @@ std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t hi
       if (one != nullptr) state()->invalidations.await(one, reg);
       return true;
     });
-    if (one != nullptr) state()->invalidations.looked_through(one, domain.index);
+    if (one != nullptr) {
+      guard.drop_generations();
+      state()->invalidations.looked_through(one, domain.index);
+    }
     if (!is_users_thread && !domain.is_any_thread()) {
       while (look.drops != nullptr) {
         Registration* next = look.drops->next();

@@ -4,7 +4,8 @@
 // pair. A pending invalidation describes the registrations that it counted: by range, by generation
 // (begun before it) and by domain (those it has looked through). Each registration that ends asks
 // all pending ones. The look-through and the end both happen under the domain's lock, so the two
-// agree on every registration. One that is being made counts: its pages may be pinned already.
+// agree on every registration: what begins after a look has a later generation (Generations). One
+// that is being made counts: its pages may be pinned already.
 #pragma once
 
 #include <atomic>

@@ -212,7 +212,11 @@ void begin_reservation(Domain& domain, Registration* reg) {
   Stripe& stripe = domain.stripe_of_reg(reg);
   stripe.totals.reserved_bytes += reg->length();
   ++stripe.totals.reserved_count;
-  std::uint64_t generation = state()->generation.fetch_add(1, std::memory_order_relaxed) + 1;
+  std::atomic<std::uint64_t>& count = state()->generation;
+  // A wide one is looked for under the lock of one stripe too, which may not write the wide one's.
+  std::uint64_t generation = &stripe == &domain.wide()
+                                 ? count.fetch_add(1, std::memory_order_relaxed) + 1
+                                 : stripe.generations.take(count);
   std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
   reg->next() = stripe.in_flight;
   stripe.in_flight = reg;
@@ -223,19 +227,19 @@ void begin_reservation(Domain& domain, Registration* reg) {
 int reserve_room(Domain& domain, Registration* reg) {
   std::size_t length = reg->length();
   if (length > domain.max_bytes) return kNoRoom;
-  {
-    RangeGuard guard(domain, reg);
-    if (int error = check_open(domain)) return error;
-    if (take_room(domain, length)) {
-      begin_reservation(domain, reg);
-      return 0;
-    }
-  }
   // Looks at what is in use in turns, between which other threads get the lock.
   constexpr std::uint64_t kLooks = 256;
   // Each round evicts what is missing; other threads may take that room, but not for ever.
   std::uint64_t rounds = 16;
   for (std::uint64_t round = 0; round < rounds; ++round) {
+    {
+      RangeGuard guard(domain, reg);
+      if (int error = check_open(domain)) return error;
+      if (take_room(domain, length)) {
+        begin_reservation(domain, reg);
+        return 0;
+      }
+    }
     Registration* victims = nullptr;
     {
       WholeGuard guard(domain);

@@ -48,7 +48,8 @@ struct InOrder {
 // With Places::kShelves above 1 a record goes back to a shelf of the thread that gives it, so that
 // threads which take and give meet neither at a lock nor at each other's records. Each shelf rests
 // its own, so a record rests at least as long as with one. What a shelf has beyond twice that (its
-// thread ends what others made) goes to the last one, which all take from before new memory.
+// thread ends what others made) goes to the last one, which all take from before new memory. New
+// memory comes to a shelf in batches.
 template <class Record, class Places = InOrder<Record>>
 class Pool {
  public:
@@ -57,9 +58,14 @@ class Pool {
     // The last shelf's were given back first, and have rested. Mostly it is empty.
     if (kHasLast && last().has_any())
       if (Record* record = last().take(0)) return record;
-    if (Record* record = shelf_here().take(Places::resting)) return record;
-    if (Record* record = take_unused(memory)) return record;
-    // Memory is short: one that has not rested.
+    Shelf& here = shelf_here();
+    if (Record* record = here.take(Places::resting)) return record;
+    if (Record* record = take_unused(memory, here)) return record;
+    // Memory is short: what others have not used, then one that has not rested.
+    for (Shelf& shelf : shelves_) {
+      LockGuard guard(shelf.lock);
+      if (shelf.unused.has_any()) return shelf.unused.take();
+    }
     for (Shelf& shelf : shelves_)
       if (Record* record = shelf.take(0)) return record;
     return nullptr;
@@ -72,8 +78,11 @@ class Pool {
   }
   // Makes sure that the next take() needs no kernel. False when that can't be.
   bool prepare(PoolMemory& memory) {
+    Shelf& here = shelf_here();
+    LockGuard here_guard(here.lock);
+    if (here.unused.has_any()) return true;
     LockGuard guard(lock_);
-    return shelf_here().is_over(Places::resting) || has_unused(memory) || add_chunk(memory);
+    return here.is_over(Places::resting) || has_unused(memory) || add_chunk(memory);
   }
 
  private:
@@ -82,11 +91,28 @@ class Pool {
   static_assert(kFirstChunkBytes % Places::kRunBytes == 0);
   static constexpr bool kHasLast = Places::kShelves > 1;
 
+  // Records of new memory that a shelf takes at once: a page's.
+  static constexpr unsigned kBatch = kHasLast ? 64 : 1;
+
   static Record*& next_of(Record* record) { return Record::free_link(record); }
 
-  // A list of free records, in lines of its own. Its lock is a leaf.
+  // A part of a chunk that no record was taken from yet.
+  struct Unused {
+    std::uintptr_t next = 0, end = 0;
+    std::uint32_t chunks = 0;  // the chunk's number
+
+    bool has_any() const { return next < end; }
+    Record* take() {
+      std::uintptr_t cursor = next;
+      next = Places::after(cursor);
+      return reinterpret_cast<Record*>(Places::record_at(cursor, chunks));
+    }
+  };
+
+  // A list of free records, in lines of its own. Under its lock only that of new memory is taken.
   struct alignas(64) Shelf {
     Lock lock;
+    Unused unused;
     Record* first = nullptr;
     Record* last = nullptr;
     std::atomic<std::size_t> count{0};  // written under the lock
@@ -120,13 +146,21 @@ class Pool {
   Shelf& shelf_here() { return shelves_[kHasLast ? thread_id() % Places::kShelves : 0]; }
   Shelf& last() { return shelves_[kCount - 1]; }
 
-  Record* take_unused(PoolMemory& memory) {
+  Record* take_unused(PoolMemory& memory, Shelf& here) {
+    LockGuard guard(here.lock);
+    if (!here.unused.has_any()) here.unused = take_batch(memory);
+    return here.unused.has_any() ? here.unused.take() : nullptr;
+  }
+
+  // Empty where the kernel gives no memory.
+  Unused take_batch(PoolMemory& memory) {
     LockGuard guard(lock_);
-    if (!has_unused(memory) && !add_chunk(memory)) return nullptr;
-    std::uintptr_t cursor = memory.next.load(std::memory_order_relaxed);
-    memory.next.store(Places::after(cursor), std::memory_order_relaxed);
-    return reinterpret_cast<Record*>(
-        Places::record_at(cursor, memory.chunks.load(std::memory_order_relaxed)));
+    if (!has_unused(memory) && !add_chunk(memory)) return {};
+    std::uintptr_t first = memory.next.load(std::memory_order_relaxed), next = first;
+    std::uintptr_t end = memory.end.load(std::memory_order_relaxed);
+    for (unsigned i = 0; i < kBatch && next < end; ++i) next = Places::after(next);
+    memory.next.store(next, std::memory_order_relaxed);
+    return {first, next, memory.chunks.load(std::memory_order_relaxed)};
   }
 
   static bool has_unused(const PoolMemory& memory) {

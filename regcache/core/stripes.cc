@@ -5,7 +5,9 @@ namespace {
 
 void take(Stripe& stripe) {
   stripe.lock.lock();
+#if RDMALLOC_CHECKED
   ++stripe.takes;
+#endif
 }
 
 void take_all(Domain& domain) {
@@ -50,6 +52,11 @@ RangeGuard::~RangeGuard() {
     give_all(domain_);
   else
     domain_.stripes[held_].lock.unlock();
+}
+
+void RangeGuard::drop_generations() {
+  if (!is_whole()) return domain_.stripes[held_].generations.drop();
+  for (std::size_t i = 0; i < kStripes; ++i) domain_.stripes[i].generations.drop();
 }
 
 void RangeGuard::become_whole() {

@@ -39,6 +39,8 @@ class RangeGuard {
   bool is_whole() const { return held_ == kWide; }
   // Takes all locks; others may change everything before it has them.
   void become_whole();
+  // What begins over the range after this has a later generation than the count of all now.
+  void drop_generations();
   // Where the holder may count.
   Counters& counters() const { return domain_.stripes[held_].counters; }
 

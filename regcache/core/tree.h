@@ -129,10 +129,18 @@ class Tree {
 using RangeTree = Tree<RangeOrder>;
 using StampTree = Tree<StampOrder>;
 
+#if RDMALLOC_CHECKED
+// Registrations that this thread has looked at in look-ups: what a call costs.
+inline constinit thread_local std::uint64_t tree_looks = 0;
+#endif
+
 // Calls fn(registration) for each that touches [low, high), by rising base, until it returns false.
 // fn may change anything but the tree. Returns false when fn did.
 template <class Fn>
 bool visit_overlapping(Registration* top, std::uintptr_t low, std::uintptr_t high, Fn& fn) {
+#if RDMALLOC_CHECKED
+  tree_looks += top != nullptr;
+#endif
   if (top == nullptr || top->rest().furthest_end <= low) return true;
   if (!visit_overlapping(top->rest().by_range.left, low, high, fn)) return false;
   if (top->base() >= high) return true;

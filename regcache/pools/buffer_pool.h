@@ -79,9 +79,7 @@ struct PoolThread {
   // that a queue of any length takes no stack.
   rdmalloc_pool_waiter* first_ready;
   rdmalloc_pool_waiter* last_ready;
-  // The stack frame of call_back() that runs callbacks; 0: none. After an exception or a longjmp it
-  // is below every later frame of the thread.
-  std::uintptr_t calling_back_at;
+  bool is_calling_back;  // in call_all()
 
   static PoolThread*& free_link(PoolThread* thread) { return thread->next; }
 };

@@ -102,6 +102,19 @@ void call_ready(rdmalloc_pool_waiter* waiter) {
   errno = saved;
 }
 
+// Calls this thread's ready waiters, and those that they make ready. An exception, or the end of
+// the thread, may leave it: unwinds() is its frame's personality then, which is asked for here,
+// since the compiler would ask for that of libgcc, which this library does not link.
+[[gnu::noinline]] void call_all(PoolThread* thread) {
+  asm volatile(".cfi_personality 0x1b, rdmalloc_pool_unwinds");  // 0x1b: a distance of 4 bytes
+  thread->is_calling_back = true;
+  while (rdmalloc_pool_waiter* first = thread->first_ready) {
+    thread->first_ready = first->next;
+    call_ready(first);
+  }
+  thread->is_calling_back = false;
+}
+
 // From here on the pool may be gone: a callback that puts its buffer may destroy it.
 void call_back(rdmalloc_pool_waiter* waiter) {
   PoolThread* thread = pool_thread();
@@ -109,14 +122,7 @@ void call_back(rdmalloc_pool_waiter* waiter) {
   waiter->next = nullptr;
   (thread->first_ready != nullptr ? thread->last_ready->next : thread->first_ready) = waiter;
   thread->last_ready = waiter;
-  auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
-  if (thread->calling_back_at > here) return;  // further up this stack
-  thread->calling_back_at = here;
-  while (rdmalloc_pool_waiter* first = thread->first_ready) {
-    thread->first_ready = first->next;
-    call_ready(first);
-  }
-  thread->calling_back_at = 0;
+  if (!thread->is_calling_back) call_all(thread);
 }
 
 // The pool's buffer of that handle, or NULL.
@@ -146,6 +152,15 @@ rdmalloc_pool_side side_counters(BufferPool& pool, Side side) {
 }
 
 }  // namespace
+
+// A personality routine (Itanium C++ ABI, level I): an exception is on its way through call_all().
+// Those behind the waiter that threw have their buffers already, and are called now, as a
+// destructor would: after this the thread may never come back to a pool.
+extern "C" int rdmalloc_pool_unwinds(int, int actions, std::uint64_t, void*, void*) {
+  constexpr int kCleanupPhase = 2, kContinueUnwind = 8;
+  if ((actions & kCleanupPhase) != 0) call_all(pool_thread());
+  return kContinueUnwind;
+}
 
 int pool_check(const BufferPool* pool) {
   State* all = state();

@@ -5,11 +5,10 @@ no quiet machine: threads run in turns, under QEMU.
 
 Seen to fail: `arguments` with parse_run() and take_option() refusing nothing, `control` with a store that moves
 nothing, and with one that always does, `label` with take() not asking is_served_by(), `limits` with a limit of
-half of what was counted (reg-miss: 2.2, reg-hit-beside-miss: 0.02), and with a row that there is not. The row
-reg-hit-beside-miss was seen to fail with code that is broken, too: with gets that leave no slot (0.13), and with a miss that
-looks through all registrations under its domain's lock (0.33). reg-miss was not:
-neither four more takes of the lock by each miss (4.2) nor 320 writes of each to 16 lines of all (3.4) reached its
-limit. Threads that sleep for the lock let one go on alone for long, so that row's count is a lower bound.
+half of what was counted, and with a row that there is not. The row reg-hit-beside-miss was seen to fail with code that
+is broken, too: with gets that leave no slot (0.13), and with a miss that looks through all registrations under its
+domain's lock (0.33). So was reg-miss: with each generation, each new record or each step of the clock of puts taken by
+itself (1.4, 3.3, 2.1). It shows no lock: threads that sleep for one let the others go on alone for long.
 """
 import os
 import pathlib

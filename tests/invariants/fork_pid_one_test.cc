@@ -48,7 +48,6 @@ void operate(uint64_t seed, int steps) {
 // In the child: its one thread first, then another.
 [[noreturn]] void live_in_child() {
   if (getpid() != 1) _exit(4);
-  alarm(20);  // a signal that ends pid 1 only from outside: the parent waits no longer either
   operate(1, 300);
   std::thread([] { operate(2, 300); }).join();
   operate(3, 300);

@@ -43,7 +43,6 @@ template <class Body>
 int in_child(Body body) {
   pid_t child = fork();
   if (child == 0) {
-    alarm(60);
     _exit(body());
   }
   int status = -1;
@@ -109,7 +108,6 @@ TEST(HeapPageSizeFork, I11_where_pages_are_short_they_are_the_parents) {
   ASSERT_EQ(pipe(from_child), 0);
   pid_t child = fork();
   if (child == 0) {
-    alarm(60);
     char word = block[0] == 0x11 && use_memory() == 0 ? 'y' : 'n';
     if (write(from_child[1], &word, 1) != 1 || read(from_parent[0], &word, 1) != 1) _exit(1);
     _exit(block[0] == 0x11 ? 0 : 2);  // the page went to the parent

@@ -21,6 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
 #include <functional>
 #include <map>
@@ -115,6 +116,21 @@ void settle(const char* counter, uint64_t value) {
   while (rdmalloc_test::counter(counter) != value) usleep(1000);
 }
 
+// In a futex wait without a time. Where the kernel does not tell: after some decay times.
+bool purge_thread_sleeps_for_good() {
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string name;
+    std::ifstream(entry.path() / "comm") >> name;
+    if (name != "rdmalloc-purge") continue;
+    std::ifstream file(entry.path() / "syscall");
+    if (!file) return usleep(300000) == 0;
+    std::string number, word, operation, value, time;
+    file >> number >> word >> operation >> value >> time;
+    return number == std::to_string(SYS_futex) && time == "0x0";
+  }
+  return false;
+}
+
 // What is done before the filter, and what under it, on the same thread.
 struct Situation {
   const char* name;
@@ -149,7 +165,7 @@ const std::vector<Situation>& situations() {
          rdmalloc_init();
          use_all_sizes();
          rdmalloc_purge(0);
-         usleep(300000);  // it sleeps for good
+         while (!purge_thread_sleeps_for_good()) usleep(1000);
        },
        [] { rdmalloc_free(filled(4 * kMiB)); },
        {SYS_mprotect, SYS_madvise}},

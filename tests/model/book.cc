@@ -15,6 +15,7 @@ std::atomic<const char*>* failure = nullptr;
 std::atomic<int> quiesced{0};
 std::atomic<bool> registrars_gone{false}, is_child{false};
 std::atomic<unsigned> failure_rate{0};
+bool demands_heaps = false, demands_ends = false;
 
 Here& here() {
   static thread_local Here mine;
@@ -174,7 +175,8 @@ void act_like_a_fabric(rdmalloc_domain* domain) {
 
 int Book::enter(void* addr, std::size_t length, std::uint32_t access, rdmalloc_key* key) {
   Here& me = here();
-  Entry entry = {reinterpret_cast<std::uintptr_t>(addr), length, tick(), 0, me.makes_heaps, false};
+  Entry entry = {
+      reinterpret_cast<std::uintptr_t>(addr), length, tick(), 0, me.makes_heaps, false, me.number};
   check_call("register_");
   MUST(quiesced == 0, "register_ between a quiesce and its resume");
   bool is_whole = true;
@@ -288,6 +290,13 @@ bool Book::holds(std::uintptr_t base, std::size_t length, std::uint64_t before, 
   return false;
 }
 
+void Book::note_heaps() {
+  std::uint64_t now = tick();
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (auto& [serial, entry] : entries_)
+    if (entry.is_heaps && entry.maker == here().number) entry.known = std::min(entry.known, now);
+}
+
 Book::Sum Book::sum() {
   std::lock_guard<std::mutex> guard(mutex_);
   Sum all;
@@ -295,6 +304,7 @@ Book::Sum Book::sum() {
     ++all.count;
     all.bytes += entry.length;
     all.quarantined += entry.is_quarantined;
+    if (entry.is_quarantined) all.quarantined_bytes += entry.length;
   }
   return all;
 }

@@ -69,6 +69,10 @@ extern std::atomic<int> quiesced;  // quiesces that have returned and whose resu
 extern std::atomic<bool> registrars_gone;  // the exit has come to the fabric's own handlers
 extern std::atomic<bool> is_child;
 extern std::atomic<unsigned> failure_rate;  // one call of so many fails; 0: none
+// Two checks that demand more than the cache promises, to show what it looks like (README.md): that
+// an invalidation spares no registration that was under way for a heap; that domains do not count
+// what could not be deregistered.
+extern bool demands_heaps, demands_ends;
 
 struct Variant {
   std::uint32_t flags;
@@ -86,7 +90,9 @@ class Book {
     std::uint64_t begun;  // when register_ was called
     std::uint64_t identity;
     bool is_heaps;
-    bool is_quarantined;  // could not be undone, or not wholly made
+    bool is_quarantined;               // could not be undone, or not wholly made
+    int maker = -1;                    // the thread that register_ was called on
+    std::uint64_t known = UINT64_MAX;  // a heap's: when the call that made it had returned
   };
 
   Book(const Variant& variant, bool is_of_child);
@@ -104,11 +110,13 @@ class Book {
   bool holds(std::uintptr_t base, std::size_t length, std::uint64_t before, bool heaps_too,
              bool quarantined_too);
   struct Sum {
-    std::uint64_t count = 0, bytes = 0, quarantined = 0;
+    std::uint64_t count = 0, bytes = 0, quarantined = 0, quarantined_bytes = 0;
   };
   Sum sum();
   // The same for one that may have ended: false then, or where it is in quarantine.
   bool find(const rdmalloc_key& key, Entry* entry);
+  // A call that makes heaps has returned to this thread.
+  void note_heaps();
 
  private:
   int enter(void* addr, std::size_t length, std::uint32_t access, rdmalloc_key* key);

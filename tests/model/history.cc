@@ -40,15 +40,53 @@ const char* name_of(Kind kind) {
   return kNames[static_cast<std::size_t>(kind)].name;
 }
 
-History History::of_seed(std::uint64_t seed) {
+namespace {
+
+// Whether it has a part in an aimed history.
+bool is_aimed_at(Kind kind) {
+  switch (kind) {
+    case Kind::kAllocate:
+    case Kind::kFree:
+    case Kind::kGet:
+    case Kind::kGetAndPut:
+    case Kind::kPut:
+    case Kind::kKey:
+    case Kind::kShared:
+    case Kind::kInvalidate:
+    case Kind::kInvalidateShared:
+    case Kind::kInvalidateAll:
+    case Kind::kFlush:
+    case Kind::kPurge:
+    case Kind::kOpen:
+    case Kind::kHeapCreate:
+    case Kind::kHeapDestroy:
+    case Kind::kHeapGrow:
+    case Kind::kHeapBlock:
+    case Kind::kHeapGet:
+    case Kind::kStats:
+      return true;
+    default:
+      return false;
+  }
+}
+
+}  // namespace
+
+History History::of_seed(std::uint64_t seed, bool is_aimed) {
   History made;
   made.seed = seed;
+  made.is_aimed = is_aimed;
   std::mt19937_64 random(seed);
   std::vector<unsigned> weights;
-  for (const Name& name : kNames) weights.push_back(name.weight);
+  for (const Name& name : kNames) {
+    bool has_part = !is_aimed || is_aimed_at(static_cast<Kind>(weights.size()));
+    weights.push_back(has_part ? name.weight : 0);
+  }
+  if (is_aimed) weights[static_cast<std::size_t>(Kind::kInvalidateAll)] = 30;
   // Some histories are of few kinds, so that what is rare in all of them is frequent in some.
   if (random() % 2 == 0)
-    for (unsigned& weight : weights) weight = random() % 3 == 0 ? weight * 4 + 2 : weight / 4;
+    for (unsigned& weight : weights)
+      if (weight != 0) weight = random() % 3 == 0 ? weight * 4 + 2 : weight / 4;
   std::discrete_distribution<unsigned> kinds(weights.begin(), weights.end());
   made.threads.resize(2 + random() % 3);
   std::size_t length = 40 + random() % 300;

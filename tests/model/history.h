@@ -57,9 +57,12 @@ struct Operation {
 
 struct History {
   std::uint64_t seed = 0;
+  // Of invalidations of wide ranges beside gets, keys and registered heaps, with a registrar that
+  // fails often.
+  bool is_aimed = false;
   std::vector<std::vector<Operation>> threads;
 
-  static History of_seed(std::uint64_t seed);
+  static History of_seed(std::uint64_t seed, bool is_aimed);
   std::size_t operations() const;
   std::string text() const;
 };

@@ -126,6 +126,7 @@ class Worker {
   void child(unsigned how);
   void invalidate(unsigned which, char* base, std::size_t length, unsigned how,
                   std::uint64_t* invalid, std::atomic<std::uint64_t>* shared_invalid);
+  void invalidate_around(const Operation& operation, const Block& block);
   void allocate(Block& block, std::size_t length);
   void drop(Block& block);
   bool get(Place& place, std::size_t at, char* base, std::size_t length, unsigned access,
@@ -225,7 +226,9 @@ bool Worker::get(Place& place, std::size_t at, char* base, std::size_t length, u
   MUST(!is_remote || is_heaps || entry.is_heaps || entry.length == length ||
            book->variant.granularity > 1,
        "a remote registration of %zu bytes is %zu long", length, entry.length);
-  MUST(entry.is_heaps || entry.begun >= std::max(invalid, everything),
+  bool is_exempt =
+      entry.is_heaps && (!demands_heaps || entry.known < std::max(invalid, everything));
+  MUST(is_exempt || entry.begun >= std::max(invalid, everything),
        "rdmalloc_reg_get is served by a registration of before an invalidation: %zu, invalidated "
        "at %zu (place %zu)",
        static_cast<std::size_t>(entry.begun),
@@ -341,6 +344,26 @@ void Worker::invalidate(unsigned which, char* base, std::size_t length, unsigned
     }
   }
   ends_of_keys.end();
+}
+
+// Up to 8 MiB to each side of a block, within the arena.
+void Worker::invalidate_around(const Operation& operation, const Block& block) {
+  std::uintptr_t arena = 0;
+  std::size_t arena_length = 0;
+  rdmalloc_arena_extent(&arena, &arena_length);
+  auto base = reinterpret_cast<std::uintptr_t>(block.base);
+  std::uintptr_t before = std::min<std::uintptr_t>(base - arena, operation.c % (8u << 20));
+  std::uintptr_t low = base - before;
+  std::uintptr_t high =
+      std::min(base + block.length + operation.a % (8u << 20), arena + arena_length);
+  std::uint64_t invalid[kPlaces] = {};
+  invalidate(operation.b, reinterpret_cast<char*>(low), high - low, operation.c / 2, invalid,
+             nullptr);
+  for (Block& one : blocks_) {
+    auto at = reinterpret_cast<std::uintptr_t>(one.base);
+    if (one.base == nullptr || at < low || at + one.length > high) continue;
+    for (std::size_t i = 0; i < kPlaces; ++i) one.invalid[i] = std::max(one.invalid[i], invalid[i]);
+  }
 }
 
 void Worker::allocate(Block& block, std::size_t length) {
@@ -530,6 +553,7 @@ void Worker::heap(const Operation& operation) {
     int error = rdmalloc_heap_create(&attr, &heap_);
     here().makes_heaps = false;
     if (error != 0) heap_ = nullptr;
+    for (Inside* inside : {&one, &other}) inside->book->note_heaps();
     return;
   }
   if (heap_ == nullptr) return;
@@ -555,6 +579,9 @@ void Worker::heap(const Operation& operation) {
       here().makes_heaps = true;
       (void)rdmalloc_heap_grow(heap_, 1u << 20);
       here().makes_heaps = false;
+      // A heap keeps its domains open.
+      for (std::size_t i = 0; i < heap_domains_; ++i)
+        places[heap_places_[i]].book.load()->note_heaps();
       break;
     case Kind::kHeapBlock:
       if (block != nullptr) rdmalloc_free(block);
@@ -796,7 +823,9 @@ void Worker::one(const Operation& operation) {
       return put(now);
     }
     case Kind::kInvalidate:
-      if (block.base != nullptr)
+      if (block.base != nullptr && history_.is_aimed)
+        invalidate_around(operation, block);
+      else if (block.base != nullptr)
         invalidate(operation.b, block.base, block.length, operation.c, block.invalid, nullptr);
       return;
     case Kind::kInvalidateShared:
@@ -918,6 +947,10 @@ void check_counters(Place& place) {
   int error = rdmalloc_domain_stats(book->domain, &now);
   MUST(error == 0, "at the end, rdmalloc_domain_stats: %d", error);
   Book::Sum sum = book->sum();
+  if (demands_ends) {
+    sum.count -= sum.quarantined;
+    sum.bytes -= sum.quarantined_bytes;
+  }
   MUST(now.registrations == now.deregistrations + now.lost_drops + now.live_count,
        "at the end a domain counts %zu registrations, %zu + %zu ends and %zu live",
        static_cast<std::size_t>(now.registrations), static_cast<std::size_t>(now.deregistrations),
@@ -996,7 +1029,7 @@ void live(const History& history) {
     shared[i].base = static_cast<char*>(rdmalloc_malloc(kLengths[i]));
     shared[i].length = kLengths[i];
   }
-  failure_rate = history.seed % 3 == 0 ? 0 : 12;
+  failure_rate = history.is_aimed ? 4 : history.seed % 3 == 0 ? 0 : 12;
   std::vector<std::thread> threads;
   for (Worker& worker : workers) threads.emplace_back([&worker] { worker.run(); });
   for (std::thread& thread : threads) thread.join();

@@ -1,7 +1,7 @@
 // Lives through random histories of the registration cache, each in a process of its own, until the
 // time is over; the first that fails is shrunk and printed.
 //
-//   regcache_model [--seconds N] [--seed N [--tries N]]
+//   regcache_model [--seconds N] [--seed N [--tries N]] [--aimed] [--demand-heaps] [--demand-ends]
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -102,6 +102,12 @@ unsigned long long number_after(int count, char** words, const char* name,
   return otherwise;
 }
 
+bool has(int count, char** words, const char* name) {
+  for (int i = 1; i < count; ++i)
+    if (strcmp(words[i], name) == 0) return true;
+  return false;
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -124,10 +130,13 @@ int main(int count, char** words) {
   unsigned long long seed =
       only != 0 ? only : static_cast<unsigned long long>(time(nullptr)) * 100000;
   printf("seeds from %llu\n", seed);
+  bool is_aimed = has(count, words, "--aimed");
+  model::demands_heaps = has(count, words, "--demand-heaps");
+  model::demands_ends = has(count, words, "--demand-ends");
   double end = now() + seconds;
   unsigned long long histories = 0, operations = 0;
   for (; histories < tries && (only != 0 || now() < end); ++histories) {
-    History history = History::of_seed(only != 0 ? only : seed + histories);
+    History history = History::of_seed(only != 0 ? only : seed + histories, is_aimed);
     operations += history.operations();
     if (succeeds(history, false)) continue;
     const char* why = *model::failure;  // NULL: it crashed

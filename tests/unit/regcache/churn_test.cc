@@ -103,8 +103,20 @@ class Book {
     return mixed >> (64 - kSumBits);
   }
   static bool has_generation(Entry& entry, std::uint64_t generation) {
-    if (entry.generation == 0) entry.generation = generation;
+    if (entry.generation == 0) {
+      if (!is_new(generation)) return false;
+      entry.generation = generation;
+    }
     return entry.generation == generation;
+  }
+  // Whether no registration of any book has had it.
+  static bool is_new(std::uint64_t generation) {
+    constexpr std::size_t kMost = std::size_t{1} << 32;  // bits; as much is backed as is used
+    static auto* const given = static_cast<std::atomic<std::uint64_t>*>(
+        mmap(nullptr, kMost / 8, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    std::uint64_t bit = std::uint64_t{1} << generation % 64;
+    return generation < kMost && (given[generation / 64].fetch_or(bit) & bit) == 0;
   }
   int enter(void* addr, std::size_t length, rdmalloc_key* key) {
     // A refusal now and then: the record goes back unused.
@@ -333,8 +345,8 @@ class Worker {
         continue;
       }
       check_held(place, reg, base, length);
-      // One for a single use has just been made, and nothing before it is younger.
-      if (base >= foreign_ + kAdopted) is_younger(reg);
+      // One for a single use has just been made, and nothing before it in its stripe is younger.
+      if (base >= foreign_ + kAdopted) is_younger(place, reg);
     }
     std::shuffle(std::begin(held), std::end(held), random_);
     for (rdmalloc_reg* reg : held) rdmalloc_reg_put(reg);
@@ -372,11 +384,14 @@ class Worker {
     check(place.book.is_own(key) && covers(key, addr, length));
     rdmalloc_reg_put(reg);
   }
-  void is_younger(rdmalloc_reg* reg) {
+  void is_younger(Place& place, rdmalloc_reg* reg) {
     rdmalloc_key key;
     rdmalloc_reg_key_of(reg, &key);
-    check(key.generation > youngest_);
-    youngest_ = key.generation;
+    Book::Range range = Book::range_of(key);
+    std::size_t stripe = rdmalloc::regcache::stripe_of(range.base, range.base + range.length);
+    std::uint64_t& youngest = youngest_[place.book.opening << 8 | stripe];
+    check(key.generation > youngest);
+    youngest = key.generation;
   }
   void hold(Place& place, char* addr, std::size_t length, std::uint32_t access) {
     rdmalloc_reg* reg = nullptr;
@@ -406,7 +421,8 @@ class Worker {
   std::mt19937 random_;
   char* foreign_;
   std::size_t home_ = 0;
-  std::uint64_t youngest_ = 0, moved_ = 0, keys_ = 0, gets_ = 0;
+  std::uint64_t moved_ = 0, keys_ = 0, gets_ = 0;
+  std::unordered_map<std::uint64_t, std::uint64_t> youngest_;  // of each opening and stripe
   std::unordered_map<rdmalloc_reg*, std::uint64_t> openings_;  // where a record was last seen
 };
 

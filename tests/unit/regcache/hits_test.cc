@@ -253,6 +253,67 @@ TEST_F(Hits, errno_stays_what_it_was) {
   EXPECT_EQ(errno, ERANGE);
 }
 
+// Also where the registrar refuses, or can't end one, an idle one is evicted for another, and all
+// ends. Fails where a callback's errno is left: with an error of register_, of deregister, in a
+// flush, a purge, a close.
+TEST_F(Hits, errno_stays_what_it_was_whatever_the_registrar_answers) {
+  constexpr std::size_t kFar = 119000;  // some are quarantined for the rest of the process
+  rdmalloc_domain_attr attr = {};
+  attr.max_count = 4;
+  fabric.ops.close = [](void*) { errno = EDOM; };
+  StubDomain domain(fabric, attr);
+  int enters = 0, leaves = 0, enter_error = 0, leave_error = 0;
+  fabric.before_enter = [&](void*, std::size_t) {
+    ++enters;
+    errno = EDOM;
+    return enter_error;
+  };
+  fabric.before_leave = [&](void*, std::size_t) {
+    ++leaves;
+    errno = EDOM;
+    return leave_error;
+  };
+  auto expect_kept = [](const char* where) {
+    EXPECT_EQ(errno, ERANGE) << where;
+    errno = ERANGE;
+  };
+  char* foreign = static_cast<char*>(
+      mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  errno = ERANGE;
+  for (int error : {-EIO, -ENOMEM, -ENOSPC, -EEXIST, -ENOTRECOVERABLE, 5}) {
+    enter_error = error;
+    char* block = span(kFar + 2 * spans.size(), 1);
+    EXPECT_EQ(domain.get(block, 8), nullptr);
+    expect_kept("a get that is refused");
+    rdmalloc_key key;
+    EXPECT_NE(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+    expect_kept("a key that is refused");
+    EXPECT_EQ(domain.get(foreign, 8), nullptr);
+    expect_kept("foreign memory that is refused");
+  }
+  enter_error = 0;
+  for (std::size_t i = 0; i < 8; ++i) domain.touch(span(kFar + 200 + 2 * i, 1), 8);
+  expect_kept("evictions");
+  rdmalloc_reg_put(domain.get(foreign, 8));
+  expect_kept("foreign memory");
+  leave_error = -EIO;
+  rdmalloc_reg_put(domain.get(span(kFar + 300, 1), 8, RDMALLOC_ACCESS_REMOTE_READ));
+  expect_kept("a put whose end fails");
+  leave_error = 0;
+  char* purged = span(kFar + 302, 1);
+  domain.touch(purged, 8);
+  free_span(purged);
+  EXPECT_EQ(fake::purge(kFar + 302, 1), 0);
+  expect_kept("a purge");
+  EXPECT_GE(rdmalloc_domain_flush(domain.handle), 0);
+  expect_kept("a flush");
+  EXPECT_EQ(domain.close(), 0);
+  expect_kept("a close");
+  EXPECT_GE(enters, 20);
+  EXPECT_GE(leaves, 8);
+  munmap(foreign, kPage);
+}
+
 // A registration that has ended rests before its record is another's. Seen to fail when records
 // were used again at once: the put took the reference of whoever had it by then.
 TEST_F(Hits, a_put_too_many_of_what_has_ended_takes_nothing_from_another) {

@@ -395,4 +395,119 @@ TEST_F(Pools, a_waiter_that_throws_keeps_no_other_from_its_turn) {
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
 }
 
+// Puts from far down the stack.
+[[gnu::noinline]] int put_deep(rdmalloc_pool* pool, rdmalloc_buffer* buffer, int depth) {
+  volatile char room[4096];
+  room[0] = static_cast<char>(depth);
+  int error = depth == 0 ? rdmalloc_pool_put(pool, buffer) : put_deep(pool, buffer, depth - 1);
+  room[1] = room[0];
+  return error;
+}
+
+// The next put is made by a function called from where the exception was caught, on a stack that
+// reaches further down. Seen to fail where only a frame further up ended the state of the callback
+// that threw: the waiter was queued and never called.
+TEST_F(Pools, a_waiter_that_throws_keeps_no_deeper_put_waiting) {
+  StubDomain domain(fabric);
+  rdmalloc_pool* pool = make(domain, sizes(kPage, 1));
+  rdmalloc_pool_waiter thrower = {}, after = {};
+  thrower.ready = [](rdmalloc_pool_waiter*, rdmalloc_buffer*) { throw 7; };
+  after.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer*) { waiter->arg = waiter; };
+  rdmalloc_buffer *out = get(pool, 1), *none = nullptr;
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &thrower, &none), -EINPROGRESS);
+  EXPECT_THROW(rdmalloc_pool_put(pool, out), int);
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &after, &none), -EINPROGRESS);
+  EXPECT_EQ(put_deep(pool, out, 8), 0);
+  EXPECT_EQ(after.arg, &after) << "not called";
+  EXPECT_EQ(rdmalloc_pool_put(pool, out), 0);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
+// A callback puts buffers, and with that gives two others their turn, and throws. They are called
+// before the exception is caught, in their order. Seen to fail without unwinds(): never called.
+TEST_F(Pools, a_waiter_that_throws_keeps_none_behind_it_waiting) {
+  StubDomain domain(fabric);
+  rdmalloc_pool* pool = make(domain, sizes(kPage, 3));
+  std::vector<rdmalloc_buffer*> all = get_all(pool, 1);
+  ASSERT_EQ(all.size(), 3u);
+  struct Turn {
+    rdmalloc_pool_waiter head = {};
+    rdmalloc_pool* pool = nullptr;
+    std::vector<rdmalloc_buffer*>* puts = nullptr;
+    std::vector<Turn*>* called = nullptr;
+    rdmalloc_buffer* given = nullptr;
+  };
+  std::vector<Turn*> called;
+  std::vector<rdmalloc_buffer*> puts = {all[1], all[2]};
+  Turn thrower, first, second;
+  rdmalloc_buffer* none = nullptr;
+  for (Turn* turn : {&thrower, &first, &second}) {
+    turn->pool = pool;
+    turn->called = &called;
+    turn->head.arg = turn;
+    turn->head.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer* buffer) {
+      auto& my = *static_cast<Turn*>(waiter->arg);
+      my.given = buffer;
+      my.called->push_back(&my);
+      if (my.puts == nullptr) return;
+      for (rdmalloc_buffer* one : *my.puts) EXPECT_EQ(rdmalloc_pool_put(my.pool, one), 0);
+      EXPECT_EQ(my.called->size(), 1u) << "inside, and not after";
+      throw 7;
+    };
+    ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &turn->head, &none), -EINPROGRESS);
+  }
+  thrower.puts = &puts;
+  EXPECT_THROW(rdmalloc_pool_put(pool, all[0]), int);
+  EXPECT_EQ(called, (std::vector<Turn*>{&thrower, &first, &second}));
+  EXPECT_EQ(first.given, all[1]);
+  EXPECT_EQ(second.given, all[2]);
+  put_all(pool, all);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
+// The same with the end of the thread, which unwinds its stack.
+TEST_F(Pools, a_waiter_that_ends_its_thread_keeps_none_waiting) {
+  StubDomain domain(fabric);
+  rdmalloc_pool* pool = make(domain, sizes(kPage, 2));
+  std::vector<rdmalloc_buffer*> all = get_all(pool, 1);
+  struct Turn {
+    rdmalloc_pool_waiter head = {};
+    rdmalloc_pool* pool = nullptr;
+    std::vector<rdmalloc_buffer*>* all = nullptr;
+    rdmalloc_buffer* given = nullptr;
+  } ender, after;
+  for (Turn* turn : {&ender, &after}) {
+    turn->pool = pool;
+    turn->all = &all;
+    turn->head.arg = turn;
+  }
+  ender.head.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer* buffer) {
+    auto& my = *static_cast<Turn*>(waiter->arg);
+    my.given = buffer;
+    EXPECT_EQ(rdmalloc_pool_put(my.pool, (*my.all)[1]), 0);
+    pthread_exit(nullptr);
+  };
+  after.head.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer* buffer) {
+    static_cast<Turn*>(waiter->arg)->given = buffer;
+  };
+  rdmalloc_buffer* none = nullptr;
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &ender.head, &none), -EINPROGRESS);
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &after.head, &none), -EINPROGRESS);
+  pthread_t thread;
+  ASSERT_EQ(pthread_create(
+                &thread, nullptr,
+                [](void* arg) -> void* {
+                  auto& my = *static_cast<Turn*>(arg);
+                  rdmalloc_pool_put(my.pool, (*my.all)[0]);
+                  return nullptr;
+                },
+                &ender),
+            0);
+  pthread_join(thread, nullptr);
+  EXPECT_EQ(ender.given, all[0]);
+  EXPECT_EQ(after.given, all[1]);
+  put_all(pool, all);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
 }  // namespace

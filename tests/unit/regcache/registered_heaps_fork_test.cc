@@ -76,7 +76,6 @@ TEST_F(RegisteredHeaps, I11_a_fork_in_the_middle_of_others_calls_leaves_a_whole_
   }
   for (int i = 0; i < 200; ++i) {
     int wrong = in_child([&] {
-      alarm(60);
       void* blocks[60] = {};
       Random random(static_cast<std::uint64_t>(i));
       for (int step = 0; step < 300; ++step) {

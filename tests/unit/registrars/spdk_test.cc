@@ -286,8 +286,8 @@ TEST_F(Spdk, many_threads_share_chunks) {
         void* block = rdmalloc_malloc(bytes);
         rdmalloc_reg* reg = nullptr;
         int result = rdmalloc_reg_get(domain, block, bytes, RDMALLOC_ACCESS_LOCAL, &reg);
-        // -EFAULT: a chunk that the block shares was being purged.
-        if (result != 0 && result != -EFAULT) ++failures;
+        // Also where a chunk that the block shares would be purged: that purge is refused.
+        if (result != 0) ++failures;
         rdmalloc_reg_put(reg);
         rdmalloc_free(block);
         if (i % 16 == static_cast<std::size_t>(t)) rdmalloc_purge(0);

@@ -11,7 +11,11 @@
 
 extern "C" {
 
+// What came as far as here.
+unsigned long stub_ibverbs_registrations = 0;
+
 ibv_mr* ibv_reg_mr(ibv_pd* pd, void* address, size_t length, int) {
+  __atomic_fetch_add(&stub_ibverbs_registrations, 1, __ATOMIC_RELAXED);
   auto* mr = static_cast<ibv_mr*>(calloc(1, sizeof(ibv_mr)));
   mr->pd = pd;
   mr->addr = address;
