@@ -1,6 +1,7 @@
 // In librdmalloc.so only: a program that makes a thread gets the purge thread too, outside malloc
 // and with no lock held. After its own, and only where that was made: a process that may have one
 // thread more has its own. What libc makes for itself (timers, aio) passes by here.
+#include <errno.h>
 #include <pthread.h>
 #include <threads.h>
 
@@ -37,14 +38,22 @@ void learn_places() {
 EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                           void* (*start)(void*), void* argument) noexcept {
   learn_places();
-  int error = next_of(next_pthread_create, "pthread_create")(thread, attributes, start, argument);
+  auto create = next_of(next_pthread_create, "pthread_create");
+  int error = create(thread, attributes, start, argument);
   if (error == 0) rdmalloc::purge_thread_start();
+  // The last thread that a limit allows is the program's.
+  if (error == EAGAIN && rdmalloc::purge_thread_make_way())
+    error = create(thread, attributes, start, argument);
   return error;
 }
 
 EXPORT int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
   learn_places();
-  int result = next_of(next_thrd_create, "thrd_create")(thread, start, argument);
+  auto create = next_of(next_thrd_create, "thrd_create");
+  int result = create(thread, start, argument);
   if (result == thrd_success) rdmalloc::purge_thread_start();
+  // libc says no more of a limit on threads.
+  if (result == thrd_error && rdmalloc::purge_thread_make_way())
+    result = create(thread, start, argument);
   return result;
 }
