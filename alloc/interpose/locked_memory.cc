@@ -16,7 +16,7 @@ namespace {
 
 constinit std::atomic<int (*)(int)> next_mlockall{nullptr};
 
-__attribute__((constructor)) void find_it() {
+RDMALLOC_FINDS(find_it) {
   rdmalloc::next_of(next_mlockall, "mlockall");
 }
 

@@ -10,21 +10,35 @@
 #include "alloc/interpose/next_of.h"
 #include "alloc/purge/purge.h"
 
+// All of RDMALLOC_FINDS; the linker makes the names.
+extern "C" {
+extern void (*const __start_rdmalloc_finders[])() __attribute__((visibility("hidden")));
+extern void (*const __stop_rdmalloc_finders[])() __attribute__((visibility("hidden")));
+}
+
 namespace {
 
 using rdmalloc::next_of;
+
+void find_everything() {
+  // Relaxed: two that look find the same.
+  static constinit std::atomic<bool> has_looked{false};
+  if (has_looked.exchange(true, std::memory_order_relaxed)) return;
+  for (auto* find = __start_rdmalloc_finders; find != __stop_rdmalloc_finders; ++find) (*find)();
+}
 
 constinit std::atomic<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>
     next_pthread_create{nullptr};
 constinit std::atomic<int (*)(thrd_t*, thrd_start_t, void*)> next_thrd_create{nullptr};
 
-__attribute__((constructor)) void find_all() {
+RDMALLOC_FINDS(find_all) {
   next_of(next_pthread_create, "pthread_create");
   next_of(next_thrd_create, "thrd_create");
 }
 
 // The first time the program has one thread.
 void learn_places() {
+  find_everything();
   if (rdmalloc::ensure_initialised()) rdmalloc::shards_learn();
 }
 
