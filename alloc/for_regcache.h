@@ -66,4 +66,4 @@
 #include "alloc/interpose/foreign_calls.h"
 //   check_foreign_call kChecksForeignCalls
 #include "alloc/interpose/next_of.h"
-//   next_of
+//   RDMALLOC_FINDS next_of

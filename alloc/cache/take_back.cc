@@ -3,6 +3,8 @@
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/init.h"
+#include "alloc/core/size_class.h"
+#include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
 
@@ -18,6 +20,27 @@ namespace {
 // Once for what is free, then once for each wait for pages of slabs; a purge that goes from slab to
 // slab would keep an allocation that can't succeed for long.
 constexpr int kMostRounds = 4;
+
+// And once after each nap, in which the other threads empty their caches, and the slabs that these
+// hold become free: 100 ms in all, as a purge is waited for.
+constexpr std::int64_t kNapsNs[] = {100'000, 1'000'000, 10'000'000, 89'000'000};
+constexpr int kMostNaps = sizeof kNapsNs / sizeof *kNapsNs;
+// Where that was in vain, allocations fail at once for so long: a program that lives at its limit
+// and wants to be told so waits little. Relaxed: a hint.
+constexpr std::int64_t kInVainMs = 1000;
+constinit std::atomic<std::int64_t> no_nap_until_ms{0};
+
+// False: enough of it.
+bool nap(int taken) {
+  std::int64_t now = os::coarse_ms();
+  if (now < no_nap_until_ms.load(std::memory_order_relaxed)) return false;
+  if (taken == kMostNaps) {
+    no_nap_until_ms.store(now + kInVainMs, std::memory_order_relaxed);
+    return false;
+  }
+  os::sleep_ns(kNapsNs[taken]);
+  return true;
+}
 
 // Whether so many slices may be had once all caches are empty. If not, they stay full.
 bool may_help(std::uint32_t slices) {
@@ -37,10 +60,23 @@ void take_back() {
 
 bool TakeBack::again(std::uint32_t slices) {
   if (!is_initialised() || rounds_ == kMostRounds || !may_help(slices)) return false;
-  if (rounds_ != 0 && !wait_.again_for_slabs()) return false;
+  if (rounds_ != 0 && !wait_.again_for_slabs()) {
+    if (cache_counters().threads <= 1 || !nap(naps_)) return false;
+    ++naps_;
+    --rounds_;
+  }
   ++rounds_;
   take_back();
   return true;
+}
+
+void* allocate_as_span(unsigned size_class) {
+  // Not for less: what is free would be gone with a few of them.
+  constexpr std::uint32_t kLeastBytes = kSliceBytes / 8;
+  if (class_info(size_class).block_bytes < kLeastBytes) return nullptr;
+  bool is_zero = false;
+  SliceIndex slice = page_heap_take_large(cache_shard(), 1, 1, &is_zero);
+  return slice != 0 ? reinterpret_cast<void*>(arena.address_of(slice)) : nullptr;
 }
 
 }  // namespace rdmalloc

@@ -9,8 +9,9 @@
 //   free spans of all families and shards                                     the page heap looks
 //   itself
 //
-// No system call is made but to wake the purge thread (I1), and no thread is waited for but, for a
-// bounded time, a purge that has pages of slabs out of reach.
+// No system call is made but to wake the purge thread and to sleep (I1). Two waits, each bounded by
+// 100 ms: for a purge that has pages of slabs out of reach, and for other threads, of which none is
+// waited for by a lock or a word of its own.
 //
 // What other threads' magazines hold is theirs, bounded by their shares (shares.h). They give it up
 // at their next slow path, when they see that the number of take-backs has changed; it takes system
@@ -50,7 +51,11 @@ class TakeBack {
 
  private:
   MemoryWait wait_;
-  int rounds_ = 0;
+  int rounds_ = 0, naps_ = 0;
 };
+
+// A slab of several slices wants them in one piece. Where free ones lie apart, one of them is a
+// large block that serves as a small one of this class; nullptr where it may not, or there is none.
+void* allocate_as_span(unsigned size_class);
 
 }  // namespace rdmalloc

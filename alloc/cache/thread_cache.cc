@@ -464,8 +464,13 @@ thread_local constinit ThreadCache* this_cache = &empty_cache;
 // nullptr, and ENOMEM, when that was in vain.
 [[gnu::cold, gnu::noinline]] static void* allocate_after_take_back(unsigned size_class) {
   TakeBack take_back;
-  while (take_back.again(class_info(size_class).slab_slices))
-    if (void* block = allocate_slowly(size_class)) return block;
+  while (take_back.again(class_info(size_class).slab_slices)) {
+    if (void* block = allocate_slowly(size_class)) {
+      in_use_begin(block, size_class);
+      return block;
+    }
+    if (void* block = allocate_as_span(size_class)) return block;
+  }
   errno = ENOMEM;
   return nullptr;
 }
@@ -474,7 +479,7 @@ void* cache_allocate_slow(unsigned size_class) {
   if (size_class == 0 && ensure_initialised()) return cache_allocate(1);  // malloc(0)
   void* block = allocate_slowly(size_class);
   if (block == nullptr) [[unlikely]]
-    block = allocate_after_take_back(size_class);
+    return allocate_after_take_back(size_class);
   in_use_begin(block, size_class);
   return block;
 }

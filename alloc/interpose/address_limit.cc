@@ -21,7 +21,7 @@ using Exchange = int (*)(pid_t, __rlimit_resource, const rlimit*, rlimit*);
 constinit std::atomic<Set> next_setrlimit{nullptr}, next_setrlimit64{nullptr};
 constinit std::atomic<Exchange> next_prlimit{nullptr}, next_prlimit64{nullptr};
 
-__attribute__((constructor)) void find_all() {
+RDMALLOC_FINDS(find_all) {
   next_of(next_setrlimit, "setrlimit");
   next_of(next_setrlimit64, "setrlimit64");
   next_of(next_prlimit, "prlimit");

@@ -1,7 +1,8 @@
 // The next definition of a function that we stand in front of by its symbol: libc's, patched or
-// not. A constructor of each file finds what it needs: dlsym() takes the loader's lock, which a
-// dlopen() holds while a library's constructor waits for the thread that calls us, and it is not
-// safe in a signal handler.
+// not. A constructor of each file finds what it needs (RDMALLOC_FINDS): dlsym() takes the loader's
+// lock, which a dlopen() holds while a library's constructor waits for the thread that calls us,
+// and it is not safe in a signal handler. Where another library's constructor runs before ours, and
+// makes a thread, all is found then: no other thread has the loader's lock yet.
 #pragma once
 
 #include <dlfcn.h>
@@ -22,3 +23,11 @@ Function next_of(std::atomic<Function>& found, const char* name) {
 }
 
 }  // namespace rdmalloc
+
+// Begins the definition of a function that looks for what its file needs.
+#define RDMALLOC_FINDS(rdmalloc_finder)                                                    \
+  [[gnu::constructor]] void rdmalloc_finder();                                             \
+  [[gnu::used,                                                                             \
+    gnu::section("rdmalloc_finders")]] void (*const volatile rdmalloc_finder##_listed)() = \
+      rdmalloc_finder;                                                                     \
+  void rdmalloc_finder()

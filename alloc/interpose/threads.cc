@@ -1,6 +1,7 @@
 // In librdmalloc.so only: a program that makes a thread gets the purge thread too, outside malloc
 // and with no lock held. After its own, and only where that was made: a process that may have one
 // thread more has its own. What libc makes for itself (timers, aio) passes by here.
+#include <errno.h>
 #include <pthread.h>
 #include <threads.h>
 
@@ -9,21 +10,35 @@
 #include "alloc/interpose/next_of.h"
 #include "alloc/purge/purge.h"
 
+// All of RDMALLOC_FINDS; the linker makes the names.
+extern "C" {
+extern void (*const __start_rdmalloc_finders[])() __attribute__((visibility("hidden")));
+extern void (*const __stop_rdmalloc_finders[])() __attribute__((visibility("hidden")));
+}
+
 namespace {
 
 using rdmalloc::next_of;
+
+void find_everything() {
+  // Relaxed: two that look find the same.
+  static constinit std::atomic<bool> has_looked{false};
+  if (has_looked.exchange(true, std::memory_order_relaxed)) return;
+  for (auto* find = __start_rdmalloc_finders; find != __stop_rdmalloc_finders; ++find) (*find)();
+}
 
 constinit std::atomic<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>
     next_pthread_create{nullptr};
 constinit std::atomic<int (*)(thrd_t*, thrd_start_t, void*)> next_thrd_create{nullptr};
 
-__attribute__((constructor)) void find_all() {
+RDMALLOC_FINDS(find_all) {
   next_of(next_pthread_create, "pthread_create");
   next_of(next_thrd_create, "thrd_create");
 }
 
 // The first time the program has one thread.
 void learn_places() {
+  find_everything();
   if (rdmalloc::ensure_initialised()) rdmalloc::shards_learn();
 }
 
@@ -37,14 +52,22 @@ void learn_places() {
 EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
                           void* (*start)(void*), void* argument) noexcept {
   learn_places();
-  int error = next_of(next_pthread_create, "pthread_create")(thread, attributes, start, argument);
+  auto create = next_of(next_pthread_create, "pthread_create");
+  int error = create(thread, attributes, start, argument);
   if (error == 0) rdmalloc::purge_thread_start();
+  // The last thread that a limit allows is the program's.
+  if (error == EAGAIN && rdmalloc::purge_thread_make_way())
+    error = create(thread, attributes, start, argument);
   return error;
 }
 
 EXPORT int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
   learn_places();
-  int result = next_of(next_thrd_create, "thrd_create")(thread, start, argument);
+  auto create = next_of(next_thrd_create, "thrd_create");
+  int result = create(thread, start, argument);
   if (result == thrd_success) rdmalloc::purge_thread_start();
+  // libc says no more of a limit on threads.
+  if (result == thrd_error && rdmalloc::purge_thread_make_way())
+    result = create(thread, start, argument);
   return result;
 }

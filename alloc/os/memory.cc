@@ -241,19 +241,32 @@ LockedMemory locked_memory() {
   return memory;
 }
 
-bool are_only_threads_left(std::uint32_t ours) {
-  // By questions that open no file. The link of a process whose first thread has ended leads
-  // nowhere: that one had the memory. The folder of its threads counts them, that one too, as
-  // links.
-  char name[1];
+namespace {
+
+// The folder of this process's threads counts them, one that has ended first too, as links. Asked
+// without opening a file. 0: there is no such folder.
+std::uint64_t links_of_threads() {
   struct stat threads;
-  if (raw_syscall(SYS_readlinkat, AT_FDCWD, reinterpret_cast<long>("/proc/self/exe"),
-                  reinterpret_cast<long>(name), sizeof name) != -ENOENT ||
-      raw_syscall(SYS_newfstatat, AT_FDCWD, reinterpret_cast<long>("/proc/self/task"),
+  if (raw_syscall(SYS_newfstatat, AT_FDCWD, reinterpret_cast<long>("/proc/self/task"),
                   reinterpret_cast<long>(&threads), 0) != 0)
+    return 0;
+  return threads.st_nlink;
+}
+
+}  // namespace
+
+bool can_count_threads() {
+  return links_of_threads() != 0;
+}
+
+bool are_only_threads_left(std::uint32_t ours) {
+  // The link of a process whose first thread has ended leads nowhere: that one had the memory.
+  char name[1];
+  if (raw_syscall(SYS_readlinkat, AT_FDCWD, reinterpret_cast<long>("/proc/self/exe"),
+                  reinterpret_cast<long>(name), sizeof name) != -ENOENT)
     return false;
   constexpr std::uint64_t kLinksOfAFolder = 2;
-  return threads.st_nlink == kLinksOfAFolder + 1 + ours;
+  return links_of_threads() == kLinksOfAFolder + 1 + ours;
 }
 
 }  // namespace rdmalloc::os

@@ -50,5 +50,7 @@ LockedMemory locked_memory();
 // Whether the first thread has ended and no other but `ours`, the caller among them, is left. False
 // without /proc.
 bool are_only_threads_left(std::uint32_t ours);
+// Whether that can be found out: /proc is there, and is this process's.
+bool can_count_threads();
 
 }  // namespace rdmalloc::os

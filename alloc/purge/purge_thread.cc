@@ -49,6 +49,7 @@ struct PurgeThread {
   std::atomic<bool> first_thread_ended{false};  // or is about to
   std::atomic<bool> starts_at_thaw{false};      // it ran, or was asked for since
   std::atomic<bool> has_warned{false};
+  bool has_left = false;  // by itself, so it is to be joined; with the state kNone or kStarting
   pthread_t handle{};
   HelperStack stack;
   std::atomic<std::uint64_t> failures{0}, freezes{0};
@@ -81,9 +82,12 @@ void purge_until_stopped() {
     bool has_ended = thread.first_thread_ended.load(std::memory_order_seq_cst);
     if (std::int64_t tick_ns = last_thread_tick_ns(has_ended)) {
       // libc ends the process, by exit(), when the last thread returns: this one, or a helper.
-      if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) {
-        pthread_detach(pthread_self());
+      // Where threads can't be counted (no /proc) this one leaves others behind, so that one of
+      // them is the last; the next that the program makes brings it back.
+      if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed)) ||
+          (has_ended && !os::can_count_threads())) {
         helper_threads.fetch_sub(1, std::memory_order_relaxed);
+        thread.has_left = true;
         purge_signal.state.store(ThreadState::kNone, std::memory_order_release);
         return;
       }
@@ -156,6 +160,9 @@ int purge_thread_start() {
       thread.starts_at_thaw.store(true, std::memory_order_relaxed);
     return 0;
   }
+  // Its last instructions may run on the stack still.
+  if (thread.has_left) pthread_join(thread.handle, nullptr);
+  thread.has_left = false;
   thread.stop.store(false, std::memory_order_relaxed);
   int error = helper_thread_create(&thread.stack, kStackBytes, run_thread, nullptr, &thread.handle);
   if (error == 0) helper_threads.fetch_add(1, std::memory_order_relaxed);
@@ -183,6 +190,16 @@ int purge_thread_stop() {
   helper_threads.fetch_sub(1, std::memory_order_relaxed);
   purge_signal.state.store(ThreadState::kNone, std::memory_order_release);
   return 0;
+}
+
+bool purge_thread_make_way() {
+  fork_check();
+  if (!runs() || purge_turn_is_mine()) return false;
+  // With no purge under way and none to begin, what the thread still does waits for no observer.
+  purge_pauses.fetch_add(1, std::memory_order_seq_cst);
+  bool is_stopped = try_turn() && purge_thread_stop() == 0;
+  rdmalloc_purge_resume();
+  return is_stopped;
 }
 
 namespace {
@@ -253,6 +270,7 @@ void thread_after_fork(std::uintptr_t forkers_stack) {
   helper_threads.store(0, std::memory_order_relaxed);
   purge_signal.sleep.store(kAwake, std::memory_order_relaxed);
   thread.starts_at_thaw.store(false, std::memory_order_relaxed);
+  thread.has_left = false;
   // The thread that called fork is the child's first.
   thread.first_thread_ended.store(false, std::memory_order_relaxed);
   // The parent's stack is a copy here that a new thread may run on; unless the first one does.

@@ -41,7 +41,7 @@ RDMALLOC_AT_START constinit std::atomic<ssize_t (*)(int, const iovec*, size_t, i
 RDMALLOC_AT_START constinit std::atomic<int (*)(const void*)> next_shmdt{nullptr};
 RDMALLOC_AT_START constinit std::atomic<void* (*)(int, const void*, int)> next_shmat{nullptr};
 
-__attribute__((constructor)) void find_all() {
+RDMALLOC_FINDS(find_all) {
   next_of(next_munmap, "munmap");
   next_of(next_mremap, "mremap");
   next_of(next_madvise, "madvise");

@@ -21,8 +21,9 @@ constexpr std::uintptr_t kLongestPatch = 16;
 
 constinit std::atomic<int (*)(void*, size_t, int)> next_mprotect{nullptr};
 
-__attribute__((constructor)) void find() {
+RDMALLOC_FINDS(find) {
   rdmalloc::next_of(next_mprotect, "mprotect");
+  rdmalloc::libc_madvise();
 }
 
 bool holds_madvise(const void* address, size_t length) {

@@ -143,6 +143,36 @@ TEST(TakeBack, of_a_block_of_pieces_those_are_told_that_were_given_back) {
 }
 #endif
 
+#if defined(TAKE_BACK_ARENA)
+// Every second slice is free, and no slab of eight has room. Seen to fail without
+// allocate_as_span().
+TEST(TakeBack, a_small_block_takes_one_slice_where_free_ones_lie_apart) {
+  constexpr size_t kSlice = 64 * kKiB;
+  Blocks& all = blocks_of[0];
+  all.count = 0;
+  while (void* block = rdmalloc_malloc(kSlice)) all.at[all.count++] = memset(block, 0x5C, kSlice);
+  size_t kept = 0;
+  for (size_t i = 0; i < all.count; i++) {
+    if (i % 2 == 0) rdmalloc_free(all.at[i]);
+    if (i % 2 != 0) all.at[kept++] = all.at[i];
+  }
+  all.count = kept;
+  ASSERT_GT(kept, 100u);
+  void* small[100];
+  for (void*& block : small) {
+    block = rdmalloc_calloc(1, 20000);
+    ASSERT_NE(block, nullptr);
+    for (size_t i = 0; i < 20000; i++) ASSERT_EQ(static_cast<char*>(block)[i], 0);
+    memset(block, 0x5C, rdmalloc_malloc_usable_size(block));
+  }
+  void* grown = rdmalloc_realloc(small[0], 30000);
+  EXPECT_NE(grown, nullptr);
+  small[0] = grown;
+  for (void* block : small) rdmalloc_free(block);
+  all.free_all();
+}
+#endif
+
 TEST(TakeBack, phases_of_all_sizes_on_one_thread) {
   for (int round = 0; round < 3; round++) EXPECT_EQ(phases(kLive), "");
 }

@@ -4,9 +4,12 @@
 // for. dlopen() holds the loader's lock there, and dlsym() wants it: glibc's own functions do not.
 //
 //   loader_lock LIBRARY CASE    LIBRARY's constructor calls run_in_constructor() (loader_lock.c)
+//   loader_lock_early           the same before our own constructors, of LOADER_LOCK_LIBRARY and
+//                               LOADER_LOCK_CASE: it is linked to loader_lock_early.c
 //
 // Seen to fail (no end): mprotect, setrlimit, prlimit and pthread_create, while each looked for
-// libc's function at its first call.
+// libc's function at its first call; these, malloc, mappings and mlockall early, while
+// only constructors did.
 #include <dlfcn.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -55,6 +58,7 @@ constexpr Case kCases[] = {
        rlimit limit;
        expect(prlimit(0, RLIMIT_CORE, nullptr, &limit) == 0, "prlimit");
      }},
+    {"mlockall", [] { mlockall(MCL_FUTURE); }},  // allowed or not
     {"pthread_create",
      [] {
        pthread_t thread;
@@ -103,11 +107,18 @@ constexpr Case kCases[] = {
 const Case* chosen;
 bool has_run;
 
+const Case* case_named(const char* name) {
+  for (const Case& one : kCases)
+    if (name != nullptr && std::strcmp(name, one.name) == 0) return &one;
+  fail("which library, which case?");
+}
+
 }  // namespace
 
 // Threads by C11, so that the first pthread_create() of the process is the case's. A library's
 // constructor that waits for it is what hangs.
 extern "C" __attribute__((visibility("default"))) void run_in_constructor() {
+  if (chosen == nullptr) chosen = case_named(std::getenv("LOADER_LOCK_CASE"));
   thrd_t thread;
   auto run = [](void*) {
     chosen->run();
@@ -119,10 +130,10 @@ extern "C" __attribute__((visibility("default"))) void run_in_constructor() {
 }
 
 int main(int argc, char** argv) {
-  for (const Case& one : kCases)
-    if (argc > 2 && std::strcmp(argv[2], one.name) == 0) chosen = &one;
-  if (chosen == nullptr) fail("which library, which case?");
-  if (dlopen(argv[1], RTLD_NOW) == nullptr) fail(dlerror());
+  if (argc > 2) {
+    chosen = case_named(argv[2]);
+    if (dlopen(argv[1], RTLD_NOW) == nullptr) fail(dlerror());
+  }
   expect(has_run, "the library has no such constructor");
   std::puts("all is well");
   return 0;

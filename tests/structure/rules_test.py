@@ -29,6 +29,7 @@ MEMORY_CALLS = "mmap mmap64 munmap mremap madvise process_madvise posix_madvise 
 # Files outside alloc/os/ that may make a memory system call, and why.
 MAKES_MEMORY_CALLS = {
     "regcache/registrars/mlock.cc": "locking pages is what this registrar is for",
+    "alloc/interpose/locked_memory.cc": "it defines mlockall(), the program's call, and passes it on",
 }
 
 LINES_LIMIT = 600

@@ -20,7 +20,7 @@ free_aligned_sized""".split()
 # Functions of other families that we stand in front of, each for a reason told where it is defined
 # (alloc/api/): the start of a second thread, of a child, of a fabric's patching.
 INTERPOSED = ("pthread_create thrd_create fork vfork dlopen dlclose setrlimit setrlimit64 prlimit "
-              "prlimit64").split()
+              "prlimit64 mlockall").split()
 # The same, where a patcher of libc must find libc's own: with libc's version, but not as default.
 IN_FRONT = "munmap madvise process_madvise mremap mmap mmap64 shmdt shmat mprotect".split()
 VERSIONS = ["GLIBC_2.2.5", "GLIBC_2.17", "GLIBC_2.36", "RDMALLOC_0"]  # the nodes of those versions
