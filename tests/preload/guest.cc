@@ -129,8 +129,8 @@ void large_stacks() {
   pthread_attr_init(&attributes);
   expect(pthread_attr_setstacksize(&attributes, 64 * kMiB) == 0, "a stack of 64 MiB");
   auto run = [](void*) -> void* {
-    volatile char on_stack[kMiB];
-    on_stack[0] = 1;
+    char on_stack[kMiB];
+    *static_cast<volatile char*>(on_stack) = 1;
     std::free(std::malloc(300000));
     return nullptr;
   };
