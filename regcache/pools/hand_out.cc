@@ -103,8 +103,8 @@ void call_ready(rdmalloc_pool_waiter* waiter) {
 }
 
 // Calls this thread's ready waiters, and those that they make ready. An exception, or the end of
-// the thread, may leave it: unwinds() is its frame's personality then, which is asked for here,
-// since the compiler would ask for that of libgcc, which this library does not link.
+// the thread, may leave it: rdmalloc_pool_unwinds() is its frame's personality then, which is asked
+// for here, since the compiler would ask for that of libgcc, which this library does not link.
 [[gnu::noinline]] void call_all(PoolThread* thread) {
   asm volatile(".cfi_personality 0x1b, rdmalloc_pool_unwinds");  // 0x1b: a distance of 4 bytes
   thread->is_calling_back = true;
