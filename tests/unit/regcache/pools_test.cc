@@ -424,7 +424,8 @@ TEST_F(Pools, a_waiter_that_throws_keeps_no_deeper_put_waiting) {
 }
 
 // A callback puts buffers, and with that gives two others their turn, and throws. They are called
-// before the exception is caught, in their order. Seen to fail without unwinds(): never called.
+// before the exception is caught, in their order. Seen to fail without rdmalloc_pool_unwinds():
+// never called.
 TEST_F(Pools, a_waiter_that_throws_keeps_none_behind_it_waiting) {
   StubDomain domain(fabric);
   rdmalloc_pool* pool = make(domain, sizes(kPage, 3));
