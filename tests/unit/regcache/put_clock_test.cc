@@ -23,8 +23,7 @@ class PutClockStep {
 
 // Without a bound a put has the time of the latest registration, where that moved the clock. Fails
 // when put_clock_advance() leaves the clock as it is, or when ask_twice() does not make it exact.
-TEST_F(PutClock,
-       puts_before_the_first_bound_have_their_registrations_order) {
+TEST_F(PutClock, puts_before_the_first_bound_have_their_registrations_order) {
   PutClockStep each(0);
   put_clock.store(1);
   StubDomain domain(fabric);
