@@ -40,7 +40,7 @@ def lines():
 
 # A note of how a test was seen to fail, and what it names: functions, constants, members, files.
 NOTE = re.compile(r"seen to fail", re.I)
-NAMED = re.compile(r"\bk[A-Z]\w+|\b[A-Za-z]\w*(?=\(\))|\b[a-z]\w*_\w+|\b\w+\.(?:cc|h|py|cmake|c)\b")
+NAMED = re.compile(r"\bk[A-Z]\w+|\b[A-Za-z]\w*(?=\(\))|(?<!\.)\b[a-z]\w*_\w+|\b\w+\.(?:cc|h|py|cmake|c)\b")
 NAMED_OF_OTHERS = {"test_socket"}  # CPython's
 
 
@@ -105,7 +105,8 @@ class References(unittest.TestCase):
                 if not NOTE.search(text):
                     continue
                 count += 1
-                wrong += [f"{name}:{number}: {named}" for named in NAMED.findall(text)
+                # Between backticks stands what a test was given, wrong on purpose.
+                wrong += [f"{name}:{number}: {named}" for named in NAMED.findall(re.sub("`[^`]*`", "", text))
                           if named not in words and named not in files and named not in NAMED_OF_OTHERS
                           and not any(test.startswith(re.sub(r"^I\d+_", "", named)) for test in tests)]
         self.assertGreater(count, 200)
