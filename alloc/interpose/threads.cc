@@ -8,6 +8,7 @@
 #include "alloc/cache/shards.h"
 #include "alloc/core/init.h"
 #include "alloc/interpose/next_of.h"
+#include "alloc/os/os.h"
 #include "alloc/purge/purge.h"
 
 // All of RDMALLOC_FINDS; the linker makes the names.
@@ -42,6 +43,15 @@ void learn_places() {
   if (rdmalloc::ensure_initialised()) rdmalloc::shards_learn();
 }
 
+// A thread that was joined counts until the kernel has taken it away, a moment later.
+constexpr int kTries = 20;
+template <typename Create>
+int try_again(Create create) {
+  int result = create();
+  if (result != 0) rdmalloc::os::sleep_ns(1000000);
+  return result;
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -57,7 +67,8 @@ EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
   if (error == 0) rdmalloc::purge_thread_start();
   // The last thread that a limit allows is the program's.
   if (error == EAGAIN && rdmalloc::purge_thread_make_way())
-    error = create(thread, attributes, start, argument);
+    for (int tries = 0; tries < kTries && error == EAGAIN; ++tries)
+      error = try_again([&] { return create(thread, attributes, start, argument); });
   return error;
 }
 
@@ -68,6 +79,7 @@ EXPORT int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
   if (result == thrd_success) rdmalloc::purge_thread_start();
   // libc says no more of a limit on threads.
   if (result == thrd_error && rdmalloc::purge_thread_make_way())
-    result = create(thread, start, argument);
+    for (int tries = 0; tries < kTries && result == thrd_error; ++tries)
+      result = try_again([&] { return create(thread, start, argument); });
   return result;
 }

@@ -26,8 +26,8 @@ int purge_thread_start();
 // Stops and joins it. Not from a page event.
 int purge_thread_stop();
 // Where the program may have no thread more (RLIMIT_NPROC, pids.max): stops it, unless a purge is
-// under way, whose observer may want a lock that the caller holds. Whether it may have one now. The
-// next start brings it back.
+// under way for longer than 50 ms, whose observer may want a lock that the caller holds. Whether it
+// may have one now. The next start brings it back.
 bool purge_thread_make_way();
 
 // Keeps the purge thread from purging for the next `hold_ms`, and waits at most `wait_ms` for a

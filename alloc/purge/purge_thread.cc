@@ -192,16 +192,6 @@ int purge_thread_stop() {
   return 0;
 }
 
-bool purge_thread_make_way() {
-  fork_check();
-  if (!runs() || purge_turn_is_mine()) return false;
-  // With no purge under way and none to begin, what the thread still does waits for no observer.
-  purge_pauses.fetch_add(1, std::memory_order_seq_cst);
-  bool is_stopped = try_turn() && purge_thread_stop() == 0;
-  rdmalloc_purge_resume();
-  return is_stopped;
-}
-
 namespace {
 
 // Until `is_done`, or the deadline. Polled: a checkpoint takes longer than a wait that is too long.
@@ -227,6 +217,19 @@ bool try_freeze_thread() {
 }
 
 }  // namespace
+
+bool purge_thread_make_way() {
+  fork_check();
+  if (!runs() || purge_turn_is_mine()) return false;
+  // With no purge under way and none to begin, what the thread still does waits for no observer.
+  // Bounded: the observer of one under way may want a lock that the caller holds.
+  constexpr std::int64_t kLongestWaitNs = 50'000'000;
+  purge_pauses.fetch_add(1, std::memory_order_seq_cst);
+  bool is_stopped =
+      wait_until(os::monotonic_ns() + kLongestWaitNs, try_turn) && purge_thread_stop() == 0;
+  rdmalloc_purge_resume();
+  return is_stopped;
+}
 
 int purge_freeze(std::int64_t deadline_ns) {
   fork_check();
