@@ -13,8 +13,10 @@
 
 // All of RDMALLOC_FINDS; the linker makes the names.
 extern "C" {
+// NOLINTBEGIN(readability-identifier-naming)
 extern void (*const __start_rdmalloc_finders[])() __attribute__((visibility("hidden")));
 extern void (*const __stop_rdmalloc_finders[])() __attribute__((visibility("hidden")));
+// NOLINTEND(readability-identifier-naming)
 }
 
 namespace {
