@@ -254,6 +254,7 @@ void on_thread_exit(void* value) {
     pthread_setspecific(exit_key, cache);
     return;
   }
+  fork_check();
   // From here on this thread has no cache: libc's own last frees go straight to the slabs.
   detail::this_cache = &detail::empty_cache;
   {

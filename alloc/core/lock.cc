@@ -1,5 +1,6 @@
 #include "alloc/core/lock.h"
 
+#include "alloc/core/fork.h"
 #include "alloc/core/report.h"
 
 namespace rdmalloc {
@@ -20,6 +21,11 @@ std::uint32_t make_thread_id() {
 constinit thread_local int locks_held = 0;
 void lock_violation(const char* what) {
   report_fatal("I2 violated: an rdmalloc lock is held on the way into foreign code", what);
+}
+void check_recovered() {
+  if (fork_word != nullptr && fork_word->load(std::memory_order_relaxed) == 0)
+    report_fatal("I11 violated: a lock is taken in a fork child before its recovery",
+                 "core/fork.h");
 }
 #endif
 }  // namespace detail

@@ -23,6 +23,9 @@ std::uint32_t make_thread_id();
 #if RDMALLOC_CHECKED
 extern constinit thread_local int locks_held;
 [[noreturn]] void lock_violation(const char* what);
+// Aborts in a fork child that has not recovered: the lock may be that of a thread that is not
+// there.
+void check_recovered();
 #endif
 }  // namespace detail
 
@@ -95,6 +98,7 @@ class Lock {
   static void note_held([[maybe_unused]] int change) {
 #if RDMALLOC_CHECKED
     detail::locks_held += change;
+    if (change > 0) detail::check_recovered();
 #endif
   }
 

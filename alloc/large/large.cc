@@ -90,6 +90,7 @@ void large_free(void* block) {
 }
 
 bool large_resize(void* block, std::size_t bytes) {
+  fork_check();
   SliceIndex slice = slice_of_block(block);
   if (slice == 0) report_wild_free(block);
   if (bytes > arena.extent()) return false;

@@ -171,6 +171,48 @@ TEST(Fork, I11_fork_beside_purges) {
   purger.join();
 }
 
+// Seen to fail in checked builds, which look whether a lock is taken before the recovery: without
+// the fork_check() of large_resize(), and of on_thread_exit().
+TEST(Fork, I11_a_child_of_a_storm_may_begin_with_anything) {
+  Storm storm(3);
+  void* large = aut::malloc(3 * kMiB);
+  void* small = aut::malloc(100);
+  const std::function<void()> acts[] = {
+      [&] { large = aut::realloc(large, 5 * kMiB); },
+      [&] { large = aut::realloc(large, kMiB); },
+      [&] { small = aut::realloc(small, 9000); },
+      [&] { aut::free(large); },
+      [&] { aut::free(small); },
+      [&] { small = aut::calloc(1, 4 * kMiB); },
+      [&] { small = aut::memalign(4096, 100); },
+      [] { purge_all(); },
+      [] { rdmalloc_test::start_purge_thread(); },
+  };
+  for (int i = 0; i < 20; i++)
+    for (const std::function<void()>& act : acts) {
+      ASSERT_EQ(in_child([&] {
+                  act();
+                  return operate(6, 100);
+                }),
+                0)
+          << "act " << &act - acts;
+    }
+  // A thread's end: that of the child's only one.
+  for (int i = 0; i < 20; i++) {
+    pid_t child = -1;
+    std::thread([&child] {
+      aut::free(aut::malloc(100));
+      child = fork();
+    }).join();
+    if (child == 0) _exit(0);  // not reached: that thread was the last
+    int status = -1;
+    ASSERT_TRUE(rdmalloc_test::wait_with_limit(child, 20000, &status));
+    ASSERT_EQ(status, 0);
+  }
+  aut::free(large);
+  aut::free(small);
+}
+
 TEST(Fork, I11_programs_are_started_from_a_storm) {
   Storm storm(4);
   const char* argv[] = {"/bin/true", nullptr};

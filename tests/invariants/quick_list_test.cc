@@ -17,6 +17,7 @@
 #include <set>
 #include <vector>
 
+#include "alloc/core/fork.h"
 #include "alloc/pages/page_heap.h"
 #include "tests/invariants/blocks.h"
 #include "tests/invariants/places.h"
@@ -205,6 +206,7 @@ TEST_F(QuickList, I11_the_child_of_a_fork_keeps_what_is_kept) {
     rdmalloc_free(block);
     pid_t child = fork();
     if (child == 0) {
+      rdmalloc::fork_check();  // which what is called from outside does
       bool is_right = rdmalloc::page_heap_is_valid() && rdmalloc_malloc(300 * kKiB) == block;
       rdmalloc_free(block);
       is_right = is_right && rdmalloc_purge(0) >= 0 && counter("stats.dirty_bytes") == 0;
