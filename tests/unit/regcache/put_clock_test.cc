@@ -1,6 +1,7 @@
 // What puts are ordered by (put_clock.h). Each test was seen to fail; the comment at each says how.
 #include "regcache/core/put_clock.h"
 
+#include "regcache/core/domain.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
