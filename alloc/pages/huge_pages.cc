@@ -38,7 +38,7 @@ void ask(SliceIndex begin, SliceIndex end) {
   ranges.latest_end = end;
   arena_ask_for_huge(begin, end);
   for (SliceIndex chunk = begin; chunk < end; chunk += kSlicesPerChunk)
-    arena.span(chunk).is_huge = true;
+    arena.span(chunk).is_huge.store(true, std::memory_order_relaxed);
 }
 
 // Bytes that are in use in a span: of a slab the blocks that are out.
@@ -67,12 +67,12 @@ bool is_dense(SliceIndex frontier) {
 }  // namespace
 
 bool huge_is_chunk(SliceIndex chunk) {
-  return arena.span(chunk).is_huge;
+  return arena.span(chunk).is_huge.load(std::memory_order_relaxed);
 }
 
 bool huge_is_any(SliceIndex begin, SliceIndex end) {
   for (SliceIndex chunk = chunk_of(begin); chunk < end; chunk += kSlicesPerChunk)
-    if (arena.span(chunk).is_huge) return true;
+    if (huge_is_chunk(chunk)) return true;
   return false;
 }
 
@@ -107,7 +107,7 @@ void huge_ask_for_block(SliceIndex begin, SliceIndex end) {
 void huge_ask_again(SliceIndex begin, SliceIndex end) {
   if (!arena_may_be_huge()) return;
   for (; begin < end; begin += kSlicesPerChunk)
-    if (arena.span(begin).is_huge) arena_ask_for_huge(begin, begin + kSlicesPerChunk);
+    if (huge_is_chunk(begin)) arena_ask_for_huge(begin, begin + kSlicesPerChunk);
 }
 
 }  // namespace rdmalloc

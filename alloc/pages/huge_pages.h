@@ -15,8 +15,8 @@
 // neighbours, 65,530 of them in a process: there are at most kHugeRanges such ranges.
 //
 // A chunk is asked for before any page of it is used, never later (I1). All calls under the
-// central page heap's lock, but for huge_is_chunk() and huge_is_any(): of slices of the heap whose
-// lock is held.
+// central page heap's lock, but for huge_is_chunk() and huge_is_any(): of slices in use, or of the
+// heap whose lock is held.
 #pragma once
 
 #include "alloc/pages/span.h"

@@ -135,7 +135,6 @@ struct alignas(64) Span {
 
   // All under the page heap's lock.
   bool has_grown : 1;  // large span: by realloc
-  bool is_huge : 1;    // first slice of a chunk, whatever it is part of: see huge_pages.h
   // Written at each cut and read while spared: cut off from the span before it, with which it is
   // one again once both are free. Spared spans are joined no further than that.
   bool is_rest : 1;
@@ -156,6 +155,9 @@ struct alignas(64) Span {
   // middle of a look at what was here before; then the slab is looked at once more or once less,
   // until it changes.
   std::atomic<bool> is_settled;
+  // First slice of a chunk, whatever it is part of: see huge_pages.h. Relaxed: set before any page
+  // of the chunk is used, under the central page heap's lock.
+  std::atomic<bool> is_huge;
   std::atomic<std::uint32_t> seen;
   std::atomic<std::uint32_t> seen_since_ms;
 
