@@ -6,25 +6,13 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/order_for_fork.h"
 #include "alloc/os/os.h"
+#include "alloc/os/sanitizers.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
 namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
-
-// ThreadSanitizer knows no membarrier, and would report what it orders.
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kIsPossible = false;
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-constexpr bool kIsPossible = false;
-#else
-constexpr bool kIsPossible = true;
-#endif
-#else
-constexpr bool kIsPossible = true;
-#endif
 
 // Less than this in a cache is not worth the barriers.
 constexpr std::uint64_t kWorthBytes = 16 << 10;
@@ -47,6 +35,10 @@ struct Reclaim {
   // count, the NULL; and before a block goes to its slab, `is_marking` is false.
   bool is_marking = false;
   std::uint32_t count = 0;
+  std::uint32_t taker = 0;  // thread_id() of the thread that works on marks; 0: none does
+  // With the purge turn: the last look at all caches, and its answer.
+  std::int64_t looked_ms = INT64_MIN / 2;
+  bool may_be_more = false;
   std::atomic<std::uint64_t> bytes{0};
 };
 constinit Reclaim reclaim;
@@ -68,13 +60,21 @@ bool replace(void** slot, void* from, void* to) {
                                                                kRelaxed);
 }
 
-// Blocks in the class's bin and in its spare as far as can be seen: a moment's guess while the
-// owner may be in its slow path.
+// Blocks in the class's bin, those below a gap included, as far as can be seen: a moment's guess
+// while the owner may be in its slow path.
 std::uint32_t count_of(ThreadCache& cache, unsigned size_class) {
   Magazine* loaded = std::atomic_ref<Magazine*>(cache.cold_bins[size_class].loaded).load(kRelaxed);
   if (loaded == nullptr) return 0;
   std::ptrdiff_t count = top_of(cache.bins[size_class]) - loaded->slots;
   return count < 0 || count > kMagazineSlots ? 0 : static_cast<std::uint32_t>(count);
+}
+
+// The same without those.
+std::uint32_t count_above_gap(ThreadCache& cache, unsigned size_class) {
+  std::uint32_t all = count_of(cache, size_class), count = 0;
+  void** top = top_of(cache.bins[size_class]);
+  while (count < all && load(top - 1 - count) != nullptr) ++count;
+  return count;
 }
 
 std::uint32_t spare_count_of(ThreadCache& cache, unsigned size_class) {
@@ -88,16 +88,16 @@ struct Look {
 };
 Look look_at(ThreadCache& cache) {
   std::uint64_t sum = cache.slow_events.load(kRelaxed), bytes = 0;
+  bool has_gaps = (cache.reclaim_state.load(kRelaxed) & kHasGaps) != 0;
   for (unsigned c = 1; c < kClasses; ++c) {
-    std::uint32_t count = count_of(cache, c);
+    std::uint32_t count = has_gaps ? count_above_gap(cache, c) : count_of(cache, c);
     sum = sum * 31 + reinterpret_cast<std::uintptr_t>(top_of(cache.bins[c]));
     std::uint64_t blocks = (count > 1 ? count - 1 : 0) + spare_count_of(cache, c);
     bytes += blocks * class_info(c).block_bytes;
   }
   bool is_idle = sum == cache.sum_at_look;
   cache.sum_at_look = sum;
-  // Since it was taken from nothing has moved: what was there is gone.
-  return {is_idle, is_idle && (cache.reclaim_state.load(kRelaxed) & kHasGaps) != 0 ? 0 : bytes};
+  return {is_idle, bytes};
 }
 
 void mark(ThreadCache& cache, unsigned size_class) {
@@ -168,6 +168,7 @@ constexpr bool kStoresAreSeenInOrder = false;
 // Steps 2 to 4 up to the copies, of caches that were asked for.
 void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
   reclaim.count = 0;
+  reclaim.taker = thread_id();
   order_for_fork();
   reclaim.is_marking = true;
   order_for_fork();
@@ -200,37 +201,38 @@ void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
   order_for_fork();
 }
 
-std::uint64_t give_back() {
-  std::uint64_t bytes = 0;
+void give_back() {
   for (std::uint32_t i = 0; i < reclaim.count; ++i) {
     Magazine* taken = marks[i].taken;
     if (taken == nullptr) continue;
+    marks[i].taken = nullptr;
+    order_for_fork();
     unsigned size_class = marks[i].size_class;
     slab_give_back(size_class, taken->slots, taken->count);
-    bytes += std::uint64_t{taken->count} * class_info(size_class).block_bytes;
+    reclaim.bytes.fetch_add(std::uint64_t{taken->count} * class_info(size_class).block_bytes,
+                            kRelaxed);
     taken->count = 0;
     magazines.free(taken);
   }
-  reclaim.bytes.fetch_add(bytes, kRelaxed);
-  return bytes;
+  reclaim.taker = 0;
 }
 
-// Bytes taken; 0 also where that is not possible.
-std::uint64_t reclaim_from(ThreadCache* const* caches, std::uint32_t count) {
+// False: it is not possible here.
+bool reclaim_from(ThreadCache* const* caches, std::uint32_t count) {
   {
     LockGuard guard(reclaim.lock);
     for (std::uint32_t i = 0; i < count; ++i) caches[i]->reclaim_state.fetch_or(kAsked, kRelaxed);
     bool is_ordered = os::barrier_of_all_threads() == 0;
-    reclaim.count = 0;
     if (is_ordered) mark_and_take(caches, count);
     // Release: pairs with the acquire at the head of a slow path.
     for (std::uint32_t i = 0; i < count; ++i)
       caches[i]->reclaim_state.fetch_and(static_cast<std::uint8_t>(~kAsked),
                                          std::memory_order_release);
-    if (!is_ordered) return 0;
+    if (!is_ordered) return false;
   }
   // The marks stay as they are: one thread has the purge turn.
-  return give_back();
+  give_back();
+  return true;
 }
 
 }  // namespace
@@ -242,17 +244,18 @@ std::uint64_t reclaim_from(ThreadCache* const* caches, std::uint32_t count) {
   if ((cache_.reclaim_state.load(kRelaxed) & kHasGaps) != 0) cache_resume(cache_);
 }
 
-bool caches_reclaim(ReclaimFrom from) {
-  if (!kIsPossible) return false;
+bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms) {
+  // ThreadSanitizer knows no membarrier, and would report what it orders.
+  if (os::kThreadSanitizer) return false;
+  if (from == ReclaimFrom::kIdle) {
+    if (now_ms - reclaim.looked_ms < kLookMs) return reclaim.may_be_more;
+    reclaim.looked_ms = now_ms;
+  }
   ThreadCache* found[kMostCaches];
   std::uint32_t count = 0;
-  bool may_be_more = false;
+  bool is_possible = true, may_be_more = false;
   ThreadCache* mine = detail::this_cache;
-  auto reclaim_found = [&] {
-    if (count != 0 && reclaim_from(found, count) == 0) may_be_more = false;
-    count = 0;
-  };
-  for (std::uint32_t i = 1; i < caches_made(); ++i) {
+  for (std::uint32_t i = 1; i < caches_made() && is_possible; ++i) {
     ThreadCache& cache = *cache_at(i);
     if (&cache == mine || cache.thread_id.load(std::memory_order_acquire) == 0) continue;
     Look look = look_at(cache);
@@ -262,10 +265,12 @@ bool caches_reclaim(ReclaimFrom from) {
       continue;
     }
     found[count++] = &cache;
-    if (count == kMostCaches) reclaim_found();
+    if (count != kMostCaches) continue;
+    is_possible = reclaim_from(found, count);
+    count = 0;
   }
-  reclaim_found();
-  return may_be_more;
+  if (is_possible && count != 0) is_possible = reclaim_from(found, count);
+  return reclaim.may_be_more = may_be_more && is_possible;
 }
 
 std::uint64_t reclaimed_bytes() {
@@ -273,11 +278,16 @@ std::uint64_t reclaimed_bytes() {
 }
 
 void reclaim_after_fork(const Forker& forker) {
-  if (!reclaim.lock.is_orphaned(forker)) return;
-  if (reclaim.is_marking)
-    for (std::uint32_t i = 0; i < reclaim.count; ++i) unmark(marks[i]);
+  if (reclaim.lock.is_orphaned(forker)) reclaim.lock.reset();
+  if (reclaim.taker == 0 || reclaim.taker == forker.id) return;
+  if (!reclaim.is_marking) return;
+  for (std::uint32_t i = 0; i < reclaim.count; ++i) unmark(marks[i]);
+  reclaim.count = 0;
   reclaim.is_marking = false;
-  reclaim.lock.reset();
+}
+
+void reclaim_end_after_fork() {
+  if (reclaim.taker != 0 && reclaim.taker != thread_id()) give_back();
 }
 
 }  // namespace rdmalloc

@@ -70,13 +70,17 @@ class SlowPath {
 };
 
 enum class ReclaimFrom { kIdle, kAll };
-// Takes what idle threads hold, which are those whose caches are as they were at the last call; or
-// what all hold. With the purge turn, no lock held. Returns whether the next call may find more.
-bool caches_reclaim(ReclaimFrom from);
+// Takes what idle threads hold, which are those whose caches are as they were kLookMs ago or
+// earlier, when it last looked at them; or what all hold. With the purge turn, no lock held.
+// `now_ms`: of os::coarse_ms(). Returns whether a later call may find more.
+inline constexpr std::int64_t kLookMs = 500;
+bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms);
 // Bytes of blocks taken so far.
 std::uint64_t reclaimed_bytes();
 
-// In the child of a fork. The lock; and, where the thread that took is gone, its marks.
+// In the child of a fork, where the thread that took is gone: frees the lock and takes its marks
+// away. And, with no lock held, gives the slabs what it was on its way to give them.
 void reclaim_after_fork(const Forker& forker);
+void reclaim_end_after_fork();
 
 }  // namespace rdmalloc

@@ -1,6 +1,7 @@
 #include "alloc/cache/take_back.h"
 
 #include "alloc/cache/depot.h"
+#include "alloc/cache/loans.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/init.h"
 #include "alloc/core/size_class.h"
@@ -61,7 +62,7 @@ void take_back() {
 bool TakeBack::again(std::uint32_t slices) {
   if (!is_initialised() || rounds_ == kMostRounds || !may_help(slices)) return false;
   if (rounds_ != 0 && !wait_.again_for_slabs()) {
-    if (cache_counters().threads <= 1 || !nap(naps_)) return false;
+    if (loans.threads.load(std::memory_order_relaxed) <= 1 || !nap(naps_)) return false;
     ++naps_;
     --rounds_;
   }

@@ -570,6 +570,7 @@ void cache_reclaim_after_fork() {
   // threads held (within what all caches may hold) is lost to this child.
   first_thread_tells.store(false, std::memory_order_relaxed);
   if (!os::is_first_thread()) return;
+  reclaim_end_after_fork();
   ThreadCache* mine = detail::this_cache;
   first_thread_tells.store(mine != &detail::empty_cache, std::memory_order_relaxed);
   for (std::uint32_t i = 1; i < caches.used(); ++i) {

@@ -6,6 +6,7 @@
 #include "alloc/core/options.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
+#include "alloc/os/sanitizers.h"
 
 namespace rdmalloc {
 
@@ -15,22 +16,10 @@ namespace {
 
 constexpr std::size_t kSmallestGrowthBytes = std::size_t{4} << 20;
 constexpr std::size_t kLargestGrowthBytes = std::size_t{1} << 30;
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define RDMALLOC_SHADOWED 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define RDMALLOC_SHADOWED 1
-#endif
-#endif
-#if RDMALLOC_SHADOWED
 // The sanitizers' shadow memory leaves few addresses to the program: where the kernel likes, and
 // less.
-constexpr bool kMayChooseBase = false;
-constexpr std::size_t kDefaultExtent = std::size_t{1} << 36;
-#else
-constexpr bool kMayChooseBase = true;
-constexpr std::size_t kDefaultExtent = std::size_t{1} << 40;
-#endif
+constexpr bool kMayChooseBase = !os::kThreadSanitizer && !os::kAddressSanitizer;
+constexpr std::size_t kDefaultExtent = std::size_t{1} << (kMayChooseBase ? 40 : 36);
 constexpr std::size_t kSmallestExtent = std::size_t{16} << 20;
 
 constexpr std::size_t round_up(std::size_t value, std::size_t unit) {

@@ -228,7 +228,7 @@ PressureDemand pressure_demand() {
 // the next round may find more.
 bool threads_give_up(bool all) {
   if (!options().watch_pressure) return false;  // for programs in a sandbox
-  return caches_reclaim(all ? ReclaimFrom::kAll : ReclaimFrom::kIdle);
+  return caches_reclaim(all ? ReclaimFrom::kAll : ReclaimFrom::kIdle, os::coarse_ms());
 }
 
 }  // namespace
@@ -248,7 +248,7 @@ bool round_of_work() {
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || dirty_limits.decay_ms.load() == 0 || demand.keep_bytes == 0;
   if (demand.keep_bytes == 0) take_backs_ask();
-  bool caches_have_more = threads_give_up(empties_caches);
+  bool caches_have_more = threads_give_up(requested || demand.keep_bytes == 0);
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
   if (requested) {

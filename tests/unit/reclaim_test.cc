@@ -15,9 +15,11 @@
 #include <functional>
 #include <semaphore>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "alloc/cache/loans.h"
+#include "alloc/cache/shares.h"
 #include "alloc/os/fault.h"
 #include "tests/support/by_steps.h"
 #include "tests/support/counters.h"
@@ -25,7 +27,6 @@
 
 namespace {
 
-using rdmalloc::caches_reclaim;
 using rdmalloc::class_info;
 using rdmalloc::class_of;
 using rdmalloc::reclaimed_bytes;
@@ -104,7 +105,20 @@ bool has_duplicates(std::vector<void*> blocks) {
   return std::adjacent_find(blocks.begin(), blocks.end()) != blocks.end();
 }
 
+// Each a look later than the one before.
+bool reclaim(ReclaimFrom from) {
+  static int64_t now_ms = 0;
+  return rdmalloc::caches_reclaim(from, now_ms += rdmalloc::kLookMs);
+}
+
 constexpr size_t kSizes[] = {48, 200, 640, 1000, 2000, 4000, 9000};
+
+void use_all_sizes() {
+  std::vector<void*> blocks;
+  for (size_t bytes : kSizes)
+    for (void* block : allocate(100, bytes)) blocks.push_back(block);
+  release(blocks);
+}
 
 // What the calling thread's cache has of the class now.
 uint32_t cached(size_t bytes) {
@@ -121,17 +135,13 @@ uint32_t cached(size_t bytes) {
 TEST_F(Reclaim, an_idle_thread_keeps_one_block_of_each_class) {
   Worker worker;
   std::vector<void*> blocks;
-  worker.run([&] {
-    for (size_t bytes : kSizes)
-      for (void* block : allocate(100, bytes)) blocks.push_back(block);
-    release(blocks);
-  });
-  caches_reclaim(ReclaimFrom::kIdle);
+  worker.run(use_all_sizes);
+  reclaim(ReclaimFrom::kIdle);
   EXPECT_EQ(reclaimed_bytes(), 0u) << "it was at work until then";
-  EXPECT_FALSE(caches_reclaim(ReclaimFrom::kIdle)) << "and has nothing more";
+  EXPECT_FALSE(reclaim(ReclaimFrom::kIdle)) << "and has nothing more";
   EXPECT_GT(reclaimed_bytes(), 64u << 10);
   uint64_t taken = reclaimed_bytes();
-  EXPECT_FALSE(caches_reclaim(ReclaimFrom::kIdle));
+  EXPECT_FALSE(reclaim(ReclaimFrom::kIdle));
   EXPECT_EQ(reclaimed_bytes(), taken);
   worker.run([] {
     for (size_t bytes : kSizes) EXPECT_LE(cached(bytes), 1u) << bytes;
@@ -150,18 +160,14 @@ TEST_F(Reclaim, an_idle_thread_keeps_one_block_of_each_class) {
 TEST_F(Reclaim, a_thread_at_work_keeps_what_it_has) {
   Worker worker;
   std::vector<void*> blocks;
-  worker.run([&] {
-    for (size_t bytes : kSizes)
-      for (void* block : allocate(100, bytes)) blocks.push_back(block);
-    release(blocks);
-  });
+  worker.run(use_all_sizes);
   uint64_t before = reclaimed_bytes();
   for (int i = 0; i < 3; i++) {
-    EXPECT_TRUE(caches_reclaim(ReclaimFrom::kIdle)) << "later there may be more";
+    EXPECT_TRUE(reclaim(ReclaimFrom::kIdle)) << "later there may be more";
     worker.run([&] { blocks.push_back(rdmalloc_malloc(640)); });
   }
   EXPECT_EQ(reclaimed_bytes(), before);
-  caches_reclaim(ReclaimFrom::kAll);
+  reclaim(ReclaimFrom::kAll);
   EXPECT_GT(reclaimed_bytes(), before);
   worker.run([&] { release(blocks); });
 }
@@ -170,60 +176,85 @@ TEST_F(Reclaim, a_thread_at_work_keeps_what_it_has) {
 TEST_F(Reclaim, what_was_taken_is_not_taken_again) {
   Worker worker;
   std::vector<void*> blocks;
-  worker.run([&] {
-    for (size_t bytes : kSizes)
-      for (void* block : allocate(100, bytes)) blocks.push_back(block);
-    release(blocks);
-  });
-  caches_reclaim(ReclaimFrom::kAll);
+  worker.run(use_all_sizes);
+  reclaim(ReclaimFrom::kAll);
   uint64_t taken = reclaimed_bytes();
   // The one that is left of each class: its slow path is not there yet to close the gap.
   worker.run([&] {
     for (size_t bytes : kSizes) blocks.push_back(rdmalloc_malloc(bytes));
   });
-  caches_reclaim(ReclaimFrom::kAll);
+  reclaim(ReclaimFrom::kAll);
   EXPECT_EQ(reclaimed_bytes(), taken);
   worker.run([&] { release(blocks); });
 }
 
+// Seen to fail with nothing looked for in a cache that has gaps.
+TEST_F(Reclaim, what_a_thread_frees_onto_a_gap_is_taken_later) {
+  Worker worker;
+  std::vector<void*> held;
+  worker.run([&] {
+    for (size_t bytes : {1000, 2000, 4000, 9000})
+      for (void* block : allocate(16, bytes)) held.push_back(block);
+    use_all_sizes();
+  });
+  reclaim(ReclaimFrom::kAll);
+  uint64_t taken = reclaimed_bytes();
+  // As many as fit without a trip to the slow path, which would close the gaps.
+  worker.run([&] {
+    for (void*& block : held) {
+      const rdmalloc::Bin& bin =
+          rdmalloc::detail::this_cache->bins[class_of(rdmalloc_malloc_usable_size(block))];
+      if (bin.top == bin.end) continue;
+      rdmalloc_free(std::exchange(block, nullptr));
+    }
+    EXPECT_GT(cached(1000) + cached(2000) + cached(4000) + cached(9000), 20u);
+  });
+  reclaim(ReclaimFrom::kIdle);
+  reclaim(ReclaimFrom::kIdle);
+  EXPECT_GT(reclaimed_bytes(), taken);
+  worker.run([&] { release(held); });
+}
+
+// Seen to fail with a look at each call: a thread that stood still for a moment lost what it had.
+TEST_F(Reclaim, idle_is_what_stood_still_for_a_while) {
+  Worker worker;
+  worker.run(use_all_sizes);
+  constexpr int64_t kStart = int64_t{1} << 40;
+  uint64_t taken = reclaimed_bytes();
+  EXPECT_TRUE(rdmalloc::caches_reclaim(ReclaimFrom::kIdle, kStart));
+  for (int64_t ms = 1; ms < rdmalloc::kLookMs; ms += 100)
+    EXPECT_TRUE(rdmalloc::caches_reclaim(ReclaimFrom::kIdle, kStart + ms));
+  EXPECT_EQ(reclaimed_bytes(), taken);
+  EXPECT_FALSE(rdmalloc::caches_reclaim(ReclaimFrom::kIdle, kStart + rdmalloc::kLookMs));
+  EXPECT_GT(reclaimed_bytes(), taken);
+}
+
 // Seen to fail with loans that stay.
 TEST_F(Reclaim, the_loan_of_an_idle_thread_goes_back) {
-  Worker worker;
-  std::vector<void*> blocks;
-  worker.run([&] {
+  auto borrow = [] {
     for (int round = 0; round < 20; round++)
       for (size_t bytes = 500; bytes <= 32000; bytes += bytes / 8) {
         std::vector<void*> some = allocate(60, bytes);
         release(some);
       }
-  });
+  };
+  Worker worker;
+  worker.run(borrow);
   EXPECT_GT(rdmalloc::loans.lent_bytes.load(), 0u);
-  caches_reclaim(ReclaimFrom::kAll);
+  reclaim(ReclaimFrom::kAll);
   EXPECT_EQ(rdmalloc::loans.lent_bytes.load(), 0u);
   // It comes back, and borrows again.
-  worker.run([&] {
-    for (int round = 0; round < 20; round++)
-      for (size_t bytes = 500; bytes <= 32000; bytes += bytes / 8) {
-        std::vector<void*> some = allocate(60, bytes);
-        release(some);
-      }
-  });
+  worker.run(borrow);
   EXPECT_GT(rdmalloc::loans.lent_bytes.load(), 0u);
-  EXPECT_LE(rdmalloc::loans.lent_bytes.load(), 16u << 20);
+  EXPECT_LE(rdmalloc::loans.lent_bytes.load(), rdmalloc::kLentBytes);
 }
 
 // Where membarrier() is refused, at first or once marks are set.
 TEST_F(Reclaim, a_barrier_that_fails_leaves_threads_what_they_have) {
   Worker worker;
-  std::vector<void*> blocks;
-  auto use = [&] {
-    for (size_t bytes : kSizes)
-      for (void* block : allocate(100, bytes)) blocks.push_back(block);
-    release(blocks);
-  };
-  worker.run(use);
-  caches_reclaim(ReclaimFrom::kAll);  // registers
-  worker.run(use);
+  worker.run(use_all_sizes);
+  reclaim(ReclaimFrom::kAll);  // registers
+  worker.run(use_all_sizes);
   uint32_t had = 0, has = 0;
   auto count = [](uint32_t* all) {
     for (size_t bytes : kSizes) *all += cached(bytes);
@@ -232,13 +263,13 @@ TEST_F(Reclaim, a_barrier_that_fails_leaves_threads_what_they_have) {
   uint64_t before = reclaimed_bytes();
   for (uint64_t nth : {1, 2}) {
     ASSERT_EQ(rdmalloc_fault_arm("barrier", nth), 1);
-    caches_reclaim(ReclaimFrom::kAll);
+    reclaim(ReclaimFrom::kAll);
     EXPECT_EQ(reclaimed_bytes(), before);
   }
   worker.run([&] { count(&has); });
   EXPECT_EQ(has, had);
   EXPECT_GT(has, std::size(kSizes));
-  caches_reclaim(ReclaimFrom::kAll);
+  reclaim(ReclaimFrom::kAll);
   EXPECT_GT(reclaimed_bytes(), before);
 }
 
@@ -250,24 +281,27 @@ TEST_F(Reclaim, threads_at_work_never_share_a_block) {
   for (unsigned number = 1; number <= 3; number++) {
     threads.emplace_back([&, number] {
       uint64_t random = number;
-      std::vector<uint64_t*> live(64);
-      while (!end) {
+      std::vector<uint64_t*> live(200);
+      auto end_one = [&](uint64_t*& block) {
+        if (block != nullptr && *block != number) wrong++;
+        rdmalloc_free(std::exchange(block, nullptr));
+      };
+      for (uint64_t count = 1; !end; count++) {
         random = random * 6364136223846793005u + 1442695040888963407u;
         uint64_t*& at = live[(random >> 33) % live.size()];
-        if (at != nullptr) {
-          if (*at != number) wrong++;
-          rdmalloc_free(at);
-        }
+        end_one(at);
         at = static_cast<uint64_t*>(rdmalloc_malloc(kSizes[(random >> 40) % std::size(kSizes)]));
         *at = number;
+        if (count % 1000 == 0) std::for_each(live.begin(), live.end(), end_one);
       }
-      for (uint64_t* block : live) rdmalloc_free(block);
+      std::for_each(live.begin(), live.end(), end_one);
     });
   }
-  for (int takes = 0; takes < 300;) {
+  for (int takes = 0; takes < 2000;) {
     uint64_t before = reclaimed_bytes();
-    caches_reclaim(ReclaimFrom::kAll);
+    reclaim(ReclaimFrom::kAll);
     takes += reclaimed_bytes() != before ? 1 : 0;
+    usleep(100);  // or they hardly run beside the barriers
   }
   end = true;
   for (std::thread& thread : threads) thread.join();
@@ -308,7 +342,7 @@ int take_while_it_stands(uint32_t in_bin, int steps, bool frees) {
   });
   while (where == kBefore) {
   }
-  caches_reclaim(ReclaimFrom::kAll);
+  reclaim(ReclaimFrom::kAll);
   bool stood = where == kStands;
   may_go_on = true;
   worker.wait();
@@ -344,6 +378,57 @@ TEST_F(Reclaim, a_malloc_interrupted_at_any_step_keeps_its_block) {
 TEST_F(Reclaim, a_free_interrupted_at_any_step_loses_no_block) {
   take_at_each_step(true);
 }
+
+#if !defined(__SANITIZE_ADDRESS__)
+
+// I11: a child that is forked while another thread takes has each block once, and loses no more
+// than one magazine: what the taker's copy on its way to a slab is. In the child.
+int look_at_all_blocks(uint64_t live_before) {
+  std::vector<void*> all;
+  for (size_t bytes : kSizes)
+    for (void* block : allocate(300, bytes)) all.push_back(block);
+  if (has_duplicates(all)) return 1;
+  release(all);
+  if (rdmalloc_purge(0) < 0) return 2;
+  uint64_t live = rdmalloc_test::counter("stats.live_bytes");
+  // The largest has four blocks, and the slabs that those keep have ends.
+  constexpr uint64_t kLost = 4 * 9216, kEnds = 2 * 8192;
+  return live <= live_before + kLost + kEnds ? 0 : 3;
+}
+
+// Seen to fail: with marks that stay (3), and with the magazines of the taker that is gone left
+// (3).
+TEST_F(Reclaim, I11_a_child_forked_at_any_step_of_a_taker_has_all_blocks) {
+  uint64_t live_before = rdmalloc_test::counter("stats.live_bytes");
+  bool stands_at_its_end = false;
+  int forks = 0;
+  for (int steps = 0; !stands_at_its_end; steps += 397) {
+    std::atomic<bool> has_taken{false};
+    prepare([](int) {});
+    Worker worker, taker;
+    worker.run(use_all_sizes);
+    taker.begin([&] {
+      go_by_steps(steps, [&] {
+        reclaim(ReclaimFrom::kAll);
+        has_taken = true;
+      });
+    });
+    while (where == kBefore) {
+    }
+    stands_at_its_end = has_taken;
+    pid_t child = fork();
+    if (child == 0) _exit(look_at_all_blocks(live_before));
+    may_go_on = true;
+    int status = -1;
+    ASSERT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status)) << "step " << steps;
+    ASSERT_EQ(status, 0) << "step " << steps;
+    taker.wait();
+    forks++;
+  }
+  EXPECT_GT(forks, 20);
+}
+
+#endif
 
 #endif
 
