@@ -79,7 +79,9 @@ struct PoolThread {
   // that a queue of any length takes no stack.
   rdmalloc_pool_waiter* first_ready;
   rdmalloc_pool_waiter* last_ready;
-  bool is_calling_back;  // in call_all()
+  // The stack frame of call_all(), which runs callbacks; 0: none. An exception and the end of the
+  // thread end it on their way; after a longjmp() it is below the frame that was jumped to.
+  std::uintptr_t calling_back_at;
 
   static PoolThread*& free_link(PoolThread* thread) { return thread->next; }
 };

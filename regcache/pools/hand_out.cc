@@ -107,12 +107,12 @@ void call_ready(rdmalloc_pool_waiter* waiter) {
 // for here, since the compiler would ask for that of libgcc, which this library does not link.
 [[gnu::noinline]] void call_all(PoolThread* thread) {
   asm volatile(".cfi_personality 0x1b, rdmalloc_pool_unwinds");  // 0x1b: a distance of 4 bytes
-  thread->is_calling_back = true;
+  thread->calling_back_at = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
   while (rdmalloc_pool_waiter* first = thread->first_ready) {
     thread->first_ready = first->next;
     call_ready(first);
   }
-  thread->is_calling_back = false;
+  thread->calling_back_at = 0;
 }
 
 // From here on the pool may be gone: a callback that puts its buffer may destroy it.
@@ -122,7 +122,8 @@ void call_back(rdmalloc_pool_waiter* waiter) {
   waiter->next = nullptr;
   (thread->first_ready != nullptr ? thread->last_ready->next : thread->first_ready) = waiter;
   thread->last_ready = waiter;
-  if (!thread->is_calling_back) call_all(thread);
+  auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+  if (thread->calling_back_at <= here) call_all(thread);  // else it is further up this stack
 }
 
 // The pool's buffer of that handle, or NULL.

@@ -70,7 +70,7 @@ PoolThread* pool_thread() {
   PoolThread* thread = state()->pool_threads.take(survivors.pool_threads);
   if (thread == nullptr) return nullptr;
   thread->first_ready = thread->last_ready = nullptr;
-  thread->is_calling_back = false;
+  thread->calling_back_at = 0;
   this_thread = thread;
   // Without it the record lives on after the thread, and what it caches is found by those who need
   // it: nothing is lost but the record.

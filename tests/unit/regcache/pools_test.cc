@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <csetjmp>
 #include <cstring>
 #include <random>
 #include <set>
@@ -466,7 +467,30 @@ TEST_F(Pools, a_waiter_that_throws_keeps_none_behind_it_waiting) {
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
 }
 
-// The same with the end of the thread, which unwinds its stack.
+// A longjmp() unwinds nothing: the state of the callback that jumped ends with the next put from
+// where it jumped to. Seen to fail with a flag that only an unwinding ends: never called.
+TEST_F(Pools, a_waiter_that_jumps_out_keeps_no_later_put_waiting) {
+  StubDomain domain(fabric);
+  rdmalloc_pool* pool = make(domain, sizes(kPage, 1));
+  static std::jmp_buf back;
+  rdmalloc_pool_waiter jumper = {}, after = {};
+  jumper.ready = [](rdmalloc_pool_waiter*, rdmalloc_buffer*) { std::longjmp(back, 1); };
+  after.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer*) { waiter->arg = waiter; };
+  rdmalloc_buffer* volatile out = get(pool, 1);
+  rdmalloc_buffer* none = nullptr;
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &jumper, &none), -EINPROGRESS);
+  if (setjmp(back) == 0) {
+    put_deep(pool, out, 8);
+    FAIL() << "it came back";
+  }
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &after, &none), -EINPROGRESS);
+  EXPECT_EQ(rdmalloc_pool_put(pool, out), 0);
+  EXPECT_EQ(after.arg, &after) << "not called";
+  EXPECT_EQ(rdmalloc_pool_put(pool, out), 0);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
+// The same as with an exception with the end of the thread, which unwinds its stack.
 TEST_F(Pools, a_waiter_that_ends_its_thread_keeps_none_waiting) {
   StubDomain domain(fabric);
   rdmalloc_pool* pool = make(domain, sizes(kPage, 2));
