@@ -29,7 +29,7 @@
 //   RDMALLOC_AT_START
 #include "alloc/core/helper_threads.h"
 //   HelperStack helper_thread_begins helper_thread_create helper_thread_remedy helper_threads
-//   last_thread_tick_ns loader_may_be_locked tell_first_thread_ends
+//   last_thread_tick_ns loader_may_be_locked notify_first_thread_ends
 #include "alloc/core/lock.h"
 //   Lock LockGuard assert_no_lock_held thread_id
 #include "alloc/core/quarantine.h"

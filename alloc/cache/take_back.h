@@ -10,7 +10,7 @@
 //   itself
 //
 // No system call is made but to wake the purge thread and to sleep (I1). Two waits, each bounded by
-// 100 ms: for a purge that has pages of slabs out of reach, and for other threads, of which none is
+// 100 ms: for a purge that has pages of slabs in flight, and for other threads, of which none is
 // waited for by a lock or a word of its own.
 //
 // What other threads' magazines hold is theirs, bounded by their shares (shares.h). They give it up
@@ -21,7 +21,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "alloc/pages/out_of_reach.h"
+#include "alloc/pages/in_flight.h"
 
 namespace rdmalloc {
 

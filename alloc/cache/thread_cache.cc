@@ -313,7 +313,7 @@ ThreadCache* make_cache() {
   // libc may want memory for its table of keys, and say in errno that there is none: not in free().
   int saved = errno;
   if (pthread_setspecific(exit_key, cache) == 0 && is_known_first_thread())
-    first_thread_tells.store(true, std::memory_order_relaxed);
+    first_thread_notifies.store(true, std::memory_order_relaxed);
   errno = saved;
   // Stays true: on_thread_exit leaves it so, and a thread has one cache in its life.
   return cache;
@@ -568,11 +568,11 @@ void cache_reclaim_after_fork() {
   // The thread that forked is the child's first, whose id is the process's. A thread made since may
   // come here before it does: then no thread knows which cache is still in use, and what vanished
   // threads held (within what all caches may hold) is lost to this child.
-  first_thread_tells.store(false, std::memory_order_relaxed);
+  first_thread_notifies.store(false, std::memory_order_relaxed);
   if (!os::is_first_thread()) return;
   reclaim_end_after_fork();
   ThreadCache* mine = detail::this_cache;
-  first_thread_tells.store(mine != &detail::empty_cache, std::memory_order_relaxed);
+  first_thread_notifies.store(mine != &detail::empty_cache, std::memory_order_relaxed);
   for (std::uint32_t i = 1; i < caches.used(); ++i) {
     ThreadCache& cache = *caches.at(i);
     cache.reclaim_state.store(0, std::memory_order_relaxed);

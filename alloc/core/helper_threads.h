@@ -15,29 +15,29 @@ namespace rdmalloc {
 // too many of them looks again.
 inline constinit std::atomic<std::uint32_t> helper_threads{0};
 
-// Called on the first thread of the process when it is ending: tells helpers that wait without a
+// Called on the first thread of the process when it is ending: notifies helpers that wait without a
 // time limit to look. NULL, or set for good.
-inline constinit std::atomic<void (*)()> tell_first_thread_ends{nullptr};
+inline constinit std::atomic<void (*)()> notify_first_thread_ends{nullptr};
 
 // Whether it will be: the first thread has a cache, whose end is noticed (cache/thread_cache.cc).
 // One that never took a small block, or got no cache, ends without a word. Relaxed: helpers look
 // again.
-inline constinit std::atomic<bool> first_thread_tells{false};
+inline constinit std::atomic<bool> first_thread_notifies{false};
 
 // In a child of fork: a lock of the loader's may be held for ever, by a thread that only the parent
 // has. Set by the child's recovery, which each creation of a helper comes after (fork_check()).
 inline constinit std::atomic<bool> loader_may_be_locked{false};
 
-// How often they look then: what such a process may end late. Where they are not told, they
+// How often they look then: what such a process may end late. Where they are not notified, they
 // look all the time, and not so often.
 inline constexpr std::int64_t kLastThreadTickNs = 20000000;
-inline constexpr std::int64_t kUntoldTickNs = 1000000000;
+inline constexpr std::int64_t kUnnotifiedTickNs = 1000000000;
 
-// The longest that a helper may sleep before it looks; 0: it is told in time. `has_ended`: what it
-// was told.
+// The longest that a helper may sleep before it looks; 0: it is notified in time. `has_ended`: what
+// it was notified of.
 inline std::int64_t last_thread_tick_ns(bool has_ended) {
   if (has_ended) return kLastThreadTickNs;
-  return first_thread_tells.load(std::memory_order_relaxed) ? 0 : kUntoldTickNs;
+  return first_thread_notifies.load(std::memory_order_relaxed) ? 0 : kUnnotifiedTickNs;
 }
 
 // The memory of a stack. It is kept when its thread ends, for the next one.

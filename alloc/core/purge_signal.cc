@@ -18,8 +18,8 @@ void purge_thread_signal() {
 
 namespace {
 
-void tell_thread_ends(bool is_first) {
-  if (auto* tell = purge_signal.thread_ends.load(std::memory_order_relaxed)) tell(is_first);
+void notify_thread_ends(bool is_first) {
+  if (auto* notify = purge_signal.thread_ends.load(std::memory_order_relaxed)) notify(is_first);
 }
 
 }  // namespace
@@ -43,11 +43,11 @@ void purge_wake() {
 }
 
 void purge_note_thread_ends() {
-  detail::tell_thread_ends(false);
+  detail::notify_thread_ends(false);
 }
 
 void purge_note_first_thread_ends() {
-  detail::tell_thread_ends(true);
+  detail::notify_thread_ends(true);
 }
 
 }  // namespace rdmalloc

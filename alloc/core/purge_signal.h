@@ -1,4 +1,4 @@
-// What the rooms below alloc/purge/ tell the purge thread: words that it sleeps on, and two
+// What the rooms below alloc/purge/ notify the purge thread of: words that it sleeps on, and two
 // functions that it leaves here.
 #pragma once
 
@@ -30,8 +30,8 @@ void purge_thread_signal();
 
 // ---- for malloc and free, with no lock held: nothing here waits or makes a thread ----
 
-// Blocks came back to a slab, and the purge thread had asked to be told (slab_watch): wakes it if
-// it is there.
+// Blocks came back to a slab, and the purge thread had asked to be notified (slab_watch): wakes it
+// if it is there.
 void purge_note_slab_change();
 
 // Threads cache blocks: wakes the purge thread if it is there and sleeps without a limit, so that

@@ -10,7 +10,7 @@
 #include "alloc/core/report.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/pages/dirty.h"
-#include "alloc/pages/out_of_reach.h"
+#include "alloc/pages/in_flight.h"
 #include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {

@@ -33,12 +33,12 @@ struct HeapRegistrar {
                std::uint32_t access, RegionLimits* limits, std::uint32_t* place);
   // Registers the heap's next region with each of its domains. 0, or a negative errno with nothing
   // of this region registered, unless it sets `*is_kept`: a domain would not take back what it had
-  // registered, so the memory must stay out of reach, as below.
+  // registered, so the memory must never be handed out again, as below.
   int (*add)(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length,
              bool* is_kept);
   // Deregisters the regions from the `first`-th on. 0; or, with nothing changed, -EBUSY (a caller
   // holds a registration of the heap's) or -EDEADLK. `*kept` has a bit for each region whose memory
-  // must stay out of reach for ever, since a device may still write there.
+  // must never be handed out again, since a device may still write there.
   int (*end)(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uint64_t* kept);
   // enter() or end() has failed, and the caller will not come back: calls rdmalloc_heap_destroy()
   // now and when it may succeed.

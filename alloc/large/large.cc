@@ -8,7 +8,7 @@
 #include "alloc/core/init.h"
 #include "alloc/core/report.h"
 #include "alloc/pages/dirty.h"
-#include "alloc/pages/out_of_reach.h"
+#include "alloc/pages/in_flight.h"
 #include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {

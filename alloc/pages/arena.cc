@@ -112,7 +112,7 @@ void tables_unreserve(std::size_t from, std::size_t to) {
   }
 }
 
-// Programs of one shard are spared the system call.
+// Programs of one shard need no system call.
 constinit bool wants_segments = false;
 
 int tables_commit(std::size_t slices) {

@@ -39,7 +39,7 @@ struct Arena {
 #endif
   std::atomic<std::uint8_t>* page_events = nullptr;  // PageEvent bits of each slice (events.h)
   // A bit for each page of a slice. Purged: of a slab in use, given back since it was last touched;
-  // written under its class's lock. Reused: touched again, to be told (events.h).
+  // written under its class's lock. Reused: touched again, to be notified (events.h).
   std::atomic<std::uint16_t>* purged_pages = nullptr;
   std::atomic<std::uint16_t>* reused_pages = nullptr;
   // For each segment (segments.h) the page heap whose it is: a shard's number, 0 for the central

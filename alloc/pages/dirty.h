@@ -1,5 +1,5 @@
 // Dirty memory: free, and not given back to the kernel yet. How much of it may stay, and for how
-// long, and telling the purge thread that there is more.
+// long, and notifying the purge thread that there is more.
 #pragma once
 
 #include <atomic>

@@ -19,8 +19,8 @@ struct rdmalloc_observer {
   std::atomic<std::uint32_t> state;
   rdmalloc_observer_ops ops;
   void* arg;
-  rdmalloc::SliceIndex reserved_told;  // slices told by reserve(); purge turn only
-  bool agreed;                         // to the purge under way; purge turn only
+  rdmalloc::SliceIndex reserved_notified;  // slices that reserve() was called for; purge turn only
+  bool agreed;                             // to the purge under way; purge turn only
 };
 
 namespace rdmalloc {
@@ -32,15 +32,16 @@ constinit rdmalloc_observer observers[kObservers] = {};
 constinit std::atomic<int> active_observers{0};
 
 // Bits of arena.page_events.
-constexpr std::uint8_t kTellUse = 1;    // handed out for the first time, to be told
-constexpr std::uint8_t kTellReuse = 2;  // handed out again after a purge, to be told
-constexpr std::uint8_t kWasPurged = 4;  // purged since it was last handed out
-constexpr std::uint8_t kTellPages = 8;  // some pages of it, see Arena::reused_pages, to be told
-constexpr std::uint8_t kTell = kTellUse | kTellReuse;
+constexpr std::uint8_t kNotifyUse = 1;    // handed out for the first time, to be notified
+constexpr std::uint8_t kNotifyReuse = 2;  // handed out again after a purge, to be notified
+constexpr std::uint8_t kWasPurged = 4;    // purged since it was last handed out
+constexpr std::uint8_t kNotifyPages =
+    8;  // some pages of it, see Arena::reused_pages, to be notified
+constexpr std::uint8_t kNotify = kNotifyUse | kNotifyReuse;
 
-// Slices with something to tell lie in [low, high). Widened by the thread that notes something,
-// emptied with the purge turn; the exchange makes sure that nothing noted meanwhile is lost: what
-// is noted after it widens again.
+// Slices with something to notify of lie in [low, high). Widened by the thread that notes
+// something, emptied with the purge turn; the exchange makes sure that nothing noted meanwhile is
+// lost: what is noted after it widens again.
 constinit std::atomic<std::uint32_t> low{~0u}, high{0};
 
 void widen(SliceIndex begin, SliceIndex end) {
@@ -73,31 +74,31 @@ std::size_t bytes_of(std::uint32_t slices) {
   return std::size_t{slices} << kSliceShift;
 }
 
-void tell_reserved() {
+void notify_reserved() {
   SliceIndex reserved = arena.reserved;
   for_each_observer([&](rdmalloc_observer& observer) {
-    if (observer.reserved_told >= reserved) return;
-    SliceIndex from = observer.reserved_told;
-    observer.reserved_told = reserved;
+    if (observer.reserved_notified >= reserved) return;
+    SliceIndex from = observer.reserved_notified;
+    observer.reserved_notified = reserved;
     if (observer.ops.reserve != nullptr)
       observer.ops.reserve(observer.arg, address_of(from), bytes_of(reserved - from));
   });
 }
 
-void tell_use(void* base, std::size_t length, std::uint8_t what) {
+void notify_use(void* base, std::size_t length, std::uint8_t what) {
   for_each_observer([&](rdmalloc_observer& observer) {
-    auto* tell = what == kTellUse ? observer.ops.use : observer.ops.reuse;
-    if (tell != nullptr) tell(observer.arg, base, length);
+    auto* notify = what == kNotifyUse ? observer.ops.use : observer.ops.reuse;
+    if (notify != nullptr) notify(observer.arg, base, length);
   });
 }
 
-void tell_reused_pages(SliceIndex slice) {
+void notify_reused_pages(SliceIndex slice) {
   unsigned pages = arena.reused_pages[slice].exchange(0, std::memory_order_relaxed);
   for (unsigned page = 0; pages >> page != 0; ++page) {
     if ((pages >> page & 1) == 0) continue;
     auto run = static_cast<unsigned>(std::countr_one(pages >> page));
-    tell_use(static_cast<char*>(address_of(slice)) + page * arena.page_bytes,
-             run * arena.page_bytes, kTellReuse);
+    notify_use(static_cast<char*>(address_of(slice)) + page * arena.page_bytes,
+               run * arena.page_bytes, kNotifyReuse);
     page += run;
   }
 }
@@ -109,7 +110,7 @@ void events_note_use(SliceIndex slice, std::uint32_t slices) {
   for (SliceIndex s = slice; s < slice + slices; ++s) {
     std::uint8_t bits = arena.page_events[s].load(std::memory_order_relaxed);
     arena.reused_pages[s].store(0, std::memory_order_relaxed);
-    arena.page_events[s].store(bits & kWasPurged ? kTellReuse : kTellUse,
+    arena.page_events[s].store(bits & kWasPurged ? kNotifyReuse : kNotifyUse,
                                std::memory_order_relaxed);
   }
   widen(slice, slice + slices);
@@ -119,7 +120,7 @@ void events_note_reuse_pages(SliceIndex slice, std::uint16_t pages) {
   if (active_observers.load(std::memory_order_relaxed) == 0) return;
   // Release: the thread that takes the bit in events_deliver() finds the pages.
   arena.reused_pages[slice].fetch_or(pages, std::memory_order_relaxed);
-  arena.page_events[slice].fetch_or(kTellPages, std::memory_order_release);
+  arena.page_events[slice].fetch_or(kNotifyPages, std::memory_order_release);
   widen(slice, slice + 1);
 }
 
@@ -130,31 +131,32 @@ bool events_are_pending() {
 
 void events_deliver(SliceIndex slice, std::uint32_t slices) {
   for (SliceIndex s = slice; s < slice + slices;) {
-    std::uint8_t bits = arena.page_events[s].load(std::memory_order_relaxed), what = bits & kTell;
+    std::uint8_t bits = arena.page_events[s].load(std::memory_order_relaxed), what = bits & kNotify;
     if (what == 0) {
-      if (bits & kTellPages) {
+      if (bits & kNotifyPages) {
         // Acquire: pairs with the release in events_note_reuse_pages().
-        arena.page_events[s].fetch_and(static_cast<std::uint8_t>(~kTellPages),
+        arena.page_events[s].fetch_and(static_cast<std::uint8_t>(~kNotifyPages),
                                        std::memory_order_acquire);
-        tell_reused_pages(s);
+        notify_reused_pages(s);
       }
       ++s;
       continue;
     }
     SliceIndex begin = s;
-    // One call for a run of equal news. The bits are taken before the call: each is told once.
+    // One call for a run of equal news. The bits are taken before the call: each is notified once.
     while (s < slice + slices &&
-           (arena.page_events[s].load(std::memory_order_relaxed) & kTell) == what) {
-      arena.page_events[s].fetch_and(static_cast<std::uint8_t>(~kTell), std::memory_order_relaxed);
+           (arena.page_events[s].load(std::memory_order_relaxed) & kNotify) == what) {
+      arena.page_events[s].fetch_and(static_cast<std::uint8_t>(~kNotify),
+                                     std::memory_order_relaxed);
       ++s;
     }
-    tell_use(address_of(begin), bytes_of(s - begin), what);
+    notify_use(address_of(begin), bytes_of(s - begin), what);
   }
 }
 
 void events_deliver_all() {
   if (active_observers.load(std::memory_order_relaxed) == 0) return;
-  tell_reserved();
+  notify_reserved();
   SliceIndex end = high.exchange(0, std::memory_order_acquire);
   SliceIndex begin = low.exchange(~0u, std::memory_order_relaxed);
   // A note between the two exchanges, or one that saw the old low, would be cut short: never trust
@@ -176,7 +178,7 @@ int events_ask_purge(std::uintptr_t base, std::size_t length, enum rdmalloc_purg
       refusal = observer.ops.purge(observer.arg, reinterpret_cast<void*>(base), length, reason);
     observer.agreed = refusal == 0;
   });
-  if (refusal != 0) events_tell_purged(base, length, -ECANCELED);
+  if (refusal != 0) events_notify_purged(base, length, -ECANCELED);
   return refusal;
 }
 
@@ -186,7 +188,7 @@ void events_note_purged(SliceIndex slice, std::uint32_t slices) {
     arena.page_events[s].store(kWasPurged, std::memory_order_relaxed);
 }
 
-void events_tell_purged(std::uintptr_t base, std::size_t length, int result) {
+void events_notify_purged(std::uintptr_t base, std::size_t length, int result) {
   for_each_observer([&](rdmalloc_observer& observer) {
     if (!observer.agreed) return;
     observer.agreed = false;
@@ -218,7 +220,7 @@ extern "C" int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, vo
       continue;
     observer.ops = known;
     observer.arg = arg;
-    observer.reserved_told = 0;
+    observer.reserved_notified = 0;
     active_observers.fetch_add(1, std::memory_order_relaxed);
     // Release: pairs with the acquire in for_each_observer().
     observer.state.store(kActive, std::memory_order_release);

@@ -1,7 +1,7 @@
-// Page events: telling observers what happens to pages, and asking them before pages go.
+// Page events: notifying observers of what happens to pages, and asking them before pages go.
 //
 // malloc and free may call no observer (I1), so the hand-out of pages is only noted there, as bits
-// in a byte for each slice (noting can't fail and needs no memory, I7), and told later on the
+// in a byte for each slice (noting can't fail and needs no memory, I7), and notified later on the
 // thread that holds the purge turn: at its next turn, and for a range before that range is purged.
 #pragma once
 
@@ -22,18 +22,18 @@ void events_note_reuse_pages(SliceIndex slice, std::uint16_t pages);
 
 // The functions below are called by the holder of the purge turn only, with no lock held.
 
-// Tells what was noted: everything, or what lies in a range.
+// Notifies of what was noted: everything, or what lies in a range.
 void events_deliver_all();
 void events_deliver(SliceIndex slice, std::uint32_t slices);
 // Asks every observer whether the pages may be purged. 0, or the refusal; observers who had agreed
-// are told of it.
+// are notified of it.
 int events_ask_purge(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason);
-// A free span's pages are gone: who gets them next reuses them. Before it is told.
+// A free span's pages are gone: the next to get them reuses them. Before the notification.
 void events_note_purged(SliceIndex slice, std::uint32_t slices);
-// Tells the end of a purge that was agreed to.
-void events_tell_purged(std::uintptr_t base, std::size_t length, int result);
+// Notifies of the end of a purge that was agreed to.
+void events_notify_purged(std::uintptr_t base, std::size_t length, int result);
 
-// Whether there is something to tell; without the turn.
+// Whether there is something to notify of; without the turn.
 bool events_are_pending();
 // In a fork child: observers of the parent are not called; what they watch is not there.
 void events_after_fork();

@@ -64,8 +64,8 @@ SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::
        slice = arena.span(slice).next, ++scanned) {
     std::uint32_t slices = arena.span(slice).load().slices;
     if (!is_of_node(arena.span(slice), node)) continue;
-    if (where == Where::kInReach && arena.span(slice).reach < slices)
-      slices = arena.span(slice).reach;
+    if (where == Where::kInLongestBuffer && arena.span(slice).longest_buffer < slices)
+      slices = arena.span(slice).longest_buffer;
     SliceIndex at = slices < best_slices ? fit_in(slice, slices, wanted, alignment) : 0;
     if (at == 0 || (where == Where::kSmallPages && huge_is_any(at, at + wanted))) continue;
     best = slice;
@@ -87,7 +87,7 @@ SliceIndex FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment,
   // Of that very length the one that was freed last, which is the head: the commonest case.
   if (SliceIndex head = head_[bin_of(wanted)]; head != 0) {
     const Span& span = arena.span(head);
-    if (span.reach == wanted && span.load().slices == wanted && is_of_node(span, node) &&
+    if (span.longest_buffer == wanted && span.load().slices == wanted && is_of_node(span, node) &&
         fit_in(head, wanted, wanted, alignment) != 0)
       return head;
   }
@@ -99,17 +99,17 @@ SliceIndex FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment,
       if (++scanned > kScanLimit) return latest;
       const Span& span = arena.span(slice);
       std::uint32_t length = span.load().slices;
-      std::uint32_t reach = span.reach < length ? span.reach : length;
+      std::uint32_t room = span.longest_buffer < length ? span.longest_buffer : length;
       std::uint64_t generation = span.generation.load(std::memory_order_relaxed);
-      if (reach > most || generation < latest_generation || !is_of_node(span, node)) continue;
-      if (fit_in(slice, reach, wanted, alignment) == 0) continue;
+      if (room > most || generation < latest_generation || !is_of_node(span, node)) continue;
+      if (fit_in(slice, room, wanted, alignment) == 0) continue;
       latest = slice;
       latest_generation = generation;
     }
   return latest;
 }
 
-SliceIndex FreeSpans::find_longest_reach() const {
+SliceIndex FreeSpans::find_longest_buffer() const {
   SliceIndex found = 0;
   int scanned = 0;
   for (std::uint32_t word = kWords; word-- != 0;) {
@@ -117,7 +117,8 @@ SliceIndex FreeSpans::find_longest_reach() const {
       auto bit = 63 - static_cast<std::uint32_t>(std::countl_zero(bits));
       bits &= ~(std::uint64_t{1} << bit);
       for (SliceIndex slice = head_[word * 64 + bit]; slice != 0; slice = arena.span(slice).next) {
-        if (found == 0 || arena.span(slice).reach > arena.span(found).reach) found = slice;
+        if (found == 0 || arena.span(slice).longest_buffer > arena.span(found).longest_buffer)
+          found = slice;
         if (++scanned == kScanLimit) return found;
       }
     }

@@ -25,18 +25,18 @@ class FreeSpans {
   void remove(SliceIndex slice, std::uint32_t slices);
   // `node`, here and below: only spans whose pages are that node's.
   static constexpr unsigned kAnyNode = ~0u;
-  // The smallest span that `wanted` aligned slices fit in; 0 when there is none. kInReach: within
-  // its reach. kSmallPages: where no huge page is touched.
-  enum class Where { kAnywhere, kInReach, kSmallPages };
+  // The smallest span that `wanted` aligned slices fit in; 0 when there is none. kInLongestBuffer:
+  // within its longest buffer. kSmallPages: where no huge page is touched.
+  enum class Where { kAnywhere, kInLongestBuffer, kSmallPages };
   SliceIndex find_best(std::uint32_t wanted, std::uint32_t alignment,
                        Where where = Where::kAnywhere, unsigned node = kAnyNode) const;
-  // Of the spans that `wanted` aligned slices fit in within their reach, which is at most `most`
-  // slices, the one used last, but one of that very length and reach that was freed last before it;
-  // 0 when there is none.
+  // Of the spans that `wanted` aligned slices fit in within their longest buffer, which has at most
+  // `most` slices, the one used last, but one whose length and longest buffer are just that and
+  // which was freed last before it; 0 when there is none.
   SliceIndex find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most,
                          unsigned node = kAnyNode) const;
-  // Of the longest spans the one of the longest reach; 0 when there is none.
-  SliceIndex find_longest_reach() const;
+  // Of the longest spans the one with the longest buffer; 0 when there is none.
+  SliceIndex find_longest_buffer() const;
   void clear() { *this = FreeSpans{}; }
 
  private:

@@ -140,10 +140,11 @@ SliceIndex remove_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, S
 namespace {
 
 // Whether the free span that begins at `after` is to be one with the one before it, which is of the
-// same family. Spared spans keep the extent of the buffers that left them: joined with a neighbour,
-// the next buffer would begin where that one does, and a cache knows no registration of that range.
+// same family. Retained spans keep the extent of the buffers that left them: joined with a
+// neighbour, the next buffer would begin where that one does, and a cache knows no registration of
+// that range.
 bool are_one(SliceIndex after, SpanKind kind) {
-  return kind != SpanKind::kFreeSpared || arena.span(after).is_rest;
+  return kind != SpanKind::kFreeRetained || arena.span(after).is_rest;
 }
 
 }  // namespace
@@ -185,21 +186,23 @@ void cut(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, 
   std::uint32_t freed_ms = arena.span(slice).freed_ms;
   std::uint8_t node = arena.span(slice).node;
   std::uint32_t before = at - slice, after = slices - before - wanted;
-  // A buffer that begins at a piece of a spared span lies in what was registered for the whole.
-  std::uint32_t reach = kind == SpanKind::kFreeSpared ? arena.span(slice).reach : 0;
-  auto reach_from = [&](std::uint32_t offset) { return reach > offset ? reach - offset : 0; };
+  // A buffer that begins at a piece of a retained span lies in what was registered for the whole.
+  std::uint32_t whole = kind == SpanKind::kFreeRetained ? arena.span(slice).longest_buffer : 0;
+  auto longest_buffer_from = [&](std::uint32_t offset) {
+    return whole > offset ? whole - offset : 0;
+  };
   if (after != 0) {
     arena.span(at + wanted).freed_ms = freed_ms;
     arena.span(at + wanted).is_rest = true;
     arena.span(at + wanted).node = node & kNodeMask;
-    arena.span(at + wanted).reach = reach_from(before + wanted);
+    arena.span(at + wanted).longest_buffer = longest_buffer_from(before + wanted);
     insert_free(heap, at + wanted, after, kind, near);
   }
   // What begins where a span of another family began has nothing to do with what lies before it.
-  if (before != 0 || kind != SpanKind::kFreeSpared)
-    arena.span(at).is_rest = kind == SpanKind::kFreeSpared;
+  if (before != 0 || kind != SpanKind::kFreeRetained)
+    arena.span(at).is_rest = kind == SpanKind::kFreeRetained;
   arena.span(at).node = node & kNodeMask;
-  arena.span(at).reach = reach_from(before);
+  arena.span(at).longest_buffer = longest_buffer_from(before);
   arena.span(at).store({SpanKind::kReserved, 0, false, wanted});
   if (before != 0) {
     arena.span(slice).freed_ms = freed_ms;
@@ -220,7 +223,7 @@ void soil(PageHeap& heap, SliceIndex span, SliceIndex begin, SliceIndex end, Spa
   arena.span(begin).freed_ms = now_ms();
   arena.span(begin).is_rest = true;
   arena.span(begin).node = os::this_node() & kNodeMask;
-  arena.span(begin).reach = 0;
+  arena.span(begin).longest_buffer = 0;
   join_and_insert(heap, begin, end - begin, rest);
 }
 
@@ -327,7 +330,7 @@ namespace {
 SpanKind left_by(const Span& span) {
   SpanWord word = span.load();
   bool is_buffer = is_large(word.kind) && word.slices >= kBufferSlices;
-  return is_buffer && !span.has_grown ? SpanKind::kFreeSpared : SpanKind::kFreeDirty;
+  return is_buffer && !span.has_grown ? SpanKind::kFreeRetained : SpanKind::kFreeDirty;
 }
 
 // Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks, with
@@ -376,7 +379,7 @@ bool page_heap_free(SliceIndex slice) {
   clear_class(slice, slice + word.slices);
   unuse(heap, word.slices);
   span.freed_ms = now_ms();
-  if (span.reach < word.slices) span.reach = word.slices;
+  if (span.longest_buffer < word.slices) span.longest_buffer = word.slices;
   if (is_quick) {
     quick_put(heap, slice, word.slices);
     return true;
@@ -407,8 +410,8 @@ void page_heap_shrink(SliceIndex slice, std::uint32_t slices) {
   arena.span(tail).freed_ms = now_ms();
   arena.span(tail).is_rest = true;
   arena.span(tail).node = span.node;
-  arena.span(tail).reach = less;
-  if (span.reach < word.slices) span.reach = word.slices;
+  arena.span(tail).longest_buffer = less;
+  if (span.longest_buffer < word.slices) span.longest_buffer = word.slices;
   join_and_insert(heap, tail, less, left);
 }
 

@@ -3,22 +3,22 @@
 //
 // Three families of free spans, kept apart and never joined with each other:
 //
-//   spared  backed by pages, left by a buffer, perhaps registered still
+//   retained  backed by pages, left by a buffer, perhaps registered still
 //   dirty   backed by pages, left by anything else
 //   clean   reads as zero, costs nothing
 //
-//   a buffer takes           spared, else dirty, else clean
-//   a slab or a small span   dirty, else old spared, else clean, else any spared
+//   a buffer takes           retained, else dirty, else clean
+//   a slab or a small span   dirty, else old retained, else clean, else any retained
 //
 // So a buffer that was freed and is asked for again comes back at the same address, its pages there
 // and its registration alive, whatever was allocated in between: a cache of registrations knows
 // addresses, and a slab that cut the span would send the next buffer elsewhere. What that may cost
-// is bounded by what bounds dirty memory: a spared span is old once free memory of its age is given
-// back. Fit is best within a bin (exact sizes to 4 MiB, sixteen bins to a doubling above).
+// is bounded by what bounds dirty memory: a retained span is old once free memory of its age is
+// given back. Fit is best within a bin (exact sizes to 4 MiB, sixteen bins to a doubling above).
 //
 // Equations that hold whenever the locks are free (page_heap_is_valid checks them):
-//   slices in use + free dirty + free spared + free clean + out of reach == frontier
-//   no two neighbours of a heap are free and of one family, but for spared ones of different
+//   slices in use + free dirty + free retained + free clean + in flight == frontier
+//   no two neighbours of a heap are free and of one family, but for retained ones of different
 //   buffers first[] of both ends of a span == its first slice;  class_map is 0 for all slices of a
 //   free span
 //
@@ -97,7 +97,7 @@ SliceIndex page_heap_next_retired(SliceIndex from, std::uint32_t* slices);
 void page_heap_region_restored(SliceIndex slice);
 // Slices of retired regions. Written under the lock, read by anybody.
 std::uint64_t page_heap_retired_slices();
-// Of a region all of whose pages are new: what was told of them as purged is to be told as reused.
+// Of a region all of whose pages are new: what was notified as purged is to be notified as reused.
 void page_heap_region_note_new_pages(SliceIndex slice, std::uint32_t slices);
 // Cuts `wanted` slices at `at` out of the free span at `slice`; until they are published they are
 // kReserved.
@@ -119,8 +119,8 @@ struct PurgeChoice {
   std::uint32_t part_until_ms;   // freed until then: also parts of huge pages
   std::uint32_t most;            // slices at once
 };
-// Takes the oldest dirty slices that the choice allows out of reach; their word says kPurging.
-// Returns 0 when there are none. Times are coarse_ms, wrapping.
+// Takes the oldest dirty slices that the choice allows, which are in flight then: their word says
+// kPurging. Returns 0 when there are none. Times are coarse_ms, wrapping.
 SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slices,
                                  std::uint32_t* freed_ms);
 // Cuts a span in purging in two; the second one starts at slice + front.
@@ -134,7 +134,7 @@ void page_heap_note_part_purged(SliceIndex slice);
 
 struct PageHeapCounters {
   std::uint64_t used_slices;   // in use by slabs and large spans
-  std::uint64_t dirty_slices;  // free and backed, dirty and spared
+  std::uint64_t dirty_slices;  // free and backed, dirty and retained
   std::uint64_t clean_slices;  // free and zero, below the frontier
   std::uint64_t purging_slices;
   std::uint64_t frontier_slices;
@@ -156,8 +156,8 @@ void page_heap_allow_dirty(std::uint64_t more);
 std::uint64_t page_heap_used_slices();
 // RDMALLOC_LIMIT: spans in use never take more than this. At initialisation.
 void page_heap_set_limit(std::uint64_t bytes);
-// How long a spared span is left to buffers: the decay time.
-void page_heap_set_spare_ms(std::uint64_t spare_ms);
+// How long a retained span is left to buffers: the decay time.
+void page_heap_set_retain_ms(std::uint64_t retain_ms);
 // End of the slices that were ever part of a span. Acquire: the words below it are there.
 SliceIndex page_heap_frontier();
 // Whether `slices` fit below the frontier, if all there were free. Moves it where the kernel grants
@@ -177,7 +177,7 @@ inline SliceIndex page_heap_next(SliceIndex slice, SliceIndex end) {
 // there holds the lock. Spans that are being purged are dirty afterwards, unless their purge goes
 // on in this process.
 void page_heap_rebuild(const Forker& forker, bool purge_goes_on);
-// Puts spans back, as dirty, that a purge had out of reach which will not go on in the child.
+// Puts spans back, as dirty, that were in flight and whose purge will not go on in the child.
 void page_heap_end_purges();
 // Walks everything and checks the equations above. Takes the lock. Cold; tests and checked builds.
 bool page_heap_is_valid();

@@ -1,4 +1,4 @@
-// The page heap's part in a purge: which spans go, out of reach and back.
+// The page heap's part in a purge: which spans are taken in flight and come back.
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
 

@@ -59,7 +59,7 @@ void release(PageHeap& heap, unsigned index, SliceIndex near = 0) {
   strike(heap.quick, index);
   leave(heap, slice, slices);
   join_and_insert(heap, slice, slices,
-                  slices >= kBufferSlices ? SpanKind::kFreeSpared : SpanKind::kFreeDirty,
+                  slices >= kBufferSlices ? SpanKind::kFreeRetained : SpanKind::kFreeDirty,
                   Age::kOldest, near);
 }
 
@@ -76,7 +76,7 @@ void release_and_give_back(PageHeap& heap, unsigned index, SliceIndex near = 0) 
 bool is_for_quick_list(const PageHeap& heap, const Span& span) {
   SpanWord word = span.load();
   return word.kind == SpanKind::kLarge && word.slices <= QuickList::kLongest && !span.has_grown &&
-         word.slices <= most_slices(heap) && shared.spare_ms.load(std::memory_order_relaxed) != 0;
+         word.slices <= most_slices(heap) && shared.retain_ms.load(std::memory_order_relaxed) != 0;
 }
 
 void quick_put(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {

@@ -11,7 +11,7 @@ namespace {
 // All that is known of free spans and of counts, as of a heap without spans.
 void clear(PageHeap& heap) {
   heap.dirty.clear();
-  heap.spared.clear();
+  heap.retained.clear();
   heap.clean.clear();
   heap.dirty_by_age.clear();
   heap.quick = {};
@@ -40,7 +40,7 @@ void enter_free(PageHeap& heap, SliceIndex slice, SpanWord word, std::uint32_t n
   arena.span(slice).freed_ms = now;
   SpanKind kind = is_free(word.kind) ? word.kind : SpanKind::kFreeDirty;
   std::uint32_t slices = word.slices;
-  bool is_one = kind != SpanKind::kFreeSpared || arena.span(slice).is_rest;
+  bool is_one = kind != SpanKind::kFreeRetained || arena.span(slice).is_rest;
   // Spans behind this one are not in the lists yet: join only with the one before.
   if (is_one && slice != 1 && is_of(heap, slice - 1)) {
     SliceIndex before = first_of(slice - 1);
@@ -129,7 +129,7 @@ void look_at(SliceIndex slice, SpanWord word, SpanKind before, Found* found) {
       found->quick += word.slices;
       [[fallthrough]];
     case SpanKind::kFreeDirty:
-    case SpanKind::kFreeSpared:
+    case SpanKind::kFreeRetained:
       found->dirty += word.slices;
       break;
     case SpanKind::kFreeClean:
@@ -142,7 +142,7 @@ void look_at(SliceIndex slice, SpanWord word, SpanKind before, Found* found) {
     case SpanKind::kNone:
       found->is_valid = false;
   }
-  bool is_one = word.kind != SpanKind::kFreeSpared || arena.span(slice).is_rest;
+  bool is_one = word.kind != SpanKind::kFreeRetained || arena.span(slice).is_rest;
   if (is_free(word.kind) && word.kind == before && is_one) found->is_valid = false;
 }
 
@@ -277,8 +277,8 @@ void page_heap_set_limit(std::uint64_t bytes) {
   shared.limit_slices = bytes >> kSliceShift;
 }
 
-void page_heap_set_spare_ms(std::uint64_t spare_ms) {
-  shared.spare_ms.store(static_cast<std::uint32_t>(spare_ms), std::memory_order_relaxed);
+void page_heap_set_retain_ms(std::uint64_t retain_ms) {
+  shared.retain_ms.store(static_cast<std::uint32_t>(retain_ms), std::memory_order_relaxed);
 }
 
 SliceIndex page_heap_frontier() {

@@ -52,7 +52,7 @@ void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept) 
         unuse(central, word.slices);
         span.freed_ms = now_ms();
         span.is_rest = false;
-        span.reach = word.slices;
+        span.longest_buffer = word.slices;
         join_and_insert(central, slice, word.slices, SpanKind::kFreeDirty);
       }
     }
@@ -93,7 +93,7 @@ void page_heap_region_restored(SliceIndex slice) {
   unuse(central, slices);
   span.freed_ms = now_ms();
   span.is_rest = false;
-  span.reach = 0;
+  span.longest_buffer = 0;
   join_and_insert(central, slice, slices, SpanKind::kFreeClean);
 }
 

@@ -30,11 +30,11 @@ struct alignas(64) PageHeap {
   Lock lock;
   QuickList quick;
   FreeSpans dirty;
-  FreeSpans spared;
+  FreeSpans retained;
   FreeSpans clean;
-  AgeList dirty_by_age;                     // dirty and spared ones
+  AgeList dirty_by_age;                     // dirty and retained ones
   std::atomic<std::uint64_t> used_slices;   // written under the lock, read by anybody
-  std::atomic<std::uint64_t> dirty_slices;  // likewise; spared ones are dirty
+  std::atomic<std::uint64_t> dirty_slices;  // likewise; retained ones are dirty
   std::uint64_t clean_slices;
   std::uint64_t purging_slices;
   std::uint64_t large_spans;
@@ -53,7 +53,7 @@ struct alignas(64) PageHeap {
 struct Shared {
   std::atomic<SliceIndex> frontier{0};             // written under the central heap's lock
   std::atomic<std::uint64_t> retired_slices{0};    // likewise; they count as used
-  std::atomic<std::uint32_t> spare_ms{0};          // written and read by anybody
+  std::atomic<std::uint32_t> retain_ms{0};         // written and read by anybody
   std::atomic<std::uint64_t> next_generations{0};  // drawn by any heap
   std::uint64_t limit_slices = UINT64_MAX;         // set once at initialisation
   // With a limit: slices in use of all heaps, counted before they are taken. Relaxed: it orders
@@ -77,7 +77,7 @@ inline bool is_central(const PageHeap& heap) {
 
 inline FreeSpans& family(PageHeap& heap, SpanKind kind) {
   if (kind == SpanKind::kFreeClean) return heap.clean;
-  return kind == SpanKind::kFreeSpared ? heap.spared : heap.dirty;
+  return kind == SpanKind::kFreeRetained ? heap.retained : heap.dirty;
 }
 
 inline std::uint32_t now_ms() {
@@ -233,9 +233,9 @@ inline SpanWord large_word(bool is_zero, std::uint16_t owner) {
   SpanKind kind = owner != 0 ? SpanKind::kHeapLarge : SpanKind::kLarge;
   return {kind, kLargeClass, is_zero, 0, owner};
 }
-// Whether slabs and other small things leave that spared span alone: another place costs less than
-// the registration of the buffer that comes back here. Not for longer than free memory keeps its
-// pages anyway, and not where pages are short.
-bool is_left_alone(SliceIndex spared, std::uint32_t slices);
+// Whether slabs and other small things leave that retained span alone: another place costs less
+// than the registration of the buffer that comes back here. Not for longer than free memory keeps
+// its pages anyway, and not where pages are short.
+bool is_left_alone(SliceIndex retained, std::uint32_t slices);
 
 }  // namespace rdmalloc::page_heap_state

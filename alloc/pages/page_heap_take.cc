@@ -10,9 +10,9 @@ using namespace page_heap_state;
 
 namespace page_heap_state {
 
-bool is_left_alone(SliceIndex spared, std::uint32_t slices) {
-  std::uint32_t age_ms = now_ms() - arena.span(spared).freed_ms;
-  if (age_ms >= shared.spare_ms.load(std::memory_order_relaxed)) return false;
+bool is_left_alone(SliceIndex retained, std::uint32_t slices) {
+  std::uint32_t age_ms = now_ms() - arena.span(retained).freed_ms;
+  if (age_ms >= shared.retain_ms.load(std::memory_order_relaxed)) return false;
   return shared.limit_slices == UINT64_MAX ||
          page_heap_used_slices() + page_heap_dirty_slices() + slices <= shared.limit_slices;
 }
@@ -126,23 +126,23 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignm
 // place and not one for each length that was the longest for a time. Not much longer: most of its
 // pages would be new, where free ones may lie elsewhere.
 SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
-  SliceIndex longest = heap.spared.find_longest_reach();
+  SliceIndex longest = heap.retained.find_longest_buffer();
   if (longest == 0 || longest % alignment != 0) return 0;
   std::uint32_t length = arena.span(longest).load().slices;
   // A short one is not worth a buffer that begins within a huge page.
   if (length < kSlicesPerChunk || length < slices / 2) return 0;
   if (length < slices && !has_room_at(heap, longest + length, slices - length)) return 0;
-  cut(heap, longest, length, SpanKind::kFreeSpared, longest, length < slices ? length : slices);
+  cut(heap, longest, length, SpanKind::kFreeRetained, longest, length < slices ? length : slices);
   if (length >= slices) return longest;
-  take_room(heap, longest + length, slices - length, SpanKind::kFreeSpared);
+  take_room(heap, longest + length, slices - length, SpanKind::kFreeRetained);
   arena.span(longest).store({SpanKind::kReserved, 0, false, slices});
   set_first(longest + slices - 1, longest);
   return longest;
 }
 
-// Spared neighbours that are `wanted` slices together, made one; the oldest there are, which cost
+// Retained neighbours that are `wanted` slices together, made one; the oldest there are, which cost
 // the least registrations. 0 when there are none.
-SliceIndex join_spared(PageHeap& heap, std::uint32_t wanted) {
+SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
   constexpr int kScanLimit = 256;  // before other memory is taken, which costs more than this look
   int scanned = 0;
   for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0 && scanned < kScanLimit;
@@ -150,15 +150,15 @@ SliceIndex join_spared(PageHeap& heap, std::uint32_t wanted) {
     SliceIndex end = slice;
     while (end - slice < wanted && goes_on(heap, end)) {
       SpanWord word = arena.span(end).load();
-      if (word.kind != SpanKind::kFreeSpared) break;
+      if (word.kind != SpanKind::kFreeRetained) break;
       end += word.slices;
     }
     if (end - slice < wanted) continue;
     while (arena.span(slice).load().slices < end - slice) {
       std::uint32_t slices = arena.span(slice).load().slices;
       arena.span(slice + slices).is_rest = true;
-      remove_free(heap, slice, slices, SpanKind::kFreeSpared);
-      join_and_insert(heap, slice, slices, SpanKind::kFreeSpared);
+      remove_free(heap, slice, slices, SpanKind::kFreeRetained);
+      join_and_insert(heap, slice, slices, SpanKind::kFreeRetained);
     }
     return slice;
   }
@@ -170,21 +170,21 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   // A buffer's own place; or the place used last, the likeliest to be registered still. Not one
   // that is very much longer, while there is another: a long buffer would miss it.
   constexpr std::uint64_t kMostTimesLonger = 16;
-  const FreeSpans& spared = heap.spared;
-  SliceIndex found = spared.find_latest(slices, alignment, slices, preferred_node());
-  if (found == 0 && has_nodes()) found = spared.find_latest(slices, alignment, slices);
-  if (found == 0) found = spared.find_latest(slices, alignment, kMostTimesLonger * slices);
-  if (found == 0) found = spared.find_best(slices, alignment, FreeSpans::Where::kInReach);
+  const FreeSpans& retained = heap.retained;
+  SliceIndex found = retained.find_latest(slices, alignment, slices, preferred_node());
+  if (found == 0 && has_nodes()) found = retained.find_latest(slices, alignment, slices);
+  if (found == 0) found = retained.find_latest(slices, alignment, kMostTimesLonger * slices);
+  if (found == 0) found = retained.find_best(slices, alignment, FreeSpans::Where::kInLongestBuffer);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
   if (SliceIndex taken = take_longest_and_more(heap, slices, alignment)) return taken;
-  found = spared.find_best(slices, alignment);
+  found = retained.find_best(slices, alignment);
   if (found == 0) found = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
   if (found == 0 && has_nodes()) found = heap.dirty.find_best(slices, alignment);
-  if (found == 0) found = join_spared(heap, slices + alignment - 1);
+  if (found == 0) found = join_retained(heap, slices + alignment - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
   if (heap.quick.count != 0 && quick_release_fitting(heap, slices, QuickList::kLongest))
     return take_for_buffer(heap, slices, alignment, is_zero);
-  SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeSpared);
+  SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeRetained);
   *is_zero = taken != 0;
   return taken;
 }
@@ -198,9 +198,9 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
     if (dirty != 0 && is_left_alone(dirty, slices)) dirty = 0;
   }
   if (dirty != 0) return take_dirty(heap, dirty, slices, alignment);
-  SliceIndex spared = heap.spared.find_best(slices, alignment);
-  if (spared != 0 && !is_left_alone(spared, slices))
-    return take_dirty(heap, spared, slices, alignment);
+  SliceIndex retained = heap.retained.find_best(slices, alignment);
+  if (retained != 0 && !is_left_alone(retained, slices))
+    return take_dirty(heap, retained, slices, alignment);
   // Not of a buffer: its place, once free, would be left alone.
   if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1))
     return take_for_others(heap, slices, alignment, is_small_slab, is_zero);
@@ -208,8 +208,8 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   *is_zero = taken != 0;
   // A shard's heap asks for another segment first.
   if (taken != 0 || !is_central(heap)) return taken;
-  if (spared == 0) spared = heap.dirty.find_best(slices, alignment);
-  return take_dirty(heap, spared, slices, alignment);
+  if (retained == 0) retained = heap.dirty.find_best(slices, alignment);
+  return take_dirty(heap, retained, slices, alignment);
 }
 
 SliceIndex take_once(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment, TakenFor what,
@@ -249,7 +249,7 @@ SliceIndex take_with_room(PageHeap& heap, std::uint32_t slices, std::uint32_t as
   std::uint32_t room = is_short ? 0 : slices < kMostRoom ? slices : kMostRoom;
   std::uint32_t wanted = slices + room, alignment = is_short ? 1 : kSlicesPerChunk;
   SliceIndex taken = heap.dirty.find_best(wanted, 1);
-  if (taken == 0) taken = heap.spared.find_best(wanted, 1);
+  if (taken == 0) taken = heap.retained.find_best(wanted, 1);
   // A place without room before new pages: those of arrays that grow would be left behind as holes.
   if (taken == 0) taken = heap.dirty.find_best(slices, 1);
   if (taken != 0) {
@@ -285,7 +285,7 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, TakenFor
   if (total < slices) return 0;
   SliceIndex taken = take_locked(central, total, 1, what, is_zero);
   if (taken == 0) return 0;
-  SpanKind rest = *is_zero ? SpanKind::kFreeClean : SpanKind::kFreeSpared;
+  SpanKind rest = *is_zero ? SpanKind::kFreeClean : SpanKind::kFreeRetained;
   std::uintptr_t address = arena.address_of(taken);
   std::uintptr_t aligned =
       (address + alignment - 1) & ~(static_cast<std::uintptr_t>(alignment) - 1);
@@ -294,13 +294,13 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, TakenFor
   std::uint32_t after = total - before - slices;
   if (before != 0) {
     arena.span(slice).is_rest = true;
-    arena.span(slice).reach = 0;
+    arena.span(slice).longest_buffer = 0;
     arena.span(slice).node = arena.span(taken).node;
   }
   // The pieces' words first, the one that makes them visible last.
   if (after != 0) {
     arena.span(slice + slices).is_rest = true;
-    arena.span(slice + slices).reach = 0;
+    arena.span(slice + slices).longest_buffer = 0;
     arena.span(slice + slices).node = arena.span(taken).node;
     arena.span(slice + slices).store({SpanKind::kReserved, 0, false, after});
   }

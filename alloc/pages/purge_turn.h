@@ -2,12 +2,12 @@
 // back, and when, is decided above, in alloc/purge/.
 //
 // Order of one purge, and no other (I3):
-//   1. take the span out of reach of allocation           page_heap_purge_begin, word kPurging
-//   2. tell what is not told, ask every observer           events_ask_purge: our registration cache
+//   1. take the span: it is in flight                    page_heap_purge_begin, word kPurging
+//   2. notify what is noted, ask every observer           events_ask_purge: our registration cache
 //      deregisters here, synchronously, or refuses
 //   3. decommit                                            madvise(MADV_DONTNEED)
 //   4. put the span back, clean                            page_heap_purge_end
-//   5. tell the observers                                  events_tell_purged
+//   5. notify the observers                                events_notify_purged
 //
 // The turn is held over all five by the thread that purges: the purge thread, a caller of
 // rdmalloc_purge(), or a thread that exchanges pages of a heap. It is no lock of the allocator: no

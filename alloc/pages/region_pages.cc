@@ -33,7 +33,7 @@ int exchange(SliceIndex slice, std::uint32_t slices, DecommitFunction decommit, 
   purge_decommit(decommit, base, bytes);
   int error = put(base, bytes);
   if (error == 0) events_note_purged(slice, slices);
-  events_tell_purged(base, bytes, error);
+  events_notify_purged(base, bytes, error);
   return error;
 }
 

@@ -3,8 +3,8 @@
 //
 // Pages are exchanged as a purge gives them back (I3), for a registration may know the old ones:
 //
-//    a new heap's    out of reach -> observers agree -> decommit -> the new ones put there -> told
-//    a dead heap's   out of reach (kRetired) -> observers agree -> decommit -> plain ones -> told
+//    a new heap's    in flight -> observers agree -> decommit -> the new ones put there -> notified
+//    a dead heap's   in flight (kRetired) -> observers agree -> decommit -> plain ones -> notified
 //
 // So it takes the purge turn, and happens when a heap is made, grows or ends, never in malloc or
 // free (I1). New pages of a pool are mapped elsewhere first: what the pool can't give is found out
@@ -37,7 +37,7 @@ constexpr std::size_t pool_page_bytes(PageKind kind) {
 
 // All with no lock held.
 
-// Puts pages of that kind in the place of those of a region that is out of everybody's reach. They
+// Puts pages of that kind in the place of those of a region that no thread can reach. They
 // are not backed yet. 0; -ENOMEM: the pool has too few, or there is no mapping to be had; -ENOTSUP:
 // the kernel has no such pool or can't exchange its pages; -EBUSY: refused by an observer, or
 // purging is paused; -EDEADLK in a page event. `*is_changed`: the region's pages are not what they

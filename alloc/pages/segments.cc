@@ -48,7 +48,7 @@ void split(PageHeap& heap, SliceIndex at) {
   std::uint32_t freed_ms = arena.span(slice).freed_ms, after = slice + word.slices - at;
   cut(heap, slice, word.slices, word.kind, at, after);
   arena.span(at).freed_ms = freed_ms;
-  if (word.kind != SpanKind::kFreeSpared) arena.span(at).is_rest = false;
+  if (word.kind != SpanKind::kFreeRetained) arena.span(at).is_rest = false;
   insert_free(heap, at, after, word.kind, slice);
 }
 
@@ -83,7 +83,7 @@ bool may_be_adopted(SliceIndex segment, TakenFor what) {
     SpanWord word = arena.span(s).load();
     SliceIndex next = s + word.slices;
     bool is_wanted = what == TakenFor::kBuffer && s >= segment && next <= end;
-    if (word.kind == SpanKind::kFreeSpared && !is_wanted && is_left_alone(s, word.slices))
+    if (word.kind == SpanKind::kFreeRetained && !is_wanted && is_left_alone(s, word.slices))
       return false;
     s = next;
   }

@@ -11,7 +11,7 @@
 //
 // A shard keeps a few segments that are free as a whole and gives back those beyond: dirty ones are
 // what the next shard that lacks one gets. So what a shard can hold and does not use is bounded by
-// kept segments and the rests of those where something lives; all of it is dirty, spared or clean
+// kept segments and the rests of those where something lives; all of it is dirty, retained or clean
 // as in the central heap, purged by age, and bounded by the ceiling. Before an allocation fails,
 // all shards give what is free back, and then are asked themselves (page_heap_take.cc).
 //

@@ -35,15 +35,15 @@ struct SegmentFree {
 using SliceIndex = std::uint32_t;
 
 enum class SpanKind : std::uint8_t {
-  kNone = 0,    // slice was never part of a span
-  kReserved,    // out of reach: slice 0, or a span between two states
-  kFreeClean,   // free; its pages read as zero
-  kFreeDirty,   // free; its pages are backed and hold old bytes
-  kFreeSpared,  // the same, left by a buffer: slabs don't cut it up while it is young
-  kPurging,     // out of reach of allocation while its pages are given back (I3)
-  kSlab,        // blocks of one class
-  kLarge,       // one block
-  kHeapSlab,    // the same two, of a heap of the user (heaps/heap.h)
+  kNone = 0,      // slice was never part of a span
+  kReserved,      // not for allocation: slice 0, or a span between two states
+  kFreeClean,     // free; its pages read as zero
+  kFreeDirty,     // free; its pages are backed and hold old bytes
+  kFreeRetained,  // the same, left by a buffer: slabs don't cut it up while it is young
+  kPurging,       // in flight: not handed out while its pages are given back (I3)
+  kSlab,          // blocks of one class
+  kLarge,         // one block
+  kHeapSlab,      // the same two, of a heap of the user (heaps/heap.h)
   kHeapLarge,
   kHeapFree,  // of a region of such a heap (heaps/heap_regions.h): free, but for that heap only
   kQuick,     // free, for a block of that length only (page_heap_quick.cc)
@@ -59,7 +59,7 @@ constexpr bool is_in_use(SpanKind kind) {
   return is_slab(kind) || is_large(kind);
 }
 constexpr bool is_dirty(SpanKind kind) {
-  return kind == SpanKind::kFreeDirty || kind == SpanKind::kFreeSpared;
+  return kind == SpanKind::kFreeDirty || kind == SpanKind::kFreeRetained;
 }
 constexpr bool is_free(SpanKind kind) {
   return kind == SpanKind::kFreeClean || is_dirty(kind);
@@ -114,7 +114,7 @@ struct alignas(64) Span {
   // Links by slice index. Free span: list of its bin. Slab: list of its class's bucket.
   SliceIndex next;
   SliceIndex previous;
-  // Free dirty or spared span: list by age, oldest first. Span of a heap: list of its spans.
+  // Free dirty or retained span: list by age, oldest first. Span of a heap: list of its spans.
   SliceIndex younger;
   SliceIndex older;
   std::uint32_t freed_ms;  // the same: when (milliseconds of os::coarse_ms, wrapping)
@@ -135,16 +135,16 @@ struct alignas(64) Span {
 
   // All under the page heap's lock.
   bool has_grown : 1;  // large span: by realloc
-  // Written at each cut and read while spared: cut off from the span before it, with which it is
-  // one again once both are free. Spared spans are joined no further than that.
+  // Written at each cut and read while retained: cut off from the span before it, with which it is
+  // one again once both are free. Retained spans are joined no further than that.
   bool is_rest : 1;
   SpanKind purged_from : 4;     // span in purging: the family that it returns to when it is refused
   SegmentFree free_in_segment;  // first slice of a segment, whatever it is part of
   // Slab only. Some of its pages are given back (Arena::purged_pages). Under the class's lock.
   bool has_purged_pages;
-  // Slices of the longest buffer that began here: so far a cached registration may reach. Written
-  // at each cut and read while spared.
-  std::uint32_t reach;
+  // Slices of the longest buffer that began here: so far a cached registration may lie. Written
+  // at each cut and read while retained.
+  std::uint32_t longest_buffer;
 
   // Slab only. Counts, wrapping, how often blocks were taken from it. Written under the class's
   // lock.

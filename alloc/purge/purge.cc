@@ -21,7 +21,7 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
-#include "alloc/pages/out_of_reach.h"
+#include "alloc/pages/in_flight.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge_turn.h"
 #include "alloc/pages/region_pages.h"
@@ -124,7 +124,7 @@ bool decommit_and_return(SliceIndex slice, std::uint32_t slices) {
   // Observers first: once the span is back, the next malloc may hand it out, and a registration of
   // it, or news of its reuse, must not meet a purge that has not ended yet.
   if (error == 0) events_note_purged(slice, slices);
-  events_tell_purged(arena.address_of(slice), bytes, error);
+  events_notify_purged(arena.address_of(slice), bytes, error);
   // A failed call may have done a part (locked pages refuse): dirty is always safe to say.
   page_heap_purge_end(slice, error == 0, now_ms());
   if (error != 0) {
@@ -144,7 +144,7 @@ std::uint32_t front_of(SliceIndex slice, std::uint32_t slices) {
   return static_cast<std::uint32_t>((last & ~(differing - 1)) - first);
 }
 
-// Purges a span out of reach. Where it is refused, two parts of it are offered, and parts of those,
+// Purges a span in flight. Where it is refused, two parts of it are offered, and parts of those,
 // so that one registration in use holds back only the slices it lies on. Returns the slices purged.
 std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
                          enum rdmalloc_purge_reason reason) {
@@ -171,7 +171,7 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
   for (std::uint64_t offered = 0; offered < budget && dirty_bytes() > keep_bytes;) {
     if (must_end()) break;
     std::uint32_t slices = 0, freed_ms = 0;
-    memory_goes_out(OutOfReach::kSpans);
+    memory_goes_out(InFlight::kSpans);
     SliceIndex slice = page_heap_purge_begin(choice, &slices, &freed_ms);
     if (slice != 0) purged += purge_span(slice, slices, reason);
     if (memory_is_back() || slice == 0) break;
@@ -180,7 +180,7 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
   return purged << kSliceShift;
 }
 
-// Purges pages of a slab in use, whose blocks are out of reach.
+// Purges pages of a slab in use, whose blocks are in flight.
 bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason) {
   if (events_ask_purge(base, length, reason) != 0) {
     count(purger.refusals);
@@ -189,7 +189,7 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
   int error = purge_decommit(decommit_in_force(), base, length);
   // A cache that remembers the span's generation is to know that pages of it went.
   if (error == 0) page_heap_note_part_purged(arena.slice_of(base));
-  events_tell_purged(base, length, error);
+  events_notify_purged(base, length, error);
   if (error != 0) {
     count(purger.failures);
     return false;
@@ -202,7 +202,7 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
 
 // Pages of slabs in use.
 std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bool (*must_stop)()) {
-  memory_goes_out(OutOfReach::kPagesOfSlabs);
+  memory_goes_out(InFlight::kPagesOfSlabs);
   std::uint32_t decay = decay_in_force();
   std::uint64_t purged =
       slab_purge_walk({everything, decay, 2 * decay, reason, purge_slab_pages, must_stop});
@@ -294,7 +294,7 @@ void purge_init() {
   thread_init();
   const Options& settings = options();
   dirty_limits.decay_ms.store(settings.decay_ms, std::memory_order_relaxed);
-  page_heap_set_spare_ms(settings.decay_ms);
+  page_heap_set_retain_ms(settings.decay_ms);
   if (settings.dirty_max_bytes != 0 || settings.limit_bytes != UINT64_MAX)
     fit_segments(settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kMostDirtyBytes);
   dirty_limits.max_bytes.store(
@@ -347,7 +347,7 @@ std::uint64_t purge_dirty_max_bytes() {
 
 void purge_set_decay_ms(std::uint64_t decay_ms) {
   dirty_limits.decay_ms.store(decay_ms, std::memory_order_relaxed);
-  page_heap_set_spare_ms(decay_ms);
+  page_heap_set_retain_ms(decay_ms);
   purge_note_slab_change();
 }
 void purge_set_dirty_max_bytes(std::uint64_t bytes) {

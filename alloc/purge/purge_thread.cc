@@ -115,7 +115,7 @@ void note_thread_ends() {
 }
 
 void note_first_thread_ends() {
-  if (auto* tell = tell_first_thread_ends.load(std::memory_order_acquire)) tell();
+  if (auto* notify = notify_first_thread_ends.load(std::memory_order_acquire)) notify();
   thread.first_thread_ended.store(true, std::memory_order_seq_cst);
   // As in purge_until_stopped(): it sees the flag before it sleeps, or we see that it sleeps.
   detail::purge_thread_signal();

@@ -12,7 +12,7 @@
 #include "alloc/pages/arena.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
-#include "alloc/pages/out_of_reach.h"
+#include "alloc/pages/in_flight.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/slabs/block_position.h"
 #include "alloc/slabs/slab_state.h"
@@ -66,12 +66,12 @@ namespace {
 
 constinit std::atomic<std::uint64_t> slab_slices{0};  // of all classes
 
-// Set while the purge thread relies on being told when slabs change (slab_watch).
+// Set while the purge thread relies on being notified when slabs change (slab_watch).
 constinit std::atomic<bool> is_watched{false};
 
 // seq_cst with the store before it, of bits or of a magazine in the depot, against slab_watch() and
-// then the watcher's looks at both: it sees those, or we that it wants to be told.
-void tell_watcher() {
+// then the watcher's looks at both: it sees those, or we that it wants to be notified.
+void notify_watcher() {
   if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))
     purge_note_slab_change();
 }
@@ -408,7 +408,7 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
     span.scan_word.store(static_cast<std::uint16_t>(word), std::memory_order_relaxed);
   // Release: a thread that reads slab_blocks from it has every giver's bits before it. seq_cst with
   // the load of is_watched in slab_give_back(), against its store and then the loads of free_blocks
-  // in slab_watch's caller: the purge thread sees the change, or we that it wants to be told.
+  // in slab_watch's caller: the purge thread sees the change, or we that it wants to be notified.
   std::int32_t now = span.free_blocks.fetch_add(count, std::memory_order_seq_cst) + count;
   if (now == static_cast<std::int32_t>(info.slab_blocks) ||
       span.is_listed.load(std::memory_order_seq_cst) == 0) [[unlikely]]
@@ -419,7 +419,7 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
 
 namespace {
 
-// Once, whatever is out of reach.
+// Once, whatever is in flight.
 std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
                            std::uint32_t wanted) {
   bool has_others = shard_count() != 1;
@@ -505,11 +505,11 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
     i += run;
   }
   if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);
-  tell_watcher();
+  notify_watcher();
 }
 
 void slab_note_depot() {
-  tell_watcher();
+  notify_watcher();
 }
 
 void slab_watch(bool wanted) {

@@ -47,7 +47,7 @@ bool slab_make_shard(unsigned shard);
 //
 // A few blocks that are out, live or in caches, hold a whole slab in place: 512 KiB of it for one
 // block of 1.5 KiB. Its pages on which none of them lies can go all the same. Their blocks, all
-// free, are out of reach while that happens, and are handed out as before afterwards.
+// free, are in flight while that happens, and are handed out as before afterwards.
 
 inline constexpr std::uint32_t kNeverSeen = ~std::uint32_t{0};  // Span::seen of a new slab
 inline constexpr std::uint32_t kSlabPageWords = 2;
@@ -56,21 +56,21 @@ struct SlabPages {
 
   bool is_empty() const { return (bits[0] | bits[1]) == 0; }
 };
-// Takes pages of the slab out of reach that hold no block that is out and are not given back
+// Takes pages of the slab in flight that hold no block that is out and are not given back
 // already; none when there are none, or the span is no slab of this class. One slab at a time.
 SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class);
 // Puts their blocks back; `purged` are the pages that were given back. After each begin that
 // returned pages.
 void slab_pages_end(const SlabPages& purged);
 // Whether the span is a slab, and each of its blocks that touches [low, high) free, in no cache.
-// Those whose pages a purge has out of reach count as free for the thread with the purge turn.
+// Those whose pages a purge has in flight count as free for the thread with the purge turn.
 bool slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, bool has_turn);
-// Whether the purge thread is to be told, once, when blocks are next given back to any slab
+// Whether the purge thread is to be notified, once, when blocks are next given back to any slab
 // (purge_note_slab_change). A full fence comes after it.
 void slab_watch(bool wanted);
 // The same for blocks that were put into the depot instead, by seq_cst. Any thread.
 void slab_note_depot();
-// Whether it still is to be told. seq_cst.
+// Whether it still is to be notified. seq_cst.
 bool slab_is_watched();
 // Bytes of all slabs in use.
 std::uint64_t slab_bytes();
@@ -87,7 +87,7 @@ SlabCounters slab_counters(unsigned size_class);
 bool slab_is_orphaned(unsigned shard, unsigned size_class, const Forker& forker);
 std::uint32_t slab_lock_owner(unsigned shard, unsigned size_class);
 void slab_rebuild(unsigned shard, unsigned size_class);
-// The slab whose pages a purge has out of reach.
+// The slab whose pages a purge has in flight.
 struct SlabInPurge {
   unsigned size_class;  // 0: none
   unsigned shard;

@@ -2,7 +2,8 @@
 //
 // A slab from which nothing was taken and to which nothing came back for a while has free blocks
 // that are not needed: its pages without a live or cached block go (slab.h). The walk remembers
-// what it saw, and when nothing is left to be done asks to be told of the next change (slab_watch).
+// what it saw, and when nothing is left to be done asks to be notified of the next change
+// (slab_watch).
 #pragma once
 
 #include <rdmalloc/rdmalloc.h>
@@ -18,7 +19,7 @@ struct SlabPurge {
   // which frees little at once.
   std::uint32_t still_ms, still_huge_ms;
   enum rdmalloc_purge_reason reason;
-  // Purges pages that are out of reach: asks, decommits, tells. False: they stay.
+  // Purges pages that are in flight: asks, decommits, notifies. False: they stay.
   bool (*purge)(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason);
   bool (*must_stop)();  // asked after each slab
 };

@@ -64,7 +64,7 @@ void slab_rebuild(unsigned shard, unsigned size_class) {
   for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
     SpanWord word = arena.span(slice).load();
     if (is_slab_of(word, size_class) && word.shard == shard) {
-      // Which pages are given back was perhaps being changed. No observer is told of pages in a
+      // Which pages are given back was perhaps being changed. No observer is notified of pages in a
       // child, so it may forget.
       for (std::uint32_t part = 0; part < word.slices; ++part)
         arena.purged_pages[slice + part].store(0, std::memory_order_relaxed);

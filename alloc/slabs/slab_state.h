@@ -56,7 +56,7 @@ inline bool is_slab_of(SpanWord word, unsigned size_class) {
 void list(SlabClass& slabs, SliceIndex slice, unsigned bucket);
 void unlist(SlabClass& slabs, SliceIndex slice);
 
-// The blocks that a purge of pages has out of reach, for the child of a fork, where the purge ends.
+// The blocks that a purge of pages has in flight, for the child of a fork, where the purge ends.
 // Written under the class's lock, together with the bitmap and before it: what stands here while
 // the lock is held says no more than that these bits may be set; while it is free, that they are
 // clear and no other thread has the blocks.

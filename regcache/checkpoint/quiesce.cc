@@ -27,7 +27,14 @@ namespace rdmalloc::regcache {
 namespace {
 
 // How far a quiesce has come with a domain, so that a way back knows what to undo.
-enum class Step : std::uint8_t { kNone, kPrepared, kSuspended, kEmptied, kToldToClose, kClosed };
+enum class Step : std::uint8_t {
+  kNone,
+  kPrepared,
+  kSuspended,
+  kEmptied,
+  kNotifiedToClose,
+  kClosed
+};
 
 // The quiesce that is under way; a resume undoes it. Only the thread with the turn touches it.
 struct Course {
@@ -50,7 +57,7 @@ void each_domain(State& all, Step from, Fn fn) {
     if (course.steps[i] >= from) fn(all.domains[i], course.steps[i]);
 }
 
-int tell(Domain& domain, rdmalloc_domain_event event) {
+int notify(Domain& domain, rdmalloc_domain_event event) {
   if (domain.event == nullptr) return 0;
   assert_no_lock_held("a domain's event");
   CallbackScope callback;
@@ -82,7 +89,7 @@ int prepare_domains(State& all) {
     // Acquire: pairs with open's release.
     if (domain.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
     course.steps[i] = Step::kPrepared;
-    if (int error = tell(domain, RDMALLOC_DOMAIN_PREPARE)) return error;
+    if (int error = notify(domain, RDMALLOC_DOMAIN_PREPARE)) return error;
   }
   return 0;
 }
@@ -180,8 +187,8 @@ int close_domains(State& all) {
   int error = 0;
   each_domain(all, Step::kEmptied, [&](Domain& domain, Step) {
     if (error != 0) return;
-    course.steps[domain.index] = Step::kToldToClose;
-    error = tell(domain, RDMALLOC_DOMAIN_CLOSE);
+    course.steps[domain.index] = Step::kNotifiedToClose;
+    error = notify(domain, RDMALLOC_DOMAIN_CLOSE);
     if (error == 0) error = close_device(domain);
     if (error != 0) return;
     course.steps[domain.index] = Step::kClosed;
@@ -234,7 +241,7 @@ int wait_for_ring_workers() {
 
 // Opens one domain again, as far as it was closed. 0, or why it can't be.
 int open_domain(Domain& domain, Step step) {
-  int error = step >= Step::kToldToClose ? tell(domain, RDMALLOC_DOMAIN_OPEN) : 0;
+  int error = step >= Step::kNotifiedToClose ? notify(domain, RDMALLOC_DOMAIN_OPEN) : 0;
   if (error == 0 && step == Step::kClosed) error = open_device(domain);
   return error;
 }
@@ -305,7 +312,7 @@ int open_domains(State& all) {
   if (course.has_gone) all.keys_turn.fetch_add(1, std::memory_order_release);
   each_domain(all, Step::kPrepared, [](Domain& domain, Step) {
     bool is_lost = domain.is_lost.load(std::memory_order_acquire);
-    tell(domain, is_lost ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED);
+    notify(domain, is_lost ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED);
   });
   return first_error;
 }
@@ -318,7 +325,7 @@ int go_back(State* all) {
   // Before anything is registered, which pins pages where they are.
   heaps_bind_again();
   int error = all != nullptr ? open_domains(*all) : 0;
-  // seq_cst: core/gate.h. Only now, so that no domain is closed while it is told.
+  // seq_cst: core/gate.h. Only now, so that no domain is closed while it is notified.
   freezer_here().is_gate_closed.store(false, std::memory_order_seq_cst);
   purge_thaw();
   course = {};

@@ -35,7 +35,7 @@ struct Plan {
 constexpr int kInPurge = 1, kNoRoom = 2;
 
 // The error that the caller of the cache gets instead.
-int told(int error) {
+int error_of_call(int error) {
   return error == kInPurge ? -EAGAIN : error == kNoRoom ? -ENOMEM : error;
 }
 
@@ -670,7 +670,7 @@ int make_heaps(Domain& domain, std::uintptr_t base, std::size_t length, std::uin
   if (!domain.is_any_thread()) drain_deferred(domain);
   Request request{base, base + length, access, false};
   Plan plan{base, base + length, access, Kind::kHeap, true, false};
-  return told(make(domain, request, plan, reg, nullptr));
+  return error_of_call(make(domain, request, plan, reg, nullptr));
 }
 
 int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, Piece* piece) {
@@ -760,7 +760,7 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
   }
   if (!may_register) return -ENOENT;
   Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, span)};
-  if (is_owned && !is_remote) return told(make_local(domain, request, span, reg, key));
+  if (is_owned && !is_remote) return error_of_call(make_local(domain, request, span, reg, key));
   if (is_remote) {
     if (int error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan)) return error;
   } else {
@@ -770,7 +770,7 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
     if (!keeps_to_pages(plan, request)) return -EINVAL;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
-  return told(make(domain, request, plan, reg, key));
+  return error_of_call(make(domain, request, plan, reg, key));
 }
 
 }  // namespace

@@ -448,7 +448,7 @@ void Watch::resume(State& all) {
 void Watch::begin_if_wanted(State& all) {
   Phase phase = phase_.load(std::memory_order_relaxed);
   if (options().foreign != ForeignMode::kWatch || phase != Phase::kOff) return;
-  tell_first_thread_ends.store(
+  notify_first_thread_ends.store(
       [] {
         first_thread_has_ended.store(true, std::memory_order_release);
         if (State* state_now = state()) state_now->watch.wake();

@@ -2,10 +2,10 @@
 // and who rely on us instead (notifiers/watching.h; I9). Until one does, each of these is a load
 // and a jump to libc's.
 //
-// Then: first the caches are told, then libc's function is called, with no lock held and nothing
-// allocated between. It is libc's and not a raw system call, so that a hook that a library has put
-// there after all hears of it too. What we tell of is told even if the call then fails: a
-// registration too few costs time, one too many costs data.
+// Then: first the caches are notified, then libc's function is called, with no lock held and
+// nothing allocated between. It is libc's and not a raw system call, so that a hook that a library
+// has put there after all hears of it too. What we notify of is notified even if the call then
+// fails: a registration too few costs time, one too many costs data.
 //
 // Not seen: what libc does inside itself (the stacks of ended threads), raw system calls, and brk,
 // which rdmalloc never uses and programs seldom do.
@@ -56,9 +56,9 @@ __attribute__((constructor(101))) void say_that_we_can() {
   rdmalloc::set_can_watch_foreign();
 }
 
-void tell(const void* address, size_t length) {
+void notify(const void* address, size_t length) {
   int error = errno;  // the callbacks may change it, and libc's function sets it only when it fails
-  rdmalloc::notifiers_tell_foreign(reinterpret_cast<std::uintptr_t>(address), length);
+  rdmalloc::notifiers_notify_foreign(reinterpret_cast<std::uintptr_t>(address), length);
   errno = error;
 }
 
@@ -182,7 +182,7 @@ size_t attached_bytes(const void* address) {
 RDMALLOC_IN_FRONT_OF(munmap);
 int rdmalloc_in_front_of_munmap(void* address, size_t length) noexcept {
   rdmalloc::check_foreign_call("munmap", address, length);
-  if (rdmalloc::notifiers_watch_foreign()) tell(address, length);
+  if (rdmalloc::notifiers_watch_foreign()) notify(address, length);
   return next_of(next_munmap, "munmap")(address, length);
 }
 
@@ -190,7 +190,7 @@ RDMALLOC_IN_FRONT_OF(madvise);
 int rdmalloc_in_front_of_madvise(void* address, size_t length, int advice) noexcept {
   if (takes_pages_away(advice)) {
     rdmalloc::check_foreign_call(name_of(advice), address, length);
-    if (rdmalloc::notifiers_watch_foreign()) tell(address, length);
+    if (rdmalloc::notifiers_watch_foreign()) notify(address, length);
   }
   return next_of(next_madvise, "madvise")(address, length, advice);
 }
@@ -200,14 +200,14 @@ asm(".symver rdmalloc_in_front_of_process_madvise,process_madvise@GLIBC_2.36");
 extern "C" __attribute__((visibility("default"), used)) ssize_t
 rdmalloc_in_front_of_process_madvise(int pidfd, const iovec* ranges, size_t count, int advice,
                                      unsigned flags) noexcept {
-  // Told of whatever the process is: a registration too few, again.
-  bool is_told = takes_pages_away(advice) && rdmalloc::notifiers_watch_foreign();
+  // Notified whatever the process is: a registration too few, again.
+  bool is_notified = takes_pages_away(advice) && rdmalloc::notifiers_watch_foreign();
   bool is_checked =
       rdmalloc::kChecksForeignCalls && takes_pages_away(advice) && is_this_process(pidfd);
-  for (size_t i = 0; i < count && (is_told || is_checked); i++) {
+  for (size_t i = 0; i < count && (is_notified || is_checked); i++) {
     const iovec& range = ranges[i];
     if (is_checked) rdmalloc::check_foreign_call("process_madvise", range.iov_base, range.iov_len);
-    if (is_told) tell(range.iov_base, range.iov_len);
+    if (is_notified) notify(range.iov_base, range.iov_len);
   }
   auto* next = next_of(next_process_madvise, "process_madvise");
   if (next == nullptr) {
@@ -225,8 +225,8 @@ extern "C" __attribute__((visibility("default"), used)) void* rdmalloc_in_front_
   if ((flags & MREMAP_FIXED) != 0)
     rdmalloc::check_foreign_call("mremap(MREMAP_FIXED)", target, new_length);
   if (rdmalloc::notifiers_watch_foreign()) {
-    tell(address, length);
-    if ((flags & MREMAP_FIXED) != 0) tell(target, new_length);
+    notify(address, length);
+    if ((flags & MREMAP_FIXED) != 0) notify(target, new_length);
   }
   return next_of(next_mremap, "mremap")(address, length, new_length, flags, target);
 }
@@ -236,7 +236,7 @@ namespace {
 void* map(void* address, size_t length, int protection, int flags, int fd, off_t offset) {
   if ((flags & MAP_FIXED) != 0) {  // what lay there goes
     rdmalloc::check_foreign_call("mmap(MAP_FIXED)", address, length);
-    if (rdmalloc::notifiers_watch_foreign()) tell(address, length);
+    if (rdmalloc::notifiers_watch_foreign()) notify(address, length);
   }
   return next_of(next_mmap, "mmap")(address, length, protection, flags, fd, offset);
 }
@@ -257,7 +257,7 @@ void* rdmalloc_in_front_of_mmap64(void* address, size_t length, int protection, 
 
 RDMALLOC_IN_FRONT_OF(shmdt);
 int rdmalloc_in_front_of_shmdt(const void* address) noexcept {
-  if (rdmalloc::notifiers_watch_foreign()) tell(address, attached_bytes(address));
+  if (rdmalloc::notifiers_watch_foreign()) notify(address, attached_bytes(address));
   return next_of(next_shmdt, "shmdt")(address);
 }
 
@@ -268,7 +268,7 @@ void* rdmalloc_in_front_of_shmat(int segment, const void* address, int flags) no
       shmctl(segment, IPC_STAT, &status) == 0) {
     auto base = reinterpret_cast<std::uintptr_t>(address);
     std::uintptr_t low = (flags & SHM_RND) != 0 ? base - base % SHMLBA : base;
-    tell(reinterpret_cast<const void*>(low), status.shm_segsz);
+    notify(reinterpret_cast<const void*>(low), status.shm_segsz);
   }
   return next_of(next_shmat, "shmat")(segment, address, flags);
 }

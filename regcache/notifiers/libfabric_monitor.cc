@@ -118,7 +118,7 @@ int libfabric_monitor_detach() {
   return 0;
 }
 
-void libfabric_monitor_tell(std::uintptr_t base, std::size_t length) {
+void libfabric_monitor_notify(std::uintptr_t base, std::size_t length) {
   if (!is_attached.load(std::memory_order_acquire) ||
       !was_ever_started.load(std::memory_order_acquire))
     return;
@@ -134,7 +134,7 @@ int libfabric_monitor_attach() {
 int libfabric_monitor_detach() {
   return -ENOENT;
 }
-void libfabric_monitor_tell(std::uintptr_t, std::size_t) {}
+void libfabric_monitor_notify(std::uintptr_t, std::size_t) {}
 
 #endif
 

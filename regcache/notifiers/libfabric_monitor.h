@@ -16,8 +16,8 @@ int libfabric_monitor_attach();
 // 0, -ENOENT, or -EBUSY while a domain uses it, or when libfabric does not give it up: then it is
 // attached as before. No notification may run meanwhile: purging is paused.
 int libfabric_monitor_detach();
-// Tells the range, if it has ever been started. Purge thread.
-void libfabric_monitor_tell(std::uintptr_t base, std::size_t length);
+// Notifies of the range, if it has ever been started. Purge thread.
+void libfabric_monitor_notify(std::uintptr_t base, std::size_t length);
 
 struct LibfabricMonitorState {
   bool is_attached, is_started;

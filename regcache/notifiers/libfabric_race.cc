@@ -18,7 +18,7 @@ using VersionFunction = std::uint32_t (*)();
 constexpr std::uint32_t kRacing = (2u << 16u) | 6u;
 
 // No purge happens on a thread of ours, or libfabric keeps no registrations that one could concern.
-bool is_out_of_reach() {
+bool never_applies() {
   if (!has_purge_thread(options().purge) || options().notify == NotifyMode::kOff) return true;
   // NOLINTNEXTLINE(concurrency-mt-unsafe): as libfabric reads it
   const char* count = getenv("FI_MR_CACHE_MAX_COUNT");
@@ -29,7 +29,7 @@ bool is_out_of_reach() {
 
 void libfabric_race_warn() {
   static constinit std::atomic<bool> is_said{false};
-  if (is_said.load(std::memory_order_relaxed) || is_out_of_reach()) return;
+  if (is_said.load(std::memory_order_relaxed) || never_applies()) return;
   auto version =
       reinterpret_cast<VersionFunction>(symbol_of_loaded(kFabricFunction, kFabricFunction));
   if (version == nullptr || version() != kRacing || is_said.exchange(true)) return;

@@ -4,7 +4,7 @@
 // of fabrics. It replaces the decommit and is no observer, since it also decides whether pages go
 // silently (a raw call) or through libc's patched symbol.
 //
-//   RDMALLOC_NOTIFY   tells                                        decommits by
+//   RDMALLOC_NOTIFY   notifies                                     decommits by
 //   auto (T0)         OPAL and UCX by their call, when loaded      libc's madvise: hooks hear of it
 //   hooks (T0)        no library                                   libc's madvise
 //   explicit (T1)     OPAL, UCX and libfabric's imported monitor   a raw call; libc's where it is
@@ -61,7 +61,7 @@ constinit std::atomic<std::uint64_t> fabric_attaches{0};
 constinit std::atomic<bool> fabric_is_detached{false};  // as Target::is_detached
 // Threads inside a function of another library: the purge thread, and those that unmap foreign
 // memory (written by them, read by dlclose's side).
-constinit std::atomic<int> telling{0};
+constinit std::atomic<int> notifying{0};
 constinit std::atomic<std::uint64_t> foreign_notified{0}, holds{0};
 
 bool is_explicit() {
@@ -81,7 +81,7 @@ constinit std::atomic<std::uint64_t> changes{0};
 constinit std::atomic<int> closing{0};
 
 void note_change() {
-  // seq_cst: pairs with the loads in tell_and_decommit(), before and after its notifications.
+  // seq_cst: pairs with the loads in notify_and_decommit(), before and after its notifications.
   changes.fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -148,10 +148,10 @@ bool needs_libc() {
 }
 
 // Notifies OPAL and UCX. Any thread; several threads at once, and from inside OPAL and UCX too.
-void tell_by_call(std::uintptr_t base, std::size_t length) {
+void notify_by_call(std::uintptr_t base, std::size_t length) {
   // seq_cst: pairs with notifiers_close_begin(). Either this thread finds the function gone, or
   // notifiers_close_begin() sees this thread inside.
-  telling.fetch_add(1, std::memory_order_seq_cst);
+  notifying.fetch_add(1, std::memory_order_seq_cst);
   auto* address = reinterpret_cast<void*>(base);
   if (OpalRelease release = opal.function.load(std::memory_order_seq_cst)) {
     ranges_notified.open_mpi.fetch_add(1, std::memory_order_relaxed);
@@ -161,16 +161,16 @@ void tell_by_call(std::uintptr_t base, std::size_t length) {
     ranges_notified.ucx.fetch_add(1, std::memory_order_relaxed);
     unmap(address, length);
   }
-  telling.fetch_sub(1, std::memory_order_seq_cst);
+  notifying.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-int tell_and_decommit(std::uintptr_t base, std::size_t length) {
+int notify_and_decommit(std::uintptr_t base, std::size_t length) {
   // On both sides: what is attached or forgotten in between was perhaps not notified, and libc's
   // hooks are notified twice rather than not at all.
   std::uint64_t before = changes.load(std::memory_order_seq_cst);
   bool is_by_libc = needs_libc();
-  tell_by_call(base, length);
-  libfabric_monitor_tell(base, length);
+  notify_by_call(base, length);
+  libfabric_monitor_notify(base, length);
   is_by_libc = is_by_libc || changes.load(std::memory_order_seq_cst) != before || needs_libc();
   return is_by_libc ? os::decommit_hooked(base, length) : os::decommit(base, length);
 }
@@ -272,7 +272,7 @@ __attribute__((constructor)) void notifiers_start() {
   libc_madvise();  // here, and not first inside a library's mprotect()
   notifiers_rescan();
   hold_at_exit();
-  purge_set_decommit(tell_and_decommit);
+  purge_set_decommit(notify_and_decommit);
 }
 
 const char* explain_call(bool is_attached, bool relies_on_us, std::int32_t error) {
@@ -323,10 +323,10 @@ void notifiers_begin_purging() {
     }
 }
 
-void notifiers_tell_foreign(std::uintptr_t base, std::size_t length) {
+void notifiers_notify_foreign(std::uintptr_t base, std::size_t length) {
   if (length == 0) return;
   foreign_notified.fetch_add(1, std::memory_order_relaxed);
-  tell_by_call(base, length);
+  notify_by_call(base, length);
 }
 
 void notifiers_hold(int hold_ms, int wait_ms) {
@@ -355,7 +355,7 @@ void notifiers_close_begin(int wait_ms) {
   note_change();
   bool had_opal = forget(opal), had_ucm = forget(ucm);
   std::int64_t until = os::monotonic_ns() + std::int64_t{wait_ms} * 1000000;
-  while (telling.load(std::memory_order_seq_cst) != 0) {
+  while (notifying.load(std::memory_order_seq_cst) != 0) {
     if (os::monotonic_ns() < until) {
       os::sleep_ns(1000000);
       continue;
@@ -407,7 +407,7 @@ extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
       return -EINVAL;
   }
   if (is_explicit()) look_what_is_loaded();
-  if (error == 0) purge_set_decommit(tell_and_decommit);
+  if (error == 0) purge_set_decommit(notify_and_decommit);
   return error;
 }
 

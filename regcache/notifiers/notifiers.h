@@ -37,7 +37,7 @@ inline bool notifiers_watch_foreign() {
 // Notifies the libraries that rely on rdmalloc that foreign pages are about to go. On the thread
 // that unmaps them, with no lock held; rdmalloc allocates nothing. The caller calls this first and
 // then the kernel.
-void notifiers_tell_foreign(std::uintptr_t base, std::size_t length);
+void notifiers_notify_foreign(std::uintptr_t base, std::size_t length);
 
 // purge_hold(), counted.
 void notifiers_hold(int hold_ms, int wait_ms);

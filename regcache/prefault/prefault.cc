@@ -37,7 +37,7 @@ struct Job {
   void* arg;
   unsigned threads = 1;
   int process = 0;
-  bool has_told_all = false;
+  bool has_reported_all = false;
 
   // The next step to be taken.
   Lock cursor_lock;
@@ -190,7 +190,7 @@ void* help(void* arg) {
 }
 
 // False in a child that was forked inside the callback: it has no helpers and must return at once.
-bool tell(Job& job) {
+bool report(Job& job) {
   if (job.progress == nullptr) return true;
   rdmalloc_prefault_progress now = {};
   now.size = sizeof now;
@@ -199,7 +199,7 @@ bool tell(Job& job) {
   now.registrations = job.plan.unit_count;
   now.registered = job.registered.load(std::memory_order_relaxed);
   now.threads = job.threads;
-  job.has_told_all = now.backed_bytes == now.bytes && now.registered == now.registrations;
+  job.has_reported_all = now.backed_bytes == now.bytes && now.registered == now.registrations;
   assert_no_lock_held("prefault progress");
   int stop = 0;
   {
@@ -217,12 +217,12 @@ bool tell(Job& job) {
 template <class Next, class Done>
 bool take_part(Job& job, Next next, Done is_done) {
   while (next())
-    if (!tell(job)) return false;
+    if (!report(job)) return false;
   for (;;) {
     std::uint32_t seen = job.turns.load(std::memory_order_acquire);
     if (is_done() || job.is_over()) return true;
     os::futex_wait(reinterpret_cast<const std::uint32_t*>(&job.turns), seen, -1);
-    if (!tell(job)) return false;
+    if (!report(job)) return false;
   }
 }
 
@@ -263,7 +263,7 @@ int run(Job& job, unsigned asked) {
   job.process = os::process_id();
   // Before the first helper starts: the callback may cancel at no cost.
   job.threads = threads_for(job, asked);
-  if (!tell(job)) return -ECHILD;
+  if (!report(job)) return -ECHILD;
   unsigned count = job.is_over() ? 0 : start_helpers(job, helpers, job.threads - 1);
   job.threads = count + 1;
   bool is_parent =
@@ -273,7 +273,7 @@ int run(Job& job, unsigned asked) {
           job, [&] { return register_next(job, true); }, [&] { return job.is_registered(); });
   if (!is_parent) return -ECHILD;
   for (unsigned i = 0; i < count; ++i) pthread_join(helpers[i], nullptr);
-  if (!job.is_over() && !job.has_told_all && !tell(job)) return -ECHILD;
+  if (!job.is_over() && !job.has_reported_all && !report(job)) return -ECHILD;
   put_all(job);
   return job.error.load(std::memory_order_relaxed);
 }

@@ -50,7 +50,7 @@ void let_others_run() {
 int on_purge(void*, void* base, size_t length, rdmalloc_purge_reason) {
   purge_events.fetch_add(1, std::memory_order_relaxed);
   hostile::notify(base, length);
-  // Out of reach of allocation: nobody can get, and so nobody register, what lies here.
+  // In flight: no thread can get, and so none can register, what lies here.
   for (int i = 0; i < 8; i++) {
     if (i % 4 == 0) let_others_run();
     if (hostile::touches_registered(base, length)) stale.fetch_add(1);

@@ -178,7 +178,7 @@ TEST(Bounded, I7_refused_pages_are_counted_and_offered_until_accepted) {
   uint64_t refusals = counter("stats.purge_refusals");
   storm(16);
   wait_until([&] { return counter("stats.purge_refusals") > refusals; });
-  // What is being offered at this moment is out of reach and counted apart.
+  // What is being offered at this moment is in flight and counted apart.
   wait_until([] { return counter("stats.dirty_bytes") > 8 * kMiB; });
   refuses = false;  // and no further call of ours
   wait_until([] { return counter("stats.dirty_bytes") == 0; });
@@ -187,7 +187,7 @@ TEST(Bounded, I7_refused_pages_are_counted_and_offered_until_accepted) {
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
 
-TEST(Bounded, I7_use_is_told_at_the_purge_threads_next_turn) {
+TEST(Bounded, I7_use_is_notified_at_the_purge_threads_next_turn) {
   rdmalloc_test::set("purge.decay_ms", 10);
   PageModel model;
   ASSERT_EQ(rdmalloc_init(), 0);

@@ -60,7 +60,7 @@ class HeapPageSize : public testing::Test {
 };
 
 // Seen to fail: without page_heap_region_note_new_pages(), and without events_note_purged().
-TEST_F(HeapPageSize, I3_each_range_is_told_in_order_and_once) {
+TEST_F(HeapPageSize, I3_events_of_each_range_come_in_order_and_once) {
   HugePool pool(k2M);
   // Without root: the other kinds.
   uint32_t huge = pool.make_free(8) ? RDMALLOC_PAGE_2M : RDMALLOC_PAGE_THP;

@@ -29,7 +29,7 @@ using rdmalloc_test::range_of;
 
 constexpr unsigned char kMark = 0x5C;
 
-TEST(HeapPages, I3_each_range_of_a_heap_is_told_in_order_and_once) {
+TEST(HeapPages, I3_events_of_a_heaps_ranges_come_in_order_and_once) {
   PageModel model;
   ASSERT_EQ(model.added(), 0);
   Random random(5);

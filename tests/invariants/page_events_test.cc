@@ -63,7 +63,7 @@ void use_fresh_pages() {
 
 // ------------------------------------------------------------------ I3: the order
 
-TEST(PageEvents, I3_each_range_is_told_in_order_and_once) {
+TEST(PageEvents, I3_events_of_each_range_come_in_order_and_once) {
   PageModel model;
   ASSERT_EQ(model.added(), 0);
   Random random(3);
@@ -107,7 +107,7 @@ TEST(PageEvents, I3_the_order_holds_beside_threads_that_allocate) {
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
 
-TEST(PageEvents, I3_the_bytes_are_there_when_asked_and_gone_when_told) {
+TEST(PageEvents, I3_the_bytes_are_there_when_asked_and_gone_afterwards) {
   struct Look {
     char *start, *end;
     size_t asked = 0, told = 0, gone_too_early = 0, still_there = 0;
@@ -146,7 +146,7 @@ TEST(PageEvents, I3_the_bytes_are_there_when_asked_and_gone_when_told) {
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
 }
 
-TEST(PageEvents, I3_a_range_being_purged_is_out_of_reach_of_allocation) {
+TEST(PageEvents, I3_a_range_in_flight_is_not_handed_out) {
   struct Reach {
     size_t asked = 0, overlaps = 0;
   } reach;
@@ -202,7 +202,7 @@ TEST(PageEvents, I3_a_refused_range_keeps_its_pages_and_is_offered_again) {
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
 
-TEST(PageEvents, I3_who_agreed_is_told_when_another_refused) {
+TEST(PageEvents, I3_an_observer_that_agreed_is_notified_of_anothers_refusal) {
   PageModel agrees, refuses;
   refuses.answer = [](void*, size_t) { return -EBUSY; };
   std::vector<void*> blocks = dirty_blocks(4, 2 * kMiB);

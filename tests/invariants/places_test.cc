@@ -4,7 +4,7 @@
 // that a cache of registrations, which knows addresses, knows the next one too.
 // RDMALLOC_PURGE=manual, so that nothing is given back meanwhile.
 //
-// Seen to fail: with buffers leaving dirty spans (kFreeDirty in left_by), and with spared
+// Seen to fail: with buffers leaving dirty spans (kFreeDirty in left_by), and with retained
 // neighbours always joined (are_one); small_blocks_take_… with is_left_alone() always true.
 #include <gtest/gtest.h>
 #include <string.h>

@@ -78,7 +78,7 @@ TEST(Ranges, I14_what_is_not_ours_is_an_error) {
   rdmalloc_free(block);
 }
 
-TEST(Ranges, a_freed_large_range_is_idle_and_not_told) {
+TEST(Ranges, a_freed_large_range_is_idle_and_not_listed) {
   void* block = rdmalloc_malloc(8 * kMiB);
   rdmalloc_range range = range_of(block);
   rdmalloc_free(block);

@@ -60,7 +60,7 @@ class SegmentsAge : public ::testing::Test {
   }
 };
 
-// All addresses are used up; a block fits in what is clean and spared together, and dirty pages
+// All addresses are used up; a block fits in what is clean and retained together, and dirty pages
 // follow. Seen to fail with the rest of the two, dirty as well, left beside those.
 TEST_F(SegmentsAge, what_a_block_out_of_several_families_leaves_is_joined) {
   rdmalloc_test::set("purge.decay_ms", 3600000);

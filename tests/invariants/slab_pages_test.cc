@@ -126,7 +126,7 @@ TEST(SlabPages, I7_free_pages_beside_a_few_blocks_go_back_with_no_call) {
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
-TEST(SlabPages, pages_are_told_in_order_and_their_span_has_a_new_generation) {
+TEST(SlabPages, events_of_pages_come_in_order_and_the_generation_grows) {
   constexpr size_t kBytes = 1000;
   ASSERT_GE(rdmalloc_purge(0), 0);
   PageModel model;
@@ -161,7 +161,7 @@ TEST(SlabPages, pages_are_told_in_order_and_their_span_has_a_new_generation) {
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
 
-TEST(SlabPages, a_slab_that_ends_with_purged_pages_is_told_as_one_again) {
+TEST(SlabPages, a_slab_that_ends_with_purged_pages_is_one_range_again) {
   constexpr size_t kBytes = 700;
   PageModel model;
   std::vector<char*> blocks = whole_slab(kBytes);

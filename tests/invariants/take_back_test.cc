@@ -126,7 +126,7 @@ TEST(TakeBack, a_block_begins_in_what_is_free_and_ends_in_what_is_new) {
 #if defined(TAKE_BACK_ARENA)
 // A block over a span that was given back and one that was not. Seen to fail, with a purge of pages
 // that nobody was told to be in use, where only blocks of one family were told of.
-TEST(TakeBack, of_a_block_of_pieces_those_are_told_that_were_given_back) {
+TEST(TakeBack, of_a_block_of_pieces_those_given_back_are_notified) {
   PageModel model;
   void* blocks[2] = {rdmalloc_malloc(14 * kMiB), rdmalloc_malloc(14 * kMiB)};
   for (void* block : blocks) memset(block, 0x5C, 14 * kMiB);
@@ -200,7 +200,7 @@ TEST(TakeBack, phases_of_all_sizes_on_four_threads) {
   for (const std::string& sizes : refused) EXPECT_EQ(sizes, "");
 }
 
-// The same beside purges, which have pages of slabs out of reach.
+// The same beside purges, which have pages of slabs in flight.
 TEST(TakeBack, phases_beside_purges) {
   std::atomic<bool> stop{false};
   std::thread purger([&] {
@@ -272,7 +272,7 @@ TEST(TakeBack, other_threads_give_up_at_their_next_slow_path) {
   other.join();
 }
 
-// A purge stands still while it has pages of a slab out of reach, so the slab is in use. Seen to
+// A purge stands still while it has pages of a slab in flight, so the slab is in use. Seen to
 // fail without the wait.
 TEST(TakeBack, pages_of_slabs_in_purging_are_waited_for) {
   struct Standing {

@@ -7,7 +7,7 @@ that registers over verbs and its cache, under RDMALLOC_NOTIFY=explicit, in one 
 Its domain over verbs starts the monitor; without a device none does, so no test outside the lab sees the counter rise.
 Three runs: `explicit` notifies (notified_libfabric above 0) and every byte is right; `auto`, where libfabric hears by its
 hooks in libc, counts none and is right; `off` counts none and has wrong bytes, so a cache that is not notified shows.
-Seen to fail: with the call of notify() taken out of libfabric_monitor_tell() (wrong bytes), and its counter (0).
+Seen to fail: with the call of notify() taken out of libfabric_monitor_notify() (wrong bytes), and its counter (0).
 """
 import os
 import re

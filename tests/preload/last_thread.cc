@@ -4,7 +4,7 @@
 // ever.
 //
 // Built over the prefixed library too (PREFIXED): there these threads take large blocks only, and
-// nothing tells of their end. Both live for ever without first_thread_tells.
+// nothing tells of their end. Both live for ever without first_thread_notifies.
 #include <pthread.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -31,7 +31,7 @@ struct SliceInfo {
   std::atomic<std::uint32_t> owner;
   std::atomic<std::uint32_t> slices;  // of the first slice of a span in use
   std::atomic<std::size_t> block_bytes;
-  std::atomic<bool> is_out_of_reach;
+  std::atomic<bool> is_in_flight;
   std::atomic<unsigned> generation;
 };
 
@@ -93,7 +93,7 @@ char* span(std::size_t at, std::size_t slices, std::size_t block_bytes) {
   info[at].block_bytes = block_bytes != 0 ? block_bytes : slices * kSlice;
   for (std::size_t slice = at; slice < at + slices; ++slice) {
     std::uint32_t before = info[slice].owner.exchange(static_cast<std::uint32_t>(at) + 1);
-    if (before != 0 || info[slice].is_out_of_reach) abort();  // the test's own mistake
+    if (before != 0 || info[slice].is_in_flight) abort();  // the test's own mistake
   }
   return arena() + at * kSlice;
 }
@@ -114,12 +114,12 @@ void free_span(void* base) {
     slices_info()[slice].owner = 0;
 }
 
-int purge(std::size_t at, std::size_t slices, const std::function<void()>& while_out_of_reach) {
+int purge(std::size_t at, std::size_t slices, const std::function<void()>& while_in_flight) {
   Turn turn;
   SliceInfo* info = slices_info();
   for (std::size_t slice = at; slice < at + slices; ++slice) {
     if (info[slice].owner != 0) abort();
-    info[slice].is_out_of_reach = true;
+    info[slice].is_in_flight = true;
   }
   void* base = arena() + at * kSlice;
   int refusal = 0;
@@ -128,16 +128,16 @@ int purge(std::size_t at, std::size_t slices, const std::function<void()>& while
   if (refusal == 0) {
     if (decommit_check) decommit_check(base, slices * kSlice);
     decommit(at, slices);
-    if (while_out_of_reach) while_out_of_reach();
+    if (while_in_flight) while_in_flight();
     if (has_observer) observer.ops.purged(observer.arg, base, slices * kSlice, 0);
   }
-  for (std::size_t slice = at; slice < at + slices; ++slice) info[slice].is_out_of_reach = false;
+  for (std::size_t slice = at; slice < at + slices; ++slice) info[slice].is_in_flight = false;
   return refusal;
 }
 
 int purge_pages_of(char* slab, std::size_t first, std::size_t count,
                    enum rdmalloc_purge_reason reason,
-                   const std::function<void()>& while_out_of_reach) {
+                   const std::function<void()>& while_in_flight) {
   constexpr std::size_t kPage = 4096;
   Turn turn;
   void* base = slab + first * kPage;
@@ -145,7 +145,7 @@ int purge_pages_of(char* slab, std::size_t first, std::size_t count,
   if (refusal != 0) return refusal;
   if (decommit_check) decommit_check(base, count * kPage);
   madvise(base, count * kPage, MADV_DONTNEED);
-  if (while_out_of_reach) while_out_of_reach();
+  if (while_in_flight) while_in_flight();
   observer.ops.purged(observer.arg, base, count * kPage, 0);
   return 0;
 }

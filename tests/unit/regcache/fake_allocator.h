@@ -23,15 +23,15 @@ void resize_span(void* base, std::size_t slices);
 // Takes it out of use; its pages stay.
 void free_span(void* base);
 
-// The whole of I3 for slices [at, at+slices), none of them in use: out of reach, observers,
-// decommit, end, back. Returns 0 or the refusal. `while_out_of_reach` runs between the agreement
+// The whole of I3 for slices [at, at+slices), none of them in use: in flight, observers,
+// decommit, end, back. Returns 0 or the refusal. `while_in_flight` runs between the agreement
 // and the end.
-int purge(std::size_t at, std::size_t slices, const std::function<void()>& while_out_of_reach = {});
+int purge(std::size_t at, std::size_t slices, const std::function<void()>& while_in_flight = {});
 // The same for pages [first, first+count) of a slab in use, on which by the test's word no block
 // lives.
 int purge_pages_of(char* slab, std::size_t first, std::size_t count,
                    enum rdmalloc_purge_reason reason,
-                   const std::function<void()>& while_out_of_reach = {});
+                   const std::function<void()>& while_in_flight = {});
 // Decommits without telling anybody: what the tests of the tests need.
 void purge_silently(std::size_t at, std::size_t slices);
 

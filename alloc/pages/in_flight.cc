@@ -1,4 +1,4 @@
-#include "alloc/pages/out_of_reach.h"
+#include "alloc/pages/in_flight.h"
 
 #include <atomic>
 #include <climits>
@@ -12,8 +12,8 @@ namespace {
 // As long as a purge of 16 MiB may take on a loaded machine, and short for a hang.
 constexpr std::int64_t kLongestWaitNs = 100'000'000;
 
-struct Reach {
-  // Odd while something is out of reach. Changed with the turn; waited for by futex.
+struct Flight {
+  // Odd while something is out of flight. Changed with the turn; waited for by futex.
   //
   // seq_cst: a thread that finds a span or a block missing that went out after memory_goes_out()
   // sees the odd value, and one that does not see it come back sees the even one.
@@ -22,50 +22,50 @@ struct Reach {
   // saw; a purge changes the epoch and then looks here.
   std::atomic<bool> is_awaited{false};
   // Written before the epoch becomes odd; seq_cst, as that.
-  std::atomic<OutOfReach> what{OutOfReach::kSpans};
+  std::atomic<InFlight> what{InFlight::kSpans};
   // The odd value for which a thread has waited in vain. Relaxed: orders nothing.
   std::atomic<std::uint32_t> in_vain{0};
 };
-constinit Reach reach;
+constinit Flight flight;
 
 }  // namespace
 
-void memory_goes_out(OutOfReach what) {
-  reach.what.store(what, std::memory_order_seq_cst);
-  reach.epoch.fetch_add(1, std::memory_order_seq_cst);
+void memory_goes_out(InFlight what) {
+  flight.what.store(what, std::memory_order_seq_cst);
+  flight.epoch.fetch_add(1, std::memory_order_seq_cst);
 }
 
 bool memory_is_back() {
-  reach.epoch.fetch_add(1, std::memory_order_seq_cst);
-  if (!reach.is_awaited.exchange(false, std::memory_order_seq_cst)) return false;
-  os::futex_wake(reinterpret_cast<const std::uint32_t*>(&reach.epoch), INT_MAX);
+  flight.epoch.fetch_add(1, std::memory_order_seq_cst);
+  if (!flight.is_awaited.exchange(false, std::memory_order_seq_cst)) return false;
+  os::futex_wake(reinterpret_cast<const std::uint32_t*>(&flight.epoch), INT_MAX);
   return true;
 }
 
 bool memory_is_awaited() {
-  return reach.is_awaited.load(std::memory_order_relaxed);
+  return flight.is_awaited.load(std::memory_order_relaxed);
 }
 
-MemoryWait::MemoryWait() : seen_(reach.epoch.load(std::memory_order_seq_cst)) {}
+MemoryWait::MemoryWait() : seen_(flight.epoch.load(std::memory_order_seq_cst)) {}
 
 bool MemoryWait::again() {
-  std::uint32_t now = reach.epoch.load(std::memory_order_seq_cst);
-  if (now == seen_ && now % 2 == 0) return false;  // nothing was out of reach
+  std::uint32_t now = flight.epoch.load(std::memory_order_seq_cst);
+  if (now == seen_ && now % 2 == 0) return false;  // nothing was in flight
   // What this thread purges itself, it can't wait for.
   if (purge_turn_is_mine()) return false;
   std::int64_t now_ns = os::monotonic_ns();
   if (deadline_ns_ == 0) deadline_ns_ = now_ns + kLongestWaitNs;
   while (now % 2 != 0) {
-    if (now == reach.in_vain.load(std::memory_order_relaxed)) return false;
+    if (now == flight.in_vain.load(std::memory_order_relaxed)) return false;
     if (now_ns >= deadline_ns_) {
-      reach.in_vain.store(now, std::memory_order_relaxed);
+      flight.in_vain.store(now, std::memory_order_relaxed);
       return false;
     }
-    reach.is_awaited.store(true, std::memory_order_seq_cst);
-    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&reach.epoch), now,
+    flight.is_awaited.store(true, std::memory_order_seq_cst);
+    os::futex_wait(reinterpret_cast<const std::uint32_t*>(&flight.epoch), now,
                    deadline_ns_ - now_ns);
     std::uint32_t before = now;
-    now = reach.epoch.load(std::memory_order_seq_cst);
+    now = flight.epoch.load(std::memory_order_seq_cst);
     if (now != before) break;  // it came back, and the next piece may have gone out already
     now_ns = os::monotonic_ns();
   }
@@ -74,16 +74,16 @@ bool MemoryWait::again() {
 }
 
 bool MemoryWait::again_for_slabs() {
-  bool is_out = reach.epoch.load(std::memory_order_seq_cst) % 2 != 0;
-  if (is_out && reach.what.load(std::memory_order_seq_cst) != OutOfReach::kPagesOfSlabs)
+  bool is_out = flight.epoch.load(std::memory_order_seq_cst) % 2 != 0;
+  if (is_out && flight.what.load(std::memory_order_seq_cst) != InFlight::kPagesOfSlabs)
     return false;
   return again();
 }
 
 void memory_after_fork(bool purge_goes_on) {
-  std::uint32_t epoch = reach.epoch.load(std::memory_order_relaxed);
-  if (!purge_goes_on) reach.epoch.store(epoch + epoch % 2, std::memory_order_relaxed);
-  reach.is_awaited.store(false, std::memory_order_relaxed);
+  std::uint32_t epoch = flight.epoch.load(std::memory_order_relaxed);
+  if (!purge_goes_on) flight.epoch.store(epoch + epoch % 2, std::memory_order_relaxed);
+  flight.is_awaited.store(false, std::memory_order_relaxed);
 }
 
 }  // namespace rdmalloc

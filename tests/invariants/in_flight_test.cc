@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Under a hard limit, what a purge has out of reach may be all the memory there is: malloc waits
+// Under a hard limit, what a purge has in flight may be all the memory there is: malloc waits
 // for it, for a bounded time, and not where waiting can't help. The limit is the end of a small
 // arena. Each test was seen to fail; the comment at each says how.
 #include <errno.h>
@@ -36,7 +36,7 @@ void free_all(const std::vector<void*>& blocks) {
   for (void* block : blocks) rdmalloc_free(block);
 }
 
-// All memory but for a free piece of 8 MiB, which one purge has out of reach as a whole.
+// All memory but for a free piece of 8 MiB, which one purge has in flight as a whole.
 class OnePieceLeft {
  public:
   OnePieceLeft() {
@@ -100,7 +100,7 @@ class StandingPurge {
 };
 
 // Fails without the wait, and (the events) without the look whether somebody waits.
-TEST(OutOfReach, malloc_waits_for_it_and_the_purge_stops) {
+TEST(InFlight, malloc_waits_for_it_and_the_purge_stops) {
   std::vector<void*> all = take_all(8 * kMiB);
   size_t most = all.size() * 8 * kMiB;
   ASSERT_GT(most, 32 * kMiB) << "several pieces of at most 16 MiB";
@@ -116,7 +116,7 @@ TEST(OutOfReach, malloc_waits_for_it_and_the_purge_stops) {
 }
 
 // Fails without the wait in slab_take().
-TEST(OutOfReach, small_blocks_wait_too) {
+TEST(InFlight, small_blocks_wait_too) {
   OnePieceLeft left;
   StandingPurge purge;
   purge.go_on_when_this_thread_sleeps();
@@ -131,7 +131,7 @@ TEST(OutOfReach, small_blocks_wait_too) {
 }
 
 // Fails without the wait in heap_allocate().
-TEST(OutOfReach, heaps_wait_too) {
+TEST(InFlight, heaps_wait_too) {
   rdmalloc_heap_attr attr = {};
   attr.size = sizeof attr;
   rdmalloc_heap* heap = nullptr;
@@ -148,7 +148,7 @@ TEST(OutOfReach, heaps_wait_too) {
 
 // I2: an observer may stand still until our caller lets go of a lock. Hangs when the wait has no
 // end.
-TEST(OutOfReach, I2_a_purge_that_stands_still_does_not_hang_malloc) {
+TEST(InFlight, I2_a_purge_that_stands_still_does_not_hang_malloc) {
   OnePieceLeft left;
   StandingPurge purge;
   for (int i = 0; i < 200; i++) {  // only the first of them waits
@@ -163,7 +163,7 @@ TEST(OutOfReach, I2_a_purge_that_stands_still_does_not_hang_malloc) {
 }
 
 // Fails (a wait of the purge for itself, or a deadlock with it) without the look whose turn it is.
-TEST(OutOfReach, an_observer_that_allocates_does_not_wait_for_its_own_purge) {
+TEST(InFlight, an_observer_that_allocates_does_not_wait_for_its_own_purge) {
   OnePieceLeft left;
   struct Seen {
     int events = 0, blocks = 0;
@@ -202,7 +202,7 @@ TEST(OutOfReach, an_observer_that_allocates_does_not_wait_for_its_own_purge) {
 }
 
 // Fails, with a purge that was stopped for nothing, without the look at limit and budget.
-TEST(OutOfReach, nobody_waits_where_the_limit_or_a_budget_says_no) {
+TEST(InFlight, nobody_waits_where_the_limit_or_a_budget_says_no) {
   rdmalloc_heap_attr attr = {};
   attr.size = sizeof attr;
   attr.budget_bytes = 4 * kMiB;
@@ -229,7 +229,7 @@ TEST(OutOfReach, nobody_waits_where_the_limit_or_a_budget_says_no) {
 }
 
 // What made programs fail that went to the end of their memory, freed all and came again.
-TEST(OutOfReach, all_that_was_freed_is_there_again_beside_purges) {
+TEST(InFlight, all_that_was_freed_is_there_again_beside_purges) {
   std::atomic<bool> stop{false};
   std::atomic<int> purges{0};
   std::thread purger([&] {

@@ -1,4 +1,4 @@
-// Memory that a purge has out of reach, and allocations that find no other.
+// Memory that a purge has in flight, and allocations that find no other.
 //
 // What is being purged can't be handed out: 16 MiB at most, for some milliseconds. Under a hard
 // limit (RLIMIT_AS, RLIMIT_DATA, the arena's end) it may be all there is, and malloc must not fail
@@ -14,10 +14,10 @@
 
 namespace rdmalloc {
 
-// Around what a purge takes out of reach, with the purge turn: before the first span or block goes,
+// Around what a purge takes in flight, with the purge turn: before the first span or block goes,
 // and when the last one is back. Returns whether a thread waited.
-enum class OutOfReach : std::uint8_t { kSpans, kPagesOfSlabs };
-void memory_goes_out(OutOfReach what);
+enum class InFlight : std::uint8_t { kSpans, kPagesOfSlabs };
+void memory_goes_out(InFlight what);
 bool memory_is_back();
 
 // Whether a thread waits now.
@@ -27,7 +27,7 @@ bool memory_is_awaited();
 class MemoryWait {
  public:
   MemoryWait();
-  // After an attempt in vain: waits for what is out of reach. True: something came back since that
+  // After an attempt in vain: waits for what is in flight. True: something came back since that
   // attempt began. With no lock held that an observer of purges may want; errno is kept.
   bool again();
   // The same, but only for pages of slabs: under RDMALLOC_LIMIT, where a slab counts and a free
@@ -39,7 +39,7 @@ class MemoryWait {
   std::int64_t deadline_ns_ = 0;
 };
 
-// In a fork child: no thread waits, and nothing is out of reach unless the purge goes on.
+// In a fork child: no thread waits, and nothing is in flight unless the purge goes on.
 void memory_after_fork(bool purge_goes_on);
 
 }  // namespace rdmalloc
