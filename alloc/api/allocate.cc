@@ -18,7 +18,7 @@ namespace {
 // it.
 bool is_good_enough(std::size_t usable, std::size_t bytes) {
   if (bytes > usable) return false;
-  return bytes >= usable / 2 || (bytes <= kSmallMax && block_bytes_of(class_of(bytes)) == usable);
+  return bytes >= usable / 2 || (bytes <= kCachedMax && block_bytes_of(class_of(bytes)) == usable);
 }
 
 void* move_to(void* block, std::size_t usable, void* moved, std::size_t bytes) {
@@ -77,6 +77,8 @@ void* out_of_memory() {
 
 void* allocate_slow(std::size_t bytes) {
   if (bytes <= kSmallMax) return cache_allocate_slow(class_of(bytes));
+  if (bytes <= kCachedMax)
+    if (void* block = cache_allocate_span(span_class_of(bytes))) return block;
   bool is_zero = false;
   return bytes > kLargestRequest ? out_of_memory() : large_allocate(bytes, 1, &is_zero);
 }
@@ -85,6 +87,7 @@ void* allocate_aligned(std::size_t alignment, std::size_t bytes) {
   if (bytes > kLargestRequest || alignment > kLargestRequest) return out_of_memory();
   if (alignment <= 16) return allocate(bytes);
   if (unsigned size_class = aligned_class_of(alignment, bytes)) return cache_allocate(size_class);
+  if (alignment <= kSliceBytes && bytes > kSmallMax) return allocate(bytes);
   bool is_zero = false;
   return large_allocate(bytes, alignment, &is_zero);
 }
@@ -97,7 +100,9 @@ void* allocate_zeroed(std::size_t bytes) {
   }
   if (bytes > kLargestRequest) return out_of_memory();
   bool is_zero = false;
-  void* block = large_allocate(bytes, 1, &is_zero);
+  // Where the thread has none, pages that read as zero are better.
+  void* block = bytes <= kCachedMax ? cache_try_allocate(span_class_of(bytes)) : nullptr;
+  if (block == nullptr) block = large_allocate(bytes, 1, &is_zero);
   if (block != nullptr && !is_zero) std::memset(block, 0, bytes);
   return block;
 }

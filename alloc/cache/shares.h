@@ -51,6 +51,9 @@ constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
 constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
   return threads <= 32 ? 2 : threads <= 256 ? 1 : 0;
 }
+// Threads that may cache spans (kSpanClasses), of which they have none of their own. One of each
+// length is what an idle one keeps (reclaim.h): 13 MB in all.
+inline constexpr std::uint64_t kSpanThreads = 64;
 
 // Address space for magazines and caches, in proportion to what there is: 1 GiB of magazines is 2
 // million of them.

@@ -69,7 +69,7 @@ std::uint64_t cost_of(unsigned size_class, std::uint64_t limit) {
 }
 // The part of it, for a loaded one, that is the thread's own.
 std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, std::uint64_t limit) {
-  if (cache.own_blocks == 0) return 0;
+  if (cache.own_blocks == 0 || is_span_class(size_class)) return 0;
   return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks);
 }
 std::uint64_t cost_of(unsigned size_class, const ColdBin& cold) {
@@ -199,6 +199,7 @@ void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
 
 // Gives the class its first magazine. False when there is none to be had.
 bool open_class(ThreadCache& cache, unsigned size_class) {
+  if (is_span_class(size_class) && !cache.may_cache_spans) return false;
   ColdBin& cold = cache.cold_bins[size_class];
   const ClassInfo& info = class_info(size_class);
   std::uint64_t share = share_bytes(cache);
@@ -207,6 +208,8 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   // One class may have a quarter of the share, and a single block in any case.
   while (limit > 1 && charge() > share / 4) limit /= 2;
   make_share(cache, charge(), size_class);
+  // Of small blocks one in any case.
+  if (is_span_class(size_class) && !may_hold(cache, charge())) return false;
   Magazine* magazine = depot_take_empty(cache.shard);
   if (magazine == nullptr) return false;
   magazine->count = 0;
@@ -304,6 +307,7 @@ ThreadCache* make_cache() {
   std::uint32_t others = loans.threads.fetch_add(1, std::memory_order_relaxed);
   bool is_first = others == 0;
   cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
+  cache->may_cache_spans = others < kSpanThreads;
   const os::TopologySource& topology = options().topology;
   if (is_first) os::topology_note_first_thread();
   if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
@@ -351,7 +355,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   if (filled == nullptr) grow_limit(cache, size_class);
   // What lies in other shards comes after what is free in this one: else blocks that threads took
   // from each other once would go round among them for ever.
-  if (filled == nullptr && shard_count() != 1) [[unlikely]] {
+  if (filled == nullptr && shard_count() != 1 && !is_span_class(size_class)) [[unlikely]] {
     std::uint32_t got = slab_take_own(cache.shard, size_class, cold.loaded->slots, cold.limit);
     set_bin(bin, cold, got);
     if (got != 0) return true;
@@ -364,7 +368,9 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     depot_put_empty(cache.shard, empty);
     return true;
   }
-  std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, cold.limit);
+  // Spans are not taken ahead: what is not used yet is better free for all.
+  std::uint32_t wanted = is_span_class(size_class) ? 1 : cold.limit;
+  std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, wanted);
   set_bin(bin, cold, got);
   return got != 0;
 }
@@ -481,6 +487,24 @@ void* cache_allocate_slow(unsigned size_class) {
   void* block = allocate_slowly(size_class);
   if (block == nullptr) [[unlikely]]
     return allocate_after_take_back(size_class);
+  in_use_begin(block, size_class);
+  return block;
+}
+
+void* cache_allocate_span(unsigned size_class) {
+  if (void* block = cache_try_allocate(size_class)) return block;
+  if (!ensure_initialised()) return nullptr;
+  fork_check();
+  ThreadCache* cache = cache_of_this_thread();
+  if (cache == nullptr) cache = make_cache();
+  if (cache == nullptr) return nullptr;
+  SlowPath slow_path(*cache);
+  note_slow_event(*cache);
+  if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
+    return nullptr;
+  Bin& bin = cache->bins[size_class];
+  if (bin.top[-1] == nullptr && !refill(*cache, size_class)) return nullptr;
+  void* block = *--bin.top;
   in_use_begin(block, size_class);
   return block;
 }

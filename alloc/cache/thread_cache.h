@@ -72,8 +72,9 @@ struct alignas(64) ThreadCache {
   std::uint8_t shard = 0;                     // where the thread was when it last looked
   std::uint8_t steals_from = 0;               // which other shard's depot it asks next
   std::uint8_t own_blocks = 0;                // of each class, beside what its share allows
-  std::uint64_t own_bytes = 0;                // of held_bytes, what those may take
-  std::uint64_t lent_bytes = 0;               // beside its share (shares.h)
+  bool may_cache_spans = false;
+  std::uint64_t own_bytes = 0;   // of held_bytes, what those may take
+  std::uint64_t lent_bytes = 0;  // beside its share (shares.h)
   // Of reclaim.h.
   std::atomic<bool> is_in_slow_path{false};    // by the owner
   std::atomic<std::uint8_t> reclaim_state{0};  // kAsked by the taker; kHasGaps cleared by the owner
@@ -88,6 +89,8 @@ extern thread_local constinit ThreadCache* this_cache;
 
 // Slow halves; cold. "No memory" is nullptr with errno ENOMEM.
 void* cache_allocate_slow(unsigned size_class);
+// A block of a span class; nullptr where the thread may not hold one, or there is no memory.
+void* cache_allocate_span(unsigned size_class);
 // Of a block of a class that has bins: not 0, kLargeClass or kHeapClass.
 void cache_free_slow(void* block, unsigned size_class);
 

@@ -5,6 +5,7 @@
 //   class 1, 2       blocks of 32 bytes, for up to 24 bytes and for 25 to 32
 //   class 3 .. 16    multiples of 16 up to 256 bytes
 //   class 17 .. 72   eight to a doubling from 256 bytes to 32 KiB: at most 12.5 % is lost
+//   class 73, 74     spans of 64 and 128 KiB that threads cache: slabs of one block
 //   kLargeClass      a span that is one block; its bin is like that of class 0
 //   kHeapClass       blocks of a heap of the user (heaps/heap.h), of any size; likewise
 //
@@ -34,7 +35,11 @@ inline constexpr std::size_t kOneSliceMax = 1024;  // up to here a slab is one s
 inline constexpr std::size_t kSmallMax = 32768;    // above, a block is a span of its own
 inline constexpr unsigned kFineClasses = kFineMax / 16;
 inline constexpr unsigned kSmallClasses = kFineClasses + 8 * 7;  // seven doublings to 32 KiB
-inline constexpr unsigned kClasses = kSmallClasses + 1;          // with class 0
+// Spans of up to so many slices may be blocks that threads cache, one class for each length. Above,
+// spans are buffers, whose places the page heap keeps for the next one of their length.
+inline constexpr unsigned kSpanClasses = 2;
+inline constexpr std::size_t kCachedMax = kSpanClasses * kSliceBytes;
+inline constexpr unsigned kClasses = kSmallClasses + kSpanClasses + 1;  // with class 0
 inline constexpr unsigned kLargeClass = kClasses;
 inline constexpr unsigned kHeapClass = kClasses + 1;
 // Bins a thread has: the classes, and the two whose blocks no bin holds.
@@ -46,13 +51,23 @@ constexpr unsigned coarse_class_of(std::size_t bytes) {
   unsigned exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
   return kFineClasses + (exponent - 8) * 8 + static_cast<unsigned>(last >> (exponent - 3)) - 7;
 }
-// Class of 1 <= bytes <= kSmallMax; of 0 it is class 0, which the slow path turns into class 1.
+// Class of kSmallMax < bytes <= kCachedMax.
+constexpr unsigned span_class_of(std::size_t bytes) {
+  return kSmallClasses + static_cast<unsigned>((bytes + kSliceBytes - 1) >> kSliceShift);
+}
+constexpr bool is_span_class(unsigned size_class) {
+  return size_class > kSmallClasses && size_class < kClasses;
+}
+// Class of 1 <= bytes <= kCachedMax; of 0 it is class 0, which the slow path turns into class 1.
 constexpr unsigned class_of(std::size_t bytes) {
   if (bytes <= 24) return bytes == 0 ? 0 : 1;
+  if (bytes > kSmallMax) return span_class_of(bytes);
   return bytes <= kFineMax ? static_cast<unsigned>((bytes + 15) / 16) : coarse_class_of(bytes);
 }
 
 constexpr std::uint32_t block_bytes_of(unsigned size_class) {
+  if (is_span_class(size_class))
+    return static_cast<std::uint32_t>((size_class - kSmallClasses) * kSliceBytes);
   if (size_class <= 1) return size_class == 0 ? 0 : 32;
   if (size_class <= kFineClasses) return size_class * 16;
   unsigned step = size_class - kFineClasses - 1;
@@ -66,7 +81,7 @@ constexpr unsigned aligned_class_of(std::size_t alignment, std::size_t bytes) {
   if (alignment > kSmallMax || bytes > kSmallMax) return 0;
   std::size_t wanted = bytes == 0 ? alignment : (bytes + alignment - 1) & ~(alignment - 1);
   if (wanted > kSmallMax) return 0;
-  for (unsigned c = class_of(wanted); c < kClasses; ++c)
+  for (unsigned c = class_of(wanted); c <= kSmallClasses; ++c)
     if (block_bytes_of(c) % alignment == 0) return c;
   return 0;
 }
@@ -76,7 +91,7 @@ inline constexpr unsigned kReciprocalShift = 40;
 
 struct ClassInfo {
   std::uint32_t block_bytes;
-  std::uint32_t slab_slices;   // 1 or 8
+  std::uint32_t slab_slices;   // 1, 2 or 8
   std::uint32_t slab_blocks;   // blocks of a slab
   std::uint64_t reciprocal;    // ceil(2^40 / block_bytes): index = offset * reciprocal >> 40
   std::uint16_t magazine_max;  // blocks a magazine of this class holds at most
@@ -104,6 +119,7 @@ constexpr ClassTable make_class_table() {
     ClassInfo& info = table.of[c];
     info.block_bytes = block_bytes_of(c);
     info.slab_slices = info.block_bytes <= kOneSliceMax ? 1 : 8;
+    if (is_span_class(c)) info.slab_slices = c - kSmallClasses;
     info.slab_blocks =
         static_cast<std::uint32_t>(info.slab_slices * kSliceBytes / info.block_bytes);
     info.reciprocal =
@@ -113,7 +129,7 @@ constexpr ClassTable make_class_table() {
     if (blocks < 4) blocks = 4;
     info.magazine_max = static_cast<std::uint16_t>(blocks);
     std::uint32_t magazines = kDepotBytes / (blocks * info.block_bytes);
-    if (magazines < 8) magazines = 8;
+    if (magazines < 8 && !is_span_class(c)) magazines = 8;
     info.depot_max = static_cast<std::uint16_t>(magazines);
   }
   return table;
@@ -127,6 +143,8 @@ inline constexpr const ClassInfo& class_info(unsigned size_class) {
 // Words of 64 bits that a slab's bitmap needs at most: 64 KiB of 32-byte blocks.
 inline constexpr std::uint32_t kBitmapWords = 32;
 
-static_assert(class_of(kSmallMax) == kClasses - 1 && block_bytes_of(kClasses - 1) == kSmallMax);
+static_assert(class_of(kSmallMax) == kSmallClasses && block_bytes_of(kSmallClasses) == kSmallMax);
+static_assert(class_of(kCachedMax) == kClasses - 1 && block_bytes_of(kClasses - 1) == kCachedMax);
+static_assert((kSpanClasses & (kSpanClasses - 1)) == 0, "slabs are aligned to their size");
 
 }  // namespace rdmalloc

@@ -1,4 +1,5 @@
-// Blocks that are spans of their own: above kSmallMax, or aligned to more than a slab grants.
+// Blocks that are spans of their own and in no thread's cache: above kCachedMax, aligned to more
+// than a slab grants, or above kSmallMax where the thread may cache no more.
 #pragma once
 
 #include <cstddef>

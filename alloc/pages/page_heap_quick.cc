@@ -75,7 +75,9 @@ void release_and_give_back(PageHeap& heap, unsigned index, SliceIndex near = 0) 
 
 bool is_for_quick_list(const PageHeap& heap, const Span& span) {
   SpanWord word = span.load();
-  return word.kind == SpanKind::kLarge && word.slices <= QuickList::kLongest && !span.has_grown &&
+  bool is_block = word.kind == SpanKind::kLarge ||
+                  (word.kind == SpanKind::kSlab && is_span_class(word.size_class));
+  return is_block && word.slices <= QuickList::kLongest && !span.has_grown &&
          word.slices <= most_slices(heap) && shared.retain_ms.load(std::memory_order_relaxed) != 0;
 }
 
@@ -93,13 +95,13 @@ void quick_put(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
   arena.span(slice).store({SpanKind::kQuick, 0, false, slices});
 }
 
-SliceIndex quick_take(PageHeap& heap, std::uint32_t slices) {
+SliceIndex quick_take(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
   QuickList& quick = heap.quick;
   if (slices > QuickList::kLongest || quick.of_length[slices] == 0) return 0;
   bool has_nodes = os::node_count() != 1;
   for (unsigned i = quick.count; i-- != 0;) {
     SliceIndex slice = quick.run[i];
-    if (quick.length[i] != slices) continue;
+    if (quick.length[i] != slices || slice % alignment != 0) continue;
     // Pages of another node are for the threads there.
     if (has_nodes && arena.span(slice).node != os::this_node()) continue;
     if (!use(heap, slices)) return 0;

@@ -196,8 +196,9 @@ bool is_for_quick_list(const PageHeap& heap, const Span& span);
 // Enters it, which is kReserved and was freed at its freed_ms. What it pushes out becomes a free
 // span.
 void quick_put(PageHeap& heap, SliceIndex slice, std::uint32_t slices);
-// The run of that length that was freed last, kReserved and counted as in use; 0: there is none.
-SliceIndex quick_take(PageHeap& heap, std::uint32_t slices);
+// The run of that length that was freed last at a multiple of `alignment` slices, kReserved and
+// counted as in use; 0: there is none.
+SliceIndex quick_take(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment);
 // Makes all runs free spans; whether there were any.
 bool quick_release(PageHeap& heap);
 // The same of the shortest run from `slices` to `longest`.

@@ -359,7 +359,10 @@ SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, std::
 
 SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, std::uint32_t block_bytes) {
   TakenFor what = block_bytes <= kHugeSlabBlock ? TakenFor::kSmallSlab : TakenFor::kOthers;
+  bool is_quick = block_bytes > kSmallMax;
   return take_from_any(shard, slices, true, [=](PageHeap& heap) {
+    if (is_quick && heap.quick.count != 0)
+      if (SliceIndex run = quick_take(heap, slices, slices)) return run;
     bool is_zero = false;
     SliceIndex slice = take_from(heap, shard, slices, slices, what, &is_zero);
     if (slice != 0 && is_zero) events_note_use(slice, slices);
@@ -391,7 +394,7 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   bool is_quick = align_slices == 1 && owner == 0 && !prefers_clean;
   return take_from_any(shard, slices, is_for_shard(slices, align_slices), [=](PageHeap& heap) {
     if (is_quick && heap.quick.count != 0) {
-      if (SliceIndex run = quick_take(heap, slices)) {
+      if (SliceIndex run = quick_take(heap, slices, 1)) {
         *is_zero = false;
         publish_locked(heap, run, large_word(false, 0));
         return run;

@@ -64,8 +64,6 @@ using namespace slab_state;
 
 namespace {
 
-constinit std::atomic<std::uint64_t> slab_slices{0};  // of all classes
-
 // Set while the purge thread relies on being notified when slabs change (slab_watch).
 constinit std::atomic<bool> is_watched{false};
 
@@ -105,7 +103,6 @@ SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
   page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), 0,
                          static_cast<std::uint8_t>(shard));
   slabs.slabs += 1;
-  slab_slices.fetch_add(info.slab_slices, std::memory_order_relaxed);
   list(slabs, slice, kBuckets - 1);
   return slice;
 }
@@ -271,7 +268,6 @@ void release(SlabClass& slabs, SliceIndex slice) {
   // As a free span it is one thing again, dirty, and purged as a whole.
   if (span.has_purged_pages) note_touched(slice, class_info(word.size_class), kAllPages);
   slabs.slabs -= 1;
-  slab_slices.fetch_sub(word.slices, std::memory_order_relaxed);
   page_heap_free(slice);
 }
 
@@ -304,6 +300,7 @@ void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
     if (arena.span(slice).word.load(std::memory_order_acquire) != seen) return;
     std::uint32_t is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed);
     std::uint32_t kept = shard_count() == 1 ? 1 : kSlabsKept;
+    if (is_span_class(size_class)) kept = 0;  // the page heap's quick list keeps them
     note_use(slabs);
     if (is_empty_slab(slice, size_class) && !(may_keep && listed_in(slabs) - is_listed < kept)) {
       release(slabs, slice);
@@ -424,7 +421,8 @@ std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
                            std::uint32_t wanted) {
   bool has_others = shard_count() != 1;
   std::uint32_t got = 0;
-  if (has_others) [[unlikely]] {
+  // Spans that no thread caches are the page heap's.
+  if (has_others && !is_span_class(size_class)) [[unlikely]] {
     // Fewer than wanted will do for this time.
     got = slab_take_own(shard, size_class, blocks, wanted);
     if (got == 0) got = take_from_others(shard, size_class, blocks, wanted, false);
@@ -519,10 +517,6 @@ void slab_watch(bool wanted) {
 
 bool slab_is_watched() {
   return is_watched.load(std::memory_order_seq_cst);
-}
-
-std::uint64_t slab_bytes() {
-  return slab_slices.load(std::memory_order_relaxed) << kSliceShift;
 }
 
 SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class) {

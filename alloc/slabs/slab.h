@@ -72,8 +72,6 @@ void slab_watch(bool wanted);
 void slab_note_depot();
 // Whether it still is to be notified. seq_cst.
 bool slab_is_watched();
-// Bytes of all slabs in use.
-std::uint64_t slab_bytes();
 
 struct SlabCounters {
   std::uint64_t slabs;

@@ -75,7 +75,7 @@ TEST_F(Segments, a_length_that_a_shard_frees_comes_back_at_its_address) {
       EXPECT_EQ(counter("stats.used_bytes"), used - bytes);
       EXPECT_EQ(counter("stats.dirty_bytes"), dirty + bytes);
       EXPECT_EQ(counter("stats.large_spans"), large - 1);
-      EXPECT_EQ(rdmalloc_malloc(bytes - 1000), block) << bytes;
+      EXPECT_EQ(touched(bytes - 1000), block) << bytes;
       rdmalloc_free(block);
       ASSERT_GE(rdmalloc_purge(0), 0);
     }

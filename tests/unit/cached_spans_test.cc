@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Spans of 64 and 128 KiB that threads cache: blocks of slabs of one block (size_class.h).
+//
+// Seen to fail: a_freed_span with kSpanThreads of 0; what_a_thread_caches and
+// threads_after_the_first without the look at may_cache_spans; a_span_is_aligned with a run of the
+// quick list taken at any place; calloc with cached spans that are not cleared;
+// a_cached_span_that_no_thread_wants with slabs of spans kept as others are.
+#include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
+
+#include <atomic>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "alloc/cache/loans.h"
+#include "alloc/cache/shares.h"
+#include "alloc/cache/thread_cache.h"
+#include "tests/support/counters.h"
+
+namespace {
+
+using rdmalloc_test::counter;
+
+constexpr size_t kKiB = 1024;
+
+uintptr_t number(const void* block) {
+  return reinterpret_cast<uintptr_t>(block);
+}
+
+void* filled(size_t bytes) {
+  void* block = rdmalloc_malloc(bytes);
+  memset(block, 0xa5, bytes);
+  return block;
+}
+
+bool is_cached(const void* block) {
+  return rdmalloc::is_span_class(rdmalloc::arena.class_at(rdmalloc::arena.slice_of(number(block))));
+}
+
+// With a cache of its own, and without what tests before it left there.
+template <class Body>
+void on_a_thread(Body body) {
+  std::thread([&] { body(); }).join();
+}
+
+TEST(CachedSpans, a_freed_span_is_the_threads_next_one_of_its_length) {
+  on_a_thread([] {
+    for (size_t bytes : {33 * kKiB, 64 * kKiB, 65 * kKiB, 128 * kKiB}) {
+      void* block = filled(bytes);
+      EXPECT_TRUE(is_cached(block)) << bytes;
+      rdmalloc_free(filled(bytes / 40));
+      rdmalloc_free(block);
+      EXPECT_EQ(rdmalloc_malloc(bytes), block) << bytes;
+      rdmalloc_free(block);
+    }
+  });
+}
+
+TEST(CachedSpans, a_span_is_aligned_and_as_long_as_its_class) {
+  std::vector<void*> blocks;
+  for (int i = 0; i < 50; i++) {
+    for (size_t bytes : {40 * kKiB, 100 * kKiB, 128 * kKiB}) {
+      blocks.push_back(filled(bytes));
+      size_t length = bytes > 64 * kKiB ? 128 * kKiB : 64 * kKiB;
+      EXPECT_EQ(rdmalloc_malloc_usable_size(blocks.back()), length);
+      if (is_cached(blocks.back())) {
+        EXPECT_EQ(number(blocks.back()) % length, 0u) << bytes;
+      }
+    }
+    // Holes of one length where the other one's may lie.
+    if (i % 2 == 0) rdmalloc_free(blocks[blocks.size() - 2]), blocks.erase(blocks.end() - 2);
+  }
+  void* aligned = rdmalloc_aligned_alloc(64 * kKiB, 40 * kKiB);
+  EXPECT_EQ(number(aligned) % (64 * kKiB), 0u);
+  rdmalloc_free(aligned);
+  for (void* block : blocks) rdmalloc_free(block);
+}
+
+TEST(CachedSpans, calloc_clears_a_cached_one_and_touches_no_new_one) {
+  on_a_thread([] {
+    for (size_t bytes : {50 * kKiB, 100 * kKiB}) {
+      void* block = filled(bytes);
+      rdmalloc_free(block);
+      auto* cleared = static_cast<char*>(rdmalloc_calloc(1, bytes));
+      EXPECT_EQ(cleared, block);
+      for (size_t i = 0; i < bytes; i++) ASSERT_EQ(cleared[i], 0) << i;
+      auto* another = static_cast<char*>(rdmalloc_calloc(1, bytes));
+      EXPECT_FALSE(is_cached(another)) << "the page heap knows what reads as zero";
+      for (size_t i = 0; i < bytes; i++) ASSERT_EQ(another[i], 0) << i;
+      rdmalloc_free(cleared);
+      rdmalloc_free(another);
+    }
+  });
+}
+
+// Not as slabs that are kept for the next blocks.
+TEST(CachedSpans, more_than_threads_and_depot_keep_is_free_for_all) {
+  uint64_t used = counter("stats.used_bytes");
+  on_a_thread([] {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 400; i++) blocks.push_back(filled(i % 2 == 0 ? 64 * kKiB : 128 * kKiB));
+    for (void* block : blocks) rdmalloc_free(block);
+  });
+  EXPECT_LT(counter("stats.used_bytes"), used + 8192 * kKiB) << "of 38 MB";
+}
+
+TEST(CachedSpans, what_a_thread_caches_is_within_its_share_and_its_loan) {
+  on_a_thread([] {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 500; i++) blocks.push_back(filled(i % 2 == 0 ? 64 * kKiB : 128 * kKiB));
+    for (void* block : blocks) rdmalloc_free(block);
+    const rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
+    EXPECT_GT(rdmalloc::held(cache), 64u * kKiB);
+    EXPECT_LE(rdmalloc::charged(cache), rdmalloc::kMostShareBytes);
+  });
+}
+
+// Idle ones would keep one of each length each.
+TEST(CachedSpans, threads_after_the_first_have_none) {
+  std::vector<std::thread> threads;
+  std::atomic<uint32_t> here{0}, have_spans{0};
+  std::atomic<bool> may_end{false};
+  constexpr uint32_t kThreads = rdmalloc::kSpanThreads + 20;
+  for (uint32_t i = 0; i < kThreads; i++)
+    threads.emplace_back([&] {
+      void* block = filled(64 * kKiB);
+      if (is_cached(block)) have_spans++;
+      rdmalloc_free(block);
+      here++;
+      while (!may_end) std::this_thread::yield();
+    });
+  while (here != kThreads) std::this_thread::yield();
+  may_end = true;
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_LE(have_spans, rdmalloc::kSpanThreads);
+  EXPECT_GT(have_spans, 0u);
+}
+
+}  // namespace
