@@ -1,3 +1,4 @@
+// Longer than 600 lines, so that all that writes bins of its thread stands in one file.
 #include "alloc/cache/thread_cache.h"
 
 #include <errno.h>
@@ -331,9 +332,10 @@ ThreadCache* cache_to_free_into() {
   return nullptr;
 }
 
+// Of small blocks; a span is the page heap's then.
 void* allocate_without_cache(unsigned size_class) {
   void* block = nullptr;
-  return slab_take(0, size_class, &block, 1) == 1 ? block : nullptr;
+  return !is_span_class(size_class) && slab_take(0, size_class, &block, 1) == 1 ? block : nullptr;
 }
 
 // Fills the class's loaded, empty magazine. False when there is no memory.
@@ -493,19 +495,8 @@ void* cache_allocate_slow(unsigned size_class) {
 
 void* cache_allocate_span(unsigned size_class) {
   if (void* block = cache_try_allocate(size_class)) return block;
-  if (!ensure_initialised()) return nullptr;
-  fork_check();
-  ThreadCache* cache = cache_of_this_thread();
-  if (cache == nullptr) cache = make_cache();
-  if (cache == nullptr) return nullptr;
-  SlowPath slow_path(*cache);
-  note_slow_event(*cache);
-  if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
-    return nullptr;
-  Bin& bin = cache->bins[size_class];
-  if (bin.top[-1] == nullptr && !refill(*cache, size_class)) return nullptr;
-  void* block = *--bin.top;
-  in_use_begin(block, size_class);
+  void* block = allocate_slowly(size_class);
+  if (block != nullptr) in_use_begin(block, size_class);
   return block;
 }
 

@@ -2,10 +2,9 @@
 //
 // Spans of 64 and 128 KiB that threads cache: blocks of slabs of one block (size_class.h).
 //
-// Seen to fail: a_freed_span with kSpanThreads of 0; what_a_thread_caches and
-// threads_after_the_first without the look at may_cache_spans; a_span_is_aligned with a run of the
-// quick list taken at any place; calloc with cached spans that are not cleared;
-// a_cached_span_that_no_thread_wants with slabs of spans kept as others are.
+// Seen to fail: a_freed_span with kSpanThreads of 0; threads_after_the_first without the look at
+// may_cache_spans; calloc with a cached span that is not cleared; more_than_threads with empty
+// slabs of spans that stay.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 
