@@ -16,7 +16,7 @@
 //   LockedMemory address_space_left_bytes are_only_threads_left locked_memory
 //   memory_limit_bytes
 #include "alloc/os/os.h"
-//   advise_huge commit decommit decommit_hooked futex_wait futex_wake map_metadata
+//   advise_huge commit decommit futex_wait futex_wake map_metadata
 //   monotonic_ns page_bytes process_id processors_allowed reserve sleep_ns thread_id unreserve
 //   wipe_on_fork
 #include "alloc/os/populate.h"
@@ -50,8 +50,10 @@
 //   arena arena_may_be_huge
 #include "alloc/purge/purge.h"
 //   purge_freeze purge_hold purge_request_all purge_thaw purge_thread_start
+#include "alloc/pages/events.h"
+//   PageListener events_listen
 #include "alloc/pages/purge_turn.h"
-//   purge_set_decommit purge_turn_is_mine purge_turn_wait
+//   purge_turn_is_mine purge_turn_wait
 #include "alloc/heaps/heap.h"
 //   Heap HeapRegion heap_of_handle heaps heaps_bind_again
 #include "alloc/heaps/heap_registrar.h"

@@ -9,27 +9,22 @@
 #include "alloc/core/lock.h"
 #include "alloc/core/purge_signal.h"
 #include "alloc/core/sized_struct.h"
+#include "alloc/os/at_start.h"
 #include "alloc/os/fault.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge_turn.h"
 
-struct rdmalloc_observer {
-  // kFree -> kActive (add) -> kRemoved (remove) -> kFree (once no call runs).
-  std::atomic<std::uint32_t> state;
-  rdmalloc_observer_ops ops;
-  void* arg;
-  rdmalloc::SliceIndex reserved_notified;  // slices that reserve() was called for; purge turn only
-  bool agreed;                             // to the purge under way; purge turn only
-};
+struct rdmalloc_observer : rdmalloc::PageListener {};
 
 namespace rdmalloc {
 namespace {
 
-constexpr std::uint32_t kFree = 0, kActive = 1, kRemoved = 2, kFilling = 3;
 constexpr int kObservers = 16;
 constinit rdmalloc_observer observers[kObservers] = {};
 constinit std::atomic<int> active_observers{0};
+// The list. The notifiers enter it at each program's start.
+RDMALLOC_AT_START constinit std::atomic<PageListener*> first{nullptr};
 
 // Bits of arena.page_events.
 constexpr std::uint8_t kNotifyUse = 1;    // handed out for the first time, to be notified
@@ -56,12 +51,12 @@ void widen(SliceIndex begin, SliceIndex end) {
 }
 
 template <typename Call>
-void for_each_observer(Call call) {
-  for (rdmalloc_observer& observer : observers) {
-    // Acquire: pairs with the release in observer_add; ops and arg are there.
-    if (observer.state.load(std::memory_order_acquire) != kActive) continue;
+void for_each_listener(Call call) {
+  for (PageListener* at = first.load(std::memory_order_acquire); at != nullptr;
+       at = at->next.load(std::memory_order_acquire)) {
+    if (at->state.load(std::memory_order_acquire) != PageListener::kActive) continue;
     assert_no_lock_held("page event");
-    call(observer);
+    call(*at);
     // It may have forked, and this be the child: no lock before that is known. The purge goes on.
     fork_check();
   }
@@ -76,7 +71,7 @@ std::size_t bytes_of(std::uint32_t slices) {
 
 void notify_reserved() {
   SliceIndex reserved = arena.reserved;
-  for_each_observer([&](rdmalloc_observer& observer) {
+  for_each_listener([&](PageListener& observer) {
     if (observer.reserved_notified >= reserved) return;
     SliceIndex from = observer.reserved_notified;
     observer.reserved_notified = reserved;
@@ -86,7 +81,7 @@ void notify_reserved() {
 }
 
 void notify_use(void* base, std::size_t length, std::uint8_t what) {
-  for_each_observer([&](rdmalloc_observer& observer) {
+  for_each_listener([&](PageListener& observer) {
     auto* notify = what == kNotifyUse ? observer.ops.use : observer.ops.reuse;
     if (notify != nullptr) notify(observer.arg, base, length);
   });
@@ -104,6 +99,15 @@ void notify_reused_pages(SliceIndex slice) {
 }
 
 }  // namespace
+
+void events_listen(PageListener& listener) {
+  std::atomic<PageListener*>* end = &first;
+  // The release of the exchange makes what the listener holds visible to walks.
+  for (PageListener* at = nullptr;
+       !end->compare_exchange_strong(at, &listener, std::memory_order_acq_rel) && at != &listener;
+       at = nullptr)
+    end = &at->next;
+}
 
 void events_note_use(SliceIndex slice, std::uint32_t slices) {
   if (active_observers.load(std::memory_order_relaxed) == 0) return;
@@ -169,14 +173,15 @@ int events_ask_purge(std::uintptr_t base, std::size_t length, enum rdmalloc_purg
   SliceIndex slice = arena.slice_of(base);
   events_deliver(slice, arena.slice_of(base + length - 1) + 1 - slice);
   int refusal = 0;
-  for (rdmalloc_observer& observer : observers) observer.agreed = false;
-  for_each_observer([&](rdmalloc_observer& observer) {
+  for (rdmalloc_observer& observer : observers) observer.has_agreed = false;
+  for_each_listener([&](PageListener& observer) {
     if (refusal != 0) return;
-    if (os::should_fail(os::Site::kPurgeEvent))
-      refusal = -EBUSY;
-    else if (observer.ops.purge != nullptr)
-      refusal = observer.ops.purge(observer.arg, reinterpret_cast<void*>(base), length, reason);
-    observer.agreed = refusal == 0;
+    if (observer.ops.purge != nullptr)
+      refusal =
+          os::should_fail(os::Site::kPurgeEvent)
+              ? -EBUSY
+              : observer.ops.purge(observer.arg, reinterpret_cast<void*>(base), length, reason);
+    observer.has_agreed = refusal == 0;
   });
   if (refusal != 0) events_notify_purged(base, length, -ECANCELED);
   return refusal;
@@ -188,17 +193,25 @@ void events_note_purged(SliceIndex slice, std::uint32_t slices) {
     arena.page_events[s].store(kWasPurged, std::memory_order_relaxed);
 }
 
+bool events_notify_decommit(std::uintptr_t base, std::size_t length) {
+  bool is_raw_enough = false;
+  for_each_listener([&](PageListener& listener) {
+    if (listener.decommit != nullptr && listener.decommit(base, length)) is_raw_enough = true;
+  });
+  return is_raw_enough;
+}
+
 void events_notify_purged(std::uintptr_t base, std::size_t length, int result) {
-  for_each_observer([&](rdmalloc_observer& observer) {
-    if (!observer.agreed) return;
-    observer.agreed = false;
+  for_each_listener([&](PageListener& observer) {
+    if (!observer.has_agreed) return;
+    observer.has_agreed = false;
     if (observer.ops.purged != nullptr)
       observer.ops.purged(observer.arg, reinterpret_cast<void*>(base), length, result);
   });
 }
 
 void events_after_fork() {
-  for (rdmalloc_observer& observer : observers) observer.state.store(kFree);
+  for (rdmalloc_observer& observer : observers) observer.state.store(PageListener::kFree);
   active_observers.store(0);
 }
 
@@ -215,15 +228,17 @@ extern "C" int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, vo
   // Now, not later: recovery forgets the parent's observers, and ours would go with them.
   fork_check();
   for (rdmalloc_observer& observer : observers) {
-    std::uint32_t expected = kFree;
-    if (!observer.state.compare_exchange_strong(expected, kFilling, std::memory_order_acquire))
+    std::uint32_t expected = PageListener::kFree;
+    if (!observer.state.compare_exchange_strong(expected, PageListener::kFilling,
+                                                std::memory_order_acquire))
       continue;
     observer.ops = known;
     observer.arg = arg;
     observer.reserved_notified = 0;
     active_observers.fetch_add(1, std::memory_order_relaxed);
-    // Release: pairs with the acquire in for_each_observer().
-    observer.state.store(kActive, std::memory_order_release);
+    events_listen(observer);
+    // Release: pairs with the acquire in for_each_listener().
+    observer.state.store(PageListener::kActive, std::memory_order_release);
     *out = &observer;
     purge_wake();
     return 0;
@@ -234,12 +249,13 @@ extern "C" int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, vo
 extern "C" int rdmalloc_observer_remove(struct rdmalloc_observer* observer) {
   if (observer < observers || observer >= observers + kObservers) return -EINVAL;
   if (purge_turn_is_mine()) return -EDEADLK;
-  std::uint32_t expected = kActive;
-  if (!observer->state.compare_exchange_strong(expected, kRemoved, std::memory_order_relaxed))
+  std::uint32_t expected = PageListener::kActive;
+  if (!observer->state.compare_exchange_strong(expected, PageListener::kRemoved,
+                                               std::memory_order_relaxed))
     return -EINVAL;
   active_observers.fetch_sub(1, std::memory_order_relaxed);
   // Its functions run with the purge turn only: once we had the turn, none runs and none will.
   purge_turn_wait();
-  observer->state.store(kFree, std::memory_order_release);
+  observer->state.store(PageListener::kFree, std::memory_order_release);
   return 0;
 }

@@ -1,21 +1,12 @@
-// The purge turn: who may call observers and give pages back, and how that is done. What is given
+// The purge turn: who may call listeners and give pages back (give_back.h says how). What is given
 // back, and when, is decided above, in alloc/purge/.
 //
-// Order of one purge, and no other (I3):
-//   1. take the span: it is in flight                    page_heap_purge_begin, word kPurging
-//   2. notify what is noted, ask every observer           events_ask_purge: our registration cache
-//      deregisters here, synchronously, or refuses
-//   3. decommit                                            madvise(MADV_DONTNEED)
-//   4. put the span back, clean                            page_heap_purge_end
-//   5. notify the observers                                events_notify_purged
-//
-// The turn is held over all five by the thread that purges: the purge thread, a caller of
-// rdmalloc_purge(), or a thread that exchanges pages of a heap. It is no lock of the allocator: no
-// thread inside malloc or free ever waits for it, so observers may wait for what they like.
+// A thread holds it over a whole purge: the purge thread, a caller of rdmalloc_purge(), or a thread
+// that exchanges pages of a heap. It is no lock of the allocator: no thread inside malloc or free
+// ever waits for it, so listeners may wait for what they like.
 #pragma once
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 #include "alloc/core/lock.h"
@@ -59,14 +50,6 @@ bool purge_turn_is_mine();
 std::uint32_t purge_turn_owner();
 void purge_turn_wait();  // returns once no purge that began before is under way
 
-// How pages are given back: os::decommit_hooked (tier T0: whatever other libraries installed hears
-// of it) or os::decommit. Set by the notifiers, with purging paused.
-using DecommitFunction = int (*)(std::uintptr_t base, std::size_t length);
-DecommitFunction decommit_in_force();
-void purge_set_decommit(DecommitFunction function);
-// Calls it, and whatever is hooked to it, with no lock held.
-int purge_decommit(DecommitFunction decommit, std::uintptr_t base, std::size_t length);
-
 // How often purging is paused: above 0 no purge begins. seq_cst, against the turn.
 extern constinit std::atomic<std::uint32_t> purge_pauses;
 inline bool purge_is_paused() {
@@ -75,6 +58,6 @@ inline bool purge_is_paused() {
 
 // Runs `step` with the turn and returns what it does. -EBUSY while purging is paused, -EDEADLK when
 // the turn is this thread's already.
-int purge_with_turn(int (*step)(DecommitFunction decommit, void* arg), void* arg);
+int purge_with_turn(int (*step)(void* arg), void* arg);
 
 }  // namespace rdmalloc

@@ -8,6 +8,7 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/events.h"
+#include "alloc/pages/give_back.h"
 #include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
@@ -21,19 +22,20 @@ int put_plain(std::uintptr_t base, std::size_t bytes) {
   return os::commit(base, bytes);
 }
 
-// An exchange of pages. Steps 2, 3 and 5 of a purge (purge_turn.h), with the turn; step 1 was done
-// and 4 is to be.
+// An exchange of pages of a region that is in flight, with the turn.
 template <class Put>
-int exchange(SliceIndex slice, std::uint32_t slices, DecommitFunction decommit, Put put) {
+int exchange(SliceIndex slice, std::uint32_t slices, Put put) {
   std::uintptr_t base = arena.address_of(slice);
   std::size_t bytes = std::size_t{slices} << kSliceShift;
-  if (events_ask_purge(base, bytes, RDMALLOC_PURGE_REQUEST) != 0) return -EBUSY;
-  // For those who hear of it by this call only (tier T0). Whether it does anything is no matter:
-  // locked pages, and those of a pool before Linux 5.18, stay until the mapping goes.
-  purge_decommit(decommit, base, bytes);
-  int error = put(base, bytes);
-  if (error == 0) events_note_purged(slice, slices);
-  events_notify_purged(base, bytes, error);
+  int error = -EBUSY;
+  // Whether the decommit does anything is no matter: it is for caches that hear of it by that call
+  // only (tier T0). Locked pages, and those of a pool before Linux 5.18, stay until the mapping
+  // goes.
+  give_back(base, bytes, RDMALLOC_PURGE_REQUEST, [&](int) {
+    error = put(base, bytes);
+    if (error == 0) events_note_purged(slice, slices);
+    return error;
+  });
   return error;
 }
 
@@ -45,22 +47,21 @@ struct Request {
   bool is_changed;
 };
 
-int put_in_turn(DecommitFunction decommit, void* arg) {
+int put_in_turn(void* arg) {
   auto* wanted = static_cast<Request*>(arg);
-  return exchange(wanted->slice, wanted->slices, decommit,
-                  [wanted](std::uintptr_t base, std::size_t bytes) {
-                    wanted->is_changed = true;
-                    // A mapping too many for vm.max_map_count is refused before anything changes.
-                    if (wanted->staged != 0) return os::move_huge(wanted->staged, bytes, base);
-                    if (int error = put_plain(base, bytes)) return error;
-                    // A wish: refused where the kernel has small pages only.
-                    if (wanted->kind != PageKind::kSmall) os::advise_huge(base, bytes);
-                    return 0;
-                  });
+  return exchange(wanted->slice, wanted->slices, [wanted](std::uintptr_t base, std::size_t bytes) {
+    wanted->is_changed = true;
+    // A mapping too many for vm.max_map_count is refused before anything changes.
+    if (wanted->staged != 0) return os::move_huge(wanted->staged, bytes, base);
+    if (int error = put_plain(base, bytes)) return error;
+    // A wish: refused where the kernel has small pages only.
+    if (wanted->kind != PageKind::kSmall) os::advise_huge(base, bytes);
+    return 0;
+  });
 }
 
-int restore_in_turn(DecommitFunction decommit, void*) {
-  region_pages_restore_in_turn(decommit);
+int restore_in_turn(void*) {
+  region_pages_restore_in_turn();
   return 0;
 }
 
@@ -81,12 +82,12 @@ int region_pages_put(SliceIndex slice, std::uint32_t slices, PageKind kind, bool
   return error;
 }
 
-void region_pages_restore_in_turn(DecommitFunction decommit) {
+void region_pages_restore_in_turn() {
   std::uint32_t slices = 0;
   SliceIndex slice = 0;
   while (page_heap_retired_slices() != 0 &&
          (slice = page_heap_next_retired(slice + slices, &slices)) != 0)
-    if (exchange(slice, slices, decommit, put_plain) == 0) page_heap_region_restored(slice);
+    if (exchange(slice, slices, put_plain) == 0) page_heap_region_restored(slice);
 }
 
 void region_pages_restore() {

@@ -48,7 +48,7 @@ int region_pages_put(SliceIndex slice, std::uint32_t slices, PageKind kind, bool
 // purge thread, or the next purge.
 void region_pages_restore();
 // The same, by the holder of the turn.
-void region_pages_restore_in_turn(DecommitFunction decommit);
+void region_pages_restore_in_turn();
 
 // What of a failure to get `bytes` of pages of a pool would help: the numbers of the pool, and the
 // line that makes it large enough. `node`: as in RegionLimits.

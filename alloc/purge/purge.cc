@@ -21,6 +21,7 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
+#include "alloc/pages/give_back.h"
 #include "alloc/pages/in_flight.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge_turn.h"
@@ -117,23 +118,12 @@ bool must_stop_asked_for() {
 
 // ---- one purge. With the turn, no lock held. ----
 
-// Steps 3 to 5 for a range that every observer agreed to.
-bool decommit_and_return(SliceIndex slice, std::uint32_t slices) {
-  std::size_t bytes = std::size_t{slices} << kSliceShift;
-  int error = purge_decommit(decommit_in_force(), arena.address_of(slice), bytes);
-  // Observers first: once the span is back, the next malloc may hand it out, and a registration of
-  // it, or news of its reuse, must not meet a purge that has not ended yet.
-  if (error == 0) events_note_purged(slice, slices);
-  events_notify_purged(arena.address_of(slice), bytes, error);
-  // A failed call may have done a part (locked pages refuse): dirty is always safe to say.
-  page_heap_purge_end(slice, error == 0, now_ms());
-  if (error != 0) {
-    count(purger.failures);
-    return false;
-  }
+void count_result(GiveBack result, std::size_t bytes) {
+  if (result == GiveBack::kRefused) count(purger.refusals);
+  if (result == GiveBack::kFailed) count(purger.failures);
+  if (result != GiveBack::kDone) return;
   count(purger.purges);
   count(purger.purged_bytes, bytes);
-  return true;
 }
 
 // Where a refused run is cut: at the roundest address in it, so that an observer which agrees to
@@ -148,13 +138,16 @@ std::uint32_t front_of(SliceIndex slice, std::uint32_t slices) {
 // so that one registration in use holds back only the slices it lies on. Returns the slices purged.
 std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
                          enum rdmalloc_purge_reason reason) {
-  int refusal =
-      events_ask_purge(arena.address_of(slice), std::size_t{slices} << kSliceShift, reason);
-  if (refusal == 0) return decommit_and_return(slice, slices) ? slices : 0;
-  if (slices == 1) {
-    count(purger.refusals);
-    page_heap_purge_end(slice, false, now_ms());
-    return 0;
+  std::size_t bytes = std::size_t{slices} << kSliceShift;
+  GiveBack result = give_back(arena.address_of(slice), bytes, reason, [=](int error) {
+    if (error == 0) events_note_purged(slice, slices);
+    return error;
+  });
+  if (result != GiveBack::kRefused || slices == 1) {
+    // A failed call may have done a part (locked pages refuse): dirty is always safe to say.
+    page_heap_purge_end(slice, result == GiveBack::kDone, now_ms());
+    count_result(result, bytes);
+    return result == GiveBack::kDone ? slices : 0;
   }
   std::uint32_t front = front_of(slice, slices);
   page_heap_purge_split(slice, front);
@@ -182,20 +175,13 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
 
 // Purges pages of a slab in use, whose blocks are in flight.
 bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason) {
-  if (events_ask_purge(base, length, reason) != 0) {
-    count(purger.refusals);
-    return false;
-  }
-  int error = purge_decommit(decommit_in_force(), base, length);
-  // A cache that remembers the span's generation is to know that pages of it went.
-  if (error == 0) page_heap_note_part_purged(arena.slice_of(base));
-  events_notify_purged(base, length, error);
-  if (error != 0) {
-    count(purger.failures);
-    return false;
-  }
-  count(purger.purges);
-  count(purger.purged_bytes, length);
+  GiveBack result = give_back(base, length, reason, [=](int error) {
+    // A cache that remembers the span's generation is to know that pages of it went.
+    if (error == 0) page_heap_note_part_purged(arena.slice_of(base));
+    return error;
+  });
+  count_result(result, length);
+  if (result != GiveBack::kDone) return false;
   count(purger.slab_purged_bytes, length);
   return true;
 }
@@ -242,7 +228,7 @@ bool round_of_work() {
     return true;
   }
   events_deliver_all();
-  if (!purge_is_paused()) region_pages_restore_in_turn(decommit_in_force());
+  if (!purge_is_paused()) region_pages_restore_in_turn();
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
   look_up_dirty_max();
   PressureDemand demand = pressure_demand();
@@ -303,7 +289,6 @@ void purge_init() {
   // Programs in a sandbox that kills for reading files later on (docs/settings.md).
   if (!settings.watch_pressure) set_default_dirty_max(default_dirty_max_bytes());
   if (settings.limit_bytes != UINT64_MAX) page_heap_set_limit(settings.limit_bytes);
-  if (settings.notify == NotifyMode::kOff) purge_set_decommit(os::decommit);
 }
 
 void purge_hold(std::int64_t hold_ms, int wait_ms) {
@@ -376,7 +361,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   cache_flush_this_thread();
   purge_turn.begin();
   events_deliver_all();
-  region_pages_restore_in_turn(decommit_in_force());
+  region_pages_restore_in_turn();
   threads_give_up(true);
   depot_age(true);
   heaps_age(true);

@@ -1,8 +1,7 @@
 // Notifies other caches of a purge, after rdmalloc's own cache has released the range and before
-// its decommit. The function installed here is step 3 of the purge's order
-// (alloc/pages/purge_turn.h). The purge thread calls it with no lock held, so it may wait for locks
-// of fabrics. It replaces the decommit and is no observer, since it also decides whether pages go
-// silently (a raw call) or through libc's patched symbol.
+// its decommit: the listener of phase "decommit" (alloc/pages/give_back.h). The purge thread
+// calls it with no lock held, so it may wait for locks of fabrics. It can't refuse, and answers
+// whether the pages may go silently (a raw call) or must go through libc's patched symbol.
 //
 //   RDMALLOC_NOTIFY   notifies                                     decommits by
 //   auto (T0)         OPAL and UCX by their call, when loaded      libc's madvise: hooks hear of it
@@ -81,7 +80,7 @@ constinit std::atomic<std::uint64_t> changes{0};
 constinit std::atomic<int> closing{0};
 
 void note_change() {
-  // seq_cst: pairs with the loads in notify_and_decommit(), before and after its notifications.
+  // seq_cst: pairs with the loads in notify_all(), before and after its notifications.
   changes.fetch_add(1, std::memory_order_seq_cst);
 }
 
@@ -164,16 +163,17 @@ void notify_by_call(std::uintptr_t base, std::size_t length) {
   notifying.fetch_sub(1, std::memory_order_seq_cst);
 }
 
-int notify_and_decommit(std::uintptr_t base, std::size_t length) {
+// Whether all that must hear of the range were notified.
+bool notify_all(std::uintptr_t base, std::size_t length) {
   // On both sides: what is attached or forgotten in between was perhaps not notified, and libc's
   // hooks are notified twice rather than not at all.
   std::uint64_t before = changes.load(std::memory_order_seq_cst);
   bool is_by_libc = needs_libc();
   notify_by_call(base, length);
   libfabric_monitor_notify(base, length);
-  is_by_libc = is_by_libc || changes.load(std::memory_order_seq_cst) != before || needs_libc();
-  return is_by_libc ? os::decommit_hooked(base, length) : os::decommit(base, length);
+  return !is_by_libc && changes.load(std::memory_order_seq_cst) == before && !needs_libc();
 }
+constinit PageListener listener{.decommit = notify_all, .state = PageListener::kActive};
 
 // Whether libc's madvise begins with a jump (I8: read only).
 bool is_madvise_patched() {
@@ -272,7 +272,7 @@ __attribute__((constructor)) void notifiers_start() {
   libc_madvise();  // here, and not first inside a library's mprotect()
   notifiers_rescan();
   hold_at_exit();
-  purge_set_decommit(notify_and_decommit);
+  events_listen(listener);
 }
 
 const char* explain_call(bool is_attached, bool relies_on_us, std::int32_t error) {
@@ -407,7 +407,7 @@ extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
       return -EINVAL;
   }
   if (is_explicit()) look_what_is_loaded();
-  if (error == 0) purge_set_decommit(notify_and_decommit);
+  if (error == 0) events_listen(listener);
   return error;
 }
 
