@@ -11,6 +11,8 @@
 #include <rdmalloc/notifier.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "alloc/os/fault.h"
 #include "tests/notifiers/stub_libfabric.h"
@@ -124,6 +126,24 @@ TEST_F(Veto, I3_a_refused_range_is_notified_to_no_other_cache) {
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
   EXPECT_GT(rdmalloc_purge(0), 0);
   EXPECT_GT(notifications, 0);
+  stub->monitor->export_ops->stop(stub->monitor);
+  ASSERT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+}
+
+// The caches of a parent's libraries are its child's too, unlike the parent's observers. Seen to
+// fail with the whole list of listeners emptied in a child.
+TEST_F(Veto, I11_a_child_of_fork_notifies_what_its_parent_did) {
+  start();
+  pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    notifications = 0;
+    purge_something();
+    _exit(notifications > 0 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
   stub->monitor->export_ops->stop(stub->monitor);
   ASSERT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
 }
