@@ -35,7 +35,7 @@ struct Reclaim {
   // count, the NULL; and before a block goes to its slab, `is_marking` is false.
   bool is_marking = false;
   std::uint32_t count = 0;
-  std::uint32_t taker = 0;  // thread_id() of the thread that works on marks; 0: none does
+  bool is_taking = false;  // until the last taken block is in its slab
   // With the purge turn: the last look at all caches, and its answer.
   std::int64_t looked_ms = INT64_MIN / 2;
   bool may_be_more = false;
@@ -168,7 +168,7 @@ constexpr bool kStoresAreSeenInOrder = false;
 // Steps 2 to 4 up to the copies, of caches that were asked for.
 void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
   reclaim.count = 0;
-  reclaim.taker = thread_id();
+  reclaim.is_taking = true;
   order_for_fork();
   reclaim.is_marking = true;
   order_for_fork();
@@ -214,7 +214,7 @@ void give_back() {
     taken->count = 0;
     magazines.free(taken);
   }
-  reclaim.taker = 0;
+  reclaim.is_taking = false;
 }
 
 // False: it is not possible here.
@@ -277,9 +277,8 @@ std::uint64_t reclaimed_bytes() {
   return reclaim.bytes.load(kRelaxed);
 }
 
-void reclaim_after_fork(const Forker& forker) {
-  if (reclaim.lock.is_orphaned(forker)) reclaim.lock.reset();
-  if (reclaim.taker == 0 || reclaim.taker == forker.id) return;
+void reclaim_after_fork() {
+  reclaim.lock.reset();
   if (!reclaim.is_marking) return;
   for (std::uint32_t i = 0; i < reclaim.count; ++i) unmark(marks[i]);
   reclaim.count = 0;
@@ -287,7 +286,7 @@ void reclaim_after_fork(const Forker& forker) {
 }
 
 void reclaim_end_after_fork() {
-  if (reclaim.taker != 0 && reclaim.taker != thread_id()) give_back();
+  if (reclaim.is_taking) give_back();
 }
 
 }  // namespace rdmalloc

@@ -80,7 +80,7 @@ std::uint64_t reclaimed_bytes();
 
 // In the child of a fork, where the thread that took is gone: frees the lock and takes its marks
 // away. And, with no lock held, gives the slabs what it was on its way to give them.
-void reclaim_after_fork(const Forker& forker);
+void reclaim_after_fork();
 void reclaim_end_after_fork();
 
 }  // namespace rdmalloc

@@ -56,9 +56,9 @@ void shards_learn() {
   os::topology_learn(options().topology);
 }
 
-void shards_after_fork(const Forker& forker) {
+void shards_after_fork() {
   // A shard is whole once it is counted, and making one may be repeated after half of it.
-  if (making.is_orphaned(forker)) making.reset();
+  making.reset();
   for (Shard& shard : shards) shard.threads.store(0, std::memory_order_relaxed);
 }
 

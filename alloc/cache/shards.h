@@ -17,6 +17,6 @@ unsigned shard_here();
 void shards_learn();
 
 // For the child of a fork, before any cache is reclaimed.
-void shards_after_fork(const Forker& forker);
+void shards_after_fork();
 
 }  // namespace rdmalloc

@@ -573,10 +573,10 @@ CacheCounters cache_counters() {
   return counters;
 }
 
-void caches_after_fork(const Forker& forker) {
-  reclaim_after_fork(forker);
-  if (caches.lock().is_orphaned(forker)) caches.lock().reset();
-  if (magazines.lock().is_orphaned(forker)) magazines.lock().reset();
+void caches_after_fork() {
+  reclaim_after_fork();
+  caches.lock().reset();
+  magazines.lock().reset();
 }
 
 void cache_reclaim_after_fork() {

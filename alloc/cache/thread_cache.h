@@ -204,7 +204,7 @@ CacheCounters cache_counters();
 
 // In the child of a fork: frees the locks of the pools. And, with no lock held, returns what the
 // caches of threads that are gone hold.
-void caches_after_fork(const Forker& forker);
+void caches_after_fork();
 void cache_reclaim_after_fork();
 
 }  // namespace rdmalloc

@@ -5,8 +5,8 @@
 //   number | kWaiters   held, a thread may be in futex_wait
 //
 // No lock is held while foreign code runs (I2): checked builds count the locks a thread holds, and
-// assert_no_lock_held() guards every call out. The owner's number serves fork: a lock found held by
-// a thread that does not exist in the child tells which structure must be rebuilt (docs/design.md).
+// assert_no_lock_held() guards every call out. So a lock that is held in a fork child belongs to a
+// call that does not go on there, and tells which structure must be rebuilt (docs/design.md).
 // Constant-initialised, never destroyed, usable before any constructor.
 #pragma once
 
@@ -39,8 +39,8 @@ inline std::uint32_t thread_id() {
     return detail::make_thread_id();
   return detail::this_thread_id;
 }
-// Numbers begin again behind this. A lock that a fork found held by the billionth thread before the
-// one that forked would then be taken for its own.
+// Numbers begin again behind this. A purge turn that a fork found with the billionth thread before
+// the one that forked would then be taken for its own.
 inline constexpr std::uint32_t kMostThreadId = (1u << 30) - 1;
 
 // The thread that called fork, in the child: the only one there.
@@ -76,14 +76,12 @@ class Lock {
     if (word_.exchange(0, std::memory_order_release) & kWaiters) [[unlikely]]
       os::futex_wake(address(), 1);
   }
-  // The thread_id() of the thread that holds it, 0 when free: a hint, but exact in a fork child.
-  std::uint32_t owner() const { return word_.load(std::memory_order_relaxed) & ~kWaiters; }
-  // For a fork child only: whether it is held by a thread that is not there.
-  bool is_orphaned(const Forker& forker) const { return owner() != 0 && owner() != forker.id; }
-  // For a fork child only: frees a lock whose owner exists no more.
+  // For a fork child that recovers, where each lock that is held was taken before the fork.
+  bool is_orphaned() const { return word_.load(std::memory_order_relaxed) != 0; }
+  // There: frees it.
   void reset() { word_.store(0, std::memory_order_relaxed); }
-  // For a fork child only: takes a lock whose owner exists no more. Between the two it is never
-  // free: a child of this child, forked while the structure is being made anew, must see that too.
+  // There: takes it. Between the two it is never free: a child of this child, forked while the
+  // structure is being made anew, must see that too.
   void take_over() {
     word_.store(thread_id(), std::memory_order_relaxed);
     note_held(+1);

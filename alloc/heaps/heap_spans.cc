@@ -335,18 +335,13 @@ std::uint32_t rebuild_slab(HeapClass& slabs, SliceIndex slice, bool is_exact) {
 
 }  // namespace
 
-void heap_rebuild_spans(Heap& heap, bool is_exact, std::uint32_t busy) {
-  auto is_busy = [busy](const Lock& lock) { return busy != 0 && lock.owner() == busy; };
-  bool rebuilds_list = !is_busy(heap.span_lock);
-  if (rebuilds_list) {
-    regions_rebuild(heap);
-    heap.first_span = 0;
-    heap.span_slices.store(0, std::memory_order_relaxed);
-    heap.large_slices.store(0, std::memory_order_relaxed);
-    heap.large_blocks.store(0, std::memory_order_relaxed);
-  }
+void heap_rebuild_spans(Heap& heap, bool is_exact) {
+  regions_rebuild(heap);
+  heap.first_span = 0;
+  heap.span_slices.store(0, std::memory_order_relaxed);
+  heap.large_slices.store(0, std::memory_order_relaxed);
+  heap.large_blocks.store(0, std::memory_order_relaxed);
   for (HeapClass& slabs : heap.classes) {
-    if (is_busy(slabs.lock)) continue;
     for (SliceIndex& head : slabs.head) head = 0;
     slabs.listed.store(0, std::memory_order_relaxed);
   }
@@ -357,11 +352,11 @@ void heap_rebuild_spans(Heap& heap, bool is_exact, std::uint32_t busy) {
     SpanWord word = arena.span(slice).load();
     if (is_in_use(word.kind) && word.heap == slot) {
       bool is_slab_of_heap = word.kind == SpanKind::kHeapSlab;
-      if (rebuilds_list && !is_slab_of_heap) enter_large(heap, slice);
-      if (rebuilds_list && is_slab_of_heap) enter_slab(heap, slice);
-      HeapClass& slabs = heap.classes[is_slab_of_heap ? word.size_class : 0];
-      if (is_slab_of_heap && !is_busy(slabs.lock)) {
-        std::uint32_t blocks = rebuild_slab(slabs, slice, is_exact);
+      if (!is_slab_of_heap) {
+        enter_large(heap, slice);
+      } else {
+        enter_slab(heap, slice);
+        std::uint32_t blocks = rebuild_slab(heap.classes[word.size_class], slice, is_exact);
         live_blocks += blocks;
         live_bytes += std::int64_t{blocks} * block_bytes_of(word.size_class);
       }

@@ -121,7 +121,7 @@ bool heap_large_resize(Heap& heap, SliceIndex slice, std::uint32_t slices, bool*
 // Frees every span of the heap and forgets its slabs. No thread can reach the heap.
 void heap_free_all_spans(Heap& heap);
 // Makes the lists anew from the span words. `is_exact`: the free bits, too, from the live bits; no
-// magazine holds a block then. Else what the thread `busy` holds locks of is left to it.
-void heap_rebuild_spans(Heap& heap, bool is_exact, std::uint32_t busy);
+// magazine holds a block then.
+void heap_rebuild_spans(Heap& heap, bool is_exact);
 
 }  // namespace rdmalloc

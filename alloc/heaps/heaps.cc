@@ -111,10 +111,10 @@ int walk_span(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
 
 // ---- the child of a fork ----
 
-// Makes a heap whole. What vanished threads were changing is made anew, and then the locks that
-// they held are freed: not before, since a fork of this child that finds them free believes the
-// heap. Nothing of a heap changes without one of its locks, so one none of whose locks was held is
-// whole.
+// Makes a heap whole. What threads of the parent were changing is made anew, and then the locks
+// that they held are freed: not before, since a fork of this child that finds them free believes
+// the heap. Nothing of a heap changes without one of its locks, so one none of whose locks was held
+// is whole.
 void repair(Heap& heap, const Forker& forker) {
   std::uint64_t handle = heap.handle.load(std::memory_order_relaxed);
   if (handle == 0) return;
@@ -123,28 +123,21 @@ void repair(Heap& heap, const Forker& forker) {
     for (HeapClass& slabs : heap.classes) function(slabs.lock);
     function(heap.span_lock);
   };
-  bool is_orphaned = false, is_busy = false;
-  for_each_lock([&](Lock& lock) {
-    is_orphaned |= lock.is_orphaned(forker);
-    // The forker's, when a signal handler in the middle of a call forked: the call goes on.
-    is_busy |= lock.owner() == forker.id;
-  });
-  auto free_orphaned_locks = [&] {
-    for_each_lock([&](Lock& lock) {
-      if (lock.is_orphaned(forker)) lock.reset();
-    });
-  };
+  bool is_orphaned = false;
+  for_each_lock([&](const Lock& lock) { is_orphaned |= lock.is_orphaned(); });
+  auto free_locks = [&] { for_each_lock([&](Lock& lock) { lock.reset(); }); };
   if (!is_live(handle) && handle != (kEnding | forker.id)) {
     // The handle, not a lock, says until the end that this is to be done.
-    heap_rebuild_spans(heap, true, forker.id);
-    free_orphaned_locks();
+    heap_rebuild_spans(heap, true);
+    free_locks();
     free_everything(heap, 0);  // no device reaches a child's memory
     heap.handle.store(0, std::memory_order_release);
     heaps.free(&heap);
     return;
   }
   if (!is_orphaned) return;
-  bool is_exact = !is_busy && is_live(handle);
+  // A destroy that forked in a call of the registrar goes on, with what its magazines hold.
+  bool is_exact = is_live(handle);
   if (is_exact) {
     for (HeapShard& shard : heap.shards) {
       for (Magazine* magazine : shard.magazines)
@@ -152,8 +145,8 @@ void repair(Heap& heap, const Forker& forker) {
       shard.held_bytes.store(0, std::memory_order_relaxed);
     }
   }
-  heap_rebuild_spans(heap, is_exact, forker.id);
-  free_orphaned_locks();
+  heap_rebuild_spans(heap, is_exact);
+  free_locks();
 }
 
 // The calls of a registrar that belong together. It is NULL for heaps that are not registered.
@@ -385,11 +378,8 @@ HeapCounters heap_counters() {
 }
 
 void heaps_after_fork(const Forker& forker) {
-  auto free_if_orphaned = [forker](Lock& lock) {
-    if (lock.is_orphaned(forker)) lock.reset();
-  };
-  free_if_orphaned(reserve_lock);
-  free_if_orphaned(heaps.lock());
+  reserve_lock.reset();
+  heaps.lock().reset();
   for_each_slot([&](Heap& heap) { repair(heap, forker); });
 }
 

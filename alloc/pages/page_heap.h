@@ -173,10 +173,9 @@ inline SliceIndex page_heap_next(SliceIndex slice, SliceIndex end) {
   return next;
 }
 
-// For the child of a fork (fork.cc): makes the lists anew from the words where a thread that is not
-// there holds the lock. Spans that are being purged are dirty afterwards, unless their purge goes
-// on in this process.
-void page_heap_rebuild(const Forker& forker, bool purge_goes_on);
+// For the child of a fork (fork.cc): makes the lists anew from the words where the lock was held.
+// Spans that are being purged are dirty afterwards, unless their purge goes on in this process.
+void page_heap_rebuild(bool purge_goes_on);
 // Puts spans back, as dirty, that were in flight and whose purge will not go on in the child.
 void page_heap_end_purges();
 // Walks everything and checks the equations above. Takes the lock. Cold; tests and checked builds.

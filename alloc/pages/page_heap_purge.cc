@@ -149,12 +149,8 @@ void end_purges(PageHeap& heap) {
 
 void page_heap_end_purges() {
   for_each_heap([](PageHeap& heap) {
-    // A signal handler of this thread may have forked where it held its shard's lock and was on its
-    // way to the central one: that heap is whole.
-    bool is_mine = heap.lock.owner() == thread_id();
-    if (!is_mine) heap.lock.lock();
+    LockGuard guard(heap.lock);
     if (heap.purging_slices != 0) end_purges(heap);
-    if (!is_mine) heap.lock.unlock();
   });
 }
 

@@ -82,10 +82,10 @@ void enter(PageHeap& heap, SliceIndex slice, SpanWord word, bool purge_goes_on, 
 
 }  // namespace
 
-void page_heap_rebuild(const Forker& forker, bool purge_goes_on) {
+void page_heap_rebuild(bool purge_goes_on) {
   bool is_any = false;
   for_each_heap([&](PageHeap& heap) {
-    if (!heap.lock.is_orphaned(forker)) return;
+    if (!heap.lock.is_orphaned()) return;
     is_any = true;
     heap.lock.take_over();
     LockGuard guard(heap.lock, LockGuard::Held{});

@@ -16,7 +16,6 @@ void PurgeTurn::begin() {
     if (try_begin()) return;
     std::uint32_t expected = owner();
     if (expected == 0) continue;
-    fork_check();  // as in Lock::lock_contended()
     waiters_.fetch_add(1, std::memory_order_seq_cst);
     // A lost wake-up costs 10 ms and no more.
     os::futex_wait(reinterpret_cast<const std::uint32_t*>(&owner_), expected, 10000000);

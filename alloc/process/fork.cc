@@ -59,31 +59,28 @@ void mark_child() {
   page().word.store(kForked, std::memory_order_relaxed);
 }
 
-// Makes whole what locks guard that vanished threads held, and frees them.
+// Makes whole what locks guard that were held, and frees them.
 void free_locks(const Forker& forker, std::uintptr_t forkers_stack) {
   // A purge of the thread that called fork, from inside a page event, goes on here.
   bool purge_goes_on = purge_after_fork(forker, forkers_stack);
   // The page heap first: rebuilding a class walks the spans.
-  page_heap_rebuild(forker, purge_goes_on);
+  page_heap_rebuild(purge_goes_on);
   SlabInPurge in_purge = purge_goes_on ? SlabInPurge{} : slab_in_purge();
   if (!purge_goes_on) page_heap_end_purges();
   if (in_purge.size_class != 0) slab_end_purge();
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
     for (unsigned c = 1; c < kClasses; ++c) {
-      bool is_orphaned = slab_is_orphaned(shard, c, forker);
-      // A class whose lock this very thread holds keeps its lists: the slab that was in purge is
-      // then listed at the next give-back to it.
       bool was_in_purge = c == in_purge.size_class && shard == in_purge.shard;
-      if (is_orphaned || (was_in_purge && slab_lock_owner(shard, c) == 0)) slab_rebuild(shard, c);
+      if (was_in_purge || slab_is_orphaned(shard, c)) slab_rebuild(shard, c);
     }
   }
   // The child's pages are its own: no device reaches them.
   quarantined_ranges.store(0, std::memory_order_relaxed);
   quarantined_bytes.store(0, std::memory_order_relaxed);
   os::topology_after_fork();
-  shards_after_fork(forker);
+  shards_after_fork();
   events_after_fork();
-  caches_after_fork(forker);
+  caches_after_fork();
   heaps_after_fork(forker);
 }
 

@@ -80,10 +80,9 @@ struct SlabCounters {
 };
 SlabCounters slab_counters(unsigned size_class);
 
-// For the child of a fork: whether a thread that is not there holds the lock of the class in that
-// shard, who does, and making its lists anew from the spans.
-bool slab_is_orphaned(unsigned shard, unsigned size_class, const Forker& forker);
-std::uint32_t slab_lock_owner(unsigned shard, unsigned size_class);
+// For the child of a fork: whether the lock of the class in that shard was held, and making its
+// lists anew from the spans.
+bool slab_is_orphaned(unsigned shard, unsigned size_class);
 void slab_rebuild(unsigned shard, unsigned size_class);
 // The slab whose pages a purge has in flight.
 struct SlabInPurge {

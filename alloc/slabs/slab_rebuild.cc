@@ -26,12 +26,8 @@ SlabCounters slab_counters(unsigned size_class) {
   return counters;
 }
 
-bool slab_is_orphaned(unsigned shard, unsigned size_class, const Forker& forker) {
-  return slabs_of(shard, size_class).lock.is_orphaned(forker);
-}
-
-std::uint32_t slab_lock_owner(unsigned shard, unsigned size_class) {
-  return slabs_of(shard, size_class).lock.owner();
+bool slab_is_orphaned(unsigned shard, unsigned size_class) {
+  return slabs_of(shard, size_class).lock.is_orphaned();
 }
 
 SlabInPurge slab_in_purge() {
