@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // No allocation is refused while free blocks lie in caches. At most 8 MiB live where 32 MiB may be
-// had: by RDMALLOC_LIMIT, by the arena's end (TAKE_BACK_ARENA), by RLIMIT_DATA (TAKE_BACK_DATA,
-// where the kernel refuses to commit) or by RLIMIT_AS (TAKE_BACK_ADDRESS, where it refuses to
-// reserve). What was freed lies in magazines, the depot, empty
-// slabs and heaps, and an allocation takes it back from there before it fails.
+// had; the test's parameter says by what. What was freed lies in magazines, the depot, empty slabs
+// and heaps, and an allocation takes it back from there before it fails.
+//
+// What may be had is one process's: a run of several parameters (no filter, or one that does not
+// end in "/edge") is a process for each.
 //
 // Seen to fail: all of them without take_back(); what each test is for without that step of it.
 #include <errno.h>
@@ -20,6 +21,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/os/sanitizers.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -27,12 +29,50 @@
 namespace {
 
 using rdmalloc_test::counter;
-#if defined(TAKE_BACK_ARENA)
 using rdmalloc_test::PageModel;
-#endif
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr size_t kLive = 8 * kMiB, kMost = 32 * kMiB;
+
+struct Edge {
+  const char* name;
+  const char* setting;
+  int limit;           // a resource of setrlimit(), or -1
+  const char* status;  // what it counts, a row of /proc/self/status
+  size_t tables;       // of ours, which count too: 2 MiB
+};
+void PrintTo(const Edge& edge, std::ostream* out) {
+  *out << edge.name;
+}
+constexpr Edge kLimit = {"limit", "RDMALLOC_LIMIT=32M", -1, nullptr, 0};
+constexpr Edge kArena = {"arena", "RDMALLOC_ARENA=32M", -1, nullptr, 0};
+constexpr Edge kData = {"data", nullptr, RLIMIT_DATA, "VmData", 0};  // the kernel does not commit
+// The kernel does not reserve, from the library's first allocation on.
+constexpr Edge kAddress = {"address", nullptr, RLIMIT_AS, "VmSize", 4 * kMiB};
+
+class TakeBack : public ::testing::TestWithParam<Edge> {};
+// Not where stacks count, those where new memory may be, and those of one edge.
+class TakeBackThreads : public TakeBack {};
+class TakeBackGrows : public TakeBack {};
+class TakeBackArena : public TakeBack {};
+class TakeBackLimit : public TakeBack {};
+
+constexpr auto name_of = [](const auto& one) { return one.param.name; };
+// The kernel's limits are no limits for the memory of sanitizers.
+#define EDGES(suite, ...) \
+  INSTANTIATE_TEST_SUITE_P(, suite, ::testing::ValuesIn(edges({__VA_ARGS__})), name_of)
+std::vector<Edge> edges(std::initializer_list<Edge> all) {
+  std::vector<Edge> possible;
+  for (const Edge& edge : all)
+    if (edge.limit < 0 || !(rdmalloc::os::kAddressSanitizer || rdmalloc::os::kThreadSanitizer))
+      possible.push_back(edge);
+  return possible;
+}
+EDGES(TakeBack, kLimit, kArena, kData, kAddress);
+EDGES(TakeBackThreads, kLimit, kArena);
+EDGES(TakeBackGrows, kArena, kData, kAddress);
+EDGES(TakeBackArena, kArena);
+EDGES(TakeBackLimit, kLimit);
 
 // Four to a doubling, 16 B to 4 MiB.
 std::vector<size_t> sizes() {
@@ -101,7 +141,7 @@ class HeapOfOurs {
 // A heap takes what malloc's caches hold, malloc what other heaps keep, and one heap what another.
 // Blocks of a heap take 64 bytes at least. First, for where the kernel commits no more no heap can
 // be made.
-TEST(TakeBack, phases_in_heaps_and_beside_them) {
+TEST_P(TakeBack, phases_in_heaps_and_beside_them) {
   HeapOfOurs one, other;
   for (int round = 0; round < 2; round++) {
     EXPECT_EQ(phases(kLive), "");
@@ -110,10 +150,9 @@ TEST(TakeBack, phases_in_heaps_and_beside_them) {
   }
 }
 
-#if !defined(TAKE_BACK_LIMIT)
 // What is free at the end of the memory in use, and as much new memory as is missing behind it.
 // Seen to fail with all of a block in new memory.
-TEST(TakeBack, a_block_begins_in_what_is_free_and_ends_in_what_is_new) {
+TEST_P(TakeBackGrows, a_block_begins_in_what_is_free_and_ends_in_what_is_new) {
   void* block = rdmalloc_malloc(6 * kMiB);
   memset(block, 0x5C, 6 * kMiB);
   rdmalloc_free(block);
@@ -121,12 +160,10 @@ TEST(TakeBack, a_block_begins_in_what_is_free_and_ends_in_what_is_new) {
   EXPECT_NE(block, nullptr);
   rdmalloc_free(block);
 }
-#endif
 
-#if defined(TAKE_BACK_ARENA)
 // A block over a span that was given back and one that was not. Seen to fail, with a purge of pages
 // that nobody was told to be in use, where only blocks of one family were told of.
-TEST(TakeBack, of_a_block_of_pieces_those_given_back_are_notified) {
+TEST_P(TakeBackArena, of_a_block_of_pieces_those_given_back_are_notified) {
   PageModel model;
   void* blocks[2] = {rdmalloc_malloc(14 * kMiB), rdmalloc_malloc(14 * kMiB)};
   for (void* block : blocks) memset(block, 0x5C, 14 * kMiB);
@@ -141,12 +178,10 @@ TEST(TakeBack, of_a_block_of_pieces_those_given_back_are_notified) {
   EXPECT_GT(model.reuses, 0u);
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
-#endif
 
-#if defined(TAKE_BACK_ARENA)
 // Every second slice is free, and no slab of eight has room. Seen to fail without
 // allocate_as_span().
-TEST(TakeBack, a_small_block_takes_one_slice_where_free_ones_lie_apart) {
+TEST_P(TakeBackArena, a_small_block_takes_one_slice_where_free_ones_lie_apart) {
   constexpr size_t kSlice = 64 * kKiB;
   Blocks& all = blocks_of[0];
   all.count = 0;
@@ -171,24 +206,21 @@ TEST(TakeBack, a_small_block_takes_one_slice_where_free_ones_lie_apart) {
   for (void* block : small) rdmalloc_free(block);
   all.free_all();
 }
-#endif
 
-TEST(TakeBack, phases_of_all_sizes_on_one_thread) {
+TEST_P(TakeBack, phases_of_all_sizes_on_one_thread) {
   for (int round = 0; round < 3; round++) EXPECT_EQ(phases(kLive), "");
 }
 
 // All of it, for one block, of which a part was never in use. Seen to fail with RLIMIT_DATA where
 // nothing was taken back for a block longer than what was.
-TEST(TakeBack, all_that_is_free_can_be_had_as_one_block) {
+TEST_P(TakeBack, all_that_is_free_can_be_had_as_one_block) {
   phases(kLive);
   void* block = rdmalloc_malloc(kMost - kMiB);
   EXPECT_NE(block, nullptr);
   rdmalloc_free(block);
 }
 
-#if !defined(TAKE_BACK_DATA) && !defined(TAKE_BACK_ADDRESS)  // stacks count there
-
-TEST(TakeBack, phases_of_all_sizes_on_four_threads) {
+TEST_P(TakeBackThreads, phases_of_all_sizes_on_four_threads) {
   std::string refused[kThreads];
   std::vector<std::thread> threads;
   for (size_t index = 0; index < kThreads; index++)
@@ -201,7 +233,7 @@ TEST(TakeBack, phases_of_all_sizes_on_four_threads) {
 }
 
 // The same beside purges, which have pages of slabs in flight.
-TEST(TakeBack, phases_beside_purges) {
+TEST_P(TakeBackThreads, phases_beside_purges) {
   std::atomic<bool> stop{false};
   std::thread purger([&] {
     while (!stop) rdmalloc_purge(0);
@@ -211,12 +243,9 @@ TEST(TakeBack, phases_beside_purges) {
   purger.join();
 }
 
-#endif
-
-#if defined(TAKE_BACK_LIMIT)
 // A block of 20 MiB grows to 31.5, where both beside each other are too much. It grows in place
 // once the caches are empty. Seen to fail where that is tried before they are only.
-TEST(TakeBack, a_block_grows_into_what_is_taken_back) {
+TEST_P(TakeBackLimit, a_block_grows_into_what_is_taken_back) {
   HeapOfOurs heap;
   for (bool is_of_heap : {false, true}) {
     void* block = is_of_heap ? heap.malloc()(20 * kMiB) : rdmalloc_malloc(20 * kMiB);
@@ -232,7 +261,7 @@ TEST(TakeBack, a_block_grows_into_what_is_taken_back) {
 }
 
 // A slab of each class, which a heap keeps for its next block. Seen to fail with heaps left alone.
-TEST(TakeBack, what_a_heap_keeps_is_free) {
+TEST_P(TakeBackLimit, what_a_heap_keeps_is_free) {
   HeapOfOurs heap;
   auto allocate = heap.malloc();
   for (size_t bytes : sizes()) {
@@ -247,7 +276,7 @@ TEST(TakeBack, what_a_heap_keeps_is_free) {
 
 // Nobody else can empty a thread's magazines; the thread itself does, at its next slow path. Seen
 // to fail with nobody asked to.
-TEST(TakeBack, other_threads_give_up_at_their_next_slow_path) {
+TEST_P(TakeBackLimit, other_threads_give_up_at_their_next_slow_path) {
   std::atomic<int> step{0};
   auto wait_for = [&](int wanted) {
     while (step != wanted) usleep(100);
@@ -274,7 +303,7 @@ TEST(TakeBack, other_threads_give_up_at_their_next_slow_path) {
 
 // A purge stands still while it has pages of a slab in flight, so the slab is in use. Seen to
 // fail without the wait.
-TEST(TakeBack, pages_of_slabs_in_purging_are_waited_for) {
+TEST_P(TakeBackLimit, pages_of_slabs_in_purging_are_waited_for) {
   struct Standing {
     std::atomic<bool> is_out{false}, goes_on{false};
     pid_t sleeper = static_cast<pid_t>(syscall(SYS_gettid));
@@ -302,10 +331,9 @@ TEST(TakeBack, pages_of_slabs_in_purging_are_waited_for) {
   rdmalloc_free(block);
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
 }
-#endif
 
 // What can't be had, whatever is taken back, costs nobody his cache.
-TEST(TakeBack, what_is_too_much_takes_nothing_back) {
+TEST_P(TakeBack, what_is_too_much_takes_nothing_back) {
   EXPECT_TRUE(blocks_of[0].take(kMiB, 64, rdmalloc_malloc));
   blocks_of[0].free_all();
   uint64_t before = counter("stats.take_backs");
@@ -319,27 +347,42 @@ TEST(TakeBack, what_is_too_much_takes_nothing_back) {
   EXPECT_EQ(counter("stats.depot_bytes"), depot);
 }
 
+// The edge of a filter that ends in its name.
+const Edge* edge_of_filter() {
+  const std::string filter = GTEST_FLAG_GET(filter);
+  for (const Edge* edge : {&kLimit, &kArena, &kData, &kAddress}) {
+    const std::string end = std::string("/") + edge->name;
+    if (filter.size() >= end.size() && filter.substr(filter.size() - end.size()) == end)
+      return edge;
+  }
+  return nullptr;
+}
+
+int run_each() {
+  int failed = 0;
+  for (const Edge& edge : edges({kLimit, kArena, kData, kAddress})) {
+    rdmalloc_test::ChildResult result = rdmalloc_test::run_child(
+        {"/proc/self/exe", std::string("--gtest_filter=*/") + edge.name, "--gtest_brief=1"});
+    printf("%s: %s\n", edge.name, result.describe().c_str());
+    failed += !result.clean();
+  }
+  return failed != 0;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-#if defined(TAKE_BACK_ARENA)
-  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual", "RDMALLOC_ARENA=32M"});
-#elif defined(TAKE_BACK_DATA) || defined(TAKE_BACK_ADDRESS)
-  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual"});
-#else
-  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_PURGE=manual", "RDMALLOC_LIMIT=32M"});
-#endif
+  std::vector<char*> arguments(argv, argv + argc + 1);  // gtest takes its own out
   ::testing::InitGoogleTest(&argc, argv);
-#if defined(TAKE_BACK_DATA)
-  rdmalloc_free(rdmalloc_malloc(64));
-  rlimit limit = {rdmalloc_test::status_kib("VmData") * kKiB + kMost, RLIM_INFINITY};
-  if (setrlimit(RLIMIT_DATA, &limit) != 0) return 1;
-#elif defined(TAKE_BACK_ADDRESS)
-  // Before the library's first allocation, which reserves within the limit. Its tables and pools
-  // take 2 MiB of it.
-  constexpr size_t kTables = 4 * kMiB;
-  rlimit limit = {rdmalloc_test::status_kib("VmSize") * kKiB + kMost + kTables, RLIM_INFINITY};
-  if (setrlimit(RLIMIT_AS, &limit) != 0) return 1;
-#endif
-  return RUN_ALL_TESTS();
+  if (GTEST_FLAG_GET(list_tests)) return RUN_ALL_TESTS();
+  const Edge* edge = edge_of_filter();
+  if (edge == nullptr) return run_each();
+  std::vector<std::string> settings = {"RDMALLOC_PURGE=manual"};
+  if (edge->setting != nullptr) settings.emplace_back(edge->setting);
+  rdmalloc_test::ensure_environment(arguments.data(), settings);
+  if (edge->limit < 0) return RUN_ALL_TESTS();
+  if (edge->tables == 0) rdmalloc_free(rdmalloc_malloc(64));  // its tables are there
+  rlimit limit = {rdmalloc_test::status_kib(edge->status) * kKiB + kMost + edge->tables,
+                  RLIM_INFINITY};
+  return setrlimit(static_cast<__rlimit_resource>(edge->limit), &limit) != 0 ? 1 : RUN_ALL_TESTS();
 }

@@ -18,7 +18,7 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 KERNELS = {"host": r"\d+\.\d+", "bullseye": r"5\.10"}
-PROGRAMS = ("lock_test topology_test lying_kernel_test system_calls_test life_cycle_test take_back_data_test "
+PROGRAMS = ("lock_test topology_test lying_kernel_test system_calls_test life_cycle_test take_back_test "
             "slab_pages_test").split()
 PRELOADED = ["late_caches frees", "late_caches third", "late_caches fourth", "thread_moments single",
              "thread_moments timer", "thread_moments thread"]
