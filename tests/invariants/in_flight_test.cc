@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "rdmalloc/rdmalloc.h"
+#include "tests/support/observer.h"
 #include "tests/support/process.h"
 
 namespace {
@@ -165,40 +166,34 @@ TEST(InFlight, I2_a_purge_that_stands_still_does_not_hang_malloc) {
 // Fails (a wait of the purge for itself, or a deadlock with it) without the look whose turn it is.
 TEST(InFlight, an_observer_that_allocates_does_not_wait_for_its_own_purge) {
   OnePieceLeft left;
-  struct Seen {
-    int events = 0, blocks = 0;
-    bool has_slept = false;
-  } seen;
-  rdmalloc_observer_ops ops = {};
-  ops.size = sizeof ops;
-  ops.purge = [](void* arg, void*, size_t length, rdmalloc_purge_reason) {
+  int events = 0, blocks = 0;
+  bool has_slept = false;
+  rdmalloc_test::Observer observer([&](char*, size_t length) {
     if (length < kMiB) return 0;
-    auto* s = static_cast<Seen*>(arg);
-    s->events++;
+    events++;
     std::atomic<bool> is_over{false};
     auto self = static_cast<pid_t>(syscall(SYS_gettid));
     std::thread watcher([&, self] {
       while (!is_over) {
         bool sleeps = rdmalloc_test::is_asleep(self);
-        if (!is_over) s->has_slept |= sleeps;  // afterwards it waits for this thread's end
+        if (!is_over) has_slept |= sleeps;  // afterwards it waits for this thread's end
       }
     });
     for (int i = 0; i < 20; i++) {
       void* block = rdmalloc_malloc(4 * kMiB);
-      s->blocks += block != nullptr;
+      blocks += block != nullptr;
       rdmalloc_free(block);
     }
     is_over = true;
     watcher.join();
     return 0;
-  };
-  rdmalloc_observer* observer = nullptr;
-  ASSERT_EQ(rdmalloc_observer_add(&ops, &seen, &observer), 0);
+  });
+  ASSERT_EQ(observer.added(), 0);
   EXPECT_GT(rdmalloc_purge(0), 0);
-  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
-  EXPECT_GT(seen.events, 0);
-  EXPECT_EQ(seen.blocks, 0);
-  EXPECT_FALSE(seen.has_slept);
+  EXPECT_EQ(observer.remove(), 0);
+  EXPECT_GT(events, 0);
+  EXPECT_EQ(blocks, 0);
+  EXPECT_FALSE(has_slept);
 }
 
 // Fails, with a purge that was stopped for nothing, without the look at limit and budget.

@@ -8,17 +8,20 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 #include <vector>
 
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
+#include "tests/support/observer.h"
 #include "tests/support/process.h"
 
 namespace {
 
 using rdmalloc_test::counter;
+using rdmalloc_test::Observer;
 using rdmalloc_test::PageModel;
 using rdmalloc_test::Random;
 
@@ -108,77 +111,57 @@ TEST(PageEvents, I3_the_order_holds_beside_threads_that_allocate) {
 }
 
 TEST(PageEvents, I3_the_bytes_are_there_when_asked_and_gone_afterwards) {
-  struct Look {
-    char *start, *end;
-    size_t asked = 0, told = 0, gone_too_early = 0, still_there = 0;
-  } look;
-  rdmalloc_observer_ops ops = {};
-  ops.size = sizeof ops;
-  ops.purge = [](void* arg, void* base, size_t length, rdmalloc_purge_reason) {
-    auto* l = static_cast<Look*>(arg);
-    for (auto* at = static_cast<char*>(base); at < static_cast<char*>(base) + length; at += 4096) {
-      if (at < l->start || at >= l->end) continue;
-      l->asked++;
-      if (*at != 0x5C) l->gone_too_early++;
+  size_t asked = 0, ended = 0, gone_too_early = 0, still_there = 0;
+  std::vector<void*> blocks = dirty_blocks(1, 8 * kMiB);
+  char *start = static_cast<char*>(blocks[0]), *end = start + 8 * kMiB;
+  auto count = [&](char* base, size_t length, char wanted, size_t* pages, size_t* others) {
+    for (char* at = std::max(base, start); at < std::min(base + length, end); at += 4096) {
+      ++*pages;
+      *others += *at != wanted;
     }
+  };
+  Observer observer;
+  observer.purge = [&](char* base, size_t length) {
+    count(base, length, 0x5C, &asked, &gone_too_early);
     return 0;
   };
-  ops.purged = [](void* arg, void* base, size_t length, int result) {
-    auto* l = static_cast<Look*>(arg);
-    if (result != 0) return;
-    for (auto* at = static_cast<char*>(base); at < static_cast<char*>(base) + length; at += 4096) {
-      if (at < l->start || at >= l->end) continue;
-      l->told++;
-      if (*at != 0) l->still_there++;
-    }
+  observer.purged = [&](char* base, size_t length, int result) {
+    if (result == 0) count(base, length, 0, &ended, &still_there);
   };
-  std::vector<void*> blocks = dirty_blocks(1, 8 * kMiB);
-  look.start = static_cast<char*>(blocks[0]);
-  look.end = look.start + 8 * kMiB;
-  rdmalloc_observer* observer = nullptr;
-  ASSERT_EQ(rdmalloc_observer_add(&ops, &look, &observer), 0);
+  ASSERT_EQ(observer.add(), 0);
   free_all(blocks);
   ASSERT_GT(rdmalloc_purge(0), 0);
-  EXPECT_EQ(look.asked, 2048u);
-  EXPECT_EQ(look.told, 2048u);
-  EXPECT_EQ(look.gone_too_early, 0u);
-  EXPECT_EQ(look.still_there, 0u);
-  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  EXPECT_EQ(asked, 2048u);
+  EXPECT_EQ(ended, 2048u);
+  EXPECT_EQ(gone_too_early, 0u);
+  EXPECT_EQ(still_there, 0u);
 }
 
 TEST(PageEvents, I3_a_range_in_flight_is_not_handed_out) {
-  struct Reach {
-    size_t asked = 0, overlaps = 0;
-  } reach;
-  rdmalloc_observer_ops ops = {};
-  ops.size = sizeof ops;
-  ops.purge = [](void* arg, void* base, size_t length, rdmalloc_purge_reason) {
-    auto* r = static_cast<Reach*>(arg);
-    r->asked++;
+  size_t asked = 0, overlaps = 0;
+  Observer observer([&](char* start, size_t length) {
+    asked++;
     std::vector<char*> taken;
-    auto* start = static_cast<char*>(base);
     for (size_t bytes : {size_t{48}, size_t{3000}, 64 * kKiB, length, length / 2 + 1}) {
       for (int i = 0; i < 20; i++) {
         auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
         if (block == nullptr) continue;
         taken.push_back(block);
-        if (block < start + length && block + bytes > start) r->overlaps++;
+        if (block < start + length && block + bytes > start) overlaps++;
       }
     }
     for (char* block : taken) rdmalloc_free(block);
     return 0;
-  };
-  rdmalloc_observer* observer = nullptr;
-  ASSERT_EQ(rdmalloc_observer_add(&ops, &reach, &observer), 0);
+  });
+  ASSERT_EQ(observer.added(), 0);
   std::vector<void*> blocks = dirty_blocks(40, 300 * kKiB);
   for (size_t i = 0; i < blocks.size(); i += 2) {  // holes, so that ranges do not merge
     rdmalloc_free(blocks[i]);
     blocks[i] = nullptr;
   }
   rdmalloc_purge(0);
-  EXPECT_GT(reach.asked, 0u);
-  EXPECT_EQ(reach.overlaps, 0u);
-  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  EXPECT_GT(asked, 0u);
+  EXPECT_EQ(overlaps, 0u);
   free_all(blocks);
 }
 
@@ -254,37 +237,25 @@ void use_everything() {
 }
 
 TEST(PageEvents, I2_an_observer_may_wait_for_a_thread_that_allocates) {
-  struct Calls {
-    int purge = 0, purged = 0, use = 0, reuse = 0;
-  } calls;
-  rdmalloc_observer_ops ops = {};
-  ops.size = sizeof ops;
-  ops.use = [](void* arg, void*, size_t) {
-    if (static_cast<Calls*>(arg)->use++ < 20) use_everything();
-  };
-  ops.reuse = [](void* arg, void*, size_t) {
-    if (static_cast<Calls*>(arg)->reuse++ < 20) use_everything();
-  };
-  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
-    if (static_cast<Calls*>(arg)->purge++ < 20) use_everything();
+  int calls[4] = {};
+  auto use_in = [&](int event) {
+    if (calls[event]++ < 20) use_everything();
     return 0;
   };
-  ops.purged = [](void* arg, void*, size_t, int) {
-    if (static_cast<Calls*>(arg)->purged++ < 20) use_everything();
-  };
-  rdmalloc_observer* observer = nullptr;
-  ASSERT_EQ(rdmalloc_observer_add(&ops, &calls, &observer), 0);
+  Observer observer;
+  observer.use = [&](char*, size_t) { use_in(0); };
+  observer.reuse = [&](char*, size_t) { use_in(1); };
+  observer.purge = [&](char*, size_t) { return use_in(2); };
+  observer.purged = [&](char*, size_t, int) { use_in(3); };
+  ASSERT_EQ(observer.add(), 0);
   Random random(4);
   for (int round = 0; round < 10; round++) {
     churn(random, 300);
     if (round == 5) use_fresh_pages();
     rdmalloc_purge(0);
   }
-  EXPECT_GT(calls.purge, 0);
-  EXPECT_GT(calls.purged, 0);
-  EXPECT_GT(calls.use, 0);
-  EXPECT_GT(calls.reuse, 0);
-  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  EXPECT_EQ(observer.remove(), 0);
+  for (int of_event : calls) EXPECT_GT(of_event, 0);
 }
 
 TEST(PageEvents, I2_a_walk_over_ranges_may_wait_for_a_thread_that_allocates) {
@@ -300,64 +271,53 @@ TEST(PageEvents, I2_a_walk_over_ranges_may_wait_for_a_thread_that_allocates) {
 }
 
 TEST(PageEvents, I2_what_would_wait_for_itself_is_refused_inside_an_event) {
-  struct Answers {
-    rdmalloc_observer* self;
-    int64_t purge = 1;
-    int remove = 1, pause = 1, calls = 0;
-  } answers = {};
-  rdmalloc_observer_ops ops = {};
-  ops.size = sizeof ops;
-  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
-    auto* a = static_cast<Answers*>(arg);
-    a->calls++;
-    a->purge = rdmalloc_purge(0);
-    a->remove = rdmalloc_observer_remove(a->self);
-    a->pause = rdmalloc_purge_pause();
+  int64_t purge = 1;
+  int remove = 1, pause = 1, calls = 0;
+  Observer observer;
+  observer.purge = [&](char*, size_t) {
+    calls++;
+    purge = rdmalloc_purge(0);
+    remove = observer.remove();
+    pause = rdmalloc_purge_pause();
     return 0;
   };
-  ASSERT_EQ(rdmalloc_observer_add(&ops, &answers, &answers.self), 0);
+  ASSERT_EQ(observer.add(), 0);
   std::vector<void*> blocks = dirty_blocks(2, kMiB);
   free_all(blocks);
   rdmalloc_purge(0);
-  EXPECT_GT(answers.calls, 0);
-  EXPECT_EQ(answers.purge, -EDEADLK);
-  EXPECT_EQ(answers.remove, -EDEADLK);
-  EXPECT_EQ(answers.pause, -EDEADLK);
-  EXPECT_EQ(rdmalloc_observer_remove(answers.self), 0);
+  EXPECT_GT(calls, 0);
+  EXPECT_EQ(purge, -EDEADLK);
+  EXPECT_EQ(remove, -EDEADLK);
+  EXPECT_EQ(pause, -EDEADLK);
+  EXPECT_EQ(observer.remove(), 0);
 }
 
 // ------------------------------------------------------------------ adding and removing
 
 TEST(PageEvents, removal_waits_for_a_running_callback) {
-  struct Gate {
-    std::atomic<bool> inside{false}, open{false}, left{false};
-  } gate;
-  rdmalloc_observer_ops ops = {};
-  ops.size = sizeof ops;
-  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
-    auto* g = static_cast<Gate*>(arg);
-    g->inside = true;
-    while (!g->open.load()) usleep(100);
+  std::atomic<bool> inside{false}, open{false}, left{false};
+  Observer observer([&](char*, size_t) {
+    inside = true;
+    while (!open.load()) usleep(100);
     usleep(2000);
-    g->left = true;
+    left = true;
     return 0;
-  };
-  rdmalloc_observer* observer = nullptr;
-  ASSERT_EQ(rdmalloc_observer_add(&ops, &gate, &observer), 0);
+  });
+  ASSERT_EQ(observer.added(), 0);
   std::vector<void*> blocks = dirty_blocks(1, 2 * kMiB);
   free_all(blocks);
   std::thread purger([] { rdmalloc_purge(0); });
-  while (!gate.inside.load()) usleep(100);
+  while (!inside.load()) usleep(100);
   std::atomic<bool> removed{false};
   bool left_before_removed = false;
   std::thread remover([&] {
-    EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
-    left_before_removed = gate.left.load();
+    EXPECT_EQ(observer.remove(), 0);
+    left_before_removed = left.load();
     removed = true;
   });
   usleep(50000);
   EXPECT_FALSE(removed.load()) << "removed while its callback ran";
-  gate.open = true;
+  open = true;
   remover.join();
   purger.join();
   EXPECT_TRUE(left_before_removed);

@@ -16,6 +16,7 @@
 
 #include "alloc/os/fault.h"
 #include "tests/notifiers/stub_libfabric.h"
+#include "tests/support/observer.h"
 
 namespace {
 
@@ -107,23 +108,19 @@ TEST_F(Veto, I3_libfabric_is_notified_once_started_while_pages_are_there) {
 TEST_F(Veto, I3_a_refused_range_is_notified_to_no_other_cache) {
   start();
   notifications = 0;
-  rdmalloc_observer_ops ops = {};
-  ops.size = sizeof ops;
-  ops.purge = [](void* asked, void*, size_t, rdmalloc_purge_reason) {
-    ++*static_cast<int*>(asked);
-    EXPECT_EQ(notifications, 0);
-    return -EBUSY;
-  };
   int asked = 0;
-  rdmalloc_observer* observer = nullptr;
-  ASSERT_EQ(rdmalloc_observer_add(&ops, &asked, &observer), 0);
+  rdmalloc_test::Observer observer([&](char*, size_t) {
+    ++asked;
+    return -EBUSY;
+  });
+  ASSERT_EQ(observer.added(), 0);
   void* block = rdmalloc_malloc(kBytes);
   memset(block, kContent, kBytes);
   rdmalloc_free(block);
   EXPECT_EQ(rdmalloc_purge(0), 0);
   EXPECT_GT(asked, 0);
   EXPECT_EQ(notifications, 0);
-  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  EXPECT_EQ(observer.remove(), 0);
   EXPECT_GT(rdmalloc_purge(0), 0);
   EXPECT_GT(notifications, 0);
   stub->monitor->export_ops->stop(stub->monitor);
