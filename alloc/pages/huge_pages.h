@@ -34,9 +34,8 @@ bool huge_is_any(SliceIndex begin, SliceIndex end);
 // Called before a slab of small blocks takes addresses from the frontier on: asks for the next
 // chunks where that is worth it.
 void huge_ask_for_slabs(SliceIndex frontier);
-// The same for a new segment of a shard's heap, of whose `owned` slices `used` are in use.
-void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used,
-                          std::uint64_t owned);
+// The same for a new segment of that shard's heap, whose lock is held too.
+void huge_ask_for_segment(SliceIndex begin, SliceIndex end, unsigned heap);
 // Called before the slices from the frontier to `end` are used. Returns the end to use instead:
 // where that lies in a huge page, the end of the page, which is backed with its first slice.
 SliceIndex huge_end(SliceIndex end);

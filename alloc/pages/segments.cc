@@ -114,9 +114,7 @@ SliceIndex find_clean(PageHeap& heap, TakenFor what) {
       fit_in(clean, arena.span(clean).load().slices, kSegmentSlices, kSegmentSlices);
   // New addresses, for a heap that is full of what a huge page pays for.
   if (segment >= frontier && what == TakenFor::kSmallSlab)
-    huge_ask_for_segment(segment, segment + kSegmentSlices,
-                         heap.used_slices.load(std::memory_order_relaxed),
-                         std::uint64_t{heap.segments} * kSegmentSlices);
+    huge_ask_for_segment(segment, segment + kSegmentSlices, heap.index);
   return segment;
 }
 

@@ -7,7 +7,9 @@
 // Seen to fail: a_large_block_… without huge_ask_for_block(), a_large_heap_… with is_dense() always
 // false, a_medium_heap_… with kLargeHeapSlices of 64 MiB, the_arena_… without advise_small(),
 // blocks_that_grow_… with the capacity in place of the size asked for, the_rest_of_… without
-// Where::kSmallPages, never_… with huge_ask_for_block() not asking arena_may_be_huge().
+// Where::kSmallPages, never_… with huge_ask_for_block() not asking arena_may_be_huge(), hardly_…
+// with blocks that are spans counted as touched, …_of_shards… with is_dense_of_heap() always false,
+// or true.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -17,6 +19,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "rdmalloc/rdmalloc.h"
@@ -151,6 +154,38 @@ TEST_F(HugePages, a_medium_heap_of_small_blocks_has_none) {
 TEST_F(HugePages, a_large_heap_of_small_blocks_has_them_from_256_MiB_on) {
   uintptr_t end = fill(300 * kMiB) & ~(kHugePage - 1);
   EXPECT_EQ(huge_bytes(end - 16 * kMiB, end), 16 * kMiB);
+}
+
+// What is written of a block at an alignment of 64 KiB is a page of it; huge pages would back all.
+uintptr_t fill_with_aligned(size_t bytes) {
+  uintptr_t highest = 0;
+  for (size_t used = 0; used < bytes; used += 67 * kKiB) {
+    highest = std::max(highest, address_of(rdmalloc_malloc(3 * kKiB)));
+    highest = std::max(highest, address_of(rdmalloc_aligned_alloc(64 * kKiB, 100)));
+  }
+  return highest;
+}
+
+TEST_F(HugePages, hardly_touched_blocks_have_none_nor_slabs_among_them) {
+  uintptr_t begin = address_of(rdmalloc_malloc(64));
+  uintptr_t end = fill_with_aligned(300 * kMiB);
+  EXPECT_EQ(huge_bytes(begin & ~(kHugePage - 1), end + kHugePage), 0u);
+}
+
+TEST_F(HugePages, segments_of_shards_have_them_where_slabs_are_dense) {
+  if (getenv("RDMALLOC_TOPOLOGY") == nullptr) {
+    rdmalloc_test::ChildResult result = rdmalloc_test::run_child(
+        {"/proc/self/exe", "--gtest_filter=HugePages.segments_of_shards_*"},
+        {.environment = {"RDMALLOC_TOPOLOGY=2x2"}});
+    EXPECT_TRUE(result.clean()) << result.describe();
+    return;
+  }
+  uintptr_t end = address_of(rdmalloc_malloc(64));  // the first shard has no segments
+  auto in_another_shard = [](auto work) { std::thread(work).join(); };
+  in_another_shard([&] { end = fill_with_aligned(1024 * kMiB); });
+  EXPECT_EQ(huge_bytes(0, end + 64 * kMiB), 0u);
+  in_another_shard([&] { end = fill(100 * kMiB) & ~(kHugePage - 1); });
+  EXPECT_GE(huge_bytes(end - 16 * kMiB, end), 12 * kMiB);
 }
 
 TEST_F(HugePages, the_arena_has_none_whatever_the_kernels_setting_is) {
