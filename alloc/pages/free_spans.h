@@ -68,6 +68,7 @@ class AgeList {
   // Returns the next older span, or the next younger one: a hint for what takes its place.
   SliceIndex remove(SliceIndex slice);
   SliceIndex oldest() const { return oldest_; }
+  SliceIndex youngest() const { return youngest_; }
   void clear() { oldest_ = youngest_ = 0; }
 
  private:

@@ -120,6 +120,7 @@ void insert_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKin
   if (heap.counts_segments) note_segments(heap, slice, slices, kind, true);
   if (is_dirty(kind)) {
     heap.dirty_by_age.insert(slice, near);
+    heap.retained_spans += kind == SpanKind::kFreeRetained ? 1 : 0;
     add_dirty(heap, slices);
   } else {
     heap.clean_slices += slices;
@@ -130,6 +131,7 @@ SliceIndex remove_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, S
   family(heap, kind).remove(slice, slices);
   if (heap.counts_segments) note_segments(heap, slice, slices, kind, false);
   if (is_dirty(kind)) {
+    heap.retained_spans -= kind == SpanKind::kFreeRetained ? 1 : 0;
     add_dirty(heap, -static_cast<std::int64_t>(slices));
     return heap.dirty_by_age.remove(slice);
   }

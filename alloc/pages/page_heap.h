@@ -8,7 +8,8 @@
 //   clean   reads as zero, costs nothing
 //
 //   a buffer takes           retained, else dirty, else clean
-//   a slab or a small span   dirty, else old retained, else clean, else any retained
+//   a slab or a small span   dirty, else retained that is old or not among the 32 latest, else
+//                            neighbours of both, else clean, else any retained
 //
 // So a buffer that was freed and is asked for again comes back at the same address, its pages there
 // and its registration alive, whatever was allocated in between: a cache of registrations knows

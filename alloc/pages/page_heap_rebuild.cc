@@ -14,6 +14,7 @@ void clear(PageHeap& heap) {
   heap.retained.clear();
   heap.clean.clear();
   heap.dirty_by_age.clear();
+  heap.retained_spans = 0;
   heap.quick = {};
   heap.used_slices.store(0, std::memory_order_relaxed);
   heap.dirty_slices.store(0, std::memory_order_relaxed);
@@ -38,6 +39,7 @@ void enter_class(SliceIndex slice, std::uint32_t slices, std::uint8_t map_class)
 void enter_free(PageHeap& heap, SliceIndex slice, SpanWord word, std::uint32_t now) {
   enter_class(slice, word.slices, 0);
   arena.span(slice).freed_ms = now;
+  arena.span(slice).is_latest = false;
   SpanKind kind = is_free(word.kind) ? word.kind : SpanKind::kFreeDirty;
   std::uint32_t slices = word.slices;
   bool is_one = kind != SpanKind::kFreeRetained || arena.span(slice).is_rest;
@@ -103,7 +105,7 @@ namespace {
 
 // What a walk over the spans of a heap finds.
 struct Found {
-  std::uint64_t used = 0, dirty = 0, clean = 0, reserved = 0, quick = 0;
+  std::uint64_t used = 0, dirty = 0, clean = 0, reserved = 0, quick = 0, retained_spans = 0;
   bool is_valid = true;
 };
 
@@ -130,6 +132,7 @@ void look_at(SliceIndex slice, SpanWord word, SpanKind before, Found* found) {
       [[fallthrough]];
     case SpanKind::kFreeDirty:
     case SpanKind::kFreeRetained:
+      found->retained_spans += word.kind == SpanKind::kFreeRetained ? 1 : 0;
       found->dirty += word.slices;
       break;
     case SpanKind::kFreeClean:
@@ -211,7 +214,8 @@ bool is_valid_locked(const PageHeap& heap) {
     next = slice + word.slices;
   });
   // Spans between taking and publishing are kReserved and counted as used.
-  return found.is_valid && found.dirty == heap.dirty_slices.load(std::memory_order_relaxed) &&
+  return found.is_valid && found.retained_spans == heap.retained_spans &&
+         found.dirty == heap.dirty_slices.load(std::memory_order_relaxed) &&
          found.clean == heap.clean_slices &&
          found.used + found.reserved ==
              heap.used_slices.load(std::memory_order_relaxed) + heap.purging_slices &&

@@ -33,6 +33,7 @@ struct alignas(64) PageHeap {
   FreeSpans retained;
   FreeSpans clean;
   AgeList dirty_by_age;                     // dirty and retained ones
+  std::uint32_t retained_spans;             // how many
   std::atomic<std::uint64_t> used_slices;   // written under the lock, read by anybody
   std::atomic<std::uint64_t> dirty_slices;  // likewise; retained ones are dirty
   std::uint64_t clean_slices;
@@ -236,7 +237,7 @@ inline SpanWord large_word(bool is_zero, std::uint16_t owner) {
 }
 // Whether slabs and other small things leave that retained span alone: another place costs less
 // than the registration of the buffer that comes back here. Not for longer than free memory keeps
-// its pages anyway, and not where pages are short.
-bool is_left_alone(SliceIndex retained, std::uint32_t slices);
+// its pages anyway, not where pages are short, and the latest of that heap only.
+bool is_left_alone(const PageHeap& heap, SliceIndex retained, std::uint32_t slices);
 
 }  // namespace rdmalloc::page_heap_state

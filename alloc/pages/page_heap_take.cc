@@ -10,11 +10,41 @@ using namespace page_heap_state;
 
 namespace page_heap_state {
 
-bool is_left_alone(SliceIndex retained, std::uint32_t slices) {
+namespace {
+
+bool is_kept_while_young(SliceIndex retained, std::uint32_t slices) {
   std::uint32_t age_ms = now_ms() - arena.span(retained).freed_ms;
   if (age_ms >= shared.retain_ms.load(std::memory_order_relaxed)) return false;
   return shared.limit_slices == UINT64_MAX ||
          page_heap_used_slices() + page_heap_dirty_slices() + slices <= shared.limit_slices;
+}
+
+// Retained spans that are left alone, those left last. A program that leaves more of them at once
+// has gone on to something else, or loses a few registrations of many; and what it leaves may be
+// half of its memory.
+constexpr unsigned kPlaces = 32;
+
+// Calls visit(slice) for them.
+template <class Visit>
+void for_latest_places(const PageHeap& heap, Visit visit) {
+  constexpr unsigned kMostLooks = 4 * kPlaces;
+  unsigned places = 0, looks = 0;
+  for (SliceIndex s = heap.dirty_by_age.youngest();
+       s != 0 && places < kPlaces && looks < kMostLooks; s = arena.span(s).older, ++looks) {
+    if (arena.span(s).load().kind != SpanKind::kFreeRetained) continue;
+    visit(s);
+    ++places;
+  }
+}
+
+}  // namespace
+
+bool is_left_alone(const PageHeap& heap, SliceIndex retained, std::uint32_t slices) {
+  if (!is_kept_while_young(retained, slices)) return false;
+  if (heap.retained_spans <= kPlaces) return true;
+  bool is_latest = false;
+  for_latest_places(heap, [&](SliceIndex place) { is_latest |= place == retained; });
+  return is_latest;
 }
 
 }  // namespace page_heap_state
@@ -165,6 +195,48 @@ SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
   return 0;
 }
 
+// Takes [at, at + wanted) of the free neighbours that begin at `run`.
+SliceIndex take_of_run(PageHeap& heap, SliceIndex run, SliceIndex at, std::uint32_t wanted) {
+  SliceIndex end = at + wanted;
+  for (SliceIndex s = run; s < end;) {
+    SpanWord word = arena.span(s).load();
+    SliceIndex next = s + word.slices, begin = s < at ? at : s;
+    if (next > at) cut(heap, s, word.slices, word.kind, begin, (next < end ? next : end) - begin);
+    s = next;
+  }
+  arena.span(at).store({SpanKind::kReserved, 0, false, wanted});
+  set_first(end - 1, at);
+  return at;
+}
+
+// Takes so many aligned slices of dirty neighbours and retained ones that may be cut up, the oldest
+// there are. 0 when there are none. What blocks of one and two slices and buffers leave lies beside
+// each other and is of two families: slabs would take new pages instead.
+SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment) {
+  constexpr int kScanLimit = 256;  // as above
+  if (heap.retained_spans <= kPlaces) return 0;
+  for_latest_places(heap, [](SliceIndex place) { arena.span(place).is_latest = true; });
+  auto is_usable = [&](SliceIndex slice, SpanWord word) {
+    if (word.kind == SpanKind::kFreeDirty) return true;
+    return word.kind == SpanKind::kFreeRetained &&
+           !(arena.span(slice).is_latest && is_kept_while_young(slice, word.slices));
+  };
+  SliceIndex run = 0, at = 0;
+  int scanned = 0;
+  for (SliceIndex first = heap.dirty_by_age.oldest(); first != 0 && at == 0 && scanned < kScanLimit;
+       first = arena.span(first).younger, ++scanned) {
+    run = first;
+    for (SliceIndex end = first; goes_on(heap, end) && at == 0;) {
+      SpanWord word = arena.span(end).load();
+      if (!is_usable(end, word)) break;
+      end += word.slices;
+      at = fit_in(first, end - first, wanted, alignment);
+    }
+  }
+  for_latest_places(heap, [](SliceIndex place) { arena.span(place).is_latest = false; });
+  return at != 0 ? take_of_run(heap, run, at, wanted) : 0;
+}
+
 SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
                            bool* is_zero) {
   // A buffer's own place; or the place used last, the likeliest to be registered still. Not one
@@ -195,12 +267,14 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   if (dirty == 0 && has_nodes()) {
     // Pages of another node cost each access; new ones once, and what is old goes back anyway.
     dirty = heap.dirty.find_best(slices, alignment);
-    if (dirty != 0 && is_left_alone(dirty, slices)) dirty = 0;
+    if (dirty != 0 && is_kept_while_young(dirty, slices)) dirty = 0;
   }
   if (dirty != 0) return take_dirty(heap, dirty, slices, alignment);
   SliceIndex retained = heap.retained.find_best(slices, alignment);
-  if (retained != 0 && !is_left_alone(retained, slices))
+  if (retained != 0 && !is_left_alone(heap, retained, slices))
     return take_dirty(heap, retained, slices, alignment);
+  if (slices >= kBufferSlices)
+    if (SliceIndex taken = take_backed(heap, slices, alignment)) return taken;
   // Not of a buffer: its place, once free, would be left alone.
   if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1))
     return take_for_others(heap, slices, alignment, is_small_slab, is_zero);

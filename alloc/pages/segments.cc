@@ -83,7 +83,8 @@ bool may_be_adopted(SliceIndex segment, TakenFor what) {
     SpanWord word = arena.span(s).load();
     SliceIndex next = s + word.slices;
     bool is_wanted = what == TakenFor::kBuffer && s >= segment && next <= end;
-    if (word.kind == SpanKind::kFreeRetained && !is_wanted && is_left_alone(s, word.slices))
+    if (word.kind == SpanKind::kFreeRetained && !is_wanted &&
+        is_left_alone(central, s, word.slices))
       return false;
     s = next;
   }

@@ -5,7 +5,9 @@
 // RDMALLOC_PURGE=manual, so that nothing is given back meanwhile.
 //
 // Seen to fail: with buffers leaving dirty spans (kFreeDirty in left_by), and with retained
-// neighbours always joined (are_one); small_blocks_take_… with is_left_alone() always true.
+// neighbours always joined (are_one); small_blocks_take_… with is_left_alone() always true;
+// slabs_leave_… with no place and with all places left alone, slabs_take_short_… without
+// take_backed().
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
@@ -129,6 +131,45 @@ TEST_F(Places, small_blocks_take_the_place_once_it_is_old) {
   usleep(200000);
   SmallBlocks blocks;
   EXPECT_TRUE(blocks.any_in(place, 16 * kMiB));
+}
+
+// Blocks of 1 to 8 KiB, 8 MiB of them, whose slabs are of 512 KiB.
+std::vector<char*> slabs_of_8_MiB() {
+  rdmalloc_test::Random random(8);
+  std::vector<char*> blocks;
+  for (size_t used = 0; used < 8 * kMiB; used += 4608)
+    blocks.push_back(static_cast<char*>(rdmalloc_malloc(random.size_between(1025, 8192))));
+  return blocks;
+}
+
+TEST_F(Places, slabs_leave_the_32_latest_of_many_places_alone) {
+  constexpr size_t kPlaces = 32, kBytes = 704 * kKiB;
+  std::vector<char*> places;
+  for (size_t i = 0; i < 3 * kPlaces; i++) places.push_back(buffer(kBytes));
+  char* stays = buffer(kMiB);
+  uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
+  for (char* place : places) rdmalloc_free(place);
+  std::vector<char*> blocks = slabs_of_8_MiB();
+  EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory was taken";
+  for (size_t i = 0; i < places.size(); i++) {
+    bool is_cut = false;
+    for (char* block : blocks) is_cut |= block >= places[i] && block < places[i] + kBytes;
+    EXPECT_FALSE(is_cut && i >= 2 * kPlaces) << i;
+  }
+  for (char* block : blocks) rdmalloc_free(block);
+  rdmalloc_free(stays);
+}
+
+TEST_F(Places, slabs_take_short_neighbours_of_both_families) {
+  std::vector<char*> all;
+  for (int i = 0; i < 200; i++) all.push_back(buffer(i % 2 == 0 ? 64 * kKiB : 192 * kKiB));
+  char* stays = buffer(kMiB);
+  uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
+  for (char* block : all) rdmalloc_free(block);
+  std::vector<char*> blocks = slabs_of_8_MiB();
+  EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory was taken";
+  for (char* block : blocks) rdmalloc_free(block);
+  rdmalloc_free(stays);
 }
 
 }  // namespace
