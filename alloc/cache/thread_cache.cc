@@ -34,6 +34,10 @@ constinit void* nothing[1] = {nullptr};
 // threads that live for a few hundred blocks of all sizes touch 5 % more memory (the programs
 // thread-churn and leaks).
 constexpr std::uint32_t kFirstLimit = 4;
+// The same of a thread beside more than kFirstThreads. What it does not use lies between the blocks
+// of others: 64 threads of ten blocks each have 5.9 MiB resident with four, 5.0 with one. And a
+// share of many pays for more classes: 64 threads of 16 B to 4 KiB take half the time.
+constexpr std::uint32_t kFirstLimitOfMany = 1;
 // Every so many trips to the slow path a thread looks at a few classes it may not use any more.
 constexpr std::uint32_t kEventsPerAge = 32;
 constexpr std::uint32_t kClassesPerAge = 8;
@@ -202,9 +206,8 @@ void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
 bool open_class(ThreadCache& cache, unsigned size_class) {
   if (is_span_class(size_class) && !cache.may_cache_spans) return false;
   ColdBin& cold = cache.cold_bins[size_class];
-  const ClassInfo& info = class_info(size_class);
   std::uint64_t share = share_bytes(cache);
-  std::uint32_t limit = info.magazine_max < kFirstLimit ? info.magazine_max : kFirstLimit;
+  std::uint32_t limit = share < kFirstShareBytes ? kFirstLimitOfMany : kFirstLimit;
   auto charge = [&] { return cost_of(size_class, limit) - own_part(cache, size_class, limit); };
   // One class may have a quarter of the share, and a single block in any case.
   while (limit > 1 && charge() > share / 4) limit /= 2;
