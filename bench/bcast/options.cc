@@ -46,6 +46,7 @@ void apply_quick(const CommandLine& line, Texts& texts, CompareOptions& options)
   if (!line.is_given("--patterns")) texts.patterns = "fresh,reused,growing,mixed";
   if (!line.is_given("--repetitions")) options.repetitions = 1;
   if (!line.is_given("--scale")) options.scale = 0.1;
+  if (!line.is_given("--backed-mib")) options.backed_mib = 64;  // at that scale a rank has less
 }
 
 void add_options(CommandLine& line, CompareOptions& options, Texts& texts) {
@@ -58,7 +59,8 @@ void add_options(CommandLine& line, CompareOptions& options, Texts& texts) {
   line.number("--pause-ms", options.pause_ms, 0, 600'000, "the pause of the pattern phases");
   line.text("--mpirun", options.mpirun, "which mpirun");
   line.flag("--quick", options.quick, "a look in seconds: one repetition, two sizes, no phases");
-  line.flag("--all-tables", options.all_tables, "also MPI_Bcast alone, and page faults");
+  line.flag("--all-tables", options.all_tables,
+            "also MPI_Bcast alone, and what the kernel did for every row");
   line.hidden("--worker", options.worker);
   line.hidden("--worker-fault", options.worker_fault);
 }

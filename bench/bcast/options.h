@@ -9,7 +9,10 @@
 namespace rdmalloc::bench {
 
 struct CompareOptions : DriverOptions {
-  CompareOptions() { limit_s = 60; }
+  CompareOptions() {
+    limit_s = 60;
+    backed_mib = 640;  // two ranks of the pattern growing have 256 MiB each
+  }
   std::vector<std::size_t> sizes;
   std::vector<std::string> patterns;
   std::vector<std::string> transports;

@@ -15,6 +15,7 @@
 
 #include "bench/bcast/payload.h"
 #include "bench/support/registrations.h"
+#include "bench/support/resident.h"
 
 namespace rdmalloc::bench {
 namespace {
@@ -28,11 +29,14 @@ double now_us() {
 // What is counted and not timed, of this rank so far.
 struct Counts {
   long page_faults, registrations;
+  double kernel_us;
 };
 Counts counts_so_far() {
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
-  return {usage.ru_minflt + usage.ru_majflt, watched_registrations_so_far()};
+  return {usage.ru_minflt + usage.ru_majflt, watched_registrations_so_far(),
+          static_cast<double>(usage.ru_stime.tv_sec) * 1e6 +
+              static_cast<double>(usage.ru_stime.tv_usec)};
 }
 
 // Adds to the series what was counted since `start`.
@@ -40,6 +44,8 @@ void add_counts(Series& series, const Counts& start) {
   const Counts now = counts_so_far();
   series.page_faults += now.page_faults - start.page_faults;
   series.registrations += now.registrations - start.registrations;
+  series.kernel_us += now.kernel_us - start.kernel_us;
+  series.huge_pages = static_cast<long>(huge_bytes() >> 21);
 }
 
 // The compiler must not see that nobody reads what was allocated.
@@ -225,9 +231,9 @@ void Patterns::allocate_other_things(int milliseconds) {
 }
 
 // Groups of fresh broadcasts of every size, a long pause before each but the first. What is
-// recorded comes after a pause.
+// recorded comes after a pause: one in each repetition, which show the spread.
 void Patterns::phases(Emit emit, void* argument) {
-  const int groups = options_.scale < 1 ? 2 : 3;
+  constexpr int groups = 2;
   constexpr int kBroadcasts = 4;
   std::map<std::size_t, Series> all;
   for (int group = 0; group < groups; ++group) {

@@ -36,6 +36,8 @@ struct Series {
   std::vector<double> after_pause_us =
       {};                  // phases: MPI_Bcast, only the first one after each pause
   long page_faults = 0;    // of this rank, in all of it
+  double kernel_us = 0;    // processor time in the kernel, likewise
+  long huge_pages = 0;     // that the rank has at the end of it
   long registrations = 0;  // of this rank, likewise; nonsense where nobody counts them
   std::size_t wrong_bytes = 0;
   std::size_t wrong_offset = 0;

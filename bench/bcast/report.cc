@@ -37,7 +37,9 @@ json summary_json(const BcastResults& results, const Cell& cell, const Measured&
                  {"broadcasts", measured.broadcasts},
                  {"bcast_us", to_json(summarize(present(measured.bcast_us)))},
                  {"cycle_us", to_json(summarize(present(measured.cycle_us)))},
-                 {"page_faults_per_broadcast", median(present(measured.faults_per_broadcast))}};
+                 {"page_faults_per_broadcast", median(present(measured.faults_per_broadcast))},
+                 {"huge_pages", median(present(measured.huge_pages))},
+                 {"kernel_us_per_broadcast", median(present(measured.kernel_us))}};
   object["bcast_us"]["repetitions"] = measured.bcast_us;
   object["cycle_us"]["repetitions"] = measured.cycle_us;
   const auto add_ratio = [&](const char* name, double ratio) {

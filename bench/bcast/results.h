@@ -27,6 +27,8 @@ struct Measured {
   std::vector<double> cycle_us;
   std::vector<double> after_pause_us;
   std::vector<double> faults_per_broadcast;
+  std::vector<double> kernel_us;   // of a broadcast
+  std::vector<double> huge_pages;  // at the end of all
   std::size_t broadcasts = 0;
 };
 

@@ -185,6 +185,10 @@ void emit(const Series& series, void* argument) {
   const std::vector<double> after_pause = slowest_rank(series.after_pause_us);
   long faults = 0;
   MPI_Reduce(&series.page_faults, &faults, 1, MPI_LONG, MPI_MAX, 0, MPI_COMM_WORLD);
+  long huge_pages = 0;
+  MPI_Reduce(&series.huge_pages, &huge_pages, 1, MPI_LONG, MPI_MAX, 0, MPI_COMM_WORLD);
+  double kernel_us = 0;
+  MPI_Reduce(&series.kernel_us, &kernel_us, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
   long registrations = 0;
   MPI_Reduce(&series.registrations, &registrations, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
   unsigned long wrong[2] = {series.wrong_bytes, 0};
@@ -196,8 +200,9 @@ void emit(const Series& series, void* argument) {
                  series.wrong_offset);
   if (world.rank != 0) return;
   std::printf(
-      "{\"type\":\"row\",\"pattern\":%s,\"bytes\":%zu,\"wrong_bytes\":%lu,\"page_faults\":%ld",
-      quoted(series.pattern).c_str(), series.bytes, wrong[0], faults);
+      "{\"type\":\"row\",\"pattern\":%s,\"bytes\":%zu,\"wrong_bytes\":%lu,\"page_faults\":%ld,"
+      "\"huge_pages\":%ld,\"kernel_us\":%.0f",
+      quoted(series.pattern).c_str(), series.bytes, wrong[0], faults, huge_pages, kernel_us);
   if (rdmalloc::bench::registrations_so_far() >= 0)
     std::printf(",\"registrations\":%ld", registrations);
   print_array("bcast_us", bcast);

@@ -4,7 +4,7 @@
     bench/pictures/bcast_report.py out/bcast.json [--picture out/bcast.svg] [--all]
 
 One part a question: a table, and a sentence of what it shows. A comparison whose spread over the repetitions is not
-smaller than its difference shows none, and its row says so. --all adds MPI_Bcast alone and page faults.
+smaller than its difference shows none, and its row says so. --all adds MPI_Bcast alone, and what the kernel did for every row.
 """
 import argparse
 import json
@@ -260,14 +260,32 @@ def question_of_memory(report):
                     svg.Bars(title, answer, "MiB resident, the largest rank of all runs", {"": peaks}))
 
 
-def faults_table(report, transport):
+def slowest_to_fastest(report, transport, place, name):
+    values = [value for value in report.values(transport, place, name, "cycle_us") if value]
+    return max(values) / min(values) if len(values) > 1 else None
+
+
+def kernel_table(report, transport, patterns):
+    """The counts beside the times: what the kernel did for the buffers, and how far that moved the repetitions."""
     rows = []
-    for place in report.places(transport, PATTERNS):
-        faults = [report.rows.get((transport, *place, name), {}).get("page_faults_per_broadcast")
-                  for name in report.allocators]
-        rows.append([f"{place[0]} {size_text(place[1])}" if place[1] else place[0],
-                     *("failed" if count is None else f"{count:.1f}" for count in faults), ""])
-    return f"\nPage faults of a broadcast, of the rank that had most ({transport})\n\n" + \
+    for place in report.places(transport, patterns):
+        cells = []
+        for name in report.allocators:
+            row = report.rows.get((transport, *place, name), {})
+            if row.get("page_faults_per_broadcast") is None:
+                cells.append("failed")
+                continue
+            parts = [f"{row['page_faults_per_broadcast']:.1f}"]
+            if row.get("kernel_us_per_broadcast") is not None:  # older reports have none
+                parts += [f"{row['huge_pages']:.0f}", time_text(row["kernel_us_per_broadcast"])]
+            spread = slowest_to_fastest(report, transport, place, name)
+            cells.append("  ".join([*parts, f"x{spread:.2f}"] if spread else parts))
+        rows.append([f"{place[0]} {size_text(place[1])}" if place[1] else place[0], *cells, ""])
+    if not rows:
+        return ""
+    return (f"\nWhat did the kernel do for them? ({transport})\n"
+            "  (page faults a broadcast, huge pages at the end, processor time in the kernel a broadcast; slowest / fastest\n"
+            "  repetition. The same counts and other times: memory that the host had to back, docs/host-memory.md)\n\n") + \
         table([["", *report.allocators, ""], *rows])
 
 
@@ -297,9 +315,11 @@ def questions_of(report):
 
 def text_of(report, everything=False):
     text = "".join(question.text() for question in questions_of(report))
-    for transport in report.transports if everything else []:
-        alone = question_of_times(report, transport, f"MPI_Bcast alone ({transport})", PATTERNS, "bcast_us", "median")
-        text += (alone.text() if alone else "") + faults_table(report, transport)
+    for transport in report.transports:
+        if everything:
+            alone = question_of_times(report, transport, f"MPI_Bcast alone ({transport})", PATTERNS, "bcast_us", "median")
+            text += alone.text() if alone else ""
+        text += kernel_table(report, transport, PATTERNS if everything else ["growing", "mixed", "phases"])
     return text + names_explained(report) if text else text
 
 
@@ -319,7 +339,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("json")
     parser.add_argument("--picture", help="the SVG to write")
-    parser.add_argument("--all", action="store_true", help="also MPI_Bcast alone and page faults")
+    parser.add_argument("--all", action="store_true", help="also MPI_Bcast alone, and what the kernel did for every row")
     arguments = parser.parse_args()
     report = Report(json.loads(pathlib.Path(arguments.json).read_text()))
     print(text_of(report, arguments.all), end="")

@@ -19,6 +19,7 @@ struct Row {
 };
 
 struct ProgramsOptions : DriverOptions {
+  ProgramsOptions() { backed_mib = 640; }  // malloc-large has 332 MiB at its peak
   std::vector<Row> rows;
   std::vector<std::string> traces;  // names of workloads, or paths
   int threads = 2;

@@ -9,6 +9,7 @@
 #include <set>
 #include <thread>
 
+#include "bench/support/backed_memory.h"
 #include "bench/support/report.h"
 #include "bench/support/table.h"
 
@@ -23,6 +24,7 @@ class TurnByTurn {
   TurnByTurn(const DriverOptions& options, const Pace& pace, std::vector<Run> runs,
              Results& results)
       : pace_(pace),
+        backed_bytes_(pace.jobs == 1 ? static_cast<std::size_t>(options.backed_mib) << 20 : 0),
         results_(results),
         runs_(std::move(runs)),
         progress_(kinds_of(runs_), options.quiet, pace.expected) {}
@@ -60,6 +62,7 @@ class TurnByTurn {
 
   void run_some() {
     while (const Run* step = next()) {
+      if (backed_bytes_ != 0) back_free_memory(backed_bytes_);
       const Outcome outcome = run(step->command);
       const std::lock_guard lock(mutex_);
       results_.interrupted = results_.interrupted || outcome.interrupted || interrupt_seen();
@@ -77,6 +80,7 @@ class TurnByTurn {
   }
 
   const Pace& pace_;
+  const std::size_t backed_bytes_;
   Results& results_;
   const std::vector<Run> runs_;
   std::mutex mutex_;
@@ -190,6 +194,7 @@ json report_of(const DriverOptions& options, const std::string& schema, const Re
   json report = {{"schema", schema},
                  {"host", host_description()},
                  {"wall_s", results.wall_s},
+                 {"backed_mib", options.backed_mib},
                  {"interrupted", results.interrupted}};
   for (const char* list : {"left_out", "results", "failures"}) report[list] = json::array();
   if (options.compares_allocators) report["allocators"] = json::array();

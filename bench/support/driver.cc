@@ -39,6 +39,8 @@ void add_driver_options(CommandLine& line, DriverOptions& options,
       options.compares_allocators ? "runs of each allocator, in turn with the others" : "runs");
   line.number("--limit-s", options.limit_s, 1, 86'400,
               "seconds a run may take before it counts as hung");
+  line.number("--backed-mib", options.backed_mib, 0, 1 << 20,
+              "MiB of free memory that are written before each run, 0 for none");
   line.text("--output", options.output_folder, "folder of the picture and the JSON file");
   line.text("--json", options.json_path,
             fmt::format("the JSON file (default: {} in the folder)", default_json));

@@ -18,6 +18,7 @@ struct DriverOptions {
   AllocatorSearch allocators;
   int repetitions = 3;
   int limit_s = 120;
+  int backed_mib = 0;  // free memory that is backed before each run (backed_memory.h)
   bool list = false;
   bool quiet = false;
   std::string output_folder = "out";
@@ -27,8 +28,8 @@ struct DriverOptions {
 };
 
 // --allocators, --peer, --peers, --rdmalloc, where allocators are compared; --repetitions,
-// --limit-s, --output, --json, --list, --quiet. `default_json` is the file's name in the output
-// folder.
+// --limit-s, --backed-mib, --output, --json, --list, --quiet. `default_json` is the file's name in
+// the output folder.
 void add_driver_options(CommandLine& line, DriverOptions& options, const std::string& default_json);
 
 // -1 to go on, otherwise the exit status: the message or the help is printed.

@@ -31,6 +31,10 @@ inline std::uint64_t proc_kib(const char* path, const char* name) {
 inline std::uint64_t resident_bytes() {
   return detail::proc_kib("/proc/self/smaps_rollup", "\nRss:");
 }
+// Of them in huge pages.
+inline std::uint64_t huge_bytes() {
+  return detail::proc_kib("/proc/self/smaps_rollup", "\nAnonHugePages:");
+}
 inline std::uint64_t peak_resident_bytes() {
   return detail::proc_kib("/proc/self/status", "\nVmHWM:");
 }

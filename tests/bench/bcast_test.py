@@ -4,7 +4,7 @@ Each case was seen to fail: `corrupt_byte` with verify() emptied in the worker, 
 mislabelled() returning nothing, `hang` without the limit in attend(), `arguments` with check_sizes()
 emptied, `crash` with keep() ignoring the outcome, `quick` with take_row() left out, `hang_at_end`
 and `label` with exit_status() returning 0 whatever peers did, `help` with ./run's look at it taken out, `mpich` with the worker of Open MPI,
-`quick` with print_ending() left out, `mpich_late` with UCX's tcp instead of its shared memory, `mpich_sigpipe` without the look at SIGPIPE, and
+`quick` with print_ending() left out, `phases` with the first repetition only, `mpich_late` with UCX's tcp instead of its shared memory, `mpich_sigpipe` without the look at SIGPIPE, and
 with any death of it forgiven.
 """
 import json
@@ -151,6 +151,20 @@ def case_quick(folder):
     if len(allocators) == 1:
         print("SKIP: no librdmalloc.so beside the driver; glibc's half was right")
         sys.exit(77)
+
+
+def case_phases(folder):
+    """Each repetition has its own: one alone shows no spread. The counts are there as well."""
+    status, output = drive("--patterns", "phases", "--sizes", "64K", "--repetitions", "2", "--pause-ms", "1",
+                           "--scale", "0.1", "--backed-mib", "8", "--allocators", "glibc", folder=folder)
+    expect(status == 0, f"exit status {status}, not 0", output)
+    report = json.loads(pathlib.Path(folder, "bcast.json").read_text())
+    expect(report["backed_mib"] == 8, "what was backed is not told", output)
+    row = report["results"][0]
+    for figure in ("cycle_us", "first_after_pause_us"):
+        values = row[figure]["repetitions"]
+        expect(len(values) == 2 and all(values), f"{figure} of 2 repetitions: {values}", output)
+    expect(row["kernel_us_per_broadcast"] >= 0 and row["huge_pages"] >= 0, f"no counts in {row}", output)
 
 
 def mpich():

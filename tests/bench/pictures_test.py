@@ -5,7 +5,8 @@ recorded/bcast.json is a run of bcast_compare: five allocators, three repetition
 Seen to fail: with shows() comparing `<=` against the difference's sign only, with a single repetition taken for a spread
 of none, with the worst instead of the best peer as rival, with the spread of the whole range in the place of half, with
 the sentence of fresh buffers made of what is not shown, with a dark rule left out, with TICK = 12, without spread_apart(),
-with a panel that draws over the next one, with the SVG's text not escaped, with no more room for long names.
+with a panel that draws over the next one, with the median in the place of the slowest repetition, without the look for
+older reports, with the SVG's text not escaped, with no more room for long names.
 """
 import copy
 import json
@@ -95,6 +96,24 @@ class Rows(unittest.TestCase):
         text = bcast_report.text_of(bcast_report.Report(report))
         self.assertIn("failed", next(line for line in text.splitlines() if line.startswith("  64 MiB")))
         self.assertNotIn("failed", bcast_report.text_of(bcast_report.Report(RECORDED)))
+
+
+class KernelTable(unittest.TestCase):
+    def table_with(self, **counts):
+        report = copy.deepcopy(RECORDED)
+        for row in report["results"]:
+            row.update(counts)
+            row["cycle_us"]["repetitions"] = [100, 330, 200]
+        lines = bcast_report.text_of(bcast_report.Report(report)).splitlines()
+        start = next(i for i, line in enumerate(lines) if line.startswith("What did the kernel do"))
+        return next(line for line in lines[start:] if line.startswith("  mixed"))
+
+    def test_counts_stand_beside_the_spread_of_the_repetitions(self):
+        row = self.table_with(page_faults_per_broadcast=8.94, huge_pages=21, kernel_us_per_broadcast=383)
+        self.assertEqual(row.count("8.9  21  383 us  x3.30"), 5, row)
+
+    def test_a_report_from_before_the_counts_has_page_faults(self):
+        self.assertEqual(self.table_with(page_faults_per_broadcast=8.94).count("8.9  x3.30"), 5)
 
 
 class Sentences(unittest.TestCase):
