@@ -81,6 +81,11 @@ Grid grid_of() {
                   {"killed", "1: killed", 0}};
   for (Figure& figure : grid.figures)
     if (figure.unit.empty()) figure.unit = "MiB";
+  for (const int look_s : {1, 5, 10, 60}) {
+    Figure back{fmt::format("back_{}s", look_s), fmt::format("% given back after {} s", look_s), 0};
+    back.has_ratio = back.is_drawn = false;  // more is better
+    grid.figures.insert(grid.figures.end() - 1, back);
+  }
   grid.figures.back().has_ratio = grid.figures.back().is_drawn = false;
   grid.read = read_run;
   grid.derive = derive;
@@ -123,6 +128,8 @@ void add_options(CommandLine& line, MemoryOptions& options) {
   line.number("--sizes-a-doubling", options.sizes_a_doubling, 1, 200, "of the sweep");
   line.number("--settle-s", options.settle_s, 0.0, 600.0,
               "seconds from the end of a program's work to the last look");
+  line.number("--until-s", options.until_s, 1.0, 600.0,
+              "of the part returned: seconds from a peak to the last look, at 1, 5, 10 and 60 s");
   line.number("--scale", options.scale, 0.001, 10.0, "times the usual memory of patterns");
   line.text(
       "--thp", options.huge_pages,
@@ -186,6 +193,7 @@ int parse_options(int argc, char** argv, MemoryOptions& options, const Grid& gri
   if (options.quick && !line.is_given("--sizes-a-doubling")) options.sizes_a_doubling = 1;
   if (options.quick && !line.is_given("--scale")) options.scale = 0.1;
   if (options.quick && !line.is_given("--settle-s")) options.settle_s = 1;
+  if (options.quick && !line.is_given("--until-s")) options.until_s = 1;
   return settle_huge_pages(argc, argv, options);
 }
 
@@ -208,6 +216,7 @@ int compare_memory(int argc, char** argv) {
   }
   grid.rows = memory_rows(options, cgroups ? &*cgroups : nullptr);
   grid.settings = {{"settle_s", options.settle_s},
+                   {"until_s", options.until_s},
                    {"scale", options.scale},
                    {"huge_pages", options.huge_pages},
                    {"cgroup", !cgroups                                           ? "none"

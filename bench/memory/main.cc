@@ -1,5 +1,5 @@
-// memory_patterns NAME [--settle-s S] [--scale X] [--one-thread] runs one of the patterns in this
-// process; memory_patterns --list names them. Or
+// memory_patterns NAME [--settle-s S] [--until-s S] [--scale X] [--one-thread] runs one of the
+// patterns in this process; memory_patterns --list names them. Or
 //
 //   memory_patterns live --bytes N [--alignment N] [--count N]
 //
@@ -7,6 +7,7 @@
 // allocator is preloaded. Prints who serves malloc, then what was resident, a JSON object a line.
 #include <getopt.h>
 
+#include <chrono>
 #include <cstdio>
 #include <string>
 #include <thread>
@@ -23,14 +24,15 @@ struct Options {
   std::size_t alignment = 0;  // 0: malloc's
   std::size_t count = 0;      // 0: as many as come to 32 MiB, at least 4
   double settle_s = 0;
+  double until_s = 60;
   double scale = 1;
   bool has_one_thread = false;
 };
 
 int usage() {
   std::fputs(
-      "usage: memory_patterns --list | NAME [--settle-s 0 to 600] [--scale 0.001 to 10] "
-      "[--one-thread]\n"
+      "usage: memory_patterns --list | NAME [--settle-s 0 to 600] [--until-s 1 to 600] "
+      "[--scale 0.001 to 10] [--one-thread]\n"
       "       memory_patterns live --bytes N [--alignment N, a power of 2 from 8 to 1G] [--count "
       "N]\n",
       stderr);
@@ -64,6 +66,8 @@ bool parse_option(int letter, const char* text, Options& options) {
       return parse_count(text, options.count);
     case 's':
       return parse_real(text, 0, 600, options.settle_s);
+    case 'u':
+      return parse_real(text, 1, 600, options.until_s);
     case 'x':
       return parse_real(text, 0.001, 10, options.scale);
     case '1':
@@ -112,16 +116,21 @@ void live(const Options& options) {
 }
 
 int run(int argc, char** argv) {
-  static const option kOptions[] = {
-      {"bytes", required_argument, nullptr, 'b'}, {"alignment", required_argument, nullptr, 'a'},
-      {"count", required_argument, nullptr, 'c'}, {"settle-s", required_argument, nullptr, 's'},
-      {"scale", required_argument, nullptr, 'x'}, {"one-thread", no_argument, nullptr, '1'},
-      {"list", no_argument, nullptr, 'L'},        {nullptr, 0, nullptr, 0}};
+  static const option kOptions[] = {{"bytes", required_argument, nullptr, 'b'},
+                                    {"alignment", required_argument, nullptr, 'a'},
+                                    {"count", required_argument, nullptr, 'c'},
+                                    {"settle-s", required_argument, nullptr, 's'},
+                                    {"until-s", required_argument, nullptr, 'u'},
+                                    {"scale", required_argument, nullptr, 'x'},
+                                    {"one-thread", no_argument, nullptr, '1'},
+                                    {"list", no_argument, nullptr, 'L'},
+                                    {nullptr, 0, nullptr, 0}};
   Options options;
   for (int letter; (letter = getopt_long(argc, argv, "", kOptions, nullptr)) != -1;) {
     if (letter == 'L') {
       list(emptied_patterns());
       list(kept_patterns());
+      list(returned_patterns());
       return 0;
     }
     if (!parse_option(letter, optarg, options)) return usage();
@@ -135,6 +144,7 @@ int run(int argc, char** argv) {
   }
   const MemoryPattern* pattern = find(emptied_patterns(), name);
   if (pattern == nullptr) pattern = find(kept_patterns(), name);
+  if (pattern == nullptr) pattern = find(returned_patterns(), name);
   if (pattern == nullptr) {
     std::fprintf(stderr, "memory_patterns: there is no pattern '%s'; --list names them\n",
                  name.c_str());
@@ -143,7 +153,7 @@ int run(int argc, char** argv) {
   hello();
   // An allocator may give memory back by a thread of its own, and have none in a program of one.
   if (!options.has_one_thread) std::thread([] {}).join();
-  pattern->run(Watch(options.settle_s), options.scale);
+  pattern->run(Watch(options.settle_s, options.until_s), options.scale);
   return 0;
 }
 
@@ -153,6 +163,23 @@ void Watch::at_end() const {
   const Residence found = look_and_settle(settle_s_);
   std::printf("{\"peak_mib\":%.3f,\"end_mib\":%.3f,\"settled_mib\":%.3f}\n", found.peak_mib,
               found.end_mib, found.settled_mib);
+}
+
+void Watch::after_peak(std::uint64_t peak, std::uint64_t freed,
+                       const std::function<void()>& work) const {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
+  std::printf("{\"peak_mib\":%.3f", mib(peak));
+  for (const int look_s : {1, 5, 10, 60}) {
+    if (look_s > until_s_) break;
+    while (Clock::now() < start + std::chrono::seconds(look_s)) {
+      work();
+      usleep(10'000);
+    }
+    const auto gone = static_cast<double>(peak) - static_cast<double>(resident_bytes());
+    std::printf(",\"back_%ds\":%.2f", look_s, 100 * gone / static_cast<double>(freed));
+  }
+  std::printf("}\n");
 }
 
 }  // namespace rdmalloc::bench

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "bench/support/blocks.h"
@@ -13,12 +15,16 @@ namespace rdmalloc::bench {
 // When resident memory is looked at. The largest is the kernel's own account.
 class Watch {
  public:
-  explicit Watch(double settle_s) : settle_s_(settle_s) {}
+  Watch(double settle_s, double until_s) : settle_s_(settle_s), until_s_(until_s) {}
   // The work is done; and again after the time to settle, during which nothing is called.
   void at_end() const;
+  // `freed` bytes were freed at once, 1, 5, 10 and 60 s ago, as far as that is watched: how many of
+  // them are resident no more, in percent. Between the looks work() is called every 10 ms.
+  void after_peak(std::uint64_t peak, std::uint64_t freed, const std::function<void()>& work) const;
 
  private:
   const double settle_s_;
+  const double until_s_;
 };
 
 struct MemoryPattern {
@@ -27,8 +33,9 @@ struct MemoryPattern {
   void (*run)(const Watch& watch, double scale);
 };
 
-const std::vector<MemoryPattern>& emptied_patterns();  // most is freed at the end
-const std::vector<MemoryPattern>& kept_patterns();     // it is still there
+const std::vector<MemoryPattern>& emptied_patterns();   // most is freed at the end
+const std::vector<MemoryPattern>& kept_patterns();      // it is still there
+const std::vector<MemoryPattern>& returned_patterns();  // freed at once, and watched for a while
 
 // A block whose every byte is written.
 inline char* full(std::size_t bytes) {

@@ -93,6 +93,7 @@ GridRow pattern_row(const MemoryOptions& options, const std::string& name, const
 
 constexpr const char* kPatterns = "patterns";
 constexpr const char* kThreads = "threads that worked, and sleep";
+constexpr const char* kReturned = "given back after a peak, % of what was freed";
 constexpr const char* kSmall = "small processes and heaps";
 constexpr const char* kLimited = "in a cgroup of 256 MiB";
 
@@ -142,6 +143,16 @@ void add_threads(const MemoryOptions& options, std::vector<GridRow>& rows) {
     rows.push_back(threads_row(options, run, options.settle_s, kThreads));
 }
 
+void add_returned(const MemoryOptions& options, std::vector<GridRow>& rows) {
+  for (const char* name : {"peak-idle", "peak-trickle"}) {
+    rows.push_back(pattern_row(options, name, kReturned));
+    append(rows.back().command, {"--until-s", number(options.until_s)});
+  }
+  rows.push_back(rows.end()[-2]);
+  rows.back().name += "/one-thread";
+  append(rows.back().command, {"--one-thread"});
+}
+
 void add_small(const MemoryOptions& options, std::vector<GridRow>& rows) {
   const Words files = {"/proc/self/smaps_rollup", "/proc/self/maps"};
   GridRow cat;
@@ -185,7 +196,7 @@ void add_limited(const MemoryOptions& options, const MemoryCgroups& cgroups,
 }  // namespace
 
 std::vector<std::string> memory_parts() {
-  return {"sizes", "sweep", "patterns", "threads", "small", "limits"};
+  return {"sizes", "sweep", "patterns", "threads", "returned", "small", "limits"};
 }
 
 bool has_part(const MemoryOptions& options, const std::string& part) {
@@ -202,6 +213,7 @@ std::vector<GridRow> memory_rows(const MemoryOptions& options, const MemoryCgrou
   }
   if (has_part(options, "patterns")) add_patterns(options, rows);
   if (has_part(options, "threads")) add_threads(options, rows);
+  if (has_part(options, "returned")) add_returned(options, rows);
   if (has_part(options, "small")) add_small(options, rows);
   if (has_part(options, "limits") && cgroups != nullptr) add_limited(options, *cgroups, rows);
   return rows;

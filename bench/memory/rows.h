@@ -17,6 +17,7 @@ struct MemoryOptions : GridOptions {
   std::string parts;  // of memory_parts(), by commas; empty: all
   int sizes_a_doubling = 20;
   double settle_s = 13;
+  double until_s = 60;
   double scale = 1;
   std::string huge_pages = "as-is";
   std::string cgroup = "any";

@@ -58,6 +58,13 @@ const std::vector<KnownAllocator>& built_peers() {
       {"mimalloc3", {"libmimalloc.so.3", "libmimalloc-secure.so.3"}, {}, ""},
       {"snmalloc", {"libsnmallocshim.so"}, {}, ""},
       {"rpmalloc", {"librpmallocwrap.so", "librpmalloc.so"}, {}, ""},
+      {"jemalloc-dev", {"libjemalloc.so.2"}, {}, ""},
+      {"gperftools", {"libtcmalloc_minimal.so.4", "libtcmalloc_minimal.so"}, {}, ""},
+      {"hardened", {"libhardened_malloc.so"}, {}, ""},
+      {"scudo",
+       {"libclang_rt.scudo_standalone-x86_64.so", "libclang_rt.scudo_standalone-aarch64.so"},
+       {},
+       ""},
   };
   return known;
 }

@@ -15,6 +15,7 @@ struct Allocator {
   std::string name;         // in tables and options
   std::string library;      // what is preloaded, an absolute path; empty for libc's own malloc
   Environment environment;  // its settings, LD_PRELOAD not among them
+  std::string build = {};   // which one it is (build_of.h)
 };
 
 // Something asked for that is not on this machine: it is named in the report, never faked.

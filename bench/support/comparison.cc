@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "bench/support/backed_memory.h"
+#include "bench/support/build_of.h"
 #include "bench/support/report.h"
 #include "bench/support/table.h"
 
@@ -94,6 +95,7 @@ std::string choose(const DriverOptions& options, Results& results) {
   if (!options.compares_allocators) return {};
   AllocatorChoice choice = choose_allocators(options.allocators);
   results.allocators = std::move(choice.found);
+  for (Allocator& allocator : results.allocators) allocator.build = build_of(allocator);
   results.left_out.insert(results.left_out.begin(), choice.left_out.begin(), choice.left_out.end());
   return choice.error;
 }

@@ -76,8 +76,9 @@ void print_allocators(std::span<const Allocator> allocators, std::span<const Lef
     std::string settings;
     for (const auto& [name, value] : allocator.environment)
       settings += fmt::format(" {}={}", name, value);
-    fmt::print("  allocator {}: {}{}\n", allocator.name,
-               allocator.library.empty() ? "libc's own" : allocator.library, settings);
+    const std::string build = allocator.build.empty() ? "" : fmt::format(" ({})", allocator.build);
+    fmt::print("  allocator {}: {}{}{}\n", allocator.name,
+               allocator.library.empty() ? "libc's own" : allocator.library, build, settings);
   }
   for (const LeftOut& missing : left_out)
     fmt::print("  LEFT OUT {}: {}\n", missing.what, missing.why);
@@ -87,6 +88,7 @@ void print_allocators(std::span<const Allocator> allocators, std::span<const Lef
 nlohmann::json to_json(const Allocator& allocator) {
   return {{"name", allocator.name},
           {"library", allocator.library},
+          {"build", allocator.build},
           {"environment", allocator.environment}};
 }
 

@@ -1,0 +1,44 @@
+#include "bench/support/build_of.h"
+
+#include <filesystem>
+
+#include "bench/support/process.h"
+
+namespace rdmalloc::bench {
+namespace {
+
+// The first line that a command prints; empty when it fails, or is not there.
+std::string line_of(std::vector<std::string> arguments) {
+  if (find_program(arguments.front()).empty()) return {};
+  Command command;
+  command.arguments = std::move(arguments);
+  const Outcome outcome = run(command);
+  if (!outcome.ok() || outcome.exit_code != 0) return {};
+  return outcome.standard_output.substr(0, outcome.standard_output.find('\n'));
+}
+
+// Debian 12 knows some files as /lib/… that lie in /usr/lib.
+std::string package_of(const std::string& file) {
+  std::string line = line_of({"dpkg-query", "-S", file});
+  if (line.empty() && file.rfind("/usr/", 0) == 0)
+    line = line_of({"dpkg-query", "-S", file.substr(4)});
+  const std::string package = line.substr(0, line.find(": "));
+  if (package.empty()) return {};
+  return line_of({"dpkg-query", "-W", "-f", "${Package} ${Version}\n", package});
+}
+
+}  // namespace
+
+std::string build_of(const Allocator& allocator) {
+  if (allocator.library.empty())
+    return line_of({"dpkg-query", "-W", "-f", "${Package} ${Version}\n", "libc6"});
+  std::error_code failed;
+  const std::filesystem::path file = std::filesystem::canonical(allocator.library, failed);
+  if (failed) return {};
+  if (std::string package = package_of(file.string()); !package.empty()) return package;
+  const std::string commit =
+      line_of({"git", "-C", file.parent_path().string(), "describe", "--tags", "--always"});
+  return commit.empty() ? "" : "git " + commit;
+}
+
+}  // namespace rdmalloc::bench
