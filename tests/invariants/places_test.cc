@@ -24,7 +24,7 @@ constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr size_t kSizes[] = {258048, 1 * kMiB, 2 * kMiB, 16 * kMiB, 64 * kMiB};
 
 char* buffer(size_t bytes) {
-  auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
+  auto* block = static_cast<char*>(rdmalloc_calloc(1, bytes));  // no span that a thread caches
   for (size_t at = 0; at < bytes; at += 4096) block[at] = 1;
   return block;
 }
