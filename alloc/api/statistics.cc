@@ -59,6 +59,7 @@ Statistics statistics() {
   std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes + heap_free + s.heap_retired_bytes;
   s.live_bytes = s.used_bytes > not_live ? s.used_bytes - not_live : 0;
   s.take_backs = take_backs();
+  s.take_back_naps = take_back_naps();
   s.reclaimed_bytes = reclaimed_bytes();
   CacheCounters caches = cache_counters();
   s.threads = caches.threads;
@@ -106,6 +107,7 @@ constexpr StatisticLine kLines[] = {
     LINE(segments, "segments of 4 MiB that shards have for themselves"),
     LINE(segment_moves, "times one came to a shard or went from it"),
     LINE(take_backs, "times caches were emptied, as memory was short, before malloc would fail"),
+    LINE(take_back_naps, "times malloc slept, for other threads to free memory"),
     LINE(reclaimed_bytes, "bytes taken from caches of idle threads, or of all on demand"),
     LINE(clean_bytes, "bytes of free spans whose pages were given back"),
     LINE(large_spans, "large blocks in use"),

@@ -17,7 +17,7 @@ struct Statistics {
   std::uint64_t dirty_bytes;      // free and backed
   std::uint64_t clean_bytes;      // free and not backed
   std::uint64_t segments, segment_moves;
-  std::uint64_t take_backs, reclaimed_bytes;
+  std::uint64_t take_backs, take_back_naps, reclaimed_bytes;
   std::uint64_t large_spans, slab_spans;
   std::uint64_t heaps, heap_bytes;  // of the user
   std::uint64_t heap_live_bytes, heap_refusals;

@@ -9,6 +9,15 @@
 namespace rdmalloc {
 namespace {
 
+// Free memory of a shard's is the others' only where an allocation would fail otherwise: each takes
+// new pages first. With RDMALLOC_LIMIT there are no more shards than one for each part of so much.
+// Two shards of a limit of 32 MiB had 62 MiB resident at most, one 47 (take_back_cgroup).
+constexpr std::uint64_t kLimitOfShard = std::uint64_t{64} << 20;
+
+bool may_have_shards(unsigned count) {
+  return count <= options().limit_bytes / kLimitOfShard;
+}
+
 constinit Lock making;  // a shard; under it nothing but the mapping of metadata
 // The shard of each place, and 1; 0: none yet. Written under the lock. Relaxed: what is to be seen
 // of a shard is published by shard_count.
@@ -29,7 +38,8 @@ unsigned make_shard(unsigned place) {
     if (shard_of_place[first].load(std::memory_order_relaxed) == 0) set_shard(first, 0);
     if (unsigned known = shard_of_place[place].load(std::memory_order_relaxed)) return known - 1;
     unsigned count = shard_count();
-    if (slab_make_shard(count) && depot_make_shard(count) && page_heap_make_shard(count)) {
+    if (may_have_shards(count + 1) && slab_make_shard(count) && depot_make_shard(count) &&
+        page_heap_make_shard(count)) {
       made = count;
       set_shard(place, made);
       // Release: pairs with the acquire in shard_count().

@@ -30,6 +30,13 @@ constexpr int kMostNaps = sizeof kNapsNs / sizeof *kNapsNs;
 // and wants to be told so waits little. Relaxed: a hint.
 constexpr std::int64_t kInVainMs = 1000;
 constinit std::atomic<std::int64_t> no_nap_until_ms{0};
+// Relaxed: a counter.
+constinit std::atomic<std::uint64_t> naps_taken{0};
+
+void sleep(std::int64_t ns) {
+  naps_taken.fetch_add(1, std::memory_order_relaxed);
+  os::sleep_ns(ns);
+}
 
 // False: enough of it.
 bool nap(int taken) {
@@ -39,7 +46,7 @@ bool nap(int taken) {
     no_nap_until_ms.store(now + kInVainMs, std::memory_order_relaxed);
     return false;
   }
-  os::sleep_ns(kNapsNs[taken]);
+  sleep(kNapsNs[taken]);
   return true;
 }
 
@@ -69,6 +76,10 @@ bool TakeBack::again(std::uint32_t slices) {
   ++rounds_;
   take_back();
   return true;
+}
+
+std::uint64_t take_back_naps() {
+  return naps_taken.load(std::memory_order_relaxed);
 }
 
 void* allocate_as_span(unsigned size_class) {

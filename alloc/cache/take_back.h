@@ -54,6 +54,9 @@ class TakeBack {
   int rounds_ = 0, naps_ = 0;
 };
 
+// Times a thread slept in TakeBack.
+std::uint64_t take_back_naps();
+
 // A slab of several slices wants them in one piece. Where free ones lie apart, one of them is a
 // large block that serves as a small one of this class; nullptr where it may not, or there is none.
 void* allocate_as_span(unsigned size_class);

@@ -44,6 +44,9 @@ namespace {
 // 16 MiB at once: what is being purged can't be allocated, so not too much; each piece is a round
 // of observers and one system call, so not too little.
 constexpr std::uint32_t kPieceSlices = 256;
+// With RDMALLOC_LIMIT a part of that: what is out of reach is backed still, and threads that go on
+// take new pages beside it.
+constexpr std::uint32_t kPiecesOfLimit = 8;
 constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
 // The default ceiling is looked up when this much is free: a quarter of a container of 32 MiB.
 constexpr std::uint64_t kLookUpFromBytes = std::uint64_t{8} << 20;
@@ -196,11 +199,16 @@ std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bo
   return purged;
 }
 
-constexpr PurgeChoice kEverything = {true, 0, 0, kPieceSlices};
-
+std::uint32_t piece_slices() {
+  std::uint64_t part = options().limit_bytes / kSliceBytes / kPiecesOfLimit;
+  return part < kPieceSlices ? static_cast<std::uint32_t>(part) : kPieceSlices;
+}
+PurgeChoice every_choice() {
+  return {true, 0, 0, piece_slices()};
+}
 PurgeChoice due_choice() {
   std::uint32_t decay = decay_in_force(), now = now_ms();
-  return {decay == 0, now - decay, now - 2 * decay, kPieceSlices};
+  return {decay == 0, now - decay, now - 2 * decay, piece_slices()};
 }
 
 // ---- the purge thread ----
@@ -239,7 +247,7 @@ bool round_of_work() {
   bool heaps_have_more = heaps_age(empties_caches);
   if (requested) {
     purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop);
-    purge_pass(kEverything, 0, RDMALLOC_PURGE_REQUEST);
+    purge_pass(every_choice(), 0, RDMALLOC_PURGE_REQUEST);
   } else {
     purge_slabs(demand.keep_bytes == 0,
                 demand.keep_bytes == 0 ? demand.reason : RDMALLOC_PURGE_DECAY, must_stop);
@@ -247,9 +255,9 @@ bool round_of_work() {
     bool is_limit = false;
     std::uint64_t most = dirty_ceiling_bytes(&is_limit);
     if (dirty_bytes() > most)
-      purge_pass(kEverything, most, is_limit ? RDMALLOC_PURGE_LIMIT : RDMALLOC_PURGE_CEILING);
+      purge_pass(every_choice(), most, is_limit ? RDMALLOC_PURGE_LIMIT : RDMALLOC_PURGE_CEILING);
     if (dirty_bytes() > demand.keep_bytes &&
-        purge_pass(kEverything, demand.keep_bytes, demand.reason) != 0)
+        purge_pass(every_choice(), demand.keep_bytes, demand.reason) != 0)
       count(purger.pressure_purges);
   }
   bool slabs_are_done = slab_purge_is_done();
@@ -368,7 +376,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   std::uint64_t purged =
       keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop_asked_for) : 0;
   if (dirty_bytes() > keep_bytes)
-    purged += purge_pass(kEverything, keep_bytes, RDMALLOC_PURGE_REQUEST, purge_is_paused);
+    purged += purge_pass(every_choice(), keep_bytes, RDMALLOC_PURGE_REQUEST, purge_is_paused);
   purge_turn.end();
   return static_cast<int64_t>(purged);
 }

@@ -61,6 +61,7 @@ const std::map<std::string, long> kNumbers = {{"fstat", SYS_fstat},
                                               {"openat", SYS_openat},
                                               {"read", SYS_read},
                                               {"prctl", SYS_prctl},
+                                              {"nanosleep", SYS_nanosleep},
                                               {"getppid", SYS_getppid},
                                               {"sched_getscheduler", SYS_sched_getscheduler},
                                               {"close_range", SYS_close_range}};
@@ -230,6 +231,21 @@ const std::vector<Situation>& situations() {
          rdmalloc_fini();
        },
        kOfThreads},
+      {"malloc that finds no memory, in a program of several threads",
+       [] {
+         use(100);
+         std::thread([] {
+           use(100);
+           pause();
+         }).detach();
+         while (rdmalloc_test::counter("stats.threads") != 2) usleep(1000);
+         rlimit limit = {(rdmalloc_test::status_kib("VmData") << 10) + 64 * kMiB, RLIM_INFINITY};
+         setrlimit(RLIMIT_DATA, &limit);
+       },
+       [] {
+         while (rdmalloc_malloc(4 * kMiB) != nullptr) {
+         }
+       }},
       {"the program lowers `RLIMIT_AS`", [] { use(100); },
        [] {
          rdmalloc::page_heap_fit_limit();
