@@ -28,11 +28,26 @@ void* move_to(void* block, std::size_t usable, void* moved, std::size_t bytes) {
   return moved;
 }
 
+// For a block that shrinks where the thread's cache has none that is shorter: it stays where it is
+// if there is no memory, as programs do not expect that to fail. errno is as before then.
+[[gnu::cold, gnu::noinline]] void* allocate_to_shrink(std::size_t bytes) {
+  int saved = errno;
+  void* moved = allocate_slow(bytes);
+  if (moved == nullptr) errno = saved;
+  return moved;
+}
+
 // A small block that is too small, or less than half used. Out of line: realloc saves no register
 // where the block stays.
 [[gnu::noinline]] void* reallocate_small(void* block, std::size_t usable, std::size_t bytes) {
   if (is_good_enough(usable, bytes)) return block;
-  return move_to(block, usable, allocate(bytes), bytes);
+  void* moved = try_allocate(bytes);
+  if (moved == nullptr) [[unlikely]] {
+    bool shrinks = bytes <= usable;
+    moved = shrinks ? allocate_to_shrink(bytes) : allocate_slow(bytes);
+    if (moved == nullptr) return shrinks ? block : nullptr;
+  }
+  return move_to(block, usable, moved, bytes);
 }
 
 // What the class map says of the address; 0 when it is not ours.
@@ -60,8 +75,10 @@ unsigned class_of_address(const void* block) {
   // A large block that grows has done so before, and will again.
   int saved = errno;
   void* moved = stays_large && bytes > usable ? large_allocate_growing(bytes) : allocate(bytes);
-  // Not both beside each other; but what was taken back for it may do for one.
-  if (moved == nullptr && stays_large && large_resize(block, bytes)) {
+  // Not both beside each other; but what was taken back for it may do for one, and a block that
+  // shrinks can always stay.
+  bool can_stay = stays_large || bytes <= usable;
+  if (moved == nullptr && can_stay && large_resize(block, bytes == 0 ? 1 : bytes)) {
     errno = saved;
     return block;
   }

@@ -24,7 +24,7 @@ bool describe(SliceIndex slice, rdmalloc_range* range) {
   if (!is_in_use(word.kind)) return false;
   range->base = reinterpret_cast<void*>(arena.address_of(slice));
   range->length = std::size_t{word.slices} << kSliceShift;
-  range->block_bytes = is_slab(word.kind) ? block_bytes_of(word.size_class) : range->length;
+  range->block_bytes = is_slab(word.kind) ? class_info(word.size_class).block_bytes : range->length;
   range->generation = span.generation.load(std::memory_order_relaxed);
   range->flags = is_slab(word.kind) ? RDMALLOC_RANGE_SLAB : RDMALLOC_RANGE_LARGE;
   range->heap = nullptr;

@@ -40,8 +40,8 @@ Statistics statistics() {
   s.large_spans = pages.large_spans;
   s.slab_spans = pages.slab_spans;
   for (unsigned c = 1; c < kClasses; ++c) {
-    s.slab_free_bytes += slab_counters(c).free_blocks * block_bytes_of(c);
-    s.depot_bytes += depot_blocks(c) * block_bytes_of(c);
+    s.slab_free_bytes += slab_counters(c).free_blocks * class_info(c).block_bytes;
+    s.depot_bytes += depot_blocks(c) * class_info(c).block_bytes;
   }
   HeapCounters of_user = heap_counters();
   s.heaps = of_user.heaps;

@@ -4,10 +4,12 @@
 #include "alloc/cache/loans.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/init.h"
+#include "alloc/core/shard.h"
 #include "alloc/core/size_class.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
 
@@ -82,13 +84,24 @@ std::uint64_t take_back_naps() {
   return naps_taken.load(std::memory_order_relaxed);
 }
 
-void* allocate_as_span(unsigned size_class) {
-  // Not for less: what is free would be gone with a few of them.
-  constexpr std::uint32_t kLeastBytes = kSliceBytes / 8;
-  if (class_info(size_class).block_bytes < kLeastBytes) return nullptr;
-  bool is_zero = false;
-  SliceIndex slice = page_heap_take_large(cache_shard(), 1, 1, &is_zero);
-  return slice != 0 ? reinterpret_cast<void*>(arena.address_of(slice)) : nullptr;
+// Whether each block of the longer class is aligned as those of the class are.
+static bool serves_for(unsigned longer, unsigned size_class) {
+  std::uint32_t bytes = class_info(size_class).block_bytes;
+  std::uint32_t alignment = bytes & -bytes;
+  return class_info(longer).block_bytes >= bytes && class_info(longer).block_bytes % alignment == 0;
+}
+
+void* take_longer(unsigned size_class, unsigned* longer) {
+  for (unsigned c = size_class + 1; c < kClasses; ++c) {
+    if (!serves_for(c, size_class)) continue;
+    for (unsigned shard = 0; shard < shard_count(); ++shard) {
+      void* block = nullptr;
+      if (slab_take_own(shard, c, &block, 1) == 0) continue;
+      *longer = c;
+      return block;
+    }
+  }
+  return nullptr;
 }
 
 }  // namespace rdmalloc

@@ -57,8 +57,8 @@ class TakeBack {
 // Times a thread slept in TakeBack.
 std::uint64_t take_back_naps();
 
-// A slab of several slices wants them in one piece. Where free ones lie apart, one of them is a
-// large block that serves as a small one of this class; nullptr where it may not, or there is none.
-void* allocate_as_span(unsigned size_class);
+// A free block of a longer class, in a slab that is there: where addresses or RDMALLOC_LIMIT leave
+// room for no other slab, such a block serves for one of this class. nullptr: there is none.
+void* take_longer(unsigned size_class, unsigned* longer);
 
 }  // namespace rdmalloc

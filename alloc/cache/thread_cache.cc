@@ -473,15 +473,19 @@ constinit ThreadCache empty_cache{nothing + 1};
 thread_local constinit ThreadCache* this_cache = &empty_cache;
 }  // namespace detail
 
-// nullptr, and ENOMEM, when that was in vain.
+// nullptr, and ENOMEM, when that was in vain. A slab of eight slices wants them in one piece; where
+// free ones lie apart, one of a single slice serves, and then what is free in other slabs.
 [[gnu::cold, gnu::noinline]] static void* allocate_after_take_back(unsigned size_class) {
+  unsigned short_class = short_class_of(size_class);
   TakeBack take_back;
-  while (take_back.again(class_info(size_class).slab_slices)) {
-    if (void* block = allocate_slowly(size_class)) {
-      in_use_begin(block, size_class);
-      return block;
-    }
-    if (void* block = allocate_as_span(size_class)) return block;
+  while (take_back.again(class_info(short_class != 0 ? short_class : size_class).slab_slices)) {
+    unsigned served = size_class;
+    void* block = allocate_slowly(size_class);
+    if (block == nullptr && short_class != 0) block = allocate_slowly(served = short_class);
+    if (block == nullptr) block = take_longer(size_class, &served);
+    if (block == nullptr) continue;
+    in_use_begin(block, served);
+    return block;
   }
   errno = ENOMEM;
   return nullptr;

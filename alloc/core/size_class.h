@@ -5,7 +5,10 @@
 //   class 1, 2       blocks of 32 bytes, for up to 24 bytes and for 25 to 32
 //   class 3 .. 16    multiples of 16 up to 256 bytes
 //   class 17 .. 72   eight to a doubling from 256 bytes to 32 KiB: at most 12.5 % is lost
-//   class 73, 74     spans of 64 and 128 KiB that threads cache: slabs of one block
+//   class 73 .. 77   2, 4, 8, 16 and 32 KiB once more, in slabs of one slice: for blocks of more
+//   than
+//                    1 KiB where no slab of eight slices is to be had (cache/take_back.h)
+//   class 78, 79     spans of 64 and 128 KiB that threads cache: slabs of one block
 //   kLargeClass      a span that is one block; its bin is like that of class 0
 //   kHeapClass       blocks of a heap of the user (heaps/heap.h), of any size; likewise
 //
@@ -35,11 +38,14 @@ inline constexpr std::size_t kOneSliceMax = 1024;  // up to here a slab is one s
 inline constexpr std::size_t kSmallMax = 32768;    // above, a block is a span of its own
 inline constexpr unsigned kFineClasses = kFineMax / 16;
 inline constexpr unsigned kSmallClasses = kFineClasses + 8 * 7;  // seven doublings to 32 KiB
+inline constexpr unsigned kFirstShortClass = kSmallClasses + 1;
+inline constexpr unsigned kShortClasses = 5;
 // Spans of up to so many slices may be blocks that threads cache, one class for each length. Above,
 // spans are buffers, whose places the page heap keeps for the next one of their length.
+inline constexpr unsigned kFirstSpanClass = kFirstShortClass + kShortClasses;
 inline constexpr unsigned kSpanClasses = 2;
 inline constexpr std::size_t kCachedMax = kSpanClasses * kSliceBytes;
-inline constexpr unsigned kClasses = kSmallClasses + kSpanClasses + 1;  // with class 0
+inline constexpr unsigned kClasses = kFirstSpanClass + kSpanClasses;  // with class 0
 inline constexpr unsigned kLargeClass = kClasses;
 inline constexpr unsigned kHeapClass = kClasses + 1;
 // Bins a thread has: the classes, and the two whose blocks no bin holds.
@@ -53,10 +59,10 @@ constexpr unsigned coarse_class_of(std::size_t bytes) {
 }
 // Class of kSmallMax < bytes <= kCachedMax.
 constexpr unsigned span_class_of(std::size_t bytes) {
-  return kSmallClasses + static_cast<unsigned>((bytes + kSliceBytes - 1) >> kSliceShift);
+  return kFirstSpanClass + static_cast<unsigned>((bytes - 1) >> kSliceShift);
 }
 constexpr bool is_span_class(unsigned size_class) {
-  return size_class > kSmallClasses && size_class < kClasses;
+  return size_class >= kFirstSpanClass && size_class < kClasses;
 }
 // Class of 1 <= bytes <= kCachedMax; of 0 it is class 0, which the slow path turns into class 1.
 constexpr unsigned class_of(std::size_t bytes) {
@@ -67,12 +73,21 @@ constexpr unsigned class_of(std::size_t bytes) {
 
 constexpr std::uint32_t block_bytes_of(unsigned size_class) {
   if (is_span_class(size_class))
-    return static_cast<std::uint32_t>((size_class - kSmallClasses) * kSliceBytes);
+    return static_cast<std::uint32_t>((size_class - kFirstSpanClass + 1) * kSliceBytes);
+  if (size_class >= kFirstShortClass) return (2 * kOneSliceMax) << (size_class - kFirstShortClass);
   if (size_class <= 1) return size_class == 0 ? 0 : 32;
   if (size_class <= kFineClasses) return size_class * 16;
   unsigned step = size_class - kFineClasses - 1;
   unsigned exponent = 8 + step / 8;
   return (8 + step % 8 + 1) << (exponent - 3);
+}
+
+// The class of slabs of one slice that serves for this one; 0 for a class whose slabs are that
+// short. Its blocks are powers of two, so they are aligned to what the class's are.
+constexpr unsigned short_class_of(unsigned size_class) {
+  std::uint32_t bytes = block_bytes_of(size_class);
+  if (bytes <= kOneSliceMax) return 0;
+  return kFirstShortClass + static_cast<unsigned>(std::bit_width((bytes - 1) / (2 * kOneSliceMax)));
 }
 
 // The class whose blocks are aligned to `alignment` (a power of two): slabs are aligned to their
@@ -118,8 +133,8 @@ constexpr ClassTable make_class_table() {
   for (unsigned c = 1; c < kClasses; ++c) {
     ClassInfo& info = table.of[c];
     info.block_bytes = block_bytes_of(c);
-    info.slab_slices = info.block_bytes <= kOneSliceMax ? 1 : 8;
-    if (is_span_class(c)) info.slab_slices = c - kSmallClasses;
+    bool is_short = c >= kFirstShortClass || info.block_bytes <= kOneSliceMax;
+    info.slab_slices = is_span_class(c) ? c - kFirstSpanClass + 1 : is_short ? 1 : 8;
     info.slab_blocks =
         static_cast<std::uint32_t>(info.slab_slices * kSliceBytes / info.block_bytes);
     info.reciprocal =
@@ -146,5 +161,10 @@ inline constexpr std::uint32_t kBitmapWords = 32;
 static_assert(class_of(kSmallMax) == kSmallClasses && block_bytes_of(kSmallClasses) == kSmallMax);
 static_assert(class_of(kCachedMax) == kClasses - 1 && block_bytes_of(kClasses - 1) == kCachedMax);
 static_assert((kSpanClasses & (kSpanClasses - 1)) == 0, "slabs are aligned to their size");
+static_assert(block_bytes_of(kFirstSpanClass - 1) == kSmallMax);
+static_assert(short_class_of(class_of(kOneSliceMax + 1)) == kFirstShortClass &&
+              short_class_of(class_of(4096)) == kFirstShortClass + 1 &&
+              short_class_of(class_of(4097)) == kFirstShortClass + 2 &&
+              short_class_of(kSmallClasses) == kFirstSpanClass - 1);
 
 }  // namespace rdmalloc

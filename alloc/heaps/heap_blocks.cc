@@ -338,7 +338,7 @@ void* heap_block_resize(void* block, std::size_t bytes) {
   if (moved == nullptr) moved = heap_allocate(handle, bytes, 1, &is_zero);
   if (moved == nullptr) {
     // As in reallocate_unclassed().
-    if (!resize_large(at, bytes)) return nullptr;
+    if (!resize_large(at, bytes) && bytes > usable) return nullptr;
     errno = saved;
     return block;
   }

@@ -48,7 +48,8 @@ SliceIndex for_each_slab(SliceIndex begin, SliceIndex end, See see) {
     if (word.kind != SpanKind::kSlab) continue;
     std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
     if (free_blocks <= 0) continue;
-    std::size_t bytes = static_cast<std::size_t>(free_blocks) * block_bytes_of(word.size_class);
+    std::size_t bytes =
+        static_cast<std::size_t>(free_blocks) * class_info(word.size_class).block_bytes;
     if (bytes < arena.page_bytes) continue;
     goes_on = see(Look{slice, word.size_class, looks_now(arena.span(slice), free_blocks)});
   }

@@ -10,8 +10,8 @@
 // (docs/settings.md): what other threads' caches hold, and slabs that a few blocks keep in use.
 //
 // Sizes are 16 B to 8 MiB under the setting, which counts pages. At a limit of the kernel's there
-// are only so many addresses, and what is free of them may lie apart: sizes are 16 B to 1 KiB and
-// 8 to 60 KiB there, which need no more than 64 KiB in one piece.
+// are only so many addresses, and what is free of them may lie apart: sizes are 16 B to 60 KiB
+// there, which need no more than 64 KiB in one piece.
 //
 // A failure prints its seed; threads make no two histories the same, so run it some times.
 // Seen to fail: without take_back() (all three, at once); without its naps data and address, in
@@ -67,13 +67,9 @@ class Worker {
   // The size refused, 0 for none.
   size_t run() {
     while (!stop) {
-      size_t least = 16, longest = 8 * kMiB;
-      if (is_in_pieces_) {
-        bool is_long = random_.below(2) != 0;
-        if (is_long) least = 8 * kKiB;
-        longest = is_long ? 60 * kKiB : kKiB;
-      }
-      size_t low = random_.size_between(least, longest / 2);
+      size_t longest = 8 * kMiB;
+      if (is_in_pieces_) longest = 60 * kKiB;
+      size_t low = random_.size_between(16, longest / 2);
       size_t high = low + 1 + random_.below(2 * low);
       if (high > longest) high = longest;
       if (size_t refused = phase(low, high)) return refused;
