@@ -65,14 +65,13 @@ RDMALLOC_EXPORT int malloc_info(int options, FILE* stream) noexcept {
                         "<total type=\"live\" size=\"%lu\"/>\n"
                         "<total type=\"cached\" size=\"%lu\"/>\n"
                         "<total type=\"dirty\" size=\"%lu\"/>\n"
-                        "<total type=\"clean\" size=\"%lu\"/>\n"
                         "<total type=\"large\" count=\"%lu\"/>\n"
                         "<total type=\"slab\" count=\"%lu\"/>\n"
                         "<purge count=\"%lu\" size=\"%lu\" refused=\"%lu\"/>\n"
                         "</malloc>\n",
                         rdmalloc_version(), s.mapped_bytes, s.used_bytes, s.live_bytes,
-                        s.cached_bytes, s.dirty_bytes, s.clean_bytes, s.large_spans, s.slab_spans,
-                        s.purges, s.purged_bytes, s.purge_refusals);
+                        s.cached_bytes, s.dirty_bytes, s.large_spans, s.slab_spans, s.purges,
+                        s.purged_bytes, s.purge_refusals);
   return written < 0 ? -1 : 0;
 }
 

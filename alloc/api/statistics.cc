@@ -34,7 +34,6 @@ Statistics statistics() {
   s.mapped_bytes = pages.frontier_slices << kSliceShift;
   s.used_bytes = pages.used_slices << kSliceShift;
   s.dirty_bytes = pages.dirty_slices << kSliceShift;
-  s.clean_bytes = pages.clean_slices << kSliceShift;
   s.segments = pages.segments;
   s.segment_moves = pages.segment_moves;
   s.large_spans = pages.large_spans;
@@ -67,7 +66,7 @@ Statistics statistics() {
   s.shards = shard_count();
   for (unsigned shard = 0; shard < s.shards; ++shard) {
     s.shard_steals += shards[shard].steals.load(std::memory_order_relaxed);
-    s.sent_home_blocks += shards[shard].sent_home.load(std::memory_order_relaxed);
+    s.remote_blocks_returned += shards[shard].remote_returned.load(std::memory_order_relaxed);
   }
   PurgeCounters purge = purge_counters();
   s.purges = purge.purges;
@@ -109,7 +108,6 @@ constexpr StatisticLine kLines[] = {
     LINE(take_backs, "times caches were emptied, as memory was short, before malloc would fail"),
     LINE(take_back_naps, "times malloc slept, for other threads to free memory"),
     LINE(reclaimed_bytes, "bytes taken from caches of idle threads, or of all on demand"),
-    LINE(clean_bytes, "bytes of free spans whose pages were given back"),
     LINE(large_spans, "large blocks in use"),
     LINE(slab_spans, "slabs in use"),
     LINE(heaps, "heaps of the user"),
@@ -125,7 +123,7 @@ constexpr StatisticLine kLines[] = {
     LINE(threads, "threads that have magazines"),
     LINE(shards, "shards of the depot and the slabs: processors that threads were seen at"),
     LINE(shard_steals, "times a shard took free blocks from another"),
-    LINE(sent_home_blocks, "blocks of other NUMA nodes that went back to their slabs"),
+    LINE(remote_blocks_returned, "blocks of other NUMA nodes that went back to their slabs"),
     LINE(purges, "successful decommits"),
     LINE(purged_bytes, "bytes given back to the kernel"),
     LINE(slab_purged_bytes, "of them, pages of slabs in use"),

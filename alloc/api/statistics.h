@@ -15,7 +15,6 @@ struct Statistics {
   std::uint64_t depot_bytes;      // free blocks in the depot
   std::uint64_t cached_bytes;     // what threads' magazines may hold
   std::uint64_t dirty_bytes;      // free and backed
-  std::uint64_t clean_bytes;      // free and not backed
   std::uint64_t segments, segment_moves;
   std::uint64_t take_backs, take_back_naps, reclaimed_bytes;
   std::uint64_t large_spans, slab_spans;
@@ -24,7 +23,7 @@ struct Statistics {
   std::uint64_t heap_region_bytes, registered_heaps;
   std::uint64_t heap_huge_2m_bytes, heap_huge_1g_bytes, heap_retired_bytes;
   std::uint64_t threads;
-  std::uint64_t shards, shard_steals, sent_home_blocks;
+  std::uint64_t shards, shard_steals, remote_blocks_returned;
   std::uint64_t purges, purged_bytes, slab_purged_bytes, purge_refusals, purge_failures;
   std::uint64_t purge_thread_failures, purge_pressure;
   std::uint64_t quiesces;

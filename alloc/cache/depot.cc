@@ -105,7 +105,7 @@ void return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazin
   }
   if (sent == 0) return;
   magazine->count = kept;
-  shards[shard].sent_home.fetch_add(sent, std::memory_order_relaxed);
+  shards[shard].remote_returned.fetch_add(sent, std::memory_order_relaxed);
   slab_give_back(size_class, away, sent);
 }
 

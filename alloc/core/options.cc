@@ -139,7 +139,8 @@ bool read_arena(const char* value) {
   current.arena_bytes = number;
   return true;
 }
-// "auto", "one", "2x4", or the directory that stands for /sys/devices/system.
+// "auto", "one"; for our own tests "2x4" (256 places at most), or the directory that stands for
+// /sys/devices/system.
 bool read_topology(const char* value) {
   static constexpr const char* kNames[] = {"auto", "one"};
   int index = index_of(value, kNames);
@@ -231,10 +232,7 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_CHECKPOINT", read_checkpoint, "off, on", "off"},
     {"RDMALLOC_ARENA", read_arena, "16M to 64T, or % of memory",
      "1T, or four times the memory there is"},
-    {"RDMALLOC_TOPOLOGY", read_topology,
-     "auto, one, NODESxPROCESSORS of 256 at most (for tests), or a directory like "
-     "/sys/devices/system",
-     "auto"},
+    {"RDMALLOC_TOPOLOGY", read_topology, "auto, one", "auto"},
     {"RDMALLOC_REG_MAX_BYTES", read_reg_bytes, "bytes, K, M, G, T or % of memory; 0: no limit",
      "0"},
     {"RDMALLOC_REG_MAX_COUNT", read_reg_count, "a number; 0: no limit", "0"},

@@ -25,9 +25,10 @@ inline constexpr unsigned kShardsAsked = 8;
 
 struct alignas(64) Shard {
   // Relaxed throughout: hints and counters.
-  std::atomic<std::uint32_t> threads;    // caches whose threads are there
-  std::atomic<std::uint64_t> steals;     // magazines and refills that it took from others
-  std::atomic<std::uint64_t> sent_home;  // blocks of other nodes that went back to their slabs
+  std::atomic<std::uint32_t> threads;  // caches whose threads are there
+  std::atomic<std::uint64_t> steals;   // magazines and refills that it took from others
+  std::atomic<std::uint64_t>
+      remote_returned;  // blocks of other nodes that went back to their slabs
   std::atomic<std::uint8_t> node;
 };
 extern constinit Shard shards[kShardLimit];

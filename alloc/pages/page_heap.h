@@ -136,7 +136,6 @@ void page_heap_note_part_purged(SliceIndex slice);
 struct PageHeapCounters {
   std::uint64_t used_slices;   // in use by slabs and large spans
   std::uint64_t dirty_slices;  // free and backed, dirty and retained
-  std::uint64_t clean_slices;  // free and zero, below the frontier
   std::uint64_t purging_slices;
   std::uint64_t frontier_slices;
   std::uint64_t large_spans;

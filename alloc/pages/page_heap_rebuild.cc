@@ -248,7 +248,6 @@ PageHeapCounters page_heap_counters() {
     LockGuard guard(heap.lock);
     counters.used_slices += heap.used_slices.load(std::memory_order_relaxed);
     counters.dirty_slices += heap.dirty_slices.load(std::memory_order_relaxed);
-    counters.clean_slices += heap.clean_slices;
     counters.purging_slices += heap.purging_slices;
     counters.large_spans += heap.large_spans;
     counters.slab_spans += heap.slab_spans;

@@ -235,14 +235,14 @@ TEST(Nodes, blocks_of_a_far_node_return_there_near_ones_go_to_the_depot) {
   std::vector<void*> blocks, own;
   run_at(0, [&] { blocks = allocate(4000, 64); });
   run_at(kPlacesOfNode, [&] { own = allocate(4000, 64); });
-  uint64_t depot = counter("stats.depot_bytes"), sent = counter("stats.sent_home_blocks");
+  uint64_t depot = counter("stats.depot_bytes"), sent = counter("stats.remote_blocks_returned");
   run_at(kPlacesOfNode, [&] { release(blocks); });
   EXPECT_EQ(counter("stats.depot_bytes"), depot);
-  EXPECT_GT(counter("stats.sent_home_blocks"), sent + 3000);
-  sent = counter("stats.sent_home_blocks");
+  EXPECT_GT(counter("stats.remote_blocks_returned"), sent + 3000);
+  sent = counter("stats.remote_blocks_returned");
   run_at(kPlacesOfNode, [&] { release(own); });
   EXPECT_GT(counter("stats.depot_bytes"), depot + size_t{3000} * 64);
-  EXPECT_EQ(counter("stats.sent_home_blocks"), sent);
+  EXPECT_EQ(counter("stats.remote_blocks_returned"), sent);
 }
 
 TEST(Nodes, a_buffer_comes_back_to_the_node_that_touched_it) {
