@@ -231,9 +231,9 @@ void Patterns::allocate_other_things(int milliseconds) {
 }
 
 // Groups of fresh broadcasts of every size, a long pause before each but the first. What is
-// recorded comes after a pause: one in each repetition, which show the spread.
+// recorded comes after a pause.
 void Patterns::phases(Emit emit, void* argument) {
-  constexpr int groups = 2;
+  const int groups = options_.scale < 1 ? 2 : 3;
   constexpr int kBroadcasts = 4;
   std::map<std::size_t, Series> all;
   for (int group = 0; group < groups; ++group) {

@@ -199,7 +199,7 @@ std::map<std::string, double> bcast_expected(const CompareOptions& options,
   std::map<std::string, double> expected;
   for (const Transport& transport : transports)
     for (const std::string& group : groups_of(options.patterns)) {
-      const double pauses_s = 1e-3 * options.pause_ms;
+      const double pauses_s = 2e-3 * options.pause_ms;
       expected[transport.name + group] = group == "phases" ? pauses_s + 1 : usual.at(group);
     }
   return expected;
