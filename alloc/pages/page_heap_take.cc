@@ -161,9 +161,12 @@ SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint
   std::uint32_t length = arena.span(longest).load().slices;
   // A short one is not worth a buffer that begins within a huge page.
   if (length < kSlicesPerChunk || length < slices / 2) return 0;
+  SliceIndex frontier = page_heap_frontier();
   if (length < slices && !has_room_at(heap, longest + length, slices - length)) return 0;
   cut(heap, longest, length, SpanKind::kFreeRetained, longest, length < slices ? length : slices);
   if (length >= slices) return longest;
+  // As of a block that grows: what lies behind the frontier is new.
+  ask_for_block(longest, slices, frontier);
   take_room(heap, longest + length, slices - length, SpanKind::kFreeRetained);
   arena.span(longest).store({SpanKind::kReserved, 0, false, slices});
   set_first(longest + slices - 1, longest);

@@ -6,10 +6,10 @@
 //
 // Seen to fail: a_large_block_… without huge_ask_for_block(), a_large_heap_… with is_dense() always
 // false, a_medium_heap_… with kLargeHeapSlices of 64 MiB, the_arena_… without advise_small(),
-// blocks_that_grow_… with the capacity in place of the size asked for, the_rest_of_… without
-// Where::kSmallPages, never_… with huge_ask_for_block() not asking arena_may_be_huge(), hardly_…
-// with blocks that are spans counted as touched, …_of_shards… with is_dense_of_heap() always false,
-// or true.
+// a_longer_buffer_… without ask_for_block() in take_longest_and_more(), blocks_that_grow_… with the
+// capacity in place of the size asked for, the_rest_of_… without Where::kSmallPages, never_… with
+// huge_ask_for_block() not asking arena_may_be_huge(), hardly_… with blocks that are spans counted
+// as touched, …_of_shards… with is_dense_of_heap() always false, or true.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -116,6 +116,18 @@ TEST_F(HugePages, blocks_below_8_MiB_have_none) {
     for (int i = 0; i < 8; i++) blocks.push_back(address_of(rdmalloc_malloc(bytes)));
   auto [first, last] = std::minmax_element(blocks.begin(), blocks.end());
   EXPECT_EQ(huge_bytes(*first, *last + 8 * kMiB), 0u);
+}
+
+// It begins where the longest one lay, and only what is behind that is new.
+TEST_F(HugePages, a_longer_buffer_has_them_behind_the_longest_before_it) {
+  constexpr size_t kFirst = 12 * kMiB, kSecond = 20 * kMiB;
+  void* shorter = rdmalloc_malloc(kFirst);
+  uintptr_t begin = address_of(shorter);
+  rdmalloc_free(shorter);
+  void* longer = rdmalloc_malloc(kSecond);
+  ASSERT_EQ(address_of(longer), begin) << "the test wants the same place";
+  EXPECT_GE(huge_bytes(begin + kFirst, begin + kSecond), kSecond - kFirst - 2 * kHugePage);
+  rdmalloc_free(longer);
 }
 
 // What an array keeps ready for its growth is not backed with it.
