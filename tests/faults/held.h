@@ -134,10 +134,7 @@ inline bool has_userfault() {
 inline Held held() {
   Held now;
   now.descriptors = entries_of("/proc/self/fd");
-  // The one thread that reads files ends in a quiesce, and is back when there is a file to read.
-  int readers = rdmalloc_test::threads_named("rdmalloc-files");
-  require(readers <= 1, "%d threads read files", readers);
-  now.threads = rdmalloc_test::thread_count() - readers;
+  now.threads = rdmalloc_test::lasting_thread_count();
   now.pinned_kib = status_kib("VmPin");
   now.locked_kib = status_kib("VmLck");
   now.kept_foreign_bytes = kept_foreign_bytes;

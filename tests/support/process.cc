@@ -73,15 +73,19 @@ int thread_count() {
   return at == nullptr ? -1 : atoi(at + 9);
 }
 
+int lasting_thread_count() {
+  return thread_count() - threads_named("rdmalloc-files");
+}
+
 int settled_thread_count() {
   std::string entry;
   std::thread([&] { entry = "/proc/self/task/" + std::to_string(gettid()); }).join();
   while (access(entry.c_str(), F_OK) == 0) usleep(1000);
-  return thread_count();
+  return lasting_thread_count();
 }
 
 void wait_for_threads(int expected) {
-  while (thread_count() != expected) usleep(1000);
+  while (lasting_thread_count() != expected) usleep(1000);
 }
 
 int threads_named(const char* wanted) {

@@ -17,10 +17,12 @@ namespace rdmalloc_test {
 size_t resident_bytes();
 // Threads of this process now.
 int thread_count();
-// The same once it has had another one, with which TSan's own begins.
+// Without our one that reads files, which ends where no memory is free and is back when there is.
+int lasting_thread_count();
+// The same once the process has had another one, with which TSan's own begins.
 int settled_thread_count();
-// Waits until as many are left: one that was joined may be in the list still. What does not come is
-// ended by the test's own limit.
+// Waits until as many lasting ones are left: one that was joined may be in the list still. What
+// does not come is ended by the test's own limit.
 void wait_for_threads(int expected);
 // Threads of this process that have this name (PR_SET_NAME, 15 bytes at most).
 int threads_named(const char* name);
