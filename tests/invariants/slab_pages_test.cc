@@ -3,8 +3,7 @@
 // Pages of slabs in use (I7): a block that stays holds its own pages and no more. Seen to fail:
 // with the walk left out; with purgeable_pages() blind to a block's last page, or to what is in the
 // bitmap; with blocks not given back by slab_pages_end() or slab_end_purge(); with no reuse noted
-// by note_touched(); with the purge thread not woken by slab_give_back(); one_walk_… with
-// kSlabsAtOnce of 256.
+// by note_touched(); with the purge thread not woken by slab_give_back().
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <stdio.h>
@@ -23,9 +22,7 @@
 #include <vector>
 
 #include "alloc/core/size_class.h"
-#include "alloc/pages/purge_turn.h"
 #include "alloc/purge/purge.h"
-#include "alloc/slabs/slab_purge.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -127,37 +124,6 @@ TEST(SlabPages, I7_free_pages_beside_a_few_blocks_go_back_with_no_call) {
     rdmalloc_free(block);
   }
   EXPECT_EQ(rdmalloc_fini(), 0);
-}
-
-// Each `every`-th of so many bytes of blocks stays.
-void leave_each(size_t every, size_t bytes, size_t total) {
-  std::vector<void*> blocks;
-  for (size_t used = 0; used < total; used += bytes) blocks.push_back(rdmalloc_malloc(bytes));
-  for (size_t i = 0; i < blocks.size(); i++)
-    if (i % every != 0) rdmalloc_free(blocks[i]);
-}
-
-TEST(SlabPages, one_walk_gets_past_slabs_that_have_no_page_to_give) {
-  leave_each(16, 256, 64 * kMiB);   // 1,024 slabs, a block on each page
-  leave_each(64, 1024, 16 * kMiB);  // 256, a block on a page of 16
-  rdmalloc_purge(SIZE_MAX);         // what this thread and the depot hold
-  static size_t offered;
-  rdmalloc::SlabPurge how = {.everything = false,
-                             .still_ms = 0,
-                             .still_huge_ms = 0,
-                             .reason = RDMALLOC_PURGE_DECAY,
-                             .purge =
-                                 [](uintptr_t, size_t bytes, rdmalloc_purge_reason) {
-                                   offered += bytes;
-                                   return false;
-                                 },
-                             .must_stop = [] { return false; }};
-  rdmalloc::purge_turn.begin();
-  rdmalloc::slab_purge_walk(how);  // remembers what it sees
-  EXPECT_EQ(offered, 0u);
-  rdmalloc::slab_purge_walk(how);
-  rdmalloc::purge_turn.end();
-  EXPECT_GE(offered, 14 * kMiB);
 }
 
 TEST(SlabPages, events_of_pages_come_in_order_and_the_generation_grows) {
