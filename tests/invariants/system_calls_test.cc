@@ -7,7 +7,6 @@
 // Seen to fail with `getppid` added to a row, and with `mprotect` taken from one.
 #include <errno.h>
 #include <gtest/gtest.h>
-#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -15,7 +14,6 @@
 #include <signal.h>
 #include <stddef.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -35,6 +33,7 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/standard_error.h"
 #include "alloc/pages/page_heap.h"
+#include "tests/support/call_filter.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 
@@ -83,16 +82,7 @@ void allow_only(Calls calls) {
   action.sa_sigaction = on_call;
   action.sa_flags = SA_SIGINFO;
   sigaction(SIGSYS, &action, nullptr);
-  std::vector<sock_filter> program;
-  program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
-  for (long call : calls) {
-    program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1));
-    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-  }
-  program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_TRAP));
-  sock_fprog filter = {static_cast<unsigned short>(program.size()), program.data()};
-  prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-  if (prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) _exit(9);
+  if (!rdmalloc_test::allow_only(calls, SECCOMP_RET_TRAP)) _exit(9);
 }
 
 // ------------------------------------------------------------------ the situations

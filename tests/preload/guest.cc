@@ -12,7 +12,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/filter.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
 #include <pthread.h>
@@ -40,6 +39,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/call_filter.h"
 #include "tests/support/process.h"
 
 namespace {
@@ -495,16 +495,7 @@ void killing_filter() {
         SYS_rt_sigprocmask, SYS_rt_sigaction, SYS_rt_sigreturn, SYS_wait4, SYS_write,
         // ours
         SYS_getpid, SYS_gettid, SYS_prlimit64, SYS_nanosleep};
-    std::vector<sock_filter> program;
-    program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
-    for (long call : kCalls) {
-      program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1));
-      program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
-    }
-    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS));
-    sock_fprog filter = {static_cast<unsigned short>(program.size()), program.data()};
-    prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
-    expect(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0, "no filter can be set");
+    expect(rdmalloc_test::allow_only(kCalls, SECCOMP_RET_KILL_PROCESS), "no filter can be set");
     use(100 * kMiB, 40 * kKiB);
     use(100 * kMiB, 16 * kMiB);
     use_on_two_threads();

@@ -83,15 +83,16 @@ long resident_code_kib() {
 }
 
 // The kernel maps 64 KiB of a file around each page fault: what few programs run has to lie apart.
-// 172 to 184 KiB, seen, by where the loader maps it, and 216 where it lies between.
+// Where the loader maps it decides how much comes along: 172 KiB, seen, and 216 where it lies
+// between. The least of ten runs was 180 or 184 one time in six.
 TEST(StartUp, code_that_few_programs_run_is_not_resident) {
 #if RDMALLOC_LINKER_INSERTS
   if (getpagesize() != 4096) GTEST_SKIP() << "SKIP: the figure is of pages of 4 KiB";
   long least = resident_code_kib();
-  for (int run = 1; run < 10; run++) least = std::min(least, resident_code_kib());
+  for (int run = 1; run < 60; run++) least = std::min(least, resident_code_kib());
   printf("%ld KiB of code\n", least);
   EXPECT_GT(least, 0);
-  EXPECT_LE(least, 192);
+  EXPECT_LE(least, 176);
 #else
   GTEST_SKIP() << "SKIP: this linker has no INSERT: what few programs run lies between the rest";
 #endif
