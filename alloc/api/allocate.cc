@@ -37,13 +37,19 @@ void* move_to(void* block, std::size_t usable, void* moved, std::size_t bytes) {
   return moved;
 }
 
+// A cached span of so many bytes becomes a large block when it grows, with room behind it.
+constexpr std::size_t kGrowingBytes = 2 * kSliceBytes;
+
 // A small block that is too small, or less than half used. Out of line: realloc saves no register
 // where the block stays.
 [[gnu::noinline]] void* reallocate_small(void* block, std::size_t usable, std::size_t bytes) {
   if (is_good_enough(usable, bytes)) return block;
+  bool shrinks = bytes <= usable;
+  // Long ones that grow once do so again, and are not to be copied from class to class.
+  if (!shrinks && usable >= kGrowingBytes)
+    return move_to(block, usable, large_allocate_growing(bytes), bytes);
   void* moved = try_allocate(bytes);
   if (moved == nullptr) [[unlikely]] {
-    bool shrinks = bytes <= usable;
     moved = shrinks ? allocate_to_shrink(bytes) : allocate_slow(bytes);
     if (moved == nullptr) return shrinks ? block : nullptr;
   }

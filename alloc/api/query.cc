@@ -26,7 +26,8 @@ bool describe(SliceIndex slice, rdmalloc_range* range) {
   range->length = std::size_t{word.slices} << kSliceShift;
   range->block_bytes = is_slab(word.kind) ? class_info(word.size_class).block_bytes : range->length;
   range->generation = span.generation.load(std::memory_order_relaxed);
-  range->flags = is_slab(word.kind) ? RDMALLOC_RANGE_SLAB : RDMALLOC_RANGE_LARGE;
+  bool is_one_block = range->block_bytes == range->length;
+  range->flags = is_one_block ? RDMALLOC_RANGE_LARGE : RDMALLOC_RANGE_SLAB;
   range->heap = nullptr;
   if (word.heap != 0) {
     std::uint64_t handle = heaps.at(word.heap)->handle.load(std::memory_order_relaxed);

@@ -12,7 +12,8 @@ namespace rdmalloc {
 struct Loans {
   // Relaxed: counts, they order nothing.
   std::atomic<std::uint32_t> threads{0};  // that have caches
-  std::atomic<std::uint64_t> lent_bytes{0};
+  // On a line of its own: each slow path reads the count beside it.
+  alignas(64) std::atomic<std::uint64_t> lent_bytes{0};
 };
 extern constinit Loans loans;
 
@@ -35,8 +36,9 @@ inline void subtract_held(ThreadCache& cache, std::uint64_t less, std::uint64_t 
 
 // With what it has borrowed.
 std::uint64_t share_bytes(const ThreadCache& cache);
-// Whether the cache may hold so much more than now, beside its own blocks; borrows what is missing.
-bool may_hold(ThreadCache& cache, std::uint64_t more);
+// Whether the cache may hold so much more of the class than now, beside its own blocks; borrows
+// what is missing.
+bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class);
 // The same of a class that the thread only frees, for which it does not borrow.
 bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more);
 // What the cache does not need of its loan goes back, but for one part.

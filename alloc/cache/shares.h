@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/core/size_class.h"
+
 namespace rdmalloc {
 
 // What a thread's cache may hold, magazines included, in any case: the first threads of a process,
@@ -51,9 +53,20 @@ constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
 constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
   return threads <= 32 ? 2 : threads <= 256 ? 1 : 0;
 }
-// Threads that may cache spans (kSpanClasses), of which they have none of their own. One of each
-// length is what an idle one keeps (reclaim.h): 13 MB in all.
-inline constexpr std::uint64_t kSpanThreads = 64;
+// Slices of the longest span that the n-th thread may cache; it has none of its own. One of each
+// length is what an idle one keeps (reclaim.h): 20 MB in all.
+inline constexpr std::uint64_t kBufferThreads = 16, kSpanThreads = 64;
+constexpr std::uint32_t longest_span_of(std::uint64_t threads) {
+  if (threads <= kBufferThreads) return kSpanClasses;
+  return threads <= kSpanThreads ? 2 : 0;
+}
+static_assert([] {
+  std::uint64_t all = 0;
+  for (std::uint64_t n = 1; n <= kSpanThreads; ++n)
+    for (std::uint64_t slices = 1; slices <= longest_span_of(n); ++slices)
+      all += slices << kSliceShift;
+  return all;
+}() <= 20'000'000);
 
 // Address space for magazines and caches, in proportion to what there is: 1 GiB of magazines is 2
 // million of them.

@@ -147,7 +147,7 @@ void drop_left(ThreadCache& cache) {
 // Runs on the slow path of the thread itself: classes that did not move since the last look give
 // their blocks up. With many threads a share shrinks; then everything looked at goes.
 void age(ThreadCache& cache) {
-  bool is_over_share = !may_hold(cache, 0);
+  bool is_over_share = !may_hold(cache, 0, 0);
   for (std::uint32_t i = 0; i < kClassesPerAge; ++i) {
     unsigned c = cache.age_cursor + 1;
     cache.age_cursor = c % (kClasses - 1);
@@ -193,7 +193,7 @@ void note_slow_event(ThreadCache& cache) {
 
 // Makes room in the share for `bytes` more by giving up other classes, in turn.
 void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
-  if (may_hold(cache, bytes)) return;
+  if (may_hold(cache, bytes, keep)) return;
   std::uint64_t share = share_bytes(cache);
   for (unsigned looked = 0; charged(cache) + bytes > share && looked < kClasses; ++looked) {
     unsigned c = cache.age_cursor + 1;
@@ -204,16 +204,19 @@ void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
 
 // Gives the class its first magazine. False when there is none to be had.
 bool open_class(ThreadCache& cache, unsigned size_class) {
-  if (is_span_class(size_class) && !cache.may_cache_spans) return false;
+  if (is_span_class(size_class) && class_info(size_class).slab_slices > cache.longest_span)
+    return false;
   ColdBin& cold = cache.cold_bins[size_class];
   std::uint64_t share = share_bytes(cache);
   std::uint32_t limit = share < kFirstShareBytes ? kFirstLimitOfMany : kFirstLimit;
   auto charge = [&] { return cost_of(size_class, limit) - own_part(cache, size_class, limit); };
   // One class may have a quarter of the share, and a single block in any case.
   while (limit > 1 && charge() > share / 4) limit /= 2;
-  make_share(cache, charge(), size_class);
-  // Of small blocks one in any case.
-  if (is_span_class(size_class) && !may_hold(cache, charge())) return false;
+  // Of small blocks one in any case; for a span no other class is given up.
+  if (!is_span_class(size_class))
+    make_share(cache, charge(), size_class);
+  else if (!may_hold(cache, charge(), size_class))
+    return false;
   Magazine* magazine = depot_take_empty(cache.shard);
   if (magazine == nullptr) return false;
   magazine->count = 0;
@@ -237,8 +240,8 @@ bool grow_limit(ThreadCache& cache, unsigned size_class) {
   std::uint64_t more = std::uint64_t{limit - cold.limit} * info.block_bytes;
   std::uint64_t own = own_part(cache, size_class, limit) - own_part(cache, size_class, cold.limit);
   if (cold.spare != nullptr) more *= 2;
-  bool is_allowed =
-      cold.is_taken_from ? may_hold(cache, more - own) : may_hold_of_freed(cache, more - own);
+  bool is_allowed = cold.is_taken_from ? may_hold(cache, more - own, size_class)
+                                       : may_hold_of_freed(cache, more - own);
   if (!is_allowed) return false;
   cold.limit = static_cast<std::uint16_t>(limit);
   add_held(cache, more, own);
@@ -311,7 +314,7 @@ ThreadCache* make_cache() {
   std::uint32_t others = loans.threads.fetch_add(1, std::memory_order_relaxed);
   bool is_first = others == 0;
   cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
-  cache->may_cache_spans = others < kSpanThreads;
+  cache->longest_span = static_cast<std::uint8_t>(longest_span_of(std::uint64_t{others} + 1));
   const os::TopologySource& topology = options().topology;
   if (is_first) os::topology_note_first_thread();
   if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
@@ -402,7 +405,7 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
 // Gives the class its spare magazine, if the thread's share allows it.
 bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
   std::uint64_t cost = cost_of(size_class, cold.limit);
-  Magazine* spare = may_hold(cache, cost) ? depot_take_empty(cache.shard) : nullptr;
+  Magazine* spare = may_hold(cache, cost, size_class) ? depot_take_empty(cache.shard) : nullptr;
   if (spare == nullptr) return false;
   spare->count = 0;
   order_for_fork();

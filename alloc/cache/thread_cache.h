@@ -72,9 +72,9 @@ struct alignas(64) ThreadCache {
   std::uint8_t shard = 0;                     // where the thread was when it last looked
   std::uint8_t steals_from = 0;               // which other shard's depot it asks next
   std::uint8_t own_blocks = 0;                // of each class, beside what its share allows
-  bool may_cache_spans = false;
-  std::uint64_t own_bytes = 0;   // of held_bytes, what those may take
-  std::uint64_t lent_bytes = 0;  // beside its share (shares.h)
+  std::uint8_t longest_span = 0;              // slices of the longest that it may cache
+  std::uint64_t own_bytes = 0;                // of held_bytes, what those may take
+  std::uint64_t lent_bytes = 0;               // beside its share (shares.h)
   // Of reclaim.h.
   std::atomic<bool> is_in_slow_path{false};    // by the owner
   std::atomic<std::uint8_t> reclaim_state{0};  // kAsked by the taker; kHasGaps cleared by the owner

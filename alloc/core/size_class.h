@@ -8,7 +8,7 @@
 //   class 73 .. 77   2, 4, 8, 16 and 32 KiB once more, in slabs of one slice: for blocks of more
 //   than
 //                    1 KiB where no slab of eight slices is to be had (cache/take_back.h)
-//   class 78, 79     spans of 64 and 128 KiB that threads cache: slabs of one block
+//   class 78 .. 81   spans of 64, 128, 192 and 256 KiB that threads cache: slabs of one block
 //   kLargeClass      a span that is one block; its bin is like that of class 0
 //   kHeapClass       blocks of a heap of the user (heaps/heap.h), of any size; likewise
 //
@@ -17,9 +17,10 @@
 // 16 and 24 bytes we have at least slabs for them: nodes of 32 bytes lie closer without them (the
 // program trees: 3 % of its time).
 //
-// Block sizes that are powers of two are naturally aligned, since slabs are. Blocks of more than
-// 512 bytes begin with a cache line. (With classes 16 apart up to 1 KiB, 104 in all, memory lay in
-// more slabs that were not full and in more magazines: larson took a fifth longer.)
+// Small block sizes that are powers of two are naturally aligned, since their slabs are; spans are
+// aligned to a slice. Blocks of more than 512 bytes begin with a cache line. (With classes 16 apart
+// up to 1 KiB, 104 in all, memory lay in more slabs that were not full and in more magazines:
+// larson took a fifth longer.)
 #pragma once
 
 #include <bit>
@@ -43,7 +44,7 @@ inline constexpr unsigned kShortClasses = 5;
 // Spans of up to so many slices may be blocks that threads cache, one class for each length. Above,
 // spans are buffers, whose places the page heap keeps for the next one of their length.
 inline constexpr unsigned kFirstSpanClass = kFirstShortClass + kShortClasses;
-inline constexpr unsigned kSpanClasses = 2;
+inline constexpr unsigned kSpanClasses = 4;
 inline constexpr std::size_t kCachedMax = kSpanClasses * kSliceBytes;
 inline constexpr unsigned kClasses = kFirstSpanClass + kSpanClasses;  // with class 0
 inline constexpr unsigned kLargeClass = kClasses;
@@ -106,7 +107,8 @@ inline constexpr unsigned kReciprocalShift = 40;
 
 struct ClassInfo {
   std::uint32_t block_bytes;
-  std::uint32_t slab_slices;   // 1, 2 or 8
+  std::uint32_t slab_slices;   // 1 or 8; of a span class its length
+  std::uint32_t slab_aligned;  // slices that slabs are aligned to, a power of two
   std::uint32_t slab_blocks;   // blocks of a slab
   std::uint64_t reciprocal;    // ceil(2^40 / block_bytes): index = offset * reciprocal >> 40
   std::uint16_t magazine_max;  // blocks a magazine of this class holds at most
@@ -135,6 +137,7 @@ constexpr ClassTable make_class_table() {
     info.block_bytes = block_bytes_of(c);
     bool is_short = c >= kFirstShortClass || info.block_bytes <= kOneSliceMax;
     info.slab_slices = is_span_class(c) ? c - kFirstSpanClass + 1 : is_short ? 1 : 8;
+    info.slab_aligned = is_span_class(c) ? 1 : info.slab_slices;
     info.slab_blocks =
         static_cast<std::uint32_t>(info.slab_slices * kSliceBytes / info.block_bytes);
     info.reciprocal =
@@ -160,7 +163,6 @@ inline constexpr std::uint32_t kBitmapWords = 32;
 
 static_assert(class_of(kSmallMax) == kSmallClasses && block_bytes_of(kSmallClasses) == kSmallMax);
 static_assert(class_of(kCachedMax) == kClasses - 1 && block_bytes_of(kClasses - 1) == kCachedMax);
-static_assert((kSpanClasses & (kSpanClasses - 1)) == 0, "slabs are aligned to their size");
 static_assert(block_bytes_of(kFirstSpanClass - 1) == kSmallMax);
 static_assert(short_class_of(class_of(kOneSliceMax + 1)) == kFirstShortClass &&
               short_class_of(class_of(4096)) == kFirstShortClass + 1 &&

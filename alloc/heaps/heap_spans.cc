@@ -79,7 +79,7 @@ SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) 
   LockGuard guard(heap.span_lock);
   if (!heap_has_budget(heap, slices)) return 0;
   SliceIndex slice = has_regions(heap) ? region_take(heap, slices, slices * kSliceBytes)
-                                       : page_heap_take_slab(0, slices, block_bytes_of(size_class));
+                                       : page_heap_take_slab(0, slices, size_class);
   if (slice == 0) return 0;
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
   std::uint32_t blocks = heap_slab_blocks(size_class, slices);

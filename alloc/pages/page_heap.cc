@@ -331,7 +331,8 @@ namespace {
 // next one has another length.
 SpanKind left_by(const Span& span) {
   SpanWord word = span.load();
-  bool is_buffer = is_large(word.kind) && word.slices >= kBufferSlices;
+  bool is_one_block = is_large(word.kind) || is_span_class(word.size_class);
+  bool is_buffer = is_one_block && word.slices >= kBufferSlices;
   return is_buffer && !span.has_grown ? SpanKind::kFreeRetained : SpanKind::kFreeDirty;
 }
 

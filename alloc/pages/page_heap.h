@@ -36,10 +36,11 @@
 
 namespace rdmalloc {
 
-// Takes a span for a slab of `slices` slices, aligned to its size, out of the heap of the shard
-// that the caller is of, if that has or gets one. It is kReserved until the caller has written its
-// bitmap and publishes it. Returns 0 ("none") when there is no memory.
-SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, std::uint32_t block_bytes);
+// Takes a span for a slab of `slices` slices, aligned to its size (of a class of spans to a slice),
+// out of the heap of the shard that the caller is of, if that has or gets one. It is kReserved
+// until the caller has written its bitmap and publishes it. Returns 0 ("none") when there is no
+// memory.
+SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, unsigned size_class);
 // `owner`: the heap of the user that the span is for, 0 for none; here and below. `shard`: where
 // there is none.
 void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner = 0,

@@ -434,14 +434,17 @@ SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, std::
 
 }  // namespace
 
-SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, std::uint32_t block_bytes) {
-  TakenFor what = block_bytes <= kHugeSlabBlock ? TakenFor::kSmallSlab : TakenFor::kOthers;
-  bool is_quick = block_bytes > kSmallMax;
+SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, unsigned size_class) {
+  bool is_span = is_span_class(size_class);
+  TakenFor what = block_bytes_of(size_class) <= kHugeSlabBlock ? TakenFor::kSmallSlab
+                  : is_span && slices >= kBufferSlices         ? TakenFor::kBuffer
+                                                               : TakenFor::kOthers;
+  std::uint32_t alignment = is_span ? 1 : slices;
   return take_from_any(shard, slices, true, [=](PageHeap& heap) {
-    if (is_quick && heap.quick.count != 0)
-      if (SliceIndex run = quick_take(heap, slices, slices)) return run;
+    if (is_span && heap.quick.count != 0)
+      if (SliceIndex run = quick_take(heap, slices, 1)) return run;
     bool is_zero = false;
-    SliceIndex slice = take_from(heap, shard, slices, slices, what, &is_zero);
+    SliceIndex slice = take_from(heap, shard, slices, alignment, what, &is_zero);
     if (slice != 0 && is_zero) events_note_use(slice, slices);
     return slice;
   });

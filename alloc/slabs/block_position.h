@@ -4,11 +4,12 @@
 #include <cstdint>
 
 #include "alloc/core/size_class.h"
+#include "alloc/pages/arena.h"
 
 namespace rdmalloc {
 
 struct BlockPosition {
-  std::uintptr_t slab;    // address of the slab
+  std::uintptr_t slab;    // address of the slab; of a span the address's slice
   std::uintptr_t offset;  // of the address in it
   std::uint32_t index;    // of the block that the address lies in
   bool is_start;          // the address is the start of a block
@@ -16,12 +17,19 @@ struct BlockPosition {
 
 inline BlockPosition position_of(const void* address, const ClassInfo& info) {
   auto at = reinterpret_cast<std::uintptr_t>(address);
-  std::uintptr_t slab_bytes = std::uintptr_t{info.slab_slices} << kSliceShift;
-  std::uintptr_t slab = at & ~(slab_bytes - 1);  // the arena is aligned to more than a slab
+  std::uintptr_t aligned_bytes = std::uintptr_t{info.slab_aligned} << kSliceShift;
+  std::uintptr_t slab = at & ~(aligned_bytes - 1);  // the arena is aligned to more than a slab
   std::uintptr_t offset = at - slab;
   auto index = static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
   return {slab, offset, index,
           std::uintptr_t{index} * info.block_bytes == offset && index < info.slab_blocks};
+}
+
+// Whether a block of the class starts there, rather than a later slice of a span.
+inline bool is_start_of_block(const BlockPosition& at, unsigned size_class) {
+  if (!is_span_class(size_class)) return at.is_start;
+  SliceIndex slice = arena.slice_of(at.slab);
+  return at.is_start && arena.first[slice].load(std::memory_order_relaxed) == slice;
 }
 
 // `count` bits, 1 to 64, from bit `first` on, in one word.

@@ -27,14 +27,14 @@ void in_use_begin(void* block, unsigned size_class) {
   if (block == nullptr || !is_small(size_class)) return;
   BlockPosition at = position_of(block, class_info(size_class));
   std::uint64_t before = word_of(at).fetch_or(bit_of(at), std::memory_order_relaxed);
-  if (!at.is_start || (before & bit_of(at)))
+  if (!is_start_of_block(at, size_class) || (before & bit_of(at)))
     report_fatal_address("malloc is about to hand out a block that is in use", block);
 }
 
 void in_use_end(void* block, unsigned size_class) {
   if (!is_small(size_class)) return;
   BlockPosition at = position_of(block, class_info(size_class));
-  if (!at.is_start)
+  if (!is_start_of_block(at, size_class))
     report_fatal_address("free() of an address inside a block, not its start", block);
   std::uint64_t before = word_of(at).fetch_and(~bit_of(at), std::memory_order_relaxed);
   if (!(before & bit_of(at))) report_fatal_address("double free() of", block);

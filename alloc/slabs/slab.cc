@@ -83,7 +83,7 @@ bool has_free_bits(SliceIndex slice, std::uint32_t words) {
 
 SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
-  SliceIndex slice = page_heap_take_slab(shard, info.slab_slices, info.block_bytes);
+  SliceIndex slice = page_heap_take_slab(shard, info.slab_slices, size_class);
   if (slice == 0) return 0;
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
   std::uint32_t left = info.slab_blocks;
@@ -480,7 +480,7 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
   std::int32_t group = 0;
   for (std::uint32_t i = 0; i < count;) {
     BlockPosition at = position_of(blocks[i], info);
-    if (!at.is_start) [[unlikely]]
+    if (!is_start_of_block(at, size_class)) [[unlikely]]
       report_bad_free(blocks[i], at.offset, info);
     if (at.slab != base || at.index / 64 != word) {
       if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);

@@ -8,7 +8,7 @@
 // I7_a_purge_in_part with all released at once; what_is_kept_counts, with dirty slices not counted;
 // with_no_decay_time without the look at it; a_longer_run, slabs_leave, kept_neighbours and
 // a_block_grows without what they say; calloc with is_zero; the equations with counts of lengths
-// that stay; a_span_that_a_thread_caches with a run of any alignment taken.
+// that stay.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <string.h>
@@ -188,19 +188,6 @@ TEST_F(QuickList, a_block_grows_in_place_over_a_kept_one) {
     EXPECT_TRUE(rdmalloc::page_heap_is_valid());
     for (size_t k = 0; k < blocks.size(); k++)
       if (k != i + 1) rdmalloc_free(blocks[k]);
-  });
-}
-
-// Slabs are, also those of one block.
-TEST_F(QuickList, a_span_that_a_thread_caches_lies_at_a_multiple_of_its_length) {
-  run_at(1, [] {
-    std::vector<char*> blocks = blocks_of(1, kSlice);
-    for (int i = 0; i < 12; i++) blocks.push_back(touched((1 + i % 2) * kSlice));
-    release(blocks);
-    std::vector<char*> cached;
-    for (int i = 0; i < 12; i++) cached.push_back(static_cast<char*>(rdmalloc_malloc(2 * kSlice)));
-    for (char* block : cached) EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % (2 * kSlice), 0u);
-    release(cached);
   });
 }
 
