@@ -91,8 +91,14 @@ std::size_t shared_by(unsigned threads, std::size_t count) {
   return count * kThreadsInFull / std::max(threads, kThreadsInFull);
 }
 
-std::size_t operations_of(const CoresOptions& options, unsigned threads) {
-  return std::max<std::size_t>(shared_by(threads, static_cast<std::size_t>(options.operations)), 1);
+// More where there are few blocks, which go through their caches' slow paths the oftener in the
+// beginning: what a thread needs once is to weigh as little as elsewhere.
+std::size_t operations_of(const CoresOptions& options, const PatternRun& run) {
+  constexpr std::size_t kFewBlocks = 16, kTimes = 4;
+  const auto count = static_cast<std::size_t>(options.operations);
+  const bool is_few = run.live < kFewBlocks && !run.is_of_registrations();
+  const std::size_t times = is_few ? kTimes : 1;
+  return std::max<std::size_t>(shared_by(run.threads, times * count), 1);
 }
 
 // Enough that each thread has held and dropped what it will.
@@ -105,7 +111,7 @@ GridRow row_of(const CoresOptions& options, const PatternRun& run) {
   row.name = run.name();
   row.command = run.command(options.program_folder);
   if (run.is_of_registrations()) row.allocators = {"rdmalloc"};
-  const std::size_t operations = operations_of(options, run.threads);
+  const std::size_t operations = operations_of(options, run);
   row.command.insert(row.command.end(),
                      {"--spin", "--operations", fmt::format("{}", operations), "--warm-up",
                       fmt::format("{}", warm_up_of(run, operations))});
