@@ -1,6 +1,6 @@
 // All of the allocator that regcache/ may use, room by room: each header is followed by the names
 // that the cache takes from it. Nothing else of alloc/ is regcache's, beside the public rdmalloc.h;
-// tests/structure/rules_test.py compares both the headers and the names with what the code uses.
+// tests/structure/layers_test.py compares both the headers and the names with what the code uses.
 //
 // To take one thing more: put its name here, in the same commit, and say there why the public
 // interface will not do. The libraries of regcache/registrars/ may have core/sized_struct.h alone.
@@ -55,7 +55,7 @@
 #include "alloc/pages/purge_turn.h"
 //   purge_turn_is_mine purge_turn_wait
 #include "alloc/heaps/heap.h"
-//   Heap HeapRegion heap_of_handle heaps heaps_bind_again
+//   Heap HeapRegion heap_of_handle heaps_bind_again
 #include "alloc/heaps/heap_registrar.h"
 //   HeapRegistrar RegionLimits heap_registrar
 #include "alloc/core/options.h"

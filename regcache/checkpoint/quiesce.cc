@@ -18,7 +18,7 @@
 #include "regcache/core/callbacks.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/gate.h"
-#include "regcache/core/holders.h"
+#include "regcache/core/rooms.h"
 #include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
 #include "regcache/core/wiped_on_fork.h"
@@ -115,10 +115,10 @@ void suspend_domain(Domain& domain, Step& step) {
 
 // Whether only heaps, pools and this quiesce hold registrations of the domain, and none is being
 // made or dropped.
-bool is_idle(State& all, Domain& domain) {
+bool is_idle(Domain& domain) {
   drain_deferred(domain);
   std::uint64_t ours = 0;
-  each_holder([&](const Holder& holder) { ours += holder.references(all, domain.index); });
+  for (const Holder* holder : holders) ours += holder->references(domain.index);
   std::uint64_t held = 0;
   bool is_dropped_by_others = false;
   auto add = [&](Registration* reg) {
@@ -139,8 +139,7 @@ bool wait_until_idle(State& all, std::int64_t deadline_ns) {
   std::int64_t poll_ns = kShortestPollNs;
   for (;;) {
     bool is_busy = false;
-    each_domain(all, Step::kSuspended,
-                [&](Domain& domain, Step) { is_busy |= !is_idle(all, domain); });
+    each_domain(all, Step::kSuspended, [&](Domain& domain, Step) { is_busy |= !is_idle(domain); });
     if (!is_busy) return true;
     if (os::monotonic_ns() >= deadline_ns) return false;
     os::sleep_ns(poll_ns);
@@ -154,7 +153,7 @@ void empty_domains(State& all) {
   // Odd: asking for keys fails. Release, after it the keys change: heap_keys.cc.
   all.keys_turn.fetch_add(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_release);
-  each_holder([&](const Holder& holder) { holder.give_back(all, drops); });
+  for (const Holder* holder : holders) holder->give_back(all, drops);
   each_domain(all, Step::kSuspended, [&](Domain& domain, Step) {
     Registration*& list = drops[domain.index];
     {
@@ -291,7 +290,7 @@ int open_domains(State& all) {
   auto note = [&first_error](int error) {
     if (first_error == 0) first_error = error;
   };
-  if (course.has_gone) all.watch.resume(all);
+  if (course.has_gone) watcher.resume(all);
   each_domain(all, Step::kSuspended, [&](Domain& domain, Step step) {
     if (!is_stopped(domain)) {
       course.steps[domain.index] = Step::kNone;
@@ -304,7 +303,7 @@ int open_domains(State& all) {
   if (course.has_gone) {
     // Before other threads may register there.
     registers_in_resume = true;
-    each_holder([&](const Holder& holder) { note(holder.register_again(all)); });
+    for (const Holder* holder : holders) note(holder->register_again(all));
     registers_in_resume = false;
   }
   each_domain(all, Step::kSuspended, [](Domain& domain, Step) { reopen_domain(domain); });
@@ -351,7 +350,7 @@ int quiesce_domains(State& all, std::int64_t deadline_ns) {
   if (!wait_until_idle(all, deadline_ns)) return -ETIMEDOUT;
   course.has_gone = true;
   empty_domains(all);
-  all.watch.quiesce();
+  watcher.quiesce();
   if (int error = close_domains(all)) return error;
   return 0;
 }

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "regcache/core/callbacks.h"
+#include "regcache/core/rooms.h"
 #include "regcache/core/state.h"
 
 namespace rdmalloc::regcache {
@@ -10,20 +11,10 @@ namespace {
 
 constinit thread_local bool is_at_it = false;
 
-// Whether it is gone, with an error that says so.
-bool is_over(int error) {
-  return error == 0 || error == -EINVAL;
-}
-
 // One pass. Whether something is left.
 bool try_all(State& all) {
   bool is_some_left = false;
-  for (RegisteredHeap& heap : all.heaps) {
-    // Acquire: pairs with the release in abandon(). The flag goes with the place.
-    if (!heap.is_abandoned.load(std::memory_order_acquire)) continue;
-    std::uint64_t handle = heap.handle.load(std::memory_order_acquire);
-    is_some_left |= !is_over(rdmalloc_heap_destroy(reinterpret_cast<rdmalloc_heap*>(handle)));
-  }
+  for (const Holder* holder : holders) is_some_left |= holder->end_abandoned();
   for (std::size_t i = 0; i < kMostDomains; ++i) {
     Domain& domain = all.domains[i];
     if (!domain.is_abandoned.load(std::memory_order_acquire)) continue;

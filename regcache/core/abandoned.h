@@ -6,9 +6,16 @@
 // makes or unmakes something (enter_gate()).
 #pragma once
 
+#include <errno.h>
+
 namespace rdmalloc::regcache {
 
 struct State;
+
+// Whether what was to be ended is gone, with an error that says so.
+inline bool is_over(int error) {
+  return error == 0 || error == -EINVAL;
+}
 
 // Ends what can be ended now. Nothing inside a callback or a page event. Under no lock: calls
 // registrars.

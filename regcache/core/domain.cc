@@ -10,9 +10,9 @@
 #include "regcache/core/callbacks.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/gate.h"
-#include "regcache/core/holders.h"
 #include "regcache/core/memlock.h"
 #include "regcache/core/put_clock.h"
+#include "regcache/core/rooms.h"
 #include "regcache/core/state.h"
 #include "regcache/core/statistics.h"
 #include "regcache/core/stripes.h"
@@ -375,7 +375,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* g
     domain->phase.store(Phase::kUnused, std::memory_order_release);
     return error;
   }
-  all->watch.attach(*all);
+  watcher.attach(*all);
   survivors.is_open[domain->index].store(true, std::memory_order_relaxed);
   domain->phase.store(Phase::kIsOpen, std::memory_order_release);
   if (is_coarse) rdmalloc_purge_resume();
@@ -396,7 +396,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   GateScope scope(*state(), Gate::kUnmakes);
   if (int busy = scope.error()) return busy;
   // Also if nothing is registered for them: in a checkpoint, or after one that lost the domain.
-  if (is_in_a_list(*state(), domain->index)) return -EBUSY;
+  if (is_in_a_list(domain->index)) return -EBUSY;
   drain_deferred(*domain);
   Registration* drops = nullptr;
   if (int busy = begin_closing(*domain, &drops)) return busy;
@@ -417,7 +417,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   count_closed(*state(), *domain);
   survivors.is_open[domain->index].store(false, std::memory_order_relaxed);
   domain->phase.store(Phase::kUnused, std::memory_order_release);
-  state()->watch.detach();
+  watcher.detach();
   return 0;
 }
 

@@ -104,7 +104,7 @@ bool drop_one(Domain& domain, Registration* reg, Reason reason) {
     if (is_waited_for) domain.drops.fetch_add(1, std::memory_order_relaxed);
   }
   // After it left the tree, and before the domain is closed: watching ends with the last domain.
-  if (was_watched && answer.error == 0) state()->watch.end(*state(), low, high);
+  if (was_watched && answer.error == 0) watcher.end(*state(), low, high);
   // From here on another thread may close the domain: its memory stays, but do not use its
   // registrar.
   if (is_waited_for) os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);

@@ -10,9 +10,9 @@
 #include "regcache/core/memlock.h"
 #include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
+#include "regcache/core/rooms.h"
 #include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
-#include "regcache/foreign/foreign.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -50,6 +50,16 @@ std::uintptr_t round_up(std::uintptr_t value, std::size_t unit) {
 // is left to counted ones, which must go on working when uncounted keys are refused.
 std::uint64_t sticky_share(std::uint64_t limit) {
   return limit == UINT64_MAX ? limit : limit - (limit / 4 + (limit % 4 != 0));
+}
+
+// Whether the request on foreign memory may be served: 0, or -EPERM by RDMALLOC_FOREIGN. What an
+// owner vouches for (rdmalloc_adopt) is cached like owned memory; everything else foreign is
+// registered for each use (I6), refused, or watched (rooms.h).
+int foreign_allowed(State& all, const Request& request, bool* is_adopted) {
+  ForeignMode mode = options().foreign;
+  if (mode == ForeignMode::kRefuse) return -EPERM;
+  *is_adopted = all.adoptions.hold(request.low, request.high);
+  return *is_adopted || mode != ForeignMode::kAdopted ? 0 : -EPERM;
 }
 
 // ---- look-up under the lock ----
@@ -521,7 +531,7 @@ void give_up(Domain& domain, Registration* made, const Asked& asked) {
     if (domain.is_bounded()) domain.taken.give(made->length());
     completed = completed_by_end_of(made);
   }
-  if (made->rest().is_watched) all.watch.end(all, made->base(), made->end());
+  if (made->rest().is_watched) watcher.end(all, made->base(), made->end());
   all.registrations.give(made);
   all.invalidations.complete(completed);
 }
@@ -546,14 +556,13 @@ void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
 // Has the pages of a record in flight watched before they are pinned; if that fails, makes it a
 // registration for one use.
 void begin_watching(Domain& domain, Registration* made) {
-  Watch& watch = state()->watch;
-  if (watch.begin(made->base(), made->end())) return;
+  if (watcher.begin(made->base(), made->end())) return;
   {
     RangeGuard guard(domain, made);
     made->rest().is_watched = false;
     made->rest().is_stale = true;
   }
-  watch.end(*state(), made->base(), made->end());
+  watcher.end(*state(), made->base(), made->end());
 }
 
 // Registers what the plan says for the request. 0 or a negative errno with nothing left behind.
@@ -745,7 +754,7 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
   if (!is_owned) {
     if (int error = foreign_allowed(*state(), request, &is_adopted)) return error;
     if (!is_adopted && !is_remote && options().foreign == ForeignMode::kWatch)
-      request.sees_watched = state()->watch.catch_up(*state());
+      request.sees_watched = watcher.catch_up(*state());
   }
   // A purge, or an event of watched memory, may have left drops for a thread of the user, which
   // this one is. Watched registrations are dropped before their addresses are registered anew.

@@ -3,13 +3,14 @@
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
+#include "regcache/core/find_foreign.h"
 #include "regcache/core/history.h"
 #include "regcache/core/make.h"
 #include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
+#include "regcache/core/rooms.h"
 #include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
-#include "regcache/foreign/foreign.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -104,7 +105,7 @@ bool take_found(Domain* domain, Registration* reg, std::uintptr_t low, std::size
   if (reg->covers(low, low + length) && (access & ~reg->access()) == 0 &&
       reg->domain_index() == domain->index &&
       (!watch_was_used.load(std::memory_order_relaxed) || !reg->rest().is_watched ||
-       state()->watch.allows(reg))) {
+       (watcher.is_settled() && reg->is_open()))) {
     page_frames_check(*domain, reg, low, low + length);
     return true;
   }

@@ -46,7 +46,7 @@ enum class Kind : std::uint8_t {
 struct Registration;
 
 // A word that is written under the domain's lock, and read by readers of foreign memory without it
-// (foreign.h). Release: a reader that follows a link finds the record filled in.
+// (find_foreign.h). Release: a reader that follows a link finds the record filled in.
 template <class T>
 class Shared {
  public:

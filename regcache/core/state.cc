@@ -2,8 +2,6 @@
 
 #include <errno.h>
 
-#include <type_traits>
-
 #include "alloc/for_regcache.h"
 #include "regcache/core/statistics.h"
 #include "regcache/core/wiped_on_fork.h"
@@ -13,32 +11,6 @@ namespace rdmalloc::regcache {
 constinit Survivors survivors;
 
 namespace {
-
-std::size_t whole_pages(std::size_t length) {
-  std::size_t page = os::page_bytes();
-  return (length + page - 1) & ~(page - 1);
-}
-
-template <class T>
-T reinterpret_as(std::uintptr_t address) {
-  if constexpr (std::is_pointer_v<T>)
-    return reinterpret_cast<T>(address);
-  else
-    return address;
-}
-
-// Maps once and for all what `place` remembers; a thread that loses the race gives its mapping
-// back.
-template <class T>
-int map_once(std::atomic<T>& place, std::size_t length) {
-  if (place.load(std::memory_order_acquire) != T{}) return 0;
-  std::uintptr_t base = 0;
-  if (int error = map_wiped_on_fork(whole_pages(length), &base)) return error;
-  T expected{};
-  if (!place.compare_exchange_strong(expected, reinterpret_as<T>(base), std::memory_order_acq_rel))
-    unmap_wiped_on_fork(base, whole_pages(length));
-  return 0;
-}
 
 int add_observer() {
   rdmalloc_observer_ops ops = {};
@@ -57,7 +29,7 @@ int prepare_once(State& all) {
   survivors.arena_base.store(base, std::memory_order_relaxed);
   survivors.arena_length.store(length, std::memory_order_relaxed);
   std::size_t words = (length >> RDMALLOC_SLICE_SHIFT) * sizeof(std::atomic<std::uint32_t>);
-  if (int error = map_once(survivors.words, words)) return error;
+  if (int error = map_wiped_once(survivors.words, words)) return error;
   all.words.use(reinterpret_cast<std::atomic<std::uint32_t>*>(survivors.words.load()));
   Domain& orphans = all.domains[kOrphans];
   orphans.index = kOrphans;
@@ -65,8 +37,9 @@ int prepare_once(State& all) {
   orphans.ops.name = "a closed domain";
   orphans.max_bytes = orphans.max_count = UINT64_MAX;
   orphans.phase.store(Phase::kIsOpen, std::memory_order_release);
-  // Release: pairs with the acquire of a thread that makes a heap.
-  heap_registrar.store(&heap_registrations, std::memory_order_release);
+  for (const Holder* holder : holders)
+    if (int error = holder->prepare()) return error;
+  if (int error = watcher.prepare()) return error;
   // Release: pairs with the acquire of a thread that prints statistics.
   registration_statistics.store(&domain_statistics, std::memory_order_release);
   return add_observer();
@@ -75,7 +48,7 @@ int prepare_once(State& all) {
 }  // namespace
 
 int state_prepare(State** ready) {
-  if (int error = map_once(survivors.state, sizeof(State))) return error;
+  if (int error = survivors.state.prepare()) return error;
   State* all = *ready = state();
   for (;;) {
     std::uint32_t seen = kNotReady;

@@ -1,4 +1,4 @@
-// What the cache of this process knows, in one mapping that a fork child finds empty
+// What the core knows in this process, in one mapping that a fork child finds empty
 // (wiped_on_fork.h).
 #pragma once
 
@@ -6,15 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "regcache/core/byte_ranges.h"
 #include "regcache/core/domain.h"
 #include "regcache/core/invalidate.h"
 #include "regcache/core/page_frame_check.h"
 #include "regcache/core/pool.h"
+#include "regcache/core/rooms.h"
 #include "regcache/core/slices.h"
-#include "regcache/foreign/byte_ranges.h"
-#include "regcache/foreign/watch.h"
-#include "regcache/heaps/registered_heap.h"
-#include "regcache/pools/buffer_pool.h"
 
 namespace rdmalloc::regcache {
 
@@ -33,7 +31,6 @@ struct State {
   Pool<Registration, RegistrationPlaces> registrations;
   Invalidations invalidations;
   ByteRanges adoptions;  // looked at by misses only
-  Watch watch;
 #if RDMALLOC_CHECKED
   FrameStore frames;
 #endif
@@ -41,12 +38,6 @@ struct State {
   Stripe stripes[kMostDomains + 1][kStripes + 1];  // apart, so that a look at all phases is short
   Counters closed;  // sums of the domains that were closed; under open_lock
   std::uint64_t closed_count;
-  Lock pools_lock;  // creating and destroying pools, and the ends of threads; before a pool's lock
-  Pool<PoolCache> pool_caches;
-  Pool<PoolThread> pool_threads;
-  BufferPool pools[kMostPools];
-  Lock heaps_lock;  // taking a place for a registered heap; a leaf
-  RegisteredHeap heaps[kMostRegisteredHeaps];
   std::atomic<std::uint32_t> builders;   // gate.h
   std::atomic<std::uint32_t> abandoned;  // occasions to end something; 0: nothing to end
   std::atomic<bool> is_ending_abandoned;
@@ -61,15 +52,9 @@ struct State {
 // Makes the state, the words and the observer. Under no lock. 0 or a negative errno.
 int state_prepare(State** ready);
 
-// A mapping that is used again where its length is enough.
-struct KeptMapping {
-  std::atomic<std::uintptr_t> base{0};
-  std::atomic<std::size_t> length{0};
-};
-
 // Where the parent's things are, for its children. Constant-initialised, not wiped.
 struct Survivors {
-  std::atomic<State*> state{nullptr};
+  WipedObject<State> state;
   std::atomic<std::uintptr_t> arena_base{0};
   std::atomic<std::size_t> arena_length{0};
   std::atomic<std::uintptr_t> words{0};
@@ -79,21 +64,12 @@ struct Survivors {
   PoolMemory registrations;
   PoolMemory invalidations;
   PoolMemory adoptions;
-  WatchSurvivors watch;
-  // Of pools of buffers (pools/create.cc). The buffers' addresses and the memory itself are the
-  // child's too; their keys and registrations are not.
-  std::atomic<bool> pool_is_open[kMostPools] = {};
-  std::atomic<void*> pool_memory[kMostPools] = {};
-  KeptMapping pool_buffers[kMostPools] = {};
-  KeptMapping pool_tables[kMostPools] = {};
-  PoolMemory pool_caches;
-  PoolMemory pool_threads;
 };
 extern constinit Survivors survivors;
 
 // NULL before the first domain was opened; afterwards always the same, also in a fork child.
 inline State* state() {
-  return survivors.state.load(std::memory_order_acquire);
+  return survivors.state.get();
 }
 
 // Whether this thread is inside a page event of ours.

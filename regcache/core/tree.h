@@ -2,8 +2,8 @@
 // furthest end of each subtree, which makes it an interval tree; by time of the latest put, which
 // makes it the LRU). Links lie in the records, so no operation allocates; those by range may be
 // followed without the domain's lock by a reader that bounds its steps and trusts nothing that it
-// finds (foreign.h). Priorities are a hash of the record's address: expected depth 2 ln n, 28 for a
-// million. Under the domain's lock.
+// finds (find_foreign.h). Priorities are a hash of the record's address: expected depth 2 ln n, 28
+// for a million. Under the domain's lock.
 //
 // Treaps: Seidel and Aragon, "Randomized search trees", 1996. Furthest ends: Cormen et al., chapter
 // "Augmenting data structures".

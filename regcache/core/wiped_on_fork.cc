@@ -85,6 +85,19 @@ int map_wiped_on_fork(std::size_t length, std::uintptr_t* base) {
   return error;
 }
 
+int map_wiped_once(std::atomic<std::uintptr_t>& place, std::size_t length) {
+  if (place.load(std::memory_order_acquire) != 0) return 0;
+  std::uintptr_t base = 0;
+  length = (length + os::page_bytes() - 1) & ~(os::page_bytes() - 1);
+  if (int error = map_wiped_on_fork(length, &base)) return error;
+  std::uintptr_t expected = 0;
+  // Release: pairs with the acquires of threads that use it. A thread that loses the race gives its
+  // mapping back.
+  if (!place.compare_exchange_strong(expected, base, std::memory_order_acq_rel))
+    unmap_wiped_on_fork(base, length);
+  return 0;
+}
+
 void unmap_wiped_on_fork(std::uintptr_t base, std::size_t length) {
   each_mapping([base](Mapping& mapping) {
     if (mapping.base == base)

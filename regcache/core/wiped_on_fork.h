@@ -6,6 +6,7 @@
 // must survive in the child is only where the mappings are, so that it uses them again.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 
@@ -13,6 +14,9 @@ namespace rdmalloc::regcache {
 
 // Maps `length` zeroed bytes, lazily backed, never given back. 0 or -ENOMEM. Any thread.
 int map_wiped_on_fork(std::size_t length, std::uintptr_t* base);
+// Maps whole pages like that, unless `place` has the address of such already, and stores it there.
+// Any threads at once. 0 or -ENOMEM.
+int map_wiped_once(std::atomic<std::uintptr_t>& place, std::size_t length);
 // Undoes map_wiped_on_fork(), for a mapping whose address no other thread has.
 void unmap_wiped_on_fork(std::uintptr_t base, std::size_t length);
 // The same at `base`, in an os::reserve() of the caller's; on huge pages where base and length are

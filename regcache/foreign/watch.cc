@@ -12,6 +12,9 @@
 namespace rdmalloc::regcache {
 namespace {
 
+constinit WipedObject<Watch> watch;
+constinit WatchSurvivors watch_survivors;
+
 constinit std::atomic<bool> first_thread_has_ended{false};
 
 // Stacks, backed where they are touched. The helper calls registrars.
@@ -23,7 +26,7 @@ constexpr std::size_t kAtOnce = 16;
 // A child shares its parent's userfaultfd: as long as it has it open, the parent's close would not
 // end the watching, and no thread would read the events.
 void close_in_child() {
-  for (std::atomic<int>& descriptor : survivors.watch.descriptors) {
+  for (std::atomic<int>& descriptor : watch_survivors.descriptors) {
     int fd = descriptor.exchange(-1, std::memory_order_relaxed);
     if (fd >= 0) os::close_file(fd);
   }
@@ -144,8 +147,8 @@ void Watch::mark(State& all, const os::UserfaultEvent& event) {
     LockGuard guard(ranges_lock_);
     if (event.what != os::PageEvent::kRemoving)
       // When it can't be cut in two, what is left of it stays retired with the rest.
-      retired_.remove(survivors.watch.retired, event.low, event.high);
-    else if (retired_.add(survivors.watch.retired, event.low, event.high) != 0)
+      retired_.remove(watch_survivors.retired, event.low, event.high);
+    else if (retired_.add(watch_survivors.retired, event.low, event.high) != 0)
       give_up("no memory", -ENOMEM);
   }
   for (Domain& domain : all.domains) mark_in(all, domain, event.low, event.high);
@@ -340,27 +343,27 @@ void Watch::end_helper() {
 }
 
 int Watch::create_threads() {
-  std::atomic<std::uintptr_t>& ring = survivors.watch.ring;
+  std::atomic<std::uintptr_t>& ring = watch_survivors.ring;
   if (ring.load(std::memory_order_relaxed) == 0) {
     std::uintptr_t base = 0;
     if (int error = os::map_metadata(kRing * sizeof(os::UserfaultEvent), &base)) return error;
     ring.store(base, std::memory_order_relaxed);
   }
   ring_ = reinterpret_cast<os::UserfaultEvent*>(ring.load(std::memory_order_relaxed));
-  auto run_reader = [](void* watch) -> void* {
+  auto run_reader = [](void* self) -> void* {
     helper_thread_begins("rdmalloc-watch");
-    static_cast<Watch*>(watch)->read_events();
+    static_cast<Watch*>(self)->read_events();
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   };
-  auto run_helper = [](void* watch) -> void* {
+  auto run_helper = [](void* self) -> void* {
     helper_thread_begins("rdmalloc-unmap");
     is_helper_thread = true;
-    auto* self = static_cast<Watch*>(watch);
-    bool is_gone = os::unreserve(self->probe_page_, os::page_bytes()) == 0;
+    auto* mine = static_cast<Watch*>(self);
+    bool is_gone = os::unreserve(mine->probe_page_, os::page_bytes()) == 0;
     // Release: pairs with the acquires in try_question().
-    self->probe_.store(is_gone ? Probe::kGone : Probe::kRefused, std::memory_order_release);
-    self->help();
+    mine->probe_.store(is_gone ? Probe::kGone : Probe::kRefused, std::memory_order_release);
+    mine->help();
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   };
@@ -371,7 +374,7 @@ int Watch::create_threads() {
   int error = os::userfault_register(fd_, probe_page_, os::page_bytes());
   helper_threads.fetch_add(2, std::memory_order_relaxed);
   if (error == 0)
-    error = helper_thread_create(&survivors.watch.helper_stack, kHelperStackBytes, run_helper, this,
+    error = helper_thread_create(&watch_survivors.helper_stack, kHelperStackBytes, run_helper, this,
                                  &helper_);
   if (error != 0) {
     helper_threads.fetch_sub(2, std::memory_order_relaxed);
@@ -379,7 +382,7 @@ int Watch::create_threads() {
   }
   error = try_question();
   if (error == 0)
-    error = helper_thread_create(&survivors.watch.reader_stack, kReaderStackBytes, run_reader, this,
+    error = helper_thread_create(&watch_survivors.reader_stack, kReaderStackBytes, run_reader, this,
                                  &reader_);
   if (error == 0) return 0;
   helper_threads.fetch_sub(1, std::memory_order_relaxed);
@@ -390,7 +393,7 @@ int Watch::create_threads() {
 // ---- from the first domain to the last ----
 
 void Watch::close_descriptors() {
-  for (std::atomic<int>& descriptor : survivors.watch.descriptors)
+  for (std::atomic<int>& descriptor : watch_survivors.descriptors)
     descriptor.store(-1, std::memory_order_relaxed);
   for (int fd : {fd_, maps_fd_, stop_fd_})
     if (fd >= 0) os::close_file(fd);
@@ -398,10 +401,10 @@ void Watch::close_descriptors() {
 
 int Watch::start(State& all) {
   all_ = &all;
-  if (!survivors.watch.has_fork_handler.exchange(true, std::memory_order_relaxed) &&
+  if (!watch_survivors.has_fork_handler.exchange(true, std::memory_order_relaxed) &&
       (os::should_fail(os::Site::kForkHandler) ||
        pthread_atfork(nullptr, nullptr, close_in_child) != 0)) {
-    survivors.watch.has_fork_handler.store(false, std::memory_order_relaxed);
+    watch_survivors.has_fork_handler.store(false, std::memory_order_relaxed);
     return -ENOMEM;
   }
   fd_ = os::userfault_open();
@@ -409,9 +412,9 @@ int Watch::start(State& all) {
   maps_fd_ = os::moved_away(os::open_to_read("/proc/self/maps"));
   stop_fd_ = os::event_open();
   int error = maps_fd_ < 0 ? maps_fd_ : stop_fd_ < 0 ? stop_fd_ : 0;
-  survivors.watch.descriptors[0].store(fd_, std::memory_order_relaxed);
-  survivors.watch.descriptors[1].store(maps_fd_, std::memory_order_relaxed);
-  survivors.watch.descriptors[2].store(stop_fd_, std::memory_order_relaxed);
+  watch_survivors.descriptors[0].store(fd_, std::memory_order_relaxed);
+  watch_survivors.descriptors[1].store(maps_fd_, std::memory_order_relaxed);
+  watch_survivors.descriptors[2].store(stop_fd_, std::memory_order_relaxed);
   most_ranges_ = os::most_mappings() / 4;
   has_marked_all_ = false;
   // What is left there is of an earlier life: quarantined, or retired.
@@ -451,7 +454,7 @@ void Watch::begin_if_wanted(State& all) {
   notify_first_thread_ends.store(
       [] {
         first_thread_has_ended.store(true, std::memory_order_release);
-        if (State* state_now = state()) state_now->watch.wake();
+        if (Watch* now = watch.get()) now->wake();
       },
       std::memory_order_release);
   int error = start(all);
@@ -520,15 +523,27 @@ int could_watch() {
 }
 
 }  // namespace
+
+constinit const Watcher watcher = {
+    .prepare = [] { return watch.prepare(); },
+    .attach = [](State& all) { watch->attach(all); },
+    .detach = [] { watch->detach(); },
+    .quiesce = [] { watch->quiesce(); },
+    .resume = [](State& all) { watch->resume(all); },
+    .is_settled = [] { return watch->is_settled(); },
+    .catch_up = [](State& all) { return watch->catch_up(all); },
+    .begin = [](std::uintptr_t low, std::uintptr_t high) { return watch->begin(low, high); },
+    .end = [](State& all, std::uintptr_t low, std::uintptr_t high) { watch->end(all, low, high); },
+};
+
 }  // namespace rdmalloc::regcache
 
 using namespace rdmalloc::regcache;
 
 extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* wanted) {
   if (int error = rdmalloc::check_struct(wanted)) return error;
-  State* all = state();
   Watch::Counters now = {};
-  if (all != nullptr) now = all->watch.counters();
+  if (watch.get() != nullptr) now = watch->counters();
   if (!now.is_on && now.error == 0) {
     now.error = could_watch();
   }

@@ -53,17 +53,14 @@
 #include <cstdint>
 
 #include "alloc/for_regcache.h"
+#include "regcache/core/byte_ranges.h"
 #include "regcache/core/registration.h"
-#include "regcache/foreign/byte_ranges.h"
+#include "regcache/core/rooms.h"
 
 namespace rdmalloc::regcache {
 
 struct State;
 struct Domain;
-
-// Whether this process, or one that it was forked from, has ever watched: only then may a
-// registration be a watched one. Relaxed: a reader finds such a registration by a later store.
-inline constinit std::atomic<bool> watch_was_used{false};
 
 // What a fork child must close, and the memory it may use again.
 struct WatchSurvivors {
@@ -85,10 +82,9 @@ class Watch {
   void quiesce();
   void resume(State& all);
 
-  // Whether all that happened to watched memory before this call has been applied. Lock-free.
+  // Whether all that happened to watched memory before this call has been applied. Lock-free. Asked
+  // of a registration that the caller holds: only then does its open word mean that it is good.
   bool is_settled() const;
-  // Whether a registration that the caller holds may be used: asked after it was acquired.
-  bool allows(const Registration* reg) const { return is_settled() && reg->is_open(); }
   // The same as is_settled(), after applying what is there. False: register for one use.
   bool catch_up(State& all);
 

@@ -1,10 +1,14 @@
-// Registered heaps as holders of registrations (core/holders.h): closing a domain, and checkpoints.
+// Registered heaps as holders of registrations (core/rooms.h): closing a domain, and checkpoints.
+#include <errno.h>
+
 #include <utility>
 
+#include "alloc/for_regcache.h"
+#include "regcache/core/abandoned.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/gate.h"
-#include "regcache/core/holders.h"
 #include "regcache/core/make.h"
+#include "regcache/core/rooms.h"
 #include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
 #include "regcache/heaps/registered_heap.h"
@@ -14,8 +18,8 @@ namespace {
 
 // Calls fn(heap, index) for each registration of a heap's, [region][domain].
 template <class Fn>
-void each_registration(State& all, Fn fn) {
-  for (RegisteredHeap& registered : all.heaps) {
+void each_registration(Fn fn) {
+  for (RegisteredHeap& registered : registered_heaps->places) {
     // Acquire: pairs with the release in give_up().
     if (registered.handle.load(std::memory_order_acquire) == 0) continue;
     std::uint32_t regions = registered.region_count.load(std::memory_order_relaxed);
@@ -23,10 +27,17 @@ void each_registration(State& all, Fn fn) {
   }
 }
 
-bool has_domain(State& all, std::size_t domain) {
+int prepare() {
+  if (int error = registered_heaps.prepare()) return error;
+  // Release: pairs with the acquire of a thread that makes a heap.
+  heap_registrar.store(&heap_registrations, std::memory_order_release);
+  return 0;
+}
+
+bool has_domain(std::size_t domain) {
   // Places are taken under the lock: a place that is taken stays as it is.
-  LockGuard guard(all.heaps_lock);
-  for (RegisteredHeap& heap : all.heaps) {
+  LockGuard guard(registered_heaps->lock);
+  for (RegisteredHeap& heap : registered_heaps->places) {
     // Acquire: pairs with the release in give_up().
     if (heap.handle.load(std::memory_order_acquire) == 0) continue;
     for (std::uint32_t i = 0; i < heap.domain_count; ++i)
@@ -35,16 +46,16 @@ bool has_domain(State& all, std::size_t domain) {
   return false;
 }
 
-std::uint64_t references(State& all, std::size_t domain) {
+std::uint64_t references(std::size_t domain) {
   std::uint64_t count = 0;
-  each_registration(all, [&](RegisteredHeap& heap, std::uint32_t i) {
+  each_registration([&](RegisteredHeap& heap, std::uint32_t i) {
     if (heap.registrations[i] != nullptr && heap.domains[i % heap.domain_count] == domain) ++count;
   });
   return count;
 }
 
 void give_back(State& all, Registration** drops) {
-  each_registration(all, [&](RegisteredHeap& heap, std::uint32_t i) {
+  each_registration([&](RegisteredHeap& heap, std::uint32_t i) {
     Registration* reg = std::exchange(heap.registrations[i], nullptr);
     store_key(heap.keys[i], {});
     if (reg == nullptr) return;
@@ -56,7 +67,7 @@ void give_back(State& all, Registration** drops) {
 
 int register_again(State& all) {
   int first_error = 0;
-  each_registration(all, [&](RegisteredHeap& registered, std::uint32_t i) {
+  each_registration([&](RegisteredHeap& registered, std::uint32_t i) {
     Domain& domain = all.domains[registered.domains[i % registered.domain_count]];
     if (!is_to_be_reopened(domain)) return;
     const auto& region = registered.regions[i / registered.domain_count];
@@ -74,8 +85,20 @@ int register_again(State& all) {
   return first_error;
 }
 
+bool end_abandoned_heaps() {
+  bool is_some_left = false;
+  for (RegisteredHeap& heap : registered_heaps->places) {
+    // Acquire: pairs with the release in abandon(). The flag goes with the place.
+    if (!heap.is_abandoned.load(std::memory_order_acquire)) continue;
+    std::uint64_t handle = heap.handle.load(std::memory_order_acquire);
+    is_some_left |= !is_over(rdmalloc_heap_destroy(reinterpret_cast<rdmalloc_heap*>(handle)));
+  }
+  return is_some_left;
+}
+
 }  // namespace
 
-const Holder heap_holder = {has_domain, references, give_back, register_again};
+const Holder heap_holder = {prepare,   has_domain,     references,
+                            give_back, register_again, end_abandoned_heaps};
 
 }  // namespace rdmalloc::regcache

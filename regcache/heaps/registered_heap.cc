@@ -17,9 +17,9 @@ constexpr std::uint32_t kAllAccess = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REM
 // The place that a number names, if it is that heap's still; NULL in a child of fork, which has not
 // got the parent's.
 RegisteredHeap* place_of(std::uint32_t place, std::uint64_t handle) {
-  State* all = state();
+  RegisteredHeaps* all = registered_heaps.get();
   if (all == nullptr || place == 0 || place > kMostRegisteredHeaps) return nullptr;
-  RegisteredHeap& heap = all->heaps[place - 1];
+  RegisteredHeap& heap = all->places[place - 1];
   return heap.handle.load(std::memory_order_acquire) == handle ? &heap : nullptr;
 }
 
@@ -37,13 +37,13 @@ int narrow(const Domain& domain, std::uint32_t access, RegionLimits* limits) {
 }
 
 // With its domains, under the lock: Holder::has_domain reads them under it.
-RegisteredHeap* take_place(State& all, std::uint64_t handle, rdmalloc_domain* const* domains,
+RegisteredHeap* take_place(std::uint64_t handle, rdmalloc_domain* const* domains,
                            std::size_t domain_count, std::uint32_t* place) {
-  LockGuard guard(all.heaps_lock);
+  LockGuard guard(registered_heaps->lock);
   for (std::uint32_t i = 0; i < kMostRegisteredHeaps; ++i) {
     // Acquire: pairs with the release in give_up().
-    if (all.heaps[i].handle.load(std::memory_order_acquire) != 0) continue;
-    RegisteredHeap& heap = all.heaps[i];
+    RegisteredHeap& heap = registered_heaps->places[i];
+    if (heap.handle.load(std::memory_order_acquire) != 0) continue;
     heap.domain_count = static_cast<std::uint32_t>(domain_count);
     for (std::size_t d = 0; d < domain_count; ++d)
       heap.domains[d] = static_cast<std::uint8_t>(domain_of(domains[d])->index);
@@ -74,13 +74,11 @@ int check_domains(rdmalloc_domain* const* domains, std::size_t count, std::uint3
 
 int begin(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t domain_count,
           std::uint32_t access, RegionLimits* limits, std::uint32_t* place) {
-  State* all = state();
   if (access == 0) access = RDMALLOC_ACCESS_LOCAL;
-  if ((access & ~kAllAccess) != 0 || all == nullptr) return -EINVAL;
+  if ((access & ~kAllAccess) != 0) return -EINVAL;
   if (is_in_page_event()) return -EDEADLK;
   if (int error = check_domains(domains, domain_count, access, limits)) return error;
-  add_holder(0, heap_holder);
-  RegisteredHeap* heap = take_place(*all, handle, domains, domain_count, place);
+  RegisteredHeap* heap = take_place(handle, domains, domain_count, place);
   if (heap == nullptr) return -EMFILE;
   heap->is_abandoned.store(false, std::memory_order_relaxed);
   heap->access = access;
@@ -190,6 +188,8 @@ void leave(std::uint64_t token) {
 }
 
 }  // namespace
+
+constinit WipedObject<RegisteredHeaps> registered_heaps;
 
 constinit const HeapRegistrar heap_registrations = {enter, leave,   begin,  add,
                                                     end,   abandon, give_up};

@@ -17,7 +17,7 @@
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/domain.h"
-#include "regcache/core/holders.h"
+#include "regcache/core/rooms.h"
 
 namespace rdmalloc::regcache {
 
@@ -43,7 +43,13 @@ struct RegisteredHeap {
   rdmalloc_key keys[kMostHeapKeys];
 };
 
-// What closing a domain and a checkpoint call (core/holders.h).
+struct RegisteredHeaps {
+  Lock lock;  // taking a place; a leaf
+  RegisteredHeap places[kMostRegisteredHeaps];
+};
+extern constinit WipedObject<RegisteredHeaps> registered_heaps;
+
+// What the core and a checkpoint call (core/rooms.h).
 extern const Holder heap_holder;
 // What the allocator calls.
 extern const HeapRegistrar heap_registrations;

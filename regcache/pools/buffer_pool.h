@@ -14,7 +14,7 @@
 // buffer, or the put sees the waiter. So waiters are served in their order, and a buffer in the
 // cache of an idle thread can always be had.
 //
-// Lock order: State::pools_lock, a pool's lock, a cache's. No callback and no registrar is called
+// Lock order: BufferPools::lock, a pool's lock, a cache's. No callback and no registrar is called
 // under any of them (I2).
 #pragma once
 
@@ -26,6 +26,8 @@
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/domain.h"
+#include "regcache/core/pool.h"
+#include "regcache/core/rooms.h"
 
 namespace rdmalloc::regcache {
 
@@ -122,6 +124,35 @@ struct alignas(64) BufferPool {
   PoolCache* caches;
 };
 
+struct BufferPools {
+  Lock lock;  // creating and destroying pools, and the ends of threads; before a pool's lock
+  Pool<PoolCache> caches;
+  Pool<PoolThread> threads;
+  BufferPool places[kMostPools];
+};
+extern constinit WipedObject<BufferPools> buffer_pools;
+
+// A mapping that is used again where its length is enough.
+struct KeptMapping {
+  std::atomic<std::uintptr_t> base{0};
+  std::atomic<std::size_t> length{0};
+};
+
+// Where the parent's pools are, for its children. The buffers' addresses and the memory itself are
+// the child's too; their keys and registrations are not.
+struct PoolSurvivors {
+  std::atomic<bool> is_open[kMostPools] = {};
+  std::atomic<void*> memory[kMostPools] = {};
+  KeptMapping buffers[kMostPools] = {};
+  KeptMapping tables[kMostPools] = {};
+  PoolMemory caches;
+  PoolMemory threads;
+};
+extern constinit PoolSurvivors pool_survivors;
+
+// What the core and a checkpoint call (core/rooms.h).
+extern const Holder pool_holder;
+
 inline BufferPool* pool_of(rdmalloc_pool* handle) {
   return reinterpret_cast<BufferPool*>(handle);
 }
@@ -141,7 +172,7 @@ PoolThread* pool_thread();
 PoolCache* pool_cache(BufferPool& pool);
 // Buffers of the side in all caches. Under the pool's lock.
 std::uint32_t cached_count(BufferPool& pool, Side side);
-// Takes every cache of the pool from its thread. Under State::pools_lock and the pool's lock.
+// Takes every cache of the pool from its thread. Under BufferPools::lock and the pool's lock.
 void retire_caches(BufferPool& pool);
 
 }  // namespace rdmalloc::regcache

@@ -4,7 +4,6 @@
 #include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/gate.h"
-#include "regcache/core/holders.h"
 #include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
 #include "regcache/core/wiped_on_fork.h"
@@ -77,12 +76,12 @@ int map_kept(KeptMapping& kept, std::size_t length, bool is_wiped_on_fork, std::
 }
 
 // One that was not open in a parent process: a handle the child inherited must not mean its own.
-BufferPool* take_place(State& all) {
-  LockGuard guard(all.pools_lock);
+BufferPool* take_place() {
+  LockGuard guard(buffer_pools->lock);
   for (std::size_t i = 0; i < kMostPools; ++i) {
-    BufferPool& pool = all.pools[i];
+    BufferPool& pool = buffer_pools->places[i];
     if (pool.phase.load(std::memory_order_acquire) != Phase::kUnused) continue;
-    if (survivors.pool_is_open[i].load(std::memory_order_relaxed)) continue;
+    if (pool_survivors.is_open[i].load(std::memory_order_relaxed)) continue;
     pool.index = static_cast<std::uint16_t>(i);
     pool.phase.store(Phase::kBeingOpened, std::memory_order_relaxed);
     return &pool;
@@ -96,7 +95,7 @@ int map_tables(BufferPool& pool, const PoolPlan& plan, std::uint64_t pieces, rdm
   std::uintptr_t base = 0;
   std::size_t length =
       pairs * (sizeof(rdmalloc_key) + sizeof(void*)) + plan.total() * sizeof(void*);
-  if (int error = map_kept(survivors.pool_tables[pool.index], length, true, &base)) return error;
+  if (int error = map_kept(pool_survivors.tables[pool.index], length, true, &base)) return error;
   *keys = reinterpret_cast<rdmalloc_key*>(base);
   pool.registrations = reinterpret_cast<rdmalloc_reg**>(*keys + pairs);
   auto* stack = reinterpret_cast<Buffer**>(pool.registrations + pairs);
@@ -109,7 +108,7 @@ int map_tables(BufferPool& pool, const PoolPlan& plan, std::uint64_t pieces, rdm
     pool.waiting[side].store(0, std::memory_order_relaxed);
   }
   length = plan.total() * sizeof(Buffer);
-  if (int error = map_kept(survivors.pool_buffers[pool.index], length, false, &base)) return error;
+  if (int error = map_kept(pool_survivors.buffers[pool.index], length, false, &base)) return error;
   pool.buffers = reinterpret_cast<Buffer*>(base);
   pool.total = static_cast<std::uint32_t>(plan.total());
   pool.caches = nullptr;
@@ -122,7 +121,7 @@ int take_memory(BufferPool& pool, const PoolPlan& plan, std::uint64_t length) {
   errno = saved;
   if (pool.memory == nullptr) return warn_refused("rdmalloc_memalign", -ENOMEM, 0, length);
   pool.memory_bytes = length;
-  survivors.pool_memory[pool.index].store(pool.memory, std::memory_order_relaxed);
+  pool_survivors.memory[pool.index].store(pool.memory, std::memory_order_relaxed);
   int error = os::populate_pages(reinterpret_cast<std::uintptr_t>(pool.memory), length);
   return error == 0 ? 0 : warn_refused("the kernel, asked for the pages,", error, 0, length);
 }
@@ -190,11 +189,11 @@ void dismantle(BufferPool& pool) {
     rdmalloc_reg_put(pool.registrations[--pool.registration_count]);
   void* memory = pool.memory;
   pool.memory = nullptr;
-  survivors.pool_memory[pool.index].store(nullptr, std::memory_order_relaxed);
+  pool_survivors.memory[pool.index].store(nullptr, std::memory_order_relaxed);
   int saved = errno;
   rdmalloc_free(memory);
   errno = saved;
-  survivors.pool_is_open[pool.index].store(false, std::memory_order_relaxed);
+  pool_survivors.is_open[pool.index].store(false, std::memory_order_relaxed);
   // Release: pairs with the acquire of the thread that takes the place next.
   pool.phase.store(Phase::kUnused, std::memory_order_release);
 }
@@ -218,13 +217,13 @@ int build(BufferPool& pool, const PoolPlan& plan, rdmalloc_domain* const* domain
 
 // The child's own copy of the memory of a parent's pool.
 int forget_inherited(std::size_t index) {
-  survivors.pool_is_open[index].store(false, std::memory_order_relaxed);
-  rdmalloc_free(survivors.pool_memory[index].exchange(nullptr, std::memory_order_relaxed));
+  pool_survivors.is_open[index].store(false, std::memory_order_relaxed);
+  rdmalloc_free(pool_survivors.memory[index].exchange(nullptr, std::memory_order_relaxed));
   return 0;
 }
 
-int begin_closing(State& all, BufferPool& pool) {
-  LockGuard guard(all.pools_lock);
+int begin_closing(BufferPool& pool) {
+  LockGuard guard(buffer_pools->lock);
   LockGuard pool_guard(pool.lock);
   if (pool.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return -EINVAL;
   for (Side side : {kSmall, kLarge})
@@ -237,19 +236,23 @@ int begin_closing(State& all, BufferPool& pool) {
 
 // Calls fn(pool, index, registration) for each range that pools have registered, or had.
 template <class Fn>
-void each_registration(State& all, Fn fn) {
-  for (BufferPool& pool : all.pools)
+void each_registration(Fn fn) {
+  for (BufferPool& pool : buffer_pools->places)
     // Acquire: pairs with create's release.
     if (pool.phase.load(std::memory_order_acquire) == Phase::kIsOpen)
       for (std::size_t i = 0; i < pool.registration_count; ++i)
         fn(pool, i, registration_of(pool.registrations[i]));
 }
 
-// ---- pools as holders of registrations (core/holders.h) ----
+// ---- pools as holders of registrations (core/rooms.h) ----
 
-bool has_domain(State& all, std::size_t domain) {
-  LockGuard guard(all.pools_lock);  // under it places are taken
-  for (BufferPool& pool : all.pools) {
+int prepare() {
+  return buffer_pools.prepare();
+}
+
+bool has_domain(std::size_t domain) {
+  LockGuard guard(buffer_pools->lock);  // under it places are taken
+  for (BufferPool& pool : buffer_pools->places) {
     if (pool.phase.load(std::memory_order_acquire) != Phase::kIsOpen) continue;
     for (std::size_t i = 0; i < pool.domain_count; ++i)
       if (pool.domains[i] == domain) return true;
@@ -257,16 +260,16 @@ bool has_domain(State& all, std::size_t domain) {
   return false;
 }
 
-std::uint64_t references(State& all, std::size_t domain) {
+std::uint64_t references(std::size_t domain) {
   std::uint64_t count = 0;
-  each_registration(all, [&](BufferPool&, std::size_t, Registration* reg) {
+  each_registration([&](BufferPool&, std::size_t, Registration* reg) {
     if (reg != nullptr && reg->domain_index() == domain) ++count;
   });
   return count;
 }
 
 void give_back(State& all, Registration** drops) {
-  each_registration(all, [&](BufferPool& pool, std::size_t i, Registration* reg) {
+  each_registration([&](BufferPool& pool, std::size_t i, Registration* reg) {
     pool.registrations[i] = nullptr;
     pool.keys[i] = {};
     if (reg == nullptr) return;
@@ -278,7 +281,7 @@ void give_back(State& all, Registration** drops) {
 
 int register_again(State& all) {
   int first_error = 0;
-  each_registration(all, [&](BufferPool& pool, std::size_t i, Registration*) {
+  each_registration([&](BufferPool& pool, std::size_t i, Registration*) {
     std::size_t index = pool.domains[i % pool.domain_count];
     if (!is_to_be_reopened(all.domains[index])) return;
     int error = register_one(pool, i);
@@ -292,9 +295,19 @@ int register_again(State& all) {
   return first_error;
 }
 
-constexpr Holder kPoolHolder = {has_domain, references, give_back, register_again};
+// Pools are not abandoned.
+bool end_abandoned_pools() {
+  return false;
+}
 
 }  // namespace
+
+constinit WipedObject<BufferPools> buffer_pools;
+constinit PoolSurvivors pool_survivors;
+
+const Holder pool_holder = {prepare,   has_domain,     references,
+                            give_back, register_again, end_abandoned_pools};
+
 }  // namespace rdmalloc::regcache
 
 using namespace rdmalloc::regcache;
@@ -324,8 +337,7 @@ extern "C" RDMALLOC_API int rdmalloc_pool_create(rdmalloc_domain* const* domains
   if (int error = pool_threads_prepare()) return error;
   GateScope scope(*state(), Gate::kMakes);
   if (int error = scope.error()) return error;
-  add_holder(1, kPoolHolder);
-  BufferPool* pool = take_place(*state());
+  BufferPool* pool = take_place();
   if (pool == nullptr) return -EMFILE;
   pool->domain_count = domain_count;
   pool->registration_count = 0;
@@ -334,7 +346,7 @@ extern "C" RDMALLOC_API int rdmalloc_pool_create(rdmalloc_domain* const* domains
     dismantle(*pool);
     return error;
   }
-  survivors.pool_is_open[pool->index].store(true, std::memory_order_relaxed);
+  pool_survivors.is_open[pool->index].store(true, std::memory_order_relaxed);
   // Release: pairs with the acquire of pool_check().
   pool->phase.store(Phase::kIsOpen, std::memory_order_release);
   *handle = reinterpret_cast<rdmalloc_pool*>(pool);
@@ -344,11 +356,12 @@ extern "C" RDMALLOC_API int rdmalloc_pool_create(rdmalloc_domain* const* domains
 extern "C" RDMALLOC_API int rdmalloc_pool_destroy(rdmalloc_pool* handle) {
   BufferPool* pool = pool_of(handle);
   int error = pool_check(pool);
-  if (error == -ECHILD) return forget_inherited(static_cast<std::size_t>(pool - state()->pools));
+  if (error == -ECHILD)
+    return forget_inherited(static_cast<std::size_t>(pool - buffer_pools->places));
   if (error != 0) return error;
   GateScope scope(*state(), Gate::kUnmakes);
   if (int busy = scope.error()) return busy;
-  if (int busy = begin_closing(*state(), *pool)) return busy;
+  if (int busy = begin_closing(*pool)) return busy;
   dismantle(*pool);
   return 0;
 }

@@ -3,6 +3,7 @@
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/state.h"
+#include "regcache/pools/buffer_pool.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -164,9 +165,9 @@ extern "C" int rdmalloc_pool_unwinds(int, int actions, std::uint64_t, void*, voi
 }
 
 int pool_check(const BufferPool* pool) {
-  State* all = state();
-  if (all == nullptr || pool < all->pools || pool >= all->pools + kMostPools ||
-      (reinterpret_cast<std::uintptr_t>(pool) - reinterpret_cast<std::uintptr_t>(all->pools)) %
+  BufferPools* all = buffer_pools.get();
+  if (all == nullptr || pool < all->places || pool >= all->places + kMostPools ||
+      (reinterpret_cast<std::uintptr_t>(pool) - reinterpret_cast<std::uintptr_t>(all->places)) %
               sizeof(BufferPool) !=
           0)
     return -EINVAL;
@@ -175,7 +176,7 @@ int pool_check(const BufferPool* pool) {
     return 0;
   // A pool of this process that is gone has taken its mark with it.
   bool is_inherited = pool->phase.load(std::memory_order_relaxed) == Phase::kUnused &&
-                      survivors.pool_is_open[pool - all->pools].load(std::memory_order_relaxed);
+                      pool_survivors.is_open[pool - all->places].load(std::memory_order_relaxed);
   return is_inherited ? -ECHILD : -EINVAL;
 }
 

@@ -4,6 +4,7 @@
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/state.h"
+#include "regcache/pools/buffer_pool.h"
 
 namespace rdmalloc::regcache {
 namespace {
@@ -29,16 +30,15 @@ void retire(BufferPool& pool, PoolCache* cache) {
   if (cache->next != nullptr) cache->next->previous = cache->previous;
   (cache->previous != nullptr ? cache->previous->next : pool.caches) = cache->next;
   cache->place->store(nullptr, std::memory_order_relaxed);
-  state()->pool_caches.give(cache);
+  buffer_pools->caches.give(cache);
 }
 
 void on_thread_exit(void* value) {
   auto* thread = static_cast<PoolThread*>(value);
   this_thread = nullptr;
-  State* all = state();
   {
     // No pool is destroyed meanwhile, so each cache's is there.
-    LockGuard guard(all->pools_lock);
+    LockGuard guard(buffer_pools->lock);
     for (std::atomic<PoolCache*>& place : thread->caches) {
       PoolCache* cache = place.load(std::memory_order_relaxed);
       if (cache == nullptr) continue;
@@ -46,7 +46,7 @@ void on_thread_exit(void* value) {
       retire(*cache->pool, cache);
     }
   }
-  all->pool_threads.give(thread);
+  buffer_pools->threads.give(thread);
 }
 
 }  // namespace
@@ -67,7 +67,7 @@ int pool_threads_prepare() {
 PoolThread* pool_thread() {
   if (this_thread != nullptr) [[likely]]
     return this_thread;
-  PoolThread* thread = state()->pool_threads.take(survivors.pool_threads);
+  PoolThread* thread = buffer_pools->threads.take(pool_survivors.threads);
   if (thread == nullptr) return nullptr;
   thread->first_ready = thread->last_ready = nullptr;
   thread->calling_back_at = 0;
@@ -87,7 +87,7 @@ PoolCache* pool_cache(BufferPool& pool) {
   PoolCache* cache = place.load(std::memory_order_relaxed);
   if (cache != nullptr) [[likely]]
     return cache;
-  cache = state()->pool_caches.take(survivors.pool_caches);
+  cache = buffer_pools->caches.take(pool_survivors.caches);
   if (cache == nullptr) return nullptr;
   for (Side side : {kSmall, kLarge}) cache->count[side] = 0, cache->gets[side] = 0;
   cache->pool = &pool;

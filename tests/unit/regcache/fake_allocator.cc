@@ -12,6 +12,7 @@
 #include "alloc/core/fork.h"
 #include "alloc/core/options.h"
 #include "alloc/purge/purge.h"
+#include "regcache/core/rooms.h"
 
 // What the cache calls at exit: there is no thread here that purges.
 void rdmalloc::purge_hold(std::int64_t, int) {}
@@ -19,6 +20,17 @@ void rdmalloc::purge_hold(std::int64_t, int) {}
 // What it asks of forks: the stand-in has no locks that a child would have to free.
 constinit std::atomic<std::uint32_t>* rdmalloc::detail::fork_word = nullptr;
 void rdmalloc::detail::fork_recover() {}
+
+// The rooms above the core whose objects lie in blocks of the allocator: none here.
+namespace rdmalloc::regcache {
+constexpr Holder kNone = {[] { return 0; },
+                          [](std::size_t) { return false; },
+                          [](std::size_t) { return std::uint64_t{0}; },
+                          [](State&, Registration**) {},
+                          [](State&) { return 0; },
+                          [] { return false; }};
+constinit const Holder* const holders[kHolders] = {&kNone, &kNone};
+}  // namespace rdmalloc::regcache
 
 namespace fake {
 namespace {
@@ -197,11 +209,6 @@ int rdmalloc_purge_pause(void) {
 
 int rdmalloc_purge_resume(void) {
   return 0;
-}
-
-// There are no heaps here.
-int rdmalloc_heap_destroy(rdmalloc_heap*) {
-  return -EINVAL;
 }
 
 bool rdmalloc_owns(const void* ptr) {

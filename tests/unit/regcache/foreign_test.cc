@@ -10,8 +10,8 @@
 #include <thread>
 
 #include "alloc/core/options.h"
+#include "regcache/core/byte_ranges.h"
 #include "regcache/core/stripes.h"
-#include "regcache/foreign/byte_ranges.h"
 #include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
 

@@ -1,17 +1,11 @@
-#include "regcache/core/holders.h"
-
+// Domains at a resume that refuse to be opened again.
 #include "alloc/for_regcache.h"
 #include "regcache/core/domain.h"
 #include "regcache/core/gate.h"
+#include "regcache/core/rooms.h"
 #include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
-
-bool is_in_a_list(State& all, std::size_t domain) {
-  bool is_found = false;
-  each_holder([&](const Holder& holder) { is_found |= holder.has_domain(all, domain); });
-  return is_found;
-}
 
 bool is_to_be_reopened(const Domain& domain) {
   // Acquire: pairs with the release of the thread that suspends or loses it.

@@ -1,15 +1,10 @@
-// Foreign memory: whether it may be cached, and how a hit on it is found.
-//
-// What an owner vouches for (rdmalloc_adopt) is cached like owned memory; everything else foreign
-// is registered for each use (I6), refused, or watched (watch.h), as RDMALLOC_FOREIGN says.
-//
-// A hit takes no lock. It looks at the hint for its first page, which is what was found there last;
-// else it goes down the domain's interval tree, while others may turn it round, and leaves a hint:
-// with 100,000 registrations the way down meets some 20 cold records, the hint one. Hints are never
-// taken back. The records are never unmapped, so neither can fault; what they lead to may be of
-// yesterday, or of another domain, so the steps down are bounded, and what is found is taken only
-// after acquire(), by what the record then says. It may miss what is there; the slow path, under
-// the lock, does not.
+// How a hit on foreign memory is found. It takes no lock. It looks at the hint for its first page,
+// which is what was found there last; else it goes down the domain's interval tree, while others
+// may turn it round, and leaves a hint: with 100,000 registrations the way down meets some 20 cold
+// records, the hint one. Hints are never taken back. The records are never unmapped, so neither can
+// fault; what they lead to may be of yesterday, or of another domain, so the steps down are
+// bounded, and what is found is taken only after acquire(), by what the record then says. It may
+// miss what is there; the slow path, under the lock, does not.
 #pragma once
 
 #include <cstddef>
@@ -18,12 +13,6 @@
 #include "regcache/core/domain.h"
 
 namespace rdmalloc::regcache {
-
-struct State;
-struct Request;
-
-// Whether the request on foreign memory may be served: 0, or -EPERM by RDMALLOC_FOREIGN.
-int foreign_allowed(State& all, const Request& request, bool* is_adopted);
 
 // Whether a record that this thread does not hold says that it is the domain's and covers the
 // range. It is asked before acquire() too: to hold another's registration, if only for a moment,

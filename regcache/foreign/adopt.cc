@@ -1,22 +1,12 @@
-#include "regcache/foreign/foreign.h"
-
+// rdmalloc_adopt and rdmalloc_disown: foreign memory that an owner vouches for.
 #include <errno.h>
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/history.h"
-#include "regcache/core/make.h"
 #include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {
-
-int foreign_allowed(State& all, const Request& request, bool* is_adopted) {
-  ForeignMode mode = options().foreign;
-  if (mode == ForeignMode::kRefuse) return -EPERM;
-  *is_adopted = all.adoptions.hold(request.low, request.high);
-  return *is_adopted || mode != ForeignMode::kAdopted ? 0 : -EPERM;
-}
-
 namespace {
 
 // Whether a registration, in any domain, has anything of the range.

@@ -1,4 +1,4 @@
-#include "regcache/foreign/byte_ranges.h"
+#include "regcache/core/byte_ranges.h"
 
 #include <errno.h>
 
