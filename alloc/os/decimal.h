@@ -1,4 +1,4 @@
-// A number as text, for those who may not allocate. Here, and not in core/, since the paths of
+// A number as text, for code that may not allocate. Here, and not in core/, since the paths of
 // files that are read in this room have numbers in them.
 #pragma once
 

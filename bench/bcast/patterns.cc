@@ -48,7 +48,7 @@ void add_counts(Series& series, const Counts& start) {
   series.huge_pages = static_cast<long>(huge_bytes() >> 21);
 }
 
-// The compiler must not see that nobody reads what was allocated.
+// The compiler must not see that what was allocated is never read.
 void keep(void* memory) {
   asm volatile("" : : "r"(memory) : "memory");
 }

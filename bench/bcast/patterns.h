@@ -38,7 +38,7 @@ struct Series {
   long page_faults = 0;    // of this rank, in all of it
   double kernel_us = 0;    // processor time in the kernel, likewise
   long huge_pages = 0;     // that the rank has at the end of it
-  long registrations = 0;  // of this rank, likewise; nonsense where nobody counts them
+  long registrations = 0;  // of this rank, likewise; nonsense where they are not counted
   std::size_t wrong_bytes = 0;
   std::size_t wrong_offset = 0;
 };

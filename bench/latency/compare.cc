@@ -84,7 +84,7 @@ std::string take(const LatencyOptions& options, const Allocator& allocator, int 
     lines.push_back(json::parse(line, nullptr, false));
     if (!lines.back().is_object()) return "no JSON: " + line;
   }
-  const std::string served_by = lines.empty() ? "nobody" : lines[0].value("malloc", "nobody");
+  const std::string served_by = lines.empty() ? "none" : lines[0].value("malloc", "none");
   if (std::string problem = served_by_another(allocator, served_by); !problem.empty())
     return problem;
   results.timer = lines[0].at("timer");

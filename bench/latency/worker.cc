@@ -163,7 +163,7 @@ class Worker {
     }
   }
 
-  // Nobody can ask for growth in place: it happened, or it did not.
+  // No call asks for growth in place: it happened, or it did not.
   void grow(void** batch) {
     for (std::size_t i = 0; i < run_.batch; ++i) {
       unsettle();

@@ -25,7 +25,7 @@ using namespace rdmalloc::bench;
 volatile pid_t child_pid = 0;
 volatile int exec_error = 0;  // written by the child, which shares our memory up to its exec
 
-// Whoever ends us ends the program; its end is still reported.
+// A signal that ends us ends the program; its end is still reported.
 void pass_on(int signal) {
   if (child_pid > 0) kill(child_pid, signal);
 }

@@ -207,7 +207,7 @@ Report run_process(const Options& options, int socket, bool is_root) {
       options.fabric == "verbs" ? open_verbs(keys, socket) : open_libfabric(keys, socket);
   Broadcaster broadcaster(*fabric, socket, is_root);
   const long registrations = run_pattern(broadcaster, options);
-  // Nobody closes while the other may still need an answer from his endpoint.
+  // Neither side closes while the other may still need an answer from its endpoint.
   char word = 0;
   put(socket, &word, 1);
   get(socket, &word, 1);

@@ -1,4 +1,4 @@
-// What is registered: blocks of ours, pages of somebody else's, and the tables of the floors. None
+// What is registered: blocks of ours, foreign pages, and the tables of the floors. None
 // of it is ever touched but the tables: only addresses are looked up.
 #pragma once
 

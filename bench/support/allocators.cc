@@ -52,7 +52,7 @@ const std::vector<KnownAllocator>& known_allocators() {
 }
 
 // Allocators that Debian has in no package, or not in this version: found by their libraries' names
-// where somebody built them.
+// where they were built.
 const std::vector<KnownAllocator>& built_peers() {
   static const std::vector<KnownAllocator> known = {
       {"mimalloc3", {"libmimalloc.so.3", "libmimalloc-secure.so.3"}, {}, ""},

@@ -82,7 +82,7 @@ class GridComparison : public Comparison {
                    json& told, Figures& figures) const {
     std::string problem =
         grid_.read ? grid_.read(row, allocator, outcome, told) : told_by(outcome, told);
-    if (problem.empty()) problem = served_by_another(allocator, told.value("malloc", "nobody"));
+    if (problem.empty()) problem = served_by_another(allocator, told.value("malloc", "none"));
     if (!problem.empty()) return problem;
     for (const auto& [name, value] : told.items())
       if (value.is_number()) figures[name] = value.get<double>();

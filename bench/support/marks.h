@@ -13,7 +13,7 @@ constexpr unsigned kMarkOption = 0x52444d42;  // no option of prctl(2)
 enum class Mark : unsigned { begin = 1, end = 2 };
 
 // Of the calling thread; at an end, how many operations lie between the two. The raw call: libc's
-// symbol may be somebody's.
+// symbol may be another library's.
 inline void mark(Mark what, unsigned long operations = 0) {
   syscall(SYS_prctl, kMarkOption, static_cast<unsigned>(what), operations, 0, 0);
 }

@@ -15,7 +15,7 @@ inline long count_by(const char* function) {
 }
 }  // namespace detail
 
-// -1 where nobody counts.
+// -1 where they are not counted.
 inline long registrations_so_far() {
   return detail::count_by("rdmalloc_lab_registrations");
 }

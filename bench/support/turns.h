@@ -6,7 +6,7 @@
 
 namespace rdmalloc::bench {
 
-// A permutation of 0 … count-1 for each repetition, so that nobody always comes after the same one:
+// A permutation of 0 … count-1 for each repetition, so that none always comes after the same one:
 // what a program leaves behind (free pages that the host has taken back or not, warm caches) costs
 // or saves its successor more than allocators differ by. Over `count` repetitions each comes after
 // each other once where `count` is even; over twice as many, twice where it is odd (E. J. Williams,

@@ -21,7 +21,7 @@ struct Ratios {
   double mean(const std::string& allocator) const;
 };
 
-// A name, empty where there is nobody to compare with, and rdmalloc's ratio to its figure.
+// A name, empty where there is none to compare with, and rdmalloc's ratio to its figure.
 struct Standing {
   std::string name;
   double ratio = 0;
@@ -29,7 +29,7 @@ struct Standing {
 
 struct Verdict {
   Standing best_peer;      // by its mean
-  double to_best_of_each;  // to the best peer of each program, geometric mean; 0: nobody
+  double to_best_of_each;  // to the best peer of each program, geometric mean; 0: no peer
   Standing worst_program;  // where rdmalloc's ratio to `rival` is largest
   std::string rival;
 };

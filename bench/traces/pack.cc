@@ -100,7 +100,7 @@ void Packer::put(std::size_t list, Operation operation, std::uint32_t slot, cons
   ++result_.operations;
 }
 
-// A slot that this thread emptied, so that its next use waits for nobody.
+// A slot that this thread emptied, so that its next use waits for no thread.
 std::uint32_t Packer::slot_for(std::size_t list) {
   if (!idle_slots_[list].empty()) {
     const std::uint32_t slot = idle_slots_[list].back();

@@ -127,7 +127,7 @@ void on_block(const TraceEvent& event) {
       fail("calloc gave memory that is not zero", event.slot);
     touch(slot, event.slot, 0);
   } else {
-    if (slot.block == nullptr) fail("a block ends that nobody has", event.slot);
+    if (slot.block == nullptr) fail("a block ends that is not there", event.slot);
     release(event, slot);
     slot.block = nullptr;
   }

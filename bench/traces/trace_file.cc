@@ -33,7 +33,7 @@ class Rehearsal {
   explicit Rehearsal(const TraceFile& file) : file_(file), slots_(file.slots()) {
     for (std::size_t i = 0; i < file.threads().size(); ++i)
       players_.push_back({std::make_unique<TraceReader>(file, i), {}, false, false, false});
-    // The threads that nobody starts are there from the beginning.
+    // Threads that no event starts are there from the beginning.
     for (Player& player : players_) player.is_started = true;
     for (std::size_t i = 0; i < file.threads().size(); ++i) {
       TraceReader reader(file, i);

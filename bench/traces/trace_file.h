@@ -21,7 +21,7 @@ class TraceFile {
   // What is wrong with it, or nothing.
   std::string open(const char* path);
   // Plays the trace through without allocating: an operation that waits for ever, a block that is
-  // freed twice, a thread that nobody starts. What is wrong, or nothing.
+  // freed twice, a thread that no event starts. What is wrong, or nothing.
   std::string check() const;
 
   std::uint32_t slots() const { return head_.slots; }

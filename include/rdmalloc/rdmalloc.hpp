@@ -167,7 +167,7 @@ class heap {
     if (error != 0) return error_of(error);
     return found;
   }
-  // A region of it, for a peer who is to know base and keys of all of it: ENOENT past the last.
+  // A region of it, for a peer that is to know base and keys of all of it: ENOENT past the last.
   result<rdmalloc_heap_region_info> region(std::size_t index) const {
     rdmalloc_heap_region_info info = {};
     info.size = sizeof info;

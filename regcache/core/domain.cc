@@ -61,7 +61,7 @@ Domain* take_place(State& all) {
       domain.index = static_cast<std::uint16_t>(i);
       // Once, since a call that came too late for the domain before may look at it now.
       if (domain.stripes == nullptr) domain.stripes = all.stripes[i];
-      // Release: pairs with the acquire of who takes a domain's locks while it is opened.
+      // Release: pairs with the acquire of a thread that takes a domain's locks while it is opened.
       domain.phase.store(Phase::kBeingOpened, std::memory_order_release);
       return &domain;
     }

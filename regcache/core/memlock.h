@@ -1,8 +1,8 @@
 // RLIMIT_MEMLOCK: a limit of the process that the kernel holds its domains to, those whose
 // registrar says that what it registers counts (RDMALLOC_REGISTRAR_PINS, _LOCKS). Heeded before the
 // registrar is asked, so that idle registrations of every such domain make room, a block that does
-// not fit with its whole span is registered by its pages, and who asks for too much hears the
-// numbers. The kernel has the last word: what it counts is not all told (other processes of the
+// not fit with its whole span is registered by its pages, and a caller that asks for too much gets
+// the numbers. The kernel has the last word: what it counts is not all told (other processes of the
 // user's).
 #pragma once
 

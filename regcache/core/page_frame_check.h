@@ -15,7 +15,7 @@
 //   attempt to migrate it that will fail
 //
 // Frames are read when register_ has returned, so that pages which were not there before, or were
-// the zero page, are what the pin made of them. fork() copies pinned pages for the child, who has
+// the zero page, are what the pin made of them. fork() copies pinned pages for the child, which has
 // no registrations, and leaves the parent's frames alone; kernels before 5.12 may do it the other
 // way round, and then the registration is stale indeed.
 //

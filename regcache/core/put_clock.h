@@ -2,8 +2,8 @@
 //
 // Reading the processor's clock is more than half of what a hit and its put cost: 8 of 15 ns at
 // 1,000 registrations (regcache_compare), and more where each record is a miss, since the processor
-// lets nothing overlap with it. So it is read only by who needs it. An order matters where
-// something is evicted, which only a registration that lacks room does. Therefore
+// lets nothing overlap with it. So a put reads it only where an order is needed. An order matters
+// where something is evicted, which only a registration that lacks room does. Therefore
 //
 //   nothing bounds any domain   a put takes the time of a registration, the latest or one of some
 //                               milliseconds before: puts between which such a time went by, and

@@ -100,7 +100,7 @@ struct alignas(64) RegistrationRest {
   StampLinks by_stamp;
   std::uint32_t frames;  // the page-frame check's handle
   Kind kind;
-  // In one byte, so written under the lock only, or by who alone has the record.
+  // In one byte, so written under the lock only, or by the only thread that has the record.
   bool is_sticky : 1;
   bool is_listed : 1;       // in by_stamp: cached, not sticky, not apart
   bool is_awaited : 1;      // an invalidation waits for its end

@@ -1,4 +1,4 @@
-// Who holds which of a domain's stripes (domain.h). Any two ranges that overlap have a lock in
+// Which of a domain's stripes a thread holds (domain.h). Any two ranges that overlap have a lock in
 // common: that of the one stripe that both lie in, or, where one of them is wide, all locks are
 // held. So what was true under one lock of the domain is true under the guard of a range, for what
 // overlaps that range; and of the domain as a whole under a WholeGuard.

@@ -72,8 +72,8 @@ PoolThread* pool_thread() {
   thread->first_ready = thread->last_ready = nullptr;
   thread->calling_back_at = 0;
   this_thread = thread;
-  // Without it the record lives on after the thread, and what it caches is found by those who need
-  // it: nothing is lost but the record.
+  // Without it the record lives on after the thread, and what it caches is found by threads that
+  // need it: nothing is lost but the record.
   pthread_setspecific(static_cast<pthread_key_t>(exit_key.load(std::memory_order_relaxed) - 1),
                       thread);
   return thread;

@@ -13,7 +13,7 @@
 
 namespace {
 
-// A struct of a size that the library does not know, between bytes that nobody may touch.
+// A struct of a size that the library does not know, between bytes that no call may touch.
 template <class T>
 class Sized {
  public:

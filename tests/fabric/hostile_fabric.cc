@@ -25,7 +25,7 @@ struct Held {
   ~Held() { pthread_mutex_unlock(&the_mutex); }
 };
 
-// Where somebody of that kind asks for the mutex and has it.
+// Where a thread of that kind asks for the mutex and has it.
 struct Inside {
   explicit Inside(std::atomic<int>& kind) : count(kind) {
     count.fetch_add(1, std::memory_order_release);

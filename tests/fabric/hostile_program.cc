@@ -7,7 +7,7 @@
 // Each thread in each round gets a fresh buffer, registers it, and allocates and frees under the
 // fabric's lock, while a purge is forced from another thread (rdmalloc_purge, when this process
 // runs on rdmalloc) whose observer needs that lock. With one thread a round goes on under the lock
-// only when the observer is seen to wait for it, so that the two really meet. `passive`: nobody
+// only when the observer is seen to wait for it, so that the two really meet. `passive`: no thread
 // asks for purges, the allocator's own thread makes them (RDMALLOC_DECAY_MS=0).
 //
 // Prints what it saw and ends with 0; or it hangs, which is the finding.

@@ -49,7 +49,7 @@ struct FreeBlock {
 pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 char* next_fresh;
 char* region_end;
-char* spare;  // 64 KiB that nobody ever gets
+char* spare;  // 64 KiB that no caller ever gets
 FreeBlock* free_lists[kShifts];
 FreeBlock* pending[kShifts];
 unsigned calls;

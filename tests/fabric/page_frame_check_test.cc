@@ -135,7 +135,7 @@ TEST_F(PageFrameCheckDeathTest, what_is_not_asked_for_is_not_compared) {
   EXPECT_EQ(touch(block + 3 * kPage - 1, 1), generation);
 }
 
-// No pin: the page may move whenever the kernel likes, and whoever takes one away is not found.
+// No pin: the page may move whenever the kernel likes, and one that is taken away is not found.
 TEST_F(PageFrameCheckDeathTest, registrars_that_do_not_pin_are_left_alone) {
   rdmalloc_registrar_ops ops = {};
   ops.size = sizeof ops;

@@ -25,7 +25,7 @@ CONSUMER = r"""
 int main(void) {
   void* block = malloc(100000);
   void* own = rdmalloc_malloc(100);
-  /* Through volatile: a compiler may leave out a malloc that nobody looks at. */
+  /* Through volatile: a compiler may leave out a malloc whose block is not used. */
   void* volatile seen = block;
   printf("%s %d %d\n", rdmalloc_version(), rdmalloc_owns(seen), rdmalloc_owns(own));
   rdmalloc_free(own);
@@ -82,7 +82,7 @@ class Install(unittest.TestCase):
     def setUpClass(cls):
         shutil.rmtree(SCRATCH, ignore_errors=True)
         os.makedirs(SCRATCH)
-        # DESTDIR of whoever builds a package must not send this elsewhere.
+        # The DESTDIR of a package's build must not send this elsewhere.
         run("cmake", "--install", BUILD, "--prefix", PREFIX, environment={"DESTDIR": ""})
         with open(os.path.join(SCRATCH, "consumer.c"), "w", encoding="utf-8") as file:
             file.write(CONSUMER)
@@ -114,7 +114,7 @@ class Install(unittest.TestCase):
         for path in glob.glob(os.path.join(folder, "librdmalloc-*.so")):
             name = os.path.basename(path)[3:-3]
             if name == "rdmalloc-verbs-shim":
-                continue  # a preload: nobody links it
+                continue  # a preload: no program links it
             flags = run("pkg-config", "--libs", name,
                         environment={"PKG_CONFIG_PATH": os.path.join(folder, "pkgconfig")})
             self.assertIn("-l" + name, flags.split())

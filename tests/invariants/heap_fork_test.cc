@@ -175,7 +175,8 @@ bool live_on(const Storm& storm, uint64_t seed) {
   if (rdmalloc_purge(0) < 0) return complain("no purge");
   for (rdmalloc_heap* heap : {storm.heaps()[0], storm.heaps()[1], fresh})
     if (rdmalloc_heap_destroy(heap) != 0) return complain("a heap can't be destroyed");
-  // One that another thread was making, or that it had, may be left: of that nobody knows.
+  // One that another thread was making, or that it had, may be left: no thread of the child knows
+  // it.
   if (counter("stats.heaps") > 1) return complain("heaps are left");
   return spans_without_heap() == 0 || complain("spans of no heap are left");
 }

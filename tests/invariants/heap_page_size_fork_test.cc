@@ -92,8 +92,8 @@ TEST(HeapPageSizeFork, I11_a_child_destroys_its_copy_and_the_parents_heap_stays)
   EXPECT_EQ(pool.free(), 8u);
 }
 
-// With no page free the parent keeps its own, whoever writes first; it is the child that ends where
-// there is none for it. Seen to fail (the parent ends): with MAP_NORESERVE.
+// With no page free the parent keeps its own, whichever of the two writes first; it is the child
+// that ends where there is none for it. Seen to fail (the parent ends): with MAP_NORESERVE.
 TEST(HeapPageSizeFork, I11_where_pages_are_short_they_are_the_parents) {
   HugePool pool(k2M);
   if (!pool.make_free(4)) GTEST_SKIP() << pool.why_not;

@@ -117,7 +117,7 @@ TEST_F(HeapPageSize, I7_a_dead_heaps_pages_stay_while_an_observer_holds_them) {
   EXPECT_EQ(block[5 * kMiB - 1], kMark);
   for (int i = 0; i < 20; i++) {
     auto* other = static_cast<unsigned char*>(rdmalloc_malloc(6 * kMiB));
-    EXPECT_TRUE(other + 6 * kMiB <= block || other >= block + 8 * kMiB) << "somebody else's";
+    EXPECT_TRUE(other + 6 * kMiB <= block || other >= block + 8 * kMiB) << "a mapping of another's";
     rdmalloc_free(other);
   }
   int error = 0;

@@ -101,7 +101,7 @@ class Fabric {
     EXPECT_EQ(rdmalloc_reg_get(domain_, block, bytes, RDMALLOC_ACCESS_LOCAL, &reg), 0);
     return reg;
   }
-  // A counted registration that nobody uses any more; its key's generation.
+  // A counted registration that is held no more; its key's generation.
   uint64_t touch(const void* block, size_t bytes) const {
     rdmalloc_reg* reg = get(block, bytes);
     rdmalloc_key key = {};

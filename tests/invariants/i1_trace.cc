@@ -135,7 +135,7 @@ void forbid_on_this_thread() {
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr size_t kSmallSlots = 2000, kLargeSlots = 16, kShared = 1024;
-std::atomic<unsigned char*> shared_blocks[kShared];  // freed by whoever finds them
+std::atomic<unsigned char*> shared_blocks[kShared];  // freed by the thread that finds them
 size_t operations_per_thread;
 bool may_be_refused = false;  // a limit is set that the storm comes to
 pthread_barrier_t all_ended;

@@ -100,7 +100,7 @@ class StandingPurge {
   std::thread thread_;
 };
 
-// Fails without the wait, and (the events) without the look whether somebody waits.
+// Fails without the wait, and (the events) without the look whether a thread waits.
 TEST(InFlight, malloc_waits_for_it_and_the_purge_stops) {
   std::vector<void*> all = take_all(8 * kMiB);
   size_t most = all.size() * 8 * kMiB;

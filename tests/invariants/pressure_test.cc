@@ -49,7 +49,7 @@ MemoryState limited(uint64_t limit, uint64_t left) {
 
 TEST(Pressure, stalls_of_more_than_a_fiftieth_of_the_time_take_everything) {
   PressureWatch watch;
-  // What was stalled before the first look is nobody's present trouble.
+  // What was stalled before the first look is no present trouble.
   EXPECT_EQ(watch.judge(stalled(50000000), 1000, 64 * kMiB).keep_bytes, kNothing);
   EXPECT_EQ(watch.judge(stalled(50000000), 2000, 64 * kMiB).keep_bytes, kNothing);
   EXPECT_EQ(watch.judge(stalled(50020000), 3000, 64 * kMiB).keep_bytes, kNothing);  // 2 %
@@ -241,7 +241,7 @@ const char* run_in_version_1(Machine& machine) {
   return nullptr;
 }
 
-// An open() of ours that lasts: the file is a pipe that nobody writes to. It takes none of the
+// An open() of ours that lasts: the file is a pipe without a writer. It takes none of the
 // program's descriptors, which are the lowest and free. What is wrong, or nullptr.
 //
 // Seen to fail with the files opened by the purge thread: it had 0 as long as it waited.

@@ -93,7 +93,7 @@ TEST(Shards, a_shard_comes_to_be_when_a_thread_is_first_seen_at_its_place) {
 }
 
 // The first call of each of two threads, in children that know no topology yet. Seen to fail with
-// -EPERM for whoever met the other on his way through the table.
+// -EPERM for the thread that met the other on its way through the table.
 TEST(Shards, threads_may_choose_their_places_at_once_and_first_of_all) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
   constexpr int kChildren = 50;
@@ -345,9 +345,9 @@ TEST(Shards, producer_and_consumer_in_different_shards_stay_within_bounds) {
     run_at(0, [&] {
       for (size_t i = 0; i < kBatches; i++) {
         auto* batch = new std::vector<void*>(allocate(kBatch, 64));
-        std::vector<void*>* nobody = nullptr;
-        while (!handed.compare_exchange_weak(nobody, batch)) {
-          nobody = nullptr;
+        std::vector<void*>* none = nullptr;
+        while (!handed.compare_exchange_weak(none, batch)) {
+          none = nullptr;
           sched_yield();
         }
       }
@@ -374,7 +374,7 @@ TEST(Shards, a_dead_shards_memory_is_used_by_the_others_before_new_memory) {
       }
     });
     uint64_t used = counter("stats.used_bytes");
-    // Nobody is left there. On the same node and on the other one:
+    // No thread is left there. On the same node and on the other one:
     for (uint64_t heir : {uint64_t{0}, uint64_t{kPlacesOfNode}}) {
       run_at(heir, [&] {
         std::vector<void*> blocks = allocate(kBlocks / 2, kBytes);

@@ -237,8 +237,8 @@ TEST(SlabPages, the_purge_thread_sleeps_when_done_and_wakes_for_a_page) {
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
-// The thread that asked to be told has ended; nobody starts another for it, in this process or in
-// its child. Seen to fail with purge_wake() in the place of purge_note_slab_change().
+// The thread that asked to be told has ended; no thread starts another for it, in this process or
+// in its child. Seen to fail with purge_wake() in the place of purge_note_slab_change().
 TEST(SlabPages, a_change_of_a_slab_starts_no_purge_thread) {
   rdmalloc_test::set("purge.decay_ms", 8);
   ASSERT_EQ(rdmalloc_init(), 0);

@@ -162,7 +162,7 @@ TEST_P(TakeBackGrows, a_block_begins_in_what_is_free_and_ends_in_what_is_new) {
 }
 
 // A block over a span that was given back and one that was not. Seen to fail, with a purge of pages
-// that nobody was told to be in use, where only blocks of one family were told of.
+// that no listener was told to be in use, where only blocks of one family were told of.
 TEST_P(TakeBackArena, of_a_block_of_pieces_those_given_back_are_notified) {
   PageModel model;
   void* blocks[2] = {rdmalloc_malloc(14 * kMiB), rdmalloc_malloc(14 * kMiB)};
@@ -335,8 +335,8 @@ TEST_P(TakeBackLimit, what_a_heap_keeps_is_free) {
   rdmalloc_free(block);
 }
 
-// Nobody else can empty a thread's magazines; the thread itself does, at its next slow path. Seen
-// to fail with nobody asked to.
+// No other thread can empty a thread's magazines; the thread itself does, at its next slow path.
+// Seen to fail with no thread asked to.
 TEST_P(TakeBackLimit, other_threads_give_up_at_their_next_slow_path) {
   std::atomic<int> step{0};
   auto wait_for = [&](int wanted) {
@@ -394,7 +394,7 @@ TEST_P(TakeBackLimit, pages_of_slabs_in_purging_are_waited_for) {
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
 }
 
-// What can't be had, whatever is taken back, costs nobody his cache.
+// What can't be had, whatever is taken back, costs no thread its cache.
 TEST_P(TakeBack, what_is_too_much_takes_nothing_back) {
   EXPECT_TRUE(blocks_of[0].take(kMiB, 64, rdmalloc_malloc));
   blocks_of[0].free_all();

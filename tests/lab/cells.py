@@ -39,7 +39,7 @@ def packets_sent():
 
 
 def count_registrations():
-    """Has the kernel count the calls that register memory, whoever makes them and by whatever name."""
+    """Has the kernel count the calls that register memory, by any caller and any name."""
     subprocess.run(["mount", "-t", "tracefs", "tracefs", TRACING], check=True)
     for file, text in (("kprobe_events", "p:lab/register rxe_reg_user_mr\n"),
                        ("events/lab/enable", "1\n")):

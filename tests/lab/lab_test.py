@@ -48,7 +48,7 @@ class Boots(unittest.TestCase):
         self.assertGreaterEqual(done.stdout.count("clock_nanosleep ("), 2, done.stdout)
 
     def test_guest_that_hangs_is_killed_and_said_to_hang(self):
-        # Stops every process of the guest but its first one: nobody is left to notice the limit.
+        # Stops every process of the guest but its first one: no process is left to notice the limit.
         done = lab("--limit", "1", "run", "kill -STOP -1; sleep 100")
         self.assertEqual(done.returncode, 125, done.stdout)
         self.assertIn("the guest itself hangs", done.stdout)

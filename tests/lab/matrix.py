@@ -77,7 +77,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--build", required=True)
     parser.add_argument("--full", action="store_true", help="1,000 broadcasts a cell instead of 20 (--write-doc: "
-                        "50), and cells that nobody judges, the peers', or that prove what another does")
+                        "50), and cells without a judgement, the peers', or that prove what another does")
     parser.add_argument("--growing", type=int, metavar="N",
                         help="broadcasts of memory not registered before, instead of 100, of 200 (--write-doc) or of "
                              "2,000 (--full), which give other allocators time to purge")
@@ -91,7 +91,7 @@ def main():
     fresh, growing, limit = (1000, 2000, 1800) if options.full else \
         (50, 200, 300) if options.write_doc else (20, 100, 300)
     counts = {"fresh": fresh, "recycled": fresh, "growing": options.growing or growing, "limit": limit, "shrinking": 80}
-    # Whether a peer hangs is a matter of the moment and judged by nobody: only where it is asked for.
+    # Whether a peer hangs is a matter of the moment and not judged: only where it is asked for.
     all_cells = options.full or options.only or options.write_doc
     # A hang's stack is the page's, and half of the time that the control takes.
     counts["stack_of_control"] = bool(all_cells)

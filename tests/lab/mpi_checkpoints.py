@@ -24,7 +24,7 @@ NEEDED = ("net/ipv4/inet_diag", "net/ipv4/tcp_diag", "net/ipv4/udp_diag", "net/u
 OB1 = ["--mca", "pml", "ob1", "--mca", "btl"]
 # Without "any" Open MPI takes UCX for InfiniBand's cards only.
 UCX = ["--mca", "pml", "ucx", "--mca", "pml_ucx_tls", "any", "--mca", "pml_ucx_devices", "any"]
-# Else UCX opens /dev/infiniband/rdma_cm to make connections that nobody asks for.
+# Else UCX opens /dev/infiniband/rdma_cm to make connections that no rank asks for.
 NO_RDMACM = {"UCX_SOCKADDR_TLS_PRIORITY": "tcp"}
 OFI = ["--mca", "pml", "cm", "--mca", "mtl", "ofi", "--mca", "opal_common_ofi_verbose", "1",
        "--mca", "opal_common_ofi_provider_include"]
@@ -52,7 +52,7 @@ TRANSPORTS = {
     "mtl ofi tcp, all providers": Transport([*OFI, "tcp"], {}),
     "mtl ofi shm": Transport([*OFI, "shm"], {"FI_PROVIDER": "shm"}),
 }
-# The job's connections have both ends in it, so nobody has to be kept from them meanwhile.
+# The job's connections have both ends in it, so no other process has to be kept from them meanwhile.
 CRIU_WORDS = ("--tcp-established", "--network-lock", "skip", "--shell-job", "--ext-unix-sk",
               "--file-locks", "--action-script", f"{PROGRAMS}/rdmalloc")
 

@@ -51,7 +51,7 @@ def perftest(program, preload, wanted):
     """perftest's server and client; `wanted` is what both say when they end. It asks for relaxed
     ordering unless told not to, which the shim passes on as every flag that it doesn't know. -F:
     without it perftest ends with status 1 when the processor's clock, sampled against time, gives
-    no straight line, and an emulated clock may not; its figures, which that spoils, nobody reads."""
+    no straight line, and an emulated clock may not; its figures, which that spoils, are not read."""
     one = f"{program} -d rxe0 -x 1 -n 20 -s 65536 -F --disable_pcie_relaxed"
     return (f"RDMALLOC_STATS=1 RDMALLOC_LAB_COUNT=1 LD_PRELOAD={':'.join(preload)}",
             f"sh -c '{one} > server.txt 2>&1 & {LISTENS % 18515}; "

@@ -77,7 +77,7 @@ void Pages::begin(char* foreign, std::size_t foreign_bytes) {
 
 std::atomic<std::uint32_t>* Pages::at(std::uintptr_t address) const {
   if (address - arena_ < arena_bytes_) return of_arena_ + (address - arena_) / kPage;
-  MUST(address - foreign_ < foreign_bytes_, "0x%zx is nobody's memory", address);
+  MUST(address - foreign_ < foreign_bytes_, "0x%zx is memory without an owner", address);
   return of_foreign_ + (address - foreign_) / kPage;
 }
 

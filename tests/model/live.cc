@@ -52,7 +52,7 @@ struct Place {
 };
 Place places[kPlaces];
 Disturbance freezes, ends_of_keys;
-// Shared from before a close until nobody can use the handle: a domain that opens may get it, in
+// Shared from before a close until no thread can use the handle: a domain that opens may get it, in
 // another place too.
 std::shared_mutex openings;
 
@@ -413,7 +413,7 @@ void Worker::open(std::size_t at) {
   Book* before = place.book;
   // One that was abandoned is the library's until it is closed.
   if (before != nullptr && !before->is_closed) return;
-  // Nobody who had a handle that was closed is in a call, since it may be the new one's.
+  // No thread that had a handle that was closed is in a call, since it may be the new one's.
   std::lock_guard<std::shared_mutex> alone(openings);
   for (Place& one : places) {
     one.gate.lock();
@@ -535,7 +535,7 @@ void Worker::heap(const Operation& operation) {
     if (heap_ != nullptr) return;
     std::size_t first = operation.a % kPlaces, second = operation.b % kPlaces;
     Inside one(places[std::min(first, second)]);
-    // In one order, so that a thread that waits to be alone stops nobody for ever.
+    // In one order, so that a thread that waits to be alone stops no other for ever.
     Inside other(places[std::max(first, second)]);
     if (!one || !other) return;
     rdmalloc_domain* domains[2] = {one.book->domain, other.book->domain};

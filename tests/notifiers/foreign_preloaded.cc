@@ -81,7 +81,7 @@ bool begin_opal() {
   }
   find<int (*)()>(opal, "opal_mem_hooks_init")();
   bool is_supported = find<int (*)()>(opal, "opal_mem_hooks_support_level")() == 7;
-  // Where nobody watches the callback is registered all the same: it must not hear of anything.
+  // Where no library watches the callback is registered all the same: it must not hear of anything.
   if (!is_supported) find<void (*)(int)>(opal, "opal_mem_hooks_set_support")(7);
   using Register = int (*)(void (*)(void*, size_t, void*, bool), void*);
   expect(find<Register>(opal, "opal_mem_hooks_register_release")(opal_callback, nullptr) == 0,
@@ -192,7 +192,7 @@ int main(int argc, char** argv) {
   if (argc != 3) return 2;
   const bool is_opal = strcmp(argv[1], "opal") == 0, is_watched = strcmp(argv[2], "watched") == 0;
   bool says_so = is_opal ? begin_opal() : begin_ucx();
-  expect(says_so == is_watched, "the library was told whether somebody watches");
+  expect(says_so == is_watched, "the library was told whether rdmalloc watches");
   // Who patches libc looks for its text so, and must not find us in front of it.
   Dl_info place = {};
   expect(dladdr(dlsym(RTLD_DEFAULT, "munmap"), &place) != 0 &&

@@ -101,7 +101,7 @@ TEST(Notifiers, I10_an_attach_that_fails_is_undone_and_can_be_tried_again) {
   }
 }
 
-// Fails when detach() forgets the monitor before libfabric has: nobody can import any more; and
+// Fails when detach() forgets the monitor before libfabric has: no program can import any more; and
 // when AUTO leaves out libfabric's error.
 TEST(Notifiers, I10_a_monitor_that_libfabric_does_not_give_up_stays_attached) {
   initialise_libfabric();

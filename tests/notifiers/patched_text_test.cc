@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Which beginnings of a function are somebody's jump. Seen to fail without the form with rax, which
+// Which beginnings of a function are a patch's jump. Seen to fail without the form with rax, which
 // UCX writes in one run of fourteen beside librdmalloc.so.
 #include "regcache/notifiers/patched_text.h"
 

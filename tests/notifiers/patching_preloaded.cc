@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Purging keeps out of libc's text while somebody writes there, with librdmalloc.so preloaded and
+// Purging keeps out of libc's text while a library writes there, with librdmalloc.so preloaded and
 // RDMALLOC_DECAY_MS=0: whatever is freed is purged at once.
 //
 //   patching_preloaded hold       text made writable: no purge until it is done
@@ -122,7 +122,7 @@ void test_hold() {
     expect(state().holds == holds + 1, "the hold is counted");
     if (is_shown) expect(after == before, "nothing is purged while text is writable");
   }
-  // Elsewhere nobody cares.
+  // Elsewhere it makes no difference.
   uint64_t holds = state().holds;
   void* other = mmap(nullptr, 4096, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   mprotect(other, 4096, Text::kWritable);

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 extern "C" __attribute__((visibility("default"))) uint32_t fi_version() {
-  // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread, and nobody sets it
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread, and none sets it
   const char* release = getenv("STUB_LIBFABRIC_RELEASE");
   if (release == nullptr) return 0;
   char* rest = nullptr;

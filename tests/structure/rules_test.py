@@ -168,7 +168,7 @@ WITHOUT_A_SITE = [
     ("regcache/registrars/", "ibv_get_device_name", "tells what it knows"),
     ("regcache/registrars/", "ucp_rkey_buffer_release", "frees memory"),
     ("regcache/registrars/", "ibv_free_device_list", "frees memory"),
-    ("regcache/registrars/", "io_uring_unregister_buffers", "at the end: nobody could do anything"),
+    ("regcache/registrars/", "io_uring_unregister_buffers", "at the end: no caller could do anything"),
     ("regcache/registrars/", "io_uring_queue_exit", "the same"),
     ("regcache/registrars/", "ibv_dealloc_pd", "the same"),
     ("regcache/registrars/", "ibv_close_device", "the same"),

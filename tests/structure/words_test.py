@@ -3,7 +3,7 @@
 
 The number of a folder may only fall: name the thread, the caller, the kernel, the library instead. And words
 that were given up do not come back (docs/design.md, "Words", has those that hold).
-Seen to fail: with "whoever" once in regcache/core/drop.h, with is_parked in regcache/core/registration.h, and with depot_put_rest()
+Seen to fail: with "whoever" and "for who asks" once in regcache/core/drop.h, with is_parked in regcache/core/registration.h, and with depot_put_rest()
 in alloc/cache/depot.h.
 """
 import collections
@@ -13,13 +13,12 @@ import unittest
 
 import tree
 
-HIDES_THE_SUBJECT = re.compile(r"\b(whoever|whomever|nobody|somebody|anybody|he|his|him|himself|who (?:finds|comes))\b",
-                               flags=re.I)
+# But for the user of that name.
+HIDES_THE_SUBJECT = re.compile(r"(?<!\")\b([Ww]hoever|[Ww]homever|[Nn]obody|[Ss]omebody|[Aa]nybody|[Hh]e|[Hh]is|[Hh]im|[Hh]imself"
+                               r"|who (?:finds|comes)|(?:by|of|from|for|as|acquires? by) who(?=\s+[a-z]+s\b))\b(?!\")")
 # Folders that say any, and how many at most. The aim is none.
 KNOWN = {
-    "alloc/pages": 11,
-    "bench": 20,
-    "tests": 125,
+    "alloc/pages": 12,
 }
 # Given up, where, and what to say instead.
 GIVEN_UP = [

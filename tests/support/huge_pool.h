@@ -58,7 +58,7 @@ class HugePool {
                                std::to_string(pages) + " huge pages";
     return false;
   }
-  // Free, and not reserved by anybody.
+  // Free, and not reserved by any process.
   uint64_t free() const { return number("free_hugepages") - number("resv_hugepages"); }
   uint64_t pages() const { return number("nr_hugepages"); }
 

@@ -29,8 +29,8 @@ constexpr unsigned kShard = 0;
 const unsigned kClass = rdmalloc::class_of(64);
 const std::uint32_t kMost = rdmalloc::class_info(kClass).magazine_max;
 
-// Nobody else of this process has to do with the class, and there is no purge thread, so that this
-// one may call what is for whoever has the purge turn.
+// No other thread of this process has to do with the class, and there is no purge thread, so that
+// this one may call what is for the holder of the purge turn.
 class Depot : public testing::Test {
  protected:
   void SetUp() override {

@@ -75,7 +75,8 @@ TEST(MallocThreads, two_million_blocks_passed_to_a_consumer_need_bounded_memory)
 }
 
 TEST(MallocThreads, storm_of_frees_on_other_threads) {
-  // Eight threads throw blocks into a shared table; whoever hits a taken place frees what is there.
+  // Eight threads throw blocks into a shared table; one that hits a taken place frees what is
+  // there.
   constexpr size_t kTable = 4096;
   static std::atomic<unsigned char*> table[kTable];
   std::vector<std::thread> threads;

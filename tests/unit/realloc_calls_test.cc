@@ -36,8 +36,8 @@ struct Growth {
   size_t copied = 0;
 };
 
-// Each new byte is written, as whoever grows a block does. With `others`, blocks that others keep
-// are made between the steps.
+// Each new byte is written, as a program that grows a block does. With `others`, blocks that others
+// keep are made between the steps.
 Growth grow(size_t from, bool doubles, bool others) {
   Growth growth;
   size_t bytes = from;

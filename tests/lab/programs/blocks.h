@@ -42,8 +42,8 @@ inline void free_something() {
 }
 
 // Watches addresses come back with other pages. A page that is mapped but not resident was given
-// back to the kernel since it was last written (the lab has no swap), so whoever touches it gets
-// another one; a registration of before still holds the old one.
+// back to the kernel since it was last written (the lab has no swap), so a thread that touches it
+// gets another one; a registration of before still holds the old one.
 class Recycling {
  public:
   // At once after malloc, before the block is touched. Whether this address was transferred before

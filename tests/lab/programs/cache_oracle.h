@@ -115,7 +115,7 @@ struct Block {
 };
 
 // I11: a child, born with keys of its parent's in use, writes into every block, frees some and gets
-// others. The parent's transfers are of the parent's pages, whoever of the two wrote first.
+// others. The parent's transfers are of the parent's pages, whichever of the two wrote first.
 inline void in_a_child(const std::vector<Block>& live) {
   for (size_t i = 0; i < live.size(); i++) {
     memset(live[i].at, 0xEE, live[i].bytes);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Preloaded under tests: counts the registrations that a process makes with verbs, whoever makes
-// them, and passes each on. Defines the three symbols by which memory is registered and the one by
-// which that ends, with libibverbs' own versions, so that it is found before the library also by
-// what was loaded locally (UCX).
+// Preloaded under tests: counts the registrations that a process makes with verbs, by any caller
+// that makes them, and passes each on. Defines the three symbols by which memory is registered and
+// the one by which that ends, with libibverbs' own versions, so that it is found before the library
+// also by what was loaded locally (UCX).
 //
 //   rdmalloc_lab_registrations()   successful ibv_reg_mr, _iova and _iova2 so far
 //   rdmalloc_lab_watch(ptr, bytes) and rdmalloc_lab_watched(): how many of those that came since

@@ -5,7 +5,7 @@
 // them are the oracle, as in verbs_cache. FI_MR_CACHE_MAX_COUNT=0 but for `refused`.
 //
 //   fabric_cache PROVIDER oracle STEPS     our cache; ends with "oracle N steps wrong_bytes W"
-//   fabric_cache PROVIDER naive STEPS      a cache that nobody tells of a purge: must be wrong
+//   fabric_cache PROVIDER naive STEPS      a cache that hears of no purge: must be wrong
 //   fabric_cache PROVIDER limits           VmPin, access rights, RLIMIT_MEMLOCK without
 //   capabilities fabric_cache PROVIDER refused          libfabric's own cache on: open says
 //   -ENOTSUP
@@ -107,7 +107,7 @@ fi_info* await_event(fid_eq* events, uint32_t wanted) {
 void open_connected(Fabric& fabric) {
   fi_eq_attr attr = {};
   attr.wait_obj = FI_WAIT_UNSPEC;
-  // One queue for all: whoever waits on it makes the progress of both ends' connecting.
+  // One queue for all: a thread that waits on it makes the progress of both ends' connecting.
   fid_eq* events = nullptr;
   check("fi_eq_open", fi_eq_open(fabric.fabric, &attr, &events, nullptr));
   fid_pep* listener = nullptr;

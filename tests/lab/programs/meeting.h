@@ -31,10 +31,10 @@ class Meeting {
   }
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
-  // Whoever is last has met all others: nobody opens it any more.
+  // The last process has met all others: none opens it any more.
   ~Meeting() { shm_unlink(name_); }
 
-  // Waits for all `processes`. The limit is whoever runs us.
+  // Waits for all `processes`. The caller of the program has the time limit.
   void wait_for(uint64_t processes) {
     meetings_++;
     arrivals_->fetch_add(1);

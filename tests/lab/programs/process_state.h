@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// What a process holds, counted from outside whoever allocates for it: what must not grow from one
+// What a process holds, counted from outside its allocator: what must not grow from one
 // MPI session to the next.
 #ifndef RDMALLOC_TESTS_LAB_PROGRAMS_PROCESS_STATE_H
 #define RDMALLOC_TESTS_LAB_PROGRAMS_PROCESS_STATE_H

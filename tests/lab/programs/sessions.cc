@@ -269,7 +269,7 @@ void session(const Job& job, uint64_t cycle, Seen* seen) {
   MPI_Group_free(&group);
   uint64_t mine = 0, all = 0;
   for (uint64_t i = 0; i < job.broadcasts; i++) mine += broadcast_fresh(comm, job, cycle, i, &own);
-  // Between two broadcasts nobody transfers, so this thread may purge: the notifier must be there.
+  // Between two broadcasts no rank transfers, so this thread may purge: the notifier must be there.
   purge();
   mine += broadcast_fresh(comm, job, cycle, job.broadcasts, &own);
   int rank = 0, size = 0;
@@ -291,7 +291,7 @@ void print(const char* name, uint64_t value) {
 }
 
 // PMIx 5 sometimes hands a session the address that another rank had in an earlier one, under glibc
-// as well: libfabric then tries for ever to connect to a port that nobody listens at. So each rank
+// as well: libfabric then tries for ever to connect to a port without a listener. So each rank
 // listens at a port of its own, the same in every session.
 void keep_one_port() {
   constexpr int kFirstPort = 20100;  // below those that the kernel gives to connections

@@ -25,7 +25,7 @@ constexpr size_t kBytes = 300000;
 unsigned long registrations() {
   using Count = unsigned long (*)();
   auto count = reinterpret_cast<Count>(dlsym(RTLD_DEFAULT, "rdmalloc_lab_registrations"));
-  if (count == nullptr) fail("nobody counts registrations", EINVAL);
+  if (count == nullptr) fail("no library counts registrations", EINVAL);
   return count();
 }
 
@@ -108,7 +108,7 @@ void check_end(ibv_context* device) {
   expect(ibv_close_device(device) == 0, "the device closes over a pd and its cache");
   free(block);
   rdmalloc_purge(0);
-  expect(lab::pinned_bytes() == 0, "nothing is pinned, nobody calls the device that is gone");
+  expect(lab::pinned_bytes() == 0, "nothing is pinned, no call reaches the device that is gone");
 }
 
 }  // namespace

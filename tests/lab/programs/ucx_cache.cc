@@ -6,7 +6,7 @@
 // UCX's own caches are off (UCX_RCACHE_ENABLE=n, UCX_IB_REG_METHODS=direct) but for `refused`.
 //
 //   ucx_cache oracle STEPS     our cache; ends with "oracle N steps wrong_bytes W"
-//   ucx_cache naive STEPS      a cache that nobody tells of a purge: must be wrong
+//   ucx_cache naive STEPS      a cache that hears of no purge: must be wrong
 //   ucx_cache limits           VmPin, access rights, RLIMIT_MEMLOCK without capabilities
 //   ucx_cache refused          UCX's own caches on, or one of them: open says -ENOTSUP
 #include <rdmalloc/registrar_ucx.h>
@@ -76,7 +76,7 @@ class UcxDevice : public lab::Device {
     near_ = open_worker(context_);
     far_ = open_worker(context_);
     to_near_ = connect(far_, near_);
-    // Connects, so that what UCX pins for itself is pinned before anybody counts.
+    // Connects, so that what UCX pins for itself is pinned before the program counts.
     std::vector<unsigned char> block(65536);
     rdmalloc_key key = register_for_ever(block.data(), block.size());
     if (!write(block.data(), key, block.size()) || !read(block.data(), key, block.size()))

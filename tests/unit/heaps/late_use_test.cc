@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Heaps of the user, used too late or while somebody else changes them. A handle has a generation,
+// Heaps of the user, used too late or while another thread changes them. A handle has a generation,
 // so a call by the handle of a destroyed heap is refused in every build. free() has the address
-// alone: while its slices belong to nobody, or to a heap where no live block begins there, every
+// alone: while its slices are free, or to a heap where no live block begins there, every
 // build reports it; once they are ordinary slabs again, checked builds do, and release builds see
 // it when the block goes back to its slab, if ever. What cannot be seen is a block that lives again
 // at the same address. Seen

@@ -245,7 +245,7 @@ TEST_F(HeapPageSizes, I7_plain_pages_refused_at_first_come_with_a_later_purge) {
     arm_fault(site, 1);
     ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
     EXPECT_EQ(counter("stats.heap_retired_bytes"), 8 * kMiB);
-    EXPECT_EQ(counter("stats.used_bytes"), used) << "nobody else gets them";
+    EXPECT_EQ(counter("stats.used_bytes"), used) << "no other heap gets them";
     ASSERT_GE(rdmalloc_purge(0), 0);
     EXPECT_EQ(counter("stats.heap_retired_bytes"), 0u);
     EXPECT_EQ(counter("stats.used_bytes"), used - 8 * kMiB);

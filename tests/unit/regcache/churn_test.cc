@@ -171,8 +171,8 @@ struct Place {
   }
 };
 
-// Whoever calls into a domain is inside; domains are opened while nobody is, since a handle that
-// was closed may be the next one's. They are closed with others inside.
+// A thread that calls into a domain is inside; domains are opened while none is, since a handle
+// that was closed may be the next one's. They are closed with others inside.
 class Gate {
  public:
   void enter() {
@@ -412,7 +412,7 @@ class Worker {
     ++keys_;
   }
   void disown_for_a_moment() {
-    // Held by nobody, but another thread may be about to drop one for want of room.
+    // Not held, but another thread may be about to drop one for want of room.
     int error = rdmalloc_disown(foreign_, kAdopted);
     check(error == 0 || error == -EBUSY);
     check(rdmalloc_adopt(foreign_, kAdopted) == 0);
@@ -429,7 +429,7 @@ class Worker {
 // Fails in a moment when withdraw() leaves sticky slots, when numbers have 14 bits, or generations
 // repeat; crashes, once of three times, when Pool::give() takes no lock. Fails within 20 seconds
 // when rdmalloc_reg_get() doesn't look at the domain of what it holds, or rdmalloc_reg_key() at the
-// slot again. It hung in minutes, by which a close that waited for nobody's drop was found
+// slot again. It hung in minutes, by which a close that waited for no drop was found
 // (Threads.closing_beside_a_put_ends). Does not show that take_found() looks at the domain.
 TEST_F(Churn, no_record_is_found_for_another_range_or_in_another_domain) {
   constexpr std::size_t kForeign = kForeignPages * kPage;

@@ -396,7 +396,7 @@ TEST_F(Domains, what_a_purge_left_for_the_users_thread_goes_with_the_device) {
   expect_exact(domain);
 }
 
-// Whoever waits for the end of a registration is told when it goes with its device.
+// A thread that waits for the end of a registration is told when it goes with its device.
 TEST_F(Domains, an_invalidation_under_way_completes) {
   StubDomain domain(fabric);
   char* block = span(10, 1);

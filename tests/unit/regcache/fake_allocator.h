@@ -32,7 +32,7 @@ int purge(std::size_t at, std::size_t slices, const std::function<void()>& while
 int purge_pages_of(char* slab, std::size_t first, std::size_t count,
                    enum rdmalloc_purge_reason reason,
                    const std::function<void()>& while_in_flight = {});
-// Decommits without telling anybody: what the tests of the tests need.
+// Decommits and notifies no cache: what the tests of the tests need.
 void purge_silently(std::size_t at, std::size_t slices);
 
 // Called with each range about to be decommitted, after every observer agreed.

@@ -43,7 +43,8 @@ class Foreign : public Regcache {
   char* map = nullptr;
 };
 
-// Fails when keeps_to_pages() is not asked: the page beside, which may be nobody's, is registered.
+// Fails when keeps_to_pages() is not asked: the page beside, which may not be mapped, is
+// registered.
 TEST_F(Foreign, a_registrar_coarser_than_a_page_takes_whole_units_only) {
   fabric.ops.granularity = 4 * kPage;
   StubDomain domain(fabric);
@@ -131,7 +132,7 @@ TEST_F(Foreign, what_is_held_while_it_is_disowned_goes_with_its_last_put) {
   EXPECT_EQ(fabric.live(), 0u);
 }
 
-// With the domain's lock held by somebody else, a hit goes on. Fails when reg_get() does not look
+// With the domain's lock held by another thread, a hit goes on. Fails when reg_get() does not look
 // without it.
 TEST_F(Foreign, a_hit_takes_no_lock) {
   StubDomain domain(fabric);
@@ -184,8 +185,8 @@ TEST_F(Foreign, a_hint_that_outlived_its_registration_finds_no_other) {
   }
 }
 
-// Readers hit while others register, evict, adopt and disown: what a reader is given covers what he
-// asked for and is registered as long as he holds it. tsan: fails when links are plain pointers.
+// Readers hit while others register, evict, adopt and disown: what a reader is given covers what it
+// asked for and is registered as long as it holds it. tsan: fails when links are plain pointers.
 TEST_F(Foreign, hits_while_others_turn_the_tree_round) {
   rdmalloc_domain_attr attr = {};
   attr.max_count = 300;
@@ -217,7 +218,7 @@ TEST_F(Foreign, hits_while_others_turn_the_tree_round) {
     if (round % 3 == 0) {
       int error = rdmalloc_disown(at, length);
       if (error == 0 && fabric.touches(at, length) && !stop) {
-        // Somebody may have registered it for one use by now; but nothing is cached.
+        // Another thread may have registered it for one use by now; but nothing is cached.
         rdmalloc_reg* none = domain.get(at, length, RDMALLOC_ACCESS_LOCAL | RDMALLOC_NO_REGISTER);
         if (none != nullptr) ++wrong;
         rdmalloc_reg_put(none);

@@ -42,7 +42,7 @@ TEST_F(Hits, a_hit_gives_the_same_registration_and_every_counter_is_exact) {
   EXPECT_EQ(fabric.calls, 1u);
 }
 
-// With the domain's lock held by somebody else, hits of both kinds go on. Fails when settle_made()
+// With the domain's lock held by another thread, hits of both kinds go on. Fails when settle_made()
 // or make_sticky() does not publish: the slow path would serve, and wait.
 TEST_F(Hits, a_hit_takes_no_lock) {
   StubDomain domain(fabric);
@@ -109,7 +109,7 @@ TEST_F(Hits, adjacent_spans_and_boundaries_do_not_mix) {
   char* second = span(11, 1);
   EXPECT_NE(domain.touch(first + kSlice - 1, 1), domain.touch(second, 1));
   EXPECT_EQ(fabric.live(), 2u);
-  // A request that leaves its span is no block of anybody's.
+  // A request that leaves its span is no block.
   EXPECT_EQ(domain.get(first + kSlice - 1, 2), nullptr);
   EXPECT_EQ(domain.last_error, -EFAULT);
 }
@@ -315,7 +315,7 @@ TEST_F(Hits, errno_stays_what_it_was_whatever_the_registrar_answers) {
 }
 
 // A registration that has ended rests before its record is another's. Seen to fail when records
-// were used again at once: the put took the reference of whoever had it by then.
+// were used again at once: the put took the reference of the thread that had it by then.
 TEST_F(Hits, a_put_too_many_of_what_has_ended_takes_nothing_from_another) {
   StubDomain domain(fabric);
   char *first = span(10, 1), *second = span(12, 1);
@@ -408,7 +408,7 @@ TEST_F(Hits, registering_again_is_skipped_exactly_when_the_pages_stayed) {
 }
 
 // The look-up of a hit is two loads whatever else is registered: counted by the number of hits that
-// go through the slots alone, which take no lock and therefore work while somebody holds it.
+// go through the slots alone, which take no lock and therefore work while another thread holds it.
 TEST_F(Hits, a_hundred_thousand_live_registrations_all_hit) {
   StubDomain domain(fabric);
   constexpr std::size_t kCount = 100000;

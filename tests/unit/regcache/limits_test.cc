@@ -218,9 +218,9 @@ TEST_F(Limits, eviction_order_equals_a_models) {
   }
 }
 
-// The same by four threads, one put at a time, whoever's turn it is: the order of the puts is that
-// of the turns, and the order of eviction must be it. Fails when a stamp is taken at the get, or is
-// one of the thread's own clock (a count of its puts).
+// The same by four threads, one put at a time, in a random order of threads: the order of the puts
+// is that of the turns, and the order of eviction must be it. Fails when a stamp is taken at the
+// get, or is one of the thread's own clock (a count of its puts).
 TEST_F(Limits, eviction_order_equals_a_models_over_threads) {
   StubDomain domain(fabric, count_limit(16));
   for (std::size_t i = 0; i < 48; ++i) span(10 + 2 * i, 1);

@@ -189,7 +189,7 @@ TEST_F(Pools, those_who_wait_are_served_in_order_on_the_thread_that_puts) {
   EXPECT_EQ(get(pool, 1), nullptr) << "a waiter's buffer was handed out once more";
   EXPECT_EQ(rdmalloc_pool_cancel(pool, &third.head), -ENOENT);
   for (Waiter* one : order) EXPECT_EQ(rdmalloc_pool_put(pool, one->buffer), 0);
-  // With one there, nobody is called.
+  // With one there, no callback is called.
   EXPECT_EQ(second.wait(1), 0);
   EXPECT_EQ(second.calls, 0);
   EXPECT_EQ(rdmalloc_pool_put(pool, second.buffer), 0);
@@ -367,7 +367,7 @@ TEST_F(Pools, I11_a_child_has_the_memory_and_no_registrations) {
 }
 
 // A callback in C++ that leaves by an exception. Seen to fail when a flag said for ever that it
-// runs: nobody was called on this thread any more.
+// runs: no callback ran on this thread any more.
 TEST_F(Pools, a_waiter_that_throws_keeps_no_other_from_its_turn) {
   StubDomain domain(fabric);
   rdmalloc_pool* pool = make(domain, sizes(kPage, 1));

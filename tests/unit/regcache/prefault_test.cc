@@ -386,7 +386,7 @@ TEST_F(Prefault, room_taken_by_others_meanwhile_is_an_error_not_an_eviction) {
   expect_whole(domain);
 }
 
-// Fails when foreign memory is taken that nobody adopted, or when a part of the call was done
+// Fails when foreign memory is taken that was not adopted, or when a part of the call was done
 // before that was seen.
 TEST_F(Prefault, I6_foreign_memory_only_when_it_is_adopted) {
   StubDomain domain(fabric, pieces_of(kMiB));

@@ -168,7 +168,7 @@ TEST_F(Purge, I5_a_key_from_before_a_purge_is_never_seen_again) {
   }
 }
 
-// The control: a purge that tells nobody leaves a key that reaches the old pages. If this test
+// The control: a purge that notifies no cache leaves a key that reaches the old pages. If this test
 // fails, the stub can't see staleness, and the others prove nothing.
 TEST_F(Purge, control_a_silent_purge_makes_keys_stale) {
   StubDomain domain(fabric);
@@ -238,7 +238,7 @@ TEST_F(Purge, a_registrar_for_user_threads_only_is_never_called_by_a_purge) {
   free_span(block);
   EXPECT_EQ(fake::purge(10, 1), -EBUSY);
   EXPECT_EQ(own.leaves, 0u);
-  domain.touch(other, 8);  // a call of the user's: his thread drops it
+  domain.touch(other, 8);  // a call of the user's: its thread drops it
   EXPECT_EQ(own.leaves, 1u);
   EXPECT_EQ(fake::purge(10, 1), 0);
   EXPECT_EQ(domain.counters().purge_drops, 1u);

@@ -145,7 +145,7 @@ TEST_F(Quiesce, what_heaps_and_pools_give_back_in_a_lost_domain_ends) {
   EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(fabric.live(), 0u);
-  // Or the close waits for ever for a registration that nobody drops.
+  // Or the close waits for ever for a registration that no thread drops.
   ASSERT_EQ(domain.counters().live_count, 0u);
   ASSERT_EQ(rdmalloc_resume(), 0);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);

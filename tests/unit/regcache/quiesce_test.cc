@@ -1,5 +1,5 @@
 // rdmalloc_quiesce() and rdmalloc_resume() over the real allocator: what is registered ends and
-// comes back, nobody is met in the middle, and every way to fail leaves everything as it was.
+// comes back, no call is met in the middle, and every way to fail leaves everything as it was.
 #include <errno.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -69,7 +69,7 @@ TEST_F(Quiesce, one_that_is_held_is_waited_for) {
   };
   std::thread putter([&] {
     while (!is_suspended) std::this_thread::yield();
-    // Found no more by anybody, but ours until we put it.
+    // Found by no get any more, but ours until we put it.
     while (rdmalloc_reg_key(domain.handle, block.bytes, 8,
                             RDMALLOC_ACCESS_LOCAL | RDMALLOC_NO_REGISTER, [] {
                               static thread_local rdmalloc_key key;

@@ -313,7 +313,7 @@ TEST_F(RegisteredHeaps, a_limit_of_a_domain_refuses_it_and_counts_it) {
   ASSERT_EQ(last_error, 0);
   EXPECT_EQ(domain.counters().evictions, 1u);
   EXPECT_EQ(domain.counters().live_bytes, 4 * kMiB);
-  // It gives way to nobody: fails when it is listed with the idle ones.
+  // It is never evicted: fails when it is listed with the idle ones.
   EXPECT_EQ(domain.touch(idle, 4 * kMiB), 0u);
   EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 0);
   EXPECT_EQ(fabric.live(), 1u);

@@ -203,7 +203,7 @@ TEST_F(Threads, no_key_is_stale_whatever_the_others_do) {
 TEST_F(Threads, a_race_for_one_span_leaves_one_registration) {
   StubDomain domain(fabric);
   std::atomic<int> wrong{0}, inside{0}, holders{0};
-  // All of them are inside register_ at once: nobody waits for another's registrar.
+  // All of them are inside register_ at once: no thread waits for another's registrar.
   fabric.before_enter = [&](void*, std::size_t) {
     ++inside;
     while (inside < kThreads) std::this_thread::yield();
@@ -326,8 +326,8 @@ TEST_F(Threads, closing_waits_for_a_purge_inside_the_registrar) {
 
 // A domain is closed while another thread gets and puts: what is idle is closed, what is held is
 // -EBUSY, and nothing is taken for what another thread drops. Fails, by waiting for ever for a drop
-// that nobody does, when close_all() looks at the holders after close_idle() has failed for them:
-// twice of two times within a million rounds, so for TEST_SECONDS in regcache_churn_full.
+// that no thread does, when close_all() looks at the holders after close_idle() has failed for
+// them: twice of two times within a million rounds, so for TEST_SECONDS in regcache_churn_full.
 TEST_F(Threads, closing_beside_a_put_ends) {
   std::vector<char*> blocks;
   for (std::size_t i = 0; i < 8; ++i) blocks.push_back(span(10 + i, 1));

@@ -18,7 +18,7 @@ inline char* map_pages(std::size_t pages, void* at = nullptr, int extra_flags = 
   return base == MAP_FAILED ? nullptr : static_cast<char*>(base);
 }
 
-// Where the kernel puts nothing by itself, so that what is unmapped for a moment is nobody else's
+// Where the kernel puts nothing by itself, so that what is unmapped for a moment is no other's
 // then. Memory for a program, as each sanitizer sees it.
 #ifdef __SANITIZE_THREAD__
 inline constexpr std::uintptr_t kQuiet = 0x6000000000;

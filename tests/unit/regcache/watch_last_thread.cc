@@ -1,7 +1,7 @@
 // A process ends with its last thread, also while foreign memory is watched: pthread_exit() in
 // main, and the threads of Watch are no reason to live on. Its exit handlers run on whichever
-// thread is the last, and what they unmap keeps nobody waiting. Fails, by hanging, when help() does
-// not look whether it is the last, or when is_ending() leaves memory watched. Built over the
+// thread is the last, and what they unmap keeps no thread waiting. Fails, by hanging, when help()
+// does not look whether it is the last, or when is_ending() leaves memory watched. Built over the
 // prefixed library too, where nothing tells of the end of main's thread.
 #include <pthread.h>
 #include <rdmalloc/regcache.h>

@@ -102,7 +102,7 @@ TEST_F(Watching, I11_a_child_watches_for_itself_and_leaves_its_parent_alone) {
   if (child == 0) {
     if (entries_of("/proc/self/fd") != descriptors - 3) _exit(1);
     if (watching().is_on != 0 || watching().watched != 0) _exit(2);
-    munmap(page(4), kPage);  // nobody reads for a child
+    munmap(page(4), kPage);  // no thread reads for a child
     if (map_pages(1, page(4), MAP_FIXED) == nullptr) _exit(3);
     StubFabric own_fabric;
     {

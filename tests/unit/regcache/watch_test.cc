@@ -179,7 +179,7 @@ TEST_F(Watching, pages_are_watched_as_long_as_one_registration_has_them) {
   std::uint64_t events = watching().events;
   munmap(page(4), 2 * kPage);
   keep(other, page(20), kPage);  // all that was read is counted
-  EXPECT_EQ(watching().events, events) << "nobody's any more";
+  EXPECT_EQ(watching().events, events) << "watched no more";
   ASSERT_EQ(other.touch(page(6), 2 * kPage), generation);
   ASSERT_NE(map_pages(4, page(4), MAP_FIXED), nullptr);
   EXPECT_NE(other.touch(page(6), 2 * kPage), generation) << "the other's";
@@ -255,7 +255,7 @@ TEST_F(Watching, I6_memory_another_userfaultfd_watches_is_registered_per_use) {
 }
 
 // More events than the ring holds, while a registrar keeps the helper. Fails when the reader waits,
-// or overwrites what nobody has applied.
+// or overwrites what was not applied.
 TEST_F(Watching, a_flood_that_nobody_applies_ends_watching_and_blocks_nobody) {
   // Before the threads are there, so that ThreadSanitizer knows who was first: it sees no order
   // where the kernel makes one.
@@ -306,7 +306,7 @@ TEST_F(Watching, I2_an_unmap_under_the_fabrics_lock_waits_for_no_holder_of_it) {
     char* second = first + 16 * kPage;
     keep(domain, first, kPage);
     keep(domain, second, kPage);
-    // Two under one lock: whoever wants it for the first keeps the second waiting.
+    // Two under one lock: a thread that wants it for the first keeps the second waiting.
     std::lock_guard<std::mutex> guard(fabrics);
     ASSERT_NE(map_pages(1, first, MAP_FIXED), nullptr);
     ASSERT_NE(map_pages(1, second, MAP_FIXED), nullptr);
@@ -331,10 +331,10 @@ struct Stamps {
   rdmalloc_registrar_ops ops = {};
 };
 
-// Threads fight for a few addresses: whoever maps one owns it, stamps it, gets it a few times, and
-// unmaps it; the next is waiting for the address and has it before that munmap has returned. Fails
-// when is_settled() and catch_up() don't ask the kernel what is changing, or don't look at
-// reading_.
+// Threads fight for a few addresses: the thread that maps one owns it, stamps it, gets it a few
+// times, and unmaps it; the next is waiting for the address and has it before that munmap has
+// returned. Fails when is_settled() and catch_up() don't ask the kernel what is changing, or don't
+// look at reading_.
 TEST_F(Watching, I6_a_get_never_finds_what_was_mapped_there_before) {
   constexpr int kThreads = 4, kRounds = 4000;
   constexpr std::size_t kPlaces = 2;

@@ -1,6 +1,6 @@
 // SPDK's iobuf story end to end (iobuf_program.cc): a start that fails ends with status 0 at
 // SIGTERM, and one that is tried again works. Seen to fail: without the numbers in the refusal,
-// with a pool that leaves its registrations when it is refused, with a put that serves nobody in
+// with a pool that leaves its registrations when it is refused, with a put that serves no waiter in
 // the line.
 #include <gtest/gtest.h>
 

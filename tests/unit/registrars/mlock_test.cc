@@ -60,7 +60,7 @@ TEST(Mlock, domains_of_a_process_count_together) {
 }
 
 // Foreign memory that was mapped anew under a registration: the new pages are locked for the next
-// one, though the first has not ended. Fails when count_up() locks only what nobody counts.
+// one, though the first has not ended. Fails when count_up() locks only what is not counted.
 TEST(Mlock, pages_mapped_under_an_old_registration_are_locked_anew) {
   rdmalloc_domain* domain = nullptr;
   ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);

@@ -209,9 +209,9 @@ TEST_F(Uring, a_pools_buffers_are_fixed_and_pinned_while_it_lives) {
 }
 
 // What the kernel pinned is what the CPU sees, after the pages at an address were replaced: per use
-// without a word, adopted when its owner keeps his. The control: an owner who does not sends the
-// old bytes, or, in a checked build, is found out (page_frame_check_test). Fails when disown leaves
-// the registration, or foreign memory is cached unasked.
+// without a word, adopted when its owner keeps its own. The control: an owner that does not sends
+// the old bytes, or, in a checked build, is found out (page_frame_check_test). Fails when disown
+// leaves the registration, or foreign memory is cached unasked.
 TEST_F(Uring, foreign_memory_mapped_anew_at_its_address_is_registered_anew) {
   constexpr std::size_t kBytes = 65536;
   enum class Owner { kSaysNothing, kVouches, kBreaksHisWord };
@@ -370,7 +370,7 @@ TEST_F(Uring, our_own_ring_closes_in_a_quiesce_and_works_after_the_resume) {
   ASSERT_EQ(rdmalloc_reg_key(domain, block, kMiB, RDMALLOC_ACCESS_LOCAL, &key), 0);
   for (int round = 0; round < 3; ++round) {
     EXPECT_TRUE(write_fixed_sends(block, 100, static_cast<unsigned>(key.lkey)));
-    // What is done is kept for who takes it later.
+    // What is done is kept for a program that takes it later.
     io_uring_prep_nop(io_uring_get_sqe(rdmalloc_uring_ring(uring)));
     io_uring_submit(rdmalloc_uring_ring(uring));
     ASSERT_EQ(rdmalloc_quiesce(-1), 0);
@@ -392,7 +392,7 @@ TEST_F(Uring, our_own_ring_closes_in_a_quiesce_and_works_after_the_resume) {
   rdmalloc_free(block);
 }
 
-// A ring of the user's, which he closes when he is told, or not.
+// A ring of the user's, which the program closes when it is told, or not.
 TEST(UringQuiesce, a_ring_of_the_users_is_his_to_close_or_is_named) {
   struct Mine {
     io_uring ring = {};
