@@ -1,7 +1,7 @@
 # `cmake --install build/release [--prefix DIR]`: libraries, headers, tools, man pages, and what
 # find_package(rdmalloc) and pkg-config need. The registrars' libraries, every library that
 # regcache/registrars/CMakeLists.txt makes, are each a CMake component and a pkg-config file of their
-# own, so that nobody links what he does not use.
+# own, so that no program links what it does not use.
 include(CMakePackageConfigHelpers)
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/rdmalloc)
 

@@ -5,7 +5,8 @@ An arrow upward fails, by an include or by a name that the linker binds.
 Seen to fail: with regcache/pools/buffer_pool.h included in regcache/core/reg.cc, with alloc/purge/purge.h in
 regcache/core/drop.cc, with a call of purge_hold taken out of the list in alloc/for_regcache.h and with
 purge_holds added there, with one include of alloc/cache more in alloc/pages/events.cc, with
-cache_enter_shard() declared and called in alloc/pages/dirty.cc, with find_undumpable_files() in regcache/core/state.cc.
+cache_enter_shard() declared and called in alloc/pages/dirty.cc, with find_undumpable_files() in regcache/core/state.cc,
+with slab_give_back() for page_heap_free() in a journey, with its last two steps the other way round, with a seventh.
 """
 import collections
 import glob
@@ -133,6 +134,27 @@ class Layers(unittest.TestCase):
         for name, below in MAY_INCLUDE.items():
             self.assertEqual(set(below.split()) - seen, set(), name)
             seen.add(name)
+
+    def test_journeys_go_down_through_six_files_at_most(self):
+        journeys = []
+        for place in ("alloc", "regcache"):
+            for block in re.findall(r"^    [a-z ].*\n(?:      \S+ +\w+ .*\n)+", tree.text(f"{place}/README.md"), flags=re.M):
+                journeys.append([(f"{place}/{file}", function) for file, function
+                                 in re.findall(r"^      (\w+/\S+\.(?:h|cc)) +(\w+) ", block, flags=re.M)])
+        journeys = [steps for steps in journeys if steps]  # lists of files are of the same form
+        self.assertEqual([steps[0][1] for steps in journeys],
+                         ["allocate", "release", "purge_span", "rdmalloc_reg_get"])
+        for steps in journeys:
+            self.assertLessEqual(len(steps), 6, steps)
+            for above, (file, function) in zip([None, *steps], steps):
+                code = without_comments(tree.text(file))
+                self.assertTrue(re.search(rf"(?m)^[^;=\n]*[ *:]{function}\([^;]*\{{", code), f"{file} does not define {function}()")
+                if above is None:
+                    before = ""
+                    continue
+                self.assertIn(room(file), [room(above[0]), *below(room(above[0]))], f"{above[0]} -> {file}")
+                before += without_comments(tree.text(above[0]))
+                self.assertTrue(re.search(rf"\b{function}\(", before), f"{function}() is not called above {file}")
 
     def test_what_the_cache_uses_of_the_allocator_is_listed(self):
         words = set()

@@ -43,7 +43,7 @@ def folder(name):
 
 
 FILES = [name for name in tree.files()
-         if name.endswith((".h", ".hpp", ".cc", ".c", ".cpp", ".md", ".py", ".txt", ".7", ".3", ".1"))
+         if name.endswith((".h", ".hpp", ".cc", ".c", ".cpp", ".md", ".py", ".txt", ".7", ".3", ".1", ".cmake"))
          and not name.startswith(("tests/abi/1/", "bench/programs/")) and name != "tests/structure/words_test.py"]
 
 
