@@ -152,7 +152,7 @@ class References(unittest.TestCase):
                 (blocks, r"malloc of a small block is (\d+) instructions", [count("malloc(64)")]),
                 ("docs/decisions/0008-heaps.md", r"in a heap is (\d+) instructions and free (\d+) ",
                  [count("heap malloc(64)"), count("heap free(64)")]),
-                ("alloc/README.md", r"`cache_allocate`\)\. (\d+) instructions", [count("malloc(64)")]),
+                ("alloc/README.md", r"cache_try_allocate_at +(\d+) instructions", [count("malloc(64)")]),
                 ("docs/design.md", r"one compare-and-swap for (\d+) blocks", [slots]),
                 (blocks, r"Size adapts \((\d+) … (\d+)\)", [first, slots]),
                 ("alloc/README.md", r"(\d+) blocks of one class at most", [slots]),
