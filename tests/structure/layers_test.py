@@ -73,14 +73,9 @@ def below(name):
     return names | set(MAY_INCLUDE["alloc/for_regcache"].split()) if "alloc/for_regcache" in names else names
 
 
-def without_comments(text):
-    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)
-    return re.sub(r"//[^\n]*", "", re.sub(r"/\*.*?\*/", "", text, flags=re.S))
-
-
 def declared(header):
     """What a header declares outside of functions and classes, as far as words tell."""
-    code = re.sub(r"namespace[\w: ]*\{", "", without_comments(tree.text(header)))
+    code = re.sub(r"namespace[\w: ]*\{", "", tree.without_comments(tree.text(header)))
     outside, depth = "", 0
     for letter in code:
         depth = max(depth + (letter == "{") - (letter == "}"), 0)
@@ -147,20 +142,20 @@ class Layers(unittest.TestCase):
         for steps in journeys:
             self.assertLessEqual(len(steps), 6, steps)
             for above, (file, function) in zip([None, *steps], steps):
-                code = without_comments(tree.text(file))
+                code = tree.without_comments(tree.text(file))
                 self.assertTrue(re.search(rf"(?m)^[^;=\n]*[ *:]{function}\([^;]*\{{", code), f"{file} does not define {function}()")
                 if above is None:
                     before = ""
                     continue
                 self.assertIn(room(file), [room(above[0]), *below(room(above[0]))], f"{above[0]} -> {file}")
-                before += without_comments(tree.text(above[0]))
+                before += tree.without_comments(tree.text(above[0]))
                 self.assertTrue(re.search(rf"\b{function}\(", before), f"{function}() is not called above {file}")
 
     def test_what_the_cache_uses_of_the_allocator_is_listed(self):
         words = set()
         for name in tree.sources("regcache"):
             if room(name) not in ("regcache/registrars", "regcache/verbs_shim"):
-                words |= set(re.findall(r"\w+", without_comments(tree.text(name))))
+                words |= set(re.findall(r"\w+", tree.without_comments(tree.text(name))))
         listed = re.findall(r'#include "([^"]+)"\n((?://   .*\n)+)', tree.text("alloc/for_regcache.h"))
         self.assertGreater(len(listed), 15)
         for header, names in listed:

@@ -35,13 +35,6 @@ MAKES_MEMORY_CALLS = {
 LINES_LIMIT = 600
 
 
-def without_comments(text):
-    """The code alone; string literals are emptied too, so that messages may name system calls."""
-    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)
-    text = re.sub(r"/\*.*?\*/", lambda found: "\n" * found.group().count("\n"), text, flags=re.S)
-    return re.sub(r"//[^\n]*", "", text)
-
-
 def hosts_of_this_machines_registries():
     """Where this machine gets its packages from, as far as that is not the public archive."""
     places = glob.glob("/etc/apt/sources.list") + glob.glob("/etc/apt/sources.list.d/*")
@@ -81,7 +74,7 @@ class Rooms(unittest.TestCase):
         for name in tree.sources("alloc", "regcache"):
             if name.startswith("alloc/os/") or name in MAKES_MEMORY_CALLS:
                 continue
-            for number, line in enumerate(without_comments(tree.text(name)).splitlines(), 1):
+            for number, line in enumerate(tree.without_comments(tree.text(name)).splitlines(), 1):
                 if call.search(line):
                     wrong.append(f"{name}:{number}: {line.strip()}")
         self.assertEqual(wrong, [])
@@ -112,7 +105,7 @@ class Threads(unittest.TestCase):
     def test_none_is_made_on_a_way_from_malloc_or_free(self):
         wrong = [f"{name}:{number}: {line.strip()}"
                  for name in tree.sources("alloc") if name.endswith(".cc")
-                 for number, line in enumerate(without_comments(tree.text(name)).splitlines(), 1)
+                 for number, line in enumerate(tree.without_comments(tree.text(name)).splitlines(), 1)
                  if (MAKES_A_THREAD.search(line) and name not in MAY_MAKE_THREADS)
                  or (RUNS_FILES.search(line) and name not in MAY_RUN_FILES)]
         self.assertEqual(wrong, [])
@@ -208,7 +201,7 @@ class FaultSites(unittest.TestCase):
     def test_every_call_that_can_fail_is_behind_a_site(self):
         wrong = []
         for name in tree.sources("alloc", "regcache"):
-            code = without_comments(tree.text(name))
+            code = tree.without_comments(tree.text(name))
             for begin, body in functions_of(code):
                 # Each call has a site of its own: one between it and the call before it.
                 free_from = 0

@@ -1,5 +1,6 @@
 """The files of the repository, for the tests of this folder."""
 import os
+import re
 import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -49,3 +50,10 @@ def version_14(program):
         if " version 14." in told.stdout:
             return name
     return skip(f"no {program} of version 14 here; tools/setup.sh installs it on Debian 12")
+
+
+def without_comments(text):
+    """The code alone; string literals are emptied too, so that messages may name system calls."""
+    text = re.sub(r'"(?:\\.|[^"\\\n])*"', '""', text)
+    text = re.sub(r"/\*.*?\*/", lambda found: "\n" * found.group().count("\n"), text, flags=re.S)
+    return re.sub(r"//[^\n]*", "", text)
