@@ -50,6 +50,7 @@
 #include "alloc/heaps/heap_registrar.h"
 #include "alloc/pages/free_spans.h"
 #include "alloc/pages/span.h"
+#include "alloc/slabs/slab_lists.h"
 
 namespace rdmalloc {
 
@@ -60,13 +61,9 @@ inline constexpr std::uint32_t kSmallestHeapBlock = 64;
 inline constexpr std::uint32_t kMostShards = 16;
 // Bytes of blocks in the magazines of one shard: sixteen full ones.
 inline constexpr std::uint32_t kShardBytes = 16 * kMagazineBytes;
-inline constexpr unsigned kHeapBuckets = 4;
 
-struct alignas(64) HeapClass {
+struct alignas(64) HeapClass : SlabLists {
   Lock lock;
-  // Slabs with free blocks, by how many: bucket 0 is the fullest quarter.
-  SliceIndex head[kHeapBuckets];
-  std::atomic<std::uint32_t> listed;  // slabs on these lists; written under the lock. Relaxed
 };
 
 struct alignas(64) HeapShard {

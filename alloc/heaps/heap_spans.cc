@@ -83,10 +83,9 @@ SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) 
   if (slice == 0) return 0;
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
   std::uint32_t blocks = heap_slab_blocks(size_class, slices);
-  for (std::uint32_t w = 0; w < heap_slab_words(size_class, slices); ++w) {
+  for (std::uint32_t w = 0; w < heap_slab_words(size_class, slices); ++w)
     bits[kLiveWord + w].store(0, std::memory_order_relaxed);
-    bits[w].store(all_blocks(blocks, w), std::memory_order_relaxed);
-  }
+  set_all_free(slice, blocks);
   Span& span = arena.span(slice);
   span.free_blocks.store(static_cast<std::int32_t>(blocks), std::memory_order_relaxed);
   span.scan_word.store(0, std::memory_order_relaxed);
@@ -106,33 +105,11 @@ std::uint32_t blocks_of(SliceIndex slice) {
   return heap_slab_blocks(word.size_class, word.slices);
 }
 
-std::uint32_t listed(const HeapClass& slabs) {
-  return slabs.listed.load(std::memory_order_relaxed);
-}
-
-void list(HeapClass& slabs, SliceIndex slice, unsigned bucket) {
-  Span& span = arena.span(slice);
-  span.bucket = bucket & (kHeapBuckets - 1);
-  span.previous = 0;
-  span.next = slabs.head[bucket];
-  if (span.next != 0) arena.span(span.next).previous = slice;
-  slabs.head[bucket] = slice;
-  slabs.listed.store(listed(slabs) + 1, std::memory_order_relaxed);
-  span.is_listed.store(1, std::memory_order_relaxed);
-}
-void unlist(HeapClass& slabs, SliceIndex slice) {
-  Span& span = arena.span(slice);
-  if (span.next != 0) arena.span(span.next).previous = span.previous;
-  (span.previous != 0 ? arena.span(span.previous).next : slabs.head[span.bucket]) = span.next;
-  slabs.listed.store(listed(slabs) - 1, std::memory_order_relaxed);
-  span.is_listed.store(0, std::memory_order_relaxed);
-}
-
 // Puts a slab onto the list that its free blocks say.
 void relist(HeapClass& slabs, SliceIndex slice, std::uint32_t free_blocks) {
   const Span& span = arena.span(slice);
   bool is_listed = span.is_listed.load(std::memory_order_relaxed) != 0;
-  auto bucket = static_cast<unsigned>(free_blocks * kHeapBuckets / (blocks_of(slice) + 1));
+  unsigned bucket = bucket_of(static_cast<std::int32_t>(free_blocks), blocks_of(slice));
   if (is_listed && free_blocks != 0 && bucket == span.bucket) return;
   if (is_listed) unlist(slabs, slice);
   if (free_blocks != 0) list(slabs, slice, bucket);
@@ -185,7 +162,8 @@ std::uint32_t take_from(HeapClass& slabs, SliceIndex slice, unsigned size_class,
 // Frees an empty slab, or keeps it, if it is the last of its class with free blocks, for the next
 // allocation, which would make it again. Whether it was freed.
 bool settle(Heap& heap, HeapClass& slabs, SliceIndex slice, bool may_keep) {
-  if (free_blocks_of(slice) != blocks_of(slice) || (may_keep && listed(slabs) == 1)) return false;
+  if (free_blocks_of(slice) != blocks_of(slice) || (may_keep && listed_in(slabs) == 1))
+    return false;
   unlist(slabs, slice);
   LockGuard guard(heap.span_lock);
   free_span(heap, slice);
@@ -236,7 +214,7 @@ bool heap_slab_trim(Heap& heap) {
   bool has_freed = false;
   for (unsigned c = 1; c < kClasses; ++c) {
     HeapClass& slabs = heap.classes[c];
-    if (listed(slabs) == 0) continue;  // most classes of most heaps
+    if (listed_in(slabs) == 0) continue;  // most classes of most heaps
     LockGuard guard(slabs.lock);
     // A heap that is being destroyed empties this class next, or has done so.
     if (!is_live(heap.handle.load(std::memory_order_relaxed))) return has_freed;

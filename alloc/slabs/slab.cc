@@ -38,27 +38,33 @@ SlabClass& slabs_of(unsigned shard, unsigned size_class) {
   return classes_of_shard[shard].load(std::memory_order_acquire)[size_class];
 }
 
-void list(SlabClass& slabs, SliceIndex slice, unsigned bucket) {
+}  // namespace slab_state
+
+void list(SlabLists& lists, SliceIndex slice, unsigned bucket) {
   Span& span = arena.span(slice);
   span.bucket = bucket & (kBuckets - 1);
   span.previous = 0;
-  span.next = slabs.head[bucket];
+  span.next = lists.head[bucket];
   if (span.next != 0) arena.span(span.next).previous = slice;
-  slabs.head[bucket] = slice;
-  slabs.listed.store(listed_in(slabs) + 1, std::memory_order_relaxed);
+  lists.head[bucket] = slice;
+  lists.listed.store(listed_in(lists) + 1, std::memory_order_relaxed);
   // seq_cst: see give_back_word.
   span.is_listed.store(1, std::memory_order_seq_cst);
 }
 
-void unlist(SlabClass& slabs, SliceIndex slice) {
+void unlist(SlabLists& lists, SliceIndex slice) {
   Span& span = arena.span(slice);
   if (span.next != 0) arena.span(span.next).previous = span.previous;
-  (span.previous != 0 ? arena.span(span.previous).next : slabs.head[span.bucket]) = span.next;
-  slabs.listed.store(listed_in(slabs) - 1, std::memory_order_relaxed);
+  (span.previous != 0 ? arena.span(span.previous).next : lists.head[span.bucket]) = span.next;
+  lists.listed.store(listed_in(lists) - 1, std::memory_order_relaxed);
   span.is_listed.store(0, std::memory_order_seq_cst);
 }
 
-}  // namespace slab_state
+void set_all_free(SliceIndex slice, std::uint32_t blocks) {
+  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
+  for (; blocks >= 64; blocks -= 64) (bits++)->store(~std::uint64_t{0}, std::memory_order_relaxed);
+  if (blocks != 0) bits->store((std::uint64_t{1} << blocks) - 1, std::memory_order_relaxed);
+}
 
 using namespace slab_state;
 
@@ -85,14 +91,7 @@ SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
   SliceIndex slice = page_heap_take_slab(shard, info.slab_slices, size_class);
   if (slice == 0) return 0;
-  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
-  std::uint32_t left = info.slab_blocks;
-  for (std::uint32_t w = 0; left > 0; ++w) {
-    std::uint32_t here = left < 64 ? left : 64;
-    bits[w].store(here == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << here) - 1,
-                  std::memory_order_relaxed);
-    left -= here;
-  }
+  set_all_free(slice, info.slab_blocks);
   Span& span = arena.span(slice);
   span.free_blocks.store(static_cast<std::int32_t>(info.slab_blocks), std::memory_order_relaxed);
   span.scan_word.store(0, std::memory_order_relaxed);

@@ -5,33 +5,22 @@
 #include "alloc/core/lock.h"
 #include "alloc/core/shard.h"
 #include "alloc/slabs/slab.h"
+#include "alloc/slabs/slab_lists.h"
 
 namespace rdmalloc::slab_state {
 
-// Slabs with free blocks, by how many: bucket 0 is the fullest quarter. Giving back takes no lock,
-// so a slab may stand in a bucket that is too full for it; it is moved when it is met.
-inline constexpr unsigned kBuckets = 4;
-
-struct alignas(128) SlabClass {
+// Giving back takes no lock, so a slab may stand in a bucket that is too full for it; it is moved
+// when it is met.
+struct alignas(128) SlabClass : SlabLists {
   Lock lock;
-  SliceIndex head[kBuckets] = {};
   std::uint32_t slabs = 0;
-  // Written under the lock; read without it by other shards, for which it is a hint. Relaxed.
-  std::atomic<std::uint32_t> listed{0};
-  std::atomic<std::uint8_t> asked{0};  // which other shard is asked next; likewise
+  std::atomic<std::uint8_t> asked{0};  // which other shard is asked next; a hint, relaxed
   // Takes and give-backs that found the slab empty or off the lists, written under the lock; what
   // slab_trim_idle() saw there last, and when it trimmed. Relaxed: hints.
   std::atomic<std::uint32_t> uses{0}, uses_at_last_look{0}, uses_when_trimmed{0};
 };
 
 SlabClass& slabs_of(unsigned shard, unsigned size_class);
-
-inline unsigned bucket_of(std::int32_t free_blocks, std::uint32_t slab_blocks) {
-  if (free_blocks <= 0) return 0;
-  auto bucket =
-      static_cast<unsigned>(static_cast<std::uint32_t>(free_blocks) * kBuckets / (slab_blocks + 1));
-  return bucket < kBuckets ? bucket : kBuckets - 1;
-}
 
 inline std::uint32_t words_of(const ClassInfo& info) {
   return (info.slab_blocks + 63) / 64;
@@ -42,19 +31,11 @@ inline void note_use(SlabClass& slabs) {
   slabs.uses.store(slabs.uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }
 
-inline std::uint32_t listed_in(const SlabClass& slabs) {
-  return slabs.listed.load(std::memory_order_relaxed);
-}
-
 // Whether `word` is a slab of this class. If so, it stays one of its shard while the lock of both
 // is held, under which it was found.
 inline bool is_slab_of(SpanWord word, unsigned size_class) {
   return word.kind == SpanKind::kSlab && word.size_class == size_class;
 }
-
-// Enters a slab into the lists, and takes it out. Under the class's lock.
-void list(SlabClass& slabs, SliceIndex slice, unsigned bucket);
-void unlist(SlabClass& slabs, SliceIndex slice);
 
 // The blocks that a purge of pages has in flight, for the child of a fork, where the purge ends.
 // Written under the class's lock, together with the bitmap and before it: what stands here while
