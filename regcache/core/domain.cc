@@ -101,7 +101,7 @@ void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
   std::uint64_t count = attr.max_count != 0 ? attr.max_count : settings.reg_max_count;
   domain.max_bytes = tighter(bytes, 0);
   domain.max_count = tighter(count, ops.max_count);
-  if (bytes != 0 || count != 0) put_clock_be_exact();
+  if (bytes != 0 || count != 0) put_clock_start();
 }
 
 void reset(Domain& domain) {

@@ -212,8 +212,7 @@ bool take_room(Domain& domain, std::size_t length) {
     domain.taken.take(length);
   else
     is_taken = domain.taken.try_take(length, domain.max_bytes, domain.max_count);
-  if (domain.taken.count.load(std::memory_order_relaxed) > domain.max_count / 2)
-    put_clock_be_exact();
+  if (domain.taken.count.load(std::memory_order_relaxed) > domain.max_count / 2) put_clock_start();
   return is_taken;
 }
 
@@ -378,7 +377,7 @@ int ask_twice(Domain& domain, Registration* reg, const Plan& plan, Asked& asked)
   if (!make_memlock_room(domain, reg->length())) return kNoRoom;
   int error = ask_registrar(domain, reg, asked);
   if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
-  put_clock_be_exact();
+  put_clock_start();
   Registration* victims = nullptr;
   {
     WholeGuard guard(domain);
@@ -443,7 +442,7 @@ void enter_closed(Domain& domain, Registration* reg, Registration** drops) {
 int settle_made(Domain& domain, const RangeGuard& guard, const Request& request, const Plan& plan,
                 Registration* made, Registration** reg, rdmalloc_key* key, Registration** drops) {
   end_reservation(domain, made);
-  made->stamp.store(put_clock_advance(), std::memory_order_relaxed);
+  made->stamp.store(ticks(), std::memory_order_relaxed);
   if (domain.is_lost.load(std::memory_order_relaxed)) {
     // While register_ ran.
     enter_closed(domain, made, drops);

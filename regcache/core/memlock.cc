@@ -56,7 +56,7 @@ MemlockRoom memlock_room(const Domain& domain) {
 
 bool make_memlock_room(Domain& domain, std::size_t length) {
   MemlockRoom room = memlock_room(domain);
-  if (room.limit != UINT64_MAX) put_clock_be_exact();
+  if (room.limit != UINT64_MAX) put_clock_start();
   if (length <= room.left) return true;
   // The domain's own first: the others' users have not asked for anything.
   if (length <= room.limit) {

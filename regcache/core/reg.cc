@@ -82,7 +82,8 @@ void enter_order(Registration* reg) {
 
 inline void put(Registration* reg) {
   // Before the last reference is gone: afterwards the record may be another's.
-  reg->stamp.store(put_stamp(), std::memory_order_relaxed);
+  if (put_clock_runs.load(std::memory_order_relaxed)) [[unlikely]]
+    reg->stamp.store(ticks(), std::memory_order_relaxed);
   // Release: what this thread did with the registration comes before its end. Acquire: if this put
   // ends it.
   std::uint64_t now = reg->state.fetch_sub(1, std::memory_order_acq_rel) - 1;

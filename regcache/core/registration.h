@@ -121,7 +121,7 @@ static_assert(sizeof(RegistrationRest) == 64);
 struct alignas(64) Registration {
   rdmalloc_reg_head head;  // must be first: the inline fast path of regcache.h reads it
   std::atomic<std::uint64_t> state;
-  std::atomic<std::uint64_t> stamp;  // of the latest put (put_clock.h)
+  std::atomic<std::uint64_t> stamp;  // of its registration, or the latest put (put_clock.h)
 
   // The other page of the two that hold the record.
   static constexpr std::uintptr_t kRestDistance = 4096;

@@ -7,8 +7,7 @@ Seen to fail: `arguments` with parse_run() and take_option() refusing nothing, `
 nothing, and with one that always does, `label` with take() not asking is_served_by(), `limits` with a limit of
 half of what was counted, and with a row that there is not. The row reg-hit-beside-miss was seen to fail with code that
 is broken, too: with gets that leave no slot (0.13), and with a miss that looks through all registrations under its
-domain's lock (0.33). So was reg-miss: with each generation, each new record or each step of the clock of puts taken by
-itself (1.4, 3.3, 2.1). It shows no lock: threads that sleep for one let the others go on alone for long.
+domain's lock (0.33). So was reg-miss: with each generation or each new record taken by itself (1.4, 3.3). It shows no lock: threads that sleep for one let the others go on alone for long.
 """
 import os
 import pathlib
