@@ -87,7 +87,7 @@ int map_tables(Domain& domain, std::size_t slices) {
 
 // Defaults of `attr`: the registrar's, then the environment's.
 void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
-            const rdmalloc_domain_attr& attr) {
+                  const rdmalloc_domain_attr& attr) {
   domain.ops = ops;
   domain.context = context;
   domain.access = attr.access != 0 ? attr.access : RDMALLOC_ACCESS_LOCAL;
@@ -443,40 +443,20 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   if (int error = domain_check(domain); error != 0 && error != -ENODEV && error != -EAGAIN)
     return error;
   MemlockRoom memlock = memlock_room(*domain);
-  rdmalloc_domain_counters stats = {};
   WholeGuard guard(*domain);
-  const Counters counters = domain_counters(*domain);
   const Totals totals = domain_totals(*domain);
+  rdmalloc_domain_counters stats = counters_for_user(domain_counters(*domain));
   stats.hits = domain_hits(*domain);
-  stats.misses = counters.misses;
-  stats.registrations = counters.registrations;
-  stats.deregistrations = counters.deregistrations;
-  stats.evictions = counters.evictions;
-  stats.refusals = counters.refusals;
-  stats.purge_drops = counters.purge_drops;
-  stats.purge_refusals = counters.purge_refusals;
-  stats.foreign = counters.foreign;
-  stats.quarantined = counters.quarantined;
   stats.live_count = totals.count;
   stats.live_bytes = totals.bytes;
   stats.sticky_count = totals.sticky_count;
   stats.sticky_bytes = totals.sticky_bytes;
-  stats.in_use = 0;
   auto add = [&](Registration* reg) {
     if (reg->refs() > (reg->rest().is_suspended ? 1u : 0u)) ++stats.in_use;
     return true;
   };
   visit_all(*domain, add);
-  stats.register_ns_worst = counters.register_ns_worst;
-  stats.register_ns_total = counters.register_ns_total;
-  stats.prefaulted = counters.prefaulted;
   stats.is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
-  stats.lost_drops = counters.lost_drops;
-  std::uint64_t asked = counters.registrations + counters.refusals;
-  stats.register_ns_mean = asked != 0 ? counters.register_ns_total / asked : 0;
-  stats.memlock_refusals = counters.memlock_refusals;
-  stats.purge_requests = counters.purge_requests;
-  stats.resumes = counters.resumes;
   stats.memlock_limit_bytes = memlock.limit;
   stats.memlock_left_bytes = memlock.left;
   rdmalloc::write_struct(stats, wanted);

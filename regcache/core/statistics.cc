@@ -83,33 +83,12 @@ bool read_open(State& all, unsigned place, RegistrationGroup* group) {
 }
 
 bool read_closed(State& all, RegistrationGroup* group) {
-  Stats stats = {};
   LockGuard guard(all.open_lock);
   if (all.closed_count == 0) return false;
-  const Counters& sums = all.closed;
-  stats.hits = sums.hits;
-  stats.misses = sums.misses;
-  stats.registrations = sums.registrations;
-  stats.deregistrations = sums.deregistrations;
-  stats.evictions = sums.evictions;
-  stats.refusals = sums.refusals;
-  stats.purge_drops = sums.purge_drops;
-  stats.purge_refusals = sums.purge_refusals;
-  stats.foreign = sums.foreign;
-  stats.quarantined = sums.quarantined;
-  stats.register_ns_worst = sums.register_ns_worst;
-  stats.register_ns_total = sums.register_ns_total;
-  stats.prefaulted = sums.prefaulted;
-  stats.lost_drops = sums.lost_drops;
-  std::uint64_t asked = sums.registrations + sums.refusals;
-  stats.register_ns_mean = asked != 0 ? sums.register_ns_total / asked : 0;
-  stats.memlock_refusals = sums.memlock_refusals;
-  stats.purge_requests = sums.purge_requests;
-  stats.resumes = sums.resumes;
   group->place = kMostDomains;
   group->is_closed = true;
   group->name = "closed";
-  fill(stats, all.closed_count, group);
+  fill(counters_for_user(all.closed), all.closed_count, group);
   return true;
 }
 
@@ -123,6 +102,31 @@ bool read(unsigned from, RegistrationGroup* group) {
 }
 
 }  // namespace
+
+rdmalloc_domain_counters counters_for_user(const Counters& counters) {
+  Stats stats = {};
+  stats.size = sizeof stats;
+  stats.hits = counters.hits;
+  stats.misses = counters.misses;
+  stats.registrations = counters.registrations;
+  stats.deregistrations = counters.deregistrations;
+  stats.evictions = counters.evictions;
+  stats.refusals = counters.refusals;
+  stats.purge_drops = counters.purge_drops;
+  stats.purge_refusals = counters.purge_refusals;
+  stats.foreign = counters.foreign;
+  stats.quarantined = counters.quarantined;
+  stats.register_ns_worst = counters.register_ns_worst;
+  stats.register_ns_total = counters.register_ns_total;
+  stats.prefaulted = counters.prefaulted;
+  stats.lost_drops = counters.lost_drops;
+  std::uint64_t asked = counters.registrations + counters.refusals;
+  stats.register_ns_mean = asked != 0 ? counters.register_ns_total / asked : 0;
+  stats.memlock_refusals = counters.memlock_refusals;
+  stats.purge_requests = counters.purge_requests;
+  stats.resumes = counters.resumes;
+  return stats;
+}
 
 constexpr RegistrationStatistics domain_statistics = {kNames.counters, kCount + 1, read};
 
