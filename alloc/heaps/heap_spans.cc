@@ -161,7 +161,7 @@ std::uint32_t take_from(HeapClass& slabs, SliceIndex slice, unsigned size_class,
 
 // Frees an empty slab, or keeps it, if it is the last of its class with free blocks, for the next
 // allocation, which would make it again. Whether it was freed.
-bool settle(Heap& heap, HeapClass& slabs, SliceIndex slice, bool may_keep) {
+bool free_if_empty(Heap& heap, HeapClass& slabs, SliceIndex slice, bool may_keep) {
   if (free_blocks_of(slice) != blocks_of(slice) || (may_keep && listed_in(slabs) == 1))
     return false;
   unlist(slabs, slice);
@@ -205,7 +205,7 @@ bool heap_slab_give_back(Heap& heap, unsigned size_class, void* const* blocks,
     std::uint32_t free_blocks = free_blocks_of(block.slice) + 1;
     span.free_blocks.store(static_cast<std::int32_t>(free_blocks), std::memory_order_relaxed);
     relist(slabs, block.slice, free_blocks);
-    has_freed |= settle(heap, slabs, block.slice, true);
+    has_freed |= free_if_empty(heap, slabs, block.slice, true);
   }
   return has_freed;
 }
@@ -222,7 +222,7 @@ bool heap_slab_trim(Heap& heap) {
     for (SliceIndex head : slabs.head) {
       for (SliceIndex slice = head; slice != 0;) {
         SliceIndex next = arena.span(slice).next;
-        has_freed |= settle(heap, slabs, slice, false);
+        has_freed |= free_if_empty(heap, slabs, slice, false);
         slice = next;
       }
     }

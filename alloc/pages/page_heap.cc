@@ -218,7 +218,7 @@ namespace {
 
 // Turns the free clean slices [begin, end) into ones of the dirty family `rest`: they are about to
 // be backed by the huge page of their neighbour. They lie in the clean span that begins at `span`.
-void soil(PageHeap& heap, SliceIndex span, SliceIndex begin, SliceIndex end, SpanKind rest) {
+void make_dirty(PageHeap& heap, SliceIndex span, SliceIndex begin, SliceIndex end, SpanKind rest) {
   if (begin == end) return;
   cut(heap, span, arena.span(span).load().slices, SpanKind::kFreeClean, begin, end - begin);
   events_note_use(begin, end - begin);
@@ -236,13 +236,13 @@ void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceInde
   SliceIndex end = slice + slices, taken_end = at + wanted;
   SliceIndex head = at & ~(kSlicesPerChunk - 1);
   SliceIndex tail = (taken_end + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
-  bool soils_head = head >= slice && head + kSlicesPerChunk <= end && huge_is_chunk(head);
-  bool soils_tail =
+  bool dirties_head = head >= slice && head + kSlicesPerChunk <= end && huge_is_chunk(head);
+  bool dirties_tail =
       tail <= end && tail - kSlicesPerChunk >= slice && huge_is_chunk(tail - kSlicesPerChunk);
   cut(heap, slice, slices, SpanKind::kFreeClean, at, wanted);
   arena.span(at).node = os::this_node() & kNodeMask;  // which will touch it first
-  if (soils_head) soil(heap, slice, head, at, rest);
-  if (soils_tail) soil(heap, taken_end, taken_end, tail, rest);
+  if (dirties_head) make_dirty(heap, slice, head, at, rest);
+  if (dirties_tail) make_dirty(heap, taken_end, taken_end, tail, rest);
 }
 
 SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
@@ -315,8 +315,8 @@ void publish_locked(PageHeap& heap, SliceIndex slice, SpanWord word) {
   }
   (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
   span.store(word);
-  // Pairs with the fence in rdmalloc_range_is_idle(): whoever allocates here and then looks a
-  // registration up, and whoever unpublishes a registration and then asks whether the range is in
+  // Pairs with the fence in rdmalloc_range_is_idle(): a thread that allocates here and then looks a
+  // registration up, and one that unpublishes a registration and then asks whether the range is in
   // use, can't both miss the other.
   std::atomic_thread_fence(std::memory_order_seq_cst);
 }

@@ -23,9 +23,9 @@
 //   buffers first[] of both ends of a span == its first slice;  class_map is 0 for all slices of a
 //   free span
 //
-// Lock order: a slab class's lock, a shard's page heap's, the central one's; nobody holds those of
-// two shards, but for page_heap_is_valid(). Under the central one: raw mprotect and MADV_HUGEPAGE
-// at growth, nothing else that enters the kernel.
+// Lock order: a slab class's lock, a shard's page heap's, the central one's; no thread holds those
+// of two shards, but for page_heap_is_valid(). Under the central one: raw mprotect and
+// MADV_HUGEPAGE at growth, nothing else that enters the kernel.
 #pragma once
 
 #include <cstddef>
@@ -97,7 +97,7 @@ void page_heap_region_retire(SliceIndex slice, std::uint32_t slices);
 SliceIndex page_heap_next_retired(SliceIndex from, std::uint32_t* slices);
 // Its pages are the arena's own again, none of them backed: it is clean.
 void page_heap_region_restored(SliceIndex slice);
-// Slices of retired regions. Written under the lock, read by anybody.
+// Slices of retired regions. Written under the lock, read by any thread.
 std::uint64_t page_heap_retired_slices();
 // Of a region all of whose pages are new: what was notified as purged is to be notified as reused.
 void page_heap_region_note_new_pages(SliceIndex slice, std::uint32_t slices);

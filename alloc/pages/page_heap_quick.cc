@@ -36,7 +36,7 @@ std::uint32_t most_slices(const PageHeap& heap) {
   return static_cast<std::uint32_t>(most < share ? most : share);
 }
 
-void strike(QuickList& quick, unsigned index) {
+void remove_entry(QuickList& quick, unsigned index) {
   quick.of_length[quick.length[index]] -= 1;
   quick.slices -= quick.length[index];
   quick.count -= 1;
@@ -56,7 +56,7 @@ void leave(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
 void release(PageHeap& heap, unsigned index, SliceIndex near = 0) {
   SliceIndex slice = heap.quick.run[index];
   std::uint32_t slices = heap.quick.length[index];
-  strike(heap.quick, index);
+  remove_entry(heap.quick, index);
   leave(heap, slice, slices);
   join_and_insert(heap, slice, slices,
                   slices >= kBufferSlices ? SpanKind::kFreeRetained : SpanKind::kFreeDirty,
@@ -105,7 +105,7 @@ SliceIndex quick_take(PageHeap& heap, std::uint32_t slices, std::uint32_t alignm
     // Pages of another node are for the threads there.
     if (has_nodes && arena.span(slice).node != os::this_node()) continue;
     if (!use(heap, slices)) return 0;
-    strike(quick, i);
+    remove_entry(quick, i);
     leave(heap, slice, slices);
     return slice;
   }

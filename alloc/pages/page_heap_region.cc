@@ -1,4 +1,4 @@
-// Regions of heaps of the user: runs of slices that no span of anybody else's is cut from. All of
+// Regions of heaps of the user: runs of slices that no other span is cut from. All of
 // the central heap.
 #include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
@@ -62,7 +62,8 @@ void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept) 
 
 void page_heap_region_retire(SliceIndex slice, std::uint32_t slices) {
   LockGuard guard(central.lock);
-  // In the child of a fork there may be spans that were on their way, which nobody comes back for.
+  // In the child of a fork there may be spans that were on their way, which no thread comes back
+  // for.
   SliceIndex end = slice + slices;
   for (SliceIndex s = slice; s < end; s += arena.span(s).load().slices)
     if (is_in_use(arena.span(s).load().kind)) return;

@@ -34,7 +34,7 @@ struct alignas(64) PageHeap {
   FreeSpans clean;
   AgeList dirty_by_age;                     // dirty and retained ones
   std::uint32_t retained_spans;             // how many
-  std::atomic<std::uint64_t> used_slices;   // written under the lock, read by anybody
+  std::atomic<std::uint64_t> used_slices;   // written under the lock, read by any thread
   std::atomic<std::uint64_t> dirty_slices;  // likewise; retained ones are dirty
   std::uint64_t clean_slices;
   std::uint64_t purging_slices;
@@ -54,15 +54,15 @@ struct alignas(64) PageHeap {
 struct Shared {
   std::atomic<SliceIndex> frontier{0};             // written under the central heap's lock
   std::atomic<std::uint64_t> retired_slices{0};    // likewise; they count as used
-  std::atomic<std::uint32_t> retain_ms{0};         // written and read by anybody
+  std::atomic<std::uint32_t> retain_ms{0};         // written and read by any thread
   std::atomic<std::uint64_t> next_generations{0};  // drawn by any heap
   std::uint64_t limit_slices = UINT64_MAX;         // set once at initialisation
   // With a limit: slices in use of all heaps, counted before they are taken. Relaxed: it orders
   // nothing, and each addition sees all before it.
   std::atomic<std::uint64_t> limited_slices{0};
   // Whether there is a shard with a heap of its own. Set under the central heap's lock, for ever,
-  // before the first segment goes there. Relaxed: the owner of a block there has it from who saw
-  // it.
+  // before the first segment goes there. Relaxed: the owner of a block there has it from one that
+  // saw it.
   std::atomic<bool> has_segments{false};
   // See page_heap_dirty_has_grown(). Relaxed but where it is asked for.
   std::atomic<std::uint64_t> dirty_allowance{1};

@@ -13,7 +13,7 @@ using namespace page_heap_state;
 
 namespace {
 
-// Release when one is made, acquire by who takes it from here: the page is there.
+// Release when one is made, acquire by a thread that takes it from here: the page is there.
 constinit std::atomic<PageHeap*> heap_of_shards[kShardLimit] = {};
 
 // Free segments that a shard keeps, 16 MiB, so that a thread which frees all that it works with and

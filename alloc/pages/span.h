@@ -9,7 +9,7 @@
 //     first       0    1   2    2    4    5  5  5  5          13   14
 //
 // Spans tile [0, frontier) without a gap. The word of the first slice is the truth: kind, class and
-// length in one 64-bit store, so that whoever reads it at any moment (a fork child, range_foreach)
+// length in one 64-bit store, so that a reader at any moment (a fork child, range_foreach)
 // sees a tiling. Everything else here can be rebuilt from the words.
 #pragma once
 
@@ -105,7 +105,7 @@ constexpr std::uint8_t map_class_of(SpanWord word) {
 }
 
 struct alignas(64) Span {
-  // Written under the lock of the page heap that the span is of; read by anybody. Release: pairs
+  // Written under the lock of the page heap that the span is of; read by any thread. Release: pairs
   // with the acquire of readers outside the lock (range_of, range_foreach), who then read
   // generation.
   std::atomic<std::uint64_t> word;
@@ -152,9 +152,9 @@ struct alignas(64) Span {
   std::atomic<std::uint16_t> takes;
   // Slab only, of the purge thread's walk (slab_purge.h): takes and free blocks when it last came
   // by, since when they have been so (coarse_ms, wrapping), and whether no more pages are to be had
-  // of them. Relaxed: written with the purge turn, and by whoever makes the slab, perhaps in the
-  // middle of a look at what was here before; then the slab is looked at once more or once less,
-  // until it changes.
+  // of them. Relaxed: written with the purge turn, and by the thread that makes the slab, perhaps
+  // in the middle of a look at what was here before; then the slab is looked at once more or once
+  // less, until it changes.
   std::atomic<bool> is_settled;
   // First slice of a chunk, whatever it is part of: see huge_pages.h. Relaxed: set before any page
   // of the chunk is used, under the central page heap's lock.

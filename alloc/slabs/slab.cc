@@ -285,7 +285,7 @@ constexpr std::uint32_t kSlabsKept = 8;
 
 // After a give-back: lists the slab if no thread did, and releases it if it is empty and not the
 // last one of its class with free blocks (which the next allocation would make again).
-void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
+void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
   std::uint64_t seen = arena.span(slice).word.load(std::memory_order_acquire);
   SpanWord word = unpack(seen);
   if (!is_slab_of(word, size_class)) return;
@@ -295,7 +295,7 @@ void settle(unsigned size_class, SliceIndex slice, bool may_keep) {
   {
     LockGuard guard(slabs.lock);
     // By now the span may be something else, and a slab of another shard: the thread that gave that
-    // one blocks back settles it.
+    // one blocks back does it.
     if (arena.span(slice).word.load(std::memory_order_acquire) != seen) return;
     std::uint32_t is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed);
     std::uint32_t kept = shard_count() == 1 ? 1 : kSlabsKept;
@@ -408,7 +408,7 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
   std::int32_t now = span.free_blocks.fetch_add(count, std::memory_order_seq_cst) + count;
   if (now == static_cast<std::int32_t>(info.slab_blocks) ||
       span.is_listed.load(std::memory_order_seq_cst) == 0) [[unlikely]]
-    settle(size_class, slice, true);
+    list_or_release(size_class, slice, true);
 }
 
 }  // namespace
@@ -598,7 +598,7 @@ void slab_pages_end(const SlabPages& purged) {
     order_for_fork();
     in_purge.size_class = 0;
   }
-  settle(size_class, slice, true);
+  list_or_release(size_class, slice, true);
 }
 
 namespace {

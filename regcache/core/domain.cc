@@ -86,7 +86,7 @@ int map_tables(Domain& domain, std::size_t slices) {
 }
 
 // Defaults of `attr`: the registrar's, then the environment's.
-void settle(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
+void set_defaults(Domain& domain, const rdmalloc_registrar_ops& ops, void* context,
                   const rdmalloc_domain_attr& attr) {
   domain.ops = ops;
   domain.context = context;
@@ -138,7 +138,7 @@ int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, vo
     return -ENOMEM;
   // Under the lock: a purge may still look into the domain that had this place before.
   WholeGuard guard(domain);
-  settle(domain, ops, context, attr);
+  set_defaults(domain, ops, context, attr);
   reset(domain);
   domain.head.arena_base = survivors.arena_base.load(std::memory_order_relaxed);
   domain.head.arena_length = length;

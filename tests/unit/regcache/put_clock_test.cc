@@ -40,7 +40,7 @@ rdmalloc_domain_attr limit(std::uint64_t count, std::uint64_t bytes) {
   return attr;
 }
 
-// Fails when settle() in domain.cc does not look at one of the limits, or reserve_room() at
+// Fails when set_defaults() in domain.cc does not look at one of the limits, or reserve_room() at
 // the registrar's.
 TEST_F(PutClock, each_bound_starts_the_clock) {
   struct Way {
