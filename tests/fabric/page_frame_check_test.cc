@@ -96,7 +96,7 @@ TEST_F(PageFrameCheckDeathTest, uncounted_keys_are_compared_each_time) {
       "a stale registration");
 }
 
-TEST_F(PageFrameCheckDeathTest, adopted_memory_whose_owner_breaks_his_word_is_found) {
+TEST_F(PageFrameCheckDeathTest, adopted_memory_whose_owner_breaks_its_word_is_found) {
   EXPECT_DEATH(
       {
         auto* foreign = static_cast<char*>(

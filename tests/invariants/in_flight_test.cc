@@ -197,7 +197,7 @@ TEST(InFlight, an_observer_that_allocates_does_not_wait_for_its_own_purge) {
 }
 
 // Fails, with a purge that was stopped for nothing, without the look at limit and budget.
-TEST(InFlight, nobody_waits_where_the_limit_or_a_budget_says_no) {
+TEST(InFlight, no_caller_waits_where_the_limit_or_a_budget_says_no) {
   rdmalloc_heap_attr attr = {};
   attr.size = sizeof attr;
   attr.budget_bytes = 4 * kMiB;

@@ -43,7 +43,7 @@ class Release(unittest.TestCase):
             told = errors_of(["/bin/true"], f"{LIBRARY}:{STUB}", "2.6", {"RDMALLOC_NOTIFY": notify})
             self.assertEqual(told.count(WORDS), 1, f"{notify}: {told}")
 
-    def test_whoever_tells_libfabric_is_warned(self):
+    def test_a_caller_that_tells_libfabric_is_warned(self):
         for notify in ("auto", "hooks", "explicit"):
             self.assertEqual(self.warnings(RDMALLOC_NOTIFY=notify), 1, notify)
         self.assertEqual(self.warnings(FI_MR_CACHE_MAX_COUNT="10"), 1)

@@ -580,7 +580,7 @@ class Programs(Case):
         self.check("libfabric", "good", ["pml=ucx"], four, hanging, env=environment(OMPI_MCA_pml="ucx"))
         self.check("libfabric", "note", [], four, "--mca", "pml", "cm", hanging)
 
-    def test_heap_that_nobody_hears_of(self):
+    def test_heap_that_no_cache_hears_of(self):
         """docs/reports/heap-that-shrinks.md. Seen to fail: with each of the conditions taken out."""
         def program(*names):
             files = [self.compiled(f"{name}.so.1", f"int {name}(void) {{ return 1; }}", "-shared",

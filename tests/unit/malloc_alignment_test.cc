@@ -100,7 +100,7 @@ TEST(MallocAlignment, posix_memalign_refuses_what_is_no_alignment) {
 }
 
 // glibc's answers. Seen to fail with EINVAL from 2^62 on.
-TEST(MallocAlignment, alignments_nobody_can_serve_are_an_error_and_not_a_crash) {
+TEST(MallocAlignment, alignments_beyond_all_memory_are_an_error_and_not_a_crash) {
   for (size_t alignment : {SIZE_MAX / 2 + 1, size_t{1} << 62u, size_t{1} << 50u}) {
     void* out = &out;
     errno = 0;

@@ -434,7 +434,7 @@ TEST(Heaps, a_callback_that_destroys_the_heap_ends_the_walk) {
             -EINVAL);
 }
 
-TEST(Heaps, free_memory_of_a_heap_that_nobody_uses_comes_back) {
+TEST(Heaps, free_memory_of_an_idle_heap_comes_back) {
   Heap heap;
   std::vector<void*> blocks;
   for (int i = 0; i < 20000; i++) blocks.push_back(heap.malloc(1000));

@@ -83,7 +83,7 @@ TEST(HeapsLate, every_call_by_the_handle_of_a_destroyed_heap_is_refused) {
   EXPECT_EQ(other.counters().live_blocks, 1u);
 }
 
-TEST(HeapsLate, addresses_of_a_destroyed_heap_belong_to_nobody) {
+TEST(HeapsLate, addresses_of_a_destroyed_heap_have_no_owner) {
   Heap heap;
   std::vector<void*> blocks;
   for (int i = 0; i < 50; i++)

@@ -81,7 +81,7 @@ TEST_F(Foreign, what_is_adopted_is_cached_until_it_is_disowned) {
 }
 
 // Fails when hold() is true for what is adopted in part only.
-TEST_F(Foreign, I6_memory_that_nobody_adopted_is_never_cached) {
+TEST_F(Foreign, I6_memory_that_is_not_adopted_is_never_cached) {
   StubDomain domain(fabric);
   ASSERT_EQ(rdmalloc_adopt(page(10), 10 * kPage), 0);
   for (auto [first, length] :

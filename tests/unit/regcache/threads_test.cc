@@ -31,7 +31,7 @@ class Threads : public Regcache {
 // hits, misses, puts, asks for keys, invalidates and flushes on other ranges of the domain, opens
 // another and closes it, and each call ends. Fails, by its time limit, when register_ or deregister
 // is called under the domain's lock.
-TEST_F(Threads, one_inside_the_registrar_keeps_nobody_waiting) {
+TEST_F(Threads, one_inside_the_registrar_keeps_no_other_waiting) {
   StubDomain domain(fabric);
   char* slow = span(10, 1);
   char* hit = span(20, 1);

@@ -220,11 +220,11 @@ TEST_F(Watching, I6_memory_that_cannot_be_watched_is_registered_for_each_use) {
   ASSERT_EQ(ftruncate(file, 4 * 4096), 0);
   void* shared = mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   void* copied = mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-  void* nobodys =
+  void* others =
       mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   static char in_the_program[64];
   std::uint64_t refusals = watching().refusals;
-  for (void* at : {shared, copied, nobodys}) {
+  for (void* at : {shared, copied, others}) {
     for (int i = 0; i < 3; ++i) {
       EXPECT_NE(domain.touch(at, 4 * kPage), 0u);
       EXPECT_EQ(fabric.live(), 0u);
@@ -256,7 +256,7 @@ TEST_F(Watching, I6_memory_another_userfaultfd_watches_is_registered_per_use) {
 
 // More events than the ring holds, while a registrar keeps the helper. Fails when the reader waits,
 // or overwrites what was not applied.
-TEST_F(Watching, a_flood_that_nobody_applies_ends_watching_and_blocks_nobody) {
+TEST_F(Watching, a_flood_that_is_not_applied_ends_watching_and_blocks_none) {
   // Before the threads are there, so that ThreadSanitizer knows who was first: it sees no order
   // where the kernel makes one.
   std::atomic<bool> is_inside{false}, may_leave{false};

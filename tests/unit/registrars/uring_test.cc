@@ -393,7 +393,7 @@ TEST_F(Uring, our_own_ring_closes_in_a_quiesce_and_works_after_the_resume) {
 }
 
 // A ring of the user's, which the program closes when it is told, or not.
-TEST(UringQuiesce, a_ring_of_the_users_is_his_to_close_or_is_named) {
+TEST(UringQuiesce, a_ring_of_the_users_is_theirs_to_close_or_is_named) {
   struct Mine {
     io_uring ring = {};
     bool is_closed_when_told = false;
