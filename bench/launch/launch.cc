@@ -97,8 +97,10 @@ int main(int argc, char** argv) {
   else
     status = count_calls(pid, counting, usage, report);
   const double wall_s = seconds_now() - started;
-  std::fprintf(report, "\"status\":%d,\"wall_s\":%.9f,\"cpu_s\":%.6f,\"peak_rss_kib\":%ld}\n",
+  std::fprintf(report,
+               "\"status\":%d,\"wall_s\":%.9f,\"cpu_s\":%.6f,\"peak_rss_kib\":%ld,"
+               "\"page_faults\":%ld}\n",
                status, wall_s, seconds_of(usage.ru_utime) + seconds_of(usage.ru_stime),
-               usage.ru_maxrss);
+               usage.ru_maxrss, usage.ru_minflt + usage.ru_majflt);
   return std::fclose(report) == 0 ? 0 : 1;
 }
