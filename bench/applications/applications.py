@@ -252,7 +252,7 @@ def java(run):
 
 
 def openmp(run):
-    run.measure([run.bin / "application_openmp", PARALLEL_THREADS, run.times(100)],
+    run.measure([run.bin / "application_openmp", PARALLEL_THREADS, run.times(160)],
                 more_environment={"OMP_WAIT_POLICY": "passive"})
 
 
@@ -329,7 +329,7 @@ def make_water(folder):
 
 def gromacs(run):
     folder = run.made("gromacs", make_water)
-    run.measure(["gmx", "mdrun", "-s", folder / "water.tpr", "-deffnm", folder / "out", "-nsteps", run.times(150),
+    run.measure(["gmx", "mdrun", "-s", folder / "water.tpr", "-deffnm", folder / "out", "-nsteps", run.times(400),
                  "-ntmpi", "1", "-ntomp", "2", "-pin", "off", "-nobackup"])
 
 
@@ -339,7 +339,7 @@ def hpcc(run):
 HPL.out
 6
 1
-{run.times(500, least=100)} Ns
+{run.times(1000, least=100)} Ns
 1
 64 NBs
 0
@@ -378,7 +378,7 @@ HPL.out
 
 def imb(run):
     program = found("IMB-MPI1")
-    run.measure([*MPIRUN, program, "Bcast", "Allreduce", "Exchange", "-npmin", "2", "-iter", run.times(200), "-msglog", "22"],
+    run.measure([*MPIRUN, program, "Bcast", "Allreduce", "Exchange", "-npmin", "2", "-iter", run.times(600), "-msglog", "22"],
                 program=program)
 
 

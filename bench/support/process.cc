@@ -227,6 +227,7 @@ void note_end(int status, const rusage& usage, Outcome& outcome) {
   };
   outcome.cpu_s = seconds(usage.ru_utime) + seconds(usage.ru_stime);
   outcome.peak_rss_kib = usage.ru_maxrss;
+  outcome.page_faults = usage.ru_minflt + usage.ru_majflt;
 }
 
 // What the launcher says of the program takes the place of what is known of the launcher.
@@ -247,6 +248,7 @@ void take_report(Pipe& report, Outcome& outcome) {
   outcome.wall_s = said.value("wall_s", 0.0);
   outcome.cpu_s = said.value("cpu_s", 0.0);
   outcome.peak_rss_kib = said.value("peak_rss_kib", 0L);
+  outcome.page_faults = said.value("page_faults", 0L);
 }
 
 // Until the child has ended, by itself, by its limit or by an interrupt.

@@ -39,6 +39,7 @@ struct Outcome {
   double wall_s = 0;
   double cpu_s = 0;           // user + system, of it and of the children it waited for
   long peak_rss_kib = 0;      // the largest of these processes
+  long page_faults = 0;       // of all of them
   std::string launch_report;  // the launcher's, a JSON object
 
   bool ok() const { return exit_code == 0 && !timed_out && !interrupted && start_error.empty(); }
