@@ -56,7 +56,7 @@ class Run:
         self.work.mkdir(parents=True, exist_ok=True)
         self.scale = options.scale
         self.preload = options.preload
-        self.server_of_malloc = "nobody"
+        self.server_of_malloc = "unknown"
 
     def times(self, count, least=1):
         return max(least, round(count * self.scale))
@@ -81,7 +81,7 @@ class Run:
         servers = set(re.findall(r" to (\S+) \[0\]: normal symbol `malloc'", said))
         if len(servers) > 1:
             servers.discard(program)  # a stub, since it takes malloc's address
-        return servers.pop() if len(servers) == 1 else " and ".join(sorted(servers)) or "nobody"
+        return servers.pop() if len(servers) == 1 else " and ".join(sorted(servers)) or "unknown"
 
     def environment_for(self, program):
         """With the preload. Where none is asked for and the program brings a malloc of its own, libc is preloaded."""
