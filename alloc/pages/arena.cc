@@ -42,6 +42,7 @@ enum {
   kPurgedPages,
   kReusedPages,
   kHeapOfSegment,
+  kHugeChunks,
 #if RDMALLOC_CHECKED
   kInUse,
 #endif
@@ -56,6 +57,7 @@ constinit Table tables[kTables] = {
     {sizeof(std::uint16_t), 1, 0, 0},
     {sizeof(std::uint16_t), 1, 0, 0},
     {sizeof(std::uint8_t), kSegmentSlices, 0, 0},
+    {sizeof(std::atomic<bool>), kSlicesPerChunk, 0, 0},
 #if RDMALLOC_CHECKED
     {sizeof(std::uint64_t) * kBitmapWords, 1, 0, 0},
 #endif
@@ -112,14 +114,16 @@ void tables_unreserve(std::size_t from, std::size_t to) {
   }
 }
 
-// Programs of one shard need no system call.
+// Programs of one shard, and without huge pages, need no system call.
 constinit bool wants_segments = false;
+constinit bool wants_huge_chunks = false;
 
 int tables_commit(std::size_t slices) {
   for (Table& table : tables) {
     std::size_t wanted = table_bytes(table, slices);
     if (wanted <= table.committed_bytes) continue;
     if (&table == &tables[kHeapOfSegment] && !wants_segments) continue;
+    if (&table == &tables[kHugeChunks] && !wants_huge_chunks) continue;
     if (int error = os::commit(table.base + table.committed_bytes, wanted - table.committed_bytes))
       return error;
     table.committed_bytes = wanted;
@@ -296,6 +300,18 @@ int commit_to(SliceIndex end) {
 int arena_want_segments() {
   wants_segments = true;
   return tables_commit(arena.committed);
+}
+
+int arena_want_huge_chunks() {
+  if (wants_huge_chunks) return 0;
+  wants_huge_chunks = true;
+  if (int error = tables_commit(arena.committed)) {
+    wants_huge_chunks = false;
+    return error;
+  }
+  arena.huge_chunks.store(reinterpret_cast<std::atomic<bool>*>(tables[kHugeChunks].base),
+                          std::memory_order_release);
+  return 0;
 }
 
 void arena_give_up_rest() {

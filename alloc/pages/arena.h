@@ -46,6 +46,11 @@ struct Arena {
   // one.
   std::atomic<std::uint8_t>* heap_of_segment = nullptr;
 
+  // Whether a chunk has huge pages (huge_pages.h), a byte for each: a block of 400 GiB marks all of
+  // its chunks. Null until the first has. Release: pairs with the acquire of readers, the table is
+  // there.
+  std::atomic<std::atomic<bool>*> huge_chunks{nullptr};
+
   SliceIndex reserved = 0;   // slices reserved, under the page heap's lock
   SliceIndex committed = 0;  // slices usable, likewise
   std::size_t page_bytes = 0;
@@ -85,6 +90,9 @@ int arena_commit(SliceIndex wanted);
 // Makes Arena::heap_of_segment usable, which is not before there is a second shard. Under the
 // central page heap's lock. 0 or -ENOMEM.
 int arena_want_segments();
+// Makes Arena::huge_chunks usable, which is not before a block or a slab wants huge pages. Under
+// the central page heap's lock. 0 or -ENOMEM.
+int arena_want_huge_chunks();
 // Gives up what is reserved and not usable yet, as the program has lowered RLIMIT_AS: the kernel
 // counts it. It is reserved anew where it is needed, as far as the limit allows. Under the page
 // heap's lock, and not from malloc.

@@ -34,11 +34,14 @@ constexpr SliceIndex chunk_after(SliceIndex slice) {
 void ask(SliceIndex begin, SliceIndex end) {
   bool prolongs = begin == ranges.latest_end;
   if (!prolongs && ranges.count == kHugeRanges) return;
+  if (arena_want_huge_chunks() != 0) return;
   ranges.count += prolongs ? 0 : 1;
   ranges.latest_end = end;
   arena_ask_for_huge(begin, end);
+  std::atomic<bool>* chunks = arena.huge_chunks.load(std::memory_order_relaxed);
+  // Relaxed: before any page of the chunk is used, under the central page heap's lock.
   for (SliceIndex chunk = begin; chunk < end; chunk += kSlicesPerChunk)
-    arena.span(chunk).is_huge.store(true, std::memory_order_relaxed);
+    chunks[chunk / kSlicesPerChunk].store(true, std::memory_order_relaxed);
 }
 
 // Bytes that are surely touched in a span: blocks of slabs of small blocks that are out. A block
@@ -92,7 +95,8 @@ bool is_dense_of_heap(unsigned heap, SliceIndex end) {
 }  // namespace
 
 bool huge_is_chunk(SliceIndex chunk) {
-  return arena.span(chunk).is_huge.load(std::memory_order_relaxed);
+  const std::atomic<bool>* chunks = arena.huge_chunks.load(std::memory_order_acquire);
+  return chunks != nullptr && chunks[chunk / kSlicesPerChunk].load(std::memory_order_relaxed);
 }
 
 bool huge_is_any(SliceIndex begin, SliceIndex end) {

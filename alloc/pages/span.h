@@ -156,9 +156,6 @@ struct alignas(64) Span {
   // in the middle of a look at what was here before; then the slab is looked at once more or once
   // less, until it changes.
   std::atomic<bool> is_settled;
-  // First slice of a chunk, whatever it is part of: see huge_pages.h. Relaxed: set before any page
-  // of the chunk is used, under the central page heap's lock.
-  std::atomic<bool> is_huge;
   std::atomic<std::uint32_t> seen;
   std::atomic<std::uint32_t> seen_since_ms;
 

@@ -4,8 +4,9 @@
 // and that there are none elsewhere, whatever the kernel's setting is ("nh"). Each test wants a
 // process of its own, as ctest gives it.
 //
-// Seen to fail: a_large_block_… without huge_ask_for_block(), a_large_heap_… with is_dense() always
-// false, a_medium_heap_… with kLargeHeapSlices of 64 MiB, the_arena_… without advise_small(),
+// Seen to fail: a_large_block_… without huge_ask_for_block(), a_block_that_is_hardly_used_… with
+// the mark in each chunk's first Span (8.8 MiB), a_large_heap_… with is_dense() always false,
+// a_medium_heap_… with kLargeHeapSlices of 64 MiB, the_arena_… without advise_small(),
 // a_longer_buffer_… without ask_for_block() in take_longest_and_more(), blocks_that_grow_… with the
 // capacity in place of the size asked for, the_rest_of_… without Where::kSmallPages, never_… with
 // huge_ask_for_block() not asking arena_may_be_huge(), hardly_… with blocks that are spans counted
@@ -28,7 +29,7 @@
 
 namespace {
 
-constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kHugePage = 2 * kMiB;
+constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kGiB = 1024 * kMiB, kHugePage = 2 * kMiB;
 
 // Bytes of [begin, end) whose mappings have the flag.
 size_t bytes_with_flag(uintptr_t begin, uintptr_t end, const char* flag) {
@@ -108,6 +109,18 @@ TEST_F(HugePages, a_large_block_has_them_under_all_chunks_it_covers) {
   EXPECT_EQ(huge_bytes(begin, end), end - begin);
   EXPECT_EQ(huge_bytes(end, address_of(block) + 16 * kMiB), 0u) << "not under what follows";
   rdmalloc_free(block);
+}
+
+// A job takes address space by the 100 GiB and uses what it needs. Marks beside the spans, of which
+// a page tells of two chunks, were a thousandth of it.
+TEST_F(HugePages, a_block_that_is_hardly_used_takes_next_to_no_memory) {
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+  size_t before = rdmalloc_test::resident_bytes();
+  auto* block = static_cast<char*>(rdmalloc_malloc(8 * kGiB));
+  if (block == nullptr) GTEST_SKIP() << "SKIP: no address space for a block of 8 GiB";
+  EXPECT_LT(rdmalloc_test::resident_bytes() - before, 4 * kMiB);
+  rdmalloc_free(block);
+#endif
 }
 
 TEST_F(HugePages, blocks_below_8_MiB_have_none) {
