@@ -18,6 +18,7 @@ endforeach()
 function(rdmalloc_objects name)
   add_library(${name} OBJECT ${ARGN})
   target_link_libraries(${name} PUBLIC rdmalloc_inside_malloc)
+  target_compile_options(${name} PRIVATE -ffunction-sections -fdata-sections)  # for order_of_code.ld
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
 endfunction()
 
@@ -40,6 +41,7 @@ if(NOT RDMALLOC_SANITIZE)
        ${PROJECT_SOURCE_DIR}/regcache/interpose/*.cc)
   add_library(rdmalloc SHARED ${objects} ${preload})
   target_link_libraries(rdmalloc PRIVATE rdmalloc_inside_malloc)
+  target_compile_options(rdmalloc PRIVATE -ffunction-sections -fdata-sections)
   add_library(rdmalloc_static STATIC ${objects})
   set_target_properties(rdmalloc_static PROPERTIES OUTPUT_NAME rdmalloc)
   # Linked as C: nothing of libstdc++ may creep in.
@@ -52,13 +54,14 @@ if(NOT RDMALLOC_SANITIZE)
   # One mapping for code and constants, as linkers made it before 2018: two mmap() and three page faults
   # less at each program's start.
   target_link_options(rdmalloc PRIVATE -Wl,-z,noseparate-code)
-  # What few programs run lies behind all else, where the linker knows how (GNU ld and its like).
+  # What every program runs lies together, what few run behind all else, where the linker knows how (GNU ld
+  # and its like).
   include(CheckLinkerFlag)
-  set(rarely_run ${CMAKE_CURRENT_LIST_DIR}/rarely_run.ld)
-  check_linker_flag(C -Wl,-T,${rarely_run} RDMALLOC_LINKER_INSERTS)
+  set(order_of_code ${CMAKE_CURRENT_LIST_DIR}/order_of_code.ld)
+  check_linker_flag(C -Wl,-T,${order_of_code} RDMALLOC_LINKER_INSERTS)
   if(RDMALLOC_LINKER_INSERTS)
-    target_link_options(rdmalloc PRIVATE -Wl,-T,${rarely_run})
-    set_property(TARGET rdmalloc APPEND PROPERTY LINK_DEPENDS ${rarely_run})
+    target_link_options(rdmalloc PRIVATE -Wl,-T,${order_of_code})
+    set_property(TARGET rdmalloc APPEND PROPERTY LINK_DEPENDS ${order_of_code})
   endif()
   # nodelete: blocks and threads outlive any dlclose.
   target_link_options(rdmalloc PRIVATE -Wl,-z,defs,-z,now,-z,nodelete)

@@ -84,8 +84,9 @@ class Pool {
       bytes = bytes / kStepBytes * kStepBytes;
       std::uintptr_t base = 0;
       if (os::reserve(0, bytes, &base) != 0) continue;
-      objects_ = reinterpret_cast<T*>(base);
-      capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T));
+      // Object 0 would lie before the range: a small program has its first object in the first page.
+      objects_ = reinterpret_cast<T*>(base - sizeof(T));
+      capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T) + 1);
       reserved_bytes_ = bytes;
       return 0;
     }
@@ -98,9 +99,9 @@ class Pool {
     bytes = bytes / kStepBytes * kStepBytes;
     if (bytes < committed_bytes_) bytes = committed_bytes_;
     if (bytes >= reserved_bytes_) return;
-    os::unreserve(reinterpret_cast<std::uintptr_t>(objects_) + bytes, reserved_bytes_ - bytes);
+    os::unreserve(base() + bytes, reserved_bytes_ - bytes);
     reserved_bytes_ = bytes;
-    capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T));
+    capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T) + 1);
   }
 
   // An object, zeroed the first time it is ever handed out; nullptr when all are in use.
@@ -110,12 +111,11 @@ class Pool {
     // Relaxed: written under the lock; read elsewhere only for statistics.
     std::uint32_t index = used_.load(std::memory_order_relaxed);
     if (index >= capacity_) return nullptr;
-    std::size_t end = (std::size_t{index} + 1) * sizeof(T);
+    std::size_t end = std::size_t{index} * sizeof(T);
     if (end > committed_bytes_) {
       std::size_t step = (end - committed_bytes_ + kStepBytes - 1) / kStepBytes * kStepBytes;
       if (step > reserved_bytes_ - committed_bytes_) return nullptr;
-      if (os::commit(reinterpret_cast<std::uintptr_t>(objects_) + committed_bytes_, step) != 0)
-        return nullptr;
+      if (os::commit(base() + committed_bytes_, step) != 0) return nullptr;
       committed_bytes_ += step;
     }
     used_.store(index + 1, std::memory_order_relaxed);
@@ -141,6 +141,8 @@ class Pool {
 
  private:
   static constexpr std::size_t kStepBytes = 64 << 10;
+
+  std::uintptr_t base() const { return reinterpret_cast<std::uintptr_t>(objects_) + sizeof(T); }
 
   T* pop_free() {
     if (std::uint32_t index = free_.pop(objects_)) return objects_ + index;
