@@ -84,7 +84,8 @@ class Pool {
       bytes = bytes / kStepBytes * kStepBytes;
       std::uintptr_t base = 0;
       if (os::reserve(0, bytes, &base) != 0) continue;
-      // Object 0 would lie before the range: a small program has its first object in the first page.
+      // Object 0 would lie before the range: a small program has its first object in the first
+      // page.
       objects_ = reinterpret_cast<T*>(base - sizeof(T));
       capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T) + 1);
       reserved_bytes_ = bytes;

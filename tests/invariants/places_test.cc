@@ -7,7 +7,7 @@
 // Seen to fail: with buffers leaving dirty spans (kFreeDirty in left_by), and with retained
 // neighbours always joined (are_one); small_blocks_take_… with is_left_alone() always true;
 // slabs_leave_… with no place and with all places left alone, slabs_take_short_… without
-// take_backed().
+// take_backed(), slabs_find_… with a kScanLimit of 256.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
@@ -173,6 +173,26 @@ TEST_F(Places, slabs_take_short_neighbours_of_both_families) {
   std::vector<char*> blocks = slabs_of_8_MiB();
   EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory was taken";
   for (char* block : blocks) rdmalloc_free(block);
+  rdmalloc_free(stays);
+}
+
+// Long since freed, and of no use: a buffer lies behind each.
+TEST_F(Places, slabs_find_room_behind_300_older_places_that_are_short) {
+  constexpr size_t kOlder = 300, kPlaces = 32;
+  std::vector<char*> shorts, between, places;
+  for (size_t i = 0; i < kOlder; i++) {
+    shorts.push_back(buffer(192 * kKiB));
+    between.push_back(buffer(192 * kKiB));
+  }
+  for (size_t i = 0; i < 3 * kPlaces; i++) places.push_back(buffer(704 * kKiB));
+  char* stays = buffer(kMiB);
+  uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
+  for (char* block : shorts) rdmalloc_free(block);
+  for (char* place : places) rdmalloc_free(place);
+  std::vector<char*> blocks = slabs_of_8_MiB();
+  EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory was taken";
+  for (char* block : blocks) rdmalloc_free(block);
+  for (char* block : between) rdmalloc_free(block);
   rdmalloc_free(stays);
 }
 
