@@ -1,4 +1,4 @@
-// Apart from report.cc, which lies with the code that few programs run (cmake/rarely_run.ld): each
+// Apart from report.cc, which lies with the code that few programs run (cmake/order_of_code.ld): each
 // start comes here.
 #include "alloc/core/standard_error.h"
 
