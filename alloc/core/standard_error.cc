@@ -1,5 +1,5 @@
-// Apart from report.cc, which lies with the code that few programs run (cmake/order_of_code.ld): each
-// start comes here.
+// Apart from report.cc, which lies with the code that few programs run (cmake/order_of_code.ld):
+// each start comes here.
 #include "alloc/core/standard_error.h"
 
 #include "alloc/os/at_start.h"
