@@ -18,11 +18,12 @@ endforeach()
 function(rdmalloc_objects name)
   add_library(${name} OBJECT ${ARGN})
   target_link_libraries(${name} PUBLIC rdmalloc_inside_malloc)
-  target_compile_options(${name} PRIVATE -ffunction-sections -fdata-sections)  # for order_of_code.ld
   set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE ON)
 endfunction()
 
 rdmalloc_objects(rdmalloc_common_objects ${sources})
+# For order_of_code.ld. Not malloc.cc and its like, which go whole: apart, free() has a padding more.
+target_compile_options(rdmalloc_common_objects PRIVATE -ffunction-sections -fdata-sections)
 # Half the time of most of these files was <atomic>, of which C++20 makes 36,000 lines.
 if(RDMALLOC_PRECOMPILE)
   target_precompile_headers(rdmalloc_common_objects PRIVATE <atomic>)
