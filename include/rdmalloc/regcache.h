@@ -567,7 +567,8 @@ struct rdmalloc_pool_waiter {
    *  rdmalloc_pool_put(), on the thread that puts the buffer, under no lock of rdmalloc; that
    *  thread may hold locks of the program's. May get, put, wait, cancel and register. The callbacks
    *  for buffers that it puts run after it has returned, not inside it, however many there are. An
-   *  exception may leave it: the put has happened then, and those callbacks have run. */
+   *  exception, longjmp() or the end of the thread may leave it: the put has happened then, and
+   *  those callbacks have run. Any other jump out of it is an error. */
   void (*ready)(struct rdmalloc_pool_waiter* waiter, struct rdmalloc_buffer* buffer);
   void* arg;                         /**< the caller's */
   struct rdmalloc_pool_waiter* next; /**< private */

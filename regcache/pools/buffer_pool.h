@@ -18,6 +18,7 @@
 // under any of them (I2).
 #pragma once
 
+#include <pthread.h>
 #include <rdmalloc/regcache.h>
 
 #include <atomic>
@@ -81,9 +82,9 @@ struct PoolThread {
   // that a queue of any length takes no stack.
   rdmalloc_pool_waiter* first_ready;
   rdmalloc_pool_waiter* last_ready;
-  // The stack frame of call_all(), which runs callbacks; 0: none. An exception and the end of the
-  // thread end it on their way; after a longjmp() it is below the frame that was jumped to.
-  std::uintptr_t calling_back_at;
+  // In the stack frame of call_all(), which runs callbacks; nullptr: none. An exception, the end of
+  // the thread and longjmp() end it on their way.
+  _pthread_cleanup_buffer* calling;
 
   static PoolThread*& free_link(PoolThread* thread) { return thread->next; }
 };

@@ -1,9 +1,19 @@
 // Getting, putting and waiting: the way through a thread's own cache first.
 #include <errno.h>
+#include <pthread.h>
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/state.h"
 #include "regcache/pools/buffer_pool.h"
+
+// libc's, for C programs of old. longjmp() calls what is registered so on the frames that it
+// leaves; what pthread_cleanup_push() registers today it does not.
+extern "C" {
+// NOLINTBEGIN(readability-identifier-naming)
+void _pthread_cleanup_push(_pthread_cleanup_buffer* buffer, void (*routine)(void*), void* arg);
+void _pthread_cleanup_pop(_pthread_cleanup_buffer* buffer, int execute);
+// NOLINTEND(readability-identifier-naming)
+}
 
 namespace rdmalloc::regcache {
 namespace {
@@ -103,17 +113,30 @@ void call_ready(rdmalloc_pool_waiter* waiter) {
   errno = saved;
 }
 
-// Calls this thread's ready waiters, and those that they make ready. An exception, or the end of
-// the thread, may leave it: rdmalloc_pool_unwinds() is its frame's personality then, which is asked
-// for here, since the compiler would ask for that of libgcc, which this library does not link.
+void note_jump(void* thread);
+
+// Calls this thread's ready waiters, and those that they make ready. A callback may leave it by an
+// exception, the end of the thread or longjmp(). Those behind its waiter have their buffers
+// already, and are called on the way, as a destructor would: after this the thread may never come
+// back to a pool. For the first two rdmalloc_pool_unwinds() is the frame's personality, which is
+// asked for here, since the compiler would ask for that of libgcc, which this library does not
+// link.
 [[gnu::noinline]] void call_all(PoolThread* thread) {
   asm volatile(".cfi_personality 0x1b, rdmalloc_pool_unwinds");  // 0x1b: a distance of 4 bytes
-  thread->calling_back_at = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
+  _pthread_cleanup_buffer on_jump = {};
+  _pthread_cleanup_push(&on_jump, note_jump, thread);
+  thread->calling = &on_jump;
   while (rdmalloc_pool_waiter* first = thread->first_ready) {
     thread->first_ready = first->next;
     call_ready(first);
   }
-  thread->calling_back_at = 0;
+  thread->calling = nullptr;
+  _pthread_cleanup_pop(&on_jump, 0);
+}
+
+// Called by longjmp() and pthread_exit(), from below the frame that is left.
+void note_jump(void* thread) {
+  call_all(static_cast<PoolThread*>(thread));
 }
 
 // From here on the pool may be gone: a callback that puts its buffer may destroy it.
@@ -123,8 +146,7 @@ void call_back(rdmalloc_pool_waiter* waiter) {
   waiter->next = nullptr;
   (thread->first_ready != nullptr ? thread->last_ready->next : thread->first_ready) = waiter;
   thread->last_ready = waiter;
-  auto here = reinterpret_cast<std::uintptr_t>(__builtin_frame_address(0));
-  if (thread->calling_back_at <= here) call_all(thread);  // else it is further up this stack
+  if (thread->calling == nullptr) call_all(thread);  // else it is further up this stack
 }
 
 // The pool's buffer of that handle, or NULL.
@@ -156,11 +178,14 @@ rdmalloc_pool_side side_counters(BufferPool& pool, Side side) {
 }  // namespace
 
 // A personality routine (Itanium C++ ABI, level I): an exception is on its way through call_all().
-// Those behind the waiter that threw have their buffers already, and are called now, as a
-// destructor would: after this the thread may never come back to a pool.
 extern "C" int rdmalloc_pool_unwinds(int, int actions, std::uint64_t, void*, void*) {
   constexpr int kCleanupPhase = 2, kContinueUnwind = 8;
-  if ((actions & kCleanupPhase) != 0) call_all(pool_thread());
+  PoolThread* thread = pool_thread();
+  // At the end of the thread note_jump() was called already.
+  if ((actions & kCleanupPhase) != 0 && thread->calling != nullptr) {
+    _pthread_cleanup_pop(thread->calling, 0);
+    call_all(thread);
+  }
   return kContinueUnwind;
 }
 

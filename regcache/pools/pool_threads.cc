@@ -70,7 +70,7 @@ PoolThread* pool_thread() {
   PoolThread* thread = buffer_pools->threads.take(pool_survivors.threads);
   if (thread == nullptr) return nullptr;
   thread->first_ready = thread->last_ready = nullptr;
-  thread->calling_back_at = 0;
+  thread->calling = nullptr;
   this_thread = thread;
   // Without it the record lives on after the thread, and what it caches is found by threads that
   // need it: nothing is lost but the record.

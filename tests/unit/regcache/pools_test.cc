@@ -467,26 +467,50 @@ TEST_F(Pools, a_waiter_that_throws_keeps_none_behind_it_waiting) {
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
 }
 
-// A longjmp() unwinds nothing: the state of the callback that jumped ends with the next put from
-// where it jumped to. Seen to fail with a flag that only an unwinding ends: never called.
-TEST_F(Pools, a_waiter_that_jumps_out_keeps_no_later_put_waiting) {
+// A callback puts the second buffer and jumps out, from `jumps_from` frames down the stack; the
+// next put is made from `puts_from` frames down. Both that are behind the jumper are called. Seen
+// to fail with a flag that only an unwinding ends: never called. The deeper put, and the waiter
+// behind the one that jumps, where a jump was known by the stack frame that the next put has.
+TEST_F(Pools, a_waiter_that_jumps_out_keeps_no_other_waiting) {
   StubDomain domain(fabric);
-  rdmalloc_pool* pool = make(domain, sizes(kPage, 1));
+  rdmalloc_pool* pool = make(domain, sizes(kPage, 2));
   static std::jmp_buf back;
-  rdmalloc_pool_waiter jumper = {}, after = {};
-  jumper.ready = [](rdmalloc_pool_waiter*, rdmalloc_buffer*) { std::longjmp(back, 1); };
-  after.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer*) { waiter->arg = waiter; };
-  rdmalloc_buffer* volatile out = get(pool, 1);
-  rdmalloc_buffer* none = nullptr;
-  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &jumper, &none), -EINPROGRESS);
-  if (setjmp(back) == 0) {
-    put_deep(pool, out, 8);
-    FAIL() << "it came back";
-  }
-  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &after, &none), -EINPROGRESS);
-  EXPECT_EQ(rdmalloc_pool_put(pool, out), 0);
-  EXPECT_EQ(after.arg, &after) << "not called";
-  EXPECT_EQ(rdmalloc_pool_put(pool, out), 0);
+  auto jump_out = [&](int jumps_from, int puts_from) {
+    std::vector<rdmalloc_buffer*> all = get_all(pool, 1);
+    ASSERT_EQ(all.size(), 2u);
+    struct Turn {
+      rdmalloc_pool_waiter head = {};
+      rdmalloc_pool* pool = nullptr;
+      rdmalloc_buffer *puts = nullptr, *given = nullptr;
+    } jumper, behind, after;
+    jumper.head.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer*) {
+      auto& my = *static_cast<Turn*>(waiter->arg);
+      EXPECT_EQ(rdmalloc_pool_put(my.pool, my.puts), 0);
+      std::longjmp(back, 1);
+    };
+    jumper.pool = pool;
+    jumper.puts = all[1];
+    rdmalloc_buffer* none = nullptr;
+    for (Turn* turn : {&behind, &after})
+      turn->head.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer* buffer) {
+        static_cast<Turn*>(waiter->arg)->given = buffer;
+      };
+    for (Turn* turn : {&jumper, &behind, &after}) turn->head.arg = turn;
+    for (Turn* turn : {&jumper, &behind})
+      ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &turn->head, &none), -EINPROGRESS);
+    if (setjmp(back) == 0) {
+      put_deep(pool, all[0], jumps_from);
+      FAIL() << "it came back";
+    }
+    EXPECT_EQ(behind.given, all[1]) << "not called on the way";
+    ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &after.head, &none), -EINPROGRESS);
+    EXPECT_EQ(put_deep(pool, all[0], puts_from), 0);
+    EXPECT_EQ(after.given, all[0]) << "not called";
+    put_all(pool, all);
+  };
+  jump_out(8, 0);
+  jump_out(0, 8);
+  jump_out(4, 4);
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
 }
 
