@@ -19,6 +19,7 @@
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
+#include "alloc/pages/limits.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
@@ -162,7 +163,7 @@ int set_decay_ms(std::uint64_t decay_ms) {
   return 0;
 }
 int set_dirty_max_bytes(std::uint64_t bytes) {
-  purge_set_dirty_max_bytes(bytes);
+  limits_set_dirty_max_bytes(bytes);
   return 0;
 }
 // Of a made-up topology only: elsewhere a thread is where the kernel put it.
@@ -192,7 +193,7 @@ int set_stats(std::uint64_t) {
 
 constexpr Control kControls[] = {
     {"purge.decay_ms", [] { return purge_counters().decay_ms; }, set_decay_ms, 3600000},
-    {"purge.dirty_max_bytes", purge_dirty_max_bytes, set_dirty_max_bytes, UINT64_MAX},
+    {"purge.dirty_max_bytes", limits_dirty_max_bytes, set_dirty_max_bytes, UINT64_MAX},
     {"thread.place", [] { return std::uint64_t{os::this_place()}; }, set_place,
      os::kMostPlaces - 1},
     {"thread.shard", [] { return std::uint64_t{cache_enter_shard()}; }, nullptr, 0},

@@ -3,6 +3,8 @@
 #include "alloc/cache/depot.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/options.h"
+#include "alloc/pages/dirty.h"
+#include "alloc/pages/limits.h"
 #include "alloc/pages/segments.h"
 #include "alloc/slabs/slab.h"
 
@@ -10,12 +12,13 @@ namespace rdmalloc {
 namespace {
 
 // Free memory of a shard's is the others' only where an allocation would fail otherwise: each takes
-// new pages first. With RDMALLOC_LIMIT there are no more shards than one for each part of so much.
-// Two shards of a limit of 32 MiB had 62 MiB resident at most, one 47 (take_back_cgroup).
+// new pages first. With RDMALLOC_LIMIT, and in a small cgroup, there are no more shards than one
+// for each part of so much. Two shards of a limit of 32 MiB had 62 MiB resident at most, one 47
+// (take_back_cgroup).
 constexpr std::uint64_t kLimitOfShard = std::uint64_t{64} << 20;
 
 bool may_have_shards(unsigned count) {
-  return count <= options().limit_bytes / kLimitOfShard;
+  return count <= dirty_limits.backed_bytes.load(std::memory_order_relaxed) / kLimitOfShard;
 }
 
 constinit Lock making;  // a shard; under it nothing but the mapping of metadata
@@ -64,6 +67,8 @@ unsigned shard_here() {
 
 void shards_learn() {
   os::topology_learn(options().topology);
+  if (options().topology.mode != os::TopologyMode::kOne && !limits_are_known())
+    limits_take(os::memory_limits());
 }
 
 void shards_after_fork() {

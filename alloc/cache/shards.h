@@ -12,8 +12,9 @@ namespace rdmalloc {
 // metadata is to be had for it.
 unsigned shard_here();
 
-// Learns which processors meet where, if that is not known. Opens files, and so takes low
-// descriptors for a moment: while the program has one thread, and not from malloc.
+// Learns which processors meet where, and how much memory there is, if that is not known. Opens
+// files, and so takes low descriptors for a moment: while the program has one thread, and not from
+// malloc.
 void shards_learn();
 
 // For the child of a fork, before any cache is reclaimed.

@@ -52,6 +52,10 @@ bool nap(int taken) {
   return true;
 }
 
+// In a small cgroup caches are emptied first, then there is more room.
+constexpr int kRoomTries = 2;
+constexpr std::uint32_t kMostSlabSlices = 8;
+
 // Whether so many slices may be had once all caches are empty. If not, they stay full.
 bool may_help(std::uint32_t slices) {
   if (page_heap_is_over_limit(slices)) return slices <= page_heap_limit_slices();
@@ -69,6 +73,11 @@ void take_back() {
 }  // namespace
 
 bool TakeBack::again(std::uint32_t slices) {
+  // A slab may want more slices than its block: so not only where these are what is over.
+  if (page_heap_room_is_set() && (room_tries_ < kRoomTries || page_heap_is_over_room(slices))) {
+    room_tries_++ == 0 ? take_back() : page_heap_widen_room(slices + kMostSlabSlices);
+    return true;
+  }
   if (!is_initialised() || rounds_ == kMostRounds || !may_help(slices)) return false;
   if (rounds_ != 0 && !wait_.again_for_slabs()) {
     if (loans.threads.load(std::memory_order_relaxed) <= 1 || !nap(naps_)) return false;

@@ -51,7 +51,7 @@ class TakeBack {
 
  private:
   MemoryWait wait_;
-  int rounds_ = 0, naps_ = 0;
+  int rounds_ = 0, naps_ = 0, room_tries_ = 0;
 };
 
 // Times a thread slept in TakeBack.

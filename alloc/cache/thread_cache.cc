@@ -21,6 +21,7 @@
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
+#include "alloc/pages/page_heap.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -481,9 +482,12 @@ thread_local constinit ThreadCache* this_cache = &empty_cache;
 [[gnu::cold, gnu::noinline]] static void* allocate_after_take_back(unsigned size_class) {
   unsigned short_class = short_class_of(size_class);
   TakeBack take_back;
-  while (take_back.again(class_info(short_class != 0 ? short_class : size_class).slab_slices)) {
+  std::uint32_t slices = class_info(short_class != 0 ? short_class : size_class).slab_slices;
+  while (take_back.again(slices)) {
     unsigned served = size_class;
     void* block = allocate_slowly(size_class);
+    // There is memory, if not in the cgroup's room: no need of blocks that fit worse.
+    if (block == nullptr && page_heap_is_over_room(slices)) continue;
     if (block == nullptr && short_class != 0) block = allocate_slowly(served = short_class);
     if (block == nullptr) block = take_longer(size_class, &served);
     if (block == nullptr) continue;

@@ -68,11 +68,8 @@ class Cgroup {
   std::uint64_t max_bytes() {
     return limit(is_version_1_ ? "memory.limit_in_bytes" : "memory.max");
   }
-  // The same, or less from which on the kernel slows it down.
-  std::uint64_t high_bytes() {
-    std::uint64_t max = max_bytes(), high = is_version_1_ ? UINT64_MAX : limit("memory.high");
-    return high < max ? high : max;
-  }
+  // From which on the kernel slows it down.
+  std::uint64_t high_bytes() { return is_version_1_ ? UINT64_MAX : limit("memory.high"); }
   // The line of memory.stat that tells of anonymous memory, with what is below this cgroup.
   const char* anonymous() const { return is_version_1_ ? "total_rss " : "anon "; }
 
@@ -121,9 +118,13 @@ bool find_number(const char* text, const char* name, std::uint64_t* value) {
   return found != nullptr && parse_number(found + std::strlen(name), value);
 }
 
+std::uint64_t least_of(std::uint64_t a, std::uint64_t b) {
+  return a < b ? a : b;
+}
+
 // Limit of one cgroup and what anonymous memory leaves of it, if less is left than `state` says.
 void note_limit(Cgroup& cgroup, MemoryState* state) {
-  std::uint64_t limit = cgroup.high_bytes();
+  std::uint64_t limit = least_of(cgroup.max_bytes(), cgroup.high_bytes());
   char stat[4096];
   std::uint64_t anon = 0;
   if (limit == UINT64_MAX || cgroup.read("memory.stat", stat) == 0 ||
@@ -133,17 +134,6 @@ void note_limit(Cgroup& cgroup, MemoryState* state) {
   if (left >= state->left_bytes) return;
   state->left_bytes = left;
   state->limit_bytes = limit;
-}
-
-std::uint64_t find_memory_limit() {
-  std::uint64_t bytes = physical_memory_bytes();
-  Cgroup cgroup;
-  if (!cgroup.exists()) return bytes;
-  do {
-    std::uint64_t limit = cgroup.max_bytes();
-    if (limit < bytes) bytes = limit;
-  } while (cgroup.go_up());
-  return bytes;
 }
 
 // 0: not looked up yet. Relaxed: all that look find the same.
@@ -159,13 +149,23 @@ std::uint64_t physical_memory_bytes() {
   return static_cast<std::uint64_t>(info.totalram) * info.mem_unit;
 }
 
+MemoryLimits memory_limits() {
+  MemoryLimits limits = {physical_memory_bytes(), UINT64_MAX};
+  Cgroup cgroup;
+  if (cgroup.exists()) {
+    do {
+      std::uint64_t max = cgroup.max_bytes();
+      limits.bytes = least_of(limits.bytes, max);
+      limits.cgroup_bytes = least_of(limits.cgroup_bytes, least_of(max, cgroup.high_bytes()));
+    } while (cgroup.go_up());
+  }
+  memory_limit.store(limits.bytes, std::memory_order_relaxed);
+  return limits;
+}
+
 std::uint64_t memory_limit_bytes() {
   std::uint64_t bytes = memory_limit.load(std::memory_order_relaxed);
-  if (bytes == 0) {
-    bytes = find_memory_limit();
-    memory_limit.store(bytes, std::memory_order_relaxed);
-  }
-  return bytes;
+  return bytes != 0 ? bytes : memory_limits().bytes;
 }
 
 MemoryState memory_state() {

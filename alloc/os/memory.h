@@ -8,9 +8,14 @@ namespace rdmalloc::os {
 // Bytes of physical memory; 1 GiB where the kernel does not tell. One system call.
 std::uint64_t physical_memory_bytes();
 
-// Bytes of physical memory, or the smallest limit of the cgroups the process is in, as they
-// were when it was first asked: initialisation asks for several settings, and at each start of a
-// program. Cold; reads /proc and /sys by raw system calls.
+// What this process may have. Reads /proc and /sys by raw system calls each time.
+struct MemoryLimits {
+  std::uint64_t bytes;         // the machine's memory, or the least memory.max of the cgroups
+  std::uint64_t cgroup_bytes;  // the least memory.max or memory.high of those; UINT64_MAX: none
+};
+MemoryLimits memory_limits();
+// The first of these as it was when it was first asked for: initialisation asks for several
+// settings, and at each start of a program. Cold.
 std::uint64_t memory_limit_bytes();
 
 // How short of memory the kernel is, as it tells this process.

@@ -1,8 +1,8 @@
 #include "alloc/pages/dirty.h"
 
-#include "alloc/core/options.h"
 #include "alloc/core/purge_signal.h"
 #include "alloc/os/at_start.h"
+#include "alloc/pages/limits.h"
 #include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
@@ -14,9 +14,9 @@ std::uint64_t dirty_bytes() {
 }
 
 std::uint64_t dirty_ceiling_bytes(bool* is_limit) {
-  // Not looked up yet: above all that there can be.
   std::uint64_t ceiling = dirty_limits.max_bytes.load(std::memory_order_relaxed);
-  std::uint64_t limit = options().limit_bytes;
+  if (ceiling == kNotLookedUp) ceiling = kLookUpFromBytes;
+  std::uint64_t limit = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
   *is_limit = false;
   if (limit == UINT64_MAX) return ceiling;
   std::uint64_t used = page_heap_used_slices() << kSliceShift;

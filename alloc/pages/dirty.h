@@ -13,11 +13,14 @@ inline constexpr std::uint64_t kNotLookedUp = UINT64_MAX;
 struct DirtyLimits {
   std::atomic<std::uint64_t> decay_ms{5000};
   std::atomic<std::uint64_t> max_bytes{kNotLookedUp};  // the ceiling
+  // What spans in use and free ones may take together: RDMALLOC_LIMIT, or most of a small cgroup.
+  std::atomic<std::uint64_t> backed_bytes{UINT64_MAX};
 };
 extern constinit DirtyLimits dirty_limits;
 
 std::uint64_t dirty_bytes();
-// Dirty bytes that may stay: the ceiling, and what RDMALLOC_LIMIT leaves beside the spans in use.
+// Dirty bytes that may stay: the ceiling, and what the limit leaves beside the spans in use. Until
+// the ceiling is looked up, as many as that waits for.
 std::uint64_t dirty_ceiling_bytes(bool* is_limit);
 
 // Some memory became dirty. Called by allocating threads with no lock held: wakes the purge thread

@@ -93,21 +93,29 @@ void count_segments(PageHeap& heap) {
   });
 }
 
+namespace {
+
+bool use_within_limit(std::uint64_t slices) {
+  if (is_room()) return !page_heap_is_over_room(slices);
+  std::uint64_t before = shared.limited_slices.load(std::memory_order_relaxed);
+  do {
+    if (before + slices > limit_slices()) return false;
+  } while (!shared.limited_slices.compare_exchange_weak(before, before + slices,
+                                                        std::memory_order_relaxed));
+  return true;
+}
+
+}  // namespace
+
 bool use(PageHeap& heap, std::uint64_t slices) {
-  if (shared.limit_slices != UINT64_MAX) {
-    std::uint64_t before = shared.limited_slices.load(std::memory_order_relaxed);
-    do {
-      if (before + slices > shared.limit_slices) return false;
-    } while (!shared.limited_slices.compare_exchange_weak(before, before + slices,
-                                                          std::memory_order_relaxed));
-  }
+  if (limit_slices() != UINT64_MAX && !use_within_limit(slices)) return false;
   add_used(heap, static_cast<std::int64_t>(slices));
   return true;
 }
 
 void unuse(PageHeap& heap, std::uint64_t slices) {
   add_used(heap, -static_cast<std::int64_t>(slices));
-  if (shared.limit_slices != UINT64_MAX)
+  if (limit_slices() != UINT64_MAX && !is_room())
     shared.limited_slices.fetch_sub(slices, std::memory_order_relaxed);
 }
 
@@ -348,7 +356,11 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
   SliceIndex end = slice + word.slices;
   std::uint32_t more = slices - word.slices;
   SliceIndex frontier = page_heap_frontier();
-  if (!use(heap, more)) return false;
+  // Beyond the room of a small cgroup too: a copy takes more of it.
+  if (is_room())
+    add_used(heap, more);
+  else if (!use(heap, more))
+    return false;
   while (quick_release_before(heap, end, more)) continue;
   if (!has_room_at(heap, end, more)) {
     unuse(heap, more);
@@ -419,7 +431,7 @@ void page_heap_shrink(SliceIndex slice, std::uint32_t slices) {
 }
 
 bool page_heap_dirty_has_grown() {
-  return shared.limit_slices != UINT64_MAX ||
+  return limit_slices() != UINT64_MAX ||
          (shared.dirty_has_grown.load(std::memory_order_relaxed) &&
           shared.dirty_has_grown.exchange(false, std::memory_order_relaxed));
 }

@@ -58,8 +58,18 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
 inline constexpr std::uint32_t kGrowingParts = 6;
 SliceIndex page_heap_take_growing(unsigned shard, std::uint32_t slices, std::uint16_t owner = 0);
 
-// Whether RDMALLOC_LIMIT, and not a lack of free spans, refuses `more` slices. Any thread.
+// Whether RDMALLOC_LIMIT or the room of a small cgroup, and not a lack of free spans, refuses
+// `more` slices. Any thread.
 bool page_heap_is_over_limit(std::uint32_t more);
+
+// The room that a small cgroup leaves: spans in use take more only after caches were emptied
+// (TakeBack), which then widens it. Set outside malloc, where there is no RDMALLOC_LIMIT.
+void page_heap_set_room(std::uint64_t bytes);
+bool page_heap_room_is_set();
+// To what was set, or to an eighth above what is in use.
+void page_heap_narrow_room();
+void page_heap_widen_room(std::uint32_t more);
+bool page_heap_is_over_room(std::uint64_t more);
 
 // RDMALLOC_LIMIT in slices.
 std::uint64_t page_heap_limit_slices();
@@ -149,7 +159,7 @@ PageHeapCounters page_heap_counters();
 // decisions.
 std::uint64_t page_heap_dirty_slices();
 // Whether so much has become dirty in some shard since the last look that another one is worth its
-// cost, which is a cache line of each shard. Says so once. With RDMALLOC_LIMIT always.
+// cost, which is a cache line of each shard. Says so once. With RDMALLOC_LIMIT or room always.
 bool page_heap_dirty_has_grown();
 // After a look: so many slices more may become dirty. Keeps the next look before that.
 void page_heap_allow_dirty(std::uint64_t more);

@@ -255,7 +255,7 @@ PageHeapCounters page_heap_counters() {
     counters.segment_moves += heap.moves;
   });
   // The sum is of no one moment; this is.
-  if (shared.limit_slices != UINT64_MAX)
+  if (limit_slices() != UINT64_MAX && !is_room())
     counters.used_slices = shared.limited_slices.load(std::memory_order_relaxed);
   counters.frontier_slices = page_heap_frontier();
   return counters;
@@ -277,7 +277,12 @@ std::uint64_t page_heap_used_slices() {
 
 void page_heap_set_limit(std::uint64_t bytes) {
   shared.limited_slices.store(page_heap_used_slices(), std::memory_order_relaxed);
-  shared.limit_slices = bytes >> kSliceShift;
+  shared.limit_slices.store(bytes >> kSliceShift, std::memory_order_relaxed);
+}
+
+void page_heap_set_room(std::uint64_t bytes) {
+  shared.least_room_slices.store(bytes >> kSliceShift, std::memory_order_relaxed);
+  page_heap_narrow_room();
 }
 
 void page_heap_set_retain_ms(std::uint64_t retain_ms) {

@@ -56,9 +56,12 @@ struct Shared {
   std::atomic<std::uint64_t> retired_slices{0};    // likewise; they count as used
   std::atomic<std::uint32_t> retain_ms{0};         // written and read by any thread
   std::atomic<std::uint64_t> next_generations{0};  // drawn by any heap
-  std::uint64_t limit_slices = UINT64_MAX;         // set once at initialisation
-  // With a limit: slices in use of all heaps, counted before they are taken. Relaxed: it orders
-  // nothing, and each addition sees all before it.
+  // RDMALLOC_LIMIT, set once at initialisation; or the room that a small cgroup leaves, which is
+  // set, widened and narrowed at any time. Relaxed: what is seen late is asked for once more.
+  std::atomic<std::uint64_t> limit_slices{UINT64_MAX};
+  std::atomic<std::uint64_t> least_room_slices{UINT64_MAX};  // to which it is narrowed
+  // With RDMALLOC_LIMIT: slices in use of all heaps, counted before they are taken. Relaxed: it
+  // orders nothing, and each addition sees all before it.
   std::atomic<std::uint64_t> limited_slices{0};
   // Whether there is a shard with a heap of its own. Set under the central heap's lock, for ever,
   // before the first segment goes there. Relaxed: the owner of a block there has it from one that
@@ -69,6 +72,14 @@ struct Shared {
   std::atomic<bool> dirty_has_grown{false};
 };
 extern constinit Shared shared;
+
+// RDMALLOC_LIMIT, or room; UINT64_MAX: none.
+inline std::uint64_t limit_slices() {
+  return shared.limit_slices.load(std::memory_order_relaxed);
+}
+inline bool is_room() {
+  return shared.least_room_slices.load(std::memory_order_relaxed) != UINT64_MAX;
+}
 
 // The heap that all addresses come from.
 extern constinit PageHeap central;

@@ -1,5 +1,6 @@
 // Taking free spans: for slabs, for buffers, for what grows.
 #include "alloc/os/topology.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
@@ -15,8 +16,9 @@ namespace {
 bool is_kept_while_young(SliceIndex retained, std::uint32_t slices) {
   std::uint32_t age_ms = now_ms() - arena.span(retained).freed_ms;
   if (age_ms >= shared.retain_ms.load(std::memory_order_relaxed)) return false;
-  return shared.limit_slices == UINT64_MAX ||
-         page_heap_used_slices() + page_heap_dirty_slices() + slices <= shared.limit_slices;
+  std::uint64_t limit = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
+  return limit == UINT64_MAX ||
+         page_heap_used_slices() + page_heap_dirty_slices() + slices <= limit >> kSliceShift;
 }
 
 // Retained spans that are left alone, those left last. A program that leaves more of them at once
@@ -518,13 +520,39 @@ SliceIndex page_heap_take_growing(unsigned shard, std::uint32_t slices, std::uin
   return slice;
 }
 
+// A program whose live blocks take more room than there is empties its caches once for each part.
+constexpr std::uint64_t kPartsOfRoom = 8;
+
 bool page_heap_is_over_limit(std::uint32_t more) {
-  return shared.limit_slices != UINT64_MAX &&
-         shared.limited_slices.load(std::memory_order_relaxed) + more > shared.limit_slices;
+  std::uint64_t limit = limit_slices();
+  if (limit == UINT64_MAX) return false;
+  return is_room() ? page_heap_is_over_room(more)
+                   : shared.limited_slices.load(std::memory_order_relaxed) + more > limit;
+}
+
+bool page_heap_is_over_room(std::uint64_t more) {
+  return is_room() && page_heap_used_slices() + more > limit_slices();
+}
+
+bool page_heap_room_is_set() {
+  return is_room();
+}
+
+void page_heap_widen_room(std::uint32_t more) {
+  std::uint64_t used = page_heap_used_slices(), wanted = used + more + used / kPartsOfRoom;
+  if (wanted > limit_slices()) shared.limit_slices.store(wanted, std::memory_order_relaxed);
+}
+
+void page_heap_narrow_room() {
+  if (!is_room()) return;
+  std::uint64_t least = shared.least_room_slices.load(std::memory_order_relaxed);
+  std::uint64_t used = page_heap_used_slices();
+  used += used / kPartsOfRoom;
+  shared.limit_slices.store(used > least ? used : least, std::memory_order_relaxed);
 }
 
 std::uint64_t page_heap_limit_slices() {
-  return shared.limit_slices;
+  return limit_slices();
 }
 
 void page_heap_fit_limit() {

@@ -1,12 +1,14 @@
 #include "alloc/purge/pressure.h"
 
 #include "alloc/core/file_thread.h"
+#include "alloc/pages/dirty.h"
+#include "alloc/pages/limits.h"
 
 namespace rdmalloc {
 namespace {
 
-// Less than this is not worth opening files for; small programs, which may live under a seccomp
-// filter that knows no openat, stay below it.
+// Less than this is not worth opening files for; of a limit or a small cgroup an eighth, so much as
+// limits are looked up for.
 constexpr std::uint64_t kLeastBytes = std::uint64_t{32} << 20;
 constexpr std::int64_t kShortestLookMs = 100;
 // Memory is short when tasks wait for it in more than a fiftieth of the time.
@@ -16,10 +18,16 @@ constexpr std::uint64_t kLimitShare = 8;
 
 constexpr PressureDemand kNone = {UINT64_MAX, RDMALLOC_PURGE_DECAY};
 
+std::uint64_t least_bytes() {
+  std::uint64_t least = dirty_limits.backed_bytes.load(std::memory_order_relaxed) / kLimitShare;
+  if (least < kLookUpFromBytes) return kLookUpFromBytes;
+  return least < kLeastBytes ? least : kLeastBytes;
+}
+
 }  // namespace
 
 PressureDemand PressureWatch::look(std::int64_t now_ms, std::uint64_t dirty_bytes) {
-  if (dirty_bytes < kLeastBytes) return kNone;
+  if (dirty_bytes < least_bytes()) return kNone;
   if (looked_ms_ != 0 && now_ms - looked_ms_ < kShortestLookMs) return kNone;
   os::MemoryState state;
   int error = file_thread_run(

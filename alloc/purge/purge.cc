@@ -17,16 +17,15 @@
 #include "alloc/core/report.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/os/at_start.h"
-#include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/give_back.h"
 #include "alloc/pages/in_flight.h"
+#include "alloc/pages/limits.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge_turn.h"
 #include "alloc/pages/region_pages.h"
-#include "alloc/pages/segments.h"
 #include "alloc/purge/purge_state.h"
 #include "alloc/slabs/slab.h"
 #include "alloc/slabs/slab_purge.h"
@@ -47,44 +46,19 @@ constexpr std::uint32_t kPieceSlices = 256;
 // With RDMALLOC_LIMIT a part of that: what is out of reach is backed still, and threads that go on
 // take new pages beside it.
 constexpr std::uint32_t kPiecesOfLimit = 8;
-constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
-// The default ceiling is looked up when this much is free: a quarter of a container of 32 MiB.
-constexpr std::uint64_t kLookUpFromBytes = std::uint64_t{8} << 20;
 // A refused or waiting purge thread looks again four times in a decay time, in these bounds.
 constexpr std::uint64_t kShortestTickMs = 1, kLongestTickMs = 1000;
 
 std::uint32_t now_ms() {
   return static_cast<std::uint32_t>(os::coarse_ms());
 }
-// With all of the limit, four threads that change sizes (take_back_cgroup) had 76 MiB resident at
-// the most at a limit of 32, with a quarter 48, with a 16th no less.
-constexpr std::uint64_t kLimitShare = 4;
-
-// The ceiling for free memory: set, or a quarter of what this process may have. That takes files to
-// read, so it is looked up once needed: not by small programs.
-std::uint64_t default_dirty_max_bytes() {
-  std::uint64_t quarter = os::memory_limit_bytes() / 4;
-  return quarter < kMostDirtyBytes ? quarter : kMostDirtyBytes;
-}
-// What shards keep from each other is a share of the ceiling, and of RDMALLOC_LIMIT.
-void fit_segments(std::uint64_t ceiling_bytes) {
-  std::uint64_t limit = options().limit_bytes / kLimitShare;
-  segments_fit(ceiling_bytes < limit ? ceiling_bytes : limit);
-}
-void set_default_dirty_max(std::uint64_t bytes) {
-  std::uint64_t seen = kNotLookedUp;
-  // Only from there: a program may have set it meanwhile.
-  if (dirty_limits.max_bytes.compare_exchange_strong(seen, bytes, std::memory_order_relaxed))
-    fit_segments(bytes);
-}
-void look_up_dirty_max() {
-  if (dirty_limits.max_bytes.load(std::memory_order_relaxed) != kNotLookedUp ||
-      dirty_bytes() < kLookUpFromBytes)
-    return;
-  std::uint64_t bytes = kMostDirtyBytes;
-  file_thread_run([](void* out) { *static_cast<std::uint64_t*>(out) = default_dirty_max_bytes(); },
-                  &bytes);
-  set_default_dirty_max(bytes);
+// Where no thread of the program's did (shards_learn).
+void look_up_limits() {
+  if (limits_are_known() || dirty_bytes() < kLookUpFromBytes) return;
+  os::MemoryLimits found = {UINT64_MAX, UINT64_MAX};
+  file_thread_run([](void* out) { *static_cast<os::MemoryLimits*>(out) = os::memory_limits(); },
+                  &found);
+  limits_take(found);
 }
 
 }  // namespace
@@ -200,7 +174,8 @@ std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bo
 }
 
 std::uint32_t piece_slices() {
-  std::uint64_t part = options().limit_bytes / kSliceBytes / kPiecesOfLimit;
+  std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
+  std::uint64_t part = backed / kSliceBytes / kPiecesOfLimit;
   return part < kPieceSlices ? static_cast<std::uint32_t>(part) : kPieceSlices;
 }
 PurgeChoice every_choice() {
@@ -238,7 +213,8 @@ bool round_of_work() {
   events_deliver_all();
   if (!purge_is_paused()) region_pages_restore_in_turn();
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
-  look_up_dirty_max();
+  look_up_limits();
+  page_heap_narrow_room();
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || dirty_limits.decay_ms.load() == 0 || demand.keep_bytes == 0;
   if (demand.keep_bytes == 0) take_backs_ask();
@@ -286,17 +262,10 @@ bool is_idle() {
 
 void purge_init() {
   thread_init();
-  const Options& settings = options();
-  dirty_limits.decay_ms.store(settings.decay_ms, std::memory_order_relaxed);
-  page_heap_set_retain_ms(settings.decay_ms);
-  if (settings.dirty_max_bytes != 0 || settings.limit_bytes != UINT64_MAX)
-    fit_segments(settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kMostDirtyBytes);
-  dirty_limits.max_bytes.store(
-      settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kNotLookedUp,
-      std::memory_order_relaxed);
-  // Programs in a sandbox that kills for reading files later on (docs/settings.md).
-  if (!settings.watch_pressure) set_default_dirty_max(default_dirty_max_bytes());
-  if (settings.limit_bytes != UINT64_MAX) page_heap_set_limit(settings.limit_bytes);
+  std::uint64_t decay_ms = options().decay_ms;
+  dirty_limits.decay_ms.store(decay_ms, std::memory_order_relaxed);
+  page_heap_set_retain_ms(decay_ms);
+  limits_init();
 }
 
 void purge_hold(std::int64_t hold_ms, int wait_ms) {
@@ -333,22 +302,11 @@ PurgeCounters purge_counters() {
   return counters;
 }
 
-std::uint64_t purge_dirty_max_bytes() {
-  std::uint64_t bytes = dirty_limits.max_bytes.load(std::memory_order_relaxed);
-  return bytes == kNotLookedUp ? default_dirty_max_bytes() : bytes;
-}
-
 void purge_set_decay_ms(std::uint64_t decay_ms) {
   dirty_limits.decay_ms.store(decay_ms, std::memory_order_relaxed);
   page_heap_set_retain_ms(decay_ms);
   purge_note_slab_change();
 }
-void purge_set_dirty_max_bytes(std::uint64_t bytes) {
-  if (bytes == kNotLookedUp) --bytes;
-  dirty_limits.max_bytes.store(bytes, std::memory_order_relaxed);
-  fit_segments(bytes);
-}
-
 bool purge_after_fork(const Forker& forker, std::uintptr_t forkers_stack) {
   bool purge_goes_on = purge_turn.after_fork(forker);
   memory_after_fork(purge_goes_on);

@@ -60,10 +60,7 @@ struct PurgeCounters {
   bool is_frozen = false;
 };
 PurgeCounters purge_counters();
-// The ceiling. Where nothing has set it, and no purge thread has looked it up, files are read.
-std::uint64_t purge_dirty_max_bytes();
 void purge_set_decay_ms(std::uint64_t decay_ms);
-void purge_set_dirty_max_bytes(std::uint64_t bytes);
 
 // In a fork child, before anything there may start a thread: there is no purge thread; it is
 // started when it is needed again. Only a purge of the thread that forked goes on; returns whether

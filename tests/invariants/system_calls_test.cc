@@ -172,8 +172,8 @@ const std::vector<Situation>& situations() {
        use_all_sizes},
       {"`malloc_trim()`, `rdmalloc_purge()`", [] { rdmalloc_free(filled(4 * kMiB)); },
        [] { rdmalloc_malloc_trim(0); }},
-      {"the program's first thread: which processors and nodes there are (`RDMALLOC_TOPOLOGY=one`: "
-       "none)",
+      {"the program's first thread: which processors, nodes and limits of memory there are "
+       "(`RDMALLOC_TOPOLOGY=one`: none)",
        [] { use(100); }, [] { rdmalloc::shards_learn(); }},
       {"the purge thread",
        [] {

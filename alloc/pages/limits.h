@@ -1,0 +1,30 @@
+// How much memory spans may take: as set, and as the kernel's files say, which are read once.
+//
+//   RDMALLOC_LIMIT       spans in use never take more; free ones go back early enough
+//   RDMALLOC_DIRTY_MAX   the ceiling of free ones: without it a quarter of the machine's memory or
+//                        of the cgroup's, memory.high or memory.max
+//   a small cgroup       as RDMALLOC_LIMIT, but no allocation fails for it: where spans in use take
+//                        more than its half, caches are emptied first (page_heap_set_room)
+#pragma once
+
+#include <cstdint>
+
+#include "alloc/os/memory.h"
+
+namespace rdmalloc {
+
+// Free memory of so much is worth a look into files: small programs, which may live under a seccomp
+// filter that knows no openat, stay below. A quarter of a container of 32 MiB.
+inline constexpr std::uint64_t kLookUpFromBytes = std::uint64_t{8} << 20;
+
+// What was set. At initialisation.
+void limits_init();
+
+// What the kernel's files say. Not from malloc.
+void limits_take(const os::MemoryLimits& kernels);
+bool limits_are_known();
+
+std::uint64_t limits_dirty_max_bytes();
+void limits_set_dirty_max_bytes(std::uint64_t bytes);
+
+}  // namespace rdmalloc
