@@ -17,11 +17,13 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "alloc/os/sanitizers.h"
+#include "alloc/pages/arena.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -392,6 +394,60 @@ TEST_P(TakeBackLimit, pages_of_slabs_in_purging_are_waited_for) {
   purger.join();
   rdmalloc_free(block);
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+}
+
+// Slices of the spans that these blocks lie in, each once.
+size_t slices_of(const Blocks& blocks) {
+  std::set<rdmalloc::SliceIndex> spans;
+  size_t slices = 0;
+  for (size_t i = 0; i < blocks.count; i++) {
+    auto address = reinterpret_cast<uintptr_t>(blocks.at[i]);
+    rdmalloc::SliceIndex first = rdmalloc::arena.first[rdmalloc::arena.slice_of(address)];
+    if (spans.insert(first).second) slices += rdmalloc::arena.span(first).load().slices;
+  }
+  return slices;
+}
+// Slices that a block takes at the most where none is free for it: those of its class's slabs.
+size_t slices_for(size_t bytes) {
+  if (bytes <= 32 * kKiB) return 1;
+  return bytes <= 512 * kKiB ? 8 : (bytes + 64 * kKiB - 1) / (64 * kKiB);
+}
+
+// What bounds a refusal at the limit: the spans in which blocks live, and the one that is asked
+// for, are more than the limit. Random phases, each of a range of sizes, that leave an eighth of
+// their blocks. Seen to fail without the depot in take_back(), and without short_class_of().
+TEST_P(TakeBackLimit, what_is_refused_has_no_room_beside_what_is_alive) {
+  rdmalloc_test::Random random(rdmalloc_test::test_seed(29));
+  Blocks& blocks = blocks_of[0];
+  constexpr size_t kSlices = kMost / (64 * kKiB), kMostBlocks = kLive / 16;
+  size_t refusals = 0;
+  blocks.count = 0;
+  for (int phase = 0; phase < 600; phase++) {
+    size_t low = size_t{16} << random.below(13), high = low << (1 + random.below(7));
+    size_t wanted = kMost / 8 * (1 + random.below(6));
+    for (size_t taken = 0; taken < wanted && blocks.count < kMostBlocks;) {
+      size_t bytes = random.size_between(low, high);
+      void* block = rdmalloc_malloc(bytes);
+      if (block == nullptr) {
+        refusals++;
+        ASSERT_GT(slices_of(blocks) + slices_for(bytes), kSlices) << bytes << ", phase " << phase;
+        break;
+      }
+      memset(block, 0x5C, 1);
+      blocks.at[blocks.count++] = block;
+      taken += bytes;
+    }
+    size_t kept = 0;
+    for (size_t i = 0; i < blocks.count; i++) {
+      if (random.below(8) == 0)
+        blocks.at[kept++] = blocks.at[i];
+      else
+        rdmalloc_free(blocks.at[i]);
+    }
+    blocks.count = kept;
+  }
+  blocks.free_all();
+  EXPECT_GT(refusals, 10u) << "the limit was not reached";
 }
 
 // What can't be had, whatever is taken back, costs no thread its cache.
