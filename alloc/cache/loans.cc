@@ -12,20 +12,12 @@ std::uint32_t threads() {
   return loans.threads.load(std::memory_order_relaxed);
 }
 
-// Of spans a few threads would borrow all there is: half of it is for the threads that come first,
-// the rest for those that have less than an equal part.
-std::uint64_t most_lent_with(const ThreadCache& cache, std::uint64_t loan, unsigned size_class) {
-  bool is_equal_part = (cache.lent_bytes + loan) * threads() <= kLentBytes;
-  return is_equal_part || !is_span_class(size_class) ? kLentBytes : kLentBytes / 2;
-}
-
-bool borrow(ThreadCache& cache, std::uint64_t missing, unsigned size_class) {
+bool borrow(ThreadCache& cache, std::uint64_t missing) {
   std::uint64_t loan = (missing + kLoanBytes - 1) / kLoanBytes * kLoanBytes;
   if (share_bytes(cache) + loan > kMostShareBytes) return false;
-  std::uint64_t most = most_lent_with(cache, loan, size_class);
   // Looked at before it is written: where all is lent, the line stays with all that read it.
-  if (loans.lent_bytes.load(std::memory_order_relaxed) + loan > most) return false;
-  if (loans.lent_bytes.fetch_add(loan, std::memory_order_relaxed) + loan > most) {
+  if (loans.lent_bytes.load(std::memory_order_relaxed) + loan > kLentBytes) return false;
+  if (loans.lent_bytes.fetch_add(loan, std::memory_order_relaxed) + loan > kLentBytes) {
     loans.lent_bytes.fetch_sub(loan, std::memory_order_relaxed);
     return false;
   }
@@ -46,8 +38,9 @@ std::uint64_t share_bytes(const ThreadCache& cache) {
 }
 
 bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class) {
+  if (is_span_class(size_class)) return cache.span_bytes + more <= cache.span_share;
   std::uint64_t needed = charged(cache) + more, share = share_bytes(cache);
-  return needed <= share || borrow(cache, needed - share, size_class);
+  return needed <= share || borrow(cache, needed - share);
 }
 
 bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more) {

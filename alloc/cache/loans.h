@@ -25,13 +25,19 @@ inline std::uint64_t held(const ThreadCache& cache) {
 inline std::uint64_t charged(const ThreadCache& cache) {
   return held(cache) - cache.own_bytes;
 }
-// `own` of the bytes are of its own blocks.
-inline void add_held(ThreadCache& cache, std::uint64_t more, std::uint64_t own) {
+// `own` of the bytes are of its own blocks. Spans are all its own.
+inline void add_held(ThreadCache& cache, unsigned size_class, std::uint64_t more,
+                     std::uint64_t own) {
+  if (is_span_class(size_class)) {
+    cache.span_bytes += more;
+    own = more;
+  }
   cache.own_bytes += own;
   cache.held_bytes.store(held(cache) + more, std::memory_order_relaxed);
 }
-inline void subtract_held(ThreadCache& cache, std::uint64_t less, std::uint64_t own) {
-  add_held(cache, 0 - less, 0 - own);
+inline void subtract_held(ThreadCache& cache, unsigned size_class, std::uint64_t less,
+                          std::uint64_t own) {
+  add_held(cache, size_class, 0 - less, 0 - own);
 }
 
 // With what it has borrowed.

@@ -4,8 +4,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/size_class.h"
-
 namespace rdmalloc {
 
 // What a thread's cache may hold, magazines included, in any case: the first threads of a process,
@@ -53,20 +51,20 @@ constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
 constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
   return threads <= 32 ? 2 : threads <= 256 ? 1 : 0;
 }
-// Slices of the longest span that the n-th thread may cache; it has none of its own. One of each
-// length is what an idle one keeps (reclaim.h): 20 MB in all.
-inline constexpr std::uint64_t kBufferThreads = 16, kSpanThreads = 64;
-constexpr std::uint32_t longest_span_of(std::uint64_t threads) {
-  if (threads <= kBufferThreads) return kSpanClasses;
-  return threads <= kSpanThreads ? 2 : 0;
+// What the n-th thread may hold of spans (kSpanClasses), beside all that: counted with the rest
+// they would leave no room for small blocks. 46 MB in all; one of each length, 22 MB in all, is
+// what idle threads keep (reclaim.h).
+inline constexpr std::uint64_t kSpanThreads = 64;
+constexpr std::uint64_t span_share_of(std::uint64_t threads) {
+  if (threads <= kFirstThreads) return std::uint64_t{3} << 20;
+  if (threads <= 2 * kFirstThreads) return std::uint64_t{1} << 20;
+  return threads <= kSpanThreads ? 258 << 10 : 0;  // a span of 256 KiB with its magazine
 }
 static_assert([] {
   std::uint64_t all = 0;
-  for (std::uint64_t n = 1; n <= kSpanThreads; ++n)
-    for (std::uint64_t slices = 1; slices <= longest_span_of(n); ++slices)
-      all += slices << kSliceShift;
+  for (std::uint64_t n = 1; n <= kSpanThreads; ++n) all += span_share_of(n);
   return all;
-}() <= 20'000'000);
+}() <= 46'500'000);
 
 // Address space for magazines and caches, in proportion to what there is: 1 GiB of magazines is 2
 // million of them.

@@ -91,7 +91,8 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   Magazine* spare = cold.spare;
   bool is_taken_from = cold.is_taken_from;
   loaded->count = count_of(bin, cold);
-  subtract_held(cache, cost_of(size_class, cold), own_part(cache, size_class, cold.limit));
+  subtract_held(cache, size_class, cost_of(size_class, cold),
+                own_part(cache, size_class, cold.limit));
   bin = {nothing + 1, nothing + 1};
   cold = {};
   order_for_fork();
@@ -205,8 +206,6 @@ void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
 
 // Gives the class its first magazine. False when there is none to be had.
 bool open_class(ThreadCache& cache, unsigned size_class) {
-  if (is_span_class(size_class) && class_info(size_class).slab_slices > cache.longest_span)
-    return false;
   ColdBin& cold = cache.cold_bins[size_class];
   std::uint64_t share = share_bytes(cache);
   std::uint32_t limit = share < kFirstShareBytes ? kFirstLimitOfMany : kFirstLimit;
@@ -225,7 +224,7 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   cold.spare = nullptr;
   cold.limit = static_cast<std::uint16_t>(limit);
   cold.is_taken_from = false;
-  add_held(cache, cost_of(size_class, limit), own_part(cache, size_class, limit));
+  add_held(cache, size_class, cost_of(size_class, limit), own_part(cache, size_class, limit));
   set_bin(cache.bins[size_class], cold, 0);
   return true;
 }
@@ -241,11 +240,12 @@ bool grow_limit(ThreadCache& cache, unsigned size_class) {
   std::uint64_t more = std::uint64_t{limit - cold.limit} * info.block_bytes;
   std::uint64_t own = own_part(cache, size_class, limit) - own_part(cache, size_class, cold.limit);
   if (cold.spare != nullptr) more *= 2;
-  bool is_allowed = cold.is_taken_from ? may_hold(cache, more - own, size_class)
-                                       : may_hold_of_freed(cache, more - own);
+  bool is_allowed = cold.is_taken_from || is_span_class(size_class)
+                        ? may_hold(cache, more - own, size_class)
+                        : may_hold_of_freed(cache, more - own);
   if (!is_allowed) return false;
   cold.limit = static_cast<std::uint16_t>(limit);
-  add_held(cache, more, own);
+  add_held(cache, size_class, more, own);
   return true;
 }
 
@@ -315,7 +315,7 @@ ThreadCache* make_cache() {
   std::uint32_t others = loans.threads.fetch_add(1, std::memory_order_relaxed);
   bool is_first = others == 0;
   cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
-  cache->longest_span = static_cast<std::uint8_t>(longest_span_of(std::uint64_t{others} + 1));
+  cache->span_share = span_share_of(std::uint64_t{others} + 1);
   const os::TopologySource& topology = options().topology;
   if (is_first) os::topology_note_first_thread();
   if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
@@ -411,7 +411,7 @@ bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
   spare->count = 0;
   order_for_fork();
   cold.spare = spare;
-  add_held(cache, cost, 0);
+  add_held(cache, size_class, cost, 0);
   return true;
 }
 

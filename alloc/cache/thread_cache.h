@@ -51,7 +51,7 @@ struct alignas(64) ThreadCache {
     age_cursor = 0;
     sum_at_look = 0;
     reclaim_state.fetch_and(static_cast<std::uint8_t>(~kHasGaps), std::memory_order_relaxed);
-    own_bytes = lent_bytes = 0;
+    own_bytes = lent_bytes = span_bytes = 0;
     take_backs_seen = take_backs();
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
@@ -72,9 +72,10 @@ struct alignas(64) ThreadCache {
   std::uint8_t shard = 0;                     // where the thread was when it last looked
   std::uint8_t steals_from = 0;               // which other shard's depot it asks next
   std::uint8_t own_blocks = 0;                // of each class, beside what its share allows
-  std::uint8_t longest_span = 0;              // slices of the longest that it may cache
   std::uint64_t own_bytes = 0;                // of held_bytes, what those may take
   std::uint64_t lent_bytes = 0;               // beside its share (shares.h)
+  std::uint64_t span_bytes = 0;               // of own_bytes, what spans may take
+  std::uint64_t span_share = 0;               // the most of that
   // Of reclaim.h.
   std::atomic<bool> is_in_slow_path{false};    // by the owner
   std::atomic<std::uint8_t> reclaim_state{0};  // kAsked by the taker; kHasGaps cleared by the owner
