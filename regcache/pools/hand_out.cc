@@ -120,8 +120,9 @@ void note_jump(void* thread);
 // already, and are called on the way, as a destructor would: after this the thread may never come
 // back to a pool. For the first two rdmalloc_pool_unwinds() is the frame's personality, which is
 // asked for here, since the compiler would ask for that of libgcc, which this library does not
-// link.
-[[gnu::noinline]] void call_all(PoolThread* thread) {
+// link. longjmp() compares addresses of the stack with the buffer's: AddressSanitizer is not to put
+// that elsewhere.
+[[gnu::noinline, gnu::no_sanitize_address]] void call_all(PoolThread* thread) {
   asm volatile(".cfi_personality 0x1b, rdmalloc_pool_unwinds");  // 0x1b: a distance of 4 bytes
   _pthread_cleanup_buffer on_jump = {};
   _pthread_cleanup_push(&on_jump, note_jump, thread);
