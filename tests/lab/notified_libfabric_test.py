@@ -20,6 +20,7 @@ from stacks import AT_EVERY_CHANCE, CACHE_SETTINGS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LIMIT_S = 120  # of one run
+# Buffers are longer than what threads cache, of which an idle one keeps one with its pages.
 # Tier, and whether libfabric is notified by a call and whether all bytes are right.
 RUNS = (("explicit", True, True), ("auto", False, True), ("off", False, False))
 
@@ -30,7 +31,7 @@ def script(folder):
                     "LD_PRELOAD": f"{folder}/librdmalloc.so.0"}
         words = " ".join(f"{name}={value}" for name, value in settings.items())
         yield (f"echo run {tier}; python3 {HERE}/../support/with_stacks.py {LIMIT_S} env {words} "
-               f"{folder}/lab_registrations 20 258048 recycled 2>&1; echo status $?")
+               f"{folder}/lab_registrations 20 307200 recycled 2>&1; echo status $?")
 
 
 def problems_of(output):

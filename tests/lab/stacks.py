@@ -73,7 +73,8 @@ def cell_of(stack, allocator, libraries, programs, counts):
     # Growing first: it is the younger heap that lets a purge fall due inside the cache.
     work = [str(counts["growing"]), "24576", "growing", str(counts["fresh"]), "258048", "fresh"]
     if allocator.recycles:
-        work += [str(counts["recycled"]), "258048", "recycled"]
+        # Longer than what rdmalloc's threads cache: an idle one keeps one block of up to 256 KiB, pages and all.
+        work += [str(counts["recycled"]), "307200", "recycled"]
     cell = {"name": cell_name(stack, allocator), "limit": counts["limit"],
             "stack": allocator.role != "hangs" or counts["stack_of_control"]}
     if stack.mpirun is None:
