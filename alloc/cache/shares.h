@@ -53,16 +53,22 @@ constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
 }
 // What the n-th thread may hold of spans (kSpanClasses), beside all that: counted with the rest
 // they would leave no room for small blocks. 46 MB in all; one of each length, 22 MB in all, is
-// what idle threads keep (reclaim.h).
+// what idle threads keep (reclaim.h). Where RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`,
+// all those threads together an eighth of it at most: what idle ones keep can't be taken from them.
 inline constexpr std::uint64_t kSpanThreads = 64;
-constexpr std::uint64_t span_share_of(std::uint64_t threads) {
-  if (threads <= kFirstThreads) return std::uint64_t{3} << 20;
-  if (threads <= 2 * kFirstThreads) return std::uint64_t{1} << 20;
-  return threads <= kSpanThreads ? 258 << 10 : 0;  // a span of 256 KiB with its magazine
+constexpr std::uint64_t span_share_of(std::uint64_t threads, std::uint64_t backed_bytes) {
+  std::uint64_t most = backed_bytes / 8 / kSpanThreads, share = 0;
+  if (threads <= kFirstThreads)
+    share = std::uint64_t{3} << 20;
+  else if (threads <= 2 * kFirstThreads)
+    share = std::uint64_t{1} << 20;
+  else if (threads <= kSpanThreads)
+    share = 258 << 10;  // a span of 256 KiB with its magazine
+  return share < most ? share : most;
 }
 static_assert([] {
   std::uint64_t all = 0;
-  for (std::uint64_t n = 1; n <= kSpanThreads; ++n) all += span_share_of(n);
+  for (std::uint64_t n = 1; n <= kSpanThreads; ++n) all += span_share_of(n, UINT64_MAX);
   return all;
 }() <= 46'500'000);
 

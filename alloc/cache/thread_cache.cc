@@ -21,6 +21,7 @@
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/slabs/slab.h"
 
@@ -315,7 +316,8 @@ ThreadCache* make_cache() {
   std::uint32_t others = loans.threads.fetch_add(1, std::memory_order_relaxed);
   bool is_first = others == 0;
   cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
-  cache->span_share = span_share_of(std::uint64_t{others} + 1);
+  cache->span_share = span_share_of(std::uint64_t{others} + 1,
+                                    dirty_limits.backed_bytes.load(std::memory_order_relaxed));
   const os::TopologySource& topology = options().topology;
   if (is_first) os::topology_note_first_thread();
   if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);

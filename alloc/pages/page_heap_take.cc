@@ -176,7 +176,7 @@ SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint
 }
 
 // Spans by age that are looked at before other memory is taken, whose first use costs more than
-// this look. With 256 of them `phases` of bench_memory left a fifth of its memory unused.
+// this look. With 256 of them `phases` of bench_memory left a tenth of its memory unused.
 constexpr int kScanLimit = 1024;
 
 // Retained neighbours that are `wanted` slices together, made one; the oldest there are, which cost

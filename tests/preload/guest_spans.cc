@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Kinds of threads and ends of processes with blocks of 40 to 140 KB, which threads cache as spans:
+// Kinds of threads and ends of processes with blocks of 40 to 260 KB, which threads cache as spans:
 // none hangs, none is refused, and what threads cached comes back.
 //
 //   guest_spans CASE
 //
-// Each passes with libc's malloc too.
+// Each passes with libc's malloc too. Seen to fail: timers and key_destructors with an ending
+// thread that keeps its spans, free_only where a thread without a cache loses what it frees,
+// alternate_stack with 16 KiB more of stack, ends and fork_handlers without a page heap that is
+// rebuilt in the child (hung). executes and first_thread_ends were not.
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -48,7 +51,7 @@ void work(unsigned seed, int steps) {
   for (int i = 0; i < steps; i++) {
     void*& block = blocks[random.below(16)];
     std::free(block);
-    block = touched(random.below(4) == 0 ? 1 + random.below(200) : 40000 + random.below(100000));
+    block = touched(random.below(4) == 0 ? 1 + random.below(200) : 40000 + random.below(220000));
   }
   for (void* block : blocks) std::free(block);
 }
