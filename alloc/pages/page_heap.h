@@ -66,7 +66,7 @@ bool page_heap_is_over_limit(std::uint32_t more);
 // (TakeBack), which then widens it. Set outside malloc, where there is no RDMALLOC_LIMIT.
 void page_heap_set_room(std::uint64_t bytes);
 bool page_heap_room_is_set();
-// To what was set, or to an eighth above what is in use.
+// To what was set, or to an eighth above what is in use: after a purge, by whichever thread purged.
 void page_heap_narrow_room();
 void page_heap_widen_room(std::uint32_t more);
 bool page_heap_is_over_room(std::uint64_t more);

@@ -214,7 +214,6 @@ bool round_of_work() {
   if (!purge_is_paused()) region_pages_restore_in_turn();
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
   look_up_limits();
-  page_heap_narrow_room();
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || dirty_limits.decay_ms.load() == 0 || demand.keep_bytes == 0;
   if (demand.keep_bytes == 0) take_backs_ask();
@@ -236,6 +235,7 @@ bool round_of_work() {
         purge_pass(every_choice(), demand.keep_bytes, demand.reason) != 0)
       count(purger.pressure_purges);
   }
+  page_heap_narrow_room();
   bool slabs_are_done = slab_purge_is_done();
   purge_turn.end();
 #if RDMALLOC_CHECKED
@@ -335,6 +335,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
       keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop_asked_for) : 0;
   if (dirty_bytes() > keep_bytes)
     purged += purge_pass(every_choice(), keep_bytes, RDMALLOC_PURGE_REQUEST, purge_is_paused);
+  page_heap_narrow_room();
   purge_turn.end();
   return static_cast<int64_t>(purged);
 }
