@@ -1,5 +1,6 @@
 #include "alloc/cache/depot.h"
 
+#include <cstring>
 #include <utility>
 
 #include "alloc/core/shard.h"
@@ -73,7 +74,15 @@ bool is_share_used_up(unsigned shard, unsigned size_class) {
   return stack_of(shard, size_class).full.head().count >= share_of(shard, size_class);
 }
 
-void flow_down(unsigned size_class, Magazine* magazine) {
+// On a thread's way, which needs an empty magazine soon: from the pool all shards would take theirs
+// at one word.
+void flow_down(unsigned shard, unsigned size_class, Magazine* magazine) {
+  slab_give_back(size_class, magazine->slots, magazine->count);
+  magazine->count = 0;
+  depot_put_empty(shard, magazine);
+}
+// Of a depot that is idle, or emptied.
+void flow_down_and_free(unsigned size_class, Magazine* magazine) {
   slab_give_back(size_class, magazine->slots, magazine->count);
   magazine->count = 0;
   magazines.free(magazine);
@@ -143,10 +152,10 @@ bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine) 
     while (magazine->count < most && other->count != 0)
       magazine->slots[magazine->count++] = other->slots[--other->count];
     if (magazine->count == most) {
-      if (!depot_put(shard, size_class, magazine)) flow_down(size_class, magazine);
+      if (!depot_put(shard, size_class, magazine)) flow_down(shard, size_class, magazine);
       magazine = other;
       if (magazine->count == 0 || is_share_used_up(shard, size_class)) {
-        flow_down(size_class, magazine);
+        flow_down(shard, size_class, magazine);
         return true;
       }
     } else {
@@ -162,6 +171,37 @@ Magazine* depot_take_partial(unsigned shard, unsigned size_class) {
   // Acquire: pairs with the release in depot_put_partial().
   auto index = static_cast<std::uint32_t>(partial.exchange(0, std::memory_order_acquire));
   return index == 0 ? nullptr : magazines.at(index);
+}
+
+void depot_put_back(unsigned shard, unsigned size_class, Magazine* magazine) {
+  depot_put_partial(shard, size_class, magazine) ? slab_note_depot()
+                                                 : flow_down(shard, size_class, magazine);
+}
+
+void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine) {
+  if (os::node_count() != 1) [[unlikely]]
+    return_remote_blocks(shard, size_class, magazine);
+  if (magazine->count == 0) return;
+  Magazine* there = depot_take_partial(shard, size_class);
+  if (there == nullptr && !is_share_used_up(shard, size_class)) {
+    there = depot_take_empty(shard);
+    if (there != nullptr) there->count = 0;
+  }
+  if (there != nullptr) {
+    std::uint32_t room = class_info(size_class).magazine_max - there->count;
+    std::uint32_t moved = magazine->count < room ? magazine->count : room;
+    magazine->count -= moved;
+    std::memcpy(there->slots + there->count, magazine->slots + magazine->count,
+                moved * sizeof(void*));
+    there->count += moved;
+  }
+  slab_give_back(size_class, magazine->slots, magazine->count);
+  magazine->count = 0;
+  if (there == nullptr) return;
+  bool is_whole = there->count == class_info(size_class).magazine_max;
+  bool is_put =
+      is_whole ? depot_put(shard, size_class, there) : depot_put_partial(shard, size_class, there);
+  is_put ? slab_note_depot() : flow_down(shard, size_class, there);
 }
 
 Magazine* depot_take_empty(unsigned shard) {
@@ -222,10 +262,11 @@ void depot_look(unsigned shard) {
     // doesn't has nothing after a few rounds.
     std::uint32_t full = stack.full.head().count;
     for (std::uint32_t left = (full + 1) / 2; left != 0; --left)
-      if (Magazine* magazine = depot_take(shard, size_class)) flow_down(size_class, magazine);
+      if (Magazine* magazine = depot_take(shard, size_class))
+        flow_down(shard, size_class, magazine);
     if (full == 0)
       if (Magazine* magazine = depot_take_partial(shard, size_class))
-        flow_down(size_class, magazine);
+        flow_down(shard, size_class, magazine);
     stack.tag_at_last_look.store(stack.full.head().tag, kRelaxed);
   }
   slab_trim_idle(shard, size_class);
@@ -263,7 +304,7 @@ bool depot_age(bool everything) {
       TaggedStack<Magazine>::Head head = stack.full.head();
       // The tag counts pushes and pops: unchanged means idle.
       if (everything || head.tag == stack.tag_at_last_age) {
-        while (Magazine* magazine = depot_take(shard, c)) flow_down(c, magazine);
+        while (Magazine* magazine = depot_take(shard, c)) flow_down_and_free(c, magazine);
         is_idle = true;
         head = stack.full.head();
       } else {
@@ -273,7 +314,7 @@ bool depot_age(bool everything) {
       // The same magazine with as many blocks: no thread came, or it doesn't matter.
       std::uint64_t partial = stack.partial.load(std::memory_order_relaxed);
       if (partial != 0 && (everything || partial == stack.partial_at_last_age)) {
-        if (Magazine* magazine = depot_take_partial(shard, c)) flow_down(c, magazine);
+        if (Magazine* magazine = depot_take_partial(shard, c)) flow_down_and_free(c, magazine);
         is_idle = true;
       } else if (partial != 0) {
         is_something_left = true;
@@ -288,8 +329,8 @@ bool depot_age(bool everything) {
 void depot_empty() {
   for (unsigned c = 1; c < kClasses; ++c) {
     for (unsigned shard = 0; shard < shard_count(); ++shard) {
-      while (Magazine* magazine = depot_take(shard, c)) flow_down(c, magazine);
-      if (Magazine* magazine = depot_take_partial(shard, c)) flow_down(c, magazine);
+      while (Magazine* magazine = depot_take(shard, c)) flow_down_and_free(c, magazine);
+      if (Magazine* magazine = depot_take_partial(shard, c)) flow_down_and_free(c, magazine);
     }
     slab_trim(c);
   }
@@ -325,10 +366,10 @@ void depot_fit() {
       while (full.head().count > most_full(shard, c)) {
         Magazine* magazine = depot_take(shard, c);
         if (magazine == nullptr) break;
-        flow_down(c, magazine);
+        flow_down_and_free(c, magazine);
       }
       if (share_of(shard, c) != 0) continue;
-      if (Magazine* magazine = depot_take_partial(shard, c)) flow_down(c, magazine);
+      if (Magazine* magazine = depot_take_partial(shard, c)) flow_down_and_free(c, magazine);
     }
   }
 }

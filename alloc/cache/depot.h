@@ -18,6 +18,11 @@ Magazine* depot_take(unsigned shard, unsigned size_class);
 bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine);
 // Takes what was left so, or nullptr.
 Magazine* depot_take_partial(unsigned shard, unsigned size_class);
+// Leaves what a thread does not want of a magazine: with what others left, or to the slabs.
+void depot_put_back(unsigned shard, unsigned size_class, Magazine* magazine);
+// The blocks of a magazine that its thread keeps go to what others left, as far as they fit, and
+// else to the slabs.
+void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine);
 // Blocks go to the depot: as a whole magazine if it is full, or was before blocks of other nodes
 // left it and still is to a half; else with what others left. Where that is full, to the slabs.
 // What the thread only frees goes to the shard that it is from, where it is allocated: in this one

@@ -49,7 +49,7 @@ constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
 // without these each trip to the slow path gave up a class to open another. All classes of a thread
 // together come to 390 KB for one block of each; a thread that uses few has few.
 constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
-  return threads <= 32 ? 2 : threads <= 256 ? 1 : 0;
+  return threads <= 256 ? 2 : 0;
 }
 // What the n-th thread may hold of spans (kSpanClasses), beside all that: counted with the rest
 // they would leave no room for small blocks. 46 MB in all; one of each length, 22 MB in all, is

@@ -347,6 +347,17 @@ void* allocate_without_cache(unsigned size_class) {
   return !is_span_class(size_class) && slab_take(0, size_class, &block, 1) == 1 ? block : nullptr;
 }
 
+// Of a magazine of the depot's with more than twice what the class may hold, so much; the rest goes
+// back. Threads that took whole magazines each held fifty blocks for the few that they used: 256 of
+// them that came and went, 64 blocks each, had 50 MiB resident for 30.
+void take_part(const ThreadCache& cache, unsigned size_class, ColdBin& cold, Magazine* filled) {
+  std::uint32_t count = cold.limit;
+  filled->count -= count;
+  std::memcpy(cold.loaded->slots, filled->slots + filled->count, count * sizeof(void*));
+  order_for_fork();
+  depot_put_back(cache.shard, size_class, filled);
+}
+
 // Fills the class's loaded, empty magazine. False when there is no memory.
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -361,7 +372,9 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     return true;
   }
   cold.is_taken_from = true;
-  Magazine* filled = depot_take(cache.shard, size_class);
+  bool wants_part = 2u * cold.limit < class_info(size_class).magazine_max;
+  Magazine* filled = wants_part ? depot_take_partial(cache.shard, size_class) : nullptr;
+  if (filled == nullptr) filled = depot_take(cache.shard, size_class);
   if (filled == nullptr) filled = depot_take_partial(cache.shard, size_class);
   if (filled == nullptr) grow_limit(cache, size_class);
   // What lies in other shards comes after what is free in this one: else blocks that threads took
@@ -371,6 +384,12 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     set_bin(bin, cold, got);
     if (got != 0) return true;
     filled = depot_steal(cache.shard, size_class, &cache.steals_from);
+  }
+  if (filled != nullptr && filled->count > 2u * cold.limit) grow_limit(cache, size_class);
+  if (filled != nullptr && filled->count > 2u * cold.limit) {
+    take_part(cache, size_class, cold, filled);
+    set_bin(bin, cold, cold.limit);
+    return true;
   }
   if (filled != nullptr) {
     Magazine* empty = cold.loaded;
@@ -427,7 +446,10 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Magazine* empty = is_whole ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     set_bin(bin, cold, 0);
-    return slab_give_back(size_class, full->slots, count);
+    if (!cold.is_taken_from || class_info(size_class).slab_slices != 1)
+      return slab_give_back(size_class, full->slots, count);
+    full->count = count;
+    return depot_put_some(cache.shard, size_class, full);
   }
   full->count = count;
   order_for_fork();
@@ -557,6 +579,14 @@ unsigned cache_enter_shard() {
   ThreadCache* cache = cache_of_this_thread();
   if (cache != nullptr && !may_stay(*cache)) enter_shard(*cache);
   return cache != nullptr ? cache->shard : shard_here();
+}
+
+unsigned cache_shard_for_large() {
+  ThreadCache* cache = cache_of_this_thread();
+  if (cache == nullptr) cache = make_cache();
+  if (cache == nullptr) return cache_shard_without_cache();
+  if (++cache->large_events % kEventsPerAge == 0 && !may_stay(*cache)) enter_shard(*cache);
+  return cache->shard;
 }
 
 unsigned cache_shard_without_cache() {

@@ -55,7 +55,7 @@ struct alignas(64) ThreadCache {
     take_backs_seen = take_backs();
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
-    shard = steals_from = 0;
+    shard = steals_from = large_events = 0;
     tls.store(tls_address, std::memory_order_relaxed);
     thread_id.store(thread, std::memory_order_release);
   }
@@ -71,6 +71,7 @@ struct alignas(64) ThreadCache {
   int exit_rounds = 0;                        // how often the thread's key destructor ran
   std::uint8_t shard = 0;                     // where the thread was when it last looked
   std::uint8_t steals_from = 0;               // which other shard's depot it asks next
+  std::uint8_t large_events = 0;              // large blocks it has taken, for looking about
   std::uint8_t own_blocks = 0;                // of each class, beside what its share allows
   std::uint64_t own_bytes = 0;                // of held_bytes, what those may take
   std::uint64_t lent_bytes = 0;               // beside its share (shares.h)
@@ -182,11 +183,8 @@ unsigned cache_enter_shard();
 // The same for a thread without a cache, which no shard counts: it stays where it was seen first,
 // the process's first thread in the first shard.
 unsigned cache_shard_without_cache();
-// Its shard as of the last look.
-inline unsigned cache_shard() {
-  const ThreadCache* cache = detail::this_cache;
-  return cache != &detail::empty_cache ? cache->shard : cache_shard_without_cache();
-}
+// For a large block: its shard as of the last look. Looks every so many blocks.
+unsigned cache_shard_for_large();
 
 // ---- for reclaim.cc ----
 

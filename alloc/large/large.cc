@@ -42,7 +42,7 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   fork_check();
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
   std::uint32_t slices = slices_for(bytes == 0 ? 1 : bytes);
-  unsigned shard = cache_shard();
+  unsigned shard = cache_shard_for_large();
   MemoryWait wait;
   for (;;) {
     SliceIndex slice = page_heap_take_large(shard, slices, alignment, is_zero);
@@ -74,7 +74,7 @@ void* large_allocate(std::size_t bytes, std::size_t alignment, bool* is_zero) {
 void* large_allocate_growing(std::size_t bytes) {
   if (bytes <= arena.extent() / 4) {
     fork_check();
-    if (SliceIndex slice = page_heap_take_growing(cache_shard(), slices_for(bytes)))
+    if (SliceIndex slice = page_heap_take_growing(cache_shard_for_large(), slices_for(bytes)))
       return reinterpret_cast<void*>(arena.address_of(slice));
   }
   bool is_zero = false;

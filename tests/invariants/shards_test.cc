@@ -423,7 +423,7 @@ TEST(Shards, I7_a_thousand_threads_on_32_shards_stay_within_ones_bounds) {
   EXPECT_EQ(counter("stats.shards"), kPlaces);
   EXPECT_EQ(counter("stats.threads"), kThreads);
   // Shares, loans, and own blocks of each class (alloc/cache/shares.h).
-  EXPECT_LE(counter("stats.cached_bytes"), 58u * 1000 * 1000);
+  EXPECT_LE(counter("stats.cached_bytes"), 66u * 1000 * 1000);
   // 104 classes of 1 MiB, or eight magazines of the largest.
   EXPECT_LE(counter("stats.depot_bytes"), 110 * kMiB);
   end = true;
@@ -431,6 +431,31 @@ TEST(Shards, I7_a_thousand_threads_on_32_shards_stay_within_ones_bounds) {
   EXPECT_GE(rdmalloc_purge(0), 0);
   EXPECT_EQ(counter("stats.depot_bytes"), 0u);
   EXPECT_LE(counter("stats.live_bytes"), 1 * kMiB);
+}
+
+// Seen to fail where a thread takes each magazine whole, which holds up to 62 blocks.
+TEST(Shards, a_thread_takes_of_a_magazine_what_it_may_hold) {
+  constexpr size_t kBytes = 512, kThreads = 16;
+  run_at(0, [&] { release(allocate(62 * 40, kBytes)); });
+  uint64_t before = counter("stats.depot_bytes");
+  ASSERT_GE(before, 62 * 30 * kBytes);
+  std::atomic<unsigned> ready{0};
+  std::atomic<bool> end{false};
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < kThreads; i++) {
+    threads.emplace_back([&] {
+      go_to(0);
+      void* block = rdmalloc_malloc(kBytes);
+      ready++;
+      while (!end) usleep(1000);
+      rdmalloc_free(block);
+    });
+  }
+  while (ready < kThreads) usleep(1000);
+  // 16 at the first trip where few threads are: twice what a thread begins with, doubled.
+  EXPECT_GE(counter("stats.depot_bytes") + kThreads * 16 * kBytes, before);
+  end = true;
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(Shards, I11_the_child_of_a_fork_has_the_memory_of_all_shards) {
