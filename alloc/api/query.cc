@@ -7,7 +7,7 @@
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
 #include "alloc/core/sized_struct.h"
-#include "alloc/heaps/heap.h"
+#include "alloc/heaps/heap_spans.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/purge_turn.h"
@@ -108,7 +108,9 @@ bool rdmalloc_range_is_free(const void* base, size_t length) {
     if (arena.class_map[slice].load(std::memory_order_acquire) == 0) continue;
     SliceIndex first = arena.first[slice].load(std::memory_order_relaxed);
     std::uintptr_t from = arena.address_of(slice), to = arena.address_of(slice + 1);
-    if (!slab_is_free(first, from < low ? low : from, to > high ? high : to, has_turn))
+    if (from < low) from = low;
+    if (to > high) to = high;
+    if (!slab_is_free(first, from, to, has_turn) && !heap_slab_is_free(first, from, to, has_turn))
       return false;
   }
   return true;

@@ -141,7 +141,7 @@ bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine) 
   std::uint32_t most = class_info(size_class).magazine_max;
   for (;;) {
     std::uint64_t none = 0;
-    // Release: pairs with the acquire in depot_take_partial(). seq_cst: see slab_note_depot().
+    // Release: pairs with the acquire in depot_take_partial(). seq_cst: see slab_note_change().
     if (partial.compare_exchange_strong(none, word_of_partial(magazine), std::memory_order_seq_cst,
                                         std::memory_order_relaxed))
       return true;
@@ -290,7 +290,7 @@ void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, boo
     }
     // Not for each rest that an ending thread leaves.
     if (is_whole) depot_look(here);
-    if (is_put) return slab_note_depot();
+    if (is_put) return slab_note_change();
   }
   depot_put_empty(here, magazine);
 }

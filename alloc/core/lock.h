@@ -80,6 +80,8 @@ class Lock {
   bool is_orphaned() const { return word_.load(std::memory_order_relaxed) != 0; }
   // There: frees it.
   void reset() { word_.store(0, std::memory_order_relaxed); }
+  // There: what it guards is to be made anew, whether or not it was held.
+  void orphan() { word_.store(thread_id(), std::memory_order_relaxed); }
   // There: takes it. Between the two it is never free: a child of this child, forked while the
   // structure is being made anew, must see that too.
   void take_over() {

@@ -32,7 +32,7 @@ class TaggedStack {
   };
 
   // Pushes object `index`, unless `most` are there already. Release: pairs with pop's acquire, so
-  // that a popper sees what the pusher wrote into the object. seq_cst: see slab_note_depot().
+  // that a popper sees what the pusher wrote into the object. seq_cst: see slab_note_change().
   bool push(T* objects, std::uint32_t index, std::uint32_t most = kMost) {
     std::uint64_t seen = head_.load(std::memory_order_relaxed);
     for (;;) {

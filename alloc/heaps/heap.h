@@ -23,7 +23,8 @@
 // A slab has two bits for each block, in the bitmap of its first slice: free bits in the first
 // half, live bits in the second. A live block is in the program's hands.
 //
-//    free bits + blocks in magazines + live bits == blocks                        (for each slab)
+//    free bits + blocks in magazines + live bits + blocks on pages in purging == blocks
+//                                                                                 (for each slab)
 //    span_slices == the sum of the spans whose word names the heap, <= budget_slices
 //
 // A live bit changes under the lock of a shard: by an atomic operation, since the blocks of one
@@ -164,17 +165,10 @@ constexpr unsigned heap_class_of(std::size_t bytes) {
   return class_of(bytes < kSmallestHeapBlock ? kSmallestHeapBlock : bytes);
 }
 
-// Blocks of a heap's slab, which may be of one slice where the class's usual slabs have eight.
-constexpr std::uint32_t heap_slab_blocks(unsigned size_class, std::uint32_t slices) {
-  return static_cast<std::uint32_t>(slices * kSliceBytes / block_bytes_of(size_class));
-}
-constexpr std::uint32_t heap_slab_words(unsigned size_class, std::uint32_t slices) {
-  return (heap_slab_blocks(size_class, slices) + 63) / 64;
-}
 // Where the live bits begin.
 inline constexpr std::uint32_t kLiveWord = kBitmapWords / 2;
-static_assert(heap_slab_words(heap_class_of(0), 1) <= kLiveWord);
-static_assert(heap_slab_words(class_of(kOneSliceMax + 1), 8) <= kLiveWord, "slabs of eight slices");
+static_assert(slab_words_in(heap_class_of(0), 1) <= kLiveWord);
+static_assert(slab_words_in(class_of(kOneSliceMax + 1), 8) <= kLiveWord, "slabs of eight slices");
 
 // The live heap that the handle names; nullptr when there is none.
 inline Heap* heap_of_handle(std::uint64_t handle) {
@@ -254,5 +248,7 @@ void heaps_bind_again();
 
 // In the child of a fork, once the page heap is whole again.
 void heaps_after_fork(const Forker& forker);
+// There, before: the heap's lists are to be made anew.
+void heap_orphan(std::uint16_t slot);
 
 }  // namespace rdmalloc

@@ -12,6 +12,7 @@
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/in_flight.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
 namespace {
@@ -122,13 +123,13 @@ bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
   std::uint32_t got = heap_slab_take(heap, size_class, blocks, wanted);
   if (got == 0) return nullptr;
   if (got > 1) {
-    // The lowest address on top: a run of allocations walks upwards through memory.
-    for (std::uint32_t i = 1; i < got; ++i) magazine->slots[i - 1] = blocks[got - i];
+    // The lowest addresses last: a run of allocations walks upwards through memory.
+    std::memcpy(magazine->slots, blocks, (got - 1) * sizeof blocks[0]);
     order_for_fork();
     magazine->count = got - 1;
     shard.count_held(std::int64_t{got - 1} * info.block_bytes);
   }
-  return blocks[0];
+  return blocks[got - 1];
 }
 
 // A block of the class; nullptr when there is none to be had.
@@ -267,6 +268,11 @@ bool resize_large(const HeapBlock& at, std::size_t bytes) {
 
 }  // namespace
 
+void heap_note_freed() {
+  slab_note_change();
+  purge_note_dirty();
+}
+
 // A small block of the heap, unless that takes more than a look at what it has.
 void* heap_malloc(std::uint64_t handle, std::size_t bytes) {
   fork_check();
@@ -289,7 +295,7 @@ void* heap_allocate(std::uint64_t handle, std::size_t bytes, std::size_t alignme
   void* block = allocate_once(*heap, handle, bytes, alignment, is_zero);
   if (block != nullptr) return block;
   // What the magazines and the last empty slabs hold may make room in the budget.
-  if (heap_flush(*heap)) purge_note_dirty();
+  if (heap_flush(*heap)) heap_note_freed();
   TakeBack take_back;
   do {
     block = allocate_once(*heap, handle, bytes, alignment, is_zero);
@@ -309,7 +315,7 @@ void heap_block_free(void* block) {
   if (!at.is_start) report_no_block(block);
   if (at.word().kind == SpanKind::kHeapLarge) return free_large(at, block);
   if (free_small(at, block)) [[unlikely]]
-    purge_note_dirty();
+    heap_note_freed();
 }
 
 std::size_t heap_block_bytes(const void* block) {

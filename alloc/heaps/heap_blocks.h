@@ -22,6 +22,8 @@ std::size_t heap_block_bytes(const void* block);
 // realloc() of a heap's block: it stays in its heap.
 void* heap_block_resize(void* block, std::size_t bytes);
 
+// What freeing blocks asks for (heap_spans.h). With no lock held.
+void heap_note_freed();
 // Empties a shard's magazines; of all shards of a heap, and frees its empty slabs. Whether spans
 // were freed, as in heap_spans.h. The first under the shard's lock, the second with no lock held.
 [[nodiscard]] bool heap_shard_flush(Heap& heap, HeapShard& shard);

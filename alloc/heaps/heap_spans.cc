@@ -1,9 +1,12 @@
 #include "alloc/heaps/heap_spans.h"
 
+#include <algorithm>
 #include <bit>
 
 #include "alloc/heaps/heap_regions.h"
+#include "alloc/os/os.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
 namespace {
@@ -63,10 +66,12 @@ void free_span(Heap& heap, SliceIndex slice) {
   unlink_span(heap, slice);
   count_span(heap, -static_cast<std::int64_t>(word.slices), is_large_block);
   if (is_large_block) add(heap.large_blocks, -1);
-  if (has_regions(heap))
-    region_free(heap, slice);
-  else
-    page_heap_free(slice);
+  if (has_regions(heap)) return region_free(heap, slice);
+  // Of a heap that is being destroyed: heap_pages_end() puts it back.
+  if (slab_is_in_purge(slice)) return page_heap_free_in_flight(slice);
+  if (word.kind == SpanKind::kHeapSlab && arena.span(slice).has_purged_pages)
+    pages_touch_all(slice, word.slices);
+  page_heap_free(slice);
 }
 
 // Bits of all blocks of a slab, word by word.
@@ -81,15 +86,9 @@ SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) 
   SliceIndex slice = has_regions(heap) ? region_take(heap, slices, slices * kSliceBytes)
                                        : page_heap_take_slab(0, slices, size_class);
   if (slice == 0) return 0;
-  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
-  std::uint32_t blocks = heap_slab_blocks(size_class, slices);
-  for (std::uint32_t w = 0; w < heap_slab_words(size_class, slices); ++w)
-    bits[kLiveWord + w].store(0, std::memory_order_relaxed);
-  set_all_free(slice, blocks);
-  Span& span = arena.span(slice);
-  span.free_blocks.store(static_cast<std::int32_t>(blocks), std::memory_order_relaxed);
-  span.scan_word.store(0, std::memory_order_relaxed);
-  span.is_listed.store(0, std::memory_order_relaxed);
+  for (std::uint32_t w = 0; w < slab_words_in(size_class, slices); ++w)
+    arena.bitmap(slice)[kLiveWord + w].store(0, std::memory_order_relaxed);
+  slab_begin(slice, slab_blocks_in(size_class, slices));
   page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), slot_of(heap));
   enter_slab(heap, slice);
   return slice;
@@ -102,7 +101,7 @@ std::uint32_t free_blocks_of(SliceIndex slice) {
 }
 std::uint32_t blocks_of(SliceIndex slice) {
   SpanWord word = arena.span(slice).load();
-  return heap_slab_blocks(word.size_class, word.slices);
+  return slab_blocks_in(word.size_class, word.slices);
 }
 
 // Puts a slab onto the list that its free blocks say.
@@ -130,38 +129,19 @@ SliceIndex new_slab(Heap& heap, HeapClass& slabs, unsigned size_class) {
   return slice;
 }
 
-std::uint32_t take_from(HeapClass& slabs, SliceIndex slice, unsigned size_class, void** blocks,
+// Takes blocks of one slab, as slab_take_from() does.
+std::uint32_t take_from(HeapClass& slabs, SliceIndex slice, unsigned size_class, void** end,
                         std::uint32_t wanted) {
-  Span& span = arena.span(slice);
-  std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
-  std::uint32_t words = heap_slab_words(size_class, span.load().slices), got = 0;
-  std::uint32_t w = span.scan_word.load(std::memory_order_relaxed);
-  if (w >= words) w = 0;
-  for (std::uint32_t seen = 0; seen < words && got < wanted;) {
-    std::uint64_t bits = bitmap[w].load(std::memory_order_relaxed);
-    if (bits == 0) {
-      if (++w == words) w = 0;
-      ++seen;
-      continue;
-    }
-    do {
-      std::uintptr_t index = w * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
-      blocks[got++] =
-          reinterpret_cast<void*>(arena.address_of(slice) + index * block_bytes_of(size_class));
-      bits &= bits - 1;
-    } while (bits != 0 && got < wanted);
-    bitmap[w].store(bits, std::memory_order_relaxed);
-  }
-  span.scan_word.store(static_cast<std::uint16_t>(w), std::memory_order_relaxed);
-  std::uint32_t left = free_blocks_of(slice) - got;
-  span.free_blocks.store(static_cast<std::int32_t>(left), std::memory_order_relaxed);
-  relist(slabs, slice, left);
+  std::uint32_t words = slab_words_in(size_class, arena.span(slice).load().slices);
+  std::uint32_t got = slab_take_from(slice, class_info(size_class), words, end, wanted);
+  relist(slabs, slice, free_blocks_of(slice));
   return got;
 }
 
 // Frees an empty slab, or keeps it, if it is the last of its class with free blocks, for the next
 // allocation, which would make it again. Whether it was freed.
-bool free_if_empty(Heap& heap, HeapClass& slabs, SliceIndex slice, bool may_keep) {
+[[gnu::always_inline]] inline bool free_if_empty(Heap& heap, HeapClass& slabs, SliceIndex slice,
+                                                 bool may_keep) {
   if (free_blocks_of(slice) != blocks_of(slice) || (may_keep && listed_in(slabs) == 1))
     return false;
   unlist(slabs, slice);
@@ -185,8 +165,9 @@ std::uint32_t heap_slab_take(Heap& heap, unsigned size_class, void** blocks, std
     // A new slab for the block that is asked for, not for those beside it.
     if (slice == 0 && got == 0) slice = new_slab(heap, slabs, size_class);
     if (slice == 0) break;
-    got += take_from(slabs, slice, size_class, blocks + got, wanted - got);
+    got += take_from(slabs, slice, size_class, blocks + wanted - got, wanted - got);
   }
+  if (got != wanted) std::copy(blocks + wanted - got, blocks + wanted, blocks);
   return got;
 }
 
@@ -207,7 +188,68 @@ bool heap_slab_give_back(Heap& heap, unsigned size_class, void* const* blocks,
     relist(slabs, block.slice, free_blocks);
     has_freed |= free_if_empty(heap, slabs, block.slice, true);
   }
-  return has_freed;
+  if (!heap_gives_pages(heap)) return has_freed;
+  // seq_cst: as in notify_watcher() (slab.cc). It sees the counts, or we that it waits.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  return has_freed || slab_is_watched();
+}
+
+bool heap_gives_pages(const Heap& heap) {
+  return !has_regions(heap);
+}
+
+namespace {
+
+// Whether the slab is, and stays while its class's lock is held, one of the heap: a destroy that
+// has begun passes through that lock before it frees a slab. Acquire: pairs with the release in
+// heap_create(); what had the slot before has no slab any more.
+bool is_slab_of(const Heap& heap, SliceIndex slice, SpanWord word) {
+  return is_live(heap.handle.load(std::memory_order_acquire)) &&
+         arena.span(slice).word.load(std::memory_order_acquire) == pack(word);
+}
+
+// Puts the blocks of pages back that were in flight. False: the slab ended with its heap.
+bool put_pages(Heap& heap, unsigned size_class, SliceIndex slice, const SlabPages& purged) {
+  HeapClass& slabs = heap.classes[size_class];
+  LockGuard guard(slabs.lock);
+  {
+    // A destroy that has passed the class's lock frees the slab under this one.
+    LockGuard span_guard(heap.span_lock);
+    if (!is_slab(arena.span(slice).load().kind)) return false;
+    pages_put(slice, purged);
+  }
+  if (!is_live(heap.handle.load(std::memory_order_relaxed))) return true;  // its lists are no more
+  relist(slabs, slice, free_blocks_of(slice));
+  (void)free_if_empty(heap, slabs, slice, true);  // the caller purges now
+  return true;
+}
+
+}  // namespace
+
+SlabPages heap_pages_begin(SliceIndex slice) {
+  SpanWord word = arena.span(slice).load();
+  if (word.kind != SpanKind::kHeapSlab) return {};
+  Heap& heap = *heaps.at(word.heap);
+  LockGuard guard(heap.classes[word.size_class].lock);
+  if (!is_slab_of(heap, slice, word) || !heap_gives_pages(heap)) return {};
+  SlabPages pages = pages_take(slice, word);
+  if (!pages.is_empty()) relist(heap.classes[word.size_class], slice, free_blocks_of(slice));
+  return pages;
+}
+
+void heap_pages_end(SliceIndex slice, const SlabPages& purged) {
+  SpanWord word = arena.span(slice).load();
+  if (is_slab(word.kind) && put_pages(*heaps.at(word.heap), word.size_class, slice, purged)) return;
+  pages_put(slice, purged);
+  page_heap_purge_end(slice, false, static_cast<std::uint32_t>(os::coarse_ms()));
+}
+
+bool heap_slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, bool has_turn) {
+  SpanWord word = arena.span(slice).load();
+  if (word.kind != SpanKind::kHeapSlab) return false;
+  Heap& heap = *heaps.at(word.heap);
+  LockGuard guard(heap.classes[word.size_class].lock);
+  return is_slab_of(heap, slice, word) && blocks_are_free(slice, word, low, high, has_turn);
 }
 
 bool heap_slab_trim(Heap& heap) {
@@ -296,15 +338,18 @@ std::uint32_t rebuild_slab(HeapClass& slabs, SliceIndex slice, bool is_exact) {
   Span& span = arena.span(slice);
   SpanWord word = span.load();
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
-  std::uint32_t blocks = heap_slab_blocks(word.size_class, word.slices);
+  std::uint32_t blocks = slab_blocks_in(word.size_class, word.slices);
   std::uint32_t free_blocks = 0, live_blocks = 0;
-  for (std::uint32_t w = 0; w < heap_slab_words(word.size_class, word.slices); ++w) {
+  for (std::uint32_t w = 0; w < slab_words_in(word.size_class, word.slices); ++w) {
     std::uint64_t live = bits[kLiveWord + w].load(std::memory_order_relaxed);
-    if (is_exact) bits[w].store(all_blocks(blocks, w) & ~live, std::memory_order_relaxed);
+    if (is_exact)
+      bits[w].store(all_blocks(blocks, w) & ~live & ~blocks_in_purge(slice, w),
+                    std::memory_order_relaxed);
     std::uint64_t free = bits[w].load(std::memory_order_relaxed);
     live_blocks += static_cast<std::uint32_t>(std::popcount(live));
     free_blocks += static_cast<std::uint32_t>(std::popcount(free));
   }
+  pages_forget(slice, word.slices);
   span.free_blocks.store(static_cast<std::int32_t>(free_blocks), std::memory_order_relaxed);
   span.is_listed.store(0, std::memory_order_relaxed);
   relist(slabs, slice, free_blocks);

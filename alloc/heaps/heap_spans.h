@@ -6,6 +6,7 @@
 
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/arena.h"
+#include "alloc/slabs/slab_pages.h"
 
 namespace rdmalloc {
 
@@ -94,12 +95,23 @@ inline bool clear_live(const Heap& heap, const LiveBit& bit) {
 // Takes up to `wanted` free blocks of the class, of the slabs there are, or of a new one when these
 // have none. 0: the budget or the memory is used up, or the heap is no more.
 std::uint32_t heap_slab_take(Heap& heap, unsigned size_class, void** blocks, std::uint32_t wanted);
-// Gives blocks back that are not live. True when spans were freed: the caller calls
-// purge_note_dirty() once it holds no lock. So do all that follow.
+// Gives blocks back that are not live. True when spans were freed, or the purge thread waits for
+// free blocks: the caller calls heap_note_freed() once it holds no lock. So do all that follow.
 [[nodiscard]] bool heap_slab_give_back(Heap& heap, unsigned size_class, void* const* blocks,
                                        std::uint32_t count);
 // Frees the empty slabs that were kept for the next allocation.
 [[nodiscard]] bool heap_slab_trim(Heap& heap);
+
+// ---- pages of slabs in use (slabs/slab_pages.h), for the purge. With the purge turn. ----
+
+// Whether pages of the heap's slabs go one by one: those of regions stay.
+bool heap_gives_pages(const Heap& heap);
+// Takes pages of a slab in flight; none when there are none, or the span is no slab of a heap.
+SlabPages heap_pages_begin(SliceIndex slice);
+// After each begin that returned pages. The heap may have been destroyed meanwhile.
+void heap_pages_end(SliceIndex slice, const SlabPages& purged);
+// As slab_is_free().
+bool heap_slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, bool has_turn);
 
 // Whether the budget leaves `slices` more. With or without a lock.
 bool heap_has_budget(const Heap& heap, std::uint64_t slices);

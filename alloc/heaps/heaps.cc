@@ -83,7 +83,7 @@ using WalkFunction = int (*)(void* block, std::size_t usable_bytes, void* arg);
 int walk_slab(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
   std::uint64_t generation = arena.span(slice).generation.load(std::memory_order_relaxed);
   std::size_t bytes = block_bytes_of(word.size_class);
-  for (std::uint32_t w = 0; w < heap_slab_words(word.size_class, word.slices); ++w) {
+  for (std::uint32_t w = 0; w < slab_words_in(word.size_class, word.slices); ++w) {
     std::uint64_t seen = 0;
     for (;;) {
       // Looked at anew for each block: `fn` may free others.
@@ -375,6 +375,10 @@ HeapCounters heap_counters() {
     counters.registered += heap.place.load(std::memory_order_relaxed) != 0;
   });
   return counters;
+}
+
+void heap_orphan(std::uint16_t slot) {
+  heaps.at(slot)->span_lock.orphan();
 }
 
 void heaps_after_fork(const Forker& forker) {

@@ -404,6 +404,19 @@ bool page_heap_free(SliceIndex slice) {
   return true;
 }
 
+void page_heap_free_in_flight(SliceIndex slice) {
+  PageHeap& heap = heap_of(slice);
+  LockGuard guard(heap.lock);
+  Span& span = arena.span(slice);
+  std::uint32_t slices = span.load().slices;
+  heap.slab_spans -= 1;
+  heap.purging_slices += slices;
+  span.purged_from = SpanKind::kFreeDirty;
+  span.store({SpanKind::kPurging, 0, false, slices});
+  clear_class(slice, slice + slices);
+  unuse(heap, slices);
+}
+
 bool page_heap_grow(SliceIndex slice, std::uint32_t slices) {
   PageHeap& heap = heap_of(slice);
   LockGuard guard(heap.lock);

@@ -83,6 +83,9 @@ void page_heap_fit_limit();
 // Takes a span out of use: its pages are dirty from now on. The caller calls purge_note_dirty()
 // once it holds no lock. False: another thread has freed it at this moment.
 bool page_heap_free(SliceIndex slice);
+// The same for a slab some of whose pages a purge has in flight: all of it is from now on, until
+// page_heap_purge_end().
+void page_heap_free_in_flight(SliceIndex slice);
 
 // Grows or shrinks a large span where it lies. False when the neighbour is in use (grow).
 bool page_heap_grow(SliceIndex slice, std::uint32_t slices);

@@ -17,6 +17,7 @@
 #include "alloc/pages/page_heap.h"
 #include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
+#include "alloc/slabs/slab_pages.h"
 
 namespace rdmalloc {
 namespace {
@@ -59,20 +60,28 @@ void mark_child() {
   page().word.store(kForked, std::memory_order_relaxed);
 }
 
+// Puts blocks back that a vanished thread had in flight. As if a lock had been held there: a child
+// of this one, too, makes the lists anew.
+void end_purge_of_pages() {
+  SpanWord word = pages_in_purge();
+  if (word.kind == SpanKind::kNone) return;
+  if (word.kind == SpanKind::kSlab) slab_orphan(word.shard, word.size_class);
+  if (word.kind == SpanKind::kHeapSlab) heap_orphan(word.heap);
+  order_for_fork();
+  pages_end_purge();
+}
+
 // Makes whole what locks guard that were held, and frees them.
 void free_locks(const Forker& forker, std::uintptr_t forkers_stack) {
   // A purge of the thread that called fork, from inside a page event, goes on here.
   bool purge_goes_on = purge_after_fork(forker, forkers_stack);
+  if (!purge_goes_on) end_purge_of_pages();
   // The page heap first: rebuilding a class walks the spans.
   page_heap_rebuild(purge_goes_on);
-  SlabInPurge in_purge = purge_goes_on ? SlabInPurge{} : slab_in_purge();
   if (!purge_goes_on) page_heap_end_purges();
-  if (in_purge.size_class != 0) slab_end_purge();
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
-    for (unsigned c = 1; c < kClasses; ++c) {
-      bool was_in_purge = c == in_purge.size_class && shard == in_purge.shard;
-      if (was_in_purge || slab_is_orphaned(shard, c)) slab_rebuild(shard, c);
-    }
+    for (unsigned c = 1; c < kClasses; ++c)
+      if (slab_is_orphaned(shard, c)) slab_rebuild(shard, c);
   }
   // The child's pages are its own: no device reaches them.
   quarantined_ranges.store(0, std::memory_order_relaxed);

@@ -27,8 +27,8 @@
 #include "alloc/pages/purge_turn.h"
 #include "alloc/pages/region_pages.h"
 #include "alloc/purge/purge_state.h"
+#include "alloc/purge/slab_purge.h"
 #include "alloc/slabs/slab.h"
-#include "alloc/slabs/slab_purge.h"
 
 namespace rdmalloc {
 

@@ -2,7 +2,7 @@
 //
 // The order of one purge, and who may purge, are in pages/purge_turn.h.
 //
-// Pages of a slab in use go the same way; in flight are the blocks on them (slabs/slab_purge.h).
+// Pages of a slab in use go the same way; in flight are the blocks on them (purge/slab_purge.h).
 #pragma once
 
 #include <rdmalloc/rdmalloc.h>

@@ -15,12 +15,17 @@ struct BlockPosition {
   bool is_start;          // the address is the start of a block
 };
 
+// Of the block that lies at the offset in its slab.
+inline std::uint32_t index_at(std::uintptr_t offset, const ClassInfo& info) {
+  return static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
+}
+
 inline BlockPosition position_of(const void* address, const ClassInfo& info) {
   auto at = reinterpret_cast<std::uintptr_t>(address);
   std::uintptr_t aligned_bytes = std::uintptr_t{info.slab_aligned} << kSliceShift;
   std::uintptr_t slab = at & ~(aligned_bytes - 1);  // the arena is aligned to more than a slab
   std::uintptr_t offset = at - slab;
-  auto index = static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
+  std::uint32_t index = index_at(offset, info);
   return {slab, offset, index,
           std::uintptr_t{index} * info.block_bytes == offset && index < info.slab_blocks};
 }

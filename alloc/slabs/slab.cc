@@ -1,4 +1,3 @@
-// Longer than 600 lines, so that all who change a slab's words of free bits stand in one file.
 #include "alloc/slabs/slab.h"
 
 #include <algorithm>
@@ -11,10 +10,10 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/dirty.h"
-#include "alloc/pages/events.h"
 #include "alloc/pages/in_flight.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/slabs/block_position.h"
+#include "alloc/slabs/slab_pages.h"
 #include "alloc/slabs/slab_state.h"
 
 namespace rdmalloc {
@@ -28,8 +27,6 @@ constinit SlabClass first_classes[kClasses];
 constinit std::atomic<SlabClass*> classes_of_shard[kShardLimit] = {};
 
 }  // namespace
-
-constinit InPurge in_purge = {};
 
 SlabClass& slabs_of(unsigned shard, unsigned size_class) {
   if (shard == 0) [[likely]]
@@ -60,157 +57,25 @@ void unlist(SlabLists& lists, SliceIndex slice) {
   span.is_listed.store(0, std::memory_order_seq_cst);
 }
 
-void set_all_free(SliceIndex slice, std::uint32_t blocks) {
+void slab_begin(SliceIndex slice, std::uint32_t blocks) {
   std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
+  Span& span = arena.span(slice);
+  span.free_blocks.store(static_cast<std::int32_t>(blocks), std::memory_order_relaxed);
   for (; blocks >= 64; blocks -= 64) (bits++)->store(~std::uint64_t{0}, std::memory_order_relaxed);
   if (blocks != 0) bits->store((std::uint64_t{1} << blocks) - 1, std::memory_order_relaxed);
-}
-
-using namespace slab_state;
-
-namespace {
-
-// Set while the purge thread relies on being notified when slabs change (slab_watch).
-constinit std::atomic<bool> is_watched{false};
-
-// seq_cst with the store before it, of bits or of a magazine in the depot, against slab_watch() and
-// then the watcher's looks at both: it sees those, or we that it wants to be notified.
-void notify_watcher() {
-  if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))
-    purge_note_slab_change();
-}
-
-bool has_free_bits(SliceIndex slice, std::uint32_t words) {
-  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
-  for (std::uint32_t w = 0; w < words; ++w)
-    if (bits[w].load(std::memory_order_seq_cst) != 0) return true;
-  return false;
-}
-
-SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
-  const ClassInfo& info = class_info(size_class);
-  SliceIndex slice = page_heap_take_slab(shard, info.slab_slices, size_class);
-  if (slice == 0) return 0;
-  set_all_free(slice, info.slab_blocks);
-  Span& span = arena.span(slice);
-  span.free_blocks.store(static_cast<std::int32_t>(info.slab_blocks), std::memory_order_relaxed);
   span.scan_word.store(0, std::memory_order_relaxed);
   span.is_listed.store(0, std::memory_order_relaxed);
   span.has_purged_pages = false;
   span.is_settled.store(false, std::memory_order_relaxed);
   span.seen.store(kNeverSeen, std::memory_order_relaxed);
-  page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), 0,
-                         static_cast<std::uint8_t>(shard));
-  slabs.slabs += 1;
-  list(slabs, slice, kBuckets - 1);
-  return slice;
 }
 
-// ---- pages of a slab in use that are given back. Under the class's lock. ----
-
-static_assert(std::size_t{kSlabPageWords} * 64 * 4096 >= 8 * kSliceBytes,
-              "512 KiB of the smallest pages");
-
-// A bit for each page in [first, last].
-SlabPages pages_between(std::size_t first, std::size_t last) {
-  SlabPages pages{};
-  for (std::size_t page = first; page <= last; ++page)
-    pages.bits[page / 64] |= std::uint64_t{1} << page % 64;
-  return pages;
-}
-
-SlabPages pages_of(std::uint32_t block, const ClassInfo& info) {
-  std::size_t first = std::size_t{block} * info.block_bytes;
-  int shift = std::countr_zero(arena.page_bytes);
-  return pages_between(first >> shift, (first + info.block_bytes - 1) >> shift);
-}
-
-template <typename Visit>
-void for_each_bit(std::uint64_t bits, Visit visit) {
-  for (; bits != 0; bits &= bits - 1) visit(static_cast<std::uint32_t>(std::countr_zero(bits)));
-}
-
-// The part of a slab's pages that lies in its `part`-th slice.
-std::uint16_t pages_in_slice(const SlabPages& pages, std::uint32_t part) {
-  auto in_a_slice = static_cast<std::uint32_t>(kSliceBytes / arena.page_bytes);
-  std::uint32_t first = part * in_a_slice;  // a power of two: a slice's pages lie in one word
-  return static_cast<std::uint16_t>(pages.bits[first / 64] >> first % 64 &
-                                    ((std::uint64_t{1} << in_a_slice) - 1));
-}
-
-// These pages are backed again, or about to be.
-void note_touched(SliceIndex slice, const ClassInfo& info, const SlabPages& touched) {
-  bool is_any_left = false;
-  for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
-    std::uint16_t purged = arena.purged_pages[slice + part].load(std::memory_order_relaxed);
-    auto reused = static_cast<std::uint16_t>(purged & pages_in_slice(touched, part));
-    auto left = static_cast<std::uint16_t>(purged & ~reused);
-    is_any_left |= left != 0;
-    if (reused == 0) continue;
-    arena.purged_pages[slice + part].store(left, std::memory_order_relaxed);
-    events_note_reuse_pages(slice + part, reused);
-  }
-  arena.span(slice).has_purged_pages = is_any_left;
-}
-
-constexpr SlabPages kAllPages = {{~std::uint64_t{0}, ~std::uint64_t{0}}};
-
-// Pages on which no block that is out lies, and that are not given back yet. `blocks`, zeroed, gets
-// the blocks that touch them, all of them free.
-SlabPages purgeable_pages(SliceIndex slice, const ClassInfo& info, std::uint64_t* blocks) {
-  std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
-  std::size_t used_bytes = std::size_t{info.slab_blocks} * info.block_bytes;
-  SlabPages pages = pages_between(0, (used_bytes - 1) >> std::countr_zero(arena.page_bytes));
-  auto in_a_slice = static_cast<std::uint32_t>(kSliceBytes / arena.page_bytes);
-  for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
-    std::uint64_t purged = arena.purged_pages[slice + part].load(std::memory_order_relaxed);
-    pages.bits[part * in_a_slice / 64] &= ~(purged << part * in_a_slice % 64);
-  }
-  // Givers may set bits meanwhile; what was set stays set.
-  std::uint64_t is_free[kBitmapWords];
-  for (std::uint32_t w = 0; w < words_of(info); ++w) {
-    std::uint32_t here = info.slab_blocks - w * 64;
-    std::uint64_t all = here < 64 ? (std::uint64_t{1} << here) - 1 : ~std::uint64_t{0};
-    is_free[w] = bitmap[w].load(std::memory_order_relaxed);
-    for_each_bit(all & ~is_free[w], [&](std::uint32_t bit) {
-      SlabPages kept = pages_of(w * 64 + bit, info);
-      for (std::uint32_t i = 0; i < kSlabPageWords; ++i) pages.bits[i] &= ~kept.bits[i];
-    });
-  }
-  if (pages.is_empty()) return pages;
-  for (std::uint32_t w = 0; w < words_of(info); ++w)
-    for_each_bit(is_free[w], [&](std::uint32_t bit) {
-      SlabPages on = pages_of(w * 64 + bit, info);
-      if ((on.bits[0] & pages.bits[0]) | (on.bits[1] & pages.bits[1]))
-        blocks[w] |= std::uint64_t{1} << bit;
-    });
-  return pages;
-}
-
-// The fullest slab that has free blocks. Buckets are stale by what was given back since: a slab
-// that turns out emptier moves on, at most kMoves of them for each call.
-SliceIndex pick(SlabClass& slabs, const ClassInfo& info) {
-  constexpr int kMoves = 8;
-  int moves = 0;
-  for (unsigned bucket = 0; bucket < kBuckets; ++bucket) {
-    while (SliceIndex slice = slabs.head[bucket]) {
-      std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
-      unsigned actual = bucket_of(free_blocks, info.slab_blocks);
-      if (actual <= bucket || ++moves > kMoves) return slice;
-      unlist(slabs, slice);
-      list(slabs, slice, actual);
-    }
-  }
-  return 0;
-}
-
-// Takes blocks of one slab, by rising address, into the places before `end`, from the last one
-// down; stops when it has `wanted` or the slab has no set bit.
-std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** end, std::uint32_t wanted) {
+std::uint32_t slab_take_from(SliceIndex slice, const ClassInfo& info, std::uint32_t words,
+                             void** end, std::uint32_t wanted) {
   Span& span = arena.span(slice);
   std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
   std::uintptr_t base = arena.address_of(slice);
-  std::uint32_t words = words_of(info), got = 0;
+  std::uint32_t got = 0;
   std::uint32_t w = span.scan_word.load(std::memory_order_relaxed);
   if (w >= words) w = 0;
   for (std::uint32_t seen = 0; seen < words && got < wanted;) {
@@ -248,15 +113,59 @@ std::uint32_t take_from(SliceIndex slice, const ClassInfo& info, void** end, std
   span.free_blocks.fetch_sub(static_cast<std::int32_t>(got), std::memory_order_acq_rel);
   auto takes = span.takes.load(std::memory_order_relaxed);
   span.takes.store(static_cast<std::uint16_t>(takes + 1), std::memory_order_relaxed);
-  if (span.has_purged_pages) [[unlikely]] {
-    SlabPages touched{};
-    for (std::uint32_t i = 0; i < got; ++i) {
-      SlabPages of_block = pages_of(position_of(*(end - 1 - i), info).index, info);
-      for (std::uint32_t p = 0; p < kSlabPageWords; ++p) touched.bits[p] |= of_block.bits[p];
-    }
-    note_touched(slice, info, touched);
-  }
+  if (span.has_purged_pages) [[unlikely]]
+    pages_touch_blocks(slice, info, end - got, got);
   return got;
+}
+
+using namespace slab_state;
+
+namespace {
+
+// Set while the purge thread relies on being notified when slabs change (slab_watch).
+constinit std::atomic<bool> is_watched{false};
+
+// seq_cst with the store before it, of bits or of a magazine in the depot, against slab_watch() and
+// then the watcher's looks at both: it sees those, or we that it wants to be notified.
+void notify_watcher() {
+  if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))
+    purge_note_slab_change();
+}
+
+bool has_free_bits(SliceIndex slice, std::uint32_t words) {
+  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
+  for (std::uint32_t w = 0; w < words; ++w)
+    if (bits[w].load(std::memory_order_seq_cst) != 0) return true;
+  return false;
+}
+
+SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
+  const ClassInfo& info = class_info(size_class);
+  SliceIndex slice = page_heap_take_slab(shard, info.slab_slices, size_class);
+  if (slice == 0) return 0;
+  slab_begin(slice, info.slab_blocks);
+  page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), 0,
+                         static_cast<std::uint8_t>(shard));
+  slabs.slabs += 1;
+  list(slabs, slice, kBuckets - 1);
+  return slice;
+}
+
+// The fullest slab that has free blocks. Buckets are stale by what was given back since: a slab
+// that turns out emptier moves on, at most kMoves of them for each call.
+SliceIndex pick(SlabClass& slabs, const ClassInfo& info) {
+  constexpr int kMoves = 8;
+  int moves = 0;
+  for (unsigned bucket = 0; bucket < kBuckets; ++bucket) {
+    while (SliceIndex slice = slabs.head[bucket]) {
+      std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
+      unsigned actual = bucket_of(free_blocks, info.slab_blocks);
+      if (actual <= bucket || ++moves > kMoves) return slice;
+      unlist(slabs, slice);
+      list(slabs, slice, actual);
+    }
+  }
+  return 0;
 }
 
 // Gives a slab, all of whose blocks are in its bitmap, to the page heap.
@@ -265,7 +174,7 @@ void release(SlabClass& slabs, SliceIndex slice) {
   SpanWord word = span.load();
   if (span.is_listed.load(std::memory_order_relaxed)) unlist(slabs, slice);
   // As a free span it is one thing again, dirty, and purged as a whole.
-  if (span.has_purged_pages) note_touched(slice, class_info(word.size_class), kAllPages);
+  if (span.has_purged_pages) pages_touch_all(slice, word.slices);
   slabs.slabs -= 1;
   page_heap_free(slice);
 }
@@ -325,7 +234,7 @@ void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
     SliceIndex slice = pick(slabs, info);
     if (slice == 0 && may_make) slice = slab_new(slabs, shard, size_class);
     if (slice == 0) break;
-    got += take_from(slice, info, blocks + wanted - got, wanted - got);
+    got += slab_take_from(slice, info, words_of(info), blocks + wanted - got, wanted - got);
     if (got == wanted) return got;
     // Its bits were all taken. Off the list, then look again: see give_back_word.
     unlist(slabs, slice);
@@ -390,7 +299,7 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
   Span& span = arena.span(slice);
   // seq_cst with the load of is_listed below, against the store of is_listed and then the loads of
   // the bitmap in slab_take: of a giver that sees "listed" and a taker that sees "no bits left and
-  // unlists", one sees the other. Release: pairs with the fetch_and in take_from.
+  // unlists", one sees the other. Release: pairs with the fetch_and in slab_take_from().
   std::uint64_t before = arena.bitmap(slice)[word].fetch_or(mask, std::memory_order_seq_cst);
   if (before & mask) [[unlikely]] {
     auto index = word * 64 + static_cast<std::uint32_t>(std::countr_zero(before & mask));
@@ -505,7 +414,7 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
   notify_watcher();
 }
 
-void slab_note_depot() {
+void slab_note_change() {
   notify_watcher();
 }
 
@@ -519,86 +428,30 @@ bool slab_is_watched() {
 }
 
 SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class) {
-  const ClassInfo& info = class_info(size_class);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
   if (!is_slab_of(word, size_class)) return {};
   LockGuard guard(slabs_of(word.shard, size_class).lock);
   if (span.word.load(std::memory_order_acquire) != pack(word)) return {};  // it was, until now
-  for (std::uint64_t& bits : in_purge.blocks) bits = 0;
-  SlabPages pages = purgeable_pages(slice, info, in_purge.blocks);
-  in_purge.slice = slice;
-  order_for_fork();
-  in_purge.size_class = size_class;
-  order_for_fork();
-  std::int32_t taken = 0;
-  for (std::uint32_t w = 0; w < words_of(info); ++w) {
-    if (in_purge.blocks[w] == 0) continue;
-    taken += std::popcount(in_purge.blocks[w]);
-    // Acquire: as in take_from(). The kernel is to find the pages as their last users left them.
-    arena.bitmap(slice)[w].fetch_and(~in_purge.blocks[w], std::memory_order_acquire);
+  return pages_take(slice, word);
+}
+
+void slab_pages_end(SliceIndex slice, unsigned size_class, const SlabPages& purged) {
+  {
+    LockGuard guard(slabs_of(arena.span(slice).load().shard, size_class).lock);
+    pages_put(slice, purged);
   }
-  span.free_blocks.fetch_sub(taken, std::memory_order_acq_rel);
-  // With no block held the slab could go away; pages that hold no block are never touched anyway.
-  if (taken == 0) {
-    in_purge.size_class = 0;
-    return {};
-  }
-  return pages;
+  list_or_release(size_class, slice, true);
 }
 
 bool slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, bool has_turn) {
   const Span& span = arena.span(slice);
   SpanWord word = span.load();
   if (word.kind != SpanKind::kSlab) return false;
-  const ClassInfo& info = class_info(word.size_class);
-  std::uintptr_t base = arena.address_of(slice);
-  std::uintptr_t end = base + std::uintptr_t{info.slab_blocks} * info.block_bytes;
-  if (low < base) low = base;
-  if (high > end) high = end;
-  if (low >= high) return true;
-  std::uint32_t first = position_of(reinterpret_cast<void*>(low), info).index;
-  std::uint32_t last = position_of(reinterpret_cast<void*>(high - 1), info).index;
   // A thread that takes one of them later sees what the caller has done before it asks.
   LockGuard guard(slabs_of(word.shard, word.size_class).lock);
-  if (span.word.load(std::memory_order_acquire) != pack(word)) return false;
-  bool is_in_purge = has_turn && in_purge.size_class != 0 && in_purge.slice == slice;
-  for (std::uint32_t i = first; i <= last;) {
-    std::uint32_t count = 64 - i % 64 <= last - i ? 64 - i % 64 : last - i + 1;
-    std::uint64_t wanted = bits_from(i % 64, count);
-    std::uint64_t bits = arena.bitmap(slice)[i / 64].load(std::memory_order_relaxed);
-    if (is_in_purge) bits |= in_purge.blocks[i / 64];
-    if ((bits & wanted) != wanted) return false;
-    i += count;
-  }
-  return true;
-}
-
-void slab_pages_end(const SlabPages& purged) {
-  unsigned size_class = in_purge.size_class;
-  SliceIndex slice = in_purge.slice;
-  const ClassInfo& info = class_info(size_class);
-  {
-    Span& span = arena.span(slice);
-    LockGuard guard(slabs_of(span.load().shard, size_class).lock);
-    for (std::uint32_t part = 0; part < info.slab_slices; ++part) {
-      std::uint16_t here = pages_in_slice(purged, part);
-      if (here == 0) continue;
-      span.has_purged_pages = true;
-      arena.purged_pages[slice + part].fetch_or(here, std::memory_order_relaxed);
-    }
-    std::int32_t given = 0;
-    for (std::uint32_t w = 0; w < words_of(info); ++w) {
-      if (in_purge.blocks[w] == 0) continue;
-      given += std::popcount(in_purge.blocks[w]);
-      // Under the lock, where no thread takes them before this purge is off the record.
-      arena.bitmap(slice)[w].fetch_or(in_purge.blocks[w], std::memory_order_seq_cst);
-    }
-    span.free_blocks.fetch_add(given, std::memory_order_acq_rel);
-    order_for_fork();
-    in_purge.size_class = 0;
-  }
-  list_or_release(size_class, slice, true);
+  return span.word.load(std::memory_order_acquire) == pack(word) &&
+         blocks_are_free(slice, word, low, high, has_turn);
 }
 
 namespace {

@@ -19,6 +19,7 @@
 
 #include "alloc/core/lock.h"
 #include "alloc/pages/span.h"
+#include "alloc/slabs/slab_pages.h"
 
 namespace rdmalloc {
 
@@ -43,33 +44,22 @@ unsigned slab_shard_of(const void* block, unsigned size_class);
 // memory for it.
 bool slab_make_shard(unsigned shard);
 
-// ---- pages of slabs in use, for the purge (slab_purge.cc). With the purge turn. ----
-//
-// A few blocks that are out, live or in caches, hold a whole slab in place: 512 KiB of it for one
-// block of 1.5 KiB. Its pages on which none of them lies can go all the same. Their blocks, all
-// free, are in flight while that happens, and are handed out as before afterwards.
+// ---- pages of slabs in use (slab_pages.h), for the purge. With the purge turn. ----
 
-inline constexpr std::uint32_t kNeverSeen = ~std::uint32_t{0};  // Span::seen of a new slab
-inline constexpr std::uint32_t kSlabPageWords = 2;
-struct SlabPages {
-  std::uint64_t bits[kSlabPageWords];  // a bit for each page of the slab
-
-  bool is_empty() const { return (bits[0] | bits[1]) == 0; }
-};
-// Takes pages of the slab in flight that hold no block that is out and are not given back
-// already; none when there are none, or the span is no slab of this class. One slab at a time.
+// Takes pages of the slab in flight; none when there are none, or the span is no slab of this
+// class.
 SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class);
-// Puts their blocks back; `purged` are the pages that were given back. After each begin that
-// returned pages.
-void slab_pages_end(const SlabPages& purged);
+// After each begin that returned pages; `purged` are those that were given back.
+void slab_pages_end(SliceIndex slice, unsigned size_class, const SlabPages& purged);
 // Whether the span is a slab, and each of its blocks that touches [low, high) free, in no cache.
 // Those whose pages a purge has in flight count as free for the thread with the purge turn.
 bool slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, bool has_turn);
 // Whether the purge thread is to be notified, once, when blocks are next given back to any slab
 // (purge_note_slab_change). A full fence comes after it.
 void slab_watch(bool wanted);
-// The same for blocks that were put into the depot instead, by seq_cst. Any thread.
-void slab_note_depot();
+// The same for blocks that were put into the depot or given back to a heap's slab instead, by
+// seq_cst. Any thread, with no lock held.
+void slab_note_change();
 // Whether it still is to be notified. seq_cst.
 bool slab_is_watched();
 
@@ -80,18 +70,10 @@ struct SlabCounters {
 };
 SlabCounters slab_counters(unsigned size_class);
 
-// For the child of a fork: whether the lock of the class in that shard was held, and making its
-// lists anew from the spans.
+// For the child of a fork: whether the lock of the class in that shard was held, or is to be taken
+// for held, and making its lists anew from the spans.
+void slab_orphan(unsigned shard, unsigned size_class);
 bool slab_is_orphaned(unsigned shard, unsigned size_class);
 void slab_rebuild(unsigned shard, unsigned size_class);
-// The slab whose pages a purge has in flight.
-struct SlabInPurge {
-  unsigned size_class;  // 0: none
-  unsigned shard;
-};
-SlabInPurge slab_in_purge();
-// Sets the bits of the blocks on those pages. Twice does no harm but to free_blocks, which
-// slab_rebuild() counts anew.
-void slab_end_purge();
 
 }  // namespace rdmalloc

@@ -32,7 +32,20 @@ inline std::uint32_t listed_in(const SlabLists& lists) {
 void list(SlabLists& lists, SliceIndex slice, unsigned bucket);
 void unlist(SlabLists& lists, SliceIndex slice);
 
-// All blocks of a new slab are free: sets their bits.
-void set_all_free(SliceIndex slice, std::uint32_t blocks);
+// Blocks of a slab of so many slices: a heap's may be of one where the class's has eight.
+constexpr std::uint32_t slab_blocks_in(unsigned size_class, std::uint32_t slices) {
+  return static_cast<std::uint32_t>(slices * kSliceBytes / class_info(size_class).block_bytes);
+}
+constexpr std::uint32_t slab_words_in(unsigned size_class, std::uint32_t slices) {
+  return (slab_blocks_in(size_class, slices) + 63) / 64;
+}
+
+inline constexpr std::uint32_t kNeverSeen = ~std::uint32_t{0};  // Span::seen of a new slab
+// A new slab, before it is published: all its blocks are free.
+void slab_begin(SliceIndex slice, std::uint32_t blocks);
+// Takes blocks of one slab, by rising address, into the places before `end`, from the last one
+// down; stops when it has `wanted` or the slab has no set bit. `words`: of its free bits.
+std::uint32_t slab_take_from(SliceIndex slice, const ClassInfo& info, std::uint32_t words,
+                             void** end, std::uint32_t wanted);
 
 }  // namespace rdmalloc

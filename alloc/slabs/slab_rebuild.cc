@@ -3,6 +3,7 @@
 
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/slabs/slab_pages.h"
 #include "alloc/slabs/slab_state.h"
 
 namespace rdmalloc {
@@ -26,26 +27,12 @@ SlabCounters slab_counters(unsigned size_class) {
   return counters;
 }
 
+void slab_orphan(unsigned shard, unsigned size_class) {
+  slabs_of(shard, size_class).lock.orphan();
+}
+
 bool slab_is_orphaned(unsigned shard, unsigned size_class) {
   return slabs_of(shard, size_class).lock.is_orphaned();
-}
-
-SlabInPurge slab_in_purge() {
-  // With its lock free or held, the slab is one: blocks of it are out.
-  unsigned size_class = in_purge.size_class;
-  return {size_class, size_class == 0 ? 0u : arena.span(in_purge.slice).load().shard};
-}
-
-void slab_end_purge() {
-  const ClassInfo& info = class_info(in_purge.size_class);
-  std::int32_t given = 0;
-  for (std::uint32_t w = 0; w < words_of(info); ++w) {
-    std::uint64_t blocks = in_purge.blocks[w];
-    given += std::popcount(blocks);
-    arena.bitmap(in_purge.slice)[w].fetch_or(blocks, std::memory_order_relaxed);
-  }
-  arena.span(in_purge.slice).free_blocks.fetch_add(given, std::memory_order_relaxed);
-  in_purge.size_class = 0;
 }
 
 void slab_rebuild(unsigned shard, unsigned size_class) {
@@ -60,11 +47,7 @@ void slab_rebuild(unsigned shard, unsigned size_class) {
   for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
     SpanWord word = arena.span(slice).load();
     if (is_slab_of(word, size_class) && word.shard == shard) {
-      // Which pages are given back was perhaps being changed. No observer is notified of pages in a
-      // child, so it may forget.
-      for (std::uint32_t part = 0; part < word.slices; ++part)
-        arena.purged_pages[slice + part].store(0, std::memory_order_relaxed);
-      arena.span(slice).has_purged_pages = false;
+      pages_forget(slice, word.slices);
       std::int32_t free_blocks = 0;
       for (std::uint32_t w = 0; w < words_of(info); ++w)
         free_blocks += std::popcount(arena.bitmap(slice)[w].load(std::memory_order_relaxed));

@@ -37,15 +37,4 @@ inline bool is_slab_of(SpanWord word, unsigned size_class) {
   return word.kind == SpanKind::kSlab && word.size_class == size_class;
 }
 
-// The blocks that a purge of pages has in flight, for the child of a fork, where the purge ends.
-// Written under the class's lock, together with the bitmap and before it: what stands here while
-// the lock is held says no more than that these bits may be set; while it is free, that they are
-// clear and no other thread has the blocks.
-struct InPurge {
-  std::uint32_t size_class;  // 0: none
-  SliceIndex slice;
-  std::uint64_t blocks[kBitmapWords];
-};
-extern constinit InPurge in_purge;
-
 }  // namespace rdmalloc::slab_state

@@ -3,15 +3,20 @@
 // The pages of heaps of the user, and registrations over them: destroying a heap leaves dirty spans
 // like any others, which observers and the registration cache are asked about (I3).
 // RDMALLOC_PURGE=manual, so that every purge is ours. Seen to fail: with spans of heaps that are
-// said to be clean when they are freed.
+// said to be clean when they are freed; with pages of slabs in use that go unasked.
 #include <gtest/gtest.h>
 #include <rdmalloc/regcache.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
+#include <thread>
+#include <utility>
 #include <vector>
 
+#include "alloc/pages/page_heap.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -194,6 +199,148 @@ TEST(HeapPages, I5_a_heaps_buffer_reused_unpurged_keeps_its_registration) {
     place = block;
     generation = now;
   }
+}
+
+// One block in the slab's middle stays; the others, on other pages, are free.
+unsigned char* leave_one(const Heap& heap, size_t bytes) {
+  std::vector<unsigned char*> blocks;
+  for (int i = 0; i < 60; i++) blocks.push_back(marked(heap, bytes));
+  for (size_t i = 0; i < blocks.size(); i++)
+    if (i != 30) rdmalloc_free(blocks[i]);
+  return blocks[30];
+}
+
+TEST(HeapPages, I3_registrations_end_before_free_pages_beside_a_block) {
+  Fabric fabric;
+  Heap heap;
+  unsigned char* kept = leave_one(heap, 1000);
+  unsigned char* beside = kept - 10 * kKiB;
+  fabric.watched = {kept, beside};
+  uint64_t generation = fabric.touch(kept, 1000);
+  ASSERT_GT(rdmalloc_purge(0), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+  EXPECT_EQ(fabric.gone_too_early, 0);
+  EXPECT_EQ(*beside, 0) << "the page was not given back";
+  EXPECT_EQ(kept[0], kMark);
+  EXPECT_NE(fabric.touch(kept, 1000), generation);
+  // Held, it holds its pages; so does an uncounted key until its block is freed.
+  for (bool is_counted : {true, false}) {
+    Heap other;
+    unsigned char* block = leave_one(other, 1000);
+    rdmalloc_reg* reg = is_counted ? fabric.get(block, 1000) : nullptr;
+    rdmalloc_key key = {};
+    if (!is_counted) {
+      ASSERT_EQ(rdmalloc_reg_key(fabric.domain(), block, 1000, RDMALLOC_ACCESS_LOCAL, &key), 0);
+    }
+    fabric.watched = {block, block - 10 * kKiB};
+    ASSERT_GE(rdmalloc_purge(0), 0);
+    EXPECT_EQ(block[-10 * static_cast<ptrdiff_t>(kKiB)], kMark) << is_counted;
+    if (is_counted) rdmalloc_reg_put(reg);
+    rdmalloc_free(block);
+    ASSERT_GT(rdmalloc_purge(0), 0);
+    EXPECT_EQ(*block, 0) << is_counted;
+    EXPECT_EQ(fabric.gone_too_early, 0);
+  }
+}
+
+// ---- a heap that is destroyed while pages of its slab are in flight ----
+//
+// Seen to fail: with a slab in purge that a destroy frees at once, or that it leaves to
+// heap_pages_end() as it is, the heap's slot in its word.
+
+// A heap, and the page events of a slab of it until the first that `answer` got.
+struct Doomed {
+  Heap heap;
+  unsigned char* kept = leave_one(heap, 820);
+  rdmalloc_range slab = range_of(kept);
+
+  bool holds(void* base) const {
+    return base >= slab.base && base < static_cast<char*>(slab.base) + slab.length;
+  }
+  void destroy() { ASSERT_EQ(rdmalloc_heap_destroy(heap.release()), 0); }
+};
+
+// A whole free span is left of the slab.
+bool is_whole_again() {
+  return rdmalloc_purge(0) >= 0 && counter("stats.dirty_bytes") == 0 &&
+         rdmalloc::page_heap_counters().purging_slices == 0 && rdmalloc::page_heap_is_valid();
+}
+
+TEST(HeapPages, I3_a_destroy_in_a_page_event_leaves_a_free_span) {
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  static Doomed* doomed;
+  Doomed one;
+  doomed = &one;
+  PageModel model([](void* base, size_t) {
+    if (doomed != nullptr && doomed->holds(base)) std::exchange(doomed, nullptr)->destroy();
+    return 0;
+  });
+  ASSERT_GT(rdmalloc_purge(0), 0);
+  EXPECT_EQ(doomed, nullptr) << "no page of it was offered";
+  EXPECT_TRUE(is_whole_again());
+  EXPECT_EQ(one.kept[0], 0);
+  EXPECT_EQ(model.state_of(one.kept), PageModel::kPurged);
+  EXPECT_EQ(model.remove(), 0);
+  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+}
+
+TEST(HeapPages, I11_a_destroy_beside_a_page_purge_is_whole_in_a_child) {
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  static std::atomic<bool> is_in_purge, may_end;
+  static std::atomic<Doomed*> doomed;
+  for (bool forks_in_purge : {false, true}) {
+    is_in_purge = may_end = false;
+    Doomed one;
+    doomed = &one;
+    PageModel model([](void* base, size_t) {
+      if (doomed == nullptr || !doomed.load()->holds(base)) return 0;
+      doomed = nullptr;
+      is_in_purge = true;
+      while (!may_end.load()) usleep(100);
+      return 0;
+    });
+    std::thread purger([] { rdmalloc_purge(0); });
+    rdmalloc_test::wait_until([] { return is_in_purge.load(); });
+    one.destroy();
+    // Its slot goes to another heap, which has slabs of its own.
+    Heap next;
+    for (int i = 0; i < 1000; i++) EXPECT_NE(next.malloc(820), nullptr);
+    if (!forks_in_purge) may_end = true;
+    if (!forks_in_purge) purger.join();
+    pid_t child = fork();
+    if (child == 0) _exit(is_whole_again() ? 0 : 1);
+    int status = -1;
+    EXPECT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status));
+    EXPECT_EQ(status, 0) << forks_in_purge;
+    may_end = true;
+    if (forks_in_purge) purger.join();
+    EXPECT_TRUE(is_whole_again());
+    EXPECT_EQ(model.remove(), 0);
+    EXPECT_TRUE(model.violations.empty()) << model.all_violations();
+  }
+}
+
+// Its pages are registered, and backed, until its end. Seen to fail: with heap_gives_pages() true
+// for every heap.
+TEST(HeapPages, I13_a_registered_heap_keeps_free_pages_and_keys) {
+  Fabric fabric;
+  rdmalloc_domain* domain = fabric.domain();
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  attr.budget_bytes = 4 * kMiB;
+  attr.domains = &domain;
+  attr.domain_count = 1;
+  attr.access = RDMALLOC_ACCESS_LOCAL;
+  rdmalloc_heap* made = nullptr;
+  ASSERT_EQ(rdmalloc_heap_create(&attr, &made), 0);
+  Heap heap(made);
+  uint64_t bytes = counter("stats.slab_purged_bytes"), refusals = counter("stats.purge_refusals");
+  unsigned char* kept = leave_one(heap, 1000);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(kept[-10 * static_cast<ptrdiff_t>(kKiB)], kMark);
+  EXPECT_EQ(counter("stats.slab_purged_bytes"), bytes);
+  EXPECT_EQ(counter("stats.purge_refusals"), refusals) << "nothing is offered";
+  EXPECT_EQ(fabric.live(), 1u);
 }
 
 }  // namespace

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// Pages of slabs in use (I7): a block that stays holds its own pages and no more. Seen to fail:
-// with the walk left out; with purgeable_pages() blind to a block's last page, or to what is in the
-// bitmap; with blocks not given back by slab_pages_end() or slab_end_purge(); with no reuse noted
-// by note_touched(); with the purge thread not woken by slab_give_back().
+// Pages of slabs in use (I7), of malloc's and of a heap's of the user: a block that stays holds its
+// own pages and no more. Seen to fail: with the walk left out; with purgeable_pages() blind to a
+// block's last page, or to what is in the bitmap; with blocks not given back by pages_put() or
+// pages_end_purge(); with no reuse noted by note_touched(); with the purge thread not woken by
+// slab_give_back(). Of heaps: with the walk blind to their slabs; with a give-back that wakes no
+// purge thread; with free bits made anew in a child while the purge goes on; with blocks in purge
+// forgotten where no lock of the heap was held.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <stdio.h>
@@ -16,18 +19,24 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "alloc/core/size_class.h"
+#include "alloc/heaps/heap.h"
 #include "alloc/purge/purge.h"
+#include "alloc/slabs/slab.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
+#include "tests/unit/heaps/fixture.h"
 
 namespace {
+
+using rdmalloc_test::Heap;
 
 using rdmalloc_test::counter;
 using rdmalloc_test::PageModel;
@@ -35,33 +44,54 @@ using rdmalloc_test::Random;
 using rdmalloc_test::resident_bytes;
 using rdmalloc_test::wait_until;
 
-constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kPage = 4096;
+using rdmalloc_test::kKiB;
+using rdmalloc_test::kMiB;
+using rdmalloc_test::range_of;
+
+constexpr size_t kPage = 4096;
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 constexpr bool kRssIsOurs = false;
 #else
 constexpr bool kRssIsOurs = true;
 #endif
 
-rdmalloc_range range_of(const void* block) {
-  rdmalloc_range range = {};
-  range.size = sizeof range;
-  EXPECT_EQ(rdmalloc_range_of(block, &range), 0);
-  return range;
-}
+// Where the blocks of a test come from.
+class Source {
+ public:
+  explicit Source(bool is_heap) {
+    if (is_heap) heap_.emplace();
+  }
+  char* allocate(size_t bytes) const {
+    return static_cast<char*>(heap_ ? heap_->malloc(bytes) : rdmalloc_malloc(bytes));
+  }
+  bool is_heap() const { return heap_.has_value(); }
+  Heap& heap() { return *heap_; }
+
+ private:
+  std::optional<Heap> heap_;
+};
+
+class SlabPages : public testing::TestWithParam<bool> {
+ protected:
+  Source source{GetParam()};
+};
+INSTANTIATE_TEST_SUITE_P(Of, SlabPages, testing::Bool(), [](const auto& of) {
+  return std::string(of.param ? "a_heap" : "malloc");
+});
 
 // All blocks of one slab of a size class that no other test of this program uses, by address. Two
 // tests that share one meet the other's slabs where they run in one process.
-std::vector<char*> whole_slab(size_t bytes) {
+std::vector<char*> whole_slab(const Source& source, size_t bytes) {
   static std::set<unsigned> used_classes;
-  EXPECT_TRUE(used_classes.insert(rdmalloc::class_of(bytes)).second) << bytes;
+  EXPECT_TRUE(source.is_heap() || used_classes.insert(rdmalloc::class_of(bytes)).second) << bytes;
   std::set<char*> blocks;
   std::vector<void*> others;
-  auto* first = static_cast<char*>(rdmalloc_malloc(bytes));
+  char* first = source.allocate(bytes);
   rdmalloc_range slab = range_of(first);
   size_t wanted = slab.length / slab.block_bytes;
   blocks.insert(first);
   while (blocks.size() < wanted && others.size() < 10 * wanted) {
-    auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
+    char* block = source.allocate(bytes);
     bool is_inside = block >= slab.base && block < static_cast<char*>(slab.base) + slab.length;
     if (is_inside) {
       blocks.insert(block);
@@ -80,10 +110,10 @@ void free_all_but(const std::vector<char*>& blocks, size_t kept) {
 }
 
 // How many different addresses of the range are handed out when `most` blocks are asked for.
-size_t handed_out_of(const rdmalloc_range& slab, size_t bytes, size_t most) {
+size_t handed_out_of(const Source& source, const rdmalloc_range& slab, size_t bytes, size_t most) {
   std::set<char*> seen;
   for (size_t i = 0; i < most; i++) {
-    auto* block = static_cast<char*>(rdmalloc_malloc(bytes));
+    char* block = source.allocate(bytes);
     if (block == nullptr) break;
     memset(block, 0x5a, bytes);
     if (block >= slab.base && block < static_cast<char*>(slab.base) + slab.length)
@@ -92,16 +122,16 @@ size_t handed_out_of(const rdmalloc_range& slab, size_t bytes, size_t most) {
   return seen.size();
 }
 
-TEST(SlabPages, I7_free_pages_beside_a_few_blocks_go_back_with_no_call) {
+TEST_P(SlabPages, I7_free_pages_beside_a_few_blocks_go_back_with_no_call) {
   if (!kRssIsOurs) GTEST_SKIP() << "SKIP: the sanitizer's shadow memory stays resident";
   rdmalloc_test::set("purge.decay_ms", 50);
   ASSERT_EQ(rdmalloc_init(), 0);
   std::vector<unsigned char*> kept;
   size_t before = resident_bytes();
-  for (size_t bytes : {size_t{48}, size_t{1500}, size_t{20000}}) {
+  for (size_t bytes : {size_t{64}, size_t{1500}, size_t{20000}}) {
     std::vector<unsigned char*> blocks;
     for (size_t used = 0; used < 48 * kMiB; used += bytes) {
-      blocks.push_back(static_cast<unsigned char*>(rdmalloc_malloc(bytes)));
+      blocks.push_back(reinterpret_cast<unsigned char*>(source.allocate(bytes)));
       memset(blocks.back(), 0x77, bytes);
     }
     // One in each stretch of 512 KiB, so that no slab is ever empty.
@@ -126,11 +156,11 @@ TEST(SlabPages, I7_free_pages_beside_a_few_blocks_go_back_with_no_call) {
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
-TEST(SlabPages, events_of_pages_come_in_order_and_the_generation_grows) {
+TEST_P(SlabPages, events_of_pages_come_in_order_and_the_generation_grows) {
   constexpr size_t kBytes = 1000;
   ASSERT_GE(rdmalloc_purge(0), 0);
   PageModel model;
-  std::vector<char*> blocks = whole_slab(kBytes);
+  std::vector<char*> blocks = whole_slab(source, kBytes);
   rdmalloc_range slab = range_of(blocks[0]);
   char* kept = blocks[blocks.size() / 2];
   memset(kept, 0x33, kBytes);
@@ -152,7 +182,7 @@ TEST(SlabPages, events_of_pages_come_in_order_and_the_generation_grows) {
   ASSERT_GE(rdmalloc_purge(0), 0);
   EXPECT_EQ(counter("stats.slab_purged_bytes"), bytes);
   // Taken again, and told.
-  EXPECT_EQ(handed_out_of(slab, kBytes, 4 * blocks.size()), blocks.size() - 1);
+  EXPECT_EQ(handed_out_of(source, slab, kBytes, 4 * blocks.size()), blocks.size() - 1);
   ASSERT_GE(rdmalloc_purge(0), 0);
   EXPECT_EQ(model.state_of(blocks[0]), PageModel::kUsed);
   EXPECT_EQ(model.state_of(blocks.back()), PageModel::kUsed);
@@ -161,10 +191,10 @@ TEST(SlabPages, events_of_pages_come_in_order_and_the_generation_grows) {
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
 
-TEST(SlabPages, a_slab_that_ends_with_purged_pages_is_one_range_again) {
+TEST_P(SlabPages, a_slab_that_ends_with_purged_pages_is_one_range_again) {
   constexpr size_t kBytes = 700;
   PageModel model;
-  std::vector<char*> blocks = whole_slab(kBytes);
+  std::vector<char*> blocks = whole_slab(source, kBytes);
   free_all_but(blocks, 3);
   ASSERT_GT(rdmalloc_purge(0), 0);
   rdmalloc_free(blocks[3]);
@@ -174,14 +204,14 @@ TEST(SlabPages, a_slab_that_ends_with_purged_pages_is_one_range_again) {
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
 
-TEST(SlabPages, refused_pages_stay_and_are_offered_until_accepted) {
+TEST_P(SlabPages, refused_pages_stay_and_are_offered_until_accepted) {
   rdmalloc_test::set("purge.decay_ms", 10);
   static std::atomic<bool> refuses;
   refuses = true;
   PageModel model([](void*, size_t) { return refuses.load() ? -EBUSY : 0; });
   ASSERT_EQ(rdmalloc_init(), 0);
   uint64_t bytes = counter("stats.slab_purged_bytes"), refusals = counter("stats.purge_refusals");
-  std::vector<char*> blocks = whole_slab(936);
+  std::vector<char*> blocks = whole_slab(source, 936);
   free_all_but(blocks, 0);
   rdmalloc_malloc_trim(0);  // this thread's cache, too
   wait_until([&] { return counter("stats.purge_refusals") > refusals + 3; });
@@ -212,26 +242,27 @@ long sleeps_of_purge_thread() {
   return -1;
 }
 
-TEST(SlabPages, the_purge_thread_sleeps_when_done_and_wakes_for_a_page) {
+bool purge_thread_is_asleep() {
+  long before = sleeps_of_purge_thread();
+  usleep(100000);
+  return before >= 0 && sleeps_of_purge_thread() == before;
+}
+
+TEST(SlabPagesThread, the_purge_thread_sleeps_when_done_and_wakes_for_a_page) {
   rdmalloc_test::set("purge.decay_ms", 8);  // looks every 2 ms
   ASSERT_EQ(rdmalloc_init(), 0);
-  std::vector<char*> blocks = whole_slab(888);
+  std::vector<char*> blocks = whole_slab(Source(false), 888);
   size_t half = blocks.size() / 2;
   for (size_t i = 0; i < half; i++) rdmalloc_free(blocks[i]);
   rdmalloc_malloc_trim(0);  // this thread's cache, too
-  auto is_asleep = [] {
-    long before = sleeps_of_purge_thread();
-    usleep(100000);
-    return before >= 0 && sleeps_of_purge_thread() == before;
-  };
-  wait_until(is_asleep);
+  wait_until(purge_thread_is_asleep);
   uint64_t bytes = counter("stats.slab_purged_bytes");
   // From here on nothing but the give-back of blocks tells the thread that there is work.
   std::thread([&] {
     for (size_t i = half + 1; i < half + 12; i++) rdmalloc_free(blocks[i]);
   }).join();
   wait_until([&] { return counter("stats.slab_purged_bytes") > bytes; });
-  wait_until(is_asleep);
+  wait_until(purge_thread_is_asleep);
   rdmalloc_free(blocks[half]);
   for (size_t i = half + 12; i < blocks.size(); i++) rdmalloc_free(blocks[i]);
   EXPECT_EQ(rdmalloc_fini(), 0);
@@ -239,16 +270,12 @@ TEST(SlabPages, the_purge_thread_sleeps_when_done_and_wakes_for_a_page) {
 
 // The thread that asked to be told has ended; no thread starts another for it, in this process or
 // in its child. Seen to fail with purge_wake() in the place of purge_note_slab_change().
-TEST(SlabPages, a_change_of_a_slab_starts_no_purge_thread) {
+TEST(SlabPagesThread, a_change_of_a_slab_starts_no_purge_thread) {
   rdmalloc_test::set("purge.decay_ms", 8);
   ASSERT_EQ(rdmalloc_init(), 0);
-  std::vector<char*> blocks = whole_slab(600);
+  std::vector<char*> blocks = whole_slab(Source(false), 600);
   rdmalloc_malloc_trim(0);
-  wait_until([] {
-    long before = sleeps_of_purge_thread();
-    usleep(100000);
-    return before >= 0 && sleeps_of_purge_thread() == before;
-  });
+  wait_until(purge_thread_is_asleep);
   auto free_some = [&](size_t from) {
     for (size_t i = from; i < from + 12; i++) rdmalloc_free(blocks[i]);
     rdmalloc_purge(0);  // on this thread; what its cache holds goes to the slab first
@@ -268,6 +295,24 @@ TEST(SlabPages, a_change_of_a_slab_starts_no_purge_thread) {
   EXPECT_EQ(sleeps_of_purge_thread(), -1);
   for (size_t i = 0; i < 12; i++) rdmalloc_free(blocks[i]);  // the child's copies went, not these
   for (size_t i = 24; i < blocks.size(); i++) rdmalloc_free(blocks[i]);
+}
+
+// What a heap's magazines hold is the next round's; what they pass on to slabs wakes the thread.
+TEST(SlabPagesThread, wakes_for_a_page_of_a_heap) {
+  rdmalloc_test::set("purge.decay_ms", 8);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  Source source(true);
+  std::vector<char*> blocks;
+  for (int i = 0; i < 2000; i++) blocks.push_back(source.allocate(888));
+  wait_until(purge_thread_is_asleep);
+  uint64_t bytes = counter("stats.slab_purged_bytes");
+  for (size_t i = 0; i < blocks.size(); i++)
+    if (i % 64 != 0) rdmalloc_free(blocks[i]);
+  // Here the thread looks each second whether it is the last, so that it purges says nothing.
+  EXPECT_TRUE(!rdmalloc::slab_is_watched() || counter("stats.slab_purged_bytes") > bytes);
+  wait_until([&] { return counter("stats.slab_purged_bytes") > bytes + kMiB; });
+  wait_until(purge_thread_is_asleep);
+  EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
 // ---- against a ledger of what lives where ----
@@ -337,14 +382,14 @@ bool is_whole(const Block& block) {
 }
 
 // A life of many sizes whose live set grows and shrinks, so that slabs are left with few blocks.
-void live(Ledger& ledger, uint64_t seed, std::atomic<uint64_t>& broken) {
+void live(const Source& source, Ledger& ledger, uint64_t seed, std::atomic<uint64_t>& broken) {
   Random random(seed);
   std::vector<Block> blocks;
   for (int step = 0; step < 60000; step++) {
     size_t wanted = step / 6000 % 2 == 0 ? 3000 : 60;
     if (blocks.size() < wanted) {
       size_t bytes = random.size_between(1, random.below(8) == 0 ? 32 * kKiB : 2 * kKiB);
-      auto* start = static_cast<unsigned char*>(rdmalloc_malloc(bytes));
+      auto* start = reinterpret_cast<unsigned char*>(source.allocate(bytes));
       auto mark = static_cast<unsigned char>(random.below(255) + 1);
       ledger.add(start, bytes);
       memset(start, mark, bytes);
@@ -366,7 +411,7 @@ void live(Ledger& ledger, uint64_t seed, std::atomic<uint64_t>& broken) {
   }
 }
 
-TEST(SlabPages, I3_no_live_block_ever_lies_on_a_page_in_purge) {
+TEST_P(SlabPages, I3_no_live_block_ever_lies_on_a_page_in_purge) {
   rdmalloc_test::set("purge.decay_ms", 1);
   ASSERT_EQ(rdmalloc_init(), 0);
   Ledger ledger;
@@ -390,7 +435,7 @@ TEST(SlabPages, I3_no_live_block_ever_lies_on_a_page_in_purge) {
   std::vector<std::thread> threads;
   for (uint64_t i = 0; i < 3; i++)
     threads.emplace_back([&, i] {
-      live(ledger, seed * 16 + i, broken);
+      live(source, ledger, seed * 16 + i, broken);
       alive--;
     });
   while (alive.load() != 0) ASSERT_GE(rdmalloc_purge(0), 0);
@@ -408,8 +453,9 @@ TEST(SlabPages, I3_no_live_block_ever_lies_on_a_page_in_purge) {
 // ---- fork ----
 
 // Ends the child: 0 when every free block of the slab is to be had there, once, and can be freed.
-[[noreturn]] void end_child(const rdmalloc_range& slab, size_t bytes, size_t free_blocks) {
-  size_t got = handed_out_of(slab, bytes, 8 * free_blocks);
+[[noreturn]] void end_child(const Source& source, const rdmalloc_range& slab, size_t bytes,
+                            size_t free_blocks) {
+  size_t got = handed_out_of(source, slab, bytes, 8 * free_blocks);
   if (got != free_blocks) dprintf(2, "%zu of %zu blocks are left in the child\n", got, free_blocks);
   _exit(got == free_blocks && rdmalloc_purge(0) >= 0 ? 0 : 1);
 }
@@ -419,12 +465,12 @@ void expect_success(pid_t child) {
   EXPECT_EQ(status, 0);
 }
 
-TEST(SlabPages, I11_a_child_born_in_a_page_purge_has_all_its_blocks) {
-  constexpr size_t kBytes = 820;
+TEST_P(SlabPages, I11_a_child_born_in_a_page_purge_has_all_its_blocks) {
+  constexpr size_t kBytes = kPage;  // all that are free are in flight
   ASSERT_GE(rdmalloc_purge(0), 0);
   static std::atomic<bool> is_in_purge, may_end;
   is_in_purge = may_end = false;
-  std::vector<char*> blocks = whole_slab(kBytes);
+  std::vector<char*> blocks = whole_slab(source, kBytes);
   rdmalloc_range slab = range_of(blocks[0]);
   free_all_but(blocks, 7);
   static rdmalloc_range watched;
@@ -438,24 +484,32 @@ TEST(SlabPages, I11_a_child_born_in_a_page_purge_has_all_its_blocks) {
   rdmalloc::purge_request_all();  // on the purge thread, with what this thread's cache holds of it
   wait_until([] { return is_in_purge.load(); });
   pid_t child = fork();
-  if (child == 0) end_child(slab, kBytes, blocks.size() - 1);
+  if (child == 0) end_child(source, slab, kBytes, blocks.size() - 1);
   expect_success(child);
   may_end = true;
   ASSERT_GE(rdmalloc_purge(0), 0);  // after the one under way
-  EXPECT_EQ(handed_out_of(slab, kBytes, 8 * blocks.size()), blocks.size() - 1) << "in the parent";
+  EXPECT_EQ(handed_out_of(source, slab, kBytes, 8 * blocks.size()), blocks.size() - 1)
+      << "in the parent";
   EXPECT_EQ(model.remove(), 0);
 }
 
-TEST(SlabPages, I11_a_purge_that_forks_goes_on_in_the_child) {
+TEST_P(SlabPages, I11_a_purge_that_forks_goes_on_in_the_child) {
   constexpr size_t kBytes = 760;
   ASSERT_GE(rdmalloc_purge(0), 0);
-  std::vector<char*> blocks = whole_slab(kBytes);
+  std::vector<char*> blocks = whole_slab(source, kBytes);
   rdmalloc_range slab = range_of(blocks[0]);
   free_all_but(blocks, 7);
   static pid_t child;
   child = -1;
+  static Heap* forked;
+  forked = source.is_heap() ? &source.heap() : nullptr;
   PageModel model([](void*, size_t) {
-    if (child == -1) child = fork();
+    if (child != -1) return 0;
+    child = fork();
+    // As if another thread had been in the heap.
+    if (child == 0 && forked != nullptr)
+      rdmalloc::heap_orphan(
+          static_cast<uint16_t>(rdmalloc::slot_of(reinterpret_cast<uint64_t>(forked->get()))));
     return 0;
   });
   // Others make and end slabs of another class, so that locks are held at the fork.
@@ -465,17 +519,18 @@ TEST(SlabPages, I11_a_purge_that_forks_goes_on_in_the_child) {
     others.emplace_back([&] {
       while (!stop.load()) {
         void* some[400];
-        for (void*& block : some) block = rdmalloc_malloc(4 * kBytes);
+        for (void*& block : some) block = source.allocate(4 * kBytes);
         for (void* block : some) rdmalloc_free(block);
       }
     });
   int64_t purged = rdmalloc_purge(0);
-  if (child == 0) end_child(slab, kBytes, blocks.size() - 1);
+  if (child == 0) end_child(source, slab, kBytes, blocks.size() - 1);
   stop = true;
   for (std::thread& other : others) other.join();
   EXPECT_GT(purged, 0);
   expect_success(child);
-  EXPECT_EQ(handed_out_of(slab, kBytes, 8 * blocks.size()), blocks.size() - 1) << "in the parent";
+  EXPECT_EQ(handed_out_of(source, slab, kBytes, 8 * blocks.size()), blocks.size() - 1)
+      << "in the parent";
   EXPECT_EQ(model.remove(), 0);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// How far one walk over slabs gets (alloc/slabs/slab_purge.h). A program of its own, since what it
+// How far one walk over slabs gets (alloc/purge/slab_purge.h). A program of its own, since what it
 // leaves stays.
 //
 // Seen to fail: with kSlabsAtOnce of 256.
@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "alloc/pages/purge_turn.h"
-#include "alloc/slabs/slab_purge.h"
+#include "alloc/purge/slab_purge.h"
 #include "rdmalloc/rdmalloc.h"
 
 namespace {

@@ -1,7 +1,8 @@
-#include "alloc/slabs/slab_purge.h"
+#include "alloc/purge/slab_purge.h"
 
 #include <bit>
 
+#include "alloc/heaps/heap_spans.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/huge_pages.h"
@@ -29,7 +30,7 @@ constinit Walk walk;
 
 struct Look {
   SliceIndex slice;
-  unsigned size_class;
+  SpanWord word;
   std::uint32_t seen;
 };
 
@@ -48,13 +49,14 @@ SliceIndex for_each_slab(SliceIndex begin, SliceIndex end, See see) {
   SliceIndex slice = begin;
   for (; slice < end && goes_on; slice = page_heap_next(slice, end)) {
     SpanWord word = arena.span(slice).load();
-    if (word.kind != SpanKind::kSlab) continue;
+    if (!is_slab(word.kind) || (word.heap != 0 && !heap_gives_pages(*heaps.at(word.heap))))
+      continue;
     std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
     if (free_blocks <= 0) continue;
     std::size_t bytes =
         static_cast<std::size_t>(free_blocks) * class_info(word.size_class).block_bytes;
     if (bytes < arena.page_bytes) continue;
-    goes_on = see(Look{slice, word.size_class, looks_now(arena.span(slice), free_blocks)});
+    goes_on = see(Look{slice, word, looks_now(arena.span(slice), free_blocks)});
   }
   return slice;
 }
@@ -75,7 +77,10 @@ bool is_due(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
 
 // Purges the runs of pages that the slab can spare. Returns their bytes.
 std::uint64_t purge_slab(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
-  SlabPages pages = slab_pages_begin(look.slice, look.size_class), purged{};
+  unsigned size_class = look.word.size_class;
+  bool is_of_heap = look.word.heap != 0;
+  SlabPages purged{},
+      pages = is_of_heap ? heap_pages_begin(look.slice) : slab_pages_begin(look.slice, size_class);
   bool is_refused = false;
   std::uint64_t bytes = 0;
   if (!pages.is_empty()) {
@@ -97,7 +102,8 @@ std::uint64_t purge_slab(const Look& look, const SlabPurge& how, std::uint32_t n
         }
       }
     }
-    slab_pages_end(purged);
+    is_of_heap ? heap_pages_end(look.slice, purged)
+               : slab_pages_end(look.slice, size_class, purged);
   }
   // What was refused is offered again, when it has stood still as long again.
   Span& span = arena.span(look.slice);
