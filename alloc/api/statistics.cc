@@ -36,7 +36,6 @@ Statistics statistics() {
   s.used_bytes = pages.used_slices << kSliceShift;
   s.dirty_bytes = pages.dirty_slices << kSliceShift;
   s.segments = pages.segments;
-  s.segment_moves = pages.segment_moves;
   s.large_spans = pages.large_spans;
   s.slab_spans = pages.slab_spans;
   for (unsigned c = 1; c < kClasses; ++c) {
@@ -105,7 +104,6 @@ constexpr StatisticLine kLines[] = {
     LINE(cached_bytes, "bytes that threads' magazines may hold"),
     LINE(dirty_bytes, "bytes of free spans that are still backed by pages"),
     LINE(segments, "segments of 4 MiB that shards have for themselves"),
-    LINE(segment_moves, "times one came to a shard or went from it"),
     LINE(take_backs, "times caches were emptied, as memory was short, before malloc would fail"),
     LINE(take_back_naps, "times malloc slept, for other threads to free memory"),
     LINE(reclaimed_bytes, "bytes taken from caches of idle threads, or of all on demand"),

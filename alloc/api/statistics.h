@@ -15,7 +15,7 @@ struct Statistics {
   std::uint64_t depot_bytes;      // free blocks in the depot
   std::uint64_t cached_bytes;     // what threads' magazines may hold
   std::uint64_t dirty_bytes;      // free and backed
-  std::uint64_t segments, segment_moves;
+  std::uint64_t segments;
   std::uint64_t take_backs, take_back_naps, reclaimed_bytes;
   std::uint64_t large_spans, slab_spans;
   std::uint64_t heaps, heap_bytes;  // of the user

@@ -73,7 +73,7 @@ bool read_notify(const char* value) {
   return index >= 0;
 }
 bool read_foreign(const char* value) {
-  static constexpr const char* kNames[] = {"refuse", "per-use", "adopted", "watch"};
+  static constexpr const char* kNames[] = {"per-use", "adopted", "watch"};
   int index = index_of(value, kNames);
   if (index >= 0) current.foreign = static_cast<ForeignMode>(index);
   return index >= 0;
@@ -228,7 +228,7 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_CHECK", read_check, "off, frees", "off"},
     {"RDMALLOC_HUGE", read_huge, "auto, never, 2M, 1G", "auto"},
     {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
-    {"RDMALLOC_FOREIGN", read_foreign, "refuse, per-use, adopted, watch", "per-use"},
+    {"RDMALLOC_FOREIGN", read_foreign, "per-use, adopted, watch", "per-use"},
     {"RDMALLOC_CHECKPOINT", read_checkpoint, "off, on", "off"},
     {"RDMALLOC_ARENA", read_arena, "16M to 64T, or % of memory",
      "1T, or four times the memory there is"},

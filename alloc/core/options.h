@@ -21,7 +21,7 @@ enum class NotifyMode : std::uint8_t { kAuto, kHooks, kExplicit, kOff };
 // RDMALLOC_STATS: nowhere, as text on standard error, or as JSON in a file (statistics_path.h).
 enum class StatsAtExit : std::uint8_t { kNone, kStandardError, kFile };
 // What the registration cache does with memory that is not ours.
-enum class ForeignMode : std::uint8_t { kRefuse, kPerUse, kAdopted, kWatch };
+enum class ForeignMode : std::uint8_t { kPerUse, kAdopted, kWatch };
 
 struct Options {
   PurgeMode purge = PurgeMode::kAuto;

@@ -390,16 +390,6 @@ RDMALLOC_API int rdmalloc_reg_prefault(struct rdmalloc_domain* const* domains, s
  * registered, and calls that would register, or open or create something to register with, return
  * -EAGAIN; puts, stats, invalidate, closing and destroying work. */
 
-/** A file descriptor that keeps a checkpoint from being taken. */
-struct rdmalloc_open_file {
-  int fd;
-  char name[60]; /**< what /proc/self/fd says of it, cut, zero-terminated */
-};
-/** Fills up to `most` of `files` with the descriptors for which the latest rdmalloc_quiesce() of
- *  this process failed with -EBUSY. Returns how many there are (at most 16 are noted). Any thread.
- */
-RDMALLOC_API int rdmalloc_quiesce_files(struct rdmalloc_open_file* files, size_t most);
-
 /** What quiesce and resume did in this process. */
 struct rdmalloc_quiesce_counters {
   size_t size;
@@ -422,8 +412,8 @@ RDMALLOC_API int rdmalloc_quiesce_stats(struct rdmalloc_quiesce_counters* stats)
  *  reg_get with local access caches its registrations, page by page as asked, like those of owned
  *  memory; a hit takes no lock. Remote ones still end at their put (I13). Adopted ranges may touch
  *  and overlap; the cache joins them. RDMALLOC_FOREIGN says what happens to other foreign memory:
- *  `per-use`, the default; `adopted`: reg_get refuses it (-EPERM); `refuse`: all of it is refused,
- *  adopting too. Returns 0, -EINVAL (length 0), -EFAULT (touches owned memory), -EPERM, -ENOMEM, or
+ *  `per-use`, the default; `adopted`: reg_get refuses it (-EPERM). Returns 0,
+ *  -EINVAL (length 0), -EFAULT (touches owned memory), -ENOMEM, or
  *  -EDEADLK inside a page event. A child of fork has adopted nothing. Any thread. May start the
  *  purge thread: do not call inside a fabric's callback. */
 RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length);

@@ -33,8 +33,8 @@ void look(int fd, const char* name, void* arg) {
   auto* found = static_cast<OpenFiles*>(arg);
   for (const char* prefix : kUndumpable) {
     if (std::strncmp(name, prefix, std::strlen(prefix)) != 0) continue;
-    if (found->count == kMostOpenFiles) return;
-    rdmalloc_open_file& file = found->files[found->count++];
+    if (found->count == OpenFiles::kMost) return;
+    OpenFile& file = found->files[found->count++];
     file.fd = fd;
     std::strncpy(file.name, name, sizeof file.name - 1);
     file.name[sizeof file.name - 1] = 0;

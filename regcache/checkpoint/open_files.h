@@ -1,9 +1,19 @@
 // Open files that no checkpoint can take.
 #pragma once
 
-#include "regcache/core/gate.h"
+#include <cstddef>
 
 namespace rdmalloc::regcache {
+
+struct OpenFile {
+  int fd;
+  char name[60];  // what /proc/self/fd says of it, cut, zero-terminated
+};
+struct OpenFiles {
+  static constexpr std::size_t kMost = 16;
+  OpenFile files[kMost];
+  std::size_t count;
+};
 
 // Looks through /proc/self/fd. Where it can't be read nothing is found.
 void find_undumpable_files(OpenFiles* found);

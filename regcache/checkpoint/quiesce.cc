@@ -213,11 +213,9 @@ void warn_of_files(const OpenFiles& found) {
 int look_for_files() {
   OpenFiles found;
   find_undumpable_files(&found);
-  if (found.count != 0) warn_of_files(found);
-  Freezer& freezer = freezer_here();
-  LockGuard guard(freezer.files_lock);
-  freezer.files = found;
-  return found.count == 0 ? 0 : -EBUSY;
+  if (found.count == 0) return 0;
+  warn_of_files(found);
+  return -EBUSY;
 }
 
 // The kernel's threads for a ring stay, idle, for five seconds after it was closed
@@ -446,15 +444,6 @@ extern "C" RDMALLOC_API int rdmalloc_resume(void) {
   end_turn(freezer);
   end_abandoned_here();
   return error;
-}
-
-extern "C" RDMALLOC_API int rdmalloc_quiesce_files(rdmalloc_open_file* list, size_t most) {
-  Freezer& freezer = freezer_here();
-  LockGuard guard(freezer.files_lock);
-  const OpenFiles& found = freezer.files;
-  for (std::size_t i = 0; list != nullptr && i < found.count && i < most; ++i)
-    list[i] = found.files[i];
-  return static_cast<int>(found.count);
 }
 
 extern "C" RDMALLOC_API int rdmalloc_quiesce_stats(rdmalloc_quiesce_counters* wanted) {

@@ -19,8 +19,6 @@ void make_anew(Freezer& freezer) {
   freezer.owner.store(0, std::memory_order_relaxed);
   freezer.depth.store(0, std::memory_order_relaxed);
   freezer.is_gate_closed.store(false, std::memory_order_relaxed);
-  freezer.files_lock.reset();
-  freezer.files.count = 0;
   for (std::atomic<std::uint64_t>* counter :
        {&freezer.quiesces, &freezer.resumes, &freezer.timeouts, &freezer.refusals,
         &freezer.deregistered, &freezer.reregistered, &freezer.lost_domains})

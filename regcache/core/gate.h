@@ -20,14 +20,6 @@ namespace rdmalloc::regcache {
 
 struct State;
 
-inline constexpr std::size_t kMostOpenFiles = 16;
-
-// Open files that no checkpoint can take.
-struct OpenFiles {
-  rdmalloc_open_file files[kMostOpenFiles];
-  std::size_t count;
-};
-
 // Of this process. Not in memory that is wiped in a child: it must be there before the first domain
 // is. A child makes it anew (freezer_here()).
 struct Freezer {
@@ -38,8 +30,6 @@ struct Freezer {
   std::atomic<bool> is_gate_closed;
   std::atomic<std::uint64_t> quiesces, resumes, timeouts, refusals;
   std::atomic<std::uint64_t> deregistered, reregistered, lost_domains;
-  Lock files_lock;
-  OpenFiles files;  // that the latest quiesce failed for
 };
 Freezer& freezer_here();
 

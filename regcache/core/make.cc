@@ -56,10 +56,8 @@ std::uint64_t sticky_share(std::uint64_t limit) {
 // owner vouches for (rdmalloc_adopt) is cached like owned memory; everything else foreign is
 // registered for each use (I6), refused, or watched (rooms.h).
 int foreign_allowed(State& all, const Request& request, bool* is_adopted) {
-  ForeignMode mode = options().foreign;
-  if (mode == ForeignMode::kRefuse) return -EPERM;
   *is_adopted = all.adoptions.hold(request.low, request.high);
-  return *is_adopted || mode != ForeignMode::kAdopted ? 0 : -EPERM;
+  return *is_adopted || options().foreign != ForeignMode::kAdopted ? 0 : -EPERM;
 }
 
 // ---- look-up under the lock ----

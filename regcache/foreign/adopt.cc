@@ -38,7 +38,6 @@ extern "C" RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length) {
   if (int error = check_range(addr, length)) return error;
   State* all = nullptr;
   if (int error = state_prepare(&all)) return error;
-  if (rdmalloc::options().foreign == rdmalloc::ForeignMode::kRefuse) return -EPERM;
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
   std::size_t arena_length = survivors.arena_length.load(std::memory_order_relaxed);

@@ -62,7 +62,7 @@ TEST_F(Segments, a_program_of_one_shard_has_none) {
   Random random(1);
   for (int i = 0; i < 20000; i++) rdmalloc_free(rdmalloc_malloc(random.size_between(16, kMiB)));
   EXPECT_EQ(counter("stats.segments"), 0u);
-  EXPECT_EQ(counter("stats.segment_moves"), 0u);
+  EXPECT_EQ(rdmalloc::page_heap_counters().segment_moves, 0u);
 }
 
 TEST_F(Segments, a_length_that_a_shard_frees_comes_back_at_its_address) {
@@ -131,7 +131,7 @@ TEST_F(Segments, calloc_clears_what_was_freed) {
 TEST_F(Segments, longer_blocks_and_larger_alignments_are_the_central_heaps) {
   run_at(1, [] {
     rdmalloc_free(touched(kSlice));
-    uint64_t moves = counter("stats.segment_moves");
+    uint64_t moves = rdmalloc::page_heap_counters().segment_moves;
     for (int i = 0; i < 10; i++) {
       char* longer = touched(kSegment + 1);
       void* aligned = rdmalloc_aligned_alloc(kSegment, 200 * kKiB);
@@ -139,7 +139,7 @@ TEST_F(Segments, longer_blocks_and_larger_alignments_are_the_central_heaps) {
       rdmalloc_free(longer);
       rdmalloc_free(aligned);
     }
-    EXPECT_EQ(counter("stats.segment_moves"), moves);
+    EXPECT_EQ(rdmalloc::page_heap_counters().segment_moves, moves);
     for (size_t alignment = kSlice; alignment <= 2 * kMiB; alignment *= 2) {
       void* aligned = rdmalloc_aligned_alloc(alignment, 200 * kKiB);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(aligned) % alignment, 0u);
@@ -168,9 +168,9 @@ TEST_F(Segments, a_shard_that_reuses_16_mib_again_and_again_moves_no_segment) {
     for (size_t bytes : {kSlice, 700 * kKiB, 2 * kMiB}) {
       auto count = static_cast<size_t>(kKeptMost / (bytes + kSlice) * 4 / 5);
       for (int warm = 0; warm < 3; warm++) release(blocks_of(count, bytes));
-      uint64_t moves = counter("stats.segment_moves");
+      uint64_t moves = rdmalloc::page_heap_counters().segment_moves;
       for (int round = 0; round < 50; round++) release(blocks_of(count, bytes));
-      EXPECT_EQ(counter("stats.segment_moves"), moves) << bytes;
+      EXPECT_EQ(rdmalloc::page_heap_counters().segment_moves, moves) << bytes;
     }
   });
 }

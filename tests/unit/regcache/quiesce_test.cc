@@ -276,14 +276,6 @@ TEST_F(Quiesce, calls_nest_and_are_refused_inside_callbacks) {
   EXPECT_EQ(rdmalloc_resume(), -EALREADY);
 }
 
-TEST_F(Quiesce, files_are_counted_with_no_list_for_them) {
-  int fd = static_cast<int>(syscall(SYS_userfaultfd, UFFD_USER_MODE_ONLY));
-  if (fd < 0) GTEST_SKIP() << "SKIP: no userfaultfd to leave open";
-  EXPECT_EQ(rdmalloc_quiesce(-1), -EBUSY);
-  EXPECT_EQ(rdmalloc_quiesce_files(nullptr, 16), 1);
-  close(fd);
-}
-
 // Broken on purpose: with purge_freeze() that leaves the state "none", the frees start the thread.
 TEST_F(Quiesce, no_thread_of_ours_is_left_and_nothing_is_purged) {
   StubDomain domain(fabric, attr);
@@ -400,8 +392,6 @@ TEST_F(Quiesce, watching_stops_and_begins_again) {
   EXPECT_EQ(rdmalloc::helper_threads.load(), 3u);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc::helper_threads.load(), 0u);
-  rdmalloc_open_file file = {};
-  EXPECT_EQ(rdmalloc_quiesce_files(&file, 1), 0) << file.name;
   ASSERT_EQ(rdmalloc_resume(), 0);
   EXPECT_EQ(rdmalloc::helper_threads.load(), 3u);
   std::uint64_t again = domain.touch(map, kMiB);
