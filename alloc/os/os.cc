@@ -155,43 +155,68 @@ int move(std::uintptr_t from, std::size_t length, std::uintptr_t to) {
   return value < 0 && value > -4096 ? static_cast<int>(value) : 0;
 }
 
-// Moves huge pages to other addresses that no mapping has, to learn whether the kernel can: one
-// that can't finds out only after it has unmapped what lies at the new place.
-int try_move(std::uintptr_t from, std::size_t length, std::size_t page_bytes,
-             std::uintptr_t* base) {
-  std::uintptr_t room = 0;
-  if (int error = map(0, length + page_bytes, PROT_NONE, 0, &room)) return error;
-  *base = (room + page_bytes - 1) & ~(page_bytes - 1);
-  int error = move(from, length, *base);
-  if (*base != room) unreserve(room, *base - room);
-  if (std::uintptr_t after = *base + length; after != room + length + page_bytes)
-    unreserve(after, room + length + page_bytes - after);
-  // After -EINVAL nothing of ours is at *base; another's mapping may be.
-  if (error != 0 && error != -EINVAL) unreserve(*base, length);
-  return error == -EINVAL ? -ENOTSUP : error;
+// Gives back a room of `length` bytes from `base` on, but for a part that may be another's.
+void unreserve_but(std::uintptr_t base, std::size_t length, std::uintptr_t part,
+                   std::size_t part_bytes) {
+  if (part != base) unreserve(base, part - base);
+  std::uintptr_t after = part + part_bytes, end = base + length;
+  if (after != end) unreserve(after, end - after);
 }
 
-}  // namespace
-
-int map_huge(std::size_t length, std::size_t page_bytes, std::uintptr_t* base) {
+// Maps a piece of huge pages and moves it into a room that is reserved, to learn whether the
+// kernel can: one that can't finds out only after it has unmapped what lies at the new place, and
+// returns -EINVAL.
+int map_piece(std::uintptr_t to, std::size_t length, std::size_t page_bytes) {
   if (should_fail(Site::kMapHuge)) return -ENOMEM;
   int size_flag = __builtin_ctzl(page_bytes) << MAP_HUGE_SHIFT;
   // Not MAP_NORESERVE: it is the reservation that lets the parent of a fork, and not its child,
   // keep a page that both write when no other is free.
   long value = raw_syscall(SYS_mmap, 0, static_cast<long>(length), PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_HUGETLB | size_flag, -1, 0);
+  // What map_huge() says of a kernel without such a pool.
+  if (value == -EINVAL) return -ENOTSUP;
   if (value < 0 && value > -4096) return static_cast<int>(value);
   auto mapped = static_cast<std::uintptr_t>(value);
   int error = advise(mapped, length, MADV_DONTFORK);
-  if (error == 0) error = try_move(mapped, length, page_bytes, base);
+  if (error == 0) error = move(mapped, length, to);
   if (error != 0) unreserve(mapped, length);
   return error;
 }
 
+}  // namespace
+
+// Each piece is a mapping of its own, which the kernel joins with no other, and is moved whole: of
+// a part that is not backed it would lose the reservation.
+constinit std::size_t huge_piece_bytes = std::size_t{1} << 30;
+
+int map_huge(std::size_t length, std::size_t page_bytes, std::uintptr_t* base) {
+  std::uintptr_t room = 0;
+  if (int error = map(0, length + page_bytes, PROT_NONE, 0, &room)) return error;
+  *base = (room + page_bytes - 1) & ~(page_bytes - 1);
+  unreserve_but(room, length + page_bytes, *base, length);
+  for (std::size_t done = 0; done < length;) {
+    std::size_t bytes = length - done < huge_piece_bytes ? length - done : huge_piece_bytes;
+    if (int error = map_piece(*base + done, bytes, page_bytes)) {
+      // After -EINVAL nothing of ours is at the piece's place; another's mapping may be.
+      unreserve_but(*base, length, *base + done, error == -EINVAL ? bytes : 0);
+      return error == -EINVAL ? -ENOTSUP : error;
+    }
+    done += bytes;
+  }
+  return 0;
+}
+
 int move_huge(std::uintptr_t from, std::size_t length, std::uintptr_t to) {
-  if (should_fail(Site::kMoveHuge)) return -ENOMEM;
-  if (int error = move(from, length, to)) return error;
-  advise(to, length, MADV_DOFORK);  // of a whole mapping: nothing in it can fail
+  for (std::size_t done = 0; done < length;) {
+    std::size_t bytes = length - done < huge_piece_bytes ? length - done : huge_piece_bytes;
+    int error = should_fail(Site::kMoveHuge) ? -ENOMEM : move(from + done, bytes, to + done);
+    if (error != 0) {
+      unreserve(from + done, length - done);
+      return error;
+    }
+    done += bytes;
+  }
+  advise(to, length, MADV_DOFORK);  // of whole mappings: nothing in it can fail
   return 0;
 }
 

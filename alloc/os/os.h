@@ -56,11 +56,15 @@ int unbind(std::uintptr_t base, std::size_t length);
 
 // Maps zeroed pages of the kernel's pool of `page_bytes` (2 MiB, 1 GiB) at an address of its own
 // choice: reserved in the pool, so that touching one can't fail for want of it, and not inherited
-// by children of fork until they are moved. -ENOMEM: the pool has too few. -EINVAL: the kernel has
-// no such pool. -ENOTSUP: it can't move them (before Linux 5.16).
+// by children of fork until they are moved. -ENOMEM: the pool has too few. -ENOTSUP: the kernel has
+// no such pool, or can't move its pages (before Linux 5.16).
 int map_huge(std::size_t length, std::size_t page_bytes, std::uintptr_t* base);
-// Moves them to where something is mapped, which goes; children inherit them from here on.
+// Moves them to where something is mapped, which goes; children inherit them from here on. After a
+// failure those that were not moved are unmapped; the others are at their new place.
 int move_huge(std::uintptr_t from, std::size_t length, std::uintptr_t to);
+// How much one call maps and moves; tests make it less. Linux has what it moved of a pool's pages
+// in an `int` (move_hugetlb_page_tables(), seen in 6.18): of 4 GiB that is 0, and it refuses them.
+extern std::size_t huge_piece_bytes;
 // Takes all pages away, of whatever size, and leaves addresses as reserve() does. commit() is next.
 int reserve_over(std::uintptr_t base, std::size_t length);
 

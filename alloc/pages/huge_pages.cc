@@ -134,8 +134,12 @@ void huge_ask_for_block(SliceIndex begin, SliceIndex end) {
 
 void huge_ask_again(SliceIndex begin, SliceIndex end) {
   if (!arena_may_be_huge()) return;
-  for (; begin < end; begin += kSlicesPerChunk)
-    if (huge_is_chunk(begin)) arena_ask_for_huge(begin, begin + kSlicesPerChunk);
+  while (begin < end) {
+    SliceIndex run = begin;
+    while (run < end && huge_is_chunk(run)) run += kSlicesPerChunk;
+    arena_ask_for_huge(begin, run);
+    begin = run + kSlicesPerChunk;
+  }
 }
 
 }  // namespace rdmalloc

@@ -2,6 +2,8 @@
 
 #include <errno.h>
 
+#include <utility>
+
 #include "alloc/core/lock.h"
 #include "alloc/core/purge_signal.h"
 #include "alloc/os/huge_pool.h"
@@ -43,7 +45,7 @@ struct Request {
   SliceIndex slice;
   std::uint32_t slices;
   PageKind kind;
-  std::uintptr_t staged;  // pages of a pool, at their first place
+  std::uintptr_t staged;  // pages of a pool, at their first place; 0: none, or they were moved
   bool is_changed;
 };
 
@@ -51,8 +53,8 @@ int put_in_turn(void* arg) {
   auto* wanted = static_cast<Request*>(arg);
   return exchange(wanted->slice, wanted->slices, [wanted](std::uintptr_t base, std::size_t bytes) {
     wanted->is_changed = true;
-    // A mapping too many for vm.max_map_count is refused before anything changes.
-    if (wanted->staged != 0) return os::move_huge(wanted->staged, bytes, base);
+    if (std::uintptr_t staged = std::exchange(wanted->staged, 0))
+      return os::move_huge(staged, bytes, base);
     if (int error = put_plain(base, bytes)) return error;
     // A wish: refused where the kernel has small pages only.
     if (wanted->kind != PageKind::kSmall) os::advise_huge(base, bytes);
@@ -72,8 +74,7 @@ int region_pages_put(SliceIndex slice, std::uint32_t slices, PageKind kind, bool
   Request wanted{slice, slices, kind, 0, false};
   *is_changed = false;
   if (std::size_t page_bytes = pool_page_bytes(kind)) {
-    int error = os::map_huge(bytes, page_bytes, &wanted.staged);
-    if (error != 0) return error == -EINVAL ? -ENOTSUP : error;
+    if (int error = os::map_huge(bytes, page_bytes, &wanted.staged)) return error;
   }
   int error = purge_with_turn(put_in_turn, &wanted);
   *is_changed = wanted.is_changed;
@@ -117,7 +118,9 @@ void region_pages_explain(Message& message, PageKind kind, std::uint64_t bytes,
       .number(pool.free)
       .text(" are free");
   if (missing == 0) {
-    message.text("; a cgroup's limit (hugetlb.*.max), a cpuset or a memory policy keeps them away");
+    message.text(
+        "; a cgroup's limit (hugetlb.*.max), a cpuset, a memory policy or vm.max_map_count keeps "
+        "them away");
     return;
   }
   char path[os::kHugePoolPath];
