@@ -174,7 +174,7 @@ Magazine* depot_take_partial(unsigned shard, unsigned size_class) {
 }
 
 void depot_put_back(unsigned shard, unsigned size_class, Magazine* magazine) {
-  depot_put_partial(shard, size_class, magazine) ? slab_note_depot()
+  depot_put_partial(shard, size_class, magazine) ? slab_note_change()
                                                  : flow_down(shard, size_class, magazine);
 }
 
@@ -201,7 +201,7 @@ void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine) {
   bool is_whole = there->count == class_info(size_class).magazine_max;
   bool is_put =
       is_whole ? depot_put(shard, size_class, there) : depot_put_partial(shard, size_class, there);
-  is_put ? slab_note_depot() : flow_down(shard, size_class, there);
+  is_put ? slab_note_change() : flow_down(shard, size_class, there);
 }
 
 Magazine* depot_take_empty(unsigned shard) {

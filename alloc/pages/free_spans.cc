@@ -82,17 +82,18 @@ SliceIndex FreeSpans::find_best(std::uint32_t wanted, std::uint32_t alignment, W
   return 0;
 }
 
-SliceIndex FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most,
-                                  unsigned node) const {
-  // Of that very length the one that was freed last, which is the head: the commonest case.
+FreeSpans::Latest FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment,
+                                         std::uint64_t most, unsigned node) const {
+  // Of that very length the one that was freed last, which is the head: the commonest case. Longer
+  // buffers may have begun there when it was part of more.
   if (SliceIndex head = head_[bin_of(wanted)]; head != 0) {
     const Span& span = arena.span(head);
-    if (span.longest_buffer == wanted && span.load().slices == wanted && is_of_node(span, node) &&
+    if (span.longest_buffer >= wanted && span.load().slices == wanted && is_of_node(span, node) &&
         fit_in(head, wanted, wanted, alignment) != 0)
-      return head;
+      return {head, 0};
   }
-  SliceIndex latest = 0;
-  std::uint64_t latest_generation = 0;
+  Latest latest{};
+  std::uint64_t own_generation = 0, other_generation = 0;
   int scanned = 0;
   for (std::uint32_t bin = next_nonempty(bin_of(wanted)); bin < kBins; bin = next_nonempty(bin + 1))
     for (SliceIndex slice = head_[bin]; slice != 0; slice = arena.span(slice).next) {
@@ -100,11 +101,16 @@ SliceIndex FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment,
       const Span& span = arena.span(slice);
       std::uint32_t length = span.load().slices;
       std::uint32_t room = span.longest_buffer < length ? span.longest_buffer : length;
+      if (room < wanted || room > most || fit_in(slice, room, wanted, alignment) == 0) continue;
       std::uint64_t generation = span.generation.load(std::memory_order_relaxed);
-      if (room > most || generation < latest_generation || !is_of_node(span, node)) continue;
-      if (fit_in(slice, room, wanted, alignment) == 0) continue;
-      latest = slice;
-      latest_generation = generation;
+      if (generation >= other_generation) {
+        latest.other = slice;
+        other_generation = generation;
+      }
+      if (room == wanted && generation >= own_generation && is_of_node(span, node)) {
+        latest.own = slice;
+        own_generation = generation;
+      }
     }
   return latest;
 }

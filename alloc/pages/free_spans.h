@@ -30,11 +30,15 @@ class FreeSpans {
   enum class Where { kAnywhere, kInLongestBuffer, kSmallPages };
   SliceIndex find_best(std::uint32_t wanted, std::uint32_t alignment,
                        Where where = Where::kAnywhere, unsigned node = kAnyNode) const;
-  // Of the spans that `wanted` aligned slices fit in within their longest buffer, which has at most
-  // `most` slices, the one used last, but one whose length and longest buffer are just that and
-  // which was freed last before it; 0 when there is none.
-  SliceIndex find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most,
-                         unsigned node = kAnyNode) const;
+  // Of the spans that `wanted` aligned slices fit in within their longest buffer the one used last.
+  // `own`: of those where that buffer had no more slices, and of that node; before it, one of just
+  // that length, the one freed last. `other`: of those where it had at most `most`. 0: there is
+  // none; with an `own`, `other` may be 0 all the same.
+  struct Latest {
+    SliceIndex own, other;
+  };
+  Latest find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most,
+                     unsigned node = kAnyNode) const;
   // Of the longest spans the one with the longest buffer; 0 when there is none.
   SliceIndex find_longest_buffer() const;
   void clear() { *this = FreeSpans{}; }

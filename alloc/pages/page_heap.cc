@@ -380,13 +380,15 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
 
 }  // namespace
 
-bool page_heap_free(SliceIndex slice) {
+bool page_heap_free(SliceIndex slice, unsigned span_class) {
   PageHeap& heap = heap_of(slice);
   LockGuard guard(heap.lock);
   Span& span = arena.span(slice);
   SpanWord word = span.load();
   // Another thread may have freed it at this moment, and the segment have gone.
   if (!is_of(heap, slice) || !is_in_use(word.kind)) return false;
+  if (span_class != 0 && (word.kind != SpanKind::kSlab || word.size_class != span_class))
+    return false;
   (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
   SpanKind left = left_by(span);
   bool is_quick = heap.counts_segments && is_for_quick_list(heap, span);

@@ -36,15 +36,17 @@
 
 namespace rdmalloc {
 
-// Takes a span for a slab of `slices` slices, aligned to its size (of a class of spans to a slice),
-// out of the heap of the shard that the caller is of, if that has or gets one. It is kReserved
-// until the caller has written its bitmap and publishes it. Returns 0 ("none") when there is no
-// memory.
+// Takes a span for a slab of `slices` slices, aligned to its size, out of the heap of the shard
+// that the caller is of, if that has or gets one. It is kReserved until the caller has written its
+// bitmap and publishes it. Returns 0 ("none") when there is no memory.
 SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, unsigned size_class);
 // `owner`: the heap of the user that the span is for, 0 for none; here and below. `shard`: where
 // there is none.
 void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner = 0,
                             std::uint8_t shard = 0);
+
+// Takes and publishes the slab of a class of spans, whose one block is the caller's. 0: no memory.
+SliceIndex page_heap_take_span(unsigned shard, unsigned size_class);
 
 // Takes and publishes a large span of `slices` slices at a multiple of `alignment` bytes (a power
 // of two; a slice comes for free). `*is_zero` tells whether its pages read as zero. 0: no memory.
@@ -82,7 +84,8 @@ void page_heap_fit_limit();
 
 // Takes a span out of use: its pages are dirty from now on. The caller calls purge_note_dirty()
 // once it holds no lock. False: another thread has freed it at this moment.
-bool page_heap_free(SliceIndex slice);
+// `span_class`: the class of spans that it is taken for a slab of; false, too, where it is none.
+bool page_heap_free(SliceIndex slice, unsigned span_class = 0);
 // The same for a slab some of whose pages a purge has in flight: all of it is from now on, until
 // page_heap_purge_end().
 void page_heap_free_in_flight(SliceIndex slice);

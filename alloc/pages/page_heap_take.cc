@@ -250,9 +250,11 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   // that is very much longer, while there is another: a long buffer would miss it.
   constexpr std::uint64_t kMostTimesLonger = 16;
   const FreeSpans& retained = heap.retained;
-  SliceIndex found = retained.find_latest(slices, alignment, slices, preferred_node());
-  if (found == 0 && has_nodes()) found = retained.find_latest(slices, alignment, slices);
-  if (found == 0) found = retained.find_latest(slices, alignment, kMostTimesLonger * slices);
+  std::uint64_t most = kMostTimesLonger * slices;
+  FreeSpans::Latest latest = retained.find_latest(slices, alignment, most, preferred_node());
+  SliceIndex found = latest.own;
+  if (found == 0 && has_nodes()) found = retained.find_latest(slices, alignment, most).own;
+  if (found == 0) found = latest.other;
   if (found == 0) found = retained.find_best(slices, alignment, FreeSpans::Where::kInLongestBuffer);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
   if (SliceIndex taken = take_longest_and_more(heap, slices, alignment)) return taken;
@@ -439,17 +441,32 @@ SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, std::
 }  // namespace
 
 SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, unsigned size_class) {
-  bool is_span = is_span_class(size_class);
-  TakenFor what = block_bytes_of(size_class) <= kHugeSlabBlock ? TakenFor::kSmallSlab
-                  : is_span && slices >= kBufferSlices         ? TakenFor::kBuffer
-                                                               : TakenFor::kOthers;
-  std::uint32_t alignment = is_span ? 1 : slices;
+  TakenFor what =
+      block_bytes_of(size_class) <= kHugeSlabBlock ? TakenFor::kSmallSlab : TakenFor::kOthers;
   return take_from_any(shard, slices, true, [=](PageHeap& heap) {
-    if (is_span && heap.quick.count != 0)
-      if (SliceIndex run = quick_take(heap, slices, 1)) return run;
     bool is_zero = false;
-    SliceIndex slice = take_from(heap, shard, slices, alignment, what, &is_zero);
+    SliceIndex slice = take_from(heap, shard, slices, slices, what, &is_zero);
     if (slice != 0 && is_zero) events_note_use(slice, slices);
+    return slice;
+  });
+}
+
+SliceIndex page_heap_take_span(unsigned shard, unsigned size_class) {
+  std::uint32_t slices = class_info(size_class).slab_slices;
+  TakenFor what = slices >= kBufferSlices ? TakenFor::kBuffer : TakenFor::kOthers;
+  return take_from_any(shard, slices, true, [=](PageHeap& heap) {
+    bool is_zero = false;
+    SliceIndex slice = heap.quick.count != 0 ? quick_take(heap, slices, 1) : 0;
+    if (slice == 0) slice = take_from(heap, shard, slices, 1, what, &is_zero);
+    if (slice == 0) return slice;
+    if (is_zero) events_note_use(slice, slices);
+    Span& span = arena.span(slice);
+    // Neither the walk for free pages of slabs nor huge_pages.cc sees a block that is free.
+    span.free_blocks.store(0, std::memory_order_relaxed);
+    span.has_purged_pages = false;
+    publish_locked(heap, slice,
+                   {SpanKind::kSlab, static_cast<std::uint8_t>(size_class), false, 0, 0,
+                    static_cast<std::uint8_t>(shard)});
     return slice;
   });
 }

@@ -13,6 +13,7 @@
 #include "alloc/pages/in_flight.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/slabs/block_position.h"
+#include "alloc/slabs/cached_spans.h"
 #include "alloc/slabs/slab_pages.h"
 #include "alloc/slabs/slab_state.h"
 
@@ -208,7 +209,6 @@ void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
     if (arena.span(slice).word.load(std::memory_order_acquire) != seen) return;
     std::uint32_t is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed);
     std::uint32_t kept = shard_count() == 1 ? 1 : kSlabsKept;
-    if (is_span_class(size_class)) kept = 0;  // the page heap's quick list keeps them
     note_use(slabs);
     if (is_empty_slab(slice, size_class) && !(may_keep && listed_in(slabs) - is_listed < kept)) {
       release(slabs, slice);
@@ -327,10 +327,13 @@ namespace {
 // Once, whatever is in flight.
 std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
                            std::uint32_t wanted) {
+  if (is_span_class(size_class)) {
+    blocks[0] = cached_span_take(shard, size_class);
+    return blocks[0] != nullptr ? 1 : 0;
+  }
   bool has_others = shard_count() != 1;
   std::uint32_t got = 0;
-  // Spans that no thread caches are the page heap's.
-  if (has_others && !is_span_class(size_class)) [[unlikely]] {
+  if (has_others) [[unlikely]] {
     // Fewer than wanted will do for this time.
     got = slab_take_own(shard, size_class, blocks, wanted);
     if (got == 0) got = take_from_others(shard, size_class, blocks, wanted, false);
@@ -379,6 +382,7 @@ bool slab_make_shard(unsigned shard) {
 }
 
 void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t count) {
+  if (is_span_class(size_class)) return cached_spans_give_back(size_class, blocks, count);
   const ClassInfo& info = class_info(size_class);
   // The group under way: bits of one word of one slab. A run of blocks that were allocated together
   // and are freed together costs one atomic operation for each word.
@@ -388,7 +392,7 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
   std::int32_t group = 0;
   for (std::uint32_t i = 0; i < count;) {
     BlockPosition at = position_of(blocks[i], info);
-    if (!is_start_of_block(at, size_class)) [[unlikely]]
+    if (!at.is_start) [[unlikely]]
       report_bad_free(blocks[i], at.offset, info);
     if (at.slab != base || at.index / 64 != word) {
       if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);
@@ -430,7 +434,7 @@ bool slab_is_watched() {
 SlabPages slab_pages_begin(SliceIndex slice, unsigned size_class) {
   Span& span = arena.span(slice);
   SpanWord word = span.load();
-  if (!is_slab_of(word, size_class)) return {};
+  if (!is_slab_of(word, size_class) || is_span_class(size_class)) return {};
   LockGuard guard(slabs_of(word.shard, size_class).lock);
   if (span.word.load(std::memory_order_acquire) != pack(word)) return {};  // it was, until now
   return pages_take(slice, word);
@@ -447,7 +451,7 @@ void slab_pages_end(SliceIndex slice, unsigned size_class, const SlabPages& purg
 bool slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, bool has_turn) {
   const Span& span = arena.span(slice);
   SpanWord word = span.load();
-  if (word.kind != SpanKind::kSlab) return false;
+  if (word.kind != SpanKind::kSlab || is_span_class(word.size_class)) return false;
   // A thread that takes one of them later sees what the caller has done before it asks.
   LockGuard guard(slabs_of(word.shard, word.size_class).lock);
   return span.word.load(std::memory_order_acquire) == pack(word) &&

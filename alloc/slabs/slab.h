@@ -10,6 +10,9 @@
 //   free_blocks <= set bits, equal while no give-back is between its two steps
 //   a slab with set bits is listed, or a thread is on its way to list it
 //
+// Spans that threads cache (is_span_class) are slabs of one block without any of that; slab_take()
+// and slab_give_back() leave them to cached_spans.h.
+//
 // Slabs belong to their class and shard (core/shard.h), never to a thread: a thread that dies owns
 // nothing. "The class's lock" is that of the class in the slab's shard, which the span's word
 // names.

@@ -36,6 +36,7 @@ bool slab_is_orphaned(unsigned shard, unsigned size_class) {
 }
 
 void slab_rebuild(unsigned shard, unsigned size_class) {
+  if (is_span_class(size_class)) return;  // cached_spans.h
   SlabClass& slabs = slabs_of(shard, size_class);
   const ClassInfo& info = class_info(size_class);
   slabs.lock.take_over();

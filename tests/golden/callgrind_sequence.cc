@@ -154,6 +154,19 @@ void runs() {
   }
 }
 
+// More blocks of 256 KiB than a thread and the depot keep; in the first round they take their
+// places.
+void spans() {
+  static void* blocks[64];
+  for (void*& block : blocks) block = rdmalloc_malloc(256 * kKiB);
+  for (void*& block : blocks) rdmalloc_free(block);
+  for (int round = 0; round < 4; round++) {
+    for (void*& block : blocks)
+      step("malloc, 256 KiB", [&] { block = rdmalloc_malloc(256 * kKiB); });
+    for (void*& block : blocks) step("free, 256 KiB", [&] { rdmalloc_free(block); });
+  }
+}
+
 void* nothing(void*) {
   begin();  // and to the end of the thread
   return nullptr;
@@ -200,5 +213,6 @@ int main() {
   step("heap_destroy", [&] {
     if (rdmalloc_heap_destroy(heap) != 0) abort();
   });
+  spans();
   return 0;
 }

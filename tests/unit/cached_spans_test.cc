@@ -5,7 +5,8 @@
 // Seen to fail: a_freed_span with kSpanThreads of 0; threads_after_the_first with spans counted as
 // small blocks are; calloc with a cached span that is not cleared; more_than_threads with empty
 // slabs of spans that stay; an_address_inside without the look at arena.first; a_buffer with places
-// of spans that count as dirty; one_that_grows without kGrowingBytes.
+// of spans that count as dirty; one_that_grows without kGrowingBytes; one_freed_twice without the
+// look at the span's word in cached_spans_give_back().
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 
@@ -178,6 +179,23 @@ TEST(CachedSpansDeathTest, an_address_inside_one_is_reported_when_it_goes_back) 
         }
       },
       "free\\(\\) of an address inside a block");
+}
+
+// With another one between, so that it is not the magazine that finds it.
+TEST(CachedSpansDeathTest, one_freed_twice_is_reported_when_it_goes_back) {
+  for (size_t bytes : {60 * kKiB, 200 * kKiB})
+    EXPECT_DEATH(
+        {
+          void* block = filled(bytes);
+          void* other = filled(bytes);
+          if (is_cached(block)) {
+            rdmalloc_free(block);
+            rdmalloc_free(other);
+            rdmalloc_free(block);
+            rdmalloc_caches_flush();
+          }
+        },
+        "double free\\(\\) of");
 }
 
 }  // namespace

@@ -1,0 +1,17 @@
+// Spans that threads cache: slabs of one block each, of the classes from kFirstSpanClass on
+// (decisions/0014). The block is out as long as the slab is one: the program has it, a magazine or
+// the depot. So it has no free bit, stands on no list, and no lock of a class is taken for it.
+//
+//   of each such slab:  free_blocks == 0;  its bitmap says nothing
+#pragma once
+
+#include <cstdint>
+
+namespace rdmalloc {
+
+// Takes a span out of the page heap. nullptr: no memory.
+void* cached_span_take(unsigned shard, unsigned size_class);
+// Gives spans of the class to the page heap. Aborts with the address when one is none, or is free.
+void cached_spans_give_back(unsigned size_class, void* const* blocks, std::uint32_t count);
+
+}  // namespace rdmalloc
