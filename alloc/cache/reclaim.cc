@@ -21,6 +21,7 @@ constexpr std::uint64_t kWorthBytes = 16 << 10;
 struct Mark {
   ThreadCache* cache;
   unsigned size_class;
+  bool is_ours;         // what was seen after the second barrier
   void** slot;          // where the NULL is; of a spare nullptr
   void* block;          // what lay there
   Magazine* spare;      // of a bin nullptr
@@ -29,6 +30,9 @@ struct Mark {
 };
 
 struct Reclaim {
+  // Whether a thread takes, from its first look to the last block: the purge thread and allocations
+  // that find no memory, of which none waits for another. Acquire and release: `marks` are one's.
+  std::atomic<bool> is_busy{false};
   // Held from the first question to the last answer; owners wait for it at their slow paths' heads.
   Lock lock;
   // Whether `marks` say what a child of fork is to undo. Written in this order for it: a mark, its
@@ -36,7 +40,7 @@ struct Reclaim {
   bool is_marking = false;
   std::uint32_t count = 0;
   bool is_taking = false;  // until the last taken block is in its slab
-  // With the purge turn: the last look at all caches, and its answer.
+  // With the purge turn too: the last look at all caches, and its answer.
   std::int64_t looked_ms = INT64_MIN / 2;
   bool may_be_more = false;
   std::atomic<std::uint64_t> bytes{0};
@@ -102,7 +106,7 @@ Look look_at(ThreadCache& cache) {
 
 void mark(ThreadCache& cache, unsigned size_class) {
   ColdBin& cold = cache.cold_bins[size_class];
-  Mark found = {&cache, size_class, nullptr, nullptr, nullptr, 0, nullptr};
+  Mark found = {&cache, size_class, false, nullptr, nullptr, nullptr, 0, nullptr};
   if (cold.spare != nullptr && cold.spare->count != 0) {
     found.spare = cold.spare;
     found.count = cold.spare->count;
@@ -182,16 +186,15 @@ void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
     return_loan(cache);
   }
   bool is_ordered = os::barrier_of_all_threads() == 0;
-  bool is_ours[kMostMarks];
   for (std::uint32_t i = 0; i < reclaim.count; ++i)
-    is_ours[i] = is_ordered && has_block_above(marks[i]);
+    marks[i].is_ours = is_ordered && has_block_above(marks[i]);
   if (!kStoresAreSeenInOrder) is_ordered = is_ordered && os::barrier_of_all_threads() == 0;
   // Acquire: the marks are read after the tops.
   std::atomic_thread_fence(std::memory_order_acquire);
   for (std::uint32_t i = 0; i < reclaim.count; ++i) {
     Mark& mark = marks[i];
     bool is_there = mark.slot == nullptr || load(mark.slot) == nullptr;
-    if (!is_ordered || !is_ours[i] || !is_there || !take(mark)) {
+    if (!is_ordered || !mark.is_ours || !is_there || !take(mark)) {
       mark.taken = nullptr;
       unmark(mark);
     }
@@ -230,7 +233,7 @@ bool reclaim_from(ThreadCache* const* caches, std::uint32_t count) {
                                          std::memory_order_release);
     if (!is_ordered) return false;
   }
-  // The marks stay as they are: one thread has the purge turn.
+  // The marks stay as they are: is_busy.
   give_back();
   return true;
 }
@@ -244,33 +247,66 @@ bool reclaim_from(ThreadCache* const* caches, std::uint32_t count) {
   if ((cache_.reclaim_state.load(kRelaxed) & kHasGaps) != 0) cache_resume(cache_);
 }
 
-bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms) {
+namespace {
+
+bool begin() {
   // ThreadSanitizer knows no membarrier, and would report what it orders.
-  if (os::kThreadSanitizer) return false;
-  if (from == ReclaimFrom::kIdle) {
-    if (now_ms - reclaim.looked_ms < kLookMs) return reclaim.may_be_more;
-    reclaim.looked_ms = now_ms;
-  }
+  return !os::kThreadSanitizer && !reclaim.is_busy.exchange(true, std::memory_order_acquire);
+}
+void end() {
+  reclaim.is_busy.store(false, std::memory_order_release);
+}
+
+// Calls wants(cache) for the caches of other threads and takes from those for which it is true.
+// False: it is not possible here.
+template <class Wants>
+bool reclaim_where(Wants wants) {
   ThreadCache* found[kMostCaches];
   std::uint32_t count = 0;
-  bool is_possible = true, may_be_more = false;
   ThreadCache* mine = detail::this_cache;
-  for (std::uint32_t i = 1; i < caches_made() && is_possible; ++i) {
+  for (std::uint32_t i = 1; i < caches_made(); ++i) {
     ThreadCache& cache = *cache_at(i);
     if (&cache == mine || cache.thread_id.load(std::memory_order_acquire) == 0) continue;
-    Look look = look_at(cache);
-    if (look.bytes < kWorthBytes) continue;
-    if (!look.is_idle && from == ReclaimFrom::kIdle) {
-      may_be_more = true;
-      continue;
-    }
+    if (!wants(cache)) continue;
     found[count++] = &cache;
     if (count != kMostCaches) continue;
-    is_possible = reclaim_from(found, count);
+    if (!reclaim_from(found, count)) return false;
     count = 0;
   }
-  if (is_possible && count != 0) is_possible = reclaim_from(found, count);
+  return count == 0 || reclaim_from(found, count);
+}
+
+}  // namespace
+
+bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms) {
+  if (from == ReclaimFrom::kIdle) {
+    if (now_ms - reclaim.looked_ms < kLookMs) return reclaim.may_be_more;
+  }
+  if (!begin()) return !os::kThreadSanitizer;
+  if (from == ReclaimFrom::kIdle) reclaim.looked_ms = now_ms;
+  bool may_be_more = false;
+  bool is_possible = reclaim_where([&](ThreadCache& cache) {
+    Look look = look_at(cache);
+    if (look.bytes < kWorthBytes) return false;
+    bool waits = !look.is_idle && from == ReclaimFrom::kIdle;
+    may_be_more |= waits;
+    return !waits;
+  });
+  end();
   return reclaim.may_be_more = may_be_more && is_possible;
+}
+
+bool caches_reclaim_for_allocation() {
+  if (!begin()) return false;
+  std::uint64_t before = reclaimed_bytes();
+  reclaim_where([](ThreadCache& cache) {
+    std::uint64_t sum = cache.sum_at_look;  // this is no look at who is idle
+    Look look = look_at(cache);
+    cache.sum_at_look = sum;
+    return look.bytes != 0;
+  });
+  end();
+  return reclaimed_bytes() != before;
 }
 
 std::uint64_t reclaimed_bytes() {
@@ -279,6 +315,7 @@ std::uint64_t reclaimed_bytes() {
 
 void reclaim_after_fork() {
   reclaim.lock.reset();
+  reclaim.is_busy.store(false, std::memory_order_relaxed);
   if (!reclaim.is_marking) return;
   for (std::uint32_t i = 0; i < reclaim.count; ++i) unmark(marks[i]);
   reclaim.count = 0;

@@ -2,8 +2,10 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
+#include "alloc/cache/reclaim.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/init.h"
+#include "alloc/core/options.h"
 #include "alloc/core/shard.h"
 #include "alloc/core/size_class.h"
 #include "alloc/os/os.h"
@@ -80,12 +82,24 @@ bool TakeBack::again(std::uint32_t slices) {
   }
   if (!is_initialised() || rounds_ == kMostRounds || !may_help(slices)) return false;
   if (rounds_ != 0 && !wait_.again_for_slabs()) {
-    if (loans.threads.load(std::memory_order_relaxed) <= 1 || !nap(naps_)) return false;
-    ++naps_;
+    if (!others_give_up()) return false;
     --rounds_;
   }
   ++rounds_;
   take_back();
+  return true;
+}
+
+// Idle threads come to no slow path: theirs is taken first, and those that are in one give up
+// theirs during the naps.
+bool TakeBack::others_give_up() {
+  if (loans.threads.load(std::memory_order_relaxed) <= 1) return false;
+  if (!has_reclaimed_ && options().watch_pressure) {  // else a sandbox (docs/settings.md)
+    has_reclaimed_ = true;
+    if (caches_reclaim_for_allocation()) return true;
+  }
+  if (!nap(naps_)) return false;
+  ++naps_;
   return true;
 }
 

@@ -8,14 +8,14 @@
 //   empty slabs                                                                to the page heap
 //   free spans of all families and shards                                     the page heap looks
 //   itself
+//   where that was not enough: other threads' magazines, but for one block    to their slabs
+//   of each class (reclaim.h)
 //
-// No system call is made but to wake the purge thread and to sleep (I1). Two waits, each bounded by
-// 100 ms: for a purge that has pages of slabs in flight, and for other threads, of which none is
-// waited for by a lock or a word of its own.
-//
-// What other threads' magazines hold is theirs, bounded by their shares (shares.h). They give it up
-// at their next slow path, when they see that the number of take-backs has changed; it takes system
-// calls to empty them without their help (reclaim.h), which is the purge thread's.
+// No system call is made but to wake the purge thread, to sleep, and membarrier() (I1). Two waits,
+// each bounded by 100 ms: for a purge that has pages of slabs in flight, and for other threads, of
+// which none is waited for by a lock or a word of its own: one that was in a slow path, so that
+// nothing was taken from it, gives up its cache at the next, when it sees that the number of
+// take-backs has changed.
 #pragma once
 
 #include <atomic>
@@ -50,8 +50,11 @@ class TakeBack {
   bool again(std::uint32_t slices);
 
  private:
+  bool others_give_up();
+
   MemoryWait wait_;
   int rounds_ = 0, naps_ = 0, room_tries_ = 0;
+  bool has_reclaimed_ = false;
 };
 
 // Times a thread slept in TakeBack.

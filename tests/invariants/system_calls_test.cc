@@ -221,7 +221,8 @@ const std::vector<Situation>& situations() {
          rdmalloc_fini();
        },
        kOfThreads},
-      {"malloc that finds no memory, in a program of several threads",
+      {"malloc that finds no memory, in a program of several threads (`RDMALLOC_PRESSURE=off`: no "
+       "`membarrier`)",
        [] {
          use(100);
          std::thread([] {
