@@ -144,6 +144,10 @@ void drop_left(ThreadCache& cache) {
 // Memory is short somewhere (take_back.h).
 [[gnu::cold, gnu::noinline]] void give_up(ThreadCache& cache) {
   cache.take_backs_seen = take_backs();
+  // A cgroup may have become small since.
+  std::uint64_t share = span_share_of(loans.threads.load(std::memory_order_relaxed),
+                                      dirty_limits.backed_bytes.load(std::memory_order_relaxed));
+  if (share < cache.span_share) cache.span_share = share;
   drop_all(cache);
 }
 

@@ -125,6 +125,7 @@ std::uint64_t least_of(std::uint64_t a, std::uint64_t b) {
 // Limit of one cgroup and what anonymous memory leaves of it, if less is left than `state` says.
 void note_limit(Cgroup& cgroup, MemoryState* state) {
   std::uint64_t limit = least_of(cgroup.max_bytes(), cgroup.high_bytes());
+  state->cgroup_bytes = least_of(state->cgroup_bytes, limit);
   char stat[4096];
   std::uint64_t anon = 0;
   if (limit == UINT64_MAX || cgroup.read("memory.stat", stat) == 0 ||
@@ -150,7 +151,8 @@ std::uint64_t physical_memory_bytes() {
 }
 
 MemoryLimits memory_limits() {
-  MemoryLimits limits = {physical_memory_bytes(), UINT64_MAX};
+  std::uint64_t machine_bytes = physical_memory_bytes();
+  MemoryLimits limits = {machine_bytes, UINT64_MAX, machine_bytes};
   Cgroup cgroup;
   if (cgroup.exists()) {
     do {

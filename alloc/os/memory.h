@@ -12,6 +12,7 @@ std::uint64_t physical_memory_bytes();
 struct MemoryLimits {
   std::uint64_t bytes;         // the machine's memory, or the least memory.max of the cgroups
   std::uint64_t cgroup_bytes;  // the least memory.max or memory.high of those; UINT64_MAX: none
+  std::uint64_t machine_bytes;
 };
 MemoryLimits memory_limits();
 // The first of these as it was when it was first asked for: initialisation asks for several
@@ -29,6 +30,7 @@ struct MemoryState {
   // drops that by itself. UINT64_MAX without any limit.
   std::uint64_t limit_bytes = UINT64_MAX;
   std::uint64_t left_bytes = UINT64_MAX;
+  std::uint64_t cgroup_bytes = UINT64_MAX;  // as in MemoryLimits
 };
 // Opens, reads and closes some files: 20 to 100 us. Any thread.
 MemoryState memory_state();

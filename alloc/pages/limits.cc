@@ -20,8 +20,9 @@ constexpr std::uint64_t kSmallCgroupBytes = std::uint64_t{1} << 30;
 constexpr std::uint64_t kOthersShare = 8;
 constexpr std::uint64_t kRoomShare = 2;
 
-// Relaxed: what two threads read is the same.
+// Relaxed: what two threads read at first is the same, and later on one has the purge turn.
 constinit std::atomic<bool> are_known{false};
+constinit std::atomic<std::uint64_t> known_machine{UINT64_MAX}, known_cgroup{UINT64_MAX};
 
 std::uint64_t least_of(std::uint64_t a, std::uint64_t b) {
   return a < b ? a : b;
@@ -29,6 +30,10 @@ std::uint64_t least_of(std::uint64_t a, std::uint64_t b) {
 
 std::uint64_t default_dirty_max_bytes(const os::MemoryLimits& kernels) {
   return least_of(least_of(kernels.bytes, kernels.cgroup_bytes) / 4, kMostDirtyBytes);
+}
+os::MemoryLimits known_with(std::uint64_t cgroup_bytes) {
+  std::uint64_t machine = known_machine.load(std::memory_order_relaxed);
+  return {machine, cgroup_bytes, machine};
 }
 
 // What shards keep from each other is a share of the ceiling, and of the limit.
@@ -53,18 +58,32 @@ void limits_init() {
 }
 
 void limits_take(const os::MemoryLimits& kernels) {
-  if (kernels.cgroup_bytes < kSmallCgroupBytes && options().limit_bytes == UINT64_MAX) {
-    dirty_limits.backed_bytes.store(kernels.cgroup_bytes - kernels.cgroup_bytes / kOthersShare,
-                                    std::memory_order_relaxed);
-    page_heap_set_room(kernels.cgroup_bytes / kRoomShare);
+  if (options().limit_bytes == UINT64_MAX) {
+    bool is_small = kernels.cgroup_bytes < kSmallCgroupBytes;
+    dirty_limits.backed_bytes.store(
+        is_small ? kernels.cgroup_bytes - kernels.cgroup_bytes / kOthersShare : UINT64_MAX,
+        std::memory_order_relaxed);
+    if (is_small || page_heap_room_is_set())
+      page_heap_set_room(is_small ? kernels.cgroup_bytes / kRoomShare : UINT64_MAX);
   }
   // Only from there: a program may have set it.
   std::uint64_t bytes = kNotLookedUp;
+  if (limits_are_known())
+    bytes = default_dirty_max_bytes(known_with(known_cgroup.load(std::memory_order_relaxed)));
   if (dirty_limits.max_bytes.compare_exchange_strong(bytes, default_dirty_max_bytes(kernels),
                                                      std::memory_order_relaxed))
     bytes = default_dirty_max_bytes(kernels);
   fit_segments(bytes);
+  known_machine.store(kernels.machine_bytes, std::memory_order_relaxed);
+  known_cgroup.store(kernels.cgroup_bytes, std::memory_order_relaxed);
   are_known.store(true, std::memory_order_relaxed);
+}
+
+bool limits_note_cgroup(std::uint64_t cgroup_bytes) {
+  std::uint64_t before = known_cgroup.load(std::memory_order_relaxed);
+  if (!limits_are_known() || cgroup_bytes == before) return false;
+  limits_take(known_with(cgroup_bytes));
+  return cgroup_bytes < before - before / 8;
 }
 
 bool limits_are_known() {

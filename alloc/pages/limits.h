@@ -1,4 +1,5 @@
-// How much memory spans may take: as set, and as the kernel's files say, which are read once.
+// How much memory spans may take: as set, and as the kernel's files say, which are read when the
+// first thread is made, and again while the purge thread has something to watch over.
 //
 //   RDMALLOC_LIMIT       spans in use never take more; free ones go back early enough
 //   RDMALLOC_DIRTY_MAX   the ceiling of free ones: without it a quarter of the machine's memory or
@@ -23,6 +24,9 @@ void limits_init();
 // What the kernel's files say. Not from malloc.
 void limits_take(const os::MemoryLimits& kernels);
 bool limits_are_known();
+// What they say of cgroups later on, once the first is known. Returns whether it is less than
+// before, by an eighth at least. With the purge turn.
+bool limits_note_cgroup(std::uint64_t cgroup_bytes);
 
 std::uint64_t limits_dirty_max_bytes();
 void limits_set_dirty_max_bytes(std::uint64_t bytes);

@@ -66,7 +66,7 @@ bool page_heap_is_over_limit(std::uint32_t more);
 
 // The room that a small cgroup leaves: spans in use take more only after caches were emptied
 // (TakeBack), which then widens it. Set outside malloc, where there is no RDMALLOC_LIMIT.
-void page_heap_set_room(std::uint64_t bytes);
+void page_heap_set_room(std::uint64_t bytes);  // UINT64_MAX: no such cgroup any more
 bool page_heap_room_is_set();
 // To what was set, or to an eighth above what is in use: after a purge, by whichever thread purged.
 void page_heap_narrow_room();

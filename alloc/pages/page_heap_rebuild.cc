@@ -281,7 +281,8 @@ void page_heap_set_limit(std::uint64_t bytes) {
 }
 
 void page_heap_set_room(std::uint64_t bytes) {
-  shared.least_room_slices.store(bytes >> kSliceShift, std::memory_order_relaxed);
+  shared.least_room_slices.store(bytes == UINT64_MAX ? kEndlessRoom : bytes >> kSliceShift,
+                                 std::memory_order_relaxed);
   page_heap_narrow_room();
 }
 

@@ -80,6 +80,9 @@ inline std::uint64_t limit_slices() {
 inline bool is_room() {
   return shared.least_room_slices.load(std::memory_order_relaxed) != UINT64_MAX;
 }
+// The room of a cgroup that was small and is not any more. Not UINT64_MAX: a thread that widens
+// meanwhile would leave a limit behind that is none of a room.
+inline constexpr std::uint64_t kEndlessRoom = UINT64_MAX / 2;
 
 // The heap that all addresses come from.
 extern constinit PageHeap central;

@@ -548,11 +548,12 @@ bool page_heap_is_over_limit(std::uint32_t more) {
 }
 
 bool page_heap_is_over_room(std::uint64_t more) {
-  return is_room() && page_heap_used_slices() + more > limit_slices();
+  return is_room() && limit_slices() < kEndlessRoom &&
+         page_heap_used_slices() + more > limit_slices();
 }
 
 bool page_heap_room_is_set() {
-  return is_room();
+  return shared.least_room_slices.load(std::memory_order_relaxed) < kEndlessRoom;
 }
 
 void page_heap_widen_room(std::uint32_t more) {

@@ -3,6 +3,7 @@
 #include "alloc/core/file_thread.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/limits.h"
+#include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
 namespace {
@@ -11,6 +12,8 @@ namespace {
 // limits are looked up for.
 constexpr std::uint64_t kLeastBytes = std::uint64_t{32} << 20;
 constexpr std::int64_t kShortestLookMs = 100;
+// Where there is less to give, it is about limits that may have changed.
+constexpr std::int64_t kLimitsMs = 1000;
 // Memory is short when tasks wait for it in more than a fiftieth of the time.
 constexpr std::uint64_t kStallShare = 50;
 // What is to be left of a cgroup's limit.
@@ -27,12 +30,21 @@ std::uint64_t least_bytes() {
 }  // namespace
 
 PressureDemand PressureWatch::look(std::int64_t now_ms, std::uint64_t dirty_bytes) {
-  if (dirty_bytes < least_bytes()) return kNone;
-  if (looked_ms_ != 0 && now_ms - looked_ms_ < kShortestLookMs) return kNone;
+  bool is_worth_it = dirty_bytes >= least_bytes();
+  if (is_worth_it) {
+    if (looked_ms_ != 0 && now_ms - looked_ms_ < kShortestLookMs) return kNone;
+  } else {
+    bool has_limits =
+        limits_are_known() && (dirty_bytes >= kLookUpFromBytes || page_heap_room_is_set());
+    if (!has_limits || now_ms - limits_ms_ < kLimitsMs) return kNone;
+  }
+  limits_ms_ = now_ms;
   os::MemoryState state;
   int error = file_thread_run(
       [](void* out) { *static_cast<os::MemoryState*>(out) = os::memory_state(); }, &state);
-  return error == 0 ? judge(state, now_ms, dirty_bytes) : kNone;
+  if (error != 0) return kNone;
+  if (limits_note_cgroup(state.cgroup_bytes)) return {0, RDMALLOC_PURGE_LIMIT};
+  return is_worth_it ? judge(state, now_ms, dirty_bytes) : kNone;
 }
 
 PressureDemand PressureWatch::judge(const os::MemoryState& state, std::int64_t now_ms,

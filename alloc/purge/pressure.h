@@ -4,7 +4,9 @@
 // is near: as much goes as makes an eighth of the limit free again, for what comes next is the
 // kernel's own reclaim, in the middle of page faults, or its killer.
 //
-// Looked at by the purge thread at its ticks, so only while there is something to give. The files
+// Looked at by the purge thread at its ticks, so only while there is something to give. The limits
+// themselves may be others than they were when the first thread was made: they are taken note of
+// (pages/limits.h), and one that is lower takes everything once. The files
 // are opened each time, on a thread with descriptors of its own (core/file_thread.h): one of the
 // program's that is kept open is closed by daemons, and inherits a stranger's file.
 #pragma once
@@ -34,6 +36,7 @@ class PressureWatch {
 
  private:
   std::int64_t looked_ms_ = 0;  // 0: never
+  std::int64_t limits_ms_ = 0;  // of the last look at limits only
   std::uint64_t stalled_us_ = 0;
 };
 

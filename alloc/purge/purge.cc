@@ -55,7 +55,7 @@ std::uint32_t now_ms() {
 // Where no thread of the program's did (shards_learn).
 void look_up_limits() {
   if (limits_are_known() || dirty_bytes() < kLookUpFromBytes) return;
-  os::MemoryLimits found = {UINT64_MAX, UINT64_MAX};
+  os::MemoryLimits found = {UINT64_MAX, UINT64_MAX, UINT64_MAX};
   file_thread_run([](void* out) { *static_cast<os::MemoryLimits*>(out) = os::memory_limits(); },
                   &found);
   limits_take(found);

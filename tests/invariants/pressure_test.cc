@@ -300,6 +300,42 @@ const char* run_in_a_small_version_1(Machine& machine) {
   return run_in_a_small_one();
 }
 
+void wait_for_ceiling(uint64_t bytes) {
+  while (counter("purge.dirty_max_bytes") != bytes) usleep(10000);
+}
+
+// A cgroup that becomes small while the program runs, and large again: heeded at the purge thread's
+// next ticks, caches included. What never comes is for the test's own limit. Seen to hang with
+// limits that are looked up once, and where nothing goes at once; and to fail with room that stays.
+const char* run_in_one_that_changes(Machine& machine) {
+  uint64_t hour_ms = 3600000;
+  rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &hour_ms, sizeof hour_ms);
+  if (rdmalloc_init() != 0) return "rdmalloc_init";
+  uint64_t ceiling = counter("purge.dirty_max_bytes");
+  if (ceiling <= 12 * kMiB) return "the machine is too small";
+  for (int round = 0; round < 2; round++) {
+    free_all(filled(2000, 10000));
+    make_dirty();
+    machine.cgroup("outer", "max", std::to_string(48 * kMiB), 0);
+    wait_for_ceiling(12 * kMiB);
+    while (dirty_bytes() != 0) usleep(10000);
+    for (size_t bytes = 16; bytes <= kMiB; bytes *= 2) {
+      free_all(filled(8 * kMiB / bytes, bytes));
+      if (counter("stats.used_bytes") > 24 * kMiB) return "more than half of it was in use";
+    }
+    machine.cgroup("outer", "max", "max", 0);
+    wait_for_ceiling(ceiling);
+    // As it was: what is freed stays for a while, and no cache is emptied.
+    uint64_t take_backs = counter("stats.take_backs"), purges = counter("stats.purges");
+    for (int i = 0; i < 4; i++) free_all(filled(60, kMiB));
+    usleep(1500000);  // a tick
+    if (counter("stats.purges") != purges) return "purges";
+    if (counter("stats.take_backs") != take_backs) return "caches were emptied";
+    if (rdmalloc_purge(0) < 0) return "rdmalloc_purge";
+  }
+  return rdmalloc_fini() == 0 ? nullptr : "rdmalloc_fini";
+}
+
 // An open() of ours that lasts: the file is a pipe without a writer. It takes none of the
 // program's descriptors, which are the lowest and free. What is wrong, or nullptr.
 //
@@ -374,6 +410,10 @@ TEST(Pressure, cgroups_of_version_1_have_limits_too) {
 TEST(Pressure, I7_a_small_cgroup_bounds_what_is_free_and_cached) {
   run_on_a_machine(run_below_a_small_high);
   run_on_a_machine(run_in_a_small_version_1);
+}
+
+TEST(Pressure, I7_a_limit_of_a_cgroup_that_changes_is_heeded) {
+  run_on_a_machine(run_in_one_that_changes);
 }
 
 TEST(Pressure, files_are_read_without_a_descriptor_of_the_programs) {
