@@ -72,6 +72,13 @@ static_assert([] {
   return all;
 }() <= 46'500'000);
 
+// Threads that have caches at all, where RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`:
+// one for each 256 KiB. One block of each class stays with an idle thread (reclaim.h) and keeps its
+// slab in use, so the slabs of a thousand would be all of 32 MiB. The others work on the slabs.
+constexpr std::uint64_t most_caches(std::uint64_t backed_bytes) {
+  return backed_bytes / (std::uint64_t{256} << 10);
+}
+
 // Address space for magazines and caches, in proportion to what there is: 1 GiB of magazines is 2
 // million of them.
 constexpr std::size_t reserved_for_magazines(std::size_t room) {

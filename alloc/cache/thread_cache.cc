@@ -296,6 +296,8 @@ thread_local constinit std::uint8_t frees_without_cache = 0;
 
 ThreadCache* make_cache() {
   if (has_no_cache || options().check_frees) return nullptr;
+  std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
+  if (loans.threads.load(std::memory_order_relaxed) >= most_caches(backed)) return nullptr;
   has_no_cache = true;  // pthread_setspecific may allocate
   auto tls = reinterpret_cast<std::uintptr_t>(&detail::this_cache);
   auto place = caches_by_tls.find(caches, tls);
@@ -320,8 +322,7 @@ ThreadCache* make_cache() {
   std::uint32_t others = loans.threads.fetch_add(1, std::memory_order_relaxed);
   bool is_first = others == 0;
   cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
-  cache->span_share = span_share_of(std::uint64_t{others} + 1,
-                                    dirty_limits.backed_bytes.load(std::memory_order_relaxed));
+  cache->span_share = span_share_of(std::uint64_t{others} + 1, backed);
   const os::TopologySource& topology = options().topology;
   if (is_first) os::topology_note_first_thread();
   if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
