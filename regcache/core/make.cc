@@ -1,15 +1,14 @@
-// Longer than 600 lines, so that a miss can be read from plan to publication in one file.
+// A miss: look again under the lock, plan a range, have it registered, publish.
 #include "regcache/core/make.h"
 
 #include <errno.h>
 
 #include "alloc/for_regcache.h"
-#include "regcache/core/callbacks.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
-#include "regcache/core/memlock.h"
 #include "regcache/core/page_frame_check.h"
 #include "regcache/core/put_clock.h"
+#include "regcache/core/room.h"
 #include "regcache/core/rooms.h"
 #include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
@@ -30,9 +29,10 @@ struct Plan {
   std::size_t length() const { return high - low; }
 };
 
-// make()'s answers where a narrower range may work: a part of the range is in a purge; the range is
-// more than a limit of ours, or RLIMIT_MEMLOCK, leaves. A registrar's answer is never positive.
-constexpr int kInPurge = 1, kNoRoom = 2;
+// make()'s other answer, beside kNoRoom, where a narrower range may work: a part of the range is in
+// a purge.
+constexpr int kInPurge = 1;
+static_assert(kInPurge != kNoRoom);
 
 // The error that the caller of the cache gets instead.
 int error_of_call(int error) {
@@ -46,12 +46,6 @@ std::uintptr_t round_up(std::uintptr_t value, std::size_t unit) {
   return round_down(value + unit - 1, unit);
 }
 
-// What sticky registrations may take of a limit at most. A quarter, and at least one registration,
-// is left to counted ones, which must go on working when uncounted keys are refused.
-std::uint64_t sticky_share(std::uint64_t limit) {
-  return limit == UINT64_MAX ? limit : limit - (limit / 4 + (limit % 4 != 0));
-}
-
 // Whether the request on foreign memory may be served: 0, or -EPERM by RDMALLOC_FOREIGN. What an
 // owner vouches for (rdmalloc_adopt) is cached like owned memory; everything else foreign is
 // registered for each use (I6), refused, or watched (rooms.h).
@@ -61,19 +55,6 @@ int foreign_allowed(State& all, const Request& request, bool* is_adopted) {
 }
 
 // ---- look-up under the lock ----
-
-// Whether `length` more bytes may become sticky. A hint unless `is_whole`, under a WholeGuard; then
-// ends stickiness elsewhere if it has to.
-bool has_sticky_room(Domain& domain, std::size_t length, bool is_whole) {
-  if (!domain.is_bounded()) return true;
-  std::uint64_t bytes = sticky_share(domain.max_bytes);
-  const Budget& taken = domain.sticky_taken;
-  auto fits = [&] {
-    return taken.count.load(std::memory_order_relaxed) < sticky_share(domain.max_count) &&
-           length <= bytes && taken.bytes.load(std::memory_order_relaxed) <= bytes - length;
-  };
-  return fits() || (is_whole && reclaim_sticky(domain, kStickyLooks) != 0 && fits());
-}
 
 // An open registration over the whole request with all rights asked. Under the lock.
 // *wants_whole: one can't be sticky, and a look under all locks may make room.
@@ -107,10 +88,7 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
     publish(domain, domain.sticky, reg, asked);
     return 0;
   }
-  if (domain.is_bounded() &&
-      !domain.sticky_taken.try_take(reg->length(), sticky_share(domain.max_bytes),
-                                    sticky_share(domain.max_count)))
-    return -ENOMEM;
+  if (!take_sticky_room(domain, reg->length())) return -ENOMEM;
   begin_sticky(domain, reg);
   publish(domain, domain.sticky, reg, asked);
   return 0;
@@ -190,206 +168,6 @@ int plan_remote(const Domain& domain, const Request& request, const rdmalloc_ran
 }
 
 // ---- making one ----
-
-// Whether a registration may be made. Under the lock.
-int check_open(const Domain& domain) {
-  Phase phase = domain.phase.load(std::memory_order_relaxed);
-  if (phase == Phase::kIsOpen) return 0;
-  if (domain.is_lost.load(std::memory_order_relaxed)) return -ENODEV;
-  if (phase != Phase::kIsChanging && phase != Phase::kIsQuiesced) return -EINVAL;
-  return may_register_early() ? 0 : -EAGAIN;
-}
-
-// Takes room for one more registration, if there is. Under the lock.
-bool take_room(Domain& domain, std::size_t length) {
-  if (!domain.is_bounded()) return true;
-  bool is_taken = true;
-  // A resume registers again what the checkpoint took, even if quarantined ranges have filled the
-  // limits meanwhile.
-  if (may_register_early())
-    domain.taken.take(length);
-  else
-    is_taken = domain.taken.try_take(length, domain.max_bytes, domain.max_count);
-  if (domain.taken.count.load(std::memory_order_relaxed) > domain.max_count / 2) put_clock_start();
-  return is_taken;
-}
-
-// Under the lock. The room is taken.
-void begin_reservation(Domain& domain, Registration* reg) {
-  Stripe& stripe = domain.stripe_of_reg(reg);
-  stripe.totals.reserved_bytes += reg->length();
-  ++stripe.totals.reserved_count;
-  std::atomic<std::uint64_t>& count = state()->generation;
-  // A wide one is looked for under the lock of one stripe too, which may not write the wide one's.
-  std::uint64_t generation = &stripe == &domain.wide()
-                                 ? count.fetch_add(1, std::memory_order_relaxed) + 1
-                                 : stripe.generations.take(count);
-  std::atomic_ref(reg->head.key.generation).store(generation, std::memory_order_release);
-  reg->next() = stripe.in_flight;
-  stripe.in_flight = reg;
-}
-
-// Promises room for one more registration, evicting as needed. 0, kNoRoom, -EINVAL (closed),
-// -ENODEV (lost), -EAGAIN (quiesced).
-int reserve_room(Domain& domain, Registration* reg) {
-  std::size_t length = reg->length();
-  if (length > domain.max_bytes) return kNoRoom;
-  // Looks at what is in use in turns, between which other threads get the lock.
-  constexpr std::uint64_t kLooks = 256;
-  // Each round evicts what is missing; other threads may take that room, but not for ever.
-  std::uint64_t rounds = 16;
-  for (std::uint64_t round = 0; round < rounds; ++round) {
-    {
-      RangeGuard guard(domain, reg);
-      if (int error = check_open(domain)) return error;
-      if (take_room(domain, length)) {
-        begin_reservation(domain, reg);
-        return 0;
-      }
-    }
-    Registration* victims = nullptr;
-    {
-      WholeGuard guard(domain);
-      if (int error = check_open(domain)) return error;
-      if (take_room(domain, length)) {
-        begin_reservation(domain, reg);
-        return 0;
-      }
-      std::uint64_t bytes = domain.taken.bytes.load(std::memory_order_relaxed);
-      std::uint64_t count = domain.taken.count.load(std::memory_order_relaxed);
-      std::uint64_t room = domain.max_bytes > bytes ? domain.max_bytes - bytes : 0;
-      std::uint64_t missing_bytes = length > room ? length - room : 0;
-      std::uint64_t missing_count = count >= domain.max_count ? count - domain.max_count + 1 : 0;
-      // Do not evict if it is known that the eviction will not be enough.
-      Totals totals = domain_totals(domain);
-      auto may_suffice = [&] {
-        return missing_bytes <= totals.listed_bytes && missing_count <= totals.listed_count;
-      };
-      auto reclaims = [&] {
-        bool is_some = reclaim_sticky(domain, kStickyLooks) != 0;
-        totals = domain_totals(domain);
-        return is_some;
-      };
-      if (!may_suffice() && (!reclaims() || !may_suffice())) return kNoRoom;
-      if (round == 0) rounds += 2 * totals.listed_count / kLooks;
-      victims = pick_victims(domain, missing_bytes, missing_count, kLooks);
-    }
-    drop_list(domain, victims, Reason::kEvicted);
-  }
-  return kNoRoom;
-}
-
-// Under the lock. The room stays taken.
-void end_reservation(Domain& domain, Registration* reg) {
-  Stripe& stripe = domain.stripe_of_reg(reg);
-  stripe.totals.reserved_bytes -= reg->length();
-  --stripe.totals.reserved_count;
-  Registration** link = &stripe.in_flight;
-  while (*link != reg) link = &(*link)->next();
-  *link = reg->next();
-}
-
-// What calls of register_ add to a domain's counters: with its next change of the domain, so that
-// no lock is taken for them.
-struct Asked {
-  std::uint64_t ns_total = 0, ns_worst = 0;
-  std::uint64_t registrations = 0, refusals = 0;
-};
-
-// Under the lock.
-void count(Counters& counters, const Asked& asked) {
-  counters.register_ns_total += asked.ns_total;
-  if (asked.ns_worst > counters.register_ns_worst) counters.register_ns_worst = asked.ns_worst;
-  counters.registrations += asked.registrations;
-  counters.refusals += asked.refusals;
-}
-
-// One call of register_, timed and counted.
-int ask_and_count(Domain& domain, Registration* reg, Asked& asked) {
-  assert_no_lock_held("register");
-  rdmalloc_key key = {};
-  std::int64_t begin_ns = os::monotonic_ns();
-  int error = os::should_fail(os::Site::kRegister)       ? -ENOMEM
-              : os::should_fail(os::Site::kRegisterUndo) ? -ENOTRECOVERABLE
-                                                         : 0;
-  if (error == 0) {
-    CallbackScope callback;
-    error = domain.ops.register_(domain.context, reinterpret_cast<void*>(reg->base()),
-                                 reg->length(), reg->access() & ~RDMALLOC_NO_REGISTER, &key);
-  }
-  store_registrars_part(reg->head.key, key);
-  auto took_ns = static_cast<std::uint64_t>(os::monotonic_ns() - begin_ns);
-  if (error == 0) page_frames_registered(domain, reg);
-  asked.ns_total += took_ns;
-  if (took_ns > asked.ns_worst) asked.ns_worst = took_ns;
-  ++(error == 0 || error == -ENOTRECOVERABLE ? asked.registrations : asked.refusals);
-  // A registrar that returns a positive value breaks its contract; the caller gets an errno.
-  return error > 0 ? -EIO : error;
-}
-
-// The same; an answer of -ENODEV loses the domain.
-int ask_registrar(Domain& domain, Registration* reg, Asked& asked) {
-  int error = ask_and_count(domain, reg, asked);
-  if (error == -ENODEV) lose_domain(domain);
-  return error;
-}
-
-// The registrar has no memory left, and no idle registration is left to evict: asks the purge
-// thread to give all free memory back to the kernel. This thread may be in a fabric's call and does
-// not.
-void ask_for_purge(Domain& domain) {
-  int saved = errno;
-  purge_request_all();
-  errno = saved;
-  WholeGuard guard(domain);
-  ++domain.wide().counters.purge_requests;
-}
-
-// Whether the keys that a sticky registration has given out have ended, because the only block in
-// its range was reallocated in place.
-bool is_outgrown(const Registration* reg, const Plan& plan) {
-  return reg->rest().block_end != 0 && reg->rest().block_end != plan.block_high &&
-         reg->base() >= plan.block_low && reg->end() <= plan.block_high;
-}
-
-// Idle registrations that overlap a new one, for a registrar that can't have both. Under the lock;
-// returns them as a list to drop.
-Registration* take_overlapping(Domain& domain, const Registration* wanted, const Plan& plan) {
-  Registration* overlapping = nullptr;
-  auto look = [&](Registration* reg) {
-    if (reg->rest().kind == Kind::kCached && (!reg->rest().is_sticky || is_outgrown(reg, plan)) &&
-        close_idle(reg)) {
-      withdraw(domain, reg);
-      reg->next() = overlapping;
-      overlapping = reg;
-    }
-    return true;
-  };
-  visit_overlapping(domain, wanted->base(), wanted->end(), look);
-  return overlapping;
-}
-
-// Asks the registrar, and once more after an eviction: of as much as is to be registered (I12), or
-// of what overlaps it.
-int ask_twice(Domain& domain, Registration* reg, const Plan& plan, Asked& asked) {
-  if (!make_memlock_room(domain, reg->length())) return kNoRoom;
-  int error = ask_registrar(domain, reg, asked);
-  if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
-  put_clock_start();
-  Registration* victims = nullptr;
-  {
-    WholeGuard guard(domain);
-    reclaim_sticky(domain, kStickyLooks);
-    victims = error == -EEXIST ? take_overlapping(domain, reg, plan)
-                               : pick_victims(domain, reg->length(), 1);
-  }
-  if (victims != nullptr) {
-    drop_list(domain, victims, Reason::kEvicted);
-    error = ask_registrar(domain, reg, asked);
-  }
-  if (error == -ENOMEM) ask_for_purge(domain);
-  return error;
-}
 
 // Idle registrations that a new, wider one covers: they would pin their pages twice. Under the
 // lock; returns them as a list to drop.
@@ -579,7 +357,9 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   bool is_counted = all.words.try_begin_registering(slices);
   if (!is_counted) slices = {0, 0};
   Asked asked;
-  error = is_counted || plan.is_of_one_block ? ask_twice(domain, made, plan, asked) : kInPurge;
+  error = is_counted || plan.is_of_one_block
+              ? ask_twice(domain, made, plan.block_low, plan.block_high, asked)
+              : kInPurge;
   if (error == -ENOTRECOVERABLE && keep_half_made(domain, made, asked)) {
     all.words.end_registering(slices);
     return error;

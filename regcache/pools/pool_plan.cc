@@ -4,7 +4,7 @@
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
-#include "regcache/core/memlock.h"
+#include "regcache/core/room.h"
 #include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
 
