@@ -3,9 +3,9 @@
 // Segments beside the purge thread, and in an arena that ends: what shards hold goes back in time,
 // and is no reason for malloc to fail. See segments_test.cc.
 //
-// Seen to fail: what_other_shards_keep without segments_gather() in taking; nor_is without asking
-// each shard's heap after that; I7 with no segment kept. That a free looks at the ceiling, and not
-// the next tick alone, no test tells: a tick comes within a second.
+// Seen to fail: what_other_shards_keep without segments_gather() in taking; what_lies_beside
+// without asking each shard's heap after that; I7 with no segment kept. That a free looks at the
+// ceiling, and not the next tick alone, no test tells: a tick comes within a second.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <sys/wait.h>
@@ -140,7 +140,7 @@ TEST_F(SegmentsAge, what_other_shards_keep_is_no_reason_for_malloc_to_fail) {
 }
 
 // The rest of a segment that another shard has a block in.
-TEST_F(SegmentsAge, nor_is_what_lies_beside_a_block_of_theirs) {
+TEST_F(SegmentsAge, what_lies_beside_anothers_block_is_no_reason_to_fail) {
   std::vector<void*> kept;
   for (uint64_t place = 0; place < 4; place++) {
     run_at(place, [&] {

@@ -60,7 +60,7 @@ class SessionVerdicts(unittest.TestCase):
         self.some("live_bytes grew", "mtl verbs, T0",
                   live_bytes=lambda cycle: 1000000 + cycle * LEAK_BYTES)
 
-    def test_nor_do_pages_files_mappings_and_threads(self):
+    def test_pages_files_mappings_and_threads_grow_no_more_either(self):
         self.some("rss_kib grew", "mtl tcp, T0", rss_kib=40000)
         self.some("fds grew", "mtl tcp, T0", fds=510)
         self.some("fds grew", "mtl verbs, T0", fds=10)
@@ -73,7 +73,7 @@ class SessionVerdicts(unittest.TestCase):
         self.some("deregistrations differ", "mtl verbs, T0", deregistrations=2)
         self.some("0 registrations", "mtl verbs, T1", registrations=lambda cycle: 0)
 
-    def test_it_went_over_the_device_or_did_not(self):
+    def test_the_session_went_over_the_device_or_did_not(self):
         self.some("0 packets", "btl verbs, T0", packets=0)
         self.some("5 packets", "btl tcp, T0", packets=5)
 

@@ -47,7 +47,7 @@ TEST(PurgeThread, is_not_real_time_where_the_program_is) {
 }
 
 // Seen to fail with a failure that is remembered.
-TEST(PurgeThread, I10_that_can_not_be_made_is_tried_again_with_the_next_thread) {
+TEST(PurgeThread, I10_a_thread_that_can_not_be_made_is_tried_again_later) {
   ChildResult result = run(THREAD_MOMENTS, "again", {"RDMALLOC_FAULT=thread_create:1"});
   EXPECT_TRUE(result.clean()) << result.describe();
   EXPECT_EQ(warnings_in(result.errors), 1u) << result.errors;
@@ -55,7 +55,7 @@ TEST(PurgeThread, I10_that_can_not_be_made_is_tried_again_with_the_next_thread) 
 }
 
 // Seen to fail with one text for all causes.
-TEST(PurgeThread, that_has_no_room_for_its_stack_is_said_to_have_none) {
+TEST(PurgeThread, a_thread_without_room_for_a_stack_is_said_to_have_none) {
   ChildResult result = run(THREAD_MOMENTS, "no_room");
   EXPECT_TRUE(result.clean()) << result.describe();
   EXPECT_EQ(warnings_in(result.errors), 1u) << result.errors;

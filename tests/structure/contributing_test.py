@@ -21,7 +21,7 @@ TEXTS = (".md", ".py", ".sh", ".cc", ".c", ".h", ".hpp", ".cpp", ".cmake", ".txt
 
 
 class FirstChange(unittest.TestCase):
-    def test_its_differences_apply(self):
+    def test_the_pages_differences_apply(self):
         changes = [textwrap.dedent(found) for found in
                    re.findall(r"^ *```diff\n(.*?)^ *```$", PAGE, flags=re.M | re.S)]
         self.assertEqual(len(changes), 2)

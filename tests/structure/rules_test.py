@@ -5,7 +5,8 @@ Each was seen to fail by breaking it once: an #include of regcache/ in alloc/, a
 alloc/pages/, a mirror's host name in a document, a source file padded to 601 lines, a test's
 invariant renamed, a test source that no CMakeLists.txt names; with the site taken from before an
 mlock, with a second pthread_create behind one site, with a site in the table that nothing uses, and
-with sites of verbs that the test in the lab did not name, and with purge_thread_start() in slab.cc.
+with sites of verbs that the test in the lab did not name, and with purge_thread_start() in slab.cc, with
+a test named it_does_not_change_while_the_block_lives.
 """
 import fnmatch
 import glob
@@ -312,11 +313,23 @@ NAME = re.compile(r"(?m)^(?:TYPED_TEST|TEST(?:_[FP])?)\(\s*(\w+),\s*(\w+)\s*\)|^
 FILTER = re.compile(r"gtest_filter=([\w.*:]+)(?![\w.*:/]|\$\{)")
 
 
+# Words that a name may not begin with, since they stand for a subject that is elsewhere.
+PRONOUN = re.compile(r"(?:test_)?(?:I\d+_)?(?:it|its|they|their|that|who|nor|or|and|but|so)_")
+
+
+def names_of_tests():
+    return [(name, match[2] or match[3]) for name in tree.files()
+            if name.startswith("tests/") and name.endswith((".cc", ".py"))
+            for match in NAME.finditer(tree.text(name))]
+
+
 class Names(unittest.TestCase):
+    def test_no_name_of_a_test_begins_with_a_pronoun(self):
+        wrong = [f"{name}: {test}" for name, test in names_of_tests() if PRONOUN.match(test)]
+        self.assertEqual(wrong, [], "\n".join(["", *wrong, "a test's name has a subject"]))
+
     def test_no_name_of_a_test_is_long(self):
-        names = [(name, match[2] or match[3]) for name in tree.files()
-                 if name.startswith("tests/") and name.endswith((".cc", ".py"))
-                 for match in NAME.finditer(tree.text(name))]
+        names = names_of_tests()
         self.assertGreater(len(names), 1000)
         long = [f"{name}: {test}" for name, test in names if len(test) > NAME_LIMIT]
         self.assertEqual(long, [], "\n".join(

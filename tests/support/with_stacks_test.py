@@ -59,7 +59,7 @@ class WithStacks(unittest.TestCase):
         self.assertIn("left running by the command", done.stdout)
         self.assertFalse(alive(int(done.stdout.split("pid ")[1].split()[0])))
 
-    def test_who_restores_something_is_waited_for(self):
+    def test_a_process_that_restores_something_is_waited_for(self):
         for limit, last in (("1", "sleep 300"), ("60", "kill -9 $$")):
             with self.subTest(last=last), tempfile.TemporaryDirectory() as folder:
                 script = (f"cd {folder}; mkfifo alive; setsid sh -c 'read x < alive; : > restored' "

@@ -54,7 +54,7 @@ print(before["live_bytes"], after["live_bytes"], after["large_spans"])"""))
         self.assertGreaterEqual(after - before, 64 << 20)
         self.assertGreater(large, 0)
 
-    def test_it_says_which_process_of_which_job(self):
+    def test_the_module_says_which_process_of_which_job(self):
         self.assertEqual(self.say("""
 import os
 seen = rdmalloc.stats()

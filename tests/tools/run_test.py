@@ -100,7 +100,7 @@ class Plain(Case):
         self.assertEqual(with_us.stderr, "")
         self.assertIn("a line", with_us.stdout)
 
-    def test_it_becomes_the_program(self):
+    def test_rdmalloc_run_becomes_the_program(self):
         started = subprocess.Popen([TOOL, "run", "--", "sh", "-c", "echo $$; exec cat"], text=True,
                                    env=environment(), stdin=subprocess.PIPE,
                                    stdout=subprocess.PIPE)

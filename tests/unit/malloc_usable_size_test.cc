@@ -32,7 +32,7 @@ TEST(MallocUsableSize, the_last_byte_can_be_written_without_touching_a_neighbour
   }
 }
 
-TEST(MallocUsableSize, it_does_not_change_while_the_block_lives) {
+TEST(MallocUsableSize, the_size_does_not_change_while_the_block_lives) {
   std::vector<std::pair<void*, size_t>> blocks;
   for (size_t bytes = 1; bytes < 300000; bytes = bytes * 5 / 4 + 1) {
     void* block = aut::malloc(bytes);

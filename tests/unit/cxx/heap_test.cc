@@ -121,7 +121,7 @@ TEST(HppHeap, pmr_containers_live_in_it) {
   EXPECT_EQ(other.counters()->live_blocks, 0u);
 }
 
-TEST(HppHeap, its_allocator_serves_other_containers) {
+TEST(HppHeap, the_allocator_serves_other_containers) {
   struct alignas(256) Wide {
     char bytes[256];
   };

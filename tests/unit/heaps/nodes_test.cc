@@ -50,7 +50,7 @@ class HeapNodes : public testing::Test {
   int last_error = 0;
 };
 
-TEST_F(HeapNodes, its_pages_are_that_nodes_and_no_policy_is_left) {
+TEST_F(HeapNodes, pages_are_the_nodes_and_no_policy_is_left) {
   // Pages that are there already are moved.
   void* before = rdmalloc_malloc(8 * kMiB);
   memset(before, 1, 8 * kMiB);

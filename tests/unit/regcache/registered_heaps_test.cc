@@ -190,7 +190,7 @@ TEST_F(RegisteredHeaps, no_block_crosses_from_one_registration_to_the_next) {
 }
 
 // Fails when what is freed is not found again, or grow does not enter its regions.
-TEST_F(RegisteredHeaps, its_budget_is_its_memory_and_grows_by_call_only) {
+TEST_F(RegisteredHeaps, the_budget_is_memory_and_grows_by_call_only) {
   StubDomain domain(fabric);
   rdmalloc_heap* heap = make({domain.handle}, 3 * kMiB);
   ASSERT_EQ(last_error, 0);
@@ -358,7 +358,7 @@ TEST_F(RegisteredHeaps, a_heap_whose_registration_is_held_is_not_destroyed) {
 }
 
 // Fails when what is free in a region is offered to purges.
-TEST_F(RegisteredHeaps, I3_its_pages_stay_until_it_is_deregistered_and_go_then) {
+TEST_F(RegisteredHeaps, I3_pages_stay_until_the_heap_is_deregistered_and_go_then) {
   StubDomain domain(fabric);
   rdmalloc_heap* heap = make({domain.handle}, 8 * kMiB);
   auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, 5 * kMiB));
@@ -418,7 +418,7 @@ TEST_F(RegisteredHeaps, I13_memory_that_could_not_be_deregistered_stays_out_of_r
 }
 
 // Fails when such memory goes back to the others.
-TEST_F(RegisteredHeaps, I13_nor_is_it_after_a_create_that_another_domain_refused) {
+TEST_F(RegisteredHeaps, I13_memory_that_half_a_create_registered_stays_out_of_reach) {
   StubFabric poor;
   poor.capacity_bytes = kMiB;
   StubDomain domain(fabric), small(poor);

@@ -442,7 +442,7 @@ TEST(UringQuiesce, a_ring_of_the_users_is_theirs_to_close_or_is_named) {
 }
 
 // Without the wait for sleepers the ring is unmapped under the one that looks at it.
-TEST_F(Uring, who_waits_for_completions_meets_a_quiesce_unharmed) {
+TEST_F(Uring, a_waiter_for_completions_meets_a_quiesce_unharmed) {
   std::atomic<bool> stops{false};
   std::atomic<int> refused{0};
   std::thread waiter([&] {
