@@ -6,6 +6,7 @@
 
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/arena.h"
+#include "alloc/slabs/block_position.h"
 #include "alloc/slabs/slab_pages.h"
 
 namespace rdmalloc {
@@ -47,7 +48,7 @@ inline HeapBlock heap_block_at(const void* address) {
     return block;
   }
   const ClassInfo& info = class_info(word.size_class);
-  block.index = static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
+  block.index = index_at(offset, info);
   // What is left at the end of a slab is too short for a block.
   block.is_start = std::uintptr_t{block.index} * info.block_bytes == offset &&
                    offset + info.block_bytes <= std::uintptr_t{word.slices} << kSliceShift;
@@ -70,7 +71,7 @@ inline LiveBit live_bit_of(const void* block, const ClassInfo& info) {
   auto at = reinterpret_cast<std::uintptr_t>(block);
   SliceIndex slice = arena.first[arena.slice_of(at)].load(std::memory_order_relaxed);
   std::uintptr_t offset = at - arena.address_of(slice);
-  auto index = static_cast<std::uint32_t>((offset * info.reciprocal) >> kReciprocalShift);
+  std::uint32_t index = index_at(offset, info);
   return {arena.bitmap(slice)[kLiveWord + index / 64], index};
 }
 // Relaxed: what orders a free before the next malloc of the block is the shard's lock, and the

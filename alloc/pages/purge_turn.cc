@@ -33,10 +33,6 @@ bool purge_turn_is_mine() {
   return purge_turn.is_mine();
 }
 
-std::uint32_t purge_turn_owner() {
-  return purge_turn.owner();
-}
-
 void purge_turn_wait() {
   fork_check();
   purge_turn.begin();

@@ -46,8 +46,6 @@ class PurgeTurn {
 extern constinit PurgeTurn purge_turn;
 
 bool purge_turn_is_mine();
-// The thread that has it, 0 for none: a hint.
-std::uint32_t purge_turn_owner();
 void purge_turn_wait();  // returns once no purge that began before is under way
 
 // How often purging is paused: above 0 no purge begins. seq_cst, against the turn.
