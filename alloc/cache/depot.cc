@@ -23,9 +23,10 @@ struct alignas(64) Stack {
   std::uint32_t tag_at_last_age;
   // See depot_look(). Relaxed: two threads that look at once pass a class by, or count one twice.
   std::atomic<std::uint32_t> tag_at_last_look;
-  // Of class 0, which has no blocks: where the shard's next look goes, the bytes that this round's
-  // looks saw, and those of the round before.
-  std::atomic<std::uint32_t> next_look;
+  // Of class 0, which has no blocks: where the shard's latest look went, how many magazines of that
+  // class are still to flow down, the bytes that this round's looks saw, and those of the round
+  // before.
+  std::atomic<std::uint32_t> next_look, flows_left;
   std::atomic<std::uint64_t> bytes_seen;
   std::atomic<std::uint64_t> bytes_last_round;
 };
@@ -240,9 +241,21 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {
   return nullptr;
 }
 
-void depot_look(unsigned shard) {
+namespace {
+
+// Sends one magazine of an idle class down, of `left`: the caller is a free, and half a class may
+// be dozens of them.
+void flow_one(unsigned shard, unsigned size_class, std::uint32_t left) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
-  Stack& round = stack_of(shard, 0);
+  Stack& stack = stack_of(shard, size_class);
+  if (Magazine* magazine = depot_take(shard, size_class)) flow_down(size_class, magazine);
+  stack.tag_at_last_look.store(stack.full.head().tag, kRelaxed);
+  stack_of(shard, 0).flows_left.store(left - 1, kRelaxed);
+  if (left == 1) slab_trim_idle(shard, size_class);
+}
+
+void look_at_next(unsigned shard, Stack& round) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
   unsigned size_class = round.next_look.load(kRelaxed) + 1;
   if (size_class >= kClasses) {
     round.bytes_last_round.store(round.bytes_seen.load(kRelaxed), kRelaxed);
@@ -260,16 +273,29 @@ void depot_look(unsigned shard) {
   if (bytes != 0 && round.bytes_last_round.load(kRelaxed) > kDepotIdleBytes / shard_count()) {
     // Half of it, the larger one: what comes back to the class soon finds the rest, and what
     // doesn't has nothing after a few rounds.
-    std::uint32_t full = stack.full.head().count;
-    for (std::uint32_t left = (full + 1) / 2; left != 0; --left)
-      if (Magazine* magazine = depot_take(shard, size_class))
-        flow_down(shard, size_class, magazine);
-    if (full == 0)
-      if (Magazine* magazine = depot_take_partial(shard, size_class))
-        flow_down(shard, size_class, magazine);
-    stack.tag_at_last_look.store(stack.full.head().tag, kRelaxed);
+    if (std::uint32_t full = stack.full.head().count)
+      return flow_one(shard, size_class, (full + 1) / 2);
+    if (Magazine* magazine = depot_take_partial(shard, size_class))
+      flow_down(shard, size_class, magazine);
   }
   slab_trim_idle(shard, size_class);
+}
+
+}  // namespace
+
+bool depot_look(unsigned shard) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  Stack& round = stack_of(shard, 0);
+  unsigned latest = round.next_look.load(kRelaxed);
+  std::uint32_t left = round.flows_left.load(kRelaxed);
+  const Stack& stack = stack_of(shard, latest);
+  if (left != 0 && stack.full.head().tag == stack.tag_at_last_look.load(kRelaxed)) {
+    flow_one(shard, latest, left);
+  } else {
+    round.flows_left.store(0, kRelaxed);  // of a class that is in use again
+    look_at_next(shard, round);
+  }
+  return round.next_look.load(kRelaxed) == kClasses - 1 && round.flows_left.load(kRelaxed) == 0;
 }
 
 void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, bool is_taken_from) {

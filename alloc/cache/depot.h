@@ -38,9 +38,10 @@ Magazine* depot_take_empty(unsigned shard);
 void depot_put_empty(unsigned shard, Magazine* magazine);
 // Looks at the shard's next class, in a circle, and sends half of its magazines to the slabs if no
 // thread came for one since the last look and the shard holds more than its part of
-// kDepotIdleBytes. Called for each full magazine that a thread hands over: what a program used in
-// an earlier phase makes room as it works, without a purge thread.
-void depot_look(unsigned shard);
+// kDepotIdleBytes: one magazine now, the others with the next looks. Called for each full magazine
+// that a thread hands over: what a program used in an earlier phase makes room as it works, without
+// a purge thread. Returns whether a round through all classes has ended.
+bool depot_look(unsigned shard);
 // Empties every class of every shard that no thread used since the last call into the slabs; with
 // `everything`, all of them. Called by the purge thread and rdmalloc_purge(), so that memory comes
 // back when a program makes no further call. Returns whether something is left.
