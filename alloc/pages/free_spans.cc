@@ -84,11 +84,12 @@ SliceIndex FreeSpans::find_best(std::uint32_t wanted, std::uint32_t alignment, W
 
 FreeSpans::Latest FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment,
                                          std::uint64_t most, unsigned node) const {
-  // Of that very length the one that was freed last, which is the head: the commonest case. Longer
-  // buffers may have begun there when it was part of more.
+  // Of that very length the one that was freed last, which is the head: the commonest case. Not one
+  // where longer buffers began when it was part of more: the program realloc takes 2.5 % more
+  // memory.
   if (SliceIndex head = head_[bin_of(wanted)]; head != 0) {
     const Span& span = arena.span(head);
-    if (span.longest_buffer >= wanted && span.load().slices == wanted && is_of_node(span, node) &&
+    if (span.longest_buffer == wanted && span.load().slices == wanted && is_of_node(span, node) &&
         fit_in(head, wanted, wanted, alignment) != 0)
       return {head, 0};
   }
