@@ -248,7 +248,7 @@ namespace {
 void flow_one(unsigned shard, unsigned size_class, std::uint32_t left) {
   constexpr auto kRelaxed = std::memory_order_relaxed;
   Stack& stack = stack_of(shard, size_class);
-  if (Magazine* magazine = depot_take(shard, size_class)) flow_down(size_class, magazine);
+  if (Magazine* magazine = depot_take(shard, size_class)) flow_down(shard, size_class, magazine);
   stack.tag_at_last_look.store(stack.full.head().tag, kRelaxed);
   stack_of(shard, 0).flows_left.store(left - 1, kRelaxed);
   if (left == 1) slab_trim_idle(shard, size_class);
