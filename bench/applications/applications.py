@@ -282,6 +282,15 @@ def mpi_threads(run):
     run.measure([*MPIRUN, program, PARALLEL_THREADS, run.times(150)], program=program)
 
 
+def pytorch(run):
+    run.measure([PYTHON, SOURCES / "train.py", run.times(60)])
+
+
+def cuda(run):
+    program = run.made("host_memory", lambda path: done(["nvcc", "-O2", "-o", path, SOURCES / "host_memory.cu"]))
+    run.measure([program, 8, run.times(200)], program=program)
+
+
 # ---------------------------------------------------------------- whole applications
 
 def lammps(run):
@@ -400,22 +409,24 @@ def text_job(run):
 class Application:
     """A row: what it is, and the programs that it needs with the packages they come from."""
 
-    def __init__(self, name, group, what, work, needs):
+    def __init__(self, name, group, what, work, needs, modules=()):
         self.name, self.group, self.what, self.work, self.needs = name, group, what, work, needs
+        self.modules = modules  # of Python, with the packages they come from
 
     def left_out(self, folder):
         """Why it can't run here; empty where it can."""
         for program, package in self.needs:
             if not (found(program) or (folder and (pathlib.Path(folder) / program).exists())):
                 return f"{program} is not installed: {package}"
-        if self.name == "mpi4py numpy" and not has_modules():
-            return "mpi4py and numpy are not installed: apt-get install python3-mpi4py python3-numpy"
+        for module, package in self.modules:
+            if not has_module(module):
+                return f"{module} is not installed: {package}"
         return ""
 
 
 @functools.lru_cache
-def has_modules():
-    return subprocess.run([PYTHON, "-c", "import mpi4py, numpy"], stderr=subprocess.DEVNULL, check=False).returncode == 0
+def has_module(name):
+    return subprocess.run([PYTHON, "-c", f"import {name}"], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def apt(package):
@@ -446,6 +457,10 @@ APPLICATIONS = [
                 [("go", apt("golang-go")), ("gcc", apt("gcc"))]),
     Application("mpi threads", "threads", "MPI_THREAD_MULTIPLE, 2 ranks of 16 threads, fresh buffers, in the manner of "
                 "osu_latency_mt (own program)", mpi_threads, [MPI, ("application_mpi_threads", OURS)]),
+    Application("pytorch", "threads", "PyTorch: a network trained from 8 loader processes, tensors; on a GPU if there is one",
+                pytorch, [(PYTHON, apt("python3"))], [("torch", apt("python3-torch")), ("numpy", apt("python3-numpy"))]),
+    Application("cuda", "threads", "8 threads register, copy and free blocks for a GPU, each byte checked (own program)",
+                cuda, [("nvcc", apt("nvidia-cuda-toolkit")), ("nvidia-smi", "NVIDIA's driver")]),
     Application("redis", "whole", "redis-server with one thread under redis-benchmark", redis_alone, REDIS),
     Application("lammps", "whole", "LAMMPS, melt of 16,384 atoms, 2 ranks", lammps, [MPI, ("lmp", apt("lammps"))]),
     Application("gromacs", "whole", "GROMACS, water, 2 OpenMP threads", gromacs, [("gmx", apt("gromacs"))]),
@@ -453,7 +468,8 @@ APPLICATIONS = [
     Application("imb", "whole", "Intel MPI Benchmarks: Bcast, Allreduce, Exchange up to 4 MiB, 2 ranks", imb,
                 [MPI, ("IMB-MPI1", "not in Debian; build github.com/intel/mpi-benchmarks and put IMB-MPI1 into PATH")]),
     Application("mpi4py numpy", "whole", "mpi4py: fresh arrays and pickled objects, 2 ranks", mpi4py,
-                [MPI, (PYTHON, apt("python3"))]),
+                [MPI, (PYTHON, apt("python3"))],
+                [("mpi4py", apt("python3-mpi4py")), ("numpy", apt("python3-numpy"))]),
     Application("compile", "whole", "g++ -O1 over ten files of alloc/", compile_cxx, [("g++", apt("g++"))]),
     Application("text job", "whole", "python3: JSON and regular expressions", text_job, [(PYTHON, apt("python3"))]),
 ]
