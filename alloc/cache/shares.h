@@ -11,7 +11,7 @@ namespace rdmalloc {
 // / n.
 inline constexpr std::uint64_t kFirstThreads = 8;
 inline constexpr std::uint64_t kFirstShareBytes = 384 << 10;
-inline constexpr std::uint64_t kLaterBytes = std::uint64_t{3} << 20;
+inline constexpr std::uint64_t kLaterBytes = std::uint64_t{5} << 19;
 inline constexpr std::uint64_t kSmallestShareBytes = 8 << 10;
 
 constexpr std::uint64_t share_of(std::uint64_t threads) {
