@@ -98,6 +98,7 @@ TEST_F(Depot, partial_magazines_gather_until_one_is_full) {
 // What a thread puts that keeps its magazine, and what one gives back that took a part. Seen to
 // fail with a full magazine put as a partial one, and with what does not fit forgotten.
 TEST_F(Depot, some_blocks_gather_as_partial_magazines_do) {
+  uint64_t live = rdmalloc_test::counter("stats.live_bytes");
   std::vector<void*> put;
   std::uint32_t count = 0;
   Magazine* keeper = rdmalloc::depot_take_empty(kShard);
@@ -127,6 +128,7 @@ TEST_F(Depot, some_blocks_gather_as_partial_magazines_do) {
   rdmalloc::depot_put_empty(kShard, part);
   std::sort(put.begin(), put.end());
   EXPECT_EQ(take_all(), put);
+  EXPECT_EQ(rdmalloc_test::counter("stats.live_bytes"), live) << "none is lost";
   rdmalloc::depot_put_empty(kShard, keeper);
 }
 
