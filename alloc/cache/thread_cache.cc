@@ -296,8 +296,6 @@ thread_local constinit std::uint8_t frees_without_cache = 0;
 
 ThreadCache* make_cache() {
   if (has_no_cache || options().check_frees) return nullptr;
-  std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
-  if (loans.threads.load(std::memory_order_relaxed) >= most_caches(backed)) return nullptr;
   has_no_cache = true;  // pthread_setspecific may allocate
   auto tls = reinterpret_cast<std::uintptr_t>(&detail::this_cache);
   auto place = caches_by_tls.find(caches, tls);
@@ -310,7 +308,9 @@ ThreadCache* make_cache() {
     }
     end_cache(left);
   }
-  ThreadCache* cache = caches.allocate();
+  std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
+  bool is_one_too_many = loans.threads.load(std::memory_order_relaxed) >= most_caches(backed);
+  ThreadCache* cache = is_one_too_many ? nullptr : caches.allocate();
   if (cache == nullptr) {
     has_no_cache = false;
     return nullptr;

@@ -6,11 +6,15 @@
 //                        key destructors, on the thread itself where its cache of stacks is full
 //   late_caches third    the first malloc comes in the third round of key destructors
 //   late_caches fourth   in the fourth, from a key behind ours: our destructor is not called
+//   late_caches limit    as many as RDMALLOC_LIMIT lets have caches left theirs like that: threads
+//                        that come after them have caches again, and end those
 //   late_caches consumer a thread that only frees, and much, has a cache, and its end is noticed
 //
 // Seen to fail before: `frees` had 1,795 caches after 2,048 threads, `third` and `fourth` one for
 // each thread. Without kFreesWithoutCache `frees` has as many as lived at once, and without
-// caches_by_tls.h the other two have all; `consumer` has none where no free() ever makes one.
+// caches_by_tls.h the other two have all; `limit` keeps 65 where a thread asks whether it is one
+// too many before it ends what its storage's last one left; `consumer` has none where no free()
+// ever makes one.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <unistd.h>
@@ -103,6 +107,17 @@ void allocate_in_round(uintptr_t round) {
   if (caches() > kThreads + kOthers) fail("caches of threads that are gone", caches());
 }
 
+void come_after_those_at_a_limit(char** argv) {
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_LIMIT=16M"});  // 64 caches
+  allocate_in_round(4);
+  if (caches() < kThreads / 2) fail("so few threads left their caches", caches());
+  in_bursts([](void*) -> void* {
+    std::free(std::malloc(100));
+    return nullptr;
+  });
+  if (caches() > kThreads / 4) fail("caches that no thread ends", caches());
+}
+
 void free_on_another_thread() {
   std::vector<void*> blocks(1000);
   for (void*& block : blocks) block = std::malloc(100);
@@ -130,6 +145,8 @@ int main(int argc, char** argv) {
     allocate_in_round(3);
   else if (std::strcmp(what, "fourth") == 0)
     allocate_in_round(4);
+  else if (std::strcmp(what, "limit") == 0)
+    come_after_those_at_a_limit(argv);
   else if (std::strcmp(what, "consumer") == 0)
     free_on_another_thread();
   else
