@@ -181,8 +181,8 @@ TEST(CachedSpansDeathTest, an_address_inside_one_is_reported_when_it_goes_back) 
       "free\\(\\) of an address inside a block");
 }
 
-// With another one between, so that it is not the magazine that finds it. Seen to fail with the page
-// heap's answer ignored.
+// With another one between, so that it is not the magazine that finds it. Seen to fail with the
+// page heap's answer ignored.
 TEST(CachedSpansDeathTest, one_freed_twice_is_reported_when_it_goes_back) {
   for (size_t bytes : {60 * kKiB, 200 * kKiB})
     EXPECT_DEATH(
