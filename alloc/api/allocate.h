@@ -21,11 +21,11 @@ void* allocate_zeroed(std::size_t bytes);
 void* reallocate(void* block, std::size_t bytes);
 std::size_t usable_bytes(const void* block);
 
-// A small block that this thread holds already; nullptr when that is not what it takes.
+// A block that this thread holds already; nullptr when that is not what it takes.
 [[gnu::always_inline]] inline void* try_allocate(std::size_t bytes) {
-  if (bytes <= kStepMax) [[likely]]
-    return cache_try_allocate_at(kBinOffsets.of[(bytes + 7) / 8]);
-  return bytes <= kSmallMax ? cache_try_allocate(coarse_class_of(bytes)) : nullptr;
+  if (bytes > kStepMax) [[unlikely]]
+    return nullptr;
+  return cache_try_allocate_at(bin_offset_of(bytes));
 }
 // What it takes otherwise. Cold, and by size, not class: the fast path need not keep the class.
 void* allocate_slow(std::size_t bytes);

@@ -139,7 +139,7 @@ Magazine* depot_take(unsigned shard, unsigned size_class) {
 bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine) {
   if (is_share_used_up(shard, size_class)) return false;
   std::atomic<std::uint64_t>& partial = stack_of(shard, size_class).partial;
-  std::uint32_t most = class_info(size_class).magazine_max;
+  std::uint32_t whole = class_info(size_class).whole;
   for (;;) {
     std::uint64_t none = 0;
     // Release: pairs with the acquire in depot_take_partial(). seq_cst: see slab_note_change().
@@ -150,9 +150,9 @@ bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine) 
     if (other == nullptr) continue;
     // The smaller one's blocks go into the larger one, as far as they fit.
     if (other->count > magazine->count) std::swap(other, magazine);
-    while (magazine->count < most && other->count != 0)
+    while (magazine->count < whole && other->count != 0)
       magazine->slots[magazine->count++] = other->slots[--other->count];
-    if (magazine->count == most) {
+    if (magazine->count >= whole) {
       if (!depot_put(shard, size_class, magazine)) flow_down(shard, size_class, magazine);
       magazine = other;
       if (magazine->count == 0 || is_share_used_up(shard, size_class)) {
@@ -189,7 +189,7 @@ void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine) {
     if (there != nullptr) there->count = 0;
   }
   if (there != nullptr) {
-    std::uint32_t room = class_info(size_class).magazine_max - there->count;
+    std::uint32_t room = class_info(size_class).whole - there->count;
     std::uint32_t moved = magazine->count < room ? magazine->count : room;
     magazine->count -= moved;
     std::memcpy(there->slots + there->count, magazine->slots + magazine->count,
@@ -199,7 +199,7 @@ void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine) {
   slab_give_back(size_class, magazine->slots, magazine->count);
   magazine->count = 0;
   if (there == nullptr) return;
-  bool is_whole = there->count == class_info(size_class).magazine_max;
+  bool is_whole = there->count == class_info(size_class).whole;
   bool is_put =
       is_whole ? depot_put(shard, size_class, there) : depot_put_partial(shard, size_class, there);
   is_put ? slab_note_change() : flow_down(shard, size_class, there);
@@ -299,12 +299,13 @@ bool depot_look(unsigned shard) {
 }
 
 void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, bool is_taken_from) {
-  std::uint32_t most = class_info(size_class).magazine_max;
-  bool is_whole = magazine->count == most;
+  std::uint32_t whole = class_info(size_class).whole;
+  bool is_whole = magazine->count >= whole;
+  std::uint32_t looks = magazine->count / whole;  // as often as so many blocks come by
   if (magazine->count != 0 && os::node_count() != 1) [[unlikely]]
     return_remote_blocks(here, size_class, magazine);
   if (magazine->count != 0) {
-    is_whole = is_whole && magazine->count * 2 > most;
+    is_whole = is_whole && magazine->count * 2 > whole;
     unsigned shard = here;
     if (!is_taken_from && shard_count() != 1) [[unlikely]]
       shard = slab_shard_of(magazine->slots[0], size_class);
@@ -315,7 +316,7 @@ void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, boo
       magazine->count = 0;
     }
     // Not for each rest that an ending thread leaves.
-    if (is_whole) depot_look(here);
+    for (std::uint32_t i = 0; is_whole && i < looks; ++i) depot_look(here);
     if (is_put) return slab_note_change();
   }
   depot_put_empty(here, magazine);

@@ -1,8 +1,9 @@
-// The depot: full magazines on their way between threads, a lock-free stack for each class and
-// shard. Bounded in bytes, for each class over all shards; what does not fit flows down to the
-// slabs. One compare-and-swap moves a whole magazine. Beside each stack lies one magazine that is
-// not full: the blocks that threads leave when they end or give a class up gather there until they
-// fill one, so that threads that live shortly hand blocks on without a look at their slabs.
+// The depot: whole magazines on their way between threads, a lock-free stack for each class and
+// shard; whole are those with ClassInfo::whole blocks and more. Bounded in bytes, for each class
+// over all shards; what does not fit flows down to the slabs. One compare-and-swap moves a
+// magazine. Beside each stack lies one that is not whole: the blocks that threads leave when they
+// end or give a class up gather there until it is, so that threads that live shortly hand blocks on
+// without a look at their slabs.
 #pragma once
 
 #include "alloc/cache/magazine.h"
@@ -23,8 +24,8 @@ void depot_put_back(unsigned shard, unsigned size_class, Magazine* magazine);
 // The blocks of a magazine that its thread keeps go to what others left, as far as they fit, and
 // else to the slabs.
 void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine);
-// Blocks go to the depot: as a whole magazine if it is full, or was before blocks of other nodes
-// left it and still is to a half; else with what others left. Where that is full, to the slabs.
+// Blocks go to the depot: as a magazine if it is whole, or was before blocks of other nodes left it
+// and still has half as many; else with what others left. Where that is full, to the slabs.
 // What the thread only frees goes to the shard that it is from, where it is allocated: in this one
 // it would lie and others would look for it. `is_taken_from`: whether
 // the thread also takes blocks of the class. Consumes the magazine.
@@ -50,7 +51,7 @@ bool depot_age(bool everything);
 void depot_empty();
 // Whether there is anything at all in it. For the purge thread that is about to sleep.
 bool depot_is_empty();
-// Blocks of the class in the depot now; a moment's truth.
+// Blocks of the class in the depot now, at most; a moment's truth.
 std::uint64_t depot_blocks(unsigned size_class);
 
 // For cache/shards.cc. Makes the stacks of a shard that is not counted yet; false when there is no

@@ -23,10 +23,11 @@ constexpr std::uint64_t share_of(std::uint64_t threads) {
 // And what threads borrow beside it, while they use it, in parts of kLoanBytes: all together at
 // most kLentBytes, one at most so much that it has kMostShareBytes. With that batches of thousands
 // of blocks of sixty classes stay in magazines (the program sh6 takes half the instructions it
-// takes with 1280 KiB). A loan goes back as its thread gives up the classes it was for, as it ends,
-// or is idle (reclaim.h). decisions/0011-loans-and-idle-threads.md
+// takes with 1280 KiB; 200 live blocks of 16 B to 32 KiB take 9 ns, with 3200 KiB 12). A loan goes
+// back as its thread gives up the classes it was for, as it ends, or is idle (reclaim.h).
+// decisions/0011-loans-and-idle-threads.md
 inline constexpr std::uint64_t kLoanBytes = std::uint64_t{64} << 10;
-inline constexpr std::uint64_t kMostShareBytes = 3200 << 10;
+inline constexpr std::uint64_t kMostShareBytes = 4800 << 10;
 inline constexpr std::uint64_t kLentBytes = std::uint64_t{16} << 20;
 
 // What 1,000 threads hold that fill all that as they come, beside their own blocks (see below):
@@ -37,10 +38,10 @@ static_assert([] {
 }() <= 40'000'000);
 
 // What a thread may hold while it takes a class that it only frees: those blocks are wanted
-// elsewhere. A main thread that frees what its workers left keeps 0.8 MB of it instead of 3.2 (the
+// elsewhere. A main thread that frees what its workers left keeps 0.8 MB of it instead of 4.8 (the
 // program leaks). With half of that the programs leaks and sh8 would take 1 % more instructions.
 constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
-  if (threads <= 3) return kMostShareBytes / 4;
+  if (threads <= 3) return kMostShareBytes / 6;
   return threads <= kFirstThreads ? 320 << 10 : share_of(threads) / 4;
 }
 

@@ -40,9 +40,11 @@ constexpr std::uint32_t kFirstLimit = 4;
 // of others: 64 threads of ten blocks each have 5.9 MiB resident with four, 5.0 with one. And a
 // share of many pays for more classes: 64 threads of 16 B to 4 KiB take half the time.
 constexpr std::uint32_t kFirstLimitOfMany = 1;
-// Every so many trips to the slow path a thread looks at a few classes it may not use any more.
-constexpr std::uint32_t kEventsPerAge = 32;
-constexpr std::uint32_t kClassesPerAge = 8;
+// Every so many trips to the slow path a thread looks at one class that it may not use any more: at
+// eight of them in each 32nd, one call gave hundreds of blocks up.
+constexpr std::uint32_t kEventsPerAge = 4;
+// And every so many, or so many large blocks, where it runs.
+constexpr std::uint32_t kEventsPerLook = 32;
 // And every so many a thread that frees lets the purge thread know that caches are in use.
 constexpr std::uint32_t kEventsPerNote = 8;
 // POSIX runs key destructors in up to four rounds; ours waits for the third, so that the
@@ -151,21 +153,17 @@ void drop_left(ThreadCache& cache) {
   drop_all(cache);
 }
 
-// Runs on the slow path of the thread itself: classes that did not move since the last look give
-// their blocks up. With many threads a share shrinks; then everything looked at goes.
+// Runs on the slow path of the thread itself: a class that did not move since the last look gives
+// its blocks up. With many threads a share shrinks; then each class looked at goes.
 void age(ThreadCache& cache) {
   bool is_over_share = !may_hold(cache, 0, 0);
-  for (std::uint32_t i = 0; i < kClassesPerAge; ++i) {
-    unsigned c = cache.age_cursor + 1;
-    cache.age_cursor = c % (kClasses - 1);
-    ColdBin& cold = cache.cold_bins[c];
-    if (cold.loaded == nullptr) continue;
-    if (is_over_share || cache.bins[c].top == cold.top_at_age) {
-      drop_class(cache, c);
-    } else {
-      cold.top_at_age = cache.bins[c].top;
-    }
-  }
+  unsigned c = cache.age_cursor + 1;
+  cache.age_cursor = c % (kClasses - 1);
+  ColdBin& cold = cache.cold_bins[c];
+  if (is_over_share || cache.bins[c].top == cold.top_at_age)
+    drop_class(cache, c);
+  else
+    cold.top_at_age = cache.bins[c].top;
   return_unused(cache);
 }
 
@@ -193,9 +191,8 @@ void note_slow_event(ThreadCache& cache) {
     give_up(cache);
   std::uint32_t events = cache.slow_events.load(std::memory_order_relaxed) + 1;
   cache.slow_events.store(events, std::memory_order_relaxed);
-  if (events % kEventsPerAge != 0) return;
-  if (!may_stay(cache)) enter_shard(cache);
-  age(cache);
+  if (events % kEventsPerLook == 0 && !may_stay(cache)) enter_shard(cache);
+  if (events % kEventsPerAge == 0) age(cache);
 }
 
 // Makes room in the share for `bytes` more by giving up other classes, in turn.
@@ -363,21 +360,26 @@ void take_part(const ThreadCache& cache, unsigned size_class, ColdBin& cold, Mag
   depot_put_back(cache.shard, size_class, filled);
 }
 
+// Puts the spare in the place of the loaded magazine, which has `count` blocks.
+void swap_magazines(Bin& bin, ColdBin& cold, std::uint32_t count) {
+  Magazine* spare = cold.spare;
+  cold.loaded->count = count;
+  order_for_fork();
+  cold.spare = cold.loaded;
+  cold.loaded = spare;
+  set_bin(bin, cold, spare->count);
+}
+
 // Fills the class's loaded, empty magazine. False when there is no memory.
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cache.cold_bins[size_class];
   if (cold.spare != nullptr && cold.spare->count != 0) {
-    Magazine* spare = cold.spare;
-    cold.loaded->count = 0;
-    order_for_fork();
-    cold.spare = cold.loaded;
-    cold.loaded = spare;
-    set_bin(bin, cold, spare->count);
+    swap_magazines(bin, cold, 0);
     return true;
   }
   cold.is_taken_from = true;
-  bool wants_part = 2u * cold.limit < class_info(size_class).magazine_max;
+  bool wants_part = 2u * cold.limit < class_info(size_class).whole;
   Magazine* filled = wants_part ? depot_take_partial(cache.shard, size_class) : nullptr;
   if (filled == nullptr) filled = depot_take(cache.shard, size_class);
   if (filled == nullptr) filled = depot_take_partial(cache.shard, size_class);
@@ -414,7 +416,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
 void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
   Magazine* spare = cold.spare;
   std::uint32_t count = spare->count;
-  bool is_whole = count >= class_info(size_class).magazine_max;
+  bool is_whole = count >= class_info(size_class).whole;
   Magazine* empty = is_whole ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     spare->count = 0;
@@ -447,7 +449,7 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cache.cold_bins[size_class];
   Magazine* full = cold.loaded;
-  bool is_whole = count >= class_info(size_class).magazine_max;
+  bool is_whole = count >= class_info(size_class).whole;
   Magazine* empty = is_whole ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     set_bin(bin, cold, 0);
@@ -475,12 +477,7 @@ void make_room(ThreadCache& cache, unsigned size_class) {
   } else if (cold.spare->count != 0) {
     clear_spare(cache, size_class, cold);
   }
-  Magazine* full = cold.loaded;
-  full->count = count;
-  order_for_fork();
-  cold.loaded = cold.spare;
-  cold.spare = full;
-  set_bin(bin, cold, 0);
+  swap_magazines(bin, cold, count);
 }
 
 void* allocate_slowly(unsigned size_class) {
@@ -590,7 +587,7 @@ unsigned cache_shard_for_large() {
   ThreadCache* cache = cache_of_this_thread();
   if (cache == nullptr) cache = make_cache();
   if (cache == nullptr) return cache_shard_without_cache();
-  if (++cache->large_events % kEventsPerAge == 0 && !may_stay(*cache)) enter_shard(*cache);
+  if (++cache->large_events % kEventsPerLook == 0 && !may_stay(*cache)) enter_shard(*cache);
   return cache->shard;
 }
 

@@ -112,7 +112,8 @@ struct ClassInfo {
   std::uint32_t slab_blocks;   // blocks of a slab
   std::uint64_t reciprocal;    // ceil(2^40 / block_bytes): index = offset * reciprocal >> 40
   std::uint16_t magazine_max;  // blocks a magazine of this class holds at most
-  std::uint16_t depot_max;     // full magazines the depot keeps at most
+  std::uint16_t whole;         // with so many it goes through the depot, not back to the slabs
+  std::uint16_t depot_max;     // such magazines the depot keeps at most
 };
 
 // Slots of a magazine; 62 of them and its header are 512 bytes (cache/magazine.h).
@@ -122,6 +123,13 @@ inline constexpr std::uint32_t kMagazineSlots = 62;
 // in an L2 cache. With 16 KiB the programs sh6 and own-sets take a seventh and a tenth longer,
 // larson a sixteenth, and none of them has less memory resident at its peak.
 inline constexpr std::uint32_t kMagazineBytes = 32768;
+// But so many blocks at least, however large: a thread that replaces the blocks of a few dozen
+// classes has up to so many of each free by turns. With 4 it took a spare for the loaded magazine
+// at each twelfth operation (1 to 32 KiB). Through the depot go magazines from kLeastWhole on:
+// threads that hand blocks over would wait for more of them, and find them in no cache.
+inline constexpr std::uint32_t kLeastBlocks = 12;
+inline constexpr std::uint32_t kLeastSpans = 8;
+inline constexpr std::uint32_t kLeastWhole = 4;
 inline constexpr std::uint32_t kDepotBytes = 2 << 20;
 // Bytes of blocks that all classes together may hold in the depot while one of them is idle.
 inline constexpr std::uint32_t kDepotIdleBytes = 4 << 20;
@@ -144,9 +152,10 @@ constexpr ClassTable make_class_table() {
         ((std::uint64_t{1} << kReciprocalShift) + info.block_bytes - 1) / info.block_bytes;
     std::uint32_t blocks = kMagazineBytes / info.block_bytes;
     if (blocks > kMagazineSlots) blocks = kMagazineSlots;
-    if (blocks < 4) blocks = 4;
-    info.magazine_max = static_cast<std::uint16_t>(blocks);
-    std::uint32_t magazines = kDepotBytes / (blocks * info.block_bytes);
+    std::uint32_t least = is_span_class(c) ? kLeastSpans : kLeastBlocks;
+    info.whole = static_cast<std::uint16_t>(blocks < kLeastWhole ? kLeastWhole : blocks);
+    info.magazine_max = static_cast<std::uint16_t>(blocks < least ? least : blocks);
+    std::uint32_t magazines = kDepotBytes / (info.magazine_max * info.block_bytes);
     if (magazines < 8 && !is_span_class(c)) magazines = 8;
     info.depot_max = static_cast<std::uint16_t>(magazines);
   }

@@ -117,7 +117,7 @@ bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
   Magazine* magazine = open_magazine(shard, size_class);
   std::uint64_t room =
       shard.held() < kShardBytes ? (kShardBytes - shard.held()) / info.block_bytes : 0;
-  std::uint32_t wanted = magazine == nullptr ? 1 : info.magazine_max / 2u;
+  std::uint32_t wanted = magazine == nullptr ? 1 : info.whole / 2u;
   if (wanted > room + 1) wanted = static_cast<std::uint32_t>(room) + 1;
   void* blocks[kMagazineSlots];
   std::uint32_t got = heap_slab_take(heap, size_class, blocks, wanted);
@@ -157,7 +157,7 @@ void put_into(Magazine& magazine, HeapShard& shard, void* block, const ClassInfo
   Magazine* magazine = open_magazine(shard, size_class);
   if (magazine == nullptr) return heap_slab_give_back(heap, size_class, &block, 1);
   bool has_freed = false;
-  if (magazine->count == info.magazine_max)
+  if (magazine->count == info.whole)
     has_freed = spill(heap, shard, size_class, (magazine->count + 1) / 2);
   has_freed |= make_room(heap, shard, info.block_bytes);
   put_into(*magazine, shard, block, info);
@@ -168,7 +168,7 @@ void put_into(Magazine& magazine, HeapShard& shard, void* block, const ClassInfo
 inline bool put_block(Heap& heap, HeapShard& shard, unsigned size_class, void* block) {
   const ClassInfo& info = class_info(size_class);
   Magazine* magazine = shard.magazines[size_class];
-  if (magazine == nullptr || magazine->count == info.magazine_max ||
+  if (magazine == nullptr || magazine->count == info.whole ||
       shard.held() + info.block_bytes > kShardBytes) [[unlikely]]
     return put_with_room(heap, shard, size_class, block);
   put_into(*magazine, shard, block, info);

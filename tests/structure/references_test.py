@@ -140,7 +140,7 @@ class References(unittest.TestCase):
         blocks = "docs/decisions/0006-blocks-and-threads.md"
         for document, pattern, values in [
                 (blocks, r"`ret`, free (\d+):", [count("free(64)")]),
-                (blocks, r"a table of (\d+) two-byte offsets", [steps]),
+                (blocks, r"a table of (\d+) one-byte offsets", [steps]),
                 (blocks, r"\*\*Few classes\*\*: (\d+),", [classes]),
                 (blocks, r"\*\*Magazines\*\* hold (\d+) pointers", [slots]),
                 (blocks, r"A class starts with (\d+) blocks", [first]),

@@ -391,8 +391,9 @@ int look_at_all_blocks(uint64_t live_before) {
   release(all);
   if (rdmalloc_purge(0) < 0) return 2;
   uint64_t live = rdmalloc_test::counter("stats.live_bytes");
-  // The largest has four blocks, and the slabs that those keep have ends.
-  constexpr uint64_t kLost = 4 * 9216, kEnds = 2 * 8192;
+  // The largest, and the slabs that its blocks keep have ends.
+  constexpr uint64_t kBlocks = rdmalloc::class_info(rdmalloc::class_of(9216)).magazine_max;
+  constexpr uint64_t kLost = kBlocks * 9216, kEnds = 2 * 8192;
   return live <= live_before + kLost + kEnds ? 0 : 3;
 }
 
