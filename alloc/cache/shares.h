@@ -28,14 +28,14 @@ constexpr std::uint64_t share_of(std::uint64_t threads) {
 // decisions/0011-loans-and-idle-threads.md
 inline constexpr std::uint64_t kLoanBytes = std::uint64_t{64} << 10;
 inline constexpr std::uint64_t kMostShareBytes = 4800 << 10;
-inline constexpr std::uint64_t kLentBytes = std::uint64_t{16} << 20;
+inline constexpr std::uint64_t kLentBytes = std::uint64_t{14} << 20;
 
 // What 1,000 threads hold that fill all that as they come, beside their own blocks (see below):
 static_assert([] {
   std::uint64_t all = kLentBytes;
   for (std::uint64_t n = 1; n <= 1000; ++n) all += share_of(n);
   return all;
-}() <= 40'000'000);
+}() <= 38'000'000);
 
 // What a thread may hold while it takes a class that it only frees: those blocks are wanted
 // elsewhere. A main thread that frees what its workers left keeps 0.8 MB of it instead of 4.8 (the
