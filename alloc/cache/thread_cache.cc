@@ -160,10 +160,11 @@ void age(ThreadCache& cache) {
   unsigned c = cache.age_cursor + 1;
   cache.age_cursor = c % (kClasses - 1);
   ColdBin& cold = cache.cold_bins[c];
-  if (is_over_share || cache.bins[c].top == cold.top_at_age)
+  std::uint32_t slot = slot_of(cache.bins[c].top);
+  if (is_over_share || slot == cold.slot_at_age)
     drop_class(cache, c);
   else
-    cold.top_at_age = cache.bins[c].top;
+    cold.slot_at_age = slot;
   return_unused(cache);
 }
 
@@ -224,7 +225,7 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   magazine->count = 0;
   cold.loaded = magazine;
   cold.spare = nullptr;
-  cold.limit = static_cast<std::uint16_t>(limit);
+  cold.limit = static_cast<std::uint8_t>(limit);
   cold.is_taken_from = false;
   add_held(cache, size_class, cost_of(size_class, limit), own_part(cache, size_class, limit));
   set_bin(cache.bins[size_class], cold, 0);
@@ -246,7 +247,7 @@ bool grow_limit(ThreadCache& cache, unsigned size_class) {
                         ? may_hold(cache, more - own, size_class)
                         : may_hold_of_freed(cache, more - own);
   if (!is_allowed) return false;
-  cold.limit = static_cast<std::uint16_t>(limit);
+  cold.limit = static_cast<std::uint8_t>(limit);
   add_held(cache, size_class, more, own);
   return true;
 }

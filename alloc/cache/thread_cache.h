@@ -26,12 +26,17 @@ namespace rdmalloc {
 
 // The cold half of a bin.
 struct ColdBin {
-  Magazine* loaded;     // the magazine the bin works on; nullptr until the class is first used
-  Magazine* spare;      // a second one, full or empty (its count tells): hysteresis of one magazine
-  void** top_at_age;    // where the bin stood when ageing last looked
-  std::uint16_t limit;  // blocks the bin may hold now: 8 at first, doubled by use (slow start)
-  bool is_taken_from;   // whether the bin was ever refilled: else the thread only frees here
+  Magazine* loaded;  // the magazine the bin works on; nullptr until the class is first used
+  Magazine* spare;   // a second one, full or empty (its count tells): hysteresis of one magazine
+  std::uint32_t slot_at_age;  // where the bin stood when ageing last looked: slot_of(top)
+  std::uint8_t limit;  // blocks the bin may hold now: 4 at first, doubled by use (slow start)
+  bool is_taken_from;  // whether the bin was ever refilled: else the thread only frees here
 };
+static_assert(kMagazineSlots <= UINT8_MAX);
+// A slot's number, of 32 GiB of magazines: enough to tell two tops apart.
+inline std::uint32_t slot_of(void* const* top) {
+  return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(top) / sizeof(void*));
+}
 
 // Bits of ThreadCache::reclaim_state: a taker wants the cache, and bins have gaps since one did.
 inline constexpr std::uint8_t kAsked = 1, kHasGaps = 2;
