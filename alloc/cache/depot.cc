@@ -68,8 +68,11 @@ std::uint32_t most_full(unsigned shard, unsigned size_class) {
   bool has_partial = stack_of(shard, size_class).partial.load(std::memory_order_relaxed) != 0;
   return share - (has_partial && share != 0 ? 1 : 0);
 }
-// Full magazines that another shard leaves one that is at work.
-constexpr std::uint32_t kMagazinesLeft = 4;
+// Full magazines, of 32 KiB, that another shard leaves one that is at work: one, but of long blocks
+// as many as hold sixteen.
+std::uint32_t magazines_left(unsigned size_class) {
+  return class_info(size_class).magazine_max > 8 ? 1 : 4;
+}
 // Without the partial one.
 bool is_share_used_up(unsigned shard, unsigned size_class) {
   return stack_of(shard, size_class).full.head().count >= share_of(shard, size_class);
@@ -215,19 +218,26 @@ void depot_put_empty(unsigned shard, Magazine* magazine) {
     magazines.free(magazine);
 }
 
-Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from) {
+Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, std::uint8_t* from) {
   unsigned count = shard_count(), asked = 0;
   std::uint8_t node = shards[shard].node.load(std::memory_order_relaxed);
-  while (asked < kShardsAsked && asked + 1 < count) {
+  while (asked < most && asked + 1 < count) {
     unsigned other = other_shard(shard, *from, ++asked, count);
     if (shards[other].node.load(std::memory_order_relaxed) != node) continue;
     // Looked at before it is written: an empty stack's line stays with the threads that use it.
     Stack& theirs = stack_of(other, size_class);
     TaggedStack<Magazine>::Head head = theirs.full.head();
-    if (head.count == 0) continue;
+    if (head.count == 0) {
+      // What short threads left, of small blocks.
+      Magazine* partial =
+          class_info(size_class).slab_slices == 1 ? depot_take_partial(other, size_class) : nullptr;
+      if (partial == nullptr) continue;
+      shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
+      return partial;
+    }
     // The few that a shard at work has stay, above 1 KiB: two that took magazines from each other
     // did so for ever. Small blocks go on: sh8 took a tenth more memory without.
-    if (class_info(size_class).slab_slices != 1 && head.count <= kMagazinesLeft &&
+    if (class_info(size_class).slab_slices != 1 && head.count <= magazines_left(size_class) &&
         head.tag != theirs.tag_at_last_look.load(std::memory_order_relaxed) &&
         shards[other].threads.load(std::memory_order_relaxed) != 0)
       continue;

@@ -30,9 +30,9 @@ void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine);
 // it would lie and others would look for it. `is_taken_from`: whether
 // the thread also takes blocks of the class. Consumes the magazine.
 void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, bool is_taken_from);
-// Takes one from another shard of the same node, or nullptr. Asks kShardsAsked of them; *from
-// remembers where to go on.
-Magazine* depot_steal(unsigned shard, unsigned size_class, std::uint8_t* from);
+// Takes one from another shard of the same node, or nullptr; of blocks of up to 1 KiB also one that
+// is not full. Asks `most` of them; *from remembers where to go on.
+Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, std::uint8_t* from);
 // An empty magazine for a thread of the shard, or nullptr; and one that it needs no more. They go
 // round within the shard: what is drained of blocks here is filled here next.
 Magazine* depot_take_empty(unsigned shard);

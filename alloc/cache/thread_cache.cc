@@ -371,6 +371,22 @@ void swap_magazines(Bin& bin, ColdBin& cold, std::uint32_t count) {
   set_bin(bin, cold, spare->count);
 }
 
+// Blocks of this shard's slabs, of which it returns how many, or a magazine of another's depot, or
+// neither. What lies in other shards comes after what was used in this one: else blocks that
+// threads took from each other once would go round among them for ever. But before pages of this
+// one that are new: else each shard has pages for all that any thread of the process ever needed.
+std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, const ColdBin& cold,
+                             Magazine** filled) {
+  unsigned shard = cache.shard;
+  std::uint32_t got = slab_take_used(shard, size_class, cold.loaded->slots, cold.limit);
+  if (got != 0) return got;
+  *filled = depot_steal(shard, size_class, kShardsAskedBeforePages, &cache.steals_from);
+  if (*filled != nullptr) return 0;
+  got = slab_take_own(shard, size_class, cold.loaded->slots, cold.limit);
+  if (got == 0) *filled = depot_steal(shard, size_class, kShardsAsked, &cache.steals_from);
+  return got;
+}
+
 // Fills the class's loaded, empty magazine. False when there is no memory.
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -385,13 +401,11 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   if (filled == nullptr) filled = depot_take(cache.shard, size_class);
   if (filled == nullptr) filled = depot_take_partial(cache.shard, size_class);
   if (filled == nullptr) grow_limit(cache, size_class);
-  // What lies in other shards comes after what is free in this one: else blocks that threads took
-  // from each other once would go round among them for ever.
   if (filled == nullptr && shard_count() != 1 && !is_span_class(size_class)) [[unlikely]] {
-    std::uint32_t got = slab_take_own(cache.shard, size_class, cold.loaded->slots, cold.limit);
-    set_bin(bin, cold, got);
-    if (got != 0) return true;
-    filled = depot_steal(cache.shard, size_class, &cache.steals_from);
+    if (std::uint32_t got = take_of_shards(cache, size_class, cold, &filled)) {
+      set_bin(bin, cold, got);
+      return true;
+    }
   }
   if (filled != nullptr && filled->count > 2u * cold.limit) grow_limit(cache, size_class);
   if (filled != nullptr && filled->count > 2u * cold.limit) {

@@ -446,7 +446,9 @@ SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, unsigned si
   return take_from_any(shard, slices, true, [=](PageHeap& heap) {
     bool is_zero = false;
     SliceIndex slice = take_from(heap, shard, slices, slices, what, &is_zero);
-    if (slice != 0 && is_zero) events_note_use(slice, slices);
+    if (slice == 0) return slice;
+    if (is_zero) events_note_use(slice, slices);
+    arena.span(slice).new_from = is_zero ? 0 : UINT32_MAX;
     return slice;
   });
 }

@@ -117,7 +117,12 @@ struct alignas(64) Span {
   // Free dirty or retained span: list by age, oldest first. Span of a heap: list of its spans.
   SliceIndex younger;
   SliceIndex older;
-  std::uint32_t freed_ms;  // the same: when (milliseconds of os::coarse_ms, wrapping)
+  union {
+    std::uint32_t freed_ms;  // the same: when (milliseconds of os::coarse_ms, wrapping)
+    // Slab only. Blocks from this one on were never handed out, and lie on pages that were clean;
+    // more than there are where no page was. Under the lock of its class.
+    std::uint32_t new_from;
+  };
 
   // Slab only. Bits set in its bitmap, kept as: set bits first, then add; take bits, then subtract.
   // So at any moment  set bits >= free_blocks, and equal while no flush is between its two steps.

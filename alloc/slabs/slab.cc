@@ -72,7 +72,7 @@ void slab_begin(SliceIndex slice, std::uint32_t blocks) {
 }
 
 std::uint32_t slab_take_from(SliceIndex slice, const ClassInfo& info, std::uint32_t words,
-                             void** end, std::uint32_t wanted) {
+                             void** end, std::uint32_t wanted, std::uint32_t below) {
   Span& span = arena.span(slice);
   std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
   std::uintptr_t base = arena.address_of(slice);
@@ -81,6 +81,8 @@ std::uint32_t slab_take_from(SliceIndex slice, const ClassInfo& info, std::uint3
   if (w >= words) w = 0;
   for (std::uint32_t seen = 0; seen < words && got < wanted;) {
     std::uint64_t bits = bitmap[w].load(std::memory_order_relaxed);
+    if (w * 64 + 64 > below) [[unlikely]]
+      bits = w * 64 < below ? bits & bits_from(0, below - w * 64) : 0;
     if (bits == 0) {
       if (++w == words) w = 0;
       ++seen;
@@ -109,6 +111,8 @@ std::uint32_t slab_take_from(SliceIndex slice, const ClassInfo& info, std::uint3
     // with the release of the fetch_or that set them; what the freeing thread did to the block
     // comes before what its next owner does.
     bitmap[w].fetch_and(~(bits ^ left), std::memory_order_acquire);
+    std::uint32_t taken_to = w * 64 + static_cast<std::uint32_t>(std::bit_width(bits ^ left));
+    if (taken_to > span.new_from) span.new_from = taken_to;
   }
   span.scan_word.store(static_cast<std::uint16_t>(w), std::memory_order_relaxed);
   span.free_blocks.fetch_sub(static_cast<std::int32_t>(got), std::memory_order_acq_rel);
@@ -250,6 +254,27 @@ void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
   return take_or_make(slabs, shard, size_class, blocks, wanted, false);
 }
 
+// Takes blocks of slabs that the shard has, none of them on pages that were never used. Such a slab
+// is the one that fills, and the latest.
+std::uint32_t take_used(SlabClass& slabs, unsigned size_class, void** blocks,
+                        std::uint32_t wanted) {
+  constexpr int kLooks = 4;
+  const ClassInfo& info = class_info(size_class);
+  std::uint32_t got = 0;
+  int looks = 0;
+  for (SliceIndex head : slabs.head) {
+    for (SliceIndex slice = head; slice != 0 && got < wanted && looks < kLooks; ++looks) {
+      const Span& span = arena.span(slice);
+      got += slab_take_from(slice, info, words_of(info), blocks + wanted - got, wanted - got,
+                            span.new_from);
+      slice = span.next;
+    }
+  }
+  if (got != 0) note_use(slabs);
+  std::copy(blocks + wanted - got, blocks + wanted, blocks);
+  return got;
+}
+
 // Takes blocks of slabs of other shards. What those can spare is all where no thread works any
 // more, and otherwise, on the same node, all but the slab at hand: without that one each shard's
 // first allocation would be from the slab that another works with, and so all of them under one
@@ -356,6 +381,14 @@ std::uint32_t slab_take_own(unsigned shard, unsigned size_class, void** blocks,
   if (listed_in(slabs) == 0) return 0;
   LockGuard guard(slabs.lock);
   return take(slabs, shard, size_class, blocks, wanted);
+}
+
+std::uint32_t slab_take_used(unsigned shard, unsigned size_class, void** blocks,
+                             std::uint32_t wanted) {
+  SlabClass& slabs = slabs_of(shard, size_class);
+  if (listed_in(slabs) == 0) return 0;
+  LockGuard guard(slabs.lock);
+  return take_used(slabs, size_class, blocks, wanted);
 }
 
 std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted) {

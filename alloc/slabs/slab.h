@@ -31,8 +31,11 @@ namespace rdmalloc {
 // Returns how many.
 std::uint32_t slab_take_own(unsigned shard, unsigned size_class, void** blocks,
                             std::uint32_t wanted);
-// The same; where the shard's slabs have none, of those that other shards can spare; else of a new
-// one. 0 means no memory.
+// The same, without those whose pages were never used.
+std::uint32_t slab_take_used(unsigned shard, unsigned size_class, void** blocks,
+                             std::uint32_t wanted);
+// As slab_take_own(); where the shard's slabs have none, of those that other shards can spare; else
+// of a new one. 0 means no memory.
 std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted);
 // Gives blocks of the class back, each to the slab it is of. Aborts with the address when one is no
 // block or is free already.

@@ -44,8 +44,9 @@ inline constexpr std::uint32_t kNeverSeen = ~std::uint32_t{0};  // Span::seen of
 // A new slab, before it is published: all its blocks are free.
 void slab_begin(SliceIndex slice, std::uint32_t blocks);
 // Takes blocks of one slab, by rising address, into the places before `end`, from the last one
-// down; stops when it has `wanted` or the slab has no set bit. `words`: of its free bits.
+// down; stops when it has `wanted` or the slab has no set bit. `words`: of its free bits. Only such
+// blocks as lie before the `below`-th.
 std::uint32_t slab_take_from(SliceIndex slice, const ClassInfo& info, std::uint32_t words,
-                             void** end, std::uint32_t wanted);
+                             void** end, std::uint32_t wanted, std::uint32_t below = UINT32_MAX);
 
 }  // namespace rdmalloc

@@ -162,17 +162,57 @@ TEST(Shards, a_shard_steals_from_the_depot_of_another_of_its_node) {
   });
 }
 
-// Seen to fail with the others' depots asked first.
-TEST(Shards, what_a_shard_has_comes_before_what_others_have) {
+// Of a slab each of whose pages has a block that stays. Seen to fail with the others' depots asked
+// first.
+TEST(Shards, pages_that_a_shard_has_used_come_before_what_others_have) {
   Resident first(0), third(2);
+  std::vector<void*> kept, blocks;
+  run_at(2, [&] {
+    blocks = allocate(900, 64);  // its slab has 1,024
+    for (size_t i = 0; i < blocks.size(); i++)
+      if (i % 8 == 0) {
+        kept.push_back(blocks[i]);
+        blocks[i] = nullptr;
+      }
+    release(blocks);
+  });
+  EXPECT_GE(rdmalloc_purge(0), 0);  // from the depot into the slab
   go_to(0);
   fill_depot(64);
   run_at(2, [&] {
-    uint64_t steals = counter("stats.shard_steals");
-    std::vector<void*> blocks = allocate(900, 64);  // its slab has 1,024
+    uint64_t steals = counter("stats.shard_steals"), depot = counter("stats.depot_bytes");
+    blocks = allocate(600, 64);
     EXPECT_EQ(counter("stats.shard_steals"), steals);
+    EXPECT_EQ(counter("stats.depot_bytes"), depot);
     release(blocks);
   });
+  release(kept);
+}
+
+// Seen to fail with the whole slab taken first, and for the second size, of which no magazine is
+// full, with full ones alone.
+TEST(Shards, what_others_have_comes_before_pages_that_are_new) {
+  Resident first(0), third(2);
+  std::vector<void*> kept;
+  run_at(2, [&] { kept = allocate(8, 64); });  // its slab has 1,024
+  run_at(2, [&] {
+    std::vector<void*> more = allocate(2, 1000);
+    kept.insert(kept.end(), more.begin(), more.end());
+  });
+  go_to(0);
+  fill_depot(64);
+  run_at(0, [] { release(allocate(20, 1000)); });
+  uint64_t depot = counter("stats.depot_bytes");
+  run_at(2, [&] {
+    std::vector<void*> blocks = allocate(800, 64);
+    EXPECT_LE(counter("stats.depot_bytes"), depot - size_t{700} * 64);
+    depot = counter("stats.depot_bytes");
+    std::vector<void*> longer = allocate(16, 1000);
+    EXPECT_LE(counter("stats.depot_bytes"), depot - size_t{8} * 1000);
+    release(blocks);
+    release(longer);
+  });
+  release(kept);
 }
 
 // Seen to fail with the blocks put into the depot of the shard that frees them.
