@@ -71,7 +71,7 @@ std::uint32_t most_full(unsigned shard, unsigned size_class) {
 // Full magazines, of 32 KiB, that another shard leaves one that is at work: one, but of long blocks
 // as many as hold sixteen.
 std::uint32_t magazines_left(unsigned size_class) {
-  return class_info(size_class).magazine_max > 8 ? 1 : 4;
+  return class_info(size_class).whole > 8 ? 1 : 4;
 }
 // Without the partial one.
 bool is_share_used_up(unsigned shard, unsigned size_class) {

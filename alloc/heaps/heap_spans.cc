@@ -337,7 +337,7 @@ namespace {
 std::uint32_t rebuild_slab(HeapClass& slabs, SliceIndex slice, bool is_exact) {
   Span& span = arena.span(slice);
   SpanWord word = span.load();
-  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
+  Bitmap bits = arena.bitmap(slice);
   std::uint32_t blocks = slab_blocks_in(word.size_class, word.slices);
   std::uint32_t free_blocks = 0, live_blocks = 0;
   for (std::uint32_t w = 0; w < slab_words_in(word.size_class, word.slices); ++w) {

@@ -52,7 +52,7 @@ constinit Table tables[kTables] = {
     {sizeof(std::uint8_t), 1, 0, 0},
     {sizeof(SliceIndex), 1, 0, 0},
     {sizeof(Span), 1, 0, 0},
-    {sizeof(std::uint64_t) * kBitmapWords, 1, 0, 0},
+    {sizeof(std::uint64_t) * kBitmapWords * kBitmapGroup, kBitmapGroup, 0, 0},
     {sizeof(std::uint8_t), 1, 0, 0},
     {sizeof(std::uint16_t), 1, 0, 0},
     {sizeof(std::uint16_t), 1, 0, 0},

@@ -17,6 +17,31 @@
 
 namespace rdmalloc {
 
+// The words of one slab's bitmap. The first eight of each slice, a cache line, lie beside those of
+// its neighbours, and the others behind the first ones of all 64: a slab of eight slices, which has
+// no more than eight, needs no page of bitmaps for itself and one more.
+//
+//     |s0: 0-7|s1: 0-7| ... |s63: 0-7|s0: 8-31        |s1: 8-31        | ...
+//
+inline constexpr std::uint32_t kBitmapGroup = 64;  // slices whose words lie together
+class Bitmap {
+ public:
+  Bitmap(std::atomic<std::uint64_t>* bitmaps, SliceIndex slice) {
+    // number: of the slice in its group, which begins at (slice - number) * kBitmapWords.
+    std::size_t at = slice, number = at % kBitmapGroup, group = at - number;
+    first_ = bitmaps + group * (kBitmapWords - kFirst) + at * kFirst;
+    others_ = bitmaps + group * kFirst + at * (kBitmapWords - kFirst) + (kBitmapGroup - 1) * kFirst;
+  }
+  std::atomic<std::uint64_t>& operator[](std::uint32_t word) const {
+    return (word < kFirst ? first_ : others_)[word];
+  }
+
+ private:
+  static constexpr std::size_t kFirst = 8;
+  std::atomic<std::uint64_t>* first_;
+  std::atomic<std::uint64_t>* others_;
+};
+
 struct Arena {
   // Read by every fast path; written once, before the first block is handed out. While the extent
   // is 0 every address is foreign. Its release store comes last and pairs with the acquire in
@@ -33,7 +58,7 @@ struct Arena {
   // free one.
   std::atomic<SliceIndex>* first = nullptr;
   Span* spans = nullptr;
-  std::atomic<std::uint64_t>* bitmaps = nullptr;  // kBitmapWords for each slice
+  std::atomic<std::uint64_t>* bitmaps = nullptr;  // kBitmapWords for each slice: see Bitmap
 #if RDMALLOC_CHECKED
   std::atomic<std::uint64_t>* in_use = nullptr;  // kBitmapWords for each slice (slabs/in_use.h)
 #endif
@@ -72,8 +97,8 @@ struct Arena {
   Span& span(SliceIndex slice) const {
     return spans[slice];
   }
-  std::atomic<std::uint64_t>* bitmap(SliceIndex slice) const {
-    return bitmaps + static_cast<std::size_t>(slice) * kBitmapWords;
+  Bitmap bitmap(SliceIndex slice) const {
+    return {bitmaps, slice};
   }
   std::uint8_t class_at(SliceIndex slice) const {
     return class_map[slice].load(std::memory_order_relaxed);

@@ -59,11 +59,13 @@ void unlist(SlabLists& lists, SliceIndex slice) {
 }
 
 void slab_begin(SliceIndex slice, std::uint32_t blocks) {
-  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
+  Bitmap bits = arena.bitmap(slice);
   Span& span = arena.span(slice);
   span.free_blocks.store(static_cast<std::int32_t>(blocks), std::memory_order_relaxed);
-  for (; blocks >= 64; blocks -= 64) (bits++)->store(~std::uint64_t{0}, std::memory_order_relaxed);
-  if (blocks != 0) bits->store((std::uint64_t{1} << blocks) - 1, std::memory_order_relaxed);
+  std::uint32_t word = 0;
+  for (; blocks >= 64; blocks -= 64)
+    bits[word++].store(~std::uint64_t{0}, std::memory_order_relaxed);
+  if (blocks != 0) bits[word].store((std::uint64_t{1} << blocks) - 1, std::memory_order_relaxed);
   span.scan_word.store(0, std::memory_order_relaxed);
   span.is_listed.store(0, std::memory_order_relaxed);
   span.has_purged_pages = false;
@@ -74,13 +76,14 @@ void slab_begin(SliceIndex slice, std::uint32_t blocks) {
 std::uint32_t slab_take_from(SliceIndex slice, const ClassInfo& info, std::uint32_t words,
                              void** end, std::uint32_t wanted, std::uint32_t below) {
   Span& span = arena.span(slice);
-  std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
+  Bitmap bitmap = arena.bitmap(slice);
   std::uintptr_t base = arena.address_of(slice);
   std::uint32_t got = 0;
   std::uint32_t w = span.scan_word.load(std::memory_order_relaxed);
   if (w >= words) w = 0;
   for (std::uint32_t seen = 0; seen < words && got < wanted;) {
-    std::uint64_t bits = bitmap[w].load(std::memory_order_relaxed);
+    std::atomic<std::uint64_t>& word = bitmap[w];
+    std::uint64_t bits = word.load(std::memory_order_relaxed);
     if (w * 64 + 64 > below) [[unlikely]]
       bits = w * 64 < below ? bits & bits_from(0, below - w * 64) : 0;
     if (bits == 0) {
@@ -110,7 +113,7 @@ std::uint32_t slab_take_from(SliceIndex slice, const ClassInfo& info, std::uint3
     // Only this lock's holder clears bits, so all that were seen are still there. Acquire: pairs
     // with the release of the fetch_or that set them; what the freeing thread did to the block
     // comes before what its next owner does.
-    bitmap[w].fetch_and(~(bits ^ left), std::memory_order_acquire);
+    word.fetch_and(~(bits ^ left), std::memory_order_acquire);
     std::uint32_t taken_to = w * 64 + static_cast<std::uint32_t>(std::bit_width(bits ^ left));
     if (taken_to > span.new_from) span.new_from = taken_to;
   }
@@ -138,7 +141,7 @@ void notify_watcher() {
 }
 
 bool has_free_bits(SliceIndex slice, std::uint32_t words) {
-  std::atomic<std::uint64_t>* bits = arena.bitmap(slice);
+  Bitmap bits = arena.bitmap(slice);
   for (std::uint32_t w = 0; w < words; ++w)
     if (bits[w].load(std::memory_order_seq_cst) != 0) return true;
   return false;

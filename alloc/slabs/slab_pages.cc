@@ -75,7 +75,7 @@ constexpr SlabPages kAllPages = {{~std::uint64_t{0}, ~std::uint64_t{0}}};
 SlabPages purgeable_pages(SliceIndex slice, SpanWord word, std::uint64_t* blocks) {
   const ClassInfo& info = class_info(word.size_class);
   std::uint32_t count = slab_blocks_in(word.size_class, word.slices), words = (count + 63) / 64;
-  std::atomic<std::uint64_t>* bitmap = arena.bitmap(slice);
+  Bitmap bitmap = arena.bitmap(slice);
   std::size_t used_bytes = std::size_t{count} * info.block_bytes;
   SlabPages pages = pages_between(0, (used_bytes - 1) >> std::countr_zero(arena.page_bytes));
   auto in_a_slice = static_cast<std::uint32_t>(kSliceBytes / arena.page_bytes);
