@@ -420,9 +420,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     depot_put_empty(cache.shard, empty);
     return true;
   }
-  // Spans are not taken ahead: what is not used yet is better free for all.
-  std::uint32_t wanted = is_span_class(size_class) ? 1 : cold.limit;
-  std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, wanted);
+  std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, cold.limit);
   set_bin(bin, cold, got);
   return got != 0;
 }

@@ -43,6 +43,9 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
   std::uint32_t slices = slices_for(bytes == 0 ? 1 : bytes);
   unsigned shard = cache_shard_for_large();
+  *is_zero = false;
+  if (alignment <= kSliceBytes)
+    if (SliceIndex slice = page_heap_take_quick(shard, slices)) return slice;
   MemoryWait wait;
   for (;;) {
     SliceIndex slice = page_heap_take_large(shard, slices, alignment, is_zero);

@@ -15,30 +15,6 @@ constinit Shared shared{};
 
 namespace {
 
-// Generations are drawn in blocks of so many: who was used last is known as exactly as that where
-// spans of several heaps meet, and exactly within one. No two spans in use have the same.
-constexpr std::uint64_t kGenerations = 256;
-
-void add_used(PageHeap& heap, std::int64_t slices) {
-  heap.used_slices.store(
-      heap.used_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices),
-      std::memory_order_relaxed);
-}
-
-}  // namespace
-
-void add_dirty(PageHeap& heap, std::int64_t slices) {
-  std::uint64_t dirty =
-      heap.dirty_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices);
-  heap.dirty_slices.store(dirty, std::memory_order_relaxed);
-  if (dirty <= heap.noted_dirty) return;
-  note_dirty(heap);
-  if (!shared.dirty_has_grown.load(std::memory_order_relaxed))
-    shared.dirty_has_grown.store(true, std::memory_order_relaxed);
-}
-
-namespace {
-
 // Counts, of each segment, that slices of that kind are free, or are no more. And free spans' ends
 // at those of segments, where they may have to be cut.
 void note_segment(PageHeap& heap, SliceIndex segment, std::uint8_t slices, bool is_clean,
@@ -93,8 +69,6 @@ void count_segments(PageHeap& heap) {
   });
 }
 
-namespace {
-
 bool use_within_limit(std::uint64_t slices) {
   if (is_room()) return !page_heap_is_over_room(slices);
   std::uint64_t before = shared.limited_slices.load(std::memory_order_relaxed);
@@ -103,20 +77,6 @@ bool use_within_limit(std::uint64_t slices) {
   } while (!shared.limited_slices.compare_exchange_weak(before, before + slices,
                                                         std::memory_order_relaxed));
   return true;
-}
-
-}  // namespace
-
-bool use(PageHeap& heap, std::uint64_t slices) {
-  if (limit_slices() != UINT64_MAX && !use_within_limit(slices)) return false;
-  add_used(heap, static_cast<std::int64_t>(slices));
-  return true;
-}
-
-void unuse(PageHeap& heap, std::uint64_t slices) {
-  add_used(heap, -static_cast<std::int64_t>(slices));
-  if (limit_slices() != UINT64_MAX && !is_room())
-    shared.limited_slices.fetch_sub(slices, std::memory_order_relaxed);
 }
 
 void insert_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind,
@@ -304,23 +264,23 @@ void take_room(PageHeap& heap, SliceIndex begin, std::uint32_t wanted, SpanKind 
   }
 }
 
-std::uint64_t new_generation(PageHeap& heap) {
-  if (heap.next_generation % kGenerations == 0)
-    heap.next_generation =
-        shared.next_generations.fetch_add(kGenerations, std::memory_order_relaxed) + 1;
-  return heap.next_generation++;
+namespace {
+
+// Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks, with
+// their keys above all, comes before what is done once nothing is alive there.
+void clear_class(SliceIndex begin, SliceIndex end) {
+  set_class<__ATOMIC_RELEASE>(begin, end, 0);
 }
+
+}  // namespace
 
 void publish_locked(PageHeap& heap, SliceIndex slice, SpanWord word) {
   Span& span = arena.span(slice);
   word.slices = span.load().slices;
-  std::uint8_t map_class = map_class_of(word);
   span.generation.store(new_generation(heap), std::memory_order_relaxed);
   span.has_grown = false;
-  for (SliceIndex s = slice; s < slice + word.slices; ++s) {
-    set_first(s, slice);
-    arena.class_map[s].store(map_class, std::memory_order_relaxed);
-  }
+  for (SliceIndex s = slice; s < slice + word.slices; ++s) set_first(s, slice);
+  set_class<__ATOMIC_RELAXED>(slice, slice + word.slices, map_class_of(word));
   (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
   span.store(word);
   // Pairs with the fence in rdmalloc_range_is_idle(): a thread that allocates here and then looks a
@@ -344,10 +304,32 @@ SpanKind left_by(const Span& span) {
   return is_buffer && !span.has_grown ? SpanKind::kFreeRetained : SpanKind::kFreeDirty;
 }
 
-// Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks, with
-// their keys above all, comes before what is done once nothing is alive there.
-void clear_class(SliceIndex begin, SliceIndex end) {
-  for (SliceIndex s = begin; s < end; ++s) arena.class_map[s].store(0, std::memory_order_release);
+// False, and nothing done: it is no span in use, nor of that class where one is named.
+bool free_locked(PageHeap& heap, SliceIndex slice, unsigned span_class, std::uint32_t now) {
+  Span& span = arena.span(slice);
+  SpanWord word = span.load();
+  // Another thread may have freed it at this moment, and the segment have gone.
+  if (!is_of(heap, slice) || !is_in_use(word.kind)) return false;
+  if (span_class != 0 && (word.kind != SpanKind::kSlab || word.size_class != span_class))
+    return false;
+  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
+  unuse(heap, word.slices);
+  span.freed_ms = now;
+  if (span.longest_buffer < word.slices) span.longest_buffer = word.slices;
+  if (quick_put(heap, slice, word)) {
+    clear_class(slice, slice + word.slices);
+    return true;
+  }
+  SpanKind left = left_by(span);
+  span.store({SpanKind::kReserved, 0, false, word.slices});
+  clear_class(slice, slice + word.slices);
+  join_and_insert(heap, slice, word.slices, left);
+  segment_give_back(heap, slice, word.slices);
+  return true;
+}
+
+SliceIndex slice_of_block(const void* block) {
+  return arena.slice_of(reinterpret_cast<std::uintptr_t>(block));
 }
 
 bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
@@ -369,10 +351,8 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
   if (slices >= kHugeBlockSlices && end + more > frontier) huge_ask_for_block(frontier, end + more);
   take_room(heap, end, more, SpanKind::kFreeDirty);
   span.has_grown = true;
-  for (SliceIndex s = end; s < end + more; ++s) {
-    set_first(s, slice);
-    arena.class_map[s].store(map_class_of(word), std::memory_order_relaxed);
-  }
+  for (SliceIndex s = end; s < end + more; ++s) set_first(s, slice);
+  set_class<__ATOMIC_RELAXED>(end, end + more, map_class_of(word));
   span.store({word.kind, word.size_class, false, slices, word.heap});
   std::atomic_thread_fence(std::memory_order_seq_cst);  // as in publish_locked
   return true;
@@ -380,30 +360,27 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
 
 }  // namespace
 
-bool page_heap_free(SliceIndex slice, unsigned span_class) {
+bool page_heap_free(SliceIndex slice) {
   PageHeap& heap = heap_of(slice);
   LockGuard guard(heap.lock);
-  Span& span = arena.span(slice);
-  SpanWord word = span.load();
-  // Another thread may have freed it at this moment, and the segment have gone.
-  if (!is_of(heap, slice) || !is_in_use(word.kind)) return false;
-  if (span_class != 0 && (word.kind != SpanKind::kSlab || word.size_class != span_class))
-    return false;
-  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) -= 1;
-  SpanKind left = left_by(span);
-  bool is_quick = heap.counts_segments && is_for_quick_list(heap, span);
-  span.store({SpanKind::kReserved, 0, false, word.slices});
-  clear_class(slice, slice + word.slices);
-  unuse(heap, word.slices);
-  span.freed_ms = now_ms();
-  if (span.longest_buffer < word.slices) span.longest_buffer = word.slices;
-  if (is_quick) {
-    quick_put(heap, slice, word.slices);
-    return true;
+  return free_locked(heap, slice, 0, now_ms());
+}
+
+std::uint32_t page_heap_free_spans(unsigned span_class, void* const* blocks, std::uint32_t count) {
+  std::uint32_t now = now_ms(), freed = 0;
+  // Those that lie in one heap, one behind the other, with its lock taken once.
+  while (freed < count) {
+    PageHeap& heap = heap_of(slice_of_block(blocks[freed]));
+    LockGuard guard(heap.lock);
+    for (; freed < count; ++freed) {
+      SliceIndex slice = slice_of_block(blocks[freed]);
+      if (&heap_of(slice) != &heap) break;
+      if (reinterpret_cast<std::uintptr_t>(blocks[freed]) != arena.address_of(slice) ||
+          first_of(slice) != slice || !free_locked(heap, slice, span_class, now))
+        return freed;
+    }
   }
-  join_and_insert(heap, slice, word.slices, left);
-  segment_give_back(heap, slice, word.slices);
-  return true;
+  return freed;
 }
 
 void page_heap_free_in_flight(SliceIndex slice) {

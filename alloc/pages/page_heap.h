@@ -47,6 +47,12 @@ void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint
 
 // Takes and publishes the slab of a class of spans, whose one block is the caller's. 0: no memory.
 SliceIndex page_heap_take_span(unsigned shard, unsigned size_class);
+// The same of up to `wanted` runs of that length, those freed last. Returns how many there were.
+std::uint32_t page_heap_take_quick_spans(unsigned shard, unsigned size_class, SliceIndex* spans,
+                                         std::uint32_t wanted);
+
+// Takes and publishes as a large span the run of that length that was freed last. 0: there is none.
+SliceIndex page_heap_take_quick(unsigned shard, std::uint32_t slices);
 
 // Takes and publishes a large span of `slices` slices at a multiple of `alignment` bytes (a power
 // of two; a slice comes for free). `*is_zero` tells whether its pages read as zero. 0: no memory.
@@ -84,8 +90,9 @@ void page_heap_fit_limit();
 
 // Takes a span out of use: its pages are dirty from now on. The caller calls purge_note_dirty()
 // once it holds no lock. False: another thread has freed it at this moment.
-// `span_class`: the class of spans that it is taken for a slab of; false, too, where it is none.
-bool page_heap_free(SliceIndex slice, unsigned span_class = 0);
+bool page_heap_free(SliceIndex slice);
+// The same for blocks of a class of spans. Stops at one that is none, and returns how many it was.
+std::uint32_t page_heap_free_spans(unsigned span_class, void* const* blocks, std::uint32_t count);
 // The same for a slab some of whose pages a purge has in flight: all of it is from now on, until
 // page_heap_purge_end().
 void page_heap_free_in_flight(SliceIndex slice);

@@ -50,7 +50,7 @@ void release_due(PageHeap& heap, const PurgeChoice& choice) {
   std::uint32_t until_ms = choice.whole_until_ms;
   if (choice.any_age) {
     SliceIndex oldest = heap.dirty_by_age.oldest();
-    until_ms = arena.span(oldest != 0 ? oldest : heap.quick.run[0]).freed_ms;
+    until_ms = arena.span(oldest != 0 ? oldest : quick_oldest(heap)).freed_ms;
   }
   quick_release_until(heap, until_ms);
 }

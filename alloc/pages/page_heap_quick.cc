@@ -3,136 +3,215 @@
 //
 // Cutting a span and joining it again costs more than the rest of a malloc and a free, and the next
 // block of that length then lies elsewhere: its first page is another one, to be faulted in and
-// registered. So freed blocks of up to 1 MiB stop here once there are two shards. A heap keeps 128
-// runs at most, and half of what it holds. A run becomes the free span that it would have been at
-// once when it is pushed out, when it is as old as the decay time, and before clean pages are taken
-// for a block that fits in it. Its pages are dirty: they count as free memory and against the
-// ceiling.
+// registered. So freed blocks of up to 4 MiB stop here, 128 at most. A run becomes the free span
+// that it would have been at once when it is pushed out, when it is as old as the decay time, and
+//
+//   with several shards   before clean pages are taken for a block that fits in it. A heap keeps
+//                         no more than it holds in use and dirty, and 16 MiB
+//   with one shard        before anything else is taken: what lies free beside it is one with it
+//                         then, so blocks lie where they would without the list
+//
+// Its pages are dirty: they count as free memory and against the ceiling.
 //
 // The idea is that of QuickFit (Weinstock and Wulf, 1988) and of dlmalloc's fast bins.
+#include <bit>
+
 #include "alloc/pages/page_heap_state.h"
 
-namespace rdmalloc::page_heap_state {
+namespace rdmalloc {
+
+namespace page_heap_state {
 
 namespace {
 
-// 2 MiB and 16 MiB; between them the share of what the heap holds, in use and dirty. With 8 MiB, 64
-// threads that replace blocks of 256 KiB to 1 MiB touch 14 MiB of first pages instead of 11; with
-// 64 MiB, a shard that is idle keeps them from the others.
-constexpr std::uint64_t kLeastSlices = 32, kMostSlices = 256, kHeldShare = 2;
+// 2 MiB and 16 MiB; between them what the heap holds, in use and dirty. With 8 MiB, 64 threads that
+// replace blocks of 256 KiB to 1 MiB touch 14 MiB of first pages instead of 11; with 64 MiB, a
+// shard that is idle keeps them from the others. With half of what the heap holds, a thread that
+// frees all its 16 blocks of 1 MiB and allocates them again took half of them from the lists of
+// free spans.
+constexpr std::uint64_t kLeastSlices = 32, kMostSlices = 256;
 // Of what may be dirty at all, quick lists together hold a quarter at most.
 constexpr std::uint64_t kCeilingShare = 4;
+// With one shard: frees that go past the list once it was emptied for another length. Lengths that
+// come in no order empty it each time.
+constexpr std::uint32_t kPassing = 3;
+// 1 MiB: see is_piece_of_place().
+constexpr std::uint32_t kShortSlices = 16;
 // Relaxed: a setting.
 constinit std::atomic<std::uint64_t> ceiling_slices{(std::uint64_t{512} << 20) >> kSliceShift};
 
 std::uint32_t most_slices(const PageHeap& heap) {
-  std::uint64_t most = (heap.used_slices.load(std::memory_order_relaxed) +
-                        heap.dirty_slices.load(std::memory_order_relaxed)) /
-                       kHeldShare;
+  std::uint64_t share = ceiling_slices.load(std::memory_order_relaxed) / kCeilingShare;
+  unsigned shards = shard_count();
+  if (shards == 1) return static_cast<std::uint32_t>(share);
+  std::uint64_t most = heap.used_slices.load(std::memory_order_relaxed) +
+                       heap.dirty_slices.load(std::memory_order_relaxed);
   if (most < kLeastSlices) most = kLeastSlices;
   if (most > kMostSlices) most = kMostSlices;
-  std::uint64_t share =
-      ceiling_slices.load(std::memory_order_relaxed) / kCeilingShare / shard_count();
+  share /= shards;
   return static_cast<std::uint32_t>(most < share ? most : share);
 }
 
-void remove_entry(QuickList& quick, unsigned index) {
-  quick.of_length[quick.length[index]] -= 1;
-  quick.slices -= quick.length[index];
-  quick.count -= 1;
-  for (unsigned i = index; i < quick.count; ++i) {
-    quick.length[i] = quick.length[i + 1];
-    quick.run[i] = quick.run[i + 1];
-  }
+std::uint64_t bit_of(std::uint32_t slices) {
+  return std::uint64_t{1} << (slices - 1);
+}
+static_assert(QuickList::kLongest == 64, "a bit for each length");
+std::uint64_t lengths_of(const QuickList& quick) {
+  return quick.lengths.load(std::memory_order_relaxed);
 }
 
-// It is no longer counted as free, and not yet in use.
-void leave(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
-  add_dirty(heap, -static_cast<std::int64_t>(slices));
-  arena.span(slice).store({SpanKind::kReserved, 0, false, slices});
+void remove_entry(QuickList& quick, SliceIndex slice, std::uint32_t slices) {
+  const Span& span = arena.span(slice);
+  (span.next != 0 ? arena.span(span.next).previous : quick.oldest[slices - 1]) = span.previous;
+  (span.previous != 0 ? arena.span(span.previous).next : quick.latest[slices - 1]) = span.next;
+  if (quick.latest[slices - 1] == 0)
+    quick.lengths.store(lengths_of(quick) & ~bit_of(slices), std::memory_order_relaxed);
+  quick.slices -= slices;
+  quick.count -= 1;
+}
+
+void add_entry(QuickList& quick, SliceIndex slice, std::uint32_t slices) {
+  SliceIndex& latest = quick.latest[slices - 1];
+  Span& span = arena.span(slice);
+  span.previous = 0;
+  span.next = latest;
+  (latest != 0 ? arena.span(latest).previous : quick.oldest[slices - 1]) = slice;
+  latest = slice;
+  span.older = quick.puts++;
+  if (span.next == 0)
+    quick.lengths.store(lengths_of(quick) | bit_of(slices), std::memory_order_relaxed);
+  quick.slices += slices;
+  quick.count += 1;
+}
+
+bool is_put_before(SliceIndex a, SliceIndex b) {
+  return static_cast<std::int32_t>(arena.span(a).older - arena.span(b).older) < 0;
 }
 
 // `near`: see AgeList.
-void release(PageHeap& heap, unsigned index, SliceIndex near = 0) {
-  SliceIndex slice = heap.quick.run[index];
-  std::uint32_t slices = heap.quick.length[index];
-  remove_entry(heap.quick, index);
-  leave(heap, slice, slices);
+void release(PageHeap& heap, SliceIndex slice, SliceIndex near = 0) {
+  std::uint32_t slices = arena.span(slice).load().slices;
+  remove_entry(heap.quick, slice, slices);
+  add_dirty(heap, -static_cast<std::int64_t>(slices));
+  arena.span(slice).store({SpanKind::kReserved, 0, false, slices});
   join_and_insert(heap, slice, slices,
                   slices >= kBufferSlices ? SpanKind::kFreeRetained : SpanKind::kFreeDirty,
                   Age::kOldest, near);
 }
 
 // Joined with what is free beside it, its segment may be another's.
-void release_and_give_back(PageHeap& heap, unsigned index, SliceIndex near = 0) {
-  SliceIndex slice = heap.quick.run[index];
-  std::uint32_t slices = heap.quick.length[index];
-  release(heap, index, near);
+void release_and_give_back(PageHeap& heap, SliceIndex slice, SliceIndex near = 0) {
+  std::uint32_t slices = arena.span(slice).load().slices;
+  release(heap, slice, near);
   segment_give_back(heap, slice, slices);
+}
+
+// Inlined, since the callers' word and number are constant.
+[[gnu::always_inline]] inline std::uint32_t take(PageHeap& heap, std::uint32_t slices,
+                                                 SpanWord word, SliceIndex* runs,
+                                                 std::uint32_t wanted) {
+  SliceIndex slice = heap.quick.latest[slices - 1];
+  if (slice == 0) return 0;
+  bool has_nodes = os::node_count() != 1;
+  std::uint8_t map_class = map_class_of(word);
+  word.slices = slices;
+  std::uint32_t taken = 0;
+  do {
+    Span& span = arena.span(slice);
+    SliceIndex next = span.next;
+    // Pages of another node are for the threads there.
+    if (!has_nodes || span.node == os::this_node()) [[likely]] {
+      if (!use(heap, slices)) break;
+      remove_entry(heap.quick, slice, slices);
+      // As publish_locked() does; each slice of what was a span of that length knows its first.
+      span.generation.store(new_generation(heap), std::memory_order_relaxed);
+      span.free_blocks.store(0, std::memory_order_relaxed);
+      span.has_purged_pages = false;
+      set_class<__ATOMIC_RELAXED>(slice, slice + slices, map_class);
+      span.store(word);
+      runs[taken++] = slice;
+    }
+    slice = next;
+  } while (slice != 0 && taken < wanted);
+  add_dirty(heap, -static_cast<std::int64_t>(slices) * taken);
+  (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += taken;
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in publish_locked()
+  return taken;
 }
 
 }  // namespace
 
-bool is_for_quick_list(const PageHeap& heap, const Span& span) {
-  SpanWord word = span.load();
+// Whether it is a piece of a place where a longer buffer lay, of which more is free beside it:
+// joined, the next one as long comes back there, to its registration. With several shards short
+// ones go to the list all the same: threads that want pieces of any length are many.
+static bool is_piece_of_place(const PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
+  const Span& span = arena.span(slice);
+  if (span.longest_buffer <= slices || (slices <= kShortSlices && shard_count() != 1)) return false;
+  SliceIndex end = slice + slices;
+  auto is_retained = [](SliceIndex s) {
+    return arena.span(s).load().kind == SpanKind::kFreeRetained;
+  };
+  return (goes_on(heap, end) && arena.span(end).is_rest && is_retained(end)) ||
+         (span.is_rest && is_of(heap, slice - 1) && is_retained(first_of(slice - 1)));
+}
+
+bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word) {
   bool is_block = word.kind == SpanKind::kLarge ||
                   (word.kind == SpanKind::kSlab && is_span_class(word.size_class));
-  return is_block && word.slices <= QuickList::kLongest && !span.has_grown &&
-         word.slices <= most_slices(heap) && shared.retain_ms.load(std::memory_order_relaxed) != 0;
-}
-
-void quick_put(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
   QuickList& quick = heap.quick;
-  std::uint32_t most = most_slices(heap);
-  while (quick.count != 0 && (quick.count == QuickList::kRuns || quick.slices + slices > most))
-    release_and_give_back(heap, 0);
-  quick.run[quick.count] = slice;
-  quick.length[quick.count] = static_cast<std::uint8_t>(slices);
-  quick.count += 1;
-  quick.of_length[slices] += 1;
-  quick.slices += slices;
-  add_dirty(heap, slices);
-  arena.span(slice).store({SpanKind::kQuick, 0, false, slices});
-}
-
-SliceIndex quick_take(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
-  QuickList& quick = heap.quick;
-  if (slices > QuickList::kLongest || quick.of_length[slices] == 0) return 0;
-  bool has_nodes = os::node_count() != 1;
-  for (unsigned i = quick.count; i-- != 0;) {
-    SliceIndex slice = quick.run[i];
-    if (quick.length[i] != slices || slice % alignment != 0) continue;
-    // Pages of another node are for the threads there.
-    if (has_nodes && arena.span(slice).node != os::this_node()) continue;
-    if (!use(heap, slices)) return 0;
-    remove_entry(quick, i);
-    leave(heap, slice, slices);
-    return slice;
+  if (quick.passing != 0 && is_block && shard_count() == 1) {
+    quick.passing -= 1;
+    return false;
   }
-  return 0;
+  std::uint32_t slices = word.slices, most = most_slices(heap);
+  Span& span = arena.span(slice);
+  if (!is_block || slices > QuickList::kLongest || slices > most || span.has_grown ||
+      shared.retain_ms.load(std::memory_order_relaxed) == 0 ||
+      is_piece_of_place(heap, slice, slices))
+    return false;
+  while (quick.count == QuickList::kRuns || quick.slices + slices > most)
+    [[unlikely]] release_and_give_back(heap, quick_oldest(heap));
+  add_entry(quick, slice, slices);
+  add_dirty(heap, slices);
+  span.store({SpanKind::kQuick, 0, false, slices});
+  return true;
+}
+
+std::uint32_t quick_take(PageHeap& heap, std::uint32_t slices, SpanWord word, SliceIndex* runs,
+                         std::uint32_t wanted) {
+  return slices <= QuickList::kLongest ? take(heap, slices, word, runs, wanted) : 0;
+}
+
+SliceIndex quick_oldest(const PageHeap& heap) {
+  SliceIndex oldest = 0;
+  for (std::uint64_t lengths = lengths_of(heap.quick); lengths != 0; lengths &= lengths - 1) {
+    SliceIndex slice = heap.quick.oldest[std::countr_zero(lengths)];
+    if (oldest == 0 || is_put_before(slice, oldest)) oldest = slice;
+  }
+  return oldest;
 }
 
 bool quick_release(PageHeap& heap) {
   if (heap.quick.count == 0) return false;
-  while (heap.quick.count != 0) release_and_give_back(heap, 0);
+  heap.quick.passing = kPassing;
+  while (heap.quick.count != 0) release_and_give_back(heap, quick_oldest(heap));
   return true;
 }
 
 bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest) {
-  for (std::uint32_t length = slices; length <= longest; ++length) {
-    if (heap.quick.of_length[length] == 0) continue;
-    unsigned index = heap.quick.count;
-    while (heap.quick.length[--index] != length) continue;
-    release_and_give_back(heap, index);
-    return true;
-  }
-  return false;
+  if (slices > QuickList::kLongest) return false;
+  std::uint64_t lengths = lengths_of(heap.quick) >> (slices - 1);
+  std::uint32_t length = slices + static_cast<std::uint32_t>(std::countr_zero(lengths));
+  if (lengths == 0 || length > longest) return false;
+  release_and_give_back(heap, heap.quick.latest[length - 1]);
+  return true;
 }
 
 void quick_release_until(PageHeap& heap, std::uint32_t until_ms) {
-  while (heap.quick.count != 0 &&
-         static_cast<std::int32_t>(arena.span(heap.quick.run[0]).freed_ms - until_ms) <= 0)
-    release_and_give_back(heap, 0, heap.dirty_by_age.oldest());
+  while (SliceIndex oldest = quick_oldest(heap)) {
+    if (static_cast<std::int32_t>(arena.span(oldest).freed_ms - until_ms) > 0) return;
+    release_and_give_back(heap, oldest, heap.dirty_by_age.oldest());
+  }
 }
 
 bool quick_release_before(PageHeap& heap, SliceIndex end, std::uint32_t wanted) {
@@ -140,9 +219,7 @@ bool quick_release_before(PageHeap& heap, SliceIndex end, std::uint32_t wanted) 
   while (s - end < wanted && goes_on(heap, s)) {
     SpanWord word = arena.span(s).load();
     if (word.kind == SpanKind::kQuick) {
-      unsigned index = 0;
-      while (heap.quick.run[index] != s) ++index;
-      release(heap, index);
+      release(heap, s);
       return true;
     }
     if (!is_free(word.kind)) return false;
@@ -155,4 +232,26 @@ void quick_fit(std::uint64_t ceiling_bytes) {
   ceiling_slices.store(ceiling_bytes >> kSliceShift, std::memory_order_relaxed);
 }
 
-}  // namespace rdmalloc::page_heap_state
+}  // namespace page_heap_state
+
+using namespace page_heap_state;
+
+SliceIndex page_heap_take_quick(unsigned shard, std::uint32_t slices) {
+  PageHeap& heap = heap_of_shard(shard);
+  if (!heap.quick.has(slices)) return 0;
+  LockGuard guard(heap.lock);
+  SliceIndex run = 0;
+  take(heap, slices, large_word(false, 0), &run, 1);
+  return run;
+}
+
+std::uint32_t page_heap_take_quick_spans(unsigned shard, unsigned size_class, SliceIndex* spans,
+                                         std::uint32_t wanted) {
+  PageHeap& heap = heap_of_shard(shard);
+  if (!heap.quick.has(class_info(size_class).slab_slices)) return 0;
+  LockGuard guard(heap.lock);
+  return take(heap, class_info(size_class).slab_slices, span_word(shard, size_class), spans,
+              wanted);
+}
+
+}  // namespace rdmalloc

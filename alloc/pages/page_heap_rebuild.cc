@@ -1,5 +1,5 @@
 // Walks over all spans: making the lists anew from the words after a fork, and checking the
-// equations. And the counters.
+// equations. And the counters, and what goes by them: limits.
 #include "alloc/pages/page_heap_state.h"
 
 namespace rdmalloc {
@@ -15,7 +15,10 @@ void clear(PageHeap& heap) {
   heap.clean.clear();
   heap.dirty_by_age.clear();
   heap.retained_spans = 0;
-  heap.quick = {};
+  heap.quick.count = heap.quick.slices = 0;
+  heap.quick.lengths.store(0, std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < QuickList::kLongest; ++i)
+    heap.quick.latest[i] = heap.quick.oldest[i] = 0;
   heap.used_slices.store(0, std::memory_order_relaxed);
   heap.dirty_slices.store(0, std::memory_order_relaxed);
   if (is_central(heap)) shared.retired_slices.store(0, std::memory_order_relaxed);
@@ -189,18 +192,22 @@ bool are_segments_valid(const PageHeap& heap) {
          backed == heap.backed_segments;
 }
 
-// Each run listed, with its length, and as many slices of them as the words say.
+// Each run listed, from both ends, and as many slices of them as the words say.
 bool is_quick_list_valid(const QuickList& quick, std::uint64_t found_slices) {
-  std::uint32_t slices = 0, of_length[QuickList::kLongest + 1] = {};
-  for (unsigned i = 0; i < quick.count; ++i) {
-    SpanWord word = arena.span(quick.run[i]).load();
-    if (word.kind != SpanKind::kQuick || word.slices != quick.length[i]) return false;
-    slices += word.slices;
-    of_length[word.slices] += 1;
+  std::uint32_t slices = 0, count = 0;
+  for (std::uint32_t length = 1; length <= QuickList::kLongest; ++length) {
+    SliceIndex before = 0, latest = quick.latest[length - 1];
+    if ((latest != 0) != quick.has(length)) return false;
+    for (SliceIndex s = latest; s != 0; before = s, s = arena.span(s).next) {
+      SpanWord word = arena.span(s).load();
+      if (word.kind != SpanKind::kQuick || word.slices != length) return false;
+      if (arena.span(s).previous != before) return false;
+      slices += length;
+      count += 1;
+    }
+    if (quick.oldest[length - 1] != before) return false;
   }
-  for (std::uint32_t length = 0; length <= QuickList::kLongest; ++length)
-    if (of_length[length] != quick.of_length[length]) return false;
-  return slices == quick.slices && slices == found_slices;
+  return count == quick.count && slices == quick.slices && slices == found_slices;
 }
 
 bool is_valid_locked(const PageHeap& heap) {
@@ -284,6 +291,42 @@ void page_heap_set_room(std::uint64_t bytes) {
   shared.least_room_slices.store(bytes == UINT64_MAX ? kEndlessRoom : bytes >> kSliceShift,
                                  std::memory_order_relaxed);
   page_heap_narrow_room();
+}
+
+// A program whose live blocks take more room than there is empties its caches once for each part.
+constexpr std::uint64_t kPartsOfRoom = 8;
+
+bool page_heap_is_over_limit(std::uint32_t more) {
+  std::uint64_t limit = limit_slices();
+  if (limit == UINT64_MAX) return false;
+  return is_room() ? page_heap_is_over_room(more)
+                   : shared.limited_slices.load(std::memory_order_relaxed) + more > limit;
+}
+
+bool page_heap_is_over_room(std::uint64_t more) {
+  return is_room() && limit_slices() < kEndlessRoom &&
+         page_heap_used_slices() + more > limit_slices();
+}
+
+bool page_heap_room_is_set() {
+  return shared.least_room_slices.load(std::memory_order_relaxed) < kEndlessRoom;
+}
+
+void page_heap_widen_room(std::uint32_t more) {
+  std::uint64_t used = page_heap_used_slices(), wanted = used + more + used / kPartsOfRoom;
+  if (wanted > limit_slices()) shared.limit_slices.store(wanted, std::memory_order_relaxed);
+}
+
+void page_heap_narrow_room() {
+  if (!is_room()) return;
+  std::uint64_t least = shared.least_room_slices.load(std::memory_order_relaxed);
+  std::uint64_t used = page_heap_used_slices();
+  used += used / kPartsOfRoom;
+  shared.limit_slices.store(used > least ? used : least, std::memory_order_relaxed);
+}
+
+std::uint64_t page_heap_limit_slices() {
+  return limit_slices();
 }
 
 void page_heap_set_retain_ms(std::uint64_t retain_ms) {

@@ -14,15 +14,24 @@
 
 namespace rdmalloc::page_heap_state {
 
-// The runs that were freed last, for blocks of the same length (page_heap_quick.cc): oldest first.
+// The runs that were freed last, for blocks of the same length (page_heap_quick.cc).
 struct QuickList {
   static constexpr unsigned kRuns = 128;
-  static constexpr std::uint32_t kLongest = 16;  // 1 MiB
+  static constexpr std::uint32_t kLongest = 64;  // 4 MiB
   std::uint32_t count;
-  std::uint32_t slices;                  // of all of them
-  std::uint8_t of_length[kLongest + 1];  // how many
-  std::uint8_t length[kRuns];
-  SliceIndex run[kRuns];
+  std::uint32_t slices;   // of all of them
+  std::uint32_t puts;     // wrapping; what it was at a run's is the run's Span::older
+  std::uint32_t passing;  // frees that are to go past it (quick_put)
+  // Bit n - 1: there are runs of n slices. Relaxed: without the lock a hint.
+  std::atomic<std::uint64_t> lengths;
+  // At n - 1, of those the one freed last and the one freed first: the ends of a list by
+  // Span::next.
+  SliceIndex latest[kLongest];
+  SliceIndex oldest[kLongest];
+
+  bool has(std::uint32_t length) const {
+    return length <= kLongest && (lengths.load(std::memory_order_relaxed) >> (length - 1) & 1) != 0;
+  }
 };
 
 // All zero at first: shards' heaps are made of new pages.
@@ -178,10 +187,34 @@ void for_each_span(const PageHeap& heap, Function function) {
 // How many slices are dirty is known to be allowed, and some more (page_heap_dirty_has_grown).
 void note_dirty(PageHeap& heap);
 // Counts slices that are dirty, or are no more.
-void add_dirty(PageHeap& heap, std::int64_t slices);
+inline void add_dirty(PageHeap& heap, std::int64_t slices) {
+  std::uint64_t dirty =
+      heap.dirty_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices);
+  heap.dirty_slices.store(dirty, std::memory_order_relaxed);
+  if (dirty <= heap.noted_dirty) return;
+  note_dirty(heap);
+  if (!shared.dirty_has_grown.load(std::memory_order_relaxed))
+    shared.dirty_has_grown.store(true, std::memory_order_relaxed);
+}
+inline void add_used(PageHeap& heap, std::int64_t slices) {
+  heap.used_slices.store(
+      heap.used_slices.load(std::memory_order_relaxed) + static_cast<std::uint64_t>(slices),
+      std::memory_order_relaxed);
+}
+// Whether the limit, which there is, allows so many more; counts them then.
+bool use_within_limit(std::uint64_t slices);
 // Counts slices in use; false, and nothing done, where the limit refuses them.
-bool use(PageHeap& heap, std::uint64_t slices);
-void unuse(PageHeap& heap, std::uint64_t slices);
+inline bool use(PageHeap& heap, std::uint64_t slices) {
+  if (limit_slices() != UINT64_MAX && !use_within_limit(slices)) [[unlikely]]
+    return false;
+  add_used(heap, static_cast<std::int64_t>(slices));
+  return true;
+}
+inline void unuse(PageHeap& heap, std::uint64_t slices) {
+  add_used(heap, -static_cast<std::int64_t>(slices));
+  if (limit_slices() != UINT64_MAX && !is_room()) [[unlikely]]
+    shared.limited_slices.fetch_sub(slices, std::memory_order_relaxed);
+}
 
 // ---- free spans ----
 
@@ -206,14 +239,15 @@ void cut(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, 
 
 // ---- the quick list (page_heap_quick.cc) ----
 
-// Whether the span, a block's until now, goes there. Of heaps that count segments.
-bool is_for_quick_list(const PageHeap& heap, const Span& span);
-// Enters it, which is kReserved and was freed at its freed_ms. What it pushes out becomes a free
-// span.
-void quick_put(PageHeap& heap, SliceIndex slice, std::uint32_t slices);
-// The run of that length that was freed last at a multiple of `alignment` slices, kReserved and
-// counted as in use; 0: there is none.
-SliceIndex quick_take(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment);
+// Enters the span in use with that word, which is freed at its freed_ms, if it is a block's and
+// short enough. What it pushes out becomes a free span.
+bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word);
+// Takes up to `wanted` runs of that length, those freed last, makes them spans in use with that
+// word, and returns how many.
+std::uint32_t quick_take(PageHeap& heap, std::uint32_t slices, SpanWord word, SliceIndex* runs,
+                         std::uint32_t wanted);
+// The one freed first of all; 0: there is none.
+SliceIndex quick_oldest(const PageHeap& heap);
 // Makes all runs free spans; whether there were any.
 bool quick_release(PageHeap& heap);
 // The same of the shortest run from `slices` to `longest`.
@@ -241,13 +275,45 @@ void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceInde
 // aligned slices fit. Returns that span's first slice, 0 when there is no memory.
 SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment);
 
-std::uint64_t new_generation(PageHeap& heap);
+// Generations are drawn in blocks of so many: which was used last is known as exactly as that where
+// spans of several heaps meet, and exactly within one. No two spans in use have the same.
+inline constexpr std::uint64_t kGenerations = 256;
+inline std::uint64_t new_generation(PageHeap& heap) {
+  if (heap.next_generation % kGenerations == 0) [[unlikely]]
+    heap.next_generation =
+        shared.next_generations.fetch_add(kGenerations, std::memory_order_relaxed) + 1;
+  return heap.next_generation++;
+}
 // Makes a span that was taken one in use: a block of it may be handed out then.
 void publish_locked(PageHeap& heap, SliceIndex slice, SpanWord word);
+// Writes the class of the slices [begin, end). kOrder: as of __atomic_store_n.
+template <int kOrder>
+void set_class(SliceIndex begin, SliceIndex end, std::uint8_t map_class) {
+  using Eight [[gnu::may_alias]] = std::uint64_t;
+  constexpr std::uint64_t kEach = 0x0101010101010101;
+  constexpr SliceIndex kFew = 16;  // that cost less than branches that nothing predicts
+  auto* bytes = reinterpret_cast<std::uint8_t*>(arena.class_map);
+  SliceIndex s = begin;
+  if (end - begin > kFew) [[unlikely]] {
+    for (; s % 8 != 0; ++s) __atomic_store_n(bytes + s, map_class, kOrder);
+    for (; end - s >= 8; s += 8)
+      __atomic_store_n(reinterpret_cast<Eight*>(bytes + s), kEach * map_class, kOrder);
+  }
+  for (; s < end; ++s) __atomic_store_n(bytes + s, map_class, kOrder);
+}
 // What large spans' words say, with the owner as in page_heap.h.
 inline SpanWord large_word(bool is_zero, std::uint16_t owner) {
   SpanKind kind = owner != 0 ? SpanKind::kHeapLarge : SpanKind::kLarge;
   return {kind, kLargeClass, is_zero, 0, owner};
+}
+// What the words of slabs of a class of spans say.
+inline SpanWord span_word(unsigned shard, unsigned size_class) {
+  return {SpanKind::kSlab,
+          static_cast<std::uint8_t>(size_class),
+          false,
+          0,
+          0,
+          static_cast<std::uint8_t>(shard)};
 }
 // Whether slabs and other small things leave that retained span alone: another place costs less
 // than the registration of the buffer that comes back here. Not for longer than free memory keeps

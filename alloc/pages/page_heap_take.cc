@@ -249,6 +249,12 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   // A buffer's own place; or the place used last, the likeliest to be registered still. Not one
   // that is very much longer, while there is another: a long buffer would miss it.
   constexpr std::uint64_t kMostTimesLonger = 16;
+  // With one shard, whose heap has no segments to ask for, a run that is a little longer is cut,
+  // and for another length all are as if they had never been kept: one with what is free beside
+  // them.
+  constexpr std::uint32_t kTimesLonger = 2;
+  if (shard_count() == 1 && !quick_release_fitting(heap, slices, kTimesLonger * slices))
+    quick_release(heap);
   const FreeSpans& retained = heap.retained;
   std::uint64_t most = kMostTimesLonger * slices;
   FreeSpans::Latest latest = retained.find_latest(slices, alignment, most, preferred_node());
@@ -263,7 +269,7 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   if (found == 0 && has_nodes()) found = heap.dirty.find_best(slices, alignment);
   if (found == 0) found = join_retained(heap, slices + alignment - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
-  if (heap.quick.count != 0 && quick_release_fitting(heap, slices, QuickList::kLongest))
+  if (quick_release_fitting(heap, slices, QuickList::kLongest))
     return take_for_buffer(heap, slices, alignment, is_zero);
   SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeRetained);
   *is_zero = taken != 0;
@@ -273,6 +279,9 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
 SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
                            bool is_small_slab, bool* is_zero) {
   SliceIndex dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
+  // With one shard there is no segment to ask for: all are as good as clean pages, joined.
+  if (dirty == 0 && shard_count() == 1 && quick_release(heap))
+    dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
   if (dirty == 0 && has_nodes()) {
     // Pages of another node cost each access; new ones once, and what is old goes back anyway.
     dirty = heap.dirty.find_best(slices, alignment);
@@ -335,6 +344,8 @@ SliceIndex take_with_room(PageHeap& heap, std::uint32_t slices, std::uint32_t as
   if (taken == 0) taken = heap.retained.find_best(wanted, 1);
   // A place without room before new pages: those of arrays that grow would be left behind as holes.
   if (taken == 0) taken = heap.dirty.find_best(slices, 1);
+  if (taken == 0 && shard_count() == 1 && quick_release(heap))
+    return take_with_room(heap, slices, asked);
   if (taken != 0) {
     SpanWord word = arena.span(taken).load();
     cut(heap, taken, word.slices, word.kind, taken, slices);
@@ -456,19 +467,19 @@ SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, unsigned si
 SliceIndex page_heap_take_span(unsigned shard, unsigned size_class) {
   std::uint32_t slices = class_info(size_class).slab_slices;
   TakenFor what = slices >= kBufferSlices ? TakenFor::kBuffer : TakenFor::kOthers;
+  SpanWord word = span_word(shard, size_class);
   return take_from_any(shard, slices, true, [=](PageHeap& heap) {
+    SliceIndex slice = 0;
+    if (quick_take(heap, slices, word, &slice, 1) != 0) return slice;
     bool is_zero = false;
-    SliceIndex slice = heap.quick.count != 0 ? quick_take(heap, slices, 1) : 0;
-    if (slice == 0) slice = take_from(heap, shard, slices, 1, what, &is_zero);
+    slice = take_from(heap, shard, slices, 1, what, &is_zero);
     if (slice == 0) return slice;
     if (is_zero) events_note_use(slice, slices);
     Span& span = arena.span(slice);
     // Neither the walk for free pages of slabs nor huge_pages.cc sees a block that is free.
     span.free_blocks.store(0, std::memory_order_relaxed);
     span.has_purged_pages = false;
-    publish_locked(heap, slice,
-                   {SpanKind::kSlab, static_cast<std::uint8_t>(size_class), false, 0, 0,
-                    static_cast<std::uint8_t>(shard)});
+    publish_locked(heap, slice, word);
     return slice;
   });
 }
@@ -496,12 +507,10 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   if (prefers_clean) what = TakenFor::kRegion;
   bool is_quick = align_slices == 1 && owner == 0 && !prefers_clean;
   return take_from_any(shard, slices, is_for_shard(slices, align_slices), [=](PageHeap& heap) {
-    if (is_quick && heap.quick.count != 0) {
-      if (SliceIndex run = quick_take(heap, slices, 1)) {
-        *is_zero = false;
-        publish_locked(heap, run, large_word(false, 0));
-        return run;
-      }
+    if (SliceIndex run = 0;
+        is_quick && quick_take(heap, slices, large_word(false, 0), &run, 1) != 0) {
+      *is_zero = false;
+      return run;
     }
     SliceIndex slice = align_slices <= kSlicesPerChunk
                            ? take_from(heap, shard, slices, align_slices, what, is_zero)
@@ -537,42 +546,6 @@ SliceIndex page_heap_take_growing(unsigned shard, std::uint32_t slices, std::uin
   publish_locked(heap, slice, large_word(false, owner));
   arena.span(slice).has_grown = true;
   return slice;
-}
-
-// A program whose live blocks take more room than there is empties its caches once for each part.
-constexpr std::uint64_t kPartsOfRoom = 8;
-
-bool page_heap_is_over_limit(std::uint32_t more) {
-  std::uint64_t limit = limit_slices();
-  if (limit == UINT64_MAX) return false;
-  return is_room() ? page_heap_is_over_room(more)
-                   : shared.limited_slices.load(std::memory_order_relaxed) + more > limit;
-}
-
-bool page_heap_is_over_room(std::uint64_t more) {
-  return is_room() && limit_slices() < kEndlessRoom &&
-         page_heap_used_slices() + more > limit_slices();
-}
-
-bool page_heap_room_is_set() {
-  return shared.least_room_slices.load(std::memory_order_relaxed) < kEndlessRoom;
-}
-
-void page_heap_widen_room(std::uint32_t more) {
-  std::uint64_t used = page_heap_used_slices(), wanted = used + more + used / kPartsOfRoom;
-  if (wanted > limit_slices()) shared.limit_slices.store(wanted, std::memory_order_relaxed);
-}
-
-void page_heap_narrow_room() {
-  if (!is_room()) return;
-  std::uint64_t least = shared.least_room_slices.load(std::memory_order_relaxed);
-  std::uint64_t used = page_heap_used_slices();
-  used += used / kPartsOfRoom;
-  shared.limit_slices.store(used > least ? used : least, std::memory_order_relaxed);
-}
-
-std::uint64_t page_heap_limit_slices() {
-  return limit_slices();
 }
 
 void page_heap_fit_limit() {

@@ -114,7 +114,8 @@ struct alignas(64) Span {
   // Links by slice index. Free span: list of its bin. Slab: list of its class's bucket.
   SliceIndex next;
   SliceIndex previous;
-  // Free dirty or retained span: list by age, oldest first. Span of a heap: list of its spans.
+  // Free dirty or retained span: list by age, oldest first. Span of a heap: list of its spans. Run
+  // of a quick list: in `older`, its number.
   SliceIndex younger;
   SliceIndex older;
   union {

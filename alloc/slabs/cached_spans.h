@@ -9,8 +9,10 @@
 
 namespace rdmalloc {
 
-// Takes a span out of the page heap. nullptr: no memory.
-void* cached_span_take(unsigned shard, unsigned size_class);
+// Takes up to `wanted` spans out of the page heap, of which the one freed last comes last. Returns
+// how many; 0: no memory.
+std::uint32_t cached_spans_take(unsigned shard, unsigned size_class, void** blocks,
+                                std::uint32_t wanted);
 // Gives spans of the class to the page heap. Aborts with the address when one is none, or is free.
 void cached_spans_give_back(unsigned size_class, void* const* blocks, std::uint32_t count);
 

@@ -355,10 +355,7 @@ namespace {
 // Once, whatever is in flight.
 std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
                            std::uint32_t wanted) {
-  if (is_span_class(size_class)) {
-    blocks[0] = cached_span_take(shard, size_class);
-    return blocks[0] != nullptr ? 1 : 0;
-  }
+  if (is_span_class(size_class)) return cached_spans_take(shard, size_class, blocks, wanted);
   bool has_others = shard_count() != 1;
   std::uint32_t got = 0;
   if (has_others) [[unlikely]] {

@@ -36,7 +36,7 @@ using rdmalloc_test::touched;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kSlice = 64 * kKiB;
 constexpr size_t kRuns = 128;      // that a heap keeps at most
-constexpr size_t kLongest = kMiB;  // that goes there
+constexpr size_t kLongest = kMiB;  // that is tried; 4 MiB go there, 16 MiB in all
 
 class QuickList : public ::testing::Test {
  protected:

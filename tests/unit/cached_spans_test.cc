@@ -6,7 +6,10 @@
 // small blocks are; calloc with a cached span that is not cleared; more_than_threads with empty
 // slabs of spans that stay; an_address_inside without the look at arena.first; a_buffer with places
 // of spans that count as dirty; one_that_grows without kGrowingBytes; one_freed_twice without the
-// look at the span's word in cached_spans_give_back().
+// look at the span's word in free_locked(); only_those_freed_last with others taken ahead, and with
+// the one freed last first.
+#include "alloc/slabs/cached_spans.h"
+
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 
@@ -157,6 +160,23 @@ TEST(CachedSpans, a_buffer_that_no_thread_caches_comes_back_at_its_address) {
     rdmalloc_free(again);
     for (void* other : others) rdmalloc_free(other);
   });
+}
+
+// A magazine is filled at once where the page heap keeps runs of that length, from the last one on.
+TEST(CachedSpans, only_those_freed_last_are_taken_ahead) {
+  rdmalloc_caches_flush();
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  constexpr unsigned kClass = rdmalloc::kFirstSpanClass + 3;
+  void* blocks[8];
+  void* three[3];
+  for (void*& block : three) {
+    ASSERT_EQ(rdmalloc::cached_spans_take(0, kClass, blocks, 8), 1u) << "of clean pages";
+    block = blocks[0];
+  }
+  rdmalloc::cached_spans_give_back(kClass, three, 3);
+  ASSERT_EQ(rdmalloc::cached_spans_take(0, kClass, blocks, 8), 3u);
+  for (int i = 0; i < 3; i++) EXPECT_EQ(blocks[i], three[i]) << "the last one is used first";
+  rdmalloc::cached_spans_give_back(kClass, blocks, 3);
 }
 
 TEST(CachedSpans, one_that_grows_has_room_behind_it) {
