@@ -35,7 +35,7 @@ constexpr std::uint64_t kCeilingShare = 4;
 // With one shard: frees that go past the list once it was emptied for another length. Lengths that
 // come in no order empty it each time.
 constexpr std::uint32_t kPassing = 3;
-// 1 MiB: see is_piece_of_place().
+// 1 MiB: see makes_place_whole().
 constexpr std::uint32_t kShortSlices = 16;
 // Relaxed: a setting.
 constinit std::atomic<std::uint64_t> ceiling_slices{(std::uint64_t{512} << 20) >> kSliceShift};
@@ -141,18 +141,16 @@ void release_and_give_back(PageHeap& heap, SliceIndex slice, SliceIndex near = 0
 
 }  // namespace
 
-// Whether it is a piece of a place where a longer buffer lay, of which more is free beside it:
+// Whether it is the front of a longer buffer's place, all the rest of which is free behind it:
 // joined, the next one as long comes back there, to its registration. With several shards short
 // ones go to the list all the same: threads that want pieces of any length are many.
-static bool is_piece_of_place(const PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
-  const Span& span = arena.span(slice);
-  if (span.longest_buffer <= slices || (slices <= kShortSlices && shard_count() != 1)) return false;
+static bool makes_place_whole(const PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
+  std::uint32_t whole = arena.span(slice).longest_buffer;
   SliceIndex end = slice + slices;
-  auto is_retained = [](SliceIndex s) {
-    return arena.span(s).load().kind == SpanKind::kFreeRetained;
-  };
-  return (goes_on(heap, end) && arena.span(end).is_rest && is_retained(end)) ||
-         (span.is_rest && is_of(heap, slice - 1) && is_retained(first_of(slice - 1)));
+  if (whole <= slices || (slices <= kShortSlices && shard_count() != 1)) return false;
+  if (!goes_on(heap, end) || !arena.span(end).is_rest) return false;
+  SpanWord rest = arena.span(end).load();
+  return rest.kind == SpanKind::kFreeRetained && slices + rest.slices >= whole;
 }
 
 bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word) {
@@ -167,7 +165,7 @@ bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word) {
   Span& span = arena.span(slice);
   if (!is_block || slices > QuickList::kLongest || slices > most || span.has_grown ||
       shared.retain_ms.load(std::memory_order_relaxed) == 0 ||
-      is_piece_of_place(heap, slice, slices))
+      makes_place_whole(heap, slice, slices))
     return false;
   while (quick.count == QuickList::kRuns || quick.slices + slices > most)
     [[unlikely]] release_and_give_back(heap, quick_oldest(heap));
