@@ -34,7 +34,7 @@ constexpr std::uint64_t kLeastSlices = 32, kMostSlices = 256;
 constexpr std::uint64_t kCeilingShare = 4;
 // With one shard: frees that go past the list once it was emptied for another length. Lengths that
 // come in no order empty it each time.
-constexpr std::uint32_t kPassing = 3;
+constexpr std::uint32_t kPassing = 7;
 // 1 MiB: see makes_place_whole().
 constexpr std::uint32_t kShortSlices = 16;
 // Relaxed: a setting.

@@ -7,7 +7,9 @@
 // Seen to fail: with buffers leaving dirty spans (kFreeDirty in left_by), and with retained
 // neighbours always joined (are_one); small_blocks_take_… with is_left_alone() always true;
 // slabs_leave_… with no place and with all places left alone, slabs_take_short_… without
-// take_backed(), slabs_find_… with a kScanLimit of 256.
+// take_backed(), slabs_find_… with a kScanLimit of 256; a_shorter_buffer_… with all pieces of
+// places on the quick list (makes_place_whole), neighbours_are_one_… and slabs_… with a list that
+// stays.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
