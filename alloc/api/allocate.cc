@@ -102,8 +102,7 @@ void* allocate_slow(std::size_t bytes) {
   if (bytes <= kSmallMax) return cache_allocate_slow(class_of(bytes));
   if (bytes <= kCachedMax)
     if (void* block = cache_allocate_span(span_class_of(bytes))) return block;
-  bool is_zero = false;
-  return bytes > kLargestRequest ? out_of_memory() : large_allocate(bytes, 1, &is_zero);
+  return bytes > kLargestRequest ? out_of_memory() : large_allocate(bytes, 1, nullptr);
 }
 
 void* allocate_aligned(std::size_t alignment, std::size_t bytes) {
@@ -111,8 +110,7 @@ void* allocate_aligned(std::size_t alignment, std::size_t bytes) {
   if (alignment <= 16) return allocate(bytes);
   if (unsigned size_class = aligned_class_of(alignment, bytes)) return cache_allocate(size_class);
   if (alignment <= kSliceBytes && bytes > kSmallMax) return allocate(bytes);
-  bool is_zero = false;
-  return large_allocate(bytes, alignment, &is_zero);
+  return large_allocate(bytes, alignment, nullptr);
 }
 
 void* allocate_zeroed(std::size_t bytes) {

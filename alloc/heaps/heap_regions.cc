@@ -156,8 +156,9 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
   SliceIndex slice = 0;
   TakeBack take_back;
   do {
-    slice = page_heap_take_large(0, slices, taking.alignment, &is_zero, 0,
-                                 taking.pages != PageKind::kAny);
+    slice = page_heap_take_large(
+        0, slices, taking.alignment, &is_zero, 0,
+        taking.pages != PageKind::kAny ? TakenFor::kRegion : TakenFor::kBuffer);
   } while (slice == 0 && take_back.again(slices));
   if (slice == 0) {
     why->text("there is no such run of addresses, or RDMALLOC_LIMIT is lower");

@@ -84,7 +84,7 @@ SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) 
   LockGuard guard(heap.span_lock);
   if (!heap_has_budget(heap, slices)) return 0;
   SliceIndex slice = has_regions(heap) ? region_take(heap, slices, slices * kSliceBytes)
-                                       : page_heap_take_slab(0, slices, size_class);
+                                       : page_heap_take_slab(0, slices);
   if (slice == 0) return 0;
   for (std::uint32_t w = 0; w < slab_words_in(size_class, slices); ++w)
     arena.bitmap(slice)[kLiveWord + w].store(0, std::memory_order_relaxed);

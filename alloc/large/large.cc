@@ -38,6 +38,9 @@ std::uint32_t slices_for(std::size_t bytes) {
 
 // A large span for the request; 0 when there is no memory.
 SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) {
+  // Who asks for zeroes may write few of them.
+  TakenFor what = is_zero != nullptr ? TakenFor::kZeroes : TakenFor::kBuffer;
+  bool unused = false;
   if (!ensure_initialised()) return 0;
   fork_check();
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
@@ -48,7 +51,8 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
     if (SliceIndex slice = page_heap_take_quick(shard, slices)) return slice;
   MemoryWait wait;
   for (;;) {
-    SliceIndex slice = page_heap_take_large(shard, slices, alignment, is_zero);
+    SliceIndex slice = page_heap_take_large(shard, slices, alignment,
+                                            is_zero != nullptr ? is_zero : &unused, 0, what);
     if (slice != 0 || page_heap_is_over_limit(slices) || !wait.again()) return slice;
   }
 }
@@ -80,8 +84,7 @@ void* large_allocate_growing(std::size_t bytes) {
     if (SliceIndex slice = page_heap_take_growing(cache_shard_for_large(), slices_for(bytes)))
       return reinterpret_cast<void*>(arena.address_of(slice));
   }
-  bool is_zero = false;
-  return large_allocate(bytes, 1, &is_zero);
+  return large_allocate(bytes, 1, nullptr);
 }
 
 void large_free(void* block) {

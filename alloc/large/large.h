@@ -7,8 +7,8 @@
 namespace rdmalloc {
 
 // A block of at least `bytes`, aligned to `alignment` (a power of two; 64 KiB comes for free).
-// `*is_zero` tells whether its bytes are known to be zero. nullptr, and errno ENOMEM, when
-// there is no memory.
+// `is_zero`: nullptr; or calloc's, which is told whether all bytes are known to be zero.
+// nullptr, and errno ENOMEM, when there is no memory.
 void* large_allocate(std::size_t bytes, std::size_t alignment, bool* is_zero);
 
 // A block of at least `bytes` for a large block that outgrew its place: it gets room to grow.

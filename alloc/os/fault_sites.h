@@ -14,6 +14,7 @@
   SITE(kWipeOnFork, "wipe_on_fork", "MADV_WIPEONFORK on what a child must find empty")             \
   SITE(kAdviseHuge, "advise_huge", "MADV_HUGEPAGE")                                                \
   SITE(kAdviseSmall, "advise_small", "MADV_NOHUGEPAGE")                                            \
+  SITE(kResident, "resident", "mincore: which pages the program has touched")                      \
   SITE(kDecommit, "decommit", "MADV_DONTNEED: pages go back to the kernel")                        \
   SITE(kPopulate, "populate", "MADV_POPULATE_WRITE: pages are backed at once")                     \
   SITE(kBindNode, "bind_node", "mbind of a heap's region to a NUMA node")                          \

@@ -110,6 +110,22 @@ int advise_small(std::uintptr_t base, std::size_t length) {
   return advise(base, length, MADV_NOHUGEPAGE);
 }
 
+int count_resident(std::uintptr_t base, std::size_t length, std::size_t* pages) {
+  constexpr std::size_t kMostPages = 512;
+  if (should_fail(Site::kResident)) return -ENOMEM;
+  *pages = 0;
+  for (std::size_t done = 0, bytes = 0; done < length; done += bytes) {
+    unsigned char is_resident[kMostPages] = {};
+    bytes = length - done < kMostPages * page_bytes() ? length - done : kMostPages * page_bytes();
+    if (int error =
+            result_of(raw_syscall(SYS_mincore, static_cast<long>(base + done),
+                                  static_cast<long>(bytes), reinterpret_cast<long>(is_resident))))
+      return error;
+    for (std::size_t page = 0; page < bytes / page_bytes(); ++page) *pages += is_resident[page] & 1;
+  }
+  return 0;
+}
+
 int decommit(std::uintptr_t base, std::size_t length) {
   if (should_fail(Site::kDecommit)) return -EINVAL;
   return advise(base, length, MADV_DONTNEED);

@@ -36,6 +36,8 @@ int advise_huge(std::uintptr_t base, std::size_t length);
 // MADV_NOHUGEPAGE on pages never used: no transparent huge pages, whatever the kernel's setting is.
 // -EINVAL on kernels that have none.
 int advise_small(std::uintptr_t base, std::size_t length);
+// How many of these pages are resident (mincore(2)).
+int count_resident(std::uintptr_t base, std::size_t length, std::size_t* pages);
 // Gives the pages back: MADV_DONTNEED, raw. Purge thread only.
 int decommit(std::uintptr_t base, std::size_t length);
 // The same through libc's symbol, so that hooks of other libraries hear of it. Purge thread only.

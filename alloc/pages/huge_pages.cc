@@ -1,5 +1,6 @@
 #include "alloc/pages/huge_pages.h"
 
+#include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
 
@@ -7,22 +8,30 @@ namespace rdmalloc {
 namespace {
 
 constexpr std::uint32_t kHugeRanges = 4096;
-// A heap has huge pages for its slabs from this size on: one chunk that is only begun is less than
-// a hundredth of it.
-constexpr std::uint64_t kLargeHeapSlices = (std::uint64_t{256} << 20) / kSliceBytes;
-// The latest slices, and the share of them that must be blocks of slabs, in eighths.
-constexpr SliceIndex kLatestSlices = (std::size_t{16} << 20) / kSliceBytes;
-constexpr std::uint64_t kDenseEighths = 7;
-// Chunks asked for at once: a sixteenth of the heap, for a look and a system call each.
-constexpr std::uint64_t kStepDivisor = 16;
+// From this size on a heap is looked at: what is begun of a chunk and not used yet is a small share
+// of it.
+constexpr std::uint64_t kLookedAtSlices = (std::uint64_t{44} << 20) / kSliceBytes;
+// What is looked at: so many of the latest slices on small pages, and no fewer than that.
+constexpr SliceIndex kWindowSlices = (std::size_t{2} << 20) / kSliceBytes;
+constexpr SliceIndex kLeastSlices = (std::size_t{1} << 20) / kSliceBytes;
+// Spans taken for one purpose tell nothing of those taken for another: so much of it was seen.
+constexpr SliceIndex kLeastOfPurpose = kLeastSlices / 4;
+constexpr unsigned kPurposes = 3;  // a region of a heap is no block
+// The share of their pages that must be resident, in sixteenths.
+constexpr std::size_t kResidentSixteenths = 15;
+// What that earns: the heap's size divided by this, in slices of huge pages.
+constexpr std::uint64_t kEarnedDivisor = 4;
 
 // All under the page heap's lock.
 struct HugeRanges {
-  SliceIndex slabs_end = 0;   // chunks up to here were asked for by huge_ask_for_slabs()
+  SliceIndex seen_end = 0;    // what lies below was looked at, and has earned something
   SliceIndex latest_end = 0;  // where the latest range ends: one that begins here prolongs it
   std::uint32_t count = 0;
 };
 constinit HugeRanges ranges;
+// Slices that may have huge pages yet. Relaxed: written under that lock; without it a hint.
+constinit std::atomic<std::int64_t> earned{0};
+constinit std::atomic<std::uint32_t> earned_for{0};  // a bit for each TakenFor
 
 constexpr SliceIndex chunk_of(SliceIndex slice) {
   return slice & ~(kSlicesPerChunk - 1);
@@ -44,52 +53,74 @@ void ask(SliceIndex begin, SliceIndex end) {
     chunks[chunk / kSlicesPerChunk].store(true, std::memory_order_relaxed);
 }
 
-// Bytes that are surely touched in a span: blocks of slabs of small blocks that are out. A block
-// that is a span, or nearly a page, may have hardly been written: 100 bytes at an alignment of 64
-// KiB take a page of it.
-std::uint64_t dense_bytes(const Span& span, SpanWord word) {
-  if (word.kind != SpanKind::kSlab) return 0;
-  const ClassInfo& info = class_info(word.size_class);
-  if (info.block_bytes > kHugeSlabBlock) return 0;
-  std::int32_t free_blocks = span.free_blocks.load(std::memory_order_relaxed);
-  if (free_blocks < 0) free_blocks = 0;
-  std::uint32_t out = info.slab_blocks - static_cast<std::uint32_t>(free_blocks);
-  return std::uint64_t{out} * info.block_bytes;
-}
-std::uint64_t dense_bytes(SliceIndex begin, SliceIndex end) {
-  std::uint64_t bytes = 0;
-  // Some of it may be other heaps', whose locks are not held.
-  for (SliceIndex slice = begin; slice < end; slice = page_heap_next(slice, end))
-    bytes += dense_bytes(arena.span(slice), arena.span(slice).load());
-  return bytes;
-}
-bool is_dense(std::uint64_t bytes, SliceIndex slices) {
-  return bytes >= (std::uint64_t{slices} << kSliceShift) / 8 * kDenseEighths;
+void spend(SliceIndex slices) {
+  earned.store(earned.load(std::memory_order_relaxed) - slices, std::memory_order_relaxed);
 }
 
-// Whether what lies right below the frontier is.
-bool is_dense_below(SliceIndex frontier) {
-  SliceIndex begin = arena.first[frontier - kLatestSlices].load(std::memory_order_relaxed);
-  // The first slice of a free span is known at its ends only.
-  if (begin == 0 || begin > frontier - kLatestSlices) return false;
-  return is_dense(dense_bytes(begin, frontier), frontier - begin);
+TakenFor taken_for(SpanWord word) {
+  if (word.is_zero) return TakenFor::kZeroes;
+  bool is_one_block = is_large(word.kind) || is_span_class(word.size_class);
+  return is_one_block && word.slices >= kBufferSlices ? TakenFor::kBuffer : TakenFor::kOthers;
 }
 
-// Whether the latest segments of a shard's heap are, which lie among those of other heaps.
-bool is_dense_of_heap(unsigned heap, SliceIndex end) {
-  constexpr unsigned kMostLooks = 256;
-  std::uint64_t bytes = 0;
-  SliceIndex seen = 0;
-  for (unsigned looks = 0; looks < kMostLooks && seen < kLatestSlices && end > kSegmentSlices;
-       ++looks) {
-    end -= kSegmentSlices;
-    if (arena.heap_of_segment[end / kSegmentSlices].load(std::memory_order_relaxed) != heap)
-      continue;
-    SliceIndex begin = arena.first[end].load(std::memory_order_relaxed);
-    if (begin == end) bytes += dense_bytes(end, end + kSegmentSlices);
-    seen += kSegmentSlices;
+// Slices of spans in use, under small pages.
+struct Seen {
+  std::size_t resident_pages = 0;
+  SliceIndex slices[kPurposes] = {};
+  SliceIndex all() const {
+    SliceIndex sum = 0;
+    for (SliceIndex of_one : slices) sum += of_one;
+    return sum;
   }
-  return seen == kLatestSlices && is_dense(bytes, seen);
+};
+
+void look_at(SliceIndex begin, SliceIndex end, TakenFor what, Seen* seen) {
+  while (begin < end) {
+    SliceIndex next = chunk_of(begin) + kSlicesPerChunk;
+    if (next > end) next = end;
+    std::size_t bytes = static_cast<std::size_t>(next - begin) << kSliceShift, pages = 0;
+    if (!huge_is_chunk(chunk_of(begin)) &&
+        os::count_resident(arena.address_of(begin), bytes, &pages) == 0) {
+      seen->slices[static_cast<unsigned>(what)] += next - begin;
+      seen->resident_pages += pages;
+    }
+    begin = next;
+  }
+}
+
+// Spans of other heaps, whose locks are not held, may be cut and joined meanwhile: then a part is
+// seen twice or not at all.
+Seen look_at_spans(SliceIndex begin, SliceIndex end) {
+  Seen seen;
+  for (SliceIndex slice = begin; slice < end;) {
+    SliceIndex first = arena.first[slice].load(std::memory_order_relaxed);
+    SpanWord word = arena.span(first).load();
+    SliceIndex span_end = first + word.slices;
+    // The first slice of a free span is known at its ends only.
+    bool is_there = first <= slice && slice < span_end;
+    if (is_there && is_in_use(word.kind))
+      look_at(slice, span_end < end ? span_end : end, taken_for(word), &seen);
+    slice = is_there ? span_end : slice + 1;
+  }
+  return seen;
+}
+
+// Looks at what lies right below new addresses, if some of that was not seen yet.
+void look_below(SliceIndex end, TakenFor what, std::uint64_t used) {
+  if (huge_is_earned(what) || used < kLookedAtSlices) return;
+  SliceIndex begin = end - kWindowSlices;
+  if (begin < ranges.seen_end) begin = ranges.seen_end;
+  if (end < begin + kLeastSlices) return;
+  Seen seen = look_at_spans(begin, end);
+  SliceIndex slices = seen.all();
+  std::size_t pages = (std::size_t{slices} << kSliceShift) / os::page_bytes();
+  if (slices < kLeastSlices || seen.resident_pages < pages / 16 * kResidentSixteenths) return;
+  ranges.seen_end = end;
+  std::uint32_t purposes = 0;
+  for (unsigned purpose = 0; purpose < kPurposes; ++purpose)
+    if (seen.slices[purpose] >= kLeastOfPurpose) purposes |= 1u << purpose;
+  earned_for.store(purposes, std::memory_order_relaxed);
+  earned.store(static_cast<std::int64_t>(used / kEarnedDivisor), std::memory_order_relaxed);
 }
 
 }  // namespace
@@ -105,31 +136,30 @@ bool huge_is_any(SliceIndex begin, SliceIndex end) {
   return false;
 }
 
-void huge_ask_for_slabs(SliceIndex frontier) {
-  std::uint64_t used = page_heap_used_slices();
-  if (used < kLargeHeapSlices || frontier < ranges.slabs_end || !arena_may_be_huge()) return;
-  if (!is_dense_below(frontier)) return;
-  SliceIndex begin = chunk_after(frontier);
-  SliceIndex end = begin + chunk_after(static_cast<SliceIndex>(used / kStepDivisor));
-  if (end > arena.extent() / kSliceBytes || arena_commit(end) != 0) return;
+void huge_ask(SliceIndex begin, SliceIndex end, TakenFor what) {
+  if (!arena_may_be_huge()) return;
+  SliceIndex first = chunk_after(begin), last = chunk_after(end);
+  if (first == last) return;
+  SliceIndex sure_end = is_for_huge(end - begin, what) ? chunk_of(end) : first;
+  look_below(begin, what, page_heap_used_slices());
+  SliceIndex huge_end = first;
+  for (; huge_end < last && (huge_end < sure_end || huge_is_earned(what));
+       huge_end += kSlicesPerChunk)
+    if (huge_end >= sure_end) spend(kSlicesPerChunk);
+  if (first < huge_end) ask(first, huge_end);
+}
+
+void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used) {
+  if (!arena_may_be_huge()) return;
+  look_below(begin, TakenFor::kOthers, used);
+  if (!huge_is_earned(TakenFor::kOthers) || used < kLookedAtSlices) return;
+  spend(end - begin);
   ask(begin, end);
-  ranges.slabs_end = end;
 }
 
-void huge_ask_for_segment(SliceIndex begin, SliceIndex end, unsigned heap) {
-  if (page_heap_used_slices() < kLargeHeapSlices || !arena_may_be_huge()) return;
-  if (is_dense_of_heap(heap, begin)) ask(begin, end);
-}
-
-SliceIndex huge_end(SliceIndex end) {
-  return end < arena.committed && huge_is_chunk(chunk_of(end)) ? chunk_after(end) : end;
-}
-
-void huge_ask_for_block(SliceIndex begin, SliceIndex end) {
-  if (end - begin < kHugeBlockSlices || !arena_may_be_huge()) return;
-  begin = chunk_after(begin);
-  end = chunk_of(end);
-  if (begin < end) ask(begin, end);
+bool huge_is_earned(TakenFor what) {
+  return earned.load(std::memory_order_relaxed) > 0 &&
+         (earned_for.load(std::memory_order_relaxed) >> static_cast<unsigned>(what) & 1) != 0;
 }
 
 void huge_ask_again(SliceIndex begin, SliceIndex end) {

@@ -4,12 +4,15 @@
 // from the first touch on. That pays where the program touches all of it and costs memory
 // everywhere else: the rest of a large block's last page, the tail of a slab, a size class that a
 // program hardly uses. So the arena has small pages, also where the kernel's setting is `always`
-// (MADV_NOHUGEPAGE), but for two kinds of addresses that were never used before:
+// (MADV_NOHUGEPAGE), but for addresses that were never used before:
 //
-//   large blocks of kHugeBlockSlices and more    the chunks that the block covers wholly
-//   slabs of blocks of up to kHugeSlabBlock      new chunks, once the heap is large and its latest
-//                                                slabs are full: what is backed and not in use is
-//                                                part of one chunk then
+//   blocks of kHugeBlockSlices and more   the chunks that the block covers wholly, of what the
+//                                         program is to write (not of calloc's zeroes)
+//   anything                              new chunks, where the program was seen to touch what it
+//                                         takes: what it took last on small pages is resident
+//
+// What is seen (mincore) is worth as many chunks as are a share of the heap. Then one has small
+// pages again, to be looked at: of a huge page the kernel can't tell what was touched.
 //
 // The kernel keeps a mapping of its own for each range of addresses that differs from its
 // neighbours, 65,530 of them in a process: there are at most kHugeRanges such ranges.
@@ -19,28 +22,29 @@
 // heap whose lock is held.
 #pragma once
 
-#include "alloc/pages/span.h"
+#include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
 
 inline constexpr std::uint32_t kHugeBlockSlices = (std::size_t{8} << 20) / kSliceBytes;
-inline constexpr std::uint32_t kHugeSlabBlock = 4096;
 
 // Whether the first touch of any part of the chunk that begins at this slice backs all of it.
 bool huge_is_chunk(SliceIndex chunk);
 // Whether any chunk that [begin, end) touches is such a one.
 bool huge_is_any(SliceIndex begin, SliceIndex end);
 
-// Called before a slab of small blocks takes addresses from the frontier on: asks for the next
-// chunks where that is worth it.
-void huge_ask_for_slabs(SliceIndex frontier);
-// The same for a new segment of that shard's heap, whose lock is held too.
-void huge_ask_for_segment(SliceIndex begin, SliceIndex end, unsigned heap);
-// Called before the slices from the frontier to `end` are used. Returns the end to use instead:
-// where that lies in a huge page, the end of the page, which is backed with its first slice.
-SliceIndex huge_end(SliceIndex end);
-// Called for new slices that one large block is to take: asks for the chunks it covers.
-void huge_ask_for_block(SliceIndex begin, SliceIndex end);
+// Whether the program will touch all of such a span, as far as anything is known beforehand.
+constexpr bool is_for_huge(std::uint32_t slices, TakenFor what) {
+  return slices >= kHugeBlockSlices && what != TakenFor::kZeroes;
+}
+
+// Called for slices beyond the frontier, never used, which one span is to take: asks for those of
+// the chunks that begin there for which it is worth it.
+void huge_ask(SliceIndex begin, SliceIndex end, TakenFor what);
+// The same for a new segment of a shard's heap, in which so many slices are in use.
+void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used);
+// Whether the program is known to touch what it takes for that.
+bool huge_is_earned(TakenFor what);
 // Called for whole chunks whose mapping is a new one: asks for those that had huge pages.
 void huge_ask_again(SliceIndex begin, SliceIndex end);
 

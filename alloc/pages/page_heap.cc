@@ -204,12 +204,12 @@ void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceInde
   SliceIndex end = slice + slices, taken_end = at + wanted;
   SliceIndex head = at & ~(kSlicesPerChunk - 1);
   SliceIndex tail = (taken_end + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
-  bool dirties_head = head >= slice && head + kSlicesPerChunk <= end && huge_is_chunk(head);
+  bool dirties_head = huge_is_chunk(head);
   bool dirties_tail =
       tail <= end && tail - kSlicesPerChunk >= slice && huge_is_chunk(tail - kSlicesPerChunk);
   cut(heap, slice, slices, SpanKind::kFreeClean, at, wanted);
   arena.span(at).node = os::this_node() & kNodeMask;  // which will touch it first
-  if (dirties_head) make_dirty(heap, slice, head, at, rest);
+  if (dirties_head) make_dirty(heap, slice, head > slice ? head : slice, at, rest);
   if (dirties_tail) make_dirty(heap, taken_end, taken_end, tail, rest);
 }
 
@@ -225,7 +225,7 @@ SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
   std::uint64_t begin = (std::uint64_t{frontier} + alignment - 1) & ~std::uint64_t{alignment - 1};
   std::uint64_t taken_end = begin + wanted;
   if (taken_end > arena.extent() / kSliceBytes) return 0;
-  SliceIndex end = huge_end(static_cast<SliceIndex>(taken_end));
+  auto end = static_cast<SliceIndex>(taken_end);
   if (arena_commit(end) != 0) return 0;
   std::uint32_t slices = end - frontier;
   arena.span(frontier).store({SpanKind::kReserved, 0, false, slices});
@@ -348,7 +348,7 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
     unuse(heap, more);
     return false;
   }
-  if (slices >= kHugeBlockSlices && end + more > frontier) huge_ask_for_block(frontier, end + more);
+  if (end + more > frontier) huge_ask(frontier, end + more, TakenFor::kBuffer);
   take_room(heap, end, more, SpanKind::kFreeDirty);
   span.has_grown = true;
   for (SliceIndex s = end; s < end + more; ++s) set_first(s, slice);

@@ -24,8 +24,8 @@
 //   free span
 //
 // Lock order: a slab class's lock, a shard's page heap's, the central one's; no thread holds those
-// of two shards, but for page_heap_is_valid(). Under the central one: raw mprotect and
-// MADV_HUGEPAGE at growth, nothing else that enters the kernel.
+// of two shards, but for page_heap_is_valid(). Under the central one: raw mprotect,
+// mincore and MADV_HUGEPAGE at growth, nothing else that enters the kernel.
 #pragma once
 
 #include <cstddef>
@@ -36,10 +36,21 @@
 
 namespace rdmalloc {
 
+// What a span is taken for.
+enum class TakenFor : std::uint8_t {
+  kOthers,  // slabs, and blocks below kBufferSlices
+  kBuffer,  // a block
+  kZeroes,  // one of calloc's: the program may leave most of it as it is
+  kRegion,  // of a heap of the user: no pages that are there already, if other addresses will do
+};
+constexpr bool is_buffer(TakenFor what) {
+  return what == TakenFor::kBuffer || what == TakenFor::kZeroes;
+}
+
 // Takes a span for a slab of `slices` slices, aligned to its size, out of the heap of the shard
 // that the caller is of, if that has or gets one. It is kReserved until the caller has written its
 // bitmap and publishes it. Returns 0 ("none") when there is no memory.
-SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, unsigned size_class);
+SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices);
 // `owner`: the heap of the user that the span is for, 0 for none; here and below. `shard`: where
 // there is none.
 void page_heap_publish_slab(SliceIndex slice, std::uint8_t size_class, std::uint16_t owner = 0,
@@ -56,9 +67,9 @@ SliceIndex page_heap_take_quick(unsigned shard, std::uint32_t slices);
 
 // Takes and publishes a large span of `slices` slices at a multiple of `alignment` bytes (a power
 // of two; a slice comes for free). `*is_zero` tells whether its pages read as zero. 0: no memory.
-// `prefers_clean`: no pages that are there already, while other addresses will do.
 SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_t alignment,
-                                bool* is_zero, std::uint16_t owner = 0, bool prefers_clean = false);
+                                bool* is_zero, std::uint16_t owner = 0,
+                                TakenFor what = TakenFor::kBuffer);
 
 // Takes and publishes a span for a large block that has grown before and found no room behind it:
 // somewhat longer than `slices`, and where there is room behind it. 0: no such place, which is no

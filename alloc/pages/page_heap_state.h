@@ -147,7 +147,6 @@ inline bool goes_on(const PageHeap& heap, SliceIndex slice) {
 
 // Gives a shard's heap a segment of the central one, backed or clean; false: no memory. Its lock is
 // held, the central one's is taken.
-enum class TakenFor : std::uint8_t { kOthers, kSmallSlab, kBuffer, kRegion };
 bool segment_adopt(PageHeap& heap, TakenFor what);
 // What was put back there may have made a segment free as a whole: gives it to the central heap if
 // the shard's has more of them than it keeps. Their lock is held, the central one's is taken.
@@ -265,10 +264,10 @@ bool has_room_at(PageHeap& heap, SliceIndex end, std::uint32_t wanted);
 // Takes those slices; they are to belong to the span before them. `rest`: the family of what is
 // left of huge pages.
 void take_room(PageHeap& heap, SliceIndex begin, std::uint32_t wanted, SpanKind rest);
-// Takes [at, at + wanted) out of the clean span [slice, +slices). In the zone of huge pages the
-// first touch of a chunk that was wholly clean backs all of it, so what is left of such chunks at
-// both ends becomes dirty, of the family `rest`: it is counted, preferred by the next allocation,
-// and given back in time.
+// Takes [at, at + wanted) out of the clean span [slice, +slices). The first touch of a huge page
+// backs all of it, so what is left of one at both ends becomes dirty, of the family `rest`: it is
+// counted, preferred by the next allocation, and given back in time. But for the end of one that
+// was begun before, and of the one at the frontier: what follows is to lie right behind.
 void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceIndex at,
                std::uint32_t wanted, SpanKind rest);
 // Makes slices beyond the frontier a free clean span of the central heap, so that at least `wanted`

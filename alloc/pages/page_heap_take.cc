@@ -126,30 +126,28 @@ SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices,
   return taken;
 }
 
-// Asks for huge pages under the new part, from `frontier` on, of what one block of `slices` takes.
-void ask_for_block(SliceIndex taken, std::uint32_t slices, SliceIndex frontier) {
-  if (slices < kHugeBlockSlices) return;
-  huge_ask_for_block(taken > frontier ? taken : frontier, taken + slices);
+// Asks for huge pages under the new part, from `frontier` on, of what one span of `slices` takes.
+void ask_for_huge(SliceIndex taken, std::uint32_t slices, SliceIndex frontier, TakenFor what) {
+  if (taken + slices > frontier)
+    huge_ask(taken > frontier ? taken : frontier, taken + slices, what);
 }
 
-SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment, SpanKind rest,
-                      bool is_small_slab = false) {
+SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
+                      TakenFor what) {
   // What has no huge pages of its own leaves those of others alone: the rest of a huge page is
   // backed with its first slice.
-  bool may_be_huge = slices >= kHugeBlockSlices || is_small_slab;
+  bool may_be_huge = is_for_huge(slices, what) || huge_is_earned(what);
   SliceIndex frontier = page_heap_frontier();
   SliceIndex clean = heap.clean.find_best(
       slices, alignment, may_be_huge ? FreeSpans::Where::kAnywhere : FreeSpans::Where::kSmallPages);
-  if (clean == 0 && is_central(heap)) {
-    if (is_small_slab) huge_ask_for_slabs(frontier);
-    clean = extend_frontier(slices, alignment);
-  }
+  if (clean == 0 && is_central(heap)) clean = extend_frontier(slices, alignment);
   if (clean == 0) clean = heap.clean.find_best(slices, alignment);
   if (clean == 0) return 0;
   std::uint32_t length = arena.span(clean).load().slices;
   SliceIndex taken = fit_in(clean, length, slices, alignment);
-  ask_for_block(taken, slices, frontier);
-  cut_clean(heap, clean, length, taken, slices, rest);
+  ask_for_huge(taken, slices, frontier, what);
+  cut_clean(heap, clean, length, taken, slices,
+            is_buffer(what) ? SpanKind::kFreeRetained : SpanKind::kFreeDirty);
   return taken;
 }
 
@@ -168,7 +166,7 @@ SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint
   cut(heap, longest, length, SpanKind::kFreeRetained, longest, length < slices ? length : slices);
   if (length >= slices) return longest;
   // As of a block that grows: what lies behind the frontier is new.
-  ask_for_block(longest, slices, frontier);
+  ask_for_huge(longest, slices, frontier, TakenFor::kBuffer);
   take_room(heap, longest + length, slices - length, SpanKind::kFreeRetained);
   arena.span(longest).store({SpanKind::kReserved, 0, false, slices});
   set_first(longest + slices - 1, longest);
@@ -245,7 +243,7 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t align
 }
 
 SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
-                           bool* is_zero) {
+                           TakenFor what, bool* is_zero) {
   // A buffer's own place; or the place used last, the likeliest to be registered still. Not one
   // that is very much longer, while there is another: a long buffer would miss it.
   constexpr std::uint64_t kMostTimesLonger = 16;
@@ -270,14 +268,14 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   if (found == 0) found = join_retained(heap, slices + alignment - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
   if (quick_release_fitting(heap, slices, QuickList::kLongest))
-    return take_for_buffer(heap, slices, alignment, is_zero);
-  SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeRetained);
+    return take_for_buffer(heap, slices, alignment, what, is_zero);
+  SliceIndex taken = take_clean(heap, slices, alignment, what);
   *is_zero = taken != 0;
   return taken;
 }
 
 SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
-                           bool is_small_slab, bool* is_zero) {
+                           bool* is_zero) {
   SliceIndex dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
   // With one shard there is no segment to ask for: all are as good as clean pages, joined.
   if (dirty == 0 && shard_count() == 1 && quick_release(heap))
@@ -295,8 +293,8 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
     if (SliceIndex taken = take_backed(heap, slices, alignment)) return taken;
   // Not of a buffer: its place, once free, would be left alone.
   if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1))
-    return take_for_others(heap, slices, alignment, is_small_slab, is_zero);
-  SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeDirty, is_small_slab);
+    return take_for_others(heap, slices, alignment, is_zero);
+  SliceIndex taken = take_clean(heap, slices, alignment, TakenFor::kOthers);
   *is_zero = taken != 0;
   // A shard's heap asks for another segment first.
   if (taken != 0 || !is_central(heap)) return taken;
@@ -309,13 +307,12 @@ SliceIndex take_once(PageHeap& heap, std::uint32_t slices, std::uint32_t alignme
   *is_zero = false;
   if (what == TakenFor::kRegion) {
     // No place of a buffer's that may be registered, and no page to give back, if it can be helped.
-    SliceIndex taken = take_clean(heap, slices, alignment, SpanKind::kFreeDirty);
+    SliceIndex taken = take_clean(heap, slices, alignment, what);
     *is_zero = taken != 0;
     if (taken != 0) return taken;
   }
-  if (what == TakenFor::kOthers || what == TakenFor::kSmallSlab)
-    return take_for_others(heap, slices, alignment, what == TakenFor::kSmallSlab, is_zero);
-  return take_for_buffer(heap, slices, alignment, is_zero);
+  if (what == TakenFor::kOthers) return take_for_others(heap, slices, alignment, is_zero);
+  return take_for_buffer(heap, slices, alignment, what, is_zero);
 }
 
 SliceIndex take_locked(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment, TakenFor what,
@@ -357,7 +354,7 @@ SliceIndex take_with_room(PageHeap& heap, std::uint32_t slices, std::uint32_t as
   if (clean == 0) return 0;
   std::uint32_t length = arena.span(clean).load().slices;
   taken = fit_in(clean, length, wanted, alignment);
-  ask_for_block(taken, asked, frontier);
+  ask_for_huge(taken, asked, frontier, TakenFor::kBuffer);
   cut_clean(heap, clean, length, taken, slices, SpanKind::kFreeDirty);
   events_note_use(taken, slices);
   return taken;
@@ -451,12 +448,10 @@ SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, std::
 
 }  // namespace
 
-SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices, unsigned size_class) {
-  TakenFor what =
-      block_bytes_of(size_class) <= kHugeSlabBlock ? TakenFor::kSmallSlab : TakenFor::kOthers;
+SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices) {
   return take_from_any(shard, slices, true, [=](PageHeap& heap) {
     bool is_zero = false;
-    SliceIndex slice = take_from(heap, shard, slices, slices, what, &is_zero);
+    SliceIndex slice = take_from(heap, shard, slices, slices, TakenFor::kOthers, &is_zero);
     if (slice == 0) return slice;
     if (is_zero) events_note_use(slice, slices);
     arena.span(slice).new_from = is_zero ? 0 : UINT32_MAX;
@@ -476,7 +471,7 @@ SliceIndex page_heap_take_span(unsigned shard, unsigned size_class) {
     if (slice == 0) return slice;
     if (is_zero) events_note_use(slice, slices);
     Span& span = arena.span(slice);
-    // Neither the walk for free pages of slabs nor huge_pages.cc sees a block that is free.
+    // The walk for free pages of slabs sees no block that is free.
     span.free_blocks.store(0, std::memory_order_relaxed);
     span.has_purged_pages = false;
     publish_locked(heap, slice, word);
@@ -499,13 +494,12 @@ void page_heap_publish_large(SliceIndex slice, std::uint16_t owner) {
 }
 
 SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_t alignment,
-                                bool* is_zero, std::uint16_t owner, bool prefers_clean) {
+                                bool* is_zero, std::uint16_t owner, TakenFor what) {
   auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
   if (align_slices == 0) align_slices = 1;
-  bool is_buffer = slices >= kBufferSlices || align_slices > kSlicesPerChunk;
-  TakenFor what = is_buffer ? TakenFor::kBuffer : TakenFor::kOthers;
-  if (prefers_clean) what = TakenFor::kRegion;
-  bool is_quick = align_slices == 1 && owner == 0 && !prefers_clean;
+  bool is_short = slices < kBufferSlices && align_slices <= kSlicesPerChunk;
+  if (is_short && what != TakenFor::kRegion) what = TakenFor::kOthers;
+  bool is_quick = align_slices == 1 && owner == 0 && what != TakenFor::kRegion;
   return take_from_any(shard, slices, is_for_shard(slices, align_slices), [=](PageHeap& heap) {
     if (SliceIndex run = 0;
         is_quick && quick_take(heap, slices, large_word(false, 0), &run, 1) != 0) {
@@ -517,7 +511,7 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
                            : take_at_address(slices, alignment, what, is_zero);
     if (slice == 0) return slice;
     if (*is_zero) events_note_use(slice, slices);
-    publish_locked(heap, slice, large_word(*is_zero, owner));
+    publish_locked(heap, slice, large_word(*is_zero && what == TakenFor::kZeroes, owner));
     return slice;
   });
 }

@@ -82,7 +82,7 @@ bool may_be_adopted(SliceIndex segment, TakenFor what) {
   for (SliceIndex s = first_of(segment); s < end;) {
     SpanWord word = arena.span(s).load();
     SliceIndex next = s + word.slices;
-    bool is_wanted = what == TakenFor::kBuffer && s >= segment && next <= end;
+    bool is_wanted = is_buffer(what) && s >= segment && next <= end;
     if (word.kind == SpanKind::kFreeRetained && !is_wanted &&
         is_left_alone(central, s, word.slices))
       return false;
@@ -113,9 +113,11 @@ SliceIndex find_clean(PageHeap& heap, TakenFor what) {
   if (clean == 0) return 0;
   SliceIndex segment =
       fit_in(clean, arena.span(clean).load().slices, kSegmentSlices, kSegmentSlices);
-  // New addresses, for a heap that is full of what a huge page pays for.
-  if (segment >= frontier && what == TakenFor::kSmallSlab)
-    huge_ask_for_segment(segment, segment + kSegmentSlices, heap.index);
+  // New addresses. Not for a buffer: what is left of a huge page is backed, and too short for the
+  // next one.
+  if (segment >= frontier && what == TakenFor::kOthers)
+    huge_ask_for_segment(segment, segment + kSegmentSlices,
+                         heap.used_slices.load(std::memory_order_relaxed));
   return segment;
 }
 

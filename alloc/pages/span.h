@@ -75,7 +75,7 @@ inline constexpr unsigned kNodeMask = 0x3f;  // Span::node
 struct SpanWord {
   SpanKind kind;
   std::uint8_t size_class;
-  bool is_zero;  // a large span that was clean when handed out: calloc need not write
+  bool is_zero;  // a large span that was clean when calloc took it, which did not write to it
   std::uint32_t slices;
   std::uint16_t heap = 0;  // 14 bits: the heap of the user that the span belongs to, 0 for none
   std::uint8_t shard = 0;  // of a slab that is no heap's: its shard

@@ -149,7 +149,7 @@ bool has_free_bits(SliceIndex slice, std::uint32_t words) {
 
 SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
-  SliceIndex slice = page_heap_take_slab(shard, info.slab_slices, size_class);
+  SliceIndex slice = page_heap_take_slab(shard, info.slab_slices);
   if (slice == 0) return 0;
   slab_begin(slice, info.slab_blocks);
   page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), 0,

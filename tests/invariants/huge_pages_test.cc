@@ -4,26 +4,32 @@
 // and that there are none elsewhere, whatever the kernel's setting is ("nh"). Each test wants a
 // process of its own, as ctest gives it.
 //
-// Seen to fail: a_large_block_… without huge_ask_for_block(), a_block_that_is_hardly_used_… with
-// the mark in each chunk's first Span (8.8 MiB), a_large_heap_… with is_dense() always false,
-// a_medium_heap_… with kLargeHeapSlices of 64 MiB, the_arena_… without advise_small(),
-// a_longer_buffer_… without ask_for_block() in take_longest_and_more(), blocks_that_grow_… with the
-// capacity in place of the size asked for, the_rest_of_… without Where::kSmallPages, never_… with
-// huge_ask_for_block() not asking arena_may_be_huge(), hardly_… with blocks that are spans counted
-// as touched, …_of_shards… with is_dense_of_heap() always false, or true.
+// Seen to fail: a_large_block_…, a_longer_buffer_… and blocks_that_grow_… with is_for_huge() always
+// false, a_block_that_is_hardly_used_… with the mark in each chunk's first Span (8.8 MiB),
+// blocks_of_64_…, _250_… and _5_… with look_below() that looks at nothing, the first with a
+// kLookedAtSlices of 1 MiB, what_is_not_… and hardly_… with a kResidentSixteenths of 1,
+// a_program_that_touches_less_… with a kEarnedDivisor of 1, other_sizes_… and zeroes_… with
+// huge_is_earned() the same for all, blocks_lie_… with an extend_frontier() to the end of the
+// chunk, only_long_blocks_… with a count_resident() that finds all where it is refused, the_arena_…
+// without advise_small(), the_rest_of_… without Where::kSmallPages, never_… with huge_ask() not
+// asking arena_may_be_huge(), …_of_shards… without huge_ask_for_segment().
+#include <errno.h>
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cinttypes>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "rdmalloc/rdmalloc.h"
+#include "tests/support/call_filter.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 
@@ -57,12 +63,20 @@ uintptr_t address_of(const void* block) {
   return reinterpret_cast<uintptr_t>(block);
 }
 
-// Fills a program densely, for good. The address of the highest block.
-uintptr_t fill(size_t bytes) {
-  uintptr_t highest = 0;
-  for (size_t used = 0; used < bytes; used += 64)
-    highest = std::max(highest, address_of(rdmalloc_malloc(64)));
-  return highest;
+uintptr_t chunk_below(uintptr_t address) {
+  return address & ~(kHugePage - 1);
+}
+
+// Takes so many bytes for good, in blocks of one size, and writes to the first of each of their
+// pages up to `written`. The end of the highest block.
+uintptr_t fill(size_t bytes, size_t block_bytes = 64, size_t written = SIZE_MAX) {
+  uintptr_t end = 0;
+  for (size_t used = 0; used < bytes; used += block_bytes) {
+    auto* block = static_cast<char*>(rdmalloc_malloc(block_bytes));
+    for (size_t at = 0; at < std::min(block_bytes, written); at += 4 * kKiB) block[at] = 1;
+    end = std::max(end, address_of(block) + block_bytes);
+  }
+  return end;
 }
 
 class HugePages : public ::testing::Test {
@@ -170,31 +184,108 @@ TEST_F(HugePages, the_rest_of_a_huge_page_is_not_taken_for_small_blocks) {
   EXPECT_LE(address_of(rdmalloc_malloc(16 * kMiB)), begin) << "another large block takes it";
 }
 
-TEST_F(HugePages, a_medium_heap_of_small_blocks_has_none) {
+// A program that was seen to touch what it takes: one chunk in so many has small pages, to see
+// whether it still does.
+void expect_huge_from_44_MiB_on(size_t block_bytes) {
+  uintptr_t begin = chunk_below(address_of(rdmalloc_malloc(64)));
+  uintptr_t middle = chunk_below(fill(34 * kMiB, block_bytes));
+  EXPECT_EQ(huge_bytes(begin, middle), 0u);
+  uintptr_t end = chunk_below(fill(100 * kMiB, block_bytes));
+  EXPECT_GE(huge_bytes(middle, end), 56 * kMiB);
+  EXPECT_LE(huge_bytes(middle, end), 94 * kMiB);
+}
+TEST_F(HugePages, blocks_of_64_bytes_have_them_where_all_is_touched) {
+  expect_huge_from_44_MiB_on(64);
+}
+TEST_F(HugePages, blocks_of_250_KiB_have_them_where_all_is_touched) {
+  expect_huge_from_44_MiB_on(250 * kKiB);
+}
+TEST_F(HugePages, blocks_of_5_MiB_have_them_where_all_is_touched) {
+  expect_huge_from_44_MiB_on(5 * kMiB);
+}
+
+TEST_F(HugePages, what_is_not_touched_has_none) {
   uintptr_t begin = address_of(rdmalloc_malloc(64));
-  uintptr_t end = fill(100 * kMiB);
-  EXPECT_EQ(huge_bytes(begin & ~(kHugePage - 1), end + kHugePage), 0u);
+  fill(100 * kMiB, kMiB, 10 * kKiB);
+  uintptr_t end = fill(100 * kMiB, 33'000, 8 * kKiB);
+  EXPECT_EQ(huge_bytes(chunk_below(begin), end + kHugePage), 0u);
 }
 
-TEST_F(HugePages, a_large_heap_of_small_blocks_has_them_from_256_MiB_on) {
-  uintptr_t end = fill(300 * kMiB) & ~(kHugePage - 1);
-  EXPECT_EQ(huge_bytes(end - 16 * kMiB, end), 16 * kMiB);
-}
-
-// What is written of a block at an alignment of 64 KiB is a page of it; huge pages would back all.
+// Of what is written of a block at an alignment of 64 KiB a page is touched, and they lie among
+// the slabs; 33,000 bytes are nine pages of the sixteen of a slice.
 uintptr_t fill_with_aligned(size_t bytes) {
   uintptr_t highest = 0;
   for (size_t used = 0; used < bytes; used += 67 * kKiB) {
-    highest = std::max(highest, address_of(rdmalloc_malloc(3 * kKiB)));
-    highest = std::max(highest, address_of(rdmalloc_aligned_alloc(64 * kKiB, 100)));
+    highest = std::max(highest, address_of(memset(rdmalloc_malloc(3 * kKiB), 1, 3 * kKiB)));
+    void* block = rdmalloc_aligned_alloc(64 * kKiB, 100);
+    highest = std::max(highest, address_of(memset(block, 1, 100)));
   }
   return highest;
 }
 
-TEST_F(HugePages, hardly_touched_blocks_have_none_nor_slabs_among_them) {
+TEST_F(HugePages, hardly_touched_spans_have_none_nor_slabs_among_them) {
   uintptr_t begin = address_of(rdmalloc_malloc(64));
+  fill(100 * kMiB, 33'000);
   uintptr_t end = fill_with_aligned(300 * kMiB);
-  EXPECT_EQ(huge_bytes(begin & ~(kHugePage - 1), end + kHugePage), 0u);
+  EXPECT_EQ(huge_bytes(chunk_below(begin), end + kHugePage), 0u);
+}
+
+// What was seen is worth a quarter of the heap; and nothing for what the program did not do before.
+// At 46 MiB most of what it has earned is left.
+constexpr size_t kDense = 46 * kMiB;
+
+TEST_F(HugePages, a_program_that_touches_less_and_less_loses_them) {
+  uintptr_t dense = fill(kDense, kMiB);
+  uintptr_t end = fill(64 * kMiB, kMiB, 10 * kKiB);
+  EXPECT_GT(huge_bytes(dense, end), 0u) << "the test wants some";
+  EXPECT_LE(huge_bytes(dense, end), kDense / 4 + kHugePage);
+  uintptr_t later = fill(64 * kMiB, kMiB, 10 * kKiB);
+  EXPECT_EQ(huge_bytes(end + kHugePage, later), 0u);
+}
+
+TEST_F(HugePages, other_sizes_have_none_before_they_are_touched_too) {
+  uintptr_t dense = fill(kDense);
+  uintptr_t end = fill(64 * kMiB, kMiB, 10 * kKiB);
+  EXPECT_LE(huge_bytes(dense, end), kHugePage);
+}
+
+// Tables of zeros, of which a page here and there is written.
+TEST_F(HugePages, zeroes_have_none_before_the_program_writes_them) {
+  uintptr_t begin = address_of(rdmalloc_malloc(64)), end = 0;
+  fill(64 * kMiB, kMiB);
+  uintptr_t middle = fill(kHugePage, kMiB);
+  for (int i = 0; i < 8; i++) {
+    auto* zeroes = static_cast<char*>(rdmalloc_calloc(1, 12 * kMiB));
+    zeroes[i * kMiB] = 1;
+    end = address_of(zeroes) + 12 * kMiB;
+  }
+  EXPECT_GT(huge_bytes(begin, middle), 8 * kMiB) << "the test wants them for others";
+  EXPECT_LE(huge_bytes(middle, end), kHugePage);
+  for (int i = 0; i < 8; i++) {
+    void* zeroes = rdmalloc_calloc(1, 12 * kMiB);
+    end = address_of(memset(zeroes, 1, 12 * kMiB));
+  }
+  EXPECT_GE(huge_bytes(middle, end), 48 * kMiB);
+}
+
+// A block that doesn't fit into the rest of a huge page begins there all the same.
+TEST_F(HugePages, blocks_lie_back_to_back_across_them) {
+  fill(56 * kMiB, 1'100'000);
+  uintptr_t begin = address_of(rdmalloc_malloc(1'100'000));
+  uintptr_t end = fill(50 * 1'100'000, 1'100'000);
+  EXPECT_LE(end - begin, 52 * 18 * 64 * kKiB);
+  EXPECT_GE(huge_bytes(begin, end), 32 * kMiB);
+}
+
+// A filter may refuse to tell; so may a kernel.
+TEST_F(HugePages, only_long_blocks_have_them_where_nothing_can_be_seen) {
+  if (!rdmalloc_test::filter_calls(std::vector<long>{SYS_mincore}, SECCOMP_RET_ERRNO | EPERM,
+                                   SECCOMP_RET_ALLOW))
+    GTEST_SKIP() << "SKIP: this kernel sets no filter";
+  uintptr_t begin = address_of(rdmalloc_malloc(64));
+  uintptr_t end = fill(64 * kMiB, kMiB);
+  EXPECT_EQ(huge_bytes(chunk_below(begin), end), 0u);
+  EXPECT_GE(huge_bytes(end, address_of(rdmalloc_malloc(16 * kMiB)) + 16 * kMiB), 14 * kMiB);
 }
 
 TEST_F(HugePages, segments_of_shards_have_them_where_slabs_are_dense) {
@@ -209,8 +300,8 @@ TEST_F(HugePages, segments_of_shards_have_them_where_slabs_are_dense) {
   auto in_another_shard = [](auto work) { std::thread(work).join(); };
   in_another_shard([&] { end = fill_with_aligned(1024 * kMiB); });
   EXPECT_EQ(huge_bytes(0, end + 64 * kMiB), 0u);
-  in_another_shard([&] { end = fill(100 * kMiB) & ~(kHugePage - 1); });
-  EXPECT_GE(huge_bytes(end - 16 * kMiB, end), 12 * kMiB);
+  in_another_shard([&] { end = fill(100 * kMiB); });
+  EXPECT_GE(huge_bytes(end - 64 * kMiB, end), 40 * kMiB);
 }
 
 TEST_F(HugePages, the_arena_has_none_whatever_the_kernels_setting_is) {
@@ -227,8 +318,8 @@ TEST_F(HugePages, never_means_never) {
     return;
   }
   uintptr_t large = address_of(rdmalloc_malloc(80 * kMiB));
-  uintptr_t end = fill(40 * kMiB);
-  EXPECT_EQ(huge_bytes(std::min(large, end - 40 * kMiB), std::max(large + 80 * kMiB, end)), 0u);
+  uintptr_t end = fill(60 * kMiB);
+  EXPECT_EQ(huge_bytes(std::min(large, end - 60 * kMiB), std::max(large + 80 * kMiB, end)), 0u);
 }
 
 }  // namespace

@@ -50,6 +50,7 @@ const std::map<std::string, long> kNumbers = {{"fstat", SYS_fstat},
                                               {"gettid", SYS_gettid},
                                               {"madvise", SYS_madvise},
                                               {"membarrier", SYS_membarrier},
+                                              {"mincore", SYS_mincore},
                                               {"mmap", SYS_mmap},
                                               {"munmap", SYS_munmap},
                                               {"mprotect", SYS_mprotect},
@@ -142,11 +143,15 @@ const std::vector<Situation>& situations() {
       {"malloc, calloc, realloc and free of what was there before", use_all_sizes, use_all_sizes},
       {"malloc that needs more memory", [] { use(100); },
        [] {
-         for (int i = 0; i < 10; i++) rdmalloc_malloc(4 * kMiB);
+         for (int i = 0; i < 3; i++) filled(4 * kMiB);
        }},
-      {"the same, from 64 MiB on", [] { use(100); },
+      {"the same, from 44 MiB on (`RDMALLOC_HUGE=never`: `mprotect`)", [] { use(100); },
        [] {
-         for (int i = 0; i < 50; i++) rdmalloc_malloc(4 * kMiB);
+         for (int i = 0; i < 12; i++) filled(4 * kMiB);
+       }},
+      {"the same, from 64 MiB on (`RDMALLOC_HUGE=never`: `mprotect` `prlimit64`)", [] { use(100); },
+       [] {
+         for (int i = 0; i < 50; i++) filled(4 * kMiB);
        }},
       {"the same, for a block of 8 MiB or more", [] { use(100); },
        [] { rdmalloc_malloc(16 * kMiB); }},

@@ -494,7 +494,7 @@ void killing_filter() {
         SYS_clone, SYS_clone3, SYS_exit, SYS_exit_group, SYS_rseq, SYS_set_robust_list,
         SYS_rt_sigprocmask, SYS_rt_sigaction, SYS_rt_sigreturn, SYS_wait4, SYS_write,
         // ours
-        SYS_getpid, SYS_gettid, SYS_prlimit64, SYS_nanosleep};
+        SYS_getpid, SYS_gettid, SYS_mincore, SYS_prlimit64, SYS_nanosleep};
     expect(rdmalloc_test::allow_only(kCalls, SECCOMP_RET_KILL_PROCESS), "no filter can be set");
     use(100 * kMiB, 40 * kKiB);
     use(100 * kMiB, 16 * kMiB);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// A seccomp filter that lets some system calls through.
+// A seccomp filter that lets some system calls through, or refuses some.
 #pragma once
 
 #include <linux/filter.h>
@@ -13,20 +13,25 @@
 
 namespace rdmalloc_test {
 
-// For the calling thread and what it makes from here on, for ever. `otherwise`: what the others
-// meet, SECCOMP_RET_TRAP and its like. False where the kernel sets none.
+// For the calling thread and what it makes from here on, for ever. `listed`, `otherwise`: what
+// these calls and the others meet, SECCOMP_RET_TRAP and its like. False where the kernel sets none.
 template <class Calls>
-bool allow_only(const Calls& calls, std::uint32_t otherwise) {
+bool filter_calls(const Calls& calls, std::uint32_t listed, std::uint32_t otherwise) {
   std::vector<sock_filter> program;
   program.push_back(BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)));
   for (long call : calls) {
     program.push_back(BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<unsigned>(call), 0, 1));
-    program.push_back(BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW));
+    program.push_back(BPF_STMT(BPF_RET | BPF_K, listed));
   }
   program.push_back(BPF_STMT(BPF_RET | BPF_K, otherwise));
   sock_fprog filter = {static_cast<unsigned short>(program.size()), program.data()};
   prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
   return prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+template <class Calls>
+bool allow_only(const Calls& calls, std::uint32_t otherwise) {
+  return filter_calls(calls, SECCOMP_RET_ALLOW, otherwise);
 }
 
 }  // namespace rdmalloc_test
