@@ -77,6 +77,8 @@ class Refuses(unittest.TestCase):
         self.check(["--kernel", "buster", "run", "true"], "'buster'", "host bullseye")
         self.check(["--rdma", "siw", "run", "true"], "'siw'", "rxe none")
         self.check(["--memory", "4", "run", "true"], "'4'", "4G")
+        self.check(["--nodes", "0", "run", "true"], "'0'", "1 to 8")
+        self.check(["--nodes", "3", "run", "true"], "'3'", "multiples")
         self.check(["--share", "/no/such", "run", "true"], "'/no/such'", "no such directory")
         self.check(["frobnicate"], "'frobnicate'", "run shell pair fetch")
         self.check(["run"], "which command?")

@@ -72,6 +72,21 @@ guest_watch() {
   done
 }
 
+# QEMU's words for LAB_NODES NUMA nodes in LAB_NUMA: each has as many processors and as much memory as the
+# others. With one node there are none, as on a machine without NUMA.
+guest_nodes() {
+  LAB_NUMA=()
+  [ "$LAB_NODES" != 1 ] || return 0
+  local node processors=$((LAB_CPUS / LAB_NODES)) mib=${LAB_MEMORY%[MG]}
+  [ "${LAB_MEMORY: -1}" = M ] || mib=$((mib * 1024))
+  [ $((processors * LAB_NODES)) = "$LAB_CPUS" ] && [ $((mib % LAB_NODES)) = 0 ] ||
+    usage_error "--nodes is '$LAB_NODES'; --cpus ($LAB_CPUS) and --memory ($LAB_MEMORY) must be multiples of it"
+  for ((node = 0; node < LAB_NODES; node++)); do
+    LAB_NUMA+=(-object "memory-backend-ram,id=node$node,size=$((mib / LAB_NODES))M"
+      -numa "node,nodeid=$node,cpus=$((node * processors))-$(((node + 1) * processors - 1)),memdev=node$node")
+  done
+}
+
 guest_qemu() {
   local kernel=$1 root=$2 mode=$3 initramfs output=stdio,id=out,signal=on
   initramfs=$(initramfs_of "$kernel") || exit
@@ -87,7 +102,7 @@ guest_qemu() {
   # Dies with this shell (pdeathsig), however the shell dies: ctest's timeout, for one, kills no more
   # than its own child.
   exec setpriv --pdeathsig KILL -- qemu-system-x86_64 \
-    -accel "$LAB_ACCEL" -cpu "$cpu" -smp "$LAB_CPUS" -m "$LAB_MEMORY" \
+    -accel "$LAB_ACCEL" -cpu "$cpu" -smp "$LAB_CPUS" -m "$LAB_MEMORY" "${LAB_NUMA[@]}" \
     -M pc -nodefaults -no-user-config -display none -no-reboot \
     -kernel "$kernel/vmlinux" -initrd "$initramfs" \
     -append "console=ttyS1 panic=-1 quiet loglevel=5 mitigations=off nokaslr" \
