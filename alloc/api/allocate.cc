@@ -122,7 +122,7 @@ void* allocate_zeroed(std::size_t bytes) {
   if (bytes > kLargestRequest) return out_of_memory();
   bool is_zero = false;
   // Where the thread has none, pages that read as zero are better.
-  void* block = bytes <= kCachedMax ? cache_try_allocate(span_class_of(bytes)) : nullptr;
+  void* block = bytes <= kCachedMax ? cache_try_allocate_span(span_class_of(bytes)) : nullptr;
   if (block == nullptr) block = large_allocate(bytes, 1, &is_zero);
   if (block != nullptr && !is_zero) std::memset(block, 0, bytes);
   return block;

@@ -104,9 +104,9 @@ void fetch(const Magazine* magazine) {
   for (const char* end = line + sizeof(Magazine); line != end; line += 64) __builtin_prefetch(line);
 }
 
-// Blocks of other nodes leave the magazine for their slabs: in the depot of this shard they would
-// be handed to its threads for ever, who are far from them.
-void return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
+}  // namespace
+
+void depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
   std::uint8_t here = shards[shard].node.load(std::memory_order_relaxed);
   void* away[kMagazineSlots];
   std::uint32_t sent = 0, kept = 0;
@@ -121,8 +121,6 @@ void return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazin
   shards[shard].remote_returned.fetch_add(sent, std::memory_order_relaxed);
   slab_give_back(size_class, away, sent);
 }
-
-}  // namespace
 
 bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine) {
   return stack_of(shard, size_class)
@@ -184,7 +182,7 @@ void depot_put_back(unsigned shard, unsigned size_class, Magazine* magazine) {
 
 void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine) {
   if (os::node_count() != 1) [[unlikely]]
-    return_remote_blocks(shard, size_class, magazine);
+    depot_return_remote_blocks(shard, size_class, magazine);
   if (magazine->count == 0) return;
   Magazine* there = depot_take_partial(shard, size_class);
   if (there == nullptr && !is_share_used_up(shard, size_class)) {
@@ -313,7 +311,7 @@ void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, boo
   bool is_whole = magazine->count >= whole;
   std::uint32_t looks = magazine->count / whole;  // as often as so many blocks come by
   if (magazine->count != 0 && os::node_count() != 1) [[unlikely]]
-    return_remote_blocks(here, size_class, magazine);
+    depot_return_remote_blocks(here, size_class, magazine);
   if (magazine->count != 0) {
     is_whole = is_whole && magazine->count * 2 > whole;
     unsigned shard = here;

@@ -425,12 +425,18 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   return got != 0;
 }
 
+// Whether a magazine goes to the depot with so many blocks: a whole one; or, of several nodes, where
+// blocks of the others may have left it, still more than half of it.
+bool is_for_depot(unsigned size_class, std::uint32_t count) {
+  std::uint32_t whole = class_info(size_class).whole;
+  return count >= whole || (os::node_count() != 1 && count * 2 > whole);
+}
+
 // Empties the spare of a class: to the depot when it is full enough, else to the slabs.
 void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
   Magazine* spare = cold.spare;
   std::uint32_t count = spare->count;
-  bool is_whole = count >= class_info(size_class).whole;
-  Magazine* empty = is_whole ? depot_take_empty(cache.shard) : nullptr;
+  Magazine* empty = is_for_depot(size_class, count) ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     spare->count = 0;
     order_for_fork();
@@ -462,8 +468,7 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cache.cold_bins[size_class];
   Magazine* full = cold.loaded;
-  bool is_whole = count >= class_info(size_class).whole;
-  Magazine* empty = is_whole ? depot_take_empty(cache.shard) : nullptr;
+  Magazine* empty = is_for_depot(size_class, count) ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     set_bin(bin, cold, 0);
     if (!cold.is_taken_from || class_info(size_class).slab_slices != 1)
@@ -478,11 +483,27 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   depot_hand_over(cache.shard, size_class, full, cold.is_taken_from);
 }
 
+// Of several nodes: blocks of the others leave the class's loaded magazine. How many are left.
+std::uint32_t send_far_home(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
+  Bin& bin = cache.bins[size_class];
+  const ColdBin& cold = cache.cold_bins[size_class];
+  cold.loaded->count = count;
+  set_bin(bin, cold, 0);
+  depot_return_remote_blocks(cache.shard, size_class, cold.loaded);
+  set_bin(bin, cold, cold.loaded->count);
+  return cold.loaded->count;
+}
+
 // Makes room in the class's loaded, full magazine.
 void make_room(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cache.cold_bins[size_class];
   std::uint32_t count = count_of(bin, cold);
+  if (os::node_count() != 1) [[unlikely]] {
+    std::uint32_t near = send_far_home(cache, size_class, count);
+    if (near <= count / 2) return;
+    count = near;
+  }
   if (grow_limit(cache, size_class) && cold.limit > count) return set_bin(bin, cold, count);
   if (cold.spare == nullptr) {
     if (!cold.is_taken_from || !open_spare(cache, size_class, cold))
@@ -491,6 +512,12 @@ void make_room(ThreadCache& cache, unsigned size_class) {
     clear_spare(cache, size_class, cold);
   }
   swap_magazines(bin, cold, count);
+}
+
+// Of a block that this thread holds: whether its pages are of another node than the thread is at.
+bool is_far_span(const void* block) {
+  return arena.span(arena.slice_of(reinterpret_cast<std::uintptr_t>(block))).node !=
+         os::this_node();
 }
 
 void* allocate_slowly(unsigned size_class) {
@@ -546,8 +573,26 @@ void* cache_allocate_slow(unsigned size_class) {
   return block;
 }
 
+// `block`, or the next one in the thread's cache whose pages are near.
+[[gnu::cold, gnu::noinline]] static void* near_span(void* block, unsigned size_class) {
+  while (block != nullptr && is_far_span(block)) {
+    fork_check();
+    in_use_end(block, size_class);
+    slab_give_back(size_class, &block, 1);
+    block = cache_try_allocate(size_class);
+  }
+  return block;
+}
+
+void* cache_try_allocate_span(unsigned size_class) {
+  void* block = cache_try_allocate(size_class);
+  if (os::node_count() != 1) [[unlikely]]
+    return near_span(block, size_class);
+  return block;
+}
+
 void* cache_allocate_span(unsigned size_class) {
-  if (void* block = cache_try_allocate(size_class)) return block;
+  if (void* block = cache_try_allocate_span(size_class)) return block;
   void* block = allocate_slowly(size_class);
   if (block != nullptr) in_use_begin(block, size_class);
   return block;

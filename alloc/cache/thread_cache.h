@@ -96,6 +96,10 @@ extern thread_local constinit ThreadCache* this_cache;
 
 // Slow halves; cold. "No memory" is nullptr with errno ENOMEM.
 void* cache_allocate_slow(unsigned size_class);
+// A block of a span class that this thread holds. Of several nodes: whose pages are near; far ones
+// that other threads allocated and this one freed go to the page heap, where they wait for threads
+// there.
+void* cache_try_allocate_span(unsigned size_class);
 // A block of a span class; nullptr where the thread may not hold one, or there is no memory.
 void* cache_allocate_span(unsigned size_class);
 // Of a block of a class that has bins: not 0, kLargeClass or kHeapClass.

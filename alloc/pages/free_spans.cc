@@ -103,12 +103,13 @@ FreeSpans::Latest FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t ali
       std::uint32_t length = span.load().slices;
       std::uint32_t room = span.longest_buffer < length ? span.longest_buffer : length;
       if (room < wanted || room > most || fit_in(slice, room, wanted, alignment) == 0) continue;
+      if (!is_of_node(span, node)) continue;
       std::uint64_t generation = span.generation.load(std::memory_order_relaxed);
       if (generation >= other_generation) {
         latest.other = slice;
         other_generation = generation;
       }
-      if (room == wanted && generation >= own_generation && is_of_node(span, node)) {
+      if (room == wanted && generation >= own_generation) {
         latest.own = slice;
         own_generation = generation;
       }

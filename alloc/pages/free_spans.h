@@ -31,8 +31,8 @@ class FreeSpans {
   SliceIndex find_best(std::uint32_t wanted, std::uint32_t alignment,
                        Where where = Where::kAnywhere, unsigned node = kAnyNode) const;
   // Of the spans that `wanted` aligned slices fit in within their longest buffer the one used last.
-  // `own`: of those where that buffer had no more slices, and of that node; before it, one whose
-  // length and longest buffer are just that, and which was freed last. `other`: of those where it
+  // `own`: of those where that buffer had no more slices; before it, one whose length and longest
+  // buffer are just that, and which was freed last. `other`: of those where it
   // had at most `most`. 0: there is none; with an `own`, `other` may be 0 all the same.
   struct Latest {
     SliceIndex own, other;

@@ -107,24 +107,17 @@ SliceIndex remove_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, S
   return 0;
 }
 
-namespace {
+namespace {}  // namespace
 
-// Whether the free span that begins at `after` is to be one with the one before it, which is of the
-// same family. Retained spans keep the extent of the buffers that left them: joined with a
-// neighbour, the next buffer would begin where that one does, and a cache knows no registration of
-// that range.
-bool are_one(SliceIndex after, SpanKind kind) {
+bool are_one(SliceIndex before, SliceIndex after, SpanKind kind) {
+  if (is_dirty(kind) && arena.span(before).node != arena.span(after).node) return false;
   return kind != SpanKind::kFreeRetained || arena.span(after).is_rest;
 }
-
-}  // namespace
 
 void join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age,
                      SliceIndex near) {
   std::uint32_t freed_ms = arena.span(slice).freed_ms;
-  std::uint8_t node = arena.span(slice).node;
   auto take_in = [&](SliceIndex other, std::uint32_t other_slices) {
-    if (other_slices > slices) node = arena.span(other).node;  // of most of it
     std::uint32_t other_ms = arena.span(other).freed_ms;
     SliceIndex hint = remove_free(heap, other, other_slices, kind);
     bool is_older = static_cast<std::int32_t>(other_ms - freed_ms) < 0;
@@ -135,18 +128,17 @@ void join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, Spa
   SliceIndex end = slice + slices;
   if (goes_on(heap, end)) {
     SpanWord after = arena.span(end).load();
-    if (after.kind == kind && are_one(end, kind)) take_in(end, after.slices);
+    if (after.kind == kind && are_one(slice, end, kind)) take_in(end, after.slices);
   }
   if (is_of(heap, slice - 1)) {
     SliceIndex before = first_of(slice - 1);
     SpanWord word = arena.span(before).load();
-    if (word.kind == kind && are_one(slice, kind)) {
+    if (word.kind == kind && are_one(before, slice, kind)) {
       take_in(before, word.slices);
       slice = before;
     }
   }
   arena.span(slice).freed_ms = freed_ms;
-  arena.span(slice).node = node & kNodeMask;
   insert_free(heap, slice, slices, kind, near);
 }
 
@@ -241,6 +233,7 @@ bool has_room_at(PageHeap& heap, SliceIndex end, std::uint32_t wanted) {
   for (SliceIndex s = end; found < wanted && goes_on(heap, s);) {
     SpanWord next = arena.span(s).load();
     if (!is_free(next.kind)) return false;
+    if (is_dirty(next.kind) && is_left_to_others(s, next.slices)) return false;
     found += next.slices;
     s += next.slices;
   }

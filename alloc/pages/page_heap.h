@@ -20,8 +20,8 @@
 // Equations that hold whenever the locks are free (page_heap_is_valid checks them):
 //   slices in use + free dirty + free retained + free clean + in flight == frontier
 //   no two neighbours of a heap are free and of one family, but for retained ones of different
-//   buffers first[] of both ends of a span == its first slice;  class_map is 0 for all slices of a
-//   free span
+//   buffers, and dirty and retained ones of different NUMA nodes;  first[] of both ends of a span
+//   == its first slice;  class_map is 0 for all slices of a free span
 //
 // Lock order: a slab class's lock, a shard's page heap's, the central one's; no thread holds those
 // of two shards, but for page_heap_is_valid(). Under the central one: raw mprotect,

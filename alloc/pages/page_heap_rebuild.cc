@@ -112,7 +112,8 @@ struct Found {
   bool is_valid = true;
 };
 
-void look_at(SliceIndex slice, SpanWord word, SpanKind before, Found* found) {
+// `before`: the span of that heap which ends where this one begins; 0: there is none.
+void look_at(SliceIndex slice, SpanWord word, SliceIndex before, Found* found) {
   SliceIndex last = slice + word.slices - 1;
   if (word.slices == 0 || last >= page_heap_frontier() || first_of(slice) != slice ||
       first_of(last) != slice) {
@@ -148,8 +149,9 @@ void look_at(SliceIndex slice, SpanWord word, SpanKind before, Found* found) {
     case SpanKind::kNone:
       found->is_valid = false;
   }
-  bool is_one = word.kind != SpanKind::kFreeRetained || arena.span(slice).is_rest;
-  if (is_free(word.kind) && word.kind == before && is_one) found->is_valid = false;
+  if (is_free(word.kind) && before != 0 && arena.span(before).load().kind == word.kind &&
+      are_one(before, slice, word.kind))
+    found->is_valid = false;
 }
 
 SegmentFree operator+(SegmentFree a, SegmentFree b) {
@@ -212,12 +214,11 @@ bool is_quick_list_valid(const QuickList& quick, std::uint64_t found_slices) {
 
 bool is_valid_locked(const PageHeap& heap) {
   Found found;
-  SpanKind before = SpanKind::kNone;
-  SliceIndex next = 0;
+  SliceIndex before = 0, next = 0;
   for_each_span(heap, [&](SliceIndex slice, SpanWord word) {
     if (!found.is_valid) return;
-    look_at(slice, word, slice == next ? before : SpanKind::kNone, &found);
-    before = word.kind;
+    look_at(slice, word, slice == next ? before : 0, &found);
+    before = slice;
     next = slice + word.slices;
   });
   // Spans between taking and publishing are kReserved and counted as used.

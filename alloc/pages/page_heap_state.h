@@ -223,6 +223,10 @@ void insert_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKin
 // Takes a span out of the lists; returns a hint for what takes its place by age.
 SliceIndex remove_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind);
 
+// Whether two free neighbours of one family are to be one span. Not those of different nodes; and
+// retained spans keep the extent of the buffers that left them: joined with a neighbour, the next
+// buffer would begin where that one does, and a cache knows no registration of that range.
+bool are_one(SliceIndex before, SliceIndex after, SpanKind kind);
 enum class Age { kOldest, kOwn };
 // Joins a span on its way into the lists with free neighbours of its family and heap. Of dirty
 // spans joined the oldest age is kept, so that a neighbour that is freed again and again can't put
@@ -259,7 +263,8 @@ bool quick_release_before(PageHeap& heap, SliceIndex end, std::uint32_t wanted);
 // How much may be dirty at all, of which quick lists may keep a part.
 void quick_fit(std::uint64_t ceiling_bytes);
 
-// Whether `wanted` slices right behind `end` are free, of any family, or can be made so.
+// Whether `wanted` slices right behind `end` are free, of any family and not left to threads of
+// another node, or can be made so.
 bool has_room_at(PageHeap& heap, SliceIndex end, std::uint32_t wanted);
 // Takes those slices; they are to belong to the span before them. `rest`: the family of what is
 // left of huge pages.
@@ -313,6 +318,17 @@ inline SpanWord span_word(unsigned shard, unsigned size_class) {
           0,
           0,
           static_cast<std::uint8_t>(shard)};
+}
+// Several nodes: pages are the node's whose thread touches them first, and free spans that are
+// backed remember whose. The program's own memory policy stays as it is.
+inline bool has_nodes() {
+  return os::node_count() != 1;
+}
+// Whether a thread here leaves a free span, which is backed, to those of another node: pages that
+// are far cost each access, new ones once, and what is old goes back anyway.
+bool is_far_and_young(SliceIndex backed, std::uint32_t slices);
+inline bool is_left_to_others(SliceIndex backed, std::uint32_t slices) {
+  return has_nodes() && is_far_and_young(backed, slices);
 }
 // Whether slabs and other small things leave that retained span alone: another place costs less
 // than the registration of the buffer that comes back here. Not for longer than free memory keeps

@@ -1,4 +1,5 @@
-// Taking free spans: for slabs, for buffers, for what grows.
+// Taking free spans: for slabs, for buffers, for what grows. Longer than 600 lines, so that the
+// order in which they are tried stands in one file.
 #include "alloc/os/topology.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
@@ -22,8 +23,7 @@ bool is_kept_while_young(SliceIndex retained, std::uint32_t slices) {
 }
 
 // Retained spans that are left alone, those left last. A program that leaves more of them at once
-// has gone on to something else, or loses a few registrations of many; and what it leaves may be
-// half of its memory.
+// has gone on to something else, or loses few registrations of many; it may leave half its memory.
 constexpr unsigned kPlaces = 32;
 
 // Calls visit(slice) for them.
@@ -40,6 +40,10 @@ void for_latest_places(const PageHeap& heap, Visit visit) {
 }
 
 }  // namespace
+
+bool is_far_and_young(SliceIndex backed, std::uint32_t slices) {
+  return arena.span(backed).node != os::this_node() && is_kept_while_young(backed, slices);
+}
 
 bool is_left_alone(const PageHeap& heap, SliceIndex retained, std::uint32_t slices) {
   if (!is_kept_while_young(retained, slices)) return false;
@@ -106,14 +110,14 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignm
   }
 }
 
-// Several nodes: pages are the node's whose thread touches them first, and free spans that are
-// backed remember whose. The program's own memory policy stays as it is.
 constexpr FreeSpans::Where kAnywhere = FreeSpans::Where::kAnywhere;
-bool has_nodes() {
-  return os::node_count() != 1;
-}
 unsigned preferred_node() {
   return has_nodes() ? os::this_node() : FreeSpans::kAnyNode;
+}
+
+// The free span, unless its pages are to be left to the threads of another node; then 0.
+SliceIndex unless_far(SliceIndex found, std::uint32_t slices) {
+  return found != 0 && is_left_to_others(found, slices) ? 0 : found;
 }
 
 // Takes the slices from the free span `found` of a dirty family; 0 when there is none.
@@ -156,7 +160,7 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignm
 // place and not one for each length that was the longest for a time. Not much longer: most of its
 // pages would be new, where free ones may lie elsewhere.
 SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
-  SliceIndex longest = heap.retained.find_longest_buffer();
+  SliceIndex longest = unless_far(heap.retained.find_longest_buffer(), slices);
   if (longest == 0 || longest % alignment != 0) return 0;
   std::uint32_t length = arena.span(longest).load().slices;
   // A short one is not worth a buffer that begins within a huge page.
@@ -177,8 +181,8 @@ SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint
 // this look. With 256 of them `phases` of bench_memory left a tenth of its memory unused.
 constexpr int kScanLimit = 1024;
 
-// Retained neighbours that are `wanted` slices together, made one; the oldest there are, which cost
-// the least registrations. 0 when there are none.
+// Retained neighbours of one node that are `wanted` slices together, made one; the oldest there
+// are, which cost the least registrations. 0 when there are none.
 SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
   int scanned = 0;
   for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0 && scanned < kScanLimit;
@@ -187,6 +191,9 @@ SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
     while (end - slice < wanted && goes_on(heap, end)) {
       SpanWord word = arena.span(end).load();
       if (word.kind != SpanKind::kFreeRetained) break;
+      if (has_nodes() &&
+          (arena.span(end).node != arena.span(slice).node || is_far_and_young(end, wanted)))
+        break;
       end += word.slices;
     }
     if (end - slice < wanted) continue;
@@ -222,6 +229,7 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t align
   if (heap.retained_spans <= kPlaces) return 0;
   for_latest_places(heap, [](SliceIndex place) { arena.span(place).is_latest = true; });
   auto is_usable = [&](SliceIndex slice, SpanWord word) {
+    if (is_left_to_others(slice, wanted)) return false;
     if (word.kind == SpanKind::kFreeDirty) return true;
     return word.kind == SpanKind::kFreeRetained &&
            !(arena.span(slice).is_latest && is_kept_while_young(slice, word.slices));
@@ -242,29 +250,36 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t align
   return at != 0 ? take_of_run(heap, run, at, wanted) : 0;
 }
 
+// A buffer's own place; or the place used last, the likeliest to be registered still. Not one that
+// is very much longer, while there is another: a long buffer would miss it.
+SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, std::uint32_t alignment,
+                      unsigned node) {
+  constexpr std::uint64_t kMostTimesLonger = 16;
+  FreeSpans::Latest latest =
+      retained.find_latest(slices, alignment, kMostTimesLonger * slices, node);
+  if (latest.own != 0) return latest.own;
+  if (latest.other != 0) return latest.other;
+  return retained.find_best(slices, alignment, FreeSpans::Where::kInLongestBuffer, node);
+}
+
 SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
                            TakenFor what, bool* is_zero) {
-  // A buffer's own place; or the place used last, the likeliest to be registered still. Not one
-  // that is very much longer, while there is another: a long buffer would miss it.
-  constexpr std::uint64_t kMostTimesLonger = 16;
   // With one shard, whose heap has no segments to ask for, a run that is a little longer is cut,
   // and for another length all are as if they had never been kept: one with what is free beside
   // them.
   constexpr std::uint32_t kTimesLonger = 2;
   if (shard_count() == 1 && !quick_release_fitting(heap, slices, kTimesLonger * slices))
     quick_release(heap);
-  const FreeSpans& retained = heap.retained;
-  std::uint64_t most = kMostTimesLonger * slices;
-  FreeSpans::Latest latest = retained.find_latest(slices, alignment, most, preferred_node());
-  SliceIndex found = latest.own;
-  if (found == 0 && has_nodes()) found = retained.find_latest(slices, alignment, most).own;
-  if (found == 0) found = latest.other;
-  if (found == 0) found = retained.find_best(slices, alignment, FreeSpans::Where::kInLongestBuffer);
+  unsigned node = preferred_node();
+  SliceIndex found = find_place(heap.retained, slices, alignment, node);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
   if (SliceIndex taken = take_longest_and_more(heap, slices, alignment)) return taken;
-  found = retained.find_best(slices, alignment);
-  if (found == 0) found = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
-  if (found == 0 && has_nodes()) found = heap.dirty.find_best(slices, alignment);
+  found = heap.retained.find_best(slices, alignment, kAnywhere, node);
+  if (found == 0) found = heap.dirty.find_best(slices, alignment, kAnywhere, node);
+  if (found == 0 && has_nodes()) {
+    found = unless_far(find_place(heap.retained, slices, alignment, FreeSpans::kAnyNode), slices);
+    if (found == 0) found = unless_far(heap.dirty.find_best(slices, alignment), slices);
+  }
   if (found == 0) found = join_retained(heap, slices + alignment - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
   if (quick_release_fitting(heap, slices, QuickList::kLongest))
@@ -280,13 +295,10 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   // With one shard there is no segment to ask for: all are as good as clean pages, joined.
   if (dirty == 0 && shard_count() == 1 && quick_release(heap))
     dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
-  if (dirty == 0 && has_nodes()) {
-    // Pages of another node cost each access; new ones once, and what is old goes back anyway.
-    dirty = heap.dirty.find_best(slices, alignment);
-    if (dirty != 0 && is_kept_while_young(dirty, slices)) dirty = 0;
-  }
+  if (dirty == 0 && has_nodes())
+    dirty = unless_far(heap.dirty.find_best(slices, alignment), slices);
   if (dirty != 0) return take_dirty(heap, dirty, slices, alignment);
-  SliceIndex retained = heap.retained.find_best(slices, alignment);
+  SliceIndex retained = unless_far(heap.retained.find_best(slices, alignment), slices);
   if (retained != 0 && !is_left_alone(heap, retained, slices))
     return take_dirty(heap, retained, slices, alignment);
   if (slices >= kBufferSlices)
@@ -298,6 +310,7 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   *is_zero = taken != 0;
   // A shard's heap asks for another segment first.
   if (taken != 0 || !is_central(heap)) return taken;
+  if (retained == 0) retained = heap.retained.find_best(slices, alignment);
   if (retained == 0) retained = heap.dirty.find_best(slices, alignment);
   return take_dirty(heap, retained, slices, alignment);
 }
@@ -337,10 +350,11 @@ SliceIndex take_with_room(PageHeap& heap, std::uint32_t slices, std::uint32_t as
   bool is_short = slices < kSlicesPerChunk;
   std::uint32_t room = is_short ? 0 : slices < kMostRoom ? slices : kMostRoom;
   std::uint32_t wanted = slices + room, alignment = is_short ? 1 : kSlicesPerChunk;
-  SliceIndex taken = heap.dirty.find_best(wanted, 1);
-  if (taken == 0) taken = heap.retained.find_best(wanted, 1);
+  unsigned node = preferred_node();
+  SliceIndex taken = heap.dirty.find_best(wanted, 1, kAnywhere, node);
+  if (taken == 0) taken = heap.retained.find_best(wanted, 1, kAnywhere, node);
   // A place without room before new pages: those of arrays that grow would be left behind as holes.
-  if (taken == 0) taken = heap.dirty.find_best(slices, 1);
+  if (taken == 0) taken = heap.dirty.find_best(slices, 1, kAnywhere, node);
   if (taken == 0 && shard_count() == 1 && quick_release(heap))
     return take_with_room(heap, slices, asked);
   if (taken != 0) {

@@ -76,13 +76,14 @@ void move(PageHeap& from, PageHeap& to, SliceIndex segment) {
 }
 
 // Whether a shard may have what is free there: no young place of a buffer's, if it wants it for
-// slabs; and none of one that is more than this segment.
+// slabs; none of one that is more than this segment; and no young pages of another node.
 bool may_be_adopted(SliceIndex segment, TakenFor what) {
   SliceIndex end = segment + kSegmentSlices;
   for (SliceIndex s = first_of(segment); s < end;) {
     SpanWord word = arena.span(s).load();
     SliceIndex next = s + word.slices;
     bool is_wanted = is_buffer(what) && s >= segment && next <= end;
+    if (is_dirty(word.kind) && is_left_to_others(s, word.slices)) return false;
     if (word.kind == SpanKind::kFreeRetained && !is_wanted &&
         is_left_alone(central, s, word.slices))
       return false;

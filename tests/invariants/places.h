@@ -3,6 +3,9 @@
 // Threads of tests on a made-up topology (RDMALLOC_TOPOLOGY) say at which place they run.
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <thread>
@@ -22,5 +25,27 @@ inline void run_at(uint64_t place, const std::function<void()>& what) {
     what();
   }).join();
 }
+
+// A thread that stays at its place and does nothing, so that its shard is not a dead one.
+class Resident {
+ public:
+  explicit Resident(uint64_t place) {
+    thread_ = std::thread([this, place] {
+      go_to(place);
+      rdmalloc_free(rdmalloc_malloc(64));
+      is_there_ = true;
+      while (!is_ending_) usleep(1000);
+    });
+    while (!is_there_) usleep(1000);
+  }
+  ~Resident() {
+    is_ending_ = true;
+    thread_.join();
+  }
+
+ private:
+  std::atomic<bool> is_there_{false}, is_ending_{false};
+  std::thread thread_;
+};
 
 }  // namespace rdmalloc_test

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Segments (alloc/pages/segments.h): each shard's page heap is made of pieces of 4 MiB that it
-// takes from the central one. On a made-up machine of two nodes with two processors each, with
-// RDMALLOC_PURGE=manual, so that nothing goes back by itself; segments_thread_test.cc has the rest.
+// takes from the central one. On a made-up machine, at four processors of one of its two nodes,
+// with RDMALLOC_PURGE=manual, so that nothing goes back by itself; segments_thread_test.cc has the
+// rest.
 //
 // Seen to fail: a_length_that_a_shard_frees, and many others by a crash, with neighbours of other
 // heaps joined, before or behind; a_shard_that_reuses with no segment kept; I7 with none given
@@ -405,7 +406,7 @@ TEST_F(Segments, I11_a_child_born_while_all_locks_are_held_can_take_them) {
 
 int main(int argc, char** argv) {
   rdmalloc_test::ensure_environment(
-      argv, {"RDMALLOC_TOPOLOGY=2x2", "RDMALLOC_PURGE=manual", "RDMALLOC_LIMIT=256M"});
+      argv, {"RDMALLOC_TOPOLOGY=2x4", "RDMALLOC_PURGE=manual", "RDMALLOC_LIMIT=256M"});
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -6,9 +6,7 @@
 // Seen to fail: empty_magazines with one stack for all shards and with no bound; a_shard_steals
 // with no stealing from depots; a_dead_shards_memory and what_a_live_shard with none from slabs;
 // the_depot_is_bounded with a whole share for each shard; I11 with the lists of shard 0 alone made
-// anew in a child. Nodes: blocks_of_a_far_node without return_remote_blocks(), a_buffer and
-// pages_of_another_node with no node preferred, the latter also when far pages are left alone for
-// ever.
+// anew in a child. Nodes have a file of their own, shards_nodes_test.cc.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -32,32 +30,11 @@ namespace {
 using rdmalloc_test::counter;
 using rdmalloc_test::go_to;
 using rdmalloc_test::Random;
+using rdmalloc_test::Resident;
 using rdmalloc_test::run_at;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr unsigned kPlaces = 32, kPlacesOfNode = 16;
-
-// A thread that stays at its place and does nothing, so that its shard is not a dead one.
-class Resident {
- public:
-  explicit Resident(uint64_t place) {
-    thread_ = std::thread([this, place] {
-      go_to(place);
-      rdmalloc_free(rdmalloc_malloc(64));
-      is_there_ = true;
-      while (!is_ending_) usleep(1000);
-    });
-    while (!is_there_) usleep(1000);
-  }
-  ~Resident() {
-    is_ending_ = true;
-    thread_.join();
-  }
-
- private:
-  std::atomic<bool> is_there_{false}, is_ending_{false};
-  std::thread thread_;
-};
 
 std::vector<void*> allocate(size_t count, size_t bytes) {
   std::vector<void*> blocks(count);
@@ -266,67 +243,6 @@ TEST(Shards, the_depot_of_another_node_is_left_alone) {
     std::vector<void*> blocks = allocate(2000, 64);
     EXPECT_EQ(counter("stats.depot_bytes"), depot);
     EXPECT_EQ(counter("stats.shard_steals"), steals);
-    release(blocks);
-  });
-}
-
-TEST(Nodes, blocks_of_a_far_node_return_there_near_ones_go_to_the_depot) {
-  Resident near(0), far(kPlacesOfNode);
-  std::vector<void*> blocks, own;
-  run_at(0, [&] { blocks = allocate(4000, 64); });
-  run_at(kPlacesOfNode, [&] { own = allocate(4000, 64); });
-  uint64_t depot = counter("stats.depot_bytes"), sent = counter("stats.remote_blocks_returned");
-  run_at(kPlacesOfNode, [&] { release(blocks); });
-  EXPECT_EQ(counter("stats.depot_bytes"), depot);
-  EXPECT_GT(counter("stats.remote_blocks_returned"), sent + 3000);
-  sent = counter("stats.remote_blocks_returned");
-  run_at(kPlacesOfNode, [&] { release(own); });
-  EXPECT_GT(counter("stats.depot_bytes"), depot + size_t{3000} * 64);
-  EXPECT_EQ(counter("stats.remote_blocks_returned"), sent);
-}
-
-TEST(Nodes, a_buffer_comes_back_to_the_node_that_touched_it) {
-  constexpr size_t kBytes = 1 * kMiB;
-  Resident near(0), far(kPlacesOfNode);
-  void *of_near = nullptr, *of_far = nullptr;
-  run_at(0, [&] { of_near = allocate(1, kBytes)[0]; });
-  run_at(kPlacesOfNode, [&] { of_far = allocate(1, kBytes)[0]; });
-  rdmalloc_free(of_near);
-  rdmalloc_free(of_far);
-  for (int round = 0; round < 2; round++) {
-    // Either is the one used last by then, in one of the rounds.
-    run_at(0, [&] {
-      void* block = rdmalloc_malloc(kBytes);
-      EXPECT_EQ(block, of_near);
-      rdmalloc_free(block);
-    });
-    run_at(kPlacesOfNode, [&] {
-      void* block = rdmalloc_malloc(kBytes);
-      EXPECT_EQ(block, of_far);
-      rdmalloc_free(block);
-    });
-  }
-}
-
-// 100 KiB: no buffer, so of the family that slabs are made of.
-TEST(Nodes, pages_of_another_node_are_used_only_once_they_are_old) {
-  constexpr size_t kBytes = 100 * kKiB;
-  Resident near(0), far(kPlacesOfNode);
-  run_at(0, [&] { release(allocate(200, kBytes)); });
-  uint64_t dirty = counter("stats.dirty_bytes");
-  ASSERT_GT(dirty, 200 * kBytes);
-  run_at(kPlacesOfNode, [&] {
-    std::vector<void*> blocks = allocate(50, kBytes);
-    EXPECT_GE(counter("stats.dirty_bytes"), dirty);
-    release(blocks);
-  });
-  dirty = counter("stats.dirty_bytes");
-  uint64_t mapped = counter("stats.mapped_bytes");
-  rdmalloc_test::set("purge.decay_ms", 0);
-  run_at(kPlacesOfNode, [&] {
-    std::vector<void*> blocks = allocate(150, kBytes);
-    EXPECT_LT(counter("stats.dirty_bytes"), dirty);
-    EXPECT_EQ(counter("stats.mapped_bytes"), mapped);
     release(blocks);
   });
 }
