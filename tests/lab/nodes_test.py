@@ -36,7 +36,7 @@ SIZES = {"64 B to 1 KiB": (64, 1024, 4), "1 to 32 KiB": (1024, 32768, 16), "32 t
          "5 to 12 MiB": (5242880, 12582912, 64)}
 SHORT = ("64 B to 1 KiB", "1 to 32 KiB")
 IN_SHORT_FORM = ("64 B to 1 KiB", "32 to 256 KiB", "1 to 4 MiB", "5 to 12 MiB")
-ROUNDS, PAUSE_S = 3, 13
+ROUNDS, PAUSE_S = 4, 13
 CONTROL = "rdmalloc, one place"
 ROUNDING = 0.002  # pages that the program's own lists share with its blocks
 GUEST = """
