@@ -425,8 +425,8 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   return got != 0;
 }
 
-// Whether a magazine goes to the depot with so many blocks: a whole one; or, of several nodes, where
-// blocks of the others may have left it, still more than half of it.
+// Whether a magazine goes to the depot with so many blocks: a whole one; or, of several nodes,
+// where blocks of the others may have left it, still more than half of it.
 bool is_for_depot(unsigned size_class, std::uint32_t count) {
   std::uint32_t whole = class_info(size_class).whole;
   return count >= whole || (os::node_count() != 1 && count * 2 > whole);

@@ -40,7 +40,8 @@ std::uint32_t slices_for(std::size_t bytes) {
 SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) {
   // Who asks for zeroes may write few of them.
   TakenFor what = is_zero != nullptr ? TakenFor::kZeroes : TakenFor::kBuffer;
-  bool unused = false;
+  bool is_unused = false;
+  if (is_zero == nullptr) is_zero = &is_unused;
   if (!ensure_initialised()) return 0;
   fork_check();
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
@@ -51,8 +52,7 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
     if (SliceIndex slice = page_heap_take_quick(shard, slices)) return slice;
   MemoryWait wait;
   for (;;) {
-    SliceIndex slice = page_heap_take_large(shard, slices, alignment,
-                                            is_zero != nullptr ? is_zero : &unused, 0, what);
+    SliceIndex slice = page_heap_take_large(shard, slices, alignment, is_zero, 0, what);
     if (slice != 0 || page_heap_is_over_limit(slices) || !wait.again()) return slice;
   }
 }

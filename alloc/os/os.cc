@@ -11,6 +11,7 @@
 #include <sys/utsname.h>
 #include <time.h>
 
+#include <bit>
 #include <cstring>
 
 #include "alloc/os/fault.h"
@@ -112,16 +113,19 @@ int advise_small(std::uintptr_t base, std::size_t length) {
 
 int count_resident(std::uintptr_t base, std::size_t length, std::size_t* pages) {
   constexpr std::size_t kMostPages = 512;
+  constexpr std::uint64_t kResidentBits = 0x0101010101010101;  // the others say nothing
   if (should_fail(Site::kResident)) return -ENOMEM;
+  std::size_t page = page_bytes();
   *pages = 0;
   for (std::size_t done = 0, bytes = 0; done < length; done += bytes) {
-    unsigned char is_resident[kMostPages] = {};
-    bytes = length - done < kMostPages * page_bytes() ? length - done : kMostPages * page_bytes();
+    std::uint64_t is_resident[kMostPages / 8] = {};  // a byte for each page
+    bytes = length - done < kMostPages * page ? length - done : kMostPages * page;
     if (int error =
             result_of(raw_syscall(SYS_mincore, static_cast<long>(base + done),
                                   static_cast<long>(bytes), reinterpret_cast<long>(is_resident))))
       return error;
-    for (std::size_t page = 0; page < bytes / page_bytes(); ++page) *pages += is_resident[page] & 1;
+    for (std::uint64_t eight : is_resident)
+      *pages += static_cast<std::size_t>(std::popcount(eight & kResidentBits));
   }
   return 0;
 }

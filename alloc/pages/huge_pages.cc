@@ -9,22 +9,27 @@ namespace {
 
 constexpr std::uint32_t kHugeRanges = 4096;
 // From this size on a heap is looked at: what is begun of a chunk and not used yet is a small share
-// of it.
-constexpr std::uint64_t kLookedAtSlices = (std::uint64_t{44} << 20) / kSliceBytes;
+// of it. For blocks sooner: those of one MiB and more have it less on top of what they lose anyway
+// than slabs that are not full.
+constexpr std::uint64_t looked_at_slices(TakenFor what) {
+  std::uint64_t mib = what == TakenFor::kOthers ? 44 : 16;
+  return (mib << 20) / kSliceBytes;
+}
 // What is looked at: so many of the latest slices on small pages, and no fewer than that.
 constexpr SliceIndex kWindowSlices = (std::size_t{2} << 20) / kSliceBytes;
 constexpr SliceIndex kLeastSlices = (std::size_t{1} << 20) / kSliceBytes;
 // Spans taken for one purpose tell nothing of those taken for another: so much of it was seen.
 constexpr SliceIndex kLeastOfPurpose = kLeastSlices / 4;
 constexpr unsigned kPurposes = 3;  // a region of a heap is no block
-// The share of their pages that must be resident, in sixteenths.
-constexpr std::size_t kResidentSixteenths = 15;
+// The share of their pages that must be resident, in 32nds.
+constexpr std::size_t kResident32nds = 31;
 // What that earns: the heap's size divided by this, in slices of huge pages.
 constexpr std::uint64_t kEarnedDivisor = 4;
 
 // All under the page heap's lock.
 struct HugeRanges {
-  SliceIndex seen_end = 0;    // what lies below was looked at, and has earned something
+  SliceIndex looked_end = 0;  // what lies below was looked at
+  SliceIndex seen_end = 0;    // and that has earned something
   SliceIndex latest_end = 0;  // where the latest range ends: one that begins here prolongs it
   std::uint32_t count = 0;
 };
@@ -105,20 +110,25 @@ Seen look_at_spans(SliceIndex begin, SliceIndex end) {
   return seen;
 }
 
-// Looks at what lies right below new addresses, if some of that was not seen yet.
+// Looks at what lies right below new addresses, if some of that was not seen yet, and once for each
+// MiB of them.
 void look_below(SliceIndex end, TakenFor what, std::uint64_t used) {
-  if (huge_is_earned(what) || used < kLookedAtSlices) return;
+  if (huge_is_earned(what) || used < looked_at_slices(what)) return;
+  if (end >= ranges.looked_end && end < ranges.looked_end + kLeastSlices) return;
+  ranges.looked_end = end;
   SliceIndex begin = end - kWindowSlices;
   if (begin < ranges.seen_end) begin = ranges.seen_end;
   if (end < begin + kLeastSlices) return;
   Seen seen = look_at_spans(begin, end);
   SliceIndex slices = seen.all();
   std::size_t pages = (std::size_t{slices} << kSliceShift) / os::page_bytes();
-  if (slices < kLeastSlices || seen.resident_pages < pages / 16 * kResidentSixteenths) return;
+  if (slices < kLeastSlices || seen.resident_pages < pages / 32 * kResident32nds) return;
   ranges.seen_end = end;
   std::uint32_t purposes = 0;
   for (unsigned purpose = 0; purpose < kPurposes; ++purpose)
-    if (seen.slices[purpose] >= kLeastOfPurpose) purposes |= 1u << purpose;
+    if (seen.slices[purpose] >= kLeastOfPurpose &&
+        used >= looked_at_slices(static_cast<TakenFor>(purpose)))
+      purposes |= 1u << purpose;
   earned_for.store(purposes, std::memory_order_relaxed);
   earned.store(static_cast<std::int64_t>(used / kEarnedDivisor), std::memory_order_relaxed);
 }
@@ -152,7 +162,7 @@ void huge_ask(SliceIndex begin, SliceIndex end, TakenFor what) {
 void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used) {
   if (!arena_may_be_huge()) return;
   look_below(begin, TakenFor::kOthers, used);
-  if (!huge_is_earned(TakenFor::kOthers) || used < kLookedAtSlices) return;
+  if (!huge_is_earned(TakenFor::kOthers) || used < looked_at_slices(TakenFor::kOthers)) return;
   spend(end - begin);
   ask(begin, end);
 }

@@ -7,7 +7,7 @@
 // Seen to fail: a_large_block_…, a_longer_buffer_… and blocks_that_grow_… with is_for_huge() always
 // false, a_block_that_is_hardly_used_… with the mark in each chunk's first Span (8.8 MiB),
 // blocks_of_64_…, _250_… and _5_… with look_below() that looks at nothing, the first with a
-// kLookedAtSlices of 1 MiB, what_is_not_… and hardly_… with a kResidentSixteenths of 1,
+// looked_at_slices() of 1 MiB, what_is_not_… and hardly_… with a kResident32nds of 2,
 // a_program_that_touches_less_… with a kEarnedDivisor of 1, other_sizes_… and zeroes_… with
 // huge_is_earned() the same for all, blocks_lie_… with an extend_frontier() to the end of the
 // chunk, only_long_blocks_… with a count_resident() that finds all where it is refused, the_arena_…
@@ -186,22 +186,22 @@ TEST_F(HugePages, the_rest_of_a_huge_page_is_not_taken_for_small_blocks) {
 
 // A program that was seen to touch what it takes: one chunk in so many has small pages, to see
 // whether it still does.
-void expect_huge_from_44_MiB_on(size_t block_bytes) {
+void expect_huge_from_on(size_t from, size_t block_bytes) {
   uintptr_t begin = chunk_below(address_of(rdmalloc_malloc(64)));
-  uintptr_t middle = chunk_below(fill(34 * kMiB, block_bytes));
+  uintptr_t middle = chunk_below(fill(from - 10 * kMiB, block_bytes));
   EXPECT_EQ(huge_bytes(begin, middle), 0u);
   uintptr_t end = chunk_below(fill(100 * kMiB, block_bytes));
   EXPECT_GE(huge_bytes(middle, end), 56 * kMiB);
   EXPECT_LE(huge_bytes(middle, end), 94 * kMiB);
 }
 TEST_F(HugePages, blocks_of_64_bytes_have_them_where_all_is_touched) {
-  expect_huge_from_44_MiB_on(64);
+  expect_huge_from_on(44 * kMiB, 64);
 }
 TEST_F(HugePages, blocks_of_250_KiB_have_them_where_all_is_touched) {
-  expect_huge_from_44_MiB_on(250 * kKiB);
+  expect_huge_from_on(20 * kMiB, 250 * kKiB);
 }
 TEST_F(HugePages, blocks_of_5_MiB_have_them_where_all_is_touched) {
-  expect_huge_from_44_MiB_on(5 * kMiB);
+  expect_huge_from_on(20 * kMiB, 5 * kMiB);
 }
 
 TEST_F(HugePages, what_is_not_touched_has_none) {

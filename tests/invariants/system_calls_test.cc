@@ -145,7 +145,7 @@ const std::vector<Situation>& situations() {
        [] {
          for (int i = 0; i < 3; i++) filled(4 * kMiB);
        }},
-      {"the same, from 44 MiB on (`RDMALLOC_HUGE=never`: `mprotect`)", [] { use(100); },
+      {"the same, from 16 MiB on (`RDMALLOC_HUGE=never`: `mprotect`)", [] { use(100); },
        [] {
          for (int i = 0; i < 12; i++) filled(4 * kMiB);
        }},
