@@ -1,6 +1,7 @@
 #include "alloc/pages/huge_pages.h"
 
 #include "alloc/os/os.h"
+#include "alloc/os/topology.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
 
@@ -151,9 +152,11 @@ void huge_ask(SliceIndex begin, SliceIndex end, TakenFor what) {
   SliceIndex first = chunk_after(begin), last = chunk_after(end);
   if (first == last) return;
   SliceIndex sure_end = is_for_huge(end - begin, what) ? chunk_of(end) : first;
-  look_below(begin, what, page_heap_used_slices());
+  // Of several nodes a chunk that blocks of two threads share would be the one's who comes first.
+  bool may_share = os::node_count() == 1;
+  if (may_share) look_below(begin, what, page_heap_used_slices());
   SliceIndex huge_end = first;
-  for (; huge_end < last && (huge_end < sure_end || huge_is_earned(what));
+  for (; huge_end < last && (huge_end < sure_end || (may_share && huge_is_earned(what)));
        huge_end += kSlicesPerChunk)
     if (huge_end >= sure_end) spend(kSlicesPerChunk);
   if (first < huge_end) ask(first, huge_end);

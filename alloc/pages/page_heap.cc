@@ -107,8 +107,6 @@ SliceIndex remove_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, S
   return 0;
 }
 
-namespace {}  // namespace
-
 bool are_one(SliceIndex before, SliceIndex after, SpanKind kind) {
   if (is_dirty(kind) && arena.span(before).node != arena.span(after).node) return false;
   return kind != SpanKind::kFreeRetained || arena.span(after).is_rest;

@@ -200,8 +200,6 @@ void set_decay_ms(std::uint64_t decay_ms) {
 class UringOracle : public testing::Test {
  protected:
   void SetUp() override {
-    // VmPin counts a huge page whole when a part of it is registered.
-    setenv("RDMALLOC_HUGE", "never", 1);
     int error = oracle.open();
     if (error != 0) GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(-error);
   }
