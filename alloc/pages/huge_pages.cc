@@ -152,7 +152,7 @@ void huge_ask(SliceIndex begin, SliceIndex end, TakenFor what) {
   SliceIndex first = chunk_after(begin), last = chunk_after(end);
   if (first == last) return;
   SliceIndex sure_end = is_for_huge(end - begin, what) ? chunk_of(end) : first;
-  // Of several nodes a chunk that blocks of two threads share would be the one's who comes first.
+  // Of several nodes a chunk that two threads' blocks share would be where it is touched first.
   bool may_share = os::node_count() == 1;
   if (may_share) look_below(begin, what, page_heap_used_slices());
   SliceIndex huge_end = first;

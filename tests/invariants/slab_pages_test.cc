@@ -90,17 +90,24 @@ std::vector<char*> whole_slab(const Source& source, size_t bytes) {
   rdmalloc_range slab = range_of(first);
   size_t wanted = slab.length / slab.block_bytes;
   blocks.insert(first);
-  while (blocks.size() < wanted && others.size() < 10 * wanted) {
-    char* block = source.allocate(bytes);
-    bool is_inside = block >= slab.base && block < static_cast<char*>(slab.base) + slab.length;
-    if (is_inside) {
-      blocks.insert(block);
-    } else {
-      others.push_back(block);
+  // Some may be on their way, if the purge thread took an idle magazine of the heap and stands
+  // still.
+  constexpr int kRounds = 2000;
+  for (int round = 0; blocks.size() < wanted && round < kRounds; round++) {
+    if (round != 0) usleep(1000);
+    while (blocks.size() < wanted && others.size() < 10 * wanted) {
+      char* block = source.allocate(bytes);
+      bool is_inside = block >= slab.base && block < static_cast<char*>(slab.base) + slab.length;
+      if (is_inside) {
+        blocks.insert(block);
+      } else {
+        others.push_back(block);
+      }
     }
+    for (void* other : others) rdmalloc_free(other);
+    others.clear();
   }
   EXPECT_EQ(blocks.size(), wanted);
-  for (void* other : others) rdmalloc_free(other);
   return {blocks.begin(), blocks.end()};
 }
 
