@@ -294,24 +294,8 @@ def cuda(run):
 # ---------------------------------------------------------------- whole applications
 
 def lammps(run):
-    script = run.work / "melt.lammps"
-    script.write_text(f"""units lj
-atom_style atomic
-lattice fcc 0.8442
-region box block 0 16 0 16 0 16
-create_box 1 box
-create_atoms 1 box
-mass 1 1.0
-velocity all create 3.0 87287 loop geom
-pair_style lj/cut 2.5
-pair_coeff 1 1 1.0 1.0 2.5
-neighbor 0.3 bin
-neigh_modify every 5 delay 0 check no
-fix 1 all nve
-thermo 50
-run {run.times(150)}
-""")
-    run.measure([*MPIRUN, "lmp", "-in", script, "-log", "none"], program=found("lmp"))
+    variables = ["-var", "cells", 16, "-var", "steps", run.times(150), "-var", "every", 50]
+    run.measure([*MPIRUN, "lmp", "-in", SOURCES / "melt.lammps", *variables, "-log", "none"], program=found("lmp"))
 
 
 def make_water(folder):

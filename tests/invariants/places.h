@@ -3,12 +3,15 @@
 // Threads of tests on a made-up topology (RDMALLOC_TOPOLOGY) say at which place they run.
 #pragma once
 
+#include <rdmalloc/rdmalloc.h>
+#include <string.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cstdint>
 #include <functional>
 #include <thread>
+#include <vector>
 
 #include "tests/support/counters.h"
 
@@ -24,6 +27,19 @@ inline void run_at(uint64_t place, const std::function<void()>& what) {
     go_to(place);
     what();
   }).join();
+}
+
+// Blocks, written to by the caller: their pages are its node's.
+inline std::vector<void*> allocate(size_t count, size_t bytes) {
+  std::vector<void*> blocks(count);
+  for (void*& block : blocks) {
+    block = rdmalloc_malloc(bytes);
+    memset(block, 1, bytes);
+  }
+  return blocks;
+}
+inline void release(const std::vector<void*>& blocks) {
+  for (void* block : blocks) rdmalloc_free(block);
 }
 
 // A thread that stays at its place and does nothing, so that its shard is not a dead one.

@@ -21,24 +21,14 @@
 
 namespace {
 
+using rdmalloc_test::allocate;
 using rdmalloc_test::counter;
+using rdmalloc_test::release;
 using rdmalloc_test::Resident;
 using rdmalloc_test::run_at;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr unsigned kPlacesOfNode = 16;
-
-std::vector<void*> allocate(size_t count, size_t bytes) {
-  std::vector<void*> blocks(count);
-  for (void*& block : blocks) {
-    block = rdmalloc_malloc(bytes);
-    memset(block, 1, bytes);
-  }
-  return blocks;
-}
-void release(const std::vector<void*>& blocks) {
-  for (void* block : blocks) rdmalloc_free(block);
-}
 
 TEST(Nodes, blocks_of_a_far_node_return_there_near_ones_go_to_the_depot) {
   Resident near(0), far(kPlacesOfNode);

@@ -27,26 +27,16 @@
 
 namespace {
 
+using rdmalloc_test::allocate;
 using rdmalloc_test::counter;
 using rdmalloc_test::go_to;
 using rdmalloc_test::Random;
+using rdmalloc_test::release;
 using rdmalloc_test::Resident;
 using rdmalloc_test::run_at;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 constexpr unsigned kPlaces = 32, kPlacesOfNode = 16;
-
-std::vector<void*> allocate(size_t count, size_t bytes) {
-  std::vector<void*> blocks(count);
-  for (void*& block : blocks) {
-    block = rdmalloc_malloc(bytes);
-    memset(block, 1, bytes);
-  }
-  return blocks;
-}
-void release(const std::vector<void*>& blocks) {
-  for (void* block : blocks) rdmalloc_free(block);
-}
 
 // Leaves full magazines in this place's part of the depot.
 void fill_depot(size_t bytes) {

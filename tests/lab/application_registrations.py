@@ -25,22 +25,6 @@ TREE = pathlib.Path(HERE).parents[1]
 SHOWN = ("glibc", "mimalloc", "jemalloc", "tcmalloc", "rdmalloc")
 PYTHON = "/usr/bin/python3"
 LIMIT_S = 300
-MELT = """units lj
-atom_style atomic
-lattice fcc 0.8442
-region box block 0 10 0 10 0 10
-create_box 1 box
-create_atoms 1 box
-mass 1 1.0
-velocity all create 3.0 87287 loop geom
-pair_style lj/cut 2.5
-pair_coeff 1 1 1.0 1.0 2.5
-neighbor 0.3 bin
-neigh_modify every 5 delay 0 check no
-fix 1 all nve
-thermo 10
-run 30
-"""
 
 
 def hpcc_input(size):
@@ -52,14 +36,14 @@ def hpcc_input(size):
 
 def applications(options, shared):
     """(name, words); those that are here."""
-    (pathlib.Path(shared) / "melt.lammps").write_text(MELT, encoding="utf-8")
     (pathlib.Path(shared) / "hpccinf.txt").write_text(hpcc_input(300), encoding="utf-8")
     yield "start", [PYTHON, "-c", "from mpi4py import MPI; MPI.COMM_WORLD.Barrier()"]
     yield "mpi4py numpy", [PYTHON, str(TREE / "bench/applications/sources/mpi_arrays.py"), "12"]
     for name, program, words in (
             ("imb", options.imb, ["Bcast", "Allreduce", "Exchange", "-npmin", "2", "-iter", "10", "-msglog", "12:20"]),
             ("mpi threads", f"{options.build}/bin/application_mpi_threads", ["4", "6"]),
-            ("lammps", shutil.which("lmp"), ["-in", f"{shared}/melt.lammps", "-log", "none"]),
+            ("lammps", shutil.which("lmp"), ["-in", str(TREE / "bench/applications/sources/melt.lammps"), "-var", "cells", "10",
+                                             "-var", "steps", "30", "-var", "every", "10", "-log", "none"]),
             ("hpcc", shutil.which("hpcc"), [])):
         if program and os.path.exists(program):
             yield name, [program, *words]
