@@ -71,17 +71,13 @@ std::uint64_t small_live(const Heap& heap, std::atomic<std::int64_t> HeapShard::
 
 // ---- walking ----
 
-// Whether the span is still the one that was met.
-bool is_same(SliceIndex slice, SpanWord word, std::uint64_t generation) {
-  const Span& span = arena.span(slice);
-  return pack(span.load()) == pack(word) &&
-         span.generation.load(std::memory_order_relaxed) == generation;
-}
-
 using WalkFunction = int (*)(void* block, std::size_t usable_bytes, void* arg);
 
-int walk_slab(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
-  std::uint64_t generation = arena.span(slice).generation.load(std::memory_order_relaxed);
+// A slab that came in its place since, of this heap and that class, is walked on: what is live
+// there is the heap's too. Its generation doesn't tell: it changes when a purge takes some of its
+// pages.
+int walk_slab(const Heap& heap, std::uint64_t handle, SliceIndex slice, SpanWord word,
+              WalkFunction fn, void* arg) {
   std::size_t bytes = block_bytes_of(word.size_class);
   for (std::uint32_t w = 0; w < slab_words_in(word.size_class, word.slices); ++w) {
     std::uint64_t seen = 0;
@@ -97,14 +93,15 @@ int walk_slab(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
       if (int result =
               fn(reinterpret_cast<void*>(arena.address_of(slice) + index * bytes), bytes, arg))
         return result;
-      if (!is_same(slice, word, generation)) return 0;
+      if (!heap.is(handle) || pack(arena.span(slice).load()) != pack(word)) return 0;
     }
   }
   return 0;
 }
 
-int walk_span(SliceIndex slice, SpanWord word, WalkFunction fn, void* arg) {
-  if (word.kind == SpanKind::kHeapSlab) return walk_slab(slice, word, fn, arg);
+int walk_span(const Heap& heap, std::uint64_t handle, SliceIndex slice, SpanWord word,
+              WalkFunction fn, void* arg) {
+  if (word.kind == SpanKind::kHeapSlab) return walk_slab(heap, handle, slice, word, fn, arg);
   return fn(reinterpret_cast<void*>(arena.address_of(slice)),
             std::size_t{word.slices} << kSliceShift, arg);
 }
@@ -303,7 +300,7 @@ int heap_walk(std::uint64_t handle, WalkFunction fn, void* arg) {
   for (SliceIndex slice = end == 0 ? 0 : 1; slice < end; slice = page_heap_next(slice, end)) {
     SpanWord word = arena.span(slice).load();
     if (!is_in_use(word.kind) || word.heap != slot_of(*heap)) continue;
-    if (int result = walk_span(slice, word, fn, arg)) return result;
+    if (int result = walk_span(*heap, handle, slice, word, fn, arg)) return result;
     if (!heap->is(handle)) return -EINVAL;
   }
   return 0;

@@ -112,7 +112,7 @@ int advise_small(std::uintptr_t base, std::size_t length) {
 }
 
 int count_resident(std::uintptr_t base, std::size_t length, std::size_t* pages) {
-  constexpr std::size_t kMostPages = 512;
+  constexpr std::size_t kMostPages = 256;  // of the stack: malloc takes little of a thread's
   constexpr std::uint64_t kResidentBits = 0x0101010101010101;  // the others say nothing
   if (should_fail(Site::kResident)) return -ENOMEM;
   std::size_t page = page_bytes();

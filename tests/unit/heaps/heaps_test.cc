@@ -420,6 +420,40 @@ TEST(Heaps, a_callback_that_frees_the_next_blocks_does_not_meet_them) {
   EXPECT_EQ(calls, 1);
 }
 
+// What a purge gives back of a slab are pages of free blocks: the live ones are met all the same.
+TEST(Heaps, a_walk_goes_on_in_a_slab_whose_free_pages_are_purged) {
+  Heap heap;
+  constexpr size_t kBytes = 1000;
+  std::vector<void*> blocks;
+  std::set<void*> live;
+  for (int i = 0; i < 1000; i++) blocks.push_back(heap.malloc(kBytes));
+  for (size_t i = 0; i < blocks.size(); i++) {
+    if (i % 32 == 0) {
+      live.insert(blocks[i]);
+    } else {
+      rdmalloc_free(blocks[i]);
+    }
+  }
+  struct State {
+    std::set<void*>* live;
+    bool has_purged;
+  } state = {&live, false};
+  EXPECT_EQ(rdmalloc_heap_walk(
+                heap.get(),
+                [](void* block, size_t, void* arg) {
+                  auto* s = static_cast<State*>(arg);
+                  s->live->erase(block);
+                  if (!s->has_purged) {
+                    EXPECT_GT(rdmalloc_purge(0), 0);
+                  }
+                  s->has_purged = true;
+                  return 0;
+                },
+                &state),
+            0);
+  EXPECT_EQ(live.size(), 0u) << "blocks that were not met";
+}
+
 TEST(Heaps, a_callback_that_destroys_the_heap_ends_the_walk) {
   Heap heap;
   for (int i = 0; i < 1000; i++) heap.malloc(100);
