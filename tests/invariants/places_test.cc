@@ -7,9 +7,9 @@
 // Seen to fail: with buffers leaving dirty spans (kFreeDirty in left_by), and with retained
 // neighbours always joined (are_one); small_blocks_take_… with is_left_alone() always true;
 // slabs_leave_… with no place and with all places left alone, slabs_take_short_… without
-// take_backed(), slabs_find_… with a kScanLimit of 256; a_shorter_buffer_… with all pieces of
-// places on the quick list (makes_place_whole), neighbours_are_one_… and slabs_… with a list that
-// stays.
+// take_backed(), buffers_and_… without it in take_for_buffer(), and without it in take_with_room();
+// slabs_find_… with a kScanLimit of 256; a_shorter_buffer_… with all pieces of places on the quick
+// list (makes_place_whole), neighbours_are_one_… and slabs_… with a list that stays.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
@@ -162,19 +162,41 @@ TEST_F(Places, slabs_leave_the_32_latest_of_many_places_alone) {
   rdmalloc_free(stays);
 }
 
-TEST_F(Places, slabs_take_short_neighbours_of_both_families) {
+// 200 blocks side by side, every second of which has grown and leaves no place, but what is dirty.
+std::vector<char*> short_blocks_of_both_families() {
   std::vector<char*> all;
   for (int i = 0; i < 200; i++) {
     all.push_back(buffer(192 * kKiB));
-    // One that has grown leaves no place, but what is dirty.
     if (i % 2 == 0) all.back() = static_cast<char*>(rdmalloc_realloc(all.back(), 256 * kKiB));
   }
+  return all;
+}
+
+TEST_F(Places, slabs_take_short_neighbours_of_both_families) {
+  std::vector<char*> all = short_blocks_of_both_families();
   char* stays = buffer(kMiB);
   uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
   for (char* block : all) rdmalloc_free(block);
   std::vector<char*> blocks = slabs_of_8_MiB();
   EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory was taken";
   for (char* block : blocks) rdmalloc_free(block);
+  rdmalloc_free(stays);
+}
+
+TEST_F(Places, buffers_and_what_grows_take_both_families) {
+  std::vector<char*> all = short_blocks_of_both_families();
+  std::vector<char*> grown;
+  for (int i = 0; i < 8; i++) grown.push_back(buffer(192 * kKiB));
+  char* stays = buffer(kMiB);
+  uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
+  for (char* block : all) rdmalloc_free(block);
+  std::vector<char*> buffers;
+  for (int i = 0; i < 8; i++) buffers.push_back(buffer(kMiB));
+  EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory for buffers";
+  for (char*& block : grown) block = static_cast<char*>(rdmalloc_realloc(block, kMiB));
+  EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory to grow";
+  for (char* block : buffers) rdmalloc_free(block);
+  for (char* block : grown) rdmalloc_free(block);
   rdmalloc_free(stays);
 }
 
