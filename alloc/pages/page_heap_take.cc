@@ -433,7 +433,8 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, TakenFor
 
 // Whether a shard's own heap serves such a span.
 bool is_for_shard(std::uint32_t slices, std::uint32_t alignment) {
-  return slices <= kSegmentMost && alignment <= kSlicesPerChunk;
+  std::uint32_t most = shard_count() <= kFewShards ? kSegmentMostOfFew : kSegmentMost;
+  return slices <= most && alignment <= kSlicesPerChunk;
 }
 
 // Calls take(heap), which returns a slice or 0, for the shard's heap and then the central one.

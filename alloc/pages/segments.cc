@@ -67,6 +67,12 @@ void move(PageHeap& from, PageHeap& to, SliceIndex segment) {
   set_heap(segment, to);
   free_in(segment) = {};
   to.segments += 1;
+  // Places of one heap do not become one with those of the other: none that ends beyond a segment
+  // would be adopted again.
+  if (is_central(to)) {
+    arena.span(segment).is_rest = false;
+    if (goes_on(to, end)) arena.span(end).is_rest = false;
+  }
   for (SliceIndex s = segment; s < end;) {
     SpanWord word = arena.span(s).load();
     join_and_insert(to, s, word.slices, word.kind);
@@ -75,34 +81,42 @@ void move(PageHeap& from, PageHeap& to, SliceIndex segment) {
   (is_central(from) ? to : from).moves += 1;
 }
 
-// Whether a shard may have what is free there: no young place of a buffer's, if it wants it for
-// slabs; none of one that is more than this segment; and no young pages of another node.
-bool may_be_adopted(SliceIndex segment, TakenFor what) {
+// What keeps a shard from having the segment, all of which is free, by the slice where it ends: a
+// young place of a buffer's, if it wants it for slabs; one that is more than this segment; young
+// pages of another node. 0: nothing.
+SliceIndex left_alone_until(SliceIndex segment, TakenFor what) {
   SliceIndex end = segment + kSegmentSlices;
   for (SliceIndex s = first_of(segment); s < end;) {
     SpanWord word = arena.span(s).load();
     SliceIndex next = s + word.slices;
     bool is_wanted = is_buffer(what) && s >= segment && next <= end;
-    if (is_dirty(word.kind) && is_left_to_others(s, word.slices)) return false;
+    if (is_dirty(word.kind) && is_left_to_others(s, word.slices)) return next;
     if (word.kind == SpanKind::kFreeRetained && !is_wanted &&
         is_left_alone(central, s, word.slices))
-      return false;
+      return next;
     s = next;
   }
-  return true;
+  return 0;
 }
 
 // A segment of the central heap's all of which is free and not all clean: the lowest there is that
 // a shard may have, among those looked at. 0: none.
 SliceIndex find_backed(TakenFor what) {
-  constexpr int kLooks = 8;
+  constexpr int kLooks = 64;
   std::uint32_t left = central.backed_segments;
   SliceIndex end = shared.frontier.load(std::memory_order_relaxed);
   int looks = 0;
-  for (SliceIndex s = kSegmentSlices; s < end && left != 0; s += kSegmentSlices) {
-    if (!is_of(central, s) || !is_whole_and_backed(free_in(s))) continue;
-    if (may_be_adopted(s, what)) return s;
-    if (--left == 0 || ++looks == kLooks) break;
+  for (SliceIndex s = kSegmentSlices; s < end && left != 0 && looks < kLooks;) {
+    SliceIndex next = s + kSegmentSlices;
+    if (is_of(central, s) && is_whole_and_backed(free_in(s))) {
+      SliceIndex until = left_alone_until(s, what);
+      if (until == 0) return s;
+      // All whole segments of a long place are left alone with it.
+      if (until > next) next = segment_of(until);
+      left -= (next - s) / kSegmentSlices;
+      ++looks;
+    }
+    s = next;
   }
   return 0;
 }

@@ -66,7 +66,7 @@ TEST_F(QuickList, of_one_length_the_last_freed_comes_first_in_each_shard) {
 // Whatever lies beside it and is freed meanwhile. Best fit would cut the shortest that fits.
 TEST_F(QuickList, a_block_comes_back_where_one_of_its_length_lay) {
   run_at(1, [] {
-    std::vector<char*> others = blocks_of(3, 4 * kMiB);  // half of all that it holds is kept
+    std::vector<char*> others = blocks_of(12, kMiB);  // half of all that it holds is kept
     std::vector<char*> blocks;
     for (size_t slices = 1; slices <= kLongest / kSlice; slices++)
       blocks.push_back(touched(slices * kSlice));
@@ -103,7 +103,7 @@ TEST_F(QuickList, I7_a_purge_takes_what_is_kept) {
 // What is kept is younger than what was freed before it to the lists.
 TEST_F(QuickList, I7_a_purge_in_part_takes_the_oldest_and_keeps_the_rest) {
   run_at(1, [] {
-    std::vector<char*> old = blocks_of(4, 2 * kMiB), young = blocks_of(8, kSlice);
+    std::vector<char*> old = blocks_of(8, kMiB), young = blocks_of(8, kSlice);
     release(old);
     usleep(20000);
     release(young);
@@ -131,7 +131,7 @@ TEST_F(QuickList, more_than_it_keeps_goes_on_to_the_free_spans) {
     std::vector<char*> blocks = blocks_of(2 * kRuns, kSlice);
     release(blocks);
     std::set<char*> of_free(blocks.begin(), blocks.end());
-    char* block = touched(2 * kMiB);
+    char* block = touched(kMiB);
     EXPECT_EQ(of_free.count(block), 1u);
     rdmalloc_free(block);
   });

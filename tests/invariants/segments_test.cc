@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Segments (alloc/pages/segments.h): each shard's page heap is made of pieces of 4 MiB that it
-// takes from the central one. On a made-up machine, at four processors of one of its two nodes,
+// takes from the central one. On a made-up machine, at processors of one of its two nodes,
 // with RDMALLOC_PURGE=manual, so that nothing goes back by itself; segments_thread_test.cc has the
 // rest.
 //
@@ -9,7 +9,9 @@
 // heaps joined, before or behind; a_shard_that_reuses with no segment kept; I7 with none given
 // back, and with clean ones taken before those with pages, as a_registration_outlives; generations
 // with each heap counting for itself; the_limit with slices counted after they are looked at, and
-// with the sum of all heaps' counts; I11_the_child with segments that are not counted anew.
+// with the sum of all heaps' counts; I11_the_child with segments that are not counted anew;
+// I7_those_that_go with places joined beyond segments, and with 8 looks (find_backed); I7_have with
+// few shards that serve as long blocks as many.
 #include "alloc/pages/segments.h"
 
 #include <gtest/gtest.h>
@@ -48,10 +50,13 @@ size_t segment_of(const char* block) {
   return (reinterpret_cast<uintptr_t>(block) - rdmalloc::arena.base) / kSegment;
 }
 
+// There are so many shards that each serves blocks of up to 4 MiB itself.
 class Segments : public ::testing::Test {
  protected:
   void SetUp() override {
     rdmalloc_test::set("purge.decay_ms", 3600000);
+    for (uint64_t place = 1; place <= rdmalloc::kFewShards; place++)
+      run_at(place, [] { rdmalloc_free(touched(kSlice)); });
     go_to(0);
     ASSERT_GE(rdmalloc_purge(0), 0);
   }
@@ -59,7 +64,8 @@ class Segments : public ::testing::Test {
 };
 
 // First of all.
-TEST_F(Segments, a_program_of_one_shard_has_none) {
+TEST(OneShard, has_no_segments) {
+  go_to(0);
   Random random(1);
   for (int i = 0; i < 20000; i++) rdmalloc_free(rdmalloc_malloc(random.size_between(16, kMiB)));
   EXPECT_EQ(counter("stats.segments"), 0u);
@@ -102,6 +108,38 @@ TEST_F(Segments, no_two_shards_have_blocks_in_one) {
     for (unsigned b = 0; b < a; b++)
       for (size_t segment : of_place[a]) EXPECT_EQ(of_place[b].count(segment), 0u) << a << " " << b;
   release(all);
+}
+
+// Two callers, in turn, each replace one of their 8 blocks of 1 to 4 MiB, 40 MiB of both together
+// on average, and go to the other place now and then. A block is alone in its segment most times,
+// which goes back to the central heap with it. Returns the bytes of new addresses that were taken.
+uint64_t replace_at_two_places() {
+  constexpr size_t kBlocks = 8;
+  Random random(3);
+  char* blocks[2][kBlocks] = {};
+  uint64_t mapped = counter("stats.mapped_bytes");
+  for (int i = 0; i < 20000; i++) {
+    int caller = i % 2;
+    go_to((i / 500 + caller * (i / 850)) % 2);
+    char*& block = blocks[caller][random.below(kBlocks)];
+    rdmalloc_free(block);
+    block = static_cast<char*>(rdmalloc_malloc(random.size_between(kMiB, 4 * kMiB)));
+  }
+  for (auto& of_place : blocks)
+    for (char* block : of_place) rdmalloc_free(block);
+  return counter("stats.mapped_bytes") - mapped;
+}
+
+TEST_F(Segments, I7_those_that_go_back_and_forth_are_used_before_new_ones) {
+  EXPECT_LE(replace_at_two_places(), 192 * kMiB);
+}
+
+TEST(FewShards, I7_have_their_long_blocks_together) {
+  run_at(1, [] { rdmalloc_free(touched(kSlice)); });
+  run_at(0, [] { rdmalloc_free(touched(kSlice)); });
+  uint64_t moves = rdmalloc::page_heap_counters().segment_moves;
+  EXPECT_LE(replace_at_two_places(), 96 * kMiB);
+  EXPECT_EQ(rdmalloc::page_heap_counters().segment_moves, moves);
 }
 
 // Blocks of one slice leave dirty spans, which are joined with neighbours of their heap.
@@ -240,9 +278,9 @@ TEST(SegmentsDeathTest, a_double_free_is_reported) {
                "double free");
 }
 
-// RDMALLOC_LIMIT is 256 MiB.
+// RDMALLOC_LIMIT is 384 MiB.
 TEST_F(Segments, the_limit_is_exact_whatever_shards_allocate_at_once) {
-  constexpr uint64_t kLimit = 256 * kMiB;
+  constexpr uint64_t kLimit = 384 * kMiB;
   std::atomic<size_t> refused{0};
   std::vector<std::thread> threads;
   for (unsigned i = 0; i < 4; i++) {
@@ -406,7 +444,7 @@ TEST_F(Segments, I11_a_child_born_while_all_locks_are_held_can_take_them) {
 
 int main(int argc, char** argv) {
   rdmalloc_test::ensure_environment(
-      argv, {"RDMALLOC_TOPOLOGY=2x4", "RDMALLOC_PURGE=manual", "RDMALLOC_LIMIT=256M"});
+      argv, {"RDMALLOC_TOPOLOGY=2x8", "RDMALLOC_PURGE=manual", "RDMALLOC_LIMIT=384M"});
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

@@ -15,7 +15,7 @@ Where half of all frees are of another node's blocks, short blocks stay far: a t
 is told, not held. Control: with RDMALLOC_TOPOLOGY=one pages are foreign.
 
 Seen to fail: a quarter of blocks of 1 to 4 MiB far with segments adopted whatever their node
-(is_left_to_others left out of may_be_adopted); a third of 5 to 12 MiB with FreeSpans::find_latest as it was, whose
+(is_left_to_others left out of left_alone_until); a third of 5 to 12 MiB with FreeSpans::find_latest as it was, whose
 `other` was any node's; 20 % of short ones without send_far_home, 37 % of 32 to 256 KiB without
 is_far_span. Not seen to fail: what is left of a node's memory, and the number of shards.
 """
