@@ -112,8 +112,8 @@ bool are_one(SliceIndex before, SliceIndex after, SpanKind kind) {
   return kind != SpanKind::kFreeRetained || arena.span(after).is_rest;
 }
 
-void join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, Age age,
-                     SliceIndex near) {
+SliceIndex join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind,
+                           Age age, SliceIndex near) {
   std::uint32_t freed_ms = arena.span(slice).freed_ms;
   auto take_in = [&](SliceIndex other, std::uint32_t other_slices) {
     std::uint32_t other_ms = arena.span(other).freed_ms;
@@ -138,6 +138,7 @@ void join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, Spa
   }
   arena.span(slice).freed_ms = freed_ms;
   insert_free(heap, slice, slices, kind, near);
+  return slice;
 }
 
 void cut(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, SliceIndex at,

@@ -15,7 +15,7 @@ void clear(PageHeap& heap) {
   heap.clean.clear();
   heap.dirty_by_age.clear();
   heap.retained_spans = 0;
-  heap.quick.count = heap.quick.slices = 0;
+  heap.quick.count = heap.quick.buffers = heap.quick.slices = 0;
   heap.quick.lengths.store(0, std::memory_order_relaxed);
   for (std::uint32_t i = 0; i < QuickList::kLongest; ++i)
     heap.quick.latest[i] = heap.quick.oldest[i] = 0;
@@ -196,7 +196,7 @@ bool are_segments_valid(const PageHeap& heap) {
 
 // Each run listed, from both ends, and as many slices of them as the words say.
 bool is_quick_list_valid(const QuickList& quick, std::uint64_t found_slices) {
-  std::uint32_t slices = 0, count = 0;
+  std::uint32_t slices = 0, count = 0, buffers = 0;
   for (std::uint32_t length = 1; length <= QuickList::kLongest; ++length) {
     SliceIndex before = 0, latest = quick.latest[length - 1];
     if ((latest != 0) != quick.has(length)) return false;
@@ -206,10 +206,12 @@ bool is_quick_list_valid(const QuickList& quick, std::uint64_t found_slices) {
       if (arena.span(s).previous != before) return false;
       slices += length;
       count += 1;
+      buffers += length >= kBufferSlices ? 1 : 0;
     }
     if (quick.oldest[length - 1] != before) return false;
   }
-  return count == quick.count && slices == quick.slices && slices == found_slices;
+  return count == quick.count && buffers == quick.buffers && slices == quick.slices &&
+         slices == found_slices;
 }
 
 bool is_valid_locked(const PageHeap& heap) {

@@ -19,9 +19,9 @@ struct QuickList {
   static constexpr unsigned kRuns = 128;
   static constexpr std::uint32_t kLongest = 64;  // 4 MiB
   std::uint32_t count;
+  std::uint32_t buffers;  // of kBufferSlices and more
   std::uint32_t slices;   // of all of them
   std::uint32_t puts;     // wrapping; what it was at a run's is the run's Span::older
-  std::uint32_t passing;  // frees that are to go past it (quick_put)
   // Bit n - 1: there are runs of n slices. Relaxed: without the lock a hint.
   std::atomic<std::uint64_t> lengths;
   // At n - 1, of those the one freed last and the one freed first: the ends of a list by
@@ -231,9 +231,9 @@ enum class Age { kOldest, kOwn };
 // Joins a span on its way into the lists with free neighbours of its family and heap. Of dirty
 // spans joined the oldest age is kept, so that a neighbour that is freed again and again can't put
 // a purge off for ever (I7). With kOwn the span's own age counts: after a refused purge, or the
-// next pass would begin with it again. `near`: see AgeList.
-void join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind,
-                     Age age = Age::kOldest, SliceIndex near = 0);
+// next pass would begin with it again. `near`: see AgeList. Returns the span that it is part of.
+SliceIndex join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind,
+                           Age age = Age::kOldest, SliceIndex near = 0);
 // Cuts `wanted` slices at `at` out of the free span [slice, +slices) and puts the rest back. What
 // is cut is kReserved. The metadata of the pieces is written before the word that makes them
 // visible.
@@ -253,8 +253,13 @@ std::uint32_t quick_take(PageHeap& heap, std::uint32_t slices, SpanWord word, Sl
 SliceIndex quick_oldest(const PageHeap& heap);
 // Makes all runs free spans; whether there were any.
 bool quick_release(PageHeap& heap);
+// The same of the oldest: a few of them, and more until they are twice as long as is wanted.
+bool quick_release_for(PageHeap& heap, std::uint32_t slices);
 // The same of the shortest run from `slices` to `longest`.
 bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest);
+// The same of the oldest run of the shortest length in which so many aligned slices fit; the free
+// span that it is in. For heaps without segments.
+SliceIndex quick_release_place(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment);
 // The same of those freed until then (coarse_ms, wrapping).
 void quick_release_until(PageHeap& heap, std::uint32_t until_ms);
 // The same of the first one that keeps a block which ends there from growing by `wanted` slices;

@@ -22,17 +22,23 @@ bool is_kept_while_young(SliceIndex retained, std::uint32_t slices) {
          page_heap_used_slices() + page_heap_dirty_slices() + slices <= limit >> kSliceShift;
 }
 
-// Retained spans that are left alone, those left last. A program that leaves more of them at once
-// has gone on to something else, or loses few registrations of many; it may leave half its memory.
-constexpr unsigned kPlaces = 32;
+// Places of buffers that are left alone, those left last: on the quick list, and retained spans. A
+// program that leaves more of them at once has gone on to something else, or loses few
+// registrations of many; it may leave half its memory.
+constexpr std::uint32_t kPlaces = 32;
 
-// Calls visit(slice) for them.
+// How many of them are retained spans at most.
+std::uint32_t most_places(const PageHeap& heap) {
+  return heap.quick.buffers < kPlaces ? kPlaces - heap.quick.buffers : 0;
+}
+
+// Calls visit(slice) for those.
 template <class Visit>
 void for_latest_places(const PageHeap& heap, Visit visit) {
-  constexpr unsigned kMostLooks = 4 * kPlaces;
-  unsigned places = 0, looks = 0;
-  for (SliceIndex s = heap.dirty_by_age.youngest();
-       s != 0 && places < kPlaces && looks < kMostLooks; s = arena.span(s).older, ++looks) {
+  constexpr std::uint32_t kMostLooks = 4 * kPlaces;
+  std::uint32_t places = 0, looks = 0, most = most_places(heap);
+  for (SliceIndex s = heap.dirty_by_age.youngest(); s != 0 && places < most && looks < kMostLooks;
+       s = arena.span(s).older, ++looks) {
     if (arena.span(s).load().kind != SpanKind::kFreeRetained) continue;
     visit(s);
     ++places;
@@ -47,7 +53,7 @@ bool is_far_and_young(SliceIndex backed, std::uint32_t slices) {
 
 bool is_left_alone(const PageHeap& heap, SliceIndex retained, std::uint32_t slices) {
   if (!is_kept_while_young(retained, slices)) return false;
-  if (heap.retained_spans <= kPlaces) return true;
+  if (heap.retained_spans <= most_places(heap)) return true;
   bool is_latest = false;
   for_latest_places(heap, [&](SliceIndex place) { is_latest |= place == retained; });
   return is_latest;
@@ -232,7 +238,7 @@ enum class Latest { kLeft, kTaken };
 SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment,
                        Latest latest) {
   if (latest == Latest::kLeft) {
-    if (heap.retained_spans <= kPlaces) return 0;
+    if (heap.retained_spans <= most_places(heap)) return 0;
     for_latest_places(heap, [](SliceIndex place) { arena.span(place).is_latest = true; });
   }
   auto is_usable = [&](SliceIndex slice, SpanWord word) {
@@ -273,11 +279,11 @@ SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, std::uint
 SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
                            TakenFor what, bool* is_zero) {
   // With one shard, whose heap has no segments to ask for, a run that is a little longer is cut,
-  // and for another length all are as if they had never been kept: one with what is free beside
-  // them.
+  // and for another length the oldest are as if they had never been kept: one with what is free
+  // beside them.
   constexpr std::uint32_t kTimesLonger = 2;
   if (shard_count() == 1 && !quick_release_fitting(heap, slices, kTimesLonger * slices))
-    quick_release(heap);
+    quick_release_for(heap, slices);
   unsigned node = preferred_node();
   SliceIndex found = find_place(heap.retained, slices, alignment, node);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
@@ -301,8 +307,8 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
 SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
                            bool* is_zero) {
   SliceIndex dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
-  // With one shard there is no segment to ask for: all are as good as clean pages, joined.
-  if (dirty == 0 && shard_count() == 1 && quick_release(heap))
+  // With one shard there is no segment to ask for: they are as good as clean pages, joined.
+  if (dirty == 0 && shard_count() == 1 && quick_release_for(heap, slices))
     dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
   if (dirty == 0 && has_nodes())
     dirty = unless_far(heap.dirty.find_best(slices, alignment), slices);
@@ -312,6 +318,10 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
     return take_dirty(heap, retained, slices, alignment);
   if (slices >= kBufferSlices)
     if (SliceIndex taken = take_backed(heap, slices, alignment, Latest::kLeft)) return taken;
+  // Of more buffers' places than are left alone the oldest that it fits in.
+  if (shard_count() == 1 && heap.quick.buffers + heap.retained_spans > kPlaces)
+    if (SliceIndex place = unless_far(quick_release_place(heap, slices, alignment), slices))
+      return take_dirty(heap, place, slices, alignment);
   // Not of a buffer: its place, once free, would be left alone.
   if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1))
     return take_for_others(heap, slices, alignment, is_zero);
@@ -360,12 +370,15 @@ SliceIndex take_with_room(PageHeap& heap, std::uint32_t slices, std::uint32_t as
   std::uint32_t room = is_short ? 0 : slices < kMostRoom ? slices : kMostRoom;
   std::uint32_t wanted = slices + room, alignment = is_short ? 1 : kSlicesPerChunk;
   unsigned node = preferred_node();
-  SliceIndex taken = heap.dirty.find_best(wanted, 1, kAnywhere, node);
-  if (taken == 0) taken = heap.retained.find_best(wanted, 1, kAnywhere, node);
-  // A place without room before new pages: those of arrays that grow would be left behind as holes.
-  if (taken == 0) taken = heap.dirty.find_best(slices, 1, kAnywhere, node);
-  if (taken == 0 && shard_count() == 1 && quick_release(heap))
-    return take_with_room(heap, slices, asked);
+  auto find = [&] {
+    SliceIndex found = heap.dirty.find_best(wanted, 1, kAnywhere, node);
+    if (found == 0) found = heap.retained.find_best(wanted, 1, kAnywhere, node);
+    // A place without room before new pages: those of arrays that grow would be left behind as
+    // holes.
+    return found != 0 ? found : heap.dirty.find_best(slices, 1, kAnywhere, node);
+  };
+  SliceIndex taken = find();
+  if (taken == 0 && shard_count() == 1 && quick_release_for(heap, wanted)) taken = find();
   if (taken == 0 && is_short)
     if (SliceIndex run = take_backed(heap, slices, 1, Latest::kTaken)) return run;
   if (taken != 0) {

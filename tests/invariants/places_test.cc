@@ -9,7 +9,9 @@
 // slabs_leave_… with no place and with all places left alone, slabs_take_short_… without
 // take_backed(), buffers_and_… without it in take_for_buffer(), and without it in take_with_room();
 // slabs_find_… with a kScanLimit of 256; a_shorter_buffer_… with all pieces of places on the quick
-// list (makes_place_whole), neighbours_are_one_… and slabs_… with a list that stays.
+// list (makes_place_whole), pieces_of_… with none, a_block_of_another_length_… with all runs
+// released, neighbours_are_one_… and slabs_… with a list that stays; slabs_leave_… with places on
+// the list that count for none, slabs_find_… without quick_release_place().
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
@@ -95,6 +97,33 @@ TEST_F(Places, a_longer_buffer_begins_where_the_longest_so_far_began) {
   for (size_t bytes : {6 * kMiB, 6 * kMiB + 70000, 12 * kMiB, 24 * kMiB, 48 * kMiB})
     EXPECT_EQ(passing_buffer(bytes), place) << bytes;
   EXPECT_EQ(passing_buffer(4 * kMiB + 70000), place);
+}
+
+// The last freed of one length comes first, whatever place it was cut from. Joined with the rest
+// that is free behind it, the next one would begin where the first one lay.
+TEST_F(Places, pieces_of_a_place_are_kept_for_their_length) {
+  constexpr size_t kBytes = 256 * kKiB;
+  passing_buffer(16 * kMiB);
+  std::vector<char*> pieces;
+  for (int i = 0; i < 8; i++) pieces.push_back(buffer(kBytes));
+  for (int i = 1; i < 8; i++) ASSERT_EQ(pieces[i], pieces[i - 1] + kBytes);
+  for (char* piece : pieces) rdmalloc_free(piece);
+  for (size_t i = pieces.size(); i-- != 0;) EXPECT_EQ(buffer(kBytes), pieces[i]) << i;
+  for (char* piece : pieces) rdmalloc_free(piece);
+}
+
+// One block of another length that nothing free fits has few of the runs that are kept joined, and
+// leaves the others to the next blocks of their length.
+TEST_F(Places, a_block_of_another_length_leaves_the_runs_freed_last) {
+  constexpr size_t kBytes = 192 * kKiB, kRuns = 100, kLeft = 60;
+  passing_buffer(kRuns * kBytes);
+  std::vector<char*> runs;  // of its place: joined if they are free
+  for (size_t i = 0; i < kRuns; i++) runs.push_back(buffer(kBytes));
+  for (char* run : runs) rdmalloc_free(run);
+  char* other = buffer(7 * 64 * kKiB);
+  for (size_t i = 0; i < kLeft; i++) EXPECT_EQ(buffer(kBytes), runs[kRuns - 1 - i]) << i;
+  for (size_t i = 0; i < kLeft; i++) rdmalloc_free(runs[kRuns - 1 - i]);
+  rdmalloc_free(other);
 }
 
 TEST_F(Places, neighbours_keep_their_places) {
