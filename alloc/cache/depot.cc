@@ -53,6 +53,9 @@ TaggedStack<Magazine>& empties_of(unsigned shard) {
   return stack_of(shard, 0).full;
 }
 constexpr std::uint32_t kEmptiesOfShard = 128;  // 64 KiB
+// Of several shards: that one takes from the pool at once, whose words all shards write. A page.
+constexpr std::uint32_t kNewMagazines = 8;
+static_assert(kNewMagazines * sizeof(Magazine) == 4096);
 
 // Magazines of the class that a shard may keep: all shards together as many as one alone.
 std::uint32_t share_of(unsigned shard, unsigned size_class) {
@@ -206,9 +209,20 @@ void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine) {
   is_put ? slab_note_change() : flow_down(shard, size_class, there);
 }
 
+// A new magazine; those beside it are the shard's next ones.
+[[gnu::cold, gnu::noinline]] static Magazine* take_new(unsigned shard) {
+  std::uint32_t count = kNewMagazines;
+  Magazine* first = magazines.allocate_some(&count);
+  while (count > 1) depot_put_empty(shard, first + --count);
+  return first;
+}
+
 Magazine* depot_take_empty(unsigned shard) {
   std::uint32_t index = empties_of(shard).pop(magazines.objects());
-  return index == 0 ? magazines.allocate() : magazines.at(index);
+  if (index != 0) return magazines.at(index);
+  if (shard_count() == 1) [[likely]]
+    return magazines.allocate();
+  return take_new(shard);
 }
 
 void depot_put_empty(unsigned shard, Magazine* magazine) {

@@ -15,9 +15,13 @@ std::uint32_t threads() {
 bool borrow(ThreadCache& cache, std::uint64_t missing) {
   std::uint64_t loan = (missing + kLoanBytes - 1) / kLoanBytes * kLoanBytes;
   if (share_bytes(cache) + loan > kMostShareBytes) return false;
-  // Looked at before it is written: where all is lent, the line stays with all that read it.
-  if (loans.lent_bytes.load(std::memory_order_relaxed) + loan > kLentBytes) return false;
-  if (loans.lent_bytes.fetch_add(loan, std::memory_order_relaxed) + loan > kLentBytes) {
+  // Looked at before it is written by a cache that was refused: where all is lent, the line stays
+  // with all that read it. Not by others: it would come twice, to be read and to be written.
+  if (cache.was_refused && loans.lent_bytes.load(std::memory_order_relaxed) + loan > kLentBytes)
+    return false;
+  std::uint64_t before = loans.lent_bytes.fetch_add(loan, std::memory_order_relaxed);
+  cache.was_refused = before + loan > kLentBytes;
+  if (cache.was_refused) {
     loans.lent_bytes.fetch_sub(loan, std::memory_order_relaxed);
     return false;
   }

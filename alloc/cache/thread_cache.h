@@ -57,6 +57,7 @@ struct alignas(64) ThreadCache {
     sum_at_look = 0;
     reclaim_state.fetch_and(static_cast<std::uint8_t>(~kHasGaps), std::memory_order_relaxed);
     own_bytes = lent_bytes = span_bytes = 0;
+    was_refused = false;
     take_backs_seen = take_backs();
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
@@ -85,6 +86,7 @@ struct alignas(64) ThreadCache {
   // Of reclaim.h.
   std::atomic<bool> is_in_slow_path{false};    // by the owner
   std::atomic<std::uint8_t> reclaim_state{0};  // kAsked by the taker; kHasGaps cleared by the owner
+  bool was_refused = false;                    // its latest loan (loans.h)
   std::uint64_t sum_at_look = 0;               // of what tells whether the owner did anything
   std::atomic<std::uintptr_t> tls{0};  // address of its thread's this_cache (caches_by_tls.h)
 };

@@ -122,6 +122,22 @@ class Pool {
     used_.store(index + 1, std::memory_order_relaxed);
     return objects_ + index;
   }
+  // The same of up to `*count` neighbours, where they were never handed out and are backed; how
+  // many there are.
+  [[gnu::noinline]] T* allocate_some(std::uint32_t* count) {
+    std::uint32_t most = *count;
+    *count = 1;
+    if (T* object = pop_free()) return object;
+    T* object = allocate();
+    LockGuard guard(lock_);
+    std::uint32_t next = used_.load(std::memory_order_relaxed);
+    // Not the newest any more where another thread came between: then it is alone.
+    if (object == nullptr || index_of(object) + 1 != next) return object;
+    auto backed = static_cast<std::uint32_t>(committed_bytes_ / sizeof(T));
+    while (*count < most && next <= backed && next < capacity_) *count += 1, ++next;
+    used_.store(next, std::memory_order_relaxed);
+    return object;
+  }
   void free(T* object) {
     std::uint32_t index = index_of(object);
     // The stack counts to 4,095: what does not fit goes onto the slow list.
@@ -155,9 +171,11 @@ class Pool {
     return objects_ + index;
   }
 
+  // Read by each push and pop of every stack of these objects, and written once.
   T* objects_ = nullptr;
   std::uint32_t capacity_ = 0;
-  std::atomic<std::uint32_t> used_{1};
+  // On lines of their own, which threads write.
+  alignas(64) std::atomic<std::uint32_t> used_{1};
   std::size_t reserved_bytes_ = 0;
   std::size_t committed_bytes_ = 0;
   Lock lock_;
