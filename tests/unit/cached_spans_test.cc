@@ -7,7 +7,8 @@
 // slabs of spans that stay; an_address_inside without the look at arena.first; a_buffer with places
 // of spans that count as dirty; one_that_grows without kGrowingBytes; one_freed_twice without the
 // look at the span's word in free_locked(); only_those_freed_last with others taken ahead, and with
-// the one freed last first.
+// the one freed last first; those_of_one_thread with a depot that keeps them, and with one that
+// never does.
 #include "alloc/slabs/cached_spans.h"
 
 #include <gtest/gtest.h>
@@ -18,9 +19,11 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/shares.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/shard.h"
 #include "tests/support/counters.h"
 
 namespace {
@@ -47,6 +50,29 @@ bool is_cached(const void* block) {
 template <class Body>
 void on_a_thread(Body body) {
   std::thread([&] { body(); }).join();
+}
+
+// First of all: threads of the others are seen at several processors.
+TEST(CachedSpans, those_of_one_thread_are_free_for_all_and_not_in_the_depot) {
+  constexpr unsigned kClass = rdmalloc::span_class_of(128 * kKiB);
+  if (rdmalloc::shard_count() != 1) GTEST_SKIP() << "this process has had several threads";
+  auto blocks_in_depot = [] {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 100; i++) blocks.push_back(filled(128 * kKiB));
+    for (void* block : blocks) rdmalloc_free(block);
+    return rdmalloc::depot_blocks(kClass);
+  };
+  EXPECT_EQ(blocks_in_depot(), 0u);
+  std::atomic<bool> is_here{false}, may_end{false};
+  std::thread other([&] {
+    rdmalloc_free(filled(100));
+    is_here = true;
+    while (!may_end) std::this_thread::yield();
+  });
+  while (!is_here) std::this_thread::yield();
+  EXPECT_GT(blocks_in_depot(), 0u) << "another thread may want them";
+  may_end = true;
+  other.join();
 }
 
 TEST(CachedSpans, a_freed_span_is_the_threads_next_one_of_its_length) {
