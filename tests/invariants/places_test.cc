@@ -11,11 +11,13 @@
 // slabs_find_… with a kScanLimit of 256; a_shorter_buffer_… with all pieces of places on the quick
 // list (makes_place_whole), pieces_of_… with none, a_block_of_another_length_… with all runs
 // released, neighbours_are_one_… and slabs_… with a list that stays; slabs_leave_… with places on
-// the list that count for none, slabs_find_… without quick_release_place().
+// the list that count for none, slabs_find_… without quick_release_place();
+// of_equal_runs_… with the one freed last.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "tests/invariants/page_model.h"
@@ -189,6 +191,26 @@ TEST_F(Places, slabs_leave_the_32_latest_of_many_places_alone) {
   }
   for (char* block : blocks) rdmalloc_free(block);
   rdmalloc_free(stays);
+}
+
+// What grew leaves no place.
+TEST_F(Places, of_equal_runs_that_are_no_place_the_lowest_is_taken) {
+  constexpr size_t kBytes = kMiB;
+  std::vector<char*> grown, stay;
+  for (int i = 0; i < 4; i++) {
+    grown.push_back(static_cast<char*>(rdmalloc_realloc(buffer(300 * kKiB), kBytes)));
+    stay.push_back(buffer(200 * kKiB));
+  }
+  char* lowest = *std::min_element(grown.begin(), grown.end());
+  size_t usable = rdmalloc_malloc_usable_size(lowest);
+  for (char* block : grown) ASSERT_EQ(rdmalloc_malloc_usable_size(block), usable);
+  std::sort(grown.begin(), grown.end());
+  for (char* block : grown) rdmalloc_free(block);
+  for (char*& block : grown) block = buffer(usable);
+  EXPECT_EQ(grown[0], lowest);
+  EXPECT_TRUE(std::is_sorted(grown.begin(), grown.end()));
+  for (char* block : grown) rdmalloc_free(block);
+  for (char* block : stay) rdmalloc_free(block);
 }
 
 // 200 blocks side by side, every second of which has grown and leaves no place, but what is dirty.
