@@ -52,8 +52,8 @@ if(NOT RDMALLOC_SANITIZE)
   set(looked_up ${PROJECT_BINARY_DIR}/rdmalloc.looked_up)
   file(CONFIGURE OUTPUT ${looked_up} CONTENT "{ dlopen; pthread_create; };\n")
   target_link_options(rdmalloc PRIVATE -Wl,-Bsymbolic-functions,--dynamic-list=${looked_up})
-  # One mapping for code and constants, as linkers made it before 2018: two mmap() and three page faults
-  # less at each program's start.
+  # Code and constants in the same mappings, as linkers made them before 2018: two mmap() and three page
+  # faults less at each program's start.
   target_link_options(rdmalloc PRIVATE -Wl,-z,noseparate-code)
   # What every program runs lies together, what few run behind all else, where the linker knows how (GNU ld
   # and its like).
@@ -63,6 +63,15 @@ if(NOT RDMALLOC_SANITIZE)
   if(RDMALLOC_LINKER_INSERTS)
     target_link_options(rdmalloc PRIVATE -Wl,-T,${order_of_code})
     set_property(TARGET rdmalloc APPEND PROPERTY LINK_DEPENDS ${order_of_code})
+  endif()
+  # What the loader adds its address to stands in 168 bytes and not in 20 KiB, which it reads. libc
+  # knows that since 2.36.
+  include(CheckCSourceCompiles)
+  check_c_source_compiles("#include <features.h>\n#if !__GLIBC_PREREQ(2, 36)\n#error\n#endif\nint main(void) { return 0; }"
+                          RDMALLOC_LIBC_UNPACKS_RELOCATIONS)
+  check_linker_flag(C -Wl,-z,pack-relative-relocs RDMALLOC_LINKER_PACKS_RELOCATIONS)
+  if(RDMALLOC_LIBC_UNPACKS_RELOCATIONS AND RDMALLOC_LINKER_PACKS_RELOCATIONS)
+    target_link_options(rdmalloc PRIVATE -Wl,-z,pack-relative-relocs)
   endif()
   # nodelete: blocks and threads outlive any dlclose.
   target_link_options(rdmalloc PRIVATE -Wl,-z,defs,-z,now,-z,nodelete)

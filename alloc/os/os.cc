@@ -271,18 +271,6 @@ int barrier_of_all_threads() {
   return error != 0 ? error : ask(kExpedited);
 }
 
-std::int64_t monotonic_ns() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return now.tv_sec * std::int64_t{1000000000} + now.tv_nsec;
-}
-
-std::int64_t coarse_ms() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
-  return now.tv_sec * std::int64_t{1000} + now.tv_nsec / 1000000;
-}
-
 int process_id() {
   return static_cast<int>(raw_syscall(SYS_getpid));
 }

@@ -32,12 +32,18 @@ def steps(program, library, mode):
     return dict(line.split(":", 1) for line in done.stdout.splitlines())
 
 
+def output_of(*command):
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
 def disassembly(library):
-    """File offset of each instruction of the library (its code is mapped as it lies): its text."""
-    done = subprocess.run(["objdump", "-d", "--no-show-raw-insn", "-M", "intel", library],
-                          stdout=subprocess.PIPE, text=True, check=True)
-    found = re.findall(r"(?m)^\s+([0-9a-f]+):\s+(.*?)\s*(?:#.*|<.*)?$", done.stdout)
-    return {int(address, 16): text for address, text in found}
+    """File offset of each instruction of the library: its text."""
+    segments = [tuple(int(number, 16) for number in numbers) for numbers in re.findall(
+        r"(?m)^  LOAD +(\w+) (\w+) \w+ (\w+) \w+ R E", output_of("readelf", "-lW", library))]
+    found = re.findall(r"(?m)^\s+([0-9a-f]+):\s+(.*?)\s*(?:#.*|<.*)?$", output_of(
+        "objdump", "-d", "--no-show-raw-insn", "-M", "intel", library))
+    return {int(address, 16) - start + offset: text for address, text in found
+            for offset, start, length in segments if 0 <= int(address, 16) - start < length}
 
 
 def counts_of(instructions):

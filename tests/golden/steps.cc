@@ -161,23 +161,25 @@ struct Range {
   uintptr_t begin = 0, end = 0, file_offset = 0;
 };
 
-// Where the library's code lies in the child.
-Range library_in(pid_t pid) {
+// Where the library's code lies in the child: it has several mappings.
+std::vector<Range> library_in(pid_t pid) {
   std::string path = "/proc/" + std::to_string(pid) + "/maps";
   FILE* maps = fopen(path.c_str(), "r");
   if (maps == nullptr) fail(path.c_str());
   char line[1024];
-  Range range;
+  std::vector<Range> ranges;
   while (fgets(line, sizeof line, maps) != nullptr) {
-    if (strstr(line, "/librdmalloc.so") != nullptr && strstr(line, " r-xp ") != nullptr)
-      sscanf(line, "%lx-%lx r-xp %lx", &range.begin, &range.end, &range.file_offset);
+    Range range;
+    if (strstr(line, "/librdmalloc.so") != nullptr &&
+        sscanf(line, "%lx-%lx r-xp %lx", &range.begin, &range.end, &range.file_offset) == 3)
+      ranges.push_back(range);
   }
   fclose(maps);
-  if (range.begin == 0) {
+  if (ranges.empty()) {
     fprintf(stderr, "golden_steps: librdmalloc.so is not loaded; preload it\n");
     exit(1);
   }
-  return range;
+  return ranges;
 }
 
 // Lets the child run (PTRACE_CONT) or step until it stops. False at its end.
@@ -210,12 +212,12 @@ bool is_at_breakpoint(pid_t pid, uintptr_t instruction) {
 
 // Steps over one operation, from its first breakpoint to its second. Returns the file offsets of
 // the library's instructions that ran.
-std::vector<uintptr_t> step_over(pid_t pid, const Range& library, uintptr_t text_begin,
+std::vector<uintptr_t> step_over(pid_t pid, const std::vector<Range>& library, uintptr_t text_begin,
                                  uintptr_t text_end) {
   std::vector<uintptr_t> ran;
   for (uintptr_t at = registers_of(pid).rip;;) {
-    if (at >= library.begin && at < library.end)
-      ran.push_back(at - library.begin + library.file_offset);
+    for (const Range& range : library)
+      if (at >= range.begin && at < range.end) ran.push_back(at - range.begin + range.file_offset);
     if (!go_on(pid, PTRACE_SINGLESTEP)) fail("the child ended inside an operation");
     uintptr_t next = registers_of(pid).rip;
     // Only this program's own code holds the breakpoint that ends the operation.
@@ -284,12 +286,12 @@ int main(int argc, char** argv) {
   }
   int status = 0;
   if (waitpid(pid, &status, 0) != pid || !WIFSTOPPED(status)) fail("the child did not start");
-  Range library;
+  std::vector<Range> library;
   uintptr_t text_begin = 0, text_end = 0;
   std::map<std::string, Counts> counts;
   while (go_on(pid, PTRACE_CONT)) {
     user_regs_struct registers = registers_of(pid);
-    if (library.begin == 0) {
+    if (library.empty()) {
       library = library_in(pid);
       code_around(pid, registers.rip, &text_begin, &text_end);
     }
