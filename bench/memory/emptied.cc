@@ -1,5 +1,8 @@
 // Patterns at whose end most or all is freed.
+#include <sched.h>
+
 #include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "bench/memory/patterns.h"
@@ -180,6 +183,59 @@ void messages(const Watch& watch, double scale) {
   watch.at_end();
 }
 
+// The processors that this program may run on.
+std::vector<int> processors() {
+  cpu_set_t allowed;
+  CPU_ZERO(&allowed);
+  if (sched_getaffinity(0, sizeof allowed, &allowed) != 0) return {0};
+  std::vector<int> found;
+  for (int processor = 0; processor < CPU_SETSIZE; ++processor)
+    if (CPU_ISSET(processor, &allowed)) found.push_back(processor);
+  return found;
+}
+
+// Four threads that each replace random ones of 8 blocks of 1 to 4 MiB, and go to the next
+// processor now and then.
+void moving_buffers(const Watch& watch, double scale) {
+  constexpr std::size_t kThreads = 4, kBlocks = 8, kStay = 250;
+  const std::vector<int> places = processors();
+  const std::size_t replacements = scaled(10'000, scale);
+  std::vector<std::thread> threads;
+  for (std::size_t thread = 0; thread < kThreads; ++thread)
+    threads.emplace_back([=, &places] {
+      Random random(thread);
+      Mapped<char*> blocks(kBlocks);
+      for (std::size_t i = 0; i < replacements; ++i) {
+        if (i % kStay == 0) {
+          cpu_set_t next;
+          CPU_ZERO(&next);
+          CPU_SET(places[(i / kStay + thread) % places.size()], &next);
+          sched_setaffinity(0, sizeof next, &next);
+        }
+        char*& block = blocks[random.below(kBlocks)];
+        std::free(block);
+        block = full(random.between(kMiB, 4 * kMiB));
+      }
+      free_all(blocks);
+    });
+  for (std::thread& thread : threads) thread.join();
+  watch.at_end();
+}
+
+// 16 blocks that realloc makes longer and shorter, small and large.
+void resized(const Watch& watch, double scale) {
+  Mapped<char*> blocks(16);
+  Random random(9);
+  for (char*& block : blocks) block = full(kKiB);
+  for (std::size_t i = 0; i < scaled(500'000, scale); ++i) {
+    char*& block = blocks[random.below(16)];
+    block = must_have(std::realloc(block, random.between(kKiB, 256 * kKiB)));
+    *block = 1;
+  }
+  free_all(blocks);
+  watch.at_end();
+}
+
 }  // namespace
 
 const std::vector<MemoryPattern>& emptied_patterns() {
@@ -196,6 +252,9 @@ const std::vector<MemoryPattern>& emptied_patterns() {
       {"queue", "200 to 2,000 B, first in, first out, 2,000 to 200,000 at once", queue},
       {"tables", "a table that doubles to 256 MiB, freed", tables},
       {"messages", "4 KiB to 1 MiB, the oldest of 100 replaced 5,000 times, all freed", messages},
+      {"moving-buffers", "four threads replace 8 of 1 to 4 MiB each and change processors",
+       moving_buffers},
+      {"resized", "16 that realloc makes 1 to 256 KiB, 500,000 times", resized},
   };
   return patterns;
 }

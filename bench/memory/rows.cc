@@ -98,9 +98,10 @@ constexpr const char* kSmall = "small processes and heaps";
 constexpr const char* kLimited = "in a cgroup of 256 MiB";
 
 void add_patterns(const MemoryOptions& options, std::vector<GridRow>& rows) {
-  for (const char* name : {"mostly-freed-33K", "mostly-freed-66K", "aligned-mix", "next-sizes",
-                           "vectors", "sawtooth", "phases", "queue", "tables", "messages",
-                           "only-allocates", "object-cache", "half-freed", "appended", "sparse"})
+  for (const char* name :
+       {"mostly-freed-33K", "mostly-freed-66K", "aligned-mix", "next-sizes", "vectors", "sawtooth",
+        "phases", "queue", "tables", "messages", "moving-buffers", "resized", "only-allocates",
+        "object-cache", "half-freed", "appended", "sparse"})
     rows.push_back(pattern_row(options, name, kPatterns));
   for (const char* name : {"aligned-mix", "vectors", "phases"}) {
     rows.push_back(pattern_row(options, name, kPatterns));
