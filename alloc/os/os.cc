@@ -112,14 +112,14 @@ int advise_small(std::uintptr_t base, std::size_t length) {
 }
 
 int count_resident(std::uintptr_t base, std::size_t length, std::size_t* pages) {
-  constexpr std::size_t kMostPages = 256;  // of the stack: malloc takes little of a thread's
+  // A byte for each page, of 4 KiB at least; malloc takes little of a thread's stack.
+  constexpr std::size_t kAtOnce = std::size_t{1} << 20, kMostPages = kAtOnce / 4096;
   constexpr std::uint64_t kResidentBits = 0x0101010101010101;  // the others say nothing
   if (should_fail(Site::kResident)) return -ENOMEM;
-  std::size_t page = page_bytes();
   *pages = 0;
   for (std::size_t done = 0, bytes = 0; done < length; done += bytes) {
-    std::uint64_t is_resident[kMostPages / 8] = {};  // a byte for each page
-    bytes = length - done < kMostPages * page ? length - done : kMostPages * page;
+    std::uint64_t is_resident[kMostPages / 8] = {};
+    bytes = length - done < kAtOnce ? length - done : kAtOnce;
     if (int error =
             result_of(raw_syscall(SYS_mincore, static_cast<long>(base + done),
                                   static_cast<long>(bytes), reinterpret_cast<long>(is_resident))))
