@@ -53,16 +53,8 @@ ReadClock find_in_vdso() {
   return nullptr;
 }
 
-int find_and_read(clockid_t clock, timespec* now);
 // Relaxed: whichever of the two a thread sees, it reads the clock.
-constinit std::atomic<ReadClock> read_clock{find_and_read};
-
-int find_and_read(clockid_t clock, timespec* now) {
-  ReadClock found = find_in_vdso();
-  if (found == nullptr) found = clock_gettime;
-  read_clock.store(found, std::memory_order_relaxed);
-  return found(clock, now);
-}
+constinit std::atomic<ReadClock> read_clock{clock_gettime};
 
 timespec now_of(clockid_t clock) {
   timespec now = {};
@@ -71,6 +63,10 @@ timespec now_of(clockid_t clock) {
 }
 
 }  // namespace
+
+void clock_learn() {
+  if (ReadClock found = find_in_vdso()) read_clock.store(found, std::memory_order_relaxed);
+}
 
 std::int64_t monotonic_ns() {
   timespec now = now_of(CLOCK_MONOTONIC);

@@ -81,6 +81,9 @@ int barrier_of_all_threads();
 // CLOCK_MONOTONIC in nanoseconds; CLOCK_MONOTONIC_COARSE in milliseconds (cheap, 1-4 ms steps).
 std::int64_t monotonic_ns();
 std::int64_t coarse_ms();
+// Both without libc from here on, where that can be. It asks libc where, whose functions a program
+// may have in front of it: while no lock is held.
+void clock_learn();
 
 int thread_id();
 // Whether the calling thread is the process's first: main's, or the one that forked it.

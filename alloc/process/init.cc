@@ -78,6 +78,7 @@ bool initialise_alone() {
     arena_is_reserved = true;
   }
   if (cache_init() != 0) return false;
+  os::clock_learn();
   fork_init(initialiser.load(std::memory_order_relaxed));
   purge_init();
   // Release: pairs with the acquire in is_initialised(). seq_cst: with the look at `held_until_ms`
