@@ -7,7 +7,7 @@ programs/nodes.cc under rdmalloc and glibc on two nodes of two processors; --ful
 also four nodes. The kernel's own balancing is off. Asserted, of rdmalloc:
 - blocks that a thread frees itself, and all above 32 KiB, whichever thread frees them, lie on the node of the thread that got them;
 - of shorter ones that threads of another node free, no more than a tenth lies elsewhere, where each thread
-  frees all of another's and then allocates (of 1 to 32 KiB 15 %: what its magazines hold, 2 of 16 MiB);
+  frees all of another's and then allocates;
 - there is a shard for each processor;
 - a node whose threads have ended has at most a sixth of what it had, after two and a half times the decay time
   (of short blocks a slab at hand of each class and shard stays).
@@ -114,7 +114,7 @@ def problems_of(found, processors):
         for number, moment in enumerate(moments):
             most = ROUNDING
             if number != 0 and pattern != "own" and is_short:
-                most = 1 if pattern == "mixed" else 0.15 if name == "1 to 32 KiB" else 0.1
+                most = 0.1 if pattern == "crossed" else 1
             elif number != 0 and pattern != "own" and name == "32 to 256 KiB":
                 most = 0.02 if pattern == "crossed" else 0.08  # spans of 64 KiB: the fast paths ask for no node
             if foreign(moment) > most:

@@ -3,7 +3,8 @@
 // Heaps of the user on one thread: what each call of rdmalloc.h promises. Seen to fail: with live
 // bits not looked at by free, or once for each word by a walk; with a span left by destroy; without
 // the budget's test, or without emptying the magazines for it; with calloc that does not write,
-// realloc that allocates elsewhere, handles without a generation, spans under another heap's slot.
+// realloc that allocates elsewhere, handles without a generation, spans under another heap's slot;
+// with a walk that ends with the generation of a slab's span.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
