@@ -61,6 +61,9 @@ constinit Pool<ThreadCache> caches;
 constinit CachesByTls<Pool<ThreadCache>> caches_by_tls;
 constinit pthread_key_t exit_key = 0;
 
+std::uint32_t slots_of(const ColdBin& cold) {
+  return cold.is_short ? kShortSlots : kMagazineSlots;
+}
 std::uint32_t count_of(const Bin& bin, const ColdBin& cold) {
   return cold.loaded == nullptr ? 0 : static_cast<std::uint32_t>(bin.top - cold.loaded->slots);
 }
@@ -72,17 +75,103 @@ void set_bin(Bin& bin, const ColdBin& cold, std::uint32_t count) {
   order_for_fork();
 }
 
-// What a magazine that may hold `limit` blocks takes, itself included.
-std::uint64_t cost_of(unsigned size_class, std::uint64_t limit) {
-  return limit * class_info(size_class).block_bytes + sizeof(Magazine);
+// What a magazine that may hold `limit` blocks takes, itself included; of a short one its sheet is
+// counted apart.
+std::uint64_t cost_of(unsigned size_class, std::uint64_t limit, bool is_short) {
+  return limit * class_info(size_class).block_bytes + (is_short ? 0 : sizeof(Magazine));
 }
 // The part of it, for a loaded one, that is the thread's own.
-std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, std::uint64_t limit) {
+std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, std::uint64_t limit,
+                       bool is_short) {
   if (cache.own_blocks == 0 || is_span_class(size_class)) return 0;
-  return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks);
+  return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks, is_short);
 }
 std::uint64_t cost_of(unsigned size_class, const ColdBin& cold) {
-  return cost_of(size_class, cold.limit) * (cold.spare != nullptr ? 2 : 1);
+  return cost_of(size_class, cold.limit, cold.is_short) * (cold.spare != nullptr ? 2 : 1);
+}
+
+// ---- short magazines ----
+
+// Whether the class begins with one in a thread beside many: whole magazines of longer blocks would
+// not fit into it.
+constexpr bool begins_short(unsigned size_class) {
+  return class_info(size_class).whole > kShortSlots;
+}
+
+std::uint64_t own_part_of_sheet(const ThreadCache& cache) {
+  return cache.own_blocks == 0 ? 0 : sizeof(Magazine);
+}
+
+void put_short(ThreadCache& cache, Magazine* piece) {
+  piece->slots[0] = cache.free_short;
+  cache.free_short = piece;
+}
+
+[[gnu::noinline]] bool cut_sheet(ThreadCache& cache) {
+  Magazine* sheet = depot_take_empty(cache.shard);
+  if (sheet == nullptr) return false;
+  cache.sheets[cache.sheet_count] = magazines.index_of(sheet);
+  order_for_fork();
+  cache.sheet_count += 1;
+  add_held(cache, 0, sizeof(Magazine), own_part_of_sheet(cache));
+  auto* line = reinterpret_cast<char*>(sheet + 1);
+  for (std::uint32_t i = 0; i < kShortsOfSheet; ++i) {
+    line -= sizeof(Magazine) / kShortsOfSheet;
+    auto* piece = reinterpret_cast<Magazine*>(line);
+    piece->bottom = nullptr;
+    put_short(cache, piece);
+  }
+  return true;
+}
+
+// nullptr when there is none to be had.
+Magazine* take_short(ThreadCache& cache) {
+  if (cache.free_short == nullptr && !cut_sheet(cache)) return nullptr;
+  Magazine* piece = cache.free_short;
+  cache.free_short = static_cast<Magazine*>(piece->slots[0]);
+  return piece;
+}
+
+// Of a cache none of whose classes has a short magazine any more.
+void return_sheets(ThreadCache& cache) {
+  cache.free_short = nullptr;
+  while (cache.sheet_count != 0) {
+    cache.sheet_count -= 1;
+    order_for_fork();
+    subtract_held(cache, 0, sizeof(Magazine), own_part_of_sheet(cache));
+    depot_put_empty(cache.shard, magazines.at(cache.sheets[cache.sheet_count]));
+  }
+}
+
+// The class goes on in a magazine of full length. False when there is none to be had.
+[[gnu::noinline]] bool lengthen(ThreadCache& cache, unsigned size_class) {
+  Magazine* longer = depot_take_empty(cache.shard);
+  if (longer == nullptr) return false;
+  Bin& bin = cache.bins[size_class];
+  ColdBin& cold = cache.cold_bins[size_class];
+  Magazine* piece = cold.loaded;
+  std::uint32_t count = count_of(bin, cold);
+  std::memcpy(longer->slots, piece->slots, count * sizeof(void*));
+  order_for_fork();
+  cold.is_short = false;
+  cold.loaded = longer;  // in a child of a fork the bin does not point into it: it is not believed
+  set_bin(bin, cold, count);
+  put_short(cache, piece);
+  return true;
+}
+
+// What a short magazine holds goes where that of another would, and the line to its sheet.
+[[gnu::noinline]] void hand_over_short(ThreadCache& cache, unsigned size_class, Magazine* piece,
+                                       bool is_taken_from) {
+  Magazine* magazine = piece->count == 0 ? nullptr : depot_take_empty(cache.shard);
+  if (magazine != nullptr) {
+    magazine->count = piece->count;
+    std::memcpy(magazine->slots, piece->slots, piece->count * sizeof(void*));
+    depot_hand_over(cache.shard, size_class, magazine, is_taken_from);
+  } else {
+    slab_give_back(size_class, piece->slots, piece->count);
+  }
+  put_short(cache, piece);
 }
 
 // Empties a class of a thread and forgets its magazines.
@@ -92,19 +181,21 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   if (cold.loaded == nullptr) return;
   Magazine* loaded = cold.loaded;
   Magazine* spare = cold.spare;
-  bool is_taken_from = cold.is_taken_from;
+  bool is_taken_from = cold.is_taken_from, is_short = cold.is_short;
   loaded->count = count_of(bin, cold);
   subtract_held(cache, size_class, cost_of(size_class, cold),
-                own_part(cache, size_class, cold.limit));
+                own_part(cache, size_class, cold.limit, is_short));
   bin = {nothing + 1, nothing + 1};
   cold = {};
   order_for_fork();
+  if (is_short) return hand_over_short(cache, size_class, loaded, is_taken_from);
   depot_hand_over(cache.shard, size_class, loaded, is_taken_from);
   if (spare != nullptr) depot_hand_over(cache.shard, size_class, spare, is_taken_from);
 }
 
 void drop_all(ThreadCache& cache) {
   for (unsigned c = 1; c < kClasses; ++c) drop_class(cache, c);
+  return_sheets(cache);
   return_loan(cache);
 }
 
@@ -117,7 +208,7 @@ void close_gaps(ThreadCache& cache) {
     if (cold.loaded == nullptr) continue;
     void** slots = cold.loaded->slots;
     // Of an owner that is gone and was on its way: drop_left() believes it no more than this.
-    if (bin.top < slots || bin.top > slots + kMagazineSlots) continue;
+    if (bin.top < slots || bin.top > slots + slots_of(cold)) continue;
     void** first = bin.top;
     while (first[-1] != nullptr) --first;
     if (first == slots) continue;
@@ -138,9 +229,10 @@ void drop_left(ThreadCache& cache) {
     const Bin& bin = cache.bins[c];
     const ColdBin& cold = cache.cold_bins[c];
     if (cold.loaded == nullptr) continue;
-    bool is_sane = bin.top >= cold.loaded->slots && bin.top <= cold.loaded->slots + kMagazineSlots;
+    bool is_sane = bin.top >= cold.loaded->slots && bin.top <= cold.loaded->slots + slots_of(cold);
     if (is_sane && cold.spare != cold.loaded) drop_class(cache, c);
   }
+  return_sheets(cache);
 }
 
 // Memory is short somewhere (take_back.h).
@@ -212,7 +304,13 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   ColdBin& cold = cache.cold_bins[size_class];
   std::uint64_t share = share_bytes(cache);
   std::uint32_t limit = share < kFirstShareBytes ? kFirstLimitOfMany : kFirstLimit;
-  auto charge = [&] { return cost_of(size_class, limit) - own_part(cache, size_class, limit); };
+  bool is_short = share < kFirstShareBytes && begins_short(size_class);
+  std::uint64_t sheet =
+      is_short && cache.free_short == nullptr ? sizeof(Magazine) - own_part_of_sheet(cache) : 0;
+  auto charge = [&] {
+    return cost_of(size_class, limit, is_short) - own_part(cache, size_class, limit, is_short) +
+           sheet;
+  };
   // One class may have a quarter of the share, and a single block in any case.
   while (limit > 1 && charge() > share / 4) limit /= 2;
   // Of small blocks one in any case; for a span no other class is given up.
@@ -220,14 +318,16 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
     make_share(cache, charge(), size_class);
   else if (!may_hold(cache, charge(), size_class))
     return false;
-  Magazine* magazine = depot_take_empty(cache.shard);
+  Magazine* magazine = is_short ? take_short(cache) : depot_take_empty(cache.shard);
   if (magazine == nullptr) return false;
   magazine->count = 0;
   cold.loaded = magazine;
+  cold.is_short = is_short;
   cold.spare = nullptr;
   cold.limit = static_cast<std::uint8_t>(limit);
   cold.is_taken_from = false;
-  add_held(cache, size_class, cost_of(size_class, limit), own_part(cache, size_class, limit));
+  add_held(cache, size_class, cost_of(size_class, limit, is_short),
+           own_part(cache, size_class, limit, is_short));
   set_bin(cache.bins[size_class], cold, 0);
   return true;
 }
@@ -240,13 +340,16 @@ bool grow_limit(ThreadCache& cache, unsigned size_class) {
   std::uint32_t limit = std::uint32_t{cold.limit} * 2;
   if (limit > info.magazine_max) limit = info.magazine_max;
   if (limit == cold.limit) return false;
-  std::uint64_t more = std::uint64_t{limit - cold.limit} * info.block_bytes;
-  std::uint64_t own = own_part(cache, size_class, limit) - own_part(cache, size_class, cold.limit);
+  bool is_too_short = cold.is_short && limit > kShortSlots;
+  std::uint64_t more =
+      std::uint64_t{limit - cold.limit} * info.block_bytes + (is_too_short ? sizeof(Magazine) : 0);
+  std::uint64_t own = own_part(cache, size_class, limit, cold.is_short && !is_too_short) -
+                      own_part(cache, size_class, cold.limit, cold.is_short);
   if (cold.spare != nullptr) more *= 2;
   bool is_allowed = cold.is_taken_from || is_span_class(size_class)
                         ? may_hold(cache, more - own, size_class)
                         : may_hold_of_freed(cache, more - own);
-  if (!is_allowed) return false;
+  if (!is_allowed || (is_too_short && !lengthen(cache, size_class))) return false;
   cold.limit = static_cast<std::uint8_t>(limit);
   add_held(cache, size_class, more, own);
   return true;
@@ -410,10 +513,22 @@ bool refill(ThreadCache& cache, unsigned size_class) {
       return true;
     }
   }
-  if (filled != nullptr && filled->count > 2u * cold.limit) grow_limit(cache, size_class);
-  if (filled != nullptr && filled->count > 2u * cold.limit) {
+  auto is_too_much = [&] {
+    std::uint32_t most = 2u * cold.limit, slots = slots_of(cold);
+    return filled != nullptr && filled->count > (most < slots ? most : slots);
+  };
+  if (is_too_much()) grow_limit(cache, size_class);
+  if (is_too_much()) {
     take_part(cache, size_class, cold, filled);
     set_bin(bin, cold, cold.limit);
+    return true;
+  }
+  if (filled != nullptr && cold.is_short) {
+    std::uint32_t count = filled->count;
+    std::memcpy(cold.loaded->slots, filled->slots, count * sizeof(void*));
+    order_for_fork();
+    set_bin(bin, cold, count);
+    depot_put_empty(cache.shard, filled);
     return true;
   }
   if (filled != nullptr) {
@@ -455,7 +570,8 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
 
 // Gives the class its spare magazine, if the thread's share allows it.
 bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
-  std::uint64_t cost = cost_of(size_class, cold.limit);
+  if (cold.is_short) return false;
+  std::uint64_t cost = cost_of(size_class, cold.limit, false);
   Magazine* spare = may_hold(cache, cost, size_class) ? depot_take_empty(cache.shard) : nullptr;
   if (spare == nullptr) return false;
   spare->count = 0;
@@ -471,7 +587,8 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cache.cold_bins[size_class];
   Magazine* full = cold.loaded;
-  Magazine* empty = is_for_depot(size_class, count) ? depot_take_empty(cache.shard) : nullptr;
+  bool is_for = !cold.is_short && is_for_depot(size_class, count);
+  Magazine* empty = is_for ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     set_bin(bin, cold, 0);
     if (!cold.is_taken_from || class_info(size_class).slab_slices != 1)

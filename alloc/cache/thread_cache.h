@@ -31,12 +31,16 @@ struct ColdBin {
   std::uint32_t slot_at_age;  // where the bin stood when ageing last looked: slot_of(top)
   std::uint8_t limit;  // blocks the bin may hold now: 4 at first, doubled by use (slow start)
   bool is_taken_from;  // whether the bin was ever refilled: else the thread only frees here
+  bool is_short;       // `loaded` is a short magazine; then there is no spare
 };
 static_assert(kMagazineSlots <= UINT8_MAX);
 // A slot's number, of 32 GiB of magazines: enough to tell two tops apart.
 inline std::uint32_t slot_of(void* const* top) {
   return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(top) / sizeof(void*));
 }
+
+// Sheets that all classes of a thread need at most.
+inline constexpr std::uint32_t kSheets = (kClasses - 1 + kShortsOfSheet - 1) / kShortsOfSheet;
 
 // Bits of ThreadCache::reclaim_state: a taker wants the cache, and bins have gaps since one did.
 inline constexpr std::uint8_t kAsked = 1, kHasGaps = 2;
@@ -58,6 +62,8 @@ struct alignas(64) ThreadCache {
     reclaim_state.fetch_and(static_cast<std::uint8_t>(~kHasGaps), std::memory_order_relaxed);
     own_bytes = lent_bytes = span_bytes = 0;
     was_refused = false;
+    free_short = nullptr;
+    sheet_count = 0;
     take_backs_seen = take_backs();
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
@@ -83,6 +89,9 @@ struct alignas(64) ThreadCache {
   std::uint64_t lent_bytes = 0;               // beside its share (shares.h)
   std::uint64_t span_bytes = 0;               // of own_bytes, what spans may take
   std::uint64_t span_share = 0;               // the most of that
+  Magazine* free_short = nullptr;             // those that no class uses, linked by slots[0]
+  std::uint32_t sheets[kSheets] = {};         // indices of magazines, kept until all classes go
+  std::uint8_t sheet_count = 0;
   // Of reclaim.h.
   std::atomic<bool> is_in_slow_path{false};    // by the owner
   std::atomic<std::uint8_t> reclaim_state{0};  // kAsked by the taker; kHasGaps cleared by the owner

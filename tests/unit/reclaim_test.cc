@@ -12,8 +12,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
-#include <semaphore>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -24,6 +22,7 @@
 #include "tests/support/by_steps.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
+#include "tests/support/worker.h"
 
 namespace {
 
@@ -31,6 +30,10 @@ using rdmalloc::class_info;
 using rdmalloc::class_of;
 using rdmalloc::reclaimed_bytes;
 using rdmalloc::ReclaimFrom;
+using rdmalloc_test::allocate;
+using rdmalloc_test::has_duplicates;
+using rdmalloc_test::release;
+using rdmalloc_test::Worker;
 
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kIsPossible = false;
@@ -57,53 +60,6 @@ class Reclaim : public testing::Test {
   }
   uint64_t live_ = 0;
 };
-
-// A thread that does one thing after the other, as it is told, and waits in between.
-class Worker {
- public:
-  Worker() : thread_([this] { work(); }) {}
-  ~Worker() {
-    run({});
-    thread_.join();
-  }
-  // Returns when it is done.
-  void run(std::function<void()> task) {
-    begin(std::move(task));
-    is_done_.acquire();
-  }
-  void begin(std::function<void()> task) {
-    task_ = std::move(task);
-    is_wanted_.release();
-  }
-  void wait() { is_done_.acquire(); }
-
- private:
-  void work() {
-    for (bool ends = false; !ends;) {
-      is_wanted_.acquire();
-      ends = !task_;
-      if (!ends) task_();
-      is_done_.release();
-    }
-  }
-  std::function<void()> task_;
-  std::binary_semaphore is_wanted_{0}, is_done_{0};
-  std::thread thread_;
-};
-
-std::vector<void*> allocate(size_t count, size_t bytes) {
-  std::vector<void*> blocks;
-  for (size_t i = 0; i < count; i++) blocks.push_back(rdmalloc_malloc(bytes));
-  return blocks;
-}
-void release(std::vector<void*>& blocks) {
-  for (void* block : blocks) rdmalloc_free(block);
-  blocks.clear();
-}
-bool has_duplicates(std::vector<void*> blocks) {
-  std::sort(blocks.begin(), blocks.end());
-  return std::adjacent_find(blocks.begin(), blocks.end()) != blocks.end();
-}
 
 // Each a look later than the one before.
 bool reclaim(ReclaimFrom from) {
