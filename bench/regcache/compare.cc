@@ -90,7 +90,10 @@ void take_line(const RegcacheOptions& options, int repetition, const json& line,
   } else if (type == "changes") {
     keep(options, repetition, line.at("ns"), results.changes[line.at("regions")]);
   } else {
-    if (type == "footprint") keep(options, repetition, line.at("bytes_each"), results.bytes_each);
+    if (type == "footprint") {
+      keep(options, repetition, line.at("bytes_each"), results.bytes_each);
+      keep(options, repetition, line.at("ns"), results.of_footprint);
+    }
     results.counts.push_back(line);
     results.counts.back()["repetition"] = repetition + 1;
   }

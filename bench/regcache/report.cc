@@ -85,6 +85,9 @@ std::string footprint_lines(const RegcacheResults& results) {
   for (const auto& [name, values] : results.bytes_each)
     text +=
         fmt::format("\nmemory of a registration, {}: {:.0f} bytes", name, median(present(values)));
+  if (!results.of_footprint.empty())
+    text += "\nstatistics of so many registrations, rdmalloc: " +
+            cell_text(results.of_footprint, "statistics");
   return text + "\n";
 }
 
@@ -133,6 +136,7 @@ json regcache_json(const RegcacheOptions& options, const RegcacheResults& result
   for (const auto& [regions, measured] : results.changes)
     report["changes"].push_back({{"regions", regions}, {"ns", to_json(options, measured)}});
   report["bytes_each"] = to_json(options, results.bytes_each);
+  report["of_footprint"] = to_json(options, results.of_footprint);
   for (const json& counts : results.counts) report["counts"].push_back(counts);
   return report;
 }

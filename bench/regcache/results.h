@@ -57,6 +57,7 @@ struct RegcacheResults : Results {
   std::map<RegcacheRow, Measured> rows;
   std::map<std::size_t, Measured> changes;  // by regions
   Measured bytes_each;
+  Measured of_footprint;               // with as many registrations as were weighed
   std::vector<nlohmann::json> counts;  // as the worker told them, with the repetition
 };
 

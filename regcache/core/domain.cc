@@ -238,16 +238,6 @@ int domain_check(const Domain* domain) {
   return is_inherited ? -ECHILD : -EINVAL;
 }
 
-std::uint64_t domain_hits(Domain& domain) {
-  std::uint64_t hits = domain_counters(domain).hits;
-  auto add_hits = [&](Registration* reg) {
-    hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
-    return true;
-  };
-  visit_all(domain, add_hits);
-  return hits;
-}
-
 void add(Counters& sums, const Counters& more) {
   sums.hits += more.hits;
   sums.misses += more.misses;
@@ -443,20 +433,29 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
   if (int error = domain_check(domain); error != 0 && error != -ENODEV && error != -EAGAIN)
     return error;
   MemlockRoom memlock = memlock_room(*domain);
-  WholeGuard guard(*domain);
-  const Totals totals = domain_totals(*domain);
-  rdmalloc_domain_counters stats = counters_for_user(domain_counters(*domain));
-  stats.hits = domain_hits(*domain);
-  stats.live_count = totals.count;
-  stats.live_bytes = totals.bytes;
-  stats.sticky_count = totals.sticky_count;
-  stats.sticky_bytes = totals.sticky_bytes;
+  rdmalloc_domain_counters stats;
+  {
+    WholeGuard guard(*domain);
+    const Totals totals = domain_totals(*domain);
+    stats = counters_for_user(domain_counters(*domain));
+    stats.live_count = totals.count;
+    stats.live_bytes = totals.bytes;
+    stats.sticky_count = totals.sticky_count;
+    stats.sticky_bytes = totals.sticky_bytes;
+    stats.is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
+  }
+  // What only the registrations know. A stripe's counter of hits has those of its registrations
+  // that are gone.
+  stats.hits = 0;
   auto add = [&](Registration* reg) {
+    stats.hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
     if (reg->refs() > (reg->rest().is_suspended ? 1u : 0u)) ++stats.in_use;
     return true;
   };
-  visit_all(*domain, add);
-  stats.is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
+  each_stripe_in_turn(*domain, [&](Stripe& stripe) {
+    stats.hits += stripe.counters.hits;
+    visit_all(stripe.by_range.root(), add);
+  });
   stats.memlock_limit_bytes = memlock.limit;
   stats.memlock_left_bytes = memlock.left;
   rdmalloc::write_struct(stats, wanted);

@@ -227,9 +227,6 @@ inline Registration* registration_of(rdmalloc_reg* handle) {
 // from (I11).
 int domain_check(const Domain* domain);
 
-// Sum of the hits of all registrations, gone or not. Under a WholeGuard; walks all registrations.
-std::uint64_t domain_hits(Domain& domain);
-
 // Sums over the stripes. Under a WholeGuard.
 Totals domain_totals(const Domain& domain);
 Counters domain_counters(const Domain& domain);

@@ -42,7 +42,7 @@ void fold_hits(Registration* reg) {
   if ((reg->state.fetch_and(~kFold, std::memory_order_relaxed) & kFold) != 0) {
     Domain& domain = state()->domains[reg->domain_index()];
     RangeGuard guard(domain, reg);
-    guard.counters().hits += kFold >> kHitShift;
+    domain.stripe_of_reg(reg).counters.hits += kFold >> kHitShift;
   }
   take_back(reg, 1);
 }

@@ -124,6 +124,44 @@ TEST_F(Threads, misses_on_different_ranges_do_not_meet_at_a_lock) {
   }
 }
 
+// Statistics walk through all registrations, and others go on: no more than one stripe is held
+// meanwhile. Seen to fail with a walk under all locks.
+TEST_F(Threads, statistics_hold_one_stripe_at_a_time) {
+  using namespace rdmalloc::regcache;
+  StubDomain domain(fabric);
+  Domain& inside = *domain_of(domain.handle);
+  constexpr std::size_t kApart = (std::size_t{1} << kStripeShift) / kSlice;
+  std::vector<rdmalloc_reg*> held;
+  for (std::size_t i = 0; i < 3; ++i) held.push_back(domain.get(span(i * kApart + 1, 1), 8));
+  held.push_back(domain.get(span(4 * kApart - 1, 2), 2 * kSlice));  // a wide one
+  domain.touch(spans[0], 8);
+  std::uint64_t whole_takes = inside.whole_takes;
+#if RDMALLOC_CHECKED
+  std::uint64_t takes = inside.stripes[0].takes;
+#endif
+  rdmalloc_domain_counters counters = domain.counters();
+  EXPECT_EQ(counters.in_use, 4u);
+  EXPECT_EQ(counters.live_count, 4u);
+  EXPECT_EQ(counters.hits, 1u);
+  EXPECT_EQ(inside.whole_takes - whole_takes, 2u) << "for the sums, and for the wide ones";
+#if RDMALLOC_CHECKED
+  EXPECT_EQ(inside.stripes[0].takes - takes, 3u);
+#endif
+  std::size_t seen = 0;
+  each_stripe_in_turn(inside, [&](Stripe& stripe) {
+    bool is_wide = &stripe == &inside.wide();
+    for (std::size_t i = 0; i < kStripes; ++i) {
+      Stripe& other = inside.stripes[i];
+      bool is_free = other.lock.try_lock();
+      if (is_free) other.lock.unlock();
+      EXPECT_EQ(is_free, !is_wide && &other != &stripe) << seen << ", " << i;
+    }
+    ++seen;
+  });
+  EXPECT_EQ(seen, kStripes + 1);
+  for (rdmalloc_reg* reg : held) rdmalloc_reg_put(reg);
+}
+
 // What crosses a multiple of 4 MiB overlaps what lies within it, in any order of their making: an
 // invalidation of either finds both, and so does a purge. Fails when a guard of a range does not
 // look for wide ones, or a wide one goes to a stripe of those within.
