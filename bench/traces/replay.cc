@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <new>
 
 #include "bench/support/marks.h"
@@ -100,12 +101,24 @@ void release(const TraceEvent& event, const Slot& slot) {
   }
 }
 
+// Waits for the thread that has the block before. After some 100 us the thread sleeps: of an MPI
+// rank, whose progress threads wait nearly all the time, half the processor time was such turns, and
+// more the longer the other thread took.
+void await_turn(const Slot& slot, std::uint32_t turn) {
+  constexpr int kSpins = 100, kYields = 300;
+  constexpr timespec kNap{0, 50'000};
+  // Acquire: pairs with the release in on_block().
+  for (int looks = 0; slot.turn.load(std::memory_order_acquire) != turn; ++looks) {
+    if (looks > kSpins + kYields)
+      nanosleep(&kNap, nullptr);
+    else if (looks > kSpins)
+      sched_yield();
+  }
+}
+
 void on_block(const TraceEvent& event) {
   Slot& slot = slots[event.slot];
-  // Acquire: pairs with the release below, by the thread that had the block before.
-  if (event.what.waits != 0)
-    for (int spins = 0; slot.turn.load(std::memory_order_acquire) != event.turn; ++spins)
-      if (spins > 100) sched_yield();
+  if (event.what.waits != 0) await_turn(slot, event.turn);
   const auto operation = static_cast<Operation>(event.what.operation);
   if (slot.block != nullptr) look(slot, event.slot);
   if (operation == Operation::realloc) {
