@@ -355,6 +355,47 @@ bool grow_limit(ThreadCache& cache, unsigned size_class) {
   return true;
 }
 
+// A thread that holds fewer slices keeps them: what could be had is not worth the call.
+constexpr std::uint32_t kSpansWorthAsking = (std::uint32_t{1} << 20) / kSliceBytes;
+
+std::uint32_t slices_held(const ThreadCache& cache, unsigned size_class) {
+  const ColdBin& cold = cache.cold_bins[size_class];
+  std::uint32_t spans = count_of(cache.bins[size_class], cold);
+  if (cold.spare != nullptr) spans += cold.spare->count;
+  return spans * class_info(size_class).slab_slices;
+}
+
+// Spans that the thread or its shard's depot keeps go to the page heap, where blocks of all lengths
+// find their pages: twice as much as a block has that took pages which were never used. The next
+// one is to take these first.
+[[gnu::cold, gnu::noinline]] void give_up_spans(ThreadCache& cache, std::uint32_t slices) {
+  std::uint32_t held = 0, given = 0;
+  for (unsigned c = kFirstSpanClass; c < kClasses; ++c) held += slices_held(cache, c);
+  if (held < kSpansWorthAsking) return depot_give_up_spans(cache.shard, 2 * slices);
+  for (unsigned c = kClasses - 1; c >= kFirstSpanClass && given < 2 * slices; --c) {
+    Bin& bin = cache.bins[c];
+    const ColdBin& cold = cache.cold_bins[c];
+    if (cold.loaded == nullptr) continue;
+    given += slices_held(cache, c);
+    std::uint32_t count = count_of(bin, cold);
+    set_bin(bin, cold, 0);
+    slab_give_back(c, cold.loaded->slots, count);
+    if (cold.spare == nullptr || cold.spare->count == 0) continue;
+    count = cold.spare->count;
+    cold.spare->count = 0;
+    order_for_fork();
+    slab_give_back(c, cold.spare->slots, count);
+  }
+}
+
+// Whether the span, just taken, has pages that were never used. Told once.
+bool is_new_span(const void* block) {
+  Span& span = arena.span(arena.slice_of(reinterpret_cast<std::uintptr_t>(block)));
+  bool is_new = span.new_from == 0;
+  span.new_from = UINT32_MAX;
+  return is_new;
+}
+
 // ---- threads coming and going ----
 
 // Of a cache that is empty, and whose thread_id is 0: within the slow path, so that a taker that
@@ -539,6 +580,8 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     return true;
   }
   std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, cold.limit);
+  if (got == 1 && is_span_class(size_class) && is_new_span(cold.loaded->slots[0])) [[unlikely]]
+    give_up_spans(cache, class_info(size_class).slab_slices);
   set_bin(bin, cold, got);
   return got != 0;
 }
@@ -741,6 +784,13 @@ void cache_flush_this_thread() {
   if (cache == nullptr) return;
   SlowPath slow_path(*cache);
   give_up(*cache);
+}
+
+void cache_give_up_spans(std::uint32_t slices) {
+  ThreadCache* cache = cache_of_this_thread();
+  if (cache == nullptr) return;
+  SlowPath slow_path(*cache);
+  give_up_spans(*cache, slices);
 }
 
 int cache_init() {

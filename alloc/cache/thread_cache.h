@@ -202,6 +202,9 @@ static_assert(bin_offsets_are_right(kSmallMax / 2 * 3, kStepMax));
 
 // Gives everything the calling thread holds back to the slabs.
 void cache_flush_this_thread();
+// Gives some of the spans that it or its shard's depot holds to the page heap: for a large block of
+// so many slices that took pages which were never used.
+void cache_give_up_spans(std::uint32_t slices);
 
 // Called once at initialisation: pools and the key whose destructor flushes at thread exit. 0 or a
 // negative errno.

@@ -53,6 +53,7 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   MemoryWait wait;
   for (;;) {
     SliceIndex slice = page_heap_take_large(shard, slices, alignment, is_zero, 0, what);
+    if (slice != 0 && *is_zero) cache_give_up_spans(slices);
     if (slice != 0 || page_heap_is_over_limit(slices) || !wait.again()) return slice;
   }
 }

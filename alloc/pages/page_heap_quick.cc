@@ -204,6 +204,15 @@ bool quick_release_for(PageHeap& heap, std::uint32_t slices) {
   return true;
 }
 
+bool quick_release_left_alone(PageHeap& heap, std::uint32_t slices) {
+  QuickList& quick = heap.quick;
+  bool is_left_alone = quick.puts == quick.puts_at_new && quick.count == quick.count_at_new;
+  bool is_released = is_left_alone && quick_release_for(heap, slices);
+  quick.puts_at_new = quick.puts;
+  quick.count_at_new = quick.count;
+  return is_released;
+}
+
 bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest) {
   if (slices > QuickList::kLongest) return false;
   std::uint64_t lengths = lengths_of(heap.quick) >> (slices - 1);

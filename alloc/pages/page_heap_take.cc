@@ -299,6 +299,10 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   if (quick_release_fitting(heap, slices, QuickList::kLongest))
     return take_for_buffer(heap, slices, alignment, what, is_zero);
   if (SliceIndex run = take_backed(heap, slices, alignment, Latest::kTaken)) return run;
+  // Of several shards, whose runs are taken and put all the time, only once they are left alone:
+  // the program has gone on to longer ones.
+  if (shard_count() != 1 && quick_release_left_alone(heap, slices))
+    return take_for_buffer(heap, slices, alignment, what, is_zero);
   SliceIndex taken = take_clean(heap, slices, alignment, what);
   *is_zero = taken != 0;
   return taken;
@@ -513,6 +517,7 @@ SliceIndex page_heap_take_span(unsigned shard, unsigned size_class) {
     // The walk for free pages of slabs sees no block that is free.
     span.free_blocks.store(0, std::memory_order_relaxed);
     span.has_purged_pages = false;
+    span.new_from = is_zero ? 0 : UINT32_MAX;
     publish_locked(heap, slice, word);
     return slice;
   });

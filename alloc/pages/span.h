@@ -121,7 +121,8 @@ struct alignas(64) Span {
   union {
     std::uint32_t freed_ms;  // the same: when (milliseconds of os::coarse_ms, wrapping)
     // Slab only. Blocks from this one on were never handed out, and lie on pages that were clean;
-    // more than there are where no page was. Under the lock of its class.
+    // more than there are where no page was. Under the lock of its class. Of a span that threads
+    // cache, until its first thread has looked: 0 where its pages were clean.
     std::uint32_t new_from;
   };
 

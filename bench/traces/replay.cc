@@ -102,8 +102,8 @@ void release(const TraceEvent& event, const Slot& slot) {
 }
 
 // Waits for the thread that has the block before. After some 100 us the thread sleeps: of an MPI
-// rank, whose progress threads wait nearly all the time, half the processor time was such turns, and
-// more the longer the other thread took.
+// rank, whose progress threads wait nearly all the time, half the processor time was such turns,
+// and more the longer the other thread took.
 void await_turn(const Slot& slot, std::uint32_t turn) {
   constexpr int kSpins = 100, kYields = 300;
   constexpr timespec kNap{0, 50'000};

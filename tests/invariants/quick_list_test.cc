@@ -6,7 +6,8 @@
 // Seen to fail: of_one_length, a_block_comes_back and I7_a_purge_in_part with nothing kept, and the
 // first with the oldest taken first; I7_a_purge_takes and I11 with runs that a purge leaves;
 // I7_a_purge_in_part with all released at once; what_is_kept_counts, with dirty slices not counted;
-// with_no_decay_time without the look at it; a_longer_run, slabs_leave, kept_neighbours and
+// with_no_decay_time without the look at it; runs_that_are_left_alone
+// without quick_release_left_alone(); a_longer_run, slabs_leave, kept_neighbours and
 // a_block_grows without what they say; calloc with is_zero; the equations with counts of lengths
 // that stay.
 #include <gtest/gtest.h>
@@ -174,6 +175,21 @@ TEST_F(QuickList, kept_neighbours_are_one_before_another_segment_is_taken) {
     EXPECT_EQ(counter("stats.segments"), segments);
     rdmalloc_free(block);
   });
+}
+
+// Of several shards, whose runs come and go: longer blocks take them once the program has left
+// them.
+TEST_F(QuickList, runs_that_are_left_alone_are_joined_before_new_pages) {
+  std::vector<char*> others = blocks_of(12, kMiB);  // half of all that it holds is kept
+  std::vector<char*> runs = blocks_of(12, 5 * kSlice);
+  std::vector<char*> freed = runs;
+  release(freed);
+  std::vector<char*> longer = blocks_of(4, 15 * kSlice);
+  size_t joined = 0;
+  for (const char* block : longer) joined += block >= runs.front() && block <= runs.back();
+  EXPECT_EQ(joined, 3u) << "but the first, which looks";
+  release(longer);
+  release(others);
 }
 
 TEST_F(QuickList, a_block_grows_in_place_over_a_kept_one) {

@@ -8,7 +8,7 @@
 // of spans that count as dirty; one_that_grows without kGrowingBytes; one_freed_twice without the
 // look at the span's word in free_locked(); only_those_freed_last with others taken ahead, and with
 // the one freed last first; those_of_one_thread with a depot that keeps them, and with one that
-// never does.
+// never does; longer_blocks without give_up_spans().
 #include "alloc/slabs/cached_spans.h"
 
 #include <gtest/gtest.h>
@@ -123,6 +123,28 @@ TEST(CachedSpans, calloc_clears_a_cached_one_and_touches_no_new_one) {
       rdmalloc_free(cleared);
       rdmalloc_free(another);
     }
+  });
+}
+
+// A program that goes on to longer blocks: an MPI rank held 5 MiB of spans beside 25 of new pages.
+TEST(CachedSpans, longer_blocks_take_their_pages_before_new_ones) {
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  on_a_thread([] {
+    constexpr size_t kSpans = 8, kLong = 8;  // a magazine full
+    void* spans[kSpans];
+    void* longer[kLong];
+    for (void*& span : spans) span = filled(256 * kKiB);
+    EXPECT_TRUE(is_cached(spans[kSpans - 1]));
+    for (void* span : spans) rdmalloc_free(span);
+    EXPECT_GE(rdmalloc::detail::this_cache->span_bytes, 2048 * kKiB);
+    size_t reused = 0;
+    for (void*& block : longer) {
+      block = filled(1024 * kKiB);
+      for (void* span : spans)
+        if (number(span) - number(block) < 1024 * kKiB) reused += 256 * kKiB;
+    }
+    EXPECT_GE(reused, 1024 * kKiB);
+    for (void* block : longer) rdmalloc_free(block);
   });
 }
 
