@@ -368,10 +368,15 @@ std::uint32_t slices_held(const ThreadCache& cache, unsigned size_class) {
 // Spans that the thread or its shard's depot keeps go to the page heap, where blocks of all lengths
 // find their pages: twice as much as a block has that took pages which were never used. The next
 // one is to take these first.
-[[gnu::cold, gnu::noinline]] void give_up_spans(ThreadCache& cache, std::uint32_t slices) {
+[[gnu::noinline]] void give_up_spans(ThreadCache& cache, std::uint32_t slices) {
   std::uint32_t held = 0, given = 0;
   for (unsigned c = kFirstSpanClass; c < kClasses; ++c) held += slices_held(cache, c);
-  if (held < kSpansWorthAsking) return depot_give_up_spans(cache.shard, 2 * slices);
+  if (held < kSpansWorthAsking) {
+    // The depot keeps none of a thread that is alone.
+    if (loans.threads.load(std::memory_order_relaxed) > 1)
+      depot_give_up_spans(cache.shard, 2 * slices);
+    return;
+  }
   for (unsigned c = kClasses - 1; c >= kFirstSpanClass && given < 2 * slices; --c) {
     Bin& bin = cache.bins[c];
     const ColdBin& cold = cache.cold_bins[c];
