@@ -105,7 +105,7 @@ void* allocate_slow(std::size_t bytes) {
   return bytes > kLargestRequest ? out_of_memory() : large_allocate(bytes, 1, nullptr);
 }
 
-void* allocate_aligned(std::size_t alignment, std::size_t bytes) {
+void* allocate_aligned_slow(std::size_t alignment, std::size_t bytes) {
   if (bytes > kLargestRequest || alignment > kLargestRequest) return out_of_memory();
   if (alignment <= 16) return allocate(bytes);
   if (unsigned size_class = aligned_class_of(alignment, bytes)) return cache_allocate(size_class);

@@ -16,7 +16,6 @@ inline constexpr std::size_t kLargestRequest = PTRDIFF_MAX;
 // nullptr, with errno set.
 void* out_of_memory();
 
-void* allocate_aligned(std::size_t alignment, std::size_t bytes);
 void* allocate_zeroed(std::size_t bytes);
 void* reallocate(void* block, std::size_t bytes);
 std::size_t usable_bytes(const void* block);
@@ -34,6 +33,20 @@ void* allocate_slow(std::size_t bytes);
   void* block = try_allocate(bytes);
   if (block == nullptr) [[unlikely]]
     return allocate_slow(bytes);
+  return block;
+}
+
+// What is not taken by size alone: the thread has no block, or it takes a span.
+void* allocate_aligned_slow(std::size_t alignment, std::size_t bytes);
+
+// `alignment` is a power of two.
+[[gnu::always_inline]] inline void* allocate_aligned(std::size_t alignment, std::size_t bytes) {
+  // Of alignments up to 32 KiB, and the shortest spans too, which are aligned to a slice.
+  if ((alignment | bytes) >= kSliceBytes) [[unlikely]]
+    return allocate_aligned_slow(alignment, bytes);
+  void* block = try_allocate(aligned_bytes_of(alignment, bytes));
+  if (block == nullptr) [[unlikely]]
+    return allocate_aligned_slow(alignment, bytes);
   return block;
 }
 

@@ -91,16 +91,27 @@ constexpr unsigned short_class_of(unsigned size_class) {
   return kFirstShortClass + static_cast<unsigned>(std::bit_width((bytes - 1) / (2 * kOneSliceMax)));
 }
 
-// The class whose blocks are aligned to `alignment` (a power of two): slabs are aligned to their
-// size, so any class whose block size is a multiple of it. 0 when only a large span will do.
+// What a block of so many bytes aligned to `alignment` (a power of two) takes of its class: a
+// multiple of both. Slabs are aligned to their size, so the class of that many bytes serves: either
+// its blocks' step is a multiple of the alignment, or such multiples are block sizes themselves.
+constexpr std::size_t aligned_bytes_of(std::size_t alignment, std::size_t bytes) {
+  return (bytes + alignment - 1) & (0 - alignment);
+}
+// That class; 0 when only a span will do.
 constexpr unsigned aligned_class_of(std::size_t alignment, std::size_t bytes) {
   if (alignment > kSmallMax || bytes > kSmallMax) return 0;
-  std::size_t wanted = bytes == 0 ? alignment : (bytes + alignment - 1) & ~(alignment - 1);
-  if (wanted > kSmallMax) return 0;
-  for (unsigned c = class_of(wanted); c <= kSmallClasses; ++c)
-    if (block_bytes_of(c) % alignment == 0) return c;
-  return 0;
+  return class_of(bytes == 0 ? alignment : aligned_bytes_of(alignment, bytes));
 }
+constexpr bool aligned_classes_are_right(std::size_t alignment) {
+  for (std::size_t bytes = alignment; bytes <= kSmallMax; bytes += alignment)
+    if (block_bytes_of(class_of(bytes)) % alignment != 0) return false;
+  return true;
+}
+static_assert([] {
+  for (std::size_t alignment = 16; alignment <= kSmallMax; alignment *= 2)
+    if (!aligned_classes_are_right(alignment)) return false;
+  return true;
+}());
 
 // offset * block < 2^40 for each offset in a slab, so the reciprocal divides exactly.
 inline constexpr unsigned kReciprocalShift = 40;
