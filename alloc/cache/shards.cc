@@ -1,6 +1,7 @@
 #include "alloc/cache/shards.h"
 
 #include "alloc/cache/depot.h"
+#include "alloc/cache/thread_cache.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/options.h"
 #include "alloc/pages/dirty.h"
@@ -67,6 +68,7 @@ unsigned shard_here() {
 
 void shards_learn() {
   os::topology_learn(options().topology);
+  if (os::node_count() != 1) cache_note_nodes();
   if (options().topology.mode != os::TopologyMode::kOne && !limits_are_known())
     limits_take(os::memory_limits());
 }

@@ -125,35 +125,33 @@ void cache_free_slow(void* block, unsigned size_class);
 // Where the bin for so many bytes lies, in words of 8 bytes from a thread's first bin. A table,
 // since a branch between kinds of classes is mispredicted where sizes come mixed. One up to 256
 // bytes: larson took a sixth longer, alloc-test a twentieth. Up to 4 KiB: 64 live blocks of 2 to 6
-// KiB took 13 ns for 7 now, of 64 B to 64 KiB 11 for 6. Of 0 it is the bin of class 0, always
-// empty.
-inline constexpr std::size_t kStepMax = 65536;  // the table's end; it has steps of 8 bytes
-static_assert(kStepMax == kSliceBytes);         // the shortest of the spans that threads cache
+// KiB took 13 ns for 7 now, of 64 B to 64 KiB 11 for 6. Up to 64 KiB: 16 live blocks of 32 to 128
+// KiB took 12 ns for 6 now. 0 is the bin of class 0, always empty, which sends the caller to the
+// slow path: of 0 bytes, of all before the initialisation, and of spans until a thread takes a
+// second one of their length. So the pages of the table for spans are backed where they serve.
+inline constexpr std::size_t kStepMax = 262144;  // the table's end; it has steps of 8 bytes
+static_assert(kStepMax == kCachedMax);
 struct BinOffsets {
   std::uint8_t of[kStepMax / 8 + 1];
 };
-constexpr BinOffsets make_bin_offsets() {
-  BinOffsets offsets{};
-  for (std::size_t step = 0; step <= kStepMax / 8; ++step)
-    offsets.of[step] = static_cast<std::uint8_t>(class_of(step * 8) * sizeof(Bin) / 8);
-  return offsets;
-}
-inline constexpr BinOffsets kBinOffsets = make_bin_offsets();
 static_assert(kBins * sizeof(Bin) / 8 <= UINT8_MAX);
+namespace detail {
+// Relaxed, where threads run: a step that is not seen yet sends a malloc to the slow path.
+extern constinit BinOffsets bin_offsets;
+}  // namespace detail
 [[gnu::always_inline]] inline std::size_t bin_offset_of(std::size_t bytes) {
-  return kBinOffsets.of[(bytes + 7) / 8];
+  return detail::bin_offsets.of[(bytes + 7) / 8];
 }
-// No class ends within a step: class_of() says the same of each size.
-constexpr bool bin_offsets_are_right(std::size_t first, std::size_t last) {
-  for (std::size_t bytes = first; bytes <= last; ++bytes)
-    if (kBinOffsets.of[(bytes + 7) / 8] != class_of(bytes) * sizeof(Bin) / 8) return false;
+// No class ends within a step: all sizes of one are of the class of its last.
+constexpr bool steps_are_right(std::size_t first, std::size_t last) {
+  for (std::size_t bytes = first; bytes <= last; bytes += 8)
+    if (class_of(bytes - 7) != class_of(bytes)) return false;
   return true;
 }
 // In parts, since Clang stops after 2^20 steps.
-static_assert(bin_offsets_are_right(0, kSmallMax / 2));
-static_assert(bin_offsets_are_right(kSmallMax / 2, kSmallMax));
-static_assert(bin_offsets_are_right(kSmallMax, kSmallMax / 2 * 3));
-static_assert(bin_offsets_are_right(kSmallMax / 2 * 3, kStepMax));
+static_assert(steps_are_right(8, kSmallMax / 2) && steps_are_right(kSmallMax / 2, kSmallMax));
+static_assert(steps_are_right(kSmallMax, kSmallMax * 3) &&
+              steps_are_right(kSmallMax * 3, kStepMax));
 
 // A block that this thread holds in the bin at this offset; nullptr when it is empty. Two dependent
 // loads on the way.
@@ -206,8 +204,12 @@ void cache_flush_this_thread();
 // so many slices that took pages which were never used.
 void cache_give_up_spans(std::uint32_t slices);
 
-// Called once at initialisation: pools and the key whose destructor flushes at thread exit. 0 or a
-// negative errno.
+// The table's steps of spans go, as they find blocks of other nodes as well: of the one thread that
+// has learned that there are several.
+void cache_note_nodes();
+
+// Called once at initialisation: the table, pools and the key whose destructor flushes at thread
+// exit. 0 or a negative errno.
 int cache_init();
 
 // Gives up address space of the pools, as the program has lowered RLIMIT_AS to `limit_bytes`.

@@ -38,16 +38,34 @@
 namespace {
 
 constexpr const char* kOperations[] = {
-    "malloc(64)",      "free(64)",         "malloc(8000)",    "free(8000)",
-    "calloc(1, 64)",   "operator new(64)", "delete(p, 64)",   "realloc(p of 64, 60)",
-    "usable_size(64)", "free(NULL)",       "heap malloc(64)", "heap free(64)",
-    "malloc",          "calloc",           "realloc",         "free",
+    "malloc(64)",
+    "free(64)",
+    "malloc(8000)",
+    "free(8000)",
+    "malloc(200000)",
+    "free(200000)",
+    "aligned_alloc(256, 1000)",
+    "calloc(1, 64)",
+    "operator new(64)",
+    "delete(p, 64)",
+    "realloc(p of 64, 60)",
+    "usable_size(64)",
+    "free(NULL)",
+    "heap malloc(64)",
+    "heap free(64)",
+    "malloc",
+    "calloc",
+    "realloc",
+    "free",
 };
 enum Operation : long {
   kMalloc64,
   kFree64,
   kMalloc8000,
   kFree8000,
+  kMalloc200000,
+  kFree200000,
+  kAligned1000,
   kCalloc64,
   kNew64,
   kDelete64,
@@ -80,7 +98,7 @@ template <typename Call>
 
 // The operations of the golden table, on a thread whose bins hold blocks and have room.
 void hot_operations() {
-  for (size_t bytes : {size_t{64}, size_t{8000}}) {
+  for (size_t bytes : {64, 1000, 8000, 200000}) {
     for (int round = 0; round < 20; round++) {
       void* warm[3];
       for (void*& each : warm) each = malloc(bytes);
@@ -93,6 +111,10 @@ void hot_operations() {
   step(kFree64, [] { free(block); });
   step(kMalloc8000, [] { block = malloc(8000); });
   step(kFree8000, [] { free(block); });
+  step(kMalloc200000, [] { block = malloc(200000); });
+  step(kFree200000, [] { free(block); });
+  step(kAligned1000, [] { block = aligned_alloc(256, 1000); });
+  free(block);
   step(kCalloc64, [] { block = calloc(1, 64); });
   free(block);
   step(kNew64, [] { block = ::operator new(64); });

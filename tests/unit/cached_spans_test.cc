@@ -8,7 +8,8 @@
 // of spans that count as dirty; one_that_grows without kGrowingBytes; one_freed_twice without the
 // look at the span's word in free_locked(); only_those_freed_last with others taken ahead, and with
 // the one freed last first; those_of_one_thread with a depot that keeps them, and with one that
-// never does; longer_blocks without give_up_spans().
+// never does; longer_blocks without give_up_spans(); the_fast_path_knows_them with steps that are
+// never entered, and with steps that stay.
 #include "alloc/slabs/cached_spans.h"
 
 #include <gtest/gtest.h>
@@ -86,6 +87,29 @@ TEST(CachedSpans, a_freed_span_is_the_threads_next_one_of_its_length) {
       rdmalloc_free(block);
       EXPECT_EQ(rdmalloc_malloc(bytes), block) << bytes;
       rdmalloc_free(block);
+    }
+  });
+}
+
+// The table's pages for spans are backed where spans are used again, and where all are of one node.
+TEST(CachedSpans, the_fast_path_knows_them_from_the_second_on) {
+  on_a_thread([] {
+    for (size_t bytes : {64 * kKiB, 128 * kKiB, 192 * kKiB, 256 * kKiB}) {
+      size_t least = bytes - 64 * kKiB + 1,
+             bin = rdmalloc::class_of(bytes) * sizeof(rdmalloc::Bin) / 8;
+      if (bytes == 64 * kKiB) least = 32 * kKiB + 1;
+      rdmalloc::cache_note_nodes();
+      rdmalloc_free(filled(bytes));
+      EXPECT_EQ(rdmalloc::bin_offset_of(bytes), 0u) << "it is the first";
+      rdmalloc_free(filled(bytes));
+      EXPECT_EQ(rdmalloc::bin_offset_of(bytes), bin);
+      EXPECT_EQ(rdmalloc::bin_offset_of(least), bin);
+      EXPECT_NE(rdmalloc::bin_offset_of(least - 1), bin);
+      if (bytes < 256 * kKiB) {
+        EXPECT_EQ(rdmalloc::bin_offset_of(bytes + 1), 0u);
+      }
+      rdmalloc::cache_note_nodes();
+      EXPECT_EQ(rdmalloc::bin_offset_of(bytes), 0u) << "there may be others' blocks in the cache";
     }
   });
 }
