@@ -175,6 +175,21 @@ void return_sheets(ThreadCache& cache) {
   put_short(cache, piece);
 }
 
+// The first `part` blocks of a magazine that no bin works on leave it.
+void hand_over_part(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
+                    std::uint32_t part, bool is_taken_from) {
+  magazine->count -= part;
+  Magazine* other = depot_take_empty(cache.shard);
+  if (other != nullptr) {
+    std::memcpy(other->slots, magazine->slots, part * sizeof(void*));
+    other->count = part;
+  } else {
+    slab_give_back(size_class, magazine->slots, part);
+  }
+  std::memmove(magazine->slots, magazine->slots + part, magazine->count * sizeof(void*));
+  if (other != nullptr) depot_hand_over(cache.shard, size_class, other, is_taken_from);
+}
+
 // Empties a class of a thread and forgets its magazines.
 void drop_class(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -190,6 +205,9 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   cold = {};
   order_for_fork();
   if (is_short) return hand_over_short(cache, size_class, loaded, is_taken_from);
+  if (loaded->count > class_info(size_class).magazine_max)
+    hand_over_part(cache, size_class, loaded, loaded->count - class_info(size_class).magazine_max,
+                   is_taken_from);
   depot_hand_over(cache.shard, size_class, loaded, is_taken_from);
   if (spare != nullptr) depot_hand_over(cache.shard, size_class, spare, is_taken_from);
 }
@@ -333,14 +351,18 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   return true;
 }
 
-// Doubles what the class may hold, within its magazine and what the cache may hold; of a class that
-// the thread only frees, within a part of its share.
-bool grow_limit(ThreadCache& cache, unsigned size_class) {
+// Doubles what the class may hold, up to `most` and what the cache may hold, but above a magazine
+// by a third of one; of a class that the thread only frees, within a part of its share.
+bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   ColdBin& cold = cache.cold_bins[size_class];
   const ClassInfo& info = class_info(size_class);
   std::uint32_t limit = std::uint32_t{cold.limit} * 2;
-  if (limit > info.magazine_max) limit = info.magazine_max;
-  if (limit == cold.limit) return false;
+  if (cold.limit >= info.magazine_max)
+    limit = cold.limit + info.magazine_max / 3u;
+  else if (limit > info.magazine_max)
+    limit = info.magazine_max;
+  if (limit > most) limit = most;
+  if (limit <= cold.limit) return false;
   bool is_too_short = cold.is_short && limit > kShortSlots;
   std::uint64_t more =
       std::uint64_t{limit - cold.limit} * info.block_bytes + (is_too_short ? sizeof(Magazine) : 0);
@@ -521,6 +543,12 @@ void swap_magazines(Bin& bin, ColdBin& cold, std::uint32_t count) {
   set_bin(bin, cold, spare->count);
 }
 
+// Blocks that a thread takes of slabs at once.
+std::uint32_t refill_of(unsigned size_class, const ColdBin& cold) {
+  std::uint32_t most = class_info(size_class).magazine_max;
+  return cold.limit < most ? cold.limit : most;
+}
+
 // Blocks of this shard's slabs, of which it returns how many, or a magazine of another's depot, or
 // neither. What lies in other shards comes after what was used in this one: else blocks that
 // threads took from each other once would go round among them for ever. But before pages of this
@@ -528,11 +556,12 @@ void swap_magazines(Bin& bin, ColdBin& cold, std::uint32_t count) {
 std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, const ColdBin& cold,
                              Magazine** filled) {
   unsigned shard = cache.shard;
-  std::uint32_t got = slab_take_used(shard, size_class, cold.loaded->slots, cold.limit);
+  std::uint32_t wanted = refill_of(size_class, cold);
+  std::uint32_t got = slab_take_used(shard, size_class, cold.loaded->slots, wanted);
   if (got != 0) return got;
   *filled = depot_steal(shard, size_class, kShardsAskedBeforePages, &cache.steals_from);
   if (*filled != nullptr) return 0;
-  got = slab_take_own(shard, size_class, cold.loaded->slots, cold.limit);
+  got = slab_take_own(shard, size_class, cold.loaded->slots, wanted);
   if (got == 0) *filled = depot_steal(shard, size_class, kShardsAsked, &cache.steals_from);
   return got;
 }
@@ -549,11 +578,12 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   // ones it is too little: 16 threads of 1 to 32 KiB moved a third more lines.
   bool may_grow = cold.is_taken_from || cold.limit > 1 || class_info(size_class).slab_slices != 1;
   cold.is_taken_from = true;
+  std::uint32_t most = class_info(size_class).magazine_max;
   bool wants_part = 2u * cold.limit < class_info(size_class).whole;
   Magazine* filled = wants_part ? depot_take_partial(cache.shard, size_class) : nullptr;
   if (filled == nullptr) filled = depot_take(cache.shard, size_class);
   if (filled == nullptr) filled = depot_take_partial(cache.shard, size_class);
-  if (filled == nullptr && may_grow) grow_limit(cache, size_class);
+  if (filled == nullptr && may_grow) grow_limit(cache, size_class, most);
   if (filled == nullptr && shard_count() != 1 && !is_span_class(size_class)) [[unlikely]] {
     if (std::uint32_t got = take_of_shards(cache, size_class, cold, &filled)) {
       set_bin(bin, cold, got);
@@ -561,10 +591,10 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     }
   }
   auto is_too_much = [&] {
-    std::uint32_t most = 2u * cold.limit, slots = slots_of(cold);
-    return filled != nullptr && filled->count > (most < slots ? most : slots);
+    std::uint32_t twice = 2u * cold.limit, slots = slots_of(cold);
+    return filled != nullptr && filled->count > (twice < slots ? twice : slots);
   };
-  if (is_too_much()) grow_limit(cache, size_class);
+  if (is_too_much()) grow_limit(cache, size_class, most);
   if (is_too_much()) {
     take_part(cache, size_class, cold, filled);
     set_bin(bin, cold, cold.limit);
@@ -585,7 +615,8 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     depot_put_empty(cache.shard, empty);
     return true;
   }
-  std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, cold.limit);
+  std::uint32_t wanted = refill_of(size_class, cold);
+  std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, wanted);
   if (got == 1 && is_span_class(size_class) && is_new_span(cold.loaded->slots[0])) [[unlikely]]
     give_up_spans(cache, class_info(size_class).slab_slices);
   set_bin(bin, cold, got);
@@ -631,12 +662,18 @@ bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
 }
 
 // Empties the class's loaded magazine, which can't be kept: to the depot when it is full, else to
-// the slabs.
+// the slabs. Of twice as many, those that were freed last stay, up to half of what the class may
+// hold: it has room then, also where a magazine came with more than that.
 void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cache.cold_bins[size_class];
   Magazine* full = cold.loaded;
-  bool is_for = !cold.is_short && is_for_depot(size_class, count);
+  const ClassInfo& info = class_info(size_class);
+  std::uint32_t kept = 0;
+  if (!has_spare(size_class) && cold.is_taken_from && count >= 2u * info.whole)
+    kept = (count < cold.limit ? count : cold.limit) / 2;
+  std::uint32_t part = count - kept;
+  bool is_for = !cold.is_short && is_for_depot(size_class, part);
   Magazine* empty = is_for ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     set_bin(bin, cold, 0);
@@ -644,6 +681,15 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
       return slab_give_back(size_class, full->slots, count);
     full->count = count;
     return depot_put_some(cache.shard, size_class, full);
+  }
+  if (kept != 0) {
+    set_bin(bin, cold, 0);
+    std::memcpy(empty->slots, full->slots, part * sizeof(void*));
+    std::memmove(full->slots, full->slots + part, kept * sizeof(void*));
+    set_bin(bin, cold, kept);
+    empty->count = part;
+    order_for_fork();
+    return depot_hand_over(cache.shard, size_class, empty, cold.is_taken_from);
   }
   full->count = count;
   order_for_fork();
@@ -670,10 +716,14 @@ void make_room(ThreadCache& cache, unsigned size_class) {
   std::uint32_t count = count_of(bin, cold);
   if (os::node_count() != 1) [[unlikely]] {
     std::uint32_t near = send_far_home(cache, size_class, count);
-    if (near <= count / 2) return;
+    if (near <= count / 2 && near < cold.limit) return;
     count = near;
   }
-  if (grow_limit(cache, size_class) && cold.limit > count) return set_bin(bin, cold, count);
+  // What the thread only frees is wanted elsewhere.
+  const ClassInfo& info = class_info(size_class);
+  std::uint32_t most = cold.is_taken_from ? info.bin_max : info.magazine_max;
+  if (grow_limit(cache, size_class, most) && cold.limit > count) return set_bin(bin, cold, count);
+  if (!has_spare(size_class)) return pass_on(cache, size_class, count);
   if (cold.spare == nullptr) {
     if (!cold.is_taken_from || !open_spare(cache, size_class, cold))
       return pass_on(cache, size_class, count);
@@ -818,6 +868,9 @@ void cache_free_slow(void* block, unsigned size_class) {
   Bin& bin = cache->bins[size_class];
   if (bin.top[-1] == block) report_fatal_address("double free() of", block);
   if (bin.top == bin.end) make_room(*cache, size_class);
+#if RDMALLOC_CHECKED
+  if (bin.top >= bin.end) report_fatal_address("free() found no room in a magazine for", block);
+#endif
   *bin.top = block;
   order_for_fork();
   bin.top += 1;

@@ -348,7 +348,7 @@ int look_at_all_blocks(uint64_t live_before) {
   if (rdmalloc_purge(0) < 0) return 2;
   uint64_t live = rdmalloc_test::counter("stats.live_bytes");
   // The largest, and the slabs that its blocks keep have ends.
-  constexpr uint64_t kBlocks = rdmalloc::class_info(rdmalloc::class_of(9216)).magazine_max;
+  constexpr uint64_t kBlocks = rdmalloc::class_info(rdmalloc::class_of(9216)).bin_max;
   constexpr uint64_t kLost = kBlocks * 9216, kEnds = 2 * 8192;
   return live <= live_before + kLost + kEnds ? 0 : 3;
 }

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What a thread holds of a class: how it goes to and fro, and what leaves it.
+//
+// Seen to fail: a_working_set with bin_max of one magazine (12 of 100 operations and more);
+// those_freed_last with those kept that were freed first; one_that_came with half
+// of the blocks kept in any case; what_leaves with all of a class that is
+// given up in one magazine.
+#include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "alloc/cache/depot.h"
+#include "alloc/cache/loans.h"
+#include "alloc/cache/shares.h"
+#include "alloc/cache/thread_cache.h"
+#include "alloc/core/shard.h"
+#include "alloc/slabs/slab.h"
+
+namespace {
+
+using rdmalloc::class_info;
+using rdmalloc::class_of;
+
+constexpr size_t kKiB = 1024;
+
+// With a cache of its own.
+template <class Body>
+void on_a_thread(Body body) {
+  std::thread([&] { body(); }).join();
+}
+
+uint32_t slow_events() {
+  return rdmalloc::detail::this_cache->slow_events.load(std::memory_order_relaxed);
+}
+
+struct Shape {
+  size_t least, most, live, at_once;
+};
+
+// Frees some of its live blocks at a time, and allocates as many of other sizes.
+class WorkingSet {
+ public:
+  explicit WorkingSet(const Shape& shape) : shape_(shape) {
+    while (blocks_.size() < shape.live) blocks_.push_back(rdmalloc_malloc(bytes()));
+  }
+  ~WorkingSet() {
+    for (void* block : blocks_) rdmalloc_free(block);
+  }
+  void replace(size_t operations) {
+    for (size_t done = 0; done < operations; done += shape_.at_once) {
+      size_t first = random_();
+      for (size_t i = 0; i < shape_.at_once; i++) rdmalloc_free(at(first + i));
+      for (size_t i = 0; i < shape_.at_once; i++) at(first + i) = rdmalloc_malloc(bytes());
+    }
+  }
+
+ private:
+  void*& at(size_t i) { return blocks_[i % shape_.live]; }
+  size_t bytes() { return shape_.least + random_() % (shape_.most - shape_.least + 1); }
+
+  Shape shape_;
+  std::mt19937 random_{1};
+  std::vector<void*> blocks_;
+};
+
+TEST(Magazines, a_working_set_lives_from_the_fast_paths) {
+  constexpr size_t kOperations = 50000;
+  for (const Shape& shape :
+       {Shape{4 * kKiB, 16 * kKiB, 64, 1}, Shape{1 * kKiB, 32 * kKiB, 64, 1},
+        Shape{32 * kKiB, 128 * kKiB, 16, 1}, Shape{32 * kKiB, 128 * kKiB, 16, 8},
+        Shape{4 * kKiB, 16 * kKiB, 64, 16}})
+    on_a_thread([&] {
+      WorkingSet set(shape);
+      set.replace(kOperations);
+      uint32_t before = slow_events();
+      set.replace(kOperations);
+      EXPECT_LT(slow_events() - before, kOperations / 100)
+          << shape.least << " to " << shape.most << ", " << shape.at_once << " at once";
+    });
+}
+
+TEST(Magazines, those_freed_last_stay) {
+  for (size_t bytes : {2000 * size_t{1}, 9 * kKiB, 32 * kKiB, 64 * kKiB})
+    on_a_thread([&] {
+      size_t kept = class_info(class_of(bytes)).magazine_max;
+      std::vector<void*> blocks(60), again(kept);
+      for (int round = 0; round < 10; round++) {
+        for (void*& block : blocks) block = rdmalloc_malloc(bytes);
+        for (void* block : blocks) rdmalloc_free(block);
+      }
+      for (void*& block : again) block = rdmalloc_malloc(bytes);
+      EXPECT_TRUE(std::equal(again.begin(), again.end(), blocks.rbegin())) << bytes;
+      for (void* block : again) rdmalloc_free(block);
+    });
+}
+
+// A magazine of another thread's may have more blocks than this one may hold.
+TEST(Magazines, one_that_came_with_more_than_the_limit_has_room_once_it_was_full) {
+  constexpr size_t kBytes = 32 * kKiB;
+  const unsigned size_class = class_of(kBytes);
+  rdmalloc_caches_flush();
+  rdmalloc::depot_empty();
+  on_a_thread([&] {
+    // With 384 KiB of its own, of which other classes have most, and no loan.
+    rdmalloc::loans.lent_bytes += rdmalloc::kLentBytes;
+    for (int round = 0; round < 10; round++)
+      for (size_t bytes : {24 * kKiB, 28 * kKiB, kBytes}) {
+        std::vector<void*> blocks(8);
+        for (void*& block : blocks) block = rdmalloc_malloc(bytes);
+        for (void* block : blocks) rdmalloc_free(block);
+      }
+    const rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
+    const rdmalloc::Bin& bin = cache.bins[size_class];
+    const rdmalloc::ColdBin& cold = cache.cold_bins[size_class];
+    std::vector<void*> blocks;
+    while (bin.top[-1] != nullptr) blocks.push_back(rdmalloc_malloc(kBytes));
+    ASSERT_EQ(cold.limit, 4);
+    rdmalloc::depot_empty();
+    rdmalloc::Magazine* eight = rdmalloc::depot_take_empty(cache.shard);
+    eight->count = rdmalloc::slab_take(cache.shard, size_class, eight->slots, 8);
+    ASSERT_EQ(eight->count, 8u);
+    ASSERT_TRUE(rdmalloc::depot_put(cache.shard, size_class, eight));
+    blocks.push_back(rdmalloc_malloc(kBytes));
+    ASSERT_EQ(bin.end - cold.loaded->slots, 8) << "it came whole";
+    for (void* block : blocks) {
+      rdmalloc_free(block);
+      ASSERT_LE(bin.top, bin.end);
+    }
+    EXPECT_GT(blocks.size(), 2u);
+    rdmalloc::loans.lent_bytes -= rdmalloc::kLentBytes;
+  });
+}
+
+// The depot counts magazines.
+TEST(Magazines, what_leaves_a_thread_are_magazines_of_the_usual_length) {
+  constexpr size_t kBytes = 9 * kKiB;
+  const unsigned size_class = class_of(kBytes);
+  const uint32_t most = class_info(size_class).magazine_max;
+  rdmalloc_caches_flush();
+  rdmalloc::depot_empty();
+  on_a_thread([&] {
+    std::vector<void*> blocks(2 * most);
+    for (int round = 0; round < 10; round++) {
+      for (void*& block : blocks) block = rdmalloc_malloc(kBytes);
+      for (void* block : blocks) rdmalloc_free(block);
+    }
+    rdmalloc::depot_empty();
+    const rdmalloc::Bin& bin = rdmalloc::detail::this_cache->bins[size_class];
+    EXPECT_GT(bin.top - rdmalloc::detail::this_cache->cold_bins[size_class].loaded->slots,
+              std::ptrdiff_t{most});
+  });
+  uint32_t magazines = 0;
+  for (unsigned shard = 0; shard < rdmalloc::shard_count(); shard++)
+    while (rdmalloc::Magazine* magazine = rdmalloc::depot_take(shard, size_class)) {
+      EXPECT_LE(magazine->count, most);
+      rdmalloc::slab_give_back(size_class, magazine->slots, magazine->count);
+      magazine->count = 0;
+      rdmalloc::depot_put_empty(shard, magazine);
+      ++magazines;
+    }
+  EXPECT_GT(magazines, 0u);
+}
+
+}  // namespace
