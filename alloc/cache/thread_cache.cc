@@ -352,17 +352,24 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
 }
 
 // Doubles what the class may hold, up to `most` and what the cache may hold, but above a magazine
-// by a third of one; of a class that the thread only frees, within a part of its share.
+// by another or not at all: by a third of one, 64 threads of 16 B to 4 KiB took 5 % more memory. Of
+// a class that the thread only frees, within a part of its share.
 bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   ColdBin& cold = cache.cold_bins[size_class];
   const ClassInfo& info = class_info(size_class);
   std::uint32_t limit = std::uint32_t{cold.limit} * 2;
   if (cold.limit >= info.magazine_max)
-    limit = cold.limit + info.magazine_max / 3u;
+    limit = cold.limit + info.magazine_max;
   else if (limit > info.magazine_max)
     limit = info.magazine_max;
   if (limit > most) limit = most;
   if (limit <= cold.limit) return false;
+  // Of spans as many as there is room for: they are long, and a share is for them alone.
+  if (is_span_class(size_class)) {
+    std::uint64_t room = (cache.span_share - cache.span_bytes) / info.block_bytes;
+    if (cold.limit + room < limit) limit = cold.limit + static_cast<std::uint32_t>(room);
+    if (limit == cold.limit) return false;
+  }
   bool is_too_short = cold.is_short && limit > kShortSlots;
   std::uint64_t more =
       std::uint64_t{limit - cold.limit} * info.block_bytes + (is_too_short ? sizeof(Magazine) : 0);

@@ -3,9 +3,8 @@
 // What a thread holds of a class: how it goes to and fro, and what leaves it.
 //
 // Seen to fail: a_working_set with bin_max of one magazine (12 of 100 operations and more);
-// those_freed_last with those kept that were freed first; one_that_came with half
-// of the blocks kept in any case; what_leaves with all of a class that is
-// given up in one magazine.
+// those_freed_last with those kept that were freed first; one_longer with half of the blocks kept
+// in any case; what_leaves with all of a class that is given up in one magazine.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 
@@ -100,7 +99,7 @@ TEST(Magazines, those_freed_last_stay) {
 }
 
 // A magazine of another thread's may have more blocks than this one may hold.
-TEST(Magazines, one_that_came_with_more_than_the_limit_has_room_once_it_was_full) {
+TEST(Magazines, one_longer_than_the_limit_has_room_once_it_was_full) {
   constexpr size_t kBytes = 32 * kKiB;
   const unsigned size_class = class_of(kBytes);
   rdmalloc_caches_flush();
