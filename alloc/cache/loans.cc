@@ -17,10 +17,11 @@ bool borrow(ThreadCache& cache, std::uint64_t missing) {
   if (share_bytes(cache) + loan > kMostShareBytes) return false;
   // Looked at before it is written by a cache that was refused: where all is lent, the line stays
   // with all that read it. Not by others: it would come twice, to be read and to be written.
-  if (cache.was_refused && loans.lent_bytes.load(std::memory_order_relaxed) + loan > kLentBytes)
+  if (cache.was_refused &&
+      loans.lent_bytes.load(std::memory_order_relaxed) + loan > lent_bytes_of(threads()))
     return false;
   std::uint64_t before = loans.lent_bytes.fetch_add(loan, std::memory_order_relaxed);
-  cache.was_refused = before + loan > kLentBytes;
+  cache.was_refused = before + loan > lent_bytes_of(threads());
   if (cache.was_refused) {
     loans.lent_bytes.fetch_sub(loan, std::memory_order_relaxed);
     return false;

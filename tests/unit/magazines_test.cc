@@ -106,7 +106,7 @@ TEST(Magazines, one_longer_than_the_limit_has_room_once_it_was_full) {
   rdmalloc::depot_empty();
   on_a_thread([&] {
     // With 384 KiB of its own, of which other classes have most, and no loan.
-    rdmalloc::loans.lent_bytes += rdmalloc::kLentBytes;
+    rdmalloc::loans.lent_bytes += rdmalloc::kLentOfFewBytes;
     for (int round = 0; round < 10; round++)
       for (size_t bytes : {24 * kKiB, 28 * kKiB, kBytes}) {
         std::vector<void*> blocks(8);
@@ -131,7 +131,7 @@ TEST(Magazines, one_longer_than_the_limit_has_room_once_it_was_full) {
       ASSERT_LE(bin.top, bin.end);
     }
     EXPECT_GT(blocks.size(), 2u);
-    rdmalloc::loans.lent_bytes -= rdmalloc::kLentBytes;
+    rdmalloc::loans.lent_bytes -= rdmalloc::kLentOfFewBytes;
   });
 }
 

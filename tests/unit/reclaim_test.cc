@@ -202,7 +202,7 @@ TEST_F(Reclaim, the_loan_of_an_idle_thread_goes_back) {
   // It comes back, and borrows again.
   worker.run(borrow);
   EXPECT_GT(rdmalloc::loans.lent_bytes.load(), 0u);
-  EXPECT_LE(rdmalloc::loans.lent_bytes.load(), rdmalloc::kLentBytes);
+  EXPECT_LE(rdmalloc::loans.lent_bytes.load(), rdmalloc::kLentOfFewBytes);
 }
 
 // Where membarrier() is refused, at first or once marks are set.
