@@ -15,8 +15,9 @@ namespace {
 
 // Whether the block stays where it is. Shrinking keeps one that is at least half used (moving it
 // would cost a copy now and again when it grows back), or whose class is the smallest there is for
-// it.
-bool is_good_enough(std::size_t usable, std::size_t bytes) {
+// it. Inlined in any case: GCC put half of it in a function of its own where it thought little of
+// the rest, and realloc of 16 B to 1 KiB took 28 ns for 21.
+[[gnu::always_inline]] inline bool is_good_enough(std::size_t usable, std::size_t bytes) {
   if (bytes > usable) return false;
   return bytes >= usable / 2 || (bytes <= kCachedMax && block_bytes_of(class_of(bytes)) == usable);
 }
