@@ -59,7 +59,7 @@ constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
   return threads <= 256 ? 2 : 0;
 }
 // What the n-th thread may hold of spans (kSpanClasses), beside all that: counted with the rest
-// they would leave no room for small blocks. 63 MB in all; one of each length, 22 MB in all, is
+// they would leave no room for small blocks. 59 MB in all; one of each length, 22 MB in all, is
 // what idle threads keep (reclaim.h). Where RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`,
 // all those threads together an eighth of it at most: what idle ones keep can't be taken from them.
 inline constexpr std::uint64_t kSpanThreads = 64;
@@ -68,7 +68,7 @@ constexpr std::uint64_t span_share_of(std::uint64_t threads, std::uint64_t backe
   if (threads <= kFirstThreads)
     share = std::uint64_t{4} << 20;
   else if (threads <= 2 * kFirstThreads)
-    share = std::uint64_t{2} << 20;
+    share = std::uint64_t{3} << 19;
   else if (threads <= kSpanThreads)
     share = 258 << 10;  // a span of 256 KiB with its magazine
   return share < most ? share : most;
@@ -77,7 +77,7 @@ static_assert([] {
   std::uint64_t all = 0;
   for (std::uint64_t n = 1; n <= kSpanThreads; ++n) all += span_share_of(n, UINT64_MAX);
   return all;
-}() <= 63'500'000);
+}() <= 59'000'000);
 
 // Threads that have caches at all, where RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`:
 // one for each 256 KiB. One block of each class stays with an idle thread (reclaim.h) and keeps its
