@@ -193,18 +193,25 @@ std::string hex(std::uint64_t number) {
   return text.data();
 }
 
+// "OBJECT+0xADDRESS", as the object's own symbols are numbered: from where its beginning is mapped.
+// An offset within the file would be another number where its segments don't follow each other
+// alike.
 std::string place_of(std::uint64_t instruction) {
   std::ifstream maps("/proc/self/maps");
+  std::string object;
+  unsigned long begin = 0;  // of the object that the last line was of
   for (std::string line; std::getline(maps, line);) {
     unsigned long low = 0;
     unsigned long high = 0;
     unsigned long offset = 0;
     int path = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx %*s %lx %*s %*s %n", &low, &high, &offset, &path) < 3)
+    if (std::sscanf(line.c_str(), "%lx-%lx %*s %lx %*s %*s %n", &low, &high, &offset, &path) < 3 ||
+        static_cast<std::size_t>(path) >= line.size())
       continue;
-    if (instruction < low || instruction >= high || static_cast<std::size_t>(path) >= line.size())
-      continue;
-    return line.substr(static_cast<std::size_t>(path)) + "+" + hex(instruction - low + offset);
+    const std::string name = line.substr(static_cast<std::size_t>(path));
+    if (name != object) begin = low - offset;
+    object = name;
+    if (instruction >= low && instruction < high) return name + "+" + hex(instruction - begin);
   }
   return hex(instruction);
 }

@@ -5,7 +5,8 @@ no quiet machine: threads run in turns, under QEMU.
 
 Seen to fail: `arguments` with parse_run() and take_option() refusing nothing, `control` with a store that moves
 nothing, and with one that always does, `label` with take() not asking is_served_by(), `limits` with a limit of
-half of what was counted, and with a row that there is not. The row reg-hit-beside-miss was seen to fail with code that
+half of what was counted, and with a row that there is not, `top` with addresses counted from the file's
+beginning, which named a function of the purge thread. The row reg-hit-beside-miss was seen to fail with code that
 is broken, too: with gets that leave no slot (0.13), and with a miss that looks through all registrations under its
 domain's lock (0.33). So was reg-miss: with each generation or each new record taken by itself (1.4, 3.3). It shows no lock: threads that sleep for one let the others go on alone for long.
 """
@@ -56,6 +57,13 @@ def case_label():
     failures = DRIVER.failures()
     expect("malloc is served by" in failures["rest:1:1@2", "sham"]["what"], "no reason", output)
     expect("no pattern 'nothing'" in failures["nothing:1:1@2", "glibc"]["details"], "no reason", output)
+
+
+def case_top():
+    """The code that moves lines is named: a magazine that goes to another thread is pushed and popped."""
+    _, output = DRIVER.figures("--allocators", "rdmalloc", "--operations", "100", "--top", "60", "--row",
+                               "hand-over:16-1K:64@8")
+    expect("TaggedStack" in output, "no depot's stack", output)
 
 
 def case_limits():
