@@ -204,6 +204,15 @@ void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceInde
   if (dirties_tail) make_dirty(heap, taken_end, taken_end, tail, rest);
 }
 
+bool move_frontier(SliceIndex frontier, SliceIndex end) {
+  if (arena_commit(end) != 0) return false;
+  arena.span(frontier).store({SpanKind::kReserved, 0, false, end - frontier});
+  set_first(frontier, frontier);
+  // Release: pairs with the acquire in page_heap_frontier(); the words below are written.
+  shared.frontier.store(end, std::memory_order_release);
+  return true;
+}
+
 SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
   SliceIndex frontier = shared.frontier.load(std::memory_order_relaxed);
   if (frontier == 0) {
@@ -217,13 +226,8 @@ SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
   std::uint64_t taken_end = begin + wanted;
   if (taken_end > arena.extent() / kSliceBytes) return 0;
   auto end = static_cast<SliceIndex>(taken_end);
-  if (arena_commit(end) != 0) return 0;
-  std::uint32_t slices = end - frontier;
-  arena.span(frontier).store({SpanKind::kReserved, 0, false, slices});
-  set_first(frontier, frontier);
-  // Release: pairs with the acquire in page_heap_frontier(); the words below are written.
-  shared.frontier.store(end, std::memory_order_release);
-  join_and_insert(central, frontier, slices, SpanKind::kFreeClean);
+  if (!move_frontier(frontier, end)) return 0;
+  join_and_insert(central, frontier, end - frontier, SpanKind::kFreeClean);
   return first_of(end - 1);
 }
 

@@ -285,6 +285,8 @@ void take_room(PageHeap& heap, SliceIndex begin, std::uint32_t wanted, SpanKind 
 // was begun before, and of the one at the frontier: what follows is to lie right behind.
 void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceIndex at,
                std::uint32_t wanted, SpanKind rest);
+// Begins a span that no heap has in its lists, [frontier, end). False when there is no memory.
+bool move_frontier(SliceIndex frontier, SliceIndex end);
 // Makes slices beyond the frontier a free clean span of the central heap, so that at least `wanted`
 // aligned slices fit. Returns that span's first slice, 0 when there is no memory.
 SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment);

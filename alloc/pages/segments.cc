@@ -136,6 +136,34 @@ SliceIndex find_clean(PageHeap& heap, TakenFor what) {
   return segment;
 }
 
+// Segments beyond the frontier that a shard among many takes at once: as many as it has, up to
+// this.
+constexpr std::uint32_t kNewAtOnce = 4;
+
+// Segments beyond the frontier, where the central heap has no clean one. They do not pass through
+// its lists, whose lines all shards would wait for. Not for a buffer, which may be longer.
+bool take_new(PageHeap& to, TakenFor what) {
+  SliceIndex begin = page_heap_frontier();
+  if (is_buffer(what) || begin == 0 || begin % kSegmentSlices != 0) return false;
+  if (central.clean.find_best(kSegmentSlices, kSegmentSlices) != 0) return false;
+  std::uint32_t count = 1;
+  if (shard_count() > kFewShards && to.segments > 1)
+    count = to.segments < kNewAtOnce ? to.segments : kNewAtOnce;
+  std::uint64_t end = std::uint64_t{begin} + count * kSegmentSlices;
+  if (end > arena.extent() / kSliceBytes) return false;
+  if (!move_frontier(begin, static_cast<SliceIndex>(end))) return false;
+  for (SliceIndex s = begin; s < end; s += kSegmentSlices) {
+    if (what == TakenFor::kOthers)
+      huge_ask_for_segment(s, s + kSegmentSlices, to.used_slices.load(std::memory_order_relaxed));
+    set_heap(s, to);
+    free_in(s) = {};
+    to.segments += 1;
+    to.moves += 1;
+  }
+  join_and_insert(to, begin, static_cast<SliceIndex>(end) - begin, SpanKind::kFreeClean);
+  return true;
+}
+
 }  // namespace
 
 namespace page_heap_state {
@@ -148,6 +176,7 @@ PageHeap& heap_of_shard(unsigned shard) {
 bool segment_adopt(PageHeap& heap, TakenFor what) {
   LockGuard guard(central.lock);
   SliceIndex segment = find_backed(what);
+  if (segment == 0 && take_new(heap, what)) return true;
   if (segment == 0) segment = find_clean(heap, what);
   if (segment == 0) return false;
   move(central, heap, segment);
