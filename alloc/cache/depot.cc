@@ -234,7 +234,8 @@ void depot_put_empty(unsigned shard, Magazine* magazine) {
     magazines.free(magazine);
 }
 
-Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, std::uint8_t* from) {
+Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool takes_rests,
+                      std::uint8_t* from) {
   unsigned count = shard_count(), asked = 0;
   std::uint8_t node = shards[shard].node.load(std::memory_order_relaxed);
   while (asked < most && asked + 1 < count) {
@@ -244,9 +245,12 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, std::u
     Stack& theirs = stack_of(other, size_class);
     TaggedStack<Magazine>::Head head = theirs.full.head();
     if (head.count == 0) {
-      // What short threads left, of small blocks.
+      // What threads left that ended, of small blocks; not what those at work gave up for a moment.
       Magazine* partial =
-          class_info(size_class).slab_slices == 1 ? depot_take_partial(other, size_class) : nullptr;
+          class_info(size_class).slab_slices == 1 &&
+                  (takes_rests || shards[other].threads.load(std::memory_order_relaxed) == 0)
+              ? depot_take_partial(other, size_class)
+              : nullptr;
       if (partial == nullptr) continue;
       shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
       return partial;

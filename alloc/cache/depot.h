@@ -34,8 +34,10 @@ void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, boo
 // cache of one of its threads, they would be handed for ever to threads that are far from them.
 void depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine);
 // Takes one from another shard of the same node, or nullptr; of blocks of up to 1 KiB also one that
-// is not full. Asks `most` of them; *from remembers where to go on.
-Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, std::uint8_t* from);
+// is not full, where no thread is, or anywhere with `takes_rests`. Asks `most` of them; *from
+// remembers where to go on.
+Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool takes_rests,
+                      std::uint8_t* from);
 // An empty magazine for a thread of the shard, or nullptr; and one that it needs no more. They go
 // round within the shard: what is drained of blocks here is filled here next.
 Magazine* depot_take_empty(unsigned shard);

@@ -12,21 +12,45 @@ std::uint32_t threads() {
   return loans.threads.load(std::memory_order_relaxed);
 }
 
+// What is lent beyond what is missing: of what is left half, if all threads came for their part
+// now. So a thread comes for a few loans, not for one for each class that it opens.
+std::uint64_t ahead_of(std::uint64_t left_bytes, std::uint64_t share) {
+  std::uint64_t most = share < kMostShareBytes ? kMostShareBytes - share : 0;
+  std::uint64_t ahead = left_bytes / threads();
+  if (ahead > kMostAheadBytes) ahead = kMostAheadBytes;
+  if (ahead > most) ahead = most;
+  return ahead / kLoanBytes * kLoanBytes;
+}
+
 bool borrow(ThreadCache& cache, std::uint64_t missing) {
   std::uint64_t loan = (missing + kLoanBytes - 1) / kLoanBytes * kLoanBytes;
-  if (share_bytes(cache) + loan > kMostShareBytes) return false;
-  // Looked at before it is written by a cache that was refused: where all is lent, the line stays
-  // with all that read it. Not by others: it would come twice, to be read and to be written.
-  if (cache.was_refused &&
-      loans.lent_bytes.load(std::memory_order_relaxed) + loan > lent_bytes_of(threads()))
+  std::uint64_t share = share_bytes(cache) + loan;
+  if (share > kMostShareBytes) return false;
+  // Where all is lent, the line stays with all that read it: a cache that was refused asks again
+  // after some trips to its slow path, and looks first. Not others: it would come twice, to be read
+  // and to be written.
+  std::uint32_t events = cache.slow_events.load(std::memory_order_relaxed);
+  std::uint64_t most = lent_bytes_of(threads());
+  if (cache.was_refused && (events - cache.refused_at < kEventsRefused ||
+                            loans.lent_bytes.load(std::memory_order_relaxed) + loan > most)) {
     return false;
+  }
   std::uint64_t before = loans.lent_bytes.fetch_add(loan, std::memory_order_relaxed);
-  cache.was_refused = before + loan > lent_bytes_of(threads());
+  cache.was_refused = before + loan > most;
   if (cache.was_refused) {
     loans.lent_bytes.fetch_sub(loan, std::memory_order_relaxed);
+    cache.refused_at = events;
     return false;
   }
   cache.lent_bytes += loan;
+  // The line is here now.
+  std::uint64_t ahead = ahead_of(most - before - loan, share);
+  if (ahead == 0) return true;
+  before = loans.lent_bytes.fetch_add(ahead, std::memory_order_relaxed);
+  if (before + ahead > most)
+    loans.lent_bytes.fetch_sub(ahead, std::memory_order_relaxed);
+  else
+    cache.lent_bytes += ahead;
   return true;
 }
 
@@ -56,7 +80,9 @@ void return_unused(ThreadCache& cache) {
   std::uint64_t needed = charged(cache) + kLoanBytes, share = share_bytes(cache);
   if (cache.lent_bytes == 0 || needed >= share) return;
   std::uint64_t unused = (share - needed) / kLoanBytes * kLoanBytes;
-  give_back(cache, unused < cache.lent_bytes ? unused : cache.lent_bytes);
+  if (unused > cache.lent_bytes) unused = cache.lent_bytes;
+  // What it has a use for by turns stays.
+  if (unused * 2 > cache.lent_bytes) give_back(cache, unused);
 }
 
 void return_loan(ThreadCache& cache) {

@@ -47,7 +47,7 @@ std::uint64_t share_bytes(const ThreadCache& cache);
 bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class);
 // The same of a class that the thread only frees, for which it does not borrow.
 bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more);
-// What the cache does not need of its loan goes back, but for one part.
+// What the cache does not need of its loan goes back, but for one part, if that is more than half.
 void return_unused(ThreadCache& cache);
 void return_loan(ThreadCache& cache);
 

@@ -24,6 +24,7 @@
 #include "alloc/os/sanitizers.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/segments.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -202,7 +203,10 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   subtract_held(cache, size_class, cost_of(size_class, cold),
                 own_part(cache, size_class, cold.limit, is_short));
   bin = {nothing + 1, nothing + 1};
+  std::uint8_t alone = cold.refills_alone, alone_next = cold.refills_alone_next;
   cold = {};
+  cold.refills_alone = alone;
+  cold.refills_alone_next = alone_next;
   order_for_fork();
   if (is_short) return hand_over_short(cache, size_class, loaded, is_taken_from);
   if (loaded->count > class_info(size_class).magazine_max)
@@ -276,7 +280,7 @@ void age(ThreadCache& cache) {
     drop_class(cache, c);
   else
     cold.slot_at_age = slot;
-  return_unused(cache);
+  if (cache.age_cursor == 0) return_unused(cache);
 }
 
 // Of a real machine: whether the thread may stay in a shard that it has to itself, whatever
@@ -556,20 +560,46 @@ std::uint32_t refill_of(unsigned size_class, const ColdBin& cold) {
   return cold.limit < most ? cold.limit : most;
 }
 
+// Whether this refill asks other shards' depots. Where they had nothing whole it is the second from
+// then, the fourth after that, and so on, up to the 32nd: each look at a stack takes a line from
+// the threads that use it, and gives it back.
+bool may_steal(ColdBin& cold) {
+  if (cold.refills_alone == 0) return true;
+  --cold.refills_alone;
+  return false;
+}
+void note_steal(ColdBin& cold, bool has_found) {
+  constexpr std::uint8_t kMostAlone = 31;
+  std::uint8_t next = has_found                              ? 0
+                      : cold.refills_alone_next < kMostAlone ? cold.refills_alone_next * 2 + 1
+                                                             : kMostAlone;
+  cold.refills_alone = cold.refills_alone_next = next;
+}
+
 // Blocks of this shard's slabs, of which it returns how many, or a magazine of another's depot, or
 // neither. What lies in other shards comes after what was used in this one: else blocks that
 // threads took from each other once would go round among them for ever. But before pages of this
 // one that are new: else each shard has pages for all that any thread of the process ever needed.
-std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, const ColdBin& cold,
+std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& cold,
                              Magazine** filled) {
   unsigned shard = cache.shard;
   std::uint32_t wanted = refill_of(size_class, cold);
   std::uint32_t got = slab_take_used(shard, size_class, cold.loaded->slots, wanted);
   if (got != 0) return got;
-  *filled = depot_steal(shard, size_class, kShardsAskedBeforePages, &cache.steals_from);
-  if (*filled != nullptr) return 0;
-  got = slab_take_own(shard, size_class, cold.loaded->slots, wanted);
-  if (got == 0) *filled = depot_steal(shard, size_class, kShardsAsked, &cache.steals_from);
+  // Of few shards there are no more lines to look at than that.
+  bool are_few = shard_count() <= kFewShards, may = are_few || may_steal(cold);
+  bool takes_rests = are_few || cache.comes_after_others;
+  if (may) {
+    *filled =
+        depot_steal(shard, size_class, kShardsAskedBeforePages, takes_rests, &cache.steals_from);
+  }
+  if (*filled == nullptr) got = slab_take_own(shard, size_class, cold.loaded->slots, wanted);
+  if (may && *filled == nullptr && got == 0)
+    *filled = depot_steal(shard, size_class, kShardsAsked, takes_rests, &cache.steals_from);
+  if (may && !are_few) {
+    bool is_whole = *filled != nullptr && (*filled)->count >= class_info(size_class).whole;
+    note_steal(cold, is_whole);
+  }
   return got;
 }
 

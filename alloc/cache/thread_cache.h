@@ -30,11 +30,17 @@ struct ColdBin {
   Magazine* loaded;  // the magazine the bin works on; nullptr until the class is first used
   Magazine* spare;   // a second one, full or empty (its count tells): hysteresis of one magazine
   std::uint32_t slot_at_age;  // where the bin stood when ageing last looked: slot_of(top)
-  std::uint8_t limit;  // blocks the bin may hold now: 4 at first, doubled by use (slow start)
-  bool is_taken_from;  // whether the bin was ever refilled: else the thread only frees here
-  bool is_short;       // `loaded` is a short magazine; then there is no spare
+  std::uint8_t limit;      // blocks the bin may hold now: 4 at first, doubled by use (slow start)
+  bool is_taken_from : 1;  // whether the bin was ever refilled: else the thread only frees here
+  bool is_short : 1;       // `loaded` is a short magazine; then there is no spare
+  // Refills that ask no other shard, before the next one that does; and how many there were to be
+  // after the latest that found nothing. Kept while the class has no magazine.
+  std::uint8_t refills_alone, refills_alone_next;
 };
+static_assert(sizeof(ColdBin) == 24);
 static_assert(kMagazineSlots <= UINT8_MAX);
+// Of a thread of which none ended before: the first ones fill their own shards.
+inline constexpr std::uint8_t kFirstRefillsAlone = 3;
 // A slot's number, of 32 GiB of magazines: enough to tell two tops apart.
 inline std::uint32_t slot_of(void* const* top) {
   return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(top) / sizeof(void*));
@@ -56,7 +62,12 @@ struct alignas(64) ThreadCache {
   // may meet that.
   void reset(void** nothing_end, std::uint32_t thread, std::uintptr_t tls_address) {
     for (Bin& bin : bins) bin = {nothing_end, nothing_end};
-    for (ColdBin& cold : cold_bins) cold = {};
+    // What threads that ended left lies in depots, for those that come after them.
+    comes_after_others = tls.load(std::memory_order_relaxed) != 0;
+    for (ColdBin& cold : cold_bins) {
+      cold = {};
+      cold.refills_alone = cold.refills_alone_next = comes_after_others ? 0 : kFirstRefillsAlone;
+    }
     slow_events.store(0, std::memory_order_relaxed);
     age_cursor = 0;
     sum_at_look = 0;
@@ -97,6 +108,8 @@ struct alignas(64) ThreadCache {
   std::atomic<bool> is_in_slow_path{false};    // by the owner
   std::atomic<std::uint8_t> reclaim_state{0};  // kAsked by the taker; kHasGaps cleared by the owner
   bool was_refused = false;                    // its latest loan (loans.h)
+  std::uint32_t refused_at = 0;                // of slow_events
+  bool comes_after_others = false;             // another thread, which ended, had this cache
   std::uint64_t sum_at_look = 0;               // of what tells whether the owner did anything
   std::atomic<std::uintptr_t> tls{0};  // address of its thread's this_cache (caches_by_tls.h)
 };

@@ -29,6 +29,8 @@ constinit std::atomic<SlabClass*> classes_of_shard[kShardLimit] = {};
 
 }  // namespace
 
+constinit Spare spare[kClasses];
+
 SlabClass& slabs_of(unsigned shard, unsigned size_class) {
   if (shard == 0) [[likely]]
     return first_classes[size_class];
@@ -195,11 +197,6 @@ bool is_empty_slab(SliceIndex slice, unsigned size_class) {
          static_cast<std::int32_t>(class_info(size_class).slab_blocks);
 }
 
-// Slabs with free blocks that a shard among several keeps although they are empty, for what it
-// allocates next, and that other shards leave it. With one, slabs of few blocks went from shard to
-// shard by way of the page heap.
-constexpr std::uint32_t kSlabsKept = 8;
-
 // After a give-back: lists the slab if no thread did, and releases it if it is empty and not the
 // last one of its class with free blocks (which the next allocation would make again).
 void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
@@ -225,6 +222,7 @@ void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
            bucket_of(arena.span(slice).free_blocks.load(std::memory_order_relaxed),
                      info.slab_blocks));
     }
+    note_spare(slabs, size_class);
   }
   if (released) purge_note_dirty();
 }
@@ -246,6 +244,7 @@ void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
     // Its bits were all taken. Off the list, then look again: see give_back_word.
     unlist(slabs, slice);
     if (has_free_bits(slice, words_of(info))) list(slabs, slice, 0);
+    note_spare(slabs, size_class);
   }
   std::copy(blocks + wanted - got, blocks + wanted, blocks);
   return got;
@@ -288,13 +287,18 @@ std::uint32_t take_from_others(unsigned shard, unsigned size_class, void** block
   if (!everything && most > kShardsAsked) most = kShardsAsked;
   std::atomic<std::uint8_t>& from = slabs_of(shard, size_class).asked;
   std::uint8_t first = from.load(std::memory_order_relaxed);
+  bool may_spare = spare[size_class].shards.load(std::memory_order_relaxed) != 0;
+  bool has_looked = false;
   for (unsigned asked = 1; asked <= most; ++asked) {
     unsigned other = other_shard(shard, first, asked, count);
     SlabClass& theirs = slabs_of(other, size_class);
     bool is_near = shards[other].node.load(std::memory_order_relaxed) ==
                    shards[shard].node.load(std::memory_order_relaxed);
     bool is_left = everything || shards[other].threads.load(std::memory_order_relaxed) == 0;
-    if ((!is_near && !is_left) || listed_in(theirs) < (is_left ? 1 : kSlabsKept + 1)) continue;
+    // Looked at last: the line of a shard at work is its threads'.
+    if (!is_left && (!is_near || !may_spare)) continue;
+    has_looked = true;
+    if (listed_in(theirs) < (is_left ? 1 : kSlabsKept + 1)) continue;
     // Not waited for: there are more to ask.
     if (everything) {
       theirs.lock.lock();
@@ -309,7 +313,8 @@ std::uint32_t take_from_others(unsigned shard, unsigned size_class, void** block
     shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
     return got;
   }
-  from.store(static_cast<std::uint8_t>((first + most) % (count - 1)), std::memory_order_relaxed);
+  if (has_looked)
+    from.store(static_cast<std::uint8_t>((first + most) % (count - 1)), std::memory_order_relaxed);
   return 0;
 }
 
@@ -509,6 +514,7 @@ bool release_empty(unsigned shard, unsigned size_class) {
       slice = next;
     }
   }
+  note_spare(slabs, size_class);
   return released;
 }
 

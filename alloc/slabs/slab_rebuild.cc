@@ -60,6 +60,7 @@ void slab_rebuild(unsigned shard, unsigned size_class) {
     }
     slice += word.slices;
   }
+  note_spare(slabs, size_class);
 }
 
 }  // namespace rdmalloc

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "alloc/core/lock.h"
+#include "alloc/core/order_for_fork.h"
 #include "alloc/core/shard.h"
 #include "alloc/slabs/slab.h"
 #include "alloc/slabs/slab_lists.h"
@@ -15,12 +16,37 @@ struct alignas(128) SlabClass : SlabLists {
   Lock lock;
   std::uint32_t slabs = 0;
   std::atomic<std::uint8_t> asked{0};  // which other shard is asked next; a hint, relaxed
+  bool is_spare = false;               // counted in Spare::shards; under the lock
   // Takes and give-backs that found the slab empty or off the lists, written under the lock; what
   // slab_trim_idle() saw there last, and when it trimmed. Relaxed: hints.
   std::atomic<std::uint32_t> uses{0}, uses_at_last_look{0}, uses_when_trimmed{0};
 };
 
 SlabClass& slabs_of(unsigned shard, unsigned size_class);
+
+// Slabs with free blocks that a shard among several keeps although they are empty, for what it
+// allocates next, and that other shards leave it. With one, slabs of few blocks went from shard to
+// shard by way of the page heap.
+inline constexpr std::uint32_t kSlabsKept = 8;
+
+// How many shards have more of them than that, for each class: a line that is mostly read, so that
+// where there are none no shard looks at the others'.
+struct alignas(64) Spare {
+  std::atomic<std::uint32_t> shards;  // relaxed: a hint
+};
+extern constinit Spare spare[kClasses];
+// After a change of the lists, under the lock. A child whose fork comes between the two steps
+// counts one too many, and looks in vain.
+inline void note_spare(SlabClass& slabs, unsigned size_class) {
+  bool is_spare = listed_in(slabs) > kSlabsKept;
+  if (is_spare == slabs.is_spare) [[likely]]
+    return;
+  if (is_spare) spare[size_class].shards.fetch_add(1, std::memory_order_relaxed);
+  order_for_fork();
+  slabs.is_spare = is_spare;
+  order_for_fork();
+  if (!is_spare) spare[size_class].shards.fetch_sub(1, std::memory_order_relaxed);
+}
 
 inline std::uint32_t words_of(const ClassInfo& info) {
   return (info.slab_blocks + 63) / 64;

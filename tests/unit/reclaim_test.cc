@@ -205,6 +205,28 @@ TEST_F(Reclaim, the_loan_of_an_idle_thread_goes_back) {
   EXPECT_LE(rdmalloc::loans.lent_bytes.load(), rdmalloc::kLentOfFewBytes);
 }
 
+// What all threads have borrowed is a line of all. Seen to fail with loans of 64 KiB each, and with
+// what is not needed given back at each look.
+TEST_F(Reclaim, a_thread_comes_for_few_loans) {
+  Worker worker;
+  int changes = 0;
+  uint64_t most = 0;
+  worker.run([&] {
+    uint64_t seen = rdmalloc::loans.lent_bytes.load();
+    for (int round = 0; round < 20; round++)
+      for (size_t bytes = 500; bytes <= 32000; bytes += bytes / 8) {
+        std::vector<void*> some = allocate(60, bytes);
+        release(some);
+        uint64_t now = rdmalloc::loans.lent_bytes.load();
+        changes += now == seen ? 0 : 1;
+        seen = now;
+        most = std::max(most, now);
+      }
+  });
+  EXPECT_GT(most, 16 * rdmalloc::kLoanBytes);
+  EXPECT_LE(changes, 12);
+}
+
 // Where membarrier() is refused, at first or once marks are set.
 TEST_F(Reclaim, a_barrier_that_fails_leaves_threads_what_they_have) {
   Worker worker;
