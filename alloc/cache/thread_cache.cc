@@ -746,6 +746,20 @@ std::uint32_t send_far_home(ThreadCache& cache, unsigned size_class, std::uint32
   return cold.loaded->count;
 }
 
+// Of a thread that frees what threads of another node had: halves what the class may hold, so that
+// fewer of those blocks wait in its magazine, to be its next ones, when it has freed them all. The
+// next refills let it grow again.
+void shrink_limit(ThreadCache& cache, unsigned size_class) {
+  ColdBin& cold = cache.cold_bins[size_class];
+  std::uint32_t limit = cold.limit / 2u < kFirstLimit ? kFirstLimit : cold.limit / 2u;
+  if (limit >= cold.limit || is_span_class(size_class)) return;
+  subtract_held(cache, size_class, cost_of(size_class, cold),
+                own_part(cache, size_class, cold.limit, cold.is_short));
+  cold.limit = static_cast<std::uint8_t>(limit);
+  add_held(cache, size_class, cost_of(size_class, cold),
+           own_part(cache, size_class, limit, cold.is_short));
+}
+
 // Makes room in the class's loaded, full magazine.
 void make_room(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -753,6 +767,10 @@ void make_room(ThreadCache& cache, unsigned size_class) {
   std::uint32_t count = count_of(bin, cold);
   if (os::node_count() != 1) [[unlikely]] {
     std::uint32_t near = send_far_home(cache, size_class, count);
+    if (near < count / 4) {
+      shrink_limit(cache, size_class);
+      set_bin(bin, cold, near);
+    }
     if (near <= count / 2 && near < cold.limit) return;
     count = near;
   }
