@@ -53,9 +53,9 @@ TaggedStack<Magazine>& empties_of(unsigned shard) {
   return stack_of(shard, 0).full;
 }
 constexpr std::uint32_t kEmptiesOfShard = 128;  // 64 KiB
-// Of several shards: that one takes from the pool at once, whose words all shards write. A page.
-constexpr std::uint32_t kNewMagazines = 8;
-static_assert(kNewMagazines * sizeof(Magazine) == 4096);
+// Of several shards: that one takes from the pool at once, whose words all shards write. Two pages.
+constexpr std::uint32_t kNewMagazines = 16;
+static_assert(kNewMagazines * sizeof(Magazine) == 2 * 4096);
 
 // Magazines of the class that a shard may keep: all shards together as many as one alone. None of
 // spans where there is no other thread that they could be for: in the page heap slabs and blocks of
@@ -83,6 +83,25 @@ std::uint32_t magazines_left(unsigned size_class) {
 // Without the partial one.
 bool is_share_used_up(unsigned shard, unsigned size_class) {
   return stack_of(shard, size_class).full.head().count >= share_of(shard, size_class);
+}
+
+// Which of its stacks a shard uses, so that depot_fit() looks at no others: it is called for each
+// shard that is made, and would take the line of each class of each shard. The first one's are not
+// told apart.
+void note_class(unsigned shard, unsigned size_class) {
+  if (shard == 0) [[likely]]
+    return;
+  std::atomic<std::uint64_t>& word = shards[shard].depot_classes[size_class / 64];
+  std::uint64_t bit = std::uint64_t{1} << size_class % 64;
+  if ((word.load(std::memory_order_relaxed) & bit) == 0)
+    word.fetch_or(bit, std::memory_order_relaxed);
+}
+static_assert(kClasses <= 128);
+bool has_class(unsigned shard, unsigned size_class) {
+  return shard == 0 ||
+         (shards[shard].depot_classes[size_class / 64].load(std::memory_order_relaxed) >>
+              size_class % 64 &
+          1) != 0;
 }
 
 // On a thread's way, which needs an empty magazine soon: from the pool all shards would take theirs
@@ -130,6 +149,7 @@ void depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* m
 }
 
 bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine) {
+  note_class(shard, size_class);
   return stack_of(shard, size_class)
       .full.push(magazines.objects(), magazines.index_of(magazine), most_full(shard, size_class));
 }
@@ -146,6 +166,7 @@ Magazine* depot_take(unsigned shard, unsigned size_class) {
 
 bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine) {
   if (is_share_used_up(shard, size_class)) return false;
+  note_class(shard, size_class);
   std::atomic<std::uint64_t>& partial = stack_of(shard, size_class).partial;
   std::uint32_t whole = class_info(size_class).whole;
   for (;;) {
@@ -259,7 +280,7 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool t
     // did so for ever. Small blocks go on: sh8 took a tenth more memory without.
     if (class_info(size_class).slab_slices != 1 && head.count <= magazines_left(size_class) &&
         head.tag != theirs.tag_at_last_look.load(std::memory_order_relaxed) &&
-        shards[other].threads.load(std::memory_order_relaxed) != 0)
+        !is_left(shards[other]))
       continue;
     if (Magazine* magazine = depot_take(other, size_class)) {
       *from = static_cast<std::uint8_t>((*from + asked - 1) % (count - 1));  // it may have more
@@ -434,6 +455,7 @@ bool depot_make_shard(unsigned shard) {
 void depot_fit() {
   for (unsigned c = 1; c < kClasses; ++c) {
     for (unsigned shard = 0; shard < shard_count(); ++shard) {
+      if (!has_class(shard, c)) continue;
       TaggedStack<Magazine>& full = stack_of(shard, c).full;
       while (full.head().count > most_full(shard, c)) {
         Magazine* magazine = depot_take(shard, c);

@@ -30,16 +30,15 @@ bool borrow(ThreadCache& cache, std::uint64_t missing) {
   // after some trips to its slow path, and looks first. Not others: it would come twice, to be read
   // and to be written.
   std::uint32_t events = cache.slow_events.load(std::memory_order_relaxed);
+  if (cache.was_refused && events - cache.refused_at < kEventsRefused) return false;
+  cache.refused_at = events;
   std::uint64_t most = lent_bytes_of(threads());
-  if (cache.was_refused && (events - cache.refused_at < kEventsRefused ||
-                            loans.lent_bytes.load(std::memory_order_relaxed) + loan > most)) {
+  if (cache.was_refused && loans.lent_bytes.load(std::memory_order_relaxed) + loan > most)
     return false;
-  }
   std::uint64_t before = loans.lent_bytes.fetch_add(loan, std::memory_order_relaxed);
   cache.was_refused = before + loan > most;
   if (cache.was_refused) {
     loans.lent_bytes.fetch_sub(loan, std::memory_order_relaxed);
-    cache.refused_at = events;
     return false;
   }
   cache.lent_bytes += loan;

@@ -299,6 +299,8 @@ void enter_shard(ThreadCache& cache) {
   if (shard == cache.shard) return;
   shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
   shards[shard].threads.fetch_add(1, std::memory_order_relaxed);
+  if (!shards[shard].was_used.load(std::memory_order_relaxed))
+    shards[shard].was_used.store(true, std::memory_order_relaxed);
   cache.shard = static_cast<std::uint8_t>(shard);
 }
 
@@ -508,6 +510,7 @@ ThreadCache* make_cache() {
   if (is_first) os::topology_note_first_thread();
   if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
   shards[0].threads.fetch_add(1, std::memory_order_relaxed);
+  if (is_first) shards[0].was_used.store(true, std::memory_order_relaxed);
   enter_shard(*cache);
   detail::this_cache = cache;
   // libc may want memory for its table of keys, and say in errno that there is none: not in free().

@@ -29,12 +29,20 @@ inline constexpr unsigned kShardsAskedBeforePages = 2;
 struct alignas(64) Shard {
   // Relaxed throughout: hints and counters.
   std::atomic<std::uint32_t> threads;  // caches whose threads are there
-  std::atomic<std::uint64_t> steals;   // magazines and refills that it took from others
-  std::atomic<std::uint64_t>
-      remote_returned;  // blocks of other nodes that went back to their slabs
   std::atomic<std::uint8_t> node;
+  std::atomic<bool> was_used;  // a thread was there
+  // On a line of their own: other shards read what is above.
+  alignas(64) std::atomic<std::uint64_t> steals;  // magazines and refills that it took from others
+  std::atomic<std::uint64_t> remote_returned;     // blocks of other nodes that went to their slabs
+  std::atomic<std::uint64_t> depot_classes[2];    // a bit for each class that its depot ever had
 };
 extern constinit Shard shards[kShardLimit];
+// Whether no thread is there any more. Not a new one, which its first thread has not reached yet:
+// others would take the lines of its tables before it does.
+inline bool is_left(const Shard& shard) {
+  return shard.threads.load(std::memory_order_relaxed) == 0 &&
+         shard.was_used.load(std::memory_order_relaxed);
+}
 
 namespace detail {
 extern constinit std::atomic<std::uint32_t> shard_count;

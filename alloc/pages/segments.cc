@@ -136,8 +136,8 @@ SliceIndex find_clean(PageHeap& heap, TakenFor what) {
   return segment;
 }
 
-// Segments beyond the frontier that a shard among many takes at once: as many as it has, up to
-// this.
+// Segments beyond the frontier that a shard among many takes at once: twice as many as it has, up
+// to this.
 constexpr std::uint32_t kNewAtOnce = 4;
 
 // Segments beyond the frontier, where the central heap has no clean one. They do not pass through
@@ -147,8 +147,8 @@ bool take_new(PageHeap& to, TakenFor what) {
   if (is_buffer(what) || begin == 0 || begin % kSegmentSlices != 0) return false;
   if (central.clean.find_best(kSegmentSlices, kSegmentSlices) != 0) return false;
   std::uint32_t count = 1;
-  if (shard_count() > kFewShards && to.segments > 1)
-    count = to.segments < kNewAtOnce ? to.segments : kNewAtOnce;
+  if (shard_count() > kFewShards && to.segments != 0)
+    count = to.segments < kNewAtOnce / 2 ? to.segments * 2 : kNewAtOnce;
   std::uint64_t end = std::uint64_t{begin} + count * kSegmentSlices;
   if (end > arena.extent() / kSliceBytes) return false;
   if (!move_frontier(begin, static_cast<SliceIndex>(end))) return false;

@@ -294,7 +294,7 @@ std::uint32_t take_from_others(unsigned shard, unsigned size_class, void** block
     SlabClass& theirs = slabs_of(other, size_class);
     bool is_near = shards[other].node.load(std::memory_order_relaxed) ==
                    shards[shard].node.load(std::memory_order_relaxed);
-    bool is_left = everything || shards[other].threads.load(std::memory_order_relaxed) == 0;
+    bool is_left = everything || rdmalloc::is_left(shards[other]);
     // Looked at last: the line of a shard at work is its threads'.
     if (!is_left && (!is_near || !may_spare)) continue;
     has_looked = true;
