@@ -16,7 +16,7 @@ std::uint32_t threads() {
 // now. So a thread comes for a few loans, not for one for each class that it opens.
 std::uint64_t ahead_of(std::uint64_t left_bytes, std::uint64_t share) {
   std::uint64_t most = share < kMostShareBytes ? kMostShareBytes - share : 0;
-  std::uint64_t ahead = left_bytes / threads();
+  std::uint64_t ahead = left_bytes / (2 * std::uint64_t{threads()});
   if (ahead > kMostAheadBytes) ahead = kMostAheadBytes;
   if (ahead > most) ahead = most;
   return ahead / kLoanBytes * kLoanBytes;

@@ -47,7 +47,7 @@ TEST(Nodes, blocks_of_a_far_node_return_there_near_ones_go_to_the_depot) {
 
 // Those of its magazine are its next ones: as many as its frees are beyond the last full one. Seen
 // to fail without shrink_limit(): 159 of 1,705.
-TEST(Nodes, of_blocks_of_a_far_node_few_stay_with_the_thread_that_frees_them) {
+TEST(Nodes, of_blocks_of_a_far_node_few_stay_where_they_are_freed) {
   Resident near(0), far(kPlacesOfNode);
   size_t stayed = 0, freed = 0;
   for (size_t bytes = 2 * kKiB, count = 40; bytes <= 32 * kKiB; bytes += kKiB, count++) {
