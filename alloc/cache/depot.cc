@@ -53,9 +53,9 @@ TaggedStack<Magazine>& empties_of(unsigned shard) {
   return stack_of(shard, 0).full;
 }
 constexpr std::uint32_t kEmptiesOfShard = 128;  // 64 KiB
-// Of several shards: that one takes from the pool at once, whose words all shards write. Two pages.
-constexpr std::uint32_t kNewMagazines = 16;
-static_assert(kNewMagazines * sizeof(Magazine) == 2 * 4096);
+// Of several shards: that one takes from the pool at once, whose words all shards write. A page.
+constexpr std::uint32_t kNewMagazines = 8;
+static_assert(kNewMagazines * sizeof(Magazine) == 4096);
 
 // Magazines of the class that a shard may keep: all shards together as many as one alone. None of
 // spans where there is no other thread that they could be for: in the page heap slabs and blocks of
