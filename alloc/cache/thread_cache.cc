@@ -351,6 +351,8 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   cold.spare = nullptr;
   cold.limit = static_cast<std::uint8_t>(limit);
   cold.is_taken_from = false;
+  if (!cache.comes_after_others && cold.refills_alone_next == 0)
+    cold.refills_alone = cold.refills_alone_next = kFirstRefillsAlone;
   add_held(cache, size_class, cost_of(size_class, limit, is_short),
            own_part(cache, size_class, limit, is_short));
   set_bin(cache.bins[size_class], cold, 0);

@@ -64,10 +64,7 @@ struct alignas(64) ThreadCache {
     for (Bin& bin : bins) bin = {nothing_end, nothing_end};
     // What threads that ended left lies in depots, for those that come after them.
     comes_after_others = tls.load(std::memory_order_relaxed) != 0;
-    for (ColdBin& cold : cold_bins) {
-      cold = {};
-      cold.refills_alone = cold.refills_alone_next = comes_after_others ? 0 : kFirstRefillsAlone;
-    }
+    for (ColdBin& cold : cold_bins) cold = {};
     slow_events.store(0, std::memory_order_relaxed);
     age_cursor = 0;
     sum_at_look = 0;
