@@ -224,7 +224,7 @@ TEST_F(Reclaim, a_thread_comes_for_few_loans) {
       }
   });
   EXPECT_GT(most, 16 * rdmalloc::kLoanBytes);
-  EXPECT_LE(changes, 12);
+  EXPECT_LE(changes, 16) << "35 with loans for what is missing alone";
 }
 
 // Where membarrier() is refused, at first or once marks are set.
