@@ -149,7 +149,7 @@ bool take_new(PageHeap& to, TakenFor what) {
   std::uint32_t count = 1;
   if (shard_count() > kFewShards && to.segments != 0)
     count = to.segments < kNewAtOnce / 2 ? to.segments * 2 : kNewAtOnce;
-  std::uint64_t end = std::uint64_t{begin} + count * kSegmentSlices;
+  std::uint64_t end = begin + std::uint64_t{count} * kSegmentSlices;
   if (end > arena.extent() / kSliceBytes) return false;
   if (!move_frontier(begin, static_cast<SliceIndex>(end))) return false;
   for (SliceIndex s = begin; s < end; s += kSegmentSlices) {
