@@ -309,6 +309,16 @@ bool caches_reclaim_for_allocation() {
   return reclaimed_bytes() != before;
 }
 
+std::uint64_t cache_bytes(ThreadCache& cache) {
+  if ((cache.reclaim_state.load(kRelaxed) & kHasGaps) == 0) return held(cache);
+  std::uint64_t bytes = 0;
+  for (unsigned c = 1; c < kClasses; ++c) {
+    std::uint64_t blocks = count_above_gap(cache, c) + spare_count_of(cache, c);
+    bytes += blocks * class_info(c).block_bytes + (blocks != 0 ? sizeof(Magazine) : 0);
+  }
+  return bytes;
+}
+
 std::uint64_t reclaimed_bytes() {
   return reclaim.bytes.load(kRelaxed);
 }

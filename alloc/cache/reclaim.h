@@ -78,6 +78,9 @@ bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms);
 // Takes what all other threads hold, for an allocation that found no memory; with no lock held. It
 // waits for no other thread: false where one takes already, and where there was nothing.
 bool caches_reclaim_for_allocation();
+// What the cache of any thread holds, its magazines included: as much as it may hold, or what was
+// left to it. A moment's guess.
+std::uint64_t cache_bytes(ThreadCache& cache);
 // Bytes of blocks taken so far.
 std::uint64_t reclaimed_bytes();
 

@@ -1007,8 +1007,9 @@ void cache_resume(ThreadCache& cache) {
 CacheCounters cache_counters() {
   CacheCounters counters{loans.threads.load(std::memory_order_relaxed), 0, magazines.used() - 1};
   for (std::uint32_t i = 1; i < caches.used(); ++i) {
-    const ThreadCache& cache = *caches.at(i);
-    if (cache.thread_id.load(std::memory_order_relaxed) != 0) counters.cached_bytes += held(cache);
+    ThreadCache& cache = *caches.at(i);
+    if (cache.thread_id.load(std::memory_order_relaxed) != 0)
+      counters.cached_bytes += cache_bytes(cache);
   }
   return counters;
 }
