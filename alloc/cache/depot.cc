@@ -132,20 +132,23 @@ void fetch(const Magazine* magazine) {
 
 }  // namespace
 
-void depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
+bool depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
   std::uint8_t here = shards[shard].node.load(std::memory_order_relaxed);
   void* away[kMagazineSlots];
   std::uint32_t sent = 0, kept = 0;
+  bool are_on_top = true;
   for (std::uint32_t i = 0; i < magazine->count; ++i) {
     void* block = magazine->slots[i];
     unsigned home = slab_shard_of(block, size_class);
     bool is_near = shards[home].node.load(std::memory_order_relaxed) == here;
+    are_on_top = are_on_top && !(is_near && sent != 0);
     (is_near ? magazine->slots[kept++] : away[sent++]) = block;
   }
-  if (sent == 0) return;
+  if (sent == 0) return false;
   magazine->count = kept;
   shards[shard].remote_returned.fetch_add(sent, std::memory_order_relaxed);
   slab_give_back(size_class, away, sent);
+  return are_on_top;
 }
 
 bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine) {

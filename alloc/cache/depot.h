@@ -32,7 +32,8 @@ void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine);
 void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, bool is_taken_from);
 // Blocks of other nodes leave the magazine for their slabs: in the depot of this shard, and in the
 // cache of one of its threads, they would be handed for ever to threads that are far from them.
-void depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine);
+// Returns whether there were any, and all of them lay on top of the others.
+bool depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine);
 // Takes one from another shard of the same node, or nullptr; of blocks of up to 1 KiB also one that
 // is not full, where no thread is, or anywhere with `takes_rests`. Asks `most` of them; *from
 // remembers where to go on.

@@ -740,13 +740,15 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   depot_hand_over(cache.shard, size_class, full, cold.is_taken_from);
 }
 
-// Of several nodes: blocks of the others leave the class's loaded magazine. How many are left.
-std::uint32_t send_far_home(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
+// Of several nodes: blocks of the others leave the class's loaded magazine. How many are left;
+// whether those that left were the latest.
+std::uint32_t send_far_home(ThreadCache& cache, unsigned size_class, std::uint32_t count,
+                            bool* were_latest) {
   Bin& bin = cache.bins[size_class];
   const ColdBin& cold = cache.cold_bins[size_class];
   cold.loaded->count = count;
   set_bin(bin, cold, 0);
-  depot_return_remote_blocks(cache.shard, size_class, cold.loaded);
+  *were_latest = depot_return_remote_blocks(cache.shard, size_class, cold.loaded);
   set_bin(bin, cold, cold.loaded->count);
   return cold.loaded->count;
 }
@@ -771,11 +773,16 @@ void make_room(ThreadCache& cache, unsigned size_class) {
   ColdBin& cold = cache.cold_bins[size_class];
   std::uint32_t count = count_of(bin, cold);
   if (os::node_count() != 1) [[unlikely]] {
-    std::uint32_t near = send_far_home(cache, size_class, count);
-    if (near < count / 4) {
+    bool were_latest = false;
+    std::uint32_t near = send_far_home(cache, size_class, count, &were_latest);
+    // The thread frees what others had, and its own lie below: no room is made for more of that.
+    bool is_for_others = near < count / 4 || were_latest;
+    if (is_for_others && near <= count / 2) {
       shrink_limit(cache, size_class);
       set_bin(bin, cold, near);
     }
+    if (is_for_others && (near > count / 2 || near >= cold.limit))
+      return pass_on(cache, size_class, near);
     if (near <= count / 2 && near < cold.limit) return;
     count = near;
   }
