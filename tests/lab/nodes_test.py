@@ -115,8 +115,6 @@ def problems_of(found, processors):
             most = ROUNDING
             if number != 0 and pattern != "own" and is_short:
                 most = 0.1 if pattern == "crossed" else 1
-            elif number != 0 and pattern != "own" and name == "32 to 256 KiB":
-                most = 0.02 if pattern == "crossed" else 0.08  # spans of 64 KiB: the fast paths ask for no node
             if foreign(moment) > most:
                 yield f"{pattern}, {name}, round {number}: {foreign(moment):.1%} foreign, allowed {most:.1%}"
 
