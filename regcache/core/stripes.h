@@ -49,8 +49,8 @@ class RangeGuard {
 };
 
 // Calls fn(stripe) for each, held in turn: its own lock, of the wide one those of all. So no thread
-// waits for more than a 32nd of a walk through a domain of a million registrations. What fn finds
-// is true of each stripe at a moment of its own.
+// waits for a walk through the whole domain, but for what one stripe has, or the wide one: what
+// crosses a multiple of 4 MiB. What fn finds is true of each stripe at a moment of its own.
 template <class Fn>
 void each_stripe_in_turn(Domain& domain, Fn fn) {
   for (std::size_t i = 0; i < kStripes; ++i) {

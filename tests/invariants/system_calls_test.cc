@@ -104,10 +104,14 @@ void use_all_sizes() {
     for (void* block : blocks) rdmalloc_free(block);
   }
 }
-// What a thread keeps after the first time lies elsewhere than what it takes then.
+// What a thread keeps after the first time lies elsewhere than what it takes then. From the third
+// time on, however often, nothing is needed.
 void use_all_sizes_twice() {
   use_all_sizes();
   use_all_sizes();
+}
+void use_all_sizes_often() {
+  for (int i = 0; i < 20; i++) use_all_sizes();
 }
 void settle(const char* counter, uint64_t value) {
   while (rdmalloc_test::counter(counter) != value) usleep(1000);
@@ -146,7 +150,7 @@ const std::vector<Situation>& situations() {
       {"the start, and before each message", [] {}, [] { rdmalloc::standard_error_note(); }},
       {"the first allocation", [] {}, [] { use(100); }},
       {"malloc, calloc, realloc and free of what was there before", use_all_sizes_twice,
-       use_all_sizes},
+       use_all_sizes_often},
       {"malloc that needs more memory", [] { use(100); },
        [] {
          for (int i = 0; i < 3; i++) filled(4 * kMiB);
@@ -180,7 +184,7 @@ const std::vector<Situation>& situations() {
            _exit(WEXITSTATUS(status));
          }
        },
-       use_all_sizes},
+       use_all_sizes_often},
       {"`malloc_trim()`, `rdmalloc_purge()`", [] { rdmalloc_free(filled(4 * kMiB)); },
        [] { rdmalloc_malloc_trim(0); }},
       {"the program's first thread: which processors, nodes and limits of memory there are "
