@@ -1,5 +1,6 @@
 #include "alloc/cache/shards.h"
 
+#include "alloc/cache/bin_table.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/lock.h"
@@ -68,7 +69,7 @@ unsigned shard_here() {
 
 void shards_learn() {
   os::topology_learn(options().topology);
-  if (os::node_count() != 1) cache_note_nodes();
+  if (os::node_count() != 1) bin_table_note_nodes();
   if (options().topology.mode != os::TopologyMode::kOne && !limits_are_known())
     limits_take(os::memory_limits());
 }

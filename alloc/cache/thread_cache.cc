@@ -12,6 +12,7 @@
 #include "alloc/cache/reclaim.h"
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
+#include "alloc/cache/short_magazines.h"
 #include "alloc/core/fork.h"
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/init.h"
@@ -21,7 +22,6 @@
 #include "alloc/core/report.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
-#include "alloc/os/sanitizers.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/segments.h"
@@ -92,59 +92,6 @@ std::uint64_t cost_of(unsigned size_class, const ColdBin& cold) {
   return cost_of(size_class, cold.limit, cold.is_short) * (cold.spare != nullptr ? 2 : 1);
 }
 
-// ---- short magazines ----
-
-// Whether the class begins with one in a thread beside many: whole magazines of longer blocks would
-// not fit into it.
-constexpr bool begins_short(unsigned size_class) {
-  return class_info(size_class).whole > kShortSlots;
-}
-
-std::uint64_t own_part_of_sheet(const ThreadCache& cache) {
-  return cache.own_blocks == 0 ? 0 : sizeof(Magazine);
-}
-
-void put_short(ThreadCache& cache, Magazine* piece) {
-  piece->slots[0] = cache.free_short;
-  cache.free_short = piece;
-}
-
-[[gnu::noinline]] bool cut_sheet(ThreadCache& cache) {
-  Magazine* sheet = depot_take_empty(cache.shard);
-  if (sheet == nullptr) return false;
-  cache.sheets[cache.sheet_count] = magazines.index_of(sheet);
-  order_for_fork();
-  cache.sheet_count += 1;
-  add_held(cache, 0, sizeof(Magazine), own_part_of_sheet(cache));
-  auto* line = reinterpret_cast<char*>(sheet + 1);
-  for (std::uint32_t i = 0; i < kShortsOfSheet; ++i) {
-    line -= sizeof(Magazine) / kShortsOfSheet;
-    auto* piece = reinterpret_cast<Magazine*>(line);
-    piece->bottom = nullptr;
-    put_short(cache, piece);
-  }
-  return true;
-}
-
-// nullptr when there is none to be had.
-Magazine* take_short(ThreadCache& cache) {
-  if (cache.free_short == nullptr && !cut_sheet(cache)) return nullptr;
-  Magazine* piece = cache.free_short;
-  cache.free_short = static_cast<Magazine*>(piece->slots[0]);
-  return piece;
-}
-
-// Of a cache none of whose classes has a short magazine any more.
-void return_sheets(ThreadCache& cache) {
-  cache.free_short = nullptr;
-  while (cache.sheet_count != 0) {
-    cache.sheet_count -= 1;
-    order_for_fork();
-    subtract_held(cache, 0, sizeof(Magazine), own_part_of_sheet(cache));
-    depot_put_empty(cache.shard, magazines.at(cache.sheets[cache.sheet_count]));
-  }
-}
-
 // The class goes on in a magazine of full length. False when there is none to be had.
 [[gnu::noinline]] bool lengthen(ThreadCache& cache, unsigned size_class) {
   Magazine* longer = depot_take_empty(cache.shard);
@@ -160,20 +107,6 @@ void return_sheets(ThreadCache& cache) {
   set_bin(bin, cold, count);
   put_short(cache, piece);
   return true;
-}
-
-// What a short magazine holds goes where that of another would, and the line to its sheet.
-[[gnu::noinline]] void hand_over_short(ThreadCache& cache, unsigned size_class, Magazine* piece,
-                                       bool is_taken_from) {
-  Magazine* magazine = piece->count == 0 ? nullptr : depot_take_empty(cache.shard);
-  if (magazine != nullptr) {
-    magazine->count = piece->count;
-    std::memcpy(magazine->slots, piece->slots, piece->count * sizeof(void*));
-    depot_hand_over(cache.shard, size_class, magazine, is_taken_from);
-  } else {
-    slab_give_back(size_class, piece->slots, piece->count);
-  }
-  put_short(cache, piece);
 }
 
 // The first `part` blocks of a magazine that no bin works on leave it.
@@ -800,42 +733,6 @@ void make_room(ThreadCache& cache, unsigned size_class) {
   swap_magazines(bin, cold, count);
 }
 
-// ---- the table of bins (thread_cache.h) ----
-
-// The last step of a class.
-std::uint8_t& last_step_of(unsigned size_class) {
-  return detail::bin_offsets.of[size_class == 1 ? 24 / 8 : block_bytes_of(size_class) / 8];
-}
-bool has_steps(unsigned size_class) {
-  return std::atomic_ref<std::uint8_t>(last_step_of(size_class)).load(std::memory_order_relaxed) !=
-         0;
-}
-void set_steps(unsigned size_class, std::uint8_t offset) {
-  std::uint8_t* end = &last_step_of(size_class) + 1;
-  // There is no class below 1.
-  std::uint8_t* step =
-      size_class == 1 ? &detail::bin_offsets.of[1] : &last_step_of(size_class - 1) + 1;
-  if (!os::kThreadSanitizer) {
-    // Bytes, which no reader sees half written; one by one they took 30,000 instructions.
-    std::memset(step, offset, static_cast<std::size_t>(end - step));
-    return;
-  }
-  for (; step != end; ++step)
-    std::atomic_ref<std::uint8_t>(*step).store(offset, std::memory_order_relaxed);
-}
-void enter_steps(unsigned size_class) {
-  set_steps(size_class, static_cast<std::uint8_t>(size_class * sizeof(Bin) / 8));
-}
-
-// For the fast path, which does not ask where a block's pages are.
-[[gnu::cold, gnu::noinline]] void enter_span_steps(unsigned size_class) {
-  enter_steps(size_class);
-  // seq_cst, against cache_note_nodes(): this thread sees that there are several nodes, or that one
-  // sees what is to go.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (os::node_count() != 1) cache_note_nodes();
-}
-
 // Of a block that this thread holds: whether its pages are of another node than the thread is at.
 bool is_far_span(const void* block) {
   return arena.span(arena.slice_of(reinterpret_cast<std::uintptr_t>(block))).node !=
@@ -863,7 +760,6 @@ void* allocate_slowly(unsigned size_class) {
 namespace detail {
 constinit ThreadCache empty_cache{nothing + 1};
 thread_local constinit ThreadCache* this_cache = &empty_cache;
-constinit BinOffsets bin_offsets = {};
 }  // namespace detail
 
 // nullptr, and ENOMEM, when that was in vain. A slab of eight slices wants them in one piece; where
@@ -911,7 +807,7 @@ void* cache_try_allocate_span(unsigned size_class) {
   void* block = cache_try_allocate(size_class);
   if (os::node_count() != 1) [[unlikely]]
     return near_span(block, size_class);
-  if (block != nullptr && !has_steps(size_class)) enter_span_steps(size_class);
+  if (block != nullptr && !bin_table_has(size_class)) bin_table_enter_span(size_class);
   return block;
 }
 
@@ -957,14 +853,8 @@ void cache_give_up_spans(std::uint32_t slices) {
   give_up_spans(*cache, slices);
 }
 
-void cache_note_nodes() {
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // see enter_span_steps()
-  for (unsigned c = kFirstSpanClass; c < kClasses; ++c)
-    if (has_steps(c)) set_steps(c, 0);
-}
-
 int cache_init() {
-  for (unsigned c = 1; c <= kSmallClasses; ++c) enter_steps(c);
+  bin_table_init();
   if (int error = magazines.reserve(reserved_for_magazines(arena.room_bytes))) return error;
   if (int error = caches.reserve(reserved_for_caches(arena.room_bytes))) return error;
   if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;

@@ -14,12 +14,12 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/cache/bin_table.h"
 #include "alloc/cache/magazine.h"
 #include "alloc/cache/take_back.h"
 #include "alloc/core/fork.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/size_class.h"
-#include "alloc/os/sanitizers.h"
 #include "alloc/pages/arena.h"
 #include "alloc/slabs/in_use.h"
 
@@ -133,41 +133,6 @@ void cache_free_slow(void* block, unsigned size_class);
 // between a fork loses them to the child, but never gives them to two. This keeps the compiler from
 // changing that order: order_for_fork(); the kernel does not (fork.h).
 
-// Where the bin for so many bytes lies, in words of 8 bytes from a thread's first bin. A table,
-// since a branch between kinds of classes is mispredicted where sizes come mixed. One up to 256
-// bytes: larson took a sixth longer, alloc-test a twentieth. Up to 4 KiB: 64 live blocks of 2 to 6
-// KiB took 13 ns for 7 now, of 64 B to 64 KiB 11 for 6. Up to 64 KiB: 16 live blocks of 32 to 128
-// KiB took 12 ns for 6 now. 0 is the bin of class 0, always empty, which sends the caller to the
-// slow path: of 0 bytes, of all before the initialisation, and of spans until a thread takes a
-// second one of their length. So the pages of the table for spans are backed where they serve.
-inline constexpr std::size_t kStepMax = 262144;  // the table's end; it has steps of 8 bytes
-static_assert(kStepMax == kCachedMax);
-struct BinOffsets {
-  std::uint8_t of[kStepMax / 8 + 1];
-};
-static_assert(kBins * sizeof(Bin) / 8 <= UINT8_MAX);
-namespace detail {
-// Relaxed, where threads run: a step that is not seen yet sends a malloc to the slow path.
-extern constinit BinOffsets bin_offsets;
-}  // namespace detail
-[[gnu::always_inline]] inline std::size_t bin_offset_of(std::size_t bytes) {
-  std::uint8_t& offset = detail::bin_offsets.of[(bytes + 7) / 8];
-  // A byte is read whole; said to the compiler as well, calloc took an instruction more.
-  if (os::kThreadSanitizer)
-    return std::atomic_ref<std::uint8_t>(offset).load(std::memory_order_relaxed);
-  return offset;
-}
-// No class ends within a step: all sizes of one are of the class of its last.
-constexpr bool steps_are_right(std::size_t first, std::size_t last) {
-  for (std::size_t bytes = first; bytes <= last; bytes += 8)
-    if (class_of(bytes - 7) != class_of(bytes)) return false;
-  return true;
-}
-// In parts, since Clang stops after 2^20 steps.
-static_assert(steps_are_right(8, kSmallMax / 2) && steps_are_right(kSmallMax / 2, kSmallMax));
-static_assert(steps_are_right(kSmallMax, kSmallMax * 3) &&
-              steps_are_right(kSmallMax * 3, kStepMax));
-
 // A block that this thread holds in the bin at this offset; nullptr when it is empty. Two dependent
 // loads on the way.
 [[gnu::always_inline]] inline void* cache_try_allocate_at(std::size_t bin_offset) {
@@ -218,10 +183,6 @@ void cache_flush_this_thread();
 // Gives some of the spans that it or its shard's depot holds to the page heap: for a large block of
 // so many slices that took pages which were never used.
 void cache_give_up_spans(std::uint32_t slices);
-
-// The table's steps of spans go, as they find blocks of other nodes as well: of the one thread that
-// has learned that there are several.
-void cache_note_nodes();
 
 // Called once at initialisation: the table, pools and the key whose destructor flushes at thread
 // exit. 0 or a negative errno.

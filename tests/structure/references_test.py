@@ -136,7 +136,7 @@ class References(unittest.TestCase):
         slots = constant("alloc/core/size_class.h", "kMagazineSlots")
         first = constant("alloc/cache/thread_cache.cc", "kFirstLimit")
         classes = constant("alloc/core/size_class.h", "kFineMax") // 16 + 8 * 7
-        steps = constant("alloc/cache/thread_cache.h", "kStepMax") // 8 + 1
+        steps = constant("alloc/cache/bin_table.h", "kStepMax") // 8 + 1
         blocks = "docs/decisions/0006-blocks-and-threads.md"
         for document, pattern, values in [
                 (blocks, r"`ret`, free (\d+):", [count("free(64)")]),

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/cache/bin_table.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/shares.h"
@@ -98,7 +99,7 @@ TEST(CachedSpans, the_fast_path_knows_them_from_the_second_on) {
       size_t least = bytes - 64 * kKiB + 1,
              bin = rdmalloc::class_of(bytes) * sizeof(rdmalloc::Bin) / 8;
       if (bytes == 64 * kKiB) least = 32 * kKiB + 1;
-      rdmalloc::cache_note_nodes();
+      rdmalloc::bin_table_note_nodes();
       rdmalloc_free(filled(bytes));
       EXPECT_EQ(rdmalloc::bin_offset_of(bytes), 0u) << "it is the first";
       rdmalloc_free(filled(bytes));
@@ -108,7 +109,7 @@ TEST(CachedSpans, the_fast_path_knows_them_from_the_second_on) {
       if (bytes < 256 * kKiB) {
         EXPECT_EQ(rdmalloc::bin_offset_of(bytes + 1), 0u);
       }
-      rdmalloc::cache_note_nodes();
+      rdmalloc::bin_table_note_nodes();
       EXPECT_EQ(rdmalloc::bin_offset_of(bytes), 0u) << "there may be others' blocks in the cache";
     }
   });
