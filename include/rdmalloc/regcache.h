@@ -223,7 +223,8 @@ struct rdmalloc_domain_counters {
 };
 /** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Takes time in proportion to the number of
  *  registrations, since hits and holders are counted in each; the others go on meanwhile, so `hits`
- *  and `in_use` are of the moments at which their parts were looked at. Any thread. */
+ *  and `in_use` are of the moments at which their parts were looked at, `in_use` at most
+ *  `live_count`. Any thread. */
 RDMALLOC_API int rdmalloc_domain_stats(struct rdmalloc_domain* domain,
                                        struct rdmalloc_domain_counters* stats);
 

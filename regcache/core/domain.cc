@@ -456,6 +456,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
     stats.hits += stripe.counters.hits;
     visit_all(stripe.by_range.root(), add);
   });
+  // One counted may have gone since, and another come.
+  stats.in_use = std::min(stats.in_use, stats.live_count);
   stats.memlock_limit_bytes = memlock.limit;
   stats.memlock_left_bytes = memlock.left;
   rdmalloc::write_struct(stats, wanted);
