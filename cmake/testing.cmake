@@ -75,7 +75,7 @@ set(RDMALLOC_DEFAULT_TIMEOUT 60)
 set(RDMALLOC_SANITIZER_ENVIRONMENT
   "ASAN_OPTIONS=abort_on_error=1:detect_stack_use_after_return=1"
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
-  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50")
+  "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan_suppressions.txt")
 
 # Sets `result` to whether a test of these VARIANTS belongs to this build.
 function(rdmalloc_test_wanted variants default result)
