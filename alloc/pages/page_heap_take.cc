@@ -268,7 +268,7 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t align
 // is very much longer, while there is another: a long buffer would miss it.
 SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, std::uint32_t alignment,
                       unsigned node) {
-  constexpr std::uint64_t kMostTimesLonger = 16;
+  constexpr std::uint64_t kMostTimesLonger = 8;
   FreeSpans::Latest latest =
       retained.find_latest(slices, alignment, kMostTimesLonger * slices, node);
   if (latest.own != 0) return latest.own;

@@ -12,7 +12,7 @@
 // list (makes_place_whole), pieces_of_… with none, a_block_of_another_length_… with all runs
 // released, neighbours_are_one_… and slabs_… with a list that stays; slabs_leave_… with places on
 // the list that count for none, slabs_find_… without quick_release_place();
-// of_equal_runs_… with the one freed last.
+// of_equal_runs_… with the one freed last; a_buffer_leaves_… with places up to 16 times as long.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
@@ -92,6 +92,22 @@ TEST_F(Places, a_shorter_buffer_lies_where_a_longer_one_lay) {
   for (size_t bytes : {12 * kMiB + 1, 8 * kMiB, 258048ul, 5 * kMiB})
     EXPECT_EQ(passing_buffer(bytes), place) << bytes;
   EXPECT_EQ(passing_buffer(16 * kMiB), place);
+}
+
+// Arrays of 240 KB and 4 MB, as mpi4py has them: the long ones are registered whole.
+TEST_F(Places, a_buffer_leaves_a_place_more_than_8_times_as_long_whole) {
+  constexpr size_t kShort = 240'000, kMiddle = 1'900'000, kLong = 4'000'000;
+  char* middle = buffer(kMiddle);
+  char* stays[2] = {buffer(kShort), nullptr};
+  char* longest = buffer(kLong);
+  stays[1] = buffer(kShort);
+  rdmalloc_free(middle);
+  rdmalloc_free(longest);
+  char* block = buffer(kShort);
+  EXPECT_EQ(block, middle);
+  EXPECT_EQ(passing_buffer(kLong), longest);
+  rdmalloc_free(block);
+  for (char* stay : stays) rdmalloc_free(stay);
 }
 
 TEST_F(Places, a_longer_buffer_begins_where_the_longest_so_far_began) {
