@@ -54,7 +54,10 @@ unsigned make_shard(unsigned place) {
     }
   }
   // The others' shares are smaller from now on.
-  if (made != 0) depot_fit();
+  if (made != 0) {
+    limits_note_shards();
+    depot_fit();
+  }
   return made;
 }
 

@@ -35,7 +35,7 @@ struct Options {
   StatsAtExit stats_at_exit = StatsAtExit::kNone;
   Rank rank;                               // in a parallel job, as its launcher says
   std::uint64_t decay_ms = 5000;           // decisions/0007-free-pages.md
-  std::uint64_t dirty_max_bytes = 0;       // 0: a quarter of the memory there is, 512 MiB at most
+  std::uint64_t dirty_max_bytes = 0;       // 0: see limits.h
   std::uint64_t limit_bytes = UINT64_MAX;  // spans in use at most; dirty ones go as it comes near
   std::uint64_t arena_bytes = 0;           // 0: 1 TiB or four times the memory there is
   os::TopologySource topology;             // RDMALLOC_TOPOLOGY

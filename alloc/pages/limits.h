@@ -3,7 +3,8 @@
 //
 //   RDMALLOC_LIMIT       spans in use never take more; free ones go back early enough
 //   RDMALLOC_DIRTY_MAX   the ceiling of free ones: without it a quarter of the machine's memory or
-//                        of the cgroup's, memory.high or memory.max
+//                        of the cgroup's, memory.high or memory.max; 512 MiB at most, or 32 for
+//                        each shard
 //   a small cgroup       as RDMALLOC_LIMIT, but no allocation fails for it: where spans in use take
 //                        more than its half, caches are emptied first (page_heap_set_room)
 #pragma once
@@ -27,6 +28,9 @@ bool limits_are_known();
 // What they say of cgroups later on, once the first is known. Returns whether it is less than
 // before, by an eighth at least. With the purge turn.
 bool limits_note_cgroup(std::uint64_t cgroup_bytes);
+
+// There is another shard: what was not set goes with their number. Any thread, in malloc too.
+void limits_note_shards();
 
 std::uint64_t limits_dirty_max_bytes();
 void limits_set_dirty_max_bytes(std::uint64_t bytes);
