@@ -4,6 +4,7 @@
 #include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
+#include "alloc/pages/places.h"
 #include "alloc/pages/segments.h"
 
 namespace rdmalloc {
@@ -297,7 +298,7 @@ SpanKind left_by(const Span& span) {
   SpanWord word = span.load();
   bool is_one_block = is_large(word.kind) || is_span_class(word.size_class);
   bool is_buffer = is_one_block && word.slices >= kBufferSlices;
-  return is_buffer && !span.has_grown ? SpanKind::kFreeRetained : SpanKind::kFreeDirty;
+  return is_buffer && !span.has_grown ? kind_of_place() : SpanKind::kFreeDirty;
 }
 
 // False, and nothing done: it is no span in use, nor of that class where one is named.
@@ -422,6 +423,10 @@ bool page_heap_dirty_has_grown() {
   return limit_slices() != UINT64_MAX ||
          (shared.dirty_has_grown.load(std::memory_order_relaxed) &&
           shared.dirty_has_grown.exchange(false, std::memory_order_relaxed));
+}
+
+void page_heap_keep_places() {
+  shared.keeps_places.store(true, std::memory_order_relaxed);
 }
 
 void page_heap_allow_dirty(std::uint64_t more) {

@@ -78,6 +78,9 @@ struct Shared {
   // before the first segment goes there. Relaxed: the owner of a block there has it from one that
   // saw it.
   std::atomic<bool> has_segments{false};
+  // See places.h. Relaxed: a buffer that is freed meanwhile leaves the one or the
+  // other.
+  std::atomic<bool> keeps_places{false};
   // See page_heap_dirty_has_grown(). Relaxed but where it is asked for.
   std::atomic<std::uint64_t> dirty_allowance{1};
   std::atomic<bool> dirty_has_grown{false};
@@ -104,6 +107,12 @@ inline bool is_central(const PageHeap& heap) {
 inline FreeSpans& family(PageHeap& heap, SpanKind kind) {
   if (kind == SpanKind::kFreeClean) return heap.clean;
   return kind == SpanKind::kFreeRetained ? heap.retained : heap.dirty;
+}
+
+// The family of what a buffer leaves: see places.h.
+inline SpanKind kind_of_place() {
+  return shared.keeps_places.load(std::memory_order_relaxed) ? SpanKind::kFreeRetained
+                                                             : SpanKind::kFreeDirty;
 }
 
 inline std::uint32_t now_ms() {
