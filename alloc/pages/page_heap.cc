@@ -4,10 +4,13 @@
 #include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
-#include "alloc/pages/places.h"
 #include "alloc/pages/segments.h"
 
 namespace rdmalloc {
+
+namespace detail {
+constinit std::atomic<bool> keeps_places{false};
+}  // namespace detail
 
 namespace page_heap_state {
 
@@ -423,10 +426,6 @@ bool page_heap_dirty_has_grown() {
   return limit_slices() != UINT64_MAX ||
          (shared.dirty_has_grown.load(std::memory_order_relaxed) &&
           shared.dirty_has_grown.exchange(false, std::memory_order_relaxed));
-}
-
-void page_heap_keep_places() {
-  shared.keeps_places.store(true, std::memory_order_relaxed);
 }
 
 void page_heap_allow_dirty(std::uint64_t more) {

@@ -10,6 +10,7 @@
 #include "alloc/os/topology.h"
 #include "alloc/pages/free_spans.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/places.h"
 #include "alloc/pages/segments.h"
 
 namespace rdmalloc::page_heap_state {
@@ -78,9 +79,6 @@ struct Shared {
   // before the first segment goes there. Relaxed: the owner of a block there has it from one that
   // saw it.
   std::atomic<bool> has_segments{false};
-  // See places.h. Relaxed: a buffer that is freed meanwhile leaves the one or the
-  // other.
-  std::atomic<bool> keeps_places{false};
   // See page_heap_dirty_has_grown(). Relaxed but where it is asked for.
   std::atomic<std::uint64_t> dirty_allowance{1};
   std::atomic<bool> dirty_has_grown{false};
@@ -109,10 +107,13 @@ inline FreeSpans& family(PageHeap& heap, SpanKind kind) {
   return kind == SpanKind::kFreeRetained ? heap.retained : heap.dirty;
 }
 
-// The family of what a buffer leaves: see places.h.
+// See places.h.
+inline bool keeps_places() {
+  return shard_count() != 1 || detail::keeps_places.load(std::memory_order_relaxed);
+}
+// The family of what a buffer leaves.
 inline SpanKind kind_of_place() {
-  return shared.keeps_places.load(std::memory_order_relaxed) ? SpanKind::kFreeRetained
-                                                             : SpanKind::kFreeDirty;
+  return keeps_places() ? SpanKind::kFreeRetained : SpanKind::kFreeDirty;
 }
 
 inline std::uint32_t now_ms() {

@@ -333,7 +333,8 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   // the program has gone on to longer ones.
   if (shard_count() != 1 && quick_release_left_alone(heap, slices))
     return take_for_buffer(heap, slices, alignment, what, is_zero);
-  if (SliceIndex taken = take_backed_and_more(heap, slices, alignment)) return taken;
+  if (!keeps_places())
+    if (SliceIndex taken = take_backed_and_more(heap, slices, alignment)) return taken;
   SliceIndex taken = take_clean(heap, slices, alignment, what);
   *is_zero = taken != 0;
   return taken;

@@ -318,7 +318,6 @@ void notifiers_rescan() {
 void notifiers_begin_purging() {
   for (const char* function : {kOpalFunction, kUcmFunction, kFabricFunction})
     if (is_loaded(function)) {
-      page_heap_keep_places();
       purge_thread_start();
       return;
     }
