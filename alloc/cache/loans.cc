@@ -22,6 +22,25 @@ std::uint64_t ahead_of(std::uint64_t left_bytes, std::uint64_t share) {
   return ahead / kLoanBytes * kLoanBytes;
 }
 
+std::uint64_t lent() {
+  return loans.lent_bytes.load(std::memory_order_relaxed);
+}
+
+// What each may borrow in any case.
+std::uint64_t part_of_each(std::uint64_t most) {
+  return most / threads() / kLoanBytes * kLoanBytes;
+}
+
+// What is lent beyond that.
+std::uint64_t most_beyond_parts(std::uint64_t most) {
+  return most - most / kLeftForParts;
+}
+
+bool refuse(ThreadCache& cache) {
+  cache.was_refused = true;
+  return false;
+}
+
 bool borrow(ThreadCache& cache, std::uint64_t missing) {
   std::uint64_t loan = (missing + kLoanBytes - 1) / kLoanBytes * kLoanBytes;
   std::uint64_t share = share_bytes(cache) + loan;
@@ -33,14 +52,14 @@ bool borrow(ThreadCache& cache, std::uint64_t missing) {
   if (cache.was_refused && events - cache.refused_at < kEventsRefused) return false;
   cache.refused_at = events;
   std::uint64_t most = lent_bytes_of(threads());
-  if (cache.was_refused && loans.lent_bytes.load(std::memory_order_relaxed) + loan > most)
-    return false;
+  if (cache.lent_bytes + loan > part_of_each(most)) most = most_beyond_parts(most);
+  if (cache.was_refused && lent() + loan > most) return refuse(cache);
   std::uint64_t before = loans.lent_bytes.fetch_add(loan, std::memory_order_relaxed);
-  cache.was_refused = before + loan > most;
-  if (cache.was_refused) {
+  if (before + loan > most) {
     loans.lent_bytes.fetch_sub(loan, std::memory_order_relaxed);
-    return false;
+    return refuse(cache);
   }
+  cache.was_refused = false;
   cache.lent_bytes += loan;
   // The line is here now.
   std::uint64_t ahead = ahead_of(most - before - loan, share);
@@ -82,6 +101,18 @@ void return_unused(ThreadCache& cache) {
   if (unused > cache.lent_bytes) unused = cache.lent_bytes;
   // What it has a use for by turns stays.
   if (unused * 2 > cache.lent_bytes) give_back(cache, unused);
+}
+
+bool return_excess(ThreadCache& cache) {
+  std::uint64_t most = lent_bytes_of(threads());
+  std::uint64_t all = lent(), free_for_all = most_beyond_parts(most);
+  if (all <= free_for_all) return false;
+  std::uint64_t excess = cache.lent_bytes - part_of_each(most);
+  if (excess > all - free_for_all) excess = all - free_for_all;
+  if (excess > kMostReturnedBytes) excess = kMostReturnedBytes;
+  cache.was_refused = true;
+  give_back(cache, excess);
+  return true;
 }
 
 void return_loan(ThreadCache& cache) {

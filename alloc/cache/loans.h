@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "alloc/cache/shares.h"
 #include "alloc/cache/thread_cache.h"
 
 namespace rdmalloc {
@@ -49,6 +50,14 @@ bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class);
 bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more);
 // What the cache does not need of its loan goes back, but for one part, if that is more than half.
 void return_unused(ThreadCache& cache);
+// Whether the cache has borrowed more than its part.
+inline bool has_excess(const ThreadCache& cache) {
+  std::uint64_t threads = loans.threads.load(std::memory_order_relaxed);
+  return cache.lent_bytes > kLoanBytes && cache.lent_bytes * threads > lent_bytes_of(threads);
+}
+// Then, and where little is left of what is lent, it gives back some of that: whether it had to.
+// Its owner makes room at once.
+bool return_excess(ThreadCache& cache);
 void return_loan(ThreadCache& cache);
 
 }  // namespace rdmalloc

@@ -45,6 +45,8 @@ constexpr std::uint32_t kFirstLimitOfMany = 1;
 // Every so many trips to the slow path a thread looks at one class that it may not use any more: at
 // eight of them in each 32nd, one call gave hundreds of blocks up.
 constexpr std::uint32_t kEventsPerAge = 4;
+// A class that came to the slow path less often since the last look at it, of 324 trips of all.
+constexpr std::uint8_t kFewMisses = 4, kMostMisses = 15;
 // And every so many, or so many large blocks, where it runs.
 constexpr std::uint32_t kEventsPerLook = 32;
 // And every so many a thread that frees lets the purge thread know that caches are in use.
@@ -201,18 +203,72 @@ void drop_left(ThreadCache& cache) {
   drop_all(cache);
 }
 
+// Of a class that may hold more than the thread's own blocks: its spare goes, or a quarter of what
+// it may hold, with what it has above that.
+void shrink_class(ThreadCache& cache, unsigned size_class) {
+  Bin& bin = cache.bins[size_class];
+  ColdBin& cold = cache.cold_bins[size_class];
+  if (cold.loaded == nullptr || is_span_class(size_class)) return;
+  std::uint64_t cost = cost_of(size_class, cold);
+  if (Magazine* spare = cold.spare; spare != nullptr) {
+    cold.spare = nullptr;
+    order_for_fork();
+    subtract_held(cache, size_class, cost / 2, 0);
+    return depot_hand_over(cache.shard, size_class, spare, cold.is_taken_from);
+  }
+  std::uint32_t least = cache.own_blocks == 0 ? 1 : cache.own_blocks;
+  std::uint32_t limit = cold.limit * 3u / 4;
+  if (limit < least) limit = least;
+  if (limit >= cold.limit) return;
+  std::uint32_t count = count_of(bin, cold);
+  std::uint64_t own = own_part(cache, size_class, cold.limit, cold.is_short);
+  cold.limit = static_cast<std::uint8_t>(limit);
+  subtract_held(cache, size_class, cost - cost_of(size_class, cold),
+                own - own_part(cache, size_class, limit, cold.is_short));
+  if (count > limit) {
+    cold.loaded->count = count;
+    set_bin(bin, cold, 0);
+    hand_over_part(cache, size_class, cold.loaded, count - limit, cold.is_taken_from);
+    count = limit;
+  }
+  set_bin(bin, cold, count);
+}
+
+unsigned next_to_age(ThreadCache& cache) {
+  unsigned c = cache.age_cursor + 1;
+  cache.age_cursor = c % (kClasses - 1);
+  return c;
+}
+
+// All classes together, in turn, until the cache holds what it may.
+void shrink_classes(ThreadCache& cache) {
+  std::uint64_t share = share_bytes(cache);
+  for (unsigned looked = 0; charged(cache) > share && looked < 4 * kClasses; ++looked)
+    shrink_class(cache, next_to_age(cache));
+}
+
+// Of a thread that was refused a loan: what came to the slow path less often than others gives them
+// a part.
+[[gnu::noinline]] void age_refused(ThreadCache& cache, unsigned size_class) {
+  ColdBin& cold = cache.cold_bins[size_class];
+  if (cold.misses < kFewMisses) shrink_class(cache, size_class);
+  cold.misses = 0;
+  cold.slot_at_age = slot_of(cache.bins[size_class].top);
+}
+
 // Runs on the slow path of the thread itself: a class that did not move since the last look gives
 // its blocks up. With many threads a share shrinks; then each class looked at goes.
 void age(ThreadCache& cache) {
   bool is_over_share = !may_hold(cache, 0, 0);
-  unsigned c = cache.age_cursor + 1;
-  cache.age_cursor = c % (kClasses - 1);
+  unsigned c = next_to_age(cache);
   ColdBin& cold = cache.cold_bins[c];
   std::uint32_t slot = slot_of(cache.bins[c].top);
   if (is_over_share || slot == cold.slot_at_age)
     drop_class(cache, c);
   else
     cold.slot_at_age = slot;
+  if (cache.was_refused) [[unlikely]]
+    age_refused(cache, c);
   if (cache.age_cursor == 0) return_unused(cache);
 }
 
@@ -237,12 +293,20 @@ void enter_shard(ThreadCache& cache) {
   cache.shard = static_cast<std::uint8_t>(shard);
 }
 
+void note_miss(const ThreadCache& cache, ColdBin& cold) {
+  if (!cache.was_refused || cold.misses == kMostMisses) return;
+  cold.misses = (cold.misses + 1) & kMostMisses;
+}
+
 void note_slow_event(ThreadCache& cache) {
   if (cache.take_backs_seen != take_backs()) [[unlikely]]
     give_up(cache);
   std::uint32_t events = cache.slow_events.load(std::memory_order_relaxed) + 1;
   cache.slow_events.store(events, std::memory_order_relaxed);
   if (events % kEventsPerLook == 0 && !may_stay(cache)) enter_shard(cache);
+  // One that has most of what is lent comes here seldom.
+  if (has_excess(cache) && return_excess(cache)) [[unlikely]]
+    shrink_classes(cache);
   if (events % kEventsPerAge == 0) age(cache);
 }
 
@@ -251,9 +315,7 @@ void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
   if (may_hold(cache, bytes, keep)) return;
   std::uint64_t share = share_bytes(cache);
   for (unsigned looked = 0; charged(cache) + bytes > share && looked < kClasses; ++looked) {
-    unsigned c = cache.age_cursor + 1;
-    cache.age_cursor = c % (kClasses - 1);
-    if (c != keep) drop_class(cache, c);
+    if (unsigned c = next_to_age(cache); c != keep) drop_class(cache, c);
   }
 }
 
@@ -269,8 +331,12 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
     return cost_of(size_class, limit, is_short) - own_part(cache, size_class, limit, is_short) +
            sheet;
   };
-  // One class may have a quarter of the share, and a single block in any case.
+  // One class may have a quarter of the share, and a single block in any case. Beside many threads
+  // it begins with that where more would take other classes' place: 32 threads of 1 to 32 KiB left
+  // the fast path at each second operation.
   while (limit > 1 && charge() > share / 4) limit /= 2;
+  bool are_many = loans.threads.load(std::memory_order_relaxed) > kFirstThreads;
+  if (limit > 1 && are_many && !may_hold(cache, charge(), size_class)) limit = 1;
   // Of small blocks one in any case; for a span no other class is given up.
   if (!is_span_class(size_class))
     make_share(cache, charge(), size_class);
@@ -492,9 +558,11 @@ void swap_magazines(Bin& bin, ColdBin& cold, std::uint32_t count) {
   set_bin(bin, cold, spare->count);
 }
 
-// Blocks that a thread takes of slabs at once.
-std::uint32_t refill_of(unsigned size_class, const ColdBin& cold) {
+// Blocks that a thread takes of slabs at once: half of what the class may hold, where it can't hold
+// more (keeps_half).
+std::uint32_t refill_of(const ThreadCache& cache, unsigned size_class, const ColdBin& cold) {
   std::uint32_t most = class_info(size_class).magazine_max;
+  if (cache.was_refused && cold.limit > 2) most = (cold.limit + 1u) / 2;
   return cold.limit < most ? cold.limit : most;
 }
 
@@ -521,7 +589,7 @@ void note_steal(ColdBin& cold, bool has_found) {
 std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& cold,
                              Magazine** filled) {
   unsigned shard = cache.shard;
-  std::uint32_t wanted = refill_of(size_class, cold);
+  std::uint32_t wanted = refill_of(cache, size_class, cold);
   std::uint32_t got = slab_take_used(shard, size_class, cold.loaded->slots, wanted);
   if (got != 0) return got;
   // Of few shards there are no more lines to look at than that.
@@ -590,7 +658,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     depot_put_empty(cache.shard, empty);
     return true;
   }
-  std::uint32_t wanted = refill_of(size_class, cold);
+  std::uint32_t wanted = refill_of(cache, size_class, cold);
   std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, wanted);
   if (got == 1 && is_span_class(size_class) && is_new_span(cold.loaded->slots[0])) [[unlikely]]
     give_up_spans(cache, class_info(size_class).slab_slices);
@@ -636,8 +704,18 @@ bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
   return true;
 }
 
+// Whether half of a class's loaded magazine stays when it is full: of long blocks with two
+// magazines' length; and of a thread that has no more to hold, where what it has of a class goes to
+// and fro about the half that a refill takes.
+[[gnu::always_inline]] inline bool keeps_half(const ThreadCache& cache, unsigned size_class,
+                                              const ColdBin& cold, std::uint32_t count) {
+  const ClassInfo& info = class_info(size_class);
+  if (!has_spare(size_class) && count >= 2u * info.whole) return true;
+  return count > info.magazine_max || (cache.was_refused && cold.spare == nullptr && count > 2);
+}
+
 // Empties the class's loaded magazine, which can't be kept: to the depot when it is full, else to
-// the slabs. Of twice as many, those that were freed last stay, up to half of what the class may
+// the slabs. Of what keeps half, those that were freed last stay, up to half of what the class may
 // hold: it has room then, also where a magazine came with more than that.
 void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Bin& bin = cache.bins[size_class];
@@ -645,17 +723,22 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Magazine* full = cold.loaded;
   const ClassInfo& info = class_info(size_class);
   std::uint32_t kept = 0;
-  if (!has_spare(size_class) && cold.is_taken_from && count >= 2u * info.whole)
+  if (cold.is_taken_from && keeps_half(cache, size_class, cold, count))
     kept = (count < cold.limit ? count : cold.limit) / 2;
   std::uint32_t part = count - kept;
   bool is_for = !cold.is_short && is_for_depot(size_class, part);
   Magazine* empty = is_for ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     set_bin(bin, cold, 0);
-    if (!cold.is_taken_from || class_info(size_class).slab_slices != 1)
-      return slab_give_back(size_class, full->slots, count);
-    full->count = count;
-    return depot_put_some(cache.shard, size_class, full);
+    if (cold.is_taken_from && info.slab_slices == 1) {
+      full->count = part;
+      depot_put_some(cache.shard, size_class, full);
+    } else {
+      slab_give_back(size_class, full->slots, part);
+    }
+    if (kept == 0) return;
+    std::memmove(full->slots, full->slots + part, kept * sizeof(void*));
+    return set_bin(bin, cold, kept);
   }
   if (kept != 0) {
     set_bin(bin, cold, 0);
@@ -749,6 +832,7 @@ void* allocate_slowly(unsigned size_class) {
   note_slow_event(*cache);
   if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
     return allocate_without_cache(size_class);
+  note_miss(*cache, cache->cold_bins[size_class]);
   Bin& bin = cache->bins[size_class];
   // make_cache() and the like may have come back through malloc and filled the bin.
   if (bin.top[-1] == nullptr && !refill(*cache, size_class)) return nullptr;
@@ -828,6 +912,7 @@ void cache_free_slow(void* block, unsigned size_class) {
     purge_note_caches_grow();
   if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
     return slab_give_back(size_class, &block, 1);
+  note_miss(*cache, cache->cold_bins[size_class]);
   Bin& bin = cache->bins[size_class];
   if (bin.top[-1] == block) report_fatal_address("double free() of", block);
   if (bin.top == bin.end) make_room(*cache, size_class);

@@ -33,6 +33,8 @@ struct ColdBin {
   std::uint8_t limit;      // blocks the bin may hold now: 4 at first, doubled by use (slow start)
   bool is_taken_from : 1;  // whether the bin was ever refilled: else the thread only frees here
   bool is_short : 1;       // `loaded` is a short magazine; then there is no spare
+  // Of a thread that was refused a loan: trips to the slow path since ageing last looked, up to 15.
+  std::uint8_t misses : 4;
   // Refills that ask no other shard, before the next one that does; and how many there were to be
   // after the latest that found nothing. Kept while the class has no magazine.
   std::uint8_t refills_alone, refills_alone_next;
@@ -104,7 +106,7 @@ struct alignas(64) ThreadCache {
   // Of reclaim.h.
   std::atomic<bool> is_in_slow_path{false};    // by the owner
   std::atomic<std::uint8_t> reclaim_state{0};  // kAsked by the taker; kHasGaps cleared by the owner
-  bool was_refused = false;                    // its latest loan (loans.h)
+  bool was_refused = false;                    // its latest loan, or gave one up (loans.h)
   std::uint32_t refused_at = 0;                // of slow_events
   bool comes_after_others = false;             // another thread, which ended, had this cache
   std::uint64_t sum_at_look = 0;               // of what tells whether the owner did anything

@@ -4,11 +4,15 @@
 //
 // Seen to fail: a_working_set with bin_max of one magazine (12 of 100 operations and more);
 // those_freed_last with those kept that were freed first; one_longer with half of the blocks kept
-// in any case; what_leaves with all of a class that is given up in one magazine.
+// in any case; what_leaves with all of a class that is given up in one magazine; threads_at_work
+// with loans that stay with who has them, and with classes that stay as long;
+// a_thread_that_is_refused with classes that keep what they may hold, with refills of all that a
+// class may hold, and with one of which nothing stays when it is full.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 
 #include <algorithm>
+#include <barrier>
 #include <random>
 #include <thread>
 #include <vector>
@@ -81,6 +85,62 @@ TEST(Magazines, a_working_set_lives_from_the_fast_paths) {
       EXPECT_LT(slow_events() - before, kOperations / 100)
           << shape.least << " to " << shape.most << ", " << shape.at_once << " at once";
     });
+}
+
+// All of them go through as many operations at a time, so which one the kernel lets run does not
+// matter. One comes first, and takes what the others do not ask for yet.
+TEST(Magazines, threads_at_work_come_to_equal_parts_of_what_all_borrow) {
+  constexpr uint64_t kThreads = 16, kPart = rdmalloc::lent_bytes_of(kThreads) / kThreads;
+  constexpr int kRounds = 60;
+  std::barrier all_are_here(kThreads);
+  std::vector<std::thread> threads;
+  std::vector<uint64_t> lent_bytes(kThreads);
+  uint64_t first_had = 0, most_lent = 0;
+  for (uint64_t number = 0; number < kThreads; number++)
+    threads.emplace_back([&, number] {
+      rdmalloc_free(rdmalloc_malloc(1));
+      all_are_here.arrive_and_wait();
+      const rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
+      WorkingSet set({1 * kKiB, 32 * kKiB, 64, 1});
+      if (number == 0) {
+        set.replace(50000);
+        first_had = cache.lent_bytes;
+      }
+      for (int round = 0; round < kRounds; round++) {
+        all_are_here.arrive_and_wait();
+        if (number == 0) most_lent = std::max(most_lent, rdmalloc::loans.lent_bytes.load());
+        set.replace(500);
+        EXPECT_LE(rdmalloc::charged(cache), rdmalloc::share_bytes(cache));
+      }
+      lent_bytes[number] = cache.lent_bytes;
+      all_are_here.arrive_and_wait();
+    });
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_GT(first_had, kPart * 3 / 2);
+  EXPECT_LE(most_lent, rdmalloc::lent_bytes_of(kThreads));
+  for (uint64_t bytes : lent_bytes) {
+    EXPECT_GE(bytes, kPart * 3 / 4);
+    EXPECT_LE(bytes, kPart * 5 / 4);
+  }
+}
+
+// Its classes share what it has, by how often each comes to the slow path, and not as they came:
+// those of long blocks came first. Counts; nothing here is drawn twice.
+TEST(Magazines, a_thread_that_is_refused_a_loan_lives_from_what_it_has) {
+  constexpr size_t kOperations = 100000;
+  on_a_thread([] {
+    rdmalloc::loans.lent_bytes += rdmalloc::kLentOfFewBytes;
+    WorkingSet set({16, 4 * kKiB, 128, 1}), first({4 * kKiB, 16 * kKiB, 32, 1});
+    first.replace(kOperations / 10);
+    uint32_t before = 0;
+    for (size_t done = 0; done < 2 * kOperations; done += 50) {
+      if (done == kOperations) before = slow_events();
+      set.replace(50);
+      first.replace(1);
+    }
+    EXPECT_LT(slow_events() - before, kOperations / 100 * 15);
+    rdmalloc::loans.lent_bytes -= rdmalloc::kLentOfFewBytes;
+  });
 }
 
 TEST(Magazines, those_freed_last_stay) {
