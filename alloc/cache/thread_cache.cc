@@ -126,6 +126,16 @@ void hand_over_part(const ThreadCache& cache, unsigned size_class, Magazine* mag
   if (other != nullptr) depot_hand_over(cache.shard, size_class, other, is_taken_from);
 }
 
+// What a magazine has that is longer than those of the depot goes there in such as these.
+void shorten(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
+             bool is_taken_from) {
+  std::uint32_t most = class_info(size_class).magazine_max;
+  while (magazine->count > most) {
+    std::uint32_t part = magazine->count - most;
+    hand_over_part(cache, size_class, magazine, part < most ? part : most, is_taken_from);
+  }
+}
+
 // Empties a class of a thread and forgets its magazines.
 void drop_class(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -144,9 +154,7 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   cold.refills_alone_next = alone_next;
   order_for_fork();
   if (is_short) return hand_over_short(cache, size_class, loaded, is_taken_from);
-  if (loaded->count > class_info(size_class).magazine_max)
-    hand_over_part(cache, size_class, loaded, loaded->count - class_info(size_class).magazine_max,
-                   is_taken_from);
+  shorten(cache, size_class, loaded, is_taken_from);
   depot_hand_over(cache.shard, size_class, loaded, is_taken_from);
   if (spare != nullptr) depot_hand_over(cache.shard, size_class, spare, is_taken_from);
 }
@@ -256,6 +264,14 @@ void shrink_classes(ThreadCache& cache) {
   cold.slot_at_age = slot_of(cache.bins[size_class].top);
 }
 
+// Of one that may hold more spans than others: not once there are more threads.
+void fit_span_share(ThreadCache& cache) {
+  if (loans.threads.load(std::memory_order_relaxed) <= kFewThreads) return;
+  cache.span_share = kFirstSpanShareBytes;
+  for (unsigned c = kClasses - 1; c >= kFirstSpanClass && cache.span_bytes > cache.span_share; --c)
+    drop_class(cache, c);
+}
+
 // Runs on the slow path of the thread itself: a class that did not move since the last look gives
 // its blocks up. With many threads a share shrinks; then each class looked at goes.
 void age(ThreadCache& cache) {
@@ -269,6 +285,7 @@ void age(ThreadCache& cache) {
     cold.slot_at_age = slot;
   if (cache.was_refused) [[unlikely]]
     age_refused(cache, c);
+  if (cache.span_share > kFirstSpanShareBytes) fit_span_share(cache);
   if (cache.age_cursor == 0) return_unused(cache);
 }
 
@@ -725,6 +742,8 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   std::uint32_t kept = 0;
   if (cold.is_taken_from && keeps_half(cache, size_class, cold, count))
     kept = (count < cold.limit ? count : cold.limit) / 2;
+  // Not more than a magazine of the depot's, of a bin of several.
+  if (count - kept > info.magazine_max) kept = count - info.magazine_max;
   std::uint32_t part = count - kept;
   bool is_for = !cold.is_short && is_for_depot(size_class, part);
   Magazine* empty = is_for ? depot_take_empty(cache.shard) : nullptr;

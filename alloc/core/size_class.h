@@ -142,6 +142,10 @@ inline constexpr std::uint32_t kMagazineBytes = 32768;
 inline constexpr std::uint32_t kLeastBlocks = 12;
 inline constexpr std::uint32_t kLeastSpans = 8;
 inline constexpr std::uint32_t kLeastWhole = 4;
+// Magazines' lengths that a bin of spans works on: a thread that frees a few dozen of them in one
+// go and allocates them again finds them there, as far as it may hold them (cache/shares.h).
+inline constexpr std::uint32_t kSpanMagazines = 6;
+static_assert(kSpanMagazines * kLeastSpans <= kMagazineSlots);
 inline constexpr std::uint32_t kDepotBytes = 2 << 20;
 // Bytes of blocks that all classes together may hold in the depot while one of them is idle.
 inline constexpr std::uint32_t kDepotIdleBytes = 4 << 20;
@@ -172,7 +176,8 @@ constexpr ClassTable make_class_table() {
     info.whole = static_cast<std::uint16_t>(blocks < kLeastWhole ? kLeastWhole : blocks);
     info.magazine_max = static_cast<std::uint16_t>(blocks < least ? least : blocks);
     bool has_room = 2u * info.magazine_max <= kMagazineSlots;
-    info.bin_max = static_cast<std::uint16_t>(info.magazine_max * (has_room ? 2 : 1));
+    std::uint32_t magazines_of_bin = is_span_class(c) ? kSpanMagazines : has_room ? 2 : 1;
+    info.bin_max = static_cast<std::uint16_t>(info.magazine_max * magazines_of_bin);
     std::uint32_t magazines = kDepotBytes / (info.magazine_max * info.block_bytes);
     if (magazines < 8 && !is_span_class(c)) magazines = 8;
     info.depot_max = static_cast<std::uint16_t>(magazines);

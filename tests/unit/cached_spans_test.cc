@@ -8,8 +8,9 @@
 // of spans that count as dirty; one_that_grows without kGrowingBytes; one_freed_twice without the
 // look at the span's word in free_locked(); only_those_freed_last with others taken ahead, and with
 // the one freed last first; those_of_one_thread with a depot that keeps them, and with one that
-// never does; longer_blocks without give_up_spans(); the_fast_path_knows_them with steps that are
-// never entered, and with steps that stay.
+// never does; longer_blocks without give_up_spans(); dozens_of_spans with bins
+// of two magazines, with 4 MiB for the first thread, and with a share that stays;
+// the_fast_path_knows_them with steps that are never entered, and with steps that stay.
 #include "alloc/slabs/cached_spans.h"
 
 #include <gtest/gtest.h>
@@ -112,6 +113,45 @@ TEST(CachedSpans, the_fast_path_knows_them_from_the_second_on) {
       rdmalloc::bin_table_note_nodes();
       EXPECT_EQ(rdmalloc::bin_offset_of(bytes), 0u) << "there may be others' blocks in the cache";
     }
+  });
+}
+
+// What one thread frees in one go and allocates again stays with it, while there are few.
+TEST(CachedSpans, dozens_of_spans_stay_with_one_of_few_threads) {
+  auto rounds = [] {
+    std::vector<void*> blocks(40);
+    for (int round = 0; round < 20; round++) {
+      for (size_t i = 0; i < blocks.size(); i++)
+        blocks[i] = rdmalloc_malloc((i % 2 == 0 ? 64 : 128) * kKiB);
+      for (void* block : blocks) rdmalloc_free(block);
+    }
+  };
+  on_a_thread([&] {
+    rounds();
+    const rdmalloc::ThreadCache& mine = *rdmalloc::detail::this_cache;
+    uint32_t before = mine.slow_events;
+    rounds();
+    EXPECT_LT(mine.slow_events - before, 20u);
+    EXPECT_LE(mine.span_bytes, mine.span_share);
+    // Others come, and it may have no more than they.
+    std::atomic<int> are_here{0};
+    std::atomic<bool> may_end{false};
+    std::vector<std::thread> others;
+    for (int i = 0; i < 2; i++)
+      others.emplace_back([&] {
+        rdmalloc_free(filled(100));
+        ++are_here;
+        while (!may_end) std::this_thread::yield();
+      });
+    while (are_here != 2) std::this_thread::yield();
+    before = mine.slow_events;
+    std::vector<void*> more;
+    while (mine.slow_events - before < 8) more.push_back(rdmalloc_malloc(1000));
+    for (void* block : more) rdmalloc_free(block);
+    for (int i = 0; i < 3; i++) rounds();
+    EXPECT_LE(mine.span_bytes, rdmalloc::kFirstSpanShareBytes);
+    may_end = true;
+    for (std::thread& other : others) other.join();
   });
 }
 

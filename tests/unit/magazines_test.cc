@@ -195,34 +195,36 @@ TEST(Magazines, one_longer_than_the_limit_has_room_once_it_was_full) {
   });
 }
 
-// The depot counts magazines.
+// The depot counts magazines. Of two lengths of bins: of two magazines, and of spans, which it
+// keeps where there is another thread.
 TEST(Magazines, what_leaves_a_thread_are_magazines_of_the_usual_length) {
-  constexpr size_t kBytes = 9 * kKiB;
-  const unsigned size_class = class_of(kBytes);
-  const uint32_t most = class_info(size_class).magazine_max;
-  rdmalloc_caches_flush();
-  rdmalloc::depot_empty();
-  on_a_thread([&] {
-    std::vector<void*> blocks(2 * most);
-    for (int round = 0; round < 10; round++) {
-      for (void*& block : blocks) block = rdmalloc_malloc(kBytes);
-      for (void* block : blocks) rdmalloc_free(block);
-    }
+  rdmalloc_free(rdmalloc_malloc(1));
+  for (size_t bytes : {9 * kKiB, 64 * kKiB}) {
+    const unsigned size_class = class_of(bytes);
+    const uint32_t most = class_info(size_class).magazine_max;
+    rdmalloc_caches_flush();
     rdmalloc::depot_empty();
-    const rdmalloc::Bin& bin = rdmalloc::detail::this_cache->bins[size_class];
-    EXPECT_GT(bin.top - rdmalloc::detail::this_cache->cold_bins[size_class].loaded->slots,
-              std::ptrdiff_t{most});
-  });
-  uint32_t magazines = 0;
-  for (unsigned shard = 0; shard < rdmalloc::shard_count(); shard++)
-    while (rdmalloc::Magazine* magazine = rdmalloc::depot_take(shard, size_class)) {
-      EXPECT_LE(magazine->count, most);
-      rdmalloc::slab_give_back(size_class, magazine->slots, magazine->count);
-      magazine->count = 0;
-      rdmalloc::depot_put_empty(shard, magazine);
-      ++magazines;
-    }
-  EXPECT_GT(magazines, 0u);
+    on_a_thread([&] {
+      std::vector<void*> blocks(class_info(size_class).bin_max + most);
+      for (int round = 0; round < 10; round++) {
+        for (void*& block : blocks) block = rdmalloc_malloc(bytes);
+        for (void* block : blocks) rdmalloc_free(block);
+      }
+      const rdmalloc::Bin& bin = rdmalloc::detail::this_cache->bins[size_class];
+      EXPECT_GT(bin.top - rdmalloc::detail::this_cache->cold_bins[size_class].loaded->slots,
+                std::ptrdiff_t{most});
+    });
+    uint32_t magazines = 0;
+    for (unsigned shard = 0; shard < rdmalloc::shard_count(); shard++)
+      while (rdmalloc::Magazine* magazine = rdmalloc::depot_take(shard, size_class)) {
+        EXPECT_LE(magazine->count, most) << bytes;
+        rdmalloc::slab_give_back(size_class, magazine->slots, magazine->count);
+        magazine->count = 0;
+        rdmalloc::depot_put_empty(shard, magazine);
+        ++magazines;
+      }
+    EXPECT_GT(magazines, 0u) << bytes;
+  }
 }
 
 }  // namespace
