@@ -3,14 +3,15 @@
 // Spans of 64 to 256 KiB that threads cache: blocks of slabs of one block (size_class.h).
 //
 // Seen to fail: a_freed_span with kSpanThreads of 0; threads_after_the_first with spans counted as
-// small blocks are; calloc with a cached span that is not cleared; more_than_threads with empty
-// slabs of spans that stay; an_address_inside without the look at arena.first; a_buffer with places
-// of spans that count as dirty; one_that_grows without kGrowingBytes; one_freed_twice without the
-// look at the span's word in free_locked(); only_those_freed_last with others taken ahead, and with
-// the one freed last first; those_of_one_thread with a depot that keeps them, and with one that
-// never does; longer_blocks without give_up_spans(); dozens_of_spans with bins
-// of two magazines, with 4 MiB for the first thread, and with a share that stays;
-// the_fast_path_knows_them with steps that are never entered, and with steps that stay.
+// small blocks are, with kOneSpanThreads of 64, and with a share for each thread; calloc
+// with a cached span that is not cleared; more_than_threads with empty slabs of spans that stay;
+// an_address_inside without the look at arena.first; a_buffer with places of spans that count as
+// dirty; one_that_grows without kGrowingBytes; one_freed_twice without the look at the span's word
+// in free_locked(); only_those_freed_last with others taken ahead, and with the one freed last
+// first; those_of_one_thread with a depot that keeps them, and with one that never does;
+// longer_blocks without give_up_spans(); dozens_of_spans with bins of two magazines, with 4 MiB for
+// the first thread, and with a share that stays; the_fast_path_knows_them with steps that are never
+// entered, and with steps that stay.
 #include "alloc/slabs/cached_spans.h"
 
 #include <gtest/gtest.h>
@@ -237,25 +238,35 @@ TEST(CachedSpans, what_a_thread_caches_is_within_a_share_of_its_own) {
   });
 }
 
-// Idle ones would keep one of each length each.
+// Idle ones would keep one of each length each. Those after them have one of the shortest.
 TEST(CachedSpans, threads_after_the_first_have_none) {
   std::vector<std::thread> threads;
-  std::atomic<uint32_t> here{0}, have_spans{0};
+  std::atomic<uint32_t> here{0}, have_spans{0}, have_long_ones{0};
+  std::atomic<uint64_t> bytes{0};
   std::atomic<bool> may_end{false};
-  constexpr uint32_t kThreads = rdmalloc::kSpanThreads + 20;
+  constexpr uint32_t kThreads = rdmalloc::kOneSpanThreads + 20;
   for (uint32_t i = 0; i < kThreads; i++)
     threads.emplace_back([&] {
-      void* block = filled(64 * kKiB);
-      if (is_cached(block)) have_spans++;
-      rdmalloc_free(block);
+      bool has_any = false;
+      for (size_t length : {128 * kKiB, 64 * kKiB}) {
+        void* block = filled(length);
+        if (is_cached(block)) has_any = true;
+        if (is_cached(block) && length != 64 * kKiB) have_long_ones++;
+        rdmalloc_free(block);
+      }
+      if (has_any) have_spans++;
+      bytes += rdmalloc::detail::this_cache->span_bytes;
       here++;
       while (!may_end) std::this_thread::yield();
     });
   while (here != kThreads) std::this_thread::yield();
   may_end = true;
   for (std::thread& thread : threads) thread.join();
-  EXPECT_LE(have_spans, rdmalloc::kSpanThreads);
-  EXPECT_GT(have_spans, 0u);
+  EXPECT_LE(have_spans, rdmalloc::kOneSpanThreads);
+  EXPECT_GT(have_spans, 4 * rdmalloc::kSpanThreads - 20);
+  EXPECT_LE(have_long_ones, rdmalloc::kSpanThreads);
+  EXPECT_GT(have_long_ones, 0u);
+  EXPECT_LE(bytes, rdmalloc::kSpansOfAllBytes);
 }
 
 // What no thread caches any more is at its place for the next buffer of its length, whatever was
