@@ -3,8 +3,7 @@
 //
 // Three families of free spans, kept apart and never joined with each other:
 //
-//   retained  backed by pages, left by a buffer, perhaps registered still; only once there are
-//             threads, or something that may register memory (places.h)
+//   retained  backed by pages, left by a buffer, perhaps registered still
 //   dirty   backed by pages, left by anything else
 //   clean   reads as zero, costs nothing
 //

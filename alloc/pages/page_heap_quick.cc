@@ -97,7 +97,7 @@ SliceIndex release(PageHeap& heap, SliceIndex slice, SliceIndex near = 0) {
   remove_entry(heap.quick, slice, slices);
   add_dirty(heap, -static_cast<std::int64_t>(slices));
   arena.span(slice).store({SpanKind::kReserved, 0, false, slices});
-  SpanKind left = slices >= kBufferSlices ? kind_of_place() : SpanKind::kFreeDirty;
+  SpanKind left = slices >= kBufferSlices ? SpanKind::kFreeRetained : SpanKind::kFreeDirty;
   return join_and_insert(heap, slice, slices, left, Age::kOldest, near);
 }
 

@@ -10,7 +10,6 @@
 #include "alloc/os/topology.h"
 #include "alloc/pages/free_spans.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/places.h"
 #include "alloc/pages/segments.h"
 
 namespace rdmalloc::page_heap_state {
@@ -105,15 +104,6 @@ inline bool is_central(const PageHeap& heap) {
 inline FreeSpans& family(PageHeap& heap, SpanKind kind) {
   if (kind == SpanKind::kFreeClean) return heap.clean;
   return kind == SpanKind::kFreeRetained ? heap.retained : heap.dirty;
-}
-
-// See places.h.
-inline bool keeps_places() {
-  return shard_count() != 1 || detail::keeps_places.load(std::memory_order_relaxed);
-}
-// The family of what a buffer leaves.
-inline SpanKind kind_of_place() {
-  return keeps_places() ? SpanKind::kFreeRetained : SpanKind::kFreeDirty;
 }
 
 inline std::uint32_t now_ms() {

@@ -321,8 +321,6 @@ void notifiers_begin_purging() {
       purge_thread_start();
       return;
     }
-  for (const char* function : {kMpiFunction, kVerbsFunction})
-    if (is_loaded(function)) page_heap_keep_places();
 }
 
 void notifiers_notify_foreign(std::uintptr_t base, std::size_t length) {
@@ -409,10 +407,8 @@ extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
       return -EINVAL;
   }
   if (is_explicit()) look_what_is_loaded();
-  if (error != 0) return error;
-  events_listen(listener);
-  page_heap_keep_places();
-  return 0;
+  if (error == 0) events_listen(listener);
+  return error;
 }
 
 extern "C" int rdmalloc_notifier_detach(enum rdmalloc_notifier which) {

@@ -272,7 +272,6 @@ TEST(CachedSpans, threads_after_the_first_have_none) {
 // What no thread caches any more is at its place for the next buffer of its length, whatever was
 // allocated in between.
 TEST(CachedSpans, a_buffer_that_no_thread_caches_comes_back_at_its_address) {
-  ASSERT_EQ(rdmalloc_init(), 0);  // places are kept (alloc/pages/places.h)
   on_a_thread([] {
     rdmalloc_purge(0);
     void* block = filled(200 * kKiB);
