@@ -73,11 +73,11 @@ constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
 // What the n-th thread may hold of spans (kSpanClasses), beside all that: counted with the rest
 // they would leave no room for small blocks. The first has more while there are at most kFewThreads
 // (what it frees in one go and allocates again, 64 blocks of 32 to 128 KiB, took three times as
-// long with 4 MiB; with 16 phases of bench_memory has 5 % more); it gives that up when more of them
-// come, and then it is 72 MB in all. Beyond kSpanThreads it is one span of 64 KiB: 256 threads of
-// 64 B to 64 KiB took half as long again without. One of each length, 35 MB in all, is what idle
-// threads keep (reclaim.h). Where RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`, all those
-// threads together an eighth of it at most: what idle ones keep can't be taken from them.
+// long with 4 MiB; with 16 phases of bench_memory has 5 % more, with 8 2 %); it gives that up when
+// more of them come, and then it is 72 MB in all. Beyond kSpanThreads it is one span of 64 KiB: 256
+// threads of 64 B to 64 KiB took half as long again without. One of each length, 35 MB in all, is
+// what idle threads keep (reclaim.h). Where RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`,
+// all those threads together an eighth of it at most: what idle ones keep can't be taken from them.
 inline constexpr std::uint64_t kSpanThreads = 64, kOneSpanThreads = 256, kFewThreads = 2;
 inline constexpr std::uint64_t kSpansOfAllBytes = 72'000'000;
 inline constexpr std::uint64_t kFirstSpanShareBytes = std::uint64_t{4} << 20;
@@ -86,7 +86,7 @@ constexpr std::uint64_t span_share_of(std::uint64_t threads, std::uint64_t backe
   if (threads > kSpanThreads)
     share = threads <= kOneSpanThreads && backed_bytes / 8 >= kSpansOfAllBytes ? 65 << 10 : 0;
   else if (threads <= kFewThreads)
-    share = 2 * kFirstSpanShareBytes;
+    share = kFirstSpanShareBytes * 3 / 2;
   else if (threads <= kFirstThreads)
     share = kFirstSpanShareBytes;
   else if (threads <= 2 * kFirstThreads)
@@ -104,7 +104,7 @@ constexpr std::uint64_t span_bytes_of_all(std::uint64_t first_most) {
   return all;
 }
 static_assert(span_bytes_of_all(kFirstSpanShareBytes) <= kSpansOfAllBytes);
-static_assert(span_bytes_of_all(UINT64_MAX) <= 81'000'000);  // until the first ones come by
+static_assert(span_bytes_of_all(UINT64_MAX) <= 76'000'000);  // until the first ones come by
 
 // Threads that have caches at all, where RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`:
 // one for each 256 KiB. One block of each class stays with an idle thread (reclaim.h) and keeps its

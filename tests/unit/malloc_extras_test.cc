@@ -78,7 +78,7 @@ TEST(MallocExtras, malloc_stats_writes_to_standard_error) {
 }
 
 TEST(MallocExtras, mallinfo2_follows_what_is_live) {
-  malloc_trim(0);  // what a thread caches counts as in use, up to 8 MiB of spans
+  malloc_trim(0);  // what a thread caches counts as in use, up to 6 MiB of spans
   struct mallinfo2 before = mallinfo2();
   void* blocks[100];
   for (void*& block : blocks) {
