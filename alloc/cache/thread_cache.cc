@@ -47,6 +47,9 @@ constexpr std::uint32_t kFirstLimitOfMany = 1;
 constexpr std::uint32_t kEventsPerAge = 4;
 // A class that came to the slow path less often since the last look at it, of 324 trips of all.
 constexpr std::uint8_t kFewMisses = 4, kMostMisses = 15;
+// And every so many whether others miss what it has borrowed: at each of them, 64 threads of 1 to
+// 32 KiB moved 0.072 lines for each operation at their start, with this 0.047.
+constexpr std::uint32_t kEventsPerReturn = 8;
 // And every so many, or so many large blocks, where it runs.
 constexpr std::uint32_t kEventsPerLook = 32;
 // And every so many a thread that frees lets the purge thread know that caches are in use.
@@ -322,7 +325,7 @@ void note_slow_event(ThreadCache& cache) {
   cache.slow_events.store(events, std::memory_order_relaxed);
   if (events % kEventsPerLook == 0 && !may_stay(cache)) enter_shard(cache);
   // One that has most of what is lent comes here seldom.
-  if (has_excess(cache) && return_excess(cache)) [[unlikely]]
+  if (events % kEventsPerReturn == 0 && has_excess(cache) && return_excess(cache)) [[unlikely]]
     shrink_classes(cache);
   if (events % kEventsPerAge == 0) age(cache);
 }
