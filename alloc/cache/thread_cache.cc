@@ -745,7 +745,8 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   std::uint32_t kept = 0;
   if (cold.is_taken_from && keeps_half(cache, size_class, cold, count))
     kept = (count < cold.limit ? count : cold.limit) / 2;
-  // Not more than a magazine of the depot's, of a bin of several.
+  // Not more than a magazine of the depot's, of a bin of several. There is room all the same: a bin
+  // that has more than a magazine may hold as many, or, where shrink_limit() halved that, half.
   if (count - kept > info.magazine_max) kept = count - info.magazine_max;
   std::uint32_t part = count - kept;
   bool is_for = !cold.is_short && is_for_depot(size_class, part);

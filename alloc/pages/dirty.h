@@ -9,7 +9,8 @@ namespace rdmalloc {
 
 inline constexpr std::uint64_t kNotLookedUp = UINT64_MAX;
 
-// Relaxed throughout: settings.
+// Relaxed: settings. But max_bytes is released where it is set, after the flag that says so, and
+// acquired where the default would take its place (limits.cc).
 struct DirtyLimits {
   std::atomic<std::uint64_t> decay_ms{5000};
   std::atomic<std::uint64_t> max_bytes{kNotLookedUp};  // the ceiling
