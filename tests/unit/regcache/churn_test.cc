@@ -197,7 +197,7 @@ class Gate {
 // meanwhile. (Under TSan only where it lets a signal through.)
 class Disturber {
  public:
-  explicit Disturber(std::vector<std::thread>& threads) {
+  explicit Disturber(std::vector<std::thread>& threads) : threads_(threads) {
     struct sigaction sleep = {};
     sleep.sa_handler = [](int) {
       int saved = errno;
@@ -215,14 +215,17 @@ class Disturber {
   }
   Disturber(const Disturber&) = delete;
   Disturber& operator=(const Disturber&) = delete;
-  // Before the threads are joined: one that has ended but not been joined can be sent a signal.
+  // Joins them, between the last signal and the handler's end: one that has ended but has not been
+  // joined can be sent a signal, and one that has yet to take its last would end the process.
   ~Disturber() {
     must_stop_ = true;
     thread_.join();
+    for (std::thread& thread : threads_) thread.join();
     sigaction(SIGUSR1, &before_, nullptr);
   }
 
  private:
+  std::vector<std::thread>& threads_;
   std::atomic<bool> must_stop_{false};
   std::thread thread_;
   struct sigaction before_ = {};
@@ -508,7 +511,6 @@ TEST_F(Churn, no_record_is_found_for_another_range_or_in_another_domain) {
     Disturber disturber(threads);
     for (unsigned left = running; left != 0; left = running) running.wait(left);
   }
-  for (std::thread& thread : threads) thread.join();
   for (Place& place : places) rdmalloc_domain_flush(place.domain);
   EXPECT_EQ(rdmalloc_disown(mapped, kThreads * kForeign), 0);
   munmap(mapped, kThreads * kForeign);
