@@ -879,7 +879,7 @@ thread_local constinit ThreadCache* this_cache = &empty_cache;
     unsigned served = size_class;
     void* block = allocate_slowly(size_class);
     // There is memory, if not in the cgroup's room: no need of blocks that fit worse.
-    if (block == nullptr && page_heap_is_over_room(slices)) continue;
+    if (block == nullptr && page_heap_is_over_room(class_info(size_class).slab_slices)) continue;
     if (block == nullptr && short_class != 0) block = allocate_slowly(served = short_class);
     if (block == nullptr) block = take_longer(size_class, &served);
     if (block == nullptr) continue;
