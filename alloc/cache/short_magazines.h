@@ -1,5 +1,5 @@
 // A thread's short magazines (magazine.h) and the sheets they are cut from. No bin is written here:
-// that is thread_cache.cc's. Of a cache whose owner calls, or is gone.
+// that is bins.h's. Of a cache whose owner calls, or is gone.
 #pragma once
 
 #include <cstdint>

@@ -1,28 +1,23 @@
-// Longer than 600 lines, so that all that writes bins of its thread stands in one file.
 #include "alloc/cache/thread_cache.h"
 
 #include <errno.h>
-#include <pthread.h>
 
 #include <cstring>
 
-#include "alloc/cache/caches_by_tls.h"
+#include "alloc/cache/bin_limits.h"
+#include "alloc/cache/bins.h"
+#include "alloc/cache/cache_life.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/reclaim.h"
 #include "alloc/cache/shards.h"
-#include "alloc/cache/shares.h"
-#include "alloc/cache/short_magazines.h"
+#include "alloc/cache/slow_events.h"
 #include "alloc/core/fork.h"
-#include "alloc/core/helper_threads.h"
 #include "alloc/core/init.h"
-#include "alloc/core/lock.h"
 #include "alloc/core/options.h"
 #include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
-#include "alloc/os/fault.h"
 #include "alloc/os/os.h"
-#include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/segments.h"
 #include "alloc/slabs/slab.h"
@@ -30,425 +25,9 @@
 namespace rdmalloc {
 namespace {
 
-// What all bins of a thread without a cache point at: one past a NULL. top[-1] is NULL (empty) and
-// top == end (full). Never written.
-constinit void* nothing[1] = {nullptr};
-
-// Blocks that a class starts with in a thread; doubled at each trip to the slow path. With eight,
-// threads that live for a few hundred blocks of all sizes touch 5 % more memory (the programs
-// thread-churn and leaks).
-constexpr std::uint32_t kFirstLimit = 4;
-// The same of a thread beside more than kFirstThreads. What it does not use lies between the blocks
-// of others: 64 threads of ten blocks each have 5.9 MiB resident with four, 5.0 with one. And a
-// share of many pays for more classes: 64 threads of 16 B to 4 KiB take half the time.
-constexpr std::uint32_t kFirstLimitOfMany = 1;
-// Every so many trips to the slow path a thread looks at one class that it may not use any more: at
-// eight of them in each 32nd, one call gave hundreds of blocks up.
-constexpr std::uint32_t kEventsPerAge = 4;
-// A class that came to the slow path less often since the last look at it, of 324 trips of all.
-constexpr std::uint8_t kFewMisses = 4, kMostMisses = 15;
-// And every so many whether others miss what it has borrowed: at each of them, 64 threads of 1 to
-// 32 KiB moved 0.072 lines for each operation at their start, with this 0.047.
-constexpr std::uint32_t kEventsPerReturn = 8;
-// And every so many, or so many large blocks, where it runs.
-constexpr std::uint32_t kEventsPerLook = 32;
-// And every so many a thread that frees lets the purge thread know that caches are in use.
+// Every so many trips to the slow path a thread that frees lets the purge thread know that caches
+// are in use.
 constexpr std::uint32_t kEventsPerNote = 8;
-// POSIX runs key destructors in up to four rounds; ours waits for the third, so that the
-// destructors of others that free and allocate still find a cache. Not for the fourth, in which
-// ThreadSanitizer ends the thread's state.
-constexpr int kLastExitRound = 2;
-
-// A thread that has only freed so far has no cache for as many frees. libc frees a few blocks of
-// its own after the key destructors, also on threads that never called malloc: nothing would end
-// their caches. 20,000 detached threads left 78 MiB.
-constexpr std::uint8_t kFreesWithoutCache = 16;
-
-constinit Pool<ThreadCache> caches;
-constinit CachesByTls<Pool<ThreadCache>> caches_by_tls;
-constinit pthread_key_t exit_key = 0;
-
-std::uint32_t slots_of(const ColdBin& cold) {
-  return cold.is_short ? kShortSlots : kMagazineSlots;
-}
-std::uint32_t count_of(const Bin& bin, const ColdBin& cold) {
-  return cold.loaded == nullptr ? 0 : static_cast<std::uint32_t>(bin.top - cold.loaded->slots);
-}
-
-void set_bin(Bin& bin, const ColdBin& cold, std::uint32_t count) {
-  order_for_fork();
-  bin.top = cold.loaded->slots + count;
-  bin.end = cold.loaded->slots + (count > cold.limit ? count : cold.limit);
-  order_for_fork();
-}
-
-// What a magazine that may hold `limit` blocks takes, itself included; of a short one its sheet is
-// counted apart.
-std::uint64_t cost_of(unsigned size_class, std::uint64_t limit, bool is_short) {
-  return limit * class_info(size_class).block_bytes + (is_short ? 0 : sizeof(Magazine));
-}
-// The part of it, for a loaded one, that is the thread's own.
-std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, std::uint64_t limit,
-                       bool is_short) {
-  if (cache.own_blocks == 0 || is_span_class(size_class)) return 0;
-  return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks, is_short);
-}
-std::uint64_t cost_of(unsigned size_class, const ColdBin& cold) {
-  return cost_of(size_class, cold.limit, cold.is_short) * (cold.spare != nullptr ? 2 : 1);
-}
-
-// The class goes on in a magazine of full length. False when there is none to be had.
-[[gnu::noinline]] bool lengthen(ThreadCache& cache, unsigned size_class) {
-  Magazine* longer = depot_take_empty(cache.shard);
-  if (longer == nullptr) return false;
-  Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cache.cold_bins[size_class];
-  Magazine* piece = cold.loaded;
-  std::uint32_t count = count_of(bin, cold);
-  std::memcpy(longer->slots, piece->slots, count * sizeof(void*));
-  order_for_fork();
-  cold.is_short = false;
-  cold.loaded = longer;  // in a child of a fork the bin does not point into it: it is not believed
-  set_bin(bin, cold, count);
-  put_short(cache, piece);
-  return true;
-}
-
-// The first `part` blocks of a magazine that no bin works on leave it.
-void hand_over_part(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
-                    std::uint32_t part, bool is_taken_from) {
-  magazine->count -= part;
-  Magazine* other = depot_take_empty(cache.shard);
-  if (other != nullptr) {
-    std::memcpy(other->slots, magazine->slots, part * sizeof(void*));
-    other->count = part;
-  } else {
-    slab_give_back(size_class, magazine->slots, part);
-  }
-  std::memmove(magazine->slots, magazine->slots + part, magazine->count * sizeof(void*));
-  if (other != nullptr) depot_hand_over(cache.shard, size_class, other, is_taken_from);
-}
-
-// What a magazine has that is longer than those of the depot goes there in such as these.
-void shorten(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
-             bool is_taken_from) {
-  std::uint32_t most = class_info(size_class).magazine_max;
-  while (magazine->count > most) {
-    std::uint32_t part = magazine->count - most;
-    hand_over_part(cache, size_class, magazine, part < most ? part : most, is_taken_from);
-  }
-}
-
-// Empties a class of a thread and forgets its magazines.
-void drop_class(ThreadCache& cache, unsigned size_class) {
-  Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cache.cold_bins[size_class];
-  if (cold.loaded == nullptr) return;
-  Magazine* loaded = cold.loaded;
-  Magazine* spare = cold.spare;
-  bool is_taken_from = cold.is_taken_from, is_short = cold.is_short;
-  loaded->count = count_of(bin, cold);
-  subtract_held(cache, size_class, cost_of(size_class, cold),
-                own_part(cache, size_class, cold.limit, is_short));
-  bin = {nothing + 1, nothing + 1};
-  std::uint8_t alone = cold.refills_alone, alone_next = cold.refills_alone_next;
-  cold = {};
-  cold.refills_alone = alone;
-  cold.refills_alone_next = alone_next;
-  order_for_fork();
-  if (is_short) return hand_over_short(cache, size_class, loaded, is_taken_from);
-  shorten(cache, size_class, loaded, is_taken_from);
-  depot_hand_over(cache.shard, size_class, loaded, is_taken_from);
-  if (spare != nullptr) depot_hand_over(cache.shard, size_class, spare, is_taken_from);
-}
-
-void drop_all(ThreadCache& cache) {
-  for (unsigned c = 1; c < kClasses; ++c) drop_class(cache, c);
-  return_sheets(cache);
-  return_loan(cache);
-}
-
-// Moves what lies above a gap (reclaim.h) down to where magazines begin. Of a cache whose owner
-// calls, or is gone.
-void close_gaps(ThreadCache& cache) {
-  for (unsigned c = 1; c < kClasses; ++c) {
-    Bin& bin = cache.bins[c];
-    const ColdBin& cold = cache.cold_bins[c];
-    if (cold.loaded == nullptr) continue;
-    void** slots = cold.loaded->slots;
-    // Of an owner that is gone and was on its way: drop_left() believes it no more than this.
-    if (bin.top < slots || bin.top > slots + slots_of(cold)) continue;
-    void** first = bin.top;
-    while (first[-1] != nullptr) --first;
-    if (first == slots) continue;
-    auto count = static_cast<std::uint32_t>(bin.top - first);
-    set_bin(bin, cold, 0);  // no child finds a block twice
-    std::memmove(slots, first, count * sizeof(void*));
-    set_bin(bin, cold, count);
-  }
-}
-
-// drop_all() of a cache whose thread is gone, and may have been anywhere in its slow path. A bin
-// that does not point into its loaded magazine is not believed: its blocks are lost, and nothing
-// else.
-void drop_left(ThreadCache& cache) {
-  close_gaps(cache);
-  return_loan(cache);
-  for (unsigned c = 1; c < kClasses; ++c) {
-    const Bin& bin = cache.bins[c];
-    const ColdBin& cold = cache.cold_bins[c];
-    if (cold.loaded == nullptr) continue;
-    bool is_sane = bin.top >= cold.loaded->slots && bin.top <= cold.loaded->slots + slots_of(cold);
-    if (is_sane && cold.spare != cold.loaded) drop_class(cache, c);
-  }
-  return_sheets(cache);
-}
-
-// Memory is short somewhere (take_back.h).
-[[gnu::cold, gnu::noinline]] void give_up(ThreadCache& cache) {
-  cache.take_backs_seen = take_backs();
-  // A cgroup may have become small since.
-  std::uint64_t share = span_share_of(loans.threads.load(std::memory_order_relaxed),
-                                      dirty_limits.backed_bytes.load(std::memory_order_relaxed));
-  if (share < cache.span_share) cache.span_share = share;
-  drop_all(cache);
-}
-
-// Of a class that may hold more than the thread's own blocks: its spare goes, or a quarter of what
-// it may hold, with what it has above that.
-void shrink_class(ThreadCache& cache, unsigned size_class) {
-  Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cache.cold_bins[size_class];
-  if (cold.loaded == nullptr || is_span_class(size_class)) return;
-  std::uint64_t cost = cost_of(size_class, cold);
-  if (Magazine* spare = cold.spare; spare != nullptr) {
-    cold.spare = nullptr;
-    order_for_fork();
-    subtract_held(cache, size_class, cost / 2, 0);
-    return depot_hand_over(cache.shard, size_class, spare, cold.is_taken_from);
-  }
-  std::uint32_t least = cache.own_blocks == 0 ? 1 : cache.own_blocks;
-  std::uint32_t limit = cold.limit * 3u / 4;
-  if (limit < least) limit = least;
-  if (limit >= cold.limit) return;
-  std::uint32_t count = count_of(bin, cold);
-  std::uint64_t own = own_part(cache, size_class, cold.limit, cold.is_short);
-  cold.limit = static_cast<std::uint8_t>(limit);
-  subtract_held(cache, size_class, cost - cost_of(size_class, cold),
-                own - own_part(cache, size_class, limit, cold.is_short));
-  if (count > limit) {
-    cold.loaded->count = count;
-    set_bin(bin, cold, 0);
-    hand_over_part(cache, size_class, cold.loaded, count - limit, cold.is_taken_from);
-    count = limit;
-  }
-  set_bin(bin, cold, count);
-}
-
-unsigned next_to_age(ThreadCache& cache) {
-  unsigned c = cache.age_cursor + 1;
-  cache.age_cursor = c % (kClasses - 1);
-  return c;
-}
-
-// All classes together, in turn, until the cache holds what it may.
-void shrink_classes(ThreadCache& cache) {
-  std::uint64_t share = share_bytes(cache);
-  for (unsigned looked = 0; charged(cache) > share && looked < 4 * kClasses; ++looked)
-    shrink_class(cache, next_to_age(cache));
-}
-
-// Of a thread that was refused a loan: what came to the slow path less often than others gives them
-// a part.
-[[gnu::noinline]] void age_refused(ThreadCache& cache, unsigned size_class) {
-  ColdBin& cold = cache.cold_bins[size_class];
-  if (cold.misses < kFewMisses) shrink_class(cache, size_class);
-  cold.misses = 0;
-  cold.slot_at_age = slot_of(cache.bins[size_class].top);
-}
-
-// Of one that may hold more spans than others: not once there are more threads.
-void fit_span_share(ThreadCache& cache) {
-  if (loans.threads.load(std::memory_order_relaxed) <= kFewThreads) return;
-  cache.span_share = kFirstSpanShareBytes;
-  for (unsigned c = kClasses - 1; c >= kFirstSpanClass && cache.span_bytes > cache.span_share; --c)
-    drop_class(cache, c);
-}
-
-// Runs on the slow path of the thread itself: a class that did not move since the last look gives
-// its blocks up. With many threads a share shrinks; then each class looked at goes.
-void age(ThreadCache& cache) {
-  bool is_over_share = !may_hold(cache, 0, 0);
-  unsigned c = next_to_age(cache);
-  ColdBin& cold = cache.cold_bins[c];
-  std::uint32_t slot = slot_of(cache.bins[c].top);
-  if (is_over_share || slot == cold.slot_at_age)
-    drop_class(cache, c);
-  else
-    cold.slot_at_age = slot;
-  if (cache.was_refused) [[unlikely]]
-    age_refused(cache, c);
-  if (cache.span_share > kFirstSpanShareBytes) fit_span_share(cache);
-  if (cache.age_cursor == 0) return_unused(cache);
-}
-
-// Of a real machine: whether the thread may stay in a shard that it has to itself, whatever
-// processor it runs on. What it left there it finds again, and threads that are no more than the
-// processors come to rest in a shard each.
-bool may_stay(const ThreadCache& cache) {
-  const Shard& shard = shards[cache.shard];
-  return options().topology.mode != os::TopologyMode::kMadeUp &&
-         shard.threads.load(std::memory_order_relaxed) == 1 &&
-         shard.node.load(std::memory_order_relaxed) == os::this_node();
-}
-
-// Where the thread runs now; what it holds goes with it.
-void enter_shard(ThreadCache& cache) {
-  unsigned shard = shard_here();
-  if (shard == cache.shard) return;
-  shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
-  shards[shard].threads.fetch_add(1, std::memory_order_relaxed);
-  if (!shards[shard].was_used.load(std::memory_order_relaxed))
-    shards[shard].was_used.store(true, std::memory_order_relaxed);
-  cache.shard = static_cast<std::uint8_t>(shard);
-}
-
-void note_miss(const ThreadCache& cache, ColdBin& cold) {
-  if (!cache.was_refused || cold.misses == kMostMisses) return;
-  cold.misses = (cold.misses + 1) & kMostMisses;
-}
-
-void note_slow_event(ThreadCache& cache) {
-  if (cache.take_backs_seen != take_backs()) [[unlikely]]
-    give_up(cache);
-  std::uint32_t events = cache.slow_events.load(std::memory_order_relaxed) + 1;
-  cache.slow_events.store(events, std::memory_order_relaxed);
-  if (events % kEventsPerLook == 0 && !may_stay(cache)) enter_shard(cache);
-  // One that has most of what is lent comes here seldom.
-  if (events % kEventsPerReturn == 0 && has_excess(cache) && return_excess(cache)) [[unlikely]]
-    shrink_classes(cache);
-  if (events % kEventsPerAge == 0) age(cache);
-}
-
-// Makes room in the share for `bytes` more by giving up other classes, in turn.
-void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
-  if (may_hold(cache, bytes, keep)) return;
-  std::uint64_t share = share_bytes(cache);
-  for (unsigned looked = 0; charged(cache) + bytes > share && looked < kClasses; ++looked) {
-    if (unsigned c = next_to_age(cache); c != keep) drop_class(cache, c);
-  }
-}
-
-// Gives the class its first magazine. False when there is none to be had.
-bool open_class(ThreadCache& cache, unsigned size_class) {
-  ColdBin& cold = cache.cold_bins[size_class];
-  std::uint64_t share = share_bytes(cache);
-  std::uint32_t limit = share < kFirstShareBytes ? kFirstLimitOfMany : kFirstLimit;
-  bool is_short = share < kFirstShareBytes && begins_short(size_class);
-  std::uint64_t sheet =
-      is_short && cache.free_short == nullptr ? sizeof(Magazine) - own_part_of_sheet(cache) : 0;
-  auto charge = [&] {
-    return cost_of(size_class, limit, is_short) - own_part(cache, size_class, limit, is_short) +
-           sheet;
-  };
-  // One class may have a quarter of the share, and a single block in any case. Beside many threads
-  // it begins with that where more would take other classes' place: 32 threads of 1 to 32 KiB left
-  // the fast path at each second operation.
-  while (limit > 1 && charge() > share / 4) limit /= 2;
-  bool are_many = loans.threads.load(std::memory_order_relaxed) > kFirstThreads;
-  if (limit > 1 && are_many && !may_hold(cache, charge(), size_class)) limit = 1;
-  // Of small blocks one in any case; for a span no other class is given up.
-  if (!is_span_class(size_class))
-    make_share(cache, charge(), size_class);
-  else if (!may_hold(cache, charge(), size_class))
-    return false;
-  Magazine* magazine = is_short ? take_short(cache) : depot_take_empty(cache.shard);
-  if (magazine == nullptr) return false;
-  magazine->count = 0;
-  cold.loaded = magazine;
-  cold.is_short = is_short;
-  cold.spare = nullptr;
-  cold.limit = static_cast<std::uint8_t>(limit);
-  cold.is_taken_from = false;
-  if (!cache.comes_after_others && cold.refills_alone_next == 0)
-    cold.refills_alone = cold.refills_alone_next = kFirstRefillsAlone;
-  add_held(cache, size_class, cost_of(size_class, limit, is_short),
-           own_part(cache, size_class, limit, is_short));
-  set_bin(cache.bins[size_class], cold, 0);
-  return true;
-}
-
-// Doubles what the class may hold, up to `most` and what the cache may hold, but above a magazine
-// by another or not at all: by a third of one, 64 threads of 16 B to 4 KiB took 5 % more memory. Of
-// a class that the thread only frees, within a part of its share.
-bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
-  ColdBin& cold = cache.cold_bins[size_class];
-  const ClassInfo& info = class_info(size_class);
-  std::uint32_t limit = std::uint32_t{cold.limit} * 2;
-  if (cold.limit >= info.magazine_max)
-    limit = cold.limit + info.magazine_max;
-  else if (limit > info.magazine_max)
-    limit = info.magazine_max;
-  if (limit > most) limit = most;
-  if (limit <= cold.limit) return false;
-  // Of spans as many as there is room for: they are long, and a share is for them alone.
-  if (is_span_class(size_class)) {
-    std::uint64_t room = (cache.span_share - cache.span_bytes) / info.block_bytes;
-    if (cold.limit + room < limit) limit = cold.limit + static_cast<std::uint32_t>(room);
-    if (limit == cold.limit) return false;
-  }
-  bool is_too_short = cold.is_short && limit > kShortSlots;
-  std::uint64_t more =
-      std::uint64_t{limit - cold.limit} * info.block_bytes + (is_too_short ? sizeof(Magazine) : 0);
-  std::uint64_t own = own_part(cache, size_class, limit, cold.is_short && !is_too_short) -
-                      own_part(cache, size_class, cold.limit, cold.is_short);
-  if (cold.spare != nullptr) more *= 2;
-  bool is_allowed = cold.is_taken_from || is_span_class(size_class)
-                        ? may_hold(cache, more - own, size_class)
-                        : may_hold_of_freed(cache, more - own);
-  if (!is_allowed || (is_too_short && !lengthen(cache, size_class))) return false;
-  cold.limit = static_cast<std::uint8_t>(limit);
-  add_held(cache, size_class, more, own);
-  return true;
-}
-
-// A thread that holds fewer slices keeps them: what could be had is not worth the call.
-constexpr std::uint32_t kSpansWorthAsking = (std::uint32_t{1} << 20) / kSliceBytes;
-
-std::uint32_t slices_held(const ThreadCache& cache, unsigned size_class) {
-  const ColdBin& cold = cache.cold_bins[size_class];
-  std::uint32_t spans = count_of(cache.bins[size_class], cold);
-  if (cold.spare != nullptr) spans += cold.spare->count;
-  return spans * class_info(size_class).slab_slices;
-}
-
-// Spans that the thread or its shard's depot keeps go to the page heap, where blocks of all lengths
-// find their pages: twice as much as a block has that took pages which were never used. The next
-// one is to take these first.
-[[gnu::noinline]] void give_up_spans(ThreadCache& cache, std::uint32_t slices) {
-  std::uint32_t held = 0, given = 0;
-  for (unsigned c = kFirstSpanClass; c < kClasses; ++c) held += slices_held(cache, c);
-  if (held < kSpansWorthAsking) {
-    // The depot keeps none of a thread that is alone.
-    if (loans.threads.load(std::memory_order_relaxed) > 1)
-      depot_give_up_spans(cache.shard, 2 * slices);
-    return;
-  }
-  for (unsigned c = kClasses - 1; c >= kFirstSpanClass && given < 2 * slices; --c) {
-    Bin& bin = cache.bins[c];
-    const ColdBin& cold = cache.cold_bins[c];
-    if (cold.loaded == nullptr) continue;
-    given += slices_held(cache, c);
-    std::uint32_t count = count_of(bin, cold);
-    set_bin(bin, cold, 0);
-    slab_give_back(c, cold.loaded->slots, count);
-    if (cold.spare == nullptr || cold.spare->count == 0) continue;
-    count = cold.spare->count;
-    cold.spare->count = 0;
-    order_for_fork();
-    slab_give_back(c, cold.spare->slots, count);
-  }
-}
 
 // Whether the span, just taken, has pages that were never used. Told once.
 bool is_new_span(const void* block) {
@@ -456,99 +35,6 @@ bool is_new_span(const void* block) {
   bool is_new = span.new_from == 0;
   span.new_from = UINT32_MAX;
   return is_new;
-}
-
-// ---- threads coming and going ----
-
-// Of a cache that is empty, and whose thread_id is 0: within the slow path, so that a taker that
-// finds no thread there lets it be (reclaim.h).
-void end_cache(ThreadCache& cache) {
-  shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
-  caches.free(&cache);
-  loans.threads.fetch_sub(1, std::memory_order_relaxed);
-}
-
-void on_thread_exit(void* value) {
-  auto* cache = static_cast<ThreadCache*>(value);
-  if (cache->exit_rounds++ < kLastExitRound) {
-    pthread_setspecific(exit_key, cache);
-    return;
-  }
-  fork_check();
-  // From here on this thread has no cache: libc's own last frees go straight to the slabs.
-  detail::this_cache = &detail::empty_cache;
-  {
-    SlowPath slow_path(*cache);
-    drop_all(*cache);
-    cache->thread_id.store(0, std::memory_order_relaxed);
-  }
-  is_known_first_thread() ? purge_note_first_thread_ends() : purge_note_thread_ends();
-  end_cache(*cache);
-}
-
-// The calling thread's cache; nullptr when it has none (before it is made, after its end, or when
-// no metadata is to be had): the caller then works on the slabs directly.
-ThreadCache* cache_of_this_thread() {
-  ThreadCache* cache = detail::this_cache;
-  return cache == &detail::empty_cache ? nullptr : cache;
-}
-
-// Set while a thread is past its last key destructor, and while its cache is being made.
-thread_local constinit bool has_no_cache = false;
-// Up to kFreesWithoutCache.
-thread_local constinit std::uint8_t frees_without_cache = 0;
-
-ThreadCache* make_cache() {
-  if (has_no_cache || options().check_frees) return nullptr;
-  has_no_cache = true;  // pthread_setspecific may allocate
-  auto tls = reinterpret_cast<std::uintptr_t>(&detail::this_cache);
-  auto place = caches_by_tls.find(caches, tls);
-  if (place.left != 0) [[unlikely]] {
-    ThreadCache& left = *caches.at(place.left);
-    {
-      SlowPath slow_path(left);
-      drop_left(left);
-      left.thread_id.store(0, std::memory_order_relaxed);
-    }
-    end_cache(left);
-  }
-  std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
-  bool is_one_too_many = loans.threads.load(std::memory_order_relaxed) >= most_caches(backed);
-  ThreadCache* cache = is_one_too_many ? nullptr : caches.allocate();
-  if (cache == nullptr) {
-    has_no_cache = false;
-    return nullptr;
-  }
-  cache->reset(nothing + 1, thread_id(), tls);
-  caches_by_tls.note(place, caches.index_of(cache));
-  // Where there is one thread there is one place: its processors are not asked for. Of more, what
-  // takes files to know is learned before they are made (shards_learn).
-  std::uint32_t others = loans.threads.fetch_add(1, std::memory_order_relaxed);
-  bool is_first = others == 0;
-  cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
-  cache->span_share = span_share_of(std::uint64_t{others} + 1, backed);
-  const os::TopologySource& topology = options().topology;
-  if (is_first) os::topology_note_first_thread();
-  if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
-  shards[0].threads.fetch_add(1, std::memory_order_relaxed);
-  if (is_first) shards[0].was_used.store(true, std::memory_order_relaxed);
-  enter_shard(*cache);
-  detail::this_cache = cache;
-  // libc may want memory for its table of keys, and say in errno that there is none: not in free().
-  int saved = errno;
-  if (pthread_setspecific(exit_key, cache) == 0 && is_known_first_thread())
-    first_thread_notifies.store(true, std::memory_order_relaxed);
-  errno = saved;
-  // Stays true: on_thread_exit leaves it so, and a thread has one cache in its life.
-  return cache;
-}
-
-// The calling thread's cache, for a free.
-ThreadCache* cache_to_free_into() {
-  if (ThreadCache* cache = cache_of_this_thread()) return cache;
-  if (frees_without_cache == kFreesWithoutCache) return make_cache();
-  ++frees_without_cache;
-  return nullptr;
 }
 
 // Of small blocks; a span is the page heap's then.
@@ -711,19 +197,6 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
   depot_hand_over(cache.shard, size_class, spare, cold.is_taken_from);
 }
 
-// Gives the class its spare magazine, if the thread's share allows it.
-bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
-  if (cold.is_short) return false;
-  std::uint64_t cost = cost_of(size_class, cold.limit, false);
-  Magazine* spare = may_hold(cache, cost, size_class) ? depot_take_empty(cache.shard) : nullptr;
-  if (spare == nullptr) return false;
-  spare->count = 0;
-  order_for_fork();
-  cold.spare = spare;
-  add_held(cache, size_class, cost, 0);
-  return true;
-}
-
 // Whether half of a class's loaded magazine stays when it is full: of long blocks with two
 // magazines' length; and of a thread that has no more to hold, where what it has of a class goes to
 // and fro about the half that a refill takes.
@@ -792,20 +265,6 @@ std::uint32_t send_far_home(ThreadCache& cache, unsigned size_class, std::uint32
   return cold.loaded->count;
 }
 
-// Of a thread that frees what threads of another node had: halves what the class may hold, so that
-// fewer of those blocks wait in its magazine, to be its next ones, when it has freed them all. The
-// next refills let it grow again.
-void shrink_limit(ThreadCache& cache, unsigned size_class) {
-  ColdBin& cold = cache.cold_bins[size_class];
-  std::uint32_t limit = cold.limit / 2u < kFirstLimit ? kFirstLimit : cold.limit / 2u;
-  if (limit >= cold.limit || is_span_class(size_class)) return;
-  subtract_held(cache, size_class, cost_of(size_class, cold),
-                own_part(cache, size_class, cold.limit, cold.is_short));
-  cold.limit = static_cast<std::uint8_t>(limit);
-  add_held(cache, size_class, cost_of(size_class, cold),
-           own_part(cache, size_class, limit, cold.is_short));
-}
-
 // Makes room in the class's loaded, full magazine.
 void make_room(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -863,11 +322,6 @@ void* allocate_slowly(unsigned size_class) {
 }
 
 }  // namespace
-
-namespace detail {
-constinit ThreadCache empty_cache{nothing + 1};
-thread_local constinit ThreadCache* this_cache = &empty_cache;
-}  // namespace detail
 
 // nullptr, and ENOMEM, when that was in vain. A slab of eight slices wants them in one piece; where
 // free ones lie apart, one of a single slice serves, and then what is free in other slabs.
@@ -961,19 +415,6 @@ void cache_give_up_spans(std::uint32_t slices) {
   give_up_spans(*cache, slices);
 }
 
-int cache_init() {
-  bin_table_init();
-  if (int error = magazines.reserve(reserved_for_magazines(arena.room_bytes))) return error;
-  if (int error = caches.reserve(reserved_for_caches(arena.room_bytes))) return error;
-  if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
-  return -pthread_key_create(&exit_key, on_thread_exit);
-}
-
-void caches_fit_limit(std::uint64_t limit_bytes) {
-  magazines.give_up_beyond(reserved_for_magazines(limit_bytes));
-  caches.give_up_beyond(reserved_for_caches(limit_bytes));
-}
-
 unsigned cache_enter_shard() {
   ThreadCache* cache = cache_of_this_thread();
   if (cache != nullptr && !may_stay(*cache)) enter_shard(*cache);
@@ -993,64 +434,6 @@ unsigned cache_shard_without_cache() {
   if (options().topology.mode == os::TopologyMode::kMadeUp) return shard_here();
   if (known == 0) known = is_known_first_thread() ? 1 : static_cast<std::uint8_t>(shard_here()) + 1;
   return known - 1u;
-}
-
-std::uint32_t caches_made() {
-  return caches.used();
-}
-
-ThreadCache* cache_at(std::uint32_t index) {
-  return caches.at(index);
-}
-
-void cache_resume(ThreadCache& cache) {
-  cache.reclaim_state.fetch_and(static_cast<std::uint8_t>(~kHasGaps), std::memory_order_relaxed);
-  close_gaps(cache);
-  make_share(cache, 0, 0);  // its loan is gone
-}
-
-CacheCounters cache_counters() {
-  CacheCounters counters{loans.threads.load(std::memory_order_relaxed), 0, magazines.used() - 1};
-  for (std::uint32_t i = 1; i < caches.used(); ++i) {
-    ThreadCache& cache = *caches.at(i);
-    if (cache.thread_id.load(std::memory_order_relaxed) != 0)
-      counters.cached_bytes += cache_bytes(cache);
-  }
-  return counters;
-}
-
-void caches_after_fork() {
-  reclaim_after_fork();
-  caches.lock().reset();
-  magazines.lock().reset();
-}
-
-void cache_reclaim_after_fork() {
-  // The thread that forked is the child's first, whose id is the process's. A thread made since may
-  // come here before it does: then no thread knows which cache is still in use, and what vanished
-  // threads held (within what all caches may hold) is lost to this child.
-  first_thread_notifies.store(false, std::memory_order_relaxed);
-  if (!os::is_first_thread()) return;
-  reclaim_end_after_fork();
-  ThreadCache* mine = detail::this_cache;
-  first_thread_notifies.store(mine != &detail::empty_cache, std::memory_order_relaxed);
-  for (std::uint32_t i = 1; i < caches.used(); ++i) {
-    ThreadCache& cache = *caches.at(i);
-    cache.reclaim_state.store(0, std::memory_order_relaxed);
-    if (&cache == mine) continue;
-    cache.is_in_slow_path.store(false, std::memory_order_relaxed);
-    if (cache.thread_id.load(std::memory_order_relaxed) == 0) continue;
-    drop_left(cache);
-    cache.thread_id.store(0, std::memory_order_relaxed);
-    caches.free(&cache);
-  }
-  loans.threads.store(mine == &detail::empty_cache ? 0 : 1, std::memory_order_relaxed);
-  loans.lent_bytes.store(mine->lent_bytes, std::memory_order_relaxed);
-  if (mine == &detail::empty_cache) return;
-  mine->reclaim_state.store(kHasGaps,
-                            std::memory_order_relaxed);  // perhaps: its next slow path looks
-  mine->thread_id.store(thread_id(), std::memory_order_relaxed);
-  shards[mine->shard].threads.store(1, std::memory_order_relaxed);
 }
 
 }  // namespace rdmalloc

@@ -19,7 +19,7 @@ inline constinit std::atomic<std::uint32_t> helper_threads{0};
 // time limit to look. NULL, or set for good.
 inline constinit std::atomic<void (*)()> notify_first_thread_ends{nullptr};
 
-// Whether it will be: the first thread has a cache, whose end is noticed (cache/thread_cache.cc).
+// Whether it will be: the first thread has a cache, whose end is noticed (cache/cache_life.cc).
 // One that never took a small block, or got no cache, ends without a word. Relaxed: helpers look
 // again.
 inline constinit std::atomic<bool> first_thread_notifies{false};

@@ -134,7 +134,7 @@ class References(unittest.TestCase):
         def constant(header, name):
             return int(re.search(rf"\b{name} = (\d+)", tree.text(header)).group(1))
         slots = constant("alloc/core/size_class.h", "kMagazineSlots")
-        first = constant("alloc/cache/thread_cache.cc", "kFirstLimit")
+        first = constant("alloc/cache/bin_limits.cc", "kFirstLimit")
         classes = constant("alloc/core/size_class.h", "kFineMax") // 16 + 8 * 7
         steps = constant("alloc/cache/bin_table.h", "kStepMax") // 8 + 1
         blocks = "docs/decisions/0006-blocks-and-threads.md"

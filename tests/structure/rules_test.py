@@ -90,7 +90,7 @@ MAY_MAKE_THREADS = {
     "alloc/core/file_thread.cc": "for the purge thread",
     "alloc/purge/purge_thread.cc": "the purge thread",
     "alloc/interpose/threads.cc": "the program's own creation of one",
-    "alloc/cache/thread_cache.cc": "a key destructor: a thread ends",
+    "alloc/cache/cache_life.cc": "a key destructor: a thread ends",
     "alloc/api/library.cc": "rdmalloc_init()",
     "alloc/api/malloc.cc": "malloc_trim()",
     "alloc/core/purge_signal.cc": "what the purge thread left there, for the others below",

@@ -1,0 +1,20 @@
+// How many blocks a class may hold in a thread: few at first, more with each trip to the slow path,
+// as far as the thread's share goes (shares.h).
+#pragma once
+
+#include <cstdint>
+
+#include "alloc/cache/thread_cache.h"
+
+namespace rdmalloc {
+
+// Gives the class its first magazine. False when there is none to be had.
+bool open_class(ThreadCache& cache, unsigned size_class);
+// Doubles what the class may hold, up to `most` and what the cache may hold. Whether it did.
+bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most);
+// Halves it.
+void shrink_limit(ThreadCache& cache, unsigned size_class);
+// Gives the class its spare magazine, if the thread's share allows it.
+bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold);
+
+}  // namespace rdmalloc

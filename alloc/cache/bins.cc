@@ -1,0 +1,165 @@
+#include "alloc/cache/bins.h"
+
+#include <cstring>
+
+#include "alloc/cache/depot.h"
+#include "alloc/cache/loans.h"
+#include "alloc/slabs/slab.h"
+
+namespace rdmalloc {
+namespace {
+
+// A thread that holds fewer slices keeps them: what could be had is not worth the call.
+constexpr std::uint32_t kSpansWorthAsking = (std::uint32_t{1} << 20) / kSliceBytes;
+
+// What a magazine has that is longer than those of the depot goes there in such as these.
+void shorten(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
+             bool is_taken_from) {
+  std::uint32_t most = class_info(size_class).magazine_max;
+  while (magazine->count > most) {
+    std::uint32_t part = magazine->count - most;
+    hand_over_part(cache, size_class, magazine, part < most ? part : most, is_taken_from);
+  }
+}
+
+std::uint32_t slices_held(const ThreadCache& cache, unsigned size_class) {
+  const ColdBin& cold = cache.cold_bins[size_class];
+  std::uint32_t spans = count_of(cache.bins[size_class], cold);
+  if (cold.spare != nullptr) spans += cold.spare->count;
+  return spans * class_info(size_class).slab_slices;
+}
+
+}  // namespace
+
+void hand_over_part(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
+                    std::uint32_t part, bool is_taken_from) {
+  magazine->count -= part;
+  Magazine* other = depot_take_empty(cache.shard);
+  if (other != nullptr) {
+    std::memcpy(other->slots, magazine->slots, part * sizeof(void*));
+    other->count = part;
+  } else {
+    slab_give_back(size_class, magazine->slots, part);
+  }
+  std::memmove(magazine->slots, magazine->slots + part, magazine->count * sizeof(void*));
+  if (other != nullptr) depot_hand_over(cache.shard, size_class, other, is_taken_from);
+}
+
+void drop_class(ThreadCache& cache, unsigned size_class) {
+  Bin& bin = cache.bins[size_class];
+  ColdBin& cold = cache.cold_bins[size_class];
+  if (cold.loaded == nullptr) return;
+  Magazine* loaded = cold.loaded;
+  Magazine* spare = cold.spare;
+  bool is_taken_from = cold.is_taken_from, is_short = cold.is_short;
+  loaded->count = count_of(bin, cold);
+  subtract_held(cache, size_class, cost_of(size_class, cold),
+                own_part(cache, size_class, cold.limit, is_short));
+  bin = {nothing + 1, nothing + 1};
+  std::uint8_t alone = cold.refills_alone, alone_next = cold.refills_alone_next;
+  cold = {};
+  cold.refills_alone = alone;
+  cold.refills_alone_next = alone_next;
+  order_for_fork();
+  if (is_short) return hand_over_short(cache, size_class, loaded, is_taken_from);
+  shorten(cache, size_class, loaded, is_taken_from);
+  depot_hand_over(cache.shard, size_class, loaded, is_taken_from);
+  if (spare != nullptr) depot_hand_over(cache.shard, size_class, spare, is_taken_from);
+}
+
+void drop_all(ThreadCache& cache) {
+  for (unsigned c = 1; c < kClasses; ++c) drop_class(cache, c);
+  return_sheets(cache);
+  return_loan(cache);
+}
+
+void close_gaps(ThreadCache& cache) {
+  for (unsigned c = 1; c < kClasses; ++c) {
+    Bin& bin = cache.bins[c];
+    const ColdBin& cold = cache.cold_bins[c];
+    if (cold.loaded == nullptr) continue;
+    void** slots = cold.loaded->slots;
+    // Of an owner that is gone and was on its way: drop_left() believes it no more than this.
+    if (bin.top < slots || bin.top > slots + slots_of(cold)) continue;
+    void** first = bin.top;
+    while (first[-1] != nullptr) --first;
+    if (first == slots) continue;
+    auto count = static_cast<std::uint32_t>(bin.top - first);
+    set_bin(bin, cold, 0);  // no child finds a block twice
+    std::memmove(slots, first, count * sizeof(void*));
+    set_bin(bin, cold, count);
+  }
+}
+
+// A bin that does not point into its loaded magazine is not believed: its blocks are lost, and
+// nothing else.
+void drop_left(ThreadCache& cache) {
+  close_gaps(cache);
+  return_loan(cache);
+  for (unsigned c = 1; c < kClasses; ++c) {
+    const Bin& bin = cache.bins[c];
+    const ColdBin& cold = cache.cold_bins[c];
+    if (cold.loaded == nullptr) continue;
+    bool is_sane = bin.top >= cold.loaded->slots && bin.top <= cold.loaded->slots + slots_of(cold);
+    if (is_sane && cold.spare != cold.loaded) drop_class(cache, c);
+  }
+  return_sheets(cache);
+}
+
+void shrink_class(ThreadCache& cache, unsigned size_class) {
+  Bin& bin = cache.bins[size_class];
+  ColdBin& cold = cache.cold_bins[size_class];
+  if (cold.loaded == nullptr || is_span_class(size_class)) return;
+  std::uint64_t cost = cost_of(size_class, cold);
+  if (Magazine* spare = cold.spare; spare != nullptr) {
+    cold.spare = nullptr;
+    order_for_fork();
+    subtract_held(cache, size_class, cost / 2, 0);
+    return depot_hand_over(cache.shard, size_class, spare, cold.is_taken_from);
+  }
+  std::uint32_t least = cache.own_blocks == 0 ? 1 : cache.own_blocks;
+  std::uint32_t limit = cold.limit * 3u / 4;
+  if (limit < least) limit = least;
+  if (limit >= cold.limit) return;
+  std::uint32_t count = count_of(bin, cold);
+  std::uint64_t own = own_part(cache, size_class, cold.limit, cold.is_short);
+  cold.limit = static_cast<std::uint8_t>(limit);
+  subtract_held(cache, size_class, cost - cost_of(size_class, cold),
+                own - own_part(cache, size_class, limit, cold.is_short));
+  if (count > limit) {
+    cold.loaded->count = count;
+    set_bin(bin, cold, 0);
+    hand_over_part(cache, size_class, cold.loaded, count - limit, cold.is_taken_from);
+    count = limit;
+  }
+  set_bin(bin, cold, count);
+}
+
+// Where blocks of all lengths find their pages: twice as much as the block has. The next one is to
+// take these first.
+[[gnu::noinline]] void give_up_spans(ThreadCache& cache, std::uint32_t slices) {
+  std::uint32_t held = 0, given = 0;
+  for (unsigned c = kFirstSpanClass; c < kClasses; ++c) held += slices_held(cache, c);
+  if (held < kSpansWorthAsking) {
+    // The depot keeps none of a thread that is alone.
+    if (loans.threads.load(std::memory_order_relaxed) > 1)
+      depot_give_up_spans(cache.shard, 2 * slices);
+    return;
+  }
+  for (unsigned c = kClasses - 1; c >= kFirstSpanClass && given < 2 * slices; --c) {
+    Bin& bin = cache.bins[c];
+    const ColdBin& cold = cache.cold_bins[c];
+    if (cold.loaded == nullptr) continue;
+    given += slices_held(cache, c);
+    std::uint32_t count = count_of(bin, cold);
+    set_bin(bin, cold, 0);
+    slab_give_back(c, cold.loaded->slots, count);
+    if (cold.spare == nullptr || cold.spare->count == 0) continue;
+    count = cold.spare->count;
+    cold.spare->count = 0;
+    order_for_fork();
+    slab_give_back(c, cold.spare->slots, count);
+  }
+}
+
+}  // namespace rdmalloc

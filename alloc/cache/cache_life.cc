@@ -1,0 +1,203 @@
+#include "alloc/cache/cache_life.h"
+
+#include <errno.h>
+#include <pthread.h>
+
+#include "alloc/cache/bins.h"
+#include "alloc/cache/caches_by_tls.h"
+#include "alloc/cache/loans.h"
+#include "alloc/cache/reclaim.h"
+#include "alloc/cache/shards.h"
+#include "alloc/cache/shares.h"
+#include "alloc/cache/slow_events.h"
+#include "alloc/core/fork.h"
+#include "alloc/core/helper_threads.h"
+#include "alloc/core/lock.h"
+#include "alloc/core/options.h"
+#include "alloc/core/purge_signal.h"
+#include "alloc/os/fault.h"
+#include "alloc/os/os.h"
+#include "alloc/pages/dirty.h"
+
+namespace rdmalloc {
+
+constinit void* nothing[1] = {nullptr};
+
+namespace detail {
+constinit ThreadCache empty_cache{nothing + 1};
+thread_local constinit ThreadCache* this_cache = &empty_cache;
+}  // namespace detail
+
+namespace {
+
+// POSIX runs key destructors in up to four rounds; ours waits for the third, so that the
+// destructors of others that free and allocate still find a cache. Not for the fourth, in which
+// ThreadSanitizer ends the thread's state.
+constexpr int kLastExitRound = 2;
+
+// A thread that has only freed so far has no cache for as many frees. libc frees a few blocks of
+// its own after the key destructors, also on threads that never called malloc: nothing would end
+// their caches. 20,000 detached threads left 78 MiB.
+constexpr std::uint8_t kFreesWithoutCache = 16;
+
+constinit Pool<ThreadCache> caches;
+constinit CachesByTls<Pool<ThreadCache>> caches_by_tls;
+constinit pthread_key_t exit_key = 0;
+
+// Set while a thread is past its last key destructor, and while its cache is being made.
+thread_local constinit bool has_no_cache = false;
+// Up to kFreesWithoutCache.
+thread_local constinit std::uint8_t frees_without_cache = 0;
+
+// Of a cache that is empty, and whose thread_id is 0: within the slow path, so that a taker that
+// finds no thread there lets it be (reclaim.h).
+void end_cache(ThreadCache& cache) {
+  shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
+  caches.free(&cache);
+  loans.threads.fetch_sub(1, std::memory_order_relaxed);
+}
+
+void on_thread_exit(void* value) {
+  auto* cache = static_cast<ThreadCache*>(value);
+  if (cache->exit_rounds++ < kLastExitRound) {
+    pthread_setspecific(exit_key, cache);
+    return;
+  }
+  fork_check();
+  // From here on this thread has no cache: libc's own last frees go straight to the slabs.
+  detail::this_cache = &detail::empty_cache;
+  {
+    SlowPath slow_path(*cache);
+    drop_all(*cache);
+    cache->thread_id.store(0, std::memory_order_relaxed);
+  }
+  is_known_first_thread() ? purge_note_first_thread_ends() : purge_note_thread_ends();
+  end_cache(*cache);
+}
+
+}  // namespace
+
+ThreadCache* make_cache() {
+  if (has_no_cache || options().check_frees) return nullptr;
+  has_no_cache = true;  // pthread_setspecific may allocate
+  auto tls = reinterpret_cast<std::uintptr_t>(&detail::this_cache);
+  auto place = caches_by_tls.find(caches, tls);
+  if (place.left != 0) [[unlikely]] {
+    ThreadCache& left = *caches.at(place.left);
+    {
+      SlowPath slow_path(left);
+      drop_left(left);
+      left.thread_id.store(0, std::memory_order_relaxed);
+    }
+    end_cache(left);
+  }
+  std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
+  bool is_one_too_many = loans.threads.load(std::memory_order_relaxed) >= most_caches(backed);
+  ThreadCache* cache = is_one_too_many ? nullptr : caches.allocate();
+  if (cache == nullptr) {
+    has_no_cache = false;
+    return nullptr;
+  }
+  cache->reset(nothing + 1, thread_id(), tls);
+  caches_by_tls.note(place, caches.index_of(cache));
+  // Where there is one thread there is one place: its processors are not asked for. Of more, what
+  // takes files to know is learned before they are made (shards_learn).
+  std::uint32_t others = loans.threads.fetch_add(1, std::memory_order_relaxed);
+  bool is_first = others == 0;
+  cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
+  cache->span_share = span_share_of(std::uint64_t{others} + 1, backed);
+  const os::TopologySource& topology = options().topology;
+  if (is_first) os::topology_note_first_thread();
+  if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
+  shards[0].threads.fetch_add(1, std::memory_order_relaxed);
+  if (is_first) shards[0].was_used.store(true, std::memory_order_relaxed);
+  enter_shard(*cache);
+  detail::this_cache = cache;
+  // libc may want memory for its table of keys, and say in errno that there is none: not in free().
+  int saved = errno;
+  if (pthread_setspecific(exit_key, cache) == 0 && is_known_first_thread())
+    first_thread_notifies.store(true, std::memory_order_relaxed);
+  errno = saved;
+  // Stays true: on_thread_exit leaves it so, and a thread has one cache in its life.
+  return cache;
+}
+
+ThreadCache* cache_to_free_into() {
+  if (ThreadCache* cache = cache_of_this_thread()) return cache;
+  if (frees_without_cache == kFreesWithoutCache) return make_cache();
+  ++frees_without_cache;
+  return nullptr;
+}
+
+int cache_init() {
+  bin_table_init();
+  if (int error = magazines.reserve(reserved_for_magazines(arena.room_bytes))) return error;
+  if (int error = caches.reserve(reserved_for_caches(arena.room_bytes))) return error;
+  if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
+  return -pthread_key_create(&exit_key, on_thread_exit);
+}
+
+void caches_fit_limit(std::uint64_t limit_bytes) {
+  magazines.give_up_beyond(reserved_for_magazines(limit_bytes));
+  caches.give_up_beyond(reserved_for_caches(limit_bytes));
+}
+
+std::uint32_t caches_made() {
+  return caches.used();
+}
+
+ThreadCache* cache_at(std::uint32_t index) {
+  return caches.at(index);
+}
+
+void cache_resume(ThreadCache& cache) {
+  cache.reclaim_state.fetch_and(static_cast<std::uint8_t>(~kHasGaps), std::memory_order_relaxed);
+  close_gaps(cache);
+  make_share(cache, 0, 0);  // its loan is gone
+}
+
+CacheCounters cache_counters() {
+  CacheCounters counters{loans.threads.load(std::memory_order_relaxed), 0, magazines.used() - 1};
+  for (std::uint32_t i = 1; i < caches.used(); ++i) {
+    ThreadCache& cache = *caches.at(i);
+    if (cache.thread_id.load(std::memory_order_relaxed) != 0)
+      counters.cached_bytes += cache_bytes(cache);
+  }
+  return counters;
+}
+
+void caches_after_fork() {
+  reclaim_after_fork();
+  caches.lock().reset();
+  magazines.lock().reset();
+}
+
+void cache_reclaim_after_fork() {
+  // The thread that forked is the child's first, whose id is the process's. A thread made since may
+  // come here before it does: then no thread knows which cache is still in use, and what vanished
+  // threads held (within what all caches may hold) is lost to this child.
+  first_thread_notifies.store(false, std::memory_order_relaxed);
+  if (!os::is_first_thread()) return;
+  reclaim_end_after_fork();
+  ThreadCache* mine = detail::this_cache;
+  first_thread_notifies.store(mine != &detail::empty_cache, std::memory_order_relaxed);
+  for (std::uint32_t i = 1; i < caches.used(); ++i) {
+    ThreadCache& cache = *caches.at(i);
+    cache.reclaim_state.store(0, std::memory_order_relaxed);
+    if (&cache == mine) continue;
+    cache.is_in_slow_path.store(false, std::memory_order_relaxed);
+    if (cache.thread_id.load(std::memory_order_relaxed) == 0) continue;
+    drop_left(cache);
+    cache.thread_id.store(0, std::memory_order_relaxed);
+    caches.free(&cache);
+  }
+  loans.threads.store(mine == &detail::empty_cache ? 0 : 1, std::memory_order_relaxed);
+  loans.lent_bytes.store(mine->lent_bytes, std::memory_order_relaxed);
+  if (mine == &detail::empty_cache) return;
+  mine->reclaim_state.store(kHasGaps,
+                            std::memory_order_relaxed);  // perhaps: its next slow path looks
+  mine->thread_id.store(thread_id(), std::memory_order_relaxed);
+  shards[mine->shard].threads.store(1, std::memory_order_relaxed);
+}
+
+}  // namespace rdmalloc
