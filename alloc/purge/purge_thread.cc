@@ -106,6 +106,7 @@ void* run_thread(void*) {
 
 // Of a thread other than the first.
 void note_thread_ends() {
+  if (!has_purge_thread(options().purge)) return;  // the sum below is of all shards
   if (purge_signal.state.load(std::memory_order_relaxed) != ThreadState::kNone) return;
   // The purge thread would be the last one, and only look whether it is.
   if (thread.first_thread_ended.load(std::memory_order_relaxed)) return;
