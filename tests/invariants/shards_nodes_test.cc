@@ -218,6 +218,44 @@ TEST(Nodes, a_thread_keeps_at_most_a_magazine_of_blocks_of_another_node) {
   });
 }
 
+// Own blocks and another node's, freed in any order: limits of bins of several magazines are halved
+// and grow, and what stays of a full magazine leaves room. Each block is whole as it goes. Seen to
+// fail where as much stays as the bin may hold.
+TEST(Nodes, bins_whose_limits_come_and_go_hold_what_they_may) {
+  struct Block {
+    uint64_t* words;
+    uint64_t id;
+  };
+  Resident near(0), far(kPlacesOfNode);
+  rdmalloc_test::Random random(7);
+  run_at(kPlacesOfNode, [&] {
+    for (size_t bytes = 1 * kKiB; bytes <= 32 * kKiB; bytes += 1536) {
+      std::vector<Block> held;
+      uint64_t next_id = 1;
+      auto allocate_some = [&](size_t count) {
+        for (; count != 0; count--) {
+          auto* words = static_cast<uint64_t*>(rdmalloc_malloc(bytes));
+          words[0] = next_id;
+          held.push_back({words, next_id++});
+        }
+      };
+      for (int step = 0; step < 80; step++) {
+        if (random.below(3) == 0) run_at(0, [&] { allocate_some(random.below(60)); });
+        if (random.below(2) == 0) allocate_some(random.below(120));
+        for (size_t count = random.below(held.size() + 1); count != 0; count--) {
+          // Half of the times the latest, which are of one node.
+          if (step % 2 == 0) std::swap(held[random.below(held.size())], held.back());
+          ASSERT_EQ(held.back().words[0], held.back().id) << bytes;
+          rdmalloc_free(held.back().words);
+          held.pop_back();
+        }
+      }
+      for (Block& block : held) rdmalloc_free(block.words);
+    }
+  });
+  EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
