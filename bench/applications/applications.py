@@ -375,6 +375,11 @@ def imb(run):
                 program=program)
 
 
+def mpi_windows(run):
+    program = run.bin / "application_mpi_windows"
+    run.measure([*MPIRUN, program, run.times(20)], program=program)
+
+
 def mpi4py(run):
     run.measure([*MPIRUN, PYTHON, SOURCES / "mpi_arrays.py", run.times(60)], program=PYTHON)
 
@@ -451,6 +456,8 @@ APPLICATIONS = [
     Application("hpcc", "whole", "HPC Challenge, 2 ranks", hpcc, [MPI, ("hpcc", apt("hpcc"))]),
     Application("imb", "whole", "Intel MPI Benchmarks: Bcast, Allreduce, Exchange up to 4 MiB, 2 ranks", imb,
                 [MPI, ("IMB-MPI1", "not in Debian; build github.com/intel/mpi-benchmarks and put IMB-MPI1 into PATH")]),
+    Application("mpi windows", "whole", "a stream of windows of fresh buffers up to 4 MiB, in the manner of osu_bw (own "
+                "program), 2 ranks", mpi_windows, [MPI, ("application_mpi_windows", OURS)]),
     Application("mpi4py numpy", "whole", "mpi4py: fresh arrays and pickled objects, 2 ranks", mpi4py,
                 [MPI, (PYTHON, apt("python3"))],
                 [("mpi4py", apt("python3-mpi4py")), ("numpy", apt("python3-numpy"))]),
