@@ -48,6 +48,8 @@
 //   fork_wipe_again
 #include "alloc/pages/arena.h"
 //   arena arena_may_be_huge
+#include "alloc/pages/places.h"
+//   page_heap_keep_places
 #include "alloc/purge/purge.h"
 //   purge_freeze purge_hold purge_request_all purge_thaw purge_thread_start
 #include "alloc/pages/events.h"

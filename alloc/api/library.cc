@@ -7,6 +7,7 @@
 #include "alloc/cache/shards.h"
 #include "alloc/core/init.h"
 #include "alloc/core/options.h"
+#include "alloc/pages/places.h"
 #include "alloc/purge/purge.h"
 
 using namespace rdmalloc;
@@ -78,6 +79,7 @@ const char* rdmalloc_strerror(int error) {
 
 int rdmalloc_init(void) {
   if (!ensure_initialised()) return -ENOMEM;
+  page_heap_keep_places();
   shards_learn();
   initialisations.fetch_add(1, std::memory_order_relaxed);
   if (!has_purge_thread(options().purge)) return 0;

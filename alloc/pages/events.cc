@@ -13,6 +13,7 @@
 #include "alloc/os/fault.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/places.h"
 #include "alloc/pages/purge_turn.h"
 
 struct rdmalloc_observer : rdmalloc::PageListener {};
@@ -237,6 +238,7 @@ extern "C" int rdmalloc_observer_add(const struct rdmalloc_observer_ops* ops, vo
     observer.reserved_notified = 0;
     active_observers.fetch_add(1, std::memory_order_relaxed);
     events_listen(observer);
+    page_heap_keep_places();
     // Release: pairs with the acquire in for_each_listener().
     observer.state.store(PageListener::kActive, std::memory_order_release);
     *out = &observer;

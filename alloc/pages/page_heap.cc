@@ -8,6 +8,10 @@
 
 namespace rdmalloc {
 
+namespace detail {
+constinit std::atomic<bool> keeps_places{false};
+}  // namespace detail
+
 namespace page_heap_state {
 
 constinit PageHeap central{};
@@ -297,7 +301,7 @@ SpanKind left_by(const Span& span) {
   SpanWord word = span.load();
   bool is_one_block = is_large(word.kind) || is_span_class(word.size_class);
   bool is_buffer = is_one_block && word.slices >= kBufferSlices;
-  return is_buffer && !span.has_grown ? SpanKind::kFreeRetained : SpanKind::kFreeDirty;
+  return is_buffer && !span.has_grown ? kind_of_place(word.slices) : SpanKind::kFreeDirty;
 }
 
 // False, and nothing done: it is no span in use, nor of that class where one is named.

@@ -3,7 +3,8 @@
 //
 // Three families of free spans, kept apart and never joined with each other:
 //
-//   retained  backed by pages, left by a buffer, perhaps registered still
+//   retained  backed by pages, left by a buffer, perhaps registered still; by one above 4 MiB only
+//             once there are threads, or something that may register memory (places.h)
 //   dirty   backed by pages, left by anything else
 //   clean   reads as zero, costs nothing
 //

@@ -10,6 +10,7 @@
 #include "alloc/os/topology.h"
 #include "alloc/pages/free_spans.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/places.h"
 #include "alloc/pages/segments.h"
 
 namespace rdmalloc::page_heap_state {
@@ -104,6 +105,14 @@ inline bool is_central(const PageHeap& heap) {
 inline FreeSpans& family(PageHeap& heap, SpanKind kind) {
   if (kind == SpanKind::kFreeClean) return heap.clean;
   return kind == SpanKind::kFreeRetained ? heap.retained : heap.dirty;
+}
+
+// The family of what a buffer of that length leaves (places.h). Up to 4 MiB a place in any program:
+// where short ones lie joined and are cut anew, the same sizes again and again find other holes
+// each time, and take new pages for the twelfth time still (system_calls_test).
+inline SpanKind kind_of_place(std::uint32_t slices) {
+  bool is_long = slices > QuickList::kLongest;
+  return is_long && !page_heap_keeps_places() ? SpanKind::kFreeDirty : SpanKind::kFreeRetained;
 }
 
 inline std::uint32_t now_ms() {

@@ -157,7 +157,7 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignm
   SliceIndex taken = fit_in(clean, length, slices, alignment);
   ask_for_huge(taken, slices, frontier, what);
   cut_clean(heap, clean, length, taken, slices,
-            is_buffer(what) ? SpanKind::kFreeRetained : SpanKind::kFreeDirty);
+            is_buffer(what) ? kind_of_place(slices) : SpanKind::kFreeDirty);
   return taken;
 }
 
@@ -264,6 +264,36 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t align
   return at != 0 ? take_of_run(heap, run, at, wanted) : 0;
 }
 
+// Takes so many aligned slices from the start of a dirty span on, of it and of what is free behind
+// it, new pages as well: from where the least of those are needed. 0 when there is no such place.
+SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
+  SliceIndex best = 0, frontier = page_heap_frontier();
+  std::uint32_t most_backed = 0;
+  int scanned = 0;
+  for (SliceIndex first = heap.dirty_by_age.oldest(); first != 0 && scanned < kScanLimit;
+       first = arena.span(first).younger, ++scanned) {
+    if (first % alignment != 0) continue;
+    std::uint32_t backed = 0;
+    SliceIndex end = first;
+    while (end - first < slices && goes_on(heap, end)) {
+      SpanWord word = arena.span(end).load();
+      bool is_backed = word.kind == SpanKind::kFreeDirty;
+      if (!is_backed && word.kind != SpanKind::kFreeClean) break;
+      if (is_backed && is_left_to_others(end, slices)) break;
+      if (is_backed) backed += word.slices;
+      end += word.slices;
+    }
+    if (end - first < slices && !(is_central(heap) && end == frontier)) continue;
+    if (backed > most_backed) best = first, most_backed = backed;
+  }
+  if (best == 0 || !has_room_at(heap, best, slices)) return 0;
+  ask_for_huge(best, slices, frontier, TakenFor::kBuffer);
+  take_room(heap, best, slices, SpanKind::kFreeDirty);
+  arena.span(best).store({SpanKind::kReserved, 0, false, slices});
+  set_first(best + slices - 1, best);
+  return best;
+}
+
 // A buffer's own place; or the place used last, the likeliest to be registered still. Not one that
 // is very much longer, while there is another: a long buffer would miss it.
 SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, std::uint32_t alignment,
@@ -303,6 +333,8 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   // the program has gone on to longer ones.
   if (shard_count() != 1 && quick_release_left_alone(heap, slices))
     return take_for_buffer(heap, slices, alignment, what, is_zero);
+  if (kind_of_place(slices) == SpanKind::kFreeDirty)
+    if (SliceIndex taken = take_backed_and_more(heap, slices, alignment)) return taken;
   SliceIndex taken = take_clean(heap, slices, alignment, what);
   *is_zero = taken != 0;
   return taken;
@@ -418,7 +450,7 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, TakenFor
   if (total < slices) return 0;
   SliceIndex taken = take_locked(central, total, 1, what, is_zero);
   if (taken == 0) return 0;
-  SpanKind rest = *is_zero ? SpanKind::kFreeClean : SpanKind::kFreeRetained;
+  SpanKind rest = *is_zero ? SpanKind::kFreeClean : kind_of_place(total);
   std::uintptr_t address = arena.address_of(taken);
   std::uintptr_t aligned =
       (address + alignment - 1) & ~(static_cast<std::uintptr_t>(alignment) - 1);

@@ -27,6 +27,7 @@
 #include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/places.h"
 #include "alloc/pages/purge_turn.h"
 #include "alloc/purge/purge_state.h"
 #include "alloc/slabs/slab.h"
@@ -149,6 +150,7 @@ void purge_request_all() {
 
 int purge_thread_start() {
   if (!ensure_initialised()) return -ENOMEM;
+  page_heap_keep_places();
   // Now, not later: recovery forgets the parent's thread. If it forgot one just started here, a
   // second would be started on the same stack.
   fork_check();

@@ -45,9 +45,12 @@ RDMALLOC_API const char* rdmalloc_strerror(int error);
 
 /** Starts the purge thread; counted. malloc needs no call of this. Without it the purge thread
  *  starts with the program's first thread of its own. A program that is linked statically, or
- *  against the prefixed library, makes its threads unseen by rdmalloc and has to call this. Returns
- *  0, or the error of pthread_create, negative, if the purge thread could not be created (until a
- *  later call can, only rdmalloc_purge() gives memory back). Any thread, not inside a callback. */
+ *  against the prefixed library, makes its threads unseen by rdmalloc and has to call this; so has
+ *  one that keeps registrations of its own where no fabric's library is loaded: from here on, as
+ *  from the first thread on, the place of a freed buffer above 4 MiB is kept for buffers for a
+ *  while, as that of a shorter one always is. Returns 0, or the error of pthread_create, negative,
+ *  if the purge thread could not be created (until a later call can, only rdmalloc_purge() gives
+ *  memory back). Any thread, not inside a callback. */
 RDMALLOC_API int rdmalloc_init(void);
 
 /** Undoes one rdmalloc_init(); the last call stops and joins the purge thread. malloc and free stay

@@ -64,8 +64,11 @@ EXPORT NEEDS_JUMPS void* dlopen(const char* file, int mode) noexcept {
   Open open = rdmalloc::next_of(next_open, "dlopen");
   if (file == nullptr || (mode & RTLD_NOLOAD) != 0) LEAVE_BY_JUMP return open(file, mode);
   rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
-  if (!caller_does_not_matter(file, __builtin_return_address(0)))
+  if (!caller_does_not_matter(file, __builtin_return_address(0))) {
+    // What is loaded is not looked at then, and may be a fabric's library.
+    rdmalloc::page_heap_keep_places();
     LEAVE_BY_JUMP return open(file, mode);
+  }
   void* handle = open(file, mode);
   rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
   if (handle != nullptr) {

@@ -188,6 +188,7 @@ int attach(Target<Function>& target, const char* symbol) {
   int error = function == nullptr ? -ENOENT : 0;
   target.error.store(error, std::memory_order_relaxed);
   if (error == 0) target.attaches.fetch_add(1, std::memory_order_relaxed);
+  if (error == 0) page_heap_keep_places();
   if (error == 0) hold_at_exit();
   target.function.store(function, std::memory_order_seq_cst);
   note_change();
@@ -221,6 +222,7 @@ int attach_fabric() {
   int error = libfabric_monitor_attach();
   if (error != -EALREADY) fabric_error.store(error, std::memory_order_relaxed);
   if (error == 0) fabric_attaches.fetch_add(1, std::memory_order_relaxed);
+  if (error != -ENOENT) page_heap_keep_places();
   if (error == 0) hold_at_exit();
   return error;
 }
@@ -321,6 +323,8 @@ void notifiers_begin_purging() {
       purge_thread_start();
       return;
     }
+  for (const char* function : {kMpiFunction, kVerbsFunction})
+    if (is_loaded(function)) page_heap_keep_places();
 }
 
 void notifiers_notify_foreign(std::uintptr_t base, std::size_t length) {

@@ -12,13 +12,16 @@ namespace rdmalloc {
 inline constexpr const char* kOpalFunction = "opal_mem_hooks_release_hook";
 inline constexpr const char* kUcmFunction = "ucm_vm_munmap";
 inline constexpr const char* kFabricFunction = "fi_version";
+// What has no cache that is notified, but a program that has it may register memory.
+inline constexpr const char* kMpiFunction = "MPI_Init";
+inline constexpr const char* kVerbsFunction = "ibv_open_device";
 
 // Looks again which of the fabric libraries are loaded, after a dlopen. Takes the loader's lock: on
 // a program's thread that is outside malloc.
 void notifiers_rescan();
-// Starts the purge thread if one of them is loaded: a program that uses a fabric may have only one
-// thread of its own. At the start and after a dlopen; on a program's thread outside malloc, as
-// purge_thread_start().
+// Starts the purge thread, and keeps the places of buffers, if one of them is loaded: a program
+// that uses a fabric may have only one thread of its own. At the start and after a dlopen; on a
+// program's thread outside malloc, as purge_thread_start().
 void notifiers_begin_purging();
 // Before and after a dlclose. The begin forgets functions that may vanish; if a purge is still
 // inside a library's function after `wait_ms`, it keeps the library in memory instead. Purges go
