@@ -43,6 +43,7 @@ enum class TakenFor : std::uint8_t {
   kBuffer,  // a block
   kZeroes,  // one of calloc's: the program may leave most of it as it is
   kRegion,  // of a heap of the user: no pages that are there already, if other addresses will do
+  kSlabAnywhere,  // a slab, where no buffer's place is worth more than new pages (places.h)
 };
 constexpr bool is_buffer(TakenFor what) {
   return what == TakenFor::kBuffer || what == TakenFor::kZeroes;

@@ -341,7 +341,7 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
 }
 
 SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
-                           bool* is_zero) {
+                           TakenFor what, bool* is_zero) {
   SliceIndex dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
   // With one shard there is no segment to ask for: they are as good as clean pages, joined.
   if (dirty == 0 && shard_count() == 1 && quick_release_for(heap, slices))
@@ -350,7 +350,7 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
     dirty = unless_far(heap.dirty.find_best(slices, alignment), slices);
   if (dirty != 0) return take_dirty(heap, dirty, slices, alignment);
   SliceIndex retained = unless_far(heap.retained.find_best(slices, alignment), slices);
-  if (retained != 0 && !is_left_alone(heap, retained, slices))
+  if (retained != 0 && (what == TakenFor::kSlabAnywhere || !is_left_alone(heap, retained, slices)))
     return take_dirty(heap, retained, slices, alignment);
   if (slices >= kBufferSlices)
     if (SliceIndex taken = take_backed(heap, slices, alignment, Latest::kLeft)) return taken;
@@ -360,7 +360,7 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
       return take_dirty(heap, place, slices, alignment);
   // Not of a buffer: its place, once free, would be left alone.
   if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1))
-    return take_for_others(heap, slices, alignment, is_zero);
+    return take_for_others(heap, slices, alignment, what, is_zero);
   SliceIndex taken = take_clean(heap, slices, alignment, TakenFor::kOthers);
   *is_zero = taken != 0;
   // A shard's heap asks for another segment first.
@@ -379,7 +379,8 @@ SliceIndex take_once(PageHeap& heap, std::uint32_t slices, std::uint32_t alignme
     *is_zero = taken != 0;
     if (taken != 0) return taken;
   }
-  if (what == TakenFor::kOthers) return take_for_others(heap, slices, alignment, is_zero);
+  if (what == TakenFor::kOthers || what == TakenFor::kSlabAnywhere)
+    return take_for_others(heap, slices, alignment, what, is_zero);
   return take_for_buffer(heap, slices, alignment, what, is_zero);
 }
 
@@ -524,9 +525,11 @@ SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, std::
 }  // namespace
 
 SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices) {
+  // Not for short blocks: between places of 3 to 5 slices they leave holes (the program realloc).
+  TakenFor what = page_heap_keeps_places() ? TakenFor::kOthers : TakenFor::kSlabAnywhere;
   return take_from_any(shard, slices, true, [=](PageHeap& heap) {
     bool is_zero = false;
-    SliceIndex slice = take_from(heap, shard, slices, slices, TakenFor::kOthers, &is_zero);
+    SliceIndex slice = take_from(heap, shard, slices, slices, what, &is_zero);
     if (slice == 0) return slice;
     if (is_zero) events_note_use(slice, slices);
     arena.span(slice).new_from = is_zero ? 0 : UINT32_MAX;
