@@ -220,11 +220,11 @@ TEST_F(Watching, I6_memory_that_cannot_be_watched_is_registered_for_each_use) {
   ASSERT_EQ(ftruncate(file, 4 * 4096), 0);
   void* shared = mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   void* copied = mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE, file, 0);
-  void* others =
+  void* anonymous =
       mmap(nullptr, 4 * kPage, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   static char in_the_program[64];
   std::uint64_t refusals = watching().refusals;
-  for (void* at : {shared, copied, others}) {
+  for (void* at : {shared, copied, anonymous}) {
     for (int i = 0; i < 3; ++i) {
       EXPECT_NE(domain.touch(at, 4 * kPage), 0u);
       EXPECT_EQ(fabric.live(), 0u);
