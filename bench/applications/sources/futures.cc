@@ -13,7 +13,11 @@
 #include <thread>
 #include <vector>
 
+#include "bench/support/marks.h"
+
 namespace {
+
+using rdmalloc::bench::Mark, rdmalloc::bench::mark;
 
 class Pool {
  public:
@@ -43,12 +47,13 @@ class Pool {
 
  private:
   void work() {
-    for (;;) {
+    mark(Mark::begin);
+    for (unsigned long done = 0;; ++done) {
       std::function<void()> task;
       {
         std::unique_lock lock(mutex_);
         filled_.wait(lock, [this] { return ended_ || !tasks_.empty(); });
-        if (tasks_.empty()) return;
+        if (tasks_.empty()) return mark(Mark::end, done);
         task = std::move(tasks_.front());
         tasks_.pop_front();
       }
@@ -99,6 +104,7 @@ int main(int argc, char** argv) {
   constexpr std::size_t kInFlight = 512;
   std::size_t answered = 0;
   Pool pool(static_cast<unsigned>(threads));
+  mark(Mark::begin);
   std::deque<std::future<Record>> waiting;
   for (std::size_t i = 0; i < static_cast<std::size_t>(tasks) || !waiting.empty(); ++i) {
     if (i < static_cast<std::size_t>(tasks))
@@ -107,6 +113,7 @@ int main(int argc, char** argv) {
     answered += waiting.front().get().empty() ? 0 : 1;
     waiting.pop_front();
   }
+  mark(Mark::end);
   std::printf("%zu answered\n", answered);
   return answered == static_cast<std::size_t>(tasks) ? 0 : 1;
 }

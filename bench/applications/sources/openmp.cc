@@ -7,7 +7,11 @@
 #include <unordered_map>
 #include <vector>
 
+#include "bench/support/marks.h"
+
 namespace {
+
+using rdmalloc::bench::Mark, rdmalloc::bench::mark;
 
 constexpr int kElements = 12'000;
 constexpr int kNodes = 4'000;
@@ -47,6 +51,8 @@ int main(int argc, char** argv) {
     std::vector<Part> parts(static_cast<std::size_t>(threads));
 #pragma omp parallel num_threads(threads)
     {
+      mark(Mark::begin);
+      unsigned long nodes = 0;
 #pragma omp for
       for (int thread = 0; thread < threads; ++thread)
         for (int element = thread; element < kElements; element += threads)
@@ -59,7 +65,9 @@ int main(int argc, char** argv) {
             row->insert(row->end(), found->second.begin(), found->second.end());
         for (const Entry& entry : *row) sum += entry.value;
         matrix[static_cast<std::size_t>(node)] = std::move(row);
+        ++nodes;
       }
+      mark(Mark::end, nodes);
     }
   }
   std::printf("%.6g\n", sum);
