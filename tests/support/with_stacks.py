@@ -218,7 +218,8 @@ def end_at_limit(seconds, command):
 
 def end_with(status, command):
     found = descendants()
-    left = [pid for pid in found if not is_restoring(pid)]
+    # One that has no command line is about to be a zombie: its memory is gone.
+    left = [pid for pid in found if not is_restoring(pid) and read(f"/proc/{pid}/cmdline")]
     if left:
         # Else they keep ctest's pipe open, and the CPU from the tests after this one.
         say("left running by the command, killed: "
