@@ -76,9 +76,8 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   return true;
 }
 
-// Doubles what the class may hold, up to `most` and what the cache may hold, but above a magazine
-// by another or not at all: by a third of one, 64 threads of 16 B to 4 KiB took 5 % more memory. Of
-// a class that the thread only frees, within a part of its share.
+// Above a magazine by another or not at all: by a third of one, 64 threads of 16 B to 4 KiB took
+// 5 % more memory. Of a class that the thread only frees, within a part of its share.
 bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   ColdBin& cold = cache.cold_bins[size_class];
   const ClassInfo& info = class_info(size_class);
@@ -110,9 +109,8 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   return true;
 }
 
-// Of a thread that frees what threads of another node had: halves what the class may hold, so that
-// fewer of those blocks wait in its magazine, to be its next ones, when it has freed them all. The
-// next refills let it grow again.
+// So that fewer of those blocks wait in the thread's magazine, to be its next ones, when it has
+// freed them all. The next refills let it grow again.
 void shrink_limit(ThreadCache& cache, unsigned size_class) {
   ColdBin& cold = cache.cold_bins[size_class];
   std::uint32_t limit = cold.limit / 2u < kFirstLimit ? kFirstLimit : cold.limit / 2u;

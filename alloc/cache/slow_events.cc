@@ -78,9 +78,8 @@ void age(ThreadCache& cache) {
   drop_all(cache);
 }
 
-// Of a real machine: whether the thread may stay in a shard that it has to itself, whatever
-// processor it runs on. What it left there it finds again, and threads that are no more than the
-// processors come to rest in a shard each.
+// Of a real machine in one that it has to itself: what it left there it finds again, and threads
+// that are no more than the processors come to rest in a shard each.
 bool may_stay(const ThreadCache& cache) {
   const Shard& shard = shards[cache.shard];
   return options().topology.mode != os::TopologyMode::kMadeUp &&
@@ -88,7 +87,6 @@ bool may_stay(const ThreadCache& cache) {
          shard.node.load(std::memory_order_relaxed) == os::this_node();
 }
 
-// Where the thread runs now; what it holds goes with it.
 void enter_shard(ThreadCache& cache) {
   unsigned shard = shard_here();
   if (shard == cache.shard) return;

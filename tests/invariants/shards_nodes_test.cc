@@ -220,7 +220,7 @@ TEST(Nodes, a_thread_keeps_at_most_a_magazine_of_blocks_of_another_node) {
 
 // Own blocks and another node's, freed in any order: limits of bins of several magazines are halved
 // and grow, and what stays of a full magazine leaves room. Each block is whole as it goes. Seen to
-// fail where as much stays as the bin may hold.
+// fail, in a checked build, where as much stays as the bin may hold.
 TEST(Nodes, bins_whose_limits_come_and_go_hold_what_they_may) {
   struct Block {
     uint64_t* words;

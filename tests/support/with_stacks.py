@@ -133,6 +133,12 @@ def is_restoring(pid):
         return False
 
 
+def has_memory(pid):
+    """Else it is gone, or about to be a zombie, and its command line is empty."""
+    pages = read(f"/proc/{pid}/statm").split()[0]
+    return pages.isdigit() and pages != "0"
+
+
 def kill_descendants():
     """Kills until none is left: a process may fork between the look and the kill."""
     deadline = time.monotonic() + RESTORE_SECONDS
@@ -218,8 +224,7 @@ def end_at_limit(seconds, command):
 
 def end_with(status, command):
     found = descendants()
-    # One that has no command line is about to be a zombie: its memory is gone.
-    left = [pid for pid in found if not is_restoring(pid) and read(f"/proc/{pid}/cmdline")]
+    left = [pid for pid in found if not is_restoring(pid) and has_memory(pid)]
     if left:
         # Else they keep ctest's pipe open, and the CPU from the tests after this one.
         say("left running by the command, killed: "
