@@ -42,7 +42,7 @@ void enter_class(SliceIndex slice, std::uint32_t slices, std::uint8_t map_class)
 void enter_free(PageHeap& heap, SliceIndex slice, SpanWord word, std::uint32_t now) {
   enter_class(slice, word.slices, 0);
   arena.span(slice).freed_ms = now;
-  arena.span(slice).is_latest = false;
+  arena.span(slice).is_left_alone = false;
   SpanKind kind = is_free(word.kind) ? word.kind : SpanKind::kFreeDirty;
   std::uint32_t slices = word.slices;
   bool is_one = kind != SpanKind::kFreeRetained || arena.span(slice).is_rest;

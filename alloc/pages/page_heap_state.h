@@ -9,6 +9,7 @@
 #include "alloc/os/os.h"
 #include "alloc/os/topology.h"
 #include "alloc/pages/free_spans.h"
+#include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/places.h"
 #include "alloc/pages/segments.h"
@@ -345,15 +346,55 @@ inline SpanWord span_word(unsigned shard, unsigned size_class) {
 inline bool has_nodes() {
   return os::node_count() != 1;
 }
+
+// ---- what is left alone (page_heap_places.cc) ----
+
 // Whether a thread here leaves a free span, which is backed, to those of another node: pages that
 // are far cost each access, new ones once, and what is old goes back anyway.
 bool is_far_and_young(SliceIndex backed, std::uint32_t slices);
 inline bool is_left_to_others(SliceIndex backed, std::uint32_t slices) {
   return has_nodes() && is_far_and_young(backed, slices);
 }
+// The free span, unless it is left to others; then 0.
+inline SliceIndex unless_far(SliceIndex found, std::uint32_t slices) {
+  return found != 0 && is_left_to_others(found, slices) ? 0 : found;
+}
 // Whether slabs and other small things leave that retained span alone: another place costs less
 // than the registration of the buffer that comes back here. Not for longer than free memory keeps
 // its pages anyway, not where pages are short, and the latest of that heap only.
 bool is_left_alone(const PageHeap& heap, SliceIndex retained, std::uint32_t slices);
+// Whether the heap has no more buffers' places than may be left alone.
+bool are_few_places(const PageHeap& heap);
+// Says of each span that is left alone that it is, or no longer says so (Span::is_left_alone).
+void mark_left_alone(const PageHeap& heap, bool are_marked);
+
+// ---- free neighbours, taken as one (page_heap_neighbours.cc) ----
+
+// Asks for huge pages under the new part, from `frontier` on, of what one span of `slices` takes.
+inline void ask_for_huge(SliceIndex taken, std::uint32_t slices, SliceIndex frontier,
+                         TakenFor what) {
+  if (taken + slices > frontier)
+    huge_ask(taken > frontier ? taken : frontier, taken + slices, what);
+}
+// Retained neighbours of one node that are `wanted` slices together, made one; the oldest there
+// are, which cost the least registrations. 0 when there are none.
+SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted);
+// Takes so many aligned slices of dirty and retained neighbours, the oldest there are. 0 when there
+// are none. What short blocks and buffers leave lies beside each other and is of two families: new
+// pages would be taken instead. One thread that reallocates 16 blocks to 1 to 256 KiB held 97 MiB
+// that way, and 17 by this. `latest`: whether what is left alone is taken as well.
+enum class Latest { kLeft, kTaken };
+SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment,
+                       Latest latest);
+// Takes so many aligned slices from the start of a dirty span on, of it and of what is free behind
+// it, new pages as well: from where the least of those are needed. 0 when there is no such place.
+SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment);
+// A buffer longer than all before it: at the place of the longest one, and on behind that. So it
+// needs only the pages that are missing there, and what comes after it, of any size, finds one
+// place and not one for each length that was the longest for a time. Not much longer: most of its
+// pages would be new, where free ones may lie elsewhere.
+SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment);
+// Last resort, when address space is used up: a run of free neighbours of all families.
+SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment);
 
 }  // namespace rdmalloc::page_heap_state

@@ -1,129 +1,18 @@
-// Taking free spans: for slabs, for buffers, for what grows. Longer than 600 lines, so that the
-// order in which they are tried stands in one file.
+// Taking free spans: for slabs, for buffers, for what grows, and the order in which they are tried.
 #include "alloc/os/topology.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
-#include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
 
 namespace rdmalloc {
 
 using namespace page_heap_state;
 
-namespace page_heap_state {
-
 namespace {
-
-bool is_kept_while_young(SliceIndex retained, std::uint32_t slices) {
-  std::uint32_t age_ms = now_ms() - arena.span(retained).freed_ms;
-  if (age_ms >= shared.retain_ms.load(std::memory_order_relaxed)) return false;
-  std::uint64_t limit = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
-  return limit == UINT64_MAX ||
-         page_heap_used_slices() + page_heap_dirty_slices() + slices <= limit >> kSliceShift;
-}
-
-// Places of buffers that are left alone, those left last: on the quick list, and retained spans. A
-// program that leaves more of them at once has gone on to something else, or loses few
-// registrations of many; it may leave half its memory.
-constexpr std::uint32_t kPlaces = 32;
-
-// How many of them are retained spans at most.
-std::uint32_t most_places(const PageHeap& heap) {
-  return heap.quick.buffers < kPlaces ? kPlaces - heap.quick.buffers : 0;
-}
-
-// Calls visit(slice) for those.
-template <class Visit>
-void for_latest_places(const PageHeap& heap, Visit visit) {
-  constexpr std::uint32_t kMostLooks = 4 * kPlaces;
-  std::uint32_t places = 0, looks = 0, most = most_places(heap);
-  for (SliceIndex s = heap.dirty_by_age.youngest(); s != 0 && places < most && looks < kMostLooks;
-       s = arena.span(s).older, ++looks) {
-    if (arena.span(s).load().kind != SpanKind::kFreeRetained) continue;
-    visit(s);
-    ++places;
-  }
-}
-
-}  // namespace
-
-bool is_far_and_young(SliceIndex backed, std::uint32_t slices) {
-  return arena.span(backed).node != os::this_node() && is_kept_while_young(backed, slices);
-}
-
-bool is_left_alone(const PageHeap& heap, SliceIndex retained, std::uint32_t slices) {
-  if (!is_kept_while_young(retained, slices)) return false;
-  if (heap.retained_spans <= most_places(heap)) return true;
-  bool is_latest = false;
-  for_latest_places(heap, [&](SliceIndex place) { is_latest |= place == retained; });
-  return is_latest;
-}
-
-}  // namespace page_heap_state
-
-namespace {
-
-// Makes the free run that reaches the frontier as long as is wanted. False: no memory, or no run.
-bool extend_run(SliceIndex run, std::uint32_t wanted, std::uint32_t alignment) {
-  if (run == 0) return false;
-  std::uint64_t end = (std::uint64_t{run} + alignment - 1) / alignment * alignment + wanted;
-  SliceIndex frontier = page_heap_frontier();
-  return end > frontier && end <= arena.extent() / kSliceBytes &&
-         extend_frontier(static_cast<std::uint32_t>(end - frontier), 1) != 0;
-}
-
-// Last resort, when address space is used up: a run of free neighbours of all families.
-SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment) {
-  quick_release(heap);
-  SliceIndex run = 0;
-  for (SliceIndex slice = 1;;) {
-    if (slice >= page_heap_frontier()) {
-      if (!is_central(heap) || !extend_run(run, wanted, alignment)) return 0;
-      slice = run;  // its last span may be one with the new slices
-      run = 0;
-    }
-    if (!is_of(heap, slice)) {
-      run = 0;
-      slice = segment_of(slice) + kSegmentSlices;
-      continue;
-    }
-    SpanWord word = arena.span(slice).load();
-    if (!is_free(word.kind)) {
-      run = 0;
-    } else {
-      if (run == 0) run = slice;
-      std::uint32_t length = slice + word.slices - run;
-      SliceIndex at = fit_in(run, length, wanted, alignment);
-      if (at != 0) {
-        // What is left behind the block is dirty, and one with what is dirty there.
-        SliceIndex end = run + length;
-        if (goes_on(heap, end) && arena.span(end).load().kind == SpanKind::kFreeDirty)
-          length += arena.span(end).load().slices;
-        for (SliceIndex s = run; s < run + length;) {
-          SpanWord piece = arena.span(s).load();
-          remove_free(heap, s, piece.slices, piece.kind);
-          if (piece.kind == SpanKind::kFreeClean) events_note_use(s, piece.slices);
-          s += piece.slices;
-        }
-        // All of it is dirty from now on: some of it is.
-        arena.span(run).freed_ms = now_ms();
-        insert_free(heap, run, length, SpanKind::kFreeDirty);
-        cut(heap, run, length, SpanKind::kFreeDirty, at, wanted);
-        return at;
-      }
-    }
-    slice += word.slices;
-  }
-}
 
 constexpr FreeSpans::Where kAnywhere = FreeSpans::Where::kAnywhere;
 unsigned preferred_node() {
   return has_nodes() ? os::this_node() : FreeSpans::kAnyNode;
-}
-
-// The free span, unless its pages are to be left to the threads of another node; then 0.
-SliceIndex unless_far(SliceIndex found, std::uint32_t slices) {
-  return found != 0 && is_left_to_others(found, slices) ? 0 : found;
 }
 
 // Takes the slices from the free span `found` of a dirty family; 0 when there is none.
@@ -134,12 +23,6 @@ SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices,
   SliceIndex taken = fit_in(found, word.slices, slices, alignment);
   cut(heap, found, word.slices, word.kind, taken, slices);
   return taken;
-}
-
-// Asks for huge pages under the new part, from `frontier` on, of what one span of `slices` takes.
-void ask_for_huge(SliceIndex taken, std::uint32_t slices, SliceIndex frontier, TakenFor what) {
-  if (taken + slices > frontier)
-    huge_ask(taken > frontier ? taken : frontier, taken + slices, what);
 }
 
 SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
@@ -159,139 +42,6 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignm
   cut_clean(heap, clean, length, taken, slices,
             is_buffer(what) ? kind_of_place(slices) : SpanKind::kFreeDirty);
   return taken;
-}
-
-// A buffer longer than all before it: at the place of the longest one, and on behind that. So it
-// needs only the pages that are missing there, and what comes after it, of any size, finds one
-// place and not one for each length that was the longest for a time. Not much longer: most of its
-// pages would be new, where free ones may lie elsewhere.
-SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
-  SliceIndex longest = unless_far(heap.retained.find_longest_buffer(), slices);
-  if (longest == 0 || longest % alignment != 0) return 0;
-  std::uint32_t length = arena.span(longest).load().slices;
-  // A short one is not worth a buffer that begins within a huge page.
-  if (length < kSlicesPerChunk || length < slices / 2) return 0;
-  SliceIndex frontier = page_heap_frontier();
-  if (length < slices && !has_room_at(heap, longest + length, slices - length)) return 0;
-  cut(heap, longest, length, SpanKind::kFreeRetained, longest, length < slices ? length : slices);
-  if (length >= slices) return longest;
-  // As of a block that grows: what lies behind the frontier is new.
-  ask_for_huge(longest, slices, frontier, TakenFor::kBuffer);
-  take_room(heap, longest + length, slices - length, SpanKind::kFreeRetained);
-  arena.span(longest).store({SpanKind::kReserved, 0, false, slices});
-  set_first(longest + slices - 1, longest);
-  return longest;
-}
-
-// Spans by age that are looked at before other memory is taken, whose first use costs more than
-// this look. With 256 of them `phases` of bench_memory left a tenth of its memory unused.
-constexpr int kScanLimit = 1024;
-
-// Retained neighbours of one node that are `wanted` slices together, made one; the oldest there
-// are, which cost the least registrations. 0 when there are none.
-SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
-  int scanned = 0;
-  for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0 && scanned < kScanLimit;
-       slice = arena.span(slice).younger, ++scanned) {
-    SliceIndex end = slice;
-    while (end - slice < wanted && goes_on(heap, end)) {
-      SpanWord word = arena.span(end).load();
-      if (word.kind != SpanKind::kFreeRetained) break;
-      if (has_nodes() &&
-          (arena.span(end).node != arena.span(slice).node || is_far_and_young(end, wanted)))
-        break;
-      end += word.slices;
-    }
-    if (end - slice < wanted) continue;
-    while (arena.span(slice).load().slices < end - slice) {
-      std::uint32_t slices = arena.span(slice).load().slices;
-      arena.span(slice + slices).is_rest = true;
-      remove_free(heap, slice, slices, SpanKind::kFreeRetained);
-      join_and_insert(heap, slice, slices, SpanKind::kFreeRetained);
-    }
-    return slice;
-  }
-  return 0;
-}
-
-// Takes [at, at + wanted) of the free neighbours that begin at `run`.
-SliceIndex take_of_run(PageHeap& heap, SliceIndex run, SliceIndex at, std::uint32_t wanted) {
-  SliceIndex end = at + wanted;
-  for (SliceIndex s = run; s < end;) {
-    SpanWord word = arena.span(s).load();
-    SliceIndex next = s + word.slices, begin = s < at ? at : s;
-    if (next > at) cut(heap, s, word.slices, word.kind, begin, (next < end ? next : end) - begin);
-    s = next;
-  }
-  arena.span(at).store({SpanKind::kReserved, 0, false, wanted});
-  set_first(end - 1, at);
-  return at;
-}
-
-// Whether the places that buffers left last are left to them (is_left_alone).
-enum class Latest { kLeft, kTaken };
-
-// Takes so many aligned slices of dirty and retained neighbours, the oldest there are. 0 when there
-// are none. What short blocks and buffers leave lies beside each other and is of two families: new
-// pages would be taken instead. One thread that reallocates 16 blocks to 1 to 256 KiB held 97 MiB
-// that way, and 17 by this.
-SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment,
-                       Latest latest) {
-  if (latest == Latest::kLeft) {
-    if (heap.retained_spans <= most_places(heap)) return 0;
-    for_latest_places(heap, [](SliceIndex place) { arena.span(place).is_latest = true; });
-  }
-  auto is_usable = [&](SliceIndex slice, SpanWord word) {
-    if (is_left_to_others(slice, wanted)) return false;
-    if (word.kind == SpanKind::kFreeDirty) return true;
-    return word.kind == SpanKind::kFreeRetained &&
-           !(arena.span(slice).is_latest && is_kept_while_young(slice, word.slices));
-  };
-  SliceIndex run = 0, at = 0;
-  int scanned = 0;
-  for (SliceIndex first = heap.dirty_by_age.oldest(); first != 0 && at == 0 && scanned < kScanLimit;
-       first = arena.span(first).younger, ++scanned) {
-    run = first;
-    for (SliceIndex end = first; goes_on(heap, end) && at == 0;) {
-      SpanWord word = arena.span(end).load();
-      if (!is_usable(end, word)) break;
-      end += word.slices;
-      at = fit_in(first, end - first, wanted, alignment);
-    }
-  }
-  if (latest == Latest::kLeft)
-    for_latest_places(heap, [](SliceIndex place) { arena.span(place).is_latest = false; });
-  return at != 0 ? take_of_run(heap, run, at, wanted) : 0;
-}
-
-// Takes so many aligned slices from the start of a dirty span on, of it and of what is free behind
-// it, new pages as well: from where the least of those are needed. 0 when there is no such place.
-SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
-  SliceIndex best = 0, frontier = page_heap_frontier();
-  std::uint32_t most_backed = 0;
-  int scanned = 0;
-  for (SliceIndex first = heap.dirty_by_age.oldest(); first != 0 && scanned < kScanLimit;
-       first = arena.span(first).younger, ++scanned) {
-    if (first % alignment != 0) continue;
-    std::uint32_t backed = 0;
-    SliceIndex end = first;
-    while (end - first < slices && goes_on(heap, end)) {
-      SpanWord word = arena.span(end).load();
-      bool is_backed = word.kind == SpanKind::kFreeDirty;
-      if (!is_backed && word.kind != SpanKind::kFreeClean) break;
-      if (is_backed && is_left_to_others(end, slices)) break;
-      if (is_backed) backed += word.slices;
-      end += word.slices;
-    }
-    if (end - first < slices && !(is_central(heap) && end == frontier)) continue;
-    if (backed > most_backed) best = first, most_backed = backed;
-  }
-  if (best == 0 || !has_room_at(heap, best, slices)) return 0;
-  ask_for_huge(best, slices, frontier, TakenFor::kBuffer);
-  take_room(heap, best, slices, SpanKind::kFreeDirty);
-  arena.span(best).store({SpanKind::kReserved, 0, false, slices});
-  set_first(best + slices - 1, best);
-  return best;
 }
 
 // A buffer's own place; or the place used last, the likeliest to be registered still. Not one that
@@ -355,7 +105,7 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   if (slices >= kBufferSlices)
     if (SliceIndex taken = take_backed(heap, slices, alignment, Latest::kLeft)) return taken;
   // Of more buffers' places than are left alone the oldest that it fits in.
-  if (shard_count() == 1 && heap.quick.buffers + heap.retained_spans > kPlaces)
+  if (shard_count() == 1 && !are_few_places(heap))
     if (SliceIndex place = unless_far(quick_release_place(heap, slices, alignment), slices))
       return take_dirty(heap, place, slices, alignment);
   // Not of a buffer: its place, once free, would be left alone.

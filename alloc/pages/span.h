@@ -145,7 +145,7 @@ struct alignas(64) Span {
   // Written at each cut and read while retained: cut off from the span before it, with which it is
   // one again once both are free. Retained spans are joined no further than that.
   bool is_rest : 1;
-  bool is_latest : 1;           // within take_backed(): one of the places left last
+  bool is_left_alone : 1;       // within take_backed(): a place that it leaves alone
   SpanKind purged_from : 4;     // span in purging: the family that it returns to when it is refused
   SegmentFree free_in_segment;  // first slice of a segment, whatever it is part of
   // Slab only. Some of its pages are given back (Arena::purged_pages). Under the class's lock.

@@ -1,0 +1,178 @@
+// Free spans that lie beside each other, of several families, taken as one; and what new pages are
+// needed behind them.
+#include "alloc/pages/events.h"
+#include "alloc/pages/page_heap_state.h"
+
+namespace rdmalloc::page_heap_state {
+
+namespace {
+
+// Spans by age that are looked at before other memory is taken, whose first use costs more than
+// this look. With 256 of them `phases` of bench_memory left a tenth of its memory unused.
+constexpr int kScanLimit = 1024;
+
+// Makes the free run that reaches the frontier as long as is wanted. False: no memory, or no run.
+bool extend_run(SliceIndex run, std::uint32_t wanted, std::uint32_t alignment) {
+  if (run == 0) return false;
+  std::uint64_t end = (std::uint64_t{run} + alignment - 1) / alignment * alignment + wanted;
+  SliceIndex frontier = page_heap_frontier();
+  return end > frontier && end <= arena.extent() / kSliceBytes &&
+         extend_frontier(static_cast<std::uint32_t>(end - frontier), 1) != 0;
+}
+
+// Takes [at, at + wanted) of the free neighbours that begin at `run`.
+SliceIndex take_of_run(PageHeap& heap, SliceIndex run, SliceIndex at, std::uint32_t wanted) {
+  SliceIndex end = at + wanted;
+  for (SliceIndex s = run; s < end;) {
+    SpanWord word = arena.span(s).load();
+    SliceIndex next = s + word.slices, begin = s < at ? at : s;
+    if (next > at) cut(heap, s, word.slices, word.kind, begin, (next < end ? next : end) - begin);
+    s = next;
+  }
+  arena.span(at).store({SpanKind::kReserved, 0, false, wanted});
+  set_first(end - 1, at);
+  return at;
+}
+
+}  // namespace
+
+SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment) {
+  quick_release(heap);
+  SliceIndex run = 0;
+  for (SliceIndex slice = 1;;) {
+    if (slice >= page_heap_frontier()) {
+      if (!is_central(heap) || !extend_run(run, wanted, alignment)) return 0;
+      slice = run;  // its last span may be one with the new slices
+      run = 0;
+    }
+    if (!is_of(heap, slice)) {
+      run = 0;
+      slice = segment_of(slice) + kSegmentSlices;
+      continue;
+    }
+    SpanWord word = arena.span(slice).load();
+    if (!is_free(word.kind)) {
+      run = 0;
+    } else {
+      if (run == 0) run = slice;
+      std::uint32_t length = slice + word.slices - run;
+      SliceIndex at = fit_in(run, length, wanted, alignment);
+      if (at != 0) {
+        // What is left behind the block is dirty, and one with what is dirty there.
+        SliceIndex end = run + length;
+        if (goes_on(heap, end) && arena.span(end).load().kind == SpanKind::kFreeDirty)
+          length += arena.span(end).load().slices;
+        for (SliceIndex s = run; s < run + length;) {
+          SpanWord piece = arena.span(s).load();
+          remove_free(heap, s, piece.slices, piece.kind);
+          if (piece.kind == SpanKind::kFreeClean) events_note_use(s, piece.slices);
+          s += piece.slices;
+        }
+        // All of it is dirty from now on: some of it is.
+        arena.span(run).freed_ms = now_ms();
+        insert_free(heap, run, length, SpanKind::kFreeDirty);
+        cut(heap, run, length, SpanKind::kFreeDirty, at, wanted);
+        return at;
+      }
+    }
+    slice += word.slices;
+  }
+}
+
+SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
+  int scanned = 0;
+  for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0 && scanned < kScanLimit;
+       slice = arena.span(slice).younger, ++scanned) {
+    SliceIndex end = slice;
+    while (end - slice < wanted && goes_on(heap, end)) {
+      SpanWord word = arena.span(end).load();
+      if (word.kind != SpanKind::kFreeRetained) break;
+      if (has_nodes() &&
+          (arena.span(end).node != arena.span(slice).node || is_far_and_young(end, wanted)))
+        break;
+      end += word.slices;
+    }
+    if (end - slice < wanted) continue;
+    while (arena.span(slice).load().slices < end - slice) {
+      std::uint32_t slices = arena.span(slice).load().slices;
+      arena.span(slice + slices).is_rest = true;
+      remove_free(heap, slice, slices, SpanKind::kFreeRetained);
+      join_and_insert(heap, slice, slices, SpanKind::kFreeRetained);
+    }
+    return slice;
+  }
+  return 0;
+}
+
+SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment,
+                       Latest latest) {
+  if (latest == Latest::kLeft && are_few_places(heap)) return 0;
+  if (latest == Latest::kLeft) mark_left_alone(heap, true);
+  auto is_usable = [&](SliceIndex slice, SpanWord word) {
+    if (is_left_to_others(slice, wanted)) return false;
+    if (word.kind == SpanKind::kFreeDirty) return true;
+    return word.kind == SpanKind::kFreeRetained && !arena.span(slice).is_left_alone;
+  };
+  SliceIndex run = 0, at = 0;
+  int scanned = 0;
+  for (SliceIndex first = heap.dirty_by_age.oldest(); first != 0 && at == 0 && scanned < kScanLimit;
+       first = arena.span(first).younger, ++scanned) {
+    run = first;
+    for (SliceIndex end = first; goes_on(heap, end) && at == 0;) {
+      SpanWord word = arena.span(end).load();
+      if (!is_usable(end, word)) break;
+      end += word.slices;
+      at = fit_in(first, end - first, wanted, alignment);
+    }
+  }
+  if (latest == Latest::kLeft) mark_left_alone(heap, false);
+  return at != 0 ? take_of_run(heap, run, at, wanted) : 0;
+}
+
+SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
+  SliceIndex best = 0, frontier = page_heap_frontier();
+  std::uint32_t most_backed = 0;
+  int scanned = 0;
+  for (SliceIndex first = heap.dirty_by_age.oldest(); first != 0 && scanned < kScanLimit;
+       first = arena.span(first).younger, ++scanned) {
+    if (first % alignment != 0) continue;
+    std::uint32_t backed = 0;
+    SliceIndex end = first;
+    while (end - first < slices && goes_on(heap, end)) {
+      SpanWord word = arena.span(end).load();
+      bool is_backed = word.kind == SpanKind::kFreeDirty;
+      if (!is_backed && word.kind != SpanKind::kFreeClean) break;
+      if (is_backed && is_left_to_others(end, slices)) break;
+      if (is_backed) backed += word.slices;
+      end += word.slices;
+    }
+    if (end - first < slices && !(is_central(heap) && end == frontier)) continue;
+    if (backed > most_backed) best = first, most_backed = backed;
+  }
+  if (best == 0 || !has_room_at(heap, best, slices)) return 0;
+  ask_for_huge(best, slices, frontier, TakenFor::kBuffer);
+  take_room(heap, best, slices, SpanKind::kFreeDirty);
+  arena.span(best).store({SpanKind::kReserved, 0, false, slices});
+  set_first(best + slices - 1, best);
+  return best;
+}
+
+SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
+  SliceIndex longest = unless_far(heap.retained.find_longest_buffer(), slices);
+  if (longest == 0 || longest % alignment != 0) return 0;
+  std::uint32_t length = arena.span(longest).load().slices;
+  // A short one is not worth a buffer that begins within a huge page.
+  if (length < kSlicesPerChunk || length < slices / 2) return 0;
+  SliceIndex frontier = page_heap_frontier();
+  if (length < slices && !has_room_at(heap, longest + length, slices - length)) return 0;
+  cut(heap, longest, length, SpanKind::kFreeRetained, longest, length < slices ? length : slices);
+  if (length >= slices) return longest;
+  // As of a block that grows: what lies behind the frontier is new.
+  ask_for_huge(longest, slices, frontier, TakenFor::kBuffer);
+  take_room(heap, longest + length, slices - length, SpanKind::kFreeRetained);
+  arena.span(longest).store({SpanKind::kReserved, 0, false, slices});
+  set_first(longest + slices - 1, longest);
+  return longest;
+}
+
+}  // namespace rdmalloc::page_heap_state
