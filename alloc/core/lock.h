@@ -76,6 +76,8 @@ class Lock {
     if (word_.exchange(0, std::memory_order_release) & kWaiters) [[unlikely]]
       os::futex_wake(address(), 1);
   }
+  // Whether it was held a moment ago: a hint.
+  bool is_taken() const { return word_.load(std::memory_order_relaxed) != 0; }
   // For a fork child that recovers, where each lock that is held was taken before the fork.
   bool is_orphaned() const { return word_.load(std::memory_order_relaxed) != 0; }
   // There: frees it.

@@ -61,6 +61,8 @@ struct alignas(64) PageHeap {
   std::uint32_t backed_segments;  // of them, not all clean
   unsigned index;                 // the shard
   std::uint64_t moves;            // segments that came or went
+  // See is_for_shard(). Relaxed, read and written without the lock: hints.
+  std::atomic<std::uint32_t> meetings, takes_alone;
 };
 
 // What there is one of.

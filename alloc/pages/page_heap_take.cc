@@ -231,10 +231,35 @@ SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, TakenFor
   return slice;
 }
 
+// Whether the shard's threads do not go to the central heap for a long span now: they met others
+// at its lock again and again, one in eight times at least, and it is not yet time to look there
+// anew. Threads that write to what is so long seldom meet; others took five times mimalloc's time
+// there.
+bool is_alone(PageHeap& own) {
+  constexpr std::uint32_t kOfMeeting = 8, kManyMeetings = 64, kTakesAlone = 4096;
+  std::uint32_t left = own.takes_alone.load(std::memory_order_relaxed);
+  if (left != 0) {
+    own.takes_alone.store(left - 1, std::memory_order_relaxed);
+    return true;
+  }
+  std::uint32_t meetings = own.meetings.load(std::memory_order_relaxed);
+  if (central.lock.is_taken())
+    meetings += kOfMeeting;
+  else if (meetings != 0)
+    meetings -= 1;
+  bool are_many = meetings >= kManyMeetings;
+  // When they look there again one meeting is enough, at first.
+  if (are_many) meetings = kManyMeetings - kOfMeeting;
+  own.meetings.store(meetings, std::memory_order_relaxed);
+  if (are_many) own.takes_alone.store(kTakesAlone, std::memory_order_relaxed);
+  return are_many;
+}
+
 // Whether a shard's own heap serves such a span.
-bool is_for_shard(std::uint32_t slices, std::uint32_t alignment) {
-  std::uint32_t most = shard_count() <= kFewShards ? kSegmentMostOfFew : kSegmentMost;
-  return slices <= most && alignment <= kSlicesPerChunk;
+bool is_for_shard(unsigned shard, std::uint32_t slices, std::uint32_t alignment) {
+  if (slices > kSegmentMost || alignment > kSlicesPerChunk) return false;
+  return slices <= kSegmentMostOfFew || shard_count() > kFewShards ||
+         is_alone(heap_of_shard(shard));
 }
 
 // Calls take(heap), which returns a slice or 0, for the shard's heap and then the central one.
@@ -329,7 +354,8 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   bool is_short = slices < kBufferSlices && align_slices <= kSlicesPerChunk;
   if (is_short && what != TakenFor::kRegion) what = TakenFor::kOthers;
   bool is_quick = align_slices == 1 && owner == 0 && what != TakenFor::kRegion;
-  return take_from_any(shard, slices, is_for_shard(slices, align_slices), [=](PageHeap& heap) {
+  bool is_shards = is_for_shard(shard, slices, align_slices);
+  return take_from_any(shard, slices, is_shards, [=](PageHeap& heap) {
     if (SliceIndex run = 0;
         is_quick && quick_take(heap, slices, large_word(false, 0), &run, 1) != 0) {
       *is_zero = false;

@@ -25,10 +25,10 @@
 
 namespace rdmalloc {
 
-// The longest span that a shard's own heap serves; while shards are few, whose threads seldom meet
-// at the central heap. Spans of a quarter of a segment to a whole one leave much of it unused: two
-// threads with eight blocks of 1 to 4 MiB each, 32 MiB at most, held 138 MiB in them, and 95 of the
-// central heap's; sixteen on as many processors move 0.2 cache lines an operation, and 3.6.
+// The longest span that a shard's own heap serves; while shards are few, and their threads do not
+// meet at the central heap. Spans of a quarter of a segment to a whole one leave much of it unused:
+// two threads with eight blocks of 1 to 4 MiB each, 32 MiB at most, held 138 MiB in them, and 95 of
+// the central heap's; sixteen on as many processors move 0.2 cache lines an operation, and 3.6.
 inline constexpr std::uint32_t kSegmentMost = kSegmentSlices;
 inline constexpr std::uint32_t kSegmentMostOfFew = kSegmentSlices / 4;
 inline constexpr unsigned kFewShards = 4;

@@ -11,11 +11,13 @@
 // with each heap counting for itself; the_limit with slices counted after they are looked at, and
 // with the sum of all heaps' counts; I11_the_child with segments that are not counted anew;
 // I7_those_that_go with places joined beyond segments, and with 8 looks (find_backed); I7_have with
-// few shards that serve as long blocks as many.
+// few shards that serve as long blocks as many; whose_threads with shards that never do, and with
+// those that do from the first meeting on for ever.
 #include "alloc/pages/segments.h"
 
 #include <gtest/gtest.h>
 #include <rdmalloc/regcache.h>
+#include <sched.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -28,6 +30,7 @@
 
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/page_heap_state.h"
 #include "tests/invariants/blocks.h"
 #include "tests/invariants/places.h"
 #include "tests/support/counters.h"
@@ -140,6 +143,45 @@ TEST(FewShards, I7_have_their_long_blocks_together) {
   uint64_t moves = rdmalloc::page_heap_counters().segment_moves;
   EXPECT_LE(replace_at_two_places(), 96 * kMiB);
   EXPECT_EQ(rdmalloc::page_heap_counters().segment_moves, moves);
+}
+
+bool is_in_segment_of_shard(const void* block) {
+  rdmalloc::SliceIndex slice = rdmalloc::arena.slice_of(reinterpret_cast<uintptr_t>(block));
+  return rdmalloc::page_heap_state::heap_index_of(slice) != 0;
+}
+
+// Blocks of 1.1 MiB before one that is in such a segment, or is in none. Aligned: others that were
+// freed come back from a heap's quick list.
+constexpr int kMostTakes = 10000;
+int takes_until(bool is_in_one, bool waits_for_holder = false) {
+  for (int takes = 1; takes < kMostTakes; takes++) {
+    while (waits_for_holder && !rdmalloc::page_heap_state::central.lock.is_taken()) sched_yield();
+    void* block = rdmalloc_aligned_alloc(2 * kSlice, 1100 * kKiB);
+    bool is_found = is_in_segment_of_shard(block) == is_in_one;
+    rdmalloc_free(block);
+    if (is_found) return takes;
+  }
+  return kMostTakes;
+}
+
+// Who holds the central heap's lock all the time is met there at each take.
+TEST(FewShards, whose_threads_meet_there_go_apart_for_a_time) {
+  run_at(0, [] { rdmalloc_free(touched(kSlice)); });
+  run_at(1, [] {
+    rdmalloc_free(touched(kSlice));
+    EXPECT_EQ(takes_until(true), kMostTakes);
+    std::atomic<bool> is_over{false};
+    std::thread holder([&] {
+      while (!is_over.load()) {
+        rdmalloc::LockGuard guard(rdmalloc::page_heap_state::central.lock);
+        for (int i = 0; i < 20; i++) sched_yield();
+      }
+    });
+    EXPECT_LT(takes_until(true, true), kMostTakes);
+    is_over.store(true);
+    holder.join();
+    EXPECT_LT(takes_until(false), kMostTakes);
+  });
 }
 
 // Blocks of one slice leave dirty spans, which are joined with neighbours of their heap.
