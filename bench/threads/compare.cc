@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "bench/patterns/runs.h"
+#include "bench/support/blocks.h"
 #include "bench/support/grid.h"
 #include "bench/support/table.h"
 
@@ -21,6 +22,8 @@ struct ThreadsOptions : GridOptions {
   std::string shapes;
   std::string threads = "1,2,4,8,16,32,64,128,256";
   double scale = 1;
+  int random = 0;
+  int seed = 1;
 };
 
 // How blocks are used, and how many operations all threads together are given: some tenths of a
@@ -77,8 +80,39 @@ GridRow row_of(const ThreadsOptions& options, const PatternRun& run,
   return row;
 }
 
+// So many rows drawn at random: any pattern, any number of threads and of blocks, sizes equally
+// likely on a logarithmic scale, 256 MiB live at most. The same for the same seed, on any machine.
+void add_random_rows(const ThreadsOptions& options, std::vector<GridRow>& rows) {
+  constexpr std::size_t kMostLive = std::size_t{256} << 20;
+  Random random(static_cast<std::uint64_t>(options.seed));
+  const auto power = [&](unsigned least, unsigned most) {
+    return std::size_t{1} << random.between(least, most);
+  };
+  const auto count = [&](std::size_t most) { return random.between(most / 2 + 1, most); };
+  static constexpr const char* kPatterns[] = {"replace",      "bursts",   "calloc", "realloc",
+                                              "aligned",      "larson",   "pool",   "come-and-go",
+                                              "sized-delete", "hand-over"};
+  while (rows.size() < static_cast<std::size_t>(options.random)) {
+    PatternRun run;
+    run.pattern = kPatterns[random.below(std::size(kPatterns))];
+    run.least = power(4, 20);
+    run.most = std::min(run.least * power(0, 6), std::size_t{4} << 20);
+    run.live = count(power(1, 9));
+    run.threads = static_cast<unsigned>(count(power(0, 8)));
+    if ((run.least + run.most) / 2 * run.live * run.threads > kMostLive) continue;
+    // As many operations as touch 4 GiB, were they written.
+    const std::size_t fewer = (std::size_t{8} << 30) / (run.least + run.most);
+    rows.push_back(row_of(options, run, std::min(kUsualOperations / 10, fewer)));
+  }
+}
+
 // What is wrong, or nothing.
 std::string add_rows(const ThreadsOptions& options, std::vector<GridRow>& rows) {
+  if (options.random != 0) {
+    if (!options.shapes.empty()) return "--random draws the rows that --shapes would name";
+    add_random_rows(options, rows);
+    return {};
+  }
   std::vector<Shape> shapes = usual_shapes();
   const std::vector<std::string> asked = split_list(options.shapes);
   if (!asked.empty()) shapes.clear();
@@ -142,6 +176,9 @@ int compare_threads(int argc, char** argv) {
       "--shapes", options.shapes,
       "PATTERN:LEAST-MOST:LIVE, by commas, as in replace:1K-32K:32 (default: all usual ones)");
   line.text("--threads", options.threads, "how many, by commas");
+  line.number("--random", options.random, 1, 10000,
+              "so many rows of any pattern, size and number of threads, in place of those");
+  line.number("--seed", options.seed, 1, 1 << 30, "of --random: which");
   line.number("--scale", options.scale, 0.001, 1000.0, "times the usual number of operations");
   if (const int status = parse_grid_options(line, argc, argv, options, grid); status >= 0)
     return status;

@@ -1,7 +1,7 @@
 """threads_test.py DRIVER CASE: one behaviour of bench_threads. Times are never looked at, only that there are some.
 
 Seen to fail: `arguments` with parse_run() refusing nothing, `label` with take() not asking
-is_served_by(), `quick` with derive() left out, and with hand_over() taking a batch that is not full.
+is_served_by(), `random` with the seed left out, `quick` with derive() left out, and with hand_over() taking a batch that is not full.
 """
 import pathlib
 import subprocess
@@ -14,7 +14,8 @@ DRIVER = Driver(sys.argv[1], "threads")
 
 def case_arguments():
     DRIVER.refuses([(["--shapes", "replace:16"], "PATTERN:LEAST-MOST"), (["--threads", "0"], "@0"),
-                    (["--threads", "1,x"], "@x"), (["--scale", "0"], "scale")])
+                    (["--threads", "1,x"], "@x"), (["--scale", "0"], "scale"),
+                    (["--random", "0"], "random"), (["--random", "3", "--shapes", "replace:16:8"], "--shapes")])
     DRIVER.lists("come-and-go:16-1K:64@256")
     worker = pathlib.Path(DRIVER.program).parent / "thread_patterns"
     for arguments in [[], ["nothing"], ["replace", "--threads", "0"], ["replace", "--sizes", "16"],
@@ -30,6 +31,18 @@ def case_label():
     expect(status == 0, f"exit status {status}, not 0", output)
     expect({cell["allocator"] for cell in DRIVER.report()["results"]} == {"glibc"}, "a sham row", output)
     expect("malloc is served by" in DRIVER.failures()["replace:16:8@2", "sham"]["what"], "no reason", output)
+
+
+def case_random():
+    """The same rows for the same seed, others for another; and they run."""
+    def rows(seed):
+        status, output = DRIVER.run("--list", "--random", "30", "--seed", seed)
+        expect(status == 0, f"exit status {status}, not 0", output)
+        return [line for line in output.splitlines() if line.startswith("  row ")]
+    expect(len(rows("7")) == 30 and rows("7") == rows("7") and rows("7") != rows("8"), "not drawn by the seed",
+           "\n".join(rows("7")))
+    found, output = DRIVER.figures("--random", "3", "--scale", "0.001", "--repetitions", "1", "--allocators", "glibc")
+    expect(len(found) == 3, f"only {len(found)}", output)
 
 
 def case_quick():
