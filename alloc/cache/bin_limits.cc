@@ -19,6 +19,18 @@ constexpr std::uint32_t kFirstLimit = 4;
 // share of many pays for more classes: 64 threads of 16 B to 4 KiB take half the time.
 constexpr std::uint32_t kFirstLimitOfMany = 1;
 
+struct MostOfMany {
+  std::uint8_t of[kClasses] = {};
+};
+constexpr MostOfMany kMostOfMany = [] {
+  MostOfMany table;
+  for (unsigned c = 1; c < kClasses; ++c) {
+    std::uint32_t most = has_spare(c) ? most_of_many(class_info(c).block_bytes) : kMagazineSlots;
+    table.of[c] = static_cast<std::uint8_t>(most < kMagazineSlots ? most : kMagazineSlots);
+  }
+  return table;
+}();
+
 // The class goes on in a magazine of full length. False when there is none to be had.
 [[gnu::noinline]] bool lengthen(ThreadCache& cache, unsigned size_class) {
   Magazine* longer = depot_take_empty(cache.shard);
@@ -86,6 +98,8 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
     limit = cold.limit + info.magazine_max;
   else if (limit > info.magazine_max)
     limit = info.magazine_max;
+  if (is_kept_short(size_class) && most > kMostOfMany.of[size_class])
+    most = kMostOfMany.of[size_class];
   if (limit > most) limit = most;
   if (limit <= cold.limit) return false;
   // Of spans as many as there is room for: they are long, and a share is for them alone.
@@ -123,7 +137,7 @@ void shrink_limit(ThreadCache& cache, unsigned size_class) {
 }
 
 bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
-  if (cold.is_short) return false;
+  if (cold.is_short || is_kept_short(size_class)) return false;
   std::uint64_t cost = cost_of(size_class, cold.limit, false);
   Magazine* spare = may_hold(cache, cost, size_class) ? depot_take_empty(cache.shard) : nullptr;
   if (spare == nullptr) return false;

@@ -70,6 +70,19 @@ constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
 constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
   return threads <= 256 ? 2 : 0;
 }
+// Blocks of a class of up to 1 KiB that a thread beside more than kFirstThreads may hold at most,
+// in one magazine: the more so many bytes are, the fewer trips to the slow path the next ones save.
+// A hundred threads that hand on blocks of 32 to 256 B had two full magazines of each class, 11
+// MiB. With half of these bytes bursts of 256 blocks of up to 1 KiB take a sixth longer, with twice
+// as many a thread of 128 live blocks has no less than without.
+inline constexpr std::uint64_t kSquareOfManyBytes = std::uint64_t{256} << 10;
+constexpr std::uint32_t most_of_many(std::uint32_t block_bytes) {
+  std::uint32_t most = 1;
+  while ((most + 1) * (most + 1) * std::uint64_t{block_bytes} <= kSquareOfManyBytes) ++most;
+  return most;
+}
+static_assert(most_of_many(1024) == 16 && most_of_many(256) == 32 && most_of_many(64) == 64);
+
 // What the n-th thread may hold of spans (kSpanClasses), beside all that: counted with the rest
 // they would leave no room for small blocks. The first has more while there are at most kFewThreads
 // (what it frees in one go and allocates again, 64 blocks of 32 to 128 KiB, took three times as

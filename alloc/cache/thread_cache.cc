@@ -64,11 +64,12 @@ void swap_magazines(Bin& bin, ColdBin& cold, std::uint32_t count) {
   set_bin(bin, cold, spare->count);
 }
 
-// Blocks that a thread takes of slabs at once: half of what the class may hold, where it can't hold
-// more (keeps_half).
+// Blocks that a thread takes of slabs at once: half of what the class may hold, where it goes to
+// and fro about that (keeps_half).
 std::uint32_t refill_of(const ThreadCache& cache, unsigned size_class, const ColdBin& cold) {
   std::uint32_t most = class_info(size_class).magazine_max;
-  if (cache.was_refused && cold.limit > 2) most = (cold.limit + 1u) / 2;
+  if (cold.limit > 2 && (cache.was_refused || is_kept_short(size_class)))
+    most = (cold.limit + 1u) / 2;
   return cold.limit < most ? cold.limit : most;
 }
 
@@ -198,13 +199,14 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
 }
 
 // Whether half of a class's loaded magazine stays when it is full: of long blocks with two
-// magazines' length; and of a thread that has no more to hold, where what it has of a class goes to
-// and fro about the half that a refill takes.
+// magazines' length; and of a thread that has no more to hold, or that is beside many and keeps a
+// class short: what it has goes to and fro about the half that a refill takes.
 [[gnu::always_inline]] inline bool keeps_half(const ThreadCache& cache, unsigned size_class,
                                               const ColdBin& cold, std::uint32_t count) {
   const ClassInfo& info = class_info(size_class);
   if (!has_spare(size_class) && count >= 2u * info.whole) return true;
-  return count > info.magazine_max || (cache.was_refused && cold.spare == nullptr && count > 2);
+  if (count > info.magazine_max) return true;
+  return cold.spare == nullptr && count > 2 && (cache.was_refused || is_kept_short(size_class));
 }
 
 // Empties the class's loaded magazine, which can't be kept: to the depot when it is full, else to

@@ -140,7 +140,8 @@ void add_threads(const MemoryOptions& options, std::vector<GridRow>& rows) {
   for (const char* run :
        {"replace:16-1K:128@64", "replace:1K-32K:32@64", "replace:64-64K:32@64",
         "replace:40K-256K:8@64", "replace:256K-1M:8@64", "hand-over:16-1K:64@64",
-        "hand-over:64K-512K:64@8", "larson:16-1K:128@64", "come-and-go:16-1K:64@64"})
+        "hand-over:16-1K:256@32", "hand-over:32-256:256@100", "hand-over:64K-512K:64@8",
+        "larson:16-1K:128@64", "come-and-go:16-1K:64@64"})
     rows.push_back(threads_row(options, run, options.settle_s, kThreads));
 }
 

@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <deque>
 #include <vector>
 
@@ -53,6 +54,44 @@ TEST_F(ShortMagazines, ten_classes_of_one_block_lie_in_two_sheets) {
     for (size_t bytes : kSizes) rdmalloc_free(rdmalloc_malloc(bytes));
     for (size_t bytes : kSizes) EXPECT_TRUE(cold_of(bytes).is_short) << bytes;
     EXPECT_EQ(mine().sheet_count, 2);
+  });
+}
+
+// The limit, its half that stays and that a refill takes, and no spare. Seen to fail without
+// is_kept_short(), with a spare, with refills of all that the class may hold, and with nothing that
+// stays of a full magazine.
+TEST_F(ShortMagazines, a_small_class_goes_to_and_fro_about_half_of_what_it_may_hold) {
+  last_.run([] {
+    rdmalloc_free(rdmalloc_malloc(1));
+    for (size_t bytes : {32, 100, 256, 600, 1024}) {
+      const unsigned size_class = rdmalloc::class_of(bytes);
+      const rdmalloc::Bin& bin = mine().bins[size_class];
+      const rdmalloc::ColdBin& cold = cold_of(bytes);
+      auto held = [&] { return bin.top - cold.loaded->slots; };
+      const uint32_t most =
+          std::min(rdmalloc::most_of_many(rdmalloc::class_info(size_class).block_bytes),
+                   uint32_t{rdmalloc::class_info(size_class).magazine_max});
+      std::vector<void*> blocks;
+      for (int round = 0; round < 7; round++) {  // no class is looked at twice by ageing
+        blocks = allocate(100, bytes);
+        release(blocks);
+      }
+      ASSERT_EQ(cold.limit, most) << bytes;
+      EXPECT_EQ(cold.spare, nullptr) << bytes;
+      blocks = allocate(100, bytes);
+      while (held() != 0) blocks.push_back(rdmalloc_malloc(bytes));
+      rdmalloc::depot_empty();
+      blocks.push_back(rdmalloc_malloc(bytes));  // of the slabs
+      EXPECT_EQ(held() + 1, (most + 1) / 2) << bytes;
+      while (bin.top != bin.end) {
+        rdmalloc_free(blocks.back());
+        blocks.pop_back();
+      }
+      rdmalloc_free(blocks.back());
+      blocks.pop_back();
+      EXPECT_EQ(held(), most / 2 + 1) << bytes;
+      release(blocks);
+    }
   });
 }
 
