@@ -38,7 +38,7 @@ constexpr MostOfMany kMostOfMany = [] {
   Magazine* longer = depot_take_empty(cache.shard);
   if (longer == nullptr) return false;
   Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   Magazine* piece = cold.loaded;
   std::uint32_t count = count_of(bin, cold);
   std::memcpy(longer->slots, piece->slots, count * sizeof(void*));
@@ -53,7 +53,7 @@ constexpr MostOfMany kMostOfMany = [] {
 }  // namespace
 
 bool open_class(ThreadCache& cache, unsigned size_class) {
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   std::uint64_t share = share_bytes(cache);
   std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
   bool is_beside_others = threads > kFewThreads && share <= kFirstShareBytes;
@@ -79,6 +79,9 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   Magazine* magazine = is_short ? take_short(cache) : depot_take_empty(cache.shard);
   if (magazine == nullptr) return false;
   magazine->count = 0;
+  if (size_class >= classes_end(cache))
+    cache.classes_end.store(static_cast<std::uint8_t>(size_class + 1), std::memory_order_relaxed);
+  order_for_fork();  // a child looks at no class beyond
   cold.loaded = magazine;
   cold.is_short = is_short;
   cold.spare = nullptr;
@@ -95,7 +98,7 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
 // Above a magazine by another or not at all: by a third of one, 64 threads of 16 B to 4 KiB took
 // 5 % more memory. Of a class that the thread only frees, within a part of its share.
 bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   const ClassInfo& info = class_info(size_class);
   std::uint32_t limit = std::uint32_t{cold.limit} * 2;
   if (cold.limit >= info.magazine_max)
@@ -130,7 +133,7 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
 // So that fewer of those blocks wait in the thread's magazine, to be its next ones, when it has
 // freed them all. The next refills let it grow again.
 void shrink_limit(ThreadCache& cache, unsigned size_class) {
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   std::uint32_t limit = cold.limit / 2u < kFirstLimit ? kFirstLimit : cold.limit / 2u;
   if (limit >= cold.limit || is_span_class(size_class)) return;
   subtract_held(cache, size_class, cost_of(size_class, cold),

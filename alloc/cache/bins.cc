@@ -23,7 +23,7 @@ void shorten(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
 }
 
 std::uint32_t slices_held(const ThreadCache& cache, unsigned size_class) {
-  const ColdBin& cold = cache.cold_bins[size_class];
+  const ColdBin& cold = cold_bin_of(cache, size_class);
   std::uint32_t spans = count_of(cache.bins[size_class], cold);
   if (cold.spare != nullptr) spans += cold.spare->count;
   return spans * class_info(size_class).slab_slices;
@@ -47,7 +47,7 @@ void hand_over_part(const ThreadCache& cache, unsigned size_class, Magazine* mag
 
 void drop_class(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.loaded == nullptr) return;
   Magazine* loaded = cold.loaded;
   Magazine* spare = cold.spare;
@@ -68,15 +68,15 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
 }
 
 void drop_all(ThreadCache& cache) {
-  for (unsigned c = 1; c < kClasses; ++c) drop_class(cache, c);
+  for (unsigned c = 1, end = classes_end(cache); c < end; ++c) drop_class(cache, c);
   return_sheets(cache);
   return_loan(cache);
 }
 
 void close_gaps(ThreadCache& cache) {
-  for (unsigned c = 1; c < kClasses; ++c) {
+  for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {
     Bin& bin = cache.bins[c];
-    const ColdBin& cold = cache.cold_bins[c];
+    const ColdBin& cold = cold_bin_of(cache, c);
     if (cold.loaded == nullptr) continue;
     void** slots = cold.loaded->slots;
     // Of an owner that is gone and was on its way: drop_left() believes it no more than this.
@@ -96,9 +96,9 @@ void close_gaps(ThreadCache& cache) {
 void drop_left(ThreadCache& cache) {
   close_gaps(cache);
   return_loan(cache);
-  for (unsigned c = 1; c < kClasses; ++c) {
+  for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {
     const Bin& bin = cache.bins[c];
-    const ColdBin& cold = cache.cold_bins[c];
+    const ColdBin& cold = cold_bin_of(cache, c);
     if (cold.loaded == nullptr) continue;
     bool is_sane = bin.top >= cold.loaded->slots && bin.top <= cold.loaded->slots + slots_of(cold);
     if (is_sane && cold.spare != cold.loaded) drop_class(cache, c);
@@ -108,7 +108,7 @@ void drop_left(ThreadCache& cache) {
 
 void shrink_class(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.loaded == nullptr || is_span_class(size_class)) return;
   std::uint64_t cost = cost_of(size_class, cold);
   if (Magazine* spare = cold.spare; spare != nullptr) {
@@ -148,7 +148,7 @@ void shrink_class(ThreadCache& cache, unsigned size_class) {
   }
   for (unsigned c = kClasses - 1; c >= kFirstSpanClass && given < 2 * slices; --c) {
     Bin& bin = cache.bins[c];
-    const ColdBin& cold = cache.cold_bins[c];
+    const ColdBin& cold = cold_bin_of(cache, c);
     if (cold.loaded == nullptr) continue;
     given += slices_held(cache, c);
     std::uint32_t count = count_of(bin, cold);

@@ -41,6 +41,9 @@ constexpr int kLastExitRound = 2;
 constexpr std::uint8_t kFreesWithoutCache = 16;
 
 constinit Pool<ThreadCache> caches;
+constinit Pool<LongBins> long_bins;
+// Of the first cache: a process of one thread needs no page for them.
+constinit LongBins first_long_bins = {};
 constinit CachesByTls<Pool<ThreadCache>> caches_by_tls;
 constinit pthread_key_t exit_key = 0;
 
@@ -75,6 +78,36 @@ void on_thread_exit(void* value) {
   end_cache(*cache);
 }
 
+// Of the address space for caches, what is for their long bins: as many, and a step in any case.
+constexpr std::size_t kStepBytes = decltype(caches)::kStepBytes;
+constexpr std::size_t long_part_of(std::size_t bytes) {
+  std::size_t part = bytes / 3 / kStepBytes * kStepBytes;
+  return part < kStepBytes ? kStepBytes : part;
+}
+// One range for both: each takes a system call of the process's start.
+int reserve_caches(std::size_t bytes) {
+  for (; bytes >= 2 * kStepBytes; bytes /= 2) {
+    bytes = bytes / kStepBytes * kStepBytes;
+    std::uintptr_t base = 0;
+    if (os::reserve(0, bytes, &base) != 0) continue;
+    std::size_t part = long_part_of(bytes);
+    caches.take_range(base, bytes - part);
+    long_bins.take_range(base + (bytes - part), part);
+    return 0;
+  }
+  return -ENOMEM;
+}
+
+// A cache that is not in use. It is given its long bins once.
+ThreadCache* take_cache() {
+  ThreadCache* cache = caches.allocate();
+  if (cache == nullptr || cache->long_bins != nullptr) return cache;
+  cache->long_bins = caches.index_of(cache) == 1 ? &first_long_bins : long_bins.allocate();
+  if (cache->long_bins != nullptr) return cache;
+  caches.free(cache);
+  return nullptr;
+}
+
 }  // namespace
 
 ThreadCache* make_cache() {
@@ -93,7 +126,7 @@ ThreadCache* make_cache() {
   }
   std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
   bool is_one_too_many = loans.threads.load(std::memory_order_relaxed) >= most_caches(backed);
-  ThreadCache* cache = is_one_too_many ? nullptr : caches.allocate();
+  ThreadCache* cache = is_one_too_many ? nullptr : take_cache();
   if (cache == nullptr) {
     has_no_cache = false;
     return nullptr;
@@ -132,14 +165,16 @@ ThreadCache* cache_to_free_into() {
 int cache_init() {
   bin_table_init();
   if (int error = magazines.reserve(reserved_for_magazines(arena.room_bytes))) return error;
-  if (int error = caches.reserve(reserved_for_caches(arena.room_bytes))) return error;
+  if (int error = reserve_caches(reserved_for_caches(arena.room_bytes))) return error;
   if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
   return -pthread_key_create(&exit_key, on_thread_exit);
 }
 
 void caches_fit_limit(std::uint64_t limit_bytes) {
   magazines.give_up_beyond(reserved_for_magazines(limit_bytes));
-  caches.give_up_beyond(reserved_for_caches(limit_bytes));
+  std::size_t bytes = reserved_for_caches(limit_bytes);
+  caches.give_up_beyond(bytes - long_part_of(bytes));
+  long_bins.give_up_beyond(long_part_of(bytes));
 }
 
 std::uint32_t caches_made() {
@@ -160,7 +195,8 @@ CacheCounters cache_counters() {
   CacheCounters counters{loans.threads.load(std::memory_order_relaxed), 0, magazines.used() - 1};
   for (std::uint32_t i = 1; i < caches.used(); ++i) {
     ThreadCache& cache = *caches.at(i);
-    if (cache.thread_id.load(std::memory_order_relaxed) != 0)
+    // Acquire: pairs with the release in reset(). Its long bins are there.
+    if (cache.thread_id.load(std::memory_order_acquire) != 0)
       counters.cached_bytes += cache_bytes(cache);
   }
   return counters;
@@ -169,6 +205,7 @@ CacheCounters cache_counters() {
 void caches_after_fork() {
   reclaim_after_fork();
   caches.lock().reset();
+  long_bins.lock().reset();
   magazines.lock().reset();
 }
 

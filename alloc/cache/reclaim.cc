@@ -67,7 +67,8 @@ bool replace(void** slot, void* from, void* to) {
 // Blocks in the class's bin, those below a gap included, as far as can be seen: a moment's guess
 // while the owner may be in its slow path.
 std::uint32_t count_of(ThreadCache& cache, unsigned size_class) {
-  Magazine* loaded = std::atomic_ref<Magazine*>(cache.cold_bins[size_class].loaded).load(kRelaxed);
+  Magazine* loaded =
+      std::atomic_ref<Magazine*>(cold_bin_of(cache, size_class).loaded).load(kRelaxed);
   if (loaded == nullptr) return 0;
   std::ptrdiff_t count = top_of(cache.bins[size_class]) - loaded->slots;
   return count < 0 || count > kMagazineSlots ? 0 : static_cast<std::uint32_t>(count);
@@ -82,7 +83,7 @@ std::uint32_t count_above_gap(ThreadCache& cache, unsigned size_class) {
 }
 
 std::uint32_t spare_count_of(ThreadCache& cache, unsigned size_class) {
-  Magazine* spare = std::atomic_ref<Magazine*>(cache.cold_bins[size_class].spare).load(kRelaxed);
+  Magazine* spare = std::atomic_ref<Magazine*>(cold_bin_of(cache, size_class).spare).load(kRelaxed);
   return spare == nullptr ? 0 : std::atomic_ref<std::uint32_t>(spare->count).load(kRelaxed);
 }
 
@@ -93,7 +94,7 @@ struct Look {
 Look look_at(ThreadCache& cache) {
   std::uint64_t sum = cache.slow_events.load(kRelaxed), bytes = 0;
   bool has_gaps = (cache.reclaim_state.load(kRelaxed) & kHasGaps) != 0;
-  for (unsigned c = 1; c < kClasses; ++c) {
+  for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {
     std::uint32_t count = has_gaps ? count_above_gap(cache, c) : count_of(cache, c);
     sum = sum * 31 + reinterpret_cast<std::uintptr_t>(top_of(cache.bins[c]));
     std::uint64_t blocks = (count > 1 ? count - 1 : 0) + spare_count_of(cache, c);
@@ -105,7 +106,7 @@ Look look_at(ThreadCache& cache) {
 }
 
 void mark(ThreadCache& cache, unsigned size_class) {
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   Mark found = {&cache, size_class, false, nullptr, nullptr, nullptr, 0, nullptr};
   if (cold.spare != nullptr && cold.spare->count != 0) {
     found.spare = cold.spare;
@@ -182,7 +183,7 @@ void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
     if (cache.is_in_slow_path.load(std::memory_order_acquire) ||
         cache.thread_id.load(std::memory_order_acquire) == 0)
       continue;
-    for (unsigned c = 1; c < kClasses; ++c) mark(cache, c);
+    for (unsigned c = 1, end = classes_end(cache); c < end; ++c) mark(cache, c);
     return_loan(cache);
   }
   bool is_ordered = os::barrier_of_all_threads() == 0;
@@ -312,7 +313,7 @@ bool caches_reclaim_for_allocation() {
 std::uint64_t cache_bytes(ThreadCache& cache) {
   if ((cache.reclaim_state.load(kRelaxed) & kHasGaps) == 0) return held(cache);
   std::uint64_t bytes = 0;
-  for (unsigned c = 1; c < kClasses; ++c) {
+  for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {
     std::uint64_t blocks = count_above_gap(cache, c) + spare_count_of(cache, c);
     bytes += blocks * class_info(c).block_bytes + (blocks != 0 ? sizeof(Magazine) : 0);
   }

@@ -132,9 +132,11 @@ constexpr std::size_t reserved_for_magazines(std::size_t room) {
   constexpr std::size_t kMost = std::size_t{1} << 30;
   return room / 64 < kMost ? room / 64 : kMost;
 }
+// Of this a third is for their long bins.
 constexpr std::size_t reserved_for_caches(std::size_t room) {
-  constexpr std::size_t kMost = std::size_t{1} << 28;
-  return room / 256 < kMost ? room / 256 : kMost;
+  constexpr std::size_t kMost = std::size_t{1} << 28, kLeast = std::size_t{128} << 10;
+  std::size_t bytes = room / 256 < kMost ? room / 256 : kMost;
+  return bytes < kLeast ? kLeast : bytes;
 }
 
 }  // namespace rdmalloc

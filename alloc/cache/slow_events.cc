@@ -36,10 +36,21 @@ void shrink_classes(ThreadCache& cache) {
 // Of a thread that was refused a loan: what came to the slow path less often than others gives them
 // a part.
 [[gnu::noinline]] void age_refused(ThreadCache& cache, unsigned size_class) {
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.misses < kFewMisses) shrink_class(cache, size_class);
   cold.misses = 0;
   cold.slot_at_age = slot_of(cache.bins[size_class].top);
+}
+
+void age_class(ThreadCache& cache, unsigned size_class, bool is_over_share) {
+  ColdBin& cold = cold_bin_of(cache, size_class);
+  std::uint32_t slot = slot_of(cache.bins[size_class].top);
+  if (is_over_share || slot == cold.slot_at_age)
+    drop_class(cache, size_class);
+  else
+    cold.slot_at_age = slot;
+  if (cache.was_refused) [[unlikely]]
+    age_refused(cache, size_class);
 }
 
 // Of one that may hold more spans than others: not once there are more threads.
@@ -55,14 +66,8 @@ void fit_span_share(ThreadCache& cache) {
 void age(ThreadCache& cache) {
   bool is_over_share = !may_hold(cache, 0, 0);
   unsigned c = next_to_age(cache);
-  ColdBin& cold = cache.cold_bins[c];
-  std::uint32_t slot = slot_of(cache.bins[c].top);
-  if (is_over_share || slot == cold.slot_at_age)
-    drop_class(cache, c);
-  else
-    cold.slot_at_age = slot;
-  if (cache.was_refused) [[unlikely]]
-    age_refused(cache, c);
+  // Else nothing is written: no page of long bins is backed for that.
+  if (c < classes_end(cache)) age_class(cache, c, is_over_share);
   if (cache.span_share > kFirstSpanShareBytes) fit_span_share(cache);
   if (cache.age_cursor == 0) return_unused(cache);
 }

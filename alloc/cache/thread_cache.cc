@@ -119,7 +119,7 @@ std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& c
 // Fills the class's loaded, empty magazine. False when there is no memory.
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.spare != nullptr && cold.spare->count != 0) {
     swap_magazines(bin, cold, 0);
     return true;
@@ -214,7 +214,7 @@ void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
 // hold: it has room then, also where a magazine came with more than that.
 void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   Magazine* full = cold.loaded;
   const ClassInfo& info = class_info(size_class);
   std::uint32_t kept = 0;
@@ -259,7 +259,7 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
 std::uint32_t send_far_home(ThreadCache& cache, unsigned size_class, std::uint32_t count,
                             bool* were_latest) {
   Bin& bin = cache.bins[size_class];
-  const ColdBin& cold = cache.cold_bins[size_class];
+  const ColdBin& cold = cold_bin_of(cache, size_class);
   cold.loaded->count = count;
   set_bin(bin, cold, 0);
   *were_latest = depot_return_remote_blocks(cache.shard, size_class, cold.loaded);
@@ -270,7 +270,7 @@ std::uint32_t send_far_home(ThreadCache& cache, unsigned size_class, std::uint32
 // Makes room in the class's loaded, full magazine.
 void make_room(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cache.cold_bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
   std::uint32_t count = count_of(bin, cold);
   if (os::node_count() != 1) [[unlikely]] {
     bool were_latest = false;
@@ -314,9 +314,10 @@ void* allocate_slowly(unsigned size_class) {
   if (cache == nullptr) return allocate_without_cache(size_class);
   SlowPath slow_path(*cache);
   note_slow_event(*cache);
-  if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
+  ColdBin& cold = cold_bin_of(*cache, size_class);
+  if (cold.loaded == nullptr && !open_class(*cache, size_class))
     return allocate_without_cache(size_class);
-  note_miss(*cache, cache->cold_bins[size_class]);
+  note_miss(*cache, cold);
   Bin& bin = cache->bins[size_class];
   // make_cache() and the like may have come back through malloc and filled the bin.
   if (bin.top[-1] == nullptr && !refill(*cache, size_class)) return nullptr;
@@ -389,9 +390,10 @@ void cache_free_slow(void* block, unsigned size_class) {
   note_slow_event(*cache);
   if (cache->slow_events.load(std::memory_order_relaxed) % kEventsPerNote == 0)
     purge_note_caches_grow();
-  if (cache->cold_bins[size_class].loaded == nullptr && !open_class(*cache, size_class))
+  ColdBin& cold = cold_bin_of(*cache, size_class);
+  if (cold.loaded == nullptr && !open_class(*cache, size_class))
     return slab_give_back(size_class, &block, 1);
-  note_miss(*cache, cache->cold_bins[size_class]);
+  note_miss(*cache, cold);
   Bin& bin = cache->bins[size_class];
   if (bin.top[-1] == block) report_fatal_address("double free() of", block);
   if (bin.top == bin.end) make_room(*cache, size_class);

@@ -48,6 +48,15 @@ inline std::uint32_t slot_of(void* const* top) {
   return static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(top) / sizeof(void*));
 }
 
+// Cold bins of blocks of more than 1 KiB lie apart from their cache, on pages that are backed once
+// a thread uses such a class: 64 threads of small blocks have 144 KiB of caches, 224 with all cold
+// bins in them.
+inline constexpr unsigned kFirstLongClass = class_of(kOneSliceMax) + 1;
+struct alignas(64) LongBins {
+  std::atomic<std::uint32_t> next_free;  // pool
+  ColdBin of[kClasses - kFirstLongClass];
+};
+
 // Sheets that all classes of a thread need at most.
 inline constexpr std::uint32_t kSheets = (kClasses - 1 + kShortsOfSheet - 1) / kShortsOfSheet;
 
@@ -67,6 +76,9 @@ struct alignas(64) ThreadCache {
     // What threads that ended left lies in depots, for those that come after them.
     comes_after_others = tls.load(std::memory_order_relaxed) != 0;
     for (ColdBin& cold : cold_bins) cold = {};
+    if (classes_end.load(std::memory_order_relaxed) > kFirstLongClass)
+      for (ColdBin& cold : long_bins->of) cold = {};
+    classes_end.store(0, std::memory_order_relaxed);
     slow_events.store(0, std::memory_order_relaxed);
     age_cursor = 0;
     sum_at_look = 0;
@@ -84,7 +96,7 @@ struct alignas(64) ThreadCache {
   }
 
   Bin bins[kBins] = {};
-  ColdBin cold_bins[kBins] = {};
+  ColdBin cold_bins[kFirstLongClass] = {};    // by cold_bin_of()
   std::atomic<std::uint32_t> next_free{0};    // pool
   std::atomic<std::uint32_t> thread_id{0};    // 0: not in use. Release: `tls` is this thread's
   std::atomic<std::uint32_t> slow_events{0};  // trips to the slow path, for ageing; relaxed
@@ -110,8 +122,23 @@ struct alignas(64) ThreadCache {
   std::uint32_t refused_at = 0;                // of slow_events
   bool comes_after_others = false;             // another thread, which ended, had this cache
   std::uint64_t sum_at_look = 0;               // of what tells whether the owner did anything
+  // No class was opened from here on. Relaxed, as are the looks of others at bins.
+  std::atomic<std::uint8_t> classes_end{0};
+  LongBins* long_bins = nullptr;       // the cache's for ever, from before it has a thread_id
   std::atomic<std::uintptr_t> tls{0};  // address of its thread's this_cache (caches_by_tls.h)
 };
+
+static_assert(sizeof(ThreadCache) == 2304);
+inline ColdBin& cold_bin_of(ThreadCache& cache, unsigned size_class) {
+  return size_class < kFirstLongClass ? cache.cold_bins[size_class]
+                                      : cache.long_bins->of[size_class - kFirstLongClass];
+}
+inline const ColdBin& cold_bin_of(const ThreadCache& cache, unsigned size_class) {
+  return cold_bin_of(const_cast<ThreadCache&>(cache), size_class);
+}
+inline unsigned classes_end(const ThreadCache& cache) {
+  return cache.classes_end.load(std::memory_order_relaxed);
+}
 
 namespace detail {
 extern constinit ThreadCache empty_cache;

@@ -84,14 +84,17 @@ class Pool {
       bytes = bytes / kStepBytes * kStepBytes;
       std::uintptr_t base = 0;
       if (os::reserve(0, bytes, &base) != 0) continue;
-      // Object 0 would lie before the range: a small program has its first object in the first
-      // page.
-      objects_ = reinterpret_cast<T*>(base - sizeof(T));
-      capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T) + 1);
-      reserved_bytes_ = bytes;
+      take_range(base, bytes);
       return 0;
     }
     return -12;  // ENOMEM
+  }
+  // Of address space that is reserved already, in whole steps.
+  void take_range(std::uintptr_t base, std::size_t bytes) {
+    // Object 0 would lie before the range: a small program has its first object in the first page.
+    objects_ = reinterpret_cast<T*>(base - sizeof(T));
+    capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T) + 1);
+    reserved_bytes_ = bytes;
   }
 
   // Gives up address space beyond `bytes` that no object has been cut from.
@@ -156,9 +159,9 @@ class Pool {
   std::uint32_t used() const { return used_.load(std::memory_order_relaxed); }
   Lock& lock() { return lock_; }
 
- private:
   static constexpr std::size_t kStepBytes = 64 << 10;
 
+ private:
   std::uintptr_t base() const { return reinterpret_cast<std::uintptr_t>(objects_) + sizeof(T); }
 
   T* pop_free() {

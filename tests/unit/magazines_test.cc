@@ -175,7 +175,7 @@ TEST(Magazines, one_longer_than_the_limit_has_room_once_it_was_full) {
       }
     const rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
     const rdmalloc::Bin& bin = cache.bins[size_class];
-    const rdmalloc::ColdBin& cold = cache.cold_bins[size_class];
+    const rdmalloc::ColdBin& cold = rdmalloc::cold_bin_of(cache, size_class);
     std::vector<void*> blocks;
     while (bin.top[-1] != nullptr) blocks.push_back(rdmalloc_malloc(kBytes));
     ASSERT_EQ(cold.limit, 4);
@@ -211,8 +211,9 @@ TEST(Magazines, what_leaves_a_thread_are_magazines_of_the_usual_length) {
         for (void* block : blocks) rdmalloc_free(block);
       }
       const rdmalloc::Bin& bin = rdmalloc::detail::this_cache->bins[size_class];
-      EXPECT_GT(bin.top - rdmalloc::detail::this_cache->cold_bins[size_class].loaded->slots,
-                std::ptrdiff_t{most});
+      EXPECT_GT(
+          bin.top - rdmalloc::cold_bin_of(*rdmalloc::detail::this_cache, size_class).loaded->slots,
+          std::ptrdiff_t{most});
     });
     uint32_t magazines = 0;
     for (unsigned shard = 0; shard < rdmalloc::shard_count(); shard++)

@@ -80,8 +80,8 @@ void use_all_sizes() {
 uint32_t cached(size_t bytes) {
   const rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
   unsigned c = class_of(bytes);
-  if (cache.cold_bins[c].loaded == nullptr) return 0;
-  const rdmalloc::Magazine* spare = cache.cold_bins[c].spare;
+  if (rdmalloc::cold_bin_of(cache, c).loaded == nullptr) return 0;
+  const rdmalloc::Magazine* spare = rdmalloc::cold_bin_of(cache, c).spare;
   uint32_t count = spare == nullptr ? 0 : spare->count;
   for (void** top = cache.bins[c].top; top[-1] != nullptr; top--) count++;
   return count;
