@@ -105,8 +105,7 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
     limit = cold.limit + info.magazine_max;
   else if (limit > info.magazine_max)
     limit = info.magazine_max;
-  if (is_kept_short(size_class) && most > kMostOfMany.of[size_class])
-    most = kMostOfMany.of[size_class];
+  if (are_beside_many() && most > kMostOfMany.of[size_class]) most = kMostOfMany.of[size_class];
   if (limit > most) limit = most;
   if (limit <= cold.limit) return false;
   // Of spans as many as there is room for: they are long, and a share is for them alone.
@@ -144,7 +143,7 @@ void shrink_limit(ThreadCache& cache, unsigned size_class) {
 }
 
 bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
-  if (cold.is_short || is_kept_short(size_class)) return false;
+  if (cold.is_short || are_beside_many()) return false;
   std::uint64_t cost = cost_of(size_class, cold.limit, false);
   Magazine* spare = may_hold(cache, cost, size_class) ? depot_take_empty(cache.shard) : nullptr;
   if (spare == nullptr) return false;

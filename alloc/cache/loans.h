@@ -41,10 +41,13 @@ inline void subtract_held(ThreadCache& cache, unsigned size_class, std::uint64_t
   add_held(cache, size_class, 0 - less, 0 - own);
 }
 
+inline bool are_beside_many() {
+  return loans.threads.load(std::memory_order_relaxed) > kFirstThreads;
+}
 // Whether a thread of so many holds little of a small class, in one magazine, which goes to and fro
 // about its half (most_of_many).
 inline bool is_kept_short(unsigned size_class) {
-  return has_spare(size_class) && loans.threads.load(std::memory_order_relaxed) > kFirstThreads;
+  return has_spare(size_class) && are_beside_many();
 }
 
 // With what it has borrowed.
