@@ -27,7 +27,8 @@ struct MostOfMany {
 constexpr MostOfMany kMostOfMany = [] {
   MostOfMany table;
   for (unsigned c = 1; c < kClasses; ++c) {
-    std::uint32_t most = has_spare(c) ? most_of_many(class_info(c).block_bytes) : kMagazineSlots;
+    std::uint32_t bytes = class_info(c).block_bytes;
+    std::uint32_t most = bytes <= kLongestKeptShort ? most_of_many(bytes) : kMagazineSlots;
     table.of[c] = static_cast<std::uint8_t>(most < kMagazineSlots ? most : kMagazineSlots);
   }
   return table;

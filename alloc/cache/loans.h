@@ -47,7 +47,7 @@ inline bool are_beside_many() {
 // Whether a thread of so many holds little of a small class, in one magazine, which goes to and fro
 // about its half (most_of_many).
 inline bool is_kept_short(unsigned size_class) {
-  return has_spare(size_class) && are_beside_many();
+  return class_info(size_class).block_bytes <= kLongestKeptShort && are_beside_many();
 }
 
 // With what it has borrowed.

@@ -70,11 +70,12 @@ constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
 constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
   return threads <= 256 ? 2 : 0;
 }
-// Blocks of a class of up to 1 KiB that a thread beside more than kFirstThreads may hold at most,
-// in one magazine: the more so many bytes are, the fewer trips to the slow path the next ones save.
-// A hundred threads that hand on blocks of 32 to 256 B had two full magazines of each class, 11
-// MiB. With half of these bytes bursts of 256 blocks of up to 1 KiB take a sixth longer, with twice
-// as many a thread of 128 live blocks has no less than without.
+// Blocks of a class of up to kLongestKeptShort that a thread beside more than kFirstThreads may
+// hold at most, in one magazine: the more so many bytes are, the fewer trips to the slow path the
+// next ones save. A hundred threads that hand on blocks of 32 to 256 B had two full magazines of
+// each class, 11 MiB. With half of these bytes bursts of 256 blocks of up to 1 KiB take a sixth
+// longer, with twice as many a thread of 128 live blocks has no less than without.
+inline constexpr std::uint32_t kLongestKeptShort = 1024;
 inline constexpr std::uint64_t kSquareOfManyBytes = std::uint64_t{256} << 10;
 constexpr std::uint32_t most_of_many(std::uint32_t block_bytes) {
   std::uint32_t most = 1;

@@ -35,7 +35,7 @@ rdmalloc::ThreadCache& mine() {
 void expect_all_within_their_magazines() {
   for (unsigned c = 1; c < rdmalloc::kClasses; c++) {
     const rdmalloc::Bin& bin = mine().bins[c];
-    const rdmalloc::ColdBin& cold = mine().cold_bins[c];
+    const rdmalloc::ColdBin& cold = rdmalloc::cold_bin_of(mine(), c);
     if (cold.loaded == nullptr) continue;
     uint32_t count = rdmalloc::count_of(bin, cold), slots = rdmalloc::slots_of(cold);
     ASSERT_LE(count, slots) << "class " << c;
@@ -97,7 +97,7 @@ TEST(Spares, a_class_holds_no_more_than_two_magazines) {
     worker.run([&] {
       rdmalloc_free(rdmalloc_malloc(bytes));
       const unsigned c = class_of(bytes);
-      const rdmalloc::ColdBin& cold = mine().cold_bins[c];
+      const rdmalloc::ColdBin& cold = rdmalloc::cold_bin_of(mine(), c);
       for (int round = 0; round < 20; round++) {
         std::vector<void*> blocks(300);
         for (void*& block : blocks) block = rdmalloc_malloc(bytes);
@@ -127,7 +127,7 @@ enum Trip { kToSpare, kSpareLeaves, kFromSpare };
 // Whether the next malloc or free makes that trip.
 bool is_next(Trip trip) {
   const rdmalloc::Bin& bin = mine().bins[kClass];
-  const rdmalloc::ColdBin& cold = mine().cold_bins[kClass];
+  const rdmalloc::ColdBin& cold = rdmalloc::cold_bin_of(mine(), kClass);
   if (cold.spare == nullptr || cold.limit != class_info(kClass).bin_max) return false;
   if (trip == kFromSpare) return bin.top[-1] == nullptr && cold.spare->count != 0;
   bool is_full = cold.spare->count >= rdmalloc::most_of_spare(kClass, cold.limit);
