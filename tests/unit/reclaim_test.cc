@@ -79,7 +79,7 @@ void use_all_sizes() {
 void use_few_long_ones() {
   std::vector<void*> blocks;
   for (size_t bytes : kSizes) {
-    size_t count = rdmalloc::has_spare(class_of(bytes)) ? 100 : 30;
+    size_t count = rdmalloc::has_spare(class_of(bytes)) ? 100 : 20;
     for (void* block : allocate(count, bytes)) blocks.push_back(block);
   }
   release(blocks);
