@@ -78,9 +78,9 @@ constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
 inline constexpr std::uint32_t kLongestKeptShort = 1024;
 inline constexpr std::uint64_t kSquareOfManyBytes = std::uint64_t{256} << 10;
 constexpr std::uint32_t most_of_many(std::uint32_t block_bytes) {
-  std::uint32_t most = 1;
-  while ((most + 1) * (most + 1) * std::uint64_t{block_bytes} <= kSquareOfManyBytes) ++most;
-  return most;
+  std::uint64_t most = 1;
+  while ((most + 1) * (most + 1) * block_bytes <= kSquareOfManyBytes) ++most;
+  return static_cast<std::uint32_t>(most);
 }
 static_assert(most_of_many(1024) == 16 && most_of_many(256) == 32 && most_of_many(64) == 64);
 

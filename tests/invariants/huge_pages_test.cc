@@ -104,7 +104,7 @@ std::vector<char*> blocks_of_many_sizes() {
 }
 
 TEST_F(HugePages, a_program_of_many_sizes_and_few_bytes_has_none) {
-  size_t before = rdmalloc_test::resident_bytes();
+  [[maybe_unused]] size_t before = rdmalloc_test::resident_bytes();
   std::vector<char*> blocks = blocks_of_many_sizes();
   auto [first, last] = std::minmax_element(blocks.begin(), blocks.end());
   ASSERT_GT(*last - *first, static_cast<ptrdiff_t>(12 * kMiB)) << "the test wants many addresses";
