@@ -120,8 +120,7 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
       std::uint64_t{limit - cold.limit} * info.block_bytes + (is_too_short ? sizeof(Magazine) : 0);
   std::uint64_t own = own_part(cache, size_class, limit, cold.is_short && !is_too_short) -
                       own_part(cache, size_class, cold.limit, cold.is_short);
-  if (cold.spare != nullptr)
-    more += cost_of_spare(size_class, limit) - cost_of_spare(size_class, cold.limit);
+  if (cold.spare != nullptr) more *= 2;
   bool is_allowed = cold.is_taken_from || is_span_class(size_class)
                         ? may_hold(cache, more - own, size_class)
                         : may_hold_of_freed(cache, more - own);
@@ -146,7 +145,7 @@ void shrink_limit(ThreadCache& cache, unsigned size_class) {
 
 bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
   if (cold.is_short || are_beside_many()) return false;
-  std::uint64_t cost = cost_of_spare(size_class, cold.limit);
+  std::uint64_t cost = cost_of(size_class, cold.limit, false);
   Magazine* spare = may_hold(cache, cost, size_class) ? depot_take_empty(cache.shard) : nullptr;
   if (spare == nullptr) return false;
   spare->count = 0;

@@ -114,7 +114,7 @@ void shrink_class(ThreadCache& cache, unsigned size_class) {
   if (Magazine* spare = cold.spare; spare != nullptr) {
     cold.spare = nullptr;
     order_for_fork();
-    subtract_held(cache, size_class, cost - cost_of(size_class, cold), 0);
+    subtract_held(cache, size_class, cost / 2, 0);
     return depot_hand_over(cache.shard, size_class, spare, cold.is_taken_from);
   }
   std::uint32_t least = cache.own_blocks == 0 ? 1 : cache.own_blocks;

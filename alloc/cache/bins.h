@@ -41,20 +41,8 @@ inline std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, std
   return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks, is_short);
 }
 
-// Blocks of the spare beside a loaded magazine of `limit`: as many, but both together no more than
-// two magazines of the depot's.
-inline std::uint32_t most_of_spare(unsigned size_class, std::uint32_t limit) {
-  std::uint32_t most = class_info(size_class).magazine_max;
-  return limit <= most ? limit : 2 * most - limit;
-}
-
-inline std::uint64_t cost_of_spare(unsigned size_class, std::uint32_t limit) {
-  return cost_of(size_class, most_of_spare(size_class, limit), false);
-}
-
 inline std::uint64_t cost_of(unsigned size_class, const ColdBin& cold) {
-  std::uint64_t loaded = cost_of(size_class, cold.limit, cold.is_short);
-  return cold.spare == nullptr ? loaded : loaded + cost_of_spare(size_class, cold.limit);
+  return cost_of(size_class, cold.limit, cold.is_short) * (cold.spare != nullptr ? 2 : 1);
 }
 
 // The first `part` blocks of a magazine that no bin works on leave it.

@@ -52,10 +52,10 @@ Stack& stack_of(unsigned shard, unsigned size_class) {
 TaggedStack<Magazine>& empties_of(unsigned shard) {
   return stack_of(shard, 0).full;
 }
-constexpr std::uint32_t kEmptiesOfShard = 128;  // 80 KiB
+constexpr std::uint32_t kEmptiesOfShard = 128;  // 64 KiB
 // Of several shards: that one takes from the pool at once, whose words all shards write. A page.
-constexpr std::uint32_t kNewMagazines = 6;
-static_assert(kNewMagazines * sizeof(Magazine) <= 4096);
+constexpr std::uint32_t kNewMagazines = 8;
+static_assert(kNewMagazines * sizeof(Magazine) == 4096);
 
 // Magazines of the class that a shard may keep: all shards together as many as one alone. None of
 // spans where there is no other thread that they could be for: in the page heap slabs and blocks of
@@ -162,7 +162,7 @@ Magazine* depot_take(unsigned shard, unsigned size_class) {
   std::uint32_t index = full.pop(magazines.objects());
   if (index == 0) return nullptr;
   // Not this one, which is begun at once, but the one after it. If another thread takes that, or
-  // there is none (index 0 is no magazine, but memory), nothing is lost but ten loads.
+  // there is none (index 0 is no magazine, but memory), nothing is lost but eight loads.
   fetch(magazines.at(full.head().index));
   return magazines.at(index);
 }

@@ -3,7 +3,7 @@
 //
 //    header            slots
 //   +----+-----+------+----+----+----+- - - -+----+
-//   |next|count| NULL | p0 | p1 | p2 |  ...  |p77 |   640 bytes, ten cache lines
+//   |next|count| NULL | p0 | p1 | p2 |  ...  |p61 |   512 bytes, eight cache lines
 //   +----+-----+------+----+----+----+- - - -+----+
 //                ^                ^top (one past the last block)        ^end
 //
@@ -25,14 +25,14 @@ struct alignas(64) Magazine {
   void* bottom;                          // always NULL: what a pop from an empty magazine finds
   void* slots[kMagazineSlots];
 };
-static_assert(sizeof(Magazine) == 640);
+static_assert(sizeof(Magazine) == 512);
 static_assert(offsetof(Magazine, slots) == offsetof(Magazine, bottom) + sizeof(void*));
 
 // A short magazine is a line of its thread's own: the head of a magazine, and its first slots.
-// Ten of them are cut from a magazine, which is a sheet then. What a class begins with needs no
+// Eight of them are cut from a magazine, which is a sheet then. What a class begins with needs no
 // more: 64 threads of ten blocks had 280 KiB of magazines, and 40 of short ones.
 inline constexpr std::uint32_t kShortSlots = 6;
-inline constexpr std::uint32_t kShortsOfSheet = 10;
+inline constexpr std::uint32_t kShortsOfSheet = 8;
 static_assert(sizeof(Magazine) / kShortsOfSheet == offsetof(Magazine, slots[kShortSlots]));
 
 // What the fast paths see of a magazine. Written by the thread it belongs to only.

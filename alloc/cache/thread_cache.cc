@@ -64,44 +64,6 @@ void swap_magazines(Bin& bin, ColdBin& cold, std::uint32_t count) {
   set_bin(bin, cold, spare->count);
 }
 
-// How many blocks go between the spare and a loaded magazine with room for a batch: few where the
-// trip before was of the other kind, twice as many at each further one of this kind, then all. What
-// goes to and fro between empty and full, up to kBatchBlocks blocks, so comes to lie within the
-// loaded magazine after a few trips; by whole magazines one trip in each direction remained for
-// ever, wherever the thread had more blocks than one magazine.
-constexpr std::uint32_t kFirstMoved = 8;
-static_assert(kBatchBlocks + kFirstMoved <= kMagazineSlots);
-constexpr std::uint8_t kMostMoves = 3;
-std::uint32_t moved_now(ColdBin& cold, bool fills) {
-  if (cold.has_filled != fills)
-    cold.moves = 0;
-  else if (cold.moves < kMostMoves)
-    cold.moves += 1;
-  cold.has_filled = fills;
-  return cold.moves == kMostMoves ? kMagazineSlots : kFirstMoved << cold.moves;
-}
-
-// Of the loaded magazine's `count` blocks so many go to the spare, which has room for them.
-void give_to_spare(Bin& bin, const ColdBin& cold, std::uint32_t count, std::uint32_t moved) {
-  Magazine* spare = cold.spare;
-  std::uint32_t left = count - moved;
-  set_bin(bin, cold, left);
-  std::memcpy(spare->slots + spare->count, cold.loaded->slots + left, moved * sizeof(void*));
-  order_for_fork();
-  spare->count += moved;
-}
-
-// The loaded magazine, which is empty, gets blocks of the spare, which has some.
-void take_of_spare(Bin& bin, ColdBin& cold, unsigned size_class) {
-  Magazine* spare = cold.spare;
-  if (cold.limit <= class_info(size_class).magazine_max) return swap_magazines(bin, cold, 0);
-  std::uint32_t moved = moved_now(cold, false);
-  if (moved >= spare->count) return swap_magazines(bin, cold, 0);
-  spare->count -= moved;
-  std::memcpy(cold.loaded->slots, spare->slots + spare->count, moved * sizeof(void*));
-  set_bin(bin, cold, moved);
-}
-
 // Blocks that a thread takes of slabs at once: half of what the class may hold, where it goes to
 // and fro about that (keeps_half).
 std::uint32_t refill_of(const ThreadCache& cache, unsigned size_class, const ColdBin& cold) {
@@ -159,7 +121,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.spare != nullptr && cold.spare->count != 0) {
-    take_of_spare(bin, cold, size_class);
+    swap_magazines(bin, cold, 0);
     return true;
   }
   // A class of up to 1 KiB that begins with one block gets no more at its first trip. For longer
@@ -305,41 +267,6 @@ std::uint32_t send_far_home(ThreadCache& cache, unsigned size_class, std::uint32
   return cold.loaded->count;
 }
 
-// What the thread only frees is wanted elsewhere. Beside many threads what all may borrow is for no
-// batches: with them 16 threads of 1 to 32 KiB had 6 % more memory, of up to 1 KiB that go from one
-// to the other 3 %. Likewise of several nodes: 191 of 1,705 blocks that another one's thread freed
-// stayed with it.
-std::uint32_t longest_bin(unsigned size_class, const ColdBin& cold) {
-  const ClassInfo& info = class_info(size_class);
-  if (!cold.is_taken_from) return info.magazine_max;
-  bool has_batches = !are_beside_many() && os::node_count() == 1;
-  if (has_batches || is_span_class(size_class)) return info.bin_max;
-  std::uint32_t two = 2u * info.magazine_max;
-  return has_spare(size_class) ? info.magazine_max : two < info.bin_max ? two : info.bin_max;
-}
-
-// Makes room in the loaded, full magazine of a class that has a spare: that leaves if it is full.
-void make_room_by_spare(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
-  Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cold_bin_of(cache, size_class);
-  std::uint32_t passed = class_info(size_class).magazine_max, held = cold.spare->count;
-  if (cold.limit <= passed || count > cold.limit) {
-    if (held != 0) clear_spare(cache, size_class, cold);
-    return swap_magazines(bin, cold, count);
-  }
-  std::uint32_t most = most_of_spare(size_class, cold.limit), moved = moved_now(cold, true);
-  if (held >= most) {
-    // With what it lacks of a whole one.
-    if (held < passed) {
-      give_to_spare(bin, cold, count, passed - held);
-      count -= passed - held;
-    }
-    clear_spare(cache, size_class, cold);
-    held = 0;
-  }
-  give_to_spare(bin, cold, count, moved < most - held ? moved : most - held);
-}
-
 // Makes room in the class's loaded, full magazine.
 void make_room(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -359,11 +286,18 @@ void make_room(ThreadCache& cache, unsigned size_class) {
     if (near <= count / 2 && near < cold.limit) return;
     count = near;
   }
-  if (grow_limit(cache, size_class, longest_bin(size_class, cold)) && cold.limit > count)
-    return set_bin(bin, cold, count);
+  // What the thread only frees is wanted elsewhere.
+  const ClassInfo& info = class_info(size_class);
+  std::uint32_t most = cold.is_taken_from ? info.bin_max : info.magazine_max;
+  if (grow_limit(cache, size_class, most) && cold.limit > count) return set_bin(bin, cold, count);
   if (!has_spare(size_class)) return pass_on(cache, size_class, count);
-  bool has = cold.spare != nullptr || (cold.is_taken_from && open_spare(cache, size_class, cold));
-  has ? make_room_by_spare(cache, size_class, count) : pass_on(cache, size_class, count);
+  if (cold.spare == nullptr) {
+    if (!cold.is_taken_from || !open_spare(cache, size_class, cold))
+      return pass_on(cache, size_class, count);
+  } else if (cold.spare->count != 0) {
+    clear_spare(cache, size_class, cold);
+  }
+  swap_magazines(bin, cold, count);
 }
 
 // Of a block that this thread holds: whether its pages are of another node than the thread is at.

@@ -28,7 +28,7 @@ namespace rdmalloc {
 // The cold half of a bin.
 struct ColdBin {
   Magazine* loaded;  // the magazine the bin works on; nullptr until the class is first used
-  Magazine* spare;   // a second one, of which blocks come and to which they go by parts
+  Magazine* spare;   // a second one, full or empty (its count tells): hysteresis of one magazine
   std::uint32_t slot_at_age;  // where the bin stood when ageing last looked: slot_of(top)
   std::uint8_t limit;      // blocks the bin may hold now: 4 at first, doubled by use (slow start)
   bool is_taken_from : 1;  // whether the bin was ever refilled: else the thread only frees here
@@ -37,11 +37,7 @@ struct ColdBin {
   std::uint8_t misses : 4;
   // Refills that ask no other shard, before the next one that does; and how many there were to be
   // after the latest that found nothing. Kept while the class has no magazine.
-  std::uint8_t refills_alone : 5, refills_alone_next : 5;
-  // Of the spare: whether the latest trip to the slow path filled it; and how many of that kind
-  // came before it, without one of the other, up to kMostMoves.
-  bool has_filled : 1;
-  std::uint8_t moves : 2;
+  std::uint8_t refills_alone, refills_alone_next;
 };
 static_assert(sizeof(ColdBin) == 24);
 static_assert(kMagazineSlots <= UINT8_MAX);

@@ -134,7 +134,6 @@ class References(unittest.TestCase):
         def constant(header, name):
             return int(re.search(rf"\b{name} = (\d+)", tree.text(header)).group(1))
         slots = constant("alloc/core/size_class.h", "kMagazineSlots")
-        passed = constant("alloc/core/size_class.h", "kMostPassed")
         first = constant("alloc/cache/bin_limits.cc", "kFirstLimit")
         classes = constant("alloc/core/size_class.h", "kFineMax") // 16 + 8 * 7
         steps = constant("alloc/cache/bin_table.h", "kStepMax") // 8 + 1
@@ -154,7 +153,7 @@ class References(unittest.TestCase):
                 ("docs/decisions/0008-heaps.md", r"in a heap is (\d+) instructions and free (\d+) ",
                  [count("heap malloc(64)"), count("heap free(64)")]),
                 ("alloc/README.md", r"cache_try_allocate_at +(\d+) instructions", [count("malloc(64)")]),
-                ("docs/design.md", r"one compare-and-swap for (\d+) blocks", [passed]),
+                ("docs/design.md", r"one compare-and-swap for (\d+) blocks", [slots]),
                 (blocks, r"Size adapts \((\d+) … (\d+)\)", [first, slots]),
                 ("alloc/README.md", r"(\d+) blocks of one class at most", [slots]),
                 ("docs/many-cores.md", r"uses all (\d+) classes", [classes])]:

