@@ -42,8 +42,8 @@ constexpr std::uint8_t kFreesWithoutCache = 16;
 
 constinit Pool<ThreadCache> caches;
 constinit Pool<LongBins> long_bins;
-// Of the first cache: a process of one thread needs no page for them.
-constinit LongBins first_long_bins = {};
+// Of the first caches: a process of one thread needs no page for them, and one of few no call.
+constinit LongBins first_long_bins[kFirstThreads] = {};
 constinit CachesByTls<Pool<ThreadCache>> caches_by_tls;
 constinit pthread_key_t exit_key = 0;
 
@@ -102,7 +102,8 @@ int reserve_caches(std::size_t bytes) {
 ThreadCache* take_cache() {
   ThreadCache* cache = caches.allocate();
   if (cache == nullptr || cache->long_bins != nullptr) return cache;
-  cache->long_bins = caches.index_of(cache) == 1 ? &first_long_bins : long_bins.allocate();
+  std::uint32_t index = caches.index_of(cache);
+  cache->long_bins = index <= kFirstThreads ? &first_long_bins[index - 1] : long_bins.allocate();
   if (cache->long_bins != nullptr) return cache;
   caches.free(cache);
   return nullptr;
