@@ -9,8 +9,9 @@ namespace {
 
 // Places of buffers that are left alone, those left last: on the quick list, and retained spans. A
 // program that leaves more of them at once has gone on to something else, or loses few
-// registrations of many; it may leave half its memory.
-constexpr std::uint32_t kPlaces = 32;
+// registrations of many; it may leave half its memory. Slabs take the others until so many are
+// left; of those shorter than a slab, which cost least to register, all but the 16 left last.
+constexpr std::uint32_t kPlaces = 32, kShortPlaces = 16, kLongestSlab = 8;
 
 bool is_kept_while_young(SliceIndex backed, std::uint32_t slices) {
   std::uint32_t age_ms = now_ms() - arena.span(backed).freed_ms;
@@ -27,8 +28,9 @@ void for_latest_places(const PageHeap& heap, Visit visit) {
   std::uint32_t places = heap.quick.buffers, looks = 0;
   for (SliceIndex s = heap.dirty_by_age.youngest();
        s != 0 && places < kPlaces && looks < kMostLooks; s = arena.span(s).older, ++looks) {
-    if (arena.span(s).load().kind != SpanKind::kFreeRetained) continue;
-    visit(s);
+    SpanWord word = arena.span(s).load();
+    if (word.kind != SpanKind::kFreeRetained) continue;
+    if (places < kShortPlaces || word.slices >= kLongestSlab) visit(s);
     ++places;
   }
 }
