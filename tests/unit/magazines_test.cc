@@ -4,7 +4,8 @@
 //
 // Seen to fail: a_working_set with bin_max of one magazine (12 of 100 operations and more);
 // those_freed_last with those kept that were freed first; one_longer with half of the blocks kept
-// in any case; what_leaves with all of a class that is given up in one magazine; threads_at_work
+// in any case; what_leaves with all of a class that is given up in one magazine;
+// begins_as_new with cold bins of long blocks that reset() leaves; threads_at_work
 // with loans that stay with who has them, and with classes that stay as long;
 // a_thread_that_is_refused with classes that keep what they may hold, with refills of all that a
 // class may hold, and with one of which nothing stays when it is full.
@@ -140,6 +141,32 @@ TEST(Magazines, a_thread_that_is_refused_a_loan_lives_from_what_it_has) {
     }
     EXPECT_LT(slow_events() - before, kOperations / 100 * 15);
     rdmalloc::loans.lent_bytes -= rdmalloc::kLentOfFewBytes;
+  });
+}
+
+TEST(Magazines, a_cache_that_is_used_again_begins_as_new) {
+  const rdmalloc::ThreadCache* used = nullptr;
+  uint8_t most_limit = 0;
+  on_a_thread([&] {
+    for (unsigned c = rdmalloc::kFirstLongClass; c < rdmalloc::kClasses; c++) {
+      size_t bytes = class_info(c).block_bytes;
+      WorkingSet set({bytes, bytes, 8, 1});
+      set.replace(64);
+    }
+    used = rdmalloc::detail::this_cache;
+    for (unsigned c = rdmalloc::kFirstLongClass; c < rdmalloc::kClasses; c++)
+      most_limit = std::max<uint8_t>(most_limit, rdmalloc::cold_bin_of(*used, c).limit);
+  });
+  EXPECT_GT(most_limit, 0);
+  on_a_thread([&] {
+    rdmalloc_free(rdmalloc_malloc(1));
+    const rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
+    ASSERT_EQ(&cache, used);
+    for (unsigned c = rdmalloc::kFirstLongClass; c < rdmalloc::kClasses; c++) {
+      const rdmalloc::ColdBin& cold = rdmalloc::cold_bin_of(cache, c);
+      EXPECT_TRUE(cold.loaded == nullptr && cold.spare == nullptr) << c;
+      EXPECT_TRUE(cold.limit == 0 && !cold.is_taken_from && cold.refills_alone_next == 0) << c;
+    }
   });
 }
 
