@@ -5,7 +5,7 @@
 // Seen to fail: a_working_set with bin_max of one magazine (12 of 100 operations and more);
 // those_freed_last with those kept that were freed first; one_longer with half of the blocks kept
 // in any case; what_leaves with all of a class that is given up in one magazine;
-// begins_as_new with cold bins of long blocks that reset() leaves; threads_at_work
+// a_cache_that_is_used_again with cold bins of long blocks that reset() leaves; threads_at_work
 // with loans that stay with who has them, and with classes that stay as long;
 // a_thread_that_is_refused with classes that keep what they may hold, with refills of all that a
 // class may hold, and with one of which nothing stays when it is full.
