@@ -56,7 +56,6 @@ bool nap(int taken) {
 
 // In a small cgroup caches are emptied first, then there is more room.
 constexpr int kRoomTries = 2;
-constexpr std::uint32_t kMostSlabSlices = 8;
 
 // Whether so many slices may be had once all caches are empty. If not, they stay full.
 bool may_help(std::uint32_t slices) {

@@ -116,9 +116,12 @@ static_assert([] {
 // offset * block < 2^40 for each offset in a slab, so the reciprocal divides exactly.
 inline constexpr unsigned kReciprocalShift = 40;
 
+// Slices of the longest slabs: those of blocks above 1 KiB.
+inline constexpr std::uint32_t kMostSlabSlices = 8;
+
 struct ClassInfo {
   std::uint32_t block_bytes;
-  std::uint32_t slab_slices;   // 1 or 8; of a span class its length
+  std::uint32_t slab_slices;   // 1 or kMostSlabSlices; of a span class its length
   std::uint32_t slab_aligned;  // slices that slabs are aligned to, a power of two
   std::uint32_t slab_blocks;   // blocks of a slab
   std::uint64_t reciprocal;    // ceil(2^40 / block_bytes): index = offset * reciprocal >> 40
@@ -164,7 +167,7 @@ constexpr ClassTable make_class_table() {
     ClassInfo& info = table.of[c];
     info.block_bytes = block_bytes_of(c);
     bool is_short = c >= kFirstShortClass || info.block_bytes <= kOneSliceMax;
-    info.slab_slices = is_span_class(c) ? c - kFirstSpanClass + 1 : is_short ? 1 : 8;
+    info.slab_slices = is_span_class(c) ? c - kFirstSpanClass + 1 : is_short ? 1 : kMostSlabSlices;
     info.slab_aligned = is_span_class(c) ? 1 : info.slab_slices;
     info.slab_blocks =
         static_cast<std::uint32_t>(info.slab_slices * kSliceBytes / info.block_bytes);

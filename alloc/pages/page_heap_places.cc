@@ -1,4 +1,5 @@
 // Which backed spans are left alone: those of another node, and buffers' latest places.
+#include "alloc/core/size_class.h"
 #include "alloc/os/topology.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap_state.h"
@@ -11,7 +12,7 @@ namespace {
 // program that leaves more of them at once has gone on to something else, or loses few
 // registrations of many; it may leave half its memory. Slabs take the others until so many are
 // left; of those shorter than a slab, which cost least to register, all but the 16 left last.
-constexpr std::uint32_t kPlaces = 32, kShortPlaces = 16, kLongestSlab = 8;
+constexpr std::uint32_t kPlaces = 32, kShortPlaces = 16;
 
 bool is_kept_while_young(SliceIndex backed, std::uint32_t slices) {
   std::uint32_t age_ms = now_ms() - arena.span(backed).freed_ms;
@@ -30,7 +31,7 @@ void for_latest_places(const PageHeap& heap, Visit visit) {
        s != 0 && places < kPlaces && looks < kMostLooks; s = arena.span(s).older, ++looks) {
     SpanWord word = arena.span(s).load();
     if (word.kind != SpanKind::kFreeRetained) continue;
-    if (places < kShortPlaces || word.slices >= kLongestSlab) visit(s);
+    if (places < kShortPlaces || word.slices >= kMostSlabSlices) visit(s);
     ++places;
   }
 }
