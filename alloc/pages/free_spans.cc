@@ -148,7 +148,8 @@ SliceIndex FreeSpans::find_longest_buffer() const {
 
 void AgeList::insert(SliceIndex slice, SliceIndex near) {
   SliceIndex older = near != 0 ? near : youngest_;
-  while (older != 0 && arena.span(older).younger != 0 && is_older(arena.span(older).younger, slice))
+  while (older != 0 && arena.span(older).younger != 0 &&
+         !is_older(slice, arena.span(older).younger))
     older = arena.span(older).younger;
   while (older != 0 && is_older(slice, older)) older = arena.span(older).older;
   Span& span = arena.span(slice);

@@ -68,8 +68,7 @@ class FreeSpans {
 class AgeList {
  public:
   // Enters a span at its age, looking from `near` on (a span of the list whose age is about the
-  // same, beside which it comes among equals; 0: the youngest). Without a hint a span that is not
-  // new would walk past all younger ones.
+  // same; 0: the youngest). Without a hint a span that is not new would walk past all younger ones.
   void insert(SliceIndex slice, SliceIndex near);
   // Returns the next older span, or the next younger one: a hint for what takes its place.
   SliceIndex remove(SliceIndex slice);

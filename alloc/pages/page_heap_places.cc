@@ -1,5 +1,4 @@
 // Which backed spans are left alone: those of another node, and buffers' latest places.
-#include "alloc/core/size_class.h"
 #include "alloc/os/topology.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap_state.h"
@@ -11,8 +10,8 @@ namespace {
 // Places of buffers that are left alone, those left last: on the quick list, and retained spans. A
 // program that leaves more of them at once has gone on to something else, or loses few
 // registrations of many; it may leave half its memory. Slabs take the others until so many are
-// left; of those shorter than a slab, which cost least to register, all but the 16 left last.
-constexpr std::uint32_t kPlaces = 32, kShortPlaces = 16;
+// left; of those of 256 KiB at most, which cost least to register, all but the 16 left last.
+constexpr std::uint32_t kPlaces = 32, kShortPlaces = 16, kShortSlices = 4;
 
 bool is_kept_while_young(SliceIndex backed, std::uint32_t slices) {
   std::uint32_t age_ms = now_ms() - arena.span(backed).freed_ms;
@@ -31,7 +30,7 @@ void for_latest_places(const PageHeap& heap, Visit visit) {
        s != 0 && places < kPlaces && looks < kMostLooks; s = arena.span(s).older, ++looks) {
     SpanWord word = arena.span(s).load();
     if (word.kind != SpanKind::kFreeRetained) continue;
-    if (places < kShortPlaces || word.slices >= kMostSlabSlices) visit(s);
+    if (places < kShortPlaces || word.slices > kShortSlices) visit(s);
     ++places;
   }
 }

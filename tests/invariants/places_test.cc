@@ -7,13 +7,13 @@
 // Seen to fail: with buffers leaving dirty spans (kFreeDirty in left_by), and with retained
 // neighbours always joined (are_one); small_blocks_take_… with is_left_alone() always true;
 // slabs_leave_… with no place and with all places left alone, slabs_leave_the_16_… with 8 of them
-// and with 32, rests_… with a span entered behind all of its age, slabs_take_short_… without
-// take_backed(), buffers_and_… without it in take_for_buffer(), and without it in take_with_room();
-// slabs_find_… with a kScanLimit of 256; a_shorter_buffer_… with all pieces of places on the quick
-// list (makes_place_whole), pieces_of_… with none, a_block_of_another_length_… with all runs
-// released, neighbours_are_one_… and slabs_… with a list that stays; slabs_leave_… with places on
-// the list that count for none, slabs_find_… without quick_release_place();
-// of_equal_runs_… with the one freed last; a_buffer_leaves_… with places up to 16 times as long.
+// and with 32, slabs_take_short_… without take_backed(), buffers_and_… without it in
+// take_for_buffer(), and without it in take_with_room(); slabs_find_… with a kScanLimit of 256;
+// a_shorter_buffer_… with all pieces of places on the quick list (makes_place_whole), pieces_of_…
+// with none, a_block_of_another_length_… with all runs released, neighbours_are_one_… and slabs_…
+// with a list that stays; slabs_leave_… with places on the list that count for none, slabs_find_…
+// without quick_release_place(); of_equal_runs_… with the one freed last; a_buffer_leaves_… with
+// places up to 16 times as long.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
@@ -183,11 +183,11 @@ TEST_F(Places, small_blocks_take_the_place_once_it_is_old) {
   EXPECT_TRUE(blocks.any_in(place, 16 * kMiB));
 }
 
-// Blocks of 1 to 8 KiB, 8 MiB of them if nothing else is said, whose slabs are of 512 KiB.
-std::vector<char*> blocks_in_slabs(size_t bytes = 8 * kMiB) {
+// Blocks of 1 to 8 KiB, 8 MiB of them, whose slabs are of 512 KiB.
+std::vector<char*> slabs_of_8_MiB() {
   rdmalloc_test::Random random(8);
   std::vector<char*> blocks;
-  for (size_t used = 0; used < bytes; used += 4608)
+  for (size_t used = 0; used < 8 * kMiB; used += 4608)
     blocks.push_back(static_cast<char*>(rdmalloc_malloc(random.size_between(1025, 8192))));
   return blocks;
 }
@@ -205,7 +205,7 @@ TEST_F(Places, slabs_leave_the_32_latest_of_many_places_alone) {
   char* stays = buffer(kMiB);
   uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
   for (char* place : places) rdmalloc_free(place);
-  std::vector<char*> blocks = blocks_in_slabs();
+  std::vector<char*> blocks = slabs_of_8_MiB();
   EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory was taken";
   for (size_t i = 2 * kPlaces; i < places.size(); i++)
     EXPECT_FALSE(is_cut(places[i], kBytes, blocks)) << i;
@@ -226,7 +226,7 @@ TEST_F(Places, slabs_leave_the_16_latest_of_short_places_alone) {
   between.push_back(buffer(kMiB));
   for (char* place : apart) rdmalloc_free(place);
   for (char* place : together) rdmalloc_free(place);
-  std::vector<char*> blocks = blocks_in_slabs();
+  std::vector<char*> blocks = slabs_of_8_MiB();
   size_t first_cut = 0;
   while (first_cut < kTogether && !is_cut(together[first_cut], kBytes, blocks)) first_cut++;
   EXPECT_LT(first_cut, kTogether - kLatest) << "none of the others was used";
@@ -234,22 +234,6 @@ TEST_F(Places, slabs_leave_the_16_latest_of_short_places_alone) {
     EXPECT_FALSE(is_cut(together[i], kBytes, blocks)) << i;
   for (const auto& all : {blocks, between})
     for (char* block : all) rdmalloc_free(block);
-}
-
-// All are freed within a millisecond or two: of equal age.
-TEST_F(Places, rests_of_older_places_are_none_of_the_latest) {
-  constexpr size_t kPlaces = 96, kLatest = 16, kBytes = 448 * kKiB;
-  std::vector<char*> places;
-  for (size_t i = 0; i < kPlaces; i++) places.push_back(buffer(kBytes));
-  char* stays = buffer(kMiB);
-  uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
-  for (char* place : places) rdmalloc_free(place);
-  std::vector<char*> blocks = blocks_in_slabs(20 * kMiB);
-  EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory was taken";
-  for (size_t i = kPlaces - kLatest; i < kPlaces; i++)
-    EXPECT_FALSE(is_cut(places[i], kBytes, blocks)) << i;
-  for (char* block : blocks) rdmalloc_free(block);
-  rdmalloc_free(stays);
 }
 
 // What grew leaves no place.
@@ -287,7 +271,7 @@ TEST_F(Places, slabs_take_short_neighbours_of_both_families) {
   char* stays = buffer(kMiB);
   uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
   for (char* block : all) rdmalloc_free(block);
-  std::vector<char*> blocks = blocks_in_slabs();
+  std::vector<char*> blocks = slabs_of_8_MiB();
   EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory was taken";
   for (char* block : blocks) rdmalloc_free(block);
   rdmalloc_free(stays);
@@ -323,7 +307,7 @@ TEST_F(Places, slabs_find_room_behind_300_older_places_that_are_short) {
   uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
   for (char* block : shorts) rdmalloc_free(block);
   for (char* place : places) rdmalloc_free(place);
-  std::vector<char*> blocks = blocks_in_slabs();
+  std::vector<char*> blocks = slabs_of_8_MiB();
   EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped) << "new memory was taken";
   for (char* block : blocks) rdmalloc_free(block);
   for (char* block : between) rdmalloc_free(block);
