@@ -86,10 +86,10 @@ def count(held, rows):
     if patterns := rows - set(SMALL):
         found, _ = DRIVER.figures("--allocators", "rdmalloc", "--scale", "0.2", "--settle-s", "30", "--jobs", "8",
                                   "--filter", rows_pattern(patterns))
-        # How the scheduler mixes so many threads decides on some: the median of five.
+        # How the scheduler mixes so many threads decides on some: the median of fifteen.
         if threads := {row for row, figure in held if row in patterns and "@" in row and figure == "peak_mib"}:
             peaks, _ = DRIVER.figures("--allocators", "rdmalloc", "--scale", "0.2", "--settle-s", "1",
-                                      "--repetitions", "5", "--filter", rows_pattern(threads))
+                                      "--repetitions", "15", "--filter", rows_pattern(threads))
             for key, figures in peaks.items():
                 found[key]["peak_mib"] = figures["peak_mib"]
         counted = {(row, figure): value for (row, _), figures in found.items() for figure, value in figures.items()}
