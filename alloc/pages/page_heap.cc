@@ -177,22 +177,17 @@ void cut(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, 
   set_first(at + wanted - 1, at);
 }
 
-namespace {
-
-// Turns the free clean slices [begin, end) into ones of the dirty family `rest`: they are about to
-// be backed by the huge page of their neighbour. They lie in the clean span that begins at `span`.
-void make_dirty(PageHeap& heap, SliceIndex span, SliceIndex begin, SliceIndex end, SpanKind rest) {
+void make_dirty(PageHeap& heap, SliceIndex span, SliceIndex begin, SliceIndex end, SpanKind rest,
+                std::uint32_t since_ms, Age age) {
   if (begin == end) return;
   cut(heap, span, arena.span(span).load().slices, SpanKind::kFreeClean, begin, end - begin);
   events_note_use(begin, end - begin);
-  arena.span(begin).freed_ms = now_ms();
+  arena.span(begin).freed_ms = since_ms;
   arena.span(begin).is_rest = true;
   arena.span(begin).node = os::this_node() & kNodeMask;
   arena.span(begin).longest_buffer = 0;
-  join_and_insert(heap, begin, end - begin, rest);
+  join_and_insert(heap, begin, end - begin, rest, age);
 }
-
-}  // namespace
 
 void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceIndex at,
                std::uint32_t wanted, SpanKind rest) {
@@ -204,8 +199,8 @@ void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceInde
       tail <= end && tail - kSlicesPerChunk >= slice && huge_is_chunk(tail - kSlicesPerChunk);
   cut(heap, slice, slices, SpanKind::kFreeClean, at, wanted);
   arena.span(at).node = os::this_node() & kNodeMask;  // which will touch it first
-  if (dirties_head) make_dirty(heap, slice, head > slice ? head : slice, at, rest);
-  if (dirties_tail) make_dirty(heap, taken_end, taken_end, tail, rest);
+  if (dirties_head) make_dirty(heap, slice, head > slice ? head : slice, at, rest, now_ms());
+  if (dirties_tail) make_dirty(heap, taken_end, taken_end, tail, rest, now_ms());
 }
 
 bool move_frontier(SliceIndex frontier, SliceIndex end) {

@@ -157,6 +157,10 @@ struct PurgeChoice {
   std::uint32_t part_until_ms;   // freed until then: also parts of huge pages
   std::uint32_t most;            // slices at once
 };
+// The arena may end within a huge page, which is backed to its end. Makes what lies there dirty
+// once the choice allows it: freed with the free span that ends there, or when huge pages were last
+// asked for. Not before: what is taken next is to lie right behind.
+void page_heap_enter_rest(const PurgeChoice& choice);
 // Takes the oldest dirty slices that the choice allows, which are in flight then: their word says
 // kPurging. Returns 0 when there are none. Times are coarse_ms, wrapping.
 SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slices,

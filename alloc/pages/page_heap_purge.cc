@@ -8,18 +8,19 @@ using namespace page_heap_state;
 
 namespace {
 
+bool is_due(std::uint32_t freed_ms, std::uint32_t until_ms) {
+  return static_cast<std::int32_t>(freed_ms - until_ms) <= 0;
+}
+
 // The part of a dirty span that may be purged at its age: all of it under small pages or when
 // it is old enough, else its whole huge pages. A part of a huge page frees little at once and
 // khugepaged may fill it again, so it waits longer.
 bool choose_part(const PurgeChoice& choice, SliceIndex slice, std::uint32_t slices,
                  std::uint32_t freed_ms, SliceIndex* begin, std::uint32_t* length) {
-  auto is_due = [&](std::uint32_t until_ms) {
-    return static_cast<std::int32_t>(freed_ms - until_ms) <= 0;
-  };
   *begin = slice;
   *length = slices;
-  if (choice.any_age || is_due(choice.part_until_ms)) return true;
-  if (!is_due(choice.whole_until_ms)) return false;
+  if (choice.any_age || is_due(freed_ms, choice.part_until_ms)) return true;
+  if (!is_due(freed_ms, choice.whole_until_ms)) return false;
   if (!huge_is_any(slice, slice + slices)) return true;
   SliceIndex first = (slice + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
   SliceIndex end = (slice + slices) & ~(kSlicesPerChunk - 1);
@@ -35,7 +36,7 @@ SliceIndex find_due(const PageHeap& heap, const PurgeChoice& choice, SliceIndex*
   for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0;
        slice = arena.span(slice).younger) {
     std::uint32_t freed_ms = arena.span(slice).freed_ms;
-    if (!choice.any_age && static_cast<std::int32_t>(freed_ms - choice.whole_until_ms) > 0)
+    if (!choice.any_age && !is_due(freed_ms, choice.whole_until_ms))
       return 0;  // all that follow are younger
     if (choose_part(choice, slice, arena.span(slice).load().slices, freed_ms, begin, part))
       return slice;
@@ -77,6 +78,22 @@ PageHeap* find_heap_due(const PurgeChoice& choice) {
 }
 
 }  // namespace
+
+void page_heap_enter_rest(const PurgeChoice& choice) {
+  LockGuard guard(central.lock);
+  SliceIndex frontier = page_heap_frontier(), chunk = frontier & ~(kSlicesPerChunk - 1);
+  SliceIndex end = chunk + kSlicesPerChunk;
+  if (frontier == chunk || end > arena.committed || !huge_is_chunk(chunk)) return;
+  std::uint32_t since_ms = huge_asked_ms();
+  if (is_of(central, frontier - 1)) {
+    const Span& before = arena.span(first_of(frontier - 1));
+    if (is_dirty(before.load().kind) && is_due(since_ms, before.freed_ms))
+      since_ms = before.freed_ms;
+  }
+  if (!choice.any_age && !is_due(since_ms, choice.whole_until_ms)) return;
+  if (SliceIndex clean = extend_frontier(end - frontier, 1))
+    make_dirty(central, clean, frontier, end, SpanKind::kFreeDirty, since_ms, Age::kOwn);
+}
 
 SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slices,
                                  std::uint32_t* freed_ms) {

@@ -297,6 +297,11 @@ void take_room(PageHeap& heap, SliceIndex begin, std::uint32_t wanted, SpanKind 
 // was begun before, and of the one at the frontier: what follows is to lie right behind.
 void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceIndex at,
                std::uint32_t wanted, SpanKind rest);
+// Turns the free clean slices [begin, end) into dirty ones of the family `rest`, freed at
+// `since_ms`: they are backed, or about to be, by the huge page of their neighbour. They lie in the
+// clean span that begins at `span`.
+void make_dirty(PageHeap& heap, SliceIndex span, SliceIndex begin, SliceIndex end, SpanKind rest,
+                std::uint32_t since_ms, Age age = Age::kOldest);
 // Begins a span that no heap has in its lists, [frontier, end). False when there is no memory.
 bool move_frontier(SliceIndex frontier, SliceIndex end);
 // Makes slices beyond the frontier a free clean span of the central heap, so that at least `wanted`

@@ -137,6 +137,7 @@ std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
 std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
                          enum rdmalloc_purge_reason reason,
                          bool (*must_end)() = is_paused_or_held) {
+  if (keep_bytes == 0) page_heap_enter_rest(choice);
   std::uint64_t budget = page_heap_dirty_slices(), purged = 0;
   for (std::uint64_t offered = 0; offered < budget && dirty_bytes() > keep_bytes;) {
     if (must_end()) break;
@@ -333,8 +334,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   heaps_age(true);
   std::uint64_t purged =
       keep_bytes == 0 ? purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop_asked_for) : 0;
-  if (dirty_bytes() > keep_bytes)
-    purged += purge_pass(every_choice(), keep_bytes, RDMALLOC_PURGE_REQUEST, purge_is_paused);
+  purged += purge_pass(every_choice(), keep_bytes, RDMALLOC_PURGE_REQUEST, purge_is_paused);
   page_heap_narrow_room();
   purge_turn.end();
   return static_cast<int64_t>(purged);

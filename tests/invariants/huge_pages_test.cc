@@ -12,9 +12,11 @@
 // huge_is_earned() the same for all, blocks_lie_… with an extend_frontier() to the end of the
 // chunk, only_long_blocks_… with a count_resident() that finds all where it is refused, the_arena_…
 // without advise_small(), the_rest_of_… without Where::kSmallPages, never_… with huge_ask() not
-// asking arena_may_be_huge(), …_of_shards… without huge_ask_for_segment().
+// asking arena_may_be_huge(), …_of_shards… without huge_ask_for_segment(), what_the_last_one_…
+// without page_heap_enter_rest().
 #include <errno.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -275,6 +277,40 @@ TEST_F(HugePages, blocks_lie_back_to_back_across_them) {
   uintptr_t end = fill(50 * 1'100'000, 1'100'000);
   EXPECT_LE(end - begin, 52 * 18 * 64 * kKiB);
   EXPECT_GE(huge_bytes(begin, end), 32 * kMiB);
+}
+
+size_t resident_pages(uintptr_t begin, uintptr_t end) {
+  std::vector<unsigned char> pages((end - begin) / (4 * kKiB));
+  if (mincore(reinterpret_cast<void*>(begin), end - begin, pages.data()) != 0) return SIZE_MAX;
+  return static_cast<size_t>(std::count_if(pages.begin(), pages.end(),
+                                           [](unsigned char page) { return (page & 1) != 0; }));
+}
+
+// Nobody had it, nobody counted it: up to 2 MiB for good of a program that had freed all.
+TEST_F(HugePages, what_the_last_one_has_behind_all_blocks_is_given_back_too) {
+  constexpr size_t kBytes = 1'100'000;
+  std::vector<void*> blocks;
+  uintptr_t end = 0, chunk_end = 0;
+  auto is_backed_behind = [&] {
+    chunk_end = chunk_below(end) + kHugePage;
+    return chunk_end - end >= kMiB && huge_bytes(end, chunk_end) == chunk_end - end &&
+           resident_pages(end, chunk_end) == (chunk_end - end) / (4 * kKiB);
+  };
+  while (blocks.size() < 150 && (blocks.size() < 50 || !is_backed_behind())) {
+    blocks.push_back(memset(rdmalloc_malloc(kBytes), 1, kBytes));
+    uintptr_t block_end = address_of(blocks.back()) + rdmalloc_malloc_usable_size(blocks.back());
+    end = std::max(end, (block_end + 64 * kKiB - 1) & ~(64 * kKiB - 1));
+  }
+  bool is_backed = is_backed_behind();
+  for (void* block : blocks) rdmalloc_free(block);
+  if (!is_backed) GTEST_SKIP() << "SKIP: the kernel had no huge page left";
+  rdmalloc_purge(0);
+  EXPECT_EQ(resident_pages(end, chunk_end), 0u);
+  EXPECT_EQ(rdmalloc_test::counter("stats.dirty_bytes"), 0u);
+  // What comes next lies there.
+  void* next = rdmalloc_malloc(kBytes);
+  EXPECT_LT(address_of(next), end);
+  rdmalloc_free(next);
 }
 
 // A filter may refuse to tell; so may a kernel.
