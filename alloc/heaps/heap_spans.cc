@@ -293,7 +293,8 @@ SliceIndex heap_large_take_growing(Heap& heap, std::uint64_t handle, std::uint32
   if (!heap.is(handle) ||
       !heap_has_budget(heap, slices + std::uint64_t{slices} / kGrowingParts + kSlicesPerChunk))
     return 0;
-  SliceIndex slice = page_heap_take_growing(0, slices, slot_of(heap));
+  bool is_new = false;
+  SliceIndex slice = page_heap_take_growing(0, slices, &is_new, slot_of(heap));
   if (slice != 0) enter_large(heap, slice);
   return slice;
 }

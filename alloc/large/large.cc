@@ -82,8 +82,13 @@ void* large_allocate(std::size_t bytes, std::size_t alignment, bool* is_zero) {
 void* large_allocate_growing(std::size_t bytes) {
   if (bytes <= arena.extent() / 4) {
     fork_check();
-    if (SliceIndex slice = page_heap_take_growing(cache_shard_for_large(), slices_for(bytes)))
+    std::uint32_t slices = slices_for(bytes);
+    bool is_new = false;
+    if (SliceIndex slice = page_heap_take_growing(cache_shard_for_large(), slices, &is_new)) {
+      // Arrays leave a span of each length that they grow through in the thread's cache.
+      if (is_new) cache_give_up_spans(slices);
       return reinterpret_cast<void*>(arena.address_of(slice));
+    }
   }
   return large_allocate(bytes, 1, nullptr);
 }

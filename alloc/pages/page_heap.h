@@ -75,9 +75,11 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
 
 // Takes and publishes a span for a large block that has grown before and found no room behind it:
 // somewhat longer than `slices`, and where there is room behind it. 0: no such place, which is no
-// reason to fail. Longer by one part in kGrowingParts, and to whole chunks.
+// reason to fail. Longer by one part in kGrowingParts, and to whole chunks; by less where that
+// saves new pages. `*is_new` tells whether it took such.
 inline constexpr std::uint32_t kGrowingParts = 6;
-SliceIndex page_heap_take_growing(unsigned shard, std::uint32_t slices, std::uint16_t owner = 0);
+SliceIndex page_heap_take_growing(unsigned shard, std::uint32_t slices, bool* is_new,
+                                  std::uint16_t owner = 0);
 
 // Whether RDMALLOC_LIMIT or the room of a small cgroup, and not a lack of free spans, refuses
 // `more` slices. Any thread.

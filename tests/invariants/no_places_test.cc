@@ -6,9 +6,10 @@
 //
 // Seen to fail: mixed_buffers_… and slabs_… with buffers leaving retained spans (kind_of_place),
 // mixed_buffers_… and a_longer_… without take_backed_and_more() (1.33), …_short_… without
-// TakenFor::kSlabAnywhere, y_… without page_heap_keep_places() in rdmalloc_observer_add(), z_…
-// without __libc_single_threaded in page_heap_keeps_places(). The last three run alone, as ctest
-// has them: they want free memory that is as it was at the start.
+// TakenFor::kSlabAnywhere, arrays_grow_… without the second look in take_with_room(), y_… without
+// page_heap_keep_places() in rdmalloc_observer_add(), z_… without __libc_single_threaded in
+// page_heap_keeps_places(). The last three run alone, as ctest has them:
+// they want free memory that is as it was at the start.
 #include <gtest/gtest.h>
 
 #include <array>
@@ -86,6 +87,20 @@ TEST(NoPlaces, a_longer_buffer_begins_where_the_last_free_span_does) {
   EXPECT_EQ(longer, last);
   rdmalloc_free(longer);
   for (char* block : between) rdmalloc_free(block);
+}
+
+// Rather than new pages with it.
+TEST(NoPlaces, arrays_grow_into_a_free_span_without_room) {
+  constexpr size_t kSlice = 64 * kKiB;
+  char* free_span = buffer(12 * kSlice);
+  char* array = buffer(10 * kSlice);
+  char* behind = buffer(3 * kSlice);
+  rdmalloc_free(free_span);
+  auto* grown = static_cast<char*>(rdmalloc_realloc(array, 12 * kSlice));
+  EXPECT_EQ(grown, free_span);
+  EXPECT_EQ(rdmalloc_malloc_usable_size(grown), 12 * kSlice);
+  rdmalloc_free(grown);
+  rdmalloc_free(behind);
 }
 
 void expect_a_place_that_is_kept() {

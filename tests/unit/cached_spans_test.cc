@@ -9,9 +9,9 @@
 // dirty; one_that_grows without kGrowingBytes; one_freed_twice without the look at the span's word
 // in free_locked(); only_those_freed_last with others taken ahead, and with the one freed last
 // first; those_of_one_thread with a depot that keeps them, and with one that never does;
-// longer_blocks without give_up_spans(); dozens_of_spans with bins of two magazines, with 4 MiB for
-// the first thread, and with a share that stays; the_fast_path_knows_them with steps that are never
-// entered, and with steps that stay.
+// longer_blocks without give_up_spans(); arrays_that without it in large_allocate_growing();
+// dozens_of_spans with bins of two magazines, with 4 MiB for the first thread, and with a share
+// that stays; the_fast_path_knows_them with steps that are never entered, and with steps that stay.
 #include "alloc/slabs/cached_spans.h"
 
 #include <gtest/gtest.h>
@@ -211,6 +211,25 @@ TEST(CachedSpans, longer_blocks_take_their_pages_before_new_ones) {
     }
     EXPECT_GE(reused, 1024 * kKiB);
     for (void* block : longer) rdmalloc_free(block);
+  });
+}
+
+TEST(CachedSpans, arrays_that_take_new_pages_give_them_up) {
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  on_a_thread([] {
+    constexpr size_t kSpans = 8;
+    void* spans[kSpans];
+    void* array = filled(150 * kKiB);
+    for (void*& span : spans) span = filled(256 * kKiB);
+    for (void* span : spans) rdmalloc_free(span);
+    array = rdmalloc_realloc(array, 3 * 1024 * kKiB);
+    void* longer = filled(1024 * kKiB);  // where the spans were
+    size_t reused = 0;
+    for (void* span : spans)
+      if (number(span) - number(longer) < 1024 * kKiB) reused += 256 * kKiB;
+    EXPECT_EQ(reused, 1024 * kKiB);
+    rdmalloc_free(longer);
+    rdmalloc_free(array);
   });
 }
 
