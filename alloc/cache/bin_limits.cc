@@ -1,9 +1,6 @@
 #include "alloc/cache/bin_limits.h"
 
-#include <cstring>
-
 #include "alloc/cache/bins.h"
-#include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/slow_events.h"
 
@@ -28,28 +25,15 @@ constexpr MostOfMany kMostOfMany = [] {
   MostOfMany table;
   for (unsigned c = 1; c < kClasses; ++c) {
     std::uint32_t bytes = class_info(c).block_bytes;
-    std::uint32_t most = bytes <= kLongestKeptShort ? most_of_many(bytes) : kMagazineSlots;
-    table.of[c] = static_cast<std::uint8_t>(most < kMagazineSlots ? most : kMagazineSlots);
+    std::uint32_t magazine = class_info(c).magazine_max;
+    std::uint32_t most = is_span_class(c)                 ? kMagazineSlots
+                         : bytes > kLongestKeptShort      ? 2 * magazine
+                         : most_of_many(bytes) < magazine ? most_of_many(bytes)
+                                                          : magazine;
+    table.of[c] = static_cast<std::uint8_t>(most);
   }
   return table;
 }();
-
-// The class goes on in a magazine of full length. False when there is none to be had.
-[[gnu::noinline]] bool lengthen(ThreadCache& cache, unsigned size_class) {
-  Magazine* longer = depot_take_empty(cache.shard);
-  if (longer == nullptr) return false;
-  Bin& bin = cache.bins[size_class];
-  ColdBin& cold = cold_bin_of(cache, size_class);
-  Magazine* piece = cold.loaded;
-  std::uint32_t count = count_of(bin, cold);
-  std::memcpy(longer->slots, piece->slots, count * sizeof(void*));
-  order_for_fork();
-  cold.is_short = false;
-  cold.loaded = longer;  // in a child of a fork the bin does not point into it: it is not believed
-  set_bin(bin, cold, count);
-  put_short(cache, piece);
-  return true;
-}
 
 }  // namespace
 
@@ -60,11 +44,11 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   bool is_beside_others = threads > kFewThreads && share <= kFirstShareBytes;
   std::uint32_t limit = is_beside_others ? kFirstLimitOfMany : kFirstLimit;
   bool is_short = is_beside_others && begins_short(size_class);
+  Length length = is_short ? Length::kShort : Length::kWhole;
   std::uint64_t sheet =
       is_short && cache.free_short == nullptr ? sizeof(Magazine) - own_part_of_sheet(cache) : 0;
   auto charge = [&] {
-    return cost_of(size_class, limit, is_short) - own_part(cache, size_class, limit, is_short) +
-           sheet;
+    return cost_of(size_class, limit, length) - own_part(cache, size_class, limit, length) + sheet;
   };
   // One class may have a quarter of the share, and a single block in any case. Beside many threads
   // it begins with that where more would take other classes' place: 32 threads of 1 to 32 KiB left
@@ -77,21 +61,19 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
     make_share(cache, charge(), size_class);
   else if (!may_hold(cache, charge(), size_class))
     return false;
-  Magazine* magazine = is_short ? take_short(cache) : depot_take_empty(cache.shard);
+  Magazine* magazine = take_of_length(cache, length);
   if (magazine == nullptr) return false;
   magazine->count = 0;
   if (size_class >= classes_end(cache))
     cache.classes_end.store(static_cast<std::uint8_t>(size_class + 1), std::memory_order_relaxed);
   order_for_fork();  // a child looks at no class beyond
   cold.loaded = magazine;
-  cold.is_short = is_short;
-  cold.spare = nullptr;
+  cold.length = length;
   cold.limit = static_cast<std::uint8_t>(limit);
   cold.is_taken_from = false;
   if (!cache.comes_after_others && cold.refills_alone_next == 0)
     cold.refills_alone = cold.refills_alone_next = kFirstRefillsAlone;
-  add_held(cache, size_class, cost_of(size_class, limit, is_short),
-           own_part(cache, size_class, limit, is_short));
+  add_held(cache, size_class, cost_of(size_class, cold), own_part(cache, size_class, cold));
   set_bin(cache.bins[size_class], cold, 0);
   return true;
 }
@@ -115,16 +97,17 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
     if (cold.limit + room < limit) limit = cold.limit + static_cast<std::uint32_t>(room);
     if (limit == cold.limit) return false;
   }
-  bool is_too_short = cold.is_short && limit > kShortSlots;
-  std::uint64_t more =
-      std::uint64_t{limit - cold.limit} * info.block_bytes + (is_too_short ? sizeof(Magazine) : 0);
-  std::uint64_t own = own_part(cache, size_class, limit, cold.is_short && !is_too_short) -
-                      own_part(cache, size_class, cold.limit, cold.is_short);
-  if (cold.spare != nullptr) more *= 2;
+  bool is_too_short = limit > slots_of(cold);
+  Length length = !is_too_short            ? cold.length
+                  : limit > kMagazineSlots ? Length::kPair
+                                           : Length::kWhole;
+  std::uint64_t more = cost_of(size_class, limit, length) - cost_of(size_class, cold);
+  std::uint64_t own =
+      own_part(cache, size_class, limit, length) - own_part(cache, size_class, cold);
   bool is_allowed = cold.is_taken_from || is_span_class(size_class)
                         ? may_hold(cache, more - own, size_class)
                         : may_hold_of_freed(cache, more - own);
-  if (!is_allowed || (is_too_short && !lengthen(cache, size_class))) return false;
+  if (!is_allowed || (is_too_short && !move_to(cache, size_class, length))) return false;
   cold.limit = static_cast<std::uint8_t>(limit);
   add_held(cache, size_class, more, own);
   return true;
@@ -136,23 +119,9 @@ void shrink_limit(ThreadCache& cache, unsigned size_class) {
   ColdBin& cold = cold_bin_of(cache, size_class);
   std::uint32_t limit = cold.limit / 2u < kFirstLimit ? kFirstLimit : cold.limit / 2u;
   if (limit >= cold.limit || is_span_class(size_class)) return;
-  subtract_held(cache, size_class, cost_of(size_class, cold),
-                own_part(cache, size_class, cold.limit, cold.is_short));
+  subtract_held(cache, size_class, cost_of(size_class, cold), own_part(cache, size_class, cold));
   cold.limit = static_cast<std::uint8_t>(limit);
-  add_held(cache, size_class, cost_of(size_class, cold),
-           own_part(cache, size_class, limit, cold.is_short));
-}
-
-bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold) {
-  if (cold.is_short || are_beside_many()) return false;
-  std::uint64_t cost = cost_of(size_class, cold.limit, false);
-  Magazine* spare = may_hold(cache, cost, size_class) ? depot_take_empty(cache.shard) : nullptr;
-  if (spare == nullptr) return false;
-  spare->count = 0;
-  order_for_fork();
-  cold.spare = spare;
-  add_held(cache, size_class, cost, 0);
-  return true;
+  add_held(cache, size_class, cost_of(size_class, cold), own_part(cache, size_class, cold));
 }
 
 }  // namespace rdmalloc

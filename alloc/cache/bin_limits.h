@@ -14,7 +14,5 @@ bool open_class(ThreadCache& cache, unsigned size_class);
 bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most);
 // Halves it, of a thread that frees what threads of another node had.
 void shrink_limit(ThreadCache& cache, unsigned size_class);
-// Gives the class its spare magazine, if the thread's share allows it.
-bool open_spare(ThreadCache& cache, unsigned size_class, ColdBin& cold);
 
 }  // namespace rdmalloc

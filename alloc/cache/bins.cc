@@ -12,21 +12,19 @@ namespace {
 // A thread that holds fewer slices keeps them: what could be had is not worth the call.
 constexpr std::uint32_t kSpansWorthAsking = (std::uint32_t{1} << 20) / kSliceBytes;
 
-// What a magazine has that is longer than those of the depot goes there in such as these.
-void shorten(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
-             bool is_taken_from) {
+// What a magazine has above `left` goes to the depot, in such as are usual there.
+void hand_over_down_to(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
+                       std::uint32_t left, bool is_taken_from) {
   std::uint32_t most = class_info(size_class).magazine_max;
-  while (magazine->count > most) {
-    std::uint32_t part = magazine->count - most;
+  while (magazine->count > left) {
+    std::uint32_t part = magazine->count - left;
     hand_over_part(cache, size_class, magazine, part < most ? part : most, is_taken_from);
   }
 }
 
 std::uint32_t slices_held(const ThreadCache& cache, unsigned size_class) {
-  const ColdBin& cold = cold_bin_of(cache, size_class);
-  std::uint32_t spans = count_of(cache.bins[size_class], cold);
-  if (cold.spare != nullptr) spans += cold.spare->count;
-  return spans * class_info(size_class).slab_slices;
+  return count_of(cache.bins[size_class], cold_bin_of(cache, size_class)) *
+         class_info(size_class).slab_slices;
 }
 
 }  // namespace
@@ -45,26 +43,44 @@ void hand_over_part(const ThreadCache& cache, unsigned size_class, Magazine* mag
   if (other != nullptr) depot_hand_over(cache.shard, size_class, other, is_taken_from);
 }
 
+// In between the bin points to nothing: a child of a fork does not believe it.
+bool move_to(ThreadCache& cache, unsigned size_class, Length length) {
+  Magazine* other = take_of_length(cache, length);
+  if (other == nullptr) return false;
+  Bin& bin = cache.bins[size_class];
+  ColdBin& cold = cold_bin_of(cache, size_class);
+  Magazine* before = cold.loaded;
+  Length length_before = cold.length;
+  std::uint32_t count = count_of(bin, cold);
+  std::memcpy(other->slots, before->slots, count * sizeof(void*));
+  bin = {nothing + 1, nothing + 1};
+  order_for_fork();
+  cold.loaded = other;
+  cold.length = length;
+  set_bin(bin, cold, count);
+  put_of_length(cache, before, length_before);
+  return true;
+}
+
 void drop_class(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.loaded == nullptr) return;
   Magazine* loaded = cold.loaded;
-  Magazine* spare = cold.spare;
-  bool is_taken_from = cold.is_taken_from, is_short = cold.is_short;
+  bool is_taken_from = cold.is_taken_from;
+  Length length = cold.length;
   loaded->count = count_of(bin, cold);
-  subtract_held(cache, size_class, cost_of(size_class, cold),
-                own_part(cache, size_class, cold.limit, is_short));
+  subtract_held(cache, size_class, cost_of(size_class, cold), own_part(cache, size_class, cold));
   bin = {nothing + 1, nothing + 1};
   std::uint8_t alone = cold.refills_alone, alone_next = cold.refills_alone_next;
   cold = {};
   cold.refills_alone = alone;
   cold.refills_alone_next = alone_next;
   order_for_fork();
-  if (is_short) return hand_over_short(cache, size_class, loaded, is_taken_from);
-  shorten(cache, size_class, loaded, is_taken_from);
+  std::uint32_t left = length == Length::kWhole ? class_info(size_class).magazine_max : 0;
+  hand_over_down_to(cache, size_class, loaded, left, is_taken_from);
+  if (length != Length::kWhole) return put_of_length(cache, loaded, length);
   depot_hand_over(cache.shard, size_class, loaded, is_taken_from);
-  if (spare != nullptr) depot_hand_over(cache.shard, size_class, spare, is_taken_from);
 }
 
 void drop_all(ThreadCache& cache) {
@@ -101,7 +117,7 @@ void drop_left(ThreadCache& cache) {
     const ColdBin& cold = cold_bin_of(cache, c);
     if (cold.loaded == nullptr) continue;
     bool is_sane = bin.top >= cold.loaded->slots && bin.top <= cold.loaded->slots + slots_of(cold);
-    if (is_sane && cold.spare != cold.loaded) drop_class(cache, c);
+    if (is_sane) drop_class(cache, c);
   }
   return_sheets(cache);
 }
@@ -110,29 +126,24 @@ void shrink_class(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.loaded == nullptr || is_span_class(size_class)) return;
-  std::uint64_t cost = cost_of(size_class, cold);
-  if (Magazine* spare = cold.spare; spare != nullptr) {
-    cold.spare = nullptr;
-    order_for_fork();
-    subtract_held(cache, size_class, cost / 2, 0);
-    return depot_hand_over(cache.shard, size_class, spare, cold.is_taken_from);
-  }
   std::uint32_t least = cache.own_blocks == 0 ? 1 : cache.own_blocks;
   std::uint32_t limit = cold.limit * 3u / 4;
+  if (limit > kMagazineSlots) limit = kMagazineSlots;
   if (limit < least) limit = least;
   if (limit >= cold.limit) return;
   std::uint32_t count = count_of(bin, cold);
-  std::uint64_t own = own_part(cache, size_class, cold.limit, cold.is_short);
+  std::uint64_t cost = cost_of(size_class, cold), own = own_part(cache, size_class, cold);
   cold.limit = static_cast<std::uint8_t>(limit);
-  subtract_held(cache, size_class, cost - cost_of(size_class, cold),
-                own - own_part(cache, size_class, limit, cold.is_short));
   if (count > limit) {
     cold.loaded->count = count;
     set_bin(bin, cold, 0);
-    hand_over_part(cache, size_class, cold.loaded, count - limit, cold.is_taken_from);
+    hand_over_down_to(cache, size_class, cold.loaded, limit, cold.is_taken_from);
     count = limit;
   }
   set_bin(bin, cold, count);
+  if (cold.length == Length::kPair) move_to(cache, size_class, Length::kWhole);
+  subtract_held(cache, size_class, cost - cost_of(size_class, cold),
+                own - own_part(cache, size_class, cold));
 }
 
 // Where blocks of all lengths find their pages: twice as much as the block has. The next one is to
@@ -154,11 +165,6 @@ void shrink_class(ThreadCache& cache, unsigned size_class) {
     std::uint32_t count = count_of(bin, cold);
     set_bin(bin, cold, 0);
     slab_give_back(c, cold.loaded->slots, count);
-    if (cold.spare == nullptr || cold.spare->count == 0) continue;
-    count = cold.spare->count;
-    cold.spare->count = 0;
-    order_for_fork();
-    slab_give_back(c, cold.spare->slots, count);
   }
 }
 

@@ -14,7 +14,9 @@ namespace rdmalloc {
 extern constinit void* nothing[1];
 
 inline std::uint32_t slots_of(const ColdBin& cold) {
-  return cold.is_short ? kShortSlots : kMagazineSlots;
+  if (cold.length == Length::kWhole) [[likely]]
+    return kMagazineSlots;
+  return cold.length == Length::kShort ? kShortSlots : kPairSlots;
 }
 
 inline std::uint32_t count_of(const Bin& bin, const ColdBin& cold) {
@@ -28,22 +30,32 @@ inline void set_bin(Bin& bin, const ColdBin& cold, std::uint32_t count) {
   order_for_fork();
 }
 
-// What a magazine that may hold `limit` blocks takes, itself included; of a short one its sheet is
+// What a bin that may hold `limit` blocks takes, with its magazines; of a short one its sheet is
 // counted apart.
-inline std::uint64_t cost_of(unsigned size_class, std::uint64_t limit, bool is_short) {
-  return limit * class_info(size_class).block_bytes + (is_short ? 0 : sizeof(Magazine));
+inline std::uint64_t cost_of(unsigned size_class, std::uint64_t limit, Length length) {
+  return limit * class_info(size_class).block_bytes +
+         static_cast<std::uint64_t>(length) * sizeof(Magazine);
 }
+static_assert(static_cast<int>(Length::kShort) == 0 && static_cast<int>(Length::kPair) == 2);
 
-// The part of it, for a loaded one, that is the thread's own.
+// The part of it that is the thread's own: of a pair one magazine.
 inline std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, std::uint64_t limit,
-                              bool is_short) {
+                              Length length) {
   if (cache.own_blocks == 0 || is_span_class(size_class)) return 0;
-  return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks, is_short);
+  return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks,
+                 length == Length::kShort ? length : Length::kWhole);
 }
 
 inline std::uint64_t cost_of(unsigned size_class, const ColdBin& cold) {
-  return cost_of(size_class, cold.limit, cold.is_short) * (cold.spare != nullptr ? 2 : 1);
+  return cost_of(size_class, cold.limit, cold.length);
 }
+inline std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, const ColdBin& cold) {
+  return own_part(cache, size_class, cold.limit, cold.length);
+}
+
+// The class goes on in magazines of that length, which have room for its blocks. False when there
+// are none to be had.
+bool move_to(ThreadCache& cache, unsigned size_class, Length length);
 
 // The first `part` blocks of a magazine that no bin works on leave it.
 void hand_over_part(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
@@ -55,8 +67,8 @@ void drop_all(ThreadCache& cache);
 void drop_left(ThreadCache& cache);
 // Moves what lies above a gap (reclaim.h) down to where magazines begin.
 void close_gaps(ThreadCache& cache);
-// Of a class that may hold more than the thread's own blocks: its spare goes, or a quarter of what
-// it may hold, with what it has above that.
+// Of a class that may hold more than the thread's own blocks: it goes on in one magazine of its
+// pair, or a quarter of what it may hold goes, with what it has above that.
 void shrink_class(ThreadCache& cache, unsigned size_class);
 // Spans that the thread or its shard's depot keeps go to the page heap, for a large block of so
 // many slices that took pages which were never used.

@@ -53,6 +53,8 @@ TaggedStack<Magazine>& empties_of(unsigned shard) {
   return stack_of(shard, 0).full;
 }
 constexpr std::uint32_t kEmptiesOfShard = 128;  // 64 KiB
+// Bins come for one as they grow, on up to eight threads: one word for all shards.
+constinit TaggedStack<Magazine> pairs;
 // Of several shards: that one takes from the pool at once, whose words all shards write. A page.
 constexpr std::uint32_t kNewMagazines = 8;
 static_assert(kNewMagazines * sizeof(Magazine) == 4096);
@@ -134,7 +136,7 @@ void fetch(const Magazine* magazine) {
 
 bool depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
   std::uint8_t here = shards[shard].node.load(std::memory_order_relaxed);
-  void* away[kMagazineSlots];
+  void* away[kPairSlots];
   std::uint32_t sent = 0, kept = 0;
   bool are_on_top = true;
   for (std::uint32_t i = 0; i < magazine->count; ++i) {
@@ -256,6 +258,15 @@ Magazine* depot_take_empty(unsigned shard) {
 void depot_put_empty(unsigned shard, Magazine* magazine) {
   if (!empties_of(shard).push(magazines.objects(), magazines.index_of(magazine), kEmptiesOfShard))
     magazines.free(magazine);
+}
+
+Magazine* depot_take_pair() {
+  std::uint32_t index = pairs.pop(magazines.objects());
+  return index != 0 ? magazines.at(index) : magazines.allocate_new(2);
+}
+
+void depot_put_pair(Magazine* pair) {
+  pairs.push(magazines.objects(), magazines.index_of(pair));
 }
 
 Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool takes_rests,

@@ -43,6 +43,9 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool t
 // round within the shard: what is drained of blocks here is filled here next.
 Magazine* depot_take_empty(unsigned shard);
 void depot_put_empty(unsigned shard, Magazine* magazine);
+// The same of a pair.
+Magazine* depot_take_pair();
+void depot_put_pair(Magazine* pair);
 // Looks at the shard's next class, in a circle, and sends half of its magazines to the slabs if no
 // thread came for one since the last look and the shard holds more than its part of
 // kDepotIdleBytes: one magazine now, the others with the next looks. Called for each full magazine

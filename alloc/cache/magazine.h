@@ -12,6 +12,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 
 #include "alloc/core/pool.h"
@@ -34,6 +35,17 @@ static_assert(offsetof(Magazine, slots) == offsetof(Magazine, bottom) + sizeof(v
 inline constexpr std::uint32_t kShortSlots = 6;
 inline constexpr std::uint32_t kShortsOfSheet = 8;
 static_assert(sizeof(Magazine) / kShortsOfSheet == offsetof(Magazine, slots[kShortSlots]));
+
+// A pair is two neighbours of the pool, which a bin works on as on one run of slots: the second
+// one's header are slots too. What a thread takes and frees again in one go lies within it. The
+// depot's are single ones: blocks are copied on their way. A pair is never two magazines again: a
+// thread that pops from the pool may still read next_free of what it saw there.
+inline constexpr std::uint32_t kPairSlots =
+    (2 * sizeof(Magazine) - offsetof(Magazine, slots)) / sizeof(void*);
+static_assert(kPairSlots == 126);
+
+// What a bin works on.
+enum class Length : std::uint8_t { kShort, kWhole, kPair };
 
 // What the fast paths see of a magazine. Written by the thread it belongs to only.
 struct Bin {

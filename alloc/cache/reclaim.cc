@@ -2,6 +2,7 @@
 
 #include <atomic>
 
+#include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/order_for_fork.h"
@@ -17,16 +18,14 @@ constexpr auto kRelaxed = std::memory_order_relaxed;
 // Less than this in a cache is not worth the barriers.
 constexpr std::uint64_t kWorthBytes = 16 << 10;
 
-// A bin that is cut off, or a spare magazine that is emptied.
+// A bin that is cut off.
 struct Mark {
   ThreadCache* cache;
   unsigned size_class;
-  bool is_ours;         // what was seen after the second barrier
-  void** slot;          // where the NULL is; of a spare nullptr
-  void* block;          // what lay there
-  Magazine* spare;      // of a bin nullptr
-  std::uint32_t count;  // blocks of the spare
-  Magazine* taken;      // what the blocks are copied to
+  bool is_ours;     // what was seen after the second barrier
+  void** slot;      // where the NULL is
+  void* block;      // what lay there
+  Magazine* taken;  // what the blocks are copied to
 };
 
 struct Reclaim {
@@ -46,10 +45,9 @@ struct Reclaim {
   std::atomic<std::uint64_t> bytes{0};
 };
 constinit Reclaim reclaim;
-// With the lock. Touched where threads idle; each cache has a loaded and a spare magazine of a
-// class.
+// With the lock. Touched where threads idle.
 constexpr std::uint32_t kMostCaches = 28;
-constexpr std::uint32_t kMostMarks = kMostCaches * 2 * (kClasses - 1);
+constexpr std::uint32_t kMostMarks = kMostCaches * (kClasses - 1);
 constinit Mark marks[kMostMarks] = {};
 
 // Bins of other threads are read and, in one slot, written while their owners work on them.
@@ -71,7 +69,7 @@ std::uint32_t count_of(ThreadCache& cache, unsigned size_class) {
       std::atomic_ref<Magazine*>(cold_bin_of(cache, size_class).loaded).load(kRelaxed);
   if (loaded == nullptr) return 0;
   std::ptrdiff_t count = top_of(cache.bins[size_class]) - loaded->slots;
-  return count < 0 || count > kMagazineSlots ? 0 : static_cast<std::uint32_t>(count);
+  return count < 0 || count > kPairSlots ? 0 : static_cast<std::uint32_t>(count);
 }
 
 // The same without those.
@@ -80,11 +78,6 @@ std::uint32_t count_above_gap(ThreadCache& cache, unsigned size_class) {
   void** top = top_of(cache.bins[size_class]);
   while (count < all && load(top - 1 - count) != nullptr) ++count;
   return count;
-}
-
-std::uint32_t spare_count_of(ThreadCache& cache, unsigned size_class) {
-  Magazine* spare = std::atomic_ref<Magazine*>(cold_bin_of(cache, size_class).spare).load(kRelaxed);
-  return spare == nullptr ? 0 : std::atomic_ref<std::uint32_t>(spare->count).load(kRelaxed);
 }
 
 struct Look {
@@ -97,8 +90,7 @@ Look look_at(ThreadCache& cache) {
   for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {
     std::uint32_t count = has_gaps ? count_above_gap(cache, c) : count_of(cache, c);
     sum = sum * 31 + reinterpret_cast<std::uintptr_t>(top_of(cache.bins[c]));
-    std::uint64_t blocks = (count > 1 ? count - 1 : 0) + spare_count_of(cache, c);
-    bytes += blocks * class_info(c).block_bytes;
+    bytes += std::uint64_t{count > 1 ? count - 1 : 0} * class_info(c).block_bytes;
   }
   bool is_idle = sum == cache.sum_at_look;
   cache.sum_at_look = sum;
@@ -106,20 +98,10 @@ Look look_at(ThreadCache& cache) {
 }
 
 void mark(ThreadCache& cache, unsigned size_class) {
-  ColdBin& cold = cold_bin_of(cache, size_class);
-  Mark found = {&cache, size_class, false, nullptr, nullptr, nullptr, 0, nullptr};
-  if (cold.spare != nullptr && cold.spare->count != 0) {
-    found.spare = cold.spare;
-    found.count = cold.spare->count;
-    marks[reclaim.count] = found;
-    order_for_fork();
-    ++reclaim.count;
-  }
   std::uint32_t count = count_of(cache, size_class);
   if (count < 2) return;
-  found.spare = nullptr;
-  found.slot = cold.loaded->slots + count - 2;
-  found.block = load(found.slot);
+  void** slot = cold_bin_of(cache, size_class).loaded->slots + count - 2;
+  Mark found = {&cache, size_class, false, slot, load(slot), nullptr};
   // A mark of before: one block is left above it, or none. What lies below was taken.
   if (found.block == nullptr || load(found.slot + 1) == nullptr) return;
   marks[reclaim.count] = found;
@@ -131,33 +113,24 @@ void mark(ThreadCache& cache, unsigned size_class) {
 }
 
 void unmark(const Mark& mark) {
-  if (mark.slot != nullptr) {
-    replace(mark.slot, nullptr, mark.block);
-  } else {
-    mark.spare->count = mark.count;
-  }
+  replace(mark.slot, nullptr, mark.block);
 }
 
 // Whether what lies below the mark is ours. To be asked twice, with a barrier between where stores
 // of others may be seen out of order.
 bool has_block_above(const Mark& mark) {
-  return mark.slot == nullptr || top_of(mark.cache->bins[mark.size_class]) >= mark.slot + 2;
+  return top_of(mark.cache->bins[mark.size_class]) >= mark.slot + 2;
 }
 
-// Copies the blocks of a mark to a magazine of ours; false when there is none to be had.
+// Copies the blocks of a mark to a magazine of ours, or a pair; false when there is none to be had.
 bool take(Mark& mark) {
-  mark.taken = magazines.allocate();
+  // Down to the bottom, or a mark of before.
+  std::uint32_t count = 1;
+  while (load(mark.slot - count) != nullptr) ++count;
+  mark.taken = count > kMagazineSlots ? depot_take_pair() : magazines.allocate();
   if (mark.taken == nullptr) return false;
-  std::uint32_t count = 0;
-  if (mark.slot == nullptr) {
-    for (; count < mark.count; ++count) mark.taken->slots[count] = mark.spare->slots[count];
-    mark.spare->count = 0;
-  } else {
-    mark.taken->slots[count++] = mark.block;
-    // Down to the bottom, or a mark of before.
-    for (void** slot = mark.slot - 1; load(slot) != nullptr; --slot)
-      mark.taken->slots[count++] = load(slot);
-  }
+  mark.taken->slots[0] = mark.block;
+  for (std::uint32_t i = 1; i < count; ++i) mark.taken->slots[i] = load(mark.slot - i);
   mark.taken->count = count;
   mark.cache->reclaim_state.fetch_or(kHasGaps, kRelaxed);
   return true;
@@ -194,7 +167,7 @@ void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
   std::atomic_thread_fence(std::memory_order_acquire);
   for (std::uint32_t i = 0; i < reclaim.count; ++i) {
     Mark& mark = marks[i];
-    bool is_there = mark.slot == nullptr || load(mark.slot) == nullptr;
+    bool is_there = load(mark.slot) == nullptr;
     if (!is_ordered || !mark.is_ours || !is_there || !take(mark)) {
       mark.taken = nullptr;
       unmark(mark);
@@ -215,8 +188,9 @@ void give_back() {
     slab_give_back(size_class, taken->slots, taken->count);
     reclaim.bytes.fetch_add(std::uint64_t{taken->count} * class_info(size_class).block_bytes,
                             kRelaxed);
+    bool is_pair = taken->count > kMagazineSlots;
     taken->count = 0;
-    magazines.free(taken);
+    is_pair ? depot_put_pair(taken) : magazines.free(taken);
   }
   reclaim.is_taking = false;
 }
@@ -314,7 +288,7 @@ std::uint64_t cache_bytes(ThreadCache& cache) {
   if ((cache.reclaim_state.load(kRelaxed) & kHasGaps) == 0) return held(cache);
   std::uint64_t bytes = 0;
   for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {
-    std::uint64_t blocks = count_above_gap(cache, c) + spare_count_of(cache, c);
+    std::uint64_t blocks = count_above_gap(cache, c);
     bytes += blocks * class_info(c).block_bytes + (blocks != 0 ? sizeof(Magazine) : 0);
   }
   return bytes;

@@ -1,14 +1,17 @@
 #include "alloc/cache/short_magazines.h"
 
-#include <cstring>
-
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/core/order_for_fork.h"
-#include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
 namespace {
+
+// One that no class works on.
+void put_short(ThreadCache& cache, Magazine* piece) {
+  piece->slots[0] = cache.free_short;
+  cache.free_short = piece;
+}
 
 bool cut_sheet(ThreadCache& cache) {
   Magazine* sheet = depot_take_empty(cache.shard);
@@ -27,8 +30,6 @@ bool cut_sheet(ThreadCache& cache) {
   return true;
 }
 
-}  // namespace
-
 Magazine* take_short(ThreadCache& cache) {
   if (cache.free_short == nullptr && !cut_sheet(cache)) return nullptr;
   Magazine* piece = cache.free_short;
@@ -36,16 +37,17 @@ Magazine* take_short(ThreadCache& cache) {
   return piece;
 }
 
-void hand_over_short(ThreadCache& cache, unsigned size_class, Magazine* piece, bool is_taken_from) {
-  Magazine* magazine = piece->count == 0 ? nullptr : depot_take_empty(cache.shard);
-  if (magazine != nullptr) {
-    magazine->count = piece->count;
-    std::memcpy(magazine->slots, piece->slots, piece->count * sizeof(void*));
-    depot_hand_over(cache.shard, size_class, magazine, is_taken_from);
-  } else {
-    slab_give_back(size_class, piece->slots, piece->count);
-  }
-  put_short(cache, piece);
+}  // namespace
+
+Magazine* take_of_length(ThreadCache& cache, Length length) {
+  if (length == Length::kWhole) [[likely]]
+    return depot_take_empty(cache.shard);
+  return length == Length::kShort ? take_short(cache) : depot_take_pair();
+}
+
+void put_of_length(ThreadCache& cache, Magazine* magazine, Length length) {
+  if (length == Length::kWhole) return depot_put_empty(cache.shard, magazine);
+  length == Length::kShort ? put_short(cache, magazine) : depot_put_pair(magazine);
 }
 
 void return_sheets(ThreadCache& cache) {

@@ -1,5 +1,6 @@
-// A thread's short magazines (magazine.h) and the sheets they are cut from. No bin is written here:
-// that is bins.h's. Of a cache whose owner calls, or is gone.
+// What bins work on, by its length: a thread's short magazines (magazine.h), with the sheets they
+// are cut from, whole ones and pairs. No bin is written here: that is bins.h's. Of a cache whose
+// owner calls, or is gone.
 #pragma once
 
 #include <cstdint>
@@ -19,15 +20,10 @@ inline std::uint64_t own_part_of_sheet(const ThreadCache& cache) {
   return cache.own_blocks == 0 ? 0 : sizeof(Magazine);
 }
 
-// One for a class; nullptr when there is none to be had.
-Magazine* take_short(ThreadCache& cache);
-// One that no class works on.
-inline void put_short(ThreadCache& cache, Magazine* piece) {
-  piece->slots[0] = cache.free_short;
-  cache.free_short = piece;
-}
-// What a short magazine holds goes where that of another would, and the line to its sheet.
-void hand_over_short(ThreadCache& cache, unsigned size_class, Magazine* piece, bool is_taken_from);
+// What a bin of that length works on; nullptr when there is none to be had.
+Magazine* take_of_length(ThreadCache& cache, Length length);
+// One that no bin works on, and that has no blocks.
+void put_of_length(ThreadCache& cache, Magazine* magazine, Length length);
 // Of a cache none of whose classes has a short magazine any more.
 void return_sheets(ThreadCache& cache);
 

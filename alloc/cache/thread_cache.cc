@@ -54,23 +54,14 @@ void take_part(const ThreadCache& cache, unsigned size_class, ColdBin& cold, Mag
   depot_put_back(cache.shard, size_class, filled);
 }
 
-// Puts the spare in the place of the loaded magazine, which has `count` blocks.
-void swap_magazines(Bin& bin, ColdBin& cold, std::uint32_t count) {
-  Magazine* spare = cold.spare;
-  cold.loaded->count = count;
-  order_for_fork();
-  cold.spare = cold.loaded;
-  cold.loaded = spare;
-  set_bin(bin, cold, spare->count);
-}
-
 // Blocks that a thread takes of slabs at once: half of what the class may hold, where it goes to
 // and fro about that (keeps_half).
 std::uint32_t refill_of(const ThreadCache& cache, unsigned size_class, const ColdBin& cold) {
   std::uint32_t most = class_info(size_class).magazine_max;
+  std::uint32_t wanted = cold.limit;
   if (cold.limit > 2 && (cache.was_refused || is_kept_short(size_class)))
-    most = (cold.limit + 1u) / 2;
-  return cold.limit < most ? cold.limit : most;
+    wanted = (cold.limit + 1u) / 2;
+  return wanted < most ? wanted : most;
 }
 
 // Whether this refill asks other shards' depots. Where they had nothing whole it is the second from
@@ -120,10 +111,6 @@ std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& c
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cold_bin_of(cache, size_class);
-  if (cold.spare != nullptr && cold.spare->count != 0) {
-    swap_magazines(bin, cold, 0);
-    return true;
-  }
   // A class of up to 1 KiB that begins with one block gets no more at its first trip. For longer
   // ones it is too little: 16 threads of 1 to 32 KiB moved a third more lines.
   bool may_grow = cold.is_taken_from || cold.limit > 1 || class_info(size_class).slab_slices != 1;
@@ -150,7 +137,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
     set_bin(bin, cold, cold.limit);
     return true;
   }
-  if (filled != nullptr && cold.is_short) {
+  if (filled != nullptr && cold.length != Length::kWhole) {
     std::uint32_t count = filled->count;
     std::memcpy(cold.loaded->slots, filled->slots, count * sizeof(void*));
     order_for_fork();
@@ -180,33 +167,14 @@ bool is_for_depot(unsigned size_class, std::uint32_t count) {
   return count >= whole || (os::node_count() != 1 && count * 2 > whole);
 }
 
-// Empties the spare of a class: to the depot when it is full enough, else to the slabs.
-void clear_spare(const ThreadCache& cache, unsigned size_class, ColdBin& cold) {
-  Magazine* spare = cold.spare;
-  std::uint32_t count = spare->count;
-  Magazine* empty = is_for_depot(size_class, count) ? depot_take_empty(cache.shard) : nullptr;
-  if (empty == nullptr) {
-    spare->count = 0;
-    order_for_fork();
-    slab_give_back(size_class, spare->slots, count);
-    return;
-  }
-  empty->count = 0;
-  order_for_fork();
-  cold.spare = empty;
-  order_for_fork();
-  depot_hand_over(cache.shard, size_class, spare, cold.is_taken_from);
-}
-
-// Whether half of a class's loaded magazine stays when it is full: of long blocks with two
-// magazines' length; and of a thread that has no more to hold, or that is beside many and keeps a
+// Whether half of what a class's bin has stays when it is full: with two magazines' length; and of
+// a thread that has no more to hold, or that is beside many and keeps a
 // class short: what it has goes to and fro about the half that a refill takes.
 [[gnu::always_inline]] inline bool keeps_half(const ThreadCache& cache, unsigned size_class,
-                                              const ColdBin& cold, std::uint32_t count) {
+                                              std::uint32_t count) {
   const ClassInfo& info = class_info(size_class);
-  if (!has_spare(size_class) && count >= 2u * info.whole) return true;
-  if (count > info.magazine_max) return true;
-  return cold.spare == nullptr && count > 2 && (cache.was_refused || is_kept_short(size_class));
+  if (count >= 2u * info.whole || count > info.magazine_max) return true;
+  return count > 2 && (cache.was_refused || is_kept_short(size_class));
 }
 
 // Empties the class's loaded magazine, which can't be kept: to the depot when it is full, else to
@@ -218,13 +186,13 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
   Magazine* full = cold.loaded;
   const ClassInfo& info = class_info(size_class);
   std::uint32_t kept = 0;
-  if (cold.is_taken_from && keeps_half(cache, size_class, cold, count))
+  if (cold.is_taken_from && keeps_half(cache, size_class, count))
     kept = (count < cold.limit ? count : cold.limit) / 2;
   // Not more than a magazine of the depot's, of a bin of several. There is room all the same: a bin
   // that has more than a magazine may hold as many, or, where shrink_limit() halved that, half.
   if (count - kept > info.magazine_max) kept = count - info.magazine_max;
   std::uint32_t part = count - kept;
-  bool is_for = !cold.is_short && is_for_depot(size_class, part);
+  bool is_for = cold.length != Length::kShort && is_for_depot(size_class, part);
   Magazine* empty = is_for ? depot_take_empty(cache.shard) : nullptr;
   if (empty == nullptr) {
     set_bin(bin, cold, 0);
@@ -238,7 +206,7 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
     std::memmove(full->slots, full->slots + part, kept * sizeof(void*));
     return set_bin(bin, cold, kept);
   }
-  if (kept != 0) {
+  if (kept != 0 || cold.length == Length::kPair) {
     set_bin(bin, cold, 0);
     std::memcpy(empty->slots, full->slots, part * sizeof(void*));
     std::memmove(full->slots, full->slots + part, kept * sizeof(void*));
@@ -290,14 +258,7 @@ void make_room(ThreadCache& cache, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
   std::uint32_t most = cold.is_taken_from ? info.bin_max : info.magazine_max;
   if (grow_limit(cache, size_class, most) && cold.limit > count) return set_bin(bin, cold, count);
-  if (!has_spare(size_class)) return pass_on(cache, size_class, count);
-  if (cold.spare == nullptr) {
-    if (!cold.is_taken_from || !open_spare(cache, size_class, cold))
-      return pass_on(cache, size_class, count);
-  } else if (cold.spare->count != 0) {
-    clear_spare(cache, size_class, cold);
-  }
-  swap_magazines(bin, cold, count);
+  pass_on(cache, size_class, count);
 }
 
 // Of a block that this thread holds: whether its pages are of another node than the thread is at.

@@ -28,19 +28,18 @@ namespace rdmalloc {
 // The cold half of a bin.
 struct ColdBin {
   Magazine* loaded;  // the magazine the bin works on; nullptr until the class is first used
-  Magazine* spare;   // a second one, full or empty (its count tells): hysteresis of one magazine
   std::uint32_t slot_at_age;  // where the bin stood when ageing last looked: slot_of(top)
   std::uint8_t limit;      // blocks the bin may hold now: 4 at first, doubled by use (slow start)
   bool is_taken_from : 1;  // whether the bin was ever refilled: else the thread only frees here
-  bool is_short : 1;       // `loaded` is a short magazine; then there is no spare
+  Length length : 2;       // of `loaded`
   // Of a thread that was refused a loan: trips to the slow path since ageing last looked, up to 15.
   std::uint8_t misses : 4;
   // Refills that ask no other shard, before the next one that does; and how many there were to be
   // after the latest that found nothing. Kept while the class has no magazine.
   std::uint8_t refills_alone, refills_alone_next;
 };
-static_assert(sizeof(ColdBin) == 24);
-static_assert(kMagazineSlots <= UINT8_MAX);
+static_assert(sizeof(ColdBin) == 16);
+static_assert(kPairSlots <= UINT8_MAX);
 // Of a thread of which none ended before: the first ones fill their own shards.
 inline constexpr std::uint8_t kFirstRefillsAlone = 3;
 // A slot's number, of 32 GiB of magazines: enough to tell two tops apart.
@@ -128,7 +127,7 @@ struct alignas(64) ThreadCache {
   std::atomic<std::uintptr_t> tls{0};  // address of its thread's this_cache (caches_by_tls.h)
 };
 
-static_assert(sizeof(ThreadCache) == 2304);
+static_assert(sizeof(ThreadCache) == 2048);
 inline ColdBin& cold_bin_of(ThreadCache& cache, unsigned size_class) {
   return size_class < kFirstLongClass ? cache.cold_bins[size_class]
                                       : cache.long_bins->of[size_class - kFirstLongClass];

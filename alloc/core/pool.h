@@ -111,34 +111,34 @@ class Pool {
   // An object, zeroed the first time it is ever handed out; nullptr when all are in use.
   T* allocate() {
     if (T* object = pop_free()) return object;
+    return allocate_new(1);
+  }
+  // `count` neighbours that were never handed out, or nullptr.
+  T* allocate_new(std::uint32_t count) {
     LockGuard guard(lock_);
     // Relaxed: written under the lock; read elsewhere only for statistics.
     std::uint32_t index = used_.load(std::memory_order_relaxed);
-    if (index >= capacity_) return nullptr;
-    std::size_t end = std::size_t{index} * sizeof(T);
+    if (index + count > capacity_) return nullptr;
+    std::size_t end = std::size_t{index + count - 1} * sizeof(T);
     if (end > committed_bytes_) {
       std::size_t step = (end - committed_bytes_ + kStepBytes - 1) / kStepBytes * kStepBytes;
       if (step > reserved_bytes_ - committed_bytes_) return nullptr;
       if (os::commit(base() + committed_bytes_, step) != 0) return nullptr;
       committed_bytes_ += step;
     }
-    used_.store(index + 1, std::memory_order_relaxed);
+    used_.store(index + count, std::memory_order_relaxed);
     return objects_ + index;
   }
-  // The same of up to `*count` neighbours, where they were never handed out and are backed; how
-  // many there are.
+  // The same of up to `*count` neighbours, where there are none to be had again; how many there
+  // are.
   [[gnu::noinline]] T* allocate_some(std::uint32_t* count) {
-    std::uint32_t most = *count;
+    T* object = pop_free();
+    if (object == nullptr) {
+      object = allocate_new(*count);
+      if (object != nullptr) return object;
+      object = allocate_new(1);
+    }
     *count = 1;
-    if (T* object = pop_free()) return object;
-    T* object = allocate();
-    LockGuard guard(lock_);
-    std::uint32_t next = used_.load(std::memory_order_relaxed);
-    // Not the newest any more where another thread came between: then it is alone.
-    if (object == nullptr || index_of(object) + 1 != next) return object;
-    auto backed = static_cast<std::uint32_t>(committed_bytes_ / sizeof(T));
-    while (*count < most && next <= backed && next < capacity_) *count += 1, ++next;
-    used_.store(next, std::memory_order_relaxed);
     return object;
   }
   void free(T* object) {

@@ -125,12 +125,15 @@ struct ClassInfo {
   std::uint32_t slab_aligned;  // slices that slabs are aligned to, a power of two
   std::uint32_t slab_blocks;   // blocks of a slab
   std::uint64_t reciprocal;    // ceil(2^40 / block_bytes): index = offset * reciprocal >> 40
-  std::uint16_t magazine_max;  // blocks a magazine of this class holds at most
+  std::uint16_t magazine_max;  // blocks of a magazine that goes through the depot, at most
   std::uint16_t bin_max;       // blocks of it that a thread's bin works on at most
   std::uint16_t whole;         // with so many it goes through the depot, not back to the slabs
   std::uint16_t depot_max;     // such magazines the depot keeps at most
 };
 
+// Blocks that a program takes and frees in one go, for which a thread's bin has room: with one
+// magazine's length each such batch came to the slow path, one of 4 KiB four times.
+inline constexpr std::uint32_t kBatchBlocks = 64;
 // Slots of a magazine; 62 of them and its header are 512 bytes (cache/magazine.h).
 inline constexpr std::uint32_t kMagazineSlots = 62;
 // Bytes of blocks in one magazine, and in one class of the depot. Large enough that blocks up to
@@ -145,18 +148,25 @@ inline constexpr std::uint32_t kMagazineBytes = 32768;
 inline constexpr std::uint32_t kLeastBlocks = 12;
 inline constexpr std::uint32_t kLeastSpans = 8;
 inline constexpr std::uint32_t kLeastWhole = 4;
-// Magazines' lengths that a bin of spans works on: a thread that frees a few dozen of them in one
-// go and allocates them again finds them there, as far as it may hold them (cache/shares.h).
-inline constexpr std::uint32_t kSpanMagazines = 6;
-static_assert(kSpanMagazines * kLeastSpans <= kMagazineSlots);
+// What a bin of long blocks may hold beyond two magazines: a batch of 4 KiB. With as many blocks of
+// 32 KiB a thread that goes through all sizes would have room for two of them. A span has a share
+// of its own.
+inline constexpr std::uint32_t kBinBytes = (kBatchBlocks + kLeastBlocks) * 4096;
 inline constexpr std::uint32_t kDepotBytes = 2 << 20;
 // Bytes of blocks that all classes together may hold in the depot while one of them is idle.
 inline constexpr std::uint32_t kDepotIdleBytes = 4 << 20;
 
-// Of a class above some 1 KiB, whose magazines leave half of their slots free, a bin works on one
-// that is as long as two, all of it within reach of the fast paths. Of the others a thread has a
-// spare beside the loaded one. With two of twelve, one operation in fifteen of 64 live blocks of 4
-// to 16 KiB swapped them: what a thread holds of a class goes to and fro between full and empty.
+// Blocks that a bin works on at most, all of them within reach of the fast paths, as far as the
+// thread may hold them (cache/shares.h): a batch and the magazine that comes or goes beside it, up
+// to kBinBytes, or two magazines. What a thread holds of a class goes to and fro between full and
+// empty: between two magazines of a bin, one trip in each direction remained for ever wherever it
+// held more than one of them.
+constexpr std::uint32_t longest_bin_of(unsigned size_class, std::uint32_t magazine_max) {
+  std::uint32_t two = 2 * magazine_max, most = kBatchBlocks + magazine_max,
+                of_bytes = kBinBytes / block_bytes_of(size_class);
+  if (most > of_bytes && !is_span_class(size_class)) most = of_bytes;
+  return most > two ? most : two;
+}
 struct ClassTable {
   ClassInfo of[kBins];
 };
@@ -178,9 +188,7 @@ constexpr ClassTable make_class_table() {
     std::uint32_t least = is_span_class(c) ? kLeastSpans : kLeastBlocks;
     info.whole = static_cast<std::uint16_t>(blocks < kLeastWhole ? kLeastWhole : blocks);
     info.magazine_max = static_cast<std::uint16_t>(blocks < least ? least : blocks);
-    bool has_room = 2u * info.magazine_max <= kMagazineSlots;
-    std::uint32_t magazines_of_bin = is_span_class(c) ? kSpanMagazines : has_room ? 2 : 1;
-    info.bin_max = static_cast<std::uint16_t>(info.magazine_max * magazines_of_bin);
+    info.bin_max = static_cast<std::uint16_t>(longest_bin_of(c, info.magazine_max));
     std::uint32_t magazines = kDepotBytes / (info.magazine_max * info.block_bytes);
     if (magazines < 8 && !is_span_class(c)) magazines = 8;
     info.depot_max = static_cast<std::uint16_t>(magazines);
@@ -191,9 +199,6 @@ constexpr ClassTable make_class_table() {
 inline constexpr ClassTable kClassTable = make_class_table();
 inline constexpr const ClassInfo& class_info(unsigned size_class) {
   return kClassTable.of[size_class];
-}
-inline constexpr bool has_spare(unsigned size_class) {
-  return class_info(size_class).bin_max == class_info(size_class).magazine_max;
 }
 
 // Words of 64 bits that a slab's bitmap needs at most: 64 KiB of 32-byte blocks.

@@ -88,6 +88,28 @@ TEST(Magazines, a_working_set_lives_from_the_fast_paths) {
     });
 }
 
+// However many more the thread has of the class. Seen to fail with bins of two magazines' length,
+// of the shortest blocks at one place in 62.
+TEST(Magazines, a_batch_comes_to_lie_within_the_bin) {
+  for (size_t bytes : {size_t{64}, size_t{400}, size_t{700}, kKiB, 4 * kKiB, 64 * kKiB})
+    for (size_t more = 0; more < 130 && more * bytes < kKiB * kKiB; more++)
+      on_a_thread([&] {
+        auto batch = [&](size_t count) {
+          std::vector<void*> blocks(count);
+          for (void*& block : blocks) block = rdmalloc_malloc(bytes);
+          for (void* block : blocks) rdmalloc_free(block);
+        };
+        batch(rdmalloc::kBatchBlocks + more);
+        std::vector<void*> kept(more % 64);
+        for (void*& block : kept) block = rdmalloc_malloc(bytes);
+        for (int round = 0; round < 20; round++) batch(rdmalloc::kBatchBlocks);
+        uint32_t before = slow_events();
+        for (int round = 0; round < 20; round++) batch(rdmalloc::kBatchBlocks);
+        EXPECT_EQ(slow_events(), before) << bytes << ", " << more << " more";
+        for (void* block : kept) rdmalloc_free(block);
+      });
+}
+
 // All of them go through as many operations at a time, so which one the kernel lets run does not
 // matter. One comes first, and takes what the others do not ask for yet.
 TEST(Magazines, threads_at_work_come_to_equal_parts_of_what_all_borrow) {
@@ -164,7 +186,7 @@ TEST(Magazines, a_cache_that_is_used_again_begins_as_new) {
     ASSERT_EQ(&cache, used);
     for (unsigned c = rdmalloc::kFirstLongClass; c < rdmalloc::kClasses; c++) {
       const rdmalloc::ColdBin& cold = rdmalloc::cold_bin_of(cache, c);
-      EXPECT_TRUE(cold.loaded == nullptr && cold.spare == nullptr) << c;
+      EXPECT_EQ(cold.loaded, nullptr) << c;
       EXPECT_TRUE(cold.limit == 0 && !cold.is_taken_from && cold.refills_alone_next == 0) << c;
     }
   });

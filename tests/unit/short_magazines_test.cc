@@ -23,6 +23,7 @@
 
 namespace {
 
+using rdmalloc::Length;
 using rdmalloc_test::allocate;
 using rdmalloc_test::has_duplicates;
 using rdmalloc_test::release;
@@ -53,13 +54,13 @@ constexpr size_t kSizes[] = {16, 48, 80, 100, 200, 300, 400, 640, 1000, 2000};
 TEST_F(ShortMagazines, ten_classes_of_one_block_lie_in_two_sheets) {
   last_.run([] {
     for (size_t bytes : kSizes) rdmalloc_free(rdmalloc_malloc(bytes));
-    for (size_t bytes : kSizes) EXPECT_TRUE(cold_of(bytes).is_short) << bytes;
+    for (size_t bytes : kSizes) EXPECT_EQ(cold_of(bytes).length, Length::kShort) << bytes;
     EXPECT_EQ(mine().sheet_count, 2);
   });
 }
 
-// The limit, its half that stays and that a refill takes, and no spare. Seen to fail without
-// is_kept_short(), with a spare, with refills of all that the class may hold, and with nothing that
+// The limit, its half that stays and that a refill takes, and no pair. Seen to fail without
+// is_kept_short(), with a pair, with refills of all that the class may hold, and with nothing that
 // stays of a full magazine.
 TEST_F(ShortMagazines, a_small_class_goes_to_and_fro_about_half_of_what_it_may_hold) {
   last_.run([] {
@@ -78,7 +79,7 @@ TEST_F(ShortMagazines, a_small_class_goes_to_and_fro_about_half_of_what_it_may_h
         release(blocks);
       }
       ASSERT_EQ(cold.limit, most) << bytes;
-      EXPECT_EQ(cold.spare, nullptr) << bytes;
+      EXPECT_NE(cold.length, Length::kPair) << bytes;
       blocks = allocate(100, bytes);
       while (held() != 0) blocks.push_back(rdmalloc_malloc(bytes));
       rdmalloc::depot_empty();
@@ -106,7 +107,7 @@ TEST(FewThreads, a_class_begins_with_one_block_from_the_third_thread_on) {
       rdmalloc_free(rdmalloc_malloc(100));
       are_few = rdmalloc::loans.threads <= rdmalloc::kFewThreads;
       EXPECT_EQ(cold_of(100).limit == 1, !are_few);
-      EXPECT_EQ(cold_of(100).is_short, !are_few);
+      EXPECT_EQ(cold_of(100).length == Length::kShort, !are_few);
     });
   }
 }
@@ -149,7 +150,7 @@ TEST_F(ShortMagazines, classes_of_long_blocks_have_none) {
   last_.run([] {
     rdmalloc_free(rdmalloc_malloc(30000));
     EXPECT_NE(cold_of(30000).loaded, nullptr);
-    EXPECT_FALSE(cold_of(30000).is_short);
+    EXPECT_EQ(cold_of(30000).length, Length::kWhole);
   });
 }
 
@@ -166,7 +167,7 @@ TEST_F(ShortMagazines, a_class_in_use_goes_on_in_a_longer_one_and_all_goes_back)
         for (void* block : allocate(count, bytes)) blocks.push_back(block);
         EXPECT_FALSE(has_duplicates(blocks)) << bytes;
         release(blocks);
-        has_grown |= !cold_of(bytes).is_short;
+        has_grown |= cold_of(bytes).length != Length::kShort;
       }
       EXPECT_TRUE(has_grown) << bytes;
       for (void* block : allocate(64, bytes)) all.push_back(block);
@@ -201,7 +202,7 @@ TEST_F(ShortMagazines, what_others_left_is_no_more_than_fits) {
       std::vector<void*> all = allocate(4, kBytes);  // each refill doubles what may be held
       // The next short magazine, empty.
       all.push_back(rdmalloc_malloc(48));
-      ASSERT_TRUE(cold_of(kBytes).is_short);
+      ASSERT_EQ(cold_of(kBytes).length, Length::kShort);
       ASSERT_EQ(cold_of(kBytes).limit, 4);
       while (mine().bins[size_class].top[-1] != nullptr) all.push_back(rdmalloc_malloc(kBytes));
       empty_depot_of(size_class);
