@@ -53,7 +53,8 @@ TaggedStack<Magazine>& empties_of(unsigned shard) {
   return stack_of(shard, 0).full;
 }
 constexpr std::uint32_t kEmptiesOfShard = 128;  // 64 KiB
-// Bins come for one as they grow, on up to eight threads: one word for all shards.
+// Bins come for one as they grow, on up to eight threads: one word for all shards, and never so
+// many that the stack is full.
 constinit TaggedStack<Magazine> pairs;
 // Of several shards: that one takes from the pool at once, whose words all shards write. A page.
 constexpr std::uint32_t kNewMagazines = 8;

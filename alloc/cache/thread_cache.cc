@@ -168,8 +168,8 @@ bool is_for_depot(unsigned size_class, std::uint32_t count) {
 }
 
 // Whether half of what a class's bin has stays when it is full: with two magazines' length; and of
-// a thread that has no more to hold, or that is beside many and keeps a
-// class short: what it has goes to and fro about the half that a refill takes.
+// a thread that has no more to hold, or that is beside many and keeps a class short: what it has
+// goes to and fro about the half that a refill takes.
 [[gnu::always_inline]] inline bool keeps_half(const ThreadCache& cache, unsigned size_class,
                                               std::uint32_t count) {
   const ClassInfo& info = class_info(size_class);
