@@ -137,15 +137,15 @@ void fetch(const Magazine* magazine) {
 
 bool depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
   std::uint8_t here = shards[shard].node.load(std::memory_order_relaxed);
-  void* away[kPairSlots];
+  void *away[kPairSlots], **slots = magazine->slots;  // of a pair more than an array of one has
   std::uint32_t sent = 0, kept = 0;
   bool are_on_top = true;
   for (std::uint32_t i = 0; i < magazine->count; ++i) {
-    void* block = magazine->slots[i];
+    void* block = slots[i];
     unsigned home = slab_shard_of(block, size_class);
     bool is_near = shards[home].node.load(std::memory_order_relaxed) == here;
     are_on_top = are_on_top && !(is_near && sent != 0);
-    (is_near ? magazine->slots[kept++] : away[sent++]) = block;
+    (is_near ? slots[kept++] : away[sent++]) = block;
   }
   if (sent == 0) return false;
   magazine->count = kept;
@@ -171,10 +171,12 @@ Magazine* depot_take(unsigned shard, unsigned size_class) {
 }
 
 bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine) {
+  // A partial one has fewer blocks: depot_put_some() fills it up to that.
+  std::uint32_t whole = class_info(size_class).whole;
+  if (magazine->count >= whole) return depot_put(shard, size_class, magazine);
   if (is_share_used_up(shard, size_class)) return false;
   note_class(shard, size_class);
   std::atomic<std::uint64_t>& partial = stack_of(shard, size_class).partial;
-  std::uint32_t whole = class_info(size_class).whole;
   for (;;) {
     std::uint64_t none = 0;
     // Release: pairs with the acquire in depot_take_partial(). seq_cst: see slab_note_change().
@@ -234,10 +236,7 @@ void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine) {
   slab_give_back(size_class, magazine->slots, magazine->count);
   magazine->count = 0;
   if (there == nullptr) return;
-  bool is_whole = there->count == class_info(size_class).whole;
-  bool is_put =
-      is_whole ? depot_put(shard, size_class, there) : depot_put_partial(shard, size_class, there);
-  is_put ? slab_note_change() : flow_down(shard, size_class, there);
+  depot_put_back(shard, size_class, there);
 }
 
 // A new magazine; those beside it are the shard's next ones.

@@ -14,8 +14,8 @@ namespace rdmalloc {
 bool depot_put(unsigned shard, unsigned size_class, Magazine* magazine);
 // Takes one, or nullptr.
 Magazine* depot_take(unsigned shard, unsigned size_class);
-// Leaves a magazine with some blocks, or gathers them with what others left; false, and the
-// magazine is the caller's still, when the shard's share of the class is used up.
+// Leaves a magazine with some blocks, or gathers them with what others left, until it is whole;
+// false, and the magazine is the caller's still, when the shard's share of the class is used up.
 bool depot_put_partial(unsigned shard, unsigned size_class, Magazine* magazine);
 // Takes what was left so, or nullptr.
 Magazine* depot_take_partial(unsigned shard, unsigned size_class);

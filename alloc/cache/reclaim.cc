@@ -129,8 +129,9 @@ bool take(Mark& mark) {
   while (load(mark.slot - count) != nullptr) ++count;
   mark.taken = count > kMagazineSlots ? depot_take_pair() : magazines.allocate();
   if (mark.taken == nullptr) return false;
-  mark.taken->slots[0] = mark.block;
-  for (std::uint32_t i = 1; i < count; ++i) mark.taken->slots[i] = load(mark.slot - i);
+  void** slots = mark.taken->slots;
+  slots[0] = mark.block;
+  for (std::uint32_t i = 1; i < count; ++i) slots[i] = load(mark.slot - i);
   mark.taken->count = count;
   mark.cache->reclaim_state.fetch_or(kHasGaps, kRelaxed);
   return true;
