@@ -286,7 +286,7 @@ size_t resident_pages(uintptr_t begin, uintptr_t end) {
                                            [](unsigned char page) { return (page & 1) != 0; }));
 }
 
-// Nobody had it, nobody counted it: up to 2 MiB for good of a program that had freed all.
+// It was in no list and no count: up to 2 MiB for good of a program that had freed all.
 TEST_F(HugePages, what_the_last_one_has_behind_all_blocks_is_given_back_too) {
   constexpr size_t kBytes = 1'100'000;
   std::vector<void*> blocks;

@@ -82,10 +82,10 @@ EDGES(TakeBackLimit, kLimit);
 constexpr size_t kPart = rdmalloc::os::kAddressSanitizer || rdmalloc::os::kThreadSanitizer ? 4 : 1;
 
 // Four to a doubling, or one, 16 B to 4 MiB.
-std::vector<size_t> sizes() {
+std::vector<size_t> sizes(size_t part = kPart) {
   std::vector<size_t> all;
   for (size_t doubling = 16; doubling < 4 * kMiB; doubling *= 2)
-    for (size_t quarter = 0; quarter < 4; quarter += kPart)
+    for (size_t quarter = 0; quarter < 4; quarter += part)
       all.push_back(doubling + doubling * quarter / 4);
   all.push_back(4 * kMiB);
   return all;
@@ -393,7 +393,7 @@ TEST_P(TakeBackLimit, a_block_grows_into_what_is_taken_back) {
 TEST_P(TakeBackLimit, what_a_heap_keeps_is_free) {
   HeapOfOurs heap;
   auto allocate = heap.malloc();
-  for (size_t bytes : sizes()) {
+  for (size_t bytes : sizes(1)) {
     if (bytes > 32 * kKiB) break;
     rdmalloc_free(allocate(bytes));
   }
