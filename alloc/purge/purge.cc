@@ -177,6 +177,7 @@ std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bo
 std::uint32_t piece_slices() {
   std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
   std::uint64_t part = backed / kSliceBytes / kPiecesOfLimit;
+  if (part == 0) return 1;  // a cgroup's limit may be anything
   return part < kPieceSlices ? static_cast<std::uint32_t>(part) : kPieceSlices;
 }
 PurgeChoice every_choice() {

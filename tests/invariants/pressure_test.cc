@@ -23,7 +23,9 @@
 
 #include "alloc/os/fault.h"
 #include "alloc/os/memory.h"
+#include "alloc/pages/limits.h"
 #include "alloc/pages/page_heap.h"
+#include "tests/support/counters.h"
 #include "tests/support/process.h"
 
 namespace {
@@ -399,6 +401,21 @@ void run_on_a_machine(const char* (*run)(Machine& machine)) {
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77)
     GTEST_SKIP() << "SKIP: no mount namespace for this user (unshare refuses)";
   EXPECT_EQ(status, 0);
+}
+
+// As `echo 0 > memory.high` makes one. Seen to fail, for ever, where an eighth of it were no slices
+// at once: a purge took none and went on.
+TEST(Pressure, a_limit_of_a_cgroup_may_be_next_to_nothing) {
+  ASSERT_EQ(rdmalloc_init(), 0);
+  for (uint64_t limit : {uint64_t{0}, uint64_t{4096}, uint64_t{500} << 10}) {
+    std::vector<void*> blocks(10);
+    for (void*& block : blocks) block = memset(rdmalloc_malloc(kMiB), 1, kMiB);
+    rdmalloc::limits_take({UINT64_MAX, limit, UINT64_MAX});
+    for (void* block : blocks) rdmalloc_free(block);
+    EXPECT_GT(rdmalloc_purge(0), 0) << limit;
+    EXPECT_EQ(rdmalloc_test::counter("stats.dirty_bytes"), 0u) << limit;
+    rdmalloc::limits_take({UINT64_MAX, UINT64_MAX, UINT64_MAX});
+  }
 }
 
 TEST(Pressure, I7_free_memory_goes_back_when_the_kernel_is_short_of_it) {
