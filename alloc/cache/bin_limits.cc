@@ -3,6 +3,7 @@
 #include "alloc/cache/bins.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/slow_events.h"
+#include "alloc/os/topology.h"
 
 namespace rdmalloc {
 namespace {
@@ -89,6 +90,9 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   else if (limit > info.magazine_max)
     limit = info.magazine_max;
   if (are_beside_many() && most > kMostOfMany.of[size_class]) most = kMostOfMany.of[size_class];
+  // Of several nodes blocks of the others leave a bin only when it is full: not long ones.
+  if (os::node_count() != 1 && !is_span_class(size_class) && most > 2u * info.magazine_max)
+    most = 2u * info.magazine_max;
   if (limit > most) limit = most;
   if (limit <= cold.limit) return false;
   // Of spans as many as there is room for: they are long, and a share is for them alone.
