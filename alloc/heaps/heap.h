@@ -127,7 +127,7 @@ struct alignas(64) Heap {
   // Of a heap whose memory was taken whole (heap_regions.h); 0: its spans come from the page heap.
   // Written under span_lock. Release, and acquire where it is read without: the regions are there.
   std::atomic<std::uint32_t> region_count;
-  std::atomic<bool> is_growing;  // a caller adds regions: there is one at a time
+  std::atomic<std::uint32_t> grower;  // the thread that adds regions, one at a time; 0: none
   HeapRegion regions[kMostRegions];
   FreeSpans free_spans;  // what is free of the regions. Under span_lock
   // Written by create. What the registrar of heaps calls it by, 0: it is not registered; and what

@@ -348,7 +348,7 @@ void regions_end(Heap& heap, std::uint64_t kept) {
   LockGuard guard(heap.span_lock);
   std::uint32_t count = heap.region_count.load(std::memory_order_relaxed);
   heap.free_spans.clear();
-  heap.is_growing.store(false, std::memory_order_relaxed);
+  heap.grower.store(0, std::memory_order_relaxed);
   heap.place.store(0, std::memory_order_relaxed);
   for (std::uint32_t i = count; i-- != 0;) {
     // The child of a fork goes on with those that are whole; it may lose the one under way.

@@ -132,6 +132,10 @@ void repair(Heap& heap, const Forker& forker) {
     heaps.free(&heap);
     return;
   }
+  // What another thread was adding is lost to the child; one that forked in a call of the registrar
+  // goes on.
+  if (heap.grower.load(std::memory_order_relaxed) != forker.id)
+    heap.grower.store(0, std::memory_order_relaxed);
   if (!is_orphaned) return;
   // A destroy that forked in a call of the registrar goes on, with what its magazines hold.
   bool is_exact = is_live(handle);
@@ -238,14 +242,17 @@ int heap_grow(std::uint64_t handle, std::uint64_t bytes) {
   Heap* heap = heap_of_handle(handle);
   if (heap == nullptr || !has_regions(*heap)) return -EINVAL;
   // Acquire, and release: the regions that the one before added.
-  if (heap->is_growing.exchange(true, std::memory_order_acquire)) return -EBUSY;
+  std::uint32_t none = 0;
+  if (!heap->grower.compare_exchange_strong(none, thread_id(), std::memory_order_acquire,
+                                            std::memory_order_relaxed))
+    return -EBUSY;
   int error = 0;
   {
     RegistrarScope scope(registrar_of(*heap), false);
     error = scope.error();
     if (error == 0) error = regions_add(*heap, handle, bytes);
   }
-  heap->is_growing.store(false, std::memory_order_release);
+  heap->grower.store(0, std::memory_order_release);
   return error;
 }
 

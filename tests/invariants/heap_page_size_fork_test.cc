@@ -13,6 +13,8 @@
 #include <atomic>
 #include <thread>
 
+#include "alloc/core/lock.h"
+#include "alloc/heaps/heap.h"
 #include "alloc/pages/page_heap.h"
 #include "tests/support/counters.h"
 #include "tests/support/huge_pool.h"
@@ -60,6 +62,22 @@ int use_memory() {
   }
   if (rdmalloc_purge(0) < 0) return 2;
   return rdmalloc::page_heap_is_valid() ? 0 : 3;
+}
+
+// Seen to fail where the child left the mark as it was: -EBUSY until the heap was destroyed.
+TEST(HeapPageSizeFork, I11_a_heap_that_another_thread_was_growing_grows_in_the_child) {
+  rdmalloc_heap* heap = make(RDMALLOC_PAGE_4K, 4 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  rdmalloc::Heap& found = *rdmalloc::heap_of_handle(reinterpret_cast<uintptr_t>(heap));
+  std::thread([&] { found.grower = rdmalloc::thread_id(); }).join();
+  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), -EBUSY);
+  int status = in_child([&] {
+    if (rdmalloc_heap_grow(heap, 2 * kMiB) != 0) return 10;
+    return rdmalloc_heap_destroy(heap) == 0 ? use_memory() : 11;
+  });
+  EXPECT_EQ(status, 0);
+  found.grower = 0;
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 
 // Seen to fail: with the moved pages left out of children (no MADV_DOFORK).
