@@ -107,6 +107,8 @@ bool return_excess(ThreadCache& cache) {
   std::uint64_t most = lent_bytes_of(threads());
   std::uint64_t all = lent(), free_for_all = most_beyond_parts(most);
   if (all <= free_for_all) return false;
+  // Threads that have ended since the caller looked make the part of each larger.
+  if (cache.lent_bytes <= part_of_each(most)) return false;
   std::uint64_t excess = cache.lent_bytes - part_of_each(most);
   if (excess > all - free_for_all) excess = all - free_for_all;
   if (excess > kMostReturnedBytes) excess = kMostReturnedBytes;
