@@ -156,6 +156,8 @@ std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t hi
     }
   }
   drop_list(domain, look.drops, Reason::kAsked);
+  // Deferred drops are waited for too, and there may be no later call into the domain.
+  if (is_users_thread) drain_deferred(domain);
   return look.count;
 }
 
