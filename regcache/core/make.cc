@@ -134,9 +134,13 @@ bool plan_wide(const Domain& domain, const Request& request, const rdmalloc_rang
 }
 
 // The allocator purges only pages of a slab that hold no live block, so a plan for the pages of the
-// caller's block does not look at the words.
-bool keeps_to_block(const Domain& domain, const rdmalloc_range& span) {
-  return (span.flags & RDMALLOC_RANGE_SLAB) != 0 && domain.unit <= os::page_bytes();
+// caller's block does not look at the words. One for several blocks does: between them may lie a
+// free one.
+bool keeps_to_block(const Domain& domain, const Request& request, const rdmalloc_range& span) {
+  if ((span.flags & RDMALLOC_RANGE_SLAB) == 0 || domain.unit > os::page_bytes()) return false;
+  auto base = reinterpret_cast<std::uintptr_t>(span.base);
+  std::size_t block = span.block_bytes;
+  return (request.low - base) / block == (request.high - 1 - base) / block;
 }
 
 // Exactly the pages asked for.
@@ -396,7 +400,7 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
     plan.block_high = plan.block_low + span.length;
   }
   Plan wide = plan;
-  plan.is_of_one_block = keeps_to_block(domain, span);
+  plan.is_of_one_block = keeps_to_block(domain, request, span);
   plan_pages(domain, request, &plan);
   if (plan_wide(domain, request, span, &wide)) {
     int error = kNoRoom;
@@ -545,7 +549,7 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
     ++guard.counters().misses;
   }
   if (!may_register) return -ENOENT;
-  Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, span)};
+  Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, request, span)};
   if (is_owned && !is_remote) return error_of_call(make_local(domain, request, span, reg, key));
   if (is_remote) {
     if (int error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan)) return error;
