@@ -34,7 +34,8 @@ struct rdmalloc_uring;
  *
  *  Submitting is the caller's affair, one thread at a time as liburing asks. Completions of the
  *  ring must be taken by rdmalloc_uring_reap() and nothing else: the kernel announces there that a
- *  buffer is gone, which deregistering waits for.
+ *  buffer is gone, which deregistering waits for. Each announcement has the user_data
+ *  0x7264000000000000 + the buffer's index; the caller's requests must have none of these.
  *
  *  A ring of our own is closed by rdmalloc_quiesce() and made anew by rdmalloc_resume(), in the
  *  same struct io_uring: take what was submitted before. The caller closes a ring of its own, in

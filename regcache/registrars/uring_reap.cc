@@ -30,8 +30,9 @@ void drain(rdmalloc_uring* uring) {
   if (uring->is_closed) return;
   io_uring_cqe* completion = nullptr;
   while (io_uring_peek_cqe(uring->ring, &completion) == 0 && completion != nullptr) {
-    if ((completion->user_data & kTagMask) == kTag)
-      uring->is_removed[completion->user_data & ~kTagMask] = true;
+    std::uint64_t slot = completion->user_data & ~kTagMask;
+    if ((completion->user_data & kTagMask) == kTag && slot < uring->buffers)
+      uring->is_removed[slot] = true;
     else if (!keep(uring, *completion))
       return;
     io_uring_cqe_seen(uring->ring, completion);
