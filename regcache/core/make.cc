@@ -150,9 +150,9 @@ void plan_pages(const Domain& domain, const Request& request, Plan* plan) {
 }
 
 // Whether the plan takes in no page but those asked for. What lies beside foreign memory may
-// be unmapped.
+// be unmapped. An end in the last page of all rounds up to 0.
 bool keeps_to_pages(const Plan& plan, const Request& request) {
-  return plan.low >= round_down(request.low, os::page_bytes()) &&
+  return plan.high > plan.low && plan.low >= round_down(request.low, os::page_bytes()) &&
          plan.high <= round_up(request.high, os::page_bytes());
 }
 

@@ -59,6 +59,19 @@ TEST_F(Foreign, a_registrar_coarser_than_a_page_takes_whole_units_only) {
   }
 }
 
+// Seen to fail when keeps_to_pages() did not look at the plan's length: an end rounded up to 0 made
+// it empty, and the get succeeded with nothing registered.
+TEST_F(Foreign, a_range_up_to_the_last_address_is_refused) {
+  StubDomain domain(fabric);
+  for (std::uintptr_t low : {std::uintptr_t{0}, std::uintptr_t{1}, UINTPTR_MAX - kPage}) {
+    rdmalloc_reg* reg = domain.get(reinterpret_cast<void*>(low), UINTPTR_MAX - low);
+    EXPECT_EQ(reg, nullptr) << low;
+    EXPECT_EQ(domain.last_error, -EINVAL) << low;
+    rdmalloc_reg_put(reg);
+  }
+  EXPECT_EQ(fabric.calls, 0u);
+}
+
 // Fails when find_or_make() plans adopted memory as per-use.
 TEST_F(Foreign, what_is_adopted_is_cached_until_it_is_disowned) {
   StubDomain domain(fabric);
