@@ -157,7 +157,7 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
   TakeBack take_back;
   do {
     slice = page_heap_take_large(
-        0, slices, taking.alignment, &is_zero, 0,
+        kNoShard, slices, taking.alignment, &is_zero, 0,
         taking.pages != PageKind::kAny ? TakenFor::kRegion : TakenFor::kBuffer);
   } while (slice == 0 && take_back.again(slices));
   if (slice == 0) {

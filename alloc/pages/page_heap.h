@@ -67,6 +67,9 @@ std::uint32_t page_heap_take_quick_spans(unsigned shard, unsigned size_class, Sl
 // Takes and publishes as a large span the run of that length that was freed last. 0: there is none.
 SliceIndex page_heap_take_quick(unsigned shard, std::uint32_t slices);
 
+// The shard to take regions of heaps of the user for: they are the central heap's, and none comes
+// from what is left in segments. The page_heap_region_* functions hold that heap's lock only.
+inline constexpr unsigned kNoShard = UINT32_MAX;
 // Takes and publishes a large span of `slices` slices at a multiple of `alignment` bytes (a power
 // of two; a slice comes for free). `*is_zero` tells whether its pages read as zero. 0: no memory.
 SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_t alignment,

@@ -361,7 +361,7 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   bool is_short = slices < kBufferSlices && align_slices <= kSlicesPerChunk;
   if (is_short && what != TakenFor::kRegion) what = TakenFor::kOthers;
   bool is_quick = align_slices == 1 && owner == 0 && what != TakenFor::kRegion;
-  bool is_shards = is_for_shard(shard, slices, align_slices);
+  bool is_shards = shard != kNoShard && is_for_shard(shard, slices, align_slices);
   return take_from_any(shard, slices, is_shards, [=](PageHeap& heap) {
     if (SliceIndex run = 0;
         is_quick && quick_take(heap, slices, large_word(false, 0), &run, 1) != 0) {
