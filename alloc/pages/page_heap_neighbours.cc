@@ -58,9 +58,10 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignm
       std::uint32_t length = slice + word.slices - run;
       SliceIndex at = fit_in(run, length, wanted, alignment);
       if (at != 0) {
-        // What is left behind the block is dirty, and one with what is dirty there.
+        // What is left behind the block is dirty, and one with what is dirty there, of its node.
         SliceIndex end = run + length;
-        if (goes_on(heap, end) && arena.span(end).load().kind == SpanKind::kFreeDirty)
+        if (goes_on(heap, end) && arena.span(end).load().kind == SpanKind::kFreeDirty &&
+            are_one(run, end, SpanKind::kFreeDirty))
           length += arena.span(end).load().slices;
         for (SliceIndex s = run; s < run + length;) {
           SpanWord piece = arena.span(s).load();

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/page_heap_state.h"
 #include "tests/invariants/places.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -180,6 +181,47 @@ TEST(Nodes, neighbours_of_two_nodes_go_back_to_the_threads_of_theirs) {
       release(blocks);
     });
   }
+}
+
+// The last resort of the page heap, in dirty spans of both nodes by turns. Seen to fail where what
+// lies behind the run is taken in whatever its node: what is left of it and the next span of its
+// node are two then.
+TEST(Nodes, the_last_resort_leaves_neighbours_of_one_node_joined) {
+  using namespace rdmalloc::page_heap_state;
+  constexpr size_t kBytes = 6 * kMiB;
+  constexpr uint32_t kWanted = 5 * kMiB / rdmalloc::kSliceBytes;
+  Resident near(0), far(kPlacesOfNode);
+  rdmalloc_test::set("purge.decay_ms", 3600000);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  std::vector<void*> by_turns, others;
+  // An array that grew: it leaves a dirty span.
+  auto one = [&] {
+    void* block = rdmalloc_realloc(rdmalloc_malloc(5 * kMiB), kBytes);
+    memset(block, 1, kBytes);
+    by_turns.push_back(block);
+  };
+  for (unsigned i = 0; i < 12; i++) run_at(i % 2 * kPlacesOfNode, one);
+  for (unsigned i = 0; i < 12; i++)
+    run_at(i % 2 * kPlacesOfNode, [&] { rdmalloc_free(by_turns[i]); });
+  EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+  // Each time from the lowest run of free slices that is long enough.
+  bool is_there = false;
+  for (int i = 0; i < 100 && !is_there; i++) {
+    rdmalloc::SliceIndex slice = 0;
+    {
+      rdmalloc::LockGuard guard(central.lock);
+      ASSERT_TRUE(use(central, kWanted));
+      slice = take_mixed(central, kWanted, 1);
+    }
+    ASSERT_NE(slice, 0u);
+    rdmalloc::page_heap_publish_large(slice, 0);
+    others.push_back(reinterpret_cast<void*>(rdmalloc::arena.address_of(slice)));
+    is_there = overlaps({others.back()}, kBytes, by_turns, kBytes) != 0;
+    ASSERT_TRUE(rdmalloc::page_heap_is_valid()) << i;
+  }
+  EXPECT_TRUE(is_there);
+  release(others);
+  EXPECT_TRUE(rdmalloc::page_heap_is_valid());
 }
 
 // Seen to fail without is_far_span(): all of them; with the table's steps of spans entered for
