@@ -35,19 +35,26 @@ constexpr std::uint8_t kNotifyPages =
     8;  // some pages of it, see Arena::reused_pages, to be notified
 constexpr std::uint8_t kNotify = kNotifyUse | kNotifyReuse;
 
-// Slices with something to notify of lie in [low, high). Widened by the thread that notes
-// something, emptied with the purge turn; the exchange makes sure that nothing noted meanwhile is
-// lost: what is noted after it widens again.
-constinit std::atomic<std::uint32_t> low{~0u}, high{0};
+// Slices with something to notify of lie in [low, high): widened by the thread that notes
+// something, emptied with the purge turn. Both ends are one word: a delivery between the writes of
+// two would find one end without the other, and lose what was noted.
+struct alignas(8) Noted {
+  SliceIndex low, high;
+};
+static_assert(std::atomic<Noted>::is_always_lock_free);
+constexpr Noted kNothing = {~SliceIndex{0}, 0};
+constinit std::atomic<Noted> noted{kNothing};
 
 void widen(SliceIndex begin, SliceIndex end) {
-  std::uint32_t was = low.load(std::memory_order_relaxed);
-  while (begin < was && !low.compare_exchange_weak(was, begin, std::memory_order_relaxed)) {
-  }
-  // Release: pairs with the acquire exchange in events_deliver_all().
-  was = high.load(std::memory_order_relaxed);
-  while (end > was && !high.compare_exchange_weak(was, end, std::memory_order_release,
-                                                  std::memory_order_relaxed)) {
+  Noted was = noted.load(std::memory_order_relaxed);
+  auto widened = [&] {
+    return Noted{begin < was.low ? begin : was.low, end > was.high ? end : was.high};
+  };
+  // Written even where it stays as it is: a delivery that empties it afterwards finds what was
+  // noted, and after one that came before this widens it again. Release: pairs with the acquire
+  // exchange in events_deliver_all().
+  while (!noted.compare_exchange_weak(was, widened(), std::memory_order_release,
+                                      std::memory_order_relaxed)) {
   }
 }
 
@@ -131,7 +138,7 @@ void events_note_reuse_pages(SliceIndex slice, std::uint16_t pages) {
 
 bool events_are_pending() {
   return active_observers.load(std::memory_order_relaxed) != 0 &&
-         high.load(std::memory_order_relaxed) != 0;
+         noted.load(std::memory_order_relaxed).high != 0;
 }
 
 void events_deliver(SliceIndex slice, std::uint32_t slices) {
@@ -162,12 +169,9 @@ void events_deliver(SliceIndex slice, std::uint32_t slices) {
 void events_deliver_all() {
   if (active_observers.load(std::memory_order_relaxed) == 0) return;
   notify_reserved();
-  SliceIndex end = high.exchange(0, std::memory_order_acquire);
-  SliceIndex begin = low.exchange(~0u, std::memory_order_relaxed);
-  // A note between the two exchanges, or one that saw the old low, would be cut short: never trust
-  // `begin` alone when something was noted meanwhile.
-  if (high.load(std::memory_order_relaxed) != 0) begin = 0;
-  if (end > begin) events_deliver(begin, end - begin);
+  // Acquire: pairs with the release in widen(), by which what was noted there is found.
+  Noted all = noted.exchange(kNothing, std::memory_order_acquire);
+  if (all.high > all.low) events_deliver(all.low, all.high - all.low);
 }
 
 int events_ask_purge(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason) {

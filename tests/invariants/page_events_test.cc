@@ -13,7 +13,10 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/pages/arena.h"
+#include "alloc/pages/events.h"
 #include "tests/invariants/page_model.h"
+#include "tests/support/by_steps.h"
 #include "tests/support/counters.h"
 #include "tests/support/observer.h"
 #include "tests/support/process.h"
@@ -109,6 +112,46 @@ TEST(PageEvents, I3_the_order_holds_beside_threads_that_allocate) {
   rdmalloc_purge(0);
   EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+// A thread that notes something stands still, at each of its steps in turn, while another delivers
+// what is noted. Seen to fail where the two ends of what is noted are a word each.
+TEST(PageEvents, I3_what_is_noted_beside_a_delivery_is_delivered_once) {
+  using namespace rdmalloc_test::by_steps;
+  void* block = rdmalloc_malloc(kMiB);
+  rdmalloc::SliceIndex slice = rdmalloc::arena.slice_of(reinterpret_cast<uintptr_t>(block));
+  int notified = 0;
+  Observer observer;
+  observer.use = observer.reuse = [&](char* base, size_t length) {
+    auto* at = static_cast<char*>(block);
+    notified += base <= at && at < base + length;
+  };
+  ASSERT_EQ(observer.add(), 0);
+  rdmalloc_purge(0);
+  bool was_at_end = false;
+  for (int steps = 0; !was_at_end && steps < 3000; steps++) {
+    notified = 0;
+    std::atomic<bool> is_noted{false};
+    prepare([](int) {});
+    std::thread other([&] {
+      go_by_steps(steps, [&] {
+        rdmalloc::events_note_use(slice, 1);
+        is_noted = true;
+      });
+    });
+    while (where == kBefore) usleep(10);
+    was_at_end = is_noted;
+    rdmalloc_purge(0);
+    may_go_on = true;
+    other.join();
+    rdmalloc_purge(0);
+    ASSERT_EQ(notified, 1) << "step " << steps;
+  }
+  EXPECT_TRUE(was_at_end);
+  EXPECT_EQ(observer.remove(), 0);
+  rdmalloc_free(block);
+}
+#endif
 
 TEST(PageEvents, I3_the_bytes_are_there_when_asked_and_gone_afterwards) {
   size_t asked = 0, ended = 0, gone_too_early = 0, still_there = 0;
