@@ -65,7 +65,7 @@ int use_memory() {
 }
 
 // Seen to fail where the child left the mark as it was: -EBUSY until the heap was destroyed.
-TEST(HeapPageSizeFork, I11_a_heap_that_another_thread_was_growing_grows_in_the_child) {
+TEST(HeapPageSizeFork, I11_what_another_thread_was_growing_grows_in_the_child) {
   rdmalloc_heap* heap = make(RDMALLOC_PAGE_4K, 4 * kMiB);
   ASSERT_NE(heap, nullptr);
   rdmalloc::Heap& found = *rdmalloc::heap_of_handle(reinterpret_cast<uintptr_t>(heap));
