@@ -137,7 +137,8 @@ void fetch(const Magazine* magazine) {
 
 bool depot_return_remote_blocks(unsigned shard, unsigned size_class, Magazine* magazine) {
   std::uint8_t here = shards[shard].node.load(std::memory_order_relaxed);
-  void *away[kPairSlots], **slots = magazine->slots;  // of a pair more than an array of one has
+  void* away[kPairSlots];
+  void** slots = magazine->slots;  // of a pair more than the array of one magazine has
   std::uint32_t sent = 0, kept = 0;
   bool are_on_top = true;
   for (std::uint32_t i = 0; i < magazine->count; ++i) {

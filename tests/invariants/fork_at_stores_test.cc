@@ -39,6 +39,7 @@
 #include <vector>
 
 #include "alloc/pages/page_heap.h"
+#include "tests/invariants/domain.h"
 #include "tests/invariants/own_memory.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -399,25 +400,12 @@ bool child_is_whole(int index) {
   return status == 0;
 }
 
-// What registers nothing, and is never asked to in a child.
-rdmalloc_domain* open_domain() {
-  rdmalloc_registrar_ops ops = {};
-  ops.size = sizeof ops;
-  ops.name = "none";
-  ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG;
-  ops.register_ = [](void*, void*, size_t, uint32_t, rdmalloc_key*) { return 0; };
-  ops.deregister = [](void*, void*, size_t, const rdmalloc_key*) { return 0; };
-  rdmalloc_domain* domain = nullptr;
-  EXPECT_EQ(rdmalloc_domain_open(&ops, nullptr, nullptr, &domain), 0);
-  return domain;
-}
-
 rdmalloc_heap* make_heap() {
   rdmalloc_heap_attr attr = {};
   attr.size = sizeof attr;
   rdmalloc_domain* domain = nullptr;
   if (kind_here->in_region) {
-    domain = open_domain();
+    domain = rdmalloc_test::open_domain();  // never asked to register in a child
     attr.budget_bytes = size_t{128} << 20;
     attr.domains = &domain;
     attr.domain_count = 1;

@@ -12,6 +12,7 @@
 #include "alloc/pages/page_heap_state.h"
 #include "alloc/pages/segments.h"
 #include "tests/invariants/blocks.h"
+#include "tests/invariants/domain.h"
 #include "tests/invariants/places.h"
 #include "tests/support/process.h"
 
@@ -22,18 +23,6 @@ using rdmalloc_test::run_at;
 using rdmalloc_test::touched;
 
 constexpr size_t kMiB = 1 << 20, kSlice = 64 << 10;
-
-rdmalloc_domain* open_domain() {
-  rdmalloc_registrar_ops ops = {};
-  ops.size = sizeof ops;
-  ops.name = "none";
-  ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG;
-  ops.register_ = [](void*, void*, size_t, uint32_t, rdmalloc_key*) { return 0; };
-  ops.deregister = [](void*, void*, size_t, const rdmalloc_key*) { return 0; };
-  rdmalloc_domain* domain = nullptr;
-  EXPECT_EQ(rdmalloc_domain_open(&ops, nullptr, nullptr, &domain), 0);
-  return domain;
-}
 
 bool is_in_segment_of_shard(const void* block) {
   rdmalloc::SliceIndex slice = rdmalloc::arena.slice_of(reinterpret_cast<uintptr_t>(block));
@@ -51,7 +40,7 @@ TEST(SegmentsArena, a_region_lies_in_no_segment_of_a_shard) {
   while (void* block = rdmalloc_malloc(8 * kMiB)) blocks.push_back(static_cast<char*>(block));
   rdmalloc_free(blocks.back());
   blocks.pop_back();
-  rdmalloc_domain* domain = open_domain();
+  rdmalloc_domain* domain = rdmalloc_test::open_domain();
   ASSERT_NE(domain, nullptr);
   std::vector<rdmalloc_heap*> heaps;
   rdmalloc_heap_attr attr = {};

@@ -47,6 +47,15 @@ class Worker {
   std::thread thread_;
 };
 
+// So many threads, one after the other.
+template <class Task>
+void run_on_new_threads(int count, Task task) {
+  while (count-- > 0) {
+    Worker worker;
+    worker.run(task);
+  }
+}
+
 inline std::vector<void*> allocate(size_t count, size_t bytes) {
   std::vector<void*> blocks;
   for (size_t i = 0; i < count; i++) blocks.push_back(rdmalloc_malloc(bytes));

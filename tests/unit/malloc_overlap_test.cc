@@ -286,20 +286,26 @@ TEST(MallocOverlap, one_thread_small_sizes_with_many_live_blocks) {
   player.end_all();
 }
 
-TEST(MallocOverlap, four_threads_with_blocks_of_their_own) {
-  uint64_t seed = test_seed(31);
+// Threads whose players have so many blocks each, of up to `largest`, and play so.
+template <typename Play>
+void play_on_threads(uint64_t first_seed, uint64_t count, size_t slots, size_t largest, Play play) {
+  uint64_t seed = test_seed(first_seed);
   SCOPED_TRACE("TEST_SEED=" + std::to_string(seed));
   Shadow shadow;
   std::vector<std::thread> threads;
-  for (uint64_t i = 0; i < 4; i++) {
-    threads.emplace_back([&shadow, seed, i] {
-      Player player(shadow, seed + i, 1000, 16 * kMiB);
-      player.play(kStepsOfFour);
+  for (uint64_t i = 0; i < count; i++) {
+    threads.emplace_back([&, i] {
+      Player player(shadow, seed + i, slots, largest);
+      play(player);
       player.end_all();
     });
   }
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(shadow.count(), 0u);
+}
+
+TEST(MallocOverlap, four_threads_with_blocks_of_their_own) {
+  play_on_threads(31, 4, 1000, 16 * kMiB, [](Player& player) { player.play(kStepsOfFour); });
 }
 
 TEST(MallocOverlap, four_threads_that_free_each_others_blocks) {
@@ -333,19 +339,7 @@ TEST(MallocOverlap, four_threads_that_free_each_others_blocks) {
 // Beside so many a thread may hold few blocks of a class. Seen to fail, in one run of ten, with
 // blocks that the depot put beyond a magazine's slots.
 TEST(MallocOverlap, many_threads_with_bursts_of_one_size) {
-  uint64_t seed = test_seed(61);
-  SCOPED_TRACE("TEST_SEED=" + std::to_string(seed));
-  Shadow shadow;
-  std::vector<std::thread> threads;
-  for (uint64_t i = 0; i < 40; i++) {
-    threads.emplace_back([&shadow, seed, i] {
-      Player player(shadow, seed + i, 12, 256 * kKiB);
-      player.burst(kBursts);
-      player.end_all();
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  EXPECT_EQ(shadow.count(), 0u);
+  play_on_threads(61, 40, 12, 256 * kKiB, [](Player& player) { player.burst(kBursts); });
 }
 
 TEST(MallocOverlap, threads_that_end_leave_their_blocks_to_others) {

@@ -100,22 +100,17 @@ TEST(Pairs, all_stay_within_their_magazines) {
 // Seen to fail with pairs that a thread which ends does not give back, and with such as go to the
 // depot themselves.
 TEST(Pairs, threads_that_end_leave_theirs_to_others) {
-  auto come_and_go = [](int count) {
-    while (count-- > 0) {
-      Worker worker;
-      worker.run([] {
-        std::vector<void*> blocks(200);
-        for (int round = 0; round < 3; round++) {
-          for (void*& block : blocks) block = rdmalloc_malloc(64);
-          for (void* block : blocks) rdmalloc_free(block);
-        }
-        EXPECT_EQ(rdmalloc::cold_bin_of(mine(), class_of(64)).length, Length::kPair);
-      });
+  auto grow_a_bin = [] {
+    std::vector<void*> blocks(200);
+    for (int round = 0; round < 3; round++) {
+      for (void*& block : blocks) block = rdmalloc_malloc(64);
+      for (void* block : blocks) rdmalloc_free(block);
     }
+    EXPECT_EQ(rdmalloc::cold_bin_of(mine(), class_of(64)).length, Length::kPair);
   };
-  come_and_go(10);
+  rdmalloc_test::run_on_new_threads(10, grow_a_bin);
   uint64_t before = rdmalloc::cache_counters().magazines;
-  come_and_go(1000);
+  rdmalloc_test::run_on_new_threads(1000, grow_a_bin);
   EXPECT_LE(rdmalloc::cache_counters().magazines, before + 16);
 }
 

@@ -224,17 +224,12 @@ TEST_F(ShortMagazines, what_others_left_is_no_more_than_fits) {
 // A thread that ends leaves neither blocks nor sheets: a thousand of them need no more magazines
 // than ten did. Seen to fail with sheets that stay.
 TEST_F(ShortMagazines, threads_that_end_leave_no_sheet) {
-  auto come_and_go = [](int count) {
-    while (count-- > 0) {
-      Worker worker;
-      worker.run([] {
-        for (size_t bytes : kSizes) rdmalloc_free(rdmalloc_malloc(bytes));
-      });
-    }
+  auto open_classes = [] {
+    for (size_t bytes : kSizes) rdmalloc_free(rdmalloc_malloc(bytes));
   };
-  come_and_go(10);
+  rdmalloc_test::run_on_new_threads(10, open_classes);
   uint64_t before = rdmalloc::cache_counters().magazines;
-  come_and_go(1000);
+  rdmalloc_test::run_on_new_threads(1000, open_classes);
   EXPECT_LE(rdmalloc::cache_counters().magazines, before + 16);
 }
 
