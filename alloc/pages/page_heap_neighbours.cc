@@ -110,9 +110,10 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t align
   if (latest == Latest::kLeft && are_few_places(heap)) return 0;
   if (latest == Latest::kLeft) mark_left_alone(heap, true);
   auto is_usable = [&](SliceIndex slice, SpanWord word) {
-    if (is_left_to_others(slice, wanted)) return false;
-    if (word.kind == SpanKind::kFreeDirty) return true;
-    return word.kind == SpanKind::kFreeRetained && !arena.span(slice).is_left_alone;
+    // The kind first: when a span in use was freed is its threads' to write.
+    bool is_one = word.kind == SpanKind::kFreeDirty ||
+                  (word.kind == SpanKind::kFreeRetained && !arena.span(slice).is_left_alone);
+    return is_one && !is_left_to_others(slice, wanted);
   };
   SliceIndex run = 0, at = 0;
   int scanned = 0;
