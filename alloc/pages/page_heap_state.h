@@ -401,6 +401,12 @@ SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, std::uint3
 // place and not one for each length that was the longest for a time. Not much longer: most of its
 // pages would be new, where free ones may lie elsewhere.
 SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment);
+// The same of what is left of the huge page that ends before a clean span, and of that span, which
+// was found or begun at `frontier`; 0 where no such rest lies there. A buffer that is longer than
+// the rest would leave it, and the next one its own: of blocks of 3 MiB a quarter of all addresses,
+// between them for as long as they live. So how many fit went by whether a purge had been there.
+SliceIndex take_rest_and_clean(PageHeap& heap, SliceIndex clean, std::uint32_t slices,
+                               std::uint32_t alignment, SliceIndex frontier);
 // Last resort, when address space is used up: a run of free neighbours of all families.
 SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment);
 

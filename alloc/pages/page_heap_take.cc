@@ -25,8 +25,9 @@ SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices,
   return taken;
 }
 
-SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
-                      TakenFor what) {
+// `*is_zero`: whether the pages read as zero.
+SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment, TakenFor what,
+                      bool* is_zero) {
   // What has no huge pages of its own leaves those of others alone: the rest of a huge page is
   // backed with its first slice.
   bool may_be_huge = is_for_huge(slices, what) || huge_is_earned(what);
@@ -36,11 +37,16 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignm
   if (clean == 0 && is_central(heap)) clean = extend_frontier(slices, alignment);
   if (clean == 0) clean = heap.clean.find_best(slices, alignment);
   if (clean == 0) return 0;
+  // Zeroes cost less where all of it is clean.
+  if (what == TakenFor::kBuffer)
+    if (SliceIndex taken = take_rest_and_clean(heap, clean, slices, alignment, frontier))
+      return taken;
   std::uint32_t length = arena.span(clean).load().slices;
   SliceIndex taken = fit_in(clean, length, slices, alignment);
   ask_for_huge(taken, slices, frontier, what);
   cut_clean(heap, clean, length, taken, slices,
             is_buffer(what) ? kind_of_place(slices) : SpanKind::kFreeDirty);
+  *is_zero = true;
   return taken;
 }
 
@@ -85,9 +91,7 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
     return take_for_buffer(heap, slices, alignment, what, is_zero);
   if (kind_of_place(slices) == SpanKind::kFreeDirty)
     if (SliceIndex taken = take_backed_and_more(heap, slices, alignment)) return taken;
-  SliceIndex taken = take_clean(heap, slices, alignment, what);
-  *is_zero = taken != 0;
-  return taken;
+  return take_clean(heap, slices, alignment, what, is_zero);
 }
 
 SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
@@ -111,8 +115,7 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   // Not of a buffer: its place, once free, would be left alone.
   if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1))
     return take_for_others(heap, slices, alignment, what, is_zero);
-  SliceIndex taken = take_clean(heap, slices, alignment, TakenFor::kOthers);
-  *is_zero = taken != 0;
+  SliceIndex taken = take_clean(heap, slices, alignment, TakenFor::kOthers, is_zero);
   // A shard's heap asks for another segment first.
   if (taken != 0 || !is_central(heap)) return taken;
   if (retained == 0) retained = heap.retained.find_best(slices, alignment);
@@ -123,12 +126,9 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
 SliceIndex take_once(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment, TakenFor what,
                      bool* is_zero) {
   *is_zero = false;
-  if (what == TakenFor::kRegion) {
-    // No place of a buffer's that may be registered, and no page to give back, if it can be helped.
-    SliceIndex taken = take_clean(heap, slices, alignment, what);
-    *is_zero = taken != 0;
-    if (taken != 0) return taken;
-  }
+  // No place of a buffer's that may be registered, and no page to give back, if it can be helped.
+  if (what == TakenFor::kRegion)
+    if (SliceIndex taken = take_clean(heap, slices, alignment, what, is_zero)) return taken;
   if (what == TakenFor::kOthers || what == TakenFor::kSlabAnywhere)
     return take_for_others(heap, slices, alignment, what, is_zero);
   return take_for_buffer(heap, slices, alignment, what, is_zero);

@@ -10,10 +10,10 @@
 // looked_at_slices() of 1 MiB, what_is_not_… and hardly_… with a kResident32nds of 2,
 // a_program_that_touches_less_… with a kEarnedDivisor of 1, other_sizes_… and zeroes_… with
 // huge_is_earned() the same for all, blocks_lie_… with an extend_frontier() to the end of the
-// chunk, only_long_blocks_… with a count_resident() that finds all where it is refused, the_arena_…
-// without advise_small(), the_rest_of_… without Where::kSmallPages, never_… with huge_ask() not
-// asking arena_may_be_huge(), …_of_shards… without huge_ask_for_segment(), what_the_last_one_…
-// without page_heap_enter_rest().
+// chunk, …_where_a_purge_was without take_rest_and_clean(), only_long_blocks_… with a
+// count_resident() that finds all where it is refused, the_arena_… without advise_small(),
+// the_rest_of_… without Where::kSmallPages, never_… with huge_ask() not asking arena_may_be_huge(),
+// …_of_shards… without huge_ask_for_segment(), what_the_last_one_… without page_heap_enter_rest().
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -277,6 +277,16 @@ TEST_F(HugePages, blocks_lie_back_to_back_across_them) {
   uintptr_t end = fill(50 * 1'100'000, 1'100'000);
   EXPECT_LE(end - begin, 52 * 18 * 64 * kKiB);
   EXPECT_GE(huge_bytes(begin, end), 32 * kMiB);
+}
+
+// Nor a block that is longer than the rest of the last one's, of what a purge has made clean.
+TEST_F(HugePages, blocks_lie_back_to_back_where_a_purge_was) {
+  constexpr size_t kBlocks = 10, kBytes = 9 * kMiB;
+  uintptr_t begin = address_of(rdmalloc_aligned_alloc(kHugePage, kBlocks * kBytes));
+  ASSERT_EQ(huge_bytes(begin, begin + kBlocks * kBytes), kBlocks * kBytes);
+  rdmalloc_free(reinterpret_cast<void*>(begin));
+  rdmalloc_purge(0);
+  EXPECT_LE(fill(kBlocks * kBytes, kBytes, 1), begin + kBlocks * kBytes);
 }
 
 size_t resident_pages(uintptr_t begin, uintptr_t end) {
