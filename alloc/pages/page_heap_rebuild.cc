@@ -99,7 +99,9 @@ void page_heap_rebuild(bool purge_goes_on) {
     for_each_span(heap, [&](SliceIndex slice, SpanWord word) {
       enter(heap, slice, word, purge_goes_on, now);
     });
-    if (!is_central(heap) || shard_count() != 1) count_segments(heap);
+    // Not by shard_count(): a fork may come after the first shard's heap and before it is counted,
+    // and that heap, once made, is not made again.
+    if (!is_central(heap) || has_segments()) count_segments(heap);
   });
   if (is_any) shared.limited_slices.store(page_heap_used_slices(), std::memory_order_relaxed);
 }

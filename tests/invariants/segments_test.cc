@@ -10,6 +10,7 @@
 // back, and with clean ones taken before those with pages, as a_registration_outlives; generations
 // with each heap counting for itself; the_limit with slices counted after they are looked at, and
 // with the sum of all heaps' counts; I11_the_child with segments that are not counted anew;
+// …_amid_the_second_ones_making with those of the central heap counted by shard_count();
 // I7_those_that_go with places joined beyond segments, and with 8 looks (find_backed); I7_have with
 // few shards that serve as long blocks as many; whose_threads with shards that never do, and with
 // those that do from the first meeting on for ever.
@@ -420,6 +421,35 @@ int check_in_child() {
   }
   if (rdmalloc_purge(0) < 0) return 5;
   return rdmalloc::page_heap_is_valid() ? 0 : 6;
+}
+
+// One thread has made the second shard's heap and not yet counted the shard, and another holds the
+// central heap's lock.
+TEST(OneShard, I11_the_child_of_a_fork_amid_the_second_ones_making_counts_segments) {
+  if (!kMayFork) GTEST_SKIP() << "SKIP: sanitizers do not survive a fork beside running threads";
+  namespace state = rdmalloc::page_heap_state;
+  ASSERT_EQ(rdmalloc_init(), 0);
+  if (counter("stats.shards") != 1) GTEST_SKIP() << "SKIP: another test came before";
+  ASSERT_TRUE(rdmalloc::page_heap_make_shard(1));
+  std::atomic<int> step{0};
+  std::thread holder([&] {
+    rdmalloc::LockGuard guard(state::central.lock);
+    step = 1;
+    while (step != 2) usleep(1000);
+  });
+  while (step != 1) usleep(1000);
+  pid_t pid = fork();
+  if (pid == 0) {
+    rdmalloc_free(touched(kMiB));
+    run_at(1, [] { rdmalloc_free(touched(kMiB)); });
+    _exit(state::central.counts_segments && rdmalloc::page_heap_is_valid() ? 0 : 1);
+  }
+  step = 2;
+  holder.join();
+  ASSERT_GT(pid, 0);
+  int status = -1;
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(pid, 30000, &status)) << "the child hangs";
+  EXPECT_EQ(status, 0);
 }
 
 TEST_F(Segments, I11_the_child_of_a_fork_has_what_all_shards_had) {
