@@ -210,11 +210,24 @@ void caches_after_fork() {
   magazines.lock().reset();
 }
 
+// Each cache where it is: a vanished thread may have been on its way from one shard to another.
+// Also where the caches of vanished threads stay, and the one of the thread that forked: what ends
+// them takes them away again, and no count may go below 0.
+static void count_threads_of_shards() {
+  for (Shard& shard : shards) shard.threads.store(0, std::memory_order_relaxed);
+  for (std::uint32_t i = 1; i < caches.used(); ++i) {
+    const ThreadCache& cache = *caches.at(i);
+    if (cache.thread_id.load(std::memory_order_relaxed) != 0)
+      shards[cache.shard].threads.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
 void cache_reclaim_after_fork() {
   // The thread that forked is the child's first, whose id is the process's. A thread made since may
   // come here before it does: then no thread knows which cache is still in use, and what vanished
   // threads held (within what all caches may hold) is lost to this child.
   first_thread_notifies.store(false, std::memory_order_relaxed);
+  count_threads_of_shards();
   if (!os::is_first_thread()) return;
   reclaim_end_after_fork();
   ThreadCache* mine = detail::this_cache;
@@ -227,6 +240,7 @@ void cache_reclaim_after_fork() {
     if (cache.thread_id.load(std::memory_order_relaxed) == 0) continue;
     drop_left(cache);
     cache.thread_id.store(0, std::memory_order_relaxed);
+    shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
     caches.free(&cache);
   }
   loans.threads.store(mine == &detail::empty_cache ? 0 : 1, std::memory_order_relaxed);
@@ -235,7 +249,6 @@ void cache_reclaim_after_fork() {
   mine->reclaim_state.store(kHasGaps,
                             std::memory_order_relaxed);  // perhaps: its next slow path looks
   mine->thread_id.store(thread_id(), std::memory_order_relaxed);
-  shards[mine->shard].threads.store(1, std::memory_order_relaxed);
 }
 
 }  // namespace rdmalloc

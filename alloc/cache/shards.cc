@@ -80,7 +80,6 @@ void shards_learn() {
 void shards_after_fork() {
   // A shard is whole once it is counted, and making one may be repeated after half of it.
   making.reset();
-  for (Shard& shard : shards) shard.threads.store(0, std::memory_order_relaxed);
 }
 
 }  // namespace rdmalloc

@@ -6,7 +6,8 @@
 // Seen to fail: empty_magazines with one stack for all shards, with no bound and with one new
 // magazine at once; a_shard_steals with no stealing from depots; a_dead_shards_memory and
 // what_a_live_shard with none from slabs; the_depot_is_bounded with a whole share for each shard;
-// I11 with the lists of shard 0 alone made anew in a child. Nodes have a file of their own,
+// I11_…_memory with the lists of shard 0 alone made anew in a child, I11_…_threads with their
+// counts cleared there whichever thread recovers. Nodes have a file of their own,
 // shards_nodes_test.cc.
 #include <errno.h>
 #include <gtest/gtest.h>
@@ -22,6 +23,7 @@
 #include <vector>
 
 #include "alloc/cache/depot.h"
+#include "alloc/core/shard.h"
 #include "tests/invariants/places.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
@@ -408,6 +410,23 @@ TEST(Shards, a_thread_takes_of_a_magazine_what_it_may_hold) {
   EXPECT_GE(counter("stats.depot_bytes") + kThreads * 16 * kBytes, before);
   end = true;
   for (std::thread& thread : threads) thread.join();
+}
+
+// A thread made there recovers before the one that forked, whose cache is in use all the same.
+TEST(Shards, I11_the_child_of_a_fork_counts_its_threads_whichever_recovers) {
+  rdmalloc_free(rdmalloc_malloc(64));
+  pid_t pid = fork();
+  ASSERT_GE(pid, 0);
+  if (pid == 0) {
+    run_at(1, [] { rdmalloc_free(rdmalloc_malloc(64)); });
+    go_to(2);
+    uint32_t threads = 0;
+    for (const rdmalloc::Shard& shard : rdmalloc::shards) threads |= shard.threads;
+    _exit(threads == 1 ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(pid, 30000, &status)) << "the child hangs";
+  EXPECT_EQ(status, 0);
 }
 
 TEST(Shards, I11_the_child_of_a_fork_has_the_memory_of_all_shards) {
