@@ -29,10 +29,10 @@ constexpr std::uint64_t kEarnedDivisor = 4;
 
 // All under the page heap's lock.
 struct HugeRanges {
-  SliceIndex looked_end = 0;    // what lies below was looked at
-  SliceIndex seen_end = 0;      // and that has earned something
-  SliceIndex latest_end = 0;    // where the latest range ends: one that begins here prolongs it
-  std::uint32_t latest_ms = 0;  // when it was asked for
+  SliceIndex looked_end = 0;   // what lies below was looked at
+  SliceIndex seen_end = 0;     // and that has earned something
+  SliceIndex latest_end = 0;   // where the latest range ends: one that begins here prolongs it
+  std::int64_t latest_ms = 0;  // when it was asked for
   std::uint32_t count = 0;
 };
 constinit HugeRanges ranges;
@@ -53,7 +53,7 @@ void ask(SliceIndex begin, SliceIndex end) {
   if (arena_want_huge_chunks() != 0) return;
   ranges.count += prolongs ? 0 : 1;
   ranges.latest_end = end;
-  ranges.latest_ms = static_cast<std::uint32_t>(os::coarse_ms());
+  ranges.latest_ms = os::coarse_ms();
   arena_ask_for_huge(begin, end);
   std::atomic<bool>* chunks = arena.huge_chunks.load(std::memory_order_relaxed);
   // Relaxed: before any page of the chunk is used, under the central page heap's lock.
@@ -177,7 +177,7 @@ bool huge_is_earned(TakenFor what) {
          (earned_for.load(std::memory_order_relaxed) >> static_cast<unsigned>(what) & 1) != 0;
 }
 
-std::uint32_t huge_asked_ms() {
+std::int64_t huge_asked_ms() {
   return ranges.latest_ms;
 }
 

@@ -45,8 +45,8 @@ void huge_ask(SliceIndex begin, SliceIndex end, TakenFor what);
 void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used);
 // Whether the program is known to touch what it takes for that.
 bool huge_is_earned(TakenFor what);
-// When chunks were asked for last (coarse_ms, wrapping).
-std::uint32_t huge_asked_ms();
+// When chunks were asked for last (coarse_ms). Perhaps longer ago than 32 bits tell.
+std::int64_t huge_asked_ms();
 // Called for whole chunks whose mapping is a new one: asks for those that had huge pages.
 void huge_ask_again(SliceIndex begin, SliceIndex end);
 

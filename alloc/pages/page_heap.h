@@ -155,19 +155,19 @@ void page_heap_region_shrink(SliceIndex slice, std::uint32_t slices);
 
 // ---- for the purge thread (purge.cc) ----
 
-// Which dirty spans a purge takes.
+// Which dirty spans a purge takes. Times are coarse_ms.
 struct PurgeChoice {
-  bool any_age;                  // all of them, oldest first
-  std::uint32_t whole_until_ms;  // freed until then: whole huge pages of it, and small pages
-  std::uint32_t part_until_ms;   // freed until then: also parts of huge pages
-  std::uint32_t most;            // slices at once
+  bool any_age;                 // all of them, oldest first
+  std::int64_t whole_until_ms;  // freed until then: whole huge pages of it, and small pages
+  std::int64_t part_until_ms;   // freed until then, the earlier time: also parts of huge pages
+  std::uint32_t most;           // slices at once
 };
 // The arena may end within a huge page, which is backed to its end. Makes what lies there dirty
 // once the choice allows it: freed with the free span that ends there, or when huge pages were last
 // asked for. Not before: what is taken next is to lie right behind.
 void page_heap_enter_rest(const PurgeChoice& choice);
 // Takes the oldest dirty slices that the choice allows, which are in flight then: their word says
-// kPurging. Returns 0 when there are none. Times are coarse_ms, wrapping.
+// kPurging. Returns 0 when there are none. `*freed_ms` is coarse_ms, wrapping.
 SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slices,
                                  std::uint32_t* freed_ms);
 // Cuts a span in purging in two; the second one starts at slice + front.

@@ -8,8 +8,8 @@ using namespace page_heap_state;
 
 namespace {
 
-bool is_due(std::uint32_t freed_ms, std::uint32_t until_ms) {
-  return static_cast<std::int32_t>(freed_ms - until_ms) <= 0;
+bool is_due(std::uint32_t freed_ms, std::int64_t until_ms) {
+  return static_cast<std::int32_t>(freed_ms - static_cast<std::uint32_t>(until_ms)) <= 0;
 }
 
 // The part of a dirty span that may be purged at its age: all of it under small pages or when
@@ -48,7 +48,7 @@ SliceIndex find_due(const PageHeap& heap, const PurgeChoice& choice, SliceIndex*
 // free spans.
 void release_due(PageHeap& heap, const PurgeChoice& choice) {
   if (heap.quick.count == 0) return;
-  std::uint32_t until_ms = choice.whole_until_ms;
+  auto until_ms = static_cast<std::uint32_t>(choice.whole_until_ms);
   if (choice.any_age) {
     SliceIndex oldest = heap.dirty_by_age.oldest();
     until_ms = arena.span(oldest != 0 ? oldest : quick_oldest(heap)).freed_ms;
@@ -84,7 +84,11 @@ void page_heap_enter_rest(const PurgeChoice& choice) {
   SliceIndex frontier = page_heap_frontier(), chunk = frontier & ~(kSlicesPerChunk - 1);
   SliceIndex end = chunk + kSlicesPerChunk;
   if (frontier == chunk || end > arena.committed || !huge_is_chunk(chunk)) return;
-  std::uint32_t since_ms = huge_asked_ms();
+  // As of a span that was freed then. What is old enough for all is no older here: after 25 days
+  // spans' times would call it young.
+  std::int64_t asked_ms = huge_asked_ms();
+  if (!choice.any_age && asked_ms < choice.part_until_ms) asked_ms = choice.part_until_ms;
+  auto since_ms = static_cast<std::uint32_t>(asked_ms);
   if (is_of(central, frontier - 1)) {
     const Span& before = arena.span(first_of(frontier - 1));
     if (is_dirty(before.load().kind) && is_due(since_ms, before.freed_ms))

@@ -184,7 +184,7 @@ PurgeChoice every_choice() {
   return {true, 0, 0, piece_slices()};
 }
 PurgeChoice due_choice() {
-  std::uint32_t decay = decay_in_force(), now = now_ms();
+  std::int64_t decay = decay_in_force(), now = os::coarse_ms();
   return {decay == 0, now - decay, now - 2 * decay, piece_slices()};
 }
 

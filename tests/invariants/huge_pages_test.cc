@@ -13,11 +13,13 @@
 // chunk, …_where_a_purge_was without take_rest_and_clean(), only_long_blocks_… with a
 // count_resident() that finds all where it is refused, the_arena_… without advise_small(),
 // the_rest_of_… without Where::kSmallPages, never_… with huge_ask() not asking arena_may_be_huge(),
-// …_of_shards… without huge_ask_for_segment(), what_the_last_one_… without page_heap_enter_rest().
+// …_of_shards… without huge_ask_for_segment(), what_the_last_one_… without page_heap_enter_rest(),
+// …_after_a_month_too with an `asked_ms` that is earlier than `part_until_ms`.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -30,6 +32,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/pages/page_heap.h"
 #include "rdmalloc/rdmalloc.h"
 #include "tests/support/call_filter.h"
 #include "tests/support/counters.h"
@@ -321,6 +324,33 @@ TEST_F(HugePages, what_the_last_one_has_behind_all_blocks_is_given_back_too) {
   void* next = rdmalloc_malloc(kBytes);
   EXPECT_LT(address_of(next), end);
   rdmalloc_free(next);
+}
+
+// Takes blocks until the last one ends within a huge page. Where it ends.
+uintptr_t end_within_a_huge_page() {
+  uintptr_t end = 0;
+  auto is_within = [&] {
+    uintptr_t chunk_end = chunk_below(end) + kHugePage;
+    return chunk_end - end >= kMiB && huge_bytes(end, chunk_end) == chunk_end - end;
+  };
+  for (int i = 0; i < 150 && (i < 50 || !is_within()); i++) {
+    size_t bytes = 17 * 64 * kKiB;
+    end = std::max(end, address_of(memset(rdmalloc_malloc(bytes), 1, bytes)) + bytes);
+  }
+  EXPECT_TRUE(is_within()) << "the test wants a rest";
+  return end;
+}
+
+TEST_F(HugePages, what_lies_behind_all_blocks_is_given_back_after_a_month_too) {
+  end_within_a_huge_page();
+  ASSERT_EQ(rdmalloc_test::counter("stats.dirty_bytes"), 0u);
+  timespec now = {};
+  clock_gettime(CLOCK_MONOTONIC_COARSE, &now);
+  constexpr int64_t kDay = 24 * 3600 * 1000;
+  rdmalloc::PurgeChoice choice = {};
+  choice.whole_until_ms = choice.part_until_ms = now.tv_sec * 1000 + 30 * kDay;
+  rdmalloc::page_heap_enter_rest(choice);
+  EXPECT_GE(rdmalloc_test::counter("stats.dirty_bytes"), kMiB);
 }
 
 // A filter may refuse to tell; so may a kernel.
