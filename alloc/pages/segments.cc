@@ -152,6 +152,15 @@ bool take_new(PageHeap& to, TakenFor what) {
   std::uint64_t end = begin + std::uint64_t{count} * kSegmentSlices;
   if (end > arena.extent() / kSliceBytes) return false;
   if (!move_frontier(begin, static_cast<SliceIndex>(end))) return false;
+  // A span each, before the first is the shard's: a child may be born between two of them, most
+  // likely while huge pages are asked for, which waits for fork. The first one last, whose word
+  // makes the others visible.
+  for (auto s = static_cast<SliceIndex>(end); s != begin;) {
+    s -= kSegmentSlices;
+    set_first(s, s);
+    set_first(s + kSegmentSlices - 1, s);
+    arena.span(s).store({SpanKind::kReserved, 0, false, kSegmentSlices});
+  }
   for (SliceIndex s = begin; s < end; s += kSegmentSlices) {
     if (what == TakenFor::kOthers)
       huge_ask_for_segment(s, s + kSegmentSlices, to.used_slices.load(std::memory_order_relaxed));

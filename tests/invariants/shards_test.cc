@@ -7,7 +7,8 @@
 // magazine at once; a_shard_steals with no stealing from depots; a_dead_shards_memory and
 // what_a_live_shard with none from slabs; the_depot_is_bounded with a whole share for each shard;
 // I11_…_memory with the lists of shard 0 alone made anew in a child, I11_…_threads with their
-// counts cleared there whichever thread recovers. Nodes have a file of their own,
+// counts cleared there whichever thread recovers, I11_…_segments with new ones whose words are
+// written behind the first one's heap. Nodes have a file of their own,
 // shards_nodes_test.cc.
 #include <errno.h>
 #include <gtest/gtest.h>
@@ -24,7 +25,10 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/core/shard.h"
+#include "alloc/pages/page_heap.h"
+#include "alloc/pages/page_heap_state.h"
 #include "tests/invariants/places.h"
+#include "tests/support/by_steps.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 
@@ -428,6 +432,76 @@ TEST(Shards, I11_the_child_of_a_fork_counts_its_threads_whichever_recovers) {
   ASSERT_TRUE(rdmalloc_test::wait_with_limit(pid, 30000, &status)) << "the child hangs";
   EXPECT_EQ(status, 0);
 }
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+
+// Blocks of 32 KiB until the shard's heap has taken segments: the first time one, then several.
+int blocks_until_segments(uint64_t more, std::vector<void*>& blocks) {
+  int count = 0;
+  for (uint64_t before = counter("stats.segments"); counter("stats.segments") < before + more;
+       count++)
+    blocks.push_back(rdmalloc_malloc(32 * kKiB));
+  return count;
+}
+
+// In a child of its own. 0: its child, born when another thread had gone so many steps into the
+// block that takes several new segments, is whole; 1: it would have been born behind; 2: not whole.
+int born_amid_new_segments(int steps) {
+  using namespace rdmalloc_test::by_steps;
+  static int count;
+  static std::atomic<void*> last{nullptr};
+  std::vector<void*> blocks;
+  for (uint64_t place = 1; place <= rdmalloc::kFewShards; place++)
+    run_at(place, [] { rdmalloc_free(rdmalloc_malloc(64)); });
+  // How many it takes is the same at each place.
+  run_at(5, [&] {
+    blocks_until_segments(1, blocks);
+    count = blocks_until_segments(2, blocks);
+  });
+  prepare([](int) {});
+  std::thread other([&] {
+    go_to(6);
+    blocks_until_segments(1, blocks);
+    for (int i = 1; i < count; i++) blocks.push_back(rdmalloc_malloc(32 * kKiB));
+    go_by_steps(steps, [] { last = rdmalloc_malloc(32 * kKiB); });
+  });
+  while (rdmalloc_test::by_steps::where == kBefore) usleep(100);
+  pid_t pid = fork();
+  if (pid == 0) {
+    for (size_t bytes : {16 * kKiB, 3000 * kKiB}) rdmalloc_free(rdmalloc_malloc(bytes));
+    _exit(rdmalloc::page_heap_is_valid() ? 0 : 1);
+  }
+  int status = -1;
+  bool is_whole = pid > 0 && rdmalloc_test::wait_with_limit(pid, 20000, &status) && status == 0;
+  bool is_behind = last != nullptr;
+  may_go_on = true;
+  other.join();
+  return !is_whole ? 2 : is_behind ? 1 : 0;
+}
+
+TEST(Shards, I11_a_child_born_amid_the_taking_of_segments_is_whole) {
+#if RDMALLOC_CHECKED
+  constexpr int kStride = 67;  // of more steps; the release build's are users'
+#else
+  constexpr int kStride = 17;
+#endif
+  int ends[3] = {};
+  for (int steps = 0; steps < 2400 * kStride && ends[1] == 0 && ends[2] == 0; steps += kStride) {
+    pid_t pid = fork();
+    ASSERT_GE(pid, 0);
+    if (pid == 0) _exit(born_amid_new_segments(steps));
+    int status = -1;
+    ASSERT_TRUE(rdmalloc_test::wait_with_limit(pid, 60000, &status)) << steps;
+    ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) < 3) << steps << " steps: " << status;
+    ends[WEXITSTATUS(status)]++;
+    EXPECT_EQ(ends[2], 0) << steps << " steps";
+  }
+  printf("%d children\n", ends[0]);
+  EXPECT_GT(ends[0], 10);
+  EXPECT_EQ(ends[1], 1);
+}
+
+#endif
 
 TEST(Shards, I11_the_child_of_a_fork_has_the_memory_of_all_shards) {
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
