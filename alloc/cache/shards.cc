@@ -24,14 +24,16 @@ bool may_have_shards(unsigned count) {
 }
 
 constinit Lock making;  // a shard; under it nothing but the mapping of metadata
-// The shard of each place, and 1; 0: none yet. Written under the lock. Relaxed: what is to be seen
-// of a shard is published by shard_count.
+// The shard of each place, and 1; 0: none yet. Written under the lock. Release, once the shard is
+// made and counted: pairs with the acquire in shard_here().
 constinit std::atomic<std::uint16_t> shard_of_place[kShardLimit] = {};
 
 void set_shard(unsigned place, unsigned shard) {
+  shard_of_place[place].store(static_cast<std::uint16_t>(shard + 1), std::memory_order_release);
+}
+void set_node(unsigned shard, unsigned place) {
   auto node = static_cast<std::uint8_t>(os::node_of_place(place));
   shards[shard].node.store(node, std::memory_order_relaxed);
-  shard_of_place[place].store(static_cast<std::uint16_t>(shard + 1), std::memory_order_relaxed);
 }
 
 unsigned make_shard(unsigned place) {
@@ -40,15 +42,21 @@ unsigned make_shard(unsigned place) {
     LockGuard guard(making);
     // The first one is that of the first thread, who knew no place yet.
     unsigned first = os::first_place();
-    if (shard_of_place[first].load(std::memory_order_relaxed) == 0) set_shard(first, 0);
+    if (shard_of_place[first].load(std::memory_order_relaxed) == 0) {
+      set_node(0, first);
+      set_shard(first, 0);
+    }
     if (unsigned known = shard_of_place[place].load(std::memory_order_relaxed)) return known - 1;
     unsigned count = shard_count();
-    if (may_have_shards(count + 1) && slab_make_shard(count) && depot_make_shard(count) &&
-        page_heap_make_shard(count)) {
+    // A child may have one more than places: one that was counted and not yet a place's.
+    if (count < kShardLimit && may_have_shards(count + 1) && slab_make_shard(count) &&
+        depot_make_shard(count) && page_heap_make_shard(count)) {
       made = count;
-      set_shard(place, made);
-      // Release: pairs with the acquire in shard_count().
+      set_node(made, place);
+      // Release: pairs with the acquire in shard_count(). Before a thread can be there: a
+      // child born between the two would have a thread in a shard that it does not know of.
       detail::shard_count.store(count + 1, std::memory_order_release);
+      set_shard(place, made);
     } else {
       shard_of_place[place].store(1, std::memory_order_relaxed);
     }
@@ -66,7 +74,7 @@ unsigned make_shard(unsigned place) {
 unsigned shard_here() {
   if (os::place_count() == 1) return 0;
   unsigned place = os::this_place();
-  unsigned known = shard_of_place[place].load(std::memory_order_relaxed);
+  unsigned known = shard_of_place[place].load(std::memory_order_acquire);
   return known != 0 ? known - 1 : make_shard(place);
 }
 
