@@ -18,6 +18,7 @@
 #include <cstdint>
 
 #include "alloc/core/lock.h"
+#include "alloc/core/order_for_fork.h"
 #include "alloc/os/os.h"
 
 namespace rdmalloc {
@@ -103,9 +104,11 @@ class Pool {
     bytes = bytes / kStepBytes * kStepBytes;
     if (bytes < committed_bytes_) bytes = committed_bytes_;
     if (bytes >= reserved_bytes_) return;
-    os::unreserve(base() + bytes, reserved_bytes_ - bytes);
+    std::size_t given_up = reserved_bytes_ - bytes;
     reserved_bytes_ = bytes;
     capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T) + 1);
+    order_for_fork();  // a child must not take for reserved what others may have mapped since
+    os::unreserve(base() + bytes, given_up);
   }
 
   // An object, zeroed the first time it is ever handed out; nullptr when all are in use.

@@ -4,6 +4,7 @@
 #include <sys/auxv.h>
 
 #include "alloc/core/options.h"
+#include "alloc/core/order_for_fork.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/os/sanitizers.h"
@@ -317,10 +318,11 @@ int arena_want_huge_chunks() {
 void arena_give_up_rest() {
   auto keep = static_cast<SliceIndex>(round_up(arena.committed, kSlicesPerChunk));
   if (keep >= arena.reserved) return;
-  os::unreserve(arena.address_of(keep), static_cast<std::size_t>(arena.reserved - keep)
-                                            << kSliceShift);
-  tables_unreserve(keep, arena.reserved);
+  SliceIndex end = arena.reserved;
   arena.reserved = keep;
+  order_for_fork();  // a child must not take for reserved what others may have mapped since
+  os::unreserve(arena.address_of(keep), static_cast<std::size_t>(end - keep) << kSliceShift);
+  tables_unreserve(keep, end);
 }
 
 bool arena_may_be_huge() {
