@@ -217,10 +217,11 @@ bool reclaim_from(ThreadCache* const* caches, std::uint32_t count) {
 }  // namespace
 
 [[gnu::cold, gnu::noinline]] void SlowPath::wait_and_resume() {
-  if ((cache_.reclaim_state.load(kRelaxed) & kAsked) != 0) {
+  // Acquire, both: pairs with the release of the taker, which may be through since the first look.
+  if ((cache_.reclaim_state.load(std::memory_order_acquire) & kAsked) != 0) {
     LockGuard wait(reclaim.lock);
   }
-  if ((cache_.reclaim_state.load(kRelaxed) & kHasGaps) != 0) cache_resume(cache_);
+  if ((cache_.reclaim_state.load(std::memory_order_acquire) & kHasGaps) != 0) cache_resume(cache_);
 }
 
 namespace {
