@@ -222,20 +222,21 @@ static void count_threads_of_shards() {
   }
 }
 
-void cache_reclaim_after_fork() {
-  // The thread that forked is the child's first, whose id is the process's. A thread made since may
-  // come here before it does: then no thread knows which cache is still in use, and what vanished
-  // threads held (within what all caches may hold) is lost to this child.
+void cache_reclaim_after_fork(std::uint32_t forker) {
   first_thread_notifies.store(false, std::memory_order_relaxed);
   count_threads_of_shards();
-  if (!os::is_first_thread()) return;
+  // Then no thread knows which cache is still in use, and what vanished threads held (within what
+  // all caches may hold) is lost to this child.
+  if (forker == 0) return;
   reclaim_end_after_fork();
-  ThreadCache* mine = detail::this_cache;
-  first_thread_notifies.store(mine != &detail::empty_cache, std::memory_order_relaxed);
+  ThreadCache* mine = nullptr;
   for (std::uint32_t i = 1; i < caches.used(); ++i) {
     ThreadCache& cache = *caches.at(i);
+    if (cache.thread_id.load(std::memory_order_relaxed) == forker) {
+      mine = &cache;
+      continue;
+    }
     cache.reclaim_state.store(0, std::memory_order_relaxed);
-    if (&cache == mine) continue;
     cache.is_in_slow_path.store(false, std::memory_order_relaxed);
     if (cache.thread_id.load(std::memory_order_relaxed) == 0) continue;
     drop_left(cache);
@@ -243,12 +244,11 @@ void cache_reclaim_after_fork() {
     shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
     caches.free(&cache);
   }
-  loans.threads.store(mine == &detail::empty_cache ? 0 : 1, std::memory_order_relaxed);
-  loans.lent_bytes.store(mine->lent_bytes, std::memory_order_relaxed);
-  if (mine == &detail::empty_cache) return;
-  mine->reclaim_state.store(kHasGaps,
-                            std::memory_order_relaxed);  // perhaps: its next slow path looks
-  mine->thread_id.store(thread_id(), std::memory_order_relaxed);
+  first_thread_notifies.store(mine != nullptr, std::memory_order_relaxed);
+  loans.threads.store(mine == nullptr ? 0 : 1, std::memory_order_relaxed);
+  loans.lent_bytes.store(mine == nullptr ? 0 : mine->lent_bytes, std::memory_order_relaxed);
+  // Gaps perhaps: its next slow path looks.
+  if (mine != nullptr) mine->reclaim_state.store(kHasGaps, std::memory_order_relaxed);
 }
 
 }  // namespace rdmalloc

@@ -243,8 +243,9 @@ struct CacheCounters {
 CacheCounters cache_counters();
 
 // In the child of a fork: frees the locks of the pools. And, with no lock held, returns what the
-// caches of threads that are gone hold.
+// caches of threads that are gone hold; `forker`: the number of the thread that forked, which may
+// be another than the one that calls this and be at work already, or 0, where it is not known.
 void caches_after_fork();
-void cache_reclaim_after_fork();
+void cache_reclaim_after_fork(std::uint32_t forker);
 
 }  // namespace rdmalloc

@@ -121,7 +121,8 @@ void fork_recover() {
     first_thread.store(forker.id, std::memory_order_relaxed);
     known_process.store(os::process_id(), std::memory_order_relaxed);
     loader_may_be_locked.store(true, std::memory_order_relaxed);
-    cache_reclaim_after_fork();  // gives blocks back, and so takes locks
+    // Gives blocks back, and so takes locks.
+    cache_reclaim_after_fork(is_marked || os::is_first_thread() ? forker.id : 0);
     // Release: pairs with the acquires of fork_check() and above, on other threads of the child.
     fork_word->store(kReady, std::memory_order_release);
   }

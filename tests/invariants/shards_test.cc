@@ -7,9 +7,9 @@
 // magazine at once; a_shard_steals with no stealing from depots; a_dead_shards_memory and
 // what_a_live_shard with none from slabs; the_depot_is_bounded with a whole share for each shard;
 // I11_…_memory with the lists of shard 0 alone made anew in a child, I11_…_threads with their
-// counts cleared there whichever thread recovers, I11_…_segments with new ones whose words are
-// written behind the first one's heap. Nodes have a file of their own,
-// shards_nodes_test.cc.
+// counts cleared there whichever thread recovers and with the caches of vanished threads kept,
+// I11_…_segments with new ones whose words are written behind the first one's heap. Nodes have a
+// file of their own, shards_nodes_test.cc.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -419,10 +419,16 @@ TEST(Shards, a_thread_takes_of_a_magazine_what_it_may_hold) {
 // A thread made there recovers before the one that forked, whose cache is in use all the same.
 TEST(Shards, I11_the_child_of_a_fork_counts_its_threads_whichever_recovers) {
   rdmalloc_free(rdmalloc_malloc(64));
+  Resident one(3), other(4);
   pid_t pid = fork();
   ASSERT_GE(pid, 0);
   if (pid == 0) {
-    run_at(1, [] { rdmalloc_free(rdmalloc_malloc(64)); });
+    static uint64_t caches;
+    run_at(1, [] {
+      rdmalloc_free(rdmalloc_malloc(64));
+      caches = counter("stats.threads");
+    });
+    if (caches != 2) _exit(2);  // this one's and that thread's
     go_to(2);
     uint32_t threads = 0;
     for (const rdmalloc::Shard& shard : rdmalloc::shards) threads |= shard.threads;
