@@ -46,4 +46,12 @@ void purge_note_dirty() {
     detail::purge_thread_signal();
 }
 
+void purge_note_new_pages() {
+  const detail::PurgeSignal& signal = detail::purge_signal;
+  // By the central heap's lock, which the purge thread takes to look for a rest between its store
+  // of kIdle and its sleep: it finds this one, or is seen to sleep here. Relaxed, therefore.
+  if (signal.sleep.load(std::memory_order_relaxed) == detail::kIdle && page_heap_has_rest())
+    purge_note_slab_change();
+}
+
 }  // namespace rdmalloc

@@ -28,5 +28,8 @@ std::uint64_t dirty_ceiling_bytes(bool* is_limit);
 // when it sleeps for want of work or when a ceiling is passed. Where there is none, nothing
 // happens: no thread is made inside malloc or free.
 void purge_note_dirty();
+// The same of new pages for a large block: the end of the huge page that they may end within is
+// backed with them, and is to be given back in time also where nothing is ever freed.
+void purge_note_new_pages();
 
 }  // namespace rdmalloc

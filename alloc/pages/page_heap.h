@@ -166,6 +166,8 @@ struct PurgeChoice {
 // once the choice allows it: freed with the free span that ends there, or when huge pages were last
 // asked for. Not before: what is taken next is to lie right behind.
 void page_heap_enter_rest(const PurgeChoice& choice);
+// Whether there is such a rest, which is in no count. Takes the central lock.
+bool page_heap_has_rest();
 // Takes the oldest dirty slices that the choice allows, which are in flight then: their word says
 // kPurging. Returns 0 when there are none. `*freed_ms` is coarse_ms, wrapping.
 SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slices,

@@ -77,13 +77,23 @@ PageHeap* find_heap_due(const PurgeChoice& choice) {
   return found;
 }
 
+// Where the huge page ends that the arena ends within; 0: it does not. Under the central lock.
+SliceIndex end_of_rest(SliceIndex frontier) {
+  SliceIndex chunk = frontier & ~(kSlicesPerChunk - 1), end = chunk + kSlicesPerChunk;
+  return frontier != chunk && end <= arena.committed && huge_is_chunk(chunk) ? end : 0;
+}
+
 }  // namespace
+
+bool page_heap_has_rest() {
+  LockGuard guard(central.lock);
+  return end_of_rest(page_heap_frontier()) != 0;
+}
 
 void page_heap_enter_rest(const PurgeChoice& choice) {
   LockGuard guard(central.lock);
-  SliceIndex frontier = page_heap_frontier(), chunk = frontier & ~(kSlicesPerChunk - 1);
-  SliceIndex end = chunk + kSlicesPerChunk;
-  if (frontier == chunk || end > arena.committed || !huge_is_chunk(chunk)) return;
+  SliceIndex frontier = page_heap_frontier(), end = end_of_rest(frontier);
+  if (end == 0) return;
   // As of a span that was freed then. What is old enough for all is no older here: after 25 days
   // spans' times would call it young.
   std::int64_t asked_ms = huge_asked_ms();

@@ -244,7 +244,7 @@ bool round_of_work() {
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
   return caches_have_more || depot_has_more || heaps_have_more || !slabs_are_done ||
-         dirty_bytes() != 0 || page_heap_retired_slices() != 0;
+         dirty_bytes() != 0 || page_heap_has_rest() || page_heap_retired_slices() != 0;
 }
 
 std::uint64_t tick_ms() {
@@ -256,8 +256,8 @@ std::uint64_t tick_ms() {
 }
 
 bool is_idle() {
-  return dirty_bytes() == 0 && page_heap_retired_slices() == 0 && !events_are_pending() &&
-         slab_is_watched() && depot_is_empty();
+  return dirty_bytes() == 0 && !page_heap_has_rest() && page_heap_retired_slices() == 0 &&
+         !events_are_pending() && slab_is_watched() && depot_is_empty();
 }
 
 }  // namespace purge_state

@@ -14,7 +14,8 @@
 // count_resident() that finds all where it is refused, the_arena_… without advise_small(),
 // the_rest_of_… without Where::kSmallPages, never_… with huge_ask() not asking arena_may_be_huge(),
 // …_of_shards… without huge_ask_for_segment(), what_the_last_one_… without page_heap_enter_rest(),
-// …_after_a_month_too with an `asked_ms` that is earlier than `part_until_ms`.
+// …_after_a_month_too with an `asked_ms` that is earlier than `part_until_ms`, I7_… without
+// purge_note_new_pages().
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -351,6 +352,14 @@ TEST_F(HugePages, what_lies_behind_all_blocks_is_given_back_after_a_month_too) {
   choice.whole_until_ms = choice.part_until_ms = now.tv_sec * 1000 + 30 * kDay;
   rdmalloc::page_heap_enter_rest(choice);
   EXPECT_GE(rdmalloc_test::counter("stats.dirty_bytes"), kMiB);
+}
+
+// The purge thread had nothing to do when the last block was taken.
+TEST_F(HugePages, I7_what_lies_behind_all_blocks_is_given_back_where_nothing_is_freed) {
+  rdmalloc_test::set("purge.decay_ms", 100);
+  uintptr_t end = end_within_a_huge_page();
+  uintptr_t chunk_end = chunk_below(end) + kHugePage;
+  rdmalloc_test::wait_until([&] { return resident_pages(end, chunk_end) == 0; });
 }
 
 // A filter may refuse to tell; so may a kernel.
