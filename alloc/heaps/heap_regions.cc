@@ -179,13 +179,33 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
   return error;
 }
 
-// Undoes the regions from `first` to `end`, which are not in the heap's lists.
+// Under the span lock.
+void count_huge_pages(Heap& heap) {
+  std::uint64_t slices_2m = 0, slices_1g = 0;
+  std::uint32_t count = heap.region_count.load(std::memory_order_relaxed);
+  for (std::uint32_t i = 0; i < count; ++i) {
+    const HeapRegion& region = heap.regions[i];
+    if (region.pages == PageKind::kHuge2M) slices_2m += region.slices;
+    if (region.pages == PageKind::kHuge1G) slices_1g += region.slices;
+  }
+  heap.huge_2m_slices.store(slices_2m, std::memory_order_relaxed);
+  heap.huge_1g_slices.store(slices_1g, std::memory_order_relaxed);
+}
+
+// Undoes the regions from `first` to `end`, which are not in the heap's lists. Where they can't be
+// deregistered, since a caller has got a registration of one by an address that it has no block at,
+// they stay the heap's until it is destroyed, and nothing of them is handed out (I13).
 void remove_regions(Heap& heap, std::uint64_t handle, std::uint32_t first, std::uint32_t end) {
   std::uint64_t kept = 0;
   std::uint32_t place = heap.place.load(std::memory_order_relaxed);
-  // A caller can hold no block that was never to be found.
-  if (place != 0 && end > first)
-    heap_registrar.load(std::memory_order_acquire)->end(place, handle, first, &kept);
+  if (place != 0 && end > first &&
+      heap_registrar.load(std::memory_order_acquire)->end(place, handle, first, &kept) != 0) {
+    LockGuard guard(heap.span_lock);
+    // Release: as in regions_add().
+    heap.region_count.store(end, std::memory_order_release);
+    count_huge_pages(heap);
+    return;
+  }
   for (std::uint32_t i = first; i < end; ++i) end_region(heap, i, (kept >> i & 1) != 0);
   if (page_heap_retired_slices() != 0) region_pages_restore();
 }
@@ -214,19 +234,6 @@ int take_regions(Heap& heap, std::uint64_t handle, std::uint64_t bytes, const Ta
   }
   if (error != 0) remove_regions(heap, handle, before, *end);
   return error;
-}
-
-// Under the span lock.
-void count_huge_pages(Heap& heap) {
-  std::uint64_t slices_2m = 0, slices_1g = 0;
-  std::uint32_t count = heap.region_count.load(std::memory_order_relaxed);
-  for (std::uint32_t i = 0; i < count; ++i) {
-    const HeapRegion& region = heap.regions[i];
-    if (region.pages == PageKind::kHuge2M) slices_2m += region.slices;
-    if (region.pages == PageKind::kHuge1G) slices_1g += region.slices;
-  }
-  heap.huge_2m_slices.store(slices_2m, std::memory_order_relaxed);
-  heap.huge_1g_slices.store(slices_1g, std::memory_order_relaxed);
 }
 
 }  // namespace

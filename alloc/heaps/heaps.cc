@@ -178,7 +178,7 @@ const HeapRegistrar* registrar_of(const Heap& heap) {
 }
 
 // Takes and registers the memory of a heap that no caller knows yet. 0 or a negative errno with
-// nothing left behind.
+// nothing left behind, but for regions that can't be deregistered (remove_regions()).
 int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
   std::size_t unit = pool_page_bytes(plan.pages);
   if (unit < kChunkBytes) unit = kChunkBytes;
@@ -198,7 +198,7 @@ int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
   }
   heap.place.store(place, std::memory_order_relaxed);
   int error = regions_add(heap, handle, plan.budget_bytes);
-  if (error != 0 && place != 0) {
+  if (error != 0 && place != 0 && !has_regions(heap)) {
     registrar->give_up(place, handle);
     heap.place.store(0, std::memory_order_relaxed);
   }
@@ -226,7 +226,13 @@ int heap_create(const HeapPlan& plan, std::uint64_t* handle) {
   std::uint64_t made = generation << kHandleSlotBits | slot;
   if (plan.has_regions) {
     if (int error = fill_regions(*heap, made, plan)) {
-      heaps.free(heap);
+      if (!has_regions(*heap)) {
+        heaps.free(heap);
+        return error;
+      }
+      // A caller holds a registration of what was taken: the heap ends once that is put.
+      heap->handle.store(made, std::memory_order_release);
+      (void)heap_abandon(made);
       return error;
     }
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -437,6 +438,73 @@ TEST_F(RegisteredHeaps, I13_memory_that_half_a_create_registered_stays_out_of_re
   }
   for (void* block : blocks) rdmalloc_free(block);
   EXPECT_EQ(domain.close(), 0);
+}
+
+// A caller gets a registration of the first region, by an address that it has no block at, while
+// the second one is refused.
+class HeldAmid : public RegisteredHeaps {
+ protected:
+  HeldAmid() {
+    rdmalloc_domain_attr attr = {};
+    attr.largest = 2 * kMiB;
+    domain.emplace(fabric, attr);
+  }
+  // From here on the next region is registered and held, and the one after it refused.
+  void hold_the_next() {
+    next = nullptr;
+    fabric.before_enter = [this](void* base, std::size_t) {
+      if (next == nullptr) return next = base, 0;
+      std::thread([this] { held = domain->get(next, 10, kRemote); }).join();
+      return -ENOMEM;
+    };
+  }
+  std::optional<StubDomain> domain;
+  void* next = nullptr;
+  rdmalloc_reg* held = nullptr;
+};
+
+// Fails when what end() says is ignored: others' blocks lie in the registration, and the domain
+// never closes.
+TEST_F(HeldAmid, I13_a_create_that_fails_keeps_the_memory_until_the_put) {
+  hold_the_next();
+  EXPECT_EQ(make({domain->handle}, 4 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -ENOMEM);
+  ASSERT_NE(held, nullptr) << domain->last_error;
+  fabric.before_enter = nullptr;
+  // No block lies where that registration is, as long as it is there.
+  std::vector<void*> blocks;
+  for (int i = 0; i < 200; ++i) {
+    blocks.push_back(rdmalloc_malloc(100 * kKiB));
+    EXPECT_FALSE(fabric.touches(blocks.back(), 100 * kKiB));
+  }
+  for (void* block : blocks) rdmalloc_free(block);
+  rdmalloc_reg_put(held);
+  // Any call that unmakes something ends the heap first.
+  EXPECT_EQ(domain->close(), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+}
+
+// Fails likewise.
+TEST_F(HeldAmid, I13_a_grow_that_fails_keeps_the_memory_until_the_heaps_end) {
+  rdmalloc_heap* heap = make({domain->handle}, 2 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  hold_the_next();
+  EXPECT_EQ(rdmalloc_heap_grow(heap, 4 * kMiB), -ENOMEM);
+  ASSERT_NE(held, nullptr) << domain->last_error;
+  fabric.before_enter = nullptr;
+  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), 0);
+  EXPECT_EQ(counters(heap).budget_bytes, 4 * kMiB);
+  auto* kept = static_cast<char*>(next);
+  for (void* block : fill(heap)) {
+    EXPECT_TRUE(block < kept || block >= kept + 2 * kMiB);
+    rdmalloc_key key = {};
+    EXPECT_EQ(rdmalloc_heap_key(heap, 0, block, 10, &key), 0);
+    EXPECT_TRUE(reaches(fabric, key, block, 10));
+  }
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), -EBUSY);
+  rdmalloc_reg_put(held);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(fabric.live(), 0u);
 }
 
 // Fails when there is no end to what a heap may be called by.
