@@ -91,6 +91,7 @@ struct HeapRegion {
   SliceIndex first;
   std::uint32_t slices;
   PageKind pages;  // what was put there; kAny: the arena's own
+  bool is_kept;    // never to be handed out again: see HeapRegistrar::add
 
   SliceIndex end() const { return first + slices; }
 };

@@ -98,6 +98,7 @@ void warn_of_ordinary_pages(std::uint64_t bytes, const Message& why) {
 // the next ones come from anywhere.
 void end_region(const Heap& heap, std::uint32_t index, bool is_kept) {
   const HeapRegion& region = heap.regions[index];
+  is_kept |= region.is_kept;
   if (region.pages != PageKind::kAny && !is_kept) {
     page_heap_region_retire(region.first, region.slices);
     return;
@@ -148,9 +149,9 @@ int back_region(const RegionLimits& limits, PageKind pages, HeapRegion* region, 
   return error == -EFAULT ? -ENOMEM : error;
 }
 
-// The heap's next region, not yet in its lists.
+// The heap's next region, not yet in its lists. After an error it is there if `*is_held`.
 int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_t bytes,
-               const Taking& taking, Message* why) {
+               const Taking& taking, bool* is_held, Message* why) {
   auto slices = static_cast<std::uint32_t>(bytes >> kSliceShift);
   bool is_zero = false;
   SliceIndex slice = 0;
@@ -165,17 +166,17 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
     return -ENOMEM;
   }
   page_heap_region_make(slice, slot_of(heap));
-  heap.regions[index] = {slice, slices, PageKind::kAny};
-  bool is_kept = false;
-  int error = back_region(heap.region_limits, taking.pages, &heap.regions[index], why);
+  HeapRegion& region = heap.regions[index];
+  region = {slice, slices, PageKind::kAny, false};
+  int error = back_region(heap.region_limits, taking.pages, &region, why);
   if (std::uint32_t place = heap.place.load(std::memory_order_relaxed); error == 0 && place != 0) {
     // Acquire: pairs with the release of the registration cache.
     error = heap_registrar.load(std::memory_order_acquire)
-                ->add(place, handle, arena.address_of(slice), bytes, &is_kept);
+                ->add(place, handle, arena.address_of(slice), bytes, &region.is_kept, is_held);
     if (error != 0)
       why->text("a domain refused to register it; ask for less, or raise the limit that it names");
   }
-  if (error != 0) end_region(heap, index, is_kept);
+  if (error != 0 && !*is_held) end_region(heap, index, false);
   return error;
 }
 
@@ -226,7 +227,9 @@ int take_regions(Heap& heap, std::uint64_t handle, std::uint64_t bytes, const Ta
           "its domains register too little at once for it: open them with a larger `largest`, or "
           "make several heaps");
     } else {
-      error = add_region(heap, handle, *end, length, taking, why);
+      bool is_held = false;
+      error = add_region(heap, handle, *end, length, taking, &is_held, why);
+      if (is_held) ++*end;
     }
     if (error != 0) break;
     *done += length;

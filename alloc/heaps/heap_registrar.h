@@ -32,10 +32,12 @@ struct HeapRegistrar {
   int (*begin)(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t domain_count,
                std::uint32_t access, RegionLimits* limits, std::uint32_t* place);
   // Registers the heap's next region with each of its domains. 0, or a negative errno with nothing
-  // of this region registered, unless it sets `*is_kept`: a domain would not take back what it had
-  // registered, so the memory must never be handed out again, as below.
+  // of this region registered, unless it sets one of these: `*is_kept`, a domain would not take
+  // back what it had registered, so the memory must never be handed out again, as below;
+  // `*is_held`, a caller has got what one domain registered, and the region is one of the heap's
+  // until end().
   int (*add)(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length,
-             bool* is_kept);
+             bool* is_kept, bool* is_held);
   // Deregisters the regions from the `first`-th on. 0; or, with nothing changed, -EBUSY (a caller
   // holds a registration of the heap's) or -EDEADLK. `*kept` has a bit for each region whose memory
   // must never be handed out again, since a device may still write there.

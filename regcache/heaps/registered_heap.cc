@@ -108,9 +108,23 @@ void reopen(Domain& domain, Registration* reg) {
   reopen_heaps(domain, reg);
 }
 
+// Takes back what the first `count` domains registered of that region. Whether all is gone, but for
+// what `*is_kept` says of; false where a caller has got one of them, by an address that it has no
+// block at, and all are as before.
+bool take_back(RegisteredHeap& heap, std::size_t first, std::size_t count, bool* is_kept) {
+  for (std::size_t i = 0; i < count; ++i) {
+    if (close(domain_at(heap, i), heap.registrations[first + i])) continue;
+    while (i-- != 0) reopen(domain_at(heap, i), heap.registrations[first + i]);
+    return false;
+  }
+  for (std::size_t i = 0; i < count; ++i)
+    *is_kept |= !drop(domain_at(heap, i), heap.registrations[first + i]);
+  return true;
+}
+
 int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length,
-        bool* is_kept) {
-  *is_kept = false;
+        bool* is_kept, bool* is_held) {
+  *is_kept = *is_held = false;
   RegisteredHeap* heap = place_of(place, handle);
   if (heap == nullptr) return -ECHILD;
   if (is_in_page_event()) return -EDEADLK;
@@ -121,12 +135,14 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
     Registration*& reg = heap->registrations[first + i];
     if (int error = make_heaps(domain_at(*heap, i), base, length, heap->access, &reg)) {
       *is_kept = error == -ENOTRECOVERABLE;
-      // No block was handed out of this region, so no thread holds its registrations.
-      while (i-- != 0) {
-        Registration* made = heap->registrations[first + i];
-        close(domain_at(*heap, i), made);
-        *is_kept |= !drop(domain_at(*heap, i), made);
+      *is_held = !take_back(*heap, first, i, is_kept);
+      if (!*is_held) return error;
+      for (; i < heap->domain_count; ++i) {
+        heap->registrations[first + i] = nullptr;
+        store_key(heap->keys[first + i], {});
       }
+      // Release: as below.
+      heap->region_count.store(region + 1, std::memory_order_release);
       return error;
     }
     store_key(heap->keys[first + i], reg->head.key);

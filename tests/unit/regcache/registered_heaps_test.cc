@@ -484,6 +484,29 @@ TEST_F(HeldAmid, I13_a_create_that_fails_keeps_the_memory_until_the_put) {
   EXPECT_EQ(fabric.live(), 0u);
 }
 
+// Fails when the registration is dropped while it is held.
+TEST_F(HeldAmid, I13_so_where_another_domain_refuses_the_same_region) {
+  StubFabric poor;
+  StubDomain other(poor);
+  poor.before_enter = [this](void* base, std::size_t) {
+    std::thread([this, base] { held = domain->get(base, 10, kRemote); }).join();
+    return -ENOMEM;
+  };
+  EXPECT_EQ(make({domain->handle, other.handle}, 2 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -ENOMEM);
+  ASSERT_NE(held, nullptr) << domain->last_error;
+  EXPECT_EQ(fabric.live(), 1u);
+  std::vector<void*> blocks;
+  for (int i = 0; i < 200; ++i) {
+    blocks.push_back(rdmalloc_malloc(100 * kKiB));
+    EXPECT_FALSE(fabric.touches(blocks.back(), 100 * kKiB));
+  }
+  for (void* block : blocks) rdmalloc_free(block);
+  rdmalloc_reg_put(held);
+  EXPECT_EQ(domain->close(), 0);
+  EXPECT_EQ(fabric.live(), 0u);
+}
+
 // Fails likewise.
 TEST_F(HeldAmid, I13_a_grow_that_fails_keeps_the_memory_until_the_heaps_end) {
   rdmalloc_heap* heap = make({domain->handle}, 2 * kMiB);
