@@ -29,6 +29,9 @@ namespace {
 // two threads touch the same one.
 constexpr std::uintptr_t kStepBytes = std::uintptr_t{16} << 20;
 constexpr unsigned kMostThreads = 256;
+// Purges that one registration waits for. The next can only be in its way when the same pages were
+// used and freed again meanwhile.
+constexpr int kMostPurges = 16;
 
 struct Job {
   PrefaultRequest request;
@@ -37,6 +40,7 @@ struct Job {
   void* arg;
   unsigned threads = 1;
   int process = 0;
+  bool waits_for_purges = false;
   bool has_reported_all = false;
 
   // The next step to be taken.
@@ -149,14 +153,23 @@ Unit* take_unit(Job& job, bool is_caller) {
   return next < plan.unit_count ? plan.units + next : nullptr;
 }
 
+int get(Unit& unit) {
+  const Piece& piece = unit.piece;
+  return rdmalloc_reg_get(reinterpret_cast<rdmalloc_domain*>(unit.domain),
+                          reinterpret_cast<void*>(piece.low), piece.high - piece.low,
+                          unit.domain->access, &unit.held);
+}
+
 bool register_next(Job& job, bool is_caller) {
   if (job.is_over()) return false;
   Unit* unit = take_unit(job, is_caller);
   if (unit == nullptr) return false;
-  const Piece& piece = unit->piece;
-  int error = rdmalloc_reg_get(reinterpret_cast<rdmalloc_domain*>(unit->domain),
-                               reinterpret_cast<void*>(piece.low), piece.high - piece.low,
-                               unit->domain->access, &unit->held);
+  int error = get(*unit);
+  // A unit that is several blocks of a slab, between which free pages go back to the kernel now.
+  for (int purges = 0; error == -EAGAIN && job.waits_for_purges && purges < kMostPurges; ++purges) {
+    purge_turn_wait();
+    error = get(*unit);
+  }
   if (error != 0) {
     unit->held = nullptr;
     if (job.fail(error)) warn_refused(job, *unit, error);
@@ -261,6 +274,8 @@ void put_all(Job& job) {
 int run(Job& job, unsigned asked) {
   pthread_t helpers[kMostThreads];
   job.process = os::process_id();
+  // Inside a page event a helper would wait for the turn of the thread that waits for it.
+  job.waits_for_purges = !purge_turn_is_mine();
   // Before the first helper starts: the callback may cancel at no cost.
   job.threads = threads_for(job, asked);
   if (!report(job)) return -ECHILD;

@@ -1,6 +1,7 @@
 // The cache over the real allocator, in whose purges the tests take part.
 #include <cstring>
 #include <functional>
+#include <map>
 #include <set>
 #include <thread>
 
@@ -108,6 +109,83 @@ TEST_F(CoarseRegistrar, a_domain_that_opens_waits_for_a_purge_under_way) {
   }
   ASSERT_TRUE(opener.joinable());
   opener.join();
+}
+
+// Blocks of one slab, all free but the first and the last.
+class BlocksOfASlab : public RegisteredHeaps {
+ protected:
+  static constexpr std::size_t kBlock = 16 * kKiB;
+
+  void SetUp() override {
+    std::map<void*, std::set<char*>> slabs;
+    for (int i = 0; i < 60; ++i) {
+      auto* block = static_cast<char*>(rdmalloc_malloc(kBlock));
+      std::memset(block, 1, kBlock);
+      rdmalloc_range range = {};
+      range.size = sizeof range;
+      ASSERT_EQ(rdmalloc_range_of(block, &range), 0);
+      slabs[range.base].insert(block);
+    }
+    for (auto& [base, of_slab] : slabs)
+      if (of_slab.size() > blocks.size()) blocks = of_slab;
+    for (auto& [base, of_slab] : slabs)
+      for (char* block : of_slab)
+        if (block != *blocks.begin() && block != *blocks.rbegin()) rdmalloc_free(block);
+    ASSERT_GT(blocks.size(), 2u);
+    first = *blocks.begin();
+    last = *blocks.rbegin();
+  }
+  void TearDown() override {
+    rdmalloc_free(first);
+    rdmalloc_free(last);
+    RegisteredHeaps::TearDown();
+  }
+  int prefault_both(StubDomain& domain) {
+    iovec ranges[] = {{first, kBlock}, {last, kBlock}};
+    return rdmalloc_reg_prefault(&domain.handle, 1, ranges, 2, 1, nullptr, nullptr);
+  }
+
+  std::set<char*> blocks;
+  char *first = nullptr, *last = nullptr;
+};
+
+// Seen to fail, by -EAGAIN, when register_next() took the first answer.
+TEST_F(BlocksOfASlab, a_prefault_waits_for_a_purge_between_them) {
+  StubDomain domain(fabric);
+  std::thread prefault;
+  std::atomic<pid_t> thread{0};
+  std::atomic<bool> is_over{false};
+  int error = 1;
+  {
+    Purges purges([&](char* base, std::size_t) {
+      if (base < first || base > last || prefault.joinable()) return;
+      prefault = std::thread([&] {
+        thread = gettid();
+        error = prefault_both(domain);
+        is_over = true;
+      });
+      while (!is_over && !(domain.counters().misses != 0 && rdmalloc_test::is_asleep(thread)))
+        std::this_thread::yield();
+    });
+    EXPECT_GT(rdmalloc_purge(0), 0);
+  }
+  ASSERT_TRUE(prefault.joinable()) << "nothing was purged between them";
+  prefault.join();
+  EXPECT_EQ(error, 0);
+  EXPECT_TRUE(fabric.touches(first, kBlock) && fabric.touches(last, kBlock));
+}
+
+// Seen to hang when register_next() waited there as well: for this very thread.
+TEST_F(BlocksOfASlab, a_prefault_inside_the_purge_does_not_wait_for_it) {
+  StubDomain domain(fabric);
+  int error = 1;
+  {
+    Purges purges([&](char* base, std::size_t) {
+      if (base >= first && base <= last && error == 1) error = prefault_both(domain);
+    });
+    EXPECT_GT(rdmalloc_purge(0), 0);
+  }
+  EXPECT_EQ(error, -EAGAIN);
 }
 
 // A limit below what a slab takes, so that keys are of the pages of their blocks; and one block
