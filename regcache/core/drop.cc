@@ -125,6 +125,7 @@ void quarantine(Domain& domain, Registration* reg) {
   ++stripe.counters.quarantined;
   ++stripe.totals.quarantined_count;
   note_quarantined(reg->length());
+  if (reg->rest().is_watched) watcher.quarantined();
 }
 
 void forget_quarantined(Domain& domain) {

@@ -50,6 +50,7 @@ struct Watcher {
   bool (*catch_up)(State& all);
   bool (*begin)(std::uintptr_t low, std::uintptr_t high);
   void (*end)(State& all, std::uintptr_t low, std::uintptr_t high);
+  void (*quarantined)();  // under a domain's lock
 };
 extern const Watcher watcher;
 

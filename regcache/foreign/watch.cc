@@ -417,9 +417,10 @@ int Watch::start(State& all) {
   watch_survivors.descriptors[2].store(stop_fd_, std::memory_order_relaxed);
   most_ranges_ = os::most_mappings() / 4;
   has_marked_all_ = false;
-  // What is left there is of an earlier life: quarantined, or retired.
+  // Of an earlier life, whose ranges the kernel watches no more.
   retired_.clear();
-  watched_.store(0, std::memory_order_relaxed);
+  watched_.fetch_sub(quarantined_.exchange(0, std::memory_order_relaxed),
+                     std::memory_order_relaxed);
   probe_.store(Probe::kGone, std::memory_order_relaxed);
   if (error == 0) error = create_threads();
   if (error == 0) return 0;
@@ -534,6 +535,7 @@ constinit const Watcher watcher = {
     .catch_up = [](State& all) { return watch->catch_up(all); },
     .begin = [](std::uintptr_t low, std::uintptr_t high) { return watch->begin(low, high); },
     .end = [](State& all, std::uintptr_t low, std::uintptr_t high) { watch->end(all, low, high); },
+    .quarantined = [] { watch->quarantined(); },
 };
 
 }  // namespace rdmalloc::regcache

@@ -93,6 +93,8 @@ class Watch {
   // flight no more, or says that it isn't watched.
   bool begin(std::uintptr_t low, std::uintptr_t high);
   void end(State& all, std::uintptr_t low, std::uintptr_t high);
+  // A range that was begun is quarantined: end() never follows.
+  void quarantined() { quarantined_.fetch_add(1, std::memory_order_relaxed); }
 
   struct Counters {
     bool is_on;
@@ -154,7 +156,11 @@ class Watch {
   Lock ranges_lock_;
   ByteRanges retired_;
 
-  std::atomic<std::uint64_t> watched_, stale_, unsettled_, refusals_;
+  // Begun and not ended, across a checkpoint too: what is held of a lost domain ends after it.
+  // Relaxed, like the others: limits and statistics.
+  std::atomic<std::uint64_t> watched_;
+  std::atomic<std::uint64_t> quarantined_;  // of watched_, until the next start
+  std::atomic<std::uint64_t> stale_, unsettled_, refusals_;
 };
 
 }  // namespace rdmalloc::regcache

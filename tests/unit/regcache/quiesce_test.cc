@@ -400,6 +400,58 @@ TEST_F(Quiesce, watching_stops_and_begins_again) {
   munmap(map, kMiB);
 }
 
+// Likewise. Seen to fail when start() counted from 0: the put counted below it, and no range was
+// watched any more.
+TEST_F(Quiesce, watching_goes_on_after_the_end_of_what_a_lost_domain_held) {
+  rdmalloc_watch_counters watch = {};
+  watch.size = sizeof watch;
+  StubDomain domain(fabric, attr);
+  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
+  if (watch.is_on == 0) GTEST_SKIP() << "SKIP: not watching: error " << watch.error;
+  void* map = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  StubFabric gone;
+  {
+    StubDomain lost(gone);
+    rdmalloc_reg* held = lost.get(map, kMiB);
+    ASSERT_NE(held, nullptr);
+    rdmalloc_test::Capture capture;
+    ASSERT_EQ(rdmalloc_domain_lost(lost.handle), 0);
+    capture.end();
+    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+    ASSERT_EQ(rdmalloc_resume(), 0);
+    rdmalloc_reg_put(held);
+  }
+  std::uint64_t generation = domain.touch(map, kMiB);
+  EXPECT_EQ(domain.touch(map, kMiB), generation) << "watched, so it is cached";
+  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
+  EXPECT_EQ(watch.watched, 1u);
+  munmap(map, kMiB);
+}
+
+// Likewise. Seen to fail when start() did not take off what was quarantined: counted for ever.
+TEST_F(Quiesce, watching_begins_again_without_what_was_quarantined) {
+  rdmalloc_watch_counters watch = {};
+  watch.size = sizeof watch;
+  StubDomain domain(fabric, attr);
+  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
+  if (watch.is_on == 0) GTEST_SKIP() << "SKIP: not watching: error " << watch.error;
+  void* map = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  EXPECT_NE(domain.touch(map, kMiB), 0u);
+  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+  rdmalloc_test::Capture capture;
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 0);
+  capture.end();
+  fabric.before_leave = nullptr;
+  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
+  EXPECT_EQ(watch.watched, 1u);
+  fabric.forget_all();  // with the device
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
+  EXPECT_EQ(watch.watched, 0u);
+  munmap(map, kMiB);
+}
+
 // As `rdmalloc checkpoint` does (regcache/checkpoint/control.h). 0 or errno.
 int ask(int tid, int number, bool resumes) {
   siginfo_t request = {};
