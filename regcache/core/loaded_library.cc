@@ -132,7 +132,7 @@ void* handle_of(const char* known_by, int flags) {
 }
 
 // libc's own: in the preloaded library our dlclose() stands in front, which comes back to here.
-void release(void* handle) {
+void close_handle(void* handle) {
   using Close = int (*)(void*);
   static constinit std::atomic<Close> found{nullptr};
   // Relaxed: every thread that looks finds the same function.
@@ -155,12 +155,20 @@ bool holds(const dl_phdr_info& info, const void* address) {
 
 }  // namespace
 
+HeldLibrary::HeldLibrary(const char* known_by) : handle_(handle_of(known_by, 0)) {}
+
+void* HeldLibrary::symbol(const char* symbol) const {
+  if (handle_ == nullptr || os::should_fail(os::Site::kFindFunction)) return nullptr;
+  return dlsym(handle_, symbol);
+}
+
+void HeldLibrary::release() {
+  if (handle_ != nullptr) close_handle(handle_);
+  handle_ = nullptr;
+}
+
 void* symbol_of_loaded(const char* known_by, const char* symbol) {
-  void* handle = handle_of(known_by, 0);
-  if (handle == nullptr) return nullptr;
-  void* found = os::should_fail(os::Site::kFindFunction) ? nullptr : dlsym(handle, symbol);
-  release(handle);
-  return found;
+  return HeldLibrary(known_by).symbol(symbol);
 }
 
 bool is_loaded(const char* known_by) {
@@ -171,7 +179,7 @@ bool is_loaded(const char* known_by) {
 
 bool keep_loaded(const char* known_by) {
   void* handle = handle_of(known_by, RTLD_NODELETE);
-  if (handle != nullptr) release(handle);
+  if (handle != nullptr) close_handle(handle);
   return handle != nullptr;
 }
 

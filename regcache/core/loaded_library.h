@@ -10,8 +10,25 @@ namespace rdmalloc {
 // that only the parent has may hold the lock that they take. The others find another way there.
 bool is_walk_safe();
 
-// The function `symbol` of the loaded library that exports `known_by`, or nullptr. Takes the
-// loader's lock and allocates: on a program's thread, never during a purge. So does keep_loaded().
+// A loaded library, by what it exports, that can't be unloaded meanwhile. Takes the loader's lock,
+// at its end too, and allocates: on a program's thread, never during a purge. So do the two below.
+class HeldLibrary {
+ public:
+  explicit HeldLibrary(const char* known_by);
+  HeldLibrary(const HeldLibrary&) = delete;
+  HeldLibrary& operator=(const HeldLibrary&) = delete;
+  ~HeldLibrary() { release(); }
+  // Its function `symbol`, or nullptr; that too when it is not loaded.
+  void* symbol(const char* symbol) const;
+  // Unloads it, if it was closed meanwhile.
+  void release();
+  // Leaves it loaded for good.
+  void keep() { handle_ = nullptr; }
+
+ private:
+  void* handle_;
+};
+// The function `symbol` of the loaded library that exports `known_by`, or nullptr.
 void* symbol_of_loaded(const char* known_by, const char* symbol);
 // Takes the lock that loading a library holds for a moment, but not while constructors run. Any
 // thread outside malloc.

@@ -87,3 +87,12 @@ EXPORT int dlclose(void* handle) noexcept {
   rdmalloc::notifiers_close_end();
   return result;
 }
+
+namespace {
+
+// Before the notifiers' own start, which is an ordinary constructor.
+__attribute__((constructor(101))) void say_which_dlclose() {
+  rdmalloc::notifiers_set_dlclose(dlclose);
+}
+
+}  // namespace

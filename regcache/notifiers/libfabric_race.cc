@@ -30,8 +30,8 @@ bool never_applies() {
 void libfabric_race_warn() {
   static constinit std::atomic<bool> is_said{false};
   if (is_said.load(std::memory_order_relaxed) || never_applies()) return;
-  auto version =
-      reinterpret_cast<VersionFunction>(symbol_of_loaded(kFabricFunction, kFabricFunction));
+  HeldLibrary fabric(kFabricFunction);
+  auto version = reinterpret_cast<VersionFunction>(fabric.symbol(kFabricFunction));
   if (version == nullptr || version() != kRacing || is_said.exchange(true)) return;
   report_warning(
       "libfabric 2.6 is loaded, and its registration cache may crash or hang when another "

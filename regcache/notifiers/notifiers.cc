@@ -19,6 +19,7 @@
 
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <rdmalloc/notifier.h>
 
 #include <atomic>
@@ -61,6 +62,10 @@ constinit std::atomic<bool> fabric_is_detached{false};  // as Target::is_detache
 // Threads inside a function of another library: the purge thread, and those that unmap foreign
 // memory (written by them, read by dlclose's side).
 constinit std::atomic<int> notifying{0};
+// How much of `notifying` and of the closes under way is this thread's: all there is in a child
+// that it forks.
+constinit thread_local int notifying_here = 0;
+constinit thread_local std::uint32_t closing_here = 0;
 constinit std::atomic<std::uint64_t> foreign_notified{0}, holds{0};
 
 bool is_explicit() {
@@ -77,7 +82,77 @@ struct Known {
 constinit Known known;
 // Begins and ends of changes to the list of libraries to notify: a dlclose, an attach, a detach.
 constinit std::atomic<std::uint64_t> changes{0};
-constinit std::atomic<int> closing{0};
+
+// One word: the dlcloses under way, whether the last of them must look again, and above, how many
+// have begun. An attach counts among those under way while it lets go of the library, which unloads
+// it if it was closed meanwhile.
+//
+// Nothing is attached while one is under way: a library whose destructors run is still found, and
+// to hold it does not keep it. A thread that notifies calls no function that may vanish then.
+constinit std::atomic<std::uint64_t> closes{0};
+constexpr std::uint64_t kOneUnderWay = 1, kLookAgain = std::uint64_t{1} << 31,
+                        kOneBegun = std::uint64_t{1} << 32;
+
+std::uint64_t under_way(std::uint64_t word) {
+  return word & (kLookAgain - 1);
+}
+// seq_cst: pairs with the additions to the word.
+bool is_closing() {
+  return under_way(closes.load(std::memory_order_seq_cst)) != 0;
+}
+
+// Returns whether no dlclose has begun since `before` was read.
+bool begin_letting_go(std::uint64_t before) {
+  ++closing_here;
+  return closes.fetch_add(kOneUnderWay, std::memory_order_seq_cst) / kOneBegun ==
+         before / kOneBegun;
+}
+
+void end_close(bool must_look) {
+  --closing_here;
+  std::uint64_t seen = closes.load(std::memory_order_relaxed), left = 0, next = 0;
+  do {
+    left = (seen - kOneUnderWay) | (must_look ? kLookAgain : 0);
+    next = under_way(left) == 0 ? left & ~kLookAgain : left;
+    // seq_cst: pairs with is_closing() and with an attach that is refused.
+  } while (!closes.compare_exchange_weak(seen, next, std::memory_order_seq_cst));
+  if (next != left) notifiers_rescan();
+}
+
+// Refuses an attach while a dlclose is under way, the last of which then looks again.
+bool may_attach(std::uint64_t* word) {
+  *word = closes.load(std::memory_order_seq_cst);
+  while (under_way(*word) != 0)
+    // seq_cst: pairs with end_close(), which finds the bit, or has ended before.
+    if (closes.compare_exchange_weak(*word, *word | kLookAgain, std::memory_order_seq_cst))
+      return false;
+  return true;
+}
+
+// In a child of fork the threads that were inside a library or a dlclose are not there. On the
+// thread that forked, and is the only one.
+void count_only_this_thread() {
+  notifying.store(notifying_here, std::memory_order_relaxed);
+  std::uint64_t begun = closes.load(std::memory_order_relaxed) / kOneBegun * kOneBegun;
+  closes.store(begun + closing_here * kOneUnderWay, std::memory_order_relaxed);
+}
+
+// Once something is attached. Forks that go past libc are not seen: each dlclose of such a child
+// may wait as long as it can.
+void count_anew_in_children() {
+  static constinit std::atomic<bool> is_asked{false};
+  if (is_asked.exchange(true, std::memory_order_relaxed)) return;
+  if (!os::should_fail(os::Site::kForkHandler))
+    pthread_atfork(nullptr, nullptr, count_only_this_thread);
+}
+
+RDMALLOC_AT_START constinit std::atomic<int (*)(void*)> our_dlclose{nullptr};
+
+// Not where rdmalloc was loaded late, or stands behind libc.
+bool is_dlclose_ours() {
+  auto* ours = our_dlclose.load(std::memory_order_relaxed);
+  return ours != nullptr && dlsym(RTLD_DEFAULT, "dlclose") == reinterpret_cast<void*>(ours);
+}
 
 void note_change() {
   // seq_cst: pairs with the loads in notify_all(), before and after its notifications.
@@ -108,7 +183,7 @@ void look_what_is_loaded() {
 bool is_certain() {
   if (loader_may_be_locked.load(std::memory_order_relaxed)) return false;
   std::uint64_t loaded = known.loaded.load(std::memory_order_acquire);
-  return closing.load(std::memory_order_seq_cst) == 0 &&
+  return !is_closing() &&
          loads_so_far() == Loads{loaded, known.unloaded.load(std::memory_order_relaxed)};
 }
 
@@ -146,20 +221,31 @@ bool needs_libc() {
   return is_missed(opal, known.has_opal) || is_missed(ucm, known.has_ucm) || !fabric_is_notified();
 }
 
+// The function that may be called now. One that a dlclose under way may take away is none.
+template <typename Function>
+Function callable(const Target<Function>& target) {
+  Function function = target.function.load(std::memory_order_seq_cst);
+  // Acquire: pairs with the store in attach_opal() and attach_ucm(), once the library is kept.
+  if (function == nullptr || target.relies_on_us.load(std::memory_order_acquire)) return function;
+  return is_closing() ? nullptr : function;
+}
+
 // Notifies OPAL and UCX. Any thread; several threads at once, and from inside OPAL and UCX too.
 void notify_by_call(std::uintptr_t base, std::size_t length) {
-  // seq_cst: pairs with notifiers_close_begin(). Either this thread finds the function gone, or
+  // seq_cst: pairs with notifiers_close_begin(). Either this thread finds it under way, or
   // notifiers_close_begin() sees this thread inside.
   notifying.fetch_add(1, std::memory_order_seq_cst);
+  ++notifying_here;
   auto* address = reinterpret_cast<void*>(base);
-  if (OpalRelease release = opal.function.load(std::memory_order_seq_cst)) {
+  if (OpalRelease release = callable(opal)) {
     ranges_notified.open_mpi.fetch_add(1, std::memory_order_relaxed);
     release(address, length, true);
   }
-  if (UcmUnmap unmap = ucm.function.load(std::memory_order_seq_cst)) {
+  if (UcmUnmap unmap = callable(ucm)) {
     ranges_notified.ucx.fetch_add(1, std::memory_order_relaxed);
     unmap(address, length);
   }
+  --notifying_here;
   notifying.fetch_sub(1, std::memory_order_seq_cst);
 }
 
@@ -184,14 +270,32 @@ bool is_madvise_patched() {
 template <typename Function>
 int attach(Target<Function>& target, const char* symbol) {
   if (target.function.load(std::memory_order_acquire) != nullptr) return -EALREADY;
-  auto function = reinterpret_cast<Function>(symbol_of_loaded(symbol, symbol));
+  std::uint64_t before = 0;
+  if (!may_attach(&before)) return -EAGAIN;
+  HeldLibrary library(symbol);
+  auto function = reinterpret_cast<Function>(library.symbol(symbol));
   int error = function == nullptr ? -ENOENT : 0;
   target.error.store(error, std::memory_order_relaxed);
-  if (error == 0) target.attaches.fetch_add(1, std::memory_order_relaxed);
-  if (error == 0) page_heap_keep_places();
-  if (error == 0) hold_at_exit();
+  if (error != 0) return error;
+  page_heap_keep_places();
+  hold_at_exit();
+  count_anew_in_children();
+  // A dlclose may have left the library to the one that lets go of it here, and its end may have
+  // attached it: then it stays.
+  bool is_kept = !is_dlclose_ours();
+  if (!begin_letting_go(before)) is_kept = true;
+  if (is_kept) library.keep();
+  library.release();
+  // No thread calls it before end_close().
   target.function.store(function, std::memory_order_seq_cst);
+  // seq_cst: a dlclose that begins after this load finds the function, and forgets it.
+  if (!is_kept && closes.load(std::memory_order_seq_cst) / kOneBegun != before / kOneBegun) {
+    target.function.store(nullptr, std::memory_order_seq_cst);
+    error = -EAGAIN;
+  }
+  if (error == 0) target.attaches.fetch_add(1, std::memory_order_relaxed);
   note_change();
+  end_close(error != 0);
   return error;
 }
 
@@ -355,7 +459,9 @@ const unsigned char* libc_madvise() {
 }
 
 void notifiers_close_begin(int wait_ms) {
-  closing.fetch_add(1, std::memory_order_seq_cst);
+  ++closing_here;
+  // seq_cst: pairs with callable() and with the end of attach().
+  closes.fetch_add(kOneBegun + kOneUnderWay, std::memory_order_seq_cst);
   note_change();
   bool had_opal = forget(opal), had_ucm = forget(ucm);
   std::int64_t until = os::monotonic_ns() + std::int64_t{wait_ms} * 1000000;
@@ -371,9 +477,12 @@ void notifiers_close_begin(int wait_ms) {
 }
 
 void notifiers_close_end() {
-  notifiers_rescan();
   note_change();
-  closing.fetch_sub(1, std::memory_order_seq_cst);
+  end_close(true);
+}
+
+void notifiers_set_dlclose(int (*ours)(void*)) {
+  our_dlclose.store(ours, std::memory_order_relaxed);
 }
 
 }  // namespace rdmalloc
@@ -405,6 +514,8 @@ extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
       for (int one : errors)
         if (one == 0 || one == -EALREADY) error = 0;
       if (error != 0 && errors[2] != -ENOENT) error = errors[2];
+      for (int one : errors)
+        if (error == -ENOENT && one == -EAGAIN) error = one;
       break;
     }
     default:

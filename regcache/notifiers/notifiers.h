@@ -23,11 +23,15 @@ void notifiers_rescan();
 // that uses a fabric may have only one thread of its own. At the start and after a dlopen; on a
 // program's thread outside malloc, as purge_thread_start().
 void notifiers_begin_purging();
-// Before and after a dlclose. The begin forgets functions that may vanish; if a purge is still
-// inside a library's function after `wait_ms`, it keeps the library in memory instead. Purges go
-// through libc's madvise until the end, which looks again.
+// Before and after a dlclose; they nest, and several threads may be between them. The begin forgets
+// functions that may vanish; if a purge is still inside a library's function after `wait_ms`, it
+// keeps the library in memory instead. Nothing is attached and purges go through libc's madvise
+// until the last end, which looks again.
 void notifiers_close_begin(int wait_ms);
 void notifiers_close_end();
+// interpose/dlopen.cc's, which calls the two. A library whose dlclose passes by it is kept in
+// memory once it is attached.
+void notifiers_set_dlclose(int (*ours)(void*));
 
 namespace detail {
 extern std::atomic<bool> watches_foreign;

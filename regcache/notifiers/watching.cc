@@ -49,18 +49,22 @@ bool ucx_hooks_are_off() {
 
 bool opal_rely_on_us() {
   using SetSupport = void (*)(int);
-  auto set =
-      reinterpret_cast<SetSupport>(symbol_of_loaded(kOpalFunction, "opal_mem_hooks_set_support"));
-  if (set == nullptr || !keep_loaded(kOpalFunction)) return false;
+  HeldLibrary library(kOpalFunction);
+  auto set = reinterpret_cast<SetSupport>(library.symbol("opal_mem_hooks_set_support"));
+  // Also if it is not to be told: to let go could unload what is attached by now.
+  library.keep();
+  if (set == nullptr) return false;
   set(kOpalAllSupport);
   return true;
 }
 
 bool ucx_rely_on_us() {
   using SetExternal = void (*)(int);
-  auto set =
-      reinterpret_cast<SetExternal>(symbol_of_loaded(kUcmFunction, "ucm_set_external_event"));
-  if (set == nullptr || !keep_loaded(kUcmFunction)) return false;
+  HeldLibrary library(kUcmFunction);
+  auto set = reinterpret_cast<SetExternal>(library.symbol("ucm_set_external_event"));
+  // Also if it is not to be told: to let go could unload what is attached by now.
+  library.keep();
+  if (set == nullptr) return false;
   set(kUcmUnmapped);
   return true;
 }

@@ -13,9 +13,9 @@ void set_can_watch_foreign();
 bool opal_hooks_are_off();
 bool ucx_hooks_are_off();
 
-// Tells the loaded library that rdmalloc watches, and keeps it in memory from then on, since any
-// thread may be about to call it. False when it has no such function. On a
-// program's thread, before the library's first transport: before MPI_Init, before ucp_init.
+// Keeps the loaded library in memory from then on, since any thread may be about to call it, and
+// tells it that rdmalloc watches. False when it has no such function. On a program's thread, before
+// the library's first transport: before MPI_Init, before ucp_init.
 bool opal_rely_on_us();
 bool ucx_rely_on_us();
 

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: BSD-3-Clause
+#pragma once
+
+#include <stddef.h>
+
+#include <atomic>
+
+struct ClosingLibrary {
+  void* to_close;                  // by the destructor
+  std::atomic<bool> stays_inside;  // ucm_vm_munmap() returns once it is false
+  std::atomic<bool> is_inside;
+  std::atomic<int> calls;
+};
+extern "C" ClosingLibrary* closing_library_state();
