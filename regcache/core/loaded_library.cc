@@ -132,16 +132,18 @@ void* handle_of(const char* known_by, int flags) {
 }
 
 // libc's own: in the preloaded library our dlclose() stands in front, which comes back to here.
+// Where librdmalloc stands behind libc there is no next one, and the first is libc's.
 void close_handle(void* handle) {
   using Close = int (*)(void*);
   static constinit std::atomic<Close> found{nullptr};
   // Relaxed: every thread that looks finds the same function.
   Close close = found.load(std::memory_order_relaxed);
   if (close == nullptr) {
-    close = reinterpret_cast<Close>(dlsym(RTLD_NEXT, "dlclose"));
+    void* next = dlsym(RTLD_NEXT, "dlclose");
+    close = reinterpret_cast<Close>(next != nullptr ? next : dlsym(RTLD_DEFAULT, "dlclose"));
     found.store(close, std::memory_order_relaxed);
   }
-  close(handle);
+  if (close != nullptr) close(handle);
 }
 
 bool holds(const dl_phdr_info& info, const void* address) {
