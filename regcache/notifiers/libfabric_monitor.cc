@@ -20,12 +20,24 @@ namespace rdmalloc {
 namespace {
 
 constinit std::atomic<std::uint64_t> refused{0};
-constinit std::atomic<bool> is_attached{false}, is_started{false};
+constinit std::atomic<bool> is_started{false};
 
-// Set for good by the first start(): until then libfabric's list of subscriptions is not
-// initialised, and notify() would walk it (1.17 crashes). After a stop() the list is empty and
-// safe.
+// Who may change what lies below: the thread that moved it to kAttaching or kDetaching. It calls
+// libfabric, so this is no lock, and another thread is refused. In a child of fork that lost that
+// thread it stays so: libfabric's own lock may be held there for ever.
+enum class Phase : std::uint32_t { kDetached, kAttaching, kAttached, kDetaching };
+constinit std::atomic<Phase> phase{Phase::kDetached};
+
+// Set by the first start(): until then libfabric's list of subscriptions is not initialised, and
+// notify() would walk it (1.17 crashes). After a stop() the list is empty and safe. The import is
+// complete before libfabric calls start(), and the detach that clears it runs beside no purge.
 constinit std::atomic<bool> was_ever_started{false};
+
+bool is_attached() {
+  // Acquire: pairs with the release at the end of an attach.
+  Phase now = phase.load(std::memory_order_acquire);
+  return now == Phase::kAttached || now == Phase::kDetaching;
+}
 
 }  // namespace
 
@@ -76,8 +88,10 @@ fid* cache = nullptr;
 
 }  // namespace
 
-int libfabric_monitor_attach() {
-  if (is_attached.load(std::memory_order_acquire)) return -EALREADY;
+namespace {
+
+// As the phase's owner.
+int import() {
   if (!is_loaded(kFabricFunction)) return -ENOENT;
   auto open = reinterpret_cast<OpenFunction>(symbol_of_loaded(kFabricFunction, "fi_open"));
   if (open == nullptr) return -ENOTSUP;
@@ -96,12 +110,11 @@ int libfabric_monitor_attach() {
     cache = nullptr;
     return error == -FI_EBUSY ? -EBUSY : -ENOTSUP;
   }
-  is_attached.store(true, std::memory_order_release);
   return 0;
 }
 
-int libfabric_monitor_detach() {
-  if (!is_attached.load(std::memory_order_acquire)) return -ENOENT;
+// As the phase's owner.
+int close_all() {
   if (is_started.load(std::memory_order_acquire)) return -EBUSY;  // a domain caches with it
   // The order that libfabric wants: domains, then the cache's fid, then the monitor, whose close is
   // libfabric's own (the import filled it in) and frees the slot. As long as it has the monitor it
@@ -113,15 +126,36 @@ int libfabric_monitor_detach() {
   }
   if (os::should_fail(os::Site::kCloseMonitor) || monitor.fid.ops->close(&monitor.fid) != 0)
     return -EBUSY;
-  is_attached.store(false, std::memory_order_release);
   was_ever_started.store(false, std::memory_order_release);
   return 0;
 }
 
+}  // namespace
+
+int libfabric_monitor_attach() {
+  Phase seen = Phase::kDetached;
+  // Acquire: pairs with the release of the attach or detach before it.
+  if (!phase.compare_exchange_strong(seen, Phase::kAttaching, std::memory_order_acquire))
+    return seen == Phase::kAttached ? -EALREADY : -EAGAIN;
+  int error = import();
+  phase.store(error == 0 ? Phase::kAttached : Phase::kDetached, std::memory_order_release);
+  return error;
+}
+
+int libfabric_monitor_detach() {
+  Phase seen = Phase::kAttached;
+  // Acquire: as in the attach.
+  if (!phase.compare_exchange_strong(seen, Phase::kDetaching, std::memory_order_acquire))
+    return seen == Phase::kDetaching ? -EBUSY : -ENOENT;
+  int error = close_all();
+  phase.store(error == 0 ? Phase::kDetached : Phase::kAttached, std::memory_order_release);
+  return error;
+}
+
 void libfabric_monitor_notify(std::uintptr_t base, std::size_t length) {
-  if (!is_attached.load(std::memory_order_acquire) ||
-      !was_ever_started.load(std::memory_order_acquire))
-    return;
+  // Acquire: pairs with the release in start(). Not the phase: a domain may start it before the
+  // attach has returned.
+  if (!was_ever_started.load(std::memory_order_acquire)) return;
   ranges_notified.libfabric.fetch_add(1, std::memory_order_relaxed);
   monitor.import_ops->notify(&monitor, reinterpret_cast<const void*>(base), length);
 }
@@ -142,8 +176,8 @@ LibfabricMonitorState libfabric_monitor_state() {
   // libfabric reads it the same way, and only its presence counts.
   // NOLINTNEXTLINE(concurrency-mt-unsafe)
   bool is_overridden = getenv("FI_MR_CACHE_MONITOR") != nullptr;
-  return {is_attached.load(std::memory_order_acquire), is_started.load(std::memory_order_acquire),
-          is_overridden, ranges_notified.libfabric.load(std::memory_order_relaxed),
+  return {is_attached(), is_started.load(std::memory_order_acquire), is_overridden,
+          ranges_notified.libfabric.load(std::memory_order_relaxed),
           refused.load(std::memory_order_relaxed)};
 }
 

@@ -11,10 +11,12 @@
 
 namespace rdmalloc {
 
-// 0, -ENOENT, -EALREADY, -EBUSY, -ENOTSUP, -ENOMEM. On a program's thread.
+// 0, -ENOENT, -EALREADY, -EBUSY, -ENOTSUP, -ENOMEM; -EAGAIN while another call attaches or
+// detaches it. On a program's thread, several at once.
 int libfabric_monitor_attach();
 // 0, -ENOENT, or -EBUSY while a domain uses it, or when libfabric does not give it up: then it is
-// attached as before. No notification may run meanwhile: purging is paused.
+// attached as before, and while another call detaches it. No notification may run meanwhile:
+// purging is paused.
 int libfabric_monitor_detach();
 // Notifies of the range, if it has ever been started. Purge thread.
 void libfabric_monitor_notify(std::uintptr_t base, std::size_t length);

@@ -324,7 +324,7 @@ int attach_ucm() {
 }
 int attach_fabric() {
   int error = libfabric_monitor_attach();
-  if (error != -EALREADY) fabric_error.store(error, std::memory_order_relaxed);
+  if (error != -EALREADY && error != -EAGAIN) fabric_error.store(error, std::memory_order_relaxed);
   if (error == 0) fabric_attaches.fetch_add(1, std::memory_order_relaxed);
   if (error != -ENOENT) page_heap_keep_places();
   if (error == 0) hold_at_exit();

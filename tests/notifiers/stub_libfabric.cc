@@ -35,6 +35,7 @@ int import(fid*, fid* what, uint64_t) {
   monitor_operations.close = close_monitor;
   what->ops = &monitor_operations;
   state.monitor->import_ops = &notify_operations;
+  if (state.imported != nullptr) state.imported();
   return 0;
 }
 fi_ops cache_operations = {};

@@ -14,6 +14,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "alloc/os/fault.h"
 #include "tests/notifiers/stub_libfabric.h"
 #include "tests/support/observer.h"
@@ -159,6 +161,37 @@ TEST_F(Veto, I9_libfabric_is_notified_as_long_as_it_has_the_monitor) {
   stub->monitor->export_ops->stop(stub->monitor);
   EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
   EXPECT_EQ(stub->closes, 2);
+}
+
+// Attaches while the monitor is being imported: one that libfabric's own dlopen() leads to, and
+// another thread's. Seen to fail without the phase: both began anew, and left no import_ops.
+int nested_attach = 0, attach_beside = 0, detach_beside = 0;
+void attach_too() {
+  nested_attach = rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC);
+  std::thread([] {
+    attach_beside = rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC);
+    detach_beside = rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC);
+  }).join();
+}
+
+TEST_F(Veto, one_thread_at_a_time_attaches) {
+  ASSERT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  int closes = stub->closes;
+  stub->imported = attach_too;
+  EXPECT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  stub->imported = nullptr;
+  EXPECT_EQ(nested_attach, -EAGAIN);
+  EXPECT_EQ(attach_beside, -EAGAIN);
+  EXPECT_EQ(detach_beside, -ENOENT);
+  EXPECT_EQ(stub->closes, closes);
+  EXPECT_EQ(state_of_libfabric().error, 0);
+  ASSERT_NE(stub->monitor->import_ops, nullptr);
+  start();
+  notifications = 0;
+  purge_something();
+  EXPECT_GT(notifications, 0);
+  stub->monitor->export_ops->stop(stub->monitor);
+  EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
 }
 
 }  // namespace
