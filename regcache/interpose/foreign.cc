@@ -9,6 +9,7 @@
 //
 // Not seen: what libc does inside itself (the stacks of ended threads), raw system calls, and brk,
 // which rdmalloc never uses and programs seldom do.
+#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -49,11 +50,6 @@ RDMALLOC_FINDS(find_all) {
   next_of(next_process_madvise, "process_madvise");  // none before glibc 2.36
   next_of(next_shmdt, "shmdt");
   next_of(next_shmat, "shmat");
-}
-
-// Before the notifiers' own start, which is an ordinary constructor.
-__attribute__((constructor(101))) void say_that_we_can() {
-  rdmalloc::set_can_watch_foreign();
 }
 
 void notify(const void* address, size_t length) {
@@ -185,6 +181,22 @@ int rdmalloc_in_front_of_munmap(void* address, size_t length) noexcept {
   if (rdmalloc::notifiers_watch_foreign()) notify(address, length);
   return next_of(next_munmap, "munmap")(address, length);
 }
+
+namespace {
+
+// What libraries that were linked against libc are bound to. Not ours where librdmalloc was loaded
+// late or stands behind libc.
+bool is_munmap_ours() {
+  return dlvsym(RTLD_DEFAULT, "munmap", RDMALLOC_LIBC_VERSION) ==
+         reinterpret_cast<void*>(rdmalloc_in_front_of_munmap);
+}
+
+// Before the notifiers' own start, which is an ordinary constructor.
+__attribute__((constructor(101))) void say_that_we_can() {
+  rdmalloc::set_can_watch_foreign(is_munmap_ours);
+}
+
+}  // namespace
 
 RDMALLOC_IN_FRONT_OF(madvise);
 int rdmalloc_in_front_of_madvise(void* address, size_t length, int advice) noexcept {

@@ -19,7 +19,7 @@ constexpr int kOpalAllSupport = 7;
 // ucm/api/ucm.h: UCM_EVENT_VM_UNMAPPED.
 constexpr int kUcmUnmapped = 1 << 17;
 
-RDMALLOC_AT_START constinit std::atomic<bool> can_watch{false};
+RDMALLOC_AT_START constinit std::atomic<bool (*)()> can_watch{nullptr};
 
 // The libraries read them the same way.
 const char* setting(const char* name) {
@@ -30,10 +30,11 @@ const char* setting(const char* name) {
 }  // namespace
 
 bool can_watch_foreign() {
-  return can_watch.load(std::memory_order_relaxed);
+  auto* ask = can_watch.load(std::memory_order_relaxed);
+  return ask != nullptr && ask();
 }
-void set_can_watch_foreign() {
-  can_watch.store(true, std::memory_order_relaxed);
+void set_can_watch_foreign(bool (*ask)()) {
+  can_watch.store(ask, std::memory_order_relaxed);
 }
 
 bool opal_hooks_are_off() {

@@ -4,10 +4,10 @@
 
 namespace rdmalloc {
 
-// Whether something in this process can watch for us: interpose/foreign.cc says so when it is
-// linked in, which it is in librdmalloc.so only.
+// Whether something in this process can watch for us: interpose/foreign.cc answers when it is
+// linked in, which it is in librdmalloc.so only. Takes the loader's lock.
 bool can_watch_foreign();
-void set_can_watch_foreign();
+void set_can_watch_foreign(bool (*ask)());
 
 // OMPI_MCA_memory leaves the patcher out; UCX_MEM_MMAP_HOOK_MODE=none. As the libraries read them.
 bool opal_hooks_are_off();

@@ -2,14 +2,16 @@
 //
 // I9_foreign_memory_is_watched_in_place_of_hooks_that_are_off
 //
-//   foreign_preloaded opal|ucx watched|not
+//   foreign_preloaded opal|ucx watched|not|late
 //
 // Memory that is not rdmalloc's goes in every way there is, and the library's own callback must
 // hear of it, before the pages are gone: it reads them. `not`: the same with a setting that leaves
-// watching to the library, where nothing may come from us.
-// Seen to fail: with tell() behind the call in foreign.cc (the callback dies), with set(7) and with
+// watching to the library, where nothing may come from us. `late`: without a preload; librdmalloc
+// is loaded after the library, so that no munmap() is ours, and may not say that it watches. Seen
+// to fail: with tell() behind the call in foreign.cc (the callback dies), with set(7) and with
 // set() left out of watching.cc, with forget() forgetting all, with munmap's and shmdt's
-// tell() left out, with attached_bytes() taking a failed read for the end of the file.
+// tell() left out, with attached_bytes() taking a failed read for the end of the file; `late`, when
+// rdmalloc said that it watches without a look whose munmap() is found.
 #include <dlfcn.h>
 #include <rdmalloc/notifier.h>
 #include <stdio.h>
@@ -191,6 +193,10 @@ void lose_what_can_not_be_read(const char* site) {
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   const bool is_opal = strcmp(argv[1], "opal") == 0, is_watched = strcmp(argv[2], "watched") == 0;
+  if (strcmp(argv[2], "late") == 0) {
+    dlopen(is_opal ? "libopen-pal.so.40" : "libucs.so.0", RTLD_NOW);
+    expect(dlopen(RDMALLOC_LIBRARY, RTLD_NOW | RTLD_GLOBAL) != nullptr, "librdmalloc is loaded");
+  }
   bool says_so = is_opal ? begin_opal() : begin_ucx();
   expect(says_so == is_watched, "the library was told whether rdmalloc watches");
   // Who patches libc looks for its text so, and must not find us in front of it.
