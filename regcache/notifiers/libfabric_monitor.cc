@@ -21,6 +21,9 @@ namespace {
 
 constinit std::atomic<std::uint64_t> refused{0};
 constinit std::atomic<bool> is_started{false};
+// As the last attach found it: the purge thread asks, and getenv() is not safe beside a program's
+// setenv().
+constinit std::atomic<bool> is_overridden{false};
 
 // Who may change what lies below: the thread that moved it to kAttaching or kDetaching. It calls
 // libfabric, so this is no lock, and another thread is refused. In a child of fork that lost that
@@ -95,6 +98,9 @@ int import() {
   if (!is_loaded(kFabricFunction)) return -ENOENT;
   auto open = reinterpret_cast<OpenFunction>(symbol_of_loaded(kFabricFunction, "fi_open"));
   if (open == nullptr) return -ENOTSUP;
+  // libfabric reads it the same way, and only its presence counts.
+  // NOLINTNEXTLINE(concurrency-mt-unsafe): on a program's thread, as libfabric
+  is_overridden.store(getenv("FI_MR_CACHE_MONITOR") != nullptr, std::memory_order_relaxed);
   // While attached its functions are called from the purge thread.
   if (!keep_loaded(kFabricFunction)) return -ENOMEM;
   if (os::should_fail(os::Site::kImportMonitor) ||
@@ -173,9 +179,6 @@ void libfabric_monitor_notify(std::uintptr_t, std::size_t) {}
 #endif
 
 LibfabricMonitorState libfabric_monitor_state() {
-  // libfabric reads it the same way, and only its presence counts.
-  // NOLINTNEXTLINE(concurrency-mt-unsafe)
-  bool is_overridden = getenv("FI_MR_CACHE_MONITOR") != nullptr;
   return {is_attached(), is_started.load(std::memory_order_acquire), is_overridden,
           ranges_notified.libfabric.load(std::memory_order_relaxed),
           refused.load(std::memory_order_relaxed)};

@@ -9,6 +9,7 @@
 #include <rdma/fabric.h>
 #include <rdma/fi_ext.h>
 #include <rdmalloc/notifier.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -191,6 +192,22 @@ TEST_F(Veto, one_thread_at_a_time_attaches) {
   purge_something();
   EXPECT_GT(notifications, 0);
   stub->monitor->export_ops->stop(stub->monitor);
+  EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+}
+
+// What libfabric read at its start. Seen to fail when each purged range asked getenv(), which a
+// setenv() of the program beside it could crash.
+TEST_F(Veto, the_environment_is_read_by_the_attach_alone) {
+  auto names_it = [] {
+    return strstr(state_of_libfabric().explanation, "FI_MR_CACHE_MONITOR") != nullptr;
+  };
+  setenv("FI_MR_CACHE_MONITOR", "memhooks", 1);
+  EXPECT_FALSE(names_it());
+  ASSERT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  ASSERT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  EXPECT_TRUE(names_it());
+  unsetenv("FI_MR_CACHE_MONITOR");
+  EXPECT_TRUE(names_it());
   EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
 }
 
