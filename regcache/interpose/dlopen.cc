@@ -3,13 +3,15 @@
 // components are files of their own), and undoes when they are closed. Around these calls, and a
 // while after, the purge thread keeps out of libc's madvise; what came or went is looked up anew.
 //
-// dlopen looks at its caller: the caller's DT_RUNPATH and namespace decide where a name without a
-// slash is found. Where that can matter we leave by a jump, so that the real one sees the caller.
+// dlopen looks at its caller: its namespace, its DT_RUNPATH, and DT_RPATH of it and of the
+// libraries that it was loaded for decide where a name without a slash is found. Where that can
+// matter we leave by a jump, so that the real one sees the caller.
 #include <dlfcn.h>
 #include <link.h>
 #include <string.h>
 
 #include <atomic>
+#include <utility>
 
 #include "alloc/for_regcache.h"
 #include "regcache/notifiers/notifiers.h"
@@ -27,6 +29,45 @@ using Close = int (*)(void*);
 constinit std::atomic<Open> next_open{nullptr};
 constinit std::atomic<Close> next_close{nullptr};
 
+// Whether libraries found their own by DT_RPATH. The loader heeds none beside a DT_RUNPATH.
+bool has_rpath(const ElfW(Dyn) * entry) {
+  bool has = false;
+  for (; entry->d_tag != DT_NULL; entry++) {
+    if (entry->d_tag == DT_RUNPATH) return false;
+    if (entry->d_tag == DT_RPATH) has = true;
+  }
+  return has;
+}
+
+// The program comes first, and is looked at in the end for every caller.
+int look_for_rpath(dl_phdr_info* info, size_t, void* is_program) {
+  if (std::exchange(*static_cast<bool*>(is_program), false)) return 0;
+  for (int i = 0; i < info->dlpi_phnum; i++) {
+    const ElfW(Phdr)& segment = info->dlpi_phdr[i];
+    if (segment.p_type == PT_DYNAMIC &&
+        has_rpath(reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + segment.p_vaddr)))
+      return 1;
+  }
+  return 0;
+}
+
+// Whether the caller may have been loaded for a library with a DT_RPATH; for which one, the loader
+// keeps to itself.
+bool may_inherit_rpath(const link_map* caller) {
+  if (caller->l_prev == nullptr) return false;  // the program
+  rdmalloc::fork_check();
+  if (!rdmalloc::loader_may_be_locked.load(std::memory_order_relaxed)) {
+    bool is_program = true;
+    return dl_iterate_phdr(look_for_rpath, &is_program) != 0;
+  }
+  // A child of fork reads the list without the lock (core/loaded_library.cc says why it may).
+  for (const link_map* map = caller; map != nullptr; map = map->l_next)
+    if (map->l_ld != nullptr && has_rpath(map->l_ld)) return true;
+  for (const link_map* map = caller; map->l_prev != nullptr; map = map->l_prev)
+    if (map->l_ld != nullptr && has_rpath(map->l_ld)) return true;
+  return false;
+}
+
 // Whether it makes no difference to dlopen(file) who calls it.
 bool caller_does_not_matter(const char* file, const void* caller) {
   if (strchr(file, '$') != nullptr) return false;  // $ORIGIN is the caller's
@@ -40,7 +81,7 @@ bool caller_does_not_matter(const char* file, const void* caller) {
   if (strchr(file, '/') != nullptr) return true;
   for (const ElfW(Dyn)* entry = map->l_ld; entry->d_tag != DT_NULL; entry++)
     if (entry->d_tag == DT_RUNPATH || entry->d_tag == DT_RPATH) return false;
-  return true;
+  return !may_inherit_rpath(map);
 }
 
 // What is linked to the program is loaded by now. (Purges before notifiers_start() go by libc.)

@@ -7,6 +7,8 @@
 //   closing   while a dlclose() of something else lasts longer than purges are held
 //   again     attached by AUTO after a detach, and after the next dlclose() of anything
 //   runpath   loaded by a name that its caller's DT_RUNPATH leads to
+//   rpath     likewise, to which DT_RPATH of the library leads that its caller was loaded for. Seen
+//             to fail, since it was not found, when only the caller's own was looked at
 //   renamed   from a file called libucm-1a2b3c4d.so.0, as wheels of Python carry it
 //   child     in a child of fork, while a thread of its parent was inside the loader; a purge there
 //             was seen to hang
@@ -208,9 +210,9 @@ int main(int argc, char** argv) {
     in_a_child();
   } else if (how == "child_first") {
     first_in_a_child();
-  } else if (how == "runpath") {
-    auto* opener =
-        reinterpret_cast<void* (*)(const char*)>(dlsym(open(RUNPATH_OPENER), "open_here"));
+  } else if (how == "runpath" || how == "rpath") {
+    void* has_opener = open(how == "rpath" ? RPATH_OF_OPENER : RUNPATH_OPENER);
+    auto* opener = reinterpret_cast<void* (*)(const char*)>(dlsym(has_opener, "open_here"));
     void* library = opener("libucm.so.0");
     if (library == nullptr) return printf("%s\n", dlerror()), 1;
     open_ucm(library);
