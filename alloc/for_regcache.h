@@ -11,7 +11,7 @@
 #include "alloc/os/fault.h"
 //   Site should_fail
 #include "alloc/os/file.h"
-//   close_file each_open_file moved_away open_to_read read_some_at threads_named
+//   close_file each_open_file moved_away open_to_read read_file read_some_at threads_named try_read
 #include "alloc/os/memory.h"
 //   LockedMemory address_space_left_bytes are_only_threads_left locked_memory
 //   memory_limit_bytes

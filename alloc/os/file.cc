@@ -46,9 +46,13 @@ int current_folder(char* buffer, std::size_t size) {
   return static_cast<int>(length > 0 ? length - 1 : length);
 }
 
+long try_read(int fd, char* buffer, std::size_t size) {
+  if (should_fail(Site::kReadFile)) return -EIO;
+  return raw_syscall(SYS_read, fd, reinterpret_cast<long>(buffer), static_cast<long>(size));
+}
+
 std::size_t read_some(int fd, char* buffer, std::size_t size) {
-  if (should_fail(Site::kReadFile)) return 0;
-  long got = raw_syscall(SYS_read, fd, reinterpret_cast<long>(buffer), static_cast<long>(size));
+  long got = try_read(fd, buffer, size);
   return got < 0 ? 0 : static_cast<std::size_t>(got);
 }
 

@@ -1,5 +1,5 @@
 // Small files of /proc and /sys, and the one of statistics, by raw system calls: no allocation,
-// errno left alone.
+// errno left alone, no thread cancelled.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +15,8 @@ int open_to_append(const char* path);
 int make_file(const char* path);
 // Where relative paths begin, zero-terminated: bytes without the zero, or a negative errno.
 int current_folder(char* buffer, std::size_t size);
+// Bytes read, 0 at the end, or a negative errno.
+long try_read(int fd, char* buffer, std::size_t size);
 // Bytes read, 0 at the end and after an error.
 std::size_t read_some(int fd, char* buffer, std::size_t size);
 // The same from `offset` on.

@@ -11,7 +11,6 @@
 // which rdmalloc never uses and programs seldom do.
 #include <dlfcn.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -76,16 +75,15 @@ const char* name_of(int advice) {
   }
 }
 
-// Reads /proc/self/maps by lines without allocating.
+// Reads /proc/self/maps by lines without allocating, past libc: shmdt() may not end a thread that
+// is cancelled.
 class Maps {
  public:
-  Maps()
-      : fd_(os::should_fail(os::Site::kOpenFile) ? -1
-                                                 : open("/proc/self/maps", O_RDONLY | O_CLOEXEC)) {}
+  Maps() : fd_(os::open_to_read("/proc/self/maps")) {}
   Maps(const Maps&) = delete;
   Maps& operator=(const Maps&) = delete;
   ~Maps() {
-    if (fd_ >= 0) close(fd_);
+    if (fd_ >= 0) os::close_file(fd_);
   }
   // Bounds and inode of the next mapping; false at the end, or where it can't be read.
   bool next(std::uintptr_t* low, std::uintptr_t* high, unsigned long* inode) {
@@ -119,8 +117,7 @@ class Maps {
     for (;;) {
       if (at_ == end_) {
         if (fd_ < 0) return false;
-        ssize_t got =
-            os::should_fail(os::Site::kReadFile) ? -1 : read(fd_, buffer_, sizeof buffer_);
+        long got = os::try_read(fd_, buffer_, sizeof buffer_);
         has_failed_ = got < 0;
         if (got <= 0) return false;
         at_ = 0;
@@ -143,12 +140,7 @@ class Maps {
 bool is_this_process(int pidfd) {
   char text[512], path[sizeof "/proc/self/fdinfo/" + 10] = "/proc/self/fdinfo/";
   strcat(path, os::Decimal(static_cast<unsigned>(pidfd)).c_str());
-  int fd = os::should_fail(os::Site::kOpenFile) ? -1 : open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return false;
-  ssize_t got = os::should_fail(os::Site::kReadFile) ? -1 : read(fd, text, sizeof text - 1);
-  close(fd);
-  if (got <= 0) return false;
-  text[got] = 0;
+  if (os::read_file(path, text) == 0) return false;
   const char* pid = strstr(text, "\nPid:");
   return pid != nullptr && atoi(pid + sizeof "\nPid:" - 1) == getpid();
 }

@@ -13,6 +13,8 @@
 // tell() left out, with attached_bytes() taking a failed read for the end of the file; `late`, when
 // rdmalloc said that it watches without a look whose munmap() is found.
 #include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
 #include <rdmalloc/notifier.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -159,6 +161,33 @@ void lose_all(bool is_watched) {
     if (told[i].base == shared) expect(told[i].length == kBytes, "shmdt: the segment's length");
 }
 
+// shmdt() is none of the functions at which a thread is cancelled. Seen to fail, with the segment
+// attached for ever, when the mappings were read by libc's read().
+void lose_in_a_canceled_thread() {
+  static char* shared = nullptr;
+  static int error = 0;
+  int segment = shmget(IPC_PRIVATE, kBytes, IPC_CREAT | 0600);
+  shared = static_cast<char*>(shmat(segment, nullptr, 0));
+  expect(segment >= 0 && shared != reinterpret_cast<char*>(-1), "shared memory is to be had");
+  memset(shared, kContent, kBytes);
+  lose("shmdt by a thread that is canceled", shared, true, [] {
+    pthread_t thread;
+    auto body = [](void*) -> void* {
+      pthread_cancel(pthread_self());
+      errno = kContent;
+      shmdt(shared);
+      error = errno;
+      for (;;) pthread_testcancel();
+    };
+    if (pthread_create(&thread, nullptr, body, nullptr) != 0) abort();
+    pthread_join(thread, nullptr);
+  });
+  expect(error == kContent, "shmdt leaves errno alone");
+  shmid_ds status = {};
+  expect(shmctl(segment, IPC_STAT, &status) == 0 && status.shm_nattch == 0, "it is detached");
+  shmctl(segment, IPC_RMID, nullptr);
+}
+
 uint64_t faults_fired() {
   static auto ctl = find<decltype(&rdmalloc_ctl)>(RTLD_DEFAULT, "rdmalloc_ctl");
   uint64_t fired = 0;
@@ -205,6 +234,7 @@ int main(int argc, char** argv) {
              strstr(place.dli_fname, "libc.so") != nullptr,
          "dlsym finds libc's munmap");
   lose_all(is_watched);
+  if (is_watched) lose_in_a_canceled_thread();
   if (is_watched)
     for (const char* site : {"open_file", "read_file"}) lose_what_can_not_be_read(site);
   // What a library unmaps as it is closed, and after the watched one was.
