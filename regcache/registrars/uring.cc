@@ -151,10 +151,11 @@ int uring_resume(void* context) {
   auto* uring = static_cast<rdmalloc_uring*>(context);
   pthread_mutex_lock(&uring->lock);
   int error = set_up(uring, is_own(uring) ? nullptr : uring->ring, uring->entries);
-  // The user has not closed it: the table is there.
-  if (error == -EBUSY && !is_own(uring)) error = 0;
+  // The user has not closed it: the table is there, with the slots that could not be emptied.
+  bool is_as_before = error == -EBUSY && !is_own(uring);
+  if (is_as_before) error = 0;
   if (error == 0) {
-    free_all_slots(uring);
+    if (!is_as_before) free_all_slots(uring);
     uring->is_closed = false;
   }
   pthread_mutex_unlock(&uring->lock);
@@ -191,7 +192,9 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
   ops.size = sizeof ops;
   ops.name = "io_uring";
   ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
-              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS | RDMALLOC_REGISTRAR_REOPEN;
+              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS;
+  // A ring of the user's may outlive a quiesce, and with it what could not be removed.
+  if (is_own(uring)) ops.flags |= RDMALLOC_REGISTRAR_REOPEN;
   ops.register_ = uring_register;
   ops.deregister = uring_deregister;
   ops.quiesce = uring_quiesce;
