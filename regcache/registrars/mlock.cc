@@ -86,9 +86,9 @@ int lock_pages(std::uintptr_t base, std::uintptr_t end) {
   return errno == EAGAIN ? -ENOMEM : -errno;
 }
 
-int unlock_pages(const Segment& segment) {
+int unlock_pages(std::uintptr_t base, std::uintptr_t end) {
   if (should_fail("munlock")) return -EAGAIN;
-  if (munlock(reinterpret_cast<void*>(segment.base), segment.end - segment.base) == 0) return 0;
+  if (munlock(reinterpret_cast<void*>(base), end - base) == 0) return 0;
   // ENOMEM: foreign memory that its owner unmapped first; locked no more, so all is well.
   return errno == ENOMEM ? 0 : -errno;
 }
@@ -102,7 +102,7 @@ int count_down(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
     Segment segment = locked.segments[at];
     if (--segment.count != 0) {
       locked.segments[kept++] = segment;
-    } else if (int failed = unlock_pages(segment)) {
+    } else if (int failed = unlock_pages(segment.base, segment.end)) {
       error = failed;
     }
   }
@@ -114,7 +114,7 @@ int count_down(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
 // Counts [base, end) up, locking it. After a failure everything is as it was.
 int count_up(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
   std::uintptr_t reached = base;
-  int error = 0;
+  int error = 0, undone = 0;
   for (std::size_t at = find(locked, base); reached < end && error == 0; ++at) {
     std::uintptr_t next = at < locked.count ? locked.segments[at].base : end;
     if (next > end) next = end;
@@ -122,12 +122,16 @@ int count_up(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
     // earlier registration ends later.
     std::uintptr_t locked_end = reached < next ? next : locked.segments[at].end;
     error = lock_pages(reached, locked_end);
+    // The kernel has locked the pages up to the one that it could not lock. Those of a segment
+    // stay: they are another registration's.
+    if (error != 0 && reached < next) undone = unlock_pages(reached, next);
     if (error != 0) break;
     if (reached < next) insert(locked, at, {reached, next, 0});
     ++locked.segments[at].count;
     reached = locked.segments[at].end;
   }
-  if (error != 0 && count_down(locked, base, reached) != 0) error = -ENOTRECOVERABLE;
+  if (error != 0 && (count_down(locked, base, reached) != 0 || undone != 0))
+    error = -ENOTRECOVERABLE;
   return error;
 }
 
