@@ -86,11 +86,18 @@ int lock_pages(std::uintptr_t base, std::uintptr_t end) {
   return errno == EAGAIN ? -ENOMEM : -errno;
 }
 
+// The kernel stops at a page that is not there: foreign memory that its owner unmapped first. Those
+// behind it are unlocked by halves.
 int unlock_pages(std::uintptr_t base, std::uintptr_t end) {
   if (should_fail("munlock")) return -EAGAIN;
   if (munlock(reinterpret_cast<void*>(base), end - base) == 0) return 0;
-  // ENOMEM: foreign memory that its owner unmapped first; locked no more, so all is well.
-  return errno == ENOMEM ? 0 : -errno;
+  if (errno != ENOMEM) return -errno;
+  auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  std::uintptr_t middle = base + (end - base) / page / 2 * page;
+  if (middle == base) return 0;
+  int error = unlock_pages(base, middle);
+  int other = unlock_pages(middle, end);
+  return error != 0 ? error : other;
 }
 
 // Counts [base, end) down; segments whose count reaches 0 are unlocked and go.

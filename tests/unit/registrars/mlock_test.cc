@@ -114,6 +114,25 @@ TEST(Mlock, a_lock_that_fails_half_way_leaves_nothing_locked) {
   EXPECT_EQ(rdmalloc_domain_close(domain), 0);
 }
 
+// Seen to fail when one call of munlock was taken for all: it stops at the first hole.
+TEST(Mlock, pages_behind_one_that_was_unmapped_are_unlocked) {
+  rdmalloc_domain* domain = nullptr;
+  ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);
+  char* foreign = static_cast<char*>(
+      mmap(nullptr, 64 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+  long before = status_kb("VmLck");
+  int error = 0;
+  rdmalloc_reg* held = get(domain, foreign, 63 * 4096, &error);
+  ASSERT_EQ(error, 0);
+  for (std::size_t page : {0, 20, 21, 50, 62}) ASSERT_EQ(munmap(foreign + page * 4096, 4096), 0);
+  EXPECT_EQ(status_kb("VmLck") - before, 58 * 4);
+  rdmalloc_reg_put(held);
+  EXPECT_EQ(status_kb("VmLck") - before, 0);
+  EXPECT_EQ(counters_of(domain).quarantined, 0u);
+  munmap(foreign, 64 * 4096);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+}
+
 // The kernel itself refuses to decommit locked pages: a purge that came before deregistration would
 // fail. Fails when on_purge() does not drop.
 TEST(Mlock, I3_unlocked_before_the_pages_go) {
