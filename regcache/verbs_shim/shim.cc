@@ -149,18 +149,29 @@ rdmalloc_domain* open_domain(Shared* shared) {
   return rdmalloc_domain_open(&ops, shared, &attr, &domain) == 0 ? domain : nullptr;
 }
 
-// The domain for these rights over a protection domain, opened at first use; nullptr when there can
-// be none. Opening calls no registrar, so the lock may be held.
-rdmalloc_domain* domain_of(ibv_pd* pd, int flags) {
-  Guard guard;
+// The place of the domain for these rights over a protection domain, or a free one; nullptr when
+// all are taken. Under the lock.
+Domain* place_of(ibv_pd* pd, int flags) {
   Domain* free_one = nullptr;
   for (Domain& one : state.domains) {
     if (one.shared == nullptr)
       free_one = free_one != nullptr ? free_one : &one;
     else if (!one.is_closing && one.shared->pd == pd && one.shared->flags == flags)
-      return one.domain;
+      return &one;
   }
-  auto* shared = free_one != nullptr ? rdmalloc::registrars::allocate<Shared>() : nullptr;
+  return free_one;
+}
+
+// That domain, opened at first use; nullptr when there can be none. Opened under no lock: rdmalloc
+// may then close a domain that the program has abandoned, whose registrar calls us.
+rdmalloc_domain* domain_of(ibv_pd* pd, int flags) {
+  {
+    Guard guard;
+    Domain* place = place_of(pd, flags);
+    if (place == nullptr || place->shared != nullptr)
+      return place != nullptr ? place->domain : nullptr;
+  }
+  auto* shared = rdmalloc::registrars::allocate<Shared>();
   if (shared == nullptr) return nullptr;
   shared->pd = pd;
   shared->flags = flags;
@@ -169,8 +180,19 @@ rdmalloc_domain* domain_of(ibv_pd* pd, int flags) {
     free(shared);
     return nullptr;
   }
-  *free_one = {shared, domain, false};
-  return domain;
+  rdmalloc_domain* others = nullptr;
+  {
+    Guard guard;
+    Domain* place = place_of(pd, flags);
+    if (place != nullptr && place->shared == nullptr) {
+      *place = {shared, domain, false};
+      return domain;
+    }
+    if (place != nullptr) others = place->domain;
+  }
+  // Another thread was first, or took the last place.
+  rdmalloc_domain_abandon(domain);
+  return others;
 }
 
 // ---- what the program calls ----
