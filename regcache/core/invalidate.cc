@@ -129,10 +129,12 @@ bool may_have_registrations(const Domain& domain) {
          phase == Phase::kIsQuiesced;
 }
 
-// Forgets what touches [low, high) in one domain. `is_users_thread`: its registrar may be called.
+// Forgets what touches [low, high) in one domain. `is_users_thread`: its registrar may be called,
+// whatever it is.
 std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t high,
                            Invalidation* one, bool is_users_thread) {
   Look look{&domain, one, nullptr, 0};
+  Registration* deferred = nullptr;
   {
     RangeGuard guard(domain, low, high);
     if (!may_have_registrations(domain)) return 0;
@@ -147,7 +149,11 @@ std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t hi
       guard.drop_generations();
       state()->invalidations.looked_through(one, domain.index);
     }
-    if (!is_users_thread && !domain.is_any_thread()) {
+    if (is_users_thread || domain.is_any_thread()) {
+      // Waited for too, and there may be no later call into the domain. Under the lock: all of the
+      // range that other threads have closed and deferred is there, and the domain does not close.
+      deferred = take_deferred(domain);
+    } else {
       while (look.drops != nullptr) {
         Registration* next = look.drops->next();
         defer(domain, look.drops);
@@ -156,8 +162,7 @@ std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t hi
     }
   }
   drop_list(domain, look.drops, Reason::kAsked);
-  // Deferred drops are waited for too, and there may be no later call into the domain.
-  if (is_users_thread) drain_deferred(domain);
+  drop_list(domain, deferred, Reason::kPurged);
   return look.count;
 }
 

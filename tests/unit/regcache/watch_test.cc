@@ -132,6 +132,28 @@ TEST_F(Watching, I7_what_is_unmapped_is_deregistered_without_a_further_call) {
   map = map_quietly(kPages, kQuiet);
 }
 
+// The thread that drops what events have closed is in a call of the registrar. Seen to fail when an
+// invalidation of all domains left to it what was deferred: completion waited for that call.
+TEST_F(Watching, an_invalidation_drops_what_an_event_has_closed) {
+  StubDomain domain(fabric), other(another_fabric(fabric.ops.flags));
+  keep(domain, page(4), kPage);
+  keep(domain, page(20), kPage);
+  RegistrarGate gate;
+  fabric.before_leave = [&](void* addr, std::size_t) { return addr == page(4) ? gate.pass() : 0; };
+  munmap(page(4), kPage);
+  gate.wait_until_inside();
+  munmap(page(20), kPage);
+  keep(other, page(40), kPage);  // applies the event
+  EXPECT_TRUE(fabric.touches(page(20), kPage));
+  int completions = 0;
+  rdmalloc_invalidate(
+      nullptr, page(20), kPage, [](void* count) { ++*static_cast<int*>(count); }, &completions);
+  EXPECT_EQ(completions, 1);
+  EXPECT_FALSE(fabric.touches(page(20), kPage));
+  gate.open();
+  wait_until_gone(page(4), kPage);
+}
+
 // Fails when a held one is dropped at the event, or not at its put.
 TEST_F(Watching, what_is_held_while_it_is_unmapped_ends_with_its_last_put) {
   StubDomain domain(fabric);
