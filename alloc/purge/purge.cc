@@ -212,8 +212,13 @@ bool round_of_work() {
     purge_turn.end();
     return true;
   }
-  events_deliver_all();
-  if (!purge_is_paused()) region_pages_restore_in_turn();
+  // Looked at with the turn, as is_held() is. A thread that paused, found the turn free and waits
+  // for this one to end may hold a lock that an observer wants.
+  bool was_paused = purge_is_paused();
+  if (!was_paused) {
+    events_deliver_all();
+    region_pages_restore_in_turn();
+  }
   bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
   look_up_limits();
   PressureDemand demand = pressure_demand();
@@ -243,7 +248,7 @@ bool round_of_work() {
 #if RDMALLOC_CHECKED
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
-  return caches_have_more || depot_has_more || heaps_have_more || !slabs_are_done ||
+  return was_paused || caches_have_more || depot_has_more || heaps_have_more || !slabs_are_done ||
          dirty_bytes() != 0 || page_heap_has_rest() || page_heap_retired_slices() != 0;
 }
 

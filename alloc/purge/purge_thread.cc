@@ -224,8 +224,9 @@ bool try_freeze_thread() {
 bool purge_thread_make_way() {
   fork_check();
   if (!runs() || purge_turn_is_mine()) return false;
-  // With no purge under way and none to begin, what the thread still does waits for no observer.
-  // Bounded: the observer of one under way may want a lock that the caller holds.
+  // With no purge under way and none to begin, what the thread still does calls no observer
+  // (round_of_work), so the join below waits for none. Bounded: the observer of one under way may
+  // want a lock that the caller holds.
   constexpr std::int64_t kLongestWaitNs = 50'000'000;
   purge_pauses.fetch_add(1, std::memory_order_seq_cst);
   bool is_stopped =

@@ -14,13 +14,16 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/core/purge_signal.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
+#include "tests/support/observer.h"
 #include "tests/support/process.h"
 
 namespace {
 
 using rdmalloc_test::counter;
+using rdmalloc_test::Observer;
 using rdmalloc_test::PageModel;
 using rdmalloc_test::Random;
 using rdmalloc_test::resident_bytes;
@@ -217,6 +220,31 @@ TEST(Bounded, I7_a_pause_holds_the_thread_and_its_end_lets_it_go_on) {
   ASSERT_EQ(rdmalloc_purge_resume(), 0);
   wait_until([] { return counter("stats.dirty_bytes") == 0; });
   EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+// Who ends the thread under a pause joins it, perhaps with a lock that an observer wants. Seen to
+// fail with events delivered in each round: a deadlock in pthread_create(), by gdb.
+TEST(Bounded, I2_the_thread_calls_no_observer_in_a_pause) {
+  using namespace rdmalloc::detail;
+  rdmalloc_test::set("purge.decay_ms", 1);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  std::atomic<int> calls{0};
+  Observer observer;
+  observer.use = observer.reuse = [&](char*, size_t) { calls++; };
+  ASSERT_EQ(observer.add(), 0);
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  int before = calls;
+  storm(16);
+  // It sleeps again after each round; the first may have begun before the storm's end.
+  for (int rounds = 0; rounds < 2; rounds++) {
+    rdmalloc::purge_wake();
+    wait_until([] { return purge_signal.sleep.load() != kAwake; });
+  }
+  EXPECT_EQ(calls, before);
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  wait_until([&] { return calls != before; });
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  EXPECT_EQ(observer.remove(), 0);
 }
 
 // A main thread that frees what its workers leave takes nothing of it again: it passes it on.
