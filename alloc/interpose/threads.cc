@@ -68,9 +68,12 @@ EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
   int error = create(thread, attributes, start, argument);
   if (error == 0) rdmalloc::purge_thread_start();
   // The last thread that a limit allows is the program's.
-  if (error == EAGAIN && rdmalloc::purge_thread_make_way())
+  if (error == EAGAIN && rdmalloc::purge_thread_make_way()) {
     for (int tries = 0; tries < kTries && error == EAGAIN; ++tries)
       error = try_again([&] { return create(thread, attributes, start, argument); });
+    // The cause was another one: a stack without room, as many threads of other processes.
+    if (error != 0) rdmalloc::purge_thread_start();
+  }
   return error;
 }
 
@@ -80,8 +83,10 @@ EXPORT int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
   int result = create(thread, start, argument);
   if (result == thrd_success) rdmalloc::purge_thread_start();
   // libc says no more of a limit on threads.
-  if (result == thrd_error && rdmalloc::purge_thread_make_way())
+  if (result == thrd_error && rdmalloc::purge_thread_make_way()) {
     for (int tries = 0; tries < kTries && result == thrd_error; ++tries)
       result = try_again([&] { return create(thread, start, argument); });
+    if (result != thrd_success) rdmalloc::purge_thread_start();
+  }
   return result;
 }

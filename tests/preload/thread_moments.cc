@@ -12,10 +12,12 @@
 //   thread_moments thread    it comes with a thread of the program's, and is not real-time as that
 //   is thread_moments again     the second thread of the program brings it, where the first could
 //   not thread_moments no_room   there is no address space for its stack
+//   thread_moments refused   it is there again after a thread that could not be made
 //
 // Seen to fail with the thread made in free(): `single` had two threads, and unshare() refused;
 // `c11` hung, 3 of 3. `timer` and `linked` without purge_note_thread_ends(), `start` without the
-// constructor, `fabric` without notifiers_begin_purging() after a dlopen.
+// constructor, `fabric` without notifiers_begin_purging() after a dlopen, `refused` without
+// purge_thread_start() after the last try.
 #ifndef LINKED_STATICALLY
 #include <dlfcn.h>
 #endif
@@ -196,6 +198,24 @@ void try_again(const char*) {
   wait_until(has_purge_thread);
 }
 
+// EAGAIN that no thread which ends would change: a stack larger than the address space.
+constexpr size_t kTooLargeStack = size_t{1} << 50;
+void be_refused(const char*) {
+  make_a_thread();
+  wait_until(has_purge_thread);
+  pthread_attr_t attributes;
+  pthread_attr_init(&attributes);
+  expect(pthread_attr_setstacksize(&attributes, kTooLargeStack) == 0, "the size of a stack");
+  pthread_t thread;
+  expect(pthread_create(&thread, &attributes, use_variables, nullptr) == EAGAIN, "EAGAIN");
+  wait_until(has_purge_thread);
+  expect(pthread_setattr_default_np(&attributes) == 0, "the size of all stacks");
+  thrd_t other;
+  auto run = [](void*) { return 0; };
+  expect(thrd_create(&other, run, nullptr) == thrd_error, "thrd_error");
+  wait_until(has_purge_thread);
+}
+
 #ifndef LINKED_STATICALLY
 void find_no_room(const char*) {
   std::free(std::malloc(100));
@@ -227,6 +247,7 @@ constexpr Case kCases[] = {
     {"start", be_there_from_the_start},
     {"thread", come_with_a_thread},
     {"again", try_again},
+    {"refused", be_refused},
 #ifdef LINKED_STATICALLY
     {"linked", run_a_thread},
 #else
