@@ -40,6 +40,8 @@
 //   kChunkBytes kClasses kSliceShift
 #include "alloc/core/sized_struct.h"
 //   check_struct read_struct write_struct
+#include "alloc/core/symbol_tables.h"
+//   SymbolTables
 #include "alloc/core/init.h"
 //   ensure_initialised ensure_settings
 #include "alloc/core/fork.h"

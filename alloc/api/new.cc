@@ -1,9 +1,11 @@
 // operator new and delete, all forms. librdmalloc.so links libc only, so libstdc++'s new-handler
-// and bad_alloc are used where the program has them (weak symbols), and a program without them,
-// which can't catch anything either, is ended with a message.
+// and bad_alloc are used where the program has them (weak symbols), or a library that it loaded
+// later (cxx_library.h). A program without them, which can't catch anything either, is ended with a
+// message.
 #include <cstddef>
 
 #include "alloc/api/allocate.h"
+#include "alloc/api/cxx_library.h"
 #include "alloc/core/report.h"
 
 #if RDMALLOC_OVERRIDE
@@ -26,16 +28,45 @@ std::new_handler new_handler() {
   return _ZSt15get_new_handlerv != nullptr ? _ZSt15get_new_handlerv() : nullptr;
 }
 
+// Where the weak symbols were bound to nothing: the same operator of the library that came later
+// has the loop, its handler, its exception, and the catch that ours lacks then. For memory it comes
+// back here, to malloc(), and its form without exceptions to operator new.
+[[gnu::cold, gnu::noinline]] void* new_of_late_library(std::size_t bytes, std::size_t alignment,
+                                                       bool may_throw) {
+  const std::nothrow_t nothrow{};
+  const std::align_val_t aligned{alignment};
+  auto find = []<typename New>(New*& function, const char* name) {
+    function = reinterpret_cast<New*>(find_in_cxx_library(name));
+    return function != nullptr;
+  };
+  void* (*plain)(std::size_t) = nullptr;
+  void* (*plain_nothrow)(std::size_t, const std::nothrow_t&) = nullptr;
+  void* (*with_alignment)(std::size_t, std::align_val_t) = nullptr;
+  void* (*with_both)(std::size_t, std::align_val_t, const std::nothrow_t&) = nullptr;
+  if (may_throw && alignment <= 1 && find(plain, "_Znwm")) return plain(bytes);
+  if (may_throw && alignment > 1 && find(with_alignment, "_ZnwmSt11align_val_t"))
+    return with_alignment(bytes, aligned);
+  if (!may_throw && alignment <= 1 && find(plain_nothrow, "_ZnwmRKSt9nothrow_t"))
+    return plain_nothrow(bytes, nothrow);
+  if (!may_throw && alignment > 1 && find(with_both, "_ZnwmSt11align_val_tRKSt9nothrow_t"))
+    return with_both(bytes, aligned, nothrow);
+  return nullptr;
+}
+
 // When there is no memory: the loop that the standard asks for.
 [[gnu::cold, gnu::noinline]] void* new_failed(std::size_t bytes, std::size_t alignment,
                                               bool may_throw) {
+  if (_ZSt17__throw_bad_allocv == nullptr) {
+    void* block = new_of_late_library(bytes, alignment, may_throw);
+    if (block != nullptr || !may_throw) return block;
+    report_fatal("operator new: no memory, and no C++ library to throw std::bad_alloc with",
+                 "link the program with libstdc++");
+  }
   for (;;) {
     std::new_handler handler = new_handler();
     if (handler == nullptr) {
       if (!may_throw) return nullptr;
-      if (_ZSt17__throw_bad_allocv != nullptr) _ZSt17__throw_bad_allocv();
-      report_fatal("operator new: no memory, and no C++ library to throw std::bad_alloc with",
-                   "link the program with libstdc++");
+      _ZSt17__throw_bad_allocv();
     }
     handler();  // frees something, throws, or ends the program
     if (void* block = allocate_aligned(alignment, bytes)) return block;

@@ -19,70 +19,6 @@ bool is_walk_safe() {
 
 namespace {
 
-// The tables of a library's dynamic symbols, as the loader left them.
-struct SymbolTables {
-  const ElfW(Sym) * symbols;
-  const char* names;
-  const std::uint32_t* gnu_hash;
-  const std::uint32_t* hash;
-};
-
-void read_tables(ElfW(Addr) base, const ElfW(Dyn) * entry, SymbolTables* tables) {
-  for (; entry->d_tag != DT_NULL; ++entry) {
-    ElfW(Addr) at = entry->d_un.d_ptr;
-    // The kernel's own library is not relocated in place.
-    if (at < base) at += base;
-    if (entry->d_tag == DT_SYMTAB) tables->symbols = reinterpret_cast<const ElfW(Sym)*>(at);
-    if (entry->d_tag == DT_STRTAB) tables->names = reinterpret_cast<const char*>(at);
-    if (entry->d_tag == DT_GNU_HASH) tables->gnu_hash = reinterpret_cast<std::uint32_t*>(at);
-    if (entry->d_tag == DT_HASH) tables->hash = reinterpret_cast<std::uint32_t*>(at);
-  }
-}
-
-SymbolTables tables_of(const dl_phdr_info& info) {
-  SymbolTables tables = {};
-  for (int i = 0; i < info.dlpi_phnum; ++i) {
-    const ElfW(Phdr)& segment = info.dlpi_phdr[i];
-    if (segment.p_type == PT_DYNAMIC)
-      read_tables(info.dlpi_addr, reinterpret_cast<ElfW(Dyn)*>(info.dlpi_addr + segment.p_vaddr),
-                  &tables);
-  }
-  return tables;
-}
-
-bool is_it(const SymbolTables& tables, std::uint32_t index, const char* name) {
-  const ElfW(Sym)& symbol = tables.symbols[index];
-  return symbol.st_shndx != SHN_UNDEF && strcmp(tables.names + symbol.st_name, name) == 0;
-}
-
-// By the table that linkers make today (https://flapenguin.me/elf-dt-gnu-hash describes it).
-bool exports_by_gnu_hash(const SymbolTables& tables, const char* name) {
-  std::uint32_t hash = 5381;
-  for (const char* c = name; *c != 0; ++c) hash = hash * 33 + static_cast<unsigned char>(*c);
-  const std::uint32_t* head = tables.gnu_hash;
-  std::uint32_t buckets = head[0], first = head[1], bloom_words = head[2];
-  auto* bloom = reinterpret_cast<const ElfW(Addr)*>(head + 4);
-  auto* bucket = reinterpret_cast<const std::uint32_t*>(bloom + bloom_words);
-  const std::uint32_t* chain = bucket + buckets;
-  if (buckets == 0) return false;
-  std::uint32_t index = bucket[hash % buckets];
-  if (index < first) return false;
-  for (;; ++index) {
-    std::uint32_t here = chain[index - first];
-    if ((here | 1) == (hash | 1) && is_it(tables, index, name)) return true;
-    if ((here & 1) != 0) return false;
-  }
-}
-
-bool exports(const SymbolTables& tables, const char* name) {
-  if (tables.symbols == nullptr || tables.names == nullptr) return false;
-  if (tables.gnu_hash != nullptr) return exports_by_gnu_hash(tables, name);
-  if (tables.hash == nullptr) return false;
-  for (std::uint32_t i = 0; i < tables.hash[1]; ++i)
-    if (is_it(tables, i, name)) return true;
-  return false;
-}
-
 struct Search {
   const char* known_by;
   char path[PATH_MAX];  // "": the program itself
@@ -91,13 +27,13 @@ struct Search {
 // 1: it is the one.
 int compare_one(const char* path, const SymbolTables& tables, Search* search) {
   if (path == nullptr) path = "";
-  if (strlen(path) >= sizeof search->path || !exports(tables, search->known_by)) return 0;
+  if (strlen(path) >= sizeof search->path || tables.find(search->known_by) == nullptr) return 0;
   strcpy(search->path, path);
   return 1;
 }
 
 int compare(dl_phdr_info* info, std::size_t, void* arg) {
-  return compare_one(info->dlpi_name, tables_of(*info), static_cast<Search*>(arg));
+  return compare_one(info->dlpi_name, SymbolTables(*info), static_cast<Search*>(arg));
 }
 
 // In a child of fork a thread that only its parent has may hold the lock of dl_iterate_phdr() for
@@ -110,11 +46,8 @@ bool find_in_child(Search* search) {
   void* program = dlopen(nullptr, RTLD_LAZY | RTLD_NOLOAD);
   link_map* map = nullptr;
   if (program == nullptr || dlinfo(program, RTLD_DI_LINKMAP, &map) != 0) return false;
-  for (; map != nullptr; map = map->l_next) {
-    SymbolTables tables = {};
-    if (map->l_ld != nullptr) read_tables(map->l_addr, map->l_ld, &tables);
-    if (compare_one(map->l_name, tables, search) != 0) return true;
-  }
+  for (; map != nullptr; map = map->l_next)
+    if (compare_one(map->l_name, SymbolTables(*map), search) != 0) return true;
   return false;
 }
 
