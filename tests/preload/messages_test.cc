@@ -3,8 +3,10 @@
 // Where messages go: to standard error, and nowhere else where that is closed or another file.
 //
 // Seen to fail with messages to descriptor 2 whatever it is; the fatal one with none to anything
-// but standard error.
+// but standard error; the one of a pipe by SIGPIPE, and with exit code 5 where the signal was
+// blocked and left pending.
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -76,6 +78,21 @@ TEST_F(Messages, go_into_a_log_that_output_and_errors_were_turned_to) {
   ChildResult result = run("log");
   EXPECT_TRUE(result.clean()) << result.describe();
   EXPECT_NE(text().find("rdmalloc: warning: the purge thread"), std::string::npos) << text();
+}
+
+void turn_errors_to_a_pipe_without_a_reader() {
+  int ends[2];
+  if (pipe(ends) != 0 || dup2(ends[1], 2) != 2) _exit(6);
+  close(ends[0]);
+  close(ends[1]);
+  signal(SIGPIPE, SIG_DFL);
+}
+
+TEST_F(Messages, end_no_program_where_the_pipe_has_no_reader) {
+  for (const char* setting : {"RDMALLOC_LOG=quiet", "RDMALLOC_DEKAY_MS=1", "RDMALLOC_STATS=1"}) {
+    ChildResult result = run("pipe", {setting}, turn_errors_to_a_pipe_without_a_reader);
+    EXPECT_TRUE(result.clean()) << setting << ": " << result.describe();
+  }
 }
 
 }  // namespace

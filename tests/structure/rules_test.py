@@ -146,6 +146,7 @@ WITHOUT_A_SITE = [
     ("alloc/os/os.cc", "raw_syscall(SYS_madvise", "advise(): as control()"),
     ("alloc/os/os.cc", "raw_syscall(SYS_mremap", "move(): as control()"),
     ("", "prctl(PR_SET_NAME", "a thread without a name works as well"),
+    ("alloc/os/os.cc", "raw_syscall(SYS_rt_sig", "a signal then comes as it would have"),
     ("alloc/os/os.cc", "raw_syscall(SYS_sched_", "a wish: a thread that stays real-time works as well"),
     ("alloc/interpose/", "dlsym(RTLD_NEXT", "libc has it, or nothing works at all"),
     ("regcache/interpose/", "dlsym(RTLD_NEXT", "the same"),
