@@ -45,6 +45,18 @@ bool is_of_this_process(pid_t process) {
   return process == 0 || process == getpid();
 }
 
+int exchange(Exchange next, pid_t process, __rlimit_resource resource, const rlimit* limit,
+             rlimit* before) {
+  int result = next(process, resource, limit, before);
+  if (!is_of_this_process(process)) return result;
+  rlimit in_force;
+  // The old limit may have been written where the new one stood.
+  if (result == 0 && resource == RLIMIT_AS && limit != nullptr && before != nullptr &&
+      next(process, resource, nullptr, &in_force) == 0)
+    limit = &in_force;
+  return fit(result, resource, limit);
+}
+
 }  // namespace
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
@@ -58,13 +70,10 @@ EXPORT int setrlimit64(__rlimit_resource_t resource, const rlimit64* limit) noex
 }
 EXPORT int prlimit(pid_t process, __rlimit_resource resource, const rlimit* limit,
                    rlimit* before) noexcept {
-  int result = next_of(next_prlimit, "prlimit")(process, resource, limit, before);
-  return is_of_this_process(process) ? fit(result, resource, limit) : result;
+  return exchange(next_of(next_prlimit, "prlimit"), process, resource, limit, before);
 }
 EXPORT int prlimit64(pid_t process, __rlimit_resource resource, const rlimit64* limit,
                      rlimit64* before) noexcept {
-  auto* same = reinterpret_cast<const rlimit*>(limit);
-  int result = next_of(next_prlimit64, "prlimit64")(process, resource, same,
-                                                    reinterpret_cast<rlimit*>(before));
-  return is_of_this_process(process) ? fit(result, resource, same) : result;
+  return exchange(next_of(next_prlimit64, "prlimit64"), process, resource,
+                  reinterpret_cast<const rlimit*>(limit), reinterpret_cast<rlimit*>(before));
 }

@@ -467,6 +467,22 @@ void falling_limit() {
   expect(refused == 0, "an allocation was refused below the limit");
 }
 
+// The old limit is written where the new one stands. Seen to fail where that was taken for the new.
+void exchanged_limit() {
+  constexpr size_t kGiB = 1024 * kMiB;
+  use(kMiB, 1000);
+  auto exchange = [](auto call, auto limit) {
+    expect(call(0, RLIMIT_AS, &limit, &limit) == 0, "prlimit");
+    void* map = mmap(nullptr, 64 * kMiB, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    expect(map != MAP_FAILED, "no mapping is to be had below the limit");
+    munmap(map, 64 * kMiB);
+    return limit.rlim_cur;
+  };
+  expect(exchange(prlimit, rlimit{64 * kGiB, RLIM_INFINITY}) == RLIM_INFINITY, "the first limit");
+  expect(exchange(prlimit64, rlimit64{2 * kGiB, RLIM_INFINITY}) == 64 * kGiB, "the second limit");
+  use_all_sizes();
+}
+
 // ---- what else a program is ----
 
 void strict_seccomp() {
@@ -594,6 +610,7 @@ constexpr Case kCases[] = {
     {"traced", traced},
     {"locked_memory", locked_memory},
     {"falling_limit", falling_limit},
+    {"exchanged_limit", exchanged_limit},
     {"strict_seccomp", strict_seccomp},
     {"killing_filter", killing_filter},
     {"no_huge_pages", no_huge_pages},
