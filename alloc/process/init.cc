@@ -1,14 +1,23 @@
 #include "alloc/core/init.h"
 
+#include <dlfcn.h>
+#include <link.h>
+
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/options.h"
 #include "alloc/core/standard_error.h"
 #include "alloc/os/at_start.h"
+#include "alloc/os/fault.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/process/exit.h"
 #include "alloc/process/fork.h"
 #include "alloc/purge/purge.h"
+
+// What the linker makes, of the file that this is linked into; a program that is linked statically
+// has none.
+extern ElfW(Dyn) _DYNAMIC[] __attribute__((weak, visibility("hidden")));
+#pragma weak _r_debug
 
 namespace rdmalloc::detail {
 
@@ -25,6 +34,24 @@ constinit bool arena_is_reserved = false;
 // static libraries has it as soon as it allocates.
 __attribute__((destructor)) void at_exit() {
   statistics_at_exit();
+}
+
+bool is_linked_to_stay() {
+  for (const ElfW(Dyn)* entry = _DYNAMIC; entry->d_tag != DT_NULL; ++entry)
+    if (entry->d_tag == DT_FLAGS_1) return (entry->d_un.d_val & DF_1_NODELETE) != 0;
+  return false;
+}
+
+// A plugin that librdmalloc.a or librdmalloc_prefixed.a is linked into stays when it is closed, as
+// librdmalloc.so does: the ends of threads, the purge thread and a program's end come here.
+// Constructors run under the loader's lock, so the list stands still and dlopen() waits for no
+// thread.
+__attribute__((constructor)) void stay_loaded() {
+  if (_DYNAMIC == nullptr || &_r_debug == nullptr || is_linked_to_stay()) return;
+  const link_map* program = _r_debug.r_map;
+  for (const link_map* map = program; map != nullptr; map = map->l_next)
+    if (map->l_ld == _DYNAMIC && map != program && !os::should_fail(os::Site::kOpenLibrary))
+      dlopen(map->l_name, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
 }
 }  // namespace
 
