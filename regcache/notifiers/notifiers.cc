@@ -137,8 +137,8 @@ void count_only_this_thread() {
   closes.store(begun + closing_here * kOneUnderWay, std::memory_order_relaxed);
 }
 
-// Once something is attached. Forks that go past libc are not seen: each dlclose of such a child
-// may wait as long as it can.
+// Once a library is attached or closed. Forks that go past libc are not seen: each dlclose of such
+// a child may wait as long as it can, and where a dlclose was under way nothing is attached.
 void count_anew_in_children() {
   static constinit std::atomic<bool> is_asked{false};
   if (is_asked.exchange(true, std::memory_order_relaxed)) return;
@@ -459,6 +459,7 @@ const unsigned char* libc_madvise() {
 }
 
 void notifiers_close_begin(int wait_ms) {
+  count_anew_in_children();
   ++closing_here;
   // seq_cst: pairs with callable() and with the end of attach().
   closes.fetch_add(kOneBegun + kOneUnderWay, std::memory_order_seq_cst);

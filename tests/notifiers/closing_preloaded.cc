@@ -129,7 +129,24 @@ void among_threads() {
   expect(state_of(library)->calls > 0, "and called");
 }
 
+// Before anything is attached. The fork may come too early, and then proves nothing.
+void in_a_child_of_a_first_close() {
+  void* slow = open(SLOW_TO_CLOSE);
+  std::thread closer([&] { dlclose(slow); });
+  usleep(100000);
+  pid_t child = fork();
+  if (child == 0) {
+    open(CLOSING_LIBRARY);
+    _exit(is_attached() ? 0 : 1);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  expect(status == 0, "the child attaches what it opens");
+  closer.join();
+}
+
 void in_a_child() {
+  in_a_child_of_a_first_close();
   void* library = open(CLOSING_LIBRARY);
   ClosingLibrary* closing = state_of(library);
   closing->stays_inside = true;
