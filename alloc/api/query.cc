@@ -38,6 +38,18 @@ bool describe(SliceIndex slice, rdmalloc_range* range) {
   return true;
 }
 
+// The last address of a range that is not empty; one that wraps ends with the address space, so
+// that an observer may clamp its length to SIZE_MAX.
+std::uintptr_t last_of(const void* base, std::size_t length) {
+  auto begin = reinterpret_cast<std::uintptr_t>(base);
+  std::uintptr_t last = begin + length - 1;
+  return last < begin ? UINTPTR_MAX : last;
+}
+
+std::uintptr_t last_of_arena() {
+  return arena.base + arena.extent() - 1;
+}
+
 }  // namespace
 
 extern "C" {
@@ -84,8 +96,8 @@ bool rdmalloc_range_is_idle(const void* base, size_t length) {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   auto begin = reinterpret_cast<std::uintptr_t>(base);
   if (length == 0 || arena.extent() == 0) return true;
-  std::uintptr_t last = begin + length - 1;
-  std::uintptr_t arena_last = arena.base + arena.extent() - 1;
+  std::uintptr_t last = last_of(base, length);
+  std::uintptr_t arena_last = last_of_arena();
   if (last < arena.base || begin > arena_last) return true;
   if (begin < arena.base) begin = arena.base;
   if (last > arena_last) last = arena_last;
@@ -99,10 +111,13 @@ bool rdmalloc_range_is_free(const void* base, size_t length) {
   if (rdmalloc_range_is_idle(base, length)) return true;
   fork_check();
   bool has_turn = purge_turn_is_mine();
-  std::uintptr_t low = reinterpret_cast<std::uintptr_t>(base), high = low + length;
+  auto low = reinterpret_cast<std::uintptr_t>(base);
+  std::uintptr_t last = last_of(base, length);
+  // The range touches the arena, since it is not idle.
   if (low < arena.base) low = arena.base;
-  if (high - arena.base > arena.extent()) high = arena.base + arena.extent();
-  SliceIndex end = arena.slice_of(high - 1) + 1;
+  if (last > last_of_arena()) last = last_of_arena();
+  std::uintptr_t high = last + 1;
+  SliceIndex end = arena.slice_of(last) + 1;
   for (SliceIndex slice = arena.slice_of(low); slice < end; ++slice) {
     // Acquire: pairs with the release in page_heap_free().
     if (arena.class_map[slice].load(std::memory_order_acquire) == 0) continue;

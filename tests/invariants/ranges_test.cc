@@ -127,6 +127,26 @@ TEST(Ranges, a_range_is_free_when_no_block_in_use_touches_it) {
   EXPECT_TRUE(rdmalloc_range_is_free(large + 1000, 1));
 }
 
+// Fails when the end of the range wraps: then it lies before the start, and nothing is looked at.
+TEST(Ranges, a_range_that_wraps_ends_with_the_address_space) {
+  uintptr_t base = 0;
+  size_t extent = 0;
+  ASSERT_EQ(rdmalloc_arena_extent(&base, &extent), 0);
+  auto* block = static_cast<char*>(rdmalloc_malloc(kMiB));
+  auto address = reinterpret_cast<uintptr_t>(block);
+  for (size_t length : {SIZE_MAX, SIZE_MAX - address, 0 - address, 1 - address, kMiB - address}) {
+    EXPECT_FALSE(rdmalloc_range_is_idle(block, length)) << length;
+    EXPECT_FALSE(rdmalloc_range_is_free(block, length)) << length;
+  }
+  auto* low = reinterpret_cast<const void*>(uintptr_t{4096});
+  EXPECT_FALSE(rdmalloc_range_is_idle(low, SIZE_MAX));
+  EXPECT_FALSE(rdmalloc_range_is_free(low, SIZE_MAX));
+  auto* behind = reinterpret_cast<const void*>(base + extent);
+  EXPECT_TRUE(rdmalloc_range_is_idle(behind, SIZE_MAX));
+  EXPECT_TRUE(rdmalloc_range_is_free(behind, SIZE_MAX));
+  rdmalloc_free(block);
+}
+
 TEST(Ranges, generations_never_repeat_for_an_address) {
   std::vector<uint64_t> seen;
   for (int round = 0; round < 200; round++) {
