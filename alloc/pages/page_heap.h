@@ -168,15 +168,22 @@ struct PurgeChoice {
 void page_heap_enter_rest(const PurgeChoice& choice);
 // Whether there is such a rest, which is in no count. Takes the central lock.
 bool page_heap_has_rest();
+// What a pass has offered last, without a gap.
+struct PurgeOffered {
+  SliceIndex begin = 0, end = 0;
+};
 // Takes the oldest dirty slices that the choice allows, which are in flight then: their word says
-// kPurging. Returns 0 when there are none. `*freed_ms` is coarse_ms, wrapping.
-SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slices,
-                                 std::uint32_t* freed_ms);
+// kPurging. Returns 0 when there are none. Of a span that begins with what was offered last, what
+// lies behind that: the front is young from then on.
+SliceIndex page_heap_purge_begin(const PurgeChoice& choice, PurgeOffered* last,
+                                 std::uint32_t* slices);
 // Cuts a span in purging in two; the second one starts at slice + front.
 void page_heap_purge_split(SliceIndex slice, std::uint32_t front);
 // Puts it back: clean when its pages are gone, else into its family, freed at `freed_ms` whatever
-// the age of the neighbours that it joins.
-void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms);
+// the age of the neighbours that it joins; with `is_last` at theirs where that is older, for what
+// lies behind the end of what was taken was not offered.
+void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms,
+                         bool is_last = false);
 
 // Pages of a slab in use were given back: the span of `slice` gets a new generation.
 void page_heap_note_part_purged(SliceIndex slice);

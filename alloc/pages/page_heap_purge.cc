@@ -30,15 +30,26 @@ bool choose_part(const PurgeChoice& choice, SliceIndex slice, std::uint32_t slic
   return true;
 }
 
+// Leaves out of the part what was offered last, with which it begins; false: then nothing is left.
+bool leave_out(const PurgeOffered& last, SliceIndex* begin, std::uint32_t* length) {
+  if (*begin < last.begin || *begin >= last.end) return true;
+  std::uint32_t offered = last.end - *begin;
+  if (offered >= *length) return false;
+  *begin = last.end;
+  *length -= offered;
+  return true;
+}
+
 // The oldest span of the heap of which a part may go, and that part. 0: none.
-SliceIndex find_due(const PageHeap& heap, const PurgeChoice& choice, SliceIndex* begin,
-                    std::uint32_t* part) {
+SliceIndex find_due(const PageHeap& heap, const PurgeChoice& choice, const PurgeOffered& last,
+                    SliceIndex* begin, std::uint32_t* part) {
   for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0;
        slice = arena.span(slice).younger) {
     std::uint32_t freed_ms = arena.span(slice).freed_ms;
     if (!choice.any_age && !is_due(freed_ms, choice.whole_until_ms))
       return 0;  // all that follow are younger
-    if (choose_part(choice, slice, arena.span(slice).load().slices, freed_ms, begin, part))
+    if (choose_part(choice, slice, arena.span(slice).load().slices, freed_ms, begin, part) &&
+        leave_out(last, begin, part))
       return slice;
   }
   return 0;
@@ -58,7 +69,7 @@ void release_due(PageHeap& heap, const PurgeChoice& choice) {
 
 // The heap that has the oldest of them; nullptr: none. With no lock: it may be another's turn by
 // the time that it is asked, and what is a little younger goes.
-PageHeap* find_heap_due(const PurgeChoice& choice) {
+PageHeap* find_heap_due(const PurgeChoice& choice, const PurgeOffered& last) {
   PageHeap* found = nullptr;
   std::uint32_t oldest_ms = 0;
   for_each_heap([&](PageHeap& heap) {
@@ -67,7 +78,7 @@ PageHeap* find_heap_due(const PurgeChoice& choice) {
     release_due(heap, choice);
     SliceIndex begin = 0;
     std::uint32_t part = 0;
-    SliceIndex slice = find_due(heap, choice, &begin, &part);
+    SliceIndex slice = find_due(heap, choice, last, &begin, &part);
     if (slice == 0) return;
     std::uint32_t freed_ms = arena.span(slice).freed_ms;
     if (found != nullptr && static_cast<std::int32_t>(freed_ms - oldest_ms) >= 0) return;
@@ -81,6 +92,13 @@ PageHeap* find_heap_due(const PurgeChoice& choice) {
 SliceIndex end_of_rest(SliceIndex frontier) {
   SliceIndex chunk = frontier & ~(kSlicesPerChunk - 1), end = chunk + kSlicesPerChunk;
   return frontier != chunk && end <= arena.committed && huge_is_chunk(chunk) ? end : 0;
+}
+
+void make_young(PageHeap& heap, SliceIndex slice) {
+  SpanWord word = arena.span(slice).load();
+  remove_free(heap, slice, word.slices, word.kind);
+  arena.span(slice).freed_ms = now_ms();
+  insert_free(heap, slice, word.slices, word.kind);
 }
 
 }  // namespace
@@ -109,19 +127,21 @@ void page_heap_enter_rest(const PurgeChoice& choice) {
     make_dirty(central, clean, frontier, end, SpanKind::kFreeDirty, since_ms, Age::kOwn);
 }
 
-SliceIndex page_heap_purge_begin(const PurgeChoice& choice, std::uint32_t* slices,
-                                 std::uint32_t* freed_ms) {
-  while (PageHeap* heap = find_heap_due(choice)) {
+SliceIndex page_heap_purge_begin(const PurgeChoice& choice, PurgeOffered* last,
+                                 std::uint32_t* slices) {
+  while (PageHeap* heap = find_heap_due(choice, *last)) {
     LockGuard guard(heap->lock);
     SliceIndex begin = 0;
     std::uint32_t part = 0;
-    SliceIndex slice = find_due(*heap, choice, &begin, &part);
+    SliceIndex slice = find_due(*heap, choice, *last, &begin, &part);
     if (slice == 0) continue;
     SpanWord word = arena.span(slice).load();
     if (part > choice.most) part = choice.most;
     *slices = part;
-    *freed_ms = arena.span(slice).freed_ms;
     cut(*heap, slice, word.slices, word.kind, begin, part);
+    if (slice < begin && begin == last->end && slice >= last->begin) make_young(*heap, slice);
+    if (begin != last->end) last->begin = begin;
+    last->end = begin + part;
     arena.span(begin).purged_from = word.kind;
     arena.span(begin).store({SpanKind::kPurging, 0, false, part});
     heap->purging_slices += part;
@@ -145,7 +165,7 @@ void page_heap_purge_split(SliceIndex slice, std::uint32_t front) {
   arena.span(slice).store({SpanKind::kPurging, 0, false, front});
 }
 
-void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms) {
+void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms, bool is_last) {
   PageHeap& heap = heap_of(slice);
   LockGuard guard(heap.lock);
   Span& span = arena.span(slice);
@@ -155,7 +175,7 @@ void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms
   span.store({SpanKind::kReserved, 0, false, slices});
   span.freed_ms = freed_ms;
   join_and_insert(heap, slice, slices, is_clean ? SpanKind::kFreeClean : span.purged_from,
-                  Age::kOwn);
+                  is_last && !is_clean ? Age::kOldest : Age::kOwn);
   segment_give_back(heap, slice, slices);
 }
 

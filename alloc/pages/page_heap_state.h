@@ -245,7 +245,8 @@ enum class Age { kOldest, kOwn };
 // Joins a span on its way into the lists with free neighbours of its family and heap. Of dirty
 // spans joined the oldest age is kept, so that a neighbour that is freed again and again can't put
 // a purge off for ever (I7). With kOwn the span's own age counts: after a refused purge, or the
-// next pass would begin with it again. `near`: see AgeList. Returns the span that it is part of.
+// next pass would begin with it again; not for what such a purge offered last, behind which lies
+// what it has not. `near`: see AgeList. Returns the span that it is part of.
 SliceIndex join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind,
                            Age age = Age::kOldest, SliceIndex near = 0);
 // Cuts `wanted` slices at `at` out of the free span [slice, +slices) and puts the rest back. What

@@ -97,7 +97,6 @@ bool must_stop_asked_for() {
 
 void count_result(GiveBack result, std::size_t bytes) {
   if (result == GiveBack::kRefused) count(purger.refusals);
-  if (result == GiveBack::kFailed) count(purger.failures);
   if (result != GiveBack::kDone) return;
   count(purger.purges);
   count(purger.purged_bytes, bytes);
@@ -111,40 +110,62 @@ std::uint32_t front_of(SliceIndex slice, std::uint32_t slices) {
   return static_cast<std::uint32_t>((last & ~(differing - 1)) - first);
 }
 
+// So many calls in a row that the kernel refuses show a locked slice of a piece: the piece, its
+// half, and so on. After more, what is left of the piece is offered in parts as they are, each
+// twice as long as the one before: where all of it is locked that is 17 calls for 511, and behind a
+// run of locked slices about as many stay as it has.
+constexpr int kMostInVain = std::bit_width(kPieceSlices);
+
+// What was taken in flight at once.
+struct Piece {
+  enum rdmalloc_purge_reason reason;
+  SliceIndex end;
+  int in_vain = 0;  // calls that the kernel refused since one that it did not
+};
+
 // Purges a span in flight. Where it is refused, two parts of it are offered, and parts of those,
-// so that one registration in use holds back only the slices it lies on. Returns the slices purged.
-std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices,
-                         enum rdmalloc_purge_reason reason) {
+// so that one registration in use, or one locked page, holds back only the slices it lies on.
+// Returns the slices purged.
+std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices, Piece& piece) {
   std::size_t bytes = std::size_t{slices} << kSliceShift;
-  GiveBack result = give_back(arena.address_of(slice), bytes, reason, [=](int error) {
+  GiveBack result = give_back(arena.address_of(slice), bytes, piece.reason, [=](int error) {
     if (error == 0) events_note_purged(slice, slices);
     return error;
   });
-  if (result != GiveBack::kRefused || slices == 1) {
+  if (result == GiveBack::kDone) piece.in_vain = 0;
+  if (result == GiveBack::kFailed) {
+    ++piece.in_vain;
+    count(purger.failures);
+  }
+  bool is_final = result == GiveBack::kDone || slices == 1 ||
+                  (result == GiveBack::kFailed && piece.in_vain > kMostInVain);
+  if (is_final) {
     // A failed call may have done a part (locked pages refuse): dirty is always safe to say.
-    page_heap_purge_end(slice, result == GiveBack::kDone, now_ms());
+    page_heap_purge_end(slice, result == GiveBack::kDone, now_ms(), slice + slices == piece.end);
     count_result(result, bytes);
     return result == GiveBack::kDone ? slices : 0;
   }
   std::uint32_t front = front_of(slice, slices);
   page_heap_purge_split(slice, front);
-  std::uint32_t purged = purge_span(slice, front, reason);
-  return purged + purge_span(slice + front, slices - front, reason);
+  std::uint32_t purged = purge_span(slice, front, piece);
+  return purged + purge_span(slice + front, slices - front, piece);
 }
 
-// Purges what may go until `keep_bytes` are dirty. Offers nothing twice: the refused is young
-// again.
+// Purges what may go until `keep_bytes` are dirty. Offers nothing twice: what stays is young again,
+// or was offered last.
 std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
                          enum rdmalloc_purge_reason reason,
                          bool (*must_end)() = is_paused_or_held) {
   if (keep_bytes == 0) page_heap_enter_rest(choice);
   std::uint64_t budget = page_heap_dirty_slices(), purged = 0;
+  PurgeOffered last;
   for (std::uint64_t offered = 0; offered < budget && dirty_bytes() > keep_bytes;) {
     if (must_end()) break;
-    std::uint32_t slices = 0, freed_ms = 0;
+    std::uint32_t slices = 0;
     memory_goes_out(InFlight::kSpans);
-    SliceIndex slice = page_heap_purge_begin(choice, &slices, &freed_ms);
-    if (slice != 0) purged += purge_span(slice, slices, reason);
+    SliceIndex slice = page_heap_purge_begin(choice, &last, &slices);
+    Piece piece{reason, slice + slices};
+    if (slice != 0) purged += purge_span(slice, slices, piece);
     if (memory_is_back() || slice == 0) break;
     offered += slices;
   }
@@ -154,11 +175,13 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
 // Purges pages of a slab in use, whose blocks are in flight.
 bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason) {
   GiveBack result = give_back(base, length, reason, [=](int error) {
-    // A cache that remembers the span's generation is to know that pages of it went.
-    if (error == 0) page_heap_note_part_purged(arena.slice_of(base));
+    // A cache that remembers the span's generation is to know that pages of it went: of locked
+    // ones, where there is an error, those before the first.
+    page_heap_note_part_purged(arena.slice_of(base));
     return error;
   });
   count_result(result, length);
+  if (result == GiveBack::kFailed) count(purger.failures);
   if (result != GiveBack::kDone) return false;
   count(purger.slab_purged_bytes, length);
   return true;

@@ -294,7 +294,9 @@ struct rdmalloc_observer_ops {
    *  refuse: the range stays as it is, and a later purge offers it again. */
   int (*purge)(void* arg, void* base, size_t length, enum rdmalloc_purge_reason reason);
   /** Ends each purge() that returned 0. `result` 0: the pages are gone, the range reads as zero.
-   *  Negative: they stayed (another observer refused, or the kernel did). */
+   *  -ECANCELED: they stayed, another observer refused. Another negative errno is the kernel's, as
+   *  of locked pages: some may be gone, and read as zero. Then no reuse follows, and parts of the
+   *  range may be offered next. */
   void (*purged)(void* arg, void* base, size_t length, int result);
   /** Pages of a purged range were handed out again. */
   void (*reuse)(void* arg, void* base, size_t length);
