@@ -14,6 +14,10 @@ using namespace rdmalloc;
 
 namespace {
 
+// seq_cst, against the state of the purge thread: a caller of rdmalloc_init() that finds the thread
+// there, on its way out, was counted before that, and the last rdmalloc_fini() looks here once the
+// thread is gone; one that makes it again looks here after that, and the last one that finds it not
+// made yet was no longer counted.
 constinit std::atomic<int> initialisations{0};
 
 #define RDMALLOC_TEXT_(x) #x
@@ -81,7 +85,7 @@ int rdmalloc_init(void) {
   if (!ensure_initialised()) return -ENOMEM;
   page_heap_keep_places();
   shards_learn();
-  initialisations.fetch_add(1, std::memory_order_relaxed);
+  initialisations.fetch_add(1, std::memory_order_seq_cst);
   if (!has_purge_thread(options().purge)) return 0;
   int error = purge_thread_start();
   // Counted first, so that no other caller's end stops the thread meanwhile; what failed is not
@@ -94,10 +98,18 @@ int rdmalloc_fini(void) {
   int seen = initialisations.load(std::memory_order_relaxed);
   do {
     if (seen == 0) return -EALREADY;
-  } while (!initialisations.compare_exchange_weak(seen, seen - 1, std::memory_order_relaxed));
-  int error = seen == 1 ? purge_thread_stop() : 0;
-  if (error != 0) initialisations.fetch_add(1, std::memory_order_relaxed);
-  return error;
+  } while (!initialisations.compare_exchange_weak(seen, seen - 1, std::memory_order_seq_cst));
+  if (seen != 1) return 0;
+  if (int error = purge_thread_stop()) {
+    initialisations.fetch_add(1, std::memory_order_relaxed);
+    return error;
+  }
+  while (initialisations.load(std::memory_order_seq_cst) != 0) {
+    purge_thread_start();
+    if (initialisations.load(std::memory_order_seq_cst) != 0) break;
+    purge_thread_stop();
+  }
+  return 0;
 }
 
 }  // extern "C"

@@ -156,9 +156,10 @@ int purge_thread_start() {
   fork_check();
   if (!has_purge_thread(options().purge)) return -ENOTSUP;
   ThreadState expected = ThreadState::kNone;
-  // Acquire: pairs with the release that ends a stop; one starter at a time.
+  // Acquire: pairs with the release that ends a stop; one starter at a time. seq_cst: see
+  // rdmalloc_fini(), of which this may find the thread still there.
   if (!purge_signal.state.compare_exchange_strong(expected, ThreadState::kStarting,
-                                                  std::memory_order_acquire)) {
+                                                  std::memory_order_seq_cst)) {
     if (expected == ThreadState::kFrozen)
       thread.starts_at_thaw.store(true, std::memory_order_relaxed);
     return 0;
@@ -170,7 +171,7 @@ int purge_thread_start() {
   int error = helper_thread_create(&thread.stack, kStackBytes, run_thread, nullptr, &thread.handle);
   if (error == 0) helper_threads.fetch_add(1, std::memory_order_relaxed);
   purge_signal.state.store(error == 0 ? ThreadState::kRuns : ThreadState::kNone,
-                           std::memory_order_release);
+                           std::memory_order_seq_cst);
   if (error == 0) return 0;
   count(thread.failures);
   if (!thread.has_warned.exchange(true, std::memory_order_relaxed))
@@ -185,13 +186,13 @@ int purge_thread_stop() {
   thread.starts_at_thaw.store(false, std::memory_order_relaxed);
   ThreadState expected = ThreadState::kRuns;
   if (!purge_signal.state.compare_exchange_strong(expected, ThreadState::kStopping,
-                                                  std::memory_order_acquire))
+                                                  std::memory_order_seq_cst))
     return 0;
   thread.stop.store(true, std::memory_order_seq_cst);
   detail::purge_thread_signal();
   pthread_join(thread.handle, nullptr);
   helper_threads.fetch_sub(1, std::memory_order_relaxed);
-  purge_signal.state.store(ThreadState::kNone, std::memory_order_release);
+  purge_signal.state.store(ThreadState::kNone, std::memory_order_seq_cst);
   return 0;
 }
 
