@@ -52,8 +52,9 @@ struct rdmalloc_notifier_info {
   uint64_t refused;            /**< libfabric: registrations of foreign memory refused */
   const char* explanation;     /**< one sentence, static storage */
   /** RDMALLOC_NOTIFY=explicit, preloaded or linked as a shared library before libc, and the
-   *  library's own hooks turned off by its user (OMPI_MCA_memory=^patcher, UCX_MEM_MMAP_HOOK_MODE=none): it relies on
-   *  rdmalloc, which stands in front of munmap and its relatives, for foreign memory too */
+   *  library's own hooks turned off by its user (OMPI_MCA_memory=^patcher,
+   *  UCX_MEM_MMAP_HOOK_MODE=none): it relies on rdmalloc, which stands in front of munmap and its
+   *  relatives, for foreign memory too */
   uint32_t watches_foreign;
   uint64_t foreign_notified; /**< unmappings of foreign memory that were reported; of the process */
   uint64_t holds;    /**< times purging was held since a library came, went or patched libc; of the

@@ -151,6 +151,7 @@ WITHOUT_A_SITE = [
     ("alloc/interpose/", "dlsym(RTLD_NEXT", "libc has it, or nothing works at all"),
     ("regcache/interpose/", "dlsym(RTLD_NEXT", "the same"),
     ("regcache/core/loaded_library.cc", "dlsym(RTLD_NEXT", "the same"),
+    ("regcache/core/loaded_library.cc", "dlsym(RTLD_DEFAULT", "the same, where librdmalloc stands behind it"),
     ("regcache/interpose/", "open(file, mode)", "the program's own dlopen, passed on"),
     ("alloc/interpose/", "next_of(", "the program's own call, passed on"),
     ("regcache/verbs_shim/real.cc", "dl", "the shim's way to the program's libibverbs"),
