@@ -50,6 +50,15 @@ class Cgroup {
     }
   }
   bool exists() const { return used_ != 0; }
+  // Whether the limits asked for are those that the files state. The root has no such file, so
+  // where none was there, one that it has too tells whether this is a cgroup.
+  bool is_known() {
+    if (!exists() || has_failed_) return false;
+    if (has_limit_file_) return true;
+    used_ = mount_length_;
+    char text[64];
+    return read(is_version_1_ ? "notify_on_release" : "cgroup.controllers", text) != 0;
+  }
   bool go_up() {
     if (used_ <= mount_length_) return false;
     while (path_[--used_] != '/') {
@@ -59,10 +68,7 @@ class Cgroup {
   // The first bytes of one of its files, as read_file() does.
   template <std::size_t size>
   std::size_t read(const char* file, char (&buffer)[size]) {
-    std::size_t length = std::strlen(file);
-    path_[used_] = '/';
-    std::memcpy(path_ + used_ + 1, file, length + 1);
-    return read_file(path_, buffer);
+    return read_file(path_of(file), buffer);
   }
   // What it may use, UINT64_MAX without a limit.
   std::uint64_t max_bytes() {
@@ -102,14 +108,25 @@ class Cgroup {
   }
   // A limit that one of its files states. Version 1 has the largest number of pages for "none".
   std::uint64_t limit(const char* file) {
-    char value[64];
-    std::uint64_t bytes = read(file, value) == 0 ? UINT64_MAX : number_or_max(value);
+    char value[64] = {};
+    int fd = open_to_read(path_of(file));
+    if (fd == -ENOENT) return UINT64_MAX;
+    bool is_read = fd >= 0 && read_some(fd, value, sizeof value - 1) != 0;
+    if (fd >= 0) close_file(fd);
+    (is_read ? has_limit_file_ : has_failed_) = true;
+    std::uint64_t bytes = number_or_max(value);
     return bytes > INT64_MAX / 2 ? UINT64_MAX : bytes;
+  }
+  const char* path_of(const char* file) {
+    path_[used_] = '/';
+    std::memcpy(path_ + used_ + 1, file, std::strlen(file) + 1);
+    return path_;
   }
 
   char path_[kLongest + 32];
   std::size_t used_ = 0, mount_length_ = 0;
   bool is_version_1_ = false;
+  bool has_limit_file_ = false, has_failed_ = false;
 };
 
 // The number behind `name` in a file of names and numbers; false when it is not there.
@@ -181,6 +198,7 @@ MemoryState memory_state() {
   if (!cgroup.exists()) return state;
   do note_limit(cgroup, &state);
   while (cgroup.go_up());
+  state.is_cgroup_known = cgroup.is_known();
   return state;
 }
 

@@ -31,6 +31,9 @@ struct MemoryState {
   std::uint64_t limit_bytes = UINT64_MAX;
   std::uint64_t left_bytes = UINT64_MAX;
   std::uint64_t cgroup_bytes = UINT64_MAX;  // as in MemoryLimits
+  // Whether the files of cgroups could be read: not so in a chroot without /proc or /sys, or where
+  // the process may open no file.
+  bool is_cgroup_known = false;
 };
 // Opens, reads and closes some files: 20 to 100 us. Any thread.
 MemoryState memory_state();

@@ -43,7 +43,9 @@ PressureDemand PressureWatch::look(std::int64_t now_ms, std::uint64_t dirty_byte
   int error = file_thread_run(
       [](void* out) { *static_cast<os::MemoryState*>(out) = os::memory_state(); }, &state);
   if (error != 0) return kNone;
-  if (limits_note_cgroup(state.cgroup_bytes)) return {0, RDMALLOC_PURGE_LIMIT};
+  // Else the limit is what it was.
+  if (state.is_cgroup_known && limits_note_cgroup(state.cgroup_bytes))
+    return {0, RDMALLOC_PURGE_LIMIT};
   return is_worth_it ? judge(state, now_ms, dirty_bytes) : kNone;
 }
 
@@ -54,7 +56,8 @@ PressureDemand PressureWatch::judge(const os::MemoryState& state, std::int64_t n
   std::uint64_t stalled_us = has_before ? state.stalled_us - stalled_us_ : 0;
   auto elapsed_us = static_cast<std::uint64_t>(now_ms - looked_ms_) * 1000;
   looked_ms_ = now_ms;
-  stalled_us_ = state.stalled_us;
+  // Where the kernel does not tell, the next total is no sum since then.
+  stalled_us_ = state.stalled_us != 0 ? state.stalled_us : UINT64_MAX;
   if (stalled_us > elapsed_us / kStallShare) return {0, RDMALLOC_PURGE_PRESSURE};
   if (state.limit_bytes == UINT64_MAX) return kNone;
   std::uint64_t wanted = state.limit_bytes / kLimitShare;

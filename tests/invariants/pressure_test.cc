@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -137,6 +138,13 @@ class Machine {
     umount2("/proc/pressure/memory", MNT_DETACH);
     put_over(pipe, "/proc/pressure/memory");
     return pipe;
+  }
+  // A folder with an empty file and an empty folder. Its name.
+  std::string make_empty() {
+    std::string empty = folder_ + "/empty";
+    for (const char* folder : {"", "/folder"}) mkdir((empty + folder).c_str(), 0700);
+    write_file(empty + "/file", "");
+    return empty;
   }
   void cgroup(const std::string& name, const std::string& most, const std::string& high,
               uint64_t anon) {
@@ -340,6 +348,43 @@ const char* run_in_one_that_changes(Machine& machine) {
   return rdmalloc_fini() == 0 ? nullptr : "rdmalloc_fini";
 }
 
+// The limit stays what it was where it can't be read: not the membership, as in a chroot without
+// /proc; not the cgroups, as in one without /sys; no file at all. And once it can be read again
+// nothing goes at once. Seen to fail, in each case, where a file that can't be read states no
+// limit.
+const char* run_in_one_that_cannot_be_read(Machine& machine) {
+  uint64_t hour_ms = 3600000;
+  rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &hour_ms, sizeof hour_ms);
+  if (rdmalloc_init() != 0) return "rdmalloc_init";
+  machine.cgroup("outer", "max", std::to_string(48 * kMiB), 0);
+  make_dirty();
+  wait_for_ceiling(12 * kMiB);
+  rlimit files = {};
+  getrlimit(RLIMIT_NOFILE, &files);
+  auto hide_all = [&](rlim_t most) {
+    rlimit none = {most, files.rlim_max};
+    setrlimit(RLIMIT_NOFILE, &none);
+  };
+  std::string empty = machine.make_empty();
+  const char *membership = "/proc/self/cgroup", *cgroups = "/sys/fs/cgroup";
+  for (int hidden = 0; hidden < 3; hidden++) {
+    if (hidden == 0) put_over(empty + "/file", membership);
+    if (hidden == 1) put_over(empty + "/folder", cgroups);
+    if (hidden == 2) hide_all(0);
+    make_dirty();
+    usleep(2500000);  // some ticks
+    if (counter("purge.dirty_max_bytes") != 12 * kMiB) return "the limit is not what it was";
+    free_all(filled(10, kMiB));
+    uint64_t purges = counter("stats.purges");
+    if (hidden == 0) umount2(membership, MNT_DETACH);
+    if (hidden == 1) umount2(cgroups, MNT_DETACH);
+    if (hidden == 2) hide_all(files.rlim_cur);
+    usleep(1500000);  // a tick
+    if (counter("stats.purges") != purges) return "purges";
+  }
+  return rdmalloc_fini() == 0 ? nullptr : "rdmalloc_fini";
+}
+
 // An open() of ours that lasts: the file is a pipe without a writer. It takes none of the
 // program's descriptors, which are the lowest and free. What is wrong, or nullptr.
 //
@@ -432,6 +477,10 @@ TEST(Pressure, cgroups_of_version_1_have_limits_too) {
 TEST(Pressure, I7_a_small_cgroup_bounds_what_is_free_and_cached) {
   run_on_a_machine(run_below_a_small_high);
   run_on_a_machine(run_in_a_small_version_1);
+}
+
+TEST(Pressure, a_limit_of_a_cgroup_that_cannot_be_read_is_what_it_was) {
+  run_on_a_machine(run_in_one_that_cannot_be_read);
 }
 
 TEST(Pressure, I7_a_limit_of_a_cgroup_that_changes_is_heeded) {
