@@ -53,7 +53,8 @@
 #include "alloc/pages/places.h"
 //   page_heap_keep_places
 #include "alloc/purge/purge.h"
-//   purge_freeze purge_hold purge_request_all purge_thaw purge_thread_start
+//   purge_freeze purge_hold purge_pause purge_request_all purge_resume purge_thaw
+//   purge_thread_start
 #include "alloc/pages/events.h"
 //   PageListener events_listen
 #include "alloc/pages/purge_turn.h"

@@ -9,7 +9,7 @@
 namespace rdmalloc {
 
 constinit PurgeTurn purge_turn;
-RDMALLOC_AT_START constinit std::atomic<std::uint32_t> purge_pauses{0};
+RDMALLOC_AT_START constinit std::atomic<std::uint32_t> program_purge_pauses{0}, own_purge_pauses{0};
 
 void PurgeTurn::begin() {
   for (;;) {

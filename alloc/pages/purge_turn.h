@@ -48,10 +48,12 @@ extern constinit PurgeTurn purge_turn;
 bool purge_turn_is_mine();
 void purge_turn_wait();  // returns once no purge that began before is under way
 
-// How often purging is paused: above 0 no purge begins. seq_cst, against the turn.
-extern constinit std::atomic<std::uint32_t> purge_pauses;
+// How often purging is paused: above 0 no purge begins. By the program, and by the library itself:
+// two counters, since rdmalloc_purge_resume() ends no pause of ours. seq_cst, against the turn.
+extern constinit std::atomic<std::uint32_t> program_purge_pauses, own_purge_pauses;
 inline bool purge_is_paused() {
-  return purge_pauses.load(std::memory_order_seq_cst) != 0;
+  return program_purge_pauses.load(std::memory_order_seq_cst) != 0 ||
+         own_purge_pauses.load(std::memory_order_seq_cst) != 0;
 }
 
 // Runs `step` with the turn and returns what it does. -EBUSY while purging is paused, -EDEADLK when

@@ -225,6 +225,26 @@ bool threads_give_up(bool all) {
   return caches_reclaim(all ? ReclaimFrom::kAll : ReclaimFrom::kIdle, os::coarse_ms());
 }
 
+// ---- pauses ----
+
+int begin_pause(std::atomic<std::uint32_t>& pauses) {
+  fork_check();
+  if (purge_turn.is_mine()) return -EDEADLK;
+  pauses.fetch_add(1, std::memory_order_seq_cst);
+  // A pass under way looks at `pauses` before each piece; when the turn was ours, it has ended.
+  purge_turn_wait();
+  return 0;
+}
+
+// Whether there was one. In the child of a fork there is none any more.
+bool end_pause(std::atomic<std::uint32_t>& pauses) {
+  fork_check();
+  std::uint32_t seen = pauses.load(std::memory_order_relaxed);
+  while (seen != 0)
+    if (pauses.compare_exchange_weak(seen, seen - 1, std::memory_order_seq_cst)) return true;
+  return false;
+}
+
 }  // namespace
 
 namespace purge_state {
@@ -318,6 +338,13 @@ void purge_hold(std::int64_t hold_ms, int wait_ms) {
   }
 }
 
+int purge_pause() {
+  return begin_pause(own_purge_pauses);
+}
+void purge_resume() {
+  end_pause(own_purge_pauses);
+}
+
 PurgeCounters purge_counters() {
   PurgeCounters counters = {
       .purges = purger.purges.load(std::memory_order_relaxed),
@@ -340,7 +367,8 @@ void purge_set_decay_ms(std::uint64_t decay_ms) {
 bool purge_after_fork(const Forker& forker, std::uintptr_t forkers_stack) {
   bool purge_goes_on = purge_turn.after_fork(forker);
   memory_after_fork(purge_goes_on);
-  purge_pauses.store(0, std::memory_order_relaxed);
+  program_purge_pauses.store(0, std::memory_order_relaxed);
+  own_purge_pauses.store(0, std::memory_order_relaxed);
   thread_after_fork(forkers_stack);
   return purge_goes_on;
 }
@@ -370,18 +398,9 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
 }
 
 extern "C" int rdmalloc_purge_pause(void) {
-  fork_check();
-  if (purge_turn.is_mine()) return -EDEADLK;
-  purge_pauses.fetch_add(1, std::memory_order_seq_cst);
-  // A pass under way looks at `pauses` before each piece; when the turn was ours, it has ended.
-  purge_turn_wait();
-  return 0;
+  return begin_pause(program_purge_pauses);
 }
 
 extern "C" int rdmalloc_purge_resume(void) {
-  fork_check();
-  std::uint32_t seen = purge_pauses.load(std::memory_order_relaxed);
-  while (seen != 0)
-    if (purge_pauses.compare_exchange_weak(seen, seen - 1, std::memory_order_seq_cst)) return 0;
-  return -EALREADY;
+  return end_pause(program_purge_pauses) ? 0 : -EALREADY;
 }

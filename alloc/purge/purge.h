@@ -46,6 +46,11 @@ void purge_request_all();
 int purge_freeze(std::int64_t deadline_ns);
 void purge_thaw();
 
+// Pauses of the library's own, which rdmalloc_purge_resume() does not end; otherwise as
+// rdmalloc_purge_pause(). Each that returned 0 needs its resume.
+int purge_pause();
+void purge_resume();
+
 struct PurgeCounters {
   std::uint64_t purges = 0;  // successful decommits
   std::uint64_t purged_bytes = 0;

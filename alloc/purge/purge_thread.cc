@@ -229,10 +229,10 @@ bool purge_thread_make_way() {
   // (round_of_work), so the join below waits for none. Bounded: the observer of one under way may
   // want a lock that the caller holds.
   constexpr std::int64_t kLongestWaitNs = 50'000'000;
-  purge_pauses.fetch_add(1, std::memory_order_seq_cst);
+  own_purge_pauses.fetch_add(1, std::memory_order_seq_cst);
   bool is_stopped =
       wait_until(os::monotonic_ns() + kLongestWaitNs, try_turn) && purge_thread_stop() == 0;
-  rdmalloc_purge_resume();
+  purge_resume();
   return is_stopped;
 }
 
@@ -240,10 +240,10 @@ int purge_freeze(std::int64_t deadline_ns) {
   fork_check();
   if (purge_turn_is_mine()) return -EDEADLK;
   // A pass under way looks at `pauses` before each piece.
-  purge_pauses.fetch_add(1, std::memory_order_seq_cst);
+  own_purge_pauses.fetch_add(1, std::memory_order_seq_cst);
   if (!wait_until(deadline_ns, try_turn) || !wait_until(deadline_ns, try_freeze_thread)) {
     if (thread.starts_at_thaw.exchange(false, std::memory_order_relaxed)) purge_thread_start();
-    rdmalloc_purge_resume();
+    purge_resume();
     return -ETIMEDOUT;
   }
   count(thread.freezes);
@@ -255,7 +255,7 @@ void purge_thaw() {
   // after this store starts the thread itself.
   purge_signal.state.store(ThreadState::kNone, std::memory_order_seq_cst);
   if (thread.starts_at_thaw.exchange(false, std::memory_order_seq_cst)) purge_thread_start();
-  rdmalloc_purge_resume();
+  purge_resume();
 }
 
 namespace purge_state {

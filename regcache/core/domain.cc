@@ -357,10 +357,10 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* g
   rdmalloc::hold_at_exit();
   // A purge under way has not asked this domain whether its range is whole units (purge.cc).
   bool is_coarse = ops.granularity > rdmalloc::os::page_bytes();
-  int error = is_coarse ? rdmalloc_purge_pause() : 0;
+  int error = is_coarse ? rdmalloc::purge_pause() : 0;
   if (error == 0) {
     error = open_place(*all, *domain, ops, context, attr);
-    if (error != 0 && is_coarse) rdmalloc_purge_resume();
+    if (error != 0 && is_coarse) rdmalloc::purge_resume();
   }
   if (error != 0) {
     domain->phase.store(Phase::kUnused, std::memory_order_release);
@@ -369,7 +369,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* g
   watcher.attach(*all);
   survivors.is_open[domain->index].store(true, std::memory_order_relaxed);
   domain->phase.store(Phase::kIsOpen, std::memory_order_release);
-  if (is_coarse) rdmalloc_purge_resume();
+  if (is_coarse) rdmalloc::purge_resume();
   *handle = reinterpret_cast<rdmalloc_domain*>(domain);
   return 0;
 }

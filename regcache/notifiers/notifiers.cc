@@ -535,10 +535,10 @@ extern "C" int rdmalloc_notifier_detach(enum rdmalloc_notifier which) {
     case RDMALLOC_NOTIFIER_UCX:
       return detach(ucm);
     case RDMALLOC_NOTIFIER_LIBFABRIC: {
-      rdmalloc_purge_pause();
+      purge_pause();
       int error = libfabric_monitor_detach();
       if (error == 0) fabric_is_detached.store(true, std::memory_order_relaxed);
-      rdmalloc_purge_resume();
+      purge_resume();
       return error;
     }
     case RDMALLOC_NOTIFIER_AUTO: {

@@ -181,6 +181,13 @@ unsigned page_generation(const void* address) {
 
 using namespace fake;
 
+int rdmalloc::purge_pause() {
+  if (turns_owner.load() == std::this_thread::get_id()) return -EDEADLK;
+  Turn ended;
+  return 0;
+}
+void rdmalloc::purge_resume() {}
+
 void rdmalloc::purge_request_all() {
   ++purge_requests;
 }
@@ -198,16 +205,6 @@ int rdmalloc_observer_add(const rdmalloc_observer_ops* ops, void* arg, rdmalloc_
   observer = {*ops, arg};
   has_observer = true;
   *out = reinterpret_cast<rdmalloc_observer*>(&observer);
-  return 0;
-}
-
-int rdmalloc_purge_pause(void) {
-  if (turns_owner.load() == std::this_thread::get_id()) return -EDEADLK;
-  Turn ended;
-  return 0;
-}
-
-int rdmalloc_purge_resume(void) {
   return 0;
 }
 

@@ -522,6 +522,23 @@ TEST_F(Quiesce, wiping_at_fork_is_back_once_a_restored_process_resumes) {
   EXPECT_EQ(wiped_mappings(), before);
 }
 
+// Seen to fail with one counter for the pauses of the program and of the library: the resume of a
+// pause that there is not ended the quiesce's, and free memory was purged.
+TEST_F(Quiesce, pauses_of_the_program_are_its_own) {
+  EXPECT_EQ(rdmalloc_purge_resume(), -EALREADY);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  EXPECT_EQ(rdmalloc_purge_resume(), -EALREADY);
+  EXPECT_EQ(rdmalloc_purge(0), -EBUSY);
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  EXPECT_EQ(rdmalloc_purge(0), -EBUSY);
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(rdmalloc_purge(0), -EBUSY) << "the program's pause goes on";
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  EXPECT_GE(rdmalloc_purge(0), 0);
+}
+
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
 TEST_F(Quiesce, a_child_of_a_quiesced_process_is_not_quiesced) {
   StubDomain domain(fabric, attr);
