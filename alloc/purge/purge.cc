@@ -384,6 +384,11 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   if (purge_is_paused()) return -EBUSY;
   cache_flush_this_thread();
   purge_turn.begin();
+  // Once more with the turn: a pause that began since has found it free and returned.
+  if (purge_is_paused()) {
+    purge_turn.end();
+    return -EBUSY;
+  }
   events_deliver_all();
   region_pages_restore_in_turn();
   threads_give_up(true);

@@ -14,7 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "alloc/os/fault.h"
@@ -22,6 +24,7 @@
 #include "alloc/pages/arena.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/purge_turn.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/support/huge_pool.h"
@@ -352,6 +355,48 @@ TEST_F(HeapPageSizes, while_purging_is_paused_no_pages_are_exchanged) {
   EXPECT_TRUE(says("paused")) << said;
   ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
   EXPECT_EQ(counter("stats.heap_retired_bytes"), 4 * kMiB);
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+}
+
+// A purge that waits for the turn while a pause begins. Seen to fail without the second look in
+// rdmalloc_purge(): the retired region is offered to the observer once more.
+TEST_F(HeapPageSizes, no_pages_are_exchanged_by_a_purge_that_a_pause_overtakes) {
+  rdmalloc_heap* heap = make(RDMALLOC_PAGE_THP, 4 * kMiB);
+  ASSERT_EQ(last_error, 0) << said;
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  struct {
+    std::atomic<int> asked{0};
+    std::atomic<bool> goes_on{false};
+  } s;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void* arg, void*, size_t, rdmalloc_purge_reason) {
+    auto* shared = static_cast<decltype(s)*>(arg);
+    ++shared->asked;
+    while (!shared->goes_on) usleep(100);
+    return -EBUSY;
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &s, &observer), 0);
+  std::thread first([] { rdmalloc_purge(0); });
+  while (s.asked == 0) usleep(100);
+  std::atomic<int64_t> result{0};
+  std::atomic<pid_t> second_id{0};
+  std::thread second([&] {
+    second_id = gettid();
+    result = rdmalloc_purge(0);
+  });
+  while (second_id == 0 || !rdmalloc_test::is_asleep(second_id)) usleep(100);
+  std::thread pauser([] { EXPECT_EQ(rdmalloc_purge_pause(), 0); });
+  while (!rdmalloc::purge_is_paused()) usleep(100);
+  s.goes_on = true;
+  for (std::thread* thread : {&first, &second, &pauser}) thread->join();
+  EXPECT_EQ(result, -EBUSY);
+  EXPECT_EQ(s.asked, 1);
+  ASSERT_EQ(rdmalloc_observer_remove(observer), 0);
   ASSERT_EQ(rdmalloc_purge_resume(), 0);
   ASSERT_GE(rdmalloc_purge(0), 0);
 }
