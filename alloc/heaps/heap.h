@@ -230,6 +230,9 @@ HeapState heap_state(const Heap& heap);
 // their heaps; with `everything`, of all. By the holder of the purge turn. Whether something is
 // left to look at again.
 bool heaps_age(bool everything);
+// Gives up address space of heaps that were never made, as the program has lowered RLIMIT_AS to
+// `limit_bytes`. Not from malloc.
+void heaps_fit_limit(std::uint64_t limit_bytes);
 
 struct HeapCounters {
   std::uint64_t heaps;

@@ -10,6 +10,7 @@
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/heaps/heap_spans.h"
+#include "alloc/os/memory.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
 
@@ -23,16 +24,27 @@ namespace {
 constinit Lock reserve_lock;
 // Release at the end of reserve_heaps() pairs with acquire by a walk over the slots.
 constinit std::atomic<bool> is_reserved{false};
+// What is left of them under the tightest limit: addresses given up don't come back.
+constexpr std::size_t kLeastHeaps = 64;
 // Makes every handle another one, whatever its slot.
 constinit std::atomic<std::uint64_t> last_generation{0};
+
+// In proportion to the addresses there are, as the threads' caches.
+std::size_t reserved_for_heaps(std::uint64_t room_bytes) {
+  constexpr std::size_t kAll = (std::size_t{kMostHeaps} + 1) * sizeof(Heap);
+  constexpr std::size_t kLeast = kLeastHeaps * sizeof(Heap);
+  std::uint64_t part = room_bytes / 256;
+  if (part < kLeast) return kLeast;
+  return part < kAll ? part : kAll;
+}
 
 int reserve_heaps() {
   LockGuard guard(reserve_lock);
   if (is_reserved.load(std::memory_order_relaxed)) return 0;
-  std::size_t bytes = (std::size_t{kMostHeaps} + 1) * sizeof(Heap);
-  // In proportion, as the threads' caches.
-  if (bytes > arena.room_bytes / 256) bytes = arena.room_bytes / 256;
-  if (int error = heaps.reserve(bytes)) return error;
+  // The program may have lowered it since the start.
+  std::uint64_t room_bytes = os::address_limit().bytes;
+  if (room_bytes > arena.room_bytes) room_bytes = arena.room_bytes;
+  if (int error = heaps.reserve(reserved_for_heaps(room_bytes))) return error;
   detail::age_heaps.store(heaps_age, std::memory_order_relaxed);
   is_reserved.store(true, std::memory_order_release);
   return 0;
@@ -206,6 +218,15 @@ int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
 }
 
 }  // namespace
+
+void heaps_fit_limit(std::uint64_t limit_bytes) {
+  {
+    // A first heap that is being made has read the limit before it was lowered, maybe.
+    LockGuard guard(reserve_lock);
+    if (!is_reserved.load(std::memory_order_relaxed)) return;
+  }
+  heaps.give_up_beyond(reserved_for_heaps(limit_bytes));
+}
 
 int heap_create(const HeapPlan& plan, std::uint64_t* handle) {
   if (!ensure_initialised()) return -ENOMEM;

@@ -7,6 +7,7 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
+#include "alloc/heaps/heap.h"
 #include "alloc/interpose/next_of.h"
 #include "alloc/pages/page_heap.h"
 
@@ -38,6 +39,7 @@ int fit(int result, int resource, const rlimit* limit) {
   if (!rdmalloc::memory_is_own()) return result;  // the limit is the child's of a vfork() alone
   rdmalloc::page_heap_fit_limit();
   rdmalloc::caches_fit_limit(limit->rlim_cur);
+  rdmalloc::heaps_fit_limit(limit->rlim_cur);
   return result;
 }
 

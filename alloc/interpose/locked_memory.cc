@@ -9,6 +9,7 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
+#include "alloc/heaps/heap.h"
 #include "alloc/interpose/next_of.h"
 #include "alloc/pages/page_heap.h"
 
@@ -32,8 +33,9 @@ extern "C" __attribute__((visibility("default"))) int mlockall(int flags) noexce
   int result = lock_all(flags);
   rlimit limit;
   if (result == 0 || errno != ENOMEM || getrlimit(RLIMIT_MEMLOCK, &limit) != 0) return result;
-  // The windows of what caches are made of are a GiB more.
+  // The windows of what caches are made of are a GiB more, and those of heaps 76 MiB.
   rdmalloc::caches_fit_limit(limit.rlim_cur);
+  rdmalloc::heaps_fit_limit(limit.rlim_cur);
   errno = saved;
   return lock_all(flags);
 }

@@ -394,6 +394,15 @@ TEST(MallocLimits, an_address_space_lowered_by_the_program_is_heeded) {
   EXPECT_TRUE(result.clean()) << result.describe();
 }
 
+// Seen to fail without heaps_fit_limit(), and with what the first heap reserves not bounded by the
+// limit in force: malloc had 3 MiB of 96. mlockall() without heaps_fit_limit() there.
+TEST(MallocLimits, heaps_that_were_never_made_leave_their_addresses_to_malloc) {
+  for (const char* what : {"heap_before", "heap_after", "heap_locked"}) {
+    ChildResult result = run_with({}, {}, {what});
+    EXPECT_TRUE(result.clean()) << what << ": " << result.describe();
+  }
+}
+
 // Seen to fail: with an arena as wide as the limit at the start.
 TEST(MallocLimits, an_address_space_that_the_program_raises_can_be_used) {
   auto begin_with_1_gib = [] {

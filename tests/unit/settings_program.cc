@@ -2,9 +2,12 @@
 //
 // What malloc_settings_test runs under settings and limits. Ordinary work; with "exhaust" also:
 // take memory until there is none, which must be NULL and ENOMEM, then free and go on as before.
-// "lower", "unseen", "raise", "vfork": RLIMIT_AS at run time. "fork": elsewhere, with a child that
+// "lower", "unseen", "raise", "vfork": RLIMIT_AS at run time; "heap_before", "heap_after": lowered
+// with a heap of the user; "heap_locked": RLIMIT_MEMLOCK. "fork": elsewhere, with a child that
 // ends as a program does. "die": by a signal. "twice BYTES [thread]": frees a block twice.
+#include <dlfcn.h>
 #include <errno.h>
+#include <linux/capability.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -139,6 +142,39 @@ static void raise_the_limit() {
   if (!can_have(4 * kGiB)) fail("malloc of 4 GiB after the limit of 1 was raised");
 }
 
+// A heap of the user reserves addresses for all that there may be.
+static void make_heaps(int count) {
+  auto create =
+      reinterpret_cast<int (*)(const void*, void**)>(dlsym(RTLD_DEFAULT, "rdmalloc_heap_create"));
+  if (create == nullptr) fail("dlsym");
+  for (void* heap = nullptr; count > 0; count--)
+    if (create(nullptr, &heap) != 0) fail("rdmalloc_heap_create");
+}
+static const size_t kRoomBytes = size_t{96} << 20u;
+
+static void lower_the_limit_beside_heaps(bool before) {
+  if (before) make_heaps(1);
+  set_address_limit(kRoomBytes);
+  make_heaps(before ? 40 : 1);
+  if (!can_have(kRoomBytes / 2)) fail("malloc of 48 MiB under a limit of 96");
+  make_heaps(20);
+}
+// What is reserved counts as locked, also where the limit is too low for the rest.
+static void lock_all_beside_a_heap() {
+  make_heaps(1);
+  struct rlimit limit;
+  struct __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
+  struct __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};
+  if (getrlimit(RLIMIT_MEMLOCK, &limit) != 0) fail("getrlimit");
+  if (limit.rlim_cur > kRoomBytes) limit.rlim_cur = kRoomBytes;
+  if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) fail("setrlimit");
+  if (syscall(SYS_capset, &header, data) != 0) fail("capset");
+  if (mlockall(MCL_CURRENT) != 0 && limit.rlim_cur == kRoomBytes) fail("mlockall");
+  if (mapped_pages() * static_cast<size_t>(sysconf(_SC_PAGESIZE)) > kRoomBytes)
+    fail("what heaps may need is reserved still");
+  make_heaps(20);
+}
+
 // The order that a look at the block freed last does not see. Says which address is wrong.
 static void free_twice(size_t bytes, bool by_another_thread) {
   void* one = malloc(bytes);
@@ -167,6 +203,9 @@ int main(int argc, char** argv) {
   if (strcmp(also, "raise") == 0) raise_the_limit();
   if (strcmp(also, "twice") == 0) free_twice(strtoul(argv[2], nullptr, 10), argc > 3);
   if (strcmp(also, "vfork") == 0) lower_a_childs_limit();
+  if (strcmp(also, "heap_before") == 0) lower_the_limit_beside_heaps(true);
+  if (strcmp(also, "heap_after") == 0) lower_the_limit_beside_heaps(false);
+  if (strcmp(also, "heap_locked") == 0) lock_all_beside_a_heap();
   if (strcmp(also, "fork") == 0) {
     if (chdir("/") != 0) fail("chdir");
     if (fork() == 0) {
