@@ -191,9 +191,14 @@ std::uint32_t slices_for(std::size_t bytes) {
   return static_cast<std::uint32_t>(((bytes == 0 ? 1 : bytes) + kSliceBytes - 1) >> kSliceShift);
 }
 
+// No span is so long, or lies so.
+bool is_beyond_arena(std::size_t bytes, std::size_t alignment) {
+  return bytes > arena.extent() || alignment > arena.extent();
+}
+
 void* allocate_large(Heap& heap, std::uint64_t handle, std::size_t bytes, std::size_t alignment,
                      bool* is_zero) {
-  if (bytes > arena.extent() || alignment > arena.extent()) return nullptr;
+  if (is_beyond_arena(bytes, alignment)) return nullptr;
   SliceIndex slice = heap_large_take(heap, handle, slices_for(bytes), alignment, is_zero);
   return slice == 0 ? nullptr : reinterpret_cast<void*>(arena.address_of(slice));
 }
@@ -215,11 +220,19 @@ void* allocate_once(Heap& heap, std::uint64_t handle, std::size_t bytes, std::si
 
 // Whether it is the page heap that has refused, and not the heap's budget or its regions.
 bool spans_may_help(const Heap& heap, std::size_t bytes) {
-  return !has_regions(heap) && bytes <= arena.extent() && heap_has_budget(heap, slices_for(bytes));
+  return !has_regions(heap) && heap_has_budget(heap, slices_for(bytes));
 }
 // Whether it is spans that are missing there, and not what RDMALLOC_LIMIT leaves of them.
 bool is_short_of_spans(const Heap& heap, std::size_t bytes) {
   return spans_may_help(heap, bytes) && !page_heap_is_over_limit(slices_for(bytes));
+}
+
+// The end of an allocation for which there is no memory.
+void* refuse(Heap& heap, std::uint64_t handle) {
+  if (!heap.is(handle)) return gone();
+  heap.refusals.fetch_add(1, std::memory_order_relaxed);
+  errno = ENOMEM;
+  return nullptr;
 }
 
 [[noreturn]] void report_no_block(const void* block) {
@@ -294,6 +307,8 @@ void* heap_allocate(std::uint64_t handle, std::size_t bytes, std::size_t alignme
   MemoryWait wait;
   void* block = allocate_once(*heap, handle, bytes, alignment, is_zero);
   if (block != nullptr) return block;
+  // No cache is emptied for what no memory can give.
+  if (is_beyond_arena(bytes, alignment)) return refuse(*heap, handle);
   // What the magazines and the last empty slabs hold may make room in the budget.
   if (heap_flush(*heap)) heap_note_freed();
   TakeBack take_back;
@@ -302,10 +317,7 @@ void* heap_allocate(std::uint64_t handle, std::size_t bytes, std::size_t alignme
     if (block != nullptr) return block;
   } while ((is_short_of_spans(*heap, bytes) && wait.again()) ||
            (spans_may_help(*heap, bytes) && take_back.again(slices_for(bytes))));
-  if (!heap->is(handle)) return gone();
-  heap->refusals.fetch_add(1, std::memory_order_relaxed);
-  errno = ENOMEM;
-  return nullptr;
+  return refuse(*heap, handle);
 }
 
 void heap_block_free(void* block) {

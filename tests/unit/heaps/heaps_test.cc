@@ -324,15 +324,28 @@ TEST(Heaps, the_smallest_budget_fits_a_block_of_each_size_in_turn) {
   }
 }
 
+// Seen to fail without the look at the alignment before caches are emptied: each took back what all
+// threads had.
 TEST(Heaps, requests_beyond_every_size_are_refused) {
   Heap heap;
+  rdmalloc_free(heap.malloc(100));
+  uint64_t cached = heap.counters().cached_bytes;
+  uint64_t take_backs = counter("stats.take_backs");
+  ASSERT_GT(cached, 0u);
   for (size_t bytes : {SIZE_MAX, SIZE_MAX / 2, SIZE_MAX - 65535, size_t{1} << 60}) {
     errno = 0;
     EXPECT_EQ(heap.malloc(bytes), nullptr);
     EXPECT_EQ(errno, ENOMEM);
     EXPECT_EQ(heap.aligned(4096, bytes), nullptr);
   }
-  EXPECT_EQ(heap.aligned(size_t{1} << 62, 1), nullptr);
+  for (size_t alignment : {size_t{1} << 60, size_t{1} << 62, size_t{1} << 63}) {
+    errno = 0;
+    EXPECT_EQ(heap.aligned(alignment, 1), nullptr);
+    EXPECT_EQ(errno, ENOMEM);
+  }
+  EXPECT_EQ(heap.counters().refusals, 11u);
+  EXPECT_EQ(heap.counters().cached_bytes, cached);
+  EXPECT_EQ(counter("stats.take_backs"), take_backs);
 }
 
 TEST(Heaps, walk_meets_each_live_block_once_and_no_other) {
