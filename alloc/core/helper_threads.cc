@@ -51,14 +51,16 @@ int create_on(const HelperStack& stack, void* (*run)(void*), void* arg, pthread_
   pthread_attr_t attributes;
   pthread_attr_init(&attributes);
   // A stack of our own: with one of libc's the creation would call mmap and mprotect by symbols
-  // that a fabric may have patched.
-  pthread_attr_setstack(&attributes, reinterpret_cast<void*>(stack.base), stack.bytes);
+  // that a fabric may have patched. One of less than PTHREAD_STACK_MIN is refused here already
+  // (128 KiB on aarch64).
+  int error = pthread_attr_setstack(&attributes, reinterpret_cast<void*>(stack.base), stack.bytes);
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are not for this thread
-  int error = os::should_fail(os::Site::kThreadCreate)
-                  ? EAGAIN
-                  : pthread_create(thread, &attributes, run, arg);
+  if (error == 0)
+    error = os::should_fail(os::Site::kThreadCreate)
+                ? EAGAIN
+                : pthread_create(thread, &attributes, run, arg);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
   pthread_attr_destroy(&attributes);
   return -error;

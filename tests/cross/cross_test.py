@@ -23,6 +23,7 @@ PROGRAMS = {
     "malloc_alignment_test": "*",
     "malloc_realloc_test": "-*to_zero_frees*",
     "patched_text_test": "*",
+    "helper_threads_test": "*",
     "regcache_test": "Hits.*:Purge.*:Limits.*:Domains.*:-*limits_come_from_the_environment*",
 }
 
