@@ -425,7 +425,7 @@ int check_in_child() {
 
 // One thread has made the second shard's heap and not yet counted the shard, and another holds the
 // central heap's lock.
-TEST(OneShard, I11_the_child_of_a_fork_amid_the_second_ones_making_counts_segments) {
+TEST(OneShard, I11_a_child_amid_the_second_ones_making_counts_segments) {
   if (!kMayFork) GTEST_SKIP() << "SKIP: sanitizers do not survive a fork beside running threads";
   namespace state = rdmalloc::page_heap_state;
   ASSERT_EQ(rdmalloc_init(), 0);

@@ -417,7 +417,7 @@ TEST(Shards, a_thread_takes_of_a_magazine_what_it_may_hold) {
 }
 
 // A thread made there recovers before the one that forked, whose cache is in use all the same.
-TEST(Shards, I11_the_child_of_a_fork_counts_its_threads_whichever_recovers) {
+TEST(Shards, I11_a_child_counts_its_threads_whichever_recovers) {
   rdmalloc_free(rdmalloc_malloc(64));
   Resident one(3), other(4);
   pid_t pid = fork();
