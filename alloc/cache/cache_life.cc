@@ -165,8 +165,11 @@ ThreadCache* cache_to_free_into() {
 
 int cache_init() {
   bin_table_init();
-  if (int error = magazines.reserve(reserved_for_magazines(arena.room_bytes))) return error;
-  if (int error = reserve_caches(reserved_for_caches(arena.room_bytes))) return error;
+  // Kept after a failure below, for the next try (I10).
+  if (!magazines.is_reserved())
+    if (int error = magazines.reserve(reserved_for_magazines(arena.room_bytes))) return error;
+  if (!long_bins.is_reserved())
+    if (int error = reserve_caches(reserved_for_caches(arena.room_bytes))) return error;
   if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
   return -pthread_key_create(&exit_key, on_thread_exit);
 }

@@ -95,8 +95,10 @@ class Pool {
     // Object 0 would lie before the range: a small program has its first object in the first page.
     objects_ = reinterpret_cast<T*>(base - sizeof(T));
     capacity_ = static_cast<std::uint32_t>(bytes / sizeof(T) + 1);
+    order_for_fork();  // a child, where initialisation begins anew, goes by the last word
     reserved_bytes_ = bytes;
   }
+  bool is_reserved() const { return reserved_bytes_ != 0; }
 
   // Gives up address space beyond `bytes` that no object has been cut from.
   void give_up_beyond(std::size_t bytes) {
