@@ -75,10 +75,6 @@ enum rdmalloc_domain_event {
  *  deregister, and aborts at a stale one. */
 #define RDMALLOC_REGISTRAR_PINS 0x20u
 #define RDMALLOC_REGISTRAR_LOCKS 0x40u
-/** No two registrations may have a page in common: register_ answers -EEXIST. The cache then knows
- *  which uncounted keys were given of a block as it is now, and drops none of these; each
- *  rdmalloc_reg_key() takes a lock for that, but in a heap with keys of its own. */
-#define RDMALLOC_REGISTRAR_NO_OVERLAP 0x80u
 
 /** The code that registers with one kind of domain. Called with no lock of rdmalloc held, never on
  *  a thread inside malloc or free; may allocate and free. */

@@ -168,8 +168,6 @@ void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced) 
   if (!fills_slices(domain, reg)) return;
   // The inline fast path checks no page frames.
   if (table == domain.sticky && page_frames_are_checked(domain)) return;
-  // Nor does it note its key.
-  if (table == domain.sticky && domain.notes_keys() && reg->rest().kind != Kind::kHeap) return;
   RecordNumber number = domain.number_of(reg);
   SliceRange slices = domain.slices_of(reg->base(), reg->end());
   for (std::size_t slice = slices.first; slice != slices.end; ++slice) {

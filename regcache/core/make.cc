@@ -69,17 +69,11 @@ Registration* find_covering(Domain& domain, const Request& request, const RangeG
     *wants_whole = !guard.is_whole();
     return false;
   };
-  // Where keys are noted, a key of it would keep the block from ever being registered as it is now.
-  auto gives_way = [&](const Registration* reg) {
-    return request.is_uncounted && domain.notes_keys() && reg->rest().kind == Kind::kCached &&
-           reg->refs() == 0 && is_outgrown(domain, reg, request.block_low, request.block_high);
-  };
   auto look = [&](Registration* reg) {
     if (reg->rest().kind != Kind::kPerUse && reg->is_open() &&
         reg->covers(request.low, request.high) &&
         (request.sees_watched || !reg->rest().is_watched) &&
-        (request.access & ~reg->access()) == 0 && !gives_way(reg) &&
-        (!request.is_uncounted || can_be_sticky(reg)))
+        (request.access & ~reg->access()) == 0 && (!request.is_uncounted || can_be_sticky(reg)))
       found = reg;
     return found == nullptr;
   };
@@ -107,11 +101,8 @@ int hand_out(Domain& domain, const Request& request, Registration* found, std::u
   page_frames_check(domain, found, request.low, request.high);
   if (request.is_uncounted) {
     // A heap's registration is held until the heap's end and needs no stickiness.
-    bool is_heaps = found->rest().kind == Kind::kHeap;
-    int error = is_heaps ? 0 : make_sticky(domain, found, request);
+    int error = found->rest().kind == Kind::kHeap ? 0 : make_sticky(domain, found, request);
     if (error == 0) *key = found->head.key;
-    if (error == 0 && !is_heaps && domain.notes_keys())
-      found->rest().block_end = request.block_high;
     return error;
   }
   if (!acquire(found, change)) return -EAGAIN;
@@ -404,8 +395,10 @@ bool may_serve(Domain& domain, const Request& request, const Plan& plan) {
 int make_local(Domain& domain, const Request& request, const rdmalloc_range& span,
                Registration** reg, rdmalloc_key* key) {
   Plan plan{0, 0, domain.access | request.access, Kind::kCached, true, false};
-  plan.block_low = request.block_low;
-  plan.block_high = request.block_high;
+  if ((span.flags & RDMALLOC_RANGE_LARGE) != 0) {
+    plan.block_low = reinterpret_cast<std::uintptr_t>(span.base);
+    plan.block_high = plan.block_low + span.length;
+  }
   Plan wide = plan;
   plan.is_of_one_block = keeps_to_block(domain, request, span);
   plan_pages(domain, request, &plan);
@@ -538,10 +531,6 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
   rdmalloc_range span;
   if (int error = find_span(domain, request, &span)) return error;
   if (!is_owned && request.is_uncounted) return -EFAULT;
-  if ((span.flags & RDMALLOC_RANGE_LARGE) != 0) {
-    request.block_low = reinterpret_cast<std::uintptr_t>(span.base);
-    request.block_high = request.block_low + span.length;
-  }
   bool is_adopted = false;
   if (!is_owned) {
     if (int error = foreign_allowed(*state(), request, &is_adopted)) return error;

@@ -110,9 +110,8 @@ struct alignas(64) RegistrationRest {
   bool was_sticky : 1;      // when it was suspended
   // Read by holders without the lock too, so a byte of its own.
   bool is_watched;  // foreign, and cached because its pages are watched (watch.h)
-  // Where the block ended that it was made for, or, where keys are noted (Domain::notes_keys()), of
-  // which it last gave one; 0 if that was not a span of its own. Another end by now: realloc has
-  // changed the block in place, or it is another block, and keys from before are over.
+  // Where the block ended that it was made for, if that was a span of its own; else 0. Another end
+  // by now: realloc has changed the block in place, and keys from before are over.
   std::uintptr_t block_end;
 };
 static_assert(sizeof(RegistrationRest) == 64);

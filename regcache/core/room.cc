@@ -258,6 +258,13 @@ void ask_for_purge(Domain& domain) {
   ++domain.wide().counters.purge_requests;
 }
 
+// Whether the keys that a sticky registration has given out have ended, because the only block in
+// its range was reallocated in place.
+bool is_outgrown(const Registration* reg, std::uintptr_t block_low, std::uintptr_t block_high) {
+  return reg->rest().block_end != 0 && reg->rest().block_end != block_high &&
+         reg->base() >= block_low && reg->end() <= block_high;
+}
+
 // Idle registrations that overlap a new one, for a registrar that can't have both. Under the lock;
 // returns them as a list to drop.
 Registration* take_overlapping(Domain& domain, const Registration* wanted, std::uintptr_t block_low,
@@ -265,8 +272,7 @@ Registration* take_overlapping(Domain& domain, const Registration* wanted, std::
   Registration* overlapping = nullptr;
   auto look = [&](Registration* reg) {
     if (reg->rest().kind == Kind::kCached &&
-        (!reg->rest().is_sticky || is_outgrown(domain, reg, block_low, block_high)) &&
-        close_idle(reg)) {
+        (!reg->rest().is_sticky || is_outgrown(reg, block_low, block_high)) && close_idle(reg)) {
       withdraw(domain, reg);
       reg->next() = overlapping;
       overlapping = reg;
@@ -278,13 +284,6 @@ Registration* take_overlapping(Domain& domain, const Registration* wanted, std::
 }
 
 }  // namespace
-
-bool is_outgrown(const Domain& domain, const Registration* reg, std::uintptr_t block_low,
-                 std::uintptr_t block_high) {
-  std::uintptr_t block_end = reg->rest().block_end;
-  return block_end != block_high && (block_end != 0 || domain.notes_keys()) &&
-         reg->base() >= block_low && reg->end() <= block_high;
-}
 
 int ask_twice(Domain& domain, Registration* reg, std::uintptr_t block_low,
               std::uintptr_t block_high, Asked& asked) {

@@ -60,10 +60,6 @@ struct Asked {
 
 // Under the lock.
 void count(Counters& counters, const Asked& asked);
-// Whether the keys that a registration has given out have ended, because the only block in its
-// range was reallocated in place, or is another by now. Under the lock.
-bool is_outgrown(const Domain& domain, const Registration* reg, std::uintptr_t block_low,
-                 std::uintptr_t block_high);
 // Asks the registrar, and once more after an eviction: of as much as is to be registered, or of
 // what overlaps it. [block_low, block_high): the block that is a span of its own, if it is in one.
 int ask_twice(Domain& domain, Registration* reg, std::uintptr_t block_low,
