@@ -87,17 +87,25 @@ int lock_pages(std::uintptr_t base, std::uintptr_t end) {
 }
 
 // The kernel stops at a page that is not there: foreign memory that its owner unmapped first. Those
-// behind it are unlocked by halves.
-int unlock_pages(std::uintptr_t base, std::uintptr_t end) {
-  if (should_fail("munlock")) return -EAGAIN;
-  if (munlock(reinterpret_cast<void*>(base), end - base) == 0) return 0;
+// behind it are unlocked by halves, until so many calls in a row have met such a page: where all is
+// unmapped, as is usual then, each page would take two.
+constexpr int kMostInVain = 64;
+
+int unlock_halves(std::uintptr_t base, std::uintptr_t end, int* in_vain) {
+  if (munlock(reinterpret_cast<void*>(base), end - base) == 0) return *in_vain = 0;
   if (errno != ENOMEM) return -errno;
   auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
   std::uintptr_t middle = base + (end - base) / page / 2 * page;
-  if (middle == base) return 0;
-  int error = unlock_pages(base, middle);
-  int other = unlock_pages(middle, end);
+  if (++*in_vain > kMostInVain || middle == base) return 0;
+  int error = unlock_halves(base, middle, in_vain);
+  int other = unlock_halves(middle, end, in_vain);
   return error != 0 ? error : other;
+}
+
+int unlock_pages(std::uintptr_t base, std::uintptr_t end) {
+  if (should_fail("munlock")) return -EAGAIN;
+  int in_vain = 0;
+  return unlock_halves(base, end, &in_vain);
 }
 
 // Counts [base, end) down; segments whose count reaches 0 are unlocked and go.
