@@ -171,6 +171,7 @@ bool page_heap_has_rest();
 // What a pass has offered last, without a gap.
 struct PurgeOffered {
   SliceIndex begin = 0, end = 0;
+  bool has_more = false;  // behind it lies what this pass may offer next
 };
 // Takes the oldest dirty slices that the choice allows, which are in flight then: their word says
 // kPurging. Returns 0 when there are none. Of a span that begins with what was offered last, what

@@ -136,7 +136,8 @@ SliceIndex page_heap_purge_begin(const PurgeChoice& choice, PurgeOffered* last,
     SliceIndex slice = find_due(*heap, choice, *last, &begin, &part);
     if (slice == 0) continue;
     SpanWord word = arena.span(slice).load();
-    if (part > choice.most) part = choice.most;
+    last->has_more = part > choice.most;
+    if (last->has_more) part = choice.most;
     *slices = part;
     cut(*heap, slice, word.slices, word.kind, begin, part);
     if (slice < begin && begin == last->end && slice >= last->begin) make_young(*heap, slice);

@@ -119,8 +119,8 @@ constexpr int kMostInVain = std::bit_width(kPieceSlices);
 // What was taken in flight at once.
 struct Piece {
   enum rdmalloc_purge_reason reason;
-  SliceIndex end;
-  int in_vain = 0;  // calls that the kernel refused since one that it did not
+  SliceIndex end_before_more;  // where it ends, if the pass goes on behind it
+  int in_vain = 0;             // calls that the kernel refused since one that it did not
 };
 
 // Purges a span in flight. Where it is refused, two parts of it are offered, and parts of those,
@@ -141,7 +141,8 @@ std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices, Piece& piece) {
                   (result == GiveBack::kFailed && piece.in_vain > kMostInVain);
   if (is_final) {
     // A failed call may have done a part (locked pages refuse): dirty is always safe to say.
-    page_heap_purge_end(slice, result == GiveBack::kDone, now_ms(), slice + slices == piece.end);
+    page_heap_purge_end(slice, result == GiveBack::kDone, now_ms(),
+                        slice + slices == piece.end_before_more);
     count_result(result, bytes);
     return result == GiveBack::kDone ? slices : 0;
   }
@@ -164,7 +165,7 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
     std::uint32_t slices = 0;
     memory_goes_out(InFlight::kSpans);
     SliceIndex slice = page_heap_purge_begin(choice, &last, &slices);
-    Piece piece{reason, slice + slices};
+    Piece piece{reason, last.has_more ? slice + slices : 0};
     if (slice != 0) purged += purge_span(slice, slices, piece);
     if (memory_is_back() || slice == 0) break;
     offered += slices;
