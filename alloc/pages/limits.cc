@@ -96,9 +96,10 @@ void limits_take(const os::MemoryLimits& kernels) {
   are_known.store(true, std::memory_order_relaxed);
 }
 
-bool limits_note_cgroup(std::uint64_t cgroup_bytes) {
+bool limits_note_cgroup(std::uint64_t cgroup_bytes, bool is_all_read) {
   std::uint64_t before = known_cgroup.load(std::memory_order_relaxed);
   if (!limits_are_known() || cgroup_bytes == before) return false;
+  if (!is_all_read && cgroup_bytes > before) return false;
   limits_take(known_with(cgroup_bytes));
   return cgroup_bytes < before - before / 8;
 }

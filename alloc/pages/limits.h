@@ -25,9 +25,10 @@ void limits_init();
 // What the kernel's files say. Not from malloc.
 void limits_take(const os::MemoryLimits& kernels);
 bool limits_are_known();
-// What they say of cgroups later on, once the first is known. Returns whether it is less than
-// before, by an eighth at least. With the purge turn.
-bool limits_note_cgroup(std::uint64_t cgroup_bytes);
+// What they say of cgroups later on, once the first is known; where some could not be read the
+// limit may be lower than before, but is no higher. Returns whether it is less, by an eighth at
+// least. With the purge turn.
+bool limits_note_cgroup(std::uint64_t cgroup_bytes, bool is_all_read);
 
 // There is another shard: what was not set goes with their number. Any thread, in malloc too.
 void limits_note_shards();

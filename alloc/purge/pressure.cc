@@ -43,8 +43,7 @@ PressureDemand PressureWatch::look(std::int64_t now_ms, std::uint64_t dirty_byte
   int error = file_thread_run(
       [](void* out) { *static_cast<os::MemoryState*>(out) = os::memory_state(); }, &state);
   if (error != 0) return kNone;
-  // Else the limit is what it was.
-  if (state.is_cgroup_known && limits_note_cgroup(state.cgroup_bytes))
+  if (limits_note_cgroup(state.cgroup_bytes, state.is_cgroup_known))
     return {0, RDMALLOC_PURGE_LIMIT};
   return is_worth_it ? judge(state, now_ms, dirty_bytes) : kNone;
 }

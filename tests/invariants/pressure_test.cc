@@ -483,6 +483,20 @@ TEST(Pressure, a_limit_of_a_cgroup_that_cannot_be_read_is_what_it_was) {
   run_on_a_machine(run_in_one_that_cannot_be_read);
 }
 
+// Seen to fail with what was read left out where some was not.
+TEST(Pressure, what_was_read_of_cgroups_is_no_less_than_the_limit) {
+  ASSERT_EQ(rdmalloc_init(), 0);
+  rdmalloc::limits_take({UINT64_MAX, 512 * kMiB, UINT64_MAX});
+  const uint64_t before = counter("purge.dirty_max_bytes");
+  EXPECT_TRUE(rdmalloc::limits_note_cgroup(64 * kMiB, false));
+  const uint64_t after = counter("purge.dirty_max_bytes");
+  EXPECT_LT(after, before);
+  EXPECT_FALSE(rdmalloc::limits_note_cgroup(512 * kMiB, false));
+  EXPECT_EQ(counter("purge.dirty_max_bytes"), after);
+  EXPECT_FALSE(rdmalloc::limits_note_cgroup(512 * kMiB, true));
+  EXPECT_EQ(counter("purge.dirty_max_bytes"), before);
+}
+
 TEST(Pressure, I7_a_limit_of_a_cgroup_that_changes_is_heeded) {
   run_on_a_machine(run_in_one_that_changes);
 }
