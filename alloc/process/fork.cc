@@ -122,7 +122,7 @@ void fork_recover() {
     known_process.store(os::process_id(), std::memory_order_relaxed);
     loader_may_be_locked.store(true, std::memory_order_relaxed);
     // Gives blocks back, and so takes locks.
-    cache_reclaim_after_fork(is_marked || os::is_first_thread() ? forker.id : 0);
+    cache_reclaim_after_fork(os::is_first_thread() || is_marked ? forker.id : 0);
     // Release: pairs with the acquires of fork_check() and above, on other threads of the child.
     fork_word->store(kReady, std::memory_order_release);
   }

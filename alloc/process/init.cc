@@ -14,9 +14,9 @@
 #include "alloc/process/fork.h"
 #include "alloc/purge/purge.h"
 
-// What the linker makes, of the file that this is linked into; a program that is linked statically
-// has none.
-extern ElfW(Dyn) _DYNAMIC[] __attribute__((weak, visibility("hidden")));
+// The linker makes one of the file that this is linked into; a program that is linked statically
+// has neither.
+#pragma weak _DYNAMIC
 #pragma weak _r_debug
 
 namespace rdmalloc::detail {
