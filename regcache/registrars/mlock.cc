@@ -92,6 +92,7 @@ int lock_pages(std::uintptr_t base, std::uintptr_t end) {
 constexpr int kMostInVain = 64;
 
 int unlock_halves(std::uintptr_t base, std::uintptr_t end, int* in_vain) {
+  if (should_fail("munlock")) return -EAGAIN;
   if (munlock(reinterpret_cast<void*>(base), end - base) == 0) return *in_vain = 0;
   if (errno != ENOMEM) return -errno;
   auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -103,7 +104,6 @@ int unlock_halves(std::uintptr_t base, std::uintptr_t end, int* in_vain) {
 }
 
 int unlock_pages(std::uintptr_t base, std::uintptr_t end) {
-  if (should_fail("munlock")) return -EAGAIN;
   int in_vain = 0;
   return unlock_halves(base, end, &in_vain);
 }

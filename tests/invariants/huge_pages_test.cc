@@ -380,7 +380,7 @@ TEST_F(HugePages, what_lies_behind_all_blocks_is_given_back_after_a_month_too) {
 }
 
 // The purge thread had nothing to do when the last block was taken.
-TEST_F(HugePages, I7_what_lies_behind_all_blocks_is_given_back_where_nothing_is_freed) {
+TEST_F(HugePages, I7_what_lies_behind_all_blocks_goes_where_nothing_is_freed) {
   rdmalloc_test::set("purge.decay_ms", 100);
   uintptr_t end = end_within_a_huge_page();
   uintptr_t chunk_end = chunk_below(end) + kHugePage;

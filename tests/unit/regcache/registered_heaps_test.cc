@@ -485,7 +485,7 @@ TEST_F(HeldAmid, I13_a_create_that_fails_keeps_the_memory_until_the_put) {
 }
 
 // Fails when the registration is dropped while it is held.
-TEST_F(HeldAmid, I13_so_where_another_domain_refuses_the_same_region) {
+TEST_F(HeldAmid, I13_a_region_that_another_domain_refuses_is_kept_too) {
   StubFabric poor;
   StubDomain other(poor);
   poor.before_enter = [this](void* base, std::size_t) {
