@@ -135,11 +135,11 @@ TEST_F(Watching, I7_what_is_unmapped_is_deregistered_without_a_further_call) {
 // The thread that drops what events have closed is in a call of the registrar. Seen to fail when an
 // invalidation of all domains left to it what was deferred: completion waited for that call.
 TEST_F(Watching, an_invalidation_drops_what_an_event_has_closed) {
+  RegistrarGate gate;
+  fabric.before_leave = [&](void* addr, std::size_t) { return addr == page(4) ? gate.pass() : 0; };
   StubDomain domain(fabric), other(another_fabric(fabric.ops.flags));
   keep(domain, page(4), kPage);
   keep(domain, page(20), kPage);
-  RegistrarGate gate;
-  fabric.before_leave = [&](void* addr, std::size_t) { return addr == page(4) ? gate.pass() : 0; };
   munmap(page(4), kPage);
   gate.wait_until_inside();
   munmap(page(20), kPage);
