@@ -228,6 +228,7 @@ extern "C" int rdmalloc_ctl(const char* name, void* old_value, size_t* old_size,
                             const void* new_value, size_t new_size) {
   if (name == nullptr) return -EINVAL;
   if (!ensure_initialised()) return -ENOMEM;
+  fork_check();  // some enter a shard, under locks
   for (const Control& control : kControls) {
     if (std::strcmp(control.name, name) != 0) continue;
     std::uint64_t wanted = 0;

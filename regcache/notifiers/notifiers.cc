@@ -63,9 +63,9 @@ constinit std::atomic<bool> fabric_is_detached{false};  // as Target::is_detache
 // memory (written by them, read by dlclose's side).
 constinit std::atomic<int> notifying{0};
 // How much of `notifying` and of the closes under way is this thread's: all there is in a child
-// that it forks.
-constinit thread_local int notifying_here = 0;
-constinit thread_local std::uint32_t closing_here = 0;
+// that it forks. Of a byte: the library's TLS fits into the little that the loader keeps.
+constinit thread_local std::uint8_t notifying_here = 0;
+constinit thread_local std::uint8_t closing_here = 0;
 constinit std::atomic<std::uint64_t> foreign_notified{0}, holds{0};
 
 bool is_explicit() {

@@ -418,6 +418,9 @@ TEST(Shards, a_thread_takes_of_a_magazine_what_it_may_hold) {
 
 // A thread made there recovers before the one that forked, whose cache is in use all the same.
 TEST(Shards, I11_a_child_counts_its_threads_whichever_recovers) {
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "SKIP: the sanitizer's runtime does not survive a fork beside running threads";
+#endif
   rdmalloc_free(rdmalloc_malloc(64));
   Resident one(3), other(4);
   pid_t pid = fork();
