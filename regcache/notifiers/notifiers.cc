@@ -271,7 +271,10 @@ template <typename Function>
 int attach(Target<Function>& target, const char* symbol) {
   if (target.function.load(std::memory_order_acquire) != nullptr) return -EALREADY;
   std::uint64_t before = 0;
-  if (!may_attach(&before)) return -EAGAIN;
+  if (!may_attach(&before)) {
+    target.error.store(-EAGAIN, std::memory_order_relaxed);
+    return -EAGAIN;
+  }
   HeldLibrary library(symbol);
   auto function = reinterpret_cast<Function>(library.symbol(symbol));
   int error = function == nullptr ? -ENOENT : 0;
@@ -292,6 +295,7 @@ int attach(Target<Function>& target, const char* symbol) {
   if (!is_kept && closes.load(std::memory_order_seq_cst) / kOneBegun != before / kOneBegun) {
     target.function.store(nullptr, std::memory_order_seq_cst);
     error = -EAGAIN;
+    target.error.store(error, std::memory_order_relaxed);
   }
   if (error == 0) target.attaches.fetch_add(1, std::memory_order_relaxed);
   note_change();
@@ -384,6 +388,7 @@ __attribute__((constructor)) void notifiers_start() {
 const char* explain_call(bool is_attached, bool relies_on_us, std::int32_t error) {
   if (relies_on_us) return "notified before each purge, and when foreign memory is unmapped";
   if (is_attached) return "notified by a call before each purge";
+  if (error == -EAGAIN) return "a dlclose() is under way: purges go through libc until its end";
   return error == 0 ? "detached" : "its library is not loaded";
 }
 
