@@ -48,6 +48,7 @@ void purge_note_dirty() {
 
 void purge_note_new_pages() {
   const detail::PurgeSignal& signal = detail::purge_signal;
+  if (signal.state.load(std::memory_order_relaxed) != detail::PurgeThreadState::kRuns) return;
   // By the central heap's lock, which the purge thread takes to look for a rest between its store
   // of kIdle and its sleep: it finds this one, or is seen to sleep here. Relaxed, therefore.
   if (signal.sleep.load(std::memory_order_relaxed) == detail::kIdle && page_heap_has_rest())

@@ -181,10 +181,10 @@ SliceIndex page_heap_purge_begin(const PurgeChoice& choice, PurgeOffered* last,
 // Cuts a span in purging in two; the second one starts at slice + front.
 void page_heap_purge_split(SliceIndex slice, std::uint32_t front);
 // Puts it back: clean when its pages are gone, else into its family, freed at `freed_ms` whatever
-// the age of the neighbours that it joins; with `is_last` at theirs where that is older, for what
-// lies behind the end of what was taken was not offered.
+// the age of the neighbours that it joins; with `has_more` at theirs where that is older, for what
+// lies behind it is offered next.
 void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms,
-                         bool is_last = false);
+                         bool has_more = false);
 
 // Pages of a slab in use were given back: the span of `slice` gets a new generation.
 void page_heap_note_part_purged(SliceIndex slice);

@@ -166,7 +166,7 @@ void page_heap_purge_split(SliceIndex slice, std::uint32_t front) {
   arena.span(slice).store({SpanKind::kPurging, 0, false, front});
 }
 
-void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms, bool is_last) {
+void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms, bool has_more) {
   PageHeap& heap = heap_of(slice);
   LockGuard guard(heap.lock);
   Span& span = arena.span(slice);
@@ -176,7 +176,7 @@ void page_heap_purge_end(SliceIndex slice, bool is_clean, std::uint32_t freed_ms
   span.store({SpanKind::kReserved, 0, false, slices});
   span.freed_ms = freed_ms;
   join_and_insert(heap, slice, slices, is_clean ? SpanKind::kFreeClean : span.purged_from,
-                  is_last && !is_clean ? Age::kOldest : Age::kOwn);
+                  has_more && !is_clean ? Age::kOldest : Age::kOwn);
   segment_give_back(heap, slice, slices);
 }
 
