@@ -26,15 +26,13 @@
 #include <vector>
 
 #include "tests/notifiers/closing_library.h"
+#include "tests/notifiers/expect.h"
 
 namespace {
 
-int failures = 0;
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  failures++;
-  printf("not so: %s\n", what);
-}
+using rdmalloc_test::expect;
+using rdmalloc_test::failures;
+using rdmalloc_test::open;
 
 #ifdef PREFIXED
 decltype(&rdmalloc_purge) purge = rdmalloc_purge;
@@ -43,12 +41,7 @@ decltype(&rdmalloc_notifier_state) state = rdmalloc_notifier_state;
 #define malloc rdmalloc_malloc
 #define free rdmalloc_free
 #else
-template <typename Function>
-Function find(const char* name) {
-  auto function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
-  if (function == nullptr) abort();
-  return function;
-}
+using rdmalloc_test::find;
 auto purge = find<decltype(&rdmalloc_purge)>("rdmalloc_purge");
 auto attach = find<decltype(&rdmalloc_notifier_attach)>("rdmalloc_notifier_attach");
 auto state = find<decltype(&rdmalloc_notifier_state)>("rdmalloc_notifier_state");
@@ -69,14 +62,6 @@ bool is_attached() {
   return state(RDMALLOC_NOTIFIER_UCX, &info) == 0 && info.is_attached != 0;
 }
 
-void* open(const char* path) {
-  void* library = dlopen(path, RTLD_NOW);
-  if (library == nullptr) {
-    printf("%s\n", dlerror());
-    exit(1);
-  }
-  return library;
-}
 bool is_there() {
   void* library = dlopen(CLOSING_LIBRARY, RTLD_NOW | RTLD_NOLOAD);
   if (library != nullptr) dlclose(library);

@@ -33,26 +33,15 @@
 #include <string>
 #include <thread>
 
+#include "tests/notifiers/expect.h"
 #include "tests/notifiers/stub_ucm.h"
 
 namespace {
 
-int failures = 0;
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  failures++;
-  printf("not so: %s\n", what);
-}
-
-template <typename Function>
-Function find(const char* name) {
-  void* found = dlsym(RTLD_DEFAULT, name);
-  if (found == nullptr) {
-    printf("no %s here\n", name);
-    exit(1);
-  }
-  return reinterpret_cast<Function>(found);
-}
+using rdmalloc_test::expect;
+using rdmalloc_test::failures;
+using rdmalloc_test::find;
+using rdmalloc_test::open;
 
 StubUcm* ucm = nullptr;
 std::atomic<size_t> unknown_bytes{0};
@@ -85,15 +74,6 @@ bool is_attached() {
   info.size = sizeof info;
   find<decltype(&rdmalloc_notifier_state)>("rdmalloc_notifier_state")(RDMALLOC_NOTIFIER_UCX, &info);
   return info.is_attached != 0;
-}
-
-void* open(const char* path) {
-  void* library = dlopen(path, RTLD_NOW);
-  if (library == nullptr) {
-    printf("%s\n", dlerror());
-    exit(1);
-  }
-  return library;
 }
 
 void open_ucm(void* library) {

@@ -11,14 +11,12 @@
 
 #include <string>
 
+#include "tests/notifiers/expect.h"
+
 namespace {
 
-int failures = 0;
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  failures++;
-  printf("not so: %s\n", what);
-}
+using rdmalloc_test::expect;
+using rdmalloc_test::failures;
 
 using State = int (*)(rdmalloc_notifier, rdmalloc_notifier_info*);
 using Purge = int64_t (*)(size_t);

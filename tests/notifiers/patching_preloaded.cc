@@ -24,14 +24,12 @@
 
 #include <atomic>
 
+#include "tests/notifiers/expect.h"
+
 namespace {
 
-int failures = 0;
-void expect(bool holds, const char* what) {
-  if (holds) return;
-  failures++;
-  printf("not so: %s\n", what);
-}
+using rdmalloc_test::expect;
+using rdmalloc_test::failures;
 
 rdmalloc_notifier_info state() {
   static auto* function = reinterpret_cast<decltype(&rdmalloc_notifier_state)>(

@@ -15,6 +15,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <string>
 #include <thread>
 #include <utility>
@@ -379,36 +380,51 @@ TEST_F(Quiesce, what_could_not_be_deregistered_ends_with_the_device) {
   EXPECT_EQ(domain.close(), 0);
 }
 
-// In a process of its own, with RDMALLOC_FOREIGN=watch.
-TEST_F(Quiesce, watching_stops_and_begins_again) {
-  rdmalloc_watch_counters watch = {};
-  watch.size = sizeof watch;
-  StubDomain domain(fabric, attr);
-  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
-  if (watch.is_on == 0) GTEST_SKIP() << "SKIP: not watching: error " << watch.error;
-  void* map = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  std::uint64_t generation = domain.touch(map, kMiB);
-  EXPECT_EQ(domain.touch(map, kMiB), generation) << "watched, so it is cached";
+// In a process of its own, with RDMALLOC_FOREIGN=watch: a domain, and foreign memory.
+class QuiesceWatching : public Quiesce {
+ protected:
+  void SetUp() override {
+    Quiesce::SetUp();
+    domain.emplace(fabric, attr);
+    rdmalloc_watch_counters counters = watching();
+    if (counters.is_on == 0) GTEST_SKIP() << "SKIP: not watching: error " << counters.error;
+    map = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  }
+  void TearDown() override {
+    if (map != nullptr) munmap(map, kMiB);
+    domain.reset();
+    Quiesce::TearDown();
+  }
+  static rdmalloc_watch_counters watching() {
+    rdmalloc_watch_counters counters = {};
+    counters.size = sizeof counters;
+    EXPECT_EQ(rdmalloc_watch_stats(&counters), 0);
+    return counters;
+  }
+  void expect_cached() {
+    std::uint64_t generation = domain->touch(map, kMiB);
+    EXPECT_EQ(domain->touch(map, kMiB), generation) << "watched, so it is cached";
+  }
+  std::optional<StubDomain> domain;
+  void* map = nullptr;
+};
+
+TEST_F(QuiesceWatching, watching_stops_and_begins_again) {
+  expect_cached();
+  std::uint64_t generation = domain->touch(map, kMiB);
   EXPECT_EQ(rdmalloc::helper_threads.load(), 3u);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc::helper_threads.load(), 0u);
   ASSERT_EQ(rdmalloc_resume(), 0);
   EXPECT_EQ(rdmalloc::helper_threads.load(), 3u);
-  std::uint64_t again = domain.touch(map, kMiB);
+  std::uint64_t again = domain->touch(map, kMiB);
   EXPECT_GT(again, generation);
-  EXPECT_EQ(domain.touch(map, kMiB), again);
-  munmap(map, kMiB);
+  EXPECT_EQ(domain->touch(map, kMiB), again);
 }
 
-// Likewise. Seen to fail when start() counted from 0: the put counted below it, and no range was
+// Seen to fail when start() counted from 0: the put counted below it, and no range was
 // watched any more.
-TEST_F(Quiesce, watching_goes_on_after_the_end_of_what_a_lost_domain_held) {
-  rdmalloc_watch_counters watch = {};
-  watch.size = sizeof watch;
-  StubDomain domain(fabric, attr);
-  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
-  if (watch.is_on == 0) GTEST_SKIP() << "SKIP: not watching: error " << watch.error;
-  void* map = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+TEST_F(QuiesceWatching, watching_goes_on_after_the_end_of_what_a_lost_domain_held) {
   StubFabric gone;
   {
     StubDomain lost(gone);
@@ -421,35 +437,23 @@ TEST_F(Quiesce, watching_goes_on_after_the_end_of_what_a_lost_domain_held) {
     ASSERT_EQ(rdmalloc_resume(), 0);
     rdmalloc_reg_put(held);
   }
-  std::uint64_t generation = domain.touch(map, kMiB);
-  EXPECT_EQ(domain.touch(map, kMiB), generation) << "watched, so it is cached";
-  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
-  EXPECT_EQ(watch.watched, 1u);
-  munmap(map, kMiB);
+  expect_cached();
+  EXPECT_EQ(watching().watched, 1u);
 }
 
-// Likewise. Seen to fail when start() did not take off what was quarantined: counted for ever.
-TEST_F(Quiesce, watching_begins_again_without_what_was_quarantined) {
-  rdmalloc_watch_counters watch = {};
-  watch.size = sizeof watch;
-  StubDomain domain(fabric, attr);
-  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
-  if (watch.is_on == 0) GTEST_SKIP() << "SKIP: not watching: error " << watch.error;
-  void* map = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  EXPECT_NE(domain.touch(map, kMiB), 0u);
+// Seen to fail when start() did not take off what was quarantined: counted for ever.
+TEST_F(QuiesceWatching, watching_begins_again_without_what_was_quarantined) {
+  EXPECT_NE(domain->touch(map, kMiB), 0u);
   fabric.before_leave = [](void*, std::size_t) { return -EIO; };
   rdmalloc_test::Capture capture;
-  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 0);
+  EXPECT_EQ(rdmalloc_domain_flush(domain->handle), 0);
   capture.end();
   fabric.before_leave = nullptr;
-  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
-  EXPECT_EQ(watch.watched, 1u);
+  EXPECT_EQ(watching().watched, 1u);
   fabric.forget_all();  // with the device
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   ASSERT_EQ(rdmalloc_resume(), 0);
-  ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
-  EXPECT_EQ(watch.watched, 0u);
-  munmap(map, kMiB);
+  EXPECT_EQ(watching().watched, 0u);
 }
 
 // As `rdmalloc checkpoint` does (regcache/checkpoint/control.h). 0 or errno.

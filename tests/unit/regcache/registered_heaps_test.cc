@@ -458,6 +458,19 @@ class HeldAmid : public RegisteredHeaps {
       return -ENOMEM;
     };
   }
+  // No block lies where that registration is, as long as it is there.
+  void expect_kept_until_the_put() {
+    std::vector<void*> blocks;
+    for (int i = 0; i < 200; ++i) {
+      blocks.push_back(rdmalloc_malloc(100 * kKiB));
+      EXPECT_FALSE(fabric.touches(blocks.back(), 100 * kKiB));
+    }
+    for (void* block : blocks) rdmalloc_free(block);
+    rdmalloc_reg_put(held);
+    // Any call that unmakes something ends the heap first.
+    EXPECT_EQ(domain->close(), 0);
+    EXPECT_EQ(fabric.live(), 0u);
+  }
   std::optional<StubDomain> domain;
   void* next = nullptr;
   rdmalloc_reg* held = nullptr;
@@ -471,17 +484,7 @@ TEST_F(HeldAmid, I13_a_create_that_fails_keeps_the_memory_until_the_put) {
   EXPECT_EQ(last_error, -ENOMEM);
   ASSERT_NE(held, nullptr) << domain->last_error;
   fabric.before_enter = nullptr;
-  // No block lies where that registration is, as long as it is there.
-  std::vector<void*> blocks;
-  for (int i = 0; i < 200; ++i) {
-    blocks.push_back(rdmalloc_malloc(100 * kKiB));
-    EXPECT_FALSE(fabric.touches(blocks.back(), 100 * kKiB));
-  }
-  for (void* block : blocks) rdmalloc_free(block);
-  rdmalloc_reg_put(held);
-  // Any call that unmakes something ends the heap first.
-  EXPECT_EQ(domain->close(), 0);
-  EXPECT_EQ(fabric.live(), 0u);
+  expect_kept_until_the_put();
 }
 
 // Fails when the registration is dropped while it is held.
@@ -496,15 +499,7 @@ TEST_F(HeldAmid, I13_a_region_that_another_domain_refuses_is_kept_too) {
   EXPECT_EQ(last_error, -ENOMEM);
   ASSERT_NE(held, nullptr) << domain->last_error;
   EXPECT_EQ(fabric.live(), 1u);
-  std::vector<void*> blocks;
-  for (int i = 0; i < 200; ++i) {
-    blocks.push_back(rdmalloc_malloc(100 * kKiB));
-    EXPECT_FALSE(fabric.touches(blocks.back(), 100 * kKiB));
-  }
-  for (void* block : blocks) rdmalloc_free(block);
-  rdmalloc_reg_put(held);
-  EXPECT_EQ(domain->close(), 0);
-  EXPECT_EQ(fabric.live(), 0u);
+  expect_kept_until_the_put();
 }
 
 // Fails likewise.

@@ -27,27 +27,46 @@ rdmalloc_reg* get(rdmalloc_domain* domain, void* addr, std::size_t length, int* 
   return *error == 0 ? reg : nullptr;
 }
 
-// Fails when count_down() unlocks what another registration still covers.
-TEST(Mlock, pages_stay_locked_until_their_last_registration_ends) {
+// A domain, and 64 pages of foreign memory; or more.
+class MlockForeign : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kPage = 4096;
+  void TearDown() override {
+    munmap(foreign, bytes);
+    EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+  }
+  void map(std::size_t length = 64 * kPage) {
+    ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);
+    bytes = length;
+    foreign = static_cast<char*>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    before_kb_ = status_kb("VmLck");
+  }
+  long locked_kb() const { return status_kb("VmLck") - before_kb_; }
+
   rdmalloc_domain* domain = nullptr;
-  ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);
-  char* foreign = static_cast<char*>(
-      mmap(nullptr, 64 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  long before = status_kb("VmLck");
+  char* foreign = nullptr;
+  std::size_t bytes = 0;
   int error = 0;
-  rdmalloc_reg* whole = get(domain, foreign, 64 * 4096, &error);
-  rdmalloc_reg* low = get(domain, foreign, 10 * 4096, &error);
-  rdmalloc_reg* middle = get(domain, foreign + 5 * 4096, 20 * 4096, &error);
+
+ private:
+  long before_kb_ = 0;
+};
+
+// Fails when count_down() unlocks what another registration still covers.
+TEST_F(MlockForeign, pages_stay_locked_until_their_last_registration_ends) {
+  ASSERT_NO_FATAL_FAILURE(map());
+  rdmalloc_reg* whole = get(domain, foreign, 64 * kPage, &error);
+  rdmalloc_reg* low = get(domain, foreign, 10 * kPage, &error);
+  rdmalloc_reg* middle = get(domain, foreign + 5 * kPage, 20 * kPage, &error);
   ASSERT_EQ(error, 0);
-  EXPECT_EQ(status_kb("VmLck") - before, 256);
+  EXPECT_EQ(locked_kb(), 256);
   rdmalloc_reg_put(whole);
-  EXPECT_EQ(status_kb("VmLck") - before, 100);
+  EXPECT_EQ(locked_kb(), 100);
   rdmalloc_reg_put(low);
-  EXPECT_EQ(status_kb("VmLck") - before, 80);
+  EXPECT_EQ(locked_kb(), 80);
   rdmalloc_reg_put(middle);
-  EXPECT_EQ(status_kb("VmLck") - before, 0);
-  munmap(foreign, 64 * 4096);
-  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+  EXPECT_EQ(locked_kb(), 0);
 }
 
 // Seen to fail when each domain counted for itself: the put of one unlocked the other's pages.
@@ -100,66 +119,47 @@ TEST(Mlock, pages_mapped_under_an_old_registration_are_locked_anew) {
 
 // The kernel locks what lies before a page that it can't lock. Seen to fail when count_up() undid
 // whole calls only; and when it unlocked the pages of a registration that is held.
-TEST(Mlock, a_lock_that_fails_half_way_leaves_nothing_locked) {
-  rdmalloc_domain* domain = nullptr;
-  ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);
-  char* foreign = static_cast<char*>(
-      mmap(nullptr, 64 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  ASSERT_EQ(munmap(foreign + 40 * 4096, 4096), 0);
-  long before = status_kb("VmLck");
-  int error = 0;
-  EXPECT_EQ(get(domain, foreign, 64 * 4096, &error), nullptr);
+TEST_F(MlockForeign, a_lock_that_fails_half_way_leaves_nothing_locked) {
+  ASSERT_NO_FATAL_FAILURE(map());
+  ASSERT_EQ(munmap(foreign + 40 * kPage, kPage), 0);
+  EXPECT_EQ(get(domain, foreign, 64 * kPage, &error), nullptr);
   EXPECT_EQ(error, -ENOMEM);
-  EXPECT_EQ(status_kb("VmLck") - before, 0);
+  EXPECT_EQ(locked_kb(), 0);
   // What is held stays locked, also where the page is one of its own by now.
-  rdmalloc_reg* held = get(domain, foreign + 10 * 4096, 10 * 4096, &error);
+  rdmalloc_reg* held = get(domain, foreign + 10 * kPage, 10 * kPage, &error);
   ASSERT_NE(held, nullptr);
-  EXPECT_EQ(get(domain, foreign, 64 * 4096, &error), nullptr);
-  EXPECT_EQ(status_kb("VmLck") - before, 40);
-  ASSERT_EQ(munmap(foreign + 19 * 4096, 4096), 0);
-  EXPECT_EQ(get(domain, foreign, 64 * 4096, &error), nullptr);
-  EXPECT_EQ(status_kb("VmLck") - before, 36);
+  EXPECT_EQ(get(domain, foreign, 64 * kPage, &error), nullptr);
+  EXPECT_EQ(locked_kb(), 40);
+  ASSERT_EQ(munmap(foreign + 19 * kPage, kPage), 0);
+  EXPECT_EQ(get(domain, foreign, 64 * kPage, &error), nullptr);
+  EXPECT_EQ(locked_kb(), 36);
   rdmalloc_reg_put(held);
-  EXPECT_EQ(status_kb("VmLck") - before, 0);
+  EXPECT_EQ(locked_kb(), 0);
   EXPECT_EQ(counters_of(domain).quarantined, 0u);
-  munmap(foreign, 64 * 4096);
-  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
 }
 
 // Seen to fail when one call of munlock was taken for all: it stops at the first hole.
-TEST(Mlock, pages_behind_one_that_was_unmapped_are_unlocked) {
-  rdmalloc_domain* domain = nullptr;
-  ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);
-  char* foreign = static_cast<char*>(
-      mmap(nullptr, 64 * 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  long before = status_kb("VmLck");
-  int error = 0;
-  rdmalloc_reg* held = get(domain, foreign, 63 * 4096, &error);
+TEST_F(MlockForeign, pages_behind_one_that_was_unmapped_are_unlocked) {
+  ASSERT_NO_FATAL_FAILURE(map());
+  rdmalloc_reg* held = get(domain, foreign, 63 * kPage, &error);
   ASSERT_EQ(error, 0);
-  for (std::size_t page : {0, 20, 21, 50, 62}) ASSERT_EQ(munmap(foreign + page * 4096, 4096), 0);
-  EXPECT_EQ(status_kb("VmLck") - before, 58 * 4);
+  for (std::size_t page : {0, 20, 21, 50, 62}) ASSERT_EQ(munmap(foreign + page * kPage, kPage), 0);
+  EXPECT_EQ(locked_kb(), 58 * 4);
   rdmalloc_reg_put(held);
-  EXPECT_EQ(status_kb("VmLck") - before, 0);
+  EXPECT_EQ(locked_kb(), 0);
   EXPECT_EQ(counters_of(domain).quarantined, 0u);
-  munmap(foreign, 64 * 4096);
-  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
 }
 
 // Seen to fail when each half that is not there was halved again: 2,047 calls.
-TEST(Mlock, a_range_that_was_unmapped_as_a_whole_costs_few_calls) {
-  rdmalloc_domain* domain = nullptr;
-  ASSERT_EQ(rdmalloc_domain_open_mlock(nullptr, &domain), 0);
-  void* foreign =
-      mmap(nullptr, 4 * kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  int error = 0;
-  rdmalloc_reg* held = get(domain, static_cast<char*>(foreign), 4 * kMiB, &error);
+TEST_F(MlockForeign, a_range_that_was_unmapped_as_a_whole_costs_few_calls) {
+  ASSERT_NO_FATAL_FAILURE(map(4 * kMiB));
+  rdmalloc_reg* held = get(domain, foreign, bytes, &error);
   ASSERT_EQ(error, 0);
-  ASSERT_EQ(munmap(foreign, 4 * kMiB), 0);
+  ASSERT_EQ(munmap(foreign, bytes), 0);
   int before = munlock_calls;
   rdmalloc_reg_put(held);
   EXPECT_GT(munlock_calls, before);
   EXPECT_LE(munlock_calls - before, 128);
-  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
 }
 
 // The kernel itself refuses to decommit locked pages: a purge that came before deregistration would

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// For programs under the preloaded library, which are not linked with GoogleTest: what is not so,
+// and how often; libraries and functions that must be there.
+#pragma once
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+namespace rdmalloc_test {
+
+inline int failures = 0;
+inline void expect(bool holds, const char* what) {
+  if (holds) return;
+  failures++;
+  printf("not so: %s\n", what);
+}
+
+// The function of that name of some library that is loaded.
+template <typename Function>
+Function find(const char* name) {
+  auto function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+  if (function == nullptr) {
+    printf("no %s here\n", name);
+    exit(1);
+  }
+  return function;
+}
+
+inline void* open(const char* path) {
+  void* library = dlopen(path, RTLD_NOW);
+  if (library == nullptr) {
+    printf("%s\n", dlerror());
+    exit(1);
+  }
+  return library;
+}
+
+}  // namespace rdmalloc_test
