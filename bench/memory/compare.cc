@@ -65,7 +65,7 @@ std::string derive(const GridRow& row, const Outcome& outcome, Figures& figures)
   return {};
 }
 
-Grid grid_of() {
+Grid grid_of(const MemoryOptions& options) {
   Grid grid;
   grid.name = "memory";
   grid.x_label = "bytes of a block";
@@ -89,11 +89,12 @@ Grid grid_of() {
   grid.figures.back().has_ratio = grid.figures.back().is_drawn = false;
   grid.read = read_run;
   grid.derive = derive;
-  // What huge pages cost and what they save, where anything is compared.
-  grid.add_columns = [](std::vector<Allocator>& allocators) {
+  // What huge pages cost and what they save, unless it was said what to compare.
+  grid.add_columns = [&options](std::vector<Allocator>& allocators) {
+    if (!options.allocator_list.empty()) return;
     const auto ours = std::find_if(allocators.begin(), allocators.end(),
                                    [](const Allocator& a) { return a.name == "rdmalloc"; });
-    if (ours == allocators.end() || allocators.size() == 1) return;
+    if (ours == allocators.end()) return;
     Allocator without = *ours;
     without.name = "rdmalloc-nohuge";
     without.environment["RDMALLOC_HUGE"] = "never";
@@ -204,7 +205,7 @@ MemoryCgroups::Version version_of(const MemoryOptions& options) {
 
 int compare_memory(int argc, char** argv) {
   MemoryOptions options;
-  Grid grid = grid_of();
+  Grid grid = grid_of(options);
   if (const int status = parse_options(argc, argv, options, grid); status >= 0) return status;
   std::optional<MemoryCgroups> cgroups;
   if (has_part(options, "limits")) {

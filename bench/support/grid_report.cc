@@ -298,6 +298,7 @@ json grid_json(const GridOptions& options, const Grid& grid, const GridResults& 
 
 std::string grid_picture(const Grid& grid, const GridResults& results, const std::string& picture) {
   const std::vector<Panel> panels = panels_of(grid, results);
+  if (panels.empty()) return "";  // as of killed or not, which no figure is drawn of
   const std::size_t columns = panels.size() < 3 ? 1 : panels.size() < 13 ? 2 : 4;
   const std::size_t lines = (panels.size() + columns - 1) / columns;
   std::string script = svg_head(picture, 1800, 420 * lines) + "set grid y\nset key below\n";

@@ -53,13 +53,15 @@ def case_quick():
     for row in rows:
         wanted = "resident_to_asked" if row.startswith("live:") else "resident_mib" if row in SMALL + ["python"] \
             else "peak_mib"
-        for allocator in ["glibc", "rdmalloc", "rdmalloc-nohuge"]:
+        for allocator in ["glibc", "rdmalloc"]:
             expect(found[row, allocator].get(wanted, 0) > 0, f"{row} {allocator}: no {wanted}", output)
     for row in ["peak-idle", "peak-trickle", "peak-idle/one-thread"]:
         # glibc unmaps large blocks at once, and no more than was freed can be back.
         expect(60 < found[row, "glibc"]["back_1s"] < 105, f"{row}: {found[row, 'glibc']}", output)
         expect("back_1s" in found[row, "rdmalloc"] and "back_5s" not in found[row, "rdmalloc"], row, output)
     expect(pathlib.Path("out/memory.svg").exists() or "no picture" in output, "the picture", output)
+    found, output = DRIVER.figures("--parts", "small", "--filter", "^heap-1M$")
+    expect({"glibc", "rdmalloc", "rdmalloc-nohuge"} <= {allocator for _, allocator in found}, "the columns", output)
 
 
 def case_killed():
