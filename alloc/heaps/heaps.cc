@@ -342,7 +342,10 @@ int heap_walk(std::uint64_t handle, WalkFunction fn, void* arg) {
 
 void heaps_bind_again() {
   for_each_slot([](Heap& heap) {
-    if (has_regions(heap)) regions_bind_again(heap);
+    // Not one that is being made: in the child of a fork its maker may be gone, with its lock held
+    // (repair).
+    if (is_live(heap.handle.load(std::memory_order_relaxed)) && has_regions(heap))
+      regions_bind_again(heap);
   });
 }
 

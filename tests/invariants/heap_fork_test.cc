@@ -3,7 +3,8 @@
 // I11 for heaps of the user: a child of a fork taken while other threads are in calls for heaps,
 // also while they make and destroy heaps, has whole heaps, and can go on with each of them. Seen to
 // fail: with the magazines kept, with nothing made anew, with a destroy that was under way not
-// ended, with the locks of vanished threads freed before what they guard was made anew.
+// ended, with the locks of vanished threads freed before what they guard was made anew, with a
+// resume (it hangs) that looks whether a heap is live under its lock only.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
@@ -17,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/heaps/heap.h"
 #include "tests/support/process.h"
 
 namespace {
@@ -253,6 +255,23 @@ TEST(HeapFork, I11_the_childs_frees_and_its_destroy_are_its_own) {
   EXPECT_EQ(count_blocks(heap), 3000);
   for (size_t i = 0; i < blocks.size(); i++) ASSERT_TRUE(is_filled(blocks[i], i));
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// As the child has it whose fork came while another thread was making a heap: no handle yet, and
+// the lock of a thread that is no more.
+TEST(HeapFork, I11_a_resume_passes_by_a_heap_that_was_being_made) {
+  std::uint64_t handle = 0;
+  rdmalloc::HeapPlan plan = {};
+  plan.budget_bytes = kMiB;
+  plan.has_regions = true;
+  ASSERT_EQ(rdmalloc::heap_create(plan, &handle), 0);
+  rdmalloc::Heap& heap = *rdmalloc::heap_of_handle(handle);
+  heap.handle.store(0);
+  rdmalloc::heap_orphan(rdmalloc::slot_of(heap));
+  rdmalloc::heaps_bind_again();
+  heap.span_lock.reset();
+  heap.handle.store(handle);
+  EXPECT_EQ(rdmalloc_heap_destroy(reinterpret_cast<rdmalloc_heap*>(handle)), 0);
 }
 
 }  // namespace
