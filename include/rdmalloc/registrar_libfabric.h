@@ -32,7 +32,8 @@ struct fi_info;
  *  with libfabric's own cache on: found by registering, closing and reading VmPin, and said on
  *  standard error with the remedy, which is FI_MR_CACHE_MAX_COUNT=0 in the environment before the
  *  first fi_getinfo(). Or the error of registering the 64 KiB probe, such as -ENOMEM under a small
- *  RLIMIT_MEMLOCK; or what rdmalloc_domain_open() returns. */
+ *  RLIMIT_MEMLOCK; or of reading /proc/self/status for VmPin, such as -EMFILE, or -EIO where there
+ *  is none in it; or what rdmalloc_domain_open() returns. */
 RDMALLOC_API int rdmalloc_domain_open_libfabric(struct fid_domain* fabric_domain,
                                                 const struct fi_info* info,
                                                 const struct rdmalloc_domain_attr* attr,
@@ -42,8 +43,8 @@ RDMALLOC_API int rdmalloc_domain_open_libfabric(struct fid_domain* fabric_domain
  *  RDMALLOC_DOMAIN_OPEN, after the user closed the one before, and its fabric, at
  *  RDMALLOC_DOMAIN_CLOSE. 0; -EBUSY: something is registered with the one before; -EINVAL; -ENOTSUP
  *  as at the opening, or because it is not FI_THREAD_SAFE, and the one that the domain was opened
- *  with is; or the error of registering the probe. After an error the domain has the one before. No
- *  other thread may be in a call for this domain. */
+ *  with is; or the error of registering the probe or of reading VmPin. After an error the domain
+ *  has the one before. No other thread may be in a call for this domain. */
 RDMALLOC_API int rdmalloc_libfabric_set_domain(struct rdmalloc_domain* domain,
                                                struct fid_domain* fabric_domain,
                                                const struct fi_info* info);

@@ -41,7 +41,8 @@ static inline const struct rdmalloc_ucx_rkey* rdmalloc_ucx_rkey_of(const struct 
  *  registered after ucp_mem_unmap(), or more is registered than was asked. Found by trying, and
  *  said on standard error with the remedy: UCX_RCACHE_ENABLE=n, and before UCX 1.16
  *  UCX_IB_REG_METHODS=direct, in the environment before ucp_config_read(). Or the error of
- *  registering 128 KiB, such as -ENOMEM under a small RLIMIT_MEMLOCK; or what
+ *  registering 128 KiB, such as -ENOMEM under a small RLIMIT_MEMLOCK; or of reading
+ *  /proc/self/status for VmPin, such as -EMFILE, or -EIO where there is none in it; or what
  *  rdmalloc_domain_open() returns. */
 RDMALLOC_API int rdmalloc_domain_open_ucx(struct ucp_context* ucp,
                                           const struct rdmalloc_domain_attr* attr,
@@ -50,8 +51,9 @@ RDMALLOC_API int rdmalloc_domain_open_ucx(struct ucp_context* ucp,
 /** Gives the domain another context: the user's new one, at RDMALLOC_DOMAIN_OPEN, after the user
  *  cleaned up the one before at RDMALLOC_DOMAIN_CLOSE. 0; -EBUSY: something is registered with the
  *  one before; -EINVAL; -ENOTSUP as at the opening, or because it is without mt_workers_shared, and
- *  the one that the domain was opened with is not; or the error of registering 128 KiB. After an
- *  error the domain has the one before. No other thread may be in a call for this domain. */
+ *  the one that the domain was opened with is not; or the error of registering 128 KiB or of
+ *  reading VmPin. After an error the domain has the one before. No other thread may be in a call
+ *  for this domain. */
 RDMALLOC_API int rdmalloc_ucx_set_context(struct rdmalloc_domain* domain, struct ucp_context* ucp);
 
 #ifdef __cplusplus

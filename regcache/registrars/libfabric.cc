@@ -91,17 +91,21 @@ void fabric_close(void* context) {
 }
 
 // Registers and closes one probe. 1: the kernel counts its pages no more; 0: it still does; or the
-// provider's error. One that could not be closed is never freed: the provider may reach it still.
+// provider's error, or why the kernel can't be asked. One that could not be closed is never freed:
+// the provider may reach it still.
 int try_probe(Fabric& fabric, void** probe, std::size_t bytes) {
   rdmalloc_key key = {};
   long before_kb = pinned_kb();
+  if (before_kb < 0) return static_cast<int>(before_kb);
   if (int error = fabric_register(&fabric, *probe, bytes, RDMALLOC_ACCESS_LOCAL, &key))
     return error;
   if (int error = fabric_deregister(&fabric, *probe, bytes, &key)) {
     *probe = nullptr;
     return error;
   }
-  return pinned_kb() - before_kb < static_cast<long>(bytes >> 11) ? 1 : 0;
+  long after_kb = pinned_kb();
+  if (after_kb < 0) return static_cast<int>(after_kb);
+  return after_kb - before_kb < static_cast<long>(bytes >> 11) ? 1 : 0;
 }
 
 // Whether closing an MR really ends it. A provider with a cache of its own keeps the pages pinned,

@@ -115,11 +115,12 @@ void ucx_close(void* context) {
 
 // Registers two ranges of `bytes` that overlap by half, and ends one after the other. 1: each was
 // registered by itself, and the kernel counts its pages no more; 0: it still does, or UCX joined
-// the two; or UCX's error. A probe that could not be unmapped is never freed: UCX may reach it
-// still.
+// the two; or UCX's error, or why the kernel can't be asked. A probe that could not be unmapped is
+// never freed: UCX may reach it still.
 int try_probe(Context& context, void** memory, std::size_t bytes) {
   char* probe = static_cast<char*>(*memory);
   long piece_kb = static_cast<long>(bytes >> 10), before_kb = pinned_kb();
+  if (before_kb < 0) return static_cast<int>(before_kb);
   rdmalloc_key first = {}, second = {};
   int error = ucx_register(&context, probe, bytes, RDMALLOC_ACCESS_LOCAL, &first);
   if (error == -ENOTRECOVERABLE) *memory = nullptr;
@@ -128,7 +129,8 @@ int try_probe(Context& context, void** memory, std::size_t bytes) {
   bool is_apart = error == 0;
   int failed = ucx_deregister(&context, probe, bytes, &first);
   // One that was joined with the other would hold half as much again.
-  is_apart = is_apart && pinned_kb() - before_kb <= piece_kb + piece_kb / 4;
+  long of_one_kb = pinned_kb();
+  is_apart = is_apart && of_one_kb - before_kb <= piece_kb + piece_kb / 4;
   if (second.handle != nullptr)
     if (int of_second = ucx_deregister(&context, probe + bytes / 2, bytes, &second))
       failed = of_second;
@@ -137,7 +139,9 @@ int try_probe(Context& context, void** memory, std::size_t bytes) {
     return failed != 0 ? failed : error;
   }
   if (error != 0) return error == -EACCES ? 0 : error;
-  return is_apart && pinned_kb() - before_kb <= piece_kb / 4 ? 1 : 0;
+  long after_kb = of_one_kb < 0 ? of_one_kb : pinned_kb();
+  if (after_kb < 0) return static_cast<int>(after_kb);
+  return is_apart && after_kb - before_kb <= piece_kb / 4 ? 1 : 0;
 }
 
 // Whether ucp_mem_unmap() really ends a registration. UCP keeps a cache over all devices ("try" by
