@@ -16,8 +16,7 @@ class OfProcess {
   // One more user; NULL when there is no memory.
   static T* take() {
     pthread_mutex_lock(&mutex);
-    if (!has_handler)
-      has_handler = !should_fail("fork_handler") && pthread_atfork(nullptr, nullptr, forget) == 0;
+    if (!has_handler) has_handler = add_handler();
     if (object == nullptr && has_handler) {
       object = allocate<T>();
       if (object != nullptr) pthread_mutex_init(&object->lock, nullptr);
@@ -49,7 +48,12 @@ class OfProcess {
   static inline pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
   static inline T* object = nullptr;
   static inline std::size_t users = 0;
-  static inline bool has_handler = false;
+  static bool add_handler() {
+    return !should_fail("fork_handler") && pthread_atfork(nullptr, nullptr, forget) == 0;
+  }
+  // From the time on when the registrar is loaded: a child whose fork comes amid the first take()
+  // finds the lock held. Where it couldn't be added then, take() tries again.
+  static inline bool has_handler = add_handler();
 };
 
 }  // namespace rdmalloc::registrars
