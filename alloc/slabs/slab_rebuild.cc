@@ -12,7 +12,7 @@ using namespace slab_state;
 
 SlabCounters slab_counters(unsigned size_class) {
   SlabCounters counters{};
-  // It has no slabs, and in the child of a fork nobody frees their lock (slab_rebuild).
+  // It has no slabs, and slab_rebuild() frees no lock of it in the child of a fork.
   if (is_span_class(size_class)) return counters;
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
     SlabClass& slabs = slabs_of(shard, size_class);

@@ -21,7 +21,7 @@ inline void say(const char* why) {
 }
 
 // Kilobytes that the kernel says are pinned for this process; or a negative errno, which is said:
-// then nobody can tell whether a fabric lets memory go, and no domain may be opened.
+// whether a fabric lets memory go can't be told then, and no domain may be opened.
 inline long pinned_kb() {
   char text[8192];
   errno = EIO;
@@ -38,9 +38,9 @@ inline long pinned_kb() {
   const char* line = strstr(text, "VmPin:");
   if (line != nullptr) return strtol(line + 6, nullptr, 10);
   int error = got < 0 ? errno : EIO;
-  say("the domain is not opened: VmPin in /proc/self/status can't be read, and without it nobody "
-      "can tell whether "
-      "memory stays pinned once its registration has ended. Mount /proc, or leave descriptors free "
+  say("the domain is not opened: VmPin in /proc/self/status can't be read, which tells whether "
+      "memory "
+      "stays pinned once its registration has ended. Mount /proc, or leave descriptors free "
       "(RLIMIT_NOFILE).");
   return -error;
 }
