@@ -208,8 +208,8 @@ RDMALLOC_API int rdmalloc_heap_destroy(struct rdmalloc_heap* heap);
 
 /** rdmalloc_heap_destroy() for a caller that cannot try again, a destructor for example. Destroys
  *  the heap now, or leaves it to the library to destroy it as soon as that is possible: the library
- *  tries at each call that opens, closes, makes or destroys a domain, a heap or a pool, and at the
- *  end of a quiesce and of a resume, and calls registrars there. Returns 0 (destroyed),
+ *  tries at each call that opens, closes, makes or destroys a domain, a registered heap or a pool,
+ *  and at the end of a quiesce and of a resume, and calls registrars there. Returns 0 (destroyed),
  *  -EINPROGRESS (the library destroys it later: a registration is held, a checkpoint is under way,
  *  or this is a page event) or -EINVAL (no such heap). Any thread. */
 RDMALLOC_API int rdmalloc_heap_abandon(struct rdmalloc_heap* heap);

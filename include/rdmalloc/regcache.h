@@ -536,7 +536,8 @@ RDMALLOC_API int rdmalloc_pool_fit(struct rdmalloc_domain* const* domains, size_
 /** Makes a pool of buffers that are backed by memory and registered with each of `domains` (1 to
  *  64) until the pool is destroyed; a domain does not close before. What can't fit is refused, with
  *  nothing left behind and a warning that says how many would fit. Returns 0, -ENOMEM (does not
- *  fit, or a registrar refused), -EMFILE (there are 60 pools), the errors of rdmalloc_pool_fit(),
+ *  fit, or a registrar refused), -EMFILE (there are 60 pools), -EAGAIN (no key of
+ *  pthread_key_create() is left, or a checkpoint is under way), the errors of rdmalloc_pool_fit(),
  *  or the registrar's. Calls registrars: as for a miss of rdmalloc_reg_get(). */
 RDMALLOC_API int rdmalloc_pool_create(struct rdmalloc_domain* const* domains, size_t domain_count,
                                       const struct rdmalloc_pool_attr* attr,

@@ -35,14 +35,15 @@ struct rdmalloc_uring;
  *  Submitting is the caller's affair, one thread at a time as liburing asks. Completions of the
  *  ring must be taken by rdmalloc_uring_reap() and nothing else: the kernel announces there that a
  *  buffer is gone, which deregistering waits for. Each announcement has the user_data
- *  0x7264000000000000 + the buffer's index; the caller's requests must have none of these.
+ *  0x7264000000000000 + the buffer's index; the caller's requests must have none of these. What is
+ *  deregistered takes completions from the ring and keeps the caller's for rdmalloc_uring_reap():
+ *  on a ring of the caller's reap all before the domain is closed, or they are lost.
  *
  *  A ring of our own is closed by rdmalloc_quiesce() and made anew by rdmalloc_resume(), in the
  *  same struct io_uring: take what was submitted before. The caller closes a ring of its own, in
- * the domain's `event` at RDMALLOC_DOMAIN_CLOSE, with no thread in rdmalloc_uring_reap(), and makes
- *  it again at RDMALLOC_DOMAIN_OPEN, in the same struct; else it keeps the process from being
- *  quiesced
- *  (-EBUSY).
+ *  the domain's `event` at RDMALLOC_DOMAIN_CLOSE, with no thread in rdmalloc_uring_reap(), and
+ *  makes it again at RDMALLOC_DOMAIN_OPEN, in the same struct; else it keeps the process from being
+ *  quiesced (-EBUSY).
  *
  *  0; -ENOTSUP: a ring made with IORING_SETUP_SINGLE_ISSUER, which other threads can't register
  *  with, or a kernel before 5.19; -ENOSYS, -EPERM: no io_uring here; -EBUSY: the ring has buffers
