@@ -73,7 +73,8 @@ TEST_F(SegmentsAge, what_a_block_out_of_several_families_leaves_is_joined) {
     rows.push_back(
         {rdmalloc_malloc(8 * kMiB), rdmalloc_malloc(8 * kMiB), rdmalloc_malloc(2 * kSlice)});
   } while (rows.back().first != nullptr && rows.back().second != nullptr);
-  while (rdmalloc_malloc(kMiB) != nullptr) continue;
+  std::vector<void*> others;
+  while (void* block = rdmalloc_malloc(kMiB)) others.push_back(block);
   ASSERT_GT(rows.size(), 10u);
   const Row row = rows[5];
   ASSERT_EQ(row.second, static_cast<char*>(row.first) + 8 * kMiB);
@@ -85,6 +86,9 @@ TEST_F(SegmentsAge, what_a_block_out_of_several_families_leaves_is_joined) {
   EXPECT_TRUE(rdmalloc::page_heap_is_valid());
   EXPECT_EQ(rdmalloc_malloc(12 * kMiB), row.first);
   EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+  rows[5] = {row.first, nullptr, nullptr};
+  for (const Row& each : rows) release({each.first, each.second, each.last});
+  release(others);
 }
 
 TEST_F(SegmentsAge, I7_what_shards_keep_goes_back_after_the_decay_time) {

@@ -283,21 +283,35 @@ TEST_F(HeapPageSizes, I12_a_piece_that_is_refused_gives_the_others_back) {
 TEST_F(HeapPageSizes, a_heap_that_ends_asks_once_for_huge_pages_that_were_there) {
   HugePool pool(k2M);
   if (!pool.make_free(4)) GTEST_SKIP() << pool.why_not;
-  // More than earlier tests had, and purged: the heap gets some of it.
-  void* large = rdmalloc_malloc(512 * kMiB);
-  ASSERT_NE(large, nullptr);
-  rdmalloc_free(large);
+  auto had_huge_pages = [](const void* block, size_t at) {
+    return rdmalloc::huge_is_chunk(
+        rdmalloc::arena.slice_of(reinterpret_cast<uintptr_t>(block) + at));
+  };
+  // Earlier heaps leave clean addresses of small pages. Blocks take those, until one lies on huge
+  // pages only; the heap goes where that one was.
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  std::vector<void*> held;
+  void* place = nullptr;
+  for (int tries = 0; tries < 512 && place == nullptr; tries++) {
+    void* block = rdmalloc_aligned_alloc(k2M, 8 * kMiB);
+    ASSERT_NE(block, nullptr);
+    bool is_huge = true;
+    for (size_t at = 0; at < 8 * kMiB; at += k2M) is_huge &= had_huge_pages(block, at);
+    if (is_huge)
+      place = block;
+    else
+      held.push_back(block);
+  }
+  if (place == nullptr) {
+    for (void* block : held) rdmalloc_free(block);
+    GTEST_SKIP() << "SKIP: blocks have no huge pages here";
+  }
+  rdmalloc_free(place);
   ASSERT_GE(rdmalloc_purge(0), 0);
   rdmalloc_heap* heap = make(RDMALLOC_PAGE_2M, 8 * kMiB);
   ASSERT_EQ(last_error, 0) << said;
   auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, 7 * kMiB));
-  ASSERT_NE(block, nullptr);
-  auto had_huge_pages = [&](size_t at) {
-    return rdmalloc::huge_is_chunk(
-        rdmalloc::arena.slice_of(reinterpret_cast<uintptr_t>(block) + at));
-  };
-  if (!had_huge_pages(0) || !had_huge_pages(6 * kMiB))
-    GTEST_SKIP() << "SKIP: blocks have no huge pages here";
+  ASSERT_EQ(block, place);
   uint64_t fired = rdmalloc::os::faults_fired();
   arm_fault(Site::kAdviseHuge, 2);
   ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
@@ -305,6 +319,7 @@ TEST_F(HeapPageSizes, a_heap_that_ends_asks_once_for_huge_pages_that_were_there)
   EXPECT_EQ(rdmalloc::os::faults_fired(), fired);
   for (size_t at = 0; at < 8 * kMiB; at += k2M)
     EXPECT_NE(smaps_field(block + at, "VmFlags").find(" hg"), std::string::npos) << at;
+  for (void* each : held) rdmalloc_free(each);
 }
 
 // Of what these tests change of the machine. Fails without HugePool's process.
