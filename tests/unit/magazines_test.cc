@@ -111,8 +111,11 @@ TEST(Magazines, a_batch_comes_to_lie_within_the_bin) {
 }
 
 // All of them go through as many operations at a time, so which one the kernel lets run does not
-// matter. One comes first, and takes what the others do not ask for yet.
+// matter. One comes first, and takes what the others do not ask for yet; with full magazines of
+// threads that were here before it would never leave the fast path, nor give anything back.
 TEST(Magazines, threads_at_work_come_to_equal_parts_of_what_all_borrow) {
+  rdmalloc_caches_flush();
+  rdmalloc::depot_empty();
   constexpr uint64_t kThreads = 16, kPart = rdmalloc::lent_bytes_of(kThreads) / kThreads;
   constexpr int kRounds = 60;
   std::barrier all_are_here(kThreads);
