@@ -241,8 +241,13 @@ int begin_pause(std::atomic<std::uint32_t>& pauses) {
 bool end_pause(std::atomic<std::uint32_t>& pauses) {
   fork_check();
   std::uint32_t seen = pauses.load(std::memory_order_relaxed);
-  while (seen != 0)
-    if (pauses.compare_exchange_weak(seen, seen - 1, std::memory_order_seq_cst)) return true;
+  while (seen != 0) {
+    if (!pauses.compare_exchange_weak(seen, seen - 1, std::memory_order_seq_cst)) continue;
+    // seq_cst, after the pause's end: pairs with the purge thread's store of `sleep` before it
+    // looks at both. Either it finds a request that may be served, or is seen to sleep here.
+    if (purger.everything_requested.load(std::memory_order_seq_cst)) detail::purge_thread_signal();
+    return true;
+  }
   return false;
 }
 
@@ -263,7 +268,8 @@ bool round_of_work() {
     events_deliver_all();
     region_pages_restore_in_turn();
   }
-  bool requested = purger.everything_requested.exchange(false, std::memory_order_acquire);
+  bool requested =
+      !was_paused && purger.everything_requested.exchange(false, std::memory_order_acquire);
   look_up_limits();
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || dirty_limits.decay_ms.load() == 0 || demand.keep_bytes == 0;
@@ -274,6 +280,8 @@ bool round_of_work() {
   if (requested) {
     purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop);
     purge_pass(every_choice(), 0, RDMALLOC_PURGE_REQUEST);
+    // Ended by either before its time: a pause waits for the turn, so it has not been resumed yet.
+    if (is_paused_or_held()) purger.everything_requested.store(true, std::memory_order_seq_cst);
   } else {
     purge_slabs(demand.keep_bytes == 0,
                 demand.keep_bytes == 0 ? demand.reason : RDMALLOC_PURGE_DECAY, must_stop);
@@ -292,7 +300,8 @@ bool round_of_work() {
 #if RDMALLOC_CHECKED
   if (!page_heap_is_valid()) report_fatal("the page heap's equations do not hold", "page_heap.h");
 #endif
-  return was_paused || caches_have_more || depot_has_more || heaps_have_more || !slabs_are_done ||
+  return was_paused || purger.everything_requested.load(std::memory_order_relaxed) ||
+         caches_have_more || depot_has_more || heaps_have_more || !slabs_are_done ||
          dirty_bytes() != 0 || page_heap_has_rest() || page_heap_retired_slices() != 0;
 }
 
@@ -301,12 +310,21 @@ std::uint64_t tick_ms() {
   if (tick < kShortestTickMs) tick = kShortestTickMs;
   // With decay 0 all that is left was refused: no hurry, the next free() wakes us.
   if (dirty_limits.decay_ms.load(std::memory_order_relaxed) == 0) tick = 50;
-  return tick > kLongestTickMs ? kLongestTickMs : tick;
+  if (tick > kLongestTickMs) tick = kLongestTickMs;
+  if (!purger.everything_requested.load(std::memory_order_relaxed)) return tick;
+  std::int64_t held_ms = purger.held_until_ms.load(std::memory_order_relaxed) - os::coarse_ms();
+  bool ends_before = held_ms >= 0 && static_cast<std::uint64_t>(held_ms) < tick;
+  return ends_before ? static_cast<std::uint64_t>(held_ms) + 1 : tick;
+}
+
+bool has_request() {
+  return purger.everything_requested.load(std::memory_order_seq_cst) && !is_paused_or_held();
 }
 
 bool is_idle() {
   return dirty_bytes() == 0 && !page_heap_has_rest() && page_heap_retired_slices() == 0 &&
-         !events_are_pending() && slab_is_watched() && depot_is_empty();
+         !events_are_pending() && slab_is_watched() && depot_is_empty() &&
+         !purger.everything_requested.load(std::memory_order_seq_cst);
 }
 
 }  // namespace purge_state

@@ -11,6 +11,7 @@
 namespace rdmalloc::purge_state {
 
 struct Purger {
+  // Kept while a purge may not begin, and asked for again where one was ended by a pause or a hold.
   std::atomic<bool> everything_requested{false};
   std::atomic<std::int64_t> held_until_ms{0};
 
@@ -32,6 +33,10 @@ inline void count(std::atomic<std::uint64_t>& counter, std::uint64_t by = 1) {
 bool round_of_work();
 // Whether there is nothing to do that no wake-up would come for.
 bool is_idle();
+// Whether there is a request that may be served now. The end of a pause wakes the thread for one
+// that waits, that of a hold does not: tick_ms().
+bool has_request();
+// How long the thread sleeps at most while there is something to do.
 std::uint64_t tick_ms();
 // Takes the turn if it is free.
 bool try_turn();

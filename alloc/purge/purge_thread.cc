@@ -71,12 +71,10 @@ void purge_until_stopped() {
     bool has_more = round_of_work();
     std::uint32_t how = has_more ? kTicking : kIdle;
     // seq_cst, then look once more: pairs with the fence in purge_note_dirty(), the store in
-    // purge_wake() and the exchange before purge_note_slab_change(). Either the other side sees
-    // that we sleep, or we see what it did.
+    // purge_wake(), the end of a pause, and the exchange before purge_note_slab_change(). Either
+    // the other side sees that we sleep, or we see what it did.
     purge_signal.sleep.store(how, std::memory_order_seq_cst);
-    if (thread.stop.load(std::memory_order_seq_cst) ||
-        purger.everything_requested.load(std::memory_order_seq_cst))
-      continue;
+    if (thread.stop.load(std::memory_order_seq_cst) || has_request()) continue;
     if (how == kIdle && !is_idle()) continue;
     if (how == kIdle) file_thread_stop();
     std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
