@@ -45,13 +45,66 @@ void learn_places() {
   if (rdmalloc::ensure_initialised()) rdmalloc::shards_learn();
 }
 
+// A refusal says no more than that there is no room: for one more thread, where ours may be in the
+// way; or for such a stack, which no end of ours changes. The latter shows where the purge thread,
+// stopped in vain, could be made anew. It stays then for some time, each time twice as long,
+// however often such a stack is asked for: a program may do so for each of its requests. Hints, all
+// relaxed.
+struct InVain {
+  std::atomic<std::size_t> stack_bytes{SIZE_MAX};
+  std::atomic<std::int64_t> until_ms{0}, for_ms{kShortestMs};
+  static constexpr std::int64_t kShortestMs = 50, kLongestMs = 5000;
+};
+constinit InVain in_vain;
+
+constexpr std::size_t kDefaultStack = 0;
+constexpr auto kRelaxed = std::memory_order_relaxed;
+
+std::size_t stack_bytes_of(const pthread_attr_t* attributes) {
+  std::size_t bytes = kDefaultStack;
+  if (attributes != nullptr) pthread_attr_getstacksize(attributes, &bytes);
+  return bytes;
+}
+
+// Whether a stack of so many bytes is as long as that, or longer.
+bool is_as_long_as_in_vain(std::size_t stack_bytes) {
+  std::size_t known = in_vain.stack_bytes.load(kRelaxed);
+  return stack_bytes == known || (known != kDefaultStack && stack_bytes > known);
+}
+
+void note_made(const pthread_attr_t* attributes) {
+  if (in_vain.until_ms.load(kRelaxed) == 0) [[likely]]
+    return;
+  if (!is_as_long_as_in_vain(stack_bytes_of(attributes))) return;
+  in_vain.until_ms.store(0, kRelaxed);
+  in_vain.for_ms.store(InVain::kShortestMs, kRelaxed);
+}
+
+void note_in_vain(std::size_t stack_bytes) {
+  std::int64_t for_ms = in_vain.for_ms.load(kRelaxed);
+  in_vain.stack_bytes.store(stack_bytes, kRelaxed);
+  in_vain.until_ms.store(rdmalloc::os::coarse_ms() + for_ms, kRelaxed);
+  in_vain.for_ms.store(for_ms < InVain::kLongestMs ? 2 * for_ms : for_ms, kRelaxed);
+}
+
 // A thread that was joined counts until the kernel has taken it away, a moment later.
 constexpr int kTries = 20;
+
+// Calls create(), which was refused, again without the purge thread: the last thread that a limit
+// allows is the program's. Returns whether it was made.
 template <typename Create>
-int try_again(Create create) {
-  int result = create();
-  if (result != 0) rdmalloc::os::sleep_ns(1000000);
-  return result;
+bool make_way_for(const pthread_attr_t* attributes, Create create) {
+  std::size_t stack_bytes = stack_bytes_of(attributes);
+  if (is_as_long_as_in_vain(stack_bytes) &&
+      rdmalloc::os::coarse_ms() < in_vain.until_ms.load(kRelaxed))
+    return false;
+  if (!rdmalloc::purge_thread_make_way()) return false;
+  for (int tries = 0; tries < kTries; ++tries) {
+    if (create()) return true;
+    rdmalloc::os::sleep_ns(1000000);
+  }
+  if (rdmalloc::purge_thread_start() == 0) note_in_vain(stack_bytes);
+  return false;
 }
 
 }  // namespace
@@ -66,14 +119,14 @@ EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
   learn_places();
   auto create = next_of(next_pthread_create, "pthread_create");
   int error = create(thread, attributes, start, argument);
-  if (error == 0) rdmalloc::purge_thread_start();
-  // The last thread that a limit allows is the program's.
-  if (error == EAGAIN && rdmalloc::purge_thread_make_way()) {
-    for (int tries = 0; tries < kTries && error == EAGAIN; ++tries)
-      error = try_again([&] { return create(thread, attributes, start, argument); });
-    // The cause was another one: a stack without room, as many threads of other processes.
-    if (error != 0) rdmalloc::purge_thread_start();
-  }
+  if (error == EAGAIN)
+    make_way_for(attributes, [&] {
+      error = create(thread, attributes, start, argument);
+      return error != EAGAIN;
+    });
+  else if (error == 0)
+    rdmalloc::purge_thread_start();
+  if (error == 0) note_made(attributes);
   return error;
 }
 
@@ -81,12 +134,14 @@ EXPORT int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
   learn_places();
   auto create = next_of(next_thrd_create, "thrd_create");
   int result = create(thread, start, argument);
-  if (result == thrd_success) rdmalloc::purge_thread_start();
   // libc says no more of a limit on threads.
-  if (result == thrd_error && rdmalloc::purge_thread_make_way()) {
-    for (int tries = 0; tries < kTries && result == thrd_error; ++tries)
-      result = try_again([&] { return create(thread, start, argument); });
-    if (result != thrd_success) rdmalloc::purge_thread_start();
-  }
+  if (result == thrd_error)
+    make_way_for(nullptr, [&] {
+      result = create(thread, start, argument);
+      return result != thrd_error;
+    });
+  else if (result == thrd_success)
+    rdmalloc::purge_thread_start();
+  if (result == thrd_success) note_made(nullptr);
   return result;
 }
