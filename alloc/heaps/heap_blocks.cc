@@ -200,6 +200,7 @@ void* allocate_large(Heap& heap, std::uint64_t handle, std::size_t bytes, std::s
                      bool* is_zero) {
   if (is_beyond_arena(bytes, alignment)) return nullptr;
   SliceIndex slice = heap_large_take(heap, handle, slices_for(bytes), alignment, is_zero);
+  purge_note_new_pages();
   return slice == 0 ? nullptr : reinterpret_cast<void*>(arena.address_of(slice));
 }
 
@@ -275,7 +276,7 @@ bool resize_large(const HeapBlock& at, std::size_t bytes) {
     return false;
   bool has_freed = false;
   bool fits = heap_large_resize(*at.heap, at.slice, slices_for(bytes), &has_freed);
-  if (has_freed) purge_note_dirty();
+  has_freed ? purge_note_dirty() : purge_note_new_pages();
   return fits;
 }
 

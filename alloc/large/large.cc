@@ -36,12 +36,6 @@ std::uint32_t slices_for(std::size_t bytes) {
   report_fatal_address("double free(), or free() of an address that malloc never returned", block);
 }
 
-// A span of so many slices was taken of pages that were never used, or given back.
-void note_new_pages(std::uint32_t slices) {
-  cache_give_up_spans(slices);
-  purge_note_new_pages();
-}
-
 // A large span for the request; 0 when there is no memory.
 SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) {
   // Who asks for zeroes may write few of them.
@@ -59,7 +53,8 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   MemoryWait wait;
   for (;;) {
     SliceIndex slice = page_heap_take_large(shard, slices, alignment, is_zero, 0, what);
-    if (slice != 0 && *is_zero) note_new_pages(slices);
+    if (slice != 0 && *is_zero) cache_give_up_spans(slices);
+    purge_note_new_pages();
     if (slice != 0 || page_heap_is_over_limit(slices) || !wait.again()) return slice;
   }
 }
@@ -92,7 +87,8 @@ void* large_allocate_growing(std::size_t bytes) {
     bool is_new = false;
     if (SliceIndex slice = page_heap_take_growing(cache_shard_for_large(), slices, &is_new)) {
       // Arrays leave a span of each length that they grow through in the thread's cache.
-      if (is_new) note_new_pages(slices);
+      if (is_new) cache_give_up_spans(slices);
+      purge_note_new_pages();
       return reinterpret_cast<void*>(arena.address_of(slice));
     }
   }
@@ -114,7 +110,11 @@ bool large_resize(void* block, std::size_t bytes) {
   if (bytes > arena.extent()) return false;
   std::uint32_t slices = slices_for(bytes), have = arena.span(slice).load().slices;
   if (slices == have) return true;
-  if (slices > have) return page_heap_grow(slice, slices);
+  if (slices > have) {
+    bool has_grown = page_heap_grow(slice, slices);
+    purge_note_new_pages();
+    return has_grown;
+  }
   page_heap_shrink(slice, slices);
   purge_note_dirty();
   return true;

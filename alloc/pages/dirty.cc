@@ -46,13 +46,14 @@ void purge_note_dirty() {
     detail::purge_thread_signal();
 }
 
-void purge_note_new_pages() {
-  const detail::PurgeSignal& signal = detail::purge_signal;
-  if (signal.state.load(std::memory_order_relaxed) != detail::PurgeThreadState::kRuns) return;
-  // By the central heap's lock, which the purge thread takes to look for a rest between its store
-  // of kIdle and its sleep: it finds this one, or is seen to sleep here. Relaxed, therefore.
-  if (signal.sleep.load(std::memory_order_relaxed) == detail::kIdle && page_heap_has_rest())
-    purge_note_slab_change();
+namespace detail {
+
+RDMALLOC_AT_START constinit std::atomic<bool> has_new_rest{false};
+
+void note_new_rest() {
+  if (has_new_rest.exchange(false, std::memory_order_acquire)) purge_note_dirty();
 }
+
+}  // namespace detail
 
 }  // namespace rdmalloc

@@ -28,8 +28,23 @@ std::uint64_t dirty_ceiling_bytes(bool* is_limit);
 // when it sleeps for want of work or when a ceiling is passed. Where there is none, nothing
 // happens: no thread is made inside malloc or free.
 void purge_note_dirty();
-// The same of new pages for a large block: the end of the huge page that they may end within is
-// backed with them, and is to be given back in time also where nothing is ever freed.
-void purge_note_new_pages();
+
+namespace detail {
+extern constinit std::atomic<bool> has_new_rest;
+void note_new_rest();
+}  // namespace detail
+// Under a page heap's lock: an allocation backs more than it takes, the rest of a huge page. That
+// is dirty, or lies behind all spans.
+inline void rest_is_new() {
+  // Release: pairs with the acquire in note_new_rest(): the rest is counted.
+  detail::has_new_rest.store(true, std::memory_order_release);
+}
+// Called by the thread that allocated, or grew a block, with no lock held: as purge_note_dirty(),
+// so that a rest is given back in time also where nothing is ever freed.
+inline void purge_note_new_pages() {
+  // Relaxed: the caller's own rest, or another's whose thread comes by here too.
+  if (detail::has_new_rest.load(std::memory_order_relaxed)) [[unlikely]]
+    detail::note_new_rest();
+}
 
 }  // namespace rdmalloc

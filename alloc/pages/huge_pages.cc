@@ -3,6 +3,7 @@
 #include "alloc/os/os.h"
 #include "alloc/os/topology.h"
 #include "alloc/pages/arena.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
@@ -54,6 +55,7 @@ void ask(SliceIndex begin, SliceIndex end) {
   ranges.count += prolongs ? 0 : 1;
   ranges.latest_end = end;
   ranges.latest_ms = os::coarse_ms();
+  rest_is_new();
   arena_ask_for_huge(begin, end);
   std::atomic<bool>* chunks = arena.huge_chunks.load(std::memory_order_relaxed);
   // Relaxed: before any page of the chunk is used, under the central page heap's lock.

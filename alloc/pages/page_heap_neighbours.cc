@@ -1,5 +1,6 @@
 // Free spans that lie beside each other, of several families, taken as one; and what new pages are
 // needed behind them.
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap_state.h"
 
@@ -70,6 +71,7 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignm
           s += piece.slices;
         }
         // All of it is dirty from now on: some of it is.
+        rest_is_new();
         arena.span(run).freed_ms = now_ms();
         insert_free(heap, run, length, SpanKind::kFreeDirty);
         cut(heap, run, length, SpanKind::kFreeDirty, at, wanted);

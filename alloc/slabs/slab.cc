@@ -400,6 +400,7 @@ std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std:
   MemoryWait wait;
   for (;;) {
     std::uint32_t got = take_at_once(shard, size_class, blocks, wanted);
+    purge_note_new_pages();
     if (got != 0 || page_heap_is_over_limit(class_info(size_class).slab_slices) || !wait.again())
       return got;
   }

@@ -33,6 +33,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/core/purge_signal.h"
 #include "alloc/pages/page_heap.h"
 #include "rdmalloc/rdmalloc.h"
 #include "tests/support/call_filter.h"
@@ -352,6 +353,15 @@ TEST_F(HugePages, what_the_last_one_has_behind_all_blocks_is_given_back_too) {
   rdmalloc_free(next);
 }
 
+// So that it is to be woken for what comes. Until the first thread has a cache the purge thread
+// looks each second whether it is the last.
+void wait_until_it_idles() {
+  using namespace rdmalloc::detail;
+  rdmalloc_free(rdmalloc_malloc(64));
+  rdmalloc::purge_wake();
+  rdmalloc_test::wait_until([] { return purge_signal.sleep.load() == kIdle; });
+}
+
 // Takes blocks until the last one ends within a huge page. Where it ends.
 uintptr_t end_within_a_huge_page() {
   uintptr_t end = 0;
@@ -385,6 +395,44 @@ TEST_F(HugePages, I7_what_lies_behind_all_blocks_goes_where_nothing_is_freed) {
   uintptr_t end = end_within_a_huge_page();
   uintptr_t chunk_end = chunk_below(end) + kHugePage;
   rdmalloc_test::wait_until([&] { return resident_pages(end, chunk_end) == 0; });
+}
+
+// Seen to hang where only new long blocks tell of it.
+TEST_F(HugePages, I7_what_lies_behind_all_slabs_goes_where_nothing_is_freed) {
+  rdmalloc_test::set("purge.decay_ms", 100);
+  wait_until_it_idles();
+  uintptr_t end = fill(kDense), chunk_end = 0;
+  for (int i = 0; i < 300; i++) {
+    end = std::max(end, fill(64 * kKiB));
+    chunk_end = chunk_below(end) + kHugePage;
+    if (chunk_end - end >= kMiB && huge_bytes(chunk_end - kMiB, chunk_end) == kMiB) break;
+  }
+  ASSERT_EQ(huge_bytes(chunk_end - kMiB, chunk_end), kMiB) << "the test wants a rest";
+  rdmalloc_test::wait_until([&] { return resident_pages(chunk_end - kMiB, chunk_end) == 0; });
+}
+
+// The rest of a huge page in the middle, which was given back with all of it before: of a new
+// block, and of one that grows where it lies. Seen to hang, each, where what lies behind all spans
+// alone wakes the purge thread.
+TEST_F(HugePages, I7_the_rest_of_a_clean_huge_page_goes_where_nothing_is_freed) {
+  rdmalloc_test::set("purge.decay_ms", 100);
+  void* clean = rdmalloc_aligned_alloc(kHugePage, 64 * kMiB);
+  ASSERT_EQ(huge_bytes(address_of(clean), address_of(clean) + 64 * kMiB), 64 * kMiB);
+  rdmalloc_free(clean);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  auto expect_rest_to_go = [](auto take) {
+    wait_until_it_idles();
+    uint64_t before = rdmalloc_test::counter("stats.purged_bytes");
+    take();
+    rdmalloc_test::wait_until(
+        [&] { return rdmalloc_test::counter("stats.purged_bytes") >= before + kMiB; });
+  };
+  void *block = nullptr, *grown = nullptr;
+  expect_rest_to_go([&] { block = rdmalloc_aligned_alloc(kHugePage, 9 * kMiB); });
+  EXPECT_EQ(block, clean);
+  expect_rest_to_go([&] { grown = rdmalloc_realloc(block, 17 * kMiB); });
+  EXPECT_EQ(grown, block);
+  rdmalloc_free(grown);
 }
 
 // A filter may refuse to tell; so may a kernel.
