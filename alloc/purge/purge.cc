@@ -174,7 +174,8 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
 }
 
 // Purges pages of a slab in use, whose blocks are in flight.
-bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason) {
+GiveBack purge_slab_pages(std::uintptr_t base, std::size_t length,
+                          enum rdmalloc_purge_reason reason) {
   GiveBack result = give_back(base, length, reason, [=](int error) {
     // A cache that remembers the span's generation is to know that pages of it went: of locked
     // ones, where there is an error, those before the first.
@@ -183,9 +184,8 @@ bool purge_slab_pages(std::uintptr_t base, std::size_t length, enum rdmalloc_pur
   });
   count_result(result, length);
   if (result == GiveBack::kFailed) count(purger.failures);
-  if (result != GiveBack::kDone) return false;
-  count(purger.slab_purged_bytes, length);
-  return true;
+  if (result == GiveBack::kDone) count(purger.slab_purged_bytes, length);
+  return result;
 }
 
 // Pages of slabs in use.

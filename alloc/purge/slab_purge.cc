@@ -20,8 +20,14 @@ namespace {
 constexpr std::uint32_t kSlicesAtOnce = 1 << 16;
 constexpr std::uint32_t kSlabsAtOnce = 2048;
 
+// So many calls in a row that the kernel refuses, each for several pages, show a locked page of a
+// run of 64: the run, its half, and so on. After more, as where the program has locked all its
+// memory, runs are offered whole until one goes.
+constexpr int kMostInVain = 6;
+
 // All with the purge turn.
 struct Walk {
+  int in_vain = 0;        // such calls since one that it did not refuse
   SliceIndex next = 1;    // where it goes on
   bool is_done = true;    // so far on this way through: nothing to come back for
   bool was_done = false;  // on the last whole way
@@ -75,6 +81,26 @@ bool is_due(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
   return how.everything || still_ms >= (is_of_huge ? how.still_huge_ms : how.still_ms);
 }
 
+std::uint64_t run_of(unsigned first, unsigned length) {
+  return (length == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << length) - 1) << first;
+}
+
+// Purges a run of pages, of which the first lies at `base`. Where the kernel refuses it, its halves
+// are offered, and parts of those: one locked page keeps itself. Not where an observer does, whose
+// registration is of the whole slab as a rule. Returns the pages that went.
+std::uint64_t purge_run(const SlabPurge& how, std::uintptr_t base, unsigned first,
+                        unsigned length) {
+  GiveBack result = how.purge(base, length * arena.page_bytes, how.reason);
+  if (result == GiveBack::kDone) {
+    walk.in_vain = 0;
+    return run_of(first, length);
+  }
+  if (result == GiveBack::kRefused || length == 1 || ++walk.in_vain > kMostInVain) return 0;
+  unsigned front = length / 2;
+  std::uint64_t purged = purge_run(how, base, first, front);
+  return purged | purge_run(how, base + front * arena.page_bytes, first + front, length - front);
+}
+
 // Purges the runs of pages that the slab can spare. Returns their bytes.
 std::uint64_t purge_slab(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
   unsigned size_class = look.word.size_class;
@@ -89,17 +115,14 @@ std::uint64_t purge_slab(const Look& look, const SlabPurge& how, std::uint32_t n
       for (std::uint64_t left = pages.bits[w]; left != 0;) {
         auto first = static_cast<unsigned>(std::countr_zero(left));
         auto length = static_cast<unsigned>(std::countr_one(left >> first));
-        std::uint64_t run = (length == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << length) - 1)
-                            << first;
+        std::uint64_t run = run_of(first, length);
         left &= ~run;
         std::uintptr_t base =
             arena.address_of(look.slice) + (std::size_t{w} * 64 + first) * arena.page_bytes;
-        if (how.purge(base, length * arena.page_bytes, how.reason)) {
-          purged.bits[w] |= run;
-          bytes += length * arena.page_bytes;
-        } else {
-          is_refused = true;
-        }
+        std::uint64_t gone = purge_run(how, base, first, length);
+        purged.bits[w] |= gone;
+        bytes += static_cast<unsigned>(std::popcount(gone)) * arena.page_bytes;
+        is_refused |= gone != run;
       }
     }
     is_of_heap ? heap_pages_end(look.slice, purged)
@@ -117,7 +140,10 @@ std::uint64_t purge_slab(const Look& look, const SlabPurge& how, std::uint32_t n
 std::uint64_t slab_purge_walk(const SlabPurge& how) {
   SliceIndex end = page_heap_frontier(), begin = walk.next;
   if (how.everything || begin >= end) begin = 1;
-  if (begin == 1) walk.is_done = true;
+  if (begin == 1) {
+    walk.is_done = true;
+    walk.in_vain = 0;
+  }
   SliceIndex stop = end;
   if (!how.everything && end > begin && end - begin > kSlicesAtOnce) stop = begin + kSlicesAtOnce;
   auto now_ms = static_cast<std::uint32_t>(os::coarse_ms());

@@ -11,6 +11,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/pages/give_back.h"
+
 namespace rdmalloc {
 
 struct SlabPurge {
@@ -19,8 +21,8 @@ struct SlabPurge {
   // which frees little at once.
   std::uint32_t still_ms, still_huge_ms;
   enum rdmalloc_purge_reason reason;
-  // Purges pages that are in flight: asks, decommits, notifies. False: they stay.
-  bool (*purge)(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason);
+  // Purges pages that are in flight: asks, decommits, notifies. Not kDone: they stay.
+  GiveBack (*purge)(std::uintptr_t base, std::size_t length, enum rdmalloc_purge_reason reason);
   bool (*must_stop)();  // asked after each slab
 };
 // A part of a walk over all slabs, all of it with `everything`. Returns the bytes given back.

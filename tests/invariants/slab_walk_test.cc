@@ -39,7 +39,7 @@ TEST(SlabWalk, one_walk_gets_past_slabs_that_have_no_page_to_give) {
                              .purge =
                                  [](uintptr_t, size_t bytes, rdmalloc_purge_reason) {
                                    offered += bytes;
-                                   return false;
+                                   return rdmalloc::GiveBack::kRefused;
                                  },
                              .must_stop = [] { return false; }};
   rdmalloc::purge_turn.begin();
