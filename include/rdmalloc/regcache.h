@@ -75,6 +75,11 @@ enum rdmalloc_domain_event {
  *  deregister, and aborts at a stale one. */
 #define RDMALLOC_REGISTRAR_PINS 0x20u
 #define RDMALLOC_REGISTRAR_LOCKS 0x40u
+/** No two registrations may have a page in common: register_ answers -EEXIST. The cache notes which
+ *  uncounted keys were given of a block as it is now, and drops none of these. So each
+ *  rdmalloc_reg_key() takes a lock, except in a registered heap. Without this flag a key that was
+ *  asked for after its block grew in place may end as soon as more of the block is registered. */
+#define RDMALLOC_REGISTRAR_NO_OVERLAP 0x80u
 
 /** The code that registers with one kind of domain. Called with no lock of rdmalloc held, never on
  *  a thread inside malloc or free; may allocate and free. */
@@ -259,7 +264,8 @@ RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const voi
  *  -EACCES, -EINVAL (length or access is 0), -ENOENT (RDMALLOC_NO_REGISTER, and not registered),
  *  -ENOMEM (the limits' share for such keys, or the registrar; reg_get may still work), -EMSGSIZE
  *  (more than one registration may hold), -EAGAIN (a state that passes: an invalidation at the same
- *  time, a checkpoint under way, or memory that is being purged), -ECHILD (the domain of a parent
+ *  time, a checkpoint under way, memory that is being purged, or, where no two registrations may
+ *  overlap, one in the way that another thread is making or ending), -ECHILD (the domain of a parent
  *  process), or the registrar's error. A purge beside a live block never makes the call fail. Any
  *  thread. A hit takes no lock and is wait-free. A miss calls the registrar: do not call inside a
  *  callback of its fabric, unless RDMALLOC_NO_REGISTER is given. */

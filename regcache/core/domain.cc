@@ -35,7 +35,8 @@ std::uint64_t tighter(std::uint64_t a, std::uint64_t b) {
 constexpr std::uint32_t kRegistrarFlags =
     RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
     RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_REOPEN |
-    RDMALLOC_REGISTRAR_DIES_WITH_DEVICE | RDMALLOC_REGISTRAR_PINS | RDMALLOC_REGISTRAR_LOCKS;
+    RDMALLOC_REGISTRAR_DIES_WITH_DEVICE | RDMALLOC_REGISTRAR_PINS | RDMALLOC_REGISTRAR_LOCKS |
+    RDMALLOC_REGISTRAR_NO_OVERLAP;
 
 int check_ops(const rdmalloc_registrar_ops& ops) {
   if (ops.register_ == nullptr || ops.deregister == nullptr || ops.name == nullptr) return -EINVAL;

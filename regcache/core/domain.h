@@ -212,6 +212,15 @@ struct alignas(64) Domain {
     return {(low - head.arena_base) >> RDMALLOC_SLICE_SHIFT,
             ((high - 1 - head.arena_base) >> RDMALLOC_SLICE_SHIFT) + 1};
   }
+  // Of [low, high), a block that is a span of its own, or [0, 0).
+  BlockSlices block_of(std::uintptr_t low, std::uintptr_t high) const {
+    if (high == 0) return {0, 0};
+    SliceRange slices = slices_of(low, high);
+    return {static_cast<std::uint32_t>(slices.first), static_cast<std::uint32_t>(slices.end)};
+  }
+  // Of two registrations that overlap the earlier one has to go, unless a key was given of it since
+  // its block is what it is: so each such key is noted, under the lock.
+  bool notes_keys() const { return (ops.flags & RDMALLOC_REGISTRAR_NO_OVERLAP) != 0; }
   bool is_any_thread() const { return (ops.flags & RDMALLOC_REGISTRAR_ANY_THREAD) != 0; }
 };
 

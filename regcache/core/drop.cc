@@ -168,6 +168,8 @@ void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced) 
   if (!fills_slices(domain, reg)) return;
   // The inline fast path checks no page frames.
   if (table == domain.sticky && page_frames_are_checked(domain)) return;
+  // Nor does it note its key.
+  if (table == domain.sticky && domain.notes_keys() && reg->rest().kind != Kind::kHeap) return;
   RecordNumber number = domain.number_of(reg);
   SliceRange slices = domain.slices_of(reg->base(), reg->end());
   for (std::size_t slice = slices.first; slice != slices.end; ++slice) {
@@ -309,6 +311,14 @@ void withdraw(Domain& domain, Registration* reg) {
     unpublish(domain, domain.sticky, reg);
   if (reg->rest().is_sticky) end_sticky(domain, reg);
   unpublish(domain, domain.counted, reg);
+}
+
+bool close_for_drop(Domain& domain, Registration* reg, Registration** drops) {
+  if (!close_idle(reg)) return false;
+  withdraw(domain, reg);
+  reg->next() = *drops;
+  *drops = reg;
+  return true;
 }
 
 void suspend(Domain& domain, Registration* reg) {

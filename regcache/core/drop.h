@@ -52,6 +52,8 @@ Invalidation* completed_by_end_of(Registration* reg);
 void quarantine(Domain& domain, Registration* reg);
 // Forgets all quarantined registrations of a domain whose device is gone. Takes the lock.
 void forget_quarantined(Domain& domain);
+// Both, of one that is idle, which joins *drops, a list for drop_list(). False where it is not.
+bool close_for_drop(Domain& domain, Registration* reg, Registration** drops);
 // Undoes close_idle() and withdraw().
 void reopen(Domain& domain, Registration* reg, bool was_sticky);
 

@@ -101,8 +101,11 @@ int hand_out(Domain& domain, const Request& request, Registration* found, std::u
   page_frames_check(domain, found, request.low, request.high);
   if (request.is_uncounted) {
     // A heap's registration is held until the heap's end and needs no stickiness.
-    int error = found->rest().kind == Kind::kHeap ? 0 : make_sticky(domain, found, request);
+    bool is_heaps = found->rest().kind == Kind::kHeap;
+    int error = is_heaps ? 0 : make_sticky(domain, found, request);
     if (error == 0) *key = found->head.key;
+    if (error == 0 && !is_heaps && domain.notes_keys())
+      found->rest().block = domain.block_of(request.block_low, request.block_high);
     return error;
   }
   if (!acquire(found, change)) return -EAGAIN;
@@ -179,12 +182,8 @@ Registration* take_superseded(Domain& domain, const Registration* wider) {
   Registration* superseded = nullptr;
   auto look = [&](Registration* reg) {
     if (reg != wider && reg->rest().kind == Kind::kCached && !reg->rest().is_sticky &&
-        wider->covers(reg->base(), reg->end()) && (reg->access() & ~wider->access()) == 0 &&
-        close_idle(reg)) {
-      withdraw(domain, reg);
-      reg->next() = superseded;
-      superseded = reg;
-    }
+        wider->covers(reg->base(), reg->end()) && (reg->access() & ~wider->access()) == 0)
+      close_for_drop(domain, reg, &superseded);
     return true;
   };
   visit_overlapping(domain, wider->base(), wider->end(), look);
@@ -329,7 +328,7 @@ void fill_in(Registration* made, const Domain& domain, const Plan& plan) {
   made->rest().is_quarantined = made->rest().is_stale = false;
   made->rest().is_suspended = made->rest().was_sticky = false;
   made->rest().is_watched = plan.is_watched;
-  made->rest().block_end = plan.block_high;
+  made->rest().block = domain.block_of(plan.block_low, plan.block_high);
 }
 
 // Has the pages of a record in flight watched before they are pinned; if that fails, makes it a
@@ -395,15 +394,14 @@ bool may_serve(Domain& domain, const Request& request, const Plan& plan) {
 int make_local(Domain& domain, const Request& request, const rdmalloc_range& span,
                Registration** reg, rdmalloc_key* key) {
   Plan plan{0, 0, domain.access | request.access, Kind::kCached, true, false};
-  if ((span.flags & RDMALLOC_RANGE_LARGE) != 0) {
-    plan.block_low = reinterpret_cast<std::uintptr_t>(span.base);
-    plan.block_high = plan.block_low + span.length;
-  }
+  plan.block_low = request.block_low;
+  plan.block_high = request.block_high;
   Plan wide = plan;
   plan.is_of_one_block = keeps_to_block(domain, request, span);
   plan_pages(domain, request, &plan);
   if (plan_wide(domain, request, span, &wide)) {
     int error = kNoRoom;
+    drop_outgrown(domain, wide.low, wide.high, wide.block_low, wide.block_high);
     if (may_serve(domain, request, wide)) error = make(domain, request, wide, reg, key);
     // Try less for two reasons only: a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows
     // better); or a neighbour that is being purged, in the slab or within the registrar's
@@ -505,13 +503,29 @@ bool end_sticky_parts(Domain& domain) {
 // look_up()'s answer where nothing serves the request.
 constexpr int kNotThere = 1;
 
-// Hands out what is registered.
-int look_up(Domain& domain, const Request& request, bool may_register, Registration** reg,
-            rdmalloc_key* key) {
+// Whether a key of `found` would be in the way of the rest of its block, which is longer by now.
+// Under the lock.
+bool is_in_the_way(const Domain& domain, const Request& request, const rdmalloc_range& span,
+                   const Registration* found) {
+  Plan wide{};
+  return request.is_uncounted && domain.notes_keys() && found->rest().kind == Kind::kCached &&
+         is_outgrown(domain, found, request.block_low, request.block_high) &&
+         plan_wide(domain, request, span, &wide) && !found->covers(wide.low, wide.high);
+}
+
+// Hands out what is registered. *outgrown: closed here, for the caller to drop before it makes the
+// block's registration. In one look, so that no get holds it then.
+int look_up(Domain& domain, const Request& request, const rdmalloc_range& span, bool may_register,
+            Registration** reg, rdmalloc_key* key, Registration** outgrown) {
   RangeGuard guard(domain, request.low, request.high);
   for (;;) {
     bool wants_whole = false;
     if (Registration* found = find_covering(domain, request, guard, &wants_whole)) {
+      if (is_in_the_way(domain, request, span, found) && found->refs() == 0) {
+        if (!may_register) break;  // nor may it be dropped
+        if (close_for_drop(domain, found, outgrown)) continue;
+        // Held since: its key is right too, and is noted.
+      }
       int error = hand_out(domain, request, found, 1 + kHit, reg, key);
       if (error != -ENOMEM || guard.is_whole()) return error;
       wants_whole = true;
@@ -531,6 +545,10 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
   rdmalloc_range span;
   if (int error = find_span(domain, request, &span)) return error;
   if (!is_owned && request.is_uncounted) return -EFAULT;
+  if ((span.flags & RDMALLOC_RANGE_LARGE) != 0) {
+    request.block_low = reinterpret_cast<std::uintptr_t>(span.base);
+    request.block_high = request.block_low + span.length;
+  }
   bool is_adopted = false;
   if (!is_owned) {
     if (int error = foreign_allowed(*state(), request, &is_adopted)) return error;
@@ -542,7 +560,9 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
   if (!domain.is_any_thread() || request.sees_watched) drain_deferred(domain);
   // A registration with remote rights is found only in a heap that was made for it.
   if (is_owned || request.sees_watched || (is_adopted && !is_remote)) {
-    int error = look_up(domain, request, may_register, reg, key);
+    Registration* outgrown = nullptr;
+    int error = look_up(domain, request, span, may_register, reg, key, &outgrown);
+    drop_list(domain, outgrown, Reason::kAsked);
     if (error != kNotThere) return error;
   } else if (may_register) {
     RangeGuard guard(domain, request.low, request.high);

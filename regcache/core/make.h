@@ -12,6 +12,8 @@ struct Request {
   bool is_uncounted;  // a key is wanted, and no reference
   // A watched registration may serve it: Watch has applied all events since the call began.
   bool sees_watched = false;
+  // The block that is a span of its own, if it is in one.
+  std::uintptr_t block_low = 0, block_high = 0;
 };
 
 // The slow half of reg_get and reg_key: finds or makes a registration for the request. Counted: one

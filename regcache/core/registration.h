@@ -89,6 +89,12 @@ struct Extent {
 };
 static_assert((RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE) < 0x100);
 
+// A block that is a span of its own, by slices of the arena; {0, 0}: none.
+struct BlockSlices {
+  std::uint32_t first, end;
+  bool operator==(const BlockSlices&) const = default;
+};
+
 // What is touched under the domain's lock only. It lies a page away from the Registration itself
 // (RegistrationPlaces), so that the lines of which each hit touches one lie together.
 struct alignas(64) RegistrationRest {
@@ -110,9 +116,10 @@ struct alignas(64) RegistrationRest {
   bool was_sticky : 1;      // when it was suspended
   // Read by holders without the lock too, so a byte of its own.
   bool is_watched;  // foreign, and cached because its pages are watched (watch.h)
-  // Where the block ended that it was made for, if that was a span of its own; else 0. Another end
-  // by now: realloc has changed the block in place, and keys from before are over.
-  std::uintptr_t block_end;
+  // Which block it was made for, or, where keys are noted (Domain::notes_keys()), of which it last
+  // gave one. Another by now: realloc has changed it in place, or it was freed, and keys from
+  // before are over.
+  BlockSlices block;
 };
 static_assert(sizeof(RegistrationRest) == 64);
 

@@ -258,32 +258,93 @@ void ask_for_purge(Domain& domain) {
   ++domain.wide().counters.purge_requests;
 }
 
-// Whether the keys that a sticky registration has given out have ended, because the only block in
-// its range was reallocated in place.
-bool is_outgrown(const Registration* reg, std::uintptr_t block_low, std::uintptr_t block_high) {
-  return reg->rest().block_end != 0 && reg->rest().block_end != block_high &&
-         reg->base() >= block_low && reg->end() <= block_high;
+// What overlaps a registration that was refused by a registrar without overlaps.
+struct InTheWay {
+  Registration* idle = nullptr;  // closed here, as a list to drop
+  bool passes = false;           // another thread is making or dropping some of it
+  bool stays = false;            // some of it is held, sticky, or quarantined
+  bool serves = false;           // some of it, newer than the look-up, does for the request
+};
+
+// Whether the next look-up finds `reg` instead of what `wanted` was to be. Under the lock.
+bool does_for(const Registration* reg, const Registration* wanted) {
+  return wanted->rest().kind == Kind::kCached && reg->rest().kind != Kind::kPerUse &&
+         reg->is_open() && reg->covers(wanted->base(), wanted->end()) &&
+         (wanted->access() & ~reg->access()) == 0 &&
+         (wanted->rest().is_watched || !reg->rest().is_watched);
 }
 
-// Idle registrations that overlap a new one, for a registrar that can't have both. Under the lock;
-// returns them as a list to drop.
-Registration* take_overlapping(Domain& domain, const Registration* wanted, std::uintptr_t block_low,
-                               std::uintptr_t block_high) {
-  Registration* overlapping = nullptr;
+// Under the lock.
+InTheWay close_in_the_way(Domain& domain, const Registration* wanted, std::uintptr_t block_low,
+                          std::uintptr_t block_high) {
+  InTheWay there;
   auto look = [&](Registration* reg) {
-    if (reg->rest().kind == Kind::kCached &&
-        (!reg->rest().is_sticky || is_outgrown(reg, block_low, block_high)) && close_idle(reg)) {
-      withdraw(domain, reg);
-      reg->next() = overlapping;
-      overlapping = reg;
-    }
+    const RegistrationRest& rest = reg->rest();
+    if (rest.kind == Kind::kCached &&
+        (!rest.is_sticky || is_outgrown(domain, reg, block_low, block_high)) &&
+        close_for_drop(domain, reg, &there.idle))
+      return true;
+    bool is_busy = reg->is_open() || reg->refs() != 0 || rest.is_quarantined;
+    (does_for(reg, wanted) ? there.serves : is_busy ? there.stays : there.passes) = true;
     return true;
   };
   visit_overlapping(domain, wanted->base(), wanted->end(), look);
-  return overlapping;
+  visit_in_flight(domain, wanted->base(), wanted->end(), [&](const Registration* reg) {
+    there.passes |= reg != wanted;
+    return true;
+  });
+  return there;
+}
+
+// After -EEXIST: drops what is idle and in the way, and asks once more. -EAGAIN where other threads
+// are making or dropping what is in the way: no thread waits for another's registrar (I3).
+int ask_without_overlaps(Domain& domain, Registration* reg, std::uintptr_t block_low,
+                         std::uintptr_t block_high, Asked& asked) {
+  bool passed = false;
+  for (bool is_last = false;; is_last = true) {
+    InTheWay there;
+    {
+      WholeGuard guard(domain);
+      reclaim_sticky(domain, kStickyLooks);
+      there = close_in_the_way(domain, reg, block_low, block_high);
+    }
+    bool is_some_dropped = there.idle != nullptr;
+    drop_list(domain, there.idle, Reason::kEvicted);
+    if (there.serves) return -EAGAIN;
+    if (there.stays && !is_some_dropped) return -EEXIST;
+    passed |= there.passes;
+    if (is_last) return passed || is_some_dropped ? -EAGAIN : -EEXIST;
+    // Also where nothing is in the way any more: another thread may have dropped it since.
+    int error = ask_registrar(domain, reg, asked);
+    if (error != -EEXIST) return error;
+  }
 }
 
 }  // namespace
+
+bool is_outgrown(const Domain& domain, const Registration* reg, std::uintptr_t block_low,
+                 std::uintptr_t block_high) {
+  if (reg->base() < block_low || reg->end() > block_high) return false;
+  BlockSlices now = domain.block_of(block_low, block_high), then = reg->rest().block;
+  // Where keys are not noted, what is known is which block it was made for, if any.
+  return domain.notes_keys() ? now != then : then.end != 0 && then.end != now.end;
+}
+
+void drop_outgrown(Domain& domain, std::uintptr_t low, std::uintptr_t high,
+                   std::uintptr_t block_low, std::uintptr_t block_high) {
+  if (!domain.notes_keys() || block_high == 0) return;
+  Registration* outgrown = nullptr;
+  auto look = [&](Registration* reg) {
+    if (reg->rest().kind == Kind::kCached && is_outgrown(domain, reg, block_low, block_high))
+      close_for_drop(domain, reg, &outgrown);
+    return true;
+  };
+  {
+    RangeGuard guard(domain, low, high);
+    visit_overlapping(domain, low, high, look);
+  }
+  drop_list(domain, outgrown, Reason::kAsked);
+}
 
 int ask_twice(Domain& domain, Registration* reg, std::uintptr_t block_low,
               std::uintptr_t block_high, Asked& asked) {
@@ -291,16 +352,19 @@ int ask_twice(Domain& domain, Registration* reg, std::uintptr_t block_low,
   int error = ask_registrar(domain, reg, asked);
   if (error != -ENOMEM && error != -ENOSPC && error != -EEXIST) return error;
   put_clock_start();
-  Registration* victims = nullptr;
-  {
-    WholeGuard guard(domain);
-    reclaim_sticky(domain, kStickyLooks);
-    victims = error == -EEXIST ? take_overlapping(domain, reg, block_low, block_high)
-                               : pick_victims(domain, reg->length(), 1);
-  }
-  if (victims != nullptr) {
-    drop_list(domain, victims, Reason::kEvicted);
-    error = ask_registrar(domain, reg, asked);
+  if (error == -EEXIST) {
+    error = ask_without_overlaps(domain, reg, block_low, block_high, asked);
+  } else {
+    Registration* victims = nullptr;
+    {
+      WholeGuard guard(domain);
+      reclaim_sticky(domain, kStickyLooks);
+      victims = pick_victims(domain, reg->length(), 1);
+    }
+    if (victims != nullptr) {
+      drop_list(domain, victims, Reason::kEvicted);
+      error = ask_registrar(domain, reg, asked);
+    }
   }
   if (error == -ENOMEM) ask_for_purge(domain);
   return error;

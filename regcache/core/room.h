@@ -60,6 +60,14 @@ struct Asked {
 
 // Under the lock.
 void count(Counters& counters, const Asked& asked);
+// Whether the keys that a registration has given out have ended, because the only block in its
+// range was reallocated in place, or is another by now. Under the lock.
+bool is_outgrown(const Domain& domain, const Registration* reg, std::uintptr_t block_low,
+                 std::uintptr_t block_high);
+// Where none may overlap: drops what is idle over [low, high) and the block has outgrown. Before
+// room for another is asked for, which that may have.
+void drop_outgrown(Domain& domain, std::uintptr_t low, std::uintptr_t high,
+                   std::uintptr_t block_low, std::uintptr_t block_high);
 // Asks the registrar, and once more after an eviction: of as much as is to be registered, or of
 // what overlaps it. [block_low, block_high): the block that is a span of its own, if it is in one.
 int ask_twice(Domain& domain, Registration* reg, std::uintptr_t block_low,

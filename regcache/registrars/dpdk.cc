@@ -194,7 +194,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_dpdk(rte_device* const* devices
   rdmalloc_registrar_ops ops = {};
   ops.size = sizeof ops;
   ops.name = "dpdk";
-  ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG;
+  ops.flags =
+      RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG | RDMALLOC_REGISTRAR_NO_OVERLAP;
   ops.register_ = dpdk_register;
   ops.deregister = dpdk_deregister;
   ops.close = dpdk_close;
