@@ -38,9 +38,11 @@ struct HeapRegistrar {
   // until end().
   int (*add)(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::size_t length,
              bool* is_kept, bool* is_held);
-  // Deregisters the regions from the `first`-th on. 0; or, with nothing changed, -EBUSY (a caller
-  // holds a registration of the heap's) or -EDEADLK. `*kept` has a bit for each region whose memory
-  // must never be handed out again, since a device may still write there.
+  // Deregisters the regions from the `first`-th on: all of them at the heap's end, or those of a
+  // grow that failed. 0; or, with nothing changed, -EBUSY (a caller holds a registration of the
+  // heap's; those of a grow stay the heap's then, without a block) or -EDEADLK. `*kept` has a bit
+  // for each region whose memory must never be handed out again, since a device may still write
+  // there.
   int (*end)(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uint64_t* kept);
   // enter() or end() has failed, and the caller will not come back: calls rdmalloc_heap_destroy()
   // now and when it may succeed.

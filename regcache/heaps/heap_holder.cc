@@ -69,8 +69,8 @@ int register_again(State& all) {
   int first_error = 0;
   each_registration([&](RegisteredHeap& registered, std::uint32_t i) {
     Domain& domain = all.domains[registered.domains[i % registered.domain_count]];
-    if (!is_to_be_reopened(domain)) return;
     const auto& region = registered.regions[i / registered.domain_count];
+    if (!is_to_be_reopened(domain) || region.is_left_over) return;
     Registration*& reg = registered.registrations[i];
     int error = make_heaps(domain, region.base, region.length, registered.access, &reg);
     if (error == 0) {

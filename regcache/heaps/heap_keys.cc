@@ -70,6 +70,7 @@ extern "C" RDMALLOC_API int rdmalloc_heap_key(rdmalloc_heap* handle, size_t doma
     const HeapRegion& region = found.heap->regions[i];
     std::uintptr_t inside = low - base_of(region);
     if (inside >= length_of(region) || length > length_of(region) - inside) continue;
+    if (registered.regions[i].is_left_over) break;
     return read_key(registered.keys[i * std::size_t{registered.domain_count} + domain_index], key);
   }
   return -EFAULT;
@@ -80,12 +81,15 @@ extern "C" RDMALLOC_API int rdmalloc_heap_region(rdmalloc_heap* handle, size_t i
   Found found;
   if (int error = check_struct(wanted)) return error;
   if (int error = find(handle, &found)) return error;
-  if (index >= found.regions) return -ENOENT;
-  const HeapRegion& region = found.heap->regions[index];
+  std::uint32_t at = 0;
+  for (std::size_t before = 0; at < found.regions; ++at)
+    if (!found.registered->regions[at].is_left_over && before++ == index) break;
+  if (at == found.regions) return -ENOENT;
+  const HeapRegion& region = found.heap->regions[at];
   std::size_t domain_count = found.registered->domain_count;
   rdmalloc_heap_region_info info = {sizeof info, reinterpret_cast<void*>(base_of(region)),
                                     length_of(region), domain_count,
-                                    found.registered->keys + index * domain_count};
+                                    found.registered->keys + at * domain_count};
   write_struct(info, wanted);
   return 0;
 }

@@ -130,7 +130,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
   if (is_in_page_event()) return -EDEADLK;
   std::uint32_t region = heap->region_count.load(std::memory_order_relaxed);
   std::size_t first = std::size_t{region} * heap->domain_count;
-  heap->regions[region] = {base, length};
+  heap->regions[region] = {base, length, false};
   for (std::size_t i = 0; i < heap->domain_count; ++i) {
     Registration*& reg = heap->registrations[first + i];
     if (int error = make_heaps(domain_at(*heap, i), base, length, heap->access, &reg)) {
@@ -141,6 +141,7 @@ int add(std::uint32_t place, std::uint64_t handle, std::uintptr_t base, std::siz
         heap->registrations[first + i] = nullptr;
         store_key(heap->keys[first + i], {});
       }
+      heap->regions[region].is_left_over = true;
       // Release: as below.
       heap->region_count.store(region + 1, std::memory_order_release);
       return error;
@@ -164,6 +165,9 @@ int end(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uin
   for (std::size_t i = begin; i < end; ++i) {
     if (close(domain_at(*heap, i % heap->domain_count), heap->registrations[i])) continue;
     while (i-- != begin) reopen(domain_at(*heap, i % heap->domain_count), heap->registrations[i]);
+    if (first != 0)
+      for (std::uint32_t region = first; region < regions; ++region)
+        heap->regions[region].is_left_over = true;
     return -EBUSY;
   }
   heap->region_count.store(first, std::memory_order_relaxed);

@@ -135,6 +135,69 @@ TEST_F(Quiesce, one_whose_registrar_refuses_the_heap_is_lost) {
   EXPECT_EQ(domain.close(), 0);
 }
 
+// A region that stays, since a caller held what one of the domains had registered of it when the
+// other refused it, has no block: it is listed nowhere, and no domain is asked for it again. Seen
+// to fail when the resume lost the domain that refused, and when the region was listed.
+TEST_F(Quiesce, a_region_that_was_kept_for_a_caller_is_not_registered_again) {
+  StubFabric poor;
+  StubDomain domain(fabric, attr), other(poor);
+  rdmalloc_heap* heap = make({domain.handle, other.handle}, 2 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  rdmalloc_reg* held = nullptr;
+  void* kept = nullptr;
+  poor.before_enter = [&](void* base, std::size_t) {
+    std::thread([&] { held = domain.get(kept = base, 10, kRemote); }).join();
+    return -ENOMEM;
+  };
+  ASSERT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), -ENOMEM);
+  ASSERT_NE(held, nullptr) << domain.last_error;
+  rdmalloc_heap_region_info none = {};
+  none.size = sizeof none;
+  EXPECT_EQ(rdmalloc_heap_region(heap, 1, &none), -ENOENT);
+  rdmalloc_key key = {};
+  EXPECT_EQ(rdmalloc_heap_key(heap, 1, kept, 10, &key), -EFAULT);
+  poor.before_enter = nullptr;
+  ASSERT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), 0);
+  EXPECT_NE(region(heap, 1).base, kept);
+  EXPECT_TRUE(reaches(poor, region(heap, 1).keys[1], region(heap, 1).base, 2 * kMiB));
+  rdmalloc_reg_put(held);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  poor.before_enter = [&](void* base, std::size_t) { return base == kept ? -ENOMEM : 0; };
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(other.counters().is_lost, 0u);
+  EXPECT_FALSE(fabric.touches(kept, 2 * kMiB));
+  EXPECT_TRUE(reaches(poor, region(heap, 1).keys[1], region(heap, 1).base, 2 * kMiB));
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(fabric.live() + poor.live(), 0u);
+}
+
+// The same of a region that all domains have registered, before the next one was refused. Seen to
+// fail likewise.
+TEST_F(Quiesce, nor_is_a_whole_one_of_a_grow_that_failed) {
+  attr.largest = 2 * kMiB;
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_NE(heap, nullptr);
+  rdmalloc_reg* held = nullptr;
+  void* kept = nullptr;
+  fabric.before_enter = [&](void* base, std::size_t) {
+    if (kept == nullptr) return kept = base, 0;
+    std::thread([&] { held = domain.get(kept, 10, kRemote); }).join();
+    return -ENOMEM;
+  };
+  ASSERT_EQ(rdmalloc_heap_grow(heap, 4 * kMiB), -ENOMEM);
+  ASSERT_NE(held, nullptr) << domain.last_error;
+  rdmalloc_heap_region_info none = {};
+  none.size = sizeof none;
+  EXPECT_EQ(rdmalloc_heap_region(heap, 1, &none), -ENOENT);
+  rdmalloc_reg_put(held);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  fabric.before_enter = [&](void* base, std::size_t) { return base == kept ? -ENOMEM : 0; };
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(fabric.live(), 1u);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
 // Seen to fail with the loop over what is not suspended taken out of empty_domains().
 TEST_F(Quiesce, what_heaps_and_pools_give_back_in_a_lost_domain_ends) {
   StubDomain domain(fabric, attr);
