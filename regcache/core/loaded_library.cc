@@ -90,7 +90,8 @@ bool holds(const dl_phdr_info& info, const void* address) {
 
 }  // namespace
 
-HeldLibrary::HeldLibrary(const char* known_by) : handle_(handle_of(known_by, 0)) {}
+HeldLibrary::HeldLibrary(const char* known_by)
+    : handle_(known_by != nullptr ? handle_of(known_by, 0) : nullptr) {}
 
 void* HeldLibrary::symbol(const char* symbol) const {
   if (handle_ == nullptr || os::should_fail(os::Site::kFindFunction)) return nullptr;
@@ -100,10 +101,6 @@ void* HeldLibrary::symbol(const char* symbol) const {
 void HeldLibrary::release() {
   if (handle_ != nullptr) close_handle(handle_);
   handle_ = nullptr;
-}
-
-void* symbol_of_loaded(const char* known_by, const char* symbol) {
-  return HeldLibrary(known_by).symbol(symbol);
 }
 
 bool is_loaded(const char* known_by) {

@@ -11,15 +11,16 @@ namespace rdmalloc {
 bool is_walk_safe();
 
 // A loaded library, by what it exports, that can't be unloaded meanwhile. Takes the loader's lock,
-// at its end too, and allocates: on a program's thread, never during a purge. So do the two below.
+// at its end too, and allocates: on a program's thread, never during a purge. So does keep_loaded().
 class HeldLibrary {
  public:
-  explicit HeldLibrary(const char* known_by);
+  explicit HeldLibrary(const char* known_by);  // nullptr: none
   HeldLibrary(const HeldLibrary&) = delete;
   HeldLibrary& operator=(const HeldLibrary&) = delete;
   ~HeldLibrary() { release(); }
   // Its function `symbol`, or nullptr; that too when it is not loaded.
   void* symbol(const char* symbol) const;
+  bool is_held() const { return handle_ != nullptr; }
   // Unloads it, if it was closed meanwhile.
   void release();
   // Leaves it loaded for good.
@@ -28,8 +29,6 @@ class HeldLibrary {
  private:
   void* handle_;
 };
-// The function `symbol` of the loaded library that exports `known_by`, or nullptr.
-void* symbol_of_loaded(const char* known_by, const char* symbol);
 // Takes the lock that loading a library holds for a moment, but not while constructors run. Any
 // thread outside malloc.
 bool is_loaded(const char* known_by);

@@ -96,7 +96,9 @@ namespace {
 // As the phase's owner.
 int import() {
   if (!is_loaded(kFabricFunction)) return -ENOENT;
-  auto open = reinterpret_cast<OpenFunction>(symbol_of_loaded(kFabricFunction, "fi_open"));
+  LookedAtLibrary library(kFabricFunction);
+  if (library.is_refused()) return -EAGAIN;
+  auto open = reinterpret_cast<OpenFunction>(library.symbol("fi_open"));
   if (open == nullptr) return -ENOTSUP;
   // libfabric reads it the same way, and only its presence counts.
   // NOLINTNEXTLINE(concurrency-mt-unsafe): on a program's thread, as libfabric

@@ -12,7 +12,7 @@
 namespace rdmalloc {
 
 // 0, -ENOENT, -EALREADY, -EBUSY, -ENOTSUP, -ENOMEM; -EAGAIN while another call attaches or
-// detaches it. On a program's thread, several at once.
+// detaches it, or a dlclose() is under way. On a program's thread, several at once.
 int libfabric_monitor_attach();
 // 0, -ENOENT, or -EBUSY while a domain uses it, or when libfabric does not give it up: then it is
 // attached as before, and while another call detaches it. No notification may run meanwhile:

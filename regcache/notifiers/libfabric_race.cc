@@ -7,7 +7,6 @@
 #include <cstdint>
 
 #include "alloc/for_regcache.h"
-#include "regcache/core/loaded_library.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {
@@ -30,7 +29,7 @@ bool never_applies() {
 void libfabric_race_warn() {
   static constinit std::atomic<bool> is_said{false};
   if (is_said.load(std::memory_order_relaxed) || never_applies()) return;
-  HeldLibrary fabric(kFabricFunction);
+  LookedAtLibrary fabric(kFabricFunction);
   auto version = reinterpret_cast<VersionFunction>(fabric.symbol(kFabricFunction));
   if (version == nullptr || version() != kRacing || is_said.exchange(true)) return;
   report_warning(

@@ -414,6 +414,19 @@ const char* explain_fabric(const LibfabricMonitorState& state) {
 
 }  // namespace
 
+LookedAtLibrary::LookedAtLibrary(const char* known_by)
+    : is_refused_(!may_attach(&closes_before_)), library_(is_refused_ ? nullptr : known_by) {}
+
+LookedAtLibrary::~LookedAtLibrary() {
+  if (!library_.is_held()) return;
+  count_anew_in_children();
+  // A dlclose may have left the library to this, and its end may have attached one that the library
+  // needs: then it stays.
+  if (!begin_letting_go(closes_before_)) library_.keep();
+  library_.release();
+  end_close(false);
+}
+
 void notifiers_rescan() {
   libfabric_race_warn();
   if (options().notify == NotifyMode::kOff || options().notify == NotifyMode::kHooks) return;

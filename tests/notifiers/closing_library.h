@@ -10,5 +10,6 @@ struct ClosingLibrary {
   std::atomic<bool> stays_inside;  // ucm_vm_munmap() returns once it is false
   std::atomic<bool> is_inside;
   std::atomic<int> calls;
+  std::atomic<void (*)()> at_look;  // called once by fabric_over_ucm
 };
 extern "C" ClosingLibrary* closing_library_state();
