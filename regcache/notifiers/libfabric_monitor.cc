@@ -24,6 +24,10 @@ constinit std::atomic<bool> is_started{false};
 // As the last attach found it: the purge thread asks, and getenv() is not safe beside a program's
 // setenv().
 constinit std::atomic<bool> is_overridden{false};
+// Changed by the phase's owner before it is the owner no more, as all that others see of an attach
+// or detach. By the user: attached again by the user only.
+constinit std::atomic<bool> was_detached{false};
+constinit std::atomic<std::int32_t> last_error{-ENOENT};  // of an attach
 
 // Who may change what lies below: the thread that moved it to kAttaching or kDetaching. It calls
 // libfabric, so this is no lock, and another thread is refused. In a child of fork that lost that
@@ -140,12 +144,17 @@ int close_all() {
 
 }  // namespace
 
-int libfabric_monitor_attach() {
+int libfabric_monitor_attach(bool is_by_user) {
   Phase seen = Phase::kDetached;
   // Acquire: pairs with the release of the attach or detach before it.
   if (!phase.compare_exchange_strong(seen, Phase::kAttaching, std::memory_order_acquire))
     return seen == Phase::kAttached ? -EALREADY : -EAGAIN;
-  int error = import();
+  if (is_by_user) was_detached.store(false, std::memory_order_relaxed);
+  int error = -ENOENT;
+  if (!was_detached.load(std::memory_order_relaxed)) {
+    error = import();
+    last_error.store(error, std::memory_order_relaxed);
+  }
   phase.store(error == 0 ? Phase::kAttached : Phase::kDetached, std::memory_order_release);
   return error;
 }
@@ -156,6 +165,7 @@ int libfabric_monitor_detach() {
   if (!phase.compare_exchange_strong(seen, Phase::kDetaching, std::memory_order_acquire))
     return seen == Phase::kDetaching ? -EBUSY : -ENOENT;
   int error = close_all();
+  if (error == 0) was_detached.store(true, std::memory_order_relaxed);
   phase.store(error == 0 ? Phase::kDetached : Phase::kAttached, std::memory_order_release);
   return error;
 }
@@ -170,8 +180,10 @@ void libfabric_monitor_notify(std::uintptr_t base, std::size_t length) {
 
 #else
 
-int libfabric_monitor_attach() {
-  return is_loaded(kFabricFunction) ? -ENOTSUP : -ENOENT;
+int libfabric_monitor_attach(bool) {
+  int error = is_loaded(kFabricFunction) ? -ENOTSUP : -ENOENT;
+  last_error.store(error, std::memory_order_relaxed);
+  return error;
 }
 int libfabric_monitor_detach() {
   return -ENOENT;
@@ -181,9 +193,12 @@ void libfabric_monitor_notify(std::uintptr_t, std::size_t) {}
 #endif
 
 LibfabricMonitorState libfabric_monitor_state() {
-  return {is_attached(), is_started.load(std::memory_order_acquire), is_overridden,
+  return {is_attached(),
+          is_started.load(std::memory_order_acquire),
+          is_overridden,
           ranges_notified.libfabric.load(std::memory_order_relaxed),
-          refused.load(std::memory_order_relaxed)};
+          refused.load(std::memory_order_relaxed),
+          last_error.load(std::memory_order_relaxed)};
 }
 
 }  // namespace rdmalloc

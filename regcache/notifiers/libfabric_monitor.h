@@ -11,9 +11,10 @@
 
 namespace rdmalloc {
 
-// 0, -ENOENT, -EALREADY, -EBUSY, -ENOTSUP, -ENOMEM; -EAGAIN while another call attaches or
-// detaches it, or a dlclose() is under way. On a program's thread, several at once.
-int libfabric_monitor_attach();
+// 0, -ENOENT (also where the user has detached it, and does not attach it), -EALREADY, -EBUSY,
+// -ENOTSUP, -ENOMEM; -EAGAIN while another call attaches or detaches it, or a dlclose() is under
+// way. On a program's thread, several at once.
+int libfabric_monitor_attach(bool is_by_user);
 // 0, -ENOENT, or -EBUSY while a domain uses it, or when libfabric does not give it up: then it is
 // attached as before, and while another call detaches it. No notification may run meanwhile:
 // purging is paused.
@@ -25,6 +26,7 @@ struct LibfabricMonitorState {
   bool is_attached, is_started;
   bool is_overridden;  // FI_MR_CACHE_MONITOR in the environment: the import is silently ignored
   std::uint64_t notified, refused;
+  std::int32_t error;  // of the last attach that was no other's to do
 };
 LibfabricMonitorState libfabric_monitor_state();
 

@@ -56,9 +56,7 @@ struct Target {
 };
 constinit Target<OpalRelease> opal;
 constinit Target<UcmUnmap> ucm;
-constinit std::atomic<std::int32_t> fabric_error{-ENOENT};
 constinit std::atomic<std::uint64_t> fabric_attaches{0};
-constinit std::atomic<bool> fabric_is_detached{false};  // as Target::is_detached
 // Threads inside a function of another library: the purge thread, and those that unmap foreign
 // memory (written by them, read by dlclose's side).
 constinit std::atomic<int> notifying{0};
@@ -326,9 +324,8 @@ int attach_ucm() {
   }
   return error;
 }
-int attach_fabric() {
-  int error = libfabric_monitor_attach();
-  if (error != -EALREADY && error != -EAGAIN) fabric_error.store(error, std::memory_order_relaxed);
+int attach_fabric(bool is_by_user) {
+  int error = libfabric_monitor_attach(is_by_user);
   if (error == 0) fabric_attaches.fetch_add(1, std::memory_order_relaxed);
   if (error != -ENOENT) page_heap_keep_places();
   if (error == 0) hold_at_exit();
@@ -397,7 +394,9 @@ const char* explain_fabric(const LibfabricMonitorState& state) {
     return "imported, but FI_MR_CACHE_MONITOR in the environment overrides it: hooks are used";
   if (state.is_started) return "imported and started: notified before each purge";
   if (state.is_attached) return "imported; no domain caches yet";
-  switch (fabric_error.load(std::memory_order_relaxed)) {
+  switch (state.error) {
+    case -EAGAIN:
+      return "a dlclose() is under way: hooks are used until its end";
     case -EBUSY:
       return "libfabric has an active monitor or one of another importer: hooks are used";
     case -ENOTSUP:
@@ -432,8 +431,7 @@ void notifiers_rescan() {
   if (options().notify == NotifyMode::kOff || options().notify == NotifyMode::kHooks) return;
   if (!opal.is_detached.load(std::memory_order_relaxed)) attach_opal();
   if (!ucm.is_detached.load(std::memory_order_relaxed)) attach_ucm();
-  if (is_explicit() && !fabric_is_opals() && !fabric_is_detached.load(std::memory_order_relaxed))
-    attach_fabric();
+  if (is_explicit() && !fabric_is_opals()) attach_fabric(false);
   // Last: a library that came after the first look above makes the counts differ.
   if (is_explicit()) look_what_is_loaded();
   warn_where_hooks_are_needed();
@@ -521,14 +519,13 @@ extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
       error = attach_ucm();
       break;
     case RDMALLOC_NOTIFIER_LIBFABRIC:
-      fabric_is_detached.store(false, std::memory_order_relaxed);
-      error = attach_fabric();
+      error = attach_fabric(true);
       break;
     case RDMALLOC_NOTIFIER_AUTO: {
       opal.is_detached.store(false, std::memory_order_relaxed);
       ucm.is_detached.store(false, std::memory_order_relaxed);
-      fabric_is_detached.store(false, std::memory_order_relaxed);
-      int errors[3] = {attach_opal(), attach_ucm(), fabric_is_opals() ? -ENOENT : attach_fabric()};
+      int errors[3] = {attach_opal(), attach_ucm(),
+                       fabric_is_opals() ? -ENOENT : attach_fabric(true)};
       error = -ENOENT;
       for (int one : errors)
         if (one == 0 || one == -EALREADY) error = 0;
@@ -555,7 +552,6 @@ extern "C" int rdmalloc_notifier_detach(enum rdmalloc_notifier which) {
     case RDMALLOC_NOTIFIER_LIBFABRIC: {
       purge_pause();
       int error = libfabric_monitor_detach();
-      if (error == 0) fabric_is_detached.store(true, std::memory_order_relaxed);
       purge_resume();
       return error;
     }
@@ -583,7 +579,7 @@ extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
     LibfabricMonitorState fabric = libfabric_monitor_state();
     state.is_attached = fabric.is_attached;
     state.is_started = fabric.is_started;
-    state.error = fabric_error.load(std::memory_order_relaxed);
+    state.error = fabric.error;
     state.notified = fabric.notified;
     state.attaches = fabric_attaches.load(std::memory_order_relaxed);
     state.refused = fabric.refused;

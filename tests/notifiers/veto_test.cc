@@ -15,9 +15,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
 #include "alloc/os/fault.h"
+#include "regcache/notifiers/libfabric_monitor.h"
+#include "regcache/notifiers/notifiers.h"
 #include "tests/notifiers/stub_libfabric.h"
 #include "tests/support/observer.h"
 
@@ -192,6 +195,41 @@ TEST_F(Veto, one_thread_at_a_time_attaches) {
   purge_something();
   EXPECT_GT(notifications, 0);
   stub->monitor->export_ops->stop(stub->monitor);
+  EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+}
+
+// By a dlopen() beside it, for example. Seen to fail when the detach was noted after its end.
+TEST_F(Veto, what_the_user_detaches_the_user_alone_attaches) {
+  std::atomic<bool> is_over{false};
+  std::thread looks_again([&] {
+    while (!is_over) rdmalloc::libfabric_monitor_attach(false);
+  });
+  for (int round = 0; round < 2000; round++) {
+    int error = 0;
+    while ((error = rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC)) == -EBUSY) {
+    }
+    EXPECT_EQ(error, 0) << round;
+    for (int look = 0; look < 10; look++) EXPECT_EQ(state_of_libfabric().is_attached, 0u) << round;
+    while ((error = rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC)) == -EAGAIN) {
+    }
+    EXPECT_EQ(error, 0) << round;
+    if (HasFailure()) break;
+  }
+  is_over = true;
+  looks_again.join();
+  EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+}
+
+// Seen to fail when the state had the error of the attach before.
+TEST_F(Veto, an_attach_during_a_dlclose_is_refused_and_says_why) {
+  ASSERT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  rdmalloc::notifiers_close_begin(0);
+  EXPECT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), -EAGAIN);
+  EXPECT_EQ(state_of_libfabric().error, -EAGAIN);
+  EXPECT_NE(strstr(state_of_libfabric().explanation, "dlclose"), nullptr);
+  rdmalloc::notifiers_close_end();
+  EXPECT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
+  EXPECT_EQ(state_of_libfabric().error, 0);
   EXPECT_EQ(rdmalloc_notifier_detach(RDMALLOC_NOTIFIER_LIBFABRIC), 0);
 }
 
