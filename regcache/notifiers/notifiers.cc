@@ -289,15 +289,17 @@ int attach(Target<Function>& target, const char* symbol) {
   library.release();
   // No thread calls it before end_close().
   target.function.store(function, std::memory_order_seq_cst);
-  // seq_cst: a dlclose that begins after this load finds the function, and forgets it.
-  if (!is_kept && closes.load(std::memory_order_seq_cst) / kOneBegun != before / kOneBegun) {
-    target.function.store(nullptr, std::memory_order_seq_cst);
+  // seq_cst, both: a dlclose, or a detach by the user, that begins after the load finds the
+  // function, and forgets it.
+  if (!is_kept && closes.load(std::memory_order_seq_cst) / kOneBegun != before / kOneBegun)
     error = -EAGAIN;
-    target.error.store(error, std::memory_order_relaxed);
-  }
+  bool is_detached = target.is_detached.load(std::memory_order_seq_cst);
+  if (error != 0) target.error.store(error, std::memory_order_relaxed);
+  if (is_detached) error = -ENOENT;
+  if (error != 0) target.function.store(nullptr, std::memory_order_seq_cst);
   if (error == 0) target.attaches.fetch_add(1, std::memory_order_relaxed);
   note_change();
-  end_close(error != 0);
+  end_close(error == -EAGAIN);
   return error;
 }
 
@@ -353,8 +355,9 @@ int detach(Target<Function>& target) {
   if (target.function.load(std::memory_order_acquire) == nullptr) return -ENOENT;
   // A library that relies on rdmalloc can't be detached: it may hold registrations by now.
   if (target.relies_on_us.load(std::memory_order_relaxed)) return -EBUSY;
+  // seq_cst, and in this order: pairs with the end of attach().
+  target.is_detached.store(true, std::memory_order_seq_cst);
   target.function.store(nullptr, std::memory_order_seq_cst);
-  target.is_detached.store(true, std::memory_order_relaxed);
   note_change();
   purge_turn_wait();
   return 0;
