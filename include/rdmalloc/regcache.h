@@ -81,6 +81,11 @@ enum rdmalloc_domain_event {
  *  asked for after its block grew in place may end as soon as more of the block is registered. */
 #define RDMALLOC_REGISTRAR_NO_OVERLAP 0x80u
 
+/** What resume() returns where nothing is left of what was registered before the quiesce, also what
+ *  deregister could not undo: no range stays quarantined. For a registrar without REOPEN, which
+ *  learns only then that its device is another one. */
+#define RDMALLOC_RESUMED_ANEW 0x10000
+
 /** The code that registers with one kind of domain. Called with no lock of rdmalloc held, never on
  *  a thread inside malloc or free; may allocate and free. */
 struct rdmalloc_registrar_ops {
@@ -104,7 +109,8 @@ struct rdmalloc_registrar_ops {
   /** May be NULL. Give up kernel objects for a checkpoint (rdmalloc_quiesce); everything is
    *  deregistered by then. 0, or a negative errno with nothing given up: the quiesce fails. */
   int (*quiesce)(void* context);
-  /** May be NULL. Open again after quiesce. A negative errno: the domain is lost. */
+  /** May be NULL. Open again after quiesce. 0; RDMALLOC_RESUMED_ANEW; or an errno: the domain is
+   *  lost. */
   int (*resume)(void* context);
   /** May be NULL. Called once by domain_close, after the last deregister, perhaps between quiesce
    *  and resume. */

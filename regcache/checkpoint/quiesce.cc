@@ -240,7 +240,9 @@ int wait_for_ring_workers() {
 int open_domain(Domain& domain, Step step) {
   int error = step >= Step::kNotifiedToClose ? notify(domain, RDMALLOC_DOMAIN_OPEN) : 0;
   if (error == 0 && step == Step::kClosed) error = open_device(domain);
-  return error;
+  if (error != RDMALLOC_RESUMED_ANEW) return error;
+  forget_quarantined(domain);
+  return 0;
 }
 
 // Opens a domain for calls again; if it is lost, ends its registrations.

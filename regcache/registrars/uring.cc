@@ -155,7 +155,10 @@ int uring_resume(void* context) {
   bool is_as_before = error == -EBUSY && !is_own(uring);
   if (is_as_before) error = 0;
   if (error == 0) {
-    if (!is_as_before) free_all_slots(uring);
+    if (!is_as_before) {
+      free_all_slots(uring);
+      error = RDMALLOC_RESUMED_ANEW;
+    }
     uring->is_closed = false;
   }
   pthread_mutex_unlock(&uring->lock);
@@ -193,7 +196,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
   ops.name = "io_uring";
   ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
               RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS;
-  // A ring of the user's may outlive a quiesce, and with it what could not be removed.
+  // A ring of the user's may outlive a quiesce, and with it what could not be removed: the resume
+  // tells.
   if (is_own(uring)) ops.flags |= RDMALLOC_REGISTRAR_REOPEN;
   ops.register_ = uring_register;
   ops.deregister = uring_deregister;
