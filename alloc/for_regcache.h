@@ -45,7 +45,7 @@
 #include "alloc/core/init.h"
 //   ensure_initialised ensure_settings
 #include "alloc/core/fork.h"
-//   fork_check
+//   count_after_fork fork_check
 #include "alloc/process/fork.h"
 //   fork_wipe_again
 #include "alloc/pages/arena.h"

@@ -34,6 +34,11 @@ inline void fork_check() {
     detail::fork_recover();
 }
 
+// What else a child's recovery is to make right: counts of threads that its parent alone has.
+// Called before any thread of the child comes out of fork_check(); is_forker: on the thread that
+// called fork, which has a thread_local share in those counts.
+inline constinit std::atomic<void (*)(bool is_forker)> count_after_fork{nullptr};
+
 // Whether the caller is the first thread of the process, as far as that is known without a system
 // call: since the initialisation, or the recovery in a child.
 inline bool is_known_first_thread() {

@@ -121,6 +121,9 @@ void fork_recover() {
     first_thread.store(forker.id, std::memory_order_relaxed);
     known_process.store(os::process_id(), std::memory_order_relaxed);
     loader_may_be_locked.store(true, std::memory_order_relaxed);
+    // Relaxed: set by the parent, or by this thread.
+    if (auto* count = count_after_fork.load(std::memory_order_relaxed))
+      count(forker.id == thread_id());
     // Gives blocks back, and so takes locks.
     cache_reclaim_after_fork(os::is_first_thread() || is_marked ? forker.id : 0);
     // Release: pairs with the acquires of fork_check() and above, on other threads of the child.

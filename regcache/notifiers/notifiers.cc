@@ -119,6 +119,7 @@ void end_close(bool must_look) {
 
 // Refuses an attach while a dlclose is under way, the last of which then looks again.
 bool may_attach(std::uint64_t* word) {
+  fork_check();
   *word = closes.load(std::memory_order_seq_cst);
   while (under_way(*word) != 0)
     // seq_cst: pairs with end_close(), which finds the bit, or has ended before.
@@ -127,21 +128,34 @@ bool may_attach(std::uint64_t* word) {
   return true;
 }
 
-// In a child of fork the threads that were inside a library or a dlclose are not there. On the
-// thread that forked, and is the only one.
-void count_only_this_thread() {
-  notifying.store(notifying_here, std::memory_order_relaxed);
+// Whether what is in the counts of the thread that forked this process is there.
+constinit std::atomic<bool> is_forker_counted{true};
+
+// In a child of fork the threads that were inside a library or a dlclose are not there. Before any
+// thread counts there (fork_check()); if that is one that an earlier fork handler has made, the
+// thread that forked adds its part.
+void forget_vanished_threads(bool is_forker) {
+  notifying.store(is_forker ? notifying_here : 0, std::memory_order_relaxed);
   std::uint64_t begun = closes.load(std::memory_order_relaxed) / kOneBegun * kOneBegun;
-  closes.store(begun + closing_here * kOneUnderWay, std::memory_order_relaxed);
+  closes.store(begun + (is_forker ? closing_here : 0) * kOneUnderWay, std::memory_order_relaxed);
+  is_forker_counted.store(is_forker, std::memory_order_relaxed);
 }
 
-// Once a library is attached or closed. Forks that go past libc are not seen: each dlclose of such
-// a child may wait as long as it can, and where a dlclose was under way nothing is attached.
+// The fork handler, on the thread that forked.
+void count_this_thread() {
+  fork_check();
+  if (is_forker_counted.exchange(true, std::memory_order_relaxed)) return;
+  notifying.fetch_add(notifying_here, std::memory_order_seq_cst);
+  closes.fetch_add(closing_here * kOneUnderWay, std::memory_order_seq_cst);
+}
+
+// Once a library is attached or closed. Without the handler, and where the fork went past libc, the
+// thread that comes first is taken for the one that forked.
 void count_anew_in_children() {
   static constinit std::atomic<bool> is_asked{false};
   if (is_asked.exchange(true, std::memory_order_relaxed)) return;
-  if (!os::should_fail(os::Site::kForkHandler))
-    pthread_atfork(nullptr, nullptr, count_only_this_thread);
+  count_after_fork.store(forget_vanished_threads, std::memory_order_relaxed);
+  if (!os::should_fail(os::Site::kForkHandler)) pthread_atfork(nullptr, nullptr, count_this_thread);
 }
 
 RDMALLOC_AT_START constinit std::atomic<int (*)(void*)> our_dlclose{nullptr};
@@ -230,6 +244,7 @@ Function callable(const Target<Function>& target) {
 
 // Notifies OPAL and UCX. Any thread; several threads at once, and from inside OPAL and UCX too.
 void notify_by_call(std::uintptr_t base, std::size_t length) {
+  fork_check();
   // seq_cst: pairs with notifiers_close_begin(). Either this thread finds it under way, or
   // notifiers_close_begin() sees this thread inside.
   notifying.fetch_add(1, std::memory_order_seq_cst);
@@ -479,6 +494,7 @@ const unsigned char* libc_madvise() {
 
 void notifiers_close_begin(int wait_ms) {
   count_anew_in_children();
+  fork_check();
   ++closing_here;
   // seq_cst: pairs with callable() and with the end of attach().
   closes.fetch_add(kOneBegun + kOneUnderWay, std::memory_order_seq_cst);

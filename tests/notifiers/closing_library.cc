@@ -13,6 +13,7 @@ ClosingLibrary state = {};
 
 __attribute__((destructor)) void end() {
   if (state.to_close != nullptr) dlclose(state.to_close);
+  if (state.at_end != nullptr) state.at_end();
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 struct ClosingLibrary {
   void* to_close;                  // by the destructor
+  void (*at_end)();                // called by the destructor
   std::atomic<bool> stays_inside;  // ucm_vm_munmap() returns once it is false
   std::atomic<bool> is_inside;
   std::atomic<int> calls;

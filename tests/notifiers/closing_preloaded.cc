@@ -7,6 +7,7 @@
 //   threads    other threads open and close libraries and purge
 //   child      a child of fork closes it, while a thread of its parent was inside its function and
 //              another in the midst of a dlclose()
+//   handler    a fork handler that was there first makes a thread that closes it in the child
 //   looked_at  another thread looks at the libfabric that alone holds it, and that is closed then
 //   detached   the user detaches it while other threads look again what is loaded
 //   passing    rdmalloc does not see the dlclose(): it is linked statically
@@ -15,9 +16,11 @@
 // each end of a dlclose() looked what is loaded and nothing was kept; looked_at by such a purge
 // too, when the look let go of libfabric outside the count of closes; detached, in 14 of 20,000
 // rounds, when a detach was noted after it was done; child by a library that was kept and by an
-// attach that was refused, without count_only_this_thread().
+// attach that was refused, when a child had its parent's counts; handler by such an attach, when
+// the child's were stored over what that thread had counted.
 #include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <rdmalloc/notifier.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -172,6 +175,41 @@ void in_a_child() {
   expect(is_attached(), "and so does the parent, later");
 }
 
+// A thread of the child's stays inside a dlclose() from before rdmalloc's fork handler to after it.
+bool closes_in_children = false;
+std::atomic<bool> is_inside{false}, may_end{false};
+std::thread closer_in_child;
+
+void close_in_child() {
+  if (!closes_in_children) return;
+  closer_in_child = std::thread([] {
+    void* library = open(CLOSING_LIBRARY);
+    state_of(library)->at_end = [] {
+      is_inside = true;
+      while (!may_end) usleep(1000);
+    };
+    dlclose(library);
+  });
+  while (!is_inside) usleep(1000);
+}
+
+void handler() {
+  pthread_atfork(nullptr, nullptr, close_in_child);
+  dlclose(open(CLOSING_LIBRARY));
+  closes_in_children = true;
+  pid_t child = fork();
+  if (child == 0) {
+    may_end = true;
+    closer_in_child.join();
+    open(CLOSING_LIBRARY);
+    expect(is_attached(), "the child attaches what it opens");
+    _exit(failures != 0);
+  }
+  int status = -1;
+  waitpid(child, &status, 0);
+  expect(status == 0, "the child has counted its closes");
+}
+
 void* fabric;
 
 void looked_at() {
@@ -230,6 +268,8 @@ int main(int argc, char** argv) {
     among_threads();
   } else if (how == "child") {
     in_a_child();
+  } else if (how == "handler") {
+    handler();
   } else if (how == "looked_at") {
     looked_at();
 #ifdef PREFIXED
