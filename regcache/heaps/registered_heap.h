@@ -39,8 +39,8 @@ struct RegisteredHeap {
     std::uintptr_t base;
     std::size_t length;
     // Of a grow that failed while a caller held one of its registrations: the heap's until the
-    // heap's end, without a block. So its keys are nobody's, and a resume registers it no more.
-    // Written before the allocator counts the region in.
+    // heap's end, without a block. So its keys are listed nowhere, and a resume registers it no
+    // more. Written before the allocator counts the region in.
     bool is_left_over;
   } regions[kMostHeapKeys];
   Registration* registrations[kMostHeapKeys];

@@ -14,6 +14,7 @@
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/loaded_library.h"
+#include "regcache/notifiers/closes.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "alloc/for_regcache.h"
+#include "regcache/notifiers/closes.h"
 #include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {

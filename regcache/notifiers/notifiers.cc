@@ -19,7 +19,6 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
 #include <rdmalloc/notifier.h>
 
 #include <atomic>
@@ -27,6 +26,7 @@
 #include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/loaded_library.h"
+#include "regcache/notifiers/closes.h"
 #include "regcache/notifiers/libfabric_monitor.h"
 #include "regcache/notifiers/libfabric_race.h"
 #include "regcache/notifiers/patched_text.h"
@@ -57,13 +57,6 @@ struct Target {
 constinit Target<OpalRelease> opal;
 constinit Target<UcmUnmap> ucm;
 constinit std::atomic<std::uint64_t> fabric_attaches{0};
-// Threads inside a function of another library: the purge thread, and those that unmap foreign
-// memory (written by them, read by dlclose's side).
-constinit std::atomic<int> notifying{0};
-// How much of `notifying` and of the closes under way is this thread's: all there is in a child
-// that it forks. Of a byte: the library's TLS fits into the little that the loader keeps.
-constinit thread_local std::uint8_t notifying_here = 0;
-constinit thread_local std::uint8_t closing_here = 0;
 constinit std::atomic<std::uint64_t> foreign_notified{0}, holds{0};
 
 bool is_explicit() {
@@ -80,83 +73,6 @@ struct Known {
 constinit Known known;
 // Begins and ends of changes to the list of libraries to notify: a dlclose, an attach, a detach.
 constinit std::atomic<std::uint64_t> changes{0};
-
-// One word: the dlcloses under way, whether the last of them must look again, and above, how many
-// have begun. An attach counts among those under way while it lets go of the library, which unloads
-// it if it was closed meanwhile.
-//
-// Nothing is attached while one is under way: a library whose destructors run is still found, and
-// to hold it does not keep it. A thread that notifies calls no function that may vanish then.
-constinit std::atomic<std::uint64_t> closes{0};
-constexpr std::uint64_t kOneUnderWay = 1, kLookAgain = std::uint64_t{1} << 31,
-                        kOneBegun = std::uint64_t{1} << 32;
-
-std::uint64_t under_way(std::uint64_t word) {
-  return word & (kLookAgain - 1);
-}
-// seq_cst: pairs with the additions to the word.
-bool is_closing() {
-  return under_way(closes.load(std::memory_order_seq_cst)) != 0;
-}
-
-// Returns whether no dlclose has begun since `before` was read.
-bool begin_letting_go(std::uint64_t before) {
-  ++closing_here;
-  return closes.fetch_add(kOneUnderWay, std::memory_order_seq_cst) / kOneBegun ==
-         before / kOneBegun;
-}
-
-void end_close(bool must_look) {
-  --closing_here;
-  std::uint64_t seen = closes.load(std::memory_order_relaxed), left = 0, next = 0;
-  do {
-    left = (seen - kOneUnderWay) | (must_look ? kLookAgain : 0);
-    next = under_way(left) == 0 ? left & ~kLookAgain : left;
-    // seq_cst: pairs with is_closing() and with an attach that is refused.
-  } while (!closes.compare_exchange_weak(seen, next, std::memory_order_seq_cst));
-  if (next != left) notifiers_rescan();
-}
-
-// Refuses an attach while a dlclose is under way, the last of which then looks again.
-bool may_attach(std::uint64_t* word) {
-  fork_check();
-  *word = closes.load(std::memory_order_seq_cst);
-  while (under_way(*word) != 0)
-    // seq_cst: pairs with end_close(), which finds the bit, or has ended before.
-    if (closes.compare_exchange_weak(*word, *word | kLookAgain, std::memory_order_seq_cst))
-      return false;
-  return true;
-}
-
-// Whether what is in the counts of the thread that forked this process is there.
-constinit std::atomic<bool> is_forker_counted{true};
-
-// In a child of fork the threads that were inside a library or a dlclose are not there. Before any
-// thread counts there (fork_check()); if that is one that an earlier fork handler has made, the
-// thread that forked adds its part.
-void forget_vanished_threads(bool is_forker) {
-  notifying.store(is_forker ? notifying_here : 0, std::memory_order_relaxed);
-  std::uint64_t begun = closes.load(std::memory_order_relaxed) / kOneBegun * kOneBegun;
-  closes.store(begun + (is_forker ? closing_here : 0) * kOneUnderWay, std::memory_order_relaxed);
-  is_forker_counted.store(is_forker, std::memory_order_relaxed);
-}
-
-// The fork handler, on the thread that forked.
-void count_this_thread() {
-  fork_check();
-  if (is_forker_counted.exchange(true, std::memory_order_relaxed)) return;
-  notifying.fetch_add(notifying_here, std::memory_order_seq_cst);
-  closes.fetch_add(closing_here * kOneUnderWay, std::memory_order_seq_cst);
-}
-
-// Once a library is attached or closed. Without the handler, and where the fork went past libc, the
-// thread that comes first is taken for the one that forked.
-void count_anew_in_children() {
-  static constinit std::atomic<bool> is_asked{false};
-  if (is_asked.exchange(true, std::memory_order_relaxed)) return;
-  count_after_fork.store(forget_vanished_threads, std::memory_order_relaxed);
-  if (!os::should_fail(os::Site::kForkHandler)) pthread_atfork(nullptr, nullptr, count_this_thread);
-}
 
 RDMALLOC_AT_START constinit std::atomic<int (*)(void*)> our_dlclose{nullptr};
 
@@ -244,11 +160,8 @@ Function callable(const Target<Function>& target) {
 
 // Notifies OPAL and UCX. Any thread; several threads at once, and from inside OPAL and UCX too.
 void notify_by_call(std::uintptr_t base, std::size_t length) {
-  fork_check();
-  // seq_cst: pairs with notifiers_close_begin(). Either this thread finds it under way, or
-  // notifiers_close_begin() sees this thread inside.
-  notifying.fetch_add(1, std::memory_order_seq_cst);
-  ++notifying_here;
+  // Either this thread finds a close under way, or notifiers_close_begin() sees this thread inside.
+  begin_notifying();
   auto* address = reinterpret_cast<void*>(base);
   if (OpalRelease release = callable(opal)) {
     ranges_notified.open_mpi.fetch_add(1, std::memory_order_relaxed);
@@ -258,8 +171,7 @@ void notify_by_call(std::uintptr_t base, std::size_t length) {
     ranges_notified.ucx.fetch_add(1, std::memory_order_relaxed);
     unmap(address, length);
   }
-  --notifying_here;
-  notifying.fetch_sub(1, std::memory_order_seq_cst);
+  end_notifying();
 }
 
 // Whether all that must hear of the range were notified.
@@ -306,8 +218,7 @@ int attach(Target<Function>& target, const char* symbol) {
   target.function.store(function, std::memory_order_seq_cst);
   // seq_cst, both: a dlclose, or a detach by the user, that begins after the load finds the
   // function, and forgets it.
-  if (!is_kept && closes.load(std::memory_order_seq_cst) / kOneBegun != before / kOneBegun)
-    error = -EAGAIN;
+  if (!is_kept && has_close_begun_since(before)) error = -EAGAIN;
   bool is_detached = target.is_detached.load(std::memory_order_seq_cst);
   if (error != 0) target.error.store(error, std::memory_order_relaxed);
   if (is_detached) error = -ENOENT;
@@ -431,19 +342,6 @@ const char* explain_fabric(const LibfabricMonitorState& state) {
 
 }  // namespace
 
-LookedAtLibrary::LookedAtLibrary(const char* known_by)
-    : is_refused_(!may_attach(&closes_before_)), library_(is_refused_ ? nullptr : known_by) {}
-
-LookedAtLibrary::~LookedAtLibrary() {
-  if (!library_.is_held()) return;
-  count_anew_in_children();
-  // A dlclose may have left the library to this, and its end may have attached one that the library
-  // needs: then it stays.
-  if (!begin_letting_go(closes_before_)) library_.keep();
-  library_.release();
-  end_close(false);
-}
-
 void notifiers_rescan() {
   libfabric_race_warn();
   if (options().notify == NotifyMode::kOff || options().notify == NotifyMode::kHooks) return;
@@ -493,15 +391,11 @@ const unsigned char* libc_madvise() {
 }
 
 void notifiers_close_begin(int wait_ms) {
-  count_anew_in_children();
-  fork_check();
-  ++closing_here;
-  // seq_cst: pairs with callable() and with the end of attach().
-  closes.fetch_add(kOneBegun + kOneUnderWay, std::memory_order_seq_cst);
+  begin_close();
   note_change();
   bool had_opal = forget(opal), had_ucm = forget(ucm);
   std::int64_t until = os::monotonic_ns() + std::int64_t{wait_ms} * 1000000;
-  while (notifying.load(std::memory_order_seq_cst) != 0) {
+  while (is_any_notifying()) {
     if (os::monotonic_ns() < until) {
       os::sleep_ns(1000000);
       continue;

@@ -6,8 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "regcache/core/loaded_library.h"
-
 namespace rdmalloc {
 
 // The functions by which a library is recognised, whatever the name of its file.
@@ -34,24 +32,6 @@ void notifiers_close_end();
 // interpose/dlopen.cc's, which calls the two. A library whose dlclose passes by it is kept in
 // memory once it is attached.
 void notifiers_set_dlclose(int (*ours)(void*));
-
-// A library held for a look at it. Its end may be what unloads it, and libraries that it needs, so
-// it counts as a dlclose() does. Use as HeldLibrary.
-class LookedAtLibrary {
- public:
-  explicit LookedAtLibrary(const char* known_by);
-  LookedAtLibrary(const LookedAtLibrary&) = delete;
-  LookedAtLibrary& operator=(const LookedAtLibrary&) = delete;
-  ~LookedAtLibrary();
-  // A dlclose() is under way, the last of which looks again: none is held.
-  bool is_refused() const { return is_refused_; }
-  void* symbol(const char* symbol) const { return library_.symbol(symbol); }
-
- private:
-  std::uint64_t closes_before_;
-  bool is_refused_;
-  HeldLibrary library_;
-};
 
 namespace detail {
 extern std::atomic<bool> watches_foreign;

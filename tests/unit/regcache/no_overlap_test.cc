@@ -161,7 +161,7 @@ TEST_F(NoOverlap, a_call_beside_a_drop_is_told_to_come_again) {
 
 // Another thread's get registers the block first, and holds it. Seen to fail, by -EEXIST, when that
 // was not looked up again.
-TEST_F(NoOverlap, a_key_beside_a_get_of_the_same_block_is_of_the_same_registration) {
+TEST_F(NoOverlap, a_key_beside_a_get_is_of_the_same_registration) {
   StubDomain domain(fabric);
   char* block = span(10, 2);
   key_of(domain, block, 8);

@@ -173,7 +173,7 @@ TEST_F(Quiesce, a_region_that_was_kept_for_a_caller_is_not_registered_again) {
 
 // The same of a region that all domains have registered, before the next one was refused. Seen to
 // fail likewise.
-TEST_F(Quiesce, nor_is_a_whole_one_of_a_grow_that_failed) {
+TEST_F(Quiesce, a_whole_region_of_a_grow_that_failed_is_not_either) {
   attr.largest = 2 * kMiB;
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
