@@ -28,8 +28,8 @@ struct rte_device;
  * first. So this is for few and large blocks: a pool (rdmalloc_pool_create), a heap's spans. Beyond
  *  the limit idle registrations are evicted, and then it is -ENOSPC. A block that can't be
  *  registered without overlapping a registration in use is -EEXIST until that one is put, or the
- *  block is freed that a key of it was given for. Each rdmalloc_reg_key() takes a lock, except in a
- *  registered heap.
+ *  block is freed that a key of it was given for; where the next block of that place has the same
+ *  size, until a purge. Each rdmalloc_reg_key() takes a lock, except in a registered heap.
  *
  *  0; -ENOTSUP: DPDK runs with physical addresses; -EINVAL: DPDK is not initialised, or a device is
  *  NULL; -ENOMEM; or what rdmalloc_domain_open() returns. */

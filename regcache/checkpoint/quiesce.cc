@@ -239,7 +239,8 @@ int wait_for_ring_workers() {
 // Opens one domain again, as far as it was closed. 0, or why it can't be.
 int open_domain(Domain& domain, Step step) {
   int error = step >= Step::kNotifiedToClose ? notify(domain, RDMALLOC_DOMAIN_OPEN) : 0;
-  if (error == 0 && step == Step::kClosed) error = open_device(domain);
+  if (error != 0 || step != Step::kClosed) return error;
+  error = open_device(domain);
   if (error != RDMALLOC_RESUMED_ANEW) return error;
   forget_quarantined(domain);
   return 0;

@@ -370,7 +370,11 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   if (error != 0) {
     all.words.end_registering(slices);
     give_up(domain, made, asked);
-    return error;
+    if (error != -EAGAIN || !request.is_uncounted) return error;
+    // What serves may be a registration that is held, and has no room to become sticky: that does
+    // not pass.
+    WholeGuard guard(domain);
+    return has_sticky_room(domain, plan.length(), true) ? -EAGAIN : -ENOMEM;
   }
   Registration* drops = nullptr;
   {

@@ -194,11 +194,18 @@ bool is_madvise_patched() {
 
 template <typename Function>
 int attach(Target<Function>& target, const char* symbol) {
-  if (target.function.load(std::memory_order_acquire) != nullptr) return -EALREADY;
+  if (target.relies_on_us.load(std::memory_order_acquire)) return -EALREADY;
   std::uint64_t before = 0;
   if (!may_attach(&before)) {
-    target.error.store(-EAGAIN, std::memory_order_relaxed);
+    if (target.function.load(std::memory_order_relaxed) == nullptr)
+      target.error.store(-EAGAIN, std::memory_order_relaxed);
     return -EAGAIN;
+  }
+  // After that: one that another call stores, and may take back, is a close under way until it is
+  // settled.
+  if (target.function.load(std::memory_order_acquire) != nullptr) {
+    target.error.store(0, std::memory_order_relaxed);
+    return -EALREADY;
   }
   HeldLibrary library(symbol);
   auto function = reinterpret_cast<Function>(library.symbol(symbol));
