@@ -21,9 +21,6 @@ from launching import call, environment, script
 
 TOOL, LIBRARY, MPI_PROGRAM = sys.argv[1:]
 CONTAINER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "container.sh")
-LAB = os.environ.get("RDMALLOC_LAB_DIR") or os.path.join(
-    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rdmalloc-lab")
-DEBIAN_13 = os.path.join(LAB, "roots", "trixie")
 LAUNCHER = "mpirun.openmpi"
 IS_FOUR = "(OpenRTE) 4" in (call([LAUNCHER, "--version"]).stdout if shutil.which(LAUNCHER) else "")
 
@@ -83,11 +80,11 @@ class Containers(unittest.TestCase):
                 self.assertRegex(words, r"(?m)^bad +remote_shell")
                 self.assertNotIn("starts before", words)
 
-    @unittest.skipUnless(os.path.exists(DEBIAN_13 + ".packages"),
+    @unittest.skipUnless(os.path.exists(launching.DEBIAN_13 + ".packages"),
                          "no Debian 13 here: tools/lab --release trixie fetch")
     def test_debian_13(self):
         for user in ("root", "bare", "nobody"):
-            self.assertNotRegex(self.run_in(DEBIAN_13, user), r"(?m)^bad +remote_shell")
+            self.assertNotRegex(self.run_in(launching.DEBIAN_13, user), r"(?m)^bad +remote_shell")
 
 
 if __name__ == "__main__":

@@ -7,9 +7,12 @@ Launchers that are installed are run. How the command line of each release is ch
 --dry-run, on scripts that call themselves that release. Seen to fail: with -x in the first context
 only, with a user's own -x LD_PRELOAD left as it is (it came later and won), with -x beside
 mca_base_env_list (Open MPI 4 refuses it), with -genv put at the end, with LD_PRELOAD left in srun's
-environment, with launchers recognised by their name alone.
+environment, with launchers recognised by their name alone, with --pset or --gomca out of the options (the
+rank ran without rdmalloc), with --set-sid or 4's --dvm among those that take a value.
 """
+import glob
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -26,6 +29,10 @@ PRELOAD = f"LD_PRELOAD={OURS}"
 # Of a rank: whether it has us, whether its parent (the launcher's process on this machine) has.
 LOOK = ("for who in self $PPID; do grep -q librdmalloc /proc/$who/maps && echo with || echo without;"
         " done | xargs echo $RDMALLOC_DECAY_MS")
+OPEN_MPI = shutil.which("mpirun.openmpi") or shutil.which("mpirun")
+OPEN_MPI_SAYS = call([OPEN_MPI, "--version"]).stdout if OPEN_MPI else ""
+# PRRTE's tables of options, in the lab's Debian 13.
+PRRTE = next(iter(glob.glob(os.path.join(launching.DEBIAN_13, "usr/lib/*/libprrte.so.3.*"))), None)
 
 
 def run(*arguments, env=None):
@@ -72,6 +79,51 @@ class OpenMpi(Case):
         self.assertEqual(dry(self.mpirun, "--mca", "pml", "ob1", "a", "-x", "LD_PRELOAD=/x.so"),
                          [self.mpirun, "-x", PRELOAD, "--mca", "pml", "ob1", "a", "-x",
                           "LD_PRELOAD=/x.so"])
+
+    def arity_problems(self, launcher, words_of):
+        """Of options each before an -x: those of which the tool takes another number of words."""
+        def is_seen(options):
+            words = [word for name, count in options
+                     for word in (("-" if len(name) == 1 else "--") + name, *["v"] * count, "-x", "A=1")]
+            return PRELOAD + ":/x.so" in dry(launcher, *words, "-x", "LD_PRELOAD=/x.so", "prog")
+        self.assertTrue(words_of)
+        options = sorted(words_of.items())
+        return [] if is_seen(options) else [one for one in options if not is_seen([one])]
+
+    @unittest.skipUnless("(OpenRTE) 4" in OPEN_MPI_SAYS, "no Open MPI 4 is installed")
+    def test_options_of_4(self):
+        said = call([OPEN_MPI, "--help", "all"], env=open_mpi()).stdout
+        words_of = {name.lstrip("-"): values.count("<arg") for names, values in
+                    re.findall(r"(?m)^ {0,3}(-[-\w|]+)((?: <arg\d>)*)(?=\s)", said) for name in names.split("|")}
+        self.assertEqual((words_of["npernode"], words_of["gmca"], words_of["dvm"]), (1, 2, 0))
+        self.assertEqual(self.arity_problems(self.mpirun, words_of), [])
+
+    @unittest.skipUnless(PRRTE, "no Debian 13 here: tools/lab --release trixie fetch")
+    def test_options_of_5(self):
+        tables = launching.option_tables(PRRTE)
+        two = {"mca", "gmca", "omca", "gomca", "prtemca", "pmixmca"}  # of an option with a value its help says it
+        for name, says, table in (
+                ("mpirun", "mpirun (Open MPI) 5.0.7", next(one for one in tables if "gomca" in one)),
+                ("prterun", "prterun (PRRTE) 3.0.8",
+                 next(one for one in tables if "gomca" not in one and "set-sid" in one and "pset" in one))):
+            words_of = {option: 2 if option in two else has if has == 1 else 0 for option, has in table.items()}
+            self.assertEqual((words_of["pset"], words_of["spawn-timeout"], words_of["noprefix"]), (1, 1, 0))
+            self.assertEqual(self.arity_problems(self.fake(name, says), words_of), [], name)
+        # Of later releases.
+        self.assertEqual(self.arity_problems(self.mpirun, {"gprtemca": 2, "gpmixmca": 2, "gpu-support": 1,
+                                                           "server-wait-time": 1}), [])
+
+    def test_values_that_are_part_of_the_word(self):
+        five = self.fake("mpirun", "mpirun (Open MPI) 5.0.7")
+        self.assertEqual(dry(five, "--map-by=core", "--x=LD_PRELOAD=/x.so", "a", "--x=LD_PRELOAD=/y.so"),
+                         [five, "-x", PRELOAD + ":/x.so", "--map-by=core", "a", "--x=LD_PRELOAD=/y.so"])
+
+    def test_options_of_no_release_that_we_know(self):
+        # What is no program is the value, and what is one is the program.
+        self.assertEqual(dry(self.mpirun, "--new-option", "no-such-program", "-x", "LD_PRELOAD=/x.so", "a"),
+                         [self.mpirun, "-x", PRELOAD + ":/x.so", "--new-option", "no-such-program", "a"])
+        self.assertEqual(dry(self.mpirun, "--new-option", "true", "-x", "LD_PRELOAD=/x.so"),
+                         [self.mpirun, "-x", PRELOAD, "--new-option", "true", "-x", "LD_PRELOAD=/x.so"])
 
     def test_the_list_that_4_has_instead_of_x(self):
         self.assertEqual(

@@ -3,11 +3,16 @@ import os
 import re
 import shutil
 import stat
+import struct
 import subprocess
 
 # Names that change what a launcher or the tool does; each test sets its own.
 FOREIGN = ("RDMALLOC_", "OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "SLURM_", "SBATCH_", "HYDRA_")
 NOBODY = 65534
+# The lab's root, as far as it is there (tools/lab --release trixie fetch).
+LAB = os.environ.get("RDMALLOC_LAB_DIR") or os.path.join(
+    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rdmalloc-lab")
+DEBIAN_13 = os.path.join(LAB, "roots", "trixie")
 
 
 def environment(**more):
@@ -66,3 +71,47 @@ def copy_of_tool(tool, folder):
 def readable_by_all(folder):
     """So that a program can be tried as another user too."""
     os.chmod(folder, stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
+
+
+def option_tables(library):
+    """Tables of struct option (getopt_long(3)) in a 64-bit ELF file: the options and has_arg of each."""
+    with open(library, "rb") as file:
+        data = file.read()
+    first, = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<HH", data, 58)
+    sections = [struct.unpack_from("<IIQQQQIIQQ", data, first + size * at) for at in range(count)]
+    nobits, rela, relative = 8, 4, 8
+
+    def offset(address):
+        return next((address - one[3] + one[4] for one in sections
+                     if one[1] != nobits and one[3] and one[3] <= address < one[3] + one[5]), None)
+
+    pointers = {}
+    for one in sections:
+        for at in range(one[4], one[4] + one[5], 24) if one[1] == rela else ():
+            place, kind, addend = struct.unpack_from("<QQq", data, at)
+            if kind & 0xffffffff == relative:
+                pointers[place] = addend
+
+    def entry(place):
+        if place not in pointers or place + 16 in pointers:
+            return None
+        name, at = offset(pointers[place]), offset(place)
+        if name is None or at is None:
+            return None
+        text = data[name:data.index(b"\0", name)]
+        has_argument, flag = struct.unpack_from("<i4xQ", data, at + 8)
+        if has_argument not in (0, 1, 2) or flag or not re.fullmatch(rb"[A-Za-z0-9-]+", text):
+            return None
+        return text.decode(), has_argument
+
+    tables, seen = [], set()
+    for place in sorted(pointers):
+        table = {}
+        while place not in seen and (one := entry(place)):
+            table[one[0]] = one[1]
+            seen.add(place)
+            place += 32  # sizeof(struct option)
+        if len(table) > 20:
+            tables.append(table)
+    return tables

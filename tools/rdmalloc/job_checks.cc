@@ -180,7 +180,7 @@ Job job_of(const std::vector<std::string>& command) {
   if (!found.path.empty()) job.launcher = launcher_of(found.path);
   if (command.empty()) return job;
   if (job.launcher.kind != Launcher::Kind::none) {
-    job.contexts = contexts_of(job.launcher.kind, command);
+    job.contexts = contexts_of(job.launcher, command);
     for (const Context& context : job.contexts)
       if (context.program < context.end) {
         add_program(find_program(command[context.program]), job);

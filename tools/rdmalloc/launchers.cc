@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -15,252 +14,6 @@ namespace {
 
 namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
-
-// Options that take a value from the next word, dashes left out. Only to find where a launcher's
-// options end: the first word that is neither is its program.
-const std::set<std::string_view>& takes_value(Launcher::Kind kind) {
-  // mpirun --help all of 4.1.4, and prterun(1) of PRRTE 3.
-  static const std::set<std::string_view> open_mpi = {"am",
-                                                      "app",
-                                                      "bind-to",
-                                                      "c",
-                                                      "np",
-                                                      "cf",
-                                                      "cartofile",
-                                                      "cpu-list",
-                                                      "cpu-set",
-                                                      "cpus-per-proc",
-                                                      "cpus-per-rank",
-                                                      "debugger",
-                                                      "default-hostfile",
-                                                      "display",
-                                                      "dvm",
-                                                      "dvm-uri",
-                                                      "H",
-                                                      "host",
-                                                      "hnp",
-                                                      "hostfile",
-                                                      "keepalive",
-                                                      "launch-agent",
-                                                      "launcher-hostfile",
-                                                      "machinefile",
-                                                      "map-by",
-                                                      "max-restarts",
-                                                      "max-vm-size",
-                                                      "memory-alloc-kind",
-                                                      "N",
-                                                      "n",
-                                                      "npernode",
-                                                      "npersocket",
-                                                      "num-connect-retries",
-                                                      "ompi-server",
-                                                      "output",
-                                                      "output-directory",
-                                                      "output-filename",
-                                                      "path",
-                                                      "personality",
-                                                      "pmixam",
-                                                      "ppr",
-                                                      "prefix",
-                                                      "preload-files",
-                                                      "prtemca-file",
-                                                      "rank-by",
-                                                      "report-events",
-                                                      "report-pid",
-                                                      "report-uri",
-                                                      "rf",
-                                                      "rankfile",
-                                                      "rtos",
-                                                      "runtime-options",
-                                                      "set-sid",
-                                                      "singleton",
-                                                      "stdin",
-                                                      "stream-buffering",
-                                                      "timeout",
-                                                      "tune",
-                                                      "wd",
-                                                      "wdir",
-                                                      "with-ft",
-                                                      "x",
-                                                      "xml-file",
-                                                      "xterm"};
-  // mpiexec.hydra -help of 4.0.2
-  static const std::set<std::string_view> hydra = {"bind-to",
-                                                   "configfile",
-                                                   "demux",
-                                                   "envlist",
-                                                   "errfile-pattern",
-                                                   "f",
-                                                   "genvlist",
-                                                   "gpus-per-proc",
-                                                   "host",
-                                                   "hostfile",
-                                                   "hosts",
-                                                   "iface",
-                                                   "launcher",
-                                                   "launcher-exec",
-                                                   "localhost",
-                                                   "machinefile",
-                                                   "map-by",
-                                                   "membind",
-                                                   "n",
-                                                   "nameserver",
-                                                   "np",
-                                                   "order-nodes",
-                                                   "outfile-pattern",
-                                                   "ppn",
-                                                   "prepend-pattern",
-                                                   "rmk",
-                                                   "topolib",
-                                                   "usize",
-                                                   "wdir"};
-  // srun --help and sbatch --help of 22.05; one-letter options may have theirs attached.
-  static const std::set<std::string_view> slurm = {"A",
-                                                   "a",
-                                                   "b",
-                                                   "B",
-                                                   "c",
-                                                   "C",
-                                                   "d",
-                                                   "D",
-                                                   "e",
-                                                   "F",
-                                                   "G",
-                                                   "i",
-                                                   "J",
-                                                   "L",
-                                                   "m",
-                                                   "M",
-                                                   "n",
-                                                   "N",
-                                                   "o",
-                                                   "p",
-                                                   "q",
-                                                   "r",
-                                                   "S",
-                                                   "T",
-                                                   "t",
-                                                   "W",
-                                                   "w",
-                                                   "x",
-                                                   "account",
-                                                   "acctg-freq",
-                                                   "array",
-                                                   "batch",
-                                                   "bb",
-                                                   "bbf",
-                                                   "bcast-exclude",
-                                                   "begin",
-                                                   "chdir",
-                                                   "cluster-constraint",
-                                                   "clusters",
-                                                   "comment",
-                                                   "constraint",
-                                                   "container",
-                                                   "core-spec",
-                                                   "cores-per-socket",
-                                                   "cpu-bind",
-                                                   "cpu-freq",
-                                                   "cpus-per-gpu",
-                                                   "cpus-per-task",
-                                                   "deadline",
-                                                   "delay-boot",
-                                                   "dependency",
-                                                   "distribution",
-                                                   "epilog",
-                                                   "error",
-                                                   "exclude",
-                                                   "export",
-                                                   "export-file",
-                                                   "extra-node-info",
-                                                   "gpu-bind",
-                                                   "gpu-freq",
-                                                   "gpus",
-                                                   "gpus-per-node",
-                                                   "gpus-per-socket",
-                                                   "gpus-per-task",
-                                                   "gres",
-                                                   "gres-flags",
-                                                   "het-group",
-                                                   "hint",
-                                                   "input",
-                                                   "job-name",
-                                                   "jobid",
-                                                   "licenses",
-                                                   "mail-type",
-                                                   "mail-user",
-                                                   "mcs-label",
-                                                   "mem",
-                                                   "mem-bind",
-                                                   "mem-per-cpu",
-                                                   "mem-per-gpu",
-                                                   "mincpus",
-                                                   "mpi",
-                                                   "network",
-                                                   "nodefile",
-                                                   "nodelist",
-                                                   "nodes",
-                                                   "ntasks",
-                                                   "ntasks-per-core",
-                                                   "ntasks-per-gpu",
-                                                   "ntasks-per-node",
-                                                   "ntasks-per-socket",
-                                                   "open-mode",
-                                                   "output",
-                                                   "partition",
-                                                   "power",
-                                                   "priority",
-                                                   "profile",
-                                                   "prolog",
-                                                   "qos",
-                                                   "relative",
-                                                   "reservation",
-                                                   "signal",
-                                                   "slurmd-debug",
-                                                   "sockets-per-node",
-                                                   "switches",
-                                                   "task-epilog",
-                                                   "task-prolog",
-                                                   "thread-spec",
-                                                   "threads",
-                                                   "threads-per-core",
-                                                   "time",
-                                                   "time-min",
-                                                   "tmp",
-                                                   "tres-per-task",
-                                                   "wait",
-                                                   "wckey",
-                                                   "wrap"};
-  switch (kind) {
-    case Launcher::Kind::open_mpi:
-      return open_mpi;
-    case Launcher::Kind::hydra:
-      return hydra;
-    default:
-      return slurm;
-  }
-}
-
-bool takes_two_values(Launcher::Kind kind, std::string_view option) {
-  static const std::set<std::string_view> open_mpi = {"mca", "gmca", "omca", "prtemca", "pmixmca"};
-  static const std::set<std::string_view> hydra = {"env", "genv"};
-  if (kind == Launcher::Kind::open_mpi) return open_mpi.count(option) != 0;
-  return kind == Launcher::Kind::hydra && hydra.count(option) != 0;
-}
-
-// Hydra takes `-genv NAME=VALUE` for `-genv NAME VALUE`.
-bool is_one_word(Launcher::Kind kind, const Words& command, std::size_t at) {
-  return kind == Launcher::Kind::hydra && at < command.size() &&
-         command[at].find('=') != std::string::npos;
-}
-
-// An option with its dashes off, or nothing.
-std::string_view option_of(const std::string& word) {
-  std::string_view name = word;
-  if (name.size() < 2 || name[0] != '-') return {};
-  name.remove_prefix(name[1] == '-' ? 2 : 1);
-  return name;
-}
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
@@ -301,10 +54,9 @@ bool add_to_env_list(const Wanted& wanted, const std::vector<Context>& contexts,
     return text + assignment("LD_PRELOAD", merged_preload(wanted.library, preload));
   };
   for (const Context& context : contexts)
-    for (std::size_t at = context.begin; at + 2 < context.program; at++)
-      if (takes_two_values(Launcher::Kind::open_mpi, option_of(plan.command[at])) &&
-          plan.command[at + 1] == "mca_base_env_list") {
-        plan.command[at + 2] = extended(plan.command[at + 2]);
+    for (const Option& option : context.options)
+      if (option.values.size() == 2 && option.values[0] == "mca_base_env_list") {
+        plan.command[option.at + 2] = extended(option.values[1]);
         return true;
       }
   const std::string list = variable("OMPI_MCA_mca_base_env_list");
@@ -314,7 +66,7 @@ bool add_to_env_list(const Wanted& wanted, const std::vector<Context>& contexts,
 }
 
 void plan_open_mpi(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
-  const std::vector<Context> contexts = contexts_of(launcher.kind, plan.command);
+  const std::vector<Context> contexts = contexts_of(launcher, plan.command);
   add_programs(contexts, plan.command, plan);
   if (launcher.major < 5 && add_to_env_list(wanted, contexts, plan)) return;
   Words command = {plan.command[0]};
@@ -322,23 +74,25 @@ void plan_open_mpi(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
     if (context.begin > 1) command.emplace_back(":");
     const std::size_t options = command.size();
     std::string preload = variable("LD_PRELOAD");
-    for (std::size_t at = context.begin; at < context.end; at++) {
-      const std::string& word = plan.command[at];
-      if (at + 1 < context.program && option_of(word) == "x") {
-        // A later -x would win over ours: theirs is taken out here, and comes after ours in it.
-        if (const auto theirs = value_in(plan.command[at + 1], "LD_PRELOAD")) {
-          preload = *theirs;
-          at++;
-          continue;
-        }
-      }
-      if (at < context.program && option_of(word) == "app")
+    std::size_t copied = context.begin;
+    const auto copy_to = [&](std::size_t end) {
+      while (copied < end) command.push_back(plan.command[copied++]);
+    };
+    for (const Option& option : context.options) {
+      if (option.name == "app")
         plan.warnings.emplace_back(
             "the launcher reads its command from an --app file and ignores the rest of the command "
             "line, so nothing can be added: put the -x options that --dry-run shows into each of "
             "its lines");
-      command.push_back(word);
+      if (option.name != "x" || option.values.empty()) continue;
+      // A later -x would win over ours: theirs is taken out here, and comes after ours in it.
+      if (const auto theirs = value_in(option.values[0], "LD_PRELOAD")) {
+        preload = *theirs;
+        copy_to(option.at);
+        copied += option.words;
+      }
     }
+    copy_to(context.end);
     Words ours = {"-x", assignment("LD_PRELOAD", merged_preload(wanted.library, preload))};
     for (const auto& [name, value] : wanted.settings) {
       ours.emplace_back("-x");
@@ -354,18 +108,17 @@ void plan_open_mpi(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
 // the last one of a name counts, and -env of one context before it.
 
 void plan_hydra(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
-  const std::vector<Context> contexts = contexts_of(launcher.kind, plan.command);
+  const std::vector<Context> contexts = contexts_of(launcher, plan.command);
   add_programs(contexts, plan.command, plan);
   for (const Context& context : contexts)
-    for (std::size_t at = context.begin; at + 1 < context.program; at++) {
-      if (!takes_two_values(launcher.kind, option_of(plan.command[at]))) continue;
-      std::string& name = plan.command[at + 1];
-      if (name == "LD_PRELOAD" && at + 2 < context.program) {
-        plan.command[at + 2] = merged_preload(wanted.library, plan.command[at + 2]);
-      } else if (const auto theirs = value_in(name, "LD_PRELOAD"); theirs && name != "LD_PRELOAD") {
-        name = assignment("LD_PRELOAD", merged_preload(wanted.library, *theirs));
-      }
-      at++;
+    for (const Option& option : context.options) {
+      if ((option.name != "genv" && option.name != "env") || option.values.empty()) continue;
+      const std::string& name = option.values[0];
+      std::string& last = plan.command[option.at + option.words - 1];
+      if (name == "LD_PRELOAD" && option.values.size() == 2)
+        last = merged_preload(wanted.library, last);
+      else if (const auto theirs = value_in(name, "LD_PRELOAD"); theirs && name != "LD_PRELOAD")
+        last = assignment("LD_PRELOAD", merged_preload(wanted.library, *theirs));
     }
   Words ours = {"-genv", "LD_PRELOAD", merged_preload(wanted.library, variable("LD_PRELOAD"))};
   for (const auto& [name, value] : wanted.settings) ours.insert(ours.end(), {"-genv", name, value});
@@ -403,19 +156,15 @@ std::string list_of_script(const std::string& path) {
 }
 
 void plan_slurm(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
-  const std::vector<Context> contexts = contexts_of(launcher.kind, plan.command);
+  const std::vector<Context> contexts = contexts_of(launcher, plan.command);
   const bool is_batch = fs::path(plan.command[0]).filename() == "sbatch";
   add_programs(contexts, plan.command, plan);
   bool is_exported = false;
   for (const Context& context : contexts)
-    for (std::size_t at = context.begin; at < context.program; at++) {
-      std::string& word = plan.command[at];
-      if (word == "--export" && at + 1 < context.program)
-        plan.command[at + 1] = exported(plan.command[at + 1], wanted);
-      else if (const auto list = value_in(word, "--export"); list && word != "--export")
-        word = "--export=" + exported(*list, wanted);
-      else
-        continue;
+    for (const Option& option : context.options) {
+      if (option.name != "export" || option.values.empty()) continue;
+      std::string& last = plan.command[option.at + option.words - 1];
+      last = (option.words == 1 ? "--export=" : "") + exported(option.values[0], wanted);
       is_exported = true;
     }
   if (!is_exported) {
@@ -483,33 +232,6 @@ bool is_hydra(const std::string& said, Launcher& launcher) {
 }
 
 }  // namespace
-
-std::vector<Context> contexts_of(Launcher::Kind kind, const Words& command) {
-  std::vector<Context> all;
-  std::size_t at = 1;
-  while (at <= command.size()) {
-    Context context = {at, at, command.size()};
-    context.end = static_cast<std::size_t>(
-        std::find(command.begin() + static_cast<std::ptrdiff_t>(at), command.end(), ":") -
-        command.begin());
-    while (context.program < context.end) {
-      const std::string_view option = option_of(command[context.program]);
-      if (option.empty()) {
-        if (command[context.program] == "--") context.program++;
-        break;
-      }
-      context.program++;
-      if (takes_two_values(kind, option))
-        context.program += is_one_word(kind, command, context.program) ? 1 : 2;
-      else if (takes_value(kind).count(option) != 0)
-        context.program++;
-    }
-    context.program = std::min(context.program, context.end);
-    all.push_back(context);
-    at = context.end + 1;
-  }
-  return all;
-}
 
 std::string merged_preload(const std::string& library, const std::string& before) {
   std::string merged = library;

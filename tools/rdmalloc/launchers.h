@@ -39,12 +39,20 @@ struct Plan {
   std::string refusal;                // why there is no plan
 };
 
+// "-x A=1": x, {A=1}; "--map-by=core": map-by, {core}; "-n2" of Slurm: n, {2}.
+struct Option {
+  std::string name;                 // without dashes
+  std::vector<std::string> values;  // as many as it takes
+  std::size_t at = 0, words = 1;    // of the command: where it is, how many, itself included
+};
+
 // One of the commands that ":" divides a launcher's into: its options, then its program. Indices of
 // words; program == end where no program was found.
 struct Context {
   std::size_t begin, program, end;
+  std::vector<Option> options;
 };
-std::vector<Context> contexts_of(Launcher::Kind kind, const std::vector<std::string>& command);
+std::vector<Context> contexts_of(const Launcher& launcher, const std::vector<std::string>& command);
 
 // `command` begins with the launcher, or with the program itself.
 Plan plan_for(const Launcher& launcher, const std::vector<std::string>& command,
