@@ -8,7 +8,8 @@ Launchers that are installed are run. How the command line of each release is ch
 only, with a user's own -x LD_PRELOAD left as it is (it came later and won), with -x beside
 mca_base_env_list (Open MPI 4 refuses it), with -genv put at the end, with LD_PRELOAD left in srun's
 environment, with launchers recognised by their name alone, with --pset or --gomca out of the options (the
-rank ran without rdmalloc), with --set-sid or 4's --dvm among those that take a value.
+rank ran without rdmalloc), with one --export for all
+components of an srun, with --set-sid or 4's --dvm among those that take a value.
 """
 import glob
 import os
@@ -224,6 +225,11 @@ class Slurm(Case):
                          [self.srun, "-n2", "--export", f"A,{PRELOAD}:/x.so", "a", "--export=NONE"])
         self.assertEqual(dry(self.srun, "a", env=environment(SLURM_EXPORT_ENV="B")),
                          [self.srun, f"--export=B,{PRELOAD}", "a"])
+
+    def test_components_have_each_their_own(self):
+        ours = "--export=ALL," + PRELOAD
+        self.assertEqual(dry(self.srun, "-n1", "a", ":", "--export=ALL,X=1", "-n1", "b", ":", "c"),
+                         [self.srun, ours, "-n1", "a", ":", f"--export=ALL,X=1,{PRELOAD}", "-n1", "b", ":", ours, "c"])
 
     def test_batch_scripts(self):
         job = script(os.path.join(self.folder, "job"), "#!/bin/sh\n#SBATCH --export=A,B\nsrun a\n")

@@ -66,6 +66,13 @@ class Slurm(unittest.TestCase):
                                "printenv", "RDMALLOC_FAULT")
         self.assertEqual(commas.stdout, "decommit:1,commit:9000\n", commas)
 
+    def test_components_of_a_heterogeneous_job(self):
+        # Real components: one of either node.
+        look = ["-n", "1", "sh", "-c", LOOK]
+        for own in ([], ["--export=ALL,X=1"]):
+            done = self.run_tool("--", "srun", *look, ":", *own, *look)
+            self.assertEqual(sorted(done.stdout.split("\n")), ["", *["with without"] * 2], done)
+
     def test_batch_jobs(self):
         folder = self.cluster.folder
         job = script(folder + "/job",

@@ -159,19 +159,22 @@ void plan_slurm(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
   const std::vector<Context> contexts = contexts_of(launcher, plan.command);
   const bool is_batch = fs::path(plan.command[0]).filename() == "sbatch";
   add_programs(contexts, plan.command, plan);
-  bool is_exported = false;
-  for (const Context& context : contexts)
-    for (const Option& option : context.options) {
+  std::string inherited = variable(is_batch ? "SBATCH_EXPORT" : "SLURM_EXPORT_ENV");
+  if (is_batch && inherited.empty() && !plan.programs.empty())
+    inherited = list_of_script(plan.programs[0]);
+  if (inherited.empty()) inherited = "ALL";
+  // --export is of one component of a heterogeneous job. From the last on, so that indices hold.
+  for (auto context = contexts.rbegin(); context != contexts.rend(); ++context) {
+    bool is_exported = false;
+    for (const Option& option : context->options) {
       if (option.name != "export" || option.values.empty()) continue;
       std::string& last = plan.command[option.at + option.words - 1];
       last = (option.words == 1 ? "--export=" : "") + exported(option.values[0], wanted);
       is_exported = true;
     }
-  if (!is_exported) {
-    std::string list = variable(is_batch ? "SBATCH_EXPORT" : "SLURM_EXPORT_ENV");
-    if (is_batch && list.empty() && !plan.programs.empty()) list = list_of_script(plan.programs[0]);
-    if (list.empty()) list = "ALL";
-    plan.command.insert(plan.command.begin() + 1, "--export=" + exported(list, wanted));
+    if (!is_exported)
+      plan.command.insert(plan.command.begin() + static_cast<std::ptrdiff_t>(context->begin),
+                          "--export=" + exported(inherited, wanted));
   }
   if (merged_preload(wanted.library, variable("LD_PRELOAD")).find(',') != std::string::npos)
     plan.refusal =
