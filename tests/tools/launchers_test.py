@@ -9,7 +9,7 @@ only, with a user's own -x LD_PRELOAD left as it is (it came later and won), wit
 mca_base_env_list (Open MPI 4 refuses it), with -genv put at the end, with LD_PRELOAD left in srun's
 environment, with launchers recognised by their name alone, with --pset or --gomca out of the options (the
 rank ran without rdmalloc), with one --export for all
-components of an srun, with --set-sid or 4's --dvm among those that take a value.
+components of an srun, with --export looked for at the start of a directive only, with --set-sid or 4's --dvm among those that take a value.
 """
 import glob
 import os
@@ -237,6 +237,15 @@ class Slurm(Case):
                          [self.sbatch, f"--export=A,B,{PRELOAD}", "-N", "2", job])
         self.assertEqual(dry(self.sbatch, "--wrap", "srun a", env=environment(SLURM_EXPORT_ENV="B")),
                          [self.sbatch, f"--export=ALL,{PRELOAD}", "--wrap", "srun a"])
+
+    def test_directives_of_batch_scripts(self):
+        for number, (lines, wanted) in enumerate((
+                ("#SBATCH -n 1 --export=A,B", "A,B,"), ("#SBATCH --export A -n1", "A,"),
+                ("#SBATCH --export='A,B' -N 2  # not --export=C", "A,B,"), ('#SBATCH -J "--export=A x" -n2', "ALL,"),
+                ("#SBATCH --export=NONE # none", ""), ("#SBATCH --export=A\n\n# x\n#SBATCH --export=B", "B,"),
+                ("true\n#SBATCH --export=A", "ALL,"), ("##SBATCH --export=A", "ALL,"))):
+            job = script(os.path.join(self.folder, f"job{number}"), f"#!/bin/sh\n{lines}\nsrun a\n")
+            self.assertEqual(dry(self.sbatch, job), [self.sbatch, f"--export={wanted}{PRELOAD}", job], lines)
 
     def test_commas(self):
         comma = os.path.join(self.folder, "a,b.so")

@@ -146,13 +146,45 @@ std::string exported(const std::string& list, const Wanted& wanted) {
   return text + assignment("LD_PRELOAD", merged_preload(wanted.library, preload));
 }
 
-// A batch script's own "#SBATCH --export=LIST", which an option of the command line would override.
-std::string list_of_script(const std::string& path) {
+// The words of a directive as sbatch divides them: at spaces outside of quotes, up to a "#" that
+// begins a word.
+Words words_of_directive(const std::string& text) {
+  Words words;
+  bool is_in_word = false;
+  char quote = 0;
+  for (const char letter : text) {
+    if (quote == 0 && (letter == ' ' || letter == '\t')) {
+      is_in_word = false;
+      continue;
+    }
+    if (!is_in_word && letter == '#') break;
+    if (!is_in_word) words.emplace_back();
+    is_in_word = true;
+    if (quote == 0 && (letter == '\'' || letter == '"'))
+      quote = letter;
+    else if (letter == quote)
+      quote = 0;
+    else
+      words.back() += letter;
+  }
+  return words;
+}
+
+// A batch script's own --export, which an option of the command line would override: of its
+// "#SBATCH" lines before the first command, the last one.
+std::string list_of_script(const Launcher& launcher, const std::string& path) {
   std::ifstream file(path);
-  constexpr std::string_view kDirective = "#SBATCH --export=";
-  for (std::string line; std::getline(file, line);)
-    if (line.rfind(kDirective, 0) == 0) return line.substr(kDirective.size());
-  return {};
+  constexpr std::string_view kDirective = "#SBATCH";
+  std::string list;
+  for (std::string line; std::getline(file, line);) {
+    if (!line.empty() && line[0] != '#') break;
+    if (line.rfind(kDirective, 0) != 0) continue;
+    Words words = words_of_directive(line.substr(kDirective.size()));
+    words.insert(words.begin(), path);
+    for (const Option& option : contexts_of(launcher, words)[0].options)
+      if (option.name == "export" && !option.values.empty()) list = option.values[0];
+  }
+  return list;
 }
 
 void plan_slurm(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
@@ -161,7 +193,7 @@ void plan_slurm(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
   add_programs(contexts, plan.command, plan);
   std::string inherited = variable(is_batch ? "SBATCH_EXPORT" : "SLURM_EXPORT_ENV");
   if (is_batch && inherited.empty() && !plan.programs.empty())
-    inherited = list_of_script(plan.programs[0]);
+    inherited = list_of_script(launcher, plan.programs[0]);
   if (inherited.empty()) inherited = "ALL";
   // --export is of one component of a heterogeneous job. From the last on, so that indices hold.
   for (auto context = contexts.rbegin(); context != contexts.rend(); ++context) {
