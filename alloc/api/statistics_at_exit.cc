@@ -17,7 +17,7 @@ constinit char line[kMostStatisticsBytes] = {};
 void write_file() {
   const char* path = statistics_file_path();
   if (path == nullptr) return;
-  int fd = os::open_to_append(path);
+  int fd = os::open_to_append(path, statistics_file_may_be_link());
   int error = fd;
   if (fd >= 0) {
     Writer out(fd, line, sizeof line);

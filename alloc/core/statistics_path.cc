@@ -18,6 +18,7 @@ constexpr std::size_t kMostPathBytes = 1024;
 // The name, settled by the process that read it.
 constinit char path[kMostPathBytes] = {};
 constinit int writer = 0;
+constinit bool is_made_by_pattern = false;
 constinit bool has_warned = false;
 
 class Name {
@@ -74,6 +75,8 @@ const char* remedy_for(int error) {
     case -EPERM:
     case -EROFS:
       return "it may not be written; name a place that this user may write to";
+    case -ELOOP:
+      return "it is a symbolic link, which a name with a % may not be; name another folder";
     case -EISDIR:
       return "it is a folder; name a file in it, such as %h.%p.json";
     case -ENXIO:
@@ -108,11 +111,14 @@ bool statistics_file_name(const char* pattern, const Rank& rank) {
   // Without a folder (it was deleted, or is out of reach) the name is tried as it is.
   if (*pattern != '/' && os::current_folder(folder, sizeof folder) > 0 && folder[0] == '/')
     name.text(folder).text("/");
+  is_made_by_pattern = false;
   for (; *pattern != 0; ++pattern) {
-    if (*pattern != '%')
+    if (*pattern != '%') {
       name.put(*pattern);
-    else if (!expand(*++pattern, rank, name))
-      return false;
+      continue;
+    }
+    if (!expand(*++pattern, rank, name)) return false;
+    is_made_by_pattern = is_made_by_pattern || *pattern != '%';
   }
   writer = os::process_id();
   return name.fits();
@@ -121,6 +127,10 @@ bool statistics_file_name(const char* pattern, const Rank& rank) {
 void statistics_file_begin() {
   int error = os::make_file(path);
   if (error != 0 && error != -EEXIST) statistics_file_warn(error);
+}
+
+bool statistics_file_may_be_link() {
+  return !is_made_by_pattern;
 }
 
 const char* statistics_file_path() {

@@ -19,6 +19,10 @@ void statistics_file_begin();
 // parent's up to the fork.
 const char* statistics_file_path();
 
+// A name that the user wrote out may be a link of the user's, as /dev/stderr is. One that a pattern
+// made can be foreseen: a link there may be another user's, to a file of this one's.
+bool statistics_file_may_be_link();
+
 // Says what is wrong (a negative errno) and what to do: once, though a place that is wrong at the
 // start is wrong at the end too.
 void statistics_file_warn(int error);

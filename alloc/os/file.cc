@@ -24,11 +24,11 @@ namespace {
 constexpr long kMode = 0666;
 }  // namespace
 
-int open_to_append(const char* path) {
+int open_to_append(const char* path, bool follows_link) {
   if (should_fail(Site::kMakeFile)) return -EACCES;
+  const int flags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK;
   return static_cast<int>(raw_syscall(SYS_openat, AT_FDCWD, reinterpret_cast<long>(path),
-                                      O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NONBLOCK,
-                                      kMode));
+                                      follows_link ? flags : flags | O_NOFOLLOW, kMode));
 }
 
 int make_file(const char* path) {

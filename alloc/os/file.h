@@ -10,7 +10,8 @@ namespace rdmalloc::os {
 // A descriptor, or a negative errno.
 int open_to_read(const char* path);
 // To write behind what is there, made if it is not there; never waits for the reader of a pipe.
-int open_to_append(const char* path);
+// -ELOOP for a symbolic link that it should not follow.
+int open_to_append(const char* path, bool follows_link);
 // Makes an empty file; -EEXIST, with nothing done to it, where there is one.
 int make_file(const char* path);
 // Where relative paths begin, zero-terminated: bytes without the zero, or a negative errno.

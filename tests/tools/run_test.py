@@ -6,7 +6,8 @@
 launchers_test.py has the launchers. Seen to fail: with the library behind what LD_PRELOAD has, with
 a child in place of exec, with a status of 126 for a lost interpreter, with the checks of the
 library's class, machine, names and loader and those of the program's loader, rights and malloc each
-taken out; with pieces of statistics of 1,024 bytes, cut where they are full; with no rank at their head.
+taken out; with links followed for every name, without the looks at the owner and the rights of a folder;
+with pieces of statistics of 1,024 bytes, cut where they are full; with no rank at their head.
 """
 import os
 import shutil
@@ -84,6 +85,22 @@ class Plain(Case):
             self.assertTrue(piece.endswith("\n"), piece)
             self.assertLessEqual(len(piece), 4096)  # PIPE_BUF: a pipe takes it as one
         self.assertLessEqual(len(pieces), 2)
+
+    def test_statistics_go_through_no_link_that_a_pattern_meets(self):
+        def written(name):
+            victim, link = self.path("victim"), self.path("none.json")
+            with open(victim, "w", encoding="utf-8"):
+                pass
+            if not os.path.lexists(link):
+                os.symlink("victim", link)
+            done = run("--set", f"STATS={self.folder}/{name}", "--", "true")
+            self.assertEqual(done.returncode, 0, done)
+            return os.path.getsize(victim) > 0, done.stderr
+        self.assertEqual(written("none.json"), (True, ""))
+        is_written, said = written("%r.json")
+        self.assertEqual((is_written, "is a symbolic link" in said), (False, True), said)
+        done = run("--set", "STATS=/dev/stderr", "--", "true")
+        self.assertIn("rdmalloc-stats-1", done.stderr)
 
     def test_all_else_is_as_without(self):
         # Not SigQ: that counts the signals queued for all processes of the user (proc(5)).
@@ -187,6 +204,23 @@ class Refuses(Case):
             self.assertEqual((done.returncode, done.stderr), (0, ""), value)
         # The program's own, and none of ours.
         self.assertEqual(len([name for name in os.listdir(self.folder) if name.endswith(".json")]), 1)
+
+    def test_folders_that_others_may_change(self):
+        for mode, words in ((0o777, ["all users may rename", "chmod o-w"]), (0o1777, []), (0o775, [])):
+            folder = self.path(f"of{mode:o}")
+            os.mkdir(folder)
+            os.chmod(folder, mode)
+            if words:
+                self.refused([*words, folder], f"--stats={folder}", "--", "echo")
+            else:
+                self.assertEqual(run(f"--stats={folder}", "--", "true").stderr, "")
+        own = self.path("made")
+        self.assertEqual(call(["sh", "-c", 'umask 0; exec "$0" run --stats="$1" -- true', TOOL, own]).stderr, "")
+        self.assertEqual(os.stat(own).st_mode & 0o777, 0o775)
+        if os.geteuid() == 0:
+            os.mkdir(self.path("theirs"))
+            os.chown(self.path("theirs"), launching.NOBODY, launching.NOBODY)
+            self.refused(["belongs to another user"], f"--stats={self.path('theirs')}", "--", "echo")
 
     def test_libraries_that_can_not_be_preloaded(self):
         self.refused(["No such file", "--library"], "--library", "/nowhere.so", "--", "echo")

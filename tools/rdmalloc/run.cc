@@ -3,6 +3,7 @@
 #include <elf.h>
 #include <fmt/format.h>
 #include <rdmalloc/rdmalloc.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -149,13 +150,23 @@ std::string file_setting(const std::string& folder) {
 }
 
 // Makes the folder. Returns what is wrong: what another job left there would be taken for this
-// one's.
+// one's, and a user who may rename what is in it could have ranks write to files of ours.
 std::string folder_problem(const std::string& folder) {
   std::error_code error;
-  fs::create_directory(folder, error);
-  if (error)
+  constexpr mode_t kMode = 0775;  // not for all to write to, whatever the umask
+  struct stat state = {};
+  if ((mkdir(folder.c_str(), kMode) != 0 && errno != EEXIST) || stat(folder.c_str(), &state) != 0)
     return fmt::format("--stats={}: can't be made: {}; name a place that can be written to", folder,
-                       error.message());
+                       std::strerror(errno));
+  if (!S_ISDIR(state.st_mode))
+    return fmt::format("--stats={}: can't be made: it is a file; name another place", folder);
+  if (state.st_uid != geteuid() && state.st_uid != 0)
+    return fmt::format("--stats={}: belongs to another user ({}); name a folder of your own",
+                       folder, state.st_uid);
+  if ((state.st_mode & S_IWOTH) != 0 && (state.st_mode & S_ISVTX) == 0)
+    return fmt::format(
+        "--stats={}: all users may rename what is in it; name another folder, or chmod o-w {}",
+        folder, quoted(folder));
   if (access(folder.c_str(), W_OK | X_OK) != 0)
     return fmt::format("--stats={}: {}; name a folder that can be written to", folder,
                        std::strerror(errno));
