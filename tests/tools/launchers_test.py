@@ -8,7 +8,8 @@ Launchers that are installed are run. How the command line of each release is ch
 only, with a user's own -x LD_PRELOAD left as it is (it came later and won), with -x beside
 mca_base_env_list (Open MPI 4 refuses it), with -genv put at the end, with LD_PRELOAD left in srun's
 environment, with launchers recognised by their name alone, with --pset or --gomca out of the options (the
-rank ran without rdmalloc), with one --export for all
+rank ran without rdmalloc), with no look into the files of parameters (4.1.4 aborts),
+with one --export for all
 components of an srun, with --export looked for at the start of a directive only, with --set-sid or 4's --dvm among those that take a value.
 """
 import glob
@@ -135,6 +136,18 @@ class OpenMpi(Case):
         listed = environment(OMPI_MCA_mca_base_env_list="A=1")
         self.assertEqual(dry(self.mpirun, "a", env=listed),
                          ["env", f"OMPI_MCA_mca_base_env_list=A=1;{PRELOAD}", self.mpirun, "a"])
+        # Of a file as well: 4 would abort by our -x.
+        home = os.path.join(self.folder, "home")
+        os.makedirs(home + "/.openmpi")
+        script(home + "/.openmpi/mca-params.conf", "# mca_base_env_list = B=1\nmca_base_env_list = A=2\n")
+        tune = script(os.path.join(self.folder, "tune"), '-mca pml ob1 -mca mca_base_env_list "A=3;B=4"\n')
+        self.assertEqual(dry(self.mpirun, "a", env=environment(HOME=home)),
+                         ["env", f"OMPI_MCA_mca_base_env_list=A=2;{PRELOAD}", self.mpirun, "a"])
+        self.assertEqual(dry(self.mpirun, "--tune", tune, "a", env=environment(HOME=home)),
+                         ["env", f"OMPI_MCA_mca_base_env_list=A=3;B=4;{PRELOAD}", self.mpirun, "--tune", tune, "a"])
+        other = script(os.path.join(self.folder, "other"), "mca_base_env_list=A=5\n")
+        self.assertEqual(dry(self.mpirun, "a", env=environment(HOME=home, OMPI_MCA_mca_base_param_files=other)),
+                         ["env", f"OMPI_MCA_mca_base_env_list=A=5;{PRELOAD}", self.mpirun, "a"])
         # 5 takes both.
         five = self.fake("mpirun", "mpirun (Open MPI) 5.0.7")
         self.assertEqual(dry(five, "a", env=listed), [five, "-x", PRELOAD, "a"])
@@ -312,6 +325,14 @@ class RealOpenMpi(Real, unittest.TestCase):
         done = run("--", *self.LAUNCH, "-n", "1", "sh", "-c", "echo $FOO; " + LOOK,
                    env=self.env(OMPI_MCA_mca_base_env_list="FOO=5"))
         self.assertEqual(done.stdout, "5\nwith without\n", done)
+        with tempfile.TemporaryDirectory() as home:
+            os.mkdir(home + "/.openmpi")
+            script(home + "/.openmpi/mca-params.conf", "mca_base_env_list = FOO=6\n")
+            tune = script(home + "/tune", '-mca mca_base_env_list "FOO=7"\n')
+            for words, wanted in (([], 6), (["--tune", tune], 7)):
+                done = run("--", *self.LAUNCH, *words, "-n", "1", "sh", "-c", "echo $FOO; " + LOOK,
+                           env=self.env(HOME=home))
+                self.assertEqual(done.stdout, f"{wanted}\nwith without\n", done)
 
     @unittest.skipIf(MPI_PROGRAM == "none", "built without MPI")
     def test_broadcasts(self):

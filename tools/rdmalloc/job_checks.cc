@@ -155,7 +155,8 @@ std::optional<std::string> Job::mca(const std::string& name) const {
            command[at] == "-gmca") &&
           command[at + 1] == name)
         return command[at + 2];
-  return variable("OMPI_MCA_" + name);
+  if (const auto value = variable("OMPI_MCA_" + name)) return value;
+  return mca_in_files(launcher, contexts, name);
 }
 
 bool Job::has_option(const std::string& name) const {

@@ -40,7 +40,8 @@ void add_programs(const std::vector<Context>& contexts, const Words& command, Pl
 
 // mca_base_env_list is the other way to pass variables, and 4 refuses both in one command: where
 // the user took it, it gets ours too.
-bool add_to_env_list(const Wanted& wanted, const std::vector<Context>& contexts, Plan& plan) {
+bool add_to_env_list(const Launcher& launcher, const Wanted& wanted,
+                     const std::vector<Context>& contexts, Plan& plan) {
   const auto extended = [&wanted](const std::string& list) {
     std::string preload = variable("LD_PRELOAD");
     std::string text;
@@ -59,7 +60,9 @@ bool add_to_env_list(const Wanted& wanted, const std::vector<Context>& contexts,
         plan.command[option.at + 2] = extended(option.values[1]);
         return true;
       }
-  const std::string list = variable("OMPI_MCA_mca_base_env_list");
+  std::string list = variable("OMPI_MCA_mca_base_env_list");
+  // The environment comes before files, also before that of --tune.
+  if (list.empty()) list = mca_in_files(launcher, contexts, "mca_base_env_list").value_or("");
   if (list.empty()) return false;
   plan.environment["OMPI_MCA_mca_base_env_list"] = extended(list);
   return true;
@@ -68,7 +71,7 @@ bool add_to_env_list(const Wanted& wanted, const std::vector<Context>& contexts,
 void plan_open_mpi(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
   const std::vector<Context> contexts = contexts_of(launcher, plan.command);
   add_programs(contexts, plan.command, plan);
-  if (launcher.major < 5 && add_to_env_list(wanted, contexts, plan)) return;
+  if (launcher.major < 5 && add_to_env_list(launcher, wanted, contexts, plan)) return;
   Words command = {plan.command[0]};
   for (const Context& context : contexts) {
     if (context.begin > 1) command.emplace_back(":");
@@ -146,30 +149,6 @@ std::string exported(const std::string& list, const Wanted& wanted) {
   return text + assignment("LD_PRELOAD", merged_preload(wanted.library, preload));
 }
 
-// The words of a directive as sbatch divides them: at spaces outside of quotes, up to a "#" that
-// begins a word.
-Words words_of_directive(const std::string& text) {
-  Words words;
-  bool is_in_word = false;
-  char quote = 0;
-  for (const char letter : text) {
-    if (quote == 0 && (letter == ' ' || letter == '\t')) {
-      is_in_word = false;
-      continue;
-    }
-    if (!is_in_word && letter == '#') break;
-    if (!is_in_word) words.emplace_back();
-    is_in_word = true;
-    if (quote == 0 && (letter == '\'' || letter == '"'))
-      quote = letter;
-    else if (letter == quote)
-      quote = 0;
-    else
-      words.back() += letter;
-  }
-  return words;
-}
-
 // A batch script's own --export, which an option of the command line would override: of its
 // "#SBATCH" lines before the first command, the last one.
 std::string list_of_script(const Launcher& launcher, const std::string& path) {
@@ -179,7 +158,7 @@ std::string list_of_script(const Launcher& launcher, const std::string& path) {
   for (std::string line; std::getline(file, line);) {
     if (!line.empty() && line[0] != '#') break;
     if (line.rfind(kDirective, 0) != 0) continue;
-    Words words = words_of_directive(line.substr(kDirective.size()));
+    Words words = words_of_line(line.substr(kDirective.size()));
     words.insert(words.begin(), path);
     for (const Option& option : contexts_of(launcher, words)[0].options)
       if (option.name == "export" && !option.values.empty()) list = option.values[0];
@@ -268,6 +247,28 @@ bool is_hydra(const std::string& said, Launcher& launcher) {
 
 }  // namespace
 
+std::vector<std::string> words_of_line(const std::string& text) {
+  std::vector<std::string> words;
+  bool is_in_word = false;
+  char quote = 0;
+  for (const char letter : text) {
+    if (quote == 0 && (letter == ' ' || letter == '\t')) {
+      is_in_word = false;
+      continue;
+    }
+    if (!is_in_word && letter == '#') break;
+    if (!is_in_word) words.emplace_back();
+    is_in_word = true;
+    if (quote == 0 && (letter == '\'' || letter == '"'))
+      quote = letter;
+    else if (letter == quote)
+      quote = 0;
+    else
+      words.back() += letter;
+  }
+  return words;
+}
+
 std::string merged_preload(const std::string& library, const std::string& before) {
   std::string merged = library;
   std::size_t at = 0;
@@ -285,6 +286,7 @@ std::string merged_preload(const std::string& library, const std::string& before
 
 Launcher launcher_of(const std::string& path) {
   Launcher launcher;
+  launcher.path = path;
   std::error_code ignored;
   const std::string called = fs::path(path).filename();
   const std::string real = fs::canonical(path, ignored).filename();

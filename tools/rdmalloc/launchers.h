@@ -17,8 +17,9 @@ namespace rdmalloc::tool {
 struct Launcher {
   enum class Kind { none, open_mpi, hydra, slurm };
   Kind kind = Kind::none;
-  int major = 0;          // of its release, where that makes a difference
-  std::string name;       // "Open MPI 4.1.4", as it says itself
+  int major = 0;     // of its release, where that makes a difference
+  std::string name;  // "Open MPI 4.1.4", as it says itself
+  std::string path;
   std::string complaint;  // it is called like a launcher but is none that we know
 };
 
@@ -53,6 +54,16 @@ struct Context {
   std::vector<Option> options;
 };
 std::vector<Context> contexts_of(const Launcher& launcher, const std::vector<std::string>& command);
+
+// A parameter of Open MPI's that neither an option nor the environment gives: of a --tune file, of
+// the user's mca-params.conf, of the installation's.
+std::optional<std::string> mca_in_files(const Launcher& launcher,
+                                        const std::vector<Context>& contexts,
+                                        const std::string& name);
+
+// The words of a line as launchers divide those of their files: at spaces outside of quotes, up to
+// a "#" that begins a word.
+std::vector<std::string> words_of_line(const std::string& text);
 
 // `command` begins with the launcher, or with the program itself.
 Plan plan_for(const Launcher& launcher, const std::vector<std::string>& command,
