@@ -4,7 +4,7 @@
     doctor_test.py RDMALLOC MPI_PROGRAM
 
 Seen to fail, besides: with an empty list of missing programs, with the mpi check always good, without the
-look at pml, with a section out of docs/doctor.md.
+look at pml, with any value of OMPI_ALLOW_RUN_AS_ROOT taken for 1 (mpirun refuses), with a section out of docs/doctor.md.
 
 The kernel's files are made up below a folder (--root); limits, rights, mounts, filters and launchers
 are real ones. Each check was seen to fail this test when it found always the one, and always the other.
@@ -332,6 +332,9 @@ class Launchers(Case):
                        env=environment(**theirs))
             self.check("root", "good", [], launcher, "a",
                        env=environment(**ours, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"))
+            for value in ("yes", "0", "11"):
+                self.check("root", "bad", [f"CONFIRM is {value}, and counts only as 1"], launcher, "a",
+                           env=environment(**ours, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=value))
             self.check("root", "good", [], launcher, "--allow-run-as-root", "a")
             self.check("root", "bad", [], launcher, "a", "--allow-run-as-root")
         self.check("root", "bad", ["export PRTE_ALLOW"], self.prrte, "a", env=environment(**ours))

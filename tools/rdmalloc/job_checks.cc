@@ -206,12 +206,18 @@ Finding check_root_refusal(const Job& job) {
   const std::string ours = is_prrte ? "PRTE_" : "OMPI_", other = is_prrte ? "OMPI_" : "PRTE_";
   const std::string name = "ALLOW_RUN_AS_ROOT";
   if (job.has_option("allow-run-as-root")) return good("root", "root, with --allow-run-as-root");
-  const auto is_set = [](const std::string& variable) {
-    return std::getenv(variable.c_str()) != nullptr;
+  const auto value_of = [](const std::string& variable) {
+    const char* value = std::getenv(variable.c_str());
+    return std::string(value != nullptr ? value : "");
   };
+  // mpirun takes "1" and no other word for yes.
+  const auto is_set = [&](const std::string& variable) { return value_of(variable) == "1"; };
   if (is_set(ours + name) && is_set(ours + name + "_CONFIRM"))
     return good("root", fmt::format("root, with {}{} and {}{}_CONFIRM", ours, name, ours, name));
   std::string seen = fmt::format("root, and {} refuses to start as root", job.launcher.name);
+  for (const std::string& variable : {ours + name, ours + name + "_CONFIRM"})
+    if (!value_of(variable).empty() && !is_set(variable))
+      seen += fmt::format("; {} is {}, and counts only as 1", variable, value_of(variable));
   if (is_set(ours + name) != is_set(ours + name + "_CONFIRM"))
     seen += fmt::format(" with only one of {}{} and {}{}_CONFIRM", ours, name, ours, name);
   else if (is_set(other + name))
