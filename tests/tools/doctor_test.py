@@ -218,6 +218,10 @@ class Memory(Case):
         self.check("thp", "note", ["not there"], files={})
         self.check("thp", "good", ["RDMALLOC_HUGE"], files=files("always madvise [never]"),
                    env=environment(RDMALLOC_HUGE="never"))
+        four = self.launcher("mpirun", "mpirun (Open MPI) 4.1.4")
+        self.check("thp", "good", ["RDMALLOC_HUGE"], four, "-x", "RDMALLOC_HUGE=never", "true",
+                   files=files("always madvise [never]"))
+        self.check("huge_pages", "warning", ["no pool"], four, "-x", "RDMALLOC_HUGE=2M", "true", files={})
 
     def test_reserved_huge_pages(self):
         def files(total, free):
@@ -299,6 +303,8 @@ class SystemCalls(Case):
         self.check("userfaultfd", "warning", ["can't watch", "seccomp"],
                    env=environment(RDMALLOC_FOREIGN="watch", RDMALLOC_LOG="quiet"),
                    preexec_fn=lambda: forbid([self.USERFAULTFD]))
+        self.check("userfaultfd", "warning", ["can't watch"], self.launcher("mpirun", "mpirun (Open MPI) 4.1.4"),
+                   "-x", "RDMALLOC_FOREIGN=watch", "true", preexec_fn=lambda: forbid([self.USERFAULTFD]))
 
     def test_without_one(self):
         seen = self.look(preexec_fn=lambda: forbid([]))
@@ -525,6 +531,14 @@ class Programs(Case):
         four = self.launcher("mpirun", "mpirun (Open MPI) 4.1.4")
         self.check("hooks", "warning", [], four, "--mca", "memory", "^patcher", MPI_PROGRAM)
         self.check("hooks", "bad", [], four, "-x", "RDMALLOC_NOTIFY=off", MPI_PROGRAM)
+        # Every way in which a launcher passes it.
+        srun, off = self.launcher("srun", ""), "RDMALLOC_NOTIFY=off"
+        for words in ([four, "--x", off], [four, "--mca", "mca_base_env_list", "A=1;" + off],
+                      [self.launcher("mpiexec", "mpiexec (Open MPI) 5.0.7"), "--x=" + off],
+                      [self.launcher("mpiexec.hydra", "HYDRA build details:"), "-genv", *off.split("=")],
+                      [srun, "--export=ALL," + off], [srun, "-n1", "--export", off], [srun, "true", ":", "--export=" + off]):
+            self.check("hooks", "bad", ["unset RDMALLOC_NOTIFY"], *words, MPI_PROGRAM)
+        self.check("hooks", "bad", [], four, MPI_PROGRAM, env=environment(OMPI_MCA_mca_base_env_list=off))
         if "libucm" in self.look(MPI_PROGRAM)["hooks"]["seen"]:
             self.check("hooks", "warning", ["UCX_MEM"], MPI_PROGRAM,
                        env=environment(UCX_MEM_MMAP_HOOK_MODE="none"))

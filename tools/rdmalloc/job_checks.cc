@@ -134,15 +134,54 @@ std::string foreign_malloc(const std::string& preloads) {
 
 }  // namespace
 
+namespace {
+
+// Of "A=1,NAME=2" at its commas, or at another letter. The last one counts.
+std::optional<std::string> value_in_list(const std::string& list, char between,
+                                         const std::string& name) {
+  std::optional<std::string> value;
+  std::istringstream entries(list);
+  for (std::string entry; std::getline(entries, entry, between);)
+    if (entry.rfind(name + "=", 0) == 0) value = entry.substr(name.size() + 1);
+  return value;
+}
+
+// What an option gives a rank: -x NAME=VALUE, -genv NAME VALUE, --export=LIST, and Open MPI's list.
+std::optional<std::string> value_by(const Option& option, Launcher::Kind kind,
+                                    const std::string& name) {
+  if (option.values.empty()) return std::nullopt;
+  const std::string& first = option.values[0];
+  const bool is_pair = option.values.size() == 2;
+  switch (kind) {
+    case Launcher::Kind::open_mpi:
+      if (option.name == "x") return value_in_list(first, '\0', name);
+      if (is_pair && first == "mca_base_env_list")
+        return value_in_list(option.values[1], ';', name);
+      return std::nullopt;
+    case Launcher::Kind::hydra:
+      if (option.name != "genv" && option.name != "env") return std::nullopt;
+      if (is_pair && first == name) return option.values[1];
+      return value_in_list(first, '\0', name);
+    case Launcher::Kind::slurm:
+      return option.name == "export" ? value_in_list(first, ',', name) : std::nullopt;
+    case Launcher::Kind::none:
+      break;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::optional<std::string> Job::variable(const std::string& name) const {
-  for (const Context& context : contexts)
-    for (std::size_t at = context.begin; at + 1 < context.program; at++) {
-      const bool passes = command[at] == "-x" || command[at] == "-genv" || command[at] == "-env";
-      const std::string& word = command[at + 1];
-      if (passes && word.rfind(name + "=", 0) == 0) return word.substr(name.size() + 1);
-      if (passes && word == name && command[at] != "-x" && at + 2 < context.program)
-        return command[at + 2];
-    }
+  for (const Context& context : contexts) {
+    std::optional<std::string> found;
+    for (const Option& option : context.options)
+      if (auto value = value_by(option, launcher.kind, name)) found = value;
+    if (found) return found;
+  }
+  // The list is itself a parameter, and so a variable.
+  if (launcher.kind == Launcher::Kind::open_mpi && name.find("_MCA_") == std::string::npos)
+    if (auto value = value_in_list(mca("mca_base_env_list").value_or(""), ';', name)) return value;
   const char* value = std::getenv(name.c_str());
   if (value == nullptr) return std::nullopt;
   return value;
@@ -150,19 +189,21 @@ std::optional<std::string> Job::variable(const std::string& name) const {
 
 std::optional<std::string> Job::mca(const std::string& name) const {
   for (const Context& context : contexts)
-    for (std::size_t at = context.begin; at + 2 < context.program; at++)
-      if ((command[at] == "--mca" || command[at] == "-mca" || command[at] == "--gmca" ||
-           command[at] == "-gmca") &&
-          command[at + 1] == name)
-        return command[at + 2];
-  if (const auto value = variable("OMPI_MCA_" + name)) return value;
-  return mca_in_files(launcher, contexts, name);
+    for (const Option& option : context.options)
+      if (option.values.size() == 2 && option.values[0] == name && option.name != "env" &&
+          option.name != "genv")
+        return option.values[1];
+  if (auto value = variable("OMPI_MCA_" + name)) return value;
+  if (launcher.major >= 5)
+    if (auto value = variable("PRTE_MCA_" + name)) return value;
+  return launcher.kind == Launcher::Kind::open_mpi ? mca_in_files(launcher, contexts, name)
+                                                   : std::nullopt;
 }
 
 bool Job::has_option(const std::string& name) const {
   for (const Context& context : contexts)
-    for (std::size_t at = context.begin; at < context.program; at++)
-      if (command[at] == "--" + name || command[at] == "-" + name) return true;
+    for (const Option& option : context.options)
+      if (option.name == name) return true;
   return false;
 }
 

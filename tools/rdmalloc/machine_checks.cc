@@ -284,9 +284,8 @@ Finding check_process_limit(const Machine& machine) {
 }
 
 // With RDMALLOC_HUGE=2M or 1G heaps want pages of that pool.
-std::optional<Finding> check_wanted_huge_pages(const Machine& machine) {
-  const char* setting = std::getenv("RDMALLOC_HUGE");
-  const std::string size = setting != nullptr ? setting : "";
+std::optional<Finding> check_wanted_huge_pages(const Machine& machine, const Job& job) {
+  const std::string size = job.variable("RDMALLOC_HUGE").value_or("");
   if (size != "2M" && size != "1G") return std::nullopt;
   const std::string pool = fmt::format("/sys/kernel/mm/hugepages/hugepages-{}kB/",
                                        size == "2M" ? kMiB * 2 / 1024 : kMiB);
@@ -304,8 +303,8 @@ std::optional<Finding> check_wanted_huge_pages(const Machine& machine) {
                              size == "2M" ? 512 : 1, pool)};
 }
 
-Finding check_huge_pages(const Machine& machine) {
-  if (const auto wanted = check_wanted_huge_pages(machine)) return *wanted;
+Finding check_huge_pages(const Machine& machine, const Job& job) {
+  if (const auto wanted = check_wanted_huge_pages(machine, job)) return *wanted;
   constexpr std::uint64_t kMuch = 256;  // pages of 2 MiB: 512 MiB
   const auto text = machine.text("/proc/meminfo").value_or("");
   const auto value = [&text](const char* name) -> std::uint64_t {
@@ -327,11 +326,10 @@ Finding check_huge_pages(const Machine& machine) {
                       all - free_pages)};
 }
 
-Finding check_transparent_huge_pages(const Machine& machine) {
+Finding check_transparent_huge_pages(const Machine& machine, const Job& job) {
   const std::string file = "/sys/kernel/mm/transparent_hugepage/enabled";
   const std::optional<std::string> text = machine.text(file);
-  const char* setting = std::getenv("RDMALLOC_HUGE");
-  if (setting != nullptr && std::string(setting) == "never")
+  if (job.variable("RDMALLOC_HUGE").value_or("") == "never")
     return good("thp", "RDMALLOC_HUGE=never: rdmalloc asks for none");
   if (!text)
     return {"thp", Severity::note,
@@ -424,7 +422,7 @@ Finding check_io_uring(const Machine& machine) {
   return finding;
 }
 
-Finding check_userfaultfd(const Machine& machine) {
+Finding check_userfaultfd(const Machine& machine, const Job& job) {
   constexpr int kUserModeOnly =
       1;  // UFFD_USER_MODE_ONLY: what rdmalloc asks for, without privilege
   const long watcher = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | kUserModeOnly);
@@ -433,8 +431,7 @@ Finding check_userfaultfd(const Machine& machine) {
     return good("userfaultfd", "userfaultfd can be used");
   }
   const int error = errno;
-  const char* foreign = std::getenv("RDMALLOC_FOREIGN");
-  const bool is_wanted = foreign != nullptr && std::string(foreign) == "watch";
+  const bool is_wanted = job.variable("RDMALLOC_FOREIGN").value_or("") == "watch";
   Finding finding = {"userfaultfd", is_wanted ? Severity::warning : Severity::note,
                      fmt::format("userfaultfd: {}", std::strerror(error)),
                      "RDMALLOC_FOREIGN=watch can't watch: registrations of memory that is not "
@@ -467,7 +464,7 @@ Finding check_slots(const Machine& machine, const Job& job) {
   if (ranks <= slots) return good("slots", seen);
   const bool is_allowed =
       job.has_option("oversubscribe") || says_so(job.mca("rmaps_base_oversubscribe")) ||
-      says_so(job.variable("PRTE_MCA_rmaps_default_mapping_policy")) ||
+      says_so(job.mca("rmaps_default_mapping_policy")) ||
       std::any_of(job.command.begin(), job.command.end(), [&](const std::string& word) {
         return word.find(':') != std::string::npos && word != ":" && says_so(word);
       });
