@@ -4,7 +4,8 @@
     doctor_test.py RDMALLOC MPI_PROGRAM
 
 Seen to fail, besides: with an empty list of missing programs, with the mpi check always good, without the
-look at pml, with any value of OMPI_ALLOW_RUN_AS_ROOT taken for 1 (mpirun refuses), with a section out of docs/doctor.md.
+look at pml, with slots of an allocation
+uncounted, -N unread, files of parameters unread, with any value of OMPI_ALLOW_RUN_AS_ROOT taken for 1 (mpirun refuses), with a section out of docs/doctor.md.
 
 The kernel's files are made up below a folder (--root); limits, rights, mounts, filters and launchers
 are real ones. Each check was seen to fail this test when it found always the one, and always the other.
@@ -403,6 +404,27 @@ class Launchers(Case):
         self.check("slots", "good", [], self.hydra, "-n", "2", "a", files=topology)
         self.check("slots", "good", [], self.four, "-n", "3", "a", files=cores("00", "01", "10"))
         self.check("slots", "bad", [], self.four, "-n", "4", "a", files=cores("00", "01", "10"))
+        # Of an allocation, and not of this machine.
+        nodes = script(os.path.join(self.folder, "nodes"), "a\na\nb\nb\n")
+        for given in ({"SLURM_TASKS_PER_NODE": "1(x2),2", "SLURM_JOB_ID": "7"}, {"PBS_NODEFILE": nodes},
+                      {"LSB_MCPU_HOSTS": "a 1 b 3"}):
+            name = list(given)[0]
+            self.check("slots", "good", ["4 slots", name], self.four, "-n", "4", "a", files=topology,
+                       env=environment(**given))
+            self.check("slots", "bad", ["5 ranks", name], self.four, "-n", "5", "a", files=topology,
+                       env=environment(**given))
+        self.check("slots", "bad", ["6 ranks"], self.four, "-N", "2", "a", files=topology,
+                   env=environment(SLURM_TASKS_PER_NODE="1(x2),2", SLURM_JOB_ID="7"))
+        for words in (["-N", "4"], ["-npernode", "4"], ["-N", "4", "-n", "2"]):
+            self.check("slots", "bad", [], self.four, *words, "a", files=topology)
+        self.check("slots", "good", [], self.four, "-pernode", "a", files=topology)
+        self.check("slots", "bad", ["-3 ranks", "negative"], self.four, "-n", "-3", "a", files=topology)
+        # Allowed by a file.
+        home = os.path.join(self.folder, "home")
+        os.makedirs(home + "/.openmpi")
+        script(home + "/.openmpi/mca-params.conf", "rmaps_base_oversubscribe = 1\n")
+        self.check("slots", "good", ["oversubscribing"], self.four, "-n", "2", "a", files=topology,
+                   env=environment(HOME=home))
         # A cpuset takes cores away, an affinity does not.
         for controllers, file in (("0:", "cpuset.cpus.effective"),
                                   ("3:cpuset", "cpuset/cpuset.effective_cpus")):

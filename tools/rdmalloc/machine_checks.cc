@@ -441,16 +441,85 @@ Finding check_userfaultfd(const Machine& machine, const Job& job) {
   return finding;
 }
 
+namespace {
+
+// What a batch system gave the job; mpirun counts its slots, and not this machine's cores.
+struct Allocation {
+  long slots = 0, nodes = 0;
+  std::string of;
+};
+
+// "2(x3),1": three nodes of two tasks, and one of one.
+Allocation tasks_per_node(const std::string& text) {
+  Allocation all;
+  std::istringstream groups(text);
+  for (std::string group; std::getline(groups, group, ',');) {
+    const std::size_t times = group.find("(x");
+    const long nodes = times == std::string::npos ? 1 : std::atol(group.c_str() + times + 2);
+    all.nodes += nodes;
+    all.slots += nodes * std::atol(group.c_str());
+  }
+  return all;
+}
+
+std::optional<Allocation> allocation() {
+  const auto variable = [](const char* name) {
+    const char* value = std::getenv(name);
+    return std::string(value != nullptr ? value : "");
+  };
+  Allocation all;
+  if (const std::string tasks = variable("SLURM_TASKS_PER_NODE");
+      !tasks.empty() && !variable("SLURM_JOB_ID").empty()) {
+    all = tasks_per_node(tasks);
+    all.of = "SLURM_TASKS_PER_NODE";
+  } else if (const std::string nodes = variable("PBS_NODEFILE"); !nodes.empty()) {
+    // A line for each slot.
+    std::set<std::string> names;
+    std::ifstream file(nodes);
+    for (std::string name; file >> name; all.slots++) names.insert(name);
+    all.nodes = static_cast<long>(names.size());
+    all.of = "PBS_NODEFILE";
+  } else if (const std::string hosts = variable("LSB_MCPU_HOSTS"); !hosts.empty()) {
+    std::istringstream words(hosts);
+    long slots = 0;
+    for (std::string name; words >> name >> slots; all.nodes++) all.slots += slots;
+    all.of = "LSB_MCPU_HOSTS";
+  }
+  if (all.slots <= 0) return std::nullopt;
+  return all;
+}
+
+// Ranks that a context asks for; 0 where it does not say. -n counts before -N, which is of a node.
+long ranks_of(const Context& context, long nodes) {
+  long ranks = 0, per_node = 0;
+  for (const Option& option : context.options) {
+    if (option.name == "pernode") per_node = 1;
+    if (option.values.empty()) continue;
+    const long number = std::atol(option.values[0].c_str());
+    if (option.name == "n" || option.name == "np" || option.name == "c") ranks = number;
+    if (option.name == "N" || option.name == "npernode") per_node = number;
+  }
+  return ranks != 0 ? ranks : per_node * nodes;
+}
+
+}  // namespace
+
 Finding check_slots(const Machine& machine, const Job& job) {
   if (job.launcher.kind != Launcher::Kind::open_mpi)
     return good("slots", "no Open MPI launcher in question: others start as many ranks as asked");
-  const long slots = slots_of(machine);
+  const std::optional<Allocation> given = allocation();
+  const long slots = given ? given->slots : slots_of(machine);
   long ranks = 0;
-  for (const Context& context : job.contexts)
-    for (std::size_t at = context.begin; at + 1 < context.program; at++)
-      for (const char* option : {"-n", "--n", "-np", "--np", "-c"})
-        if (job.command[at] == option) ranks += std::atol(job.command[at + 1].c_str());
-  const std::string there = fmt::format("{} slot{} (cores)", slots, slots == 1 ? "" : "s");
+  for (const Context& context : job.contexts) {
+    const long more = ranks_of(context, given ? given->nodes : 1);
+    if (more < 0)
+      return {"slots", Severity::bad, fmt::format("{} ranks asked for", more),
+              "mpirun refuses: a negative number of processes to run",
+              "mpirun -n 2 ...  # a number from 1"};
+    ranks += more;
+  }
+  const std::string there =
+      fmt::format("{} slot{} ({})", slots, slots == 1 ? "" : "s", given ? given->of : "cores");
   const std::string seen =
       ranks == 0
           ? fmt::format("no number of ranks is given: mpirun starts one for each of {}", there)
