@@ -271,6 +271,17 @@ class Without(Case):
         self.assertIn("runs without", done.stderr)
         self.said(["names no loader"], self.compiled("moved", "-static-pie"))
 
+    def test_programs_that_were_linked_with_us(self):
+        archive = os.path.join(os.path.dirname(LIBRARY), "librdmalloc.a")
+        if not os.path.exists(archive):
+            self.skipTest("no librdmalloc.a beside the library")
+        source = "#include <stdlib.h>\nint main(void) { return malloc(7) == 0; }"
+        for options in (["-static"], ["-static", "-s"], ["-static-pie"], ["-rdynamic"]):
+            program = self.compiled("linked", *options, "-Wl,--whole-archive", "-x", "none", archive, "-x", "c",
+                                    "-Wl,--no-whole-archive", "-lpthread", "-ldl", source=source)
+            done = run("--strict", "--", program)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), (options, done))
+
     def test_scripts_are_judged_by_their_interpreter(self):
         fixed = self.compiled("fixed", "-static", "-no-pie")
         self.said(["linked statically"], script(self.path("script"), f"#!{fixed}\n"))

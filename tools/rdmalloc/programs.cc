@@ -19,6 +19,7 @@
 #include <filesystem>
 #include <fstream>
 #include <sstream>
+#include <string_view>
 
 #include "tools/rdmalloc/elf_file.h"
 
@@ -167,6 +168,26 @@ std::string started_for(const std::string& path) {
   return {};
 }
 
+namespace {
+
+// Linked with librdmalloc.a: the word that only its statistics begin with, since strip takes the
+// symbols of a static program.
+bool is_linked_with_us(const std::string& program) {
+  constexpr std::string_view kWord = "\"rdmalloc-stats-1\"";
+  constexpr std::size_t kPiece = 1 << 20;
+  std::ifstream file(program, std::ios::binary);
+  std::string text;
+  for (std::string piece(kPiece, '\0');;) {
+    file.read(piece.data(), static_cast<std::streamsize>(piece.size()));
+    text.append(piece, 0, static_cast<std::size_t>(file.gcount()));
+    if (text.find(kWord) != std::string::npos) return true;
+    if (!file) return false;
+    text.erase(0, text.size() - kWord.size());  // it may lie across two pieces
+  }
+}
+
+}  // namespace
+
 std::string preload_obstacle(const std::string& program, const std::string& library) {
   const std::optional<ElfFile> file = read_elf(program);
   const std::optional<ElfFile> ours = read_elf(library);
@@ -177,6 +198,9 @@ std::string preload_obstacle(const std::string& program, const std::string& libr
         "build "
         "rdmalloc for that architecture and name it by --library",
         program, architecture_of(*file), architecture_of(*ours));
+  // It has rdmalloc without a preload.
+  if ((file->interpreter.empty() || defines(*file, "malloc")) && is_linked_with_us(program))
+    return {};
   if (file->interpreter.empty() && file->type == ET_EXEC)
     return fmt::format(
         "{} is linked statically: there is no loader that could preload anything; link it with "

@@ -33,7 +33,7 @@ Found find_program(const std::string& name);
 std::string started_for(const std::string& path);
 
 // Why the loader would not load `library` into `program`, or would not let it be its malloc; one
-// sentence, empty when it does as far as the files show.
+// sentence, empty when it does as far as the files show, or the program was linked with rdmalloc.
 std::string preload_obstacle(const std::string& program, const std::string& library);
 
 struct Said {
