@@ -509,6 +509,9 @@ class Programs(Case):
         done = call([TOOL, "doctor", "--", four, "-n", "2", "./nosuch"], env=launching.open_mpi())
         self.assertEqual(done.returncode, 2, done)
         self.assertNotIn("0 bad", done.stdout)
+        # In the folder that the ranks start in.
+        for command in ([four, "--wdir", "/bin"], [self.launcher("srun", ""), "-D", "/bin"]):
+            self.check("program", "good", ["will load"], *command, "-n", "1", "./true")
         # Other machines may have it.
         for command in ([four, "--hostfile", "file", "./nosuch"], [four, "-H", "b:8", "./nosuch"],
                         [self.launcher("srun", ""), "./nosuch"]):

@@ -271,6 +271,16 @@ class Without(Case):
         self.assertIn("runs without", done.stderr)
         self.said(["names no loader"], self.compiled("moved", "-static-pie"))
 
+    def test_programs_of_another_working_folder(self):
+        os.mkdir(self.path("there"))
+        self.compiled("there/fixed", "-static", "-no-pie")
+        four, srun = self.fake("mpirun", "mpirun (Open MPI) 4.1.4"), self.fake("srun", "")
+        hydra, there = self.fake("mpiexec.hydra", "HYDRA build details:"), self.path("there")
+        for words in ([four, "--wdir", there], [four, "-wd", there], [hydra, "-wdir", there], [srun, "-D", there],
+                      [srun, "-D" + there], [srun, "--chdir=" + there]):
+            done = run("--dry-run", "--strict", "--", *words, "-n", "1", "./fixed")
+            self.assertEqual((done.returncode, "linked statically" in done.stderr), (125, True), (words, done))
+
     def test_programs_that_were_linked_with_us(self):
         archive = os.path.join(os.path.dirname(LIBRARY), "librdmalloc.a")
         if not os.path.exists(archive):

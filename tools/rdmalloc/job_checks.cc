@@ -224,9 +224,8 @@ Job job_of(const std::vector<std::string>& command) {
   if (job.launcher.kind != Launcher::Kind::none) {
     job.contexts = contexts_of(job.launcher, command);
     for (const Context& context : job.contexts)
-      if (context.program < context.end) {
-        add_program(find_program(command[context.program]), job);
-      }
+      if (const std::string program = program_of(job.launcher, command, context); !program.empty())
+        add_program(find_program(program), job);
   } else {
     add_program(found, job);
   }

@@ -1,5 +1,6 @@
 // The options that each launcher has, and how many words each takes: to find where they end.
 #include <algorithm>
+#include <filesystem>
 #include <iterator>
 #include <set>
 #include <string_view>
@@ -168,6 +169,22 @@ std::size_t words_of(const Launcher& launcher, const std::vector<std::string>& c
 }
 
 }  // namespace
+
+std::string program_of(const Launcher& launcher, const std::vector<std::string>& command,
+                       const Context& context) {
+  if (context.program >= context.end) return {};
+  const std::string& program = command[context.program];
+  // sbatch looks for its script where it is itself.
+  const bool is_batch = std::filesystem::path(command[0]).filename() == "sbatch";
+  if (program.find('/') == std::string::npos || program[0] == '/' || is_batch) return program;
+  std::string folder;
+  for (const Option& option : context.options)
+    for (const char* name : {"wdir", "wd", "D", "chdir"})
+      if (option.name == name && !option.values.empty() &&
+          (launcher.kind == Launcher::Kind::slurm) == (*name != 'w'))
+        folder = option.values[0];
+  return folder.empty() ? program : folder + "/" + program;
+}
 
 std::vector<Context> contexts_of(const Launcher& launcher,
                                  const std::vector<std::string>& command) {

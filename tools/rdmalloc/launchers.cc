@@ -31,9 +31,11 @@ std::string assignment(const std::string& name, const std::string& value) {
   return fmt::format("{}={}", name, value);
 }
 
-void add_programs(const std::vector<Context>& contexts, const Words& command, Plan& plan) {
+void add_programs(const Launcher& launcher, const std::vector<Context>& contexts,
+                  const Words& command, Plan& plan) {
   for (const Context& context : contexts)
-    if (context.program < context.end) plan.programs.push_back(command[context.program]);
+    if (const std::string program = program_of(launcher, command, context); !program.empty())
+      plan.programs.push_back(program);
 }
 
 // ---- Open MPI and PRRTE: -x NAME=VALUE, of each context apart; the last one of a name counts.
@@ -70,7 +72,7 @@ bool add_to_env_list(const Launcher& launcher, const Wanted& wanted,
 
 void plan_open_mpi(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
   const std::vector<Context> contexts = contexts_of(launcher, plan.command);
-  add_programs(contexts, plan.command, plan);
+  add_programs(launcher, contexts, plan.command, plan);
   if (launcher.major < 5 && add_to_env_list(launcher, wanted, contexts, plan)) return;
   Words command = {plan.command[0]};
   for (const Context& context : contexts) {
@@ -112,7 +114,7 @@ void plan_open_mpi(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
 
 void plan_hydra(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
   const std::vector<Context> contexts = contexts_of(launcher, plan.command);
-  add_programs(contexts, plan.command, plan);
+  add_programs(launcher, contexts, plan.command, plan);
   for (const Context& context : contexts)
     for (const Option& option : context.options) {
       if ((option.name != "genv" && option.name != "env") || option.values.empty()) continue;
@@ -169,7 +171,7 @@ std::string list_of_script(const Launcher& launcher, const std::string& path) {
 void plan_slurm(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
   const std::vector<Context> contexts = contexts_of(launcher, plan.command);
   const bool is_batch = fs::path(plan.command[0]).filename() == "sbatch";
-  add_programs(contexts, plan.command, plan);
+  add_programs(launcher, contexts, plan.command, plan);
   std::string inherited = variable(is_batch ? "SBATCH_EXPORT" : "SLURM_EXPORT_ENV");
   if (is_batch && inherited.empty() && !plan.programs.empty())
     inherited = list_of_script(launcher, plan.programs[0]);

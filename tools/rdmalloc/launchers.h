@@ -55,6 +55,11 @@ struct Context {
 };
 std::vector<Context> contexts_of(const Launcher& launcher, const std::vector<std::string>& command);
 
+// The program of a context as it is found from here: a relative path begins in the folder that the
+// launcher's option for it names. Empty where there is none.
+std::string program_of(const Launcher& launcher, const std::vector<std::string>& command,
+                       const Context& context);
+
 // A parameter of Open MPI's that neither an option nor the environment gives: of a --tune file, of
 // the user's mca-params.conf, of the installation's.
 std::optional<std::string> mca_in_files(const Launcher& launcher,
