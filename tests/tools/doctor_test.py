@@ -184,6 +184,11 @@ class Limits(Case):
         self.check("cgroup.memory", "good", ["no cgroup"], files={
             **one, top + "/memory/memory.limit_in_bytes": "9223372036854771712", used: "0"})
 
+    def test_groups_without_proc(self):
+        for files, severity in (({}, "note"), ({"/proc/self/status": ""}, "good")):
+            for name in ("cgroup.memory", "cgroup.cpu", "cgroup.pids"):
+                self.check(name, severity, ["/proc is not mounted"] if severity == "note" else ["no cgroup"], files=files)
+
     def test_processors_of_cgroups(self):
         two = {"/proc/self/cgroup": "0::/job\n"}
         pinned = ["taskset", "-c", str(min(os.sched_getaffinity(0)))]

@@ -173,6 +173,16 @@ class Status(Case):
             self.assertIn(package, done.stderr)
 
 
+class WithoutProc(Case):
+    def test_the_loader_is_asked_all_the_same(self):
+        hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /proc && exec "$@"', "sh"]
+        if call([*hidden, "true"]).returncode != 0:
+            self.skipTest("nothing can be mounted here")
+        done = call([*hidden, TOOL, "run", "--set", "DECAY_MS=7", "--", "printenv", "LD_PRELOAD"])
+        self.assertEqual((done.returncode, done.stderr), (0, ""), done)
+        self.assertIn("librdmalloc", done.stdout)
+
+
 class Refuses(Case):
     def refused(self, words, *arguments, env=None):
         done = run(*arguments, env=env)

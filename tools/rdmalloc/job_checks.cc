@@ -29,7 +29,7 @@ Finding good(const char* id, const std::string& seen) {
 std::vector<Library> list_libraries(const std::string& file) {
   std::optional<ElfFile> elf = read_elf(file);
   if (!elf) return {};
-  if (elf->interpreter.empty()) elf = read_elf("/proc/self/exe");
+  if (elf->interpreter.empty()) elf = read_elf(own_program());
   if (!elf || elf->interpreter.empty()) return {};
   const Said said = ask({elf->interpreter, "--list", file}, {{"LD_PRELOAD", std::nullopt}});
   std::vector<Library> all;

@@ -66,6 +66,13 @@ std::vector<std::string> groups(const Machine& machine, const std::string& contr
   return all;
 }
 
+// Without /proc nothing says which groups are ours.
+std::optional<Finding> groups_unknown(const Machine& machine, const char* id) {
+  if (machine.exists("/proc/self")) return std::nullopt;
+  return Finding{id, Severity::note, "/proc is not mounted: a cgroup's limits can't be seen",
+                 "there may be one", "mount -t proc proc /proc"};
+}
+
 // "max" and version 1's huge numbers are no limit.
 std::optional<Limit> least(const Machine& machine, const std::string& controller,
                            const std::vector<std::pair<const char*, const char*>>& files) {
@@ -237,6 +244,7 @@ Finding check_memlock(const Machine& machine) {
 }
 
 Finding check_memory_limit(const Machine& machine) {
+  if (auto unknown = groups_unknown(machine, "cgroup.memory")) return *unknown;
   const auto limit = least(machine, "memory",
                            {{"memory.max", "memory.current"},
                             {"memory.high", "memory.current"},
@@ -255,6 +263,7 @@ Finding check_memory_limit(const Machine& machine) {
 }
 
 Finding check_processor_limit(const Machine& machine) {
+  if (auto unknown = groups_unknown(machine, "cgroup.cpu")) return *unknown;
   std::string file;
   const double allowed = quota(machine, file);
   const unsigned visible = processors();
@@ -271,6 +280,7 @@ Finding check_processor_limit(const Machine& machine) {
 
 Finding check_process_limit(const Machine& machine) {
   constexpr std::uint64_t kFewLeft = 64;  // a rank has some five threads; the launcher's as well
+  if (auto unknown = groups_unknown(machine, "cgroup.pids")) return *unknown;
   const auto limit = least(machine, "pids", {{"pids.max", "pids.current"}});
   if (!limit) return good("cgroup.pids", "no cgroup limits threads");
   const std::string seen = fmt::format("{} allows {} processes and threads, {} exist", limit->file,

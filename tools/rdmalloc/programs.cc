@@ -7,6 +7,7 @@
 #include <poll.h>
 #include <rdmalloc/rdmalloc.h>
 #include <spawn.h>
+#include <sys/auxv.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -137,6 +138,12 @@ std::string our_library() {
   if (dladdr(reinterpret_cast<void*>(&rdmalloc_version), &place) == 0 || place.dli_fname == nullptr)
     return "";
   return fs::path(place.dli_fname).lexically_normal().string();
+}
+
+std::string own_program() {
+  constexpr const char* kLink = "/proc/self/exe";
+  const char* started_as = reinterpret_cast<const char*>(getauxval(AT_EXECFN));
+  return access(kLink, X_OK) == 0 || started_as == nullptr ? kLink : started_as;
 }
 
 Found find_program(const std::string& name) {

@@ -25,6 +25,9 @@ struct Found {
 // Symbolic links stay, since other machines may have another release behind the same link.
 std::string our_library();
 
+// This program, also where /proc is not mounted.
+std::string own_program();
+
 // As execvp(3) and the shell look: a name with a slash is a path, others are searched in PATH.
 Found find_program(const std::string& name);
 

@@ -44,7 +44,7 @@ std::string library_problem(const std::string& library) {
         "preloaded; install it elsewhere, or name it through a symbolic link without one",
         library);
   const std::optional<ElfFile> file = read_elf(library);
-  const std::optional<ElfFile> here = read_elf("/proc/self/exe");
+  const std::optional<ElfFile> here = read_elf(own_program());
   if (!file || file->type != ET_DYN)
     return fmt::format("{}: is not a shared library; name librdmalloc.so by --library", library);
   if (here && (file->bits != here->bits || file->machine != here->machine))
@@ -62,9 +62,14 @@ std::string library_problem(const std::string& library) {
 // is asked with this program, before anything is started that runs for hours.
 std::string loader_problem(const std::string& library) {
   // Its statistics are of no rank.
-  const Said said = ask({"/proc/self/exe", "--version"},
+  const Said said = ask({own_program(), "--version"},
                         {{"LD_PRELOAD", library}, {"RDMALLOC_STATS", std::nullopt}});
   if (said.err.find("ld.so: object") == std::string::npos && said.exit_status == 0) return {};
+  if (said.exit_status < 0)
+    return fmt::format(
+        "the loader could not be asked whether it can preload {}: {} can't be started: {}; mount "
+        "/proc, or give this program's whole path",
+        library, own_program(), said.err);
   return fmt::format(
       "the loader can't preload {}; use a library built for this system. It says: {}", library,
       said.err.empty() ? fmt::format("exit status {}", said.exit_status)
@@ -123,7 +128,7 @@ std::string value_problem(const RunOptions& options) {
         alone[other.substr(0, other.find('='))] = std::nullopt;
     alone["LD_PRELOAD"] = std::nullopt;
     alone[name] = value;
-    const std::string said = ask({"/proc/self/exe", "--version"}, alone).err;
+    const std::string said = ask({own_program(), "--version"}, alone).err;
     const std::string problem = fmt::format("{}={} is not understood; ", name, value);
     const std::size_t at = said.find(problem);
     if (at == std::string::npos) continue;
