@@ -4,7 +4,8 @@
     doctor_test.py RDMALLOC MPI_PROGRAM
 
 Seen to fail, besides: with an empty list of missing programs, with the mpi check always good, without the
-look at pml, with slots of an allocation
+look at pml, with page cache counted,
+with the smallest limit in place of that of which least is left, with slots of an allocation
 uncounted, -N unread, files of parameters unread, with any value of OMPI_ALLOW_RUN_AS_ROOT taken for 1 (mpirun refuses), with a section out of docs/doctor.md.
 
 The kernel's files are made up below a folder (--root); limits, rights, mounts, filters and launchers
@@ -174,6 +175,14 @@ class Limits(Case):
         self.check("cgroup.memory", "warning", [job + "/memory.max", "100 MiB, 90 MiB"], files=full)
         self.check("cgroup.memory", "warning", ["docker run --memory"],
                    files={**full, "/.dockerenv": ""})
+        # Page cache is no use of it that counts.
+        stat = f"file {85 << 20}\nanon {5 << 20}\n"
+        self.check("cgroup.memory", "good", ["100 MiB, 5 MiB"], files={**full, job + "/memory.stat": stat})
+        # Of the limits on the way up that of which least is left.
+        step = {"/proc/self/cgroup": "0::/job/step\n", job + "/step/memory.max": str(100 << 20),
+                job + "/step/memory.stat": f"anon {50 << 20}\n", job + "/memory.max": str(200 << 20)}
+        for anon, severity, name in ((190, "warning", job + "/memory.max"), (120, "good", job + "/step/memory.max")):
+            self.check("cgroup.memory", severity, [name], files={**step, job + "/memory.stat": f"anon {anon << 20}\n"})
         # Version 1; without a namespace the path is the host's, and the mount is ours.
         one = {"/proc/self/cgroup": "4:memory,hugetlb:/docker/0123\n0::/\n",
                top + "/memory/memory.limit_in_bytes": str(64 << 20)}
@@ -181,6 +190,8 @@ class Limits(Case):
         self.check("cgroup.memory", "good", ["64 MiB"], files={**one, used: "0"})
         self.check("cgroup.memory", "warning", ["memory.limit_in_bytes"],
                    files={**one, used: str(63 << 20)})
+        self.check("cgroup.memory", "good", ["64 MiB, 1 MiB"], files={
+            **one, used: str(63 << 20), top + "/memory/memory.stat": f"rss 0\ntotal_rss {1 << 20}\n"})
         self.check("cgroup.memory", "good", ["no cgroup"], files={
             **one, top + "/memory/memory.limit_in_bytes": "9223372036854771712", used: "0"})
 

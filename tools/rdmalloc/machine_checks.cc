@@ -73,17 +73,33 @@ std::optional<Finding> groups_unknown(const Machine& machine, const char* id) {
                  "there may be one", "mount -t proc proc /proc"};
 }
 
-// "max" and version 1's huge numbers are no limit.
+// Anonymous memory of a group and of those below it, which is what rdmalloc counts (os/memory.cc):
+// the kernel takes back page cache before it kills. All that is used where memory.stat is not
+// there.
+std::optional<std::uint64_t> memory_used(const Machine& machine, const std::string& group,
+                                         bool is_version_1) {
+  std::istringstream lines(machine.text(group + "/memory.stat").value_or(""));
+  std::string name;
+  for (std::uint64_t value = 0; lines >> name >> value;)
+    if (name == (is_version_1 ? "total_rss" : "anon")) return value;
+  return machine.number(group + (is_version_1 ? "/memory.usage_in_bytes" : "/memory.current"));
+}
+
+// The limit of which least is left, on the way up. "max" and version 1's huge numbers are none.
 std::optional<Limit> least(const Machine& machine, const std::string& controller,
-                           const std::vector<std::pair<const char*, const char*>>& files) {
+                           const std::vector<const char*>& files) {
   constexpr std::uint64_t kNone = 1ull << 60;
+  const auto left = [](const Limit& one) { return one.most - std::min(one.most, one.used); };
   std::optional<Limit> found;
   for (const std::string& group : groups(machine, controller))
-    for (const auto& [most_file, used_file] : files) {
-      const auto most = machine.number(group + "/" + most_file);
-      if (!most || *most >= kNone || (found && found->most <= *most)) continue;
-      found = Limit{*most, machine.number(group + "/" + used_file).value_or(0),
-                    group + "/" + most_file};
+    for (const std::string file : files) {
+      const auto most = machine.number(group + "/" + file);
+      if (!most || *most >= kNone) continue;
+      const auto used = controller == "memory"
+                            ? memory_used(machine, group, file == "memory.limit_in_bytes")
+                            : machine.number(group + "/pids.current");
+      const Limit one = {*most, used.value_or(0), group + "/" + file};
+      if (!found || left(one) < left(*found)) found = one;
     }
   return found;
 }
@@ -245,10 +261,8 @@ Finding check_memlock(const Machine& machine) {
 
 Finding check_memory_limit(const Machine& machine) {
   if (auto unknown = groups_unknown(machine, "cgroup.memory")) return *unknown;
-  const auto limit = least(machine, "memory",
-                           {{"memory.max", "memory.current"},
-                            {"memory.high", "memory.current"},
-                            {"memory.limit_in_bytes", "memory.usage_in_bytes"}});
+  const auto limit =
+      least(machine, "memory", {"memory.max", "memory.high", "memory.limit_in_bytes"});
   if (!limit) return good("cgroup.memory", "no cgroup limits memory");
   const std::string seen =
       fmt::format("{} allows {}, {} in use", limit->file, mib(limit->most), mib(limit->used));
@@ -269,7 +283,7 @@ Finding check_processor_limit(const Machine& machine) {
   const unsigned visible = processors();
   if (allowed == 0) return good("cgroup.cpu", "no cgroup limits processor time");
   const std::string seen =
-      fmt::format("{} allows {:.2g} processors' time, {} are visible", file, allowed, visible);
+      fmt::format("{} allows {:.1f} processors' time, {} are visible", file, allowed, visible);
   if (allowed >= visible) return good("cgroup.cpu", seen);
   return {"cgroup.cpu", Severity::warning, seen,
           "launchers start as many ranks as processors are visible; each rank spins while it "
@@ -281,7 +295,7 @@ Finding check_processor_limit(const Machine& machine) {
 Finding check_process_limit(const Machine& machine) {
   constexpr std::uint64_t kFewLeft = 64;  // a rank has some five threads; the launcher's as well
   if (auto unknown = groups_unknown(machine, "cgroup.pids")) return *unknown;
-  const auto limit = least(machine, "pids", {{"pids.max", "pids.current"}});
+  const auto limit = least(machine, "pids", {"pids.max"});
   if (!limit) return good("cgroup.pids", "no cgroup limits threads");
   const std::string seen = fmt::format("{} allows {} processes and threads, {} exist", limit->file,
                                        limit->most, limit->used);
