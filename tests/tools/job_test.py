@@ -5,7 +5,7 @@
 
 slurm_test.py has a job of Slurm's. Seen to fail: with the rows in the order of ranks, with another value
 for the median, with the first process of a rank for the largest, without closed domains in the sums,
-with empty files passed over, with an old folder taken, with statistics of the tool's own written.
+with empty files passed over, with a file that can't be read thrown (the table was lost), with an old folder taken, with statistics of the tool's own written.
 """
 import json
 import os
@@ -129,7 +129,7 @@ class Misses(Case):
         self.assertEqual([one["pid"] for one in seen["silent"]], ["77"])
         text = self.text(1)
         self.assertIn("2 of 6 ranks", text)
-        self.assertIn("rank 1 (process 55 on node2.of.it) left nothing", text)
+        self.assertIn("rank 1 (process 55 on node2.of.it) left nothing: it still runs, or", text)
         self.assertIn("no trace of rank 2, 4, 5:", text)
         self.assertIn("rank 3: process 77 on node1 left nothing, others of the rank did", text)
 
@@ -141,6 +141,23 @@ class Misses(Case):
         self.assertEqual(len(seen["rows"]), 1)
         self.assertIn("half.json:1: is no whole line", seen["complaints"][0])
         self.assertIn("half.json:2: is no statistics", seen["complaints"][1])
+
+    def test_files_that_can_not_be_read(self):
+        rank_file(self.folder, 0, ranks=1)
+        os.mkfifo(self.folder + "/pipe.json")
+        os.symlink("nowhere", self.folder + "/lost.json")
+        with open(self.folder + "/large.json", "wb") as file:
+            file.truncate(1 << 40)
+        seen = self.view(1)
+        self.assertEqual(len(seen["rows"]), 1)
+        self.assertIn("large.json: is too large", seen["complaints"][0])
+        self.assertIn("lost.json: can't be read: No such file", seen["complaints"][1])
+
+    def test_files_of_no_rank(self):
+        rank_file(self.folder, None, ranks=1, name="none.node1.3.json", pid=3)
+        done = call([TOOL, "job", self.folder])
+        self.assertEqual(done.returncode, 2, done)
+        self.assertIn("1 files, and none of a rank", done.stderr)
 
     def test_two_jobs_in_one_folder(self):
         rank_file(self.folder, 0, ranks=1)

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <regex>
@@ -23,8 +25,12 @@ std::vector<fs::path> files_in(const std::string& place) {
     return {place};
   }
   std::vector<fs::path> files;
+  // Of a pipe that lies there no writer may ever come.
   for (const auto& entry : fs::directory_iterator(place, error))
-    if (entry.path().extension() == ".json") files.push_back(entry.path());
+    if (std::error_code ignored; entry.path().extension() == ".json" &&
+                                 (entry.is_regular_file(ignored) || entry.is_symlink(ignored)) &&
+                                 !fs::is_fifo(entry.path(), ignored))
+      files.push_back(entry.path());
   if (error) throw std::runtime_error(fmt::format("{}: {}", place, error.message()));
   // In an order that does not change from one look to the next.
   std::sort(files.begin(), files.end());
@@ -56,9 +62,9 @@ std::string text_in(const json& object, const char* name) {
   return found != object.end() && found->is_string() ? found->get<std::string>() : "";
 }
 
-void read_file(const fs::path& path, JobFiles& all) {
+void read_lines(const fs::path& path, JobFiles& all) {
   std::ifstream file(path);
-  if (!file) throw std::runtime_error(path.string() + ": can't be read");
+  if (!file) throw std::runtime_error(fmt::format("can't be read: {}", std::strerror(errno)));
   std::string line;
   bool is_empty = true;
   for (int number = 1; std::getline(file, line); ++number) {
@@ -83,6 +89,19 @@ void read_file(const fs::path& path, JobFiles& all) {
     all.processes.push_back(std::move(process));
   }
   if (is_empty) all.silent.push_back(silent_by(path));
+}
+
+// One that can't be read is named, and the others are read.
+void read_file(const fs::path& path, JobFiles& all) {
+  constexpr std::uintmax_t kMost = 256 << 20;  // a process writes some 8 KiB
+  std::error_code error;
+  try {
+    if (fs::file_size(path, error) > kMost && !error)
+      throw std::runtime_error("is too large for statistics");
+    read_lines(path, all);
+  } catch (const std::exception& problem) {
+    all.broken.push_back(fmt::format("{}: {}", path.string(), problem.what()));
+  }
 }
 
 }  // namespace

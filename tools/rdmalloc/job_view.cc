@@ -248,9 +248,10 @@ std::string notes_of(const View& view) {
         "cache, "
         "and what MPI, UCX or libfabric register themselves is not counted here\n";
   for (const SilentProcess& one : view.died)
-    text +=
-        fmt::format("rank {} (process {} on {}) left nothing: killed, crashed, or ended by _exit\n",
-                    *one.rank, one.pid, one.host);
+    text += fmt::format(
+        "rank {} (process {} on {}) left nothing: it still runs, or was killed, crashed, "
+        "or ended by _exit\n",
+        *one.rank, one.pid, one.host);
   if (!view.missing.empty())
     text += fmt::format(
         "no trace of rank {}: ran without rdmalloc, or could not write there; see what 'rdmalloc "
@@ -345,8 +346,12 @@ int job_view(const JobViewOptions& options) {
   const View view = view_of(files);
   if (view.rows.empty() && view.died.empty())
     throw std::runtime_error(
-        "job: there are no statistics of ranks; start the job with: rdmalloc run --stats=FOLDER -- "
-        "mpirun …" +
+        (files.processes.empty() && files.silent.empty()
+             ? std::string("job: there are no statistics of ranks")
+             : fmt::format("job: {} files, and none of a rank: no launcher that is known started "
+                           "these processes",
+                           files.processes.size() + files.silent.size())) +
+        "; start the job with: rdmalloc run --stats=FOLDER -- mpirun …" +
         (view.complaints.empty() ? "" : "\n" + view.complaints.front()));
   const auto replace = json::error_handler_t::replace;
   fmt::print("{}",
