@@ -4,8 +4,7 @@
 // io_uring as a whole, grows as vectors do, and is written to a file through a fixed buffer at any
 // time, without a registration for it.
 //
-//     c++ -std=c++20 heap_registered.cpp $(pkg-config --cflags --libs rdmalloc rdmalloc-uring)
-//     -luring
+//     c++ -std=c++20 heap_registered.cpp $(pkg-config --cflags --libs rdmalloc-uring liburing)
 //     ./a.out /tmp/file
 #include <fcntl.h>
 #include <liburing.h>

@@ -44,6 +44,7 @@ done
 
 if ! command -v apt-get >/dev/null || ! command -v dpkg-query >/dev/null; then
   wanted=$(for purpose in "${purposes[@]}"; do echo "${packages[$purpose]}"; done | xargs)
+  wanted=${wanted/PYTHON_TESTSUITE/"Python's own tests (libpython3-testsuite)"}
   echo "setup: no apt on this system, and this script knows Debian's package names only. Install
 the equivalents of these and run again with --no-setup:
   $wanted" >&2

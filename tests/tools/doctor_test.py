@@ -132,6 +132,8 @@ class Answers(Case):
 
     def test_could_not_look(self):
         self.assertEqual(call([TOOL, "doctor", "--nonsense"]).returncode, 3)
+        done = call([TOOL, "doctor", "--root", self.folder + "/nowhere"])
+        self.assertEqual((done.returncode, "no such folder" in done.stderr), (3, True), done)
         with open("/dev/full", "w", encoding="utf-8") as full:
             done = subprocess.run([TOOL, "doctor"], stdout=full, stderr=subprocess.PIPE, check=False)
         self.assertEqual(done.returncode, 3, done)
@@ -506,6 +508,9 @@ class Programs(Case):
                 ("/nowhere/lib.so", "warning", ["not there"])):
             self.check("preload", severity, words, four, "-x", "LD_PRELOAD=" + value, "a")
         self.check("preload", "good", [], "true")
+        self.check("preload", "good", [], four, "-x", "LD_PRELOAD=libplain.so", "a",
+                   env=environment(LD_LIBRARY_PATH=f"/nowhere:{self.folder}"))
+        self.check("preload", "warning", ["libplain.so"], four, "-x", "LD_PRELOAD=libplain.so", "a")
         self.check("preload", "warning", ["nowhere"], "true",
                    env=environment(LD_PRELOAD="/nowhere/lib.so"))
 
@@ -532,6 +537,7 @@ class Programs(Case):
         for command in ([four, "--hostfile", "file", "./nosuch"], [four, "-H", "b:8", "./nosuch"],
                         [self.launcher("srun", ""), "./nosuch"]):
             self.check("program", "note", ["on this machine", "./nosuch"], *command)
+        self.check("program", "note", ["ls -l './no such'"], self.launcher("srun", ""), "./no such")
 
     def test_the_mpi_of_another_launcher(self):
         four = self.launcher("mpirun", "mpirun (Open MPI) 4.1.4")

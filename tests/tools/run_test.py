@@ -160,6 +160,9 @@ class Status(Case):
         self.same_as_shell("tool", env=environment(PATH=first), words=["Permission denied"])
         os.mkdir(self.path("second"))
         script(self.path("second/tool"), "#!/bin/sh\nexit 4\n")
+        # An empty entry, also the last one, is the current folder.
+        done = call([TOOL, "run", "--", "tool"], env=environment(PATH="/nowhere:"), cwd=self.path("second"))
+        self.assertEqual(done.returncode, 4, done)
         both = f"{self.path('first')}:{self.path('second')}:{os.environ['PATH']}"
         self.assertEqual(self.same_as_shell("tool", env=environment(PATH=both)).returncode, 4)
         # A shell script without a first line is run by sh, as execvp does.
@@ -203,6 +206,8 @@ class Refuses(Case):
                              ("NOTIFY=", ["explicit"])):
             self.refused([f"--set {value}: RDMALLOC_", "is not understood", *words], "--set", value, "--", "echo")
         self.refused(["RDMALLOC_PURGE=never is not understood"], "--purge", "never", "--", "echo")
+        for fault in ("xx:1", "commit", "commit:0", "commit:1,xx:2"):
+            self.refused(["is no site", "--fault-sites"], "--set", "FAULT=" + fault, "--", "echo")
         # What is wrong in the environment is not this command's: the program warns, as without us.
         done = run("--set", "DECAY_MS=1", "--", "true", env=environment(RDMALLOC_HUGE="3M"))
         self.assertEqual(done.returncode, 0)

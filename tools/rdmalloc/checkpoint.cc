@@ -182,7 +182,7 @@ int act_for_criu(const CheckpointOptions& options) {
   if (action == nullptr) {
     fmt::print(stderr,
                "rdmalloc: checkpoint: give quiesce or resume and a process, or let CRIU call it: "
-               "criu dump --action-script 'rdmalloc checkpoint'\n");
+               "criu dump --action-script \"$(command -v rdmalloc)\"\n");
     return 2;
   }
   const std::string_view what = action;

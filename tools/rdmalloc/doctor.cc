@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <filesystem>
 
 namespace rdmalloc::tool {
 namespace {
@@ -92,6 +93,10 @@ nlohmann::json as_json(const std::vector<Finding>& findings) {
 }
 
 int doctor(const DoctorOptions& options) {
+  if (std::error_code ignored; !std::filesystem::is_directory(options.root + "/", ignored)) {
+    fmt::print(stderr, "rdmalloc: doctor: --root {}: there is no such folder\n", options.root);
+    return kExitCouldNotLook;
+  }
   const std::vector<Finding> findings = examine(options);
   // What files and variables say may be no text: it is shown, not refused.
   const auto replace = nlohmann::json::error_handler_t::replace;

@@ -65,9 +65,17 @@ void add_libraries(const std::vector<Library>& more, std::vector<Library>& all) 
   }
 }
 
-// A preload as the loader finds it: a path, or a name in the folders of libc.
+// A preload as the loader finds it: a path, or a name in LD_LIBRARY_PATH or the folders of libc.
 std::string preload_path(const std::string& entry) {
   if (entry.find('/') != std::string::npos) return entry;
+  const char* more = std::getenv("LD_LIBRARY_PATH");
+  std::string text = more != nullptr ? more : "";
+  std::replace(text.begin(), text.end(), ';', ':');
+  std::istringstream folders(text);
+  for (std::string folder; std::getline(folders, folder, ':');)
+    if (const std::string path = (folder.empty() ? "." : folder) + "/" + entry;
+        access(path.c_str(), R_OK) == 0)
+      return path;
   Dl_info place = {};
   if (dladdr(reinterpret_cast<void*>(&std::fprintf), &place) == 0) return entry;
   return (fs::path(place.dli_fname).parent_path() / entry).string();
@@ -321,7 +329,7 @@ Finding check_program(const Job& job, const std::string& library) {
     const std::string name = problem.substr(0, problem.find(": "));
     if (has_other_hosts(job))
       return {"program", Severity::note, problem + " on this machine; the ranks may run on others",
-              "where it is not there, the launcher ends with that error", "ls -l " + name};
+              "where it is not there, the launcher ends with that error", "ls -l " + quoted(name)};
     return {"program", Severity::bad, problem,
             fmt::format("no program is started: the {} ends with that error",
                         job.launcher.kind == Launcher::Kind::none ? "command" : "launcher"),

@@ -462,6 +462,8 @@ Finding check_userfaultfd(const Machine& machine, const Job& job) {
                      "rdmalloc's are made for each use; nothing else of rdmalloc needs it",
                      ""};
   explain_refusal(machine, error, "", "", finding);
+  if (error == EINVAL)
+    finding.fix = "use Linux 5.11 or later, which lets a program watch without rights";
   return finding;
 }
 

@@ -12,6 +12,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -110,7 +111,7 @@ CLI::App* add_checkpoint(CLI::App& app, rdmalloc::tool::CheckpointOptions& optio
   command->add_option("action", options.action, "quiesce or resume; none: what CRIU asks for")
       ->check(CLI::IsMember({"quiesce", "resume"}));
   command->add_option("process", options.process, "its id; those that it has started too")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::Range(1, std::numeric_limits<int>::max()));
   command
       ->add_option("--timeout", options.timeout_ms,
                    "milliseconds to wait for registrations in use (10000)")

@@ -150,7 +150,8 @@ Found find_program(const std::string& name) {
   if (name.empty()) return {"", kExitNotFound, "'': no program has an empty name"};
   if (name.find('/') != std::string::npos) return look_at(name);
   const char* path = std::getenv("PATH");
-  std::istringstream folders(path != nullptr ? path : "/bin:/usr/bin");
+  // An empty entry is the current folder, also behind the last colon, where getline sees none.
+  std::istringstream folders(std::string(path != nullptr ? path : "/bin:/usr/bin") + ":");
   Found seen = {"", kExitNotFound, fmt::format("{}: not found in PATH", name)};
   for (std::string folder; std::getline(folders, folder, ':');) {
     const Found one = look_at((folder.empty() ? "." : folder) + "/" + name);

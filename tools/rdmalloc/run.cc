@@ -11,7 +11,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <sstream>
 
+#include "alloc/os/fault.h"
 #include "tools/rdmalloc/elf_file.h"
 #include "tools/rdmalloc/info.h"
 #include "tools/rdmalloc/launchers.h"
@@ -112,6 +114,24 @@ std::string collect_settings(const RunOptions& options, Wanted& wanted) {
   return {};
 }
 
+// "commit:1,decommit:2" names sites that there are, each with a number from 1.
+std::string fault_problem(const std::string& value) {
+  std::istringstream faults(value);
+  for (std::string fault; std::getline(faults, fault, ',');) {
+    const std::size_t colon = fault.find(':');
+    bool is_site = false;
+    const char *name = nullptr, *help = nullptr;
+    for (std::size_t i = 0; rdmalloc_fault_site(i, &name, &help) != 0; i++)
+      is_site = is_site || fault.substr(0, colon) == name;
+    if (!is_site || colon == std::string::npos || std::atoll(fault.c_str() + colon + 1) < 1)
+      return fmt::format(
+          "'{}' is no site with a number from 1, as in commit:1; rdmalloc info --fault-sites lists "
+          "the sites",
+          fault);
+  }
+  return {};
+}
+
 // What rdmalloc itself says of the values of the command line: a child of ours is started with each
 // alone, and reads it as any program does. Refused here, since ranks would warn and go on with the
 // default. Left out: RDMALLOC_FAULT, which would fail our child, and a file for its statistics.
@@ -121,6 +141,9 @@ std::string value_problem(const RunOptions& options) {
     if (name.rfind(kPrefix, 0) != 0) name = kPrefix + name;
     const std::string value = text.substr(text.find('=') + 1);
     const bool is_file = name == "RDMALLOC_STATS" && value.find('/') != std::string::npos;
+    if (name == "RDMALLOC_FAULT")
+      if (const std::string wrong = fault_problem(value); !wrong.empty())
+        return fmt::format("--set {}: {}", text, wrong);
     if (name == "RDMALLOC_FAULT" || is_file) continue;
     Changes alone;
     for (char** entry = environ; *entry != nullptr; entry++)
