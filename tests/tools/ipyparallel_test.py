@@ -53,7 +53,7 @@ for one in sorted(engines[:].apply_sync(broadcast)):
 cluster.stop_cluster_sync()
 """
 
-# As doctor_test.py takes ssh away: by a layer over the folder that has it.
+# As doctor_job_test.py takes ssh away: by a layer over the folder that has it.
 WITHOUT_SSH = """
 mount -t tmpfs tmpfs /mnt && mkdir /mnt/over /mnt/work
 mount -t overlay overlay -o lowerdir=/usr/bin,upperdir=/mnt/over,workdir=/mnt/work /usr/bin

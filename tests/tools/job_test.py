@@ -147,7 +147,7 @@ class Misses(Case):
         os.mkfifo(self.folder + "/pipe.json")
         os.symlink("nowhere", self.folder + "/lost.json")
         with open(self.folder + "/large.json", "wb") as file:
-            file.truncate(1 << 40)
+            file.truncate(1 << 29)
         seen = self.view(1)
         self.assertEqual(len(seen["rows"]), 1)
         self.assertIn("large.json: is too large", seen["complaints"][0])
