@@ -273,8 +273,8 @@ RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const voi
  *  time, a checkpoint under way, memory that is being purged, or, where no two registrations may
  *  overlap, one in the way that another thread is making or ending), -ECHILD (the domain of a
  *  parent process), or the registrar's error. A purge beside a live block never makes the call
- *  fail. Any thread. A hit takes no lock and is wait-free, but with RDMALLOC_REGISTRAR_NO_OVERLAP. A
- *  miss calls the registrar: do not call inside a callback of its fabric, unless
+ *  fail. Any thread. A hit takes no lock and is wait-free, but with RDMALLOC_REGISTRAR_NO_OVERLAP.
+ *  A miss calls the registrar: do not call inside a callback of its fabric, unless
  *  RDMALLOC_NO_REGISTER is given. */
 static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                    uint32_t access, struct rdmalloc_key* key) {
