@@ -193,7 +193,8 @@ struct alignas(64) Domain {
   // the acquire of the thread that takes it.
   std::atomic<Registration*> deferred;
   std::atomic<bool> has_warned_of_memlock, has_warned_of_quarantine;
-  std::atomic<std::uint32_t> drops;  // moves on with each drop that is waited for; a futex
+  // Moves on with each drop that is waited for, and where one is left to another thread; a futex.
+  std::atomic<std::uint32_t> drops;
 
   bool is_bounded() const { return max_bytes != UINT64_MAX || max_count != UINT64_MAX; }
   Stripe& wide() const { return stripes[kWide]; }

@@ -450,13 +450,16 @@ bool is_late() {
   return exit_has_begun() && (is_helper_thread || is_in_page_event());
 }
 
-// Leaves drops to the next thread that calls into the domain.
+// Leaves drops to the next thread that calls into the domain, or to one that waits for them.
 void leave(Domain& domain, Registration* list) {
   while (list != nullptr) {
     Registration* next = list->next();
     defer(domain, list);
     list = next;
   }
+  // Release: pairs with the acquire in wait_for_drops(), which then finds them deferred.
+  domain.drops.fetch_add(1, std::memory_order_release);
+  os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
 }
 
 }  // namespace
@@ -496,9 +499,10 @@ void drain_deferred(Domain& domain) {
 }
 
 void wait_for_drops(Domain& domain) {
-  drain_deferred(domain);
   for (;;) {
     std::uint32_t seen = domain.drops.load(std::memory_order_acquire);
+    // Each time: once exit() has begun, a thread of ours defers what it has not dropped.
+    drain_deferred(domain);
     {
       WholeGuard guard(domain);
       Totals totals = domain_totals(domain);

@@ -113,9 +113,9 @@ bool lose_domain(Domain& domain);
 // Drops what purges, invalidations and events of watched memory have deferred to a thread of the
 // user.
 void drain_deferred(Domain& domain);
-// Drops what is deferred and waits until other threads have dropped theirs: afterwards only what is
-// quarantined is in the tree. For a domain that is being closed or quiesced, in which nothing is
-// open any more.
+// Drops what is deferred and waits until other threads have dropped or deferred theirs: afterwards
+// only what is quarantined is in the tree. For a domain that is being closed or quiesced, in which
+// nothing is open any more.
 void wait_for_drops(Domain& domain);
 
 }  // namespace rdmalloc::regcache

@@ -2,6 +2,9 @@
 // memory that decays, a purge under way, foreign memory that the registrar's library unmaps at its
 // end. Seen to fail, by a call after the destructor: `decays` with RDMALLOC_NOTIFY=hooks and off,
 // `purging` in all modes, `watched`.
+// `closes` and `closes_watched` have a static object that closes the domain while such a thread has
+// more to deregister. Seen to fail, by hanging in the close, when the thread deferred the rest
+// without waking it.
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -22,6 +25,17 @@ void check(bool holds, const char* what) {
   _exit(1);
 }
 
+struct Closer {
+  rdmalloc_domain* domain = nullptr;
+  ~Closer() {
+    if (domain == nullptr) return;
+    exit_registrar()->is_closing = true;
+    check(rdmalloc_domain_close(domain) == 0, "no close");
+    check(exit_registrar()->deregistrations == kBlocks, "not all are deregistered");
+  }
+};
+Closer closer;
+
 void set(const char* name, std::uint64_t value) {
   check(rdmalloc_ctl(name, nullptr, nullptr, &value, sizeof value) == 0, name);
 }
@@ -32,13 +46,23 @@ int main(int, char** argv) {
   const char* how = argv[1];
   ExitRegistrar* registrar = exit_registrar();
   rdmalloc_domain* domain = nullptr;
-  check(rdmalloc_domain_open(&registrar->ops, nullptr, nullptr, &domain) == 0, "no domain");
+  rdmalloc_domain_attr attr = {};
+  attr.size = sizeof attr;
+  attr.largest = kBlock;
+  check(rdmalloc_domain_open(&registrar->ops, nullptr, &attr, &domain) == 0, "no domain");
   auto touch = [&](void* memory) {
     rdmalloc_reg* reg = nullptr;
     check(rdmalloc_reg_get(domain, memory, kBlock, RDMALLOC_ACCESS_LOCAL, &reg) == 0, "no get");
     rdmalloc_reg_put(reg);
   };
-  if (strcmp(how, "watched") == 0) {
+  // Of one piece of memory, so that its end is that of all the registrations.
+  auto touch_blocks = [&](void* memory) {
+    memset(memory, 1, kBlocks * kBlock);
+    for (std::size_t i = 0; i < kBlocks; ++i) touch(static_cast<char*>(memory) + i * kBlock);
+    registrar->holds_first = true;
+    closer.domain = domain;
+  };
+  if (strstr(how, "watched") != nullptr) {
     rdmalloc_watch_counters watch = {};
     watch.size = sizeof watch;
     rdmalloc_watch_stats(&watch);
@@ -46,10 +70,27 @@ int main(int, char** argv) {
       std::printf("SKIP: no userfaultfd here\n");
       return 77;
     }
-    registrar->unmapped_bytes = kBlock;
-    registrar->unmapped_at_end =
-        mmap(nullptr, kBlock, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    touch(registrar->unmapped_at_end);
+    bool is_closed = strcmp(how, "closes_watched") == 0;
+    std::size_t length = is_closed ? kBlocks * kBlock : kBlock;
+    void* memory =
+        mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (is_closed) {
+      touch_blocks(memory);
+      munmap(memory, length);
+      while (registrar->deregistrations == 0) usleep(1000);
+      return 0;
+    }
+    registrar->unmapped_bytes = length;
+    registrar->unmapped_at_end = memory;
+    touch(memory);
+    return 0;
+  }
+  if (strcmp(how, "closes") == 0) {
+    set("purge.decay_ms", 0);
+    void* block = rdmalloc_malloc(kBlocks * kBlock);
+    touch_blocks(block);
+    rdmalloc_free(block);
+    while (registrar->deregistrations == 0) usleep(1000);
     return 0;
   }
   bool is_purging = strcmp(how, "purging") == 0;

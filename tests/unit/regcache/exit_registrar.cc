@@ -13,8 +13,10 @@ int register_range(void*, void*, size_t, uint32_t, rdmalloc_key*) {
   return 0;
 }
 int deregister_range(void*, void*, size_t, const rdmalloc_key*) {
-  ++self.deregistrations;
+  bool is_held = ++self.deregistrations == 1 && self.holds_first;
   if (self.is_over) ++self.late;
+  while (is_held && !self.is_closing) usleep(1000);
+  if (is_held) usleep(100000);
   usleep(self.slow_us);
   if (self.is_over) ++self.late;
   return 0;

@@ -10,6 +10,8 @@ struct ExitRegistrar {
   void* unmapped_at_end;
   std::size_t unmapped_bytes;
   unsigned slow_us;  // of a deregistration
+  bool holds_first;  // the first deregistration ends once the program closes the domain, and waits
+  std::atomic<bool> is_closing;
   std::atomic<int> deregistrations, late;
   std::atomic<bool> is_over;
 };
