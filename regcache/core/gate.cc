@@ -34,9 +34,12 @@ Freezer& freezer_here() {
     // Acquire: pairs with the release below.
     int seen = freezer.process.load(std::memory_order_acquire);
     if (seen == here) return freezer;
-    if (seen == -1) {
+    if (seen == -here) {
       os::sleep_ns(kPollNs);
-    } else if (freezer.process.compare_exchange_strong(seen, -1, std::memory_order_acquire)) {
+      continue;
+    }
+    // Another process's, be it made or not: the thread of the parent's that makes it is not here.
+    if (freezer.process.compare_exchange_strong(seen, -here, std::memory_order_acquire)) {
       make_anew(freezer);
       freezer.process.store(here, std::memory_order_release);
     }

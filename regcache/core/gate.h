@@ -23,7 +23,7 @@ struct State;
 // Of this process. Not in memory that is wiped in a child: it must be there before the first domain
 // is. A child makes it anew (freezer_here()).
 struct Freezer {
-  std::atomic<int> process;          // its process; 0: none yet, -1: being made anew
+  std::atomic<int> process;          // its process; 0: none yet, negative: that one makes it anew
   std::atomic<std::uint32_t> owner;  // the thread that has the turn
   std::atomic<std::uint32_t> depth;  // quiesces whose resume is due; written with the turn
   // seq_cst, against State::builders: of a builder and a quiesce at least one sees the other.

@@ -8,6 +8,8 @@
 
 #include "alloc/core/helper_threads.h"
 #include "alloc/os/fault.h"
+#include "regcache/core/gate.h"
+#include "tests/support/by_steps.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
@@ -163,5 +165,40 @@ TEST_F(Fork, I11_at_any_moment) {
   worker.join();
   purger.join();
 }
+
+#if defined(__x86_64__)
+
+// A child that is forked while the parent makes its gate for the first time, at each instruction of
+// that. Seen to fail when the mark of that did not say in which process: the child waited for ever
+// for a thread that only the parent has.
+TEST_F(Fork, I11_while_the_gate_is_made) {
+  namespace by_steps = rdmalloc_test::by_steps;
+  static std::atomic<int>* process;
+  static int forks, failures;
+  static bool is_made;
+  process = &rdmalloc::regcache::freezer_here().process;
+  forks = failures = 0;
+  is_made = false;
+  auto fork_in_the_middle = [](int) {
+    by_steps::may_go_on = true;
+    is_made = *process == getpid();
+    if (*process == 0 || is_made) return;
+    ++forks;
+    failures += in_child([] {
+                  alarm(10);
+                  StubFabric own_fabric;
+                  return StubDomain(own_fabric).open_error;
+                }) != 0;
+  };
+  for (int steps = 1; !is_made && failures == 0; ++steps) {
+    by_steps::prepare(fork_in_the_middle);
+    *process = 0;
+    by_steps::go_by_steps(steps, [] { rdmalloc::regcache::freezer_here(); });
+  }
+  EXPECT_EQ(failures, 0);
+  EXPECT_GT(forks, 0);
+}
+
+#endif
 
 }  // namespace
