@@ -6,6 +6,8 @@
 // interface will not do. The libraries of regcache/registrars/ may have core/sized_struct.h alone.
 #pragma once
 
+#include "alloc/os/cancel.h"
+//   NoCancelScope
 #include "alloc/os/decimal.h"
 //   Decimal
 #include "alloc/os/fault.h"

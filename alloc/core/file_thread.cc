@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "alloc/core/helper_threads.h"
+#include "alloc/os/cancel.h"
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"
 
@@ -81,6 +82,7 @@ int file_thread_run(void (*work)(void* arg), void* arg) {
 
 void file_thread_stop() {
   if (thread.state.load(std::memory_order_relaxed) == kNone) return;
+  os::NoCancelScope scope;
   go_to(kStopping);
   pthread_join(thread.handle, nullptr);
   helper_threads.fetch_sub(1, std::memory_order_relaxed);

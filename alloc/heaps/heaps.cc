@@ -10,6 +10,7 @@
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/heaps/heap_spans.h"
+#include "alloc/os/cancel.h"
 #include "alloc/os/memory.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
@@ -176,6 +177,7 @@ class RegistrarScope {
   int error() const { return error_; }
 
  private:
+  os::NoCancelScope not_cancelled_;  // ends last
   const HeapRegistrar* registrar_;
   int error_ = 0;
   std::uint64_t token_ = 0;

@@ -23,6 +23,7 @@
 #include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
 #include "alloc/os/at_start.h"
+#include "alloc/os/cancel.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
@@ -163,7 +164,10 @@ int purge_thread_start() {
     return 0;
   }
   // Its last instructions may run on the stack still.
-  if (thread.has_left) pthread_join(thread.handle, nullptr);
+  if (thread.has_left) {
+    os::NoCancelScope scope;
+    pthread_join(thread.handle, nullptr);
+  }
   thread.has_left = false;
   thread.stop.store(false, std::memory_order_relaxed);
   int error = helper_thread_create(&thread.stack, kStackBytes, run_thread, nullptr, &thread.handle);
@@ -186,6 +190,7 @@ int purge_thread_stop() {
   if (!purge_signal.state.compare_exchange_strong(expected, ThreadState::kStopping,
                                                   std::memory_order_seq_cst))
     return 0;
+  os::NoCancelScope scope;
   thread.stop.store(true, std::memory_order_seq_cst);
   detail::purge_thread_signal();
   pthread_join(thread.handle, nullptr);

@@ -415,6 +415,7 @@ extern "C" RDMALLOC_API int rdmalloc_quiesce(int timeout_ms) {
   if (!ensure_initialised()) return -ENOMEM;
   fork_check();
   if (must_not_wait()) return -EDEADLK;
+  os::NoCancelScope scope;
   Freezer& freezer = freezer_here();
   std::int64_t deadline_ns = deadline_of(timeout_ms);
   int error = begin_turn(freezer, deadline_ns) ? 0 : -ETIMEDOUT;
@@ -435,6 +436,7 @@ extern "C" RDMALLOC_API int rdmalloc_resume(void) {
   if (!ensure_initialised()) return -ENOMEM;
   fork_check();
   if (must_not_wait()) return -EDEADLK;
+  os::NoCancelScope scope;
   Freezer& freezer = freezer_here();
   begin_turn(freezer, INT64_MAX);
   std::uint32_t depth = freezer.depth.load(std::memory_order_relaxed);

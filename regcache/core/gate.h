@@ -54,6 +54,7 @@ class GateScope {
   int error() const { return error_; }
 
  private:
+  os::NoCancelScope not_cancelled_;  // ends last
   State& all_;
   std::uint64_t token_ = 0;
   int error_;

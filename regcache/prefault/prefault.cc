@@ -303,6 +303,7 @@ extern "C" RDMALLOC_API int rdmalloc_reg_prefault(rdmalloc_domain* const* domain
                                                   size_t range_count, unsigned threads,
                                                   rdmalloc_prefault_fn progress, void* arg) {
   if (is_in_page_event()) return -EDEADLK;
+  rdmalloc::os::NoCancelScope scope;
   // Without a state there is no domain, and the plan fails.
   std::uint64_t token = 0;
   State* all = state();

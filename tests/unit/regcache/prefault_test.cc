@@ -1,6 +1,7 @@
 // rdmalloc_reg_prefault(): which pages are there, what is registered, by whom, and what is left
 // when it fails. Over the real allocator. Each test was seen to fail; the comment at each says how.
 #include <gtest/gtest.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -490,6 +491,41 @@ TEST_F(Prefault, bad_arguments_are_refused) {
 
 // Many calls over the same blocks at once, in domains that have room for half of it, with purges.
 // TSan runs it too.
+// Seen to fail when a join of helpers was where the thread ended: a quiesce waited for a call that
+// was under way for ever.
+TEST_F(Prefault, a_canceled_thread_ends_behind_the_call) {
+  StubDomain domain(fabric, pieces_of(kMiB));
+  iovec range = {block(8 * kMiB), 8 * kMiB};
+  std::atomic<bool> is_canceled{false};
+  std::atomic<unsigned> inside{0};
+  fabric.before_enter = [&](void*, std::size_t) {
+    ++inside;
+    while (!is_canceled) std::this_thread::yield();
+    return 0;
+  };
+  struct Call {
+    rdmalloc_domain* domain;
+    iovec range;
+    std::atomic<int> result{1};
+  } call{domain.handle, range};
+  pthread_t thread;
+  auto body = [](void* arg) -> void* {
+    auto& mine = *static_cast<Call*>(arg);
+    mine.result = rdmalloc_reg_prefault(&mine.domain, 1, &mine.range, 1, 4, nullptr, nullptr);
+    for (;;) pthread_testcancel();
+  };
+  ASSERT_EQ(pthread_create(&thread, nullptr, body, &call), 0);
+  while (inside == 0) std::this_thread::yield();
+  pthread_cancel(thread);
+  is_canceled = true;
+  void* end = nullptr;
+  pthread_join(thread, &end);
+  EXPECT_EQ(end, PTHREAD_CANCELED);
+  EXPECT_EQ(call.result, 0);
+  EXPECT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+}
+
 TEST_F(Prefault, calls_beside_each_other_leave_the_books_right) {
   rdmalloc_domain_attr attr = pieces_of(2 * kMiB);
   attr.max_count = 24;

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/userfaultfd.h>
+#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -15,6 +16,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -275,6 +278,40 @@ TEST_F(Quiesce, calls_nest_and_are_refused_inside_callbacks) {
   EXPECT_EQ(rdmalloc_resume(), 0);
   EXPECT_NE(domain.touch(block.bytes, kMiB), 0u);
   EXPECT_EQ(rdmalloc_resume(), -EALREADY);
+}
+
+// Runs `body` on a thread with a cancellation pending, which ends behind it.
+void on_a_canceled_thread(std::function<void()> body) {
+  pthread_t thread;
+  auto run = [](void* arg) -> void* {
+    pthread_cancel(pthread_self());
+    (*static_cast<std::function<void()>*>(arg))();
+    for (;;) pthread_testcancel();
+  };
+  ASSERT_EQ(pthread_create(&thread, nullptr, run, &body), 0);
+  void* end = nullptr;
+  pthread_join(thread, &end);
+  EXPECT_EQ(end, PTHREAD_CANCELED);
+}
+
+// Seen to fail when the joins of our threads were where it ended, with the turn held: the next
+// call waited for ever; or with the lock of the watch held: the next domain hung
+// (RDMALLOC_FOREIGN=watch).
+TEST_F(Quiesce, a_canceled_thread_ends_behind_the_call) {
+  auto domain = std::make_unique<StubDomain>(fabric, attr);
+  int results[3] = {1, 1, 1};
+  // Often: a thread of ours that has ended before the join is none to be waited for.
+  for (int round = 0; round < 30; ++round) {
+    on_a_canceled_thread([&] { results[0] = rdmalloc_quiesce(1000); });
+    on_a_canceled_thread([&] { results[1] = rdmalloc_resume(); });
+    ASSERT_EQ(results[0], 0) << round;
+  }
+  on_a_canceled_thread([&] { results[2] = domain->close(); });
+  EXPECT_THAT(results, ElementsAre(0, 0, 0));
+  StubDomain next(fabric, attr);
+  EXPECT_EQ(next.open_error, 0);
+  EXPECT_EQ(rdmalloc_quiesce(10000), 0);
+  EXPECT_EQ(rdmalloc_resume(), 0);
 }
 
 // Broken on purpose: with purge_freeze() that leaves the state "none", the frees start the thread.
