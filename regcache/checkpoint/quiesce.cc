@@ -377,6 +377,8 @@ int quiesce_all(std::int64_t deadline_ns) {
   if (error == 0) error = wait_for_ring_workers();
   if (error == 0) {
     if (all != nullptr) settle_phases(*all);
+    // seq_cst: core/gate.h.
+    freezer.is_quiesced.store(true, std::memory_order_seq_cst);
     return 0;
   }
   go_back(all);
@@ -386,6 +388,10 @@ int quiesce_all(std::int64_t deadline_ns) {
 int resume_all() {
   State* all = state();
   if (all != nullptr && !all->is_ready()) all = nullptr;
+  // seq_cst: core/gate.h.
+  freezer_here().is_quiesced.store(false, std::memory_order_seq_cst);
+  // What unmakes something still.
+  if (all != nullptr) wait_for_builders(*all, INT64_MAX);
   return go_back(all);
 }
 

@@ -12,13 +12,13 @@ namespace {
 constinit Freezer the_freezer = {};
 
 constexpr std::int64_t kPollNs = 1000000;
-constexpr std::uint64_t kTurn = UINT64_MAX;  // a token; the others are ids of processes
 
 // By the first thread of a child that comes here; its siblings wait.
 void make_anew(Freezer& freezer) {
   freezer.owner.store(0, std::memory_order_relaxed);
   freezer.depth.store(0, std::memory_order_relaxed);
   freezer.is_gate_closed.store(false, std::memory_order_relaxed);
+  freezer.is_quiesced.store(false, std::memory_order_relaxed);
   for (std::atomic<std::uint64_t>* counter :
        {&freezer.quiesces, &freezer.resumes, &freezer.timeouts, &freezer.refusals,
         &freezer.deregistered, &freezer.reregistered, &freezer.lost_domains})
@@ -66,25 +66,19 @@ int enter_gate(State& all, Gate gate, std::uint64_t* token) {
   Freezer& freezer = freezer_here();
   // seq_cst: gate.h.
   all.builders.fetch_add(1, std::memory_order_seq_cst);
-  if (!freezer.is_gate_closed.load(std::memory_order_seq_cst)) {
+  if (!freezer.is_gate_closed.load(std::memory_order_seq_cst) ||
+      (gate == Gate::kUnmakes && freezer.is_quiesced.load(std::memory_order_seq_cst))) {
     *token = static_cast<std::uint64_t>(os::process_id());
     return 0;
   }
   all.builders.fetch_sub(1, std::memory_order_seq_cst);
-  if (gate == Gate::kMakes || !begin_turn(freezer, 0)) return -EAGAIN;
-  // Quiesced, and so it stays while we have the turn; or resumed a moment ago.
-  *token = kTurn;
-  if (freezer.depth.load(std::memory_order_relaxed) != 0) return 0;
-  end_turn(freezer);
   return -EAGAIN;
 }
 
 void leave_gate(State& all, std::uint64_t token) {
-  if (token == kTurn)
-    end_turn(freezer_here());
-  else if (token == static_cast<std::uint64_t>(os::process_id()))
-    // A child that was forked inside has no builders. Release: pairs with the acquire of the
-    // quiesce that waits.
+  // A child that was forked inside has no builders. Release: pairs with the acquire of the quiesce
+  // or the resume that waits.
+  if (token == static_cast<std::uint64_t>(os::process_id()))
     all.builders.fetch_sub(1, std::memory_order_release);
 }
 

@@ -255,6 +255,37 @@ TEST_F(Quiesce, an_error_of_an_event_or_a_registrar_opens_everything_again) {
   EXPECT_EQ(std::count(happened.begin(), happened.end(), kRegistrarOpens), 0);
 }
 
+// Seen to fail when what unmakes took the turn of a quiesce: -EAGAIN on the second thread.
+TEST_F(Quiesce, two_threads_close_and_destroy_at_once) {
+  StubFabric slow;
+  static std::atomic<bool> is_inside, may_end, is_resumed;
+  is_inside = may_end = is_resumed = false;
+  slow.ops.close = [](void*) {
+    is_inside = true;
+    while (!may_end) std::this_thread::yield();
+    EXPECT_FALSE(is_resumed) << "in the middle of a close";
+  };
+  StubDomain closed_slowly(slow), closed(fabric, attr), domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  rdmalloc_pool *pool = make_pool(domain), *kept = make_pool(domain);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  std::thread closer([&] { EXPECT_EQ(closed_slowly.close(), 0); });
+  while (!is_inside) std::this_thread::yield();
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(closed.close(), 0);
+  std::thread resumer([&] {
+    EXPECT_EQ(rdmalloc_resume(), 0);
+    is_resumed = true;
+  });
+  // -EBUSY, by its pool, until the resume has begun.
+  while (rdmalloc_domain_close(domain.handle) != -EAGAIN) std::this_thread::yield();
+  may_end = true;
+  closer.join();
+  resumer.join();
+  EXPECT_EQ(rdmalloc_pool_destroy(kept), 0);
+}
+
 TEST_F(Quiesce, calls_nest_and_are_refused_inside_callbacks) {
   StubDomain domain(fabric, attr);
   before_event = [&](rdmalloc_domain_event) {
