@@ -55,7 +55,8 @@ enum rdmalloc_domain_event {
   RDMALLOC_DOMAIN_OPEN = 3,
   /** The domain works, with new keys. Called after PREPARE alone when the quiesce has failed. */
   RDMALLOC_DOMAIN_RESUMED = 4,
-  /** Instead of RESUMED: it could not be opened again, and is lost (rdmalloc_domain_lost). */
+  /** Instead of RESUMED: the domain is lost (rdmalloc_domain_lost), since PREPARE, or because it
+   *  could not be opened again. */
   RDMALLOC_DOMAIN_LOST = 5,
 };
 
@@ -189,7 +190,9 @@ RDMALLOC_API int64_t rdmalloc_domain_flush(struct rdmalloc_domain* domain);
  *    returns for them, and does not call it if the registrar has DIES_WITH_DEVICE,
  *  - it keeps no page from being purged, not even under a held registration: the caller ensures
  *    that the device reaches memory no more.
- *  Other domains go on. This one stays open, for puts and counters, until it is closed. Returns 0,
+ *  Other domains go on. This one stays open, for puts and counters, until it is closed. Between
+ *  rdmalloc_quiesce() and rdmalloc_resume(), and in its `event`, it is lost at once too: the resume
+ *  does not open it again, warns, returns -ENODEV and calls `event` with LOST. Returns 0,
  *  -EALREADY (lost before), -EINVAL, -ECHILD, or -EDEADLK inside a page event. Any thread that may
  *  call the registrar. */
 RDMALLOC_API int rdmalloc_domain_lost(struct rdmalloc_domain* domain);

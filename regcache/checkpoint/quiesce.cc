@@ -96,11 +96,8 @@ int prepare_domains(State& all) {
 
 void suspend_domain(Domain& domain, Step& step) {
   WholeGuard guard(domain);
-  // Lost since.
-  if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) {
-    step = Step::kNone;
-    return;
-  }
+  // Lost since: it stays prepared, so that the way back says LOST.
+  if (domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return;
   // Release: pairs with the acquire of domain_check(), for what a resume will have changed.
   domain.phase.store(Phase::kIsChanging, std::memory_order_release);
   step = Step::kSuspended;
@@ -297,7 +294,9 @@ int open_domains(State& all) {
       course.steps[domain.index] = Step::kNone;
       return;
     }
-    int error = open_domain(domain, step);
+    // Lost meanwhile: there is no device to open. Acquire: pairs with lose_domain()'s release.
+    bool is_lost = domain.is_lost.load(std::memory_order_acquire);
+    int error = is_lost ? -ENODEV : open_domain(domain, step);
     if (error != 0) lose_at_resume(domain, error);
     note(error);
   });
@@ -311,6 +310,8 @@ int open_domains(State& all) {
   // Release: pairs with the acquire in read_key(). Even: the keys are there.
   if (course.has_gone) all.keys_turn.fetch_add(1, std::memory_order_release);
   each_domain(all, Step::kPrepared, [](Domain& domain, Step) {
+    // Lost in PREPARE, and closed since. Acquire: pairs with close's release.
+    if (domain.phase.load(std::memory_order_acquire) == Phase::kUnused) return;
     bool is_lost = domain.is_lost.load(std::memory_order_acquire);
     notify(domain, is_lost ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED);
   });

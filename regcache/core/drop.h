@@ -107,8 +107,8 @@ inline constinit thread_local bool is_helper_thread = false;
 std::uint64_t drop_list(Domain& domain, Registration* list, Reason reason);
 // Warns of a quarantined registration, once for a domain.
 void warn_quarantined(Domain& domain, const Registration* reg, int error);
-// Loses a domain whose device is gone: drops all idle registrations, and warns once. False if the
-// domain is lost or being closed already.
+// Loses a domain whose device is gone: drops all idle registrations, and warns once; in a
+// checkpoint that is left to the way back. False if the domain is lost or being closed already.
 bool lose_domain(Domain& domain);
 // Drops what purges, invalidations and events of watched memory have deferred to a thread of the
 // user.

@@ -62,8 +62,11 @@ bool lose_domain(Domain& domain) {
     // Release: a thread that sees it sees the device's loss. A close that is under way delays no
     // purge any more either.
     bool was_lost = domain.is_lost.exchange(true, std::memory_order_release);
-    // A quiesce that meets it in the middle says so at its end.
-    if (was_lost || domain.phase.load(std::memory_order_relaxed) != Phase::kIsOpen) return false;
+    if (was_lost) return false;
+    Phase phase = domain.phase.load(std::memory_order_relaxed);
+    // In a checkpoint: the way back ends what is registered, and says so.
+    if (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) return true;
+    if (phase != Phase::kIsOpen) return false;
     // Release: pairs with the acquire of domain_check().
     domain.phase.store(Phase::kIsLost, std::memory_order_release);
     loss = close_whatever_is_open(domain);
@@ -82,6 +85,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_lost(rdmalloc_domain* handle) {
   if (is_in_page_event()) return -EDEADLK;
   int error = domain_check(domain);
   if (error == -ENODEV) return -EALREADY;
-  if (error != 0) return error;
+  // -EAGAIN: in a checkpoint.
+  if (error != 0 && error != -EAGAIN) return error;
   return lose_domain(*domain) ? 0 : -EALREADY;
 }

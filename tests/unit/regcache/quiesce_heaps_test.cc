@@ -124,6 +124,50 @@ TEST_F(Quiesce, a_domain_that_does_not_reopen_is_lost_and_the_others_work) {
   EXPECT_EQ(rdmalloc_resume(), 0);
 }
 
+// Seen to fail when a domain lost in PREPARE was no part of the way back: it heard nothing.
+TEST_F(Quiesce, a_domain_lost_in_PREPARE_hears_LOST) {
+  StubDomain domain(fabric, attr);
+  before_event = [&](rdmalloc_domain_event event) {
+    if (event == RDMALLOC_DOMAIN_PREPARE) EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
+  };
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_THAT(happened, ElementsAre(RDMALLOC_DOMAIN_PREPARE, RDMALLOC_DOMAIN_LOST));
+  EXPECT_EQ(domain.close(), 0);
+  // One that was closed since hears nothing.
+  StubDomain closed(fabric, attr);
+  before_event = [&](rdmalloc_domain_event) { EXPECT_EQ(rdmalloc_domain_lost(closed.handle), 0); };
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  EXPECT_EQ(closed.close(), 0);
+  happened.clear();
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_THAT(happened, ElementsAre());
+}
+
+// Seen to fail when rdmalloc_domain_lost() was refused there: the domain was resumed.
+TEST_F(Quiesce, a_domain_lost_in_CLOSE_or_while_quiesced_hears_LOST) {
+  for (bool is_in_event : {true, false}) {
+    StubDomain domain(fabric, attr);
+    rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+    ASSERT_NE(heap, nullptr);
+    std::uint64_t lost = quiesce_counters().lost_domains;
+    happened.clear();
+    before_event = [&](rdmalloc_domain_event event) {
+      if (is_in_event && event == RDMALLOC_DOMAIN_CLOSE)
+        EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
+    };
+    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+    EXPECT_EQ(rdmalloc_domain_lost(domain.handle), is_in_event ? -EALREADY : 0);
+    EXPECT_EQ(rdmalloc_resume(), -ENODEV);
+    EXPECT_THAT(happened, ElementsAre(RDMALLOC_DOMAIN_PREPARE, RDMALLOC_DOMAIN_CLOSE,
+                                      kRegistrarCloses, RDMALLOC_DOMAIN_LOST));
+    EXPECT_EQ(quiesce_counters().lost_domains, lost + 1);
+    EXPECT_EQ(fabric.live(), 0u);
+    EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+    EXPECT_EQ(domain.close(), 0);
+  }
+}
+
 TEST_F(Quiesce, one_whose_registrar_refuses_the_heap_is_lost) {
   StubDomain domain(fabric, attr);
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
