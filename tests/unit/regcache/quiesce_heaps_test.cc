@@ -1,9 +1,13 @@
-// rdmalloc_quiesce() and rdmalloc_resume() with registered heaps and pools, and with domains that
-// are lost meanwhile.
+// rdmalloc_quiesce() and rdmalloc_resume() with registered heaps and pools, with domains that are
+// lost meanwhile, and on several threads or canceled ones.
 #include <errno.h>
 #include <gmock/gmock.h>
+#include <pthread.h>
 
+#include <atomic>
 #include <cstring>
+#include <functional>
+#include <memory>
 #include <thread>
 #include <utility>
 
@@ -124,11 +128,77 @@ TEST_F(Quiesce, a_domain_that_does_not_reopen_is_lost_and_the_others_work) {
   EXPECT_EQ(rdmalloc_resume(), 0);
 }
 
+// Seen to fail when what unmakes took the turn of a quiesce: -EAGAIN on the second thread.
+TEST_F(Quiesce, two_threads_close_and_destroy_at_once) {
+  StubFabric slow;
+  static std::atomic<bool> is_inside, may_end, is_resumed;
+  is_inside = may_end = is_resumed = false;
+  slow.ops.close = [](void*) {
+    is_inside = true;
+    while (!may_end) std::this_thread::yield();
+    EXPECT_FALSE(is_resumed) << "in the middle of a close";
+  };
+  StubDomain closed_slowly(slow), closed(fabric, attr), domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  rdmalloc_pool *pool = make_pool(domain), *kept = make_pool(domain);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  std::thread closer([&] { EXPECT_EQ(closed_slowly.close(), 0); });
+  while (!is_inside) std::this_thread::yield();
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(closed.close(), 0);
+  std::thread resumer([&] {
+    EXPECT_EQ(rdmalloc_resume(), 0);
+    is_resumed = true;
+  });
+  // -EBUSY, by its pool, until the resume has begun.
+  while (rdmalloc_domain_close(domain.handle) != -EAGAIN) std::this_thread::yield();
+  may_end = true;
+  closer.join();
+  resumer.join();
+  EXPECT_EQ(rdmalloc_pool_destroy(kept), 0);
+}
+
+// Runs `body` on a thread with a cancellation pending, which ends behind it.
+void on_a_canceled_thread(std::function<void()> body) {
+  pthread_t thread;
+  auto run = [](void* arg) -> void* {
+    pthread_cancel(pthread_self());
+    (*static_cast<std::function<void()>*>(arg))();
+    for (;;) pthread_testcancel();
+  };
+  ASSERT_EQ(pthread_create(&thread, nullptr, run, &body), 0);
+  void* end = nullptr;
+  pthread_join(thread, &end);
+  EXPECT_EQ(end, PTHREAD_CANCELED);
+}
+
+// Seen to fail when the joins of our threads were where it ended, with the turn held: the next
+// call waited for ever; or with the lock of the watch held: the next domain hung
+// (RDMALLOC_FOREIGN=watch).
+TEST_F(Quiesce, a_canceled_thread_ends_behind_the_call) {
+  auto domain = std::make_unique<StubDomain>(fabric, attr);
+  int results[3] = {1, 1, 1};
+  // Often: a thread of ours that has ended before the join is none to be waited for.
+  for (int round = 0; round < 30; ++round) {
+    on_a_canceled_thread([&] { results[0] = rdmalloc_quiesce(1000); });
+    on_a_canceled_thread([&] { results[1] = rdmalloc_resume(); });
+    ASSERT_EQ(results[0], 0) << round;
+  }
+  on_a_canceled_thread([&] { results[2] = domain->close(); });
+  EXPECT_THAT(results, ElementsAre(0, 0, 0));
+  StubDomain next(fabric, attr);
+  EXPECT_EQ(next.open_error, 0);
+  EXPECT_EQ(rdmalloc_quiesce(10000), 0);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+}
+
 // Seen to fail when a domain lost in PREPARE was no part of the way back: it heard nothing.
 TEST_F(Quiesce, a_domain_lost_in_PREPARE_hears_LOST) {
   StubDomain domain(fabric, attr);
   before_event = [&](rdmalloc_domain_event event) {
-    if (event == RDMALLOC_DOMAIN_PREPARE) EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
+    if (event != RDMALLOC_DOMAIN_PREPARE) return;
+    EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
   };
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc_resume(), 0);
@@ -153,8 +223,8 @@ TEST_F(Quiesce, a_domain_lost_in_CLOSE_or_while_quiesced_hears_LOST) {
     std::uint64_t lost = quiesce_counters().lost_domains;
     happened.clear();
     before_event = [&](rdmalloc_domain_event event) {
-      if (is_in_event && event == RDMALLOC_DOMAIN_CLOSE)
-        EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
+      if (!is_in_event || event != RDMALLOC_DOMAIN_CLOSE) return;
+      EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
     };
     ASSERT_EQ(rdmalloc_quiesce(-1), 0);
     EXPECT_EQ(rdmalloc_domain_lost(domain.handle), is_in_event ? -EALREADY : 0);

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/userfaultfd.h>
-#include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -16,8 +15,6 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
-#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
@@ -255,37 +252,6 @@ TEST_F(Quiesce, an_error_of_an_event_or_a_registrar_opens_everything_again) {
   EXPECT_EQ(std::count(happened.begin(), happened.end(), kRegistrarOpens), 0);
 }
 
-// Seen to fail when what unmakes took the turn of a quiesce: -EAGAIN on the second thread.
-TEST_F(Quiesce, two_threads_close_and_destroy_at_once) {
-  StubFabric slow;
-  static std::atomic<bool> is_inside, may_end, is_resumed;
-  is_inside = may_end = is_resumed = false;
-  slow.ops.close = [](void*) {
-    is_inside = true;
-    while (!may_end) std::this_thread::yield();
-    EXPECT_FALSE(is_resumed) << "in the middle of a close";
-  };
-  StubDomain closed_slowly(slow), closed(fabric, attr), domain(fabric, attr);
-  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
-  rdmalloc_pool *pool = make_pool(domain), *kept = make_pool(domain);
-  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
-  std::thread closer([&] { EXPECT_EQ(closed_slowly.close(), 0); });
-  while (!is_inside) std::this_thread::yield();
-  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
-  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
-  EXPECT_EQ(closed.close(), 0);
-  std::thread resumer([&] {
-    EXPECT_EQ(rdmalloc_resume(), 0);
-    is_resumed = true;
-  });
-  // -EBUSY, by its pool, until the resume has begun.
-  while (rdmalloc_domain_close(domain.handle) != -EAGAIN) std::this_thread::yield();
-  may_end = true;
-  closer.join();
-  resumer.join();
-  EXPECT_EQ(rdmalloc_pool_destroy(kept), 0);
-}
-
 TEST_F(Quiesce, calls_nest_and_are_refused_inside_callbacks) {
   StubDomain domain(fabric, attr);
   before_event = [&](rdmalloc_domain_event) {
@@ -309,40 +275,6 @@ TEST_F(Quiesce, calls_nest_and_are_refused_inside_callbacks) {
   EXPECT_EQ(rdmalloc_resume(), 0);
   EXPECT_NE(domain.touch(block.bytes, kMiB), 0u);
   EXPECT_EQ(rdmalloc_resume(), -EALREADY);
-}
-
-// Runs `body` on a thread with a cancellation pending, which ends behind it.
-void on_a_canceled_thread(std::function<void()> body) {
-  pthread_t thread;
-  auto run = [](void* arg) -> void* {
-    pthread_cancel(pthread_self());
-    (*static_cast<std::function<void()>*>(arg))();
-    for (;;) pthread_testcancel();
-  };
-  ASSERT_EQ(pthread_create(&thread, nullptr, run, &body), 0);
-  void* end = nullptr;
-  pthread_join(thread, &end);
-  EXPECT_EQ(end, PTHREAD_CANCELED);
-}
-
-// Seen to fail when the joins of our threads were where it ended, with the turn held: the next
-// call waited for ever; or with the lock of the watch held: the next domain hung
-// (RDMALLOC_FOREIGN=watch).
-TEST_F(Quiesce, a_canceled_thread_ends_behind_the_call) {
-  auto domain = std::make_unique<StubDomain>(fabric, attr);
-  int results[3] = {1, 1, 1};
-  // Often: a thread of ours that has ended before the join is none to be waited for.
-  for (int round = 0; round < 30; ++round) {
-    on_a_canceled_thread([&] { results[0] = rdmalloc_quiesce(1000); });
-    on_a_canceled_thread([&] { results[1] = rdmalloc_resume(); });
-    ASSERT_EQ(results[0], 0) << round;
-  }
-  on_a_canceled_thread([&] { results[2] = domain->close(); });
-  EXPECT_THAT(results, ElementsAre(0, 0, 0));
-  StubDomain next(fabric, attr);
-  EXPECT_EQ(next.open_error, 0);
-  EXPECT_EQ(rdmalloc_quiesce(10000), 0);
-  EXPECT_EQ(rdmalloc_resume(), 0);
 }
 
 // Broken on purpose: with purge_freeze() that leaves the state "none", the frees start the thread.
