@@ -11,7 +11,8 @@ namespace rdmalloc {
 bool is_walk_safe();
 
 // A loaded library, by what it exports, that can't be unloaded meanwhile. Takes the loader's lock,
-// at its end too, and allocates: on a program's thread, never during a purge. So does keep_loaded().
+// at its end too, and allocates: on a program's thread, never during a purge. So does
+// keep_loaded().
 class HeldLibrary {
  public:
   explicit HeldLibrary(const char* known_by);  // nullptr: none
