@@ -80,11 +80,10 @@ void note_made(const pthread_attr_t* attributes) {
   in_vain.for_ms.store(InVain::kShortestMs, kRelaxed);
 }
 
-void note_in_vain(std::size_t stack_bytes) {
-  std::int64_t for_ms = in_vain.for_ms.load(kRelaxed);
+void note_in_vain(std::size_t stack_bytes, std::int64_t for_ms) {
   in_vain.stack_bytes.store(stack_bytes, kRelaxed);
   in_vain.until_ms.store(rdmalloc::os::coarse_ms() + for_ms, kRelaxed);
-  in_vain.for_ms.store(for_ms < InVain::kLongestMs ? 2 * for_ms : for_ms, kRelaxed);
+  in_vain.for_ms.store(std::min(2 * for_ms, InVain::kLongestMs), kRelaxed);
 }
 
 // A thread that was joined counts until the kernel has taken it away, a moment later.
@@ -103,7 +102,10 @@ bool make_way_for(const pthread_attr_t* attributes, Create create) {
     if (create()) return true;
     rdmalloc::os::sleep_ns(1000000);
   }
-  if (rdmalloc::purge_thread_start() == 0) note_in_vain(stack_bytes);
+  // Read before ours is made anew, which is noted as any thread (note_made()).
+  std::int64_t for_ms =
+      is_as_long_as_in_vain(stack_bytes) ? in_vain.for_ms.load(kRelaxed) : InVain::kShortestMs;
+  if (rdmalloc::purge_thread_start() == 0) note_in_vain(stack_bytes, for_ms);
   return false;
 }
 
@@ -119,13 +121,16 @@ EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
   learn_places();
   auto create = next_of(next_pthread_create, "pthread_create");
   int error = create(thread, attributes, start, argument);
-  if (error == EAGAIN)
+  if (error == EAGAIN) {
     make_way_for(attributes, [&] {
       error = create(thread, attributes, start, argument);
       return error != EAGAIN;
     });
-  else if (error == 0)
+    // Refused for another cause once there was room: no thread has taken the purge thread's place.
+    if (error != 0 && error != EAGAIN) rdmalloc::purge_thread_start();
+  } else if (error == 0) {
     rdmalloc::purge_thread_start();
+  }
   if (error == 0) note_made(attributes);
   return error;
 }
@@ -135,13 +140,15 @@ EXPORT int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
   auto create = next_of(next_thrd_create, "thrd_create");
   int result = create(thread, start, argument);
   // libc says no more of a limit on threads.
-  if (result == thrd_error)
+  if (result == thrd_error) {
     make_way_for(nullptr, [&] {
       result = create(thread, start, argument);
       return result != thrd_error;
     });
-  else if (result == thrd_success)
+    if (result != thrd_error && result != thrd_success) rdmalloc::purge_thread_start();
+  } else if (result == thrd_success) {
     rdmalloc::purge_thread_start();
+  }
   if (result == thrd_success) note_made(nullptr);
   return result;
 }

@@ -33,8 +33,8 @@ namespace detail {
 extern constinit std::atomic<bool> has_new_rest;
 void note_new_rest();
 }  // namespace detail
-// Under a page heap's lock: an allocation backs more than it takes, the rest of a huge page. That
-// is dirty, or lies behind all spans.
+// Under a page heap's lock, once it is counted: an allocation backs more than it takes, the rest of
+// a huge page. That is dirty, or lies behind all spans.
 inline void rest_is_new() {
   // Release: pairs with the acquire in note_new_rest(): the rest is counted.
   detail::has_new_rest.store(true, std::memory_order_release);

@@ -200,9 +200,9 @@ void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceInde
       tail <= end && tail - kSlicesPerChunk >= slice && huge_is_chunk(tail - kSlicesPerChunk);
   cut(heap, slice, slices, SpanKind::kFreeClean, at, wanted);
   arena.span(at).node = os::this_node() & kNodeMask;  // which will touch it first
-  if (dirties_head || dirties_tail) rest_is_new();
   if (dirties_head) make_dirty(heap, slice, head > slice ? head : slice, at, rest, now_ms());
   if (dirties_tail) make_dirty(heap, taken_end, taken_end, tail, rest, now_ms());
+  if (dirties_head || dirties_tail) rest_is_new();
 }
 
 bool move_frontier(SliceIndex frontier, SliceIndex end) {

@@ -71,10 +71,10 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignm
           s += piece.slices;
         }
         // All of it is dirty from now on: some of it is.
-        rest_is_new();
         arena.span(run).freed_ms = now_ms();
         insert_free(heap, run, length, SpanKind::kFreeDirty);
         cut(heap, run, length, SpanKind::kFreeDirty, at, wanted);
+        rest_is_new();
         return at;
       }
     }

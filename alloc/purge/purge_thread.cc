@@ -174,7 +174,11 @@ int purge_thread_start() {
   if (error == 0) helper_threads.fetch_add(1, std::memory_order_relaxed);
   purge_signal.state.store(error == 0 ? ThreadState::kRuns : ThreadState::kNone,
                            std::memory_order_seq_cst);
-  if (error == 0) return 0;
+  if (error == 0) {
+    // A free() before the store has woken none, and the thread may sleep already.
+    detail::purge_thread_signal();
+    return 0;
+  }
   count(thread.failures);
   if (!thread.has_warned.exchange(true, std::memory_order_relaxed))
     report_warning("the purge thread could not be created, free memory stays until it can",
