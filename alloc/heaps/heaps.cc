@@ -297,6 +297,7 @@ int heap_abandon(std::uint64_t handle) {
 int heap_destroy(std::uint64_t handle) {
   if (!ensure_initialised()) return -ENOMEM;
   fork_check();
+  os::NoCancelScope no_cancel;  // observers may be asked, with the turn
   Heap* heap = heap_of_handle(handle);
   std::uint64_t seen = handle, kept = 0;
   // Acquire: pairs with the release in heap_create(), as heap_of_handle() does. One thread wins.

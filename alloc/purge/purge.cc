@@ -17,6 +17,7 @@
 #include "alloc/core/report.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/os/at_start.h"
+#include "alloc/os/cancel.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
@@ -81,9 +82,13 @@ bool is_held() {
 std::uint32_t decay_in_force() {
   return static_cast<std::uint32_t>(dirty_limits.decay_ms.load(std::memory_order_relaxed));
 }
+// Whether a pause or a hold has ended what the purge thread does, though it may be over by now.
+constinit bool has_been_ended = false;
 // Between two pieces of a pass of the purge thread's.
 bool is_paused_or_held() {
-  return purge_is_paused() || is_held();
+  bool ends = purge_is_paused() || is_held();
+  if (ends) has_been_ended = true;
+  return ends;
 }
 bool must_stop() {
   return is_paused_or_held() || memory_is_awaited();
@@ -278,10 +283,11 @@ bool round_of_work() {
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
   if (requested) {
+    has_been_ended = false;
     purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop);
     purge_pass(every_choice(), 0, RDMALLOC_PURGE_REQUEST);
-    // Ended by either before its time: a pause waits for the turn, so it has not been resumed yet.
-    if (is_paused_or_held()) purger.everything_requested.store(true, std::memory_order_seq_cst);
+    if (has_been_ended || is_paused_or_held())
+      purger.everything_requested.store(true, std::memory_order_seq_cst);
   } else {
     purge_slabs(demand.keep_bytes == 0,
                 demand.keep_bytes == 0 ? demand.reason : RDMALLOC_PURGE_DECAY, must_stop);
@@ -401,6 +407,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   fork_check();
   if (purge_turn.is_mine()) return -EDEADLK;
   if (purge_is_paused()) return -EBUSY;
+  os::NoCancelScope no_cancel;  // an observer may call what ends a canceled thread
   cache_flush_this_thread();
   purge_turn.begin();
   // Once more with the turn: a pause that began since has found it free and returned.

@@ -5,10 +5,13 @@
 
 #include <errno.h>
 
+#include "alloc/for_regcache.h"
+
 namespace rdmalloc::regcache {
 
 inline constinit thread_local unsigned callbacks_under_way = 0;
 
+// Nor is the thread cancelled there, with what the call holds: a registration in flight, a turn.
 struct CallbackScope {
   CallbackScope() { ++callbacks_under_way; }
   ~CallbackScope() {
@@ -19,6 +22,7 @@ struct CallbackScope {
   CallbackScope& operator=(const CallbackScope&) = delete;
 
  private:
+  os::NoCancelScope no_cancel_;
   int saved_errno_ = errno;
 };
 

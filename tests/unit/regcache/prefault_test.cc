@@ -489,8 +489,6 @@ TEST_F(Prefault, bad_arguments_are_refused) {
   EXPECT_EQ(pages_present(memory, 2 * kMiB), 0u);
 }
 
-// Many calls over the same blocks at once, in domains that have room for half of it, with purges.
-// TSan runs it too.
 // Seen to fail when a join of helpers was where the thread ended: a quiesce waited for a call that
 // was under way for ever.
 TEST_F(Prefault, a_canceled_thread_ends_behind_the_call) {
@@ -522,10 +520,12 @@ TEST_F(Prefault, a_canceled_thread_ends_behind_the_call) {
   pthread_join(thread, &end);
   EXPECT_EQ(end, PTHREAD_CANCELED);
   EXPECT_EQ(call.result, 0);
-  EXPECT_EQ(rdmalloc_quiesce(1000), 0);
+  EXPECT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc_resume(), 0);
 }
 
+// Many calls over the same blocks at once, in domains that have room for half of it, with purges.
+// TSan runs it too.
 TEST_F(Prefault, calls_beside_each_other_leave_the_books_right) {
   rdmalloc_domain_attr attr = pieces_of(2 * kMiB);
   attr.max_count = 24;
