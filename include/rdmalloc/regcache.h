@@ -191,8 +191,8 @@ RDMALLOC_API int64_t rdmalloc_domain_flush(struct rdmalloc_domain* domain);
  *  - it keeps no page from being purged, not even under a held registration: the caller ensures
  *    that the device reaches memory no more.
  *  Other domains go on. This one stays open, for puts and counters, until it is closed. Between
- *  rdmalloc_quiesce() and rdmalloc_resume(), and in its `event`, it is lost at once too: the resume
- *  does not open it again, warns, returns -ENODEV and calls `event` with LOST. Returns 0,
+ *  rdmalloc_quiesce() and rdmalloc_resume(), and in CLOSE and OPEN, it is lost at once too: the
+ *  resume does not open it again, warns, returns -ENODEV and calls `event` with LOST. Returns 0,
  *  -EALREADY (lost before), -EINVAL, -ECHILD, or -EDEADLK inside a page event. Any thread that may
  *  call the registrar. */
 RDMALLOC_API int rdmalloc_domain_lost(struct rdmalloc_domain* domain);

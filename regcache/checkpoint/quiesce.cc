@@ -235,12 +235,17 @@ int wait_for_ring_workers() {
 
 // Opens one domain again, as far as it was closed. 0, or why it can't be.
 int open_domain(Domain& domain, Step step) {
+  // Acquire: pairs with lose_domain()'s release.
+  auto is_lost = [&] { return domain.is_lost.load(std::memory_order_acquire); };
   int error = step >= Step::kNotifiedToClose ? notify(domain, RDMALLOC_DOMAIN_OPEN) : 0;
+  if (error == 0 && is_lost()) error = -ENODEV;  // by its event
   if (error != 0 || step != Step::kClosed) return error;
   error = open_device(domain);
-  if (error != RDMALLOC_RESUMED_ANEW) return error;
-  forget_quarantined(domain);
-  return 0;
+  if (error == RDMALLOC_RESUMED_ANEW) {
+    forget_quarantined(domain);
+    error = 0;
+  }
+  return error == 0 && is_lost() ? -ENODEV : error;
 }
 
 // Opens a domain for calls again; if it is lost, ends its registrations.

@@ -204,8 +204,11 @@ int attach(Target<Function>& target, const char* symbol) {
   // After that: one that another call stores, and may take back, is a close under way until it is
   // settled.
   if (target.function.load(std::memory_order_acquire) != nullptr) {
-    target.error.store(0, std::memory_order_relaxed);
-    return -EALREADY;
+    if (!may_attach(&before)) return -EAGAIN;
+    if (target.function.load(std::memory_order_acquire) != nullptr) {
+      target.error.store(0, std::memory_order_relaxed);
+      return -EALREADY;
+    }
   }
   HeldLibrary library(symbol);
   auto function = reinterpret_cast<Function>(library.symbol(symbol));

@@ -256,7 +256,7 @@ TEST_F(Quiesce, a_domain_lost_in_CLOSE_or_while_quiesced_hears_LOST) {
 
 // Seen to fail (it hangs) when the thread could be cancelled in the purge, with the turn, and when
 // in the registrar, with a registration in flight.
-TEST_F(Quiesce, a_thread_canceled_in_code_of_the_programs_ends_behind_the_call) {
+TEST_F(Quiesce, a_thread_canceled_in_a_callback_ends_behind_the_call) {
   rdmalloc_observer_ops ops = {};
   ops.size = sizeof ops;
   ops.purge = [](void* asked, void*, std::size_t, rdmalloc_purge_reason) {

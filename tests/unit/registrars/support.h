@@ -72,6 +72,26 @@ inline void fail_each(std::initializer_list<const char*> sites, const std::funct
   }
 }
 
+// A fabric that keeps pages pinned would be taken for one that lets them go: no domain opens where
+// VmPin can't be read, which an open does `reads` times.
+inline void expect_none_opens_unread(const std::function<int(rdmalloc_domain**)>& open,
+                                     std::uint64_t reads) {
+  rdmalloc_domain* domain = nullptr;
+  rlimit before = {};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit none = {0, before.rlim_max};
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  int refusal = open(&domain);
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  EXPECT_EQ(refusal, -EMFILE);
+  for (std::uint64_t nth = 1; nth <= reads; ++nth) {
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kRegistrarProbe, nth);
+    EXPECT_EQ(open(&domain), -EIO) << nth;
+  }
+  ASSERT_EQ(open(&domain), 0);
+  EXPECT_EQ(rdmalloc_domain_close(domain), 0);
+}
+
 // The `use` of a registrar: a registration of a new block, and its end. Blocks are not freed: they
 // may be quarantined, and then DPDK takes no other over them.
 inline int use_once(const std::function<int(rdmalloc_domain**)>& open, std::uint32_t access) {
