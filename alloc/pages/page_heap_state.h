@@ -308,6 +308,13 @@ bool move_frontier(SliceIndex frontier, SliceIndex end);
 // Makes slices beyond the frontier a free clean span of the central heap, so that at least `wanted`
 // aligned slices fit. Returns that span's first slice, 0 when there is no memory.
 SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment);
+// The same where the address is to be a multiple of so many bytes.
+SliceIndex extend_frontier_at(std::uint32_t wanted, std::size_t alignment);
+// The first slice from there on whose address is such a multiple; a power of two.
+inline std::uint64_t aligned_from(SliceIndex slice, std::size_t alignment) {
+  std::uintptr_t address = arena.address_of(slice);
+  return slice + ((-address & (alignment - 1)) >> kSliceShift);
+}
 
 // Generations are drawn in blocks of so many: which was used last is known as exactly as that where
 // spans of several heaps meet, and exactly within one. No two spans in use have the same.

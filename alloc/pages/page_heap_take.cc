@@ -192,50 +192,64 @@ SliceIndex take_with_room(PageHeap& heap, std::uint32_t slices, std::uint32_t as
   return taken;
 }
 
-// Puts slices of a taken span back that were needed only to reach an aligned address.
-void put_back(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind) {
-  unuse(heap, slices);
-  arena.span(slice).freed_ms = now_ms();
-  join_and_insert(heap, slice, slices, kind);
+// Cuts the block out of the free span `found`, in which it fits.
+SliceIndex cut_at_address(SliceIndex found, std::uint32_t slices, std::size_t alignment) {
+  SpanWord word = arena.span(found).load();
+  auto taken = static_cast<SliceIndex>(aligned_from(found, alignment));
+  cut(central, found, word.slices, word.kind, taken, slices);
+  return taken;
+}
+
+// `total`: so many fit it wherever they lie.
+SliceIndex take_dirty_at_address(std::uint32_t slices, std::uint32_t total, std::size_t alignment) {
+  unsigned node = preferred_node();
+  SliceIndex found = central.retained.find_best(total, 1, kAnywhere, node);
+  if (found == 0) found = central.dirty.find_best(total, 1, kAnywhere, node);
+  return found != 0 ? cut_at_address(found, slices, alignment) : 0;
+}
+
+SliceIndex take_clean_at_address(std::uint32_t slices, std::uint32_t total, std::size_t alignment,
+                                 TakenFor what, bool* is_zero) {
+  SliceIndex frontier = page_heap_frontier();
+  SliceIndex clean = central.clean.find_best(total, 1);
+  if (clean == 0) clean = extend_frontier_at(slices, alignment);
+  if (clean == 0) return 0;
+  auto taken = static_cast<SliceIndex>(aligned_from(clean, alignment));
+  ask_for_huge(taken, slices, frontier, what);
+  cut_clean(central, clean, arena.span(clean).load().slices, taken, slices,
+            is_buffer(what) ? kind_of_place(slices) : SpanKind::kFreeDirty);
+  *is_zero = true;
+  return taken;
+}
+
+SliceIndex take_mixed_at_address(std::uint32_t slices, std::uint32_t total, std::size_t alignment) {
+  SliceIndex run = take_mixed(central, total, 1);
+  if (run == 0) return 0;
+  arena.span(run).freed_ms = now_ms();
+  SliceIndex found = join_and_insert(central, run, total, SpanKind::kFreeDirty);
+  return cut_at_address(found, slices, alignment);
 }
 
 // The same for a block whose address must be a multiple of more than a chunk, to which the arena is
-// aligned: a longer span, of which the ends go back.
+// aligned. Of the span that it is taken from it has its own slices only: what lies before and
+// behind them stays as it is.
 SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, TakenFor what,
                            bool* is_zero) {
-  auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
-  std::uint32_t total = slices + align_slices - 1;
-  if (total < slices) return 0;
-  SliceIndex taken = take_locked(central, total, 1, what, is_zero);
-  if (taken == 0) return 0;
-  SpanKind rest = *is_zero ? SpanKind::kFreeClean : kind_of_place(total);
-  std::uintptr_t address = arena.address_of(taken);
-  std::uintptr_t aligned =
-      (address + alignment - 1) & ~(static_cast<std::uintptr_t>(alignment) - 1);
-  auto before = static_cast<std::uint32_t>((aligned - address) >> kSliceShift);
-  SliceIndex slice = taken + before;
-  std::uint32_t after = total - before - slices;
-  if (before != 0) {
-    arena.span(slice).is_rest = true;
-    arena.span(slice).longest_buffer = 0;
-    arena.span(slice).node = arena.span(taken).node;
-  }
-  // The pieces' words first, the one that makes them visible last.
-  if (after != 0) {
-    arena.span(slice + slices).is_rest = true;
-    arena.span(slice + slices).longest_buffer = 0;
-    arena.span(slice + slices).node = arena.span(taken).node;
-    arena.span(slice + slices).store({SpanKind::kReserved, 0, false, after});
-  }
-  arena.span(slice).store({SpanKind::kReserved, 0, false, slices});
-  set_first(slice, slice);
-  set_first(slice + slices - 1, slice);
-  if (before != 0) {
-    arena.span(taken).store({SpanKind::kReserved, 0, false, before});
-    put_back(central, taken, before, rest);
-  }
-  if (after != 0) put_back(central, slice + slices, after, rest);
-  return slice;
+  *is_zero = false;
+  std::uint32_t total = slices + static_cast<std::uint32_t>(alignment >> kSliceShift) - 1;
+  if (total < slices || !use(central, slices)) return 0;
+  auto take = [&] {
+    SliceIndex taken = 0;
+    if (what != TakenFor::kRegion) taken = take_dirty_at_address(slices, total, alignment);
+    if (taken == 0) taken = take_clean_at_address(slices, total, alignment, what, is_zero);
+    if (taken == 0) taken = take_dirty_at_address(slices, total, alignment);
+    return taken;
+  };
+  SliceIndex taken = take();
+  if (taken == 0 && quick_release(central)) taken = take();
+  if (taken == 0) taken = take_mixed_at_address(slices, total, alignment);
+  if (taken == 0) unuse(central, slices);
+  return taken;
 }
 
 // Whether the shard's threads do not go to the central heap for a long span now: they met others

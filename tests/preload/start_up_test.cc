@@ -136,7 +136,9 @@ TEST(StartUp, threads_run_what_lies_together) {
   printf("%ld KiB of code\n", least);
   EXPECT_GT(least, 0);
   EXPECT_LE(least, 148);
-  if (getauxval(AT_SYSINFO_EHDR) != 0) EXPECT_TRUE(has_run_without_clock);
+  if (getauxval(AT_SYSINFO_EHDR) != 0) {
+    EXPECT_TRUE(has_run_without_clock);
+  }
 #else
   GTEST_SKIP() << "SKIP: this linker has no INSERT: code lies in the order of the files";
 #endif
