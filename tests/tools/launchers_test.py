@@ -133,6 +133,9 @@ class OpenMpi(Case):
                 options=["--purge", "off"]),
             [self.mpirun, "--mca", "mca_base_env_list",
              f"A=1;RDMALLOC_PURGE=off;{PRELOAD}:/x.so", "a"])
+        for rest in (["a"], []):
+            self.assertEqual(dry(self.mpirun, "--mca=mca_base_env_list", "A=1", *rest),
+                             [self.mpirun, "--mca=mca_base_env_list", f"A=1;{PRELOAD}", *rest])
         listed = environment(OMPI_MCA_mca_base_env_list="A=1")
         self.assertEqual(dry(self.mpirun, "a", env=listed),
                          ["env", f"OMPI_MCA_mca_base_env_list=A=1;{PRELOAD}", self.mpirun, "a"])

@@ -59,7 +59,8 @@ bool add_to_env_list(const Launcher& launcher, const Wanted& wanted,
   for (const Context& context : contexts)
     for (const Option& option : context.options)
       if (option.values.size() == 2 && option.values[0] == "mca_base_env_list") {
-        plan.command[option.at + 2] = extended(option.values[1]);
+        // Not at + 2: the name may be part of the first word (--mca=mca_base_env_list).
+        plan.command[option.at + option.words - 1] = extended(option.values[1]);
         return true;
       }
   std::string list = variable("OMPI_MCA_mca_base_env_list");
