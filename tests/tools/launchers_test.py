@@ -254,6 +254,16 @@ class Slurm(Case):
         self.assertEqual(dry(self.sbatch, "--wrap", "srun a", env=environment(SLURM_EXPORT_ENV="B")),
                          [self.sbatch, f"--export=ALL,{PRELOAD}", "--wrap", "srun a"])
 
+    def test_wait_takes_a_value_of_srun_only(self):
+        job = script(os.path.join(self.folder, "job"), "#!/bin/sh\n#SBATCH --wait --export=A\nsrun a\n")
+        for option in ("-W", "--wait"):
+            self.assertEqual(dry(self.sbatch, option, job), [self.sbatch, f"--export=A,{PRELOAD}", option, job])
+            self.assertEqual(dry(self.sbatch, option, "--export=NONE", job),
+                             [self.sbatch, option, f"--export={PRELOAD}", job])
+            self.assertEqual(dry(self.srun, option, "--export=NONE", "a"),
+                             [self.srun, f"--export=ALL,{PRELOAD}", option, "--export=NONE", "a"])
+        self.assertEqual(dry(self.sbatch, "-WN2", job), [self.sbatch, f"--export=A,{PRELOAD}", "-WN2", job])
+
     def test_directives_of_batch_scripts(self):
         for number, (lines, wanted) in enumerate((
                 ("#SBATCH -n 1 --export=A,B", "A,B,"), ("#SBATCH --export A -n1", "A,"),

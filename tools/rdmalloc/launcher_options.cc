@@ -1,6 +1,5 @@
 // The options that each launcher has, and how many words each takes: to find where they end.
 #include <algorithm>
-#include <filesystem>
 #include <iterator>
 #include <set>
 #include <string_view>
@@ -109,6 +108,12 @@ const std::set<std::string_view>& slurm_with_value() {
 }
 // clang-format on
 
+bool slurm_takes_value(const Launcher& launcher, const std::string& name) {
+  // srun waits that many seconds, sbatch for the end of the job.
+  if (launcher.is_batch && (name == "W" || name == "wait")) return false;
+  return slurm_with_value().count(name) != 0;
+}
+
 // Nothing for an option that is in no release we know.
 std::optional<int> open_mpi_words(const Launcher& launcher, std::string_view name) {
   // Open MPI 5's mpirun takes a value here, PRRTE's own prterun none.
@@ -128,7 +133,7 @@ Option split(const Launcher& launcher, const std::string& word) {
   // getopt's letters, with the value attached: "-n2"; of several letters the last may have one.
   if (launcher.kind == Launcher::Kind::slurm && is_short) {
     std::size_t at = 1;
-    while (at + 1 < word.size() && slurm_with_value().count(word.substr(at, 1)) == 0) at++;
+    while (at + 1 < word.size() && !slurm_takes_value(launcher, word.substr(at, 1))) at++;
     option.name = word.substr(at, 1);
     if (at + 1 < word.size()) option.values.push_back(word.substr(at + 1));
   } else if (const std::size_t equals = option.name.find('='); equals != std::string::npos) {
@@ -152,7 +157,7 @@ std::size_t words_of(const Launcher& launcher, const std::vector<std::string>& c
       }
       return !has_value && hydra_with_value().count(option.name) != 0 ? 1 : 0;
     case Launcher::Kind::slurm:
-      return !has_value && slurm_with_value().count(option.name) != 0 ? 1 : 0;
+      return !has_value && slurm_takes_value(launcher, option.name) ? 1 : 0;
     case Launcher::Kind::open_mpi: {
       const std::optional<int> known = open_mpi_words(launcher, option.name);
       if (known) return static_cast<std::size_t>(*known) - (has_value && *known > 0 ? 1 : 0);
@@ -175,8 +180,8 @@ std::string program_of(const Launcher& launcher, const std::vector<std::string>&
   if (context.program >= context.end) return {};
   const std::string& program = command[context.program];
   // sbatch looks for its script where it is itself.
-  const bool is_batch = std::filesystem::path(command[0]).filename() == "sbatch";
-  if (program.find('/') == std::string::npos || program[0] == '/' || is_batch) return program;
+  if (program.find('/') == std::string::npos || program[0] == '/' || launcher.is_batch)
+    return program;
   std::string folder;
   for (const Option& option : context.options)
     for (const char* name : {"wdir", "wd", "D", "chdir"})

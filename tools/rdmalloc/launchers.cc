@@ -171,10 +171,9 @@ std::string list_of_script(const Launcher& launcher, const std::string& path) {
 
 void plan_slurm(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
   const std::vector<Context> contexts = contexts_of(launcher, plan.command);
-  const bool is_batch = fs::path(plan.command[0]).filename() == "sbatch";
   add_programs(launcher, contexts, plan.command, plan);
-  std::string inherited = variable(is_batch ? "SBATCH_EXPORT" : "SLURM_EXPORT_ENV");
-  if (is_batch && inherited.empty() && !plan.programs.empty())
+  std::string inherited = variable(launcher.is_batch ? "SBATCH_EXPORT" : "SLURM_EXPORT_ENV");
+  if (launcher.is_batch && inherited.empty() && !plan.programs.empty())
     inherited = list_of_script(launcher, plan.programs[0]);
   if (inherited.empty()) inherited = "ALL";
   // --export is of one component of a heterogeneous job. From the last on, so that indices hold.
@@ -298,6 +297,7 @@ Launcher launcher_of(const std::string& path) {
     if (name == "srun" || name == "sbatch") {
       launcher.kind = Launcher::Kind::slurm;
       launcher.name = "Slurm";
+      launcher.is_batch = name == "sbatch";
       return launcher;
     }
   if (!is_called_like_one(called) && !is_called_like_one(real)) return launcher;

@@ -20,6 +20,7 @@ struct Launcher {
   int major = 0;     // of its release, where that makes a difference
   std::string name;  // "Open MPI 4.1.4", as it says itself
   std::string path;
+  bool is_batch = false;  // sbatch: one script, whose arguments follow it
   std::string complaint;  // it is called like a launcher but is none that we know
 };
 
