@@ -247,6 +247,13 @@ class Slurm(Case):
         self.assertEqual(dry(self.srun, "-n1", "a", ":", "--export=ALL,X=1", "-n1", "b", ":", "c"),
                          [self.srun, ours, "-n1", "a", ":", f"--export=ALL,X=1,{PRELOAD}", "-n1", "b", ":", ours, "c"])
 
+    def test_components_end_at_a_batch_script(self):
+        self.assertEqual(dry(self.sbatch, "job", "a", ":", "b"),
+                         [self.sbatch, f"--export=ALL,{PRELOAD}", "job", "a", ":", "b"])
+        self.assertEqual(dry(self.sbatch, "-n1", ":", "-n2", "job", ":", "b"),
+                         [self.sbatch, f"--export=ALL,{PRELOAD}", "-n1", ":", f"--export=ALL,{PRELOAD}", "-n2", "job",
+                          ":", "b"])
+
     def test_batch_scripts(self):
         job = script(os.path.join(self.folder, "job"), "#!/bin/sh\n#SBATCH --export=A,B\nsrun a\n")
         self.assertEqual(dry(self.sbatch, "-N", "2", job),

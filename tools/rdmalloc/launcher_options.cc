@@ -213,6 +213,8 @@ std::vector<Context> contexts_of(const Launcher& launcher,
       context.program += option.words;
       context.options.push_back(std::move(option));
     }
+    // What follows sbatch's script is the script's, with any ":" in it.
+    if (launcher.is_batch && context.program < context.end) context.end = command.size();
     begin = context.end + 1;
     all.push_back(std::move(context));
   }
