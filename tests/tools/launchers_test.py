@@ -37,8 +37,8 @@ OPEN_MPI_SAYS = call([OPEN_MPI, "--version"]).stdout if OPEN_MPI else ""
 PRRTE = next(iter(glob.glob(os.path.join(launching.DEBIAN_13, "usr/lib/*/libprrte.so.3.*"))), None)
 
 
-def run(*arguments, env=None):
-    return call([TOOL, "run", "--library", OURS, *arguments], env=env)
+def run(*arguments, env=None, **more):
+    return call([TOOL, "run", "--library", OURS, *arguments], env=env, **more)
 
 
 def dry(*command, options=(), env=None):
@@ -270,6 +270,21 @@ class Slurm(Case):
             self.assertEqual(dry(self.srun, option, "--export=NONE", "a"),
                              [self.srun, f"--export=ALL,{PRELOAD}", option, "--export=NONE", "a"])
         self.assertEqual(dry(self.sbatch, "-WN2", job), [self.sbatch, f"--export=A,{PRELOAD}", "-WN2", job])
+
+    def test_scripts_that_only_sbatch_can_read(self):
+        fifo = os.path.join(self.folder, "fifo")
+        os.mkfifo(fifo, 0o755)
+        for words, name in (([fifo], fifo), ([], "the script on standard input")):
+            done = run("--dry-run", "--", self.sbatch, *words, timeout=20)
+            self.assertEqual(shlex.split(done.stdout), [self.sbatch, f"--export=ALL,{PRELOAD}", *words])
+            self.assertIn(f"{name}: an #SBATCH --export in it is not read", done.stderr)
+        for words in ([fifo, "--export=A"], ["--wrap=a"], ["no-such-script"]):
+            done = run("--dry-run", "--", self.sbatch, *reversed(words), timeout=20)
+            self.assertEqual((done.returncode, done.stderr), (0, ""), words)
+        # Through a pipe, all of it.
+        self.sbatch = script(os.path.join(self.folder, "sbatch"), '#!/bin/sh\nshift; exec cat "$1"\n')
+        done = call(["bash", "-c", f'"$0" run --library {OURS} -- {self.sbatch} <(printf "#SBATCH -n 1\\ntrue\\n")', TOOL])
+        self.assertEqual(done.stdout, "#SBATCH -n 1\ntrue\n", done)
 
     def test_directives_of_batch_scripts(self):
         for number, (lines, wanted) in enumerate((

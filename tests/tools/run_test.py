@@ -151,6 +151,9 @@ class Status(Case):
         self.same_as_shell(self.folder, words=["is a directory"])
         plain = script(self.path("plain"), "#!/bin/sh\n", mode=0o644)
         self.same_as_shell(plain, words=["Permission denied", "chmod +x"])
+        os.mkfifo(self.path("fifo"), 0o755)
+        done = run("--", self.path("fifo"), timeout=20)
+        self.assertEqual((done.returncode, "is no regular file" in done.stderr), (126, True), done)
         lost = script(self.path("lost"), "#!/nowhere/interpreter\n")
         self.same_as_shell(lost, words=["/nowhere/interpreter", "interpreter or loader"])
         # Found in PATH, where a later one would do.

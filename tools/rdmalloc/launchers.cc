@@ -154,7 +154,10 @@ std::string exported(const std::string& list, const Wanted& wanted) {
 
 // A batch script's own --export, which an option of the command line would override: of its
 // "#SBATCH" lines before the first command, the last one.
-std::string list_of_script(const Launcher& launcher, const std::string& path) {
+// Nothing where it can't be read twice: a pipe is emptied by us, or never has a writer.
+std::optional<std::string> list_of_script(const Launcher& launcher, const std::string& path) {
+  std::error_code ignored;
+  if (fs::exists(path, ignored) && !fs::is_regular_file(path, ignored)) return std::nullopt;
   std::ifstream file(path);
   constexpr std::string_view kDirective = "#SBATCH";
   std::string list;
@@ -169,12 +172,30 @@ std::string list_of_script(const Launcher& launcher, const std::string& path) {
   return list;
 }
 
+bool has_option(const std::vector<Context>& contexts, const std::string& name) {
+  for (const Context& context : contexts)
+    for (const Option& option : context.options)
+      if (option.name == name && !option.values.empty()) return true;
+  return false;
+}
+
 void plan_slurm(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
   const std::vector<Context> contexts = contexts_of(launcher, plan.command);
   add_programs(launcher, contexts, plan.command, plan);
   std::string inherited = variable(launcher.is_batch ? "SBATCH_EXPORT" : "SLURM_EXPORT_ENV");
-  if (launcher.is_batch && inherited.empty() && !plan.programs.empty())
-    inherited = list_of_script(launcher, plan.programs[0]);
+  const bool has_list = has_option(contexts, "export");
+  if (launcher.is_batch && inherited.empty() && !has_list && !has_option(contexts, "wrap")) {
+    // Without a script's name sbatch reads standard input.
+    const auto list =
+        plan.programs.empty() ? std::nullopt : list_of_script(launcher, plan.programs[0]);
+    if (!list)
+      plan.warnings.push_back(fmt::format(
+          "{}: an #SBATCH --export in it is not read, since only sbatch can read it, and the "
+          "--export that is added to the command comes before it; give its list to sbatch: "
+          "--export=LIST",
+          plan.programs.empty() ? "the script on standard input" : plan.programs[0]));
+    inherited = list.value_or("");
+  }
   if (inherited.empty()) inherited = "ALL";
   // --export is of one component of a heterogeneous job. From the last on, so that indices hold.
   for (auto context = contexts.rbegin(); context != contexts.rend(); ++context) {

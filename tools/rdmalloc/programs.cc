@@ -37,6 +37,9 @@ Found look_at(const std::string& path) {
   }
   if (S_ISDIR(state.st_mode))
     return {"", kExitNotExecutable, fmt::format("{}: is a directory", path)};
+  // Its first line is read later: a pipe's would be waited for.
+  if (!S_ISREG(state.st_mode))
+    return {"", kExitNotExecutable, fmt::format("{}: is no regular file", path)};
   if (access(path.c_str(), X_OK) != 0)
     return {"", kExitNotExecutable,
             fmt::format("{}: {}; if it is a program, make it executable: chmod +x {}", path,
