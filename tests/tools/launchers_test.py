@@ -291,7 +291,8 @@ class Slurm(Case):
                 ("#SBATCH -n 1 --export=A,B", "A,B,"), ("#SBATCH --export A -n1", "A,"),
                 ("#SBATCH --export='A,B' -N 2  # not --export=C", "A,B,"), ('#SBATCH -J "--export=A x" -n2', "ALL,"),
                 ("#SBATCH --export=NONE # none", ""), ("#SBATCH --export=A\n\n# x\n#SBATCH --export=B", "B,"),
-                ("true\n#SBATCH --export=A", "ALL,"), ("##SBATCH --export=A", "ALL,"))):
+                ("true\n#SBATCH --export=A", "ALL,"), (" \n  # x\n#SBATCH --export=A", "A,"), ("  #SBATCH --export=A", "ALL,"),
+                ("##SBATCH --export=A", "ALL,"))):
             job = script(os.path.join(self.folder, f"job{number}"), f"#!/bin/sh\n{lines}\nsrun a\n")
             self.assertEqual(dry(self.sbatch, job), [self.sbatch, f"--export={wanted}{PRELOAD}", job], lines)
 

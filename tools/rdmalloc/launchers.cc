@@ -162,7 +162,9 @@ std::optional<std::string> list_of_script(const Launcher& launcher, const std::s
   constexpr std::string_view kDirective = "#SBATCH";
   std::string list;
   for (std::string line; std::getline(file, line);) {
-    if (!line.empty() && line[0] != '#') break;
+    // As sbatch looks: blank lines and indented comments are no command, and no directive.
+    const std::size_t first = line.find_first_not_of(" \t\r\v\f");
+    if (first != std::string::npos && line[first] != '#') break;
     if (line.rfind(kDirective, 0) != 0) continue;
     Words words = words_of_line(line.substr(kDirective.size()));
     words.insert(words.begin(), path);
