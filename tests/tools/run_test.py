@@ -240,6 +240,23 @@ class Refuses(Case):
             os.chown(self.path("theirs"), launching.NOBODY, launching.NOBODY)
             self.refused(["belongs to another user"], f"--stats={self.path('theirs')}", "--", "echo")
 
+    def test_folder_that_is_new_has_any_owner(self):
+        # As NFS shows it with root_squash.
+        shim = self.path("shim.so")
+        done = call(["cc", "-shared", "-fPIC", "-x", "c", "-o", shim, "-"], stdin=None, input="""
+            #include <fcntl.h>
+            #include <string.h>
+            #include <sys/stat.h>
+            int stat(const char* path, struct stat* state) {
+              int result = fstatat(AT_FDCWD, path, state, 0);
+              if (strstr(path, "squashed")) state->st_uid = 65533;
+              return result;
+            }""")
+        self.assertEqual(done.returncode, 0, done)
+        folder, env = f"--stats={self.path('squashed')}", environment(LD_PRELOAD=shim)
+        self.assertEqual(run(folder, "--", "true", env=env).stderr, "")
+        self.refused(["belongs to another user (65533)"], folder, "--", "echo", env=env)
+
     def test_libraries_that_can_not_be_preloaded(self):
         self.refused(["No such file", "--library"], "--library", "/nowhere.so", "--", "echo")
         text = script(self.path("text.so"), "nothing\n")

@@ -183,11 +183,14 @@ std::string folder_problem(const std::string& folder) {
   std::error_code error;
   constexpr mode_t kMode = 0775;  // not for all to write to, whatever the umask
   struct stat state = {};
-  if ((mkdir(folder.c_str(), kMode) != 0 && errno != EEXIST) || stat(folder.c_str(), &state) != 0)
+  const bool is_made = mkdir(folder.c_str(), kMode) == 0;
+  if ((!is_made && errno != EEXIST) || stat(folder.c_str(), &state) != 0)
     return fmt::format("--stats={}: can't be made: {}; name a place that can be written to", folder,
                        std::strerror(errno));
   if (!S_ISDIR(state.st_mode))
     return fmt::format("--stats={}: can't be made: it is a file; name another place", folder);
+  // Of one that is new NFS may name another owner (root_squash), and there is nothing to change.
+  if (is_made) return {};
   if (state.st_uid != geteuid() && state.st_uid != 0)
     return fmt::format("--stats={}: belongs to another user ({}); name a folder of your own",
                        folder, state.st_uid);
