@@ -36,6 +36,8 @@ OPEN_MPI_SAYS = call([OPEN_MPI, "--version"]).stdout if OPEN_MPI else ""
 # PRRTE's tables of options, in the lab's Debian 13.
 PRRTE = next(iter(glob.glob(os.path.join(launching.DEBIAN_13, "usr/lib/*/libprrte.so.3.*"))), None)
 
+SLURM = next(iter(glob.glob("/usr/lib/*/slurm*/libslurmfull.so")), None)
+
 
 def run(*arguments, env=None, **more):
     return call([TOOL, "run", "--library", OURS, *arguments], env=env, **more)
@@ -57,6 +59,17 @@ class Case(unittest.TestCase):
     def fake(self, name, says):
         return script(os.path.join(self.folder, name),
                       f"#!/bin/sh\n[ \"$*\" = --version ] && echo '{says}' || exit 9\n")
+
+    def arity_problems(self, launcher, words_of, between=("-x", "A=1"), mark="-x LD_PRELOAD=/x.so",
+                       is_found=PRELOAD + ":/x.so"):
+        """Of options each before two words: those of which the tool takes another number of words."""
+        def is_seen(options):
+            words = [word for name, count in options
+                     for word in (("-" if len(name) == 1 else "--") + name, *["v"] * count, *between)]
+            return is_found in dry(launcher, *words, *mark.split(), "prog")
+        self.assertTrue(words_of)
+        options = sorted(words_of.items())
+        return [] if is_seen(options) else [one for one in options if not is_seen([one])]
 
 
 class OpenMpi(Case):
@@ -81,16 +94,6 @@ class OpenMpi(Case):
         self.assertEqual(dry(self.mpirun, "--mca", "pml", "ob1", "a", "-x", "LD_PRELOAD=/x.so"),
                          [self.mpirun, "-x", PRELOAD, "--mca", "pml", "ob1", "a", "-x",
                           "LD_PRELOAD=/x.so"])
-
-    def arity_problems(self, launcher, words_of):
-        """Of options each before an -x: those of which the tool takes another number of words."""
-        def is_seen(options):
-            words = [word for name, count in options
-                     for word in (("-" if len(name) == 1 else "--") + name, *["v"] * count, "-x", "A=1")]
-            return PRELOAD + ":/x.so" in dry(launcher, *words, "-x", "LD_PRELOAD=/x.so", "prog")
-        self.assertTrue(words_of)
-        options = sorted(words_of.items())
-        return [] if is_seen(options) else [one for one in options if not is_seen([one])]
 
     @unittest.skipUnless("(OpenRTE) 4" in OPEN_MPI_SAYS, "no Open MPI 4 is installed")
     def test_options_of_4(self):
@@ -295,6 +298,17 @@ class Slurm(Case):
                 ("##SBATCH --export=A", "ALL,"))):
             job = script(os.path.join(self.folder, f"job{number}"), f"#!/bin/sh\n{lines}\nsrun a\n")
             self.assertEqual(dry(self.sbatch, job), [self.sbatch, f"--export={wanted}{PRELOAD}", job], lines)
+
+    @unittest.skipUnless(SLURM, "no Slurm is installed: apt install slurm-client")
+    def test_options(self):
+        # Of its REST daemon only; "export" is what the test looks by.
+        words_of = {name: has % 2 for long, letter, has in launching.slurm_options(SLURM) for name in (long, letter)
+                    if name and name not in ("argv", "context", "environment", "export")}
+        self.assertEqual((words_of["ntasks"], words_of["n"], words_of["exclusive"], words_of["Q"]), (1, 1, 0, 0))
+        for launcher, wait in ((self.srun, 1), (self.sbatch, 0)):
+            words_of.update(W=wait, wait=wait)
+            self.assertEqual(self.arity_problems(launcher, words_of, ("-n", "1"), "--export=A",
+                                                 f"--export=A,{PRELOAD}"), [])
 
     def test_commas(self):
         comma = os.path.join(self.folder, "a,b.so")

@@ -73,8 +73,8 @@ def readable_by_all(folder):
     os.chmod(folder, stat.S_IRWXU | stat.S_IRGRP | stat.S_IXGRP | stat.S_IROTH | stat.S_IXOTH)
 
 
-def option_tables(library):
-    """Tables of struct option (getopt_long(3)) in a 64-bit ELF file: the options and has_arg of each."""
+def pointers_in(library):
+    """Of a 64-bit ELF file: its bytes, where in them an address is, and the pointers that the loader will fill."""
     with open(library, "rb") as file:
         data = file.read()
     first, = struct.unpack_from("<Q", data, 40)
@@ -92,6 +92,29 @@ def option_tables(library):
             place, kind, addend = struct.unpack_from("<QQq", data, at)
             if kind & 0xffffffff == relative:
                 pointers[place] = addend
+    return data, offset, pointers
+
+
+def slurm_options(library):
+    """Slurm's options in its libslurmfull: (name, letter or "", has_arg) of each, as one slurm_cli_opt_t has them."""
+    data, offset, pointers = pointers_in(library)
+    found = set()
+    for place, address in pointers.items():
+        name, at = offset(address), offset(place)
+        if name is None or at is None:
+            continue
+        text = data[name:data.index(b"\0", name)]
+        has_argument, value = struct.unpack_from("<i12xi", data, at + 8)
+        is_long = 0x100 <= value < 0x400  # LONG_OPT_ENUM_START on
+        if has_argument in (0, 1, 2) and (is_long or chr(value & 0x7f).isalpha() and value < 0x7f) \
+                and re.fullmatch(rb"[a-z][a-z0-9_-]+", text):
+            found.add((text.decode(), "" if is_long else chr(value), has_argument))
+    return found
+
+
+def option_tables(library):
+    """Tables of struct option (getopt_long(3)) in a 64-bit ELF file: the options and has_arg of each."""
+    data, offset, pointers = pointers_in(library)
 
     def entry(place):
         if place not in pointers or place + 16 in pointers:
