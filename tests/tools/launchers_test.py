@@ -154,6 +154,15 @@ class OpenMpi(Case):
         other = script(os.path.join(self.folder, "other"), "mca_base_env_list=A=5\n")
         self.assertEqual(dry(self.mpirun, "a", env=environment(HOME=home, OMPI_MCA_mca_base_param_files=other)),
                          ["env", f"OMPI_MCA_mca_base_env_list=A=5;{PRELOAD}", self.mpirun, "a"])
+        # Files that a parameter names; the last option counts, before the environment.
+        for name, file, value in (("envar_file_prefix", tune, "A=3;B=4"), ("param_files", other, "A=5")):
+            named = environment(**{"OMPI_MCA_mca_base_" + name: file})
+            wanted = f"OMPI_MCA_mca_base_env_list={value};{PRELOAD}"
+            self.assertEqual(dry(self.mpirun, "a", env=named), ["env", wanted, self.mpirun, "a"])
+            words = ["--mca", "mca_base_" + name, "/nowhere", "--mca", "mca_base_" + name, file, "a"]
+            self.assertEqual(dry(self.mpirun, *words), ["env", wanted, self.mpirun, *words])
+            self.assertEqual(dry(self.mpirun, *words[:3], "a", env=named),
+                             [self.mpirun, "-x", PRELOAD, *words[:3], "a"])
         # 5 takes both.
         five = self.fake("mpirun", "mpirun (Open MPI) 5.0.7")
         self.assertEqual(dry(five, "a", env=listed), [five, "-x", PRELOAD, "a"])
@@ -383,6 +392,11 @@ class RealOpenMpi(Real, unittest.TestCase):
                 done = run("--", *self.LAUNCH, *words, "-n", "1", "sh", "-c", "echo $FOO; " + LOOK,
                            env=self.env(HOME=home))
                 self.assertEqual(done.stdout, f"{wanted}\nwith without\n", done)
+            for name, file, wanted in (("envar_file_prefix", tune, 7), ("param_files", home + "/.openmpi/mca-params.conf", 6)):
+                for words, more in (([], {"OMPI_MCA_mca_base_" + name: file}), (["--mca", "mca_base_" + name, file], {})):
+                    done = run("--", *self.LAUNCH, *words, "-n", "1", "sh", "-c", "echo $FOO; " + LOOK,
+                               env=self.env(**more))
+                    self.assertEqual(done.stdout, f"{wanted}\nwith without\n", done)
 
     @unittest.skipIf(MPI_PROGRAM == "none", "built without MPI")
     def test_broadcasts(self):

@@ -62,7 +62,7 @@ std::string program_of(const Launcher& launcher, const std::vector<std::string>&
                        const Context& context);
 
 // A parameter of Open MPI's that neither an option nor the environment gives: of a --tune file, of
-// the user's mca-params.conf, of the installation's.
+// the user's mca-params.conf, of the installation's, or of those that the parameters for them name.
 std::optional<std::string> mca_in_files(const Launcher& launcher,
                                         const std::vector<Context>& contexts,
                                         const std::string& name);

@@ -24,11 +24,25 @@ std::string trimmed(const std::string& text) {
                                     : text.substr(begin, text.find_last_not_of(kBlank) - begin + 1);
 }
 
+// Of a parameter that says where others are: of the first context's options the last one, which may
+// have a name of its own (--tune); then the environment. No file is asked.
+std::string place_of(const std::vector<Context>& contexts, const std::string& name,
+                     const std::string& own_option) {
+  std::string place = from_environment(("OMPI_MCA_" + name).c_str());
+  if (contexts.empty()) return place;
+  for (const Option& option : contexts[0].options)
+    if (option.values.size() == 2 ? option.values[0] == name
+                                  : option.values.size() == 1 && option.name == own_option)
+      place = option.values.back();
+  return place;
+}
+
 // The first that names a parameter counts: the user's, then the installation's. Debian has these
 // in /etc for the prefix /usr.
-std::vector<std::string> parameter_files(const Launcher& launcher) {
+std::vector<std::string> parameter_files(const Launcher& launcher,
+                                         const std::vector<Context>& contexts) {
   std::vector<std::string> files;
-  std::string named = from_environment("OMPI_MCA_mca_base_param_files");
+  std::string named = place_of(contexts, "mca_base_param_files", "");
   std::replace(named.begin(), named.end(), ',', ':');
   std::istringstream paths(named);
   for (std::string path; std::getline(paths, path, ':');) files.push_back(path);
@@ -61,6 +75,13 @@ std::optional<std::string> value_in_file(const std::string& path, const std::str
   return value;
 }
 
+std::vector<std::string> tune_files(const std::vector<Context>& contexts) {
+  std::vector<std::string> files;
+  std::istringstream paths(place_of(contexts, "mca_base_envar_file_prefix", "tune"));
+  for (std::string path; std::getline(paths, path, ',');) files.push_back(path);
+  return files;
+}
+
 // "-mca name value", as on a command line.
 std::optional<std::string> value_in_tune_file(const std::string& path, const std::string& name) {
   std::error_code ignored;
@@ -82,14 +103,9 @@ std::optional<std::string> value_in_tune_file(const std::string& path, const std
 std::optional<std::string> mca_in_files(const Launcher& launcher,
                                         const std::vector<Context>& contexts,
                                         const std::string& name) {
-  for (const Context& context : contexts)
-    for (const Option& option : context.options) {
-      if (option.name != "tune" || option.values.empty()) continue;
-      std::istringstream paths(option.values[0]);
-      for (std::string path; std::getline(paths, path, ',');)
-        if (auto value = value_in_tune_file(path, name)) return value;
-    }
-  for (const std::string& path : parameter_files(launcher))
+  for (const std::string& path : tune_files(contexts))
+    if (auto value = value_in_tune_file(path, name)) return value;
+  for (const std::string& path : parameter_files(launcher, contexts))
     if (auto value = value_in_file(path, name)) return value;
   return std::nullopt;
 }
