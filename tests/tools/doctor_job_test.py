@@ -267,6 +267,10 @@ class Programs(Case):
                       [srun, "--export=ALL," + off], [srun, "-n1", "--export", off], [srun, "true", ":", "--export=" + off]):
             self.check("hooks", "bad", ["unset RDMALLOC_NOTIFY"], *words, MPI_PROGRAM)
         self.check("hooks", "bad", [], four, MPI_PROGRAM, env=environment(OMPI_MCA_mca_base_env_list=off))
+        plus = {"OMPI_MCA_mca_base_env_list_delimiter": "+"}
+        for words, more in ((["--mca", "mca_base_env_list", "A=1+" + off], {}),
+                            ([], {"OMPI_MCA_mca_base_env_list": "A=1+" + off})):
+            self.check("hooks", "bad", [], four, *words, MPI_PROGRAM, env=environment(**plus, **more))
         if "libucm" in self.look(MPI_PROGRAM)["hooks"]["seen"]:
             self.check("hooks", "warning", ["UCX_MEM"], MPI_PROGRAM,
                        env=environment(UCX_MEM_MMAP_HOOK_MODE="none"))

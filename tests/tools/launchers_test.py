@@ -154,6 +154,14 @@ class OpenMpi(Case):
         other = script(os.path.join(self.folder, "other"), "mca_base_env_list=A=5\n")
         self.assertEqual(dry(self.mpirun, "a", env=environment(HOME=home, OMPI_MCA_mca_base_param_files=other)),
                          ["env", f"OMPI_MCA_mca_base_env_list=A=5;{PRELOAD}", self.mpirun, "a"])
+        # With a delimiter of the user's, from wherever it comes.
+        plus = script(os.path.join(self.folder, "plus"), "mca_base_env_list_delimiter = +\n")
+        words = ["--mca", "mca_base_env_list", "A=1;2+LD_PRELOAD=/x.so+B=1"]
+        for before, more in ((["--mca", "mca_base_env_list_delimiter", "+"], {}),
+                             ([], {"OMPI_MCA_mca_base_env_list_delimiter": "+"}),
+                             ([], {"OMPI_MCA_mca_base_param_files": plus})):
+            self.assertEqual(dry(self.mpirun, *before, *words, "a", env=environment(**more)),
+                             [self.mpirun, *before, *words[:2], f"A=1;2+B=1+{PRELOAD}:/x.so", "a"])
         # Files that a parameter names; the last option counts, before the environment.
         for name, file, value in (("envar_file_prefix", tune, "A=3;B=4"), ("param_files", other, "A=5")):
             named = environment(**{"OMPI_MCA_mca_base_" + name: file})

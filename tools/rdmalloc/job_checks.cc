@@ -156,7 +156,7 @@ std::optional<std::string> value_in_list(const std::string& list, char between,
 
 // What an option gives a rank: -x NAME=VALUE, -genv NAME VALUE, --export=LIST, and Open MPI's list.
 std::optional<std::string> value_by(const Option& option, Launcher::Kind kind,
-                                    const std::string& name) {
+                                    const std::string& name, char delimiter) {
   if (option.values.empty()) return std::nullopt;
   const std::string& first = option.values[0];
   const bool is_pair = option.values.size() == 2;
@@ -164,7 +164,7 @@ std::optional<std::string> value_by(const Option& option, Launcher::Kind kind,
     case Launcher::Kind::open_mpi:
       if (option.name == "x") return value_in_list(first, '\0', name);
       if (is_pair && first == "mca_base_env_list")
-        return value_in_list(option.values[1], ';', name);
+        return value_in_list(option.values[1], delimiter, name);
       return std::nullopt;
     case Launcher::Kind::hydra:
       if (option.name != "genv" && option.name != "env") return std::nullopt;
@@ -181,15 +181,21 @@ std::optional<std::string> value_by(const Option& option, Launcher::Kind kind,
 }  // namespace
 
 std::optional<std::string> Job::variable(const std::string& name) const {
+  // Open MPI's list is itself a parameter, and so a variable.
+  const bool has_list =
+      launcher.kind == Launcher::Kind::open_mpi && name.find("_MCA_") == std::string::npos;
+  const std::string named =
+      has_list ? mca("mca_base_env_list_delimiter").value_or("") : std::string();
+  const char delimiter = named.empty() ? ';' : named[0];
   for (const Context& context : contexts) {
     std::optional<std::string> found;
     for (const Option& option : context.options)
-      if (auto value = value_by(option, launcher.kind, name)) found = value;
+      if (auto value = value_by(option, launcher.kind, name, delimiter)) found = value;
     if (found) return found;
   }
-  // The list is itself a parameter, and so a variable.
-  if (launcher.kind == Launcher::Kind::open_mpi && name.find("_MCA_") == std::string::npos)
-    if (auto value = value_in_list(mca("mca_base_env_list").value_or(""), ';', name)) return value;
+  if (has_list)
+    if (auto value = value_in_list(mca("mca_base_env_list").value_or(""), delimiter, name))
+      return value;
   const char* value = std::getenv(name.c_str());
   if (value == nullptr) return std::nullopt;
   return value;

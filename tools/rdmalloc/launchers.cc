@@ -40,20 +40,32 @@ void add_programs(const Launcher& launcher, const std::vector<Context>& contexts
 
 // ---- Open MPI and PRRTE: -x NAME=VALUE, of each context apart; the last one of a name counts.
 
+std::optional<std::string> mca_value(const Launcher& launcher, const std::vector<Context>& contexts,
+                                     const std::string& name) {
+  for (const Context& context : contexts)
+    for (const Option& option : context.options)
+      if (option.values.size() == 2 && option.values[0] == name) return option.values[1];
+  const std::string value = variable(("OMPI_MCA_" + name).c_str());
+  return value.empty() ? mca_in_files(launcher, contexts, name) : value;
+}
+
 // mca_base_env_list is the other way to pass variables, and 4 refuses both in one command: where
 // the user took it, it gets ours too.
 bool add_to_env_list(const Launcher& launcher, const Wanted& wanted,
                      const std::vector<Context>& contexts, Plan& plan) {
-  const auto extended = [&wanted](const std::string& list) {
+  const std::string named =
+      mca_value(launcher, contexts, "mca_base_env_list_delimiter").value_or("");
+  const char delimiter = named.empty() ? ';' : named[0];
+  const auto extended = [&wanted, delimiter](const std::string& list) {
     std::string preload = variable("LD_PRELOAD");
     std::string text;
     std::istringstream entries(list);
-    for (std::string entry; std::getline(entries, entry, ';');)
+    for (std::string entry; std::getline(entries, entry, delimiter);)
       if (const auto theirs = value_in(entry, "LD_PRELOAD"))
         preload = *theirs;
       else if (!entry.empty())
-        text += entry + ";";
-    for (const auto& [name, value] : wanted.settings) text += assignment(name, value) + ";";
+        text += entry + delimiter;
+    for (const auto& [name, value] : wanted.settings) text += assignment(name, value) + delimiter;
     return text + assignment("LD_PRELOAD", merged_preload(wanted.library, preload));
   };
   for (const Context& context : contexts)
