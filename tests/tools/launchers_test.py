@@ -95,6 +95,12 @@ class OpenMpi(Case):
                          [self.mpirun, "-x", PRELOAD, "--mca", "pml", "ob1", "a", "-x",
                           "LD_PRELOAD=/x.so"])
 
+    def test_own_preload_of_a_tune_file_comes_after_ours(self):
+        tune = script(os.path.join(self.folder, "tune"), "-mca pml ob1\n-x A=1 -x LD_PRELOAD=/x.so\n")
+        self.assertEqual(dry(self.mpirun, "--tune", tune, "a", ":", "b", ":", "-x", "LD_PRELOAD=/y.so", "c"),
+                         [self.mpirun, "-x", PRELOAD + ":/x.so", "--tune", tune, "a", ":", "-x", PRELOAD + ":/x.so", "b",
+                          ":", "-x", PRELOAD + ":/y.so", "c"])
+
     @unittest.skipUnless("(OpenRTE) 4" in OPEN_MPI_SAYS, "no Open MPI 4 is installed")
     def test_options_of_4(self):
         said = call([OPEN_MPI, "--help", "all"], env=open_mpi()).stdout
@@ -387,6 +393,9 @@ class RealOpenMpi(Real, unittest.TestCase):
             done = run("--", *self.LAUNCH, "-x", f"LD_PRELOAD={other}", "-n", "1", *look,
                        env=self.env())
             self.assertEqual((done.stdout, done.stderr), (f"{OURS}:{other}\n", ""))
+            tune = script(os.path.join(folder, "tune"), f"-x LD_PRELOAD={other}\n")
+            done = run("--", *self.LAUNCH, "--tune", tune, "-n", "1", *look, ":", "-n", "1", *look, env=self.env())
+            self.assertEqual((done.stdout, done.stderr), (2 * f"{OURS}:{other}\n", ""))
 
     def test_variables_by_the_list(self):
         done = run("--", *self.LAUNCH, "-n", "1", "sh", "-c", "echo $FOO; " + LOOK,

@@ -87,11 +87,12 @@ void plan_open_mpi(const Launcher& launcher, const Wanted& wanted, Plan& plan) {
   const std::vector<Context> contexts = contexts_of(launcher, plan.command);
   add_programs(launcher, contexts, plan.command, plan);
   if (launcher.major < 5 && add_to_env_list(launcher, wanted, contexts, plan)) return;
+  const std::string tuned = x_in_files(contexts, "LD_PRELOAD").value_or("LD_PRELOAD");
   Words command = {plan.command[0]};
   for (const Context& context : contexts) {
     if (context.begin > 1) command.emplace_back(":");
     const std::size_t options = command.size();
-    std::string preload = variable("LD_PRELOAD");
+    std::string preload = value_in(tuned, "LD_PRELOAD").value_or("");
     std::size_t copied = context.begin;
     const auto copy_to = [&](std::size_t end) {
       while (copied < end) command.push_back(plan.command[copied++]);

@@ -67,6 +67,11 @@ std::optional<std::string> mca_in_files(const Launcher& launcher,
                                         const std::vector<Context>& contexts,
                                         const std::string& name);
 
+// "NAME" or "NAME=VALUE" of an -x in a --tune file; it is of all contexts, and theirs come before
+// it.
+std::optional<std::string> x_in_files(const std::vector<Context>& contexts,
+                                      const std::string& name);
+
 // The words of a line as launchers divide those of their files: at spaces outside of quotes, up to
 // a "#" that begins a word.
 std::vector<std::string> words_of_line(const std::string& text);

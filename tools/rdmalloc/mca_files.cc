@@ -82,23 +82,42 @@ std::vector<std::string> tune_files(const std::vector<Context>& contexts) {
   return files;
 }
 
-// "-mca name value", as on a command line.
-std::optional<std::string> value_in_tune_file(const std::string& path, const std::string& name) {
+// The words of a file that has options as on a command line: "-mca name value", "-x NAME=VALUE".
+std::vector<std::string> words_of_tune_file(const std::string& path) {
+  std::vector<std::string> all;
   std::error_code ignored;
-  if (!fs::is_regular_file(path, ignored)) return std::nullopt;
+  if (!fs::is_regular_file(path, ignored)) return all;
   std::ifstream file(path);
-  std::optional<std::string> value;
   for (std::string line; std::getline(file, line);) {
     if (!line.empty() && line[0] == '#') continue;
     const std::vector<std::string> words = words_of_line(line);
-    for (std::size_t at = 0; at + 2 < words.size(); at++)
-      if ((words[at] == "-mca" || words[at] == "--mca") && words[at + 1] == name)
-        value = words[at + 2];
+    all.insert(all.end(), words.begin(), words.end());
   }
+  return all;
+}
+
+std::optional<std::string> value_in_tune_file(const std::string& path, const std::string& name) {
+  const std::vector<std::string> words = words_of_tune_file(path);
+  std::optional<std::string> value;
+  for (std::size_t at = 0; at + 2 < words.size(); at++)
+    if ((words[at] == "-mca" || words[at] == "--mca") && words[at + 1] == name)
+      value = words[at + 2];
   return value;
 }
 
 }  // namespace
+
+std::optional<std::string> x_in_files(const std::vector<Context>& contexts,
+                                      const std::string& name) {
+  for (const std::string& path : tune_files(contexts)) {
+    const std::vector<std::string> words = words_of_tune_file(path);
+    for (std::size_t at = 0; at + 1 < words.size(); at++)
+      if ((words[at] == "-x" || words[at] == "--x") &&
+          words[at + 1].substr(0, words[at + 1].find('=')) == name)
+        return words[at + 1];
+  }
+  return std::nullopt;
+}
 
 std::optional<std::string> mca_in_files(const Launcher& launcher,
                                         const std::vector<Context>& contexts,
