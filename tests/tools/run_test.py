@@ -209,15 +209,19 @@ class Refuses(Case):
                              ("NOTIFY=", ["explicit"])):
             self.refused([f"--set {value}: RDMALLOC_", "is not understood", *words], "--set", value, "--", "echo")
         self.refused(["RDMALLOC_PURGE=never is not understood"], "--purge", "never", "--", "echo")
-        for fault in ("xx:1", "commit", "commit:0", "commit:1,xx:2"):
+        for fault in ("xx:1", "commit", "commit:0", "commit:1,xx:2", "commit:1x", "commit: 1", "commit:+1", "commit:-1",
+                      "commit:", "commit:1:2", "commit:1,,commit:2", ",commit:1"):
             self.refused(["is no site", "--fault-sites"], "--set", "FAULT=" + fault, "--", "echo")
+            # And each rank would say so.
+            said = run("--", "true", env=environment(RDMALLOC_FAULT=fault)).stderr
+            self.assertIn(f"RDMALLOC_FAULT={fault} is not understood", said)
         # What is wrong in the environment is not this command's: the program warns, as without us.
         done = run("--set", "DECAY_MS=1", "--", "true", env=environment(RDMALLOC_HUGE="3M"))
         self.assertEqual(done.returncode, 0)
         self.assertIn("RDMALLOC_HUGE=3M is not understood", done.stderr)
         # And none that is right is refused, whatever else is set.
         for value in ("LIMIT=4M", "LIMIT=10%", "ARENA=64G", "LOG=quiet", "STATS=0", "STATS=./%p.json",
-                      "CHECKPOINT=on", "TOPOLOGY=2x2", "FAULT=commit:9000", "HUGE=1G", "REG_MAX_BYTES=0"):
+                      "CHECKPOINT=on", "TOPOLOGY=2x2", "FAULT=commit:9000", "FAULT=commit:9000,", "FAULT=commit:09000,decommit:9000", "HUGE=1G", "REG_MAX_BYTES=0"):
             done = run("--set", value, "--", "true", env=environment(RDMALLOC_LOG="quiet"), cwd=self.folder)
             self.assertEqual((done.returncode, done.stderr), (0, ""), value)
         # The program's own, and none of ours.

@@ -7,6 +7,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <charconv>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -114,7 +116,8 @@ std::string collect_settings(const RunOptions& options, Wanted& wanted) {
   return {};
 }
 
-// "commit:1,decommit:2" names sites that there are, each with a number from 1.
+// "commit:1,decommit:2" names sites that there are, each with a number from 1: what for_each_fault
+// of alloc/core/options.cc takes, so that no rank warns of what is passed on.
 std::string fault_problem(const std::string& value) {
   std::istringstream faults(value);
   for (std::string fault; std::getline(faults, fault, ',');) {
@@ -123,7 +126,10 @@ std::string fault_problem(const std::string& value) {
     const char *name = nullptr, *help = nullptr;
     for (std::size_t i = 0; rdmalloc_fault_site(i, &name, &help) != 0; i++)
       is_site = is_site || fault.substr(0, colon) == name;
-    if (!is_site || colon == std::string::npos || std::atoll(fault.c_str() + colon + 1) < 1)
+    const std::string number = colon == std::string::npos ? "" : fault.substr(colon + 1);
+    std::uint64_t nth = 0;
+    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), nth);
+    if (!is_site || error != std::errc() || end != number.data() + number.size() || nth == 0)
       return fmt::format(
           "'{}' is no site with a number from 1, as in commit:1; rdmalloc info --fault-sites lists "
           "the sites",
