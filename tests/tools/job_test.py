@@ -146,12 +146,24 @@ class Misses(Case):
         rank_file(self.folder, 0, ranks=1)
         os.mkfifo(self.folder + "/pipe.json")
         os.symlink("nowhere", self.folder + "/lost.json")
+        os.symlink("/dev/zero", self.folder + "/zero.json")
         with open(self.folder + "/large.json", "wb") as file:
             file.truncate(1 << 29)
         seen = self.view(1)
         self.assertEqual(len(seen["rows"]), 1)
         self.assertIn("large.json: is too large", seen["complaints"][0])
         self.assertIn("lost.json: can't be read: No such file", seen["complaints"][1])
+        for name, complaint in zip(("pipe", "zero"), seen["complaints"][2:4]):
+            self.assertIn(f"{name}.json: is no regular file", complaint)
+        done = call([TOOL, "job", self.folder + "/zero.json"], timeout=20)
+        self.assertIn("zero.json: is no regular file", done.stdout + done.stderr)
+        # A pipe that is named is read.
+        os.unlink(self.folder + "/pipe.json")
+        for name in ("large", "lost", "zero"):
+            os.unlink(f"{self.folder}/{name}.json")
+        file, = os.listdir(self.folder)
+        done = call(["bash", "-c", f'exec "$0" job --json <(cat {self.folder}/{file})', TOOL])
+        self.assertEqual((done.returncode, len(json.loads(done.stdout)["rows"])), (0, 1), done)
 
     def test_files_of_no_rank(self):
         rank_file(self.folder, None, ranks=1, name="none.node1.3.json", pid=3)

@@ -25,12 +25,8 @@ std::vector<fs::path> files_in(const std::string& place) {
     return {place};
   }
   std::vector<fs::path> files;
-  // Of a pipe that lies there no writer may ever come.
   for (const auto& entry : fs::directory_iterator(place, error))
-    if (std::error_code ignored; entry.path().extension() == ".json" &&
-                                 (entry.is_regular_file(ignored) || entry.is_symlink(ignored)) &&
-                                 !fs::is_fifo(entry.path(), ignored))
-      files.push_back(entry.path());
+    if (entry.path().extension() == ".json") files.push_back(entry.path());
   if (error) throw std::runtime_error(fmt::format("{}: {}", place, error.message()));
   // In an order that does not change from one look to the next.
   std::sort(files.begin(), files.end());
@@ -91,11 +87,15 @@ void read_lines(const fs::path& path, JobFiles& all) {
   if (is_empty) all.silent.push_back(silent_by(path));
 }
 
-// One that can't be read is named, and the others are read.
-void read_file(const fs::path& path, JobFiles& all) {
+// One that can't be read is named, and the others are read. A device may have no end, and of a pipe
+// that lies in a folder no writer may ever come.
+void read_file(const fs::path& path, bool is_named, JobFiles& all) {
   constexpr std::uintmax_t kMost = 256 << 20;  // a process writes some 8 KiB
   std::error_code error;
   try {
+    const fs::file_status status = fs::status(path, error);
+    if (fs::exists(status) && !fs::is_regular_file(status) && !(is_named && fs::is_fifo(status)))
+      throw std::runtime_error("is no regular file");
     if (fs::file_size(path, error) > kMost && !error)
       throw std::runtime_error("is too large for statistics");
     read_lines(path, all);
@@ -109,7 +109,7 @@ void read_file(const fs::path& path, JobFiles& all) {
 JobFiles read_job_files(const std::vector<std::string>& places) {
   JobFiles all;
   for (const std::string& place : places)
-    for (const fs::path& file : files_in(place)) read_file(file, all);
+    for (const fs::path& file : files_in(place)) read_file(file, file == place, all);
   return all;
 }
 
