@@ -39,7 +39,8 @@ class Launchers(Case):
             self.check("root", "good", [], launcher, "a",
                        env=environment(**ours, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1"))
             for value in ("yes", "0", "11"):
-                self.check("root", "bad", [f"CONFIRM is {value}, and counts only as 1"], launcher, "a",
+                self.check("root", "bad", [f"CONFIRM is {value}, and counts only as 1; only one of "
+                                           "OMPI_ALLOW_RUN_AS_ROOT and OMPI_ALLOW_RUN_AS_ROOT_CONFIRM is 1"], launcher, "a",
                            env=environment(**ours, OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=value))
             self.check("root", "good", [], launcher, "--allow-run-as-root", "a")
             self.check("root", "bad", [], launcher, "a", "--allow-run-as-root")

@@ -273,7 +273,7 @@ Finding check_root_refusal(const Job& job) {
     if (!value_of(variable).empty() && !is_set(variable))
       seen += fmt::format("; {} is {}, and counts only as 1", variable, value_of(variable));
   if (is_set(ours + name) != is_set(ours + name + "_CONFIRM"))
-    seen += fmt::format(" with only one of {}{} and {}{}_CONFIRM", ours, name, ours, name);
+    seen += fmt::format("; only one of {}{} and {}{}_CONFIRM is 1", ours, name, ours, name);
   else if (is_set(other + name))
     seen += fmt::format("; {}{} is set, which this launcher does not read", other, name);
   return {"root", Severity::bad, seen,
