@@ -106,13 +106,28 @@ class Launchers(Case):
         self.check("slots", "bad", [], self.four, "-n", "4", "a", files=cores("00", "01", "10"))
         # Of an allocation, and not of this machine.
         nodes = script(os.path.join(self.folder, "nodes"), "a\na\nb\nb\n")
-        for given in ({"SLURM_TASKS_PER_NODE": "1(x2),2", "SLURM_JOB_ID": "7"}, {"PBS_NODEFILE": nodes},
-                      {"LSB_MCPU_HOSTS": "a 1 b 3"}):
+        engine = script(os.path.join(self.folder, "hosts"), "a 1 q@a UNDEFINED\nb 3 q@b UNDEFINED\n")
+        grid = {"PE_HOSTFILE": engine, "SGE_ROOT": "/sge", "ARC": "lx-amd64", "JOB_ID": "7"}
+        for given in ({"SLURM_TASKS_PER_NODE": "1(x2),2", "SLURM_JOB_ID": "7"}, grid):
             name = list(given)[0]
             self.check("slots", "good", ["4 slots", name], self.four, "-n", "4", "a", files=topology,
                        env=environment(**given))
             self.check("slots", "bad", ["5 ranks", name], self.four, "-n", "5", "a", files=topology,
                        env=environment(**given))
+        # All of them, or it is no job of gridengine.
+        for name in grid:
+            self.check("slots", "bad", ["1 slot"], self.four, "-n", "4", "a", files=topology,
+                       env=environment(**{**grid, name: None}))
+        # By builds with support only; others count this machine's core.
+        for given, support in (({"PBS_NODEFILE": nodes}, "tm"), ({"LSB_MCPU_HOSTS": "a 1 b 3"}, "lsf")):
+            name, = given
+            for ranks, severity, says in (("1", "good", ["4 slots", name]), ("5", "bad", ["5 ranks", name]),
+                                          ("4", "note", ["4 slots", name, f"or 1 (cores) where Open MPI was built without "
+                                                             f"{support}"])):
+                self.check("slots", severity, says, self.four, "-n", ranks, "a", files=topology,
+                           env=environment(**given))
+            # One a node: two in the allocation, and one here.
+            self.check("slots", "good", ["2 ranks"], self.four, "-N", "1", "a", files=topology, env=environment(**given))
         self.check("slots", "bad", ["6 ranks"], self.four, "-N", "2", "a", files=topology,
                    env=environment(SLURM_TASKS_PER_NODE="1(x2),2", SLURM_JOB_ID="7"))
         for words in (["-N", "4"], ["-npernode", "4"], ["-N", "4", "-n", "2"]):

@@ -67,6 +67,15 @@ struct Job {
 
 Job job_of(const std::vector<std::string>& command);
 
+// What a batch system gave the job; mpirun counts its slots, and not this machine's cores.
+struct Allocation {
+  long slots = 0, nodes = 0;
+  std::string of;
+  std::string support;  // that only some builds of Open MPI have, and others count cores
+};
+
+std::optional<Allocation> allocation();
+
 // One function looks at one thing.
 Finding check_memlock(const Machine& machine);
 Finding check_memory_limit(const Machine& machine);

@@ -469,52 +469,6 @@ Finding check_userfaultfd(const Machine& machine, const Job& job) {
 
 namespace {
 
-// What a batch system gave the job; mpirun counts its slots, and not this machine's cores.
-struct Allocation {
-  long slots = 0, nodes = 0;
-  std::string of;
-};
-
-// "2(x3),1": three nodes of two tasks, and one of one.
-Allocation tasks_per_node(const std::string& text) {
-  Allocation all;
-  std::istringstream groups(text);
-  for (std::string group; std::getline(groups, group, ',');) {
-    const std::size_t times = group.find("(x");
-    const long nodes = times == std::string::npos ? 1 : std::atol(group.c_str() + times + 2);
-    all.nodes += nodes;
-    all.slots += nodes * std::atol(group.c_str());
-  }
-  return all;
-}
-
-std::optional<Allocation> allocation() {
-  const auto variable = [](const char* name) {
-    const char* value = std::getenv(name);
-    return std::string(value != nullptr ? value : "");
-  };
-  Allocation all;
-  if (const std::string tasks = variable("SLURM_TASKS_PER_NODE");
-      !tasks.empty() && !variable("SLURM_JOB_ID").empty()) {
-    all = tasks_per_node(tasks);
-    all.of = "SLURM_TASKS_PER_NODE";
-  } else if (const std::string nodes = variable("PBS_NODEFILE"); !nodes.empty()) {
-    // A line for each slot.
-    std::set<std::string> names;
-    std::ifstream file(nodes);
-    for (std::string name; file >> name; all.slots++) names.insert(name);
-    all.nodes = static_cast<long>(names.size());
-    all.of = "PBS_NODEFILE";
-  } else if (const std::string hosts = variable("LSB_MCPU_HOSTS"); !hosts.empty()) {
-    std::istringstream words(hosts);
-    long slots = 0;
-    for (std::string name; words >> name >> slots; all.nodes++) all.slots += slots;
-    all.of = "LSB_MCPU_HOSTS";
-  }
-  if (all.slots <= 0) return std::nullopt;
-  return all;
-}
-
 // Ranks that a context asks for; 0 where it does not say. -n counts before -N, which is of a node.
 long ranks_of(const Context& context, long nodes) {
   long ranks = 0, per_node = 0;
@@ -534,9 +488,11 @@ Finding check_slots(const Machine& machine, const Job& job) {
   if (job.launcher.kind != Launcher::Kind::open_mpi)
     return good("slots", "no Open MPI launcher in question: others start as many ranks as asked");
   const std::optional<Allocation> given = allocation();
-  const long slots = given ? given->slots : slots_of(machine);
-  long ranks = 0;
+  const long cores = slots_of(machine);
+  const long slots = given ? given->slots : cores;
+  long ranks = 0, ranks_here = 0;
   for (const Context& context : job.contexts) {
+    ranks_here += ranks_of(context, 1);
     const long more = ranks_of(context, given ? given->nodes : 1);
     if (more < 0)
       return {"slots", Severity::bad, fmt::format("{} ranks asked for", more),
@@ -556,7 +512,10 @@ Finding check_slots(const Machine& machine, const Job& job) {
     std::transform(text.begin(), text.end(), text.begin(), ::tolower);
     return text == "1" || text == "true" || text.find("oversubscribe") != std::string::npos;
   };
-  if (ranks <= slots) return good("slots", seen);
+  // What a build does that counts cores in this allocation.
+  const bool fits = ranks <= slots;
+  const bool fits_here = !given || given->support.empty() ? fits : ranks_here <= cores;
+  if (fits && fits_here) return good("slots", seen);
   const bool is_allowed =
       job.has_option("oversubscribe") || says_so(job.mca("rmaps_base_oversubscribe")) ||
       says_so(job.mca("rmaps_default_mapping_policy")) ||
@@ -566,6 +525,15 @@ Finding check_slots(const Machine& machine, const Job& job) {
   if (is_allowed) return good("slots", seen + "; oversubscribing is allowed");
   for (const char* option : {"host", "hostfile", "machinefile", "default-hostfile", "H"})
     if (job.has_option(option)) return good("slots", seen + "; other hosts are named");
+  if (fits != fits_here)
+    return {"slots", Severity::note,
+            fmt::format("{}, or {} (cores) where Open MPI was built without {}", seen, cores,
+                        given->support),
+            fmt::format("only an Open MPI that was built with {} counts an allocation by {}; where "
+                        "slots are too few mpirun refuses",
+                        given->support, given->of),
+            fmt::format("{} | grep 'ras: {}'  # prints a line where it is built in",
+                        job.launcher.major >= 5 ? "prte_info" : "ompi_info", given->support)};
   return {"slots", Severity::bad, seen,
           "mpirun refuses: there are not enough slots available in the system",
           job.launcher.major >= 5 ? "export PRTE_MCA_rmaps_default_mapping_policy=:oversubscribe"
