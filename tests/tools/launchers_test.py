@@ -10,7 +10,8 @@ mca_base_env_list (Open MPI 4 refuses it), with -genv put at the end, with LD_PR
 environment, with launchers recognised by their name alone, with --pset or --gomca out of the options (the
 rank ran without rdmalloc), with no look into the files of parameters (4.1.4 aborts),
 with one --export for all
-components of an srun, with --export looked for at the start of a directive only, with --set-sid or 4's --dvm among those that take a value.
+components of an srun, with --export looked for at the start of a directive only, with --set-sid or 4's --dvm among those that take a value,
+with a value for sbatch's --wait, with pipes read, without the files that parameters name.
 """
 import glob
 import os
@@ -309,7 +310,8 @@ class Slurm(Case):
             self.assertEqual((done.returncode, done.stderr), (0, ""), words)
         # Through a pipe, all of it.
         self.sbatch = script(os.path.join(self.folder, "sbatch"), '#!/bin/sh\nshift; exec cat "$1"\n')
-        done = call(["bash", "-c", f'"$0" run --library {OURS} -- {self.sbatch} <(printf "#SBATCH -n 1\\ntrue\\n")', TOOL])
+        done = call(["bash", "-c", '"$0" run --library "$1" -- "$2" <(printf "#SBATCH -n 1\\ntrue\\n")', TOOL, OURS,
+                     self.sbatch])
         self.assertEqual(done.stdout, "#SBATCH -n 1\ntrue\n", done)
 
     def test_directives_of_batch_scripts(self):
@@ -409,8 +411,10 @@ class RealOpenMpi(Real, unittest.TestCase):
                 done = run("--", *self.LAUNCH, *words, "-n", "1", "sh", "-c", "echo $FOO; " + LOOK,
                            env=self.env(HOME=home))
                 self.assertEqual(done.stdout, f"{wanted}\nwith without\n", done)
-            for name, file, wanted in (("envar_file_prefix", tune, 7), ("param_files", home + "/.openmpi/mca-params.conf", 6)):
-                for words, more in (([], {"OMPI_MCA_mca_base_" + name: file}), (["--mca", "mca_base_" + name, file], {})):
+            for name, file, wanted in (("envar_file_prefix", tune, 7),
+                                       ("param_files", home + "/.openmpi/mca-params.conf", 6)):
+                for words, more in (([], {"OMPI_MCA_mca_base_" + name: file}),
+                                    (["--mca", "mca_base_" + name, file], {})):
                     done = run("--", *self.LAUNCH, *words, "-n", "1", "sh", "-c", "echo $FOO; " + LOOK,
                                env=self.env(**more))
                     self.assertEqual(done.stdout, f"{wanted}\nwith without\n", done)

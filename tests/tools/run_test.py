@@ -221,7 +221,8 @@ class Refuses(Case):
         self.assertIn("RDMALLOC_HUGE=3M is not understood", done.stderr)
         # And none that is right is refused, whatever else is set.
         for value in ("LIMIT=4M", "LIMIT=10%", "ARENA=64G", "LOG=quiet", "STATS=0", "STATS=./%p.json",
-                      "CHECKPOINT=on", "TOPOLOGY=2x2", "FAULT=commit:9000", "FAULT=commit:9000,", "FAULT=commit:09000,decommit:9000", "HUGE=1G", "REG_MAX_BYTES=0"):
+                      "CHECKPOINT=on", "TOPOLOGY=2x2", "FAULT=commit:9000", "FAULT=commit:9000,", "HUGE=1G",
+                      "FAULT=commit:09000,decommit:9000", "REG_MAX_BYTES=0"):
             done = run("--set", value, "--", "true", env=environment(RDMALLOC_LOG="quiet"), cwd=self.folder)
             self.assertEqual((done.returncode, done.stderr), (0, ""), value)
         # The program's own, and none of ours.
