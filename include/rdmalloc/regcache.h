@@ -274,12 +274,12 @@ RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const voi
  *  -EACCES, -EINVAL (length or access is 0), -ENOENT (RDMALLOC_NO_REGISTER, and not registered),
  *  -ENOMEM (the limits' share for such keys, or the registrar; reg_get may still work), -EMSGSIZE
  *  (more than one registration may hold), -EAGAIN (a state that passes: an invalidation at the same
- *  time, a checkpoint under way, memory that is being purged, or, where no two registrations may
- *  overlap, one in the way that another thread is making or ending), -ECHILD (the domain of a
- *  parent process), or the registrar's error. A purge beside a live block never makes the call
- *  fail. Any thread. A hit takes no lock and is wait-free, but with RDMALLOC_REGISTRAR_NO_OVERLAP.
- *  A miss calls the registrar: do not call inside a callback of its fabric, unless
- *  RDMALLOC_NO_REGISTER is given. */
+ *  time, a checkpoint under way, or memory that is being purged), -ECHILD (the domain of a parent
+ *  process), or the registrar's error, such as -EEXIST where no two registrations may overlap and
+ *  another thread is making or ending one. A purge beside a live block never makes the call fail.
+ *  Any thread. A hit takes no lock and is wait-free, but with RDMALLOC_REGISTRAR_NO_OVERLAP. A miss
+ *  calls the registrar: do not call inside a callback of its fabric, unless RDMALLOC_NO_REGISTER is
+ *  given. */
 static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                    uint32_t access, struct rdmalloc_key* key) {
   const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;

@@ -29,13 +29,13 @@ struct Plan {
   std::size_t length() const { return high - low; }
 };
 
-// make()'s other answer, beside kNoRoom, where a narrower range may work: a part of the range is in
-// a purge.
+// make()'s other answer, beside kNoRoom, where a narrower range may work: a purge has part of it.
 constexpr int kInPurge = 1;
-static_assert(kInPurge != kNoRoom);
+static_assert(kInPurge != kNoRoom && kInPurge != kPasses);
 
 // The error that the caller of the cache gets instead.
 int error_of_call(int error) {
+  if (error == kPasses) return -EEXIST;
   return error == kInPurge ? -EAGAIN : error == kNoRoom ? -ENOMEM : error;
 }
 
@@ -370,11 +370,9 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   if (error != 0) {
     all.words.end_registering(slices);
     give_up(domain, made, asked);
-    if (error != -EAGAIN || !request.is_uncounted) return error;
-    // What serves may be a registration that is held, and has no room to become sticky: that does
-    // not pass.
+    if (error != kPasses || !request.is_uncounted) return error;
     WholeGuard guard(domain);
-    return has_sticky_room(domain, plan.length(), true) ? -EAGAIN : -ENOMEM;
+    return has_sticky_room(domain, plan.length(), true) ? kPasses : -ENOMEM;
   }
   Registration* drops = nullptr;
   {
@@ -412,7 +410,7 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
     // granularity.
     if (error == -ENOMEM && memlock_room(domain).limit != UINT64_MAX) error = kNoRoom;
     if (error == kNoRoom && plan.length() == wide.length()) return error;
-    if (error <= 0) return error;
+    if (error <= 0 || error == kPasses) return error;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
   if (!may_serve(domain, request, plan)) return kNoRoom;
@@ -574,7 +572,7 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
   }
   if (!may_register) return -ENOENT;
   Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, request, span)};
-  if (is_owned && !is_remote) return error_of_call(make_local(domain, request, span, reg, key));
+  if (is_owned && !is_remote) return make_local(domain, request, span, reg, key);
   if (is_remote) {
     if (int error = plan_remote(domain, request, is_owned ? &span : nullptr, &plan)) return error;
   } else {
@@ -584,17 +582,19 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
     if (!keeps_to_pages(plan, request)) return -EINVAL;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
-  return error_of_call(make(domain, request, plan, reg, key));
+  return make(domain, request, plan, reg, key);
 }
 
 }  // namespace
 
 int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
                  rdmalloc_key* key) {
-  int error = find_or_make_once(domain, request, may_register, reg, key);
-  if (error == -ENOMEM && end_sticky_parts(domain))
+  int error = kPasses;
+  for (int tries = 0; tries < 4 && error == kPasses; ++tries)
     error = find_or_make_once(domain, request, may_register, reg, key);
-  return error;
+  if (error_of_call(error) == -ENOMEM && end_sticky_parts(domain))
+    error = find_or_make_once(domain, request, may_register, reg, key);
+  return error_of_call(error);
 }
 
 }  // namespace rdmalloc::regcache

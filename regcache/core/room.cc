@@ -296,7 +296,7 @@ InTheWay close_in_the_way(Domain& domain, const Registration* wanted, std::uintp
   return there;
 }
 
-// After -EEXIST: drops what is idle and in the way, and asks once more. -EAGAIN where other threads
+// After -EEXIST: drops what is idle and in the way, and asks once more. kPasses where other threads
 // are making or dropping what is in the way: no thread waits for another's registrar (I3).
 int ask_without_overlaps(Domain& domain, Registration* reg, std::uintptr_t block_low,
                          std::uintptr_t block_high, Asked& asked) {
@@ -310,10 +310,10 @@ int ask_without_overlaps(Domain& domain, Registration* reg, std::uintptr_t block
     }
     bool is_some_dropped = there.idle != nullptr;
     drop_list(domain, there.idle, Reason::kEvicted);
-    if (there.serves) return -EAGAIN;
+    if (there.serves) return kPasses;
     if (there.stays && !is_some_dropped) return -EEXIST;
     passed |= there.passes;
-    if (is_last) return passed || is_some_dropped ? -EAGAIN : -EEXIST;
+    if (is_last) return passed || is_some_dropped ? kPasses : -EEXIST;
     // Also where nothing is in the way any more: another thread may have dropped it since.
     int error = ask_registrar(domain, reg, asked);
     if (error != -EEXIST) return error;

@@ -11,6 +11,9 @@ namespace rdmalloc::regcache {
 // More than a limit of ours, or RLIMIT_MEMLOCK, leaves: a narrower range may work. A registrar's
 // answer is never positive.
 inline constexpr int kNoRoom = 2;
+// The registrar refuses overlaps, and what is in the way is being made or dropped by other threads,
+// or serves. Not for a key, where what serves is held and finds no room among the sticky.
+inline constexpr int kPasses = 3;
 
 // ---- the domain's limits ----
 
