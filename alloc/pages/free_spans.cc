@@ -60,7 +60,7 @@ std::uint32_t FreeSpans::next_nonempty(std::uint32_t bin) const {
   return word * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
 }
 
-SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::uint32_t alignment,
+SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, Alignment alignment,
                                   Where where, unsigned node) const {
   SliceIndex best = 0;
   std::uint32_t best_slices = ~0u;
@@ -87,14 +87,14 @@ SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::
   return best;
 }
 
-SliceIndex FreeSpans::find_best(std::uint32_t wanted, std::uint32_t alignment, Where where,
+SliceIndex FreeSpans::find_best(std::uint32_t wanted, Alignment alignment, Where where,
                                 unsigned node) const {
   for (std::uint32_t bin = next_nonempty(bin_of(wanted)); bin < kBins; bin = next_nonempty(bin + 1))
     if (SliceIndex best = best_in_bin(bin, wanted, alignment, where, node)) return best;
   return 0;
 }
 
-FreeSpans::Latest FreeSpans::find_latest(std::uint32_t wanted, std::uint32_t alignment,
+FreeSpans::Latest FreeSpans::find_latest(std::uint32_t wanted, Alignment alignment,
                                          std::uint64_t most, unsigned node) const {
   // Of that very length the one that was freed last, which is the head: the commonest case. Not one
   // where longer buffers began when it was part of more: the program realloc takes 2.5 % more

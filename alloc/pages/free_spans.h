@@ -9,12 +9,28 @@
 
 namespace rdmalloc {
 
-// First slice in [slice, slice + slices) where `wanted` slices fit that are aligned to `alignment`
-// slices (a power of two); 0 when they don't.
+// Which slices a span may begin at: multiples of so many (a power of two), by their index; or, with
+// the arena's bias, by their address. The arena is aligned to a chunk, so up to that both are one.
+struct Alignment {
+  std::uint32_t slices;
+  std::uint32_t bias = 0;
+
+  constexpr Alignment(std::uint32_t of_index) : slices(of_index) {}
+  constexpr Alignment(std::uint32_t of_address, std::uint64_t arena_begin)
+      : slices(of_address), bias(static_cast<std::uint32_t>(arena_begin & (of_address - 1))) {}
+
+  // The first such slice from there on.
+  constexpr std::uint64_t up(SliceIndex slice) const {
+    return ((std::uint64_t{slice} + bias + slices - 1) & ~std::uint64_t{slices - 1}) - bias;
+  }
+  constexpr bool is_of(SliceIndex slice) const { return up(slice) == slice; }
+};
+
+// First slice in [slice, slice + slices) where `wanted` aligned slices fit; 0 when they don't.
 constexpr SliceIndex fit_in(SliceIndex slice, std::uint32_t slices, std::uint32_t wanted,
-                            std::uint32_t alignment) {
-  SliceIndex aligned = (slice + alignment - 1) & ~(alignment - 1);
-  return aligned - slice + std::uint64_t{wanted} <= slices ? aligned : 0;
+                            Alignment alignment) {
+  std::uint64_t aligned = alignment.up(slice);
+  return aligned - slice + wanted <= slices ? static_cast<SliceIndex>(aligned) : 0;
 }
 
 // Free spans of one family (dirty or clean) in bins by length: one for each up to 64 slices (4
@@ -29,8 +45,8 @@ class FreeSpans {
   // lowest, but of retained ones the one left last; as far as a short look tells. kInLongestBuffer:
   // within its longest buffer. kSmallPages: where no huge page is touched.
   enum class Where { kAnywhere, kInLongestBuffer, kSmallPages };
-  SliceIndex find_best(std::uint32_t wanted, std::uint32_t alignment,
-                       Where where = Where::kAnywhere, unsigned node = kAnyNode) const;
+  SliceIndex find_best(std::uint32_t wanted, Alignment alignment, Where where = Where::kAnywhere,
+                       unsigned node = kAnyNode) const;
   // Of the spans that `wanted` aligned slices fit in within their longest buffer the one used last.
   // `own`: of those where that buffer had no more slices; before it, one whose length and longest
   // buffer are just that, and which was freed last. `other`: of those where it
@@ -38,7 +54,7 @@ class FreeSpans {
   struct Latest {
     SliceIndex own, other;
   };
-  Latest find_latest(std::uint32_t wanted, std::uint32_t alignment, std::uint64_t most,
+  Latest find_latest(std::uint32_t wanted, Alignment alignment, std::uint64_t most,
                      unsigned node = kAnyNode) const;
   // Of the longest spans the one with the longest buffer; 0 when there is none.
   SliceIndex find_longest_buffer() const;
@@ -57,8 +73,8 @@ class FreeSpans {
   }
   // The next bin from `bin` on that holds a span; kBins when none does.
   std::uint32_t next_nonempty(std::uint32_t bin) const;
-  SliceIndex best_in_bin(std::uint32_t bin, std::uint32_t wanted, std::uint32_t alignment,
-                         Where where, unsigned node) const;
+  SliceIndex best_in_bin(std::uint32_t bin, std::uint32_t wanted, Alignment alignment, Where where,
+                         unsigned node) const;
 
   SliceIndex head_[kBins] = {};
   std::uint64_t nonempty_[kWords] = {};

@@ -214,22 +214,16 @@ bool move_frontier(SliceIndex frontier, SliceIndex end) {
   return true;
 }
 
-namespace {
-
-// Where slices begin that no span has had; 0 when there is no memory.
-SliceIndex begin_of_new_slices() {
+SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment) {
   SliceIndex frontier = shared.frontier.load(std::memory_order_relaxed);
-  if (frontier != 0) return frontier;
-  // Slice 0 is never handed out: its index means "none".
-  if (arena_commit(1) != 0) return 0;
-  set_first(0, 0);
-  arena.span(0).store({SpanKind::kReserved, 0, false, 1});
-  return 1;
-}
-
-// So many slices from `begin` on, and what lies before them behind the frontier, become free.
-SliceIndex extend_frontier_to(SliceIndex frontier, std::uint64_t begin, std::uint32_t wanted) {
-  std::uint64_t taken_end = begin + wanted;
+  if (frontier == 0) {
+    // Slice 0 is never handed out: its index means "none".
+    if (arena_commit(1) != 0) return 0;
+    set_first(0, 0);
+    arena.span(0).store({SpanKind::kReserved, 0, false, 1});
+    frontier = 1;
+  }
+  std::uint64_t begin = alignment.up(frontier), taken_end = begin + wanted;
   if (taken_end > arena.extent() / kSliceBytes) return 0;
   auto end = static_cast<SliceIndex>(taken_end);
   if (!move_frontier(frontier, end)) return 0;
@@ -242,21 +236,6 @@ SliceIndex extend_frontier_to(SliceIndex frontier, std::uint64_t begin, std::uin
     rest_is_new();
   }
   return first_of(end - 1);
-}
-
-}  // namespace
-
-SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment) {
-  SliceIndex frontier = begin_of_new_slices();
-  if (frontier == 0) return 0;
-  std::uint64_t begin = (std::uint64_t{frontier} + alignment - 1) & ~std::uint64_t{alignment - 1};
-  return extend_frontier_to(frontier, begin, wanted);
-}
-
-SliceIndex extend_frontier_at(std::uint32_t wanted, std::size_t alignment) {
-  SliceIndex frontier = begin_of_new_slices();
-  if (frontier == 0) return 0;
-  return extend_frontier_to(frontier, aligned_from(frontier, alignment), wanted);
 }
 
 bool has_room_at(PageHeap& heap, SliceIndex end, std::uint32_t wanted) {

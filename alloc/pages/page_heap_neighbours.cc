@@ -13,9 +13,9 @@ namespace {
 constexpr int kScanLimit = 1024;
 
 // Makes the free run that reaches the frontier as long as is wanted. False: no memory, or no run.
-bool extend_run(SliceIndex run, std::uint32_t wanted, std::uint32_t alignment) {
+bool extend_run(SliceIndex run, std::uint32_t wanted, Alignment alignment) {
   if (run == 0) return false;
-  std::uint64_t end = (std::uint64_t{run} + alignment - 1) / alignment * alignment + wanted;
+  std::uint64_t end = alignment.up(run) + wanted;
   SliceIndex frontier = page_heap_frontier();
   return end > frontier && end <= arena.extent() / kSliceBytes &&
          extend_frontier(static_cast<std::uint32_t>(end - frontier), 1) != 0;
@@ -37,7 +37,7 @@ SliceIndex take_of_run(PageHeap& heap, SliceIndex run, SliceIndex at, std::uint3
 
 }  // namespace
 
-SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment) {
+SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, Alignment alignment) {
   quick_release(heap);
   SliceIndex run = 0;
   for (SliceIndex slice = 1;;) {
@@ -107,8 +107,7 @@ SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
   return 0;
 }
 
-SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment,
-                       Latest latest) {
+SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, Alignment alignment, Latest latest) {
   if (latest == Latest::kLeft && are_few_places(heap)) return 0;
   if (latest == Latest::kLeft) mark_left_alone(heap, true);
   auto is_usable = [&](SliceIndex slice, SpanWord word) {
@@ -133,13 +132,13 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t align
   return at != 0 ? take_of_run(heap, run, at, wanted) : 0;
 }
 
-SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
+SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, Alignment alignment) {
   SliceIndex best = 0, frontier = page_heap_frontier();
   std::uint32_t most_backed = 0;
   int scanned = 0;
   for (SliceIndex first = heap.dirty_by_age.oldest(); first != 0 && scanned < kScanLimit;
        first = arena.span(first).younger, ++scanned) {
-    if (first % alignment != 0) continue;
+    if (!alignment.is_of(first)) continue;
     std::uint32_t backed = 0;
     SliceIndex end = first;
     while (end - first < slices && goes_on(heap, end)) {
@@ -161,9 +160,9 @@ SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, std::uint3
   return best;
 }
 
-SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment) {
+SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, Alignment alignment) {
   SliceIndex longest = unless_far(heap.retained.find_longest_buffer(), slices);
-  if (longest == 0 || longest % alignment != 0) return 0;
+  if (longest == 0 || !alignment.is_of(longest)) return 0;
   std::uint32_t length = arena.span(longest).load().slices;
   // A short one is not worth a buffer that begins within a huge page.
   if (length < kSlicesPerChunk || length < slices / 2) return 0;
@@ -180,7 +179,7 @@ SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint
 }
 
 SliceIndex take_rest_and_clean(PageHeap& heap, SliceIndex clean, std::uint32_t slices,
-                               std::uint32_t alignment, SliceIndex frontier) {
+                               Alignment alignment, SliceIndex frontier) {
   if (clean % kSlicesPerChunk != 0 || !huge_is_chunk(clean - kSlicesPerChunk)) return 0;
   if (!is_of(heap, clean - 1)) return 0;
   SliceIndex rest = first_of(clean - 1);
@@ -188,7 +187,7 @@ SliceIndex take_rest_and_clean(PageHeap& heap, SliceIndex clean, std::uint32_t s
   // Not a place that a buffer left, which the next one comes back to.
   bool is_place = word.kind == SpanKind::kFreeRetained && arena.span(rest).longest_buffer != 0;
   if (!is_dirty(word.kind) || is_place || word.slices >= slices) return 0;
-  if (rest % alignment != 0 || is_left_to_others(rest, slices)) return 0;
+  if (!alignment.is_of(rest) || is_left_to_others(rest, slices)) return 0;
   // As of a block that grows.
   ask_for_huge(rest, slices, frontier, TakenFor::kBuffer);
   take_room(heap, rest, slices, kind_of_place(slices));

@@ -277,7 +277,7 @@ bool quick_release_left_alone(PageHeap& heap, std::uint32_t slices);
 bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest);
 // The same of the oldest run of the shortest length in which so many aligned slices fit; the free
 // span that it is in. For heaps without segments.
-SliceIndex quick_release_place(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment);
+SliceIndex quick_release_place(PageHeap& heap, std::uint32_t slices, Alignment alignment);
 // The same of those freed until then (coarse_ms, wrapping).
 void quick_release_until(PageHeap& heap, std::uint32_t until_ms);
 // The same of the first one that keeps a block which ends there from growing by `wanted` slices;
@@ -307,14 +307,7 @@ void make_dirty(PageHeap& heap, SliceIndex span, SliceIndex begin, SliceIndex en
 bool move_frontier(SliceIndex frontier, SliceIndex end);
 // Makes slices beyond the frontier a free clean span of the central heap, so that at least `wanted`
 // aligned slices fit. Returns that span's first slice, 0 when there is no memory.
-SliceIndex extend_frontier(std::uint32_t wanted, std::uint32_t alignment);
-// The same where the address is to be a multiple of so many bytes.
-SliceIndex extend_frontier_at(std::uint32_t wanted, std::size_t alignment);
-// The first slice from there on whose address is such a multiple; a power of two.
-inline std::uint64_t aligned_from(SliceIndex slice, std::size_t alignment) {
-  std::uintptr_t address = arena.address_of(slice);
-  return slice + ((-address & (alignment - 1)) >> kSliceShift);
-}
+SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment);
 
 // Generations are drawn in blocks of so many: which was used last is known as exactly as that where
 // spans of several heaps meet, and exactly within one. No two spans in use have the same.
@@ -399,23 +392,22 @@ SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted);
 // pages would be taken instead. One thread that reallocates 16 blocks to 1 to 256 KiB held 97 MiB
 // that way, and 17 by this. `latest`: whether what is left alone is taken as well.
 enum class Latest { kLeft, kTaken };
-SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment,
-                       Latest latest);
+SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, Alignment alignment, Latest latest);
 // Takes so many aligned slices from the start of a dirty span on, of it and of what is free behind
 // it, new pages as well: from where the least of those are needed. 0 when there is no such place.
-SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment);
+SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, Alignment alignment);
 // A buffer longer than all before it: at the place of the longest one, and on behind that. So it
 // needs only the pages that are missing there, and what comes after it, of any size, finds one
 // place and not one for each length that was the longest for a time. Not much longer: most of its
 // pages would be new, where free ones may lie elsewhere.
-SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment);
+SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, Alignment alignment);
 // The same of what is left of the huge page that ends before a clean span, and of that span, which
 // was found or begun at `frontier`; 0 where no such rest lies there. A buffer that is longer than
 // the rest would leave it, and the next one its own: of blocks of 3 MiB a quarter of all addresses,
 // between them for as long as they live. So how many fit went by whether a purge had been there.
 SliceIndex take_rest_and_clean(PageHeap& heap, SliceIndex clean, std::uint32_t slices,
-                               std::uint32_t alignment, SliceIndex frontier);
+                               Alignment alignment, SliceIndex frontier);
 // Last resort, when address space is used up: a run of free neighbours of all families.
-SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, std::uint32_t alignment);
+SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, Alignment alignment);
 
 }  // namespace rdmalloc::page_heap_state

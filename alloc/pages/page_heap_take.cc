@@ -16,8 +16,7 @@ unsigned preferred_node() {
 }
 
 // Takes the slices from the free span `found` of a dirty family; 0 when there is none.
-SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices,
-                      std::uint32_t alignment) {
+SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices, Alignment alignment) {
   if (found == 0) return 0;
   SpanWord word = arena.span(found).load();
   SliceIndex taken = fit_in(found, word.slices, slices, alignment);
@@ -26,7 +25,7 @@ SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices,
 }
 
 // `*is_zero`: whether the pages read as zero.
-SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment, TakenFor what,
+SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, Alignment alignment, TakenFor what,
                       bool* is_zero) {
   // What has no huge pages of its own leaves those of others alone: the rest of a huge page is
   // backed with its first slice.
@@ -52,7 +51,7 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, std::uint32_t alignm
 
 // A buffer's own place; or the place used last, the likeliest to be registered still. Not one that
 // is very much longer, while there is another: a long buffer would miss it.
-SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, std::uint32_t alignment,
+SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, Alignment alignment,
                       unsigned node) {
   constexpr std::uint64_t kMostTimesLonger = 8;
   FreeSpans::Latest latest =
@@ -62,8 +61,8 @@ SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, std::uint
   return retained.find_best(slices, alignment, FreeSpans::Where::kInLongestBuffer, node);
 }
 
-SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
-                           TakenFor what, bool* is_zero) {
+SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, Alignment alignment, TakenFor what,
+                           bool* is_zero) {
   // With one shard, whose heap has no segments to ask for, a run that is a little longer is cut,
   // and for another length the oldest are as if they had never been kept: one with what is free
   // beside them.
@@ -80,7 +79,7 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
     found = unless_far(find_place(heap.retained, slices, alignment, FreeSpans::kAnyNode), slices);
     if (found == 0) found = unless_far(heap.dirty.find_best(slices, alignment), slices);
   }
-  if (found == 0) found = join_retained(heap, slices + alignment - 1);
+  if (found == 0) found = join_retained(heap, slices + alignment.slices - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
   if (quick_release_fitting(heap, slices, QuickList::kLongest))
     return take_for_buffer(heap, slices, alignment, what, is_zero);
@@ -94,8 +93,8 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   return take_clean(heap, slices, alignment, what, is_zero);
 }
 
-SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment,
-                           TakenFor what, bool* is_zero) {
+SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, Alignment alignment, TakenFor what,
+                           bool* is_zero) {
   SliceIndex dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
   // With one shard there is no segment to ask for: they are as good as clean pages, joined.
   if (dirty == 0 && shard_count() == 1 && quick_release_for(heap, slices))
@@ -123,7 +122,7 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, std::uint32_t a
   return take_dirty(heap, retained, slices, alignment);
 }
 
-SliceIndex take_once(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment, TakenFor what,
+SliceIndex take_once(PageHeap& heap, std::uint32_t slices, Alignment alignment, TakenFor what,
                      bool* is_zero) {
   *is_zero = false;
   // No place of a buffer's that may be registered, and no page to give back, if it can be helped.
@@ -134,7 +133,7 @@ SliceIndex take_once(PageHeap& heap, std::uint32_t slices, std::uint32_t alignme
   return take_for_buffer(heap, slices, alignment, what, is_zero);
 }
 
-SliceIndex take_locked(PageHeap& heap, std::uint32_t slices, std::uint32_t alignment, TakenFor what,
+SliceIndex take_locked(PageHeap& heap, std::uint32_t slices, Alignment alignment, TakenFor what,
                        bool* is_zero) {
   if (!use(heap, slices)) return 0;
   SliceIndex taken = take_once(heap, slices, alignment, what, is_zero);
@@ -157,7 +156,8 @@ SliceIndex take_with_room(PageHeap& heap, std::uint32_t slices, std::uint32_t as
   constexpr std::uint32_t kMostRoom = (std::uint32_t{1} << 30) / kSliceBytes;
   bool is_short = slices < 2 * kSlicesPerChunk;
   std::uint32_t room = is_short ? 0 : slices < kMostRoom ? slices : kMostRoom;
-  std::uint32_t wanted = slices + room, alignment = is_short ? 1 : kSlicesPerChunk;
+  std::uint32_t wanted = slices + room;
+  Alignment alignment = is_short ? 1 : kSlicesPerChunk;
   unsigned node = preferred_node();
   auto find = [&] {
     SliceIndex found = heap.dirty.find_best(wanted, 1, kAnywhere, node);
@@ -192,66 +192,6 @@ SliceIndex take_with_room(PageHeap& heap, std::uint32_t slices, std::uint32_t as
   return taken;
 }
 
-// Cuts the block out of the free span `found`, in which it fits.
-SliceIndex cut_at_address(SliceIndex found, std::uint32_t slices, std::size_t alignment) {
-  SpanWord word = arena.span(found).load();
-  auto taken = static_cast<SliceIndex>(aligned_from(found, alignment));
-  cut(central, found, word.slices, word.kind, taken, slices);
-  return taken;
-}
-
-// `total`: so many fit it wherever they lie.
-SliceIndex take_dirty_at_address(std::uint32_t slices, std::uint32_t total, std::size_t alignment) {
-  unsigned node = preferred_node();
-  SliceIndex found = central.retained.find_best(total, 1, kAnywhere, node);
-  if (found == 0) found = central.dirty.find_best(total, 1, kAnywhere, node);
-  return found != 0 ? cut_at_address(found, slices, alignment) : 0;
-}
-
-SliceIndex take_clean_at_address(std::uint32_t slices, std::uint32_t total, std::size_t alignment,
-                                 TakenFor what, bool* is_zero) {
-  SliceIndex frontier = page_heap_frontier();
-  SliceIndex clean = central.clean.find_best(total, 1);
-  if (clean == 0) clean = extend_frontier_at(slices, alignment);
-  if (clean == 0) return 0;
-  auto taken = static_cast<SliceIndex>(aligned_from(clean, alignment));
-  ask_for_huge(taken, slices, frontier, what);
-  cut_clean(central, clean, arena.span(clean).load().slices, taken, slices,
-            is_buffer(what) ? kind_of_place(slices) : SpanKind::kFreeDirty);
-  *is_zero = true;
-  return taken;
-}
-
-SliceIndex take_mixed_at_address(std::uint32_t slices, std::uint32_t total, std::size_t alignment) {
-  SliceIndex run = take_mixed(central, total, 1);
-  if (run == 0) return 0;
-  arena.span(run).freed_ms = now_ms();
-  SliceIndex found = join_and_insert(central, run, total, SpanKind::kFreeDirty);
-  return cut_at_address(found, slices, alignment);
-}
-
-// The same for a block whose address must be a multiple of more than a chunk, to which the arena is
-// aligned. Of the span that it is taken from it has its own slices only: what lies before and
-// behind them stays as it is.
-SliceIndex take_at_address(std::uint32_t slices, std::size_t alignment, TakenFor what,
-                           bool* is_zero) {
-  *is_zero = false;
-  std::uint32_t total = slices + static_cast<std::uint32_t>(alignment >> kSliceShift) - 1;
-  if (total < slices || !use(central, slices)) return 0;
-  auto take = [&] {
-    SliceIndex taken = 0;
-    if (what != TakenFor::kRegion) taken = take_dirty_at_address(slices, total, alignment);
-    if (taken == 0) taken = take_clean_at_address(slices, total, alignment, what, is_zero);
-    if (taken == 0) taken = take_dirty_at_address(slices, total, alignment);
-    return taken;
-  };
-  SliceIndex taken = take();
-  if (taken == 0 && quick_release(central)) taken = take();
-  if (taken == 0) taken = take_mixed_at_address(slices, total, alignment);
-  if (taken == 0) unuse(central, slices);
-  return taken;
-}
-
 // Whether the shard's threads do not go to the central heap for a long span now: they met others
 // at its lock again and again, one in eight times at least, and it is not yet time to look there
 // anew. Threads that write to what is so long seldom meet; others took five times mimalloc's time
@@ -277,8 +217,8 @@ bool is_alone(PageHeap& own) {
 }
 
 // Whether a shard's own heap serves such a span.
-bool is_for_shard(unsigned shard, std::uint32_t slices, std::uint32_t alignment) {
-  if (slices > kSegmentMost || alignment > kSlicesPerChunk) return false;
+bool is_for_shard(unsigned shard, std::uint32_t slices, Alignment alignment) {
+  if (slices > kSegmentMost || alignment.slices > kSlicesPerChunk) return false;
   return slices <= kSegmentMostOfFew || shard_count() > kFewShards ||
          is_alone(heap_of_shard(shard));
 }
@@ -307,7 +247,7 @@ SliceIndex take_from_any(unsigned shard, std::uint32_t slices, bool is_shards, T
 }
 
 // The last ones of take_from_any() are not asked for the best place.
-SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, std::uint32_t alignment,
+SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, Alignment alignment,
                      TakenFor what, bool* is_zero) {
   if (is_central(heap) || heap.index == shard)
     return take_locked(heap, slices, alignment, what, is_zero);
@@ -372,19 +312,17 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
                                 bool* is_zero, std::uint16_t owner, TakenFor what) {
   auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
   if (align_slices == 0) align_slices = 1;
-  bool is_short = slices < kBufferSlices && align_slices <= kSlicesPerChunk;
-  if (is_short && what != TakenFor::kRegion) what = TakenFor::kOthers;
+  if (slices < kBufferSlices && what != TakenFor::kRegion) what = TakenFor::kOthers;
   bool is_quick = align_slices == 1 && owner == 0 && what != TakenFor::kRegion;
-  bool is_shards = shard != kNoShard && is_for_shard(shard, slices, align_slices);
+  Alignment of_slices(align_slices, arena.base >> kSliceShift);
+  bool is_shards = shard != kNoShard && is_for_shard(shard, slices, of_slices);
   return take_from_any(shard, slices, is_shards, [=](PageHeap& heap) {
     if (SliceIndex run = 0;
         is_quick && quick_take(heap, slices, large_word(false, 0), &run, 1) != 0) {
       *is_zero = false;
       return run;
     }
-    SliceIndex slice = align_slices <= kSlicesPerChunk
-                           ? take_from(heap, shard, slices, align_slices, what, is_zero)
-                           : take_at_address(slices, alignment, what, is_zero);
+    SliceIndex slice = take_from(heap, shard, slices, of_slices, what, is_zero);
     if (slice == 0) return slice;
     if (*is_zero) events_note_use(slice, slices);
     publish_locked(heap, slice, large_word(*is_zero && what == TakenFor::kZeroes, owner));
