@@ -121,6 +121,7 @@ bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
   if (wanted > room + 1) wanted = static_cast<std::uint32_t>(room) + 1;
   void* blocks[kMagazineSlots];
   std::uint32_t got = heap_slab_take(heap, size_class, blocks, wanted);
+  purge_note_new_pages();
   if (got == 0) return nullptr;
   if (got > 1) {
     // The lowest addresses last: a run of allocations walks upwards through memory.
@@ -276,7 +277,10 @@ bool resize_large(const HeapBlock& at, std::size_t bytes) {
     return false;
   bool has_freed = false;
   bool fits = heap_large_resize(*at.heap, at.slice, slices_for(bytes), &has_freed);
-  has_freed ? purge_note_dirty() : purge_note_new_pages();
+  if (has_freed)
+    purge_note_dirty();
+  else
+    purge_note_new_pages();
   return fits;
 }
 

@@ -5,6 +5,9 @@
 #include <pthread.h>
 #include <threads.h>
 
+#include <algorithm>
+#include <atomic>
+
 #include "alloc/cache/shards.h"
 #include "alloc/core/init.h"
 #include "alloc/interpose/next_of.h"

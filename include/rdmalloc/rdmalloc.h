@@ -203,7 +203,7 @@ RDMALLOC_API int rdmalloc_heap_grow(struct rdmalloc_heap* heap, size_t bytes);
  *  ended: rdmalloc can't know of them, and what a device does with a key that is gone is up to the
  *  fabric. Returns -EBUSY, with nothing changed, if rdmalloc_reg_get() holds a registration of its
  *  memory; -EAGAIN while a quiesce or a resume is at work; -EDEADLK inside a page event. Memory
- * that a registrar could not deregister is never handed out again. */
+ *  that a registrar could not deregister is never handed out again. */
 RDMALLOC_API int rdmalloc_heap_destroy(struct rdmalloc_heap* heap);
 
 /** rdmalloc_heap_destroy() for a caller that cannot try again, a destructor for example. Destroys

@@ -165,10 +165,10 @@ RDMALLOC_API int rdmalloc_domain_open(const struct rdmalloc_registrar_ops* ops, 
 /** Deregisters everything and closes the domain. Returns 0; -EBUSY, with nothing changed, if a
  *  counted registration is held (rdmalloc_reg_get() without its put) or being made; -EAGAIN while a
  *  quiesce or a resume is at work; -EINVAL (not open); -EDEADLK inside a page event, inside
- * deregister and inside the `done` of an invalidation, where rdmalloc_domain_abandon() works. Ends
- * uncounted keys. Waits for a purge that is deregistering in this domain. A call into the domain on
- * another thread either ends before the close or fails with -EINVAL. Do not use the handle
- * afterwards: another domain may get it. */
+ *  deregister and inside the `done` of an invalidation, where rdmalloc_domain_abandon() works. Ends
+ *  uncounted keys. Waits for a purge that is deregistering in this domain. A call into the domain
+ *  on another thread either ends before the close or fails with -EINVAL. Do not use the handle
+ *  afterwards: another domain may get it. */
 RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
 
 /** rdmalloc_domain_close() for a caller that cannot try again, a destructor for example. Closes the
@@ -625,9 +625,9 @@ RDMALLOC_API int rdmalloc_pool_stats(struct rdmalloc_pool* pool,
                                      struct rdmalloc_pool_counters* stats);
 
 /** Deregisters the buffers and frees them. Returns 0, -EINVAL, -EAGAIN while a quiesce or a resume
- * is at work, or -EBUSY, with nothing changed, if a buffer is out. (Waiters exist only while
- * buffers are out.) No other thread may be in a call for this pool; threads that used it need not
- * have ended. Calls registrars.
+ *  is at work, or -EBUSY, with nothing changed, if a buffer is out. (Waiters exist only while
+ *  buffers are out.) No other thread may be in a call for this pool; threads that used it need not
+ *  have ended. Calls registrars.
  *
  *  A child of fork has the bytes of its parent's buffers, and addr and length of each, but no
  *  registrations (the keys read as zero) and no pool: every call returns -ECHILD, except destroy,

@@ -39,8 +39,7 @@ inline long pinned_kb() {
   if (line != nullptr) return strtol(line + 6, nullptr, 10);
   int error = got < 0 ? errno : EIO;
   say("the domain is not opened: VmPin in /proc/self/status can't be read, which tells whether "
-      "memory "
-      "stays pinned once its registration has ended. Mount /proc, or leave descriptors free "
+      "memory stays pinned once its registration has ended. Mount /proc, or leave descriptors free "
       "(RLIMIT_NOFILE).");
   return -error;
 }
