@@ -19,6 +19,14 @@ namespace {
 
 constexpr std::size_t kMiB = 1 << 20;
 
+// A domain on the program's own ring.
+rdmalloc_uring_attr on_ring(io_uring& ring) {
+  rdmalloc_uring_attr attr = {};
+  attr.size = sizeof attr;
+  attr.ring = &ring;
+  return attr;
+}
+
 class Uring : public testing::Test {
  protected:
   void SetUp() override {
@@ -278,9 +286,7 @@ TEST(UringBadUse, rings_that_cannot_work_are_refused) {
   io_uring ring;
   int made = io_uring_queue_init(8, &ring, IORING_SETUP_SINGLE_ISSUER);
   if (made != 0) GTEST_SKIP() << "SKIP: no single-issuer ring here: " << strerror(-made);
-  rdmalloc_uring_attr attr = {};
-  attr.size = sizeof attr;
-  attr.ring = &ring;
+  rdmalloc_uring_attr attr = on_ring(ring);
   rdmalloc_domain* domain = nullptr;
   rdmalloc_uring* uring = nullptr;
   EXPECT_EQ(rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring), -ENOTSUP);
@@ -294,9 +300,7 @@ TEST(UringBadUse, a_callers_ring_stays_the_callers) {
   io_uring ring;
   int made = io_uring_queue_init(8, &ring, 0);
   if (made != 0) GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(-made);
-  rdmalloc_uring_attr attr = {};
-  attr.size = sizeof attr;
-  attr.ring = &ring;
+  rdmalloc_uring_attr attr = on_ring(ring);
   attr.buffers = 2;
   rdmalloc_domain* domain = nullptr;
   rdmalloc_uring* uring = nullptr;
@@ -421,9 +425,7 @@ TEST(UringQuiesce, a_ring_of_the_users_is_theirs_to_close_or_is_named) {
     int told = 0;
   } mine;
   if (io_uring_queue_init(8, &mine.ring, 0) != 0) GTEST_SKIP() << "SKIP: no io_uring here";
-  rdmalloc_uring_attr attr = {};
-  attr.size = sizeof attr;
-  attr.ring = &mine.ring;
+  rdmalloc_uring_attr attr = on_ring(mine.ring);
   rdmalloc_domain_attr of_domain = {};
   of_domain.size = sizeof of_domain;
   of_domain.event_arg = &mine;
@@ -466,9 +468,7 @@ TEST(UringQuiesce, what_could_not_be_removed_from_a_ring_of_the_users_stays) {
   namespace os = rdmalloc::os;
   io_uring ring = {};
   if (io_uring_queue_init(8, &ring, 0) != 0) GTEST_SKIP() << "SKIP: no io_uring here";
-  rdmalloc_uring_attr attr = {};
-  attr.size = sizeof attr;
-  attr.ring = &ring;
+  rdmalloc_uring_attr attr = on_ring(ring);
   rdmalloc_domain* domain = nullptr;
   rdmalloc_uring* uring = nullptr;
   ASSERT_EQ(rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring), 0);
@@ -503,9 +503,7 @@ TEST(UringQuiesce, what_could_not_be_removed_ends_with_a_ring_of_the_users) {
   namespace os = rdmalloc::os;
   io_uring ring = {};
   if (io_uring_queue_init(8, &ring, 0) != 0) GTEST_SKIP() << "SKIP: no io_uring here";
-  rdmalloc_uring_attr attr = {};
-  attr.size = sizeof attr;
-  attr.ring = &ring;
+  rdmalloc_uring_attr attr = on_ring(ring);
   rdmalloc_domain_attr of_domain = {};
   of_domain.size = sizeof of_domain;
   of_domain.event_arg = &ring;
