@@ -58,7 +58,7 @@
 //   purge_freeze purge_hold purge_pause purge_request_all purge_resume purge_thaw
 //   purge_thread_start
 #include "alloc/pages/events.h"
-//   PageListener events_listen
+//   PageListener events_listen is_in_page_event
 #include "alloc/pages/purge_turn.h"
 //   purge_turn_is_mine purge_turn_wait
 #include "alloc/heaps/heap.h"

@@ -58,13 +58,17 @@ void widen(SliceIndex begin, SliceIndex end) {
   }
 }
 
+constinit thread_local bool in_page_event = false;
+
 template <typename Call>
 void for_each_listener(Call call) {
   for (PageListener* at = first.load(std::memory_order_acquire); at != nullptr;
        at = at->next.load(std::memory_order_acquire)) {
     if (at->state.load(std::memory_order_acquire) != PageListener::kActive) continue;
     assert_no_lock_held("page event");
+    in_page_event = true;
     call(*at);
+    in_page_event = false;
     // It may have forked, and this be the child: no lock before that is known. The purge goes on.
     fork_check();
   }
@@ -134,6 +138,10 @@ void events_note_reuse_pages(SliceIndex slice, std::uint16_t pages) {
   arena.reused_pages[slice].fetch_or(pages, std::memory_order_relaxed);
   arena.page_events[slice].fetch_or(kNotifyPages, std::memory_order_release);
   widen(slice, slice + 1);
+}
+
+bool is_in_page_event() {
+  return in_page_event;
 }
 
 bool events_are_pending() {

@@ -63,6 +63,9 @@ bool events_notify_decommit(std::uintptr_t base, std::size_t length);
 // Notifies of the end of a purge that was agreed to.
 void events_notify_purged(std::uintptr_t base, std::size_t length, int result);
 
+// Whether this thread is inside a function of a listener: calls that wait for what a purge may be
+// waiting for return -EDEADLK there.
+bool is_in_page_event();
 // Whether there is something to notify of; without the turn.
 bool events_are_pending();
 // In a fork child: observers of the parent are not called; what they watch is not there.

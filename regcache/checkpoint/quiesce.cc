@@ -402,7 +402,7 @@ int resume_all() {
 }
 
 bool must_not_wait() {
-  return is_in_page_event() || is_in_callback() || purge_turn_is_mine();
+  return is_in_callback() || purge_turn_is_mine();
 }
 
 // Heaps and domains that were abandoned while nothing could be ended.

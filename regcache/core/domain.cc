@@ -347,7 +347,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* g
     return error;
   if (int error = check_ops(ops)) return error;
   if (int error = check_attr(attr)) return error;
-  if (is_in_page_event()) return -EDEADLK;
+  if (rdmalloc::is_in_page_event()) return -EDEADLK;
   State* all = nullptr;
   if (int error = state_prepare(&all)) return error;
   GateScope scope(*all, Gate::kMakes);
@@ -376,7 +376,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* g
 
 extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
   Domain* domain = domain_of(handle);
-  if (is_in_page_event() || is_dropping()) return -EDEADLK;
+  if (rdmalloc::is_in_page_event() || is_dropping()) return -EDEADLK;
   int error = domain_check(domain);
   if (error == -ECHILD) {
     // The parent's domain: the child has nothing of it, and must not touch the registrar's objects.
@@ -414,7 +414,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_close(rdmalloc_domain* handle) {
 
 extern "C" RDMALLOC_API int64_t rdmalloc_domain_flush(rdmalloc_domain* handle) {
   Domain* domain = domain_of(handle);
-  if (is_in_page_event()) return -EDEADLK;
+  if (rdmalloc::is_in_page_event()) return -EDEADLK;
   if (int error = domain_check(domain)) return error;
   drain_deferred(*domain);
   flush_blocks_of_sticky_parts(*domain);

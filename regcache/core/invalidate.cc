@@ -175,7 +175,7 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
                                                     size_t length, void (*done)(void*), void* arg) {
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   if (length == 0 || low + length < low) return -EINVAL;
-  if (is_in_page_event()) return -EDEADLK;
+  if (rdmalloc::is_in_page_event()) return -EDEADLK;
   Domain* only = domain_of(handle);
   if (only != nullptr) {
     if (int error = domain_check(only); error != 0 && error != -EAGAIN) return error;

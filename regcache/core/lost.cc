@@ -82,7 +82,7 @@ using namespace rdmalloc::regcache;
 
 extern "C" RDMALLOC_API int rdmalloc_domain_lost(rdmalloc_domain* handle) {
   Domain* domain = domain_of(handle);
-  if (is_in_page_event()) return -EDEADLK;
+  if (rdmalloc::is_in_page_event()) return -EDEADLK;
   int error = domain_check(domain);
   if (error == -ENODEV) return -EALREADY;
   // -EAGAIN: in a checkpoint.

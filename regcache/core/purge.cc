@@ -9,15 +9,6 @@
 namespace rdmalloc::regcache {
 namespace {
 
-constinit thread_local bool in_page_event = false;
-
-// A registrar that the cache calls may call the cache: such a call must return -EDEADLK and not
-// hang.
-struct PageEventScope {
-  PageEventScope() { in_page_event = true; }
-  ~PageEventScope() { in_page_event = false; }
-};
-
 // The range to be purged.
 struct Range {
   std::uintptr_t low, high;
@@ -154,10 +145,6 @@ bool clear_all(State& all, const Range& range) {
 
 }  // namespace
 
-bool is_in_page_event() {
-  return in_page_event;
-}
-
 int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason reason) {
   State* all = state();
   if (all == nullptr || !all->is_ready() || length == 0) return 0;
@@ -165,7 +152,6 @@ int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason reason
   std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
   SliceRange slices{(low - arena) >> RDMALLOC_SLICE_SHIFT,
                     ((low + length - 1 - arena) >> RDMALLOC_SLICE_SHIFT) + 1};
-  PageEventScope scope;
   bool is_in_use = !rdmalloc_range_is_idle(base, length);
   Range range{low, low + length, is_in_use, is_in_use && reason == RDMALLOC_PURGE_DECAY};
   note(Event::kPurgeAsked, range.low, range.high);

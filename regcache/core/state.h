@@ -72,9 +72,6 @@ inline State* state() {
   return survivors.state.get();
 }
 
-// Whether this thread is inside a page event of ours.
-bool is_in_page_event();
-
 // The page events, for the observer that state_prepare() adds (purge.cc).
 int on_purge(void* arg, void* base, std::size_t length, rdmalloc_purge_reason reason);
 void on_purged(void* arg, void* base, std::size_t length, int result);

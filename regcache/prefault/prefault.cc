@@ -40,7 +40,6 @@ struct Job {
   void* arg;
   unsigned threads = 1;
   int process = 0;
-  bool waits_for_purges = false;
   bool has_reported_all = false;
 
   // The next step to be taken.
@@ -166,7 +165,7 @@ bool register_next(Job& job, bool is_caller) {
   if (unit == nullptr) return false;
   int error = get(*unit);
   // A unit that is several blocks of a slab, between which free pages go back to the kernel now.
-  for (int purges = 0; error == -EAGAIN && job.waits_for_purges && purges < kMostPurges; ++purges) {
+  for (int purges = 0; error == -EAGAIN && purges < kMostPurges; ++purges) {
     purge_turn_wait();
     error = get(*unit);
   }
@@ -274,8 +273,6 @@ void put_all(Job& job) {
 int run(Job& job, unsigned asked) {
   pthread_t helpers[kMostThreads];
   job.process = os::process_id();
-  // Inside a page event a helper would wait for the turn of the thread that waits for it.
-  job.waits_for_purges = !purge_turn_is_mine();
   // Before the first helper starts: the callback may cancel at no cost.
   job.threads = threads_for(job, asked);
   if (!report(job)) return -ECHILD;
@@ -302,7 +299,7 @@ extern "C" RDMALLOC_API int rdmalloc_reg_prefault(rdmalloc_domain* const* domain
                                                   size_t domain_count, const iovec* ranges,
                                                   size_t range_count, unsigned threads,
                                                   rdmalloc_prefault_fn progress, void* arg) {
-  if (is_in_page_event()) return -EDEADLK;
+  if (rdmalloc::is_in_page_event()) return -EDEADLK;
   rdmalloc::os::NoCancelScope scope;
   // Without a state there is no domain, and the plan fails.
   std::uint64_t token = 0;

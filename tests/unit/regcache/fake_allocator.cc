@@ -11,6 +11,7 @@
 
 #include "alloc/core/fork.h"
 #include "alloc/core/options.h"
+#include "alloc/pages/events.h"
 #include "alloc/purge/purge.h"
 #include "regcache/core/rooms.h"
 
@@ -91,6 +92,21 @@ class Turn {
 };
 std::function<void(void*, std::size_t)> decommit_check;
 
+thread_local bool in_page_event = false;
+
+int ask_purge(void* base, std::size_t length, enum rdmalloc_purge_reason reason) {
+  in_page_event = true;
+  int refusal = observer.ops.purge(observer.arg, base, length, reason);
+  in_page_event = false;
+  return refusal;
+}
+
+void notify_purged(void* base, std::size_t length) {
+  in_page_event = true;
+  observer.ops.purged(observer.arg, base, length, 0);
+  in_page_event = false;
+}
+
 void decommit(std::size_t at, std::size_t slices) {
   madvise(arena() + at * kSlice, slices * kSlice, MADV_DONTNEED);
   for (std::size_t slice = at; slice < at + slices; ++slice) ++slices_info()[slice].generation;
@@ -135,13 +151,12 @@ int purge(std::size_t at, std::size_t slices, const std::function<void()>& while
   }
   void* base = arena() + at * kSlice;
   int refusal = 0;
-  if (has_observer)
-    refusal = observer.ops.purge(observer.arg, base, slices * kSlice, RDMALLOC_PURGE_REQUEST);
+  if (has_observer) refusal = ask_purge(base, slices * kSlice, RDMALLOC_PURGE_REQUEST);
   if (refusal == 0) {
     if (decommit_check) decommit_check(base, slices * kSlice);
     decommit(at, slices);
     if (while_in_flight) while_in_flight();
-    if (has_observer) observer.ops.purged(observer.arg, base, slices * kSlice, 0);
+    if (has_observer) notify_purged(base, slices * kSlice);
   }
   for (std::size_t slice = at; slice < at + slices; ++slice) info[slice].is_in_flight = false;
   return refusal;
@@ -153,12 +168,12 @@ int purge_pages_of(char* slab, std::size_t first, std::size_t count,
   constexpr std::size_t kPage = 4096;
   Turn turn;
   void* base = slab + first * kPage;
-  int refusal = observer.ops.purge(observer.arg, base, count * kPage, reason);
+  int refusal = ask_purge(base, count * kPage, reason);
   if (refusal != 0) return refusal;
   if (decommit_check) decommit_check(base, count * kPage);
   madvise(base, count * kPage, MADV_DONTNEED);
   if (while_in_flight) while_in_flight();
-  observer.ops.purged(observer.arg, base, count * kPage, 0);
+  notify_purged(base, count * kPage);
   return 0;
 }
 
@@ -180,6 +195,10 @@ unsigned page_generation(const void* address) {
 }  // namespace fake
 
 using namespace fake;
+
+bool rdmalloc::is_in_page_event() {
+  return in_page_event;
+}
 
 int rdmalloc::purge_pause() {
   if (turns_owner.load() == std::this_thread::get_id()) return -EDEADLK;
