@@ -248,12 +248,15 @@ int open_domain(Domain& domain, Step step) {
   return error == 0 && is_lost() ? -ENODEV : error;
 }
 
-// Opens a domain for calls again; if it is lost, ends its registrations.
-void reopen_domain(Domain& domain) {
+// Opens a domain for calls again; if it is lost, ends its registrations. Whether this is the first
+// to see it lost: another thread lost it since it was opened.
+bool reopen_domain(Domain& domain) {
   Registration* drops = nullptr;
+  bool is_news = false;
   {
     WholeGuard guard(domain);
     bool is_lost = domain.is_lost.load(std::memory_order_relaxed);
+    is_news = is_lost && domain.phase.load(std::memory_order_relaxed) != Phase::kIsLost;
     auto reopen_it = [&](Registration* reg) {
       bool is_ours = false;
       if (reg->rest().is_suspended) {
@@ -278,6 +281,7 @@ void reopen_domain(Domain& domain) {
     domain.phase.store(is_lost ? Phase::kIsLost : Phase::kIsOpen, std::memory_order_release);
   }
   drop_list(domain, drops, Reason::kAsked);
+  return is_news;
 }
 
 // Those of the course that were not closed since.
@@ -311,7 +315,11 @@ int open_domains(State& all) {
     for (const Holder* holder : holders) note(holder->register_again(all));
     registers_in_resume = false;
   }
-  each_domain(all, Step::kSuspended, [](Domain& domain, Step) { reopen_domain(domain); });
+  each_domain(all, Step::kSuspended, [&note](Domain& domain, Step) {
+    if (!reopen_domain(domain)) return;
+    lose_at_resume(domain, -ENODEV);
+    note(-ENODEV);
+  });
   // Release: pairs with the acquire in read_key(). Even: the keys are there.
   if (course.has_gone) all.keys_turn.fetch_add(1, std::memory_order_release);
   each_domain(all, Step::kPrepared, [](Domain& domain, Step) {

@@ -17,8 +17,10 @@ bool is_to_be_reopened(const Domain& domain) {
 void lose_at_resume(Domain& domain, int error) {
   {
     WholeGuard guard(domain);
-    // What is registered in it ends when its phase changes (reopen_domain()).
     domain.is_lost.store(true, std::memory_order_release);
+    // What is registered in it ends in reopen_domain(). Release: pairs with the acquire of
+    // domain_check().
+    domain.phase.store(Phase::kIsLost, std::memory_order_release);
   }
   // Statistics: relaxed, they order nothing.
   freezer_here().lost_domains.fetch_add(1, std::memory_order_relaxed);

@@ -74,7 +74,7 @@ class WipedObject {
 
 // For register_again(): whether a domain waits for it, stopped and not lost.
 bool is_to_be_reopened(const Domain& domain);
-// Loses a domain that refuses, and says so. It is stopped yet.
+// Loses a stopped domain that refuses, or says of one that is lost that it is.
 void lose_at_resume(Domain& domain, int error);
 
 // Whether an object of any room has the domain in its list.

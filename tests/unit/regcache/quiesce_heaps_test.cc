@@ -230,6 +230,24 @@ TEST_F(Quiesce, a_domain_lost_in_OPEN_is_not_opened) {
   EXPECT_EQ(domain.close(), 0);
 }
 
+// Seen to fail, by 0, when a resume looked at each domain as it was opened only.
+TEST_F(Quiesce, a_domain_lost_after_its_OPEN_is_an_error_of_the_resume) {
+  StubDomain first(fabric);
+  StubDomain second(fabric, attr);
+  std::uint64_t lost = quiesce_counters().lost_domains;
+  before_event = [&](rdmalloc_domain_event event) {
+    if (event != RDMALLOC_DOMAIN_OPEN) return;
+    EXPECT_EQ(rdmalloc_domain_lost(first.handle), 0);
+  };
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  rdmalloc_test::Capture capture;
+  EXPECT_EQ(rdmalloc_resume(), -ENODEV);
+  EXPECT_NE(capture.end().find("could not be opened again (error -19)"), std::string::npos);
+  EXPECT_EQ(quiesce_counters().lost_domains, lost + 1);
+  EXPECT_EQ(first.close(), 0);
+  EXPECT_EQ(second.close(), 0);
+}
+
 // Seen to fail when rdmalloc_domain_lost() was refused there: the domain was resumed.
 TEST_F(Quiesce, a_domain_lost_in_CLOSE_or_while_quiesced_hears_LOST) {
   for (bool is_in_event : {true, false}) {
