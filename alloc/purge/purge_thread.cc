@@ -62,6 +62,21 @@ bool runs() {
   return purge_signal.state.load(std::memory_order_relaxed) == ThreadState::kRuns;
 }
 
+// The thread ends by itself. Not while a stop waits for it, and not before who started it has come
+// to know that it runs.
+bool try_leave() {
+  helper_threads.fetch_sub(1, std::memory_order_relaxed);
+  thread.has_left = true;
+  ThreadState expected = ThreadState::kRuns;
+  // Release: pairs with the acquire in purge_thread_start().
+  if (purge_signal.state.compare_exchange_strong(expected, ThreadState::kNone,
+                                                 std::memory_order_release))
+    return true;
+  thread.has_left = false;
+  helper_threads.fetch_add(1, std::memory_order_relaxed);
+  return false;
+}
+
 void purge_until_stopped() {
   auto* word = reinterpret_cast<const std::uint32_t*>(&purge_signal.sleep);
   // Born of a fork in a page event, it is no purge thread any more once it comes back from there:
@@ -84,13 +99,9 @@ void purge_until_stopped() {
       // libc ends the process, by exit(), when the last thread returns: this one, or a helper.
       // Where threads can't be counted (no /proc) this one leaves others behind, so that one of
       // them is the last; the next that the program makes brings it back.
-      if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed)) ||
-          (has_ended && !os::can_count_threads())) {
-        helper_threads.fetch_sub(1, std::memory_order_relaxed);
-        thread.has_left = true;
-        purge_signal.state.store(ThreadState::kNone, std::memory_order_release);
-        return;
-      }
+      bool must_leave = os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed)) ||
+                        (has_ended && !os::can_count_threads());
+      if (must_leave && try_leave()) return;
       if (timeout_ns < 0 || timeout_ns > tick_ns) timeout_ns = tick_ns;
     }
     os::futex_wait(word, how, timeout_ns);

@@ -355,6 +355,8 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open(const rdmalloc_registrar_ops* g
   Domain* domain = take_place(*all);
   if (domain == nullptr) return -EMFILE;
   rdmalloc::hold_at_exit();
+  // The first domain's observer has started it; the last rdmalloc_fini() since may have ended it.
+  rdmalloc::purge_thread_start();
   // A purge under way has not asked this domain whether its range is whole units (purge.cc).
   bool is_coarse = ops.granularity > rdmalloc::os::page_bytes();
   int error = is_coarse ? rdmalloc::purge_pause() : 0;

@@ -63,4 +63,14 @@ TEST(PurgeThread, a_thread_without_room_for_a_stack_is_said_to_have_none) {
   EXPECT_EQ(result.errors.find("RLIMIT_NPROC"), std::string::npos) << result.errors;
 }
 
+// Seen to fail, by hanging in rdmalloc_fini(), when the thread could leave before its maker had
+// noted that it runs.
+TEST(PurgeThread, I10_does_not_leave_before_its_maker_knows_of_it) {
+  ChildResult result = rdmalloc_test::run_child(
+      {THREAD_LEAVES}, {.environment = {"LD_PRELOAD=" RDMALLOC_LIBRARY ":" SLOW_CREATE}});
+  EXPECT_TRUE(result.clean()) << result.describe();
+  if (result.output.find("SKIP") != std::string::npos) GTEST_SKIP() << result.output;
+  EXPECT_EQ(result.output, "ended\n");
+}
+
 }  // namespace

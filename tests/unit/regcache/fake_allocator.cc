@@ -17,6 +17,10 @@
 
 // What the cache calls at exit: there is no thread here that purges.
 void rdmalloc::purge_hold(std::int64_t, int) {}
+// And what an open domain asks for.
+int rdmalloc::purge_thread_start() {
+  return 0;
+}
 
 // What it asks of forks: the stand-in has no locks that a child would have to free.
 constinit std::atomic<std::uint32_t>* rdmalloc::detail::fork_word = nullptr;

@@ -264,4 +264,14 @@ TEST_F(RegisteredHeaps, calls_that_wait_are_refused_in_an_observers_event) {
   rdmalloc_free(block);
 }
 
+// Seen to fail, by waiting for ever, when only the first domain of a process started it.
+TEST_F(RegisteredHeaps, a_domain_brings_the_purge_thread_back_after_fini) {
+  { StubDomain first(fabric); }
+  ASSERT_EQ(rdmalloc_init(), 0);
+  ASSERT_EQ(rdmalloc_fini(), 0);
+  ASSERT_EQ(rdmalloc_test::threads_named("rdmalloc-purge"), 0);
+  StubDomain domain(fabric);
+  while (rdmalloc_test::threads_named("rdmalloc-purge") != 1) std::this_thread::yield();
+}
+
 }  // namespace
