@@ -67,6 +67,8 @@
 //   HeapRegistrar RegionLimits heap_registrar
 #include "alloc/core/options.h"
 //   ForeignMode NotifyMode Options has_purge_thread options
+#include "alloc/api/deep_binds.h"
+//   deep_binds
 #include "alloc/api/notified.h"
 //   ranges_notified
 #include "alloc/api/registration_statistics.h"

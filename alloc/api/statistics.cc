@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "alloc/api/deep_binds.h"
 #include "alloc/api/notified.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/reclaim.h"
@@ -84,6 +85,7 @@ Statistics statistics() {
   s.notified_open_mpi = ranges_notified.open_mpi.load(std::memory_order_relaxed);
   s.notified_ucx = ranges_notified.ucx.load(std::memory_order_relaxed);
   s.notified_libfabric = ranges_notified.libfabric.load(std::memory_order_relaxed);
+  s.deep_binds = deep_binds.load(std::memory_order_relaxed);
   s.faults = os::faults_fired();
   return s;
 }
@@ -131,6 +133,7 @@ constexpr StatisticLine kLines[] = {
     LINE(notified_open_mpi, "ranges that Open MPI was notified of by a call"),
     LINE(notified_ucx, "ranges that UCX was notified of by a call"),
     LINE(notified_libfabric, "ranges that libfabric was notified of by its imported monitor"),
+    LINE(deep_binds, "calls of dlopen whose RTLD_DEEPBIND was left out"),
     LINE(purge_thread_failures, "times the purge thread could not be created"),
     LINE(purge_pressure, "times memory went back early because the kernel was short of it"),
     LINE(purge_thread_runs, "1 while the purge thread runs"),

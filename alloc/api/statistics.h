@@ -29,6 +29,7 @@ struct Statistics {
   std::uint64_t quiesces;
   std::uint64_t quarantined_ranges, quarantined_bytes, faults;
   std::uint64_t notified_open_mpi, notified_ucx, notified_libfabric;  // ranges
+  std::uint64_t deep_binds;
   bool purge_thread_runs, is_quiesced;
 };
 Statistics statistics();

@@ -84,6 +84,14 @@ bool caller_does_not_matter(const char* file, const void* caller) {
   return !may_inherit_rpath(map);
 }
 
+// Without RTLD_DEEPBIND. A library loaded with it takes libc's free() before ours, also for what
+// libc's strdup() or getline() got from our malloc, and the process crashes.
+int without_deep_bind(int mode) {
+  if ((mode & RTLD_DEEPBIND) == 0) return mode;
+  rdmalloc::deep_binds.fetch_add(1, std::memory_order_relaxed);
+  return mode & ~RTLD_DEEPBIND;
+}
+
 // What is linked to the program is loaded by now. (Purges before notifiers_start() go by libc.)
 __attribute__((constructor)) void begin_purging() {
   rdmalloc::notifiers_begin_purging();
@@ -104,6 +112,7 @@ __attribute__((constructor)) void begin_purging() {
 EXPORT NEEDS_JUMPS void* dlopen(const char* file, int mode) noexcept {
   Open open = rdmalloc::next_of(next_open, "dlopen");
   if (file == nullptr || (mode & RTLD_NOLOAD) != 0) LEAVE_BY_JUMP return open(file, mode);
+  mode = without_deep_bind(mode);
   rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
   if (!caller_does_not_matter(file, __builtin_return_address(0))) {
     // What is loaded is not looked at then, and may be a fabric's library.
