@@ -11,7 +11,11 @@ import tempfile
 import unittest
 from unittest import mock
 
+import application_registrations
+import endpoint_end_test
 import matrix
+import nodes_test
+import reports_test
 import stacks
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -50,6 +54,69 @@ class Matrix(unittest.TestCase):
         self.assertEqual(self.status(guest_of_cells(lambda names: [went_well(name) for name in names])), 0)
         self.assertEqual(self.status(guest_of_cells(lambda names: [went_well(name) for name in names[:-1]])), 1)
         self.assertEqual(self.status(guest_of_cells(lambda names: [went_well(name) for name in names], 125)), 1)
+
+
+class Applications(unittest.TestCase):
+    def status(self, run):
+        with tempfile.TemporaryDirectory() as build, mock.patch.object(application_registrations.subprocess, "run", run), \
+                mock.patch.object(sys, "argv", ["application_registrations.py", build, "--only", r"start\|glibc"]):
+            return application_registrations.main()
+
+    def test_guest_that_dies_before_its_last_cell_is_a_problem(self):
+        self.assertEqual(self.status(guest_of_cells(lambda names: [went_well(name) for name in names])), 0)
+        self.assertEqual(self.status(guest_of_cells(lambda names: [went_well(name) for name in names[:-1]])), 1)
+        self.assertEqual(self.status(guest_of_cells(lambda names: [went_well(name) for name in names], 125)), 1)
+
+
+class Ends(unittest.TestCase):
+    def test_jobs_are_as_many_as_were_to_run(self):
+        endpoints = "".join(f"run endpoint {unread} {mode}\nended 3 rounds, 5 purges\nstatus 0\n"
+                            for unread in endpoint_end_test.UNREAD for mode in endpoint_end_test.MODES)
+        jobs = "".join(f"run job 1 {mode}\n"
+                       "rank 0 finalized, wrong_bytes 0, purges 1\nrank 1 finalized, wrong_bytes 0, purges 1\nstatus 0\n"
+                       for mode in endpoint_end_test.MODES)
+        self.assertEqual(endpoint_end_test.problems_of("host", endpoints, 0), [])
+        self.assertEqual(endpoint_end_test.problems_of("host", endpoints + jobs, 1), [])
+        self.assertEqual(endpoint_end_test.problems_of("host", endpoints + jobs, 2), ["host: 3 of 6 jobs"])
+
+
+class Nodes(unittest.TestCase):
+    def test_build_without_the_library_is_refused(self):
+        def only_glibc(words, **_):
+            return subprocess.CompletedProcess(words, 0, stdout='[0]\n{"foreign": 0, "bytes": 1}\nstatus 0\n')
+        with tempfile.TemporaryDirectory() as build, mock.patch.object(nodes_test.subprocess, "run", only_glibc), \
+                self.assertRaisesRegex(SystemExit, "there is no .*librdmalloc"):
+            nodes_test.looked_at(build, 2, False)
+
+
+class Headers(unittest.TestCase):
+    def test_reports_skip_nothing_in_continuous_integration(self):
+        with mock.patch.object(reports_test.os.path, "exists", lambda _: False), \
+                mock.patch.object(sys, "argv", ["reports_test.py", "host", "/no/such"]):
+            with mock.patch.dict(os.environ, {"CI": ""}):
+                self.assertEqual(reports_test.main(), 77)
+            with mock.patch.dict(os.environ, {"CI": "true"}):
+                self.assertEqual(reports_test.main(), 1)
+
+
+class Checkpoints(unittest.TestCase):
+    def test_criu_that_does_not_work_is_a_skip_and_no_success(self):
+        with tempfile.TemporaryDirectory() as lab:
+            root = os.path.join(lab, "roots", "trixie")
+            os.makedirs(os.path.join(lab, "kernels", "made-up"))
+            os.makedirs(os.path.join(root, "lib64"))
+            packages = subprocess.run(["bash", "-c", f". {HERE}/../../tools/lab.d/root.sh; root_packages trixie"],
+                                      stdout=subprocess.PIPE, check=True).stdout
+            with open(root + ".packages", "wb") as file:
+                file.write(packages)
+            with open(root + "/lib64/ld-linux-x86-64.so.2", "w", encoding="ascii") as loader:
+                loader.write("#!/bin/sh\nexit 1\n")
+            os.chmod(loader.name, 0o755)
+            done = subprocess.run([sys.executable, f"{HERE}/checkpoint_test.py", "program", "rdmalloc", "library"],
+                                  env={**os.environ, "RDMALLOC_LAB_DIR": lab}, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, text=True, check=False)
+        self.assertIn("SKIP: CRIU does not work", done.stdout)
+        self.assertEqual(done.returncode, 77, done.stdout)
 
 
 if __name__ == "__main__":

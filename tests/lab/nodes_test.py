@@ -66,6 +66,8 @@ def library_of(build, allocator):
 
 def looked_at(build, nodes, full):
     """{(allocator, pattern, sizes): what it told, in order}"""
+    if not os.path.exists(library_of(build, "rdmalloc")):
+        sys.exit(f"nodes_test: there is no {library_of(build, 'rdmalloc')}: build the project")
     todo = [run for run in runs(full) if not library_of(build, run[0]) or os.path.exists(library_of(build, run[0]))]
     script = GUEST
     for number, (allocator, pattern, name, rounds) in enumerate(todo):
