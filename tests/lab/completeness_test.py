@@ -1,10 +1,11 @@
 #!/usr/bin/python3
-"""What did not run fails the test that should have run it. With guests made up here: no boot.
+"""What did not run fails the test that should have run it, and what hangs shows its stacks. With guests made up here: no boot.
 
-Each was seen to fail: all of these scripts passed with what their test here takes away.
+Each was seen to fail: all of these scripts passed with what their test here takes away; hangs ended by timeout(1).
 """
 import json
 import os
+import pathlib
 import subprocess
 import sys
 import tempfile
@@ -13,6 +14,7 @@ from unittest import mock
 
 import application_registrations
 import endpoint_end_test
+import kernels_test
 import matrix
 import nodes_test
 import reports_test
@@ -87,6 +89,45 @@ class Nodes(unittest.TestCase):
         with tempfile.TemporaryDirectory() as build, mock.patch.object(nodes_test.subprocess, "run", only_glibc), \
                 self.assertRaisesRegex(SystemExit, "there is no .*librdmalloc"):
             nodes_test.looked_at(build, 2, False)
+
+
+class Hangs(unittest.TestCase):
+    def output(self, script):
+        return subprocess.run(["bash", "-c", script], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, check=False).stdout
+
+    def hangs(self, folder, name):
+        """A program that does."""
+        program = pathlib.Path(folder, "bin", name)
+        program.parent.mkdir(exist_ok=True)
+        program.write_text("#!/bin/sh\nexec sleep 1000\n", encoding="ascii")
+        program.chmod(0o755)
+
+    def test_run_of_nodes_that_hangs_shows_its_stacks(self):
+        scripts = []
+
+        def guest(words, **_):
+            scripts.append(words[-1])
+            return subprocess.CompletedProcess(words, 125, stdout="")
+        with tempfile.TemporaryDirectory() as build:
+            self.hangs(build, "lab_nodes")
+            library = pathlib.Path(build, "lib", "librdmalloc.so")
+            library.parent.mkdir()
+            library.touch()
+            with mock.patch.object(nodes_test.subprocess, "run", guest), mock.patch.object(nodes_test, "RUN_LIMIT_S", 1), \
+                    self.assertRaises(SystemExit):
+                nodes_test.looked_at(build, 2, False)
+            output = self.output(next(line for line in scripts[0].splitlines() if line.startswith("echo '[0]'")))
+        self.assertIn("status 124", output)
+        self.assertRegex(output, "---- process .*sleep 1000")
+
+    def test_program_that_hangs_under_a_kernel_shows_its_stacks(self):
+        loop = kernels_test.GUEST[:kernels_test.GUEST.index("while read")].replace("cd /tmp", "cd {bin}")
+        with tempfile.TemporaryDirectory() as build:
+            self.hangs(build, "program")
+            output = self.output(loop.format(bin=f"{build}/bin", programs="program", limited=f"{kernels_test.WITH_STACKS} 1"))
+        self.assertIn("program: 124", output)
+        self.assertRegex(output, "---- process .*sleep 1000")
 
 
 class Headers(unittest.TestCase):
