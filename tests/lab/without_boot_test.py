@@ -3,8 +3,9 @@
 
 Each was seen to fail with the tool as it was before its test: an initramfs cut short on a full disk, which was kept and
 booted ever after; a status of 1 for the lab's own failure; the right guest of a pair whose lab was killed; the directory of a
-guest that runs for two days; a lab that waits for another's guest and is told to end; `--limit 0900` read as an octal number; stacks that take too long, said to be none.
+guest that runs for two days; a lab that waits for another's guest and is told to end; `--limit 0900` read as an octal number; stacks that take too long, said to be none; a kernel deleted while another lab fetches it.
 """
+import fcntl
 import glob
 import os
 import resource
@@ -157,6 +158,18 @@ class WithoutBoot(unittest.TestCase):
         lab.terminate()
         self.assertEqual(self.end(lab)[0], 128 + signal.SIGTERM)
         self.assertEqual(self.run_directories(), [])
+
+    def test_clean_spares_what_another_lab_is_making(self):
+        os.makedirs(f"{self.lab_dir}/locks")
+        for name in ("guest", "kernel", "initramfs", "root-trixie"):
+            with open(f"{self.lab_dir}/locks/{name}", "w", encoding="ascii") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                status, output = self.end(self.begin(RUNS_ON, "clean"))
+            self.assertEqual(status, 125, output)
+            self.assertIn("end it first", output)
+            self.assertTrue(os.path.exists(self.kernel))
+        self.assertEqual(self.end(self.begin(RUNS_ON, "clean")), (0, ""))
+        self.assertEqual(os.listdir(self.lab_dir), ["locks"])
 
     def test_numbers_with_a_zero_in_front_are_refused(self):
         for option in ("--limit", "--cpus", "--nodes"):
