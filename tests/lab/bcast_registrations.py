@@ -7,7 +7,7 @@ Over UCX (rc) and over libfabric (mtl ofi, verbs;ofi_rxm), through their own cac
 counted are those that overlap the buffer being broadcast, not the libraries' own pools.
 Asserted: under rdmalloc no hang and no wrong byte; after the warm-up none at all for `fresh` and
 `phases`; for `mixed` never more than under a peer, and fewer, unless they are as few as there can be
-(LEAST_MIXED). Emulated times mean nothing and are not looked at. The only peer here is the nearest,
+(LEAST_MIXED), which needs no peer's count. Emulated times mean nothing and are not looked at. The only peer here is the nearest,
 tcmalloc, in `mixed`; --full has every peer in every pattern, and 64 MiB.
 --log prints each registration, with address and length. What is asserted is tried on made-up results
 by bcast_registrations_test.py.
@@ -145,6 +145,11 @@ def rows_of(result):
             any(row["type"] == "end" for row in said))
 
 
+def patterns_of(name):
+    """Of a cell's work, by which it is named; `reused` rows come with those of `fresh`, under their own name."""
+    return set(name.split()[1].split(","))
+
+
 def counts_of(results):
     """{(transport, pattern, bytes): {allocator: (registrations, broadcasts)}}"""
     counts = {}
@@ -175,6 +180,8 @@ def problems_of(results, counts):
         rows, is_whole = rows_of(result)
         if result["outcome"] != "done" or not is_whole or not rows:
             yield f"{result['name']}: {result['outcome']}"
+        elif missing := patterns_of(result["name"]) - {pattern for pattern, _ in rows}:
+            yield f"{result['name']}: no row of {', '.join(sorted(missing))}"
         if any(row["wrong_bytes"] for row in rows.values()):
             yield f"{result['name']}: wrong bytes"
         if result["packets"] < 1000:
@@ -195,6 +202,8 @@ def problems_of_mixed(transport, own, by_name):
     least = LEAST_MIXED[transport]
     if own < least:
         yield f"{transport}, mixed: {own} registrations counted under rdmalloc, where {least} is the least there is"
+    if own > least and not all(peer in by_name for peer in CLOSEST):
+        yield f"{transport}, mixed: {own} registrations under rdmalloc, and no count of {CLOSEST[0]}'s to hold them to"
     for peer, (count, _) in by_name.items():
         if peer != "rdmalloc" and (own > count or own == count != least):
             yield f"{transport}, mixed: {own} registrations under rdmalloc, {count} under {peer}"

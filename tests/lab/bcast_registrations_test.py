@@ -58,6 +58,12 @@ class Problems(unittest.TestCase):
         self.some("8 under tcmalloc", *mixed("ucx", rdmalloc=9, tcmalloc=8))
         self.some("20 under glibc", *mixed("ofi", rdmalloc=21, tcmalloc=30, glibc=20))
 
+    def test_mixed_above_the_least_needs_the_nearest_peers_count(self):
+        died = ran("ucx mixed tcmalloc", ends=False, outcome="failed")
+        self.some("no count of tcmalloc's", *mixed("ucx", rdmalloc=1000), died)
+        self.some("no count of tcmalloc's", *mixed("ucx", rdmalloc=9, glibc=1000))
+        self.none(*mixed("ucx", rdmalloc=8), died)
+
     def test_mixed_below_the_least_is_a_wrong_count(self):
         for transport, least in LEAST_MIXED.items():
             self.some(f"where {least} is the least",
@@ -72,6 +78,9 @@ class Problems(unittest.TestCase):
         self.none(both("rdmalloc"), both("jemalloc", fresh=16, phases=8))
         self.some(f"fresh, {MIDDLE} B: 1 registrations", both("rdmalloc", fresh=1))
         self.some(f"phases, {SMALL} B: 2 registrations", both("rdmalloc", phases=2))
+
+    def test_pattern_that_did_not_run_is_a_problem(self):
+        self.some("no row of phases", ran("ucx fresh,phases rdmalloc", row("fresh", SMALL, 0)))
 
     def test_rdmalloc_ends_right_over_the_device_through_a_cache(self):
         def one(*rows, **changes):

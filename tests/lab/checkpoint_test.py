@@ -213,4 +213,7 @@ if __name__ == "__main__":
     parser.add_argument("--dumps", type=int, default=3)
     parser.add_argument("--heap-mib", type=int, default=64)
     GIVEN = parser.parse_args()
-    unittest.main(argv=[sys.argv[0], "-v"])
+    outcome = unittest.main(argv=[sys.argv[0], "-v"], exit=False).result
+    if not outcome.wasSuccessful():
+        sys.exit(1)
+    sys.exit(77 if outcome.skipped else 0)

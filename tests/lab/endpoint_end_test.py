@@ -76,8 +76,8 @@ def outcome_of_endpoint(text, status, mode):
     return "crash" if re.search("signal 11|SIGSEGV", text) or status == 139 else f"status {status}"
 
 
-def problems_of(release, output):
-    """What contradicts the page's words; prints what was seen."""
+def problems_of(release, output, runs):
+    """What contradicts the page's words, of as many jobs for each malloc; prints what was seen."""
     endpoints, jobs, problems = {}, collections.Counter(), []
     for name, text in re.findall(r"(?ms)^run (.*?)$(.*?)(?=^run |\Z)", output):
         status = int((re.findall(r"(?m)^status (\d+)$", text) or ["-1"])[-1])
@@ -96,6 +96,8 @@ def problems_of(release, output):
             problems.append(f"{release}: {unread} unread, {mode}: {outcome}, wanted {wanted}")
     if len(endpoints) != len(UNREAD) * len(MODES):
         problems.append(f"{release}: {len(endpoints)} runs of endpoints")
+    if sum(jobs.values()) != runs * len(MODES):
+        problems.append(f"{release}: {sum(jobs.values())} of {runs * len(MODES)} jobs")
     for (mode, outcome), count in sorted(jobs.items()):
         print(f"endpoint_end_test: {release}: jobs, {mode}: {count} {outcome}")
     return problems
@@ -111,7 +113,7 @@ def run_release(release, programs, full, runs):
              "--share", folder, "run", "\n".join(lines)], stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
     output = done.stdout.decode(errors="replace").replace("\r", "")
-    problems = problems_of(release, output)
+    problems = problems_of(release, output, runs)
     if done.returncode != 0:
         problems.append(f"{release}: the lab's status {done.returncode}: {output[-2000:]}")
     return problems

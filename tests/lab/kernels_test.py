@@ -20,6 +20,7 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+WITH_STACKS = f"python3 {HERE.parent}/support/with_stacks.py"
 KERNELS = {"host": r"\d+\.\d+", "bullseye": r"5\.10"}
 PROGRAMS = ("lock_test topology_test lying_kernel_test system_calls_test life_cycle_test take_back_test "
             "slab_pages_test").split()
@@ -29,8 +30,10 @@ GUEST = """
 cd /tmp
 echo "kernel $(uname -r)"
 for program in {programs}; do
-  timeout 200 {bin}/$program --gtest_brief=1 > out 2>&1; echo "$program: $?"; grep -E '^\\[  (FAILED|SKIPPED)|PASSED' out
-  grep -q FAILED out && tail -40 out
+  {limited} {bin}/$program --gtest_brief=1 > out 2>&1
+  status=$?
+  echo "$program: $status"; grep -E '^\\[  (FAILED|SKIPPED)|PASSED' out
+  [ $status = 0 ] || tail -200 out
 done
 while read -r program; do
   LD_PRELOAD={library} {bin}/$program; echo "$program: $?"
@@ -74,7 +77,7 @@ def lab_directory():
 
 def main(build, release):
     folder = os.path.join(build, "bin")
-    guest = GUEST.format(bin=folder, library=os.path.join(build, "lib", "librdmalloc.so"),
+    guest = GUEST.format(bin=folder, limited=f"{WITH_STACKS} 200", library=os.path.join(build, "lib", "librdmalloc.so"),
                          programs=" ".join(PROGRAMS), preloaded="\n".join(PRELOADED),
                          kernels=os.path.join(lab_directory(), "kernels"),
                          version=1 if release == "bullseye" else 2)

@@ -3,7 +3,8 @@
 
     matrix.py --build DIR [--full] [--only REGEX] [--json FILE] [--write-doc FILE]
 
-Exit status 1 when a cell contradicts what must hold: verdicts.py says what that is.
+Exit status 1 when a cell contradicts what must hold (verdicts.py says what that is), and when a guest ended before all of
+its cells had run.
 """
 import argparse
 import json
@@ -37,6 +38,7 @@ def gather_libraries(build, shared):
 
 
 def run_release(release, build, wanted, counts):
+    """The results, and what is wrong with the run itself: nothing, or one sentence."""
     with tempfile.TemporaryDirectory(dir="/var/tmp", prefix="rdmalloc-matrix.") as shared:
         programs = os.path.join(shared, "programs")
         os.mkdir(programs)
@@ -46,7 +48,7 @@ def run_release(release, build, wanted, counts):
         cells = [cell_of(stack, allocator, libraries, programs, counts)
                  for stack, allocator in CELLS if stack.release == release and wanted(stack, allocator)]
         if not cells:
-            return []
+            return [], []
         with open(f"{shared}/cells.json", "w", encoding="utf-8") as file:
             json.dump(cells, file)
         print(f"matrix: {len(cells)} cells on {release}", flush=True)
@@ -59,10 +61,10 @@ def run_release(release, build, wanted, counts):
             sys.exit(f"matrix: the guest ({release}) ended with status {status} and no result")
         with open(f"{shared}/results.json", encoding="utf-8") as file:
             results = json.load(file)
-        if status != 0 or len(results) != len(cells):
-            print(f"matrix: the guest ended with status {status} after {len(results)} of "
-                  f"{len(cells)} cells")
-        return results
+    wrong = []
+    if status != 0 or len(results) != len(cells):
+        wrong.append(f"the guest ({release}) ended with status {status} after {len(results)} of {len(cells)} cells")
+    return results, wrong
 
 
 def with_earlier(file, results):
@@ -100,9 +102,11 @@ def main():
         return (all_cells or is_sampled(stack, allocator)) and re.search(
             options.only, cell_name(stack, allocator))
 
-    results = []
+    results, broken = [], []
     for release in ("host", "trixie"):
-        results += run_release(release, os.path.abspath(options.build), is_wanted, counts)
+        here, wrong = run_release(release, os.path.abspath(options.build), is_wanted, counts)
+        results += here
+        broken += wrong
     if options.add:
         results = with_earlier(options.add, results)
     for result in results:
@@ -117,8 +121,10 @@ def main():
     for result in problems:
         print(f"matrix: {result['name']}: {result['problem']}")
         print("\n".join("    " + line for line in result["output"]))
-    print(f"matrix: {len(results)} cells, {len(problems)} problems")
-    return 1 if problems or not results else 0
+    for sentence in broken:
+        print(f"matrix: {sentence}")
+    print(f"matrix: {len(results)} cells, {len(problems) + len(broken)} problems")
+    return 1 if problems or broken or not results else 0
 
 
 if __name__ == "__main__":

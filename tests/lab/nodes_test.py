@@ -37,6 +37,7 @@ SIZES = {"64 B to 1 KiB": (64, 1024, 4), "1 to 32 KiB": (1024, 32768, 16), "32 t
 SHORT = ("64 B to 1 KiB", "1 to 32 KiB")
 IN_SHORT_FORM = ("64 B to 1 KiB", "32 to 256 KiB", "1 to 4 MiB", "5 to 12 MiB")
 ROUNDS, PAUSE_S = 4, 13
+RUN_LIMIT_S = 120
 CONTROL = "rdmalloc, one place"
 ROUNDING = 0.002  # pages that the program's own lists share with its blocks
 GUEST = """
@@ -66,13 +67,16 @@ def library_of(build, allocator):
 
 def looked_at(build, nodes, full):
     """{(allocator, pattern, sizes): what it told, in order}"""
+    if not os.path.exists(library_of(build, "rdmalloc")):
+        sys.exit(f"nodes_test: there is no {library_of(build, 'rdmalloc')}: build the project")
     todo = [run for run in runs(full) if not library_of(build, run[0]) or os.path.exists(library_of(build, run[0]))]
     script = GUEST
     for number, (allocator, pattern, name, rounds) in enumerate(todo):
         smallest, longest, mib = SIZES[name]
         mib *= 4 if pattern in ("ended", "left") and name in SHORT else 1
         topology = "one" if allocator == CONTROL else "auto"
-        script += (f"echo '[{number}]'; RDMALLOC_TOPOLOGY={topology} LD_PRELOAD={library_of(build, allocator)} timeout 120 "
+        script += (f"echo '[{number}]'; python3 {HERE.parent}/support/with_stacks.py {RUN_LIMIT_S} "
+                   f"env RDMALLOC_TOPOLOGY={topology} LD_PRELOAD={library_of(build, allocator)} "
                    f"{build}/bin/lab_nodes {pattern} {smallest} {longest} {mib} {rounds}; echo \"status $?\"\n")
     done = subprocess.run(
         [str(HERE.parents[1] / "tools/lab"), "-q", "--rdma", "none", "--cpus", "4", "--nodes", str(nodes), "--memory", "6G",

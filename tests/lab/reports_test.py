@@ -42,7 +42,8 @@ def main():
     release, folder = sys.argv[1:]
     if not all(map(os.path.exists, ("/usr/include/rdma/fi_ext.h", "/usr/include/infiniband/verbs.h"))):
         print("SKIP: headers of libfabric or libibverbs are missing: tools/setup.sh")
-        return 77
+        # In continuous integration nothing is missing, or tools/setup.sh is wrong.
+        return 1 if os.environ.get("CI") else 77
     shutil.rmtree(folder, ignore_errors=True)
     os.makedirs(folder)
     compile_all(folder)

@@ -8,10 +8,10 @@ RUNS = {run.name: run for run in verdicts.runs(True)}
 LEAK_BYTES, LEAK_FILES = 30000, 5  # Open MPI's, in each session
 
 
-def output(name, packets=None, status=0, **changes):
+def output(name, packets=None, status=0, run=None, **changes):
     """A run in which all went well, but for the changes: a number for the last session, or a function
-    of the session's number."""
-    run = RUNS[name]
+    of the session's number. Of --full, unless `run` is given."""
+    run = run or RUNS[name]
     lines = []
     for cycle in range(1, run.sessions + 1):
         leaks = cycle if run.like or run.settings is None else 0
@@ -66,6 +66,13 @@ class SessionVerdicts(unittest.TestCase):
         self.some("fds grew", "mtl verbs, T0", fds=10)
         self.some("mappings grew", "mtl tcp, T0", mappings=305)
         self.some("threads grew", "mtl tcp, T0", threads=3)
+
+    def test_default_runs_show_what_grows_too(self):
+        for run in verdicts.runs(False):
+            if run.settings is None or run.name.endswith("twice, T0"):
+                continue
+            grown = output(run.name, run=run, fds=lambda cycle: 100 * cycle)
+            self.assertIn("fds grew", " ".join(verdicts.problems_of(run, grown, run.like and output(run.like))))
 
     def test_registrations_are_those_of_the_second_session(self):
         self.none("mtl verbs, T0", registrations=lambda cycle: 4 if cycle == 1 else 3)

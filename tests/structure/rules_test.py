@@ -287,6 +287,12 @@ class Tree(unittest.TestCase):
                              f"why it is longer than {LINES_LIMIT} lines")
         self.assertEqual(wrong, [])
 
+    def test_no_command_of_a_test_is_cut_at_a_semicolon(self):
+        # CMake's lists end an element there, also inside quotes: sh or Python would run the first half alone.
+        wrong = [f"{name}: {words.group()}" for name in tree.files() if name.endswith("CMakeLists.txt")
+                 for words in re.finditer(r'\s-c\s+"(?:[^"\\]|\\.)*"', tree.text(name)) if ";" in words.group()]
+        self.assertEqual(wrong, [])
+
     def test_every_source_of_a_test_is_built(self):
         lists = "\n".join(tree.text(name) for name in tree.files()
                           if name.endswith("CMakeLists.txt") and name.startswith("tests/"))

@@ -64,11 +64,16 @@ lab_doctor() {
   echo "well       command began $up s after the kernel; whole run $(((ended - begun) / 1000000)) ms"
 }
 
+# The locks stay: a lab that waits for one would have it of a file that is gone, beside the next lab.
 lab_clean() {
   LAB_STATUS=0
+  local lock
   flock -n "$LAB_DIR/locks/guest" true || die "a guest is running; end it first"
+  for lock in kernel initramfs root-trixie; do
+    flock -n "$LAB_DIR/locks/$lock" true || die "another lab is making what would be deleted (lock '$lock'); end it first"
+  done
   case ${1-all} in
-  all) rm -rf "${LAB_DIR:?}"/{debs,kernels,kernels-bullseye,roots,runs,locks} ;;
+  all) rm -rf "${LAB_DIR:?}"/{debs,kernels,kernels-bullseye,roots,runs} ;;
   trixie) rm -rf "${LAB_DIR:?}"/{roots,debs}/"$1"* ;;
   *) usage_error "clean '$1': give trixie, or nothing for all" ;;
   esac

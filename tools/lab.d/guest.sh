@@ -11,13 +11,22 @@ LAB_STACKS_ALLOWED_S=600
 guest_lock() {
   [ -z "${LAB_PAIR-}" ] || return 0
   exec 8> "$LAB_DIR/locks/guest"
-  flock -n 8 || { say "waiting: another guest is running"; flock 8; }
+  flock -n 8 && return
+  say "waiting: another guest is running"
+  # In the background, since a trap has to wait for a command in the foreground.
+  setpriv --pdeathsig KILL -- flock 8 &
+  LAB_WAITER=$!
+  wait "$LAB_WAITER"
+  LAB_WAITER=
 }
 
+# Locked as long as the lab or its QEMU lives. What labs that were killed left behind, and what --keep has
+# kept, goes after a day.
 guest_run_directory() {
-  # What labs that were killed left behind; a guest of a day's age is in use no longer.
-  find "$LAB_DIR/runs" -mindepth 1 -maxdepth 1 -mmin +1440 -exec rm -rf {} +
+  find "$LAB_DIR/runs" -mindepth 1 -maxdepth 1 -mmin +1440 -exec flock -n {} rm -rf {} \;
   LAB_RUN=$(mktemp -d "$LAB_DIR/runs/run.XXXXXX")
+  exec 7< "$LAB_RUN"
+  flock -s 7
 }
 
 # Shares beside the root: "TAG ro|rw PATH" a line in LAB_RUN/shares, and QEMU's words in LAB_VIRTFS.
@@ -50,11 +59,13 @@ guest_write() {
 }
 
 # Ends the guest when it overruns, and says which kind of overrun it was. Polls, since the marks come
-# through a file system that has no notification.
+# through a file system that has no notification. A pair's right guest is a grandchild of the lab ($$),
+# and would outlive one that is killed.
 guest_watch() {
   local qemu=$1 limit=$2 seconds=0 allowed=$LAB_BOOT_ALLOWED_S begun='' expired=''
   exec 8>&-
   while sleep 1 && kill -0 "$qemu" 2> /dev/null; do
+    [ -e "/proc/$$/exe" ] || { kill -KILL "$qemu"; return; }
     seconds=$((seconds + 1))
     if [ -z "$begun" ] && [ -e "$LAB_RUN/begun" ]; then
       begun=1 seconds=0 allowed=$((limit + LAB_NOTICE_ALLOWED_S))
@@ -145,15 +156,21 @@ guest_status() {
   if [ -e "$LAB_RUN/killed" ]; then
     if [ -e "$LAB_RUN/killed_inside" ]; then
       echo "lab: the guest did not end after its command was killed at the limit of $limit s" >&2
+    elif [ -e "$LAB_RUN/expired" ]; then
+      echo "lab: the limit of $limit s had passed, and the stacks took longer than $LAB_STACKS_ALLOWED_S s;" \
+        "the guest was killed from outside, so some are missing" >&2
     elif [ -e "$LAB_RUN/begun" ]; then
       echo "lab: the guest itself hangs: it did not answer when the limit of $limit s had passed;" \
         "it was killed from outside, so there are no stacks" >&2
     else echo "lab: the guest did not get as far as the command in $LAB_BOOT_ALLOWED_S s" >&2; fi
   elif [ -s "$LAB_RUN/failed" ]; then
     echo "lab: the guest could not start the command: $(cat "$LAB_RUN/failed")" >&2
+  elif [ -e "$LAB_RUN/status" ]; then
+    echo "lab: the guest could not write the command's exit status to $LAB_RUN; is there no room left?" >&2
   else
     echo "lab: the guest died (QEMU's exit status $qemu_status)" >&2
   fi
+  [ -e "$LAB_RUN/kernel.log" ] || return 0 # QEMU did not start
   echo "lab: its last kernel messages:" >&2
   tail -20 "$LAB_RUN/kernel.log" >&2 || true
 }

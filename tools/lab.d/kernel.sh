@@ -23,11 +23,13 @@ kernel_newest() {
 # kernel_extract VMLINUZ OUT: the ELF image inside a bzImage. The kernel's own script does the same
 # by trying each magic number at each place where it occurs; so do we.
 kernel_extract() {
-  local magic unpack position
+  local magic unpack position written=0
   while read -r magic unpack; do
     while read -r position; do
-      # The compressed image has a tail that the decompressors complain of.
-      tail -c "+$((position + 1))" "$1" | $unpack > "$2" 2> /dev/null || true
+      # The compressed image has a tail that the decompressors complain of: their status says nothing, that of
+      # the writing does. An image cut short would begin as a whole one.
+      tail -c "+$((position + 1))" "$1" | $unpack 2> /dev/null | cat > "$2" || written=${PIPESTATUS[2]}
+      [ "$written" = 0 ] || break 2
       [ "$(head -c 4 "$2" | tail -c 3)" != ELF ] || return 0
     done < <(LC_ALL=C grep -aobP "$magic" "$1" | cut -d: -f1)
   done << 'MAGIC'
@@ -95,11 +97,19 @@ kernel_make() {
   for deb in "$debs/${package}"_*.deb "$debs"/busybox-static_*.deb; do
     dpkg -x "$deb" "$partial/root" || die "cannot unpack $deb; delete it and try again"
   done
-  "$partial/root/bin/busybox" depmod -b "$partial/root" "$version"
-  kernel_extract "$partial/root/boot/vmlinuz-$version" "$partial/vmlinux" ||
-    cp "$partial/root/boot/vmlinuz-$version" "$partial/vmlinux" # boots too, a few seconds later
-  mv "$partial" "$LAB_KERNELS/$version"
+  kernel_finish "$partial" "$version" && mv "$partial" "$LAB_KERNELS/$version" ||
+    die "cannot make $LAB_KERNELS/$version; is there no room left?"
   say "kernel $version is ready"
+}
+
+# Callers that look at a status have turned off `set -e`: so each step is asked for its own here, and in
+# initramfs_pack().
+kernel_finish() {
+  local partial=$1 version=$2
+  "$partial/root/bin/busybox" depmod -b "$partial/root" "$version" && {
+    kernel_extract "$partial/root/boot/vmlinuz-$version" "$partial/vmlinux" ||
+      cp "$partial/root/boot/vmlinuz-$version" "$partial/vmlinux" # boots too, a few seconds later
+  }
 }
 
 kernel_fetch() {
@@ -119,24 +129,33 @@ initramfs_modules() {
 }
 
 initramfs_make() {
-  local kernel=$1 out=$2 version=${1##*/} tree file
+  local kernel=$1 out=$2 tree
   [ ! -s "$out" ] || return 0
-  local modules=$kernel/root/lib/modules/$version busybox=$kernel/root/bin/busybox
-  tree=$(mktemp -d "$LAB_KERNELS/initramfs.XXXXXX")
-  mkdir -p "$tree"/{bin,dev,proc,sys,lab,lower,upper,root,modules}
-  cp "$busybox" "$tree/bin/busybox"
-  install -m 755 "$LAB_PARTS/init" "$tree/init"
-  initramfs_modules "$modules" > "$tree/files"
+  rm -rf "$LAB_KERNELS"/initramfs.* # of labs that were killed; we hold the lock
+  tree=$(mktemp -d "$LAB_KERNELS/initramfs.XXXXXX") && initramfs_pack "$kernel" "$tree" > "$out.partial" || {
+    rm -rf "$tree" "$out.partial"
+    die "cannot pack $out; is there no room left?"
+  }
+  rm -rf "$tree" "$kernel"/initramfs-*.cpio
+  mv "$out.partial" "$out"
+}
+
+# initramfs_pack KERNEL TREE: to standard output.
+initramfs_pack() {
+  local kernel=$1 tree=$2 file
+  local modules=$kernel/root/lib/modules/${1##*/} busybox=$kernel/root/bin/busybox
+  mkdir -p "$tree"/{bin,dev,proc,sys,lab,lower,upper,root,modules} &&
+    cp "$busybox" "$tree/bin/busybox" &&
+    install -m 755 "$LAB_PARTS/init" "$tree/init" &&
+    initramfs_modules "$modules" > "$tree/files" || return
   while read -r file; do
     case $file in
     *.xz) xz -dc "$modules/$file" > "$tree/modules/$(basename "$file" .xz)" ;;
     *) cp "$modules/$file" "$tree/modules/" ;;
-    esac
+    esac || return
   done < "$tree/files"
-  sed 's,.*/,,; s,\.xz$,,' "$tree/files" > "$tree/load-order"
-  (cd "$tree" && find . | "$busybox" cpio -o -H newc 2> /dev/null) > "$out.partial"
-  rm -rf "$tree" "$kernel"/initramfs-*.cpio
-  mv "$out.partial" "$out"
+  sed 's,.*/,,; s,\.xz$,,' "$tree/files" > "$tree/load-order" &&
+    (cd "$tree" && find . | "$busybox" cpio -o -H newc 2> /dev/null)
 }
 
 # Prints the path of the initramfs for kernel directory $1, made when its recipe has changed.

@@ -13,7 +13,7 @@ pair_side() {
 # pair CMD...: runs CMD on left, whose status is LAB_STATUS; right does what left asks it (remote).
 pair() {
   local right
-  need_commands qemu-system-x86_64 qemu-system-x86
+  need_commands qemu-system-x86_64 qemu-system-x86 flock util-linux setpriv util-linux
   kernel_fetch || exit
   root_fetch "$LAB_RELEASE" || exit
   guest_lock
@@ -22,7 +22,8 @@ pair() {
   [ ${#LAB_WIRE} -lt 90 ] || die "TMPDIR is too long a name for sockets: $TMPDIR"
   LAB_PAIR=1
   (
-    trap finish EXIT
+    # The lab ($$) is gone where it was killed.
+    trap 'finish; [ -e "/proc/$$/exe" ] || rm -rf "$LAB_WIRE"' EXIT
     trap 'exit 143' HUP INT TERM
     exec 8>&-
     LAB_WIRE_IS_MINE=''
@@ -38,4 +39,5 @@ pair() {
   # Gone already: then it failed, and left's failure follows from that.
   kill -TERM "$right" 2> /dev/null || sed 's/^/lab: right: /' "$LAB_WIRE/right.log" >&2
   wait "$right" 2> /dev/null || true
+  [ -z "$LAB_KEEP" ] || sed -n 's/^lab: kept/lab: right: kept/p' "$LAB_WIRE/right.log" >&2
 }
