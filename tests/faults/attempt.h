@@ -25,14 +25,14 @@ inline void drop_idle() {
 }
 
 inline void require_as_before(const Held& before, const char* what) {
+  // Hangs where one is left. Looked at once only: whom the purge thread makes, to read files, is
+  // called as the purge thread until it first runs, and then counts no more.
   rdmalloc_test::wait_for_threads(before.threads);
   drop_idle();
   Held now = held();
   std::size_t kept_kib = counter("stats.quarantined_bytes") / 1024;
   require(now.descriptors == before.descriptors, "%s: %d descriptors, before it %d", what,
           now.descriptors, before.descriptors);
-  require(now.threads == before.threads, "%s: %d threads, before it %d", what, now.threads,
-          before.threads);
   require(now.pinned_kib <= before.pinned_kib + kept_kib, "%s: %zu KiB pinned, before it %zu", what,
           now.pinned_kib, before.pinned_kib);
   kept_kib += now.forgotten_kib - before.forgotten_kib;
