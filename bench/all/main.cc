@@ -78,7 +78,7 @@ std::vector<std::string> common_arguments(const AllOptions& options, const Comma
   if (!options.allocator_list.empty()) pass_on("--allocators", options.allocator_list);
   for (const std::string& peer : options.allocators.peers) pass_on("--peer", peer);
   for (const std::string& folder : options.allocators.peer_folders) pass_on("--peers", folder);
-  for (const char* option : {"--repetitions", "--limit-s"})
+  for (const char* option : {"--repetitions", "--limit-s", "--backed-mib"})
     if (line.is_given(option)) pass_on(option, line.as_given(option));
   return arguments;
 }
@@ -89,12 +89,14 @@ std::string escaped(const std::string& text) {
   return safe;
 }
 
-std::string page_of(const std::vector<Done>& done) {
+std::string page_of(const AllOptions& options, const std::vector<Done>& done) {
+  std::error_code ignored;
   std::string page =
       "<!doctype html><meta charset=\"utf-8\"><title>rdmalloc and its peers</title>\n";
   for (const Done& part : done) {
     page += fmt::format("<h2>{}</h2>\n", part.part->program);
-    if (*part.part->picture != '\0')
+    if (*part.part->picture != '\0' &&
+        std::filesystem::exists(options.output_folder + "/" + part.part->picture, ignored))
       page += fmt::format("<img src=\"{}\" alt=\"{}\">\n", part.part->picture, part.part->name);
     page += fmt::format("<pre>{}</pre>\n", escaped(part.text));
   }
@@ -105,8 +107,9 @@ json report_of(const AllOptions& options, const std::vector<Done>& done) {
   json report = {{"schema", "rdmalloc-bench-1"}, {"host", host_description()}};
   for (const Done& part : done) {
     std::ifstream file(options.output_folder + "/" + part.part->json_name);
-    report["parts"][part.part->name] = {{"status", part.status},
-                                        {"report", json::parse(file, nullptr, false)}};
+    json of_part = json::parse(file, nullptr, false);
+    if (of_part.is_discarded()) of_part = nullptr;  // there is none
+    report["parts"][part.part->name] = {{"status", part.status}, {"report", std::move(of_part)}};
   }
   return report;
 }
@@ -121,6 +124,10 @@ int status_of(const std::vector<Done>& done) {
 
 Done run_part(const AllOptions& options, const Part& part,
               const std::vector<std::string>& arguments) {
+  // What a run before left is not this one's.
+  std::error_code ignored;
+  for (const char* name : {part.json_name, part.picture})
+    if (*name != '\0') std::filesystem::remove(options.output_folder + "/" + name, ignored);
   fmt::print("\n=== {}\n", part.program);
   std::fflush(stdout);
   Command command;
@@ -181,6 +188,8 @@ int run_all(int argc, char** argv) {
   if (!choice.error.empty()) return refuse(options, choice.error);
   print_allocators(choice.found, choice.left_out);
   if (options.list) return 0;
+  if (const std::string problem = problem_of_output(options); !problem.empty())
+    return refuse(options, problem);
   const std::vector<std::string> arguments = common_arguments(options, line);
   std::vector<Done> done;
   for (const Part* part : options.parts) {
@@ -188,12 +197,13 @@ int run_all(int argc, char** argv) {
     if (interrupt_seen()) break;
   }
   const std::string page = options.output_folder + "/index.html";
-  if (const std::string problem = write_file(page, page_of(done)); !problem.empty())
+  if (const std::string problem = write_file(page, page_of(options, done)); !problem.empty())
     fmt::print(stderr, "bench_all: {}\n", problem);
   else
     fmt::print("\ntables and pictures: {}", page);
-  write_json(options, report_of(options, done));
-  return status_of(done);
+  const bool is_reported = write_json(options, report_of(options, done));
+  const int status = status_of(done);
+  return status == 0 && !is_reported ? 2 : status;
 }
 
 }  // namespace

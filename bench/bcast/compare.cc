@@ -87,12 +87,13 @@ class Bcast : public Comparison {
 
   nlohmann::json report() const override { return results_json(options_, results_); }
 
-  void write_reports(const DriverOptions& /*options*/) const override {
+  bool write_reports(const DriverOptions& /*options*/) const override {
     const std::string picture = options_.output_folder + "/bcast.svg";
     std::error_code ignored;
     std::filesystem::remove(picture, ignored);  // no older run's under this run's tables
     std::filesystem::remove(details_file(), ignored);
-    std::string problem = write_file(options_.json_path, report().dump(1) + "\n");
+    std::string problem = write_file(options_.json_path, json_text(report()));
+    const bool is_written = problem.empty();
     if (problem.empty() && !results_.failures.empty())
       problem = write_file(details_file(), bcast_failure_details(results_));
     const std::string untold = problem.empty() && has_measured() ? tell(options_, picture) : "";
@@ -101,6 +102,7 @@ class Bcast : public Comparison {
       if (!text.empty()) fmt::print("{}\n", text);
     if (problem.empty()) fmt::print("\nJSON: {}\n", options_.json_path);
     print_ending(options_, picture);
+    return is_written;
   }
 
  private:

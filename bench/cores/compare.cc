@@ -258,6 +258,7 @@ int compare_cores(int argc, char** argv) {
   Grid grid = grid_of(options);
   if (const int status = parse_options(argc, argv, options, grid); status >= 0) return status;
   if (options.top != 0) grid.epilogue = top_text;
+  grid.settings = {{"operations", options.operations}, {"turn", options.turn}};
   return compare_grid(options, grid);
 }
 

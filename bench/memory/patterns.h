@@ -37,13 +37,6 @@ const std::vector<MemoryPattern>& emptied_patterns();   // most is freed at the 
 const std::vector<MemoryPattern>& kept_patterns();      // it is still there
 const std::vector<MemoryPattern>& returned_patterns();  // freed at once, and watched for a while
 
-// A block whose every byte is written.
-inline char* full(std::size_t bytes) {
-  char* block = must_have(std::malloc(bytes));
-  std::memset(block, 1, bytes);
-  return block;
-}
-
 // Any size from `least` to `most`, each doubling equally likely.
 inline std::size_t any_size(Random& random, std::size_t least, std::size_t doublings) {
   const std::size_t from = least << random.below(doublings);

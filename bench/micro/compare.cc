@@ -78,11 +78,14 @@ std::string take_benchmarks(const MicroOptions& options, const Allocator* alloca
   return {};
 }
 
-std::string take_rss(const Outcome& outcome, RssCurve& curve) {
+std::string take_rss(const Allocator& allocator, const Outcome& outcome, RssCurve& curve) {
   std::istringstream lines(outcome.standard_output);
   for (std::string line; std::getline(lines, line);) {
     const json object = json::parse(line, nullptr, false);
     if (object.is_discarded()) continue;
+    if (object.contains("malloc"))
+      if (std::string problem = served_by_another(allocator, object.at("malloc")); !problem.empty())
+        return problem;
     const std::string type = object.value("type", "");
     if (type == "peak") curve.peak_mib = object.at("mib");
     if (type == "freed" || type == "rss")
@@ -175,7 +178,7 @@ class Micro : public Comparison {
         run_of("rss_return", &allocator, 0, {"--bytes", fmt::format("{}", options_.rss_bytes)});
     run.keep = [this, &allocator](const Outcome& outcome) -> std::string {
       RssCurve curve;
-      const std::string problem = take_rss(outcome, curve);
+      const std::string problem = take_rss(allocator, outcome, curve);
       if (problem.empty()) results_.rss[allocator.name] = curve;
       // Exit status 1 is a verdict; a peer's is no failure, ours is one.
       if (!outcome.ok() && outcome.exit_code != 1) return ending_of(outcome, problem);

@@ -4,9 +4,9 @@
 //
 //   LD_PRELOAD=/path/librdmalloc.so rss_return --bytes 4294967296 --decay-ms 5000
 //
-// Prints a JSON object a line: "start", "peak", "freed", one "rss" for each sample, "verdict". Exit
-// status 0 when it came back to within 64 MiB + 5 % of the start within 3 decay times, 1 when not,
-// 2 for wrong arguments, 4 when memory ran out.
+// Prints a JSON object a line: who serves malloc, "start", "peak", "freed", one "rss" for each
+// sample, "verdict". Exit status 0 when it came back to within 64 MiB + 5 % of the start within 3
+// decay times, 1 when not, 2 for wrong arguments, 4 when memory ran out.
 #include <dlfcn.h>
 #include <getopt.h>
 #include <unistd.h>
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "bench/support/resident.h"
+#include "bench/support/server_of_malloc.h"
 
 namespace {
 
@@ -170,6 +171,8 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (options.decay_ms == 0) options.decay_ms = decay_of_the_allocator();
+  std::printf("{\"malloc\":\"%s\"}\n", rdmalloc::bench::server_of_malloc());
+  std::fflush(stdout);
   const std::uint64_t start = resident_bytes();
   say("start", 0, start);
   if (!storm_in_threads(options)) {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <stdexcept>
 
 #include "bench/support/table.h"
@@ -60,10 +61,12 @@ std::string parse_run(const std::string& text, PatternRun& run) {
   // Counts, but read like sizes: 0 is what is none.
   run.live = parse_bytes(
       text.substr(live + 1, threads == std::string::npos ? threads : threads - live - 1));
+  constexpr std::size_t kMostThreads = 10'000;
   if (threads != std::string::npos)
-    run.threads = static_cast<unsigned>(parse_bytes(text.substr(threads + 1)));
+    run.threads =
+        static_cast<unsigned>(std::min(parse_bytes(text.substr(threads + 1)), kMostThreads + 1));
   const bool is_right = run.least != 0 && run.most >= run.least && run.live != 0 &&
-                        run.threads != 0 && run.threads <= 10'000;
+                        run.threads != 0 && run.threads <= kMostThreads;
   return is_right ? "" : wrong;
 }
 

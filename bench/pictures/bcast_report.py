@@ -51,10 +51,14 @@ class Comparison:
         self.count = len(ratios)
         self.ratio = statistics.median(ratios) if ratios else None
         self.spread = (max(ratios) - min(ratios)) / 2 if ratios else None
+        # Of the slower to the faster ratios spread more than the other way round: which of the two is divided by
+        # which must not decide what is shown.
+        self.downward = [1 / ratio for ratio in ratios] if ratios and self.ratio > 1 else ratios
 
     def shows(self):
         """A difference larger than its spread, over two repetitions at least."""
-        return self.count > 1 and self.spread < abs(self.ratio - 1)
+        return self.count > 1 and \
+            (max(self.downward) - min(self.downward)) / 2 < 1 - statistics.median(self.downward)
 
 
 class Report:

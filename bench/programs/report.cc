@@ -38,7 +38,9 @@ std::string mimalloc_3_of(const ProgramsResults& results) {
 std::string cell_text(const Measured* measured, Values values, double ratio) {
   if (measured == nullptr) return "failed";
   const Summary summary = summarize(present(measured->*values));
-  std::string cell = fmt::format("{:.2f}", summary.median);
+  // The runs that ended may be the better ones.
+  const bool has_failed = summary.count < (measured->*values).size();
+  std::string cell = fmt::format("{:.2f}{}", summary.median, has_failed ? "!" : "");
   if (summary.count > 1) cell += fmt::format("±{:.0f}%", half_range_percent(summary));
   if (ratio > 0) cell += fmt::format(" {:5.2f}", ratio);
   return cell;
@@ -125,7 +127,8 @@ std::string programs_tables(const ProgramsOptions& options, const ProgramsResult
       "\npeak resident MiB, median ± half the range, ratio to glibc\n{}{}",
       table(options, results, &Measured::cpu_s), table(options, results, &Measured::rss_mib),
       calls_table(options, results));
-  return text + failures_text(results) + ending_text(results);
+  return text + (results.failures.empty() ? "" : "\n! a run failed\n") + failures_text(results) +
+         ending_text(results);
 }
 
 json programs_json(const ProgramsOptions& options, const ProgramsResults& results) {

@@ -6,7 +6,9 @@
 // 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <sstream>
 
 #include "bench/support/comparison.h"
 #include "bench/support/report.h"
@@ -38,21 +40,50 @@ using Values = std::vector<double> Startup::*;
 
 struct StartupResults : Results {
   std::map<std::string, Startup> rows;
+
+  // nullptr: a run failed. What does nothing ends each time, or something is wrong with it.
+  const Startup* row_of(const std::string& allocator) const {
+    return has_failed(allocator) ? nullptr : find_cell(rows, allocator);
+  }
 };
 
-// Nothing here says who served malloc; but the dynamic linker says it when it could not preload.
-std::string problem_of(const Outcome& outcome) {
-  if (!outcome.ok()) return outcome.describe() + "\n" + outcome.standard_error;
-  if (outcome.standard_error.find("cannot be preloaded") != std::string::npos)
-    return outcome.standard_error;
+// A run before the others in which the dynamic linker tells what it binds, since the program does
+// not say who serves its malloc. System calls are counted in the next.
+constexpr int kAsksTheLinker = -2;
+constexpr int kCountsCalls = -1;
+
+// The object that serves malloc by that account; empty where there is none.
+std::string server_by_the_linker(const std::string& said) {
+  // "PID: binding file USER [0] to SERVER [0]: normal symbol `malloc' [VERSION]"
+  std::istringstream lines(said);
+  for (std::string line; std::getline(lines, line);) {
+    const std::size_t symbol = line.find(" [0]: normal symbol `malloc'");
+    const std::size_t to = line.rfind(" to ", symbol);
+    if (symbol != std::string::npos && to != std::string::npos)
+      return line.substr(to + 4, symbol - to - 4);
+  }
   return {};
+}
+
+std::string problem_of(const Allocator& allocator, int repetition, const Outcome& outcome) {
+  if (!outcome.ok()) {
+    return outcome.describe() + (repetition == kAsksTheLinker ? "" : "\n" + outcome.standard_error);
+  }
+  if (repetition != kAsksTheLinker) return {};
+  const std::string server = server_by_the_linker(outcome.standard_error);
+  if (server.empty())
+    return "nothing can be preloaded: the program is static, changes its user, or is of another "
+           "libc";
+  return served_by_another(allocator, server);
 }
 
 std::string keep(const StartupOptions& options, const Allocator& allocator, int repetition,
                  const Outcome& outcome, StartupResults& results) {
-  if (const std::string problem = problem_of(outcome); !problem.empty()) return problem;
+  if (const std::string problem = problem_of(allocator, repetition, outcome); !problem.empty())
+    return problem;
+  if (repetition == kAsksTheLinker) return {};
   Startup& row = results.rows[allocator.name];
-  if (repetition < 0) {
+  if (repetition == kCountsCalls) {
     row.calls = json::parse(outcome.launch_report).at("calls").get<double>();
     return {};
   }
@@ -63,18 +94,18 @@ std::string keep(const StartupOptions& options, const Allocator& allocator, int 
 }
 
 double median_of(const StartupResults& results, const std::string& allocator, Values values) {
-  const auto found = results.rows.find(allocator);
-  return found == results.rows.end() ? 0 : median(present(found->second.*values));
+  const Startup* row = results.row_of(allocator);
+  return row == nullptr ? std::nan("") : median(present(row->*values));
 }
 
 // The median of the differences within a repetition: a drift of the machine cancels.
 double over_glibc(const StartupResults& results, const std::string& allocator, Values values) {
-  const auto mine = results.rows.find(allocator);
-  const auto base = results.rows.find("glibc");
-  if (mine == results.rows.end() || base == results.rows.end()) return std::nan("");
+  const Startup* mine = results.row_of(allocator);
+  const Startup* base = results.row_of("glibc");
+  if (mine == nullptr || base == nullptr) return std::nan("");
   std::vector<double> differences;
-  const auto& ours = mine->second.*values;
-  const auto& theirs = base->second.*values;
+  const auto& ours = mine->*values;
+  const auto& theirs = base->*values;
   for (std::size_t i = 0; i < std::min(ours.size(), theirs.size()); ++i)
     differences.push_back(ours[i] - theirs[i]);
   return median(present(differences));
@@ -89,8 +120,8 @@ std::string table_of(const StartupResults& results) {
   };
   for (const Allocator& allocator : results.allocators) {
     const std::string& name = allocator.name;
-    const auto row = results.rows.find(name);
-    if (row == results.rows.end()) {
+    const Startup* row = results.row_of(name);
+    if (row == nullptr) {
       table.add({name, "failed"});
       continue;
     }
@@ -99,7 +130,7 @@ std::string table_of(const StartupResults& results) {
                fmt::format("{:.3f}", median_of(results, name, &Startup::cpu_ms)),
                difference(name, &Startup::cpu_ms, 3),
                fmt::format("{:.0f}", median_of(results, name, &Startup::rss_kib)),
-               difference(name, &Startup::rss_kib, 0), fmt::format("{:.0f}", row->second.calls)});
+               difference(name, &Startup::rss_kib, 0), fmt::format("{:.0f}", row->calls)});
   }
   return table.text();
 }
@@ -115,7 +146,8 @@ json json_of(const StartupOptions& options, const StartupResults& results) {
   json report = report_of(options, "rdmalloc-startup-1", results, "");
   report["program"] = options.program;
   report["repetitions"] = options.repetitions;
-  for (const auto& [name, row] : results.rows)
+  for (const auto& [name, row] : results.rows) {
+    if (results.row_of(name) == nullptr) continue;
     report["results"].push_back(
         {{"allocator", name},
          {"wall_ms", to_json(summarize(present(row.wall_ms)))},
@@ -125,6 +157,7 @@ json json_of(const StartupOptions& options, const StartupResults& results) {
          {"cpu_ms_over_glibc", over_glibc(results, name, &Startup::cpu_ms)},
          {"rss_kib_over_glibc", over_glibc(results, name, &Startup::rss_kib)},
          {"system_calls", row.calls}});
+  }
   report["failures"] = json::array();
   for (const auto& [name, what] : failures_of(results))
     report["failures"].push_back({{"allocator", name}, {"what", what}});
@@ -142,13 +175,16 @@ class Starts : public Comparison {
 
   std::vector<Run> plan() override {
     std::vector<Run> runs;
-    for (int repetition = -1; repetition < options_.repetitions; ++repetition)
-      for (const std::size_t turn : turns_of(results_.allocators.size(), repetition + 1))
+    for (int repetition = kAsksTheLinker; repetition < options_.repetitions; ++repetition)
+      for (const std::size_t turn : turns_of(results_.allocators.size(), repetition + 2))
         runs.push_back(run_of(results_.allocators[turn], repetition));
     return runs;
   }
 
-  bool has_measured() const override { return !results_.rows.empty(); }
+  bool has_measured() const override {
+    return std::any_of(results_.rows.begin(), results_.rows.end(),
+                       [&](const auto& row) { return results_.row_of(row.first) != nullptr; });
+  }
 
   std::string tables() const override {
     std::string text = fmt::format("\nmedians, and the median difference within a repetition\n{}",
@@ -167,7 +203,11 @@ class Starts : public Comparison {
     run.what = fmt::format("{}, repetition {} of {}", allocator.name, repetition + 1,
                            options_.repetitions);
     run.command = launched(options_, {options_.program}, allocator);
-    if (repetition < 0) run.command.calls_counted = CallsCounted::all;
+    if (repetition == kCountsCalls) run.command.calls_counted = CallsCounted::all;
+    if (repetition == kAsksTheLinker) {
+      run.command.environment["LD_DEBUG"] = "bindings";
+      run.command.environment["LD_BIND_NOW"] = "1";
+    }
     run.keep = [this, &allocator, repetition](const Outcome& outcome) {
       return keep(options_, allocator, repetition, outcome, results_);
     };
@@ -189,7 +229,7 @@ int compare_starts(int argc, char** argv) {
     return refuse(options, fmt::format("--program {}: there is none", options.program));
   StartupResults results;
   Starts bench(options, results);
-  return compare(options, bench, results);
+  return compare(options, bench, results, {.retries_after_failure = false});
 }
 
 }  // namespace

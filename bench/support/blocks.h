@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 
 namespace rdmalloc::bench {
 
@@ -32,12 +33,22 @@ inline char* must_have(void* block) {
   return static_cast<char*>(block);
 }
 
-// malloc that writes both ends and does not come back without memory.
+// malloc that writes both ends and does not come back without memory. Volatile: of a block that is
+// freed at once GCC drops the writes, and Clang malloc and free as well.
 inline char* allocate(std::size_t bytes) {
   char* memory = must_have(std::malloc(bytes));
-  memory[0] = static_cast<char>(bytes);
-  memory[bytes - 1] = 1;
+  volatile char* written = memory;
+  written[0] = static_cast<char>(bytes);
+  written[bytes - 1] = 1;
   return memory;
+}
+
+// A block whose every byte is written; the compiler must not see that it may never be read.
+inline char* full(std::size_t bytes) {
+  char* block = must_have(std::malloc(bytes));
+  std::memset(block, 1, bytes);
+  asm volatile("" : : "r"(block) : "memory");
+  return block;
 }
 
 }  // namespace rdmalloc::bench

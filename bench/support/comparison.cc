@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <cstdlib>
 #include <mutex>
 #include <set>
 #include <thread>
@@ -100,6 +101,15 @@ std::string choose(const DriverOptions& options, Results& results) {
   return choice.error;
 }
 
+// A preload of the user's would serve glibc's row and no other; settings of the user's reach all.
+void settle_environment() {
+  if (const char* preload = std::getenv("LD_PRELOAD"); preload != nullptr && *preload != '\0')
+    fmt::print("  LEFT OUT LD_PRELOAD={}: each allocator is preloaded alone\n", preload);
+  unsetenv("LD_PRELOAD");
+  for (const auto& [name, value] : settings_of_malloc())
+    fmt::print("  for all of them {}={}\n", name, value);
+}
+
 }  // namespace
 
 bool Results::has_failed(const std::string& allocator) const {
@@ -107,14 +117,15 @@ bool Results::has_failed(const std::string& allocator) const {
                      [&](const Failure& failure) { return failure.allocator == allocator; });
 }
 
-void Comparison::write_reports(const DriverOptions& options) const {
+bool Comparison::write_reports(const DriverOptions& options) const {
   fmt::print("{}", tables());
   const json all = report();
   fmt::print("{}", epilogue(all));
-  write_json(options, all);
+  const bool is_written = write_json(options, all);
   const std::string path = fmt::format("{}/{}.svg", options.output_folder, name_);
-  if (!has_measured()) return;
+  if (!has_measured()) return is_written;
   if (const std::string script = picture(path); !script.empty()) write_picture(path, script);
+  return is_written;
 }
 
 int compare(const DriverOptions& options, Comparison& bench, Results& results, const Pace& pace) {
@@ -125,15 +136,19 @@ int compare(const DriverOptions& options, Comparison& bench, Results& results, c
   fmt::print("{}\n", bench.heading());
   if (options.list) fmt::print("{}", bench.listing());
   print_allocators(results.allocators, results.left_out);
+  if (options.compares_allocators) settle_environment();
   if (options.list) return 0;
+  if (const std::string problem = problem_of_output(options); !problem.empty())
+    return refuse(options, problem);
   std::vector<Run> runs = bench.plan();
   const auto start = std::chrono::steady_clock::now();
   TurnByTurn(options, pace, std::move(runs), results).run_all();
   results.wall_s = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   if (results.interrupted) fmt::print("\ninterrupted: what follows is incomplete\n");
-  bench.write_reports(options);
-  return exit_status(options, results.allocators,
-                     {results.interrupted, results.has_failed("rdmalloc"), bench.has_measured()});
+  const bool is_reported = bench.write_reports(options);
+  return exit_status(
+      options, results.allocators,
+      {results.interrupted, results.has_failed("rdmalloc"), bench.has_measured(), is_reported});
 }
 
 Command command_of(const DriverOptions& options, const std::string& program,

@@ -62,7 +62,8 @@ class Comparison {
   virtual std::string picture(const std::string& /*path*/) const {
     return "";
   }  // its script; or none
-  virtual void write_reports(const DriverOptions& options) const;
+  // False: what is for machines could not be written.
+  virtual bool write_reports(const DriverOptions& options) const;
 
  protected:
   explicit Comparison(std::string name) : name_(std::move(name)) {}

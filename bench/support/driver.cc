@@ -2,10 +2,14 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
+#include <fstream>
 
 #include "bench/support/report.h"
 #include "bench/support/table.h"
@@ -92,12 +96,33 @@ nlohmann::json to_json(const Allocator& allocator) {
           {"environment", allocator.environment}};
 }
 
-void write_json(const DriverOptions& options, const nlohmann::json& report) {
-  const std::string problem = write_file(options.json_path, report.dump(1) + "\n");
+std::string problem_of_output(const DriverOptions& options) {
+  std::error_code failed;
+  fs::create_directories(options.output_folder, failed);
+  if (failed) return fmt::format("--output {}: {}", options.output_folder, failed.message());
+  if (access(options.output_folder.c_str(), W_OK) != 0)
+    return fmt::format("--output {}: {}", options.output_folder, strerrordesc_np(errno));
+  // What is there of an earlier run stays until there is a new one.
+  const bool is_there = fs::exists(options.json_path, failed);
+  const fs::path folder = fs::path(options.json_path).parent_path();
+  if (!folder.empty()) fs::create_directories(folder, failed);
+  if (!std::ofstream(options.json_path, std::ios::app))
+    return fmt::format("can't write {}: {}", options.json_path, strerrordesc_np(errno));
+  if (!is_there) fs::remove(options.json_path, failed);
+  return {};
+}
+
+std::string json_text(const nlohmann::json& report) {
+  return report.dump(1, ' ', false, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+bool write_json(const DriverOptions& options, const nlohmann::json& report) {
+  const std::string problem = write_file(options.json_path, json_text(report));
   if (!problem.empty())
     fmt::print(stderr, "{}: {}\n", options.name, problem);
   else
     fmt::print("\nJSON: {}\n", options.json_path);
+  return problem.empty();
 }
 
 void write_picture(const std::string& picture, const std::string& script) {
@@ -113,7 +138,8 @@ int exit_status(const DriverOptions& options, std::span<const Allocator> found,
   const bool there = std::any_of(found.begin(), found.end(),
                                  [](const Allocator& a) { return a.name == "rdmalloc"; });
   if (ending.rdmalloc_failed || (wanted && !there)) return 1;
-  return ending.measured ? 0 : 3;
+  if (!ending.measured) return 3;
+  return ending.reported ? 0 : 2;
 }
 
 }  // namespace rdmalloc::bench

@@ -44,17 +44,23 @@ void print_allocators(std::span<const Allocator> allocators, std::span<const Lef
 
 nlohmann::json to_json(const Allocator& allocator);
 
-// Writes `report` and says where it is, or what went wrong.
-void write_json(const DriverOptions& options, const nlohmann::json& report);
+// Whether reports can be written where they are asked for: what is wrong, or nothing. To be asked
+// before anything is measured.
+std::string problem_of_output(const DriverOptions& options);
+// Of a report. What a program said that is no UTF-8 is replaced.
+std::string json_text(const nlohmann::json& report);
+// Writes `report` and says where it is, or what went wrong: then false.
+bool write_json(const DriverOptions& options, const nlohmann::json& report);
 // Draws and says where the picture is, or what is missing.
 void write_picture(const std::string& picture, const std::string& script);
 
 // 130 when interrupted; 1 when rdmalloc failed, or was asked for by name and is not there; 3 when
-// nothing was measured; otherwise 0.
+// nothing was measured; 2 when the report could not be written; otherwise 0.
 struct Ending {
   bool interrupted = false;
   bool rdmalloc_failed = false;
   bool measured = false;
+  bool reported = true;
 };
 int exit_status(const DriverOptions& options, std::span<const Allocator> found,
                 const Ending& ending);

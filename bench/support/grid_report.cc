@@ -76,10 +76,11 @@ std::vector<const GridRow*> rows_of(const Grid& grid, const GridResults& results
   return rows;
 }
 
-// "-" where it was not to be run.
+// "-" where it was not to be run. What a failure is missing from is marked: those that ended may be
+// the better ones.
 std::string number_text(double value, int decimals, bool has_failed) {
   if (std::isnan(value)) return has_failed ? "failed" : "-";
-  return fmt::format("{:.{}f}", value, decimals);
+  return fmt::format("{:.{}f}{}", value, decimals, has_failed ? "!" : "");
 }
 
 bool has_failed(const GridResults& results, const std::string& row, const std::string& allocator) {
@@ -118,6 +119,11 @@ double largest(const Line& line, ValueOf value_of_row) {
   return most;
 }
 
+bool has_failed(const GridResults& results, const Line& line, const std::string& allocator) {
+  return std::any_of(line.rows.begin(), line.rows.end(),
+                     [&](const GridRow* row) { return has_failed(results, row->name, allocator); });
+}
+
 double value_of(const GridResults& results, const Figure& figure, const Line& line,
                 const std::string& allocator) {
   return largest(line,
@@ -144,7 +150,7 @@ std::string table_text(const GridResults& results, const Figure& figure,
     std::vector<std::string> cells = {line.name};
     for (const Allocator& allocator : results.allocators)
       cells.push_back(number_text(value_of(results, figure, line, allocator.name), figure.decimals,
-                                  has_failed(results, line.rows.front()->name, allocator.name)));
+                                  has_failed(results, line, allocator.name)));
     if (figure.has_ratio) cells.push_back(ratio_text(results, figure, line));
     table.add(std::move(cells));
   }
@@ -154,9 +160,11 @@ std::string table_text(const GridResults& results, const Figure& figure,
 // How rdmalloc stands over all rows that it and a peer have.
 std::string standing_text(const Grid& grid, const GridResults& results, const Figure& figure) {
   std::vector<double> ratios;
+  std::size_t failed = 0;
   const GridRow* worst = nullptr;
   double most = 0;
   for (const GridRow& row : grid.rows) {
+    failed += has_failed(results, row.name, kOurs) ? 1 : 0;
     const double ratio = ratio_of(results, figure, row.name);
     if (std::isnan(ratio)) continue;
     ratios.push_back(ratio);
@@ -167,8 +175,9 @@ std::string standing_text(const Grid& grid, const GridResults& results, const Fi
   if (worst == nullptr) return "";
   return fmt::format(
       "\n{}: rdmalloc to the best peer of each of {} rows: geometric mean {:.3f}, the worst {:.2f} "
-      "({})\n",
-      figure.title, ratios.size(), geometric_mean(ratios), most, worst->name);
+      "({}){}\n",
+      figure.title, ratios.size(), geometric_mean(ratios), most, worst->name,
+      failed == 0 ? "" : fmt::format("; rdmalloc failed in {} rows", failed));
 }
 
 json cell_json(const GridCell& cell) {
@@ -275,6 +284,7 @@ std::string grid_tables(const Grid& grid, const GridResults& results) {
     }
     if (figure.has_ratio) text += standing_text(grid, results, figure);
   }
+  if (!results.failures.empty()) text += "\n! a run failed\n";
   return text + failures_text(results) + ending_text(results);
 }
 
@@ -289,6 +299,7 @@ json grid_json(const GridOptions& options, const Grid& grid, const GridResults& 
       report["results"].push_back({{"row", row.name},
                                    {"group", row.group},
                                    {"about", row.about},
+                                   {"command", row.command},
                                    {"allocator", allocator.name},
                                    {"figures", cell_json(*cell)},
                                    {"told", cell->told}});

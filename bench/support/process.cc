@@ -78,15 +78,19 @@ std::map<pid_t, ProcessEntry> tree_of(pid_t root) {
   return tree;
 }
 
+// It is not waited for yet.
+bool has_ended(pid_t child) {
+  siginfo_t info{};
+  return waitid(P_PID, static_cast<id_t>(child), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
+         info.si_pid == child;
+}
+
 // The command first gets to end its own children, as mpirun does; then what is left is killed.
 void end_tree(pid_t root) {
   const auto tree = tree_of(root);
   kill(root, SIGTERM);
   for (int i = 0; i < 30; ++i) {
-    siginfo_t info{};
-    if (waitid(P_PID, static_cast<id_t>(root), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-        info.si_pid == root)
-      break;
+    if (has_ended(root)) break;
     std::this_thread::sleep_for(milliseconds(100));
   }
   for (const auto& [pid, entry] : tree) {
@@ -261,8 +265,13 @@ void attend(pid_t pid, const Command& command, Pipe& out, Pipe& err, Outcome& ou
   while (!ended) {
     if (!pump(out, err, outcome, lines, milliseconds(20)))
       std::this_thread::sleep_for(milliseconds(5));
-    ended = wait4(pid, &status, WNOHANG, &usage) == pid;
-    if (ended) break;
+    if (has_ended(pid)) {
+      // What it left in its group would run beside the next program. While it is not waited for,
+      // the group's number is no other's.
+      kill(-pid, SIGKILL);
+      ended = wait4(pid, &status, 0, &usage) == pid;
+      break;
+    }
     outcome.timed_out = Clock::now() >= deadline;
     outcome.interrupted = interrupt_seen();
     if (!outcome.timed_out && !outcome.interrupted) continue;
@@ -315,8 +324,11 @@ Outcome run(const Command& command) {
 void end_children_on_interrupt() {
   struct sigaction action {};
   action.sa_handler = note_interrupt;
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    sigaction(signal, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) sigaction(signal, &action, nullptr);  // nohup
+  }
 }
 
 bool interrupt_seen() {

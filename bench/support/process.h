@@ -31,7 +31,7 @@ struct Outcome {
   int exit_code = -1;  // -1 unless it exited by itself
   int signal = 0;      // what it died of, 0 for none
   bool timed_out = false;
-  bool interrupted = false;  // SIGINT or SIGTERM came to us
+  bool interrupted = false;  // SIGINT, SIGTERM or SIGHUP came to us
   std::string start_error;   // why it could not be started
   std::string limit_report;  // what on_limit returned
   std::string standard_output;
@@ -48,8 +48,9 @@ struct Outcome {
 
 Outcome run(const Command& command);
 
-// SIGINT and SIGTERM end the running command and everything below it, then run() returns with
-// `interrupted`; without this they would leave an mpirun's ranks spinning.
+// SIGINT, SIGTERM and SIGHUP, unless we were started with them ignored, end the running command and
+// everything below it, then run() returns with `interrupted`; without this they would leave an
+// mpirun's ranks spinning.
 void end_children_on_interrupt();
 bool interrupt_seen();
 

@@ -39,6 +39,18 @@ std::string chosen_of(const char* path) {
 
 }  // namespace
 
+std::map<std::string, std::string> settings_of_malloc() {
+  std::map<std::string, std::string> settings;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string text = *entry;
+    for (const char* prefix : {"MALLOC_", "GLIBC_TUNABLES=", "RDMALLOC_", "MIMALLOC_", "TCMALLOC_",
+                               "SCUDO_OPTIONS=", "RPMALLOC_"})
+      if (text.rfind(prefix, 0) == 0 && text.rfind("RDMALLOC_BENCH_", 0) != 0)
+        settings[text.substr(0, text.find('='))] = text.substr(text.find('=') + 1);
+  }
+  return settings;
+}
+
 nlohmann::json host_description() {
   utsname names{};
   uname(&names);
@@ -49,6 +61,7 @@ nlohmann::json host_description() {
           {"memory_gib", std::round(pages * page_bytes / (1 << 30) * 10) / 10},
           {"page_bytes", page_bytes},
           {"transparent_huge_pages", chosen_of("/sys/kernel/mm/transparent_hugepage/enabled")},
+          {"settings_of_malloc", settings_of_malloc()},
           {"kernel", fmt::format("{} {}", names.sysname, names.release)},
           {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))}};
 }

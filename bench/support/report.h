@@ -3,6 +3,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
@@ -14,7 +15,9 @@
 
 namespace rdmalloc::bench {
 
-nlohmann::json host_description();  // processor, cores, memory, kernel, date
+// Variables of our environment that allocators read: they reach every program that is measured.
+std::map<std::string, std::string> settings_of_malloc();
+nlohmann::json host_description();  // processor, cores, memory, kernel, those settings, date
 nlohmann::json to_json(const Summary& summary);
 nlohmann::json to_json(const LeftOut& left_out);
 

@@ -71,10 +71,13 @@ std::size_t parse_bytes(const std::string& text) {
   std::string unit = digits == std::string::npos ? "" : text.substr(digits);
   std::transform(unit.begin(), unit.end(), unit.begin(), [](char c) { return std::tolower(c); });
   const std::size_t value = std::stoull(number);
+  const auto times = [&](unsigned shift) {
+    return value >> (64 - shift) == 0 ? value << shift : 0;  // 0: more than there are addresses
+  };
   if (unit.empty() || unit == "b") return value;
-  if (unit == "k" || unit == "kib") return value << 10;
-  if (unit == "m" || unit == "mib") return value << 20;
-  if (unit == "g" || unit == "gib") return value << 30;
+  if (unit == "k" || unit == "kib") return times(10);
+  if (unit == "m" || unit == "mib") return times(20);
+  if (unit == "g" || unit == "gib") return times(30);
   return 0;
 }
 

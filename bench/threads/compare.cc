@@ -187,6 +187,7 @@ int compare_threads(int argc, char** argv) {
   if (options.quick && !line.is_given("--scale")) options.scale = 0.05;
   if (const std::string problem = add_rows(options, grid.rows); !problem.empty())
     return refuse(options, problem);
+  grid.settings = {{"scale", options.scale}, {"random", options.random}, {"seed", options.seed}};
   return compare_grid(options, grid);
 }
 

@@ -1,8 +1,10 @@
 """all_test.py DRIVER CASE: one behaviour of bench_all.
 
-Seen to fail: `arguments` with choose_parts() refusing nothing, `quick` with a part's status passed over.
+Seen to fail: `arguments` with choose_parts() refusing nothing, `quick` with a part's status passed over, `earlier` with what
+an earlier run left not removed, with what is no JSON dumped as it is, and without --backed-mib among what is passed on.
 """
 import json
+import os
 import pathlib
 import sys
 
@@ -36,6 +38,23 @@ def case_quick():
     status, output = drive("--parts", "startup", "--quick", "--allocators", "rdmalloc",
                            "--rdmalloc", "/nowhere/lib.so")
     expect(status == 1, f"without rdmalloc: exit status {status}, not 1", output)
+
+
+def case_earlier():
+    """What a part did not leave is not taken from an earlier run, and the report is JSON without it."""
+    status, output = drive("--parts", "startup", "--quick", "--allocators", "glibc", "--backed-mib", "7")
+    report = json.loads(pathlib.Path("out/bench.json").read_text())
+    expect(status == 0 and report["parts"]["startup"]["report"]["backed_mib"] == 7, f"--backed-mib: {status}", output)
+
+    if not (pathlib.Path(DRIVER).parent / "bench_cores").exists():
+        driving.skip("no bench_cores here")
+    pathlib.Path("out/cores.json").write_text('{"schema": "rdmalloc-cores-1"}')
+    pathlib.Path("out/cores.svg").write_text("<svg/>")
+    os.environ["PATH"] = "/nowhere"  # no QEMU
+    status, output = drive("--parts", "cores", "--quick", "--allocators", "glibc")
+    report = json.loads(pathlib.Path("out/bench.json").read_text())
+    expect(status == 3 and report["parts"]["cores"] == {"status": 3, "report": None}, f"status {status}", output)
+    expect("cores.svg" not in pathlib.Path("out/index.html").read_text(), "an earlier picture", output)
 
 
 driving.run_case(globals(), CASE)

@@ -1,9 +1,10 @@
-// Seen to fail: with the package left out, with the checkout left out, and with the exit status of
-// git not looked at.
+// Seen to fail: with the package left out, with the checkout left out, with the exit status of git
+// not looked at, without the time of HEAD, and without --dirty.
 #include "bench/support/build_of.h"
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -51,6 +52,21 @@ TEST(BuildOf, a_library_in_a_checkout_names_its_tag) {
   folder.git({"commit", "-q", "--allow-empty", "-m", "one"});
   folder.git({"tag", "v1.2"});
   EXPECT_EQ(folder.build(), "git v1.2");
+}
+
+TEST(BuildOf, a_library_that_need_not_be_of_the_commit_is_not_called_so) {
+  if (find_program("git").empty()) GTEST_SKIP() << "no git";
+  const Folder folder;
+  std::ofstream(folder.path / "source") << "one";
+  folder.git({"init", "-q"});
+  folder.git({"add", "source"});
+  folder.git({"commit", "-q", "-m", "one"});
+  folder.git({"tag", "v1.2"});
+  fs::last_write_time(folder.library(), fs::file_time_type::clock::now() - std::chrono::hours(1));
+  EXPECT_EQ(folder.build(), "git v1.2 or before");
+  fs::last_write_time(folder.library(), fs::file_time_type::clock::now());
+  std::ofstream(folder.path / "source") << "another";
+  EXPECT_EQ(folder.build(), "git v1.2-dirty");
 }
 
 }  // namespace

@@ -50,6 +50,12 @@ def no_malloc():
                           stdout=subprocess.PIPE).stdout.strip()
 
 
+def made(name, code, *options):
+    """What the C compiler makes of the code, by its path."""
+    subprocess.run(["cc", "-O1", "-fno-builtin", *options, "-o", name, "-x", "c", "-"], input=code, text=True, check=True)
+    return os.path.abspath(name)
+
+
 def expect(condition, what, output):
     if not condition:
         print(output)

@@ -5,7 +5,7 @@ machine does meanwhile changes nothing. They are of a kernel whose transparent h
 are `always`, lab.memory holds such counts.
 
 Seen to fail: `arguments` with check() passing everything, `label` with told_by_maps() and take() not looking who
-serves malloc, `quick` with derive() left out, with resident memory in the place of what is back, with --until-s not passed on, `killed` with the limit's file left unwritten, `limits` with a limit of
+serves malloc, `failed` without the mark and the count of what failed, `quick` with derive() left out, with resident memory in the place of what is back, with --until-s not passed on, `killed` with the limit's file left unwritten, `limits` with a limit of
 half of what was counted, and with a row in the table that there is not.
 """
 import pathlib
@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 import limits
-from driving import Driver, expect, no_malloc, run_case, skip
+from driving import Driver, expect, made, no_malloc, run_case, skip
 
 DRIVER = Driver(sys.argv[1], "memory")
 HUGE_PAGES = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -42,6 +42,20 @@ def case_label():
     failures = DRIVER.failures()
     expect("malloc is served by" in failures["live:33000", "sham"]["what"], "no reason", output)
     expect("is not mapped" in failures["cat", "gone"]["what"], "no reason", output)
+
+
+def case_failed():
+    """A row that failed is missing from its section's figure and from the mean, and both say so."""
+    source = ("void *__libc_malloc(unsigned long); void _exit(int);"
+              "void *malloc(unsigned long n) { if (n == 23) _exit(9); return __libc_malloc(n); }")
+    made("dies.so", source, "-shared", "-fPIC")
+    status, output = DRIVER.run("--parts", "sweep", "--sizes-a-doubling", "2", "--filter", "^live:(16|23|32)$",
+                                "--allocators", "glibc,rdmalloc", "--rdmalloc", "dies.so")
+    expect(status == 1 and "FAILED: live:23 with rdmalloc" in output, f"exit status {status}, not 1", output)
+    cells = next(line for line in output.splitlines() if line.startswith("  16 B to 32 B")).split()
+    expect("!" in output.split("16 B to 32 B")[1].splitlines()[0], f"not marked: {cells}", output)
+    expect("rdmalloc failed in 1 rows" in output, "the mean", output)
+    expect(all(cell["command"] for cell in DRIVER.report()["results"]), "the commands", output)
 
 
 def case_quick():

@@ -1,7 +1,8 @@
 """micro_test.py DRIVER CASE: one behaviour of micro_compare or rss_return.
 
 Seen to fail: `arguments` with the check of --rss-bytes removed, `label` with take_benchmarks() not
-asking is_served_by(), `quick` with put() left out, `rss` with verdict() always false, `rss_kept`
+asking is_served_by(), `quick` with put() left out, `rss` with verdict() always false and with
+take_rss() not asking who serves malloc, `rss_kept`
 (the control: purging off, nothing may come back) with verdict() always true.
 """
 import json
@@ -75,6 +76,13 @@ def case_rss():
     expect(status == 0, f"exit status {status}: memory did not come back", output)
     peak = [json.loads(line)["mib"] for line in output.splitlines() if '"peak"' in line][0]
     expect(peak >= 256, f"the storm used {peak} MiB only", output)
+
+    os.environ["RDMALLOC_DECAY_MS"] = "200"
+    status, output = drive("--filter", "none", "--allocators", "rdmalloc", "--peer", f"sham={driving.no_malloc()}",
+                           "--repetitions", "1", "--rss-bytes", "16M")
+    report = json.loads(pathlib.Path("out/micro.json").read_text())
+    expect({row["allocator"] for row in report["rss"]} == {"rdmalloc"}, "a sham row", output)
+    expect("malloc is served by" in report["failures"][0]["what"], "no reason", output)
 
 
 def case_rss_kept():

@@ -1,7 +1,7 @@
 """programs_test.py DRIVER CASE MADVISE_MALLOC: one behaviour of bench_programs.
 
 Seen to fail: `arguments` with the check of --programs removed, `label` without the call of
-served_by_another(), `quick` with keep() left out, `calls` with the purge thread counted among the program's,
+served_by_another(), `failed` without the mark, `quick` with keep() left out, `calls` with the purge thread counted among the program's,
 `traces` with the check of a trace's length left out, and with a redis-server that is not there.
 """
 import os
@@ -47,6 +47,18 @@ def case_label():
     expect(status == 0, f"exit status {status}, not 0", output)
     expect({row["allocator"] for row in report()["results"]} == {"glibc"}, "a sham row", output)
     expect("malloc is served by" in report()["failures"][0]["what"], "no reason", output)
+
+
+def case_failed():
+    """A figure that lacks a run that failed is marked."""
+    source = ("#include <fcntl.h>\n#include <unistd.h>\nvoid *__libc_malloc(unsigned long);"
+              "void *malloc(unsigned long n) { return __libc_malloc(n); }"
+              "__attribute__((constructor)) static void once(void) { if (open(\"was\", O_CREAT | O_EXCL, 0600) < 0) _exit(9); }")
+    driving.made("once.so", source, "-shared", "-fPIC")
+    status, output = drive("--programs", "cfrac", "--scale", "0.01", "--repetitions", "2", "--allocators", "glibc",
+                           "--peer", f"once={os.path.abspath('once.so')}")
+    row = next(line for line in output.splitlines() if line.startswith("  cfrac")).split()
+    expect(status == 0 and "!" not in row[1] and any("!" in cell for cell in row[2:]), f"{status}: {row}", output)
 
 
 def case_quick():

@@ -1,6 +1,7 @@
 // Seen to fail: with bytes counted instead of characters in the table's widths; with "K" read as
-// 1000; with a kind that has not run taken for the average although its time is expected; with what
-// is expected of a slow machine not scaled by what others took.
+// 1000; with a unit that shifts bits out; with a kind that has not run taken for the average
+// although its time is expected; with what is expected of a slow machine not scaled by what others
+// took.
 #include <gtest/gtest.h>
 
 #include "bench/support/table.h"
@@ -18,7 +19,8 @@ TEST(Text, sizes_are_read_as_people_write_them) {
 }
 
 TEST(Text, what_is_no_size_reads_as_zero) {
-  for (const char* text : {"", "K", "-4K", "4X", "4 K", "1e6", "99999999999999999999"})
+  for (const char* text : {"", "K", "-4K", "4X", "4 K", "1e6", "99999999999999999999",
+                           "17179869184G", "17179869185G", "999999999999999M"})
     EXPECT_EQ(parse_bytes(text), 0u) << text;
 }
 

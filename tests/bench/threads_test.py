@@ -14,7 +14,7 @@ DRIVER = Driver(sys.argv[1], "threads")
 
 def case_arguments():
     DRIVER.refuses([(["--shapes", "replace:16"], "PATTERN:LEAST-MOST"), (["--threads", "0"], "@0"),
-                    (["--threads", "1,x"], "@x"), (["--scale", "0"], "scale"),
+                    (["--threads", "1,x"], "@x"), (["--threads", "4294967298"], "@4294967298"), (["--scale", "0"], "scale"),
                     (["--random", "0"], "random"), (["--random", "3", "--shapes", "replace:16:8"], "--shapes")])
     DRIVER.lists("come-and-go:16-1K:64@256")
     worker = pathlib.Path(DRIVER.program).parent / "thread_patterns"
