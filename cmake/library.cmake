@@ -48,9 +48,10 @@ if(NOT RDMALLOC_SANITIZE)
   # Linked as C: nothing of libstdc++ may creep in.
   set_target_properties(rdmalloc PROPERTIES LINKER_LANGUAGE C SOVERSION 0)
   # Our calls of our own functions need no look-up of each at every program's start. But what stands in
-  # front of libc's and is called by us too is libc's where libc comes first (preload.linked_last).
+  # front of libc's and is called by us too is libc's where libc comes first (preload.linked_last), and realloc()
+  # is the program's own where it has one (preload.own_malloc).
   set(looked_up ${PROJECT_BINARY_DIR}/rdmalloc.looked_up)
-  file(CONFIGURE OUTPUT ${looked_up} CONTENT "{ dlopen; pthread_create; };\n")
+  file(CONFIGURE OUTPUT ${looked_up} CONTENT "{ dlopen; pthread_create; realloc; };\n")
   target_link_options(rdmalloc PRIVATE -Wl,-Bsymbolic-functions,--dynamic-list=${looked_up})
   # Code and constants in the same mappings, as linkers made them before 2018: two mmap() and three page
   # faults less at each program's start.

@@ -5,6 +5,7 @@
 #include <malloc.h>
 #include <rdmalloc/rdmalloc.h>
 #include <stdio.h>
+#include <stdlib.h>
 
 #include "alloc/api/statistics.h"
 
@@ -30,6 +31,15 @@ struct mallinfo2 report() {
 }  // namespace
 
 extern "C" {
+
+// By way of the realloc() of whichever malloc serves the program, as glibc's does: a program may
+// have a malloc of its own in front of ours, without this function.
+RDMALLOC_EXPORT void* reallocarray(void* ptr, size_t count, size_t bytes) noexcept {
+  std::size_t total = 0;
+  if (!__builtin_mul_overflow(count, bytes, &total)) return realloc(ptr, total);
+  errno = ENOMEM;
+  return nullptr;
+}
 
 RDMALLOC_EXPORT struct mallinfo2 mallinfo2(void) noexcept {
   return report();

@@ -131,7 +131,6 @@ void free(void*) noexcept RDMALLOC_ALIAS(rdmalloc_free);
 void cfree(void*) noexcept RDMALLOC_ALIAS(rdmalloc_free);
 void* calloc(size_t, size_t) noexcept RDMALLOC_ALIAS(rdmalloc_calloc);
 void* realloc(void*, size_t) noexcept RDMALLOC_ALIAS(rdmalloc_realloc);
-void* reallocarray(void*, size_t, size_t) noexcept RDMALLOC_ALIAS(rdmalloc_reallocarray);
 int posix_memalign(void**, size_t, size_t) noexcept RDMALLOC_ALIAS(rdmalloc_posix_memalign);
 void* aligned_alloc(size_t, size_t) noexcept RDMALLOC_ALIAS(rdmalloc_aligned_alloc);
 void* memalign(size_t, size_t) noexcept RDMALLOC_ALIAS(rdmalloc_memalign);

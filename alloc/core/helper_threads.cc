@@ -54,9 +54,14 @@ int create_on(const HelperStack& stack, void* (*run)(void*), void* arg, pthread_
   // that a fabric may have patched. One of less than PTHREAD_STACK_MIN is refused here already
   // (128 KiB on aarch64).
   int error = pthread_attr_setstack(&attributes, reinterpret_cast<void*>(stack.base), stack.bytes);
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // the program's signals are not for this thread
+  // The program's signals are not for this thread, but for those that the kernel sends it for what
+  // itself does: blocked, they would end the process, whatever handler there is for a call that a
+  // filter traps (SIGSYS) or for a page that is protected.
+  sigset_t others, before;
+  sigfillset(&others);
+  for (int its_own : {SIGSYS, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP})
+    sigdelset(&others, its_own);
+  pthread_sigmask(SIG_SETMASK, &others, &before);
   if (error == 0)
     error = os::should_fail(os::Site::kThreadCreate)
                 ? EAGAIN

@@ -28,6 +28,11 @@ inline constinit std::atomic<bool> first_thread_notifies{false};
 // has. Set by the child's recovery, which each creation of a helper comes after (fork_check()).
 inline constinit std::atomic<bool> loader_may_be_locked{false};
 
+// Whether this process was made past libc's fork(), as by clone(2): its first thread may end by the
+// system call, without a destructor, which is how one ends that clone() gave a function. Set by the
+// child's recovery. Relaxed: as above.
+inline constinit std::atomic<bool> is_past_libc{false};
+
 // How often they look then: what such a process may end late. Where they are not notified, they
 // look all the time, and not so often.
 inline constexpr std::int64_t kLastThreadTickNs = 20000000;
@@ -37,7 +42,9 @@ inline constexpr std::int64_t kUnnotifiedTickNs = 1000000000;
 // it was notified of.
 inline std::int64_t last_thread_tick_ns(bool has_ended) {
   if (has_ended) return kLastThreadTickNs;
-  return first_thread_notifies.load(std::memory_order_relaxed) ? 0 : kUnnotifiedTickNs;
+  bool is_notified = first_thread_notifies.load(std::memory_order_relaxed) &&
+                     !is_past_libc.load(std::memory_order_relaxed);
+  return is_notified ? 0 : kUnnotifiedTickNs;
 }
 
 // The memory of a stack. It is kept when its thread ends, for the next one.

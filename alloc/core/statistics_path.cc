@@ -86,6 +86,8 @@ const char* remedy_for(int error) {
     case -ENOSPC:
     case -EDQUOT:
       return "there is no room; name a place that has some";
+    case -EFBIG:
+      return "it would be longer than RLIMIT_FSIZE allows (ulimit -f)";
     default:
       return nullptr;
   }

@@ -319,52 +319,57 @@ unsigned processors_allowed() {
 
 namespace {
 
-// Keeps from the program the SIGPIPE that a write of ours brings, where no process reads its pipe.
-// The kernel sends it to the writing thread, which takes it back before it unblocks the signal. One
-// that was pending before is the program's and stays; the two are one then.
-class NoPipeSignal {
+// Keeps from the program the signal that a write of ours brings: SIGPIPE where no process reads its
+// pipe, SIGXFSZ beyond RLIMIT_FSIZE. The kernel sends it to the writing thread, which takes it back
+// before it unblocks the signals. One that was pending before is the program's and stays; the two
+// are one then.
+class NoSignalOfWrite {
  public:
-  NoPipeSignal() {
-    set_mask(SIG_BLOCK, kPipe, &before_);
+  NoSignalOfWrite() {
+    set_mask(SIG_BLOCK, kAll, &before_);
     // What is pending was blocked.
-    if ((before_ & kPipe) != 0)
+    if ((before_ & kAll) != 0)
       raw_syscall(SYS_rt_sigpending, reinterpret_cast<long>(&pending_), sizeof pending_);
   }
-  ~NoPipeSignal() {
-    if (is_sent_ && (pending_ & kPipe) == 0) {
+  ~NoSignalOfWrite() {
+    if (const Signals ours = sent_ & ~pending_; ours != 0) {
       const timespec no_time = {};
-      while (raw_syscall(SYS_rt_sigtimedwait, reinterpret_cast<long>(&kPipe), 0,
-                         reinterpret_cast<long>(&no_time), sizeof kPipe) == -EINTR) {
+      while (raw_syscall(SYS_rt_sigtimedwait, reinterpret_cast<long>(&ours), 0,
+                         reinterpret_cast<long>(&no_time), sizeof ours) == -EINTR) {
       }
     }
-    if ((before_ & kPipe) == 0) set_mask(SIG_UNBLOCK, kPipe, nullptr);
+    if (const Signals ours = kAll & ~before_; ours != 0) set_mask(SIG_UNBLOCK, ours, nullptr);
   }
-  NoPipeSignal(const NoPipeSignal&) = delete;
-  NoPipeSignal& operator=(const NoPipeSignal&) = delete;
-  void note_sent() { is_sent_ = true; }
+  NoSignalOfWrite(const NoSignalOfWrite&) = delete;
+  NoSignalOfWrite& operator=(const NoSignalOfWrite&) = delete;
+  void note_error(long error) {
+    if (error == -EPIPE) sent_ = kPipe;
+    if (error == -EFBIG) sent_ = kFileSize;
+  }
 
  private:
   using Signals = std::uint64_t;  // the kernel's set of them
   static constexpr Signals kPipe = Signals{1} << (SIGPIPE - 1);
+  static constexpr Signals kFileSize = Signals{1} << (SIGXFSZ - 1);
+  static constexpr Signals kAll = kPipe | kFileSize;
   static void set_mask(int how, const Signals& signals, Signals* before) {
     raw_syscall(SYS_rt_sigprocmask, how, reinterpret_cast<long>(&signals),
                 reinterpret_cast<long>(before), sizeof signals);
   }
-  Signals before_ = kPipe;  // where the mask can't be had (a filter) nothing is undone
-  Signals pending_ = 0;
-  bool is_sent_ = false;
+  Signals before_ = kAll;  // where the mask can't be had (a filter) nothing is undone
+  Signals pending_ = 0, sent_ = 0;
 };
 
 }  // namespace
 
 int write_all(int fd, const char* bytes, std::size_t length) {
-  NoPipeSignal no_pipe_signal;
+  NoSignalOfWrite no_signal;
   while (length > 0) {
     if (should_fail(Site::kWrite)) return -EIO;
     long wrote =
         raw_syscall(SYS_write, fd, reinterpret_cast<long>(bytes), static_cast<long>(length));
     if (wrote == -EINTR) continue;
-    if (wrote == -EPIPE) no_pipe_signal.note_sent();
+    no_signal.note_error(wrote);
     if (wrote < 0) return static_cast<int>(wrote);
     bytes += wrote;
     length -= static_cast<std::size_t>(wrote);

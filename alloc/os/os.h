@@ -100,7 +100,8 @@ int process_id();
 // What uname(2) calls this machine, zero-terminated.
 inline constexpr std::size_t kMostHostBytes = 65;
 void host_name(char (&name)[kMostHostBytes]);
-// Writes to `fd`, restarting after EINTR and short writes. Without a signal: -EPIPE at most.
+// Writes to `fd`, restarting after EINTR and short writes. Without a signal: -EPIPE or
+// -EFBIG at most.
 int write_all(int fd, const char* bytes, std::size_t length);
 [[noreturn]] void abort_process();
 

@@ -121,6 +121,7 @@ void fork_recover() {
     first_thread.store(forker.id, std::memory_order_relaxed);
     known_process.store(os::process_id(), std::memory_order_relaxed);
     loader_may_be_locked.store(true, std::memory_order_relaxed);
+    is_past_libc.store(!is_marked, std::memory_order_relaxed);
     // Relaxed: set by the parent, or by this thread.
     if (auto* count = count_after_fork.load(std::memory_order_relaxed))
       count(forker.id == thread_id());

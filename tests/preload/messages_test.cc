@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -86,6 +87,23 @@ void turn_errors_to_a_pipe_without_a_reader() {
   close(ends[0]);
   close(ends[1]);
   signal(SIGPIPE, SIG_DFL);
+}
+
+void allow_files_no_byte() {
+  const rlimit none = {0, 0};
+  if (setrlimit(RLIMIT_FSIZE, &none) != 0) _exit(7);
+  signal(SIGXFSZ, SIG_DFL);
+}
+
+// RLIMIT_FSIZE. Seen to fail by SIGXFSZ, the warning in a log and the statistics in a file.
+TEST_F(Messages, end_no_program_whose_files_may_be_no_longer) {
+  for (const std::string& setting :
+       {std::string("RDMALLOC_STATS=0"), std::string("RDMALLOC_STATS=1"),
+        "RDMALLOC_STATS=" + file() + ".json"}) {
+    ChildResult result = run("log", {setting}, allow_files_no_byte);
+    EXPECT_TRUE(result.clean()) << setting << ": " << result.describe();
+    EXPECT_EQ(text(), "");
+  }
 }
 
 TEST_F(Messages, end_no_program_where_the_pipe_has_no_reader) {
