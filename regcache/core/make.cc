@@ -405,12 +405,13 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
     int error = kNoRoom;
     drop_outgrown(domain, wide.low, wide.high, wide.block_low, wide.block_high);
     if (may_serve(domain, request, wide)) error = make(domain, request, wide, reg, key);
-    // Try less for two reasons only: a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows
-    // better); or a neighbour that is being purged, in the slab or within the registrar's
-    // granularity.
+    // Try less for three reasons only: a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows
+    // better); a neighbour that is being purged, in the slab or within the registrar's granularity;
+    // or one in the slab that is registered by itself, where none may overlap.
     if (error == -ENOMEM && memlock_room(domain).limit != UINT64_MAX) error = kNoRoom;
-    if (error == kNoRoom && plan.length() == wide.length()) return error;
-    if (error <= 0 || error == kPasses) return error;
+    bool is_met = error == -EEXIST && domain.notes_keys() && plan.is_of_one_block;
+    if ((error == kNoRoom || is_met) && plan.length() == wide.length()) return error;
+    if ((error <= 0 && !is_met) || error == kPasses) return error;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
   if (!may_serve(domain, request, plan)) return kNoRoom;
@@ -494,8 +495,7 @@ int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, P
 
 namespace {
 
-// Ends stickiness where the blocks of a part of a slab were freed, after a refusal. Whether there
-// was any.
+// Ends the stickiness of parts of slabs without blocks, after a refusal. Whether there was any.
 bool end_sticky_parts(Domain& domain) {
   flush_blocks_of_sticky_parts(domain);
   WholeGuard guard(domain);
