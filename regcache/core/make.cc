@@ -3,6 +3,8 @@
 
 #include <errno.h>
 
+#include <utility>
+
 #include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/history.h"
@@ -94,8 +96,7 @@ int make_sticky(Domain& domain, Registration* reg, const Request& request) {
   return 0;
 }
 
-// Gives the caller what it asked for from an open registration. Under the lock. -EAGAIN: so many
-// holders that no more can be counted.
+// Gives the caller an open registration. Under the lock. -EAGAIN: no more holders can be counted.
 int hand_out(Domain& domain, const Request& request, Registration* found, std::uint64_t change,
              Registration** reg, rdmalloc_key* key) {
   page_frames_check(domain, found, request.low, request.high);
@@ -176,8 +177,7 @@ int plan_remote(const Domain& domain, const Request& request, const rdmalloc_ran
 
 // ---- making one ----
 
-// Idle registrations that a new, wider one covers: they would pin their pages twice. Under the
-// lock; returns them as a list to drop.
+// Idle ones that a wider one covers, which would pin pages twice. Under the lock; a list to drop.
 Registration* take_superseded(Domain& domain, const Registration* wider) {
   Registration* superseded = nullptr;
   auto look = [&](Registration* reg) {
@@ -405,12 +405,13 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
     int error = kNoRoom;
     drop_outgrown(domain, wide.low, wide.high, wide.block_low, wide.block_high);
     if (may_serve(domain, request, wide)) error = make(domain, request, wide, reg, key);
-    // Try less for two reasons only: a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows
-    // better); or a neighbour that is being purged, in the slab or within the registrar's
-    // granularity.
+    // Try less for three reasons only: a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows
+    // better); a neighbour that is being purged, in the slab or within the registrar's granularity;
+    // or one in the slab that is registered by itself, where none may overlap.
     if (error == -ENOMEM && memlock_room(domain).limit != UINT64_MAX) error = kNoRoom;
-    if (error == kNoRoom && plan.length() == wide.length()) return error;
-    if (error <= 0 || error == kPasses) return error;
+    bool is_met = error == -EEXIST && domain.notes_keys() && plan.is_of_one_block;
+    if ((error == kNoRoom || is_met) && plan.length() == wide.length()) return error;
+    if ((error <= 0 && !is_met) || error == kPasses) return error;
   }
   if (plan.length() > domain.largest) return -EMSGSIZE;
   if (!may_serve(domain, request, plan)) return kNoRoom;
@@ -494,8 +495,7 @@ int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, P
 
 namespace {
 
-// Ends stickiness where the blocks of a part of a slab were freed, after a refusal. Whether there
-// was any.
+// Ends the stickiness of parts of slabs without blocks, after a refusal. Whether there was any.
 bool end_sticky_parts(Domain& domain) {
   flush_blocks_of_sticky_parts(domain);
   WholeGuard guard(domain);
@@ -518,7 +518,7 @@ bool is_in_the_way(const Domain& domain, const Request& request, const rdmalloc_
 // Hands out what is registered. *outgrown: closed here, for the caller to drop before it makes the
 // block's registration. In one look, so that no get holds it then.
 int look_up(Domain& domain, const Request& request, const rdmalloc_range& span, bool may_register,
-            Registration** reg, rdmalloc_key* key, Registration** outgrown) {
+            std::uint64_t* misses, Registration** reg, rdmalloc_key* key, Registration** outgrown) {
   RangeGuard guard(domain, request.low, request.high);
   for (;;) {
     bool wants_whole = false;
@@ -535,12 +535,12 @@ int look_up(Domain& domain, const Request& request, const rdmalloc_range& span, 
     if (!wants_whole) break;
     guard.become_whole();
   }
-  guard.counters().misses += may_register;
+  guard.counters().misses += std::exchange(*misses, 0);
   return kNotThere;
 }
 
-int find_or_make_once(Domain& domain, const Request& asked, bool may_register, Registration** reg,
-                      rdmalloc_key* key) {
+int find_or_make_once(Domain& domain, const Request& asked, bool may_register,
+                      std::uint64_t* misses, Registration** reg, rdmalloc_key* key) {
   Request request = asked;
   bool is_owned = domain.holds(request.low);
   bool is_remote = (request.access & RDMALLOC_ACCESS_REMOTE) != 0;
@@ -563,12 +563,12 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
   // A registration with remote rights is found only in a heap that was made for it.
   if (is_owned || request.sees_watched || (is_adopted && !is_remote)) {
     Registration* outgrown = nullptr;
-    int error = look_up(domain, request, span, may_register, reg, key, &outgrown);
+    int error = look_up(domain, request, span, may_register, misses, reg, key, &outgrown);
     drop_list(domain, outgrown, Reason::kAsked);
     if (error != kNotThere) return error;
   } else if (may_register) {
     RangeGuard guard(domain, request.low, request.high);
-    ++guard.counters().misses;
+    guard.counters().misses += std::exchange(*misses, 0);
   }
   if (!may_register) return -ENOENT;
   Plan plan{0, 0, request.access, Kind::kPerUse, is_owned, keeps_to_block(domain, request, span)};
@@ -589,11 +589,11 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register, R
 
 int find_or_make(Domain& domain, const Request& request, bool may_register, Registration** reg,
                  rdmalloc_key* key) {
+  std::uint64_t misses = may_register;  // yet to be counted: once, however often it is tried
+  auto once = [&] { return find_or_make_once(domain, request, may_register, &misses, reg, key); };
   int error = kPasses;
-  for (int tries = 0; tries < 4 && error == kPasses; ++tries)
-    error = find_or_make_once(domain, request, may_register, reg, key);
-  if (error_of_call(error) == -ENOMEM && end_sticky_parts(domain))
-    error = find_or_make_once(domain, request, may_register, reg, key);
+  for (int tries = 0; tries < 4 && error == kPasses; ++tries) error = once();
+  if (error_of_call(error) == -ENOMEM && end_sticky_parts(domain)) error = once();
   return error_of_call(error);
 }
 

@@ -180,6 +180,41 @@ TEST_F(NoOverlap, a_key_beside_a_get_is_of_the_same_registration) {
   EXPECT_EQ(fabric.live(), 1u);
 }
 
+// A neighbour in the slab is held, by its own pages, for there was no room for the span. Seen to
+// fail, by -EEXIST for both, when only the span was tried.
+TEST_F(NoOverlap, a_block_beside_one_that_is_held_is_registered_by_its_pages) {
+  rdmalloc_domain_attr attr = {};
+  attr.max_bytes = 5 * kSlice;
+  StubDomain domain(fabric, attr);
+  char* slab = span(10, 2, 8192);
+  rdmalloc_reg* elsewhere = domain.get(span(50, 4), 8);
+  rdmalloc_reg* neighbour = domain.get(slab, 8192);
+  ASSERT_NE(neighbour, nullptr) << domain.last_error;
+  rdmalloc_reg_put(elsewhere);
+  rdmalloc_reg* reg = domain.get(slab + 8192, 8192);
+  ASSERT_NE(reg, nullptr) << domain.last_error;
+  std::uint64_t lkey = key_of(domain, slab + 16384, 8192);
+  EXPECT_TRUE(is_right(lkey, slab + 16384, 8192));
+  rdmalloc_reg_put(reg);
+  rdmalloc_reg_put(neighbour);
+}
+
+// Seen to fail, by five, when each try counted.
+TEST_F(NoOverlap, a_call_that_is_tried_again_is_one_miss) {
+  StubDomain domain(fabric);
+  char* block = span(10, 2);
+  bool is_asked = false;
+  fabric.before_enter = [&](void*, std::size_t) {
+    if (std::exchange(is_asked, true)) return -EEXIST;
+    std::thread([&] { EXPECT_EQ(domain.get(block, 8), nullptr); }).join();
+    EXPECT_EQ(domain.last_error, -EEXIST);
+    return 0;
+  };
+  EXPECT_NE(domain.touch(block, 8), 0u) << domain.last_error;
+  EXPECT_EQ(domain.counters().refusals, 8u) << "tries";
+  EXPECT_EQ(domain.counters().misses, 2u) << "calls";
+}
+
 // Another thread drops what was in the way between the refusal and the look. Seen to fail when the
 // registrar was asked again only by the thread that had dropped something.
 TEST_F(NoOverlap, what_has_gone_since_the_refusal_is_not_in_the_way) {
