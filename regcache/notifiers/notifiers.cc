@@ -149,29 +149,35 @@ bool needs_libc() {
   return is_missed(opal, known.has_opal) || is_missed(ucm, known.has_ucm) || !fabric_is_notified();
 }
 
-// The function that may be called now. One that a dlclose under way may take away is none.
+// The function that may be called now. One that a dlclose under way may take away is none, and is
+// skipped.
 template <typename Function>
-Function callable(const Target<Function>& target) {
+Function callable(const Target<Function>& target, bool* is_skipped) {
   Function function = target.function.load(std::memory_order_seq_cst);
   // Acquire: pairs with the store in attach_opal() and attach_ucm(), once the library is kept.
   if (function == nullptr || target.relies_on_us.load(std::memory_order_acquire)) return function;
-  return is_closing() ? nullptr : function;
+  if (!is_closing()) return function;
+  *is_skipped = true;
+  return nullptr;
 }
 
-// Notifies OPAL and UCX. Any thread; several threads at once, and from inside OPAL and UCX too.
-void notify_by_call(std::uintptr_t base, std::size_t length) {
+// Notifies OPAL and UCX; whether none that is attached was skipped. Any thread; several threads at
+// once, and from inside OPAL and UCX too.
+bool notify_by_call(std::uintptr_t base, std::size_t length) {
+  bool is_skipped = false;
   // Either this thread finds a close under way, or notifiers_close_begin() sees this thread inside.
   begin_notifying();
   auto* address = reinterpret_cast<void*>(base);
-  if (OpalRelease release = callable(opal)) {
+  if (OpalRelease release = callable(opal, &is_skipped)) {
     ranges_notified.open_mpi.fetch_add(1, std::memory_order_relaxed);
     release(address, length, true);
   }
-  if (UcmUnmap unmap = callable(ucm)) {
+  if (UcmUnmap unmap = callable(ucm, &is_skipped)) {
     ranges_notified.ucx.fetch_add(1, std::memory_order_relaxed);
     unmap(address, length);
   }
   end_notifying();
+  return !is_skipped;
 }
 
 // Whether all that must hear of the range were notified.
@@ -180,7 +186,9 @@ bool notify_all(std::uintptr_t base, std::size_t length) {
   // hooks are notified twice rather than not at all.
   std::uint64_t before = changes.load(std::memory_order_seq_cst);
   bool is_by_libc = needs_libc();
-  notify_by_call(base, length);
+  // A look at a library counts as a close for a moment, and may have ended before the question
+  // below.
+  if (!notify_by_call(base, length)) is_by_libc = true;
   libfabric_monitor_notify(base, length);
   return !is_by_libc && changes.load(std::memory_order_seq_cst) == before && !needs_libc();
 }
