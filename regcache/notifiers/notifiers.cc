@@ -45,14 +45,30 @@ using OpalRelease = void (*)(void* address, std::size_t length, bool from_alloc)
 // UCX's: calls the handlers of UCM_EVENT_VM_UNMAPPED; releases nothing.
 using UcmUnmap = void (*)(void* address, std::size_t length);
 
+// kDetached: by the user, and attached again by the user only. kReliesOnUs, for good: the library
+// does not watch foreign memory itself. One word: what one thread detaches, no other announces to.
+enum class Standing : std::uint8_t { kUsual, kDetached, kReliesOnUs };
+
 template <typename Function>
 struct Target {
-  std::atomic<Function> function{nullptr};
-  std::atomic<bool> is_detached{false};  // by the user: attached again by the user only
-  // The library does not watch foreign memory itself, and relies on rdmalloc for it.
-  std::atomic<bool> relies_on_us{false};
+  std::atomic<Function> function{nullptr};  // forgotten at each dlclose
+  // The same, of a library that relies on rdmalloc, and is kept loaded: never forgotten.
+  std::atomic<Function> relied_on{nullptr};
+  std::atomic<Standing> standing{Standing::kUsual};
   std::atomic<std::uint64_t> attaches{0};
   std::atomic<std::int32_t> error{-ENOENT};
+
+  bool relies_on_us() const {
+    // Acquire: pairs with the store in let_rely_on_us(), once the library is kept.
+    return relied_on.load(std::memory_order_acquire) != nullptr;
+  }
+  Function attached() const {
+    Function kept = relied_on.load(std::memory_order_acquire);
+    return kept != nullptr ? kept : function.load(std::memory_order_acquire);
+  }
+  void set_standing(Standing from, Standing to) {
+    standing.compare_exchange_strong(from, to, std::memory_order_seq_cst);
+  }
 };
 constinit Target<OpalRelease> opal;
 constinit Target<UcmUnmap> ucm;
@@ -121,8 +137,7 @@ bool leads_to_a_notified_library(const void* target) {
   auto is_there = [target](auto function) {
     return function != nullptr && lie_together(target, reinterpret_cast<const void*>(function));
   };
-  return is_there(opal.function.load(std::memory_order_acquire)) ||
-         is_there(ucm.function.load(std::memory_order_acquire));
+  return is_there(opal.attached()) || is_there(ucm.attached());
 }
 
 bool is_patched_by_unknown_library() {
@@ -133,7 +148,7 @@ bool is_patched_by_unknown_library() {
 
 bool fabric_is_notified() {
   if (!known.has_fabric.load(std::memory_order_relaxed)) return true;
-  if (opal.function.load(std::memory_order_acquire) != nullptr) return true;  // passes it on
+  if (opal.attached() != nullptr) return true;  // passes it on
   LibfabricMonitorState state = libfabric_monitor_state();
   return state.is_attached && !state.is_overridden;
 }
@@ -143,35 +158,41 @@ bool needs_libc() {
   if (options().notify == NotifyMode::kOff) return false;
   if (!is_explicit() || !is_certain() || is_patched_by_unknown_library()) return true;
   auto is_missed = [](const auto& target, const std::atomic<bool>& is_there) {
-    return is_there.load(std::memory_order_relaxed) &&
-           target.function.load(std::memory_order_acquire) == nullptr;
+    return is_there.load(std::memory_order_relaxed) && target.attached() == nullptr;
   };
   return is_missed(opal, known.has_opal) || is_missed(ucm, known.has_ucm) || !fabric_is_notified();
 }
 
-// The function that may be called now. One that a dlclose under way may take away is none.
+// The function that may be called now. One that a dlclose under way may take away is none, and is
+// skipped.
 template <typename Function>
-Function callable(const Target<Function>& target) {
+Function callable(const Target<Function>& target, bool* is_skipped) {
+  // Acquire: as in relies_on_us().
+  if (Function kept = target.relied_on.load(std::memory_order_acquire)) return kept;
   Function function = target.function.load(std::memory_order_seq_cst);
-  // Acquire: pairs with the store in attach_opal() and attach_ucm(), once the library is kept.
-  if (function == nullptr || target.relies_on_us.load(std::memory_order_acquire)) return function;
-  return is_closing() ? nullptr : function;
+  if (function == nullptr) return nullptr;
+  if (!is_closing()) return function;
+  *is_skipped = true;
+  return nullptr;
 }
 
-// Notifies OPAL and UCX. Any thread; several threads at once, and from inside OPAL and UCX too.
-void notify_by_call(std::uintptr_t base, std::size_t length) {
+// Notifies OPAL and UCX; whether none that is attached was skipped. Any thread; several threads at
+// once, and from inside OPAL and UCX too.
+bool notify_by_call(std::uintptr_t base, std::size_t length) {
+  bool is_skipped = false;
   // Either this thread finds a close under way, or notifiers_close_begin() sees this thread inside.
   begin_notifying();
   auto* address = reinterpret_cast<void*>(base);
-  if (OpalRelease release = callable(opal)) {
+  if (OpalRelease release = callable(opal, &is_skipped)) {
     ranges_notified.open_mpi.fetch_add(1, std::memory_order_relaxed);
     release(address, length, true);
   }
-  if (UcmUnmap unmap = callable(ucm)) {
+  if (UcmUnmap unmap = callable(ucm, &is_skipped)) {
     ranges_notified.ucx.fetch_add(1, std::memory_order_relaxed);
     unmap(address, length);
   }
   end_notifying();
+  return !is_skipped;
 }
 
 // Whether all that must hear of the range were notified.
@@ -180,7 +201,9 @@ bool notify_all(std::uintptr_t base, std::size_t length) {
   // hooks are notified twice rather than not at all.
   std::uint64_t before = changes.load(std::memory_order_seq_cst);
   bool is_by_libc = needs_libc();
-  notify_by_call(base, length);
+  // A look at a library counts as a close for a moment, and may have ended before the question
+  // below.
+  if (!notify_by_call(base, length)) is_by_libc = true;
   libfabric_monitor_notify(base, length);
   return !is_by_libc && changes.load(std::memory_order_seq_cst) == before && !needs_libc();
 }
@@ -194,7 +217,7 @@ bool is_madvise_patched() {
 
 template <typename Function>
 int attach(Target<Function>& target, const char* symbol) {
-  if (target.relies_on_us.load(std::memory_order_acquire)) return -EALREADY;
+  if (target.relies_on_us()) return -EALREADY;
   std::uint64_t before = 0;
   if (!may_attach(&before)) {
     if (target.function.load(std::memory_order_relaxed) == nullptr)
@@ -229,7 +252,7 @@ int attach(Target<Function>& target, const char* symbol) {
   // seq_cst, both: a dlclose, or a detach by the user, that begins after the load finds the
   // function, and forgets it.
   if (!is_kept && has_close_begun_since(before)) error = -EAGAIN;
-  bool is_detached = target.is_detached.load(std::memory_order_seq_cst);
+  bool is_detached = target.standing.load(std::memory_order_seq_cst) == Standing::kDetached;
   if (error != 0) target.error.store(error, std::memory_order_relaxed);
   if (is_detached) error = -ENOENT;
   if (error != 0) target.function.store(nullptr, std::memory_order_seq_cst);
@@ -239,28 +262,40 @@ int attach(Target<Function>& target, const char* symbol) {
   return error;
 }
 
-void settle_watching() {
-  bool watches = opal.relies_on_us.load() || ucm.relies_on_us.load();
-  detail::watches_foreign.store(watches, std::memory_order_seq_cst);
+// A library that does not watch foreign memory itself caches nothing until it hears that another
+// watches: so all that it then relies on is in place before it is told.
+template <typename Function>
+void let_rely_on_us(Target<Function>& target, const char* symbol, const ForeignWatch& watch) {
+  HeldLibrary library(symbol);  // perhaps not there any more
+  auto function = reinterpret_cast<Function>(library.symbol(symbol));
+  auto announce = reinterpret_cast<void (*)(int)>(library.symbol(watch.announce_by));
+  // Any thread may be about to call it from then on. Also if it is not to be told: to let go could
+  // unload what is attached by now.
+  library.keep();
+  if (function == nullptr || announce == nullptr) return;
+  // seq_cst: pairs with detach(). One thread tells it.
+  Standing seen = Standing::kUsual;
+  if (!target.standing.compare_exchange_strong(seen, Standing::kReliesOnUs,
+                                               std::memory_order_seq_cst))
+    return;
+  target.relied_on.store(function, std::memory_order_release);
+  detail::watches_foreign.store(true, std::memory_order_seq_cst);
+  announce(watch.argument);
 }
 
-// A library that does not watch foreign memory itself caches nothing until it hears that another
-// watches. Only if rdmalloc does: interpose/foreign.cc is linked in.
-int attach_opal() {
-  int error = attach(opal, kOpalFunction);
-  if (error == 0 && is_explicit() && can_watch_foreign() && opal_hooks_are_off()) {
-    opal.relies_on_us = opal_rely_on_us();
-    settle_watching();
-  }
+// Only if rdmalloc does watch: interpose/foreign.cc is linked in.
+template <typename Function>
+int attach_and_watch(Target<Function>& target, const char* symbol, const ForeignWatch& watch) {
+  int error = attach(target, symbol);
+  if (error == 0 && is_explicit() && can_watch_foreign() && watch.hooks_are_off())
+    let_rely_on_us(target, symbol, watch);
   return error;
 }
+int attach_opal() {
+  return attach_and_watch(opal, kOpalFunction, kOpalWatch);
+}
 int attach_ucm() {
-  int error = attach(ucm, kUcmFunction);
-  if (error == 0 && is_explicit() && can_watch_foreign() && ucx_hooks_are_off()) {
-    ucm.relies_on_us = ucx_rely_on_us();
-    settle_watching();
-  }
-  return error;
+  return attach_and_watch(ucm, kUcmFunction, kUcmWatch);
 }
 int attach_fabric(bool is_by_user) {
   int error = libfabric_monitor_attach(is_by_user);
@@ -288,11 +323,14 @@ void warn_where_hooks_are_needed() {
 
 template <typename Function>
 int detach(Target<Function>& target) {
-  if (target.function.load(std::memory_order_acquire) == nullptr) return -ENOENT;
+  if (target.attached() == nullptr) return -ENOENT;
   // A library that relies on rdmalloc can't be detached: it may hold registrations by now.
-  if (target.relies_on_us.load(std::memory_order_relaxed)) return -EBUSY;
   // seq_cst, and in this order: pairs with the end of attach().
-  target.is_detached.store(true, std::memory_order_seq_cst);
+  Standing seen = Standing::kUsual;
+  if (!target.standing.compare_exchange_strong(seen, Standing::kDetached,
+                                               std::memory_order_seq_cst) &&
+      seen == Standing::kReliesOnUs)
+    return -EBUSY;
   target.function.store(nullptr, std::memory_order_seq_cst);
   note_change();
   purge_turn_wait();
@@ -300,11 +338,10 @@ int detach(Target<Function>& target) {
 }
 
 // Whether there was something to forget. A library that relies on rdmalloc stays attached, also
-// while other libraries are closed: foreign memory may go at any moment. (watching.cc keeps it
-// loaded.)
+// while other libraries are closed: foreign memory may go at any moment.
 template <typename Function>
 bool forget(Target<Function>& target) {
-  if (target.relies_on_us.load(std::memory_order_relaxed)) return false;
+  if (target.relies_on_us()) return false;
   return target.function.exchange(nullptr, std::memory_order_seq_cst) != nullptr;
 }
 
@@ -355,8 +392,8 @@ const char* explain_fabric(const LibfabricMonitorState& state) {
 void notifiers_rescan() {
   libfabric_race_warn();
   if (options().notify == NotifyMode::kOff || options().notify == NotifyMode::kHooks) return;
-  if (!opal.is_detached.load(std::memory_order_relaxed)) attach_opal();
-  if (!ucm.is_detached.load(std::memory_order_relaxed)) attach_ucm();
+  if (opal.standing.load(std::memory_order_relaxed) != Standing::kDetached) attach_opal();
+  if (ucm.standing.load(std::memory_order_relaxed) != Standing::kDetached) attach_ucm();
   if (is_explicit() && !fabric_is_opals()) attach_fabric(false);
   // Last: a library that came after the first look above makes the counts differ.
   if (is_explicit()) look_what_is_loaded();
@@ -434,19 +471,19 @@ extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
   int error = -EINVAL;
   switch (which) {
     case RDMALLOC_NOTIFIER_OPAL:
-      opal.is_detached.store(false, std::memory_order_relaxed);
+      opal.set_standing(Standing::kDetached, Standing::kUsual);
       error = attach_opal();
       break;
     case RDMALLOC_NOTIFIER_UCX:
-      ucm.is_detached.store(false, std::memory_order_relaxed);
+      ucm.set_standing(Standing::kDetached, Standing::kUsual);
       error = attach_ucm();
       break;
     case RDMALLOC_NOTIFIER_LIBFABRIC:
       error = attach_fabric(true);
       break;
     case RDMALLOC_NOTIFIER_AUTO: {
-      opal.is_detached.store(false, std::memory_order_relaxed);
-      ucm.is_detached.store(false, std::memory_order_relaxed);
+      opal.set_standing(Standing::kDetached, Standing::kUsual);
+      ucm.set_standing(Standing::kDetached, Standing::kUsual);
       int errors[3] = {attach_opal(), attach_ucm(),
                        fabric_is_opals() ? -ENOENT : attach_fabric(true)};
       error = -ENOENT;
@@ -511,17 +548,17 @@ extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
     return 0;
   }
   if (which == RDMALLOC_NOTIFIER_OPAL) {
-    state.is_attached = opal.function.load(std::memory_order_acquire) != nullptr;
+    state.is_attached = opal.attached() != nullptr;
     state.error = opal.error.load(std::memory_order_relaxed);
     state.notified = ranges_notified.open_mpi.load(std::memory_order_relaxed);
     state.attaches = opal.attaches.load(std::memory_order_relaxed);
-    state.watches_foreign = opal.relies_on_us.load(std::memory_order_relaxed);
+    state.watches_foreign = opal.relies_on_us();
   } else if (which == RDMALLOC_NOTIFIER_UCX) {
-    state.is_attached = ucm.function.load(std::memory_order_acquire) != nullptr;
+    state.is_attached = ucm.attached() != nullptr;
     state.error = ucm.error.load(std::memory_order_relaxed);
     state.notified = ranges_notified.ucx.load(std::memory_order_relaxed);
     state.attaches = ucm.attaches.load(std::memory_order_relaxed);
-    state.watches_foreign = ucm.relies_on_us.load(std::memory_order_relaxed);
+    state.watches_foreign = ucm.relies_on_us();
   } else {
     return -EINVAL;
   }

@@ -7,8 +7,6 @@
 #include <atomic>
 
 #include "alloc/for_regcache.h"
-#include "regcache/core/loaded_library.h"
-#include "regcache/notifiers/notifiers.h"
 
 namespace rdmalloc {
 namespace {
@@ -27,16 +25,6 @@ const char* setting(const char* name) {
   return getenv(name);
 }
 
-}  // namespace
-
-bool can_watch_foreign() {
-  auto* ask = can_watch.load(std::memory_order_relaxed);
-  return ask != nullptr && ask();
-}
-void set_can_watch_foreign(bool (*ask)()) {
-  can_watch.store(ask, std::memory_order_relaxed);
-}
-
 bool opal_hooks_are_off() {
   // A list of components: those wanted, or behind ^ those unwanted.
   const char* list = setting("OMPI_MCA_memory");
@@ -48,26 +36,17 @@ bool ucx_hooks_are_off() {
   return mode != nullptr && strcasecmp(mode, "none") == 0;
 }
 
-bool opal_rely_on_us() {
-  using SetSupport = void (*)(int);
-  HeldLibrary library(kOpalFunction);
-  auto set = reinterpret_cast<SetSupport>(library.symbol("opal_mem_hooks_set_support"));
-  // Also if it is not to be told: to let go could unload what is attached by now.
-  library.keep();
-  if (set == nullptr) return false;
-  set(kOpalAllSupport);
-  return true;
+}  // namespace
+
+bool can_watch_foreign() {
+  auto* ask = can_watch.load(std::memory_order_relaxed);
+  return ask != nullptr && ask();
+}
+void set_can_watch_foreign(bool (*ask)()) {
+  can_watch.store(ask, std::memory_order_relaxed);
 }
 
-bool ucx_rely_on_us() {
-  using SetExternal = void (*)(int);
-  HeldLibrary library(kUcmFunction);
-  auto set = reinterpret_cast<SetExternal>(library.symbol("ucm_set_external_event"));
-  // Also if it is not to be told: to let go could unload what is attached by now.
-  library.keep();
-  if (set == nullptr) return false;
-  set(kUcmUnmapped);
-  return true;
-}
+const ForeignWatch kOpalWatch = {opal_hooks_are_off, "opal_mem_hooks_set_support", kOpalAllSupport};
+const ForeignWatch kUcmWatch = {ucx_hooks_are_off, "ucm_set_external_event", kUcmUnmapped};
 
 }  // namespace rdmalloc

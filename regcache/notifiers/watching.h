@@ -9,14 +9,14 @@ namespace rdmalloc {
 bool can_watch_foreign();
 void set_can_watch_foreign(bool (*ask)());
 
-// OMPI_MCA_memory leaves the patcher out; UCX_MEM_MMAP_HOOK_MODE=none. As the libraries read them.
-bool opal_hooks_are_off();
-bool ucx_hooks_are_off();
-
-// Keeps the loaded library in memory from then on, since any thread may be about to call it, and
-// tells it that rdmalloc watches. False when it has no such function. On a program's thread, before
-// the library's first transport: before MPI_Init, before ucp_init.
-bool opal_rely_on_us();
-bool ucx_rely_on_us();
+// How a library learns that rdmalloc watches in place of its hooks.
+struct ForeignWatch {
+  bool (*hooks_are_off)();  // by its user; read as the library reads it
+  const char* announce_by;  // its function: void(int), on a program's thread, before the library's
+                            // first transport (before MPI_Init, before ucp_init)
+  int argument;
+};
+extern const ForeignWatch kOpalWatch;  // OMPI_MCA_memory leaves the patcher out
+extern const ForeignWatch kUcmWatch;   // UCX_MEM_MMAP_HOOK_MODE=none
 
 }  // namespace rdmalloc

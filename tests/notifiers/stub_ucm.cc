@@ -29,7 +29,9 @@ extern "C" {
 void ucm_vm_munmap(void*, size_t length) {
   state.called += length;
 }
-void ucm_set_external_event(int) {}
+void ucm_set_external_event(int) {
+  if (state.at_external != nullptr) state.at_external();
+}
 StubUcm* stub_ucm_state() {
   return &state;
 }

@@ -6,6 +6,7 @@
 // What libc's madvise (dontneed) and ucm_vm_munmap() were called for, in bytes.
 struct StubUcm {
   size_t hooked, called;
+  void (*at_external)();  // called by ucm_set_external_event(), unless nullptr
 };
 extern "C" StubUcm* stub_ucm_state();
 
