@@ -1,4 +1,5 @@
 // What a heap that is refused leaves to the purge thread, which sleeps then.
+#include "alloc/core/helper_threads.h"
 #include "alloc/core/purge_signal.h"
 #include "tests/support/counters.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
@@ -18,9 +19,9 @@ void wait_for_idle() {
 TEST_F(RegisteredHeaps, I7_memory_of_one_that_is_refused_is_given_back) {
   std::uint64_t decay_ms = counter("purge.decay_ms");
   rdmalloc_test::set("purge.decay_ms", 10);
+  // Else the purge thread would look each second whether it is the last.
+  rdmalloc::first_thread_notifies = true;
   ASSERT_EQ(rdmalloc_init(), 0);
-  // With a cache this thread tells when it ends; else the purge thread looks, every so often.
-  rdmalloc_free(rdmalloc_malloc(64));
   rdmalloc_domain_attr attr = {};
   attr.largest = 2 * kMiB;
   StubDomain domain(fabric, attr);
