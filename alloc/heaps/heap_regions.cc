@@ -7,6 +7,7 @@
 #include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/populate.h"
+#include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
@@ -235,7 +236,9 @@ int take_regions(Heap& heap, std::uint64_t handle, std::uint64_t bytes, const Ta
     *done += length;
     ++*end;
   }
-  if (error != 0) remove_regions(heap, handle, before, *end);
+  if (error == 0) return 0;
+  remove_regions(heap, handle, before, *end);
+  purge_note_dirty();  // what had been backed, the one that failed too
   return error;
 }
 

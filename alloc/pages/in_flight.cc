@@ -32,6 +32,9 @@ constinit Flight flight;
 
 void memory_goes_out(InFlight what) {
   flight.what.store(what, std::memory_order_seq_cst);
+  // One who waited for the flight before may have raised it behind that one's end. Who waits for
+  // this one has seen the odd value, so raises it later.
+  flight.is_awaited.store(false, std::memory_order_seq_cst);
   flight.epoch.fetch_add(1, std::memory_order_seq_cst);
 }
 

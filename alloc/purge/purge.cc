@@ -84,6 +84,11 @@ std::uint32_t decay_in_force() {
 }
 // Whether a pause or a hold has ended what the purge thread does, though it may be over by now.
 constinit bool has_been_ended = false;
+// Whether a purge has stopped for a thread that waits for memory. With the turn.
+constinit bool has_made_way = false;
+// Whether the rest of a request waits for the next tick, of the purge thread: else what came back
+// would be out again before the thread that waits has seen it.
+constinit bool is_put_off = false;
 // Between two pieces of a pass of the purge thread's.
 bool is_paused_or_held() {
   bool ends = purge_is_paused() || is_held();
@@ -157,6 +162,13 @@ std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices, Piece& piece) {
   return purged + purge_span(slice + front, slices - front, piece);
 }
 
+// What was out of reach is back. Returns whether a thread waited for it.
+bool end_flight() {
+  bool is_awaited = memory_is_back();
+  has_made_way |= is_awaited;
+  return is_awaited;
+}
+
 // Purges what may go until `keep_bytes` are dirty. Offers nothing twice: what stays is young again,
 // or was offered last.
 std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
@@ -172,7 +184,7 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
     SliceIndex slice = page_heap_purge_begin(choice, &last, &slices);
     Piece piece{reason, last.has_more ? slice + slices : 0};
     if (slice != 0) purged += purge_span(slice, slices, piece);
-    if (memory_is_back() || slice == 0) break;
+    if (end_flight() || slice == 0) break;
     offered += slices;
   }
   return purged << kSliceShift;
@@ -199,7 +211,7 @@ std::uint64_t purge_slabs(bool everything, enum rdmalloc_purge_reason reason, bo
   std::uint32_t decay = decay_in_force();
   std::uint64_t purged =
       slab_purge_walk({everything, decay, 2 * decay, reason, purge_slab_pages, must_stop});
-  memory_is_back();
+  end_flight();
   return purged;
 }
 
@@ -261,6 +273,7 @@ bool end_pause(std::atomic<std::uint32_t>& pauses) {
 namespace purge_state {
 
 bool round_of_work() {
+  is_put_off = false;
   purge_turn.begin();
   if (is_held()) {  // looked at with the turn: purge_hold() waits for the turn after its store
     purge_turn.end();
@@ -283,10 +296,11 @@ bool round_of_work() {
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
   if (requested) {
-    has_been_ended = false;
+    has_been_ended = has_made_way = false;
     purge_slabs(true, RDMALLOC_PURGE_REQUEST, must_stop);
     purge_pass(every_choice(), 0, RDMALLOC_PURGE_REQUEST);
-    if (has_been_ended || is_paused_or_held())
+    is_put_off = has_made_way;
+    if (has_been_ended || is_put_off || is_paused_or_held())
       purger.everything_requested.store(true, std::memory_order_seq_cst);
   } else {
     purge_slabs(demand.keep_bytes == 0,
@@ -324,7 +338,8 @@ std::uint64_t tick_ms() {
 }
 
 bool has_request() {
-  return purger.everything_requested.load(std::memory_order_seq_cst) && !is_paused_or_held();
+  return purger.everything_requested.load(std::memory_order_seq_cst) && !is_put_off &&
+         !is_paused_or_held();
 }
 
 bool is_idle() {

@@ -11,7 +11,8 @@
 namespace rdmalloc::purge_state {
 
 struct Purger {
-  // Kept while a purge may not begin, and asked for again where one was ended by a pause or a hold.
+  // Kept while a purge may not begin, and asked for again where one was ended by a pause, a hold or
+  // a thread that waits for memory.
   std::atomic<bool> everything_requested{false};
   std::atomic<std::int64_t> held_until_ms{0};
 

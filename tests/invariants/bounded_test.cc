@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "alloc/core/purge_signal.h"
+#include "alloc/pages/in_flight.h"
 #include "alloc/pages/purge_turn.h"
 #include "alloc/purge/purge.h"
 #include "tests/invariants/page_model.h"
@@ -275,6 +276,40 @@ TEST(Bounded, I7_a_request_that_a_pause_ends_is_served_at_the_end_of_that) {
   for (int i = 1; i < 4; i += 2) rdmalloc_free(blocks[i]);
   EXPECT_EQ(rdmalloc_fini(), 0);
   EXPECT_EQ(observer.remove(), 0);
+}
+
+// And of one that stops in the middle for a thread that waits for memory, be it spans or pages of
+// slabs that are out. Seen to hang, in both ways, with the rest forgotten.
+TEST(Bounded, I7_a_request_goes_on_after_a_thread_that_wanted_memory) {
+  rdmalloc_test::set("purge.decay_ms", 3600000);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  for (bool is_of_slabs : {false, true}) {
+    std::atomic<bool> is_out{false};
+    Observer observer([&](char*, size_t length) {
+      if ((length < 64 * kKiB) == is_of_slabs && !is_out.exchange(true))
+        wait_until([] { return rdmalloc::memory_is_awaited(); });
+      return 0;
+    });
+    ASSERT_EQ(observer.added(), 0);
+    std::vector<void*> large, small;
+    for (int i = 0; i < 4; i++) large.push_back(memset(rdmalloc_malloc(8 * kMiB), 1, 8 * kMiB));
+    for (int i = 0; i < 8192; i++) small.push_back(memset(rdmalloc_malloc(kKiB), 1, kKiB));
+    for (size_t i = 0; i < large.size(); i += 2) rdmalloc_free(large[i]);
+    for (size_t i = 0; i < small.size(); i++)
+      if (i % 64 != 0) rdmalloc_free(small[i]);
+    uint64_t before = counter("stats.slab_purged_bytes");
+    rdmalloc::purge_request_all();
+    wait_until([&] { return is_out.load(); });
+    std::thread([] { (void)rdmalloc::MemoryWait().again(); }).join();
+    wait_until([&] {
+      return counter("stats.dirty_bytes") == 0 &&
+             counter("stats.slab_purged_bytes") - before >= 6 * kMiB;
+    });
+    for (size_t i = 1; i < large.size(); i += 2) rdmalloc_free(large[i]);
+    for (size_t i = 0; i < small.size(); i += 64) rdmalloc_free(small[i]);
+    EXPECT_EQ(observer.remove(), 0);
+  }
+  EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
 // While purging is held a request waits too, asleep. Seen to fail where the thread looks for it

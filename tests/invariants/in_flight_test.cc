@@ -3,6 +3,8 @@
 // Under a hard limit, what a purge has in flight may be all the memory there is: malloc waits
 // for it, for a bounded time, and not where waiting can't help. The limit is the end of a small
 // arena. Each test was seen to fail; the comment at each says how.
+#include "alloc/pages/in_flight.h"
+
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <string.h>
@@ -15,7 +17,9 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/pages/purge_turn.h"
 #include "rdmalloc/rdmalloc.h"
+#include "tests/support/by_steps.h"
 #include "tests/support/observer.h"
 #include "tests/support/process.h"
 
@@ -243,6 +247,39 @@ TEST(InFlight, all_that_was_freed_is_there_again_beside_purges) {
   stop = true;
   purger.join();
 }
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+
+// At whatever instruction of its way to sleep. Seen to fail, rdmalloc_purge(0) passing by all
+// slabs, where the next flight takes the late word for its own.
+TEST(InFlight, a_wait_that_came_too_late_stops_no_later_purge) {
+  using namespace rdmalloc_test::by_steps;
+  using rdmalloc::memory_is_awaited;
+  rdmalloc::purge_turn.begin();
+  bool was_in_time = false;
+  int steps = 0;
+  for (; !was_in_time; steps++) {
+    prepare([](int) {});
+    rdmalloc::memory_goes_out(rdmalloc::InFlight::kSpans);
+    std::thread waiter([&] {
+      rdmalloc::MemoryWait wait;
+      go_by_steps(steps, [&] { (void)wait.again(); });
+    });
+    while (where == kBefore && !memory_is_awaited()) {
+    }
+    was_in_time = memory_is_awaited();
+    rdmalloc::memory_is_back();
+    may_go_on = true;
+    waiter.join();
+    rdmalloc::memory_goes_out(rdmalloc::InFlight::kPagesOfSlabs);
+    EXPECT_FALSE(memory_is_awaited()) << "step " << steps;
+    rdmalloc::memory_is_back();
+  }
+  rdmalloc::purge_turn.end();
+  EXPECT_GT(steps, 20);
+}
+
+#endif
 
 }  // namespace
 
