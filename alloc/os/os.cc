@@ -91,6 +91,12 @@ int commit(std::uintptr_t base, std::size_t length) {
                                PROT_READ | PROT_WRITE));
 }
 
+int revoke(std::uintptr_t base, std::size_t length) {
+  if (should_fail(Site::kCommit)) return -ENOMEM;
+  return result_of(
+      raw_syscall(SYS_mprotect, static_cast<long>(base), static_cast<long>(length), PROT_NONE));
+}
+
 int map_metadata(std::size_t length, std::uintptr_t* base) {
   if (should_fail(Site::kMapMetadata)) return -ENOMEM;
   return map(0, length, PROT_READ | PROT_WRITE, 0, base);

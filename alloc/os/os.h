@@ -25,6 +25,9 @@ int reserve_at(std::uintptr_t base, std::size_t length);
 int unreserve(std::uintptr_t base, std::size_t length);
 // Makes reserved pages readable and writable (mprotect, which no library hooks).
 int commit(std::uintptr_t base, std::size_t length);
+// Ends that for pages never used. Under strict overcommit they stay charged, and are not once more
+// when they are committed again.
+int revoke(std::uintptr_t base, std::size_t length);
 // Makes part of a reservation readable: zero, without a page behind it, and without any charge.
 int make_readable(std::uintptr_t base, std::size_t length);
 // Maps zeroed, readable and writable pages for metadata; lazily backed.

@@ -296,6 +296,36 @@ int commit_to(SliceIndex end) {
   return 0;
 }
 
+// What lies from there on, never used, is not ours any more.
+void unreserve_from(SliceIndex keep) {
+  if (keep >= arena.reserved) return;
+  SliceIndex end = arena.reserved;
+  arena.reserved = keep;
+  order_for_fork();  // a child must not take for reserved what others may have mapped since
+  os::unreserve(arena.address_of(keep), static_cast<std::size_t>(end - keep) << kSliceShift);
+  tables_unreserve(keep, end);
+}
+
+// What lies from there on, never used, is usable no more. A child of fork must not take for usable
+// what is not, so what says so comes first each time.
+void revoke_from(SliceIndex keep) {
+  SliceIndex end = arena.committed;
+  arena.committed = keep;
+  order_for_fork();
+  if (keep < end)
+    os::revoke(arena.address_of(keep), static_cast<std::size_t>(end - keep) << kSliceShift);
+  for (Table& table : tables) {
+    std::size_t kept = table_bytes(table, keep), had = table.committed_bytes;
+    if (had <= kept) continue;
+    table.committed_bytes = kept;
+    order_for_fork();
+    if (&table == &tables[kClassMap])
+      os::make_readable(table.base + kept, had - kept);
+    else
+      os::revoke(table.base + kept, had - kept);
+  }
+}
+
 }  // namespace
 
 int arena_want_segments() {
@@ -316,13 +346,7 @@ int arena_want_huge_chunks() {
 }
 
 void arena_give_up_rest() {
-  auto keep = static_cast<SliceIndex>(round_up(arena.committed, kSlicesPerChunk));
-  if (keep >= arena.reserved) return;
-  SliceIndex end = arena.reserved;
-  arena.reserved = keep;
-  order_for_fork();  // a child must not take for reserved what others may have mapped since
-  os::unreserve(arena.address_of(keep), static_cast<std::size_t>(end - keep) << kSliceShift);
-  tables_unreserve(keep, end);
+  unreserve_from(static_cast<SliceIndex>(round_up(arena.committed, kSlicesPerChunk)));
 }
 
 bool arena_may_be_huge() {
@@ -354,6 +378,15 @@ int arena_commit(SliceIndex wanted) {
   return commit_to(static_cast<SliceIndex>((end > most ? most : end) >> kSliceShift)) == 0
              ? 0
              : -ENOMEM;
+}
+
+bool arena_would_commit(SliceIndex wanted) {
+  SliceIndex committed = arena.committed, reserved = arena.reserved;
+  if (wanted <= committed) return true;
+  bool would = arena_commit(wanted) == 0;
+  revoke_from(committed);
+  unreserve_from(reserved);
+  return would;
 }
 
 }  // namespace rdmalloc

@@ -112,6 +112,9 @@ extern constinit Arena arena;
 int arena_reserve();
 // Makes slices [0, wanted) usable, growing geometrically. Under the page heap's lock. 0 or -ENOMEM.
 int arena_commit(SliceIndex wanted);
+// Whether it would. Only the kernel knows what its limits leave, so it is asked, and what it
+// granted is given up again. Under the page heap's lock.
+bool arena_would_commit(SliceIndex wanted);
 // Makes Arena::heap_of_segment usable, which is not before there is a second shard. Under the
 // central page heap's lock. 0 or -ENOMEM.
 int arena_want_segments();

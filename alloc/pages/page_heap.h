@@ -216,8 +216,9 @@ void page_heap_set_limit(std::uint64_t bytes);
 void page_heap_set_retain_ms(std::uint64_t retain_ms);
 // End of the slices that were ever part of a span. Acquire: the words below it are there.
 SliceIndex page_heap_frontier();
-// Whether `slices` fit below the frontier, if all there were free. Moves it where the kernel grants
-// what is missing: what it refused may have been more than that.
+// Whether `slices` fit below the frontier, if all there were free, or would with what is missing
+// behind it: what the kernel refused may have been more than that. The frontier stays, for what is
+// passed over has no huge pages later on, and a rest that lies there is counted nowhere.
 bool page_heap_reaches(std::uint32_t slices);
 // The first slice of the span after the one at `slice`, for walks below `end` without the lock.
 // Spans may be cut and joined meanwhile: a slice that is no span's first any more belongs to a

@@ -367,8 +367,7 @@ void page_heap_fit_limit() {
 bool page_heap_reaches(std::uint32_t slices) {
   if (slices < page_heap_frontier()) return true;
   LockGuard guard(central.lock);
-  SliceIndex frontier = page_heap_frontier();
-  return slices < frontier || extend_frontier(slices + 1 - frontier, 1) != 0;
+  return arena_would_commit(slices + 1);
 }
 
 }  // namespace rdmalloc

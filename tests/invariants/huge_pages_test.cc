@@ -19,6 +19,7 @@
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -34,6 +35,7 @@
 #include <vector>
 
 #include "alloc/core/purge_signal.h"
+#include "alloc/os/sanitizers.h"
 #include "alloc/pages/page_heap.h"
 #include "rdmalloc/rdmalloc.h"
 #include "tests/support/call_filter.h"
@@ -406,6 +408,28 @@ TEST_F(HugePages, I7_what_an_aligned_block_passes_over_is_given_back) {
   EXPECT_GE(block, chunk_end);
   EXPECT_GE(rdmalloc_purge(0), 0);
   EXPECT_EQ(resident_pages(end, chunk_end), 0u);
+}
+
+// The frontier moved so far that it would have fitted below. Seen to fail with that: the rest was
+// clean, though backed, what came next had no huge pages, and 32 MiB stayed committed.
+TEST_F(HugePages, I7_a_block_that_is_refused_leaves_the_arena_as_it_was) {
+  if (rdmalloc::os::kAddressSanitizer || rdmalloc::os::kThreadSanitizer)
+    GTEST_SKIP() << "SKIP: the kernel's limits are no limits for the memory of sanitizers";
+  uintptr_t end = end_within_a_huge_page();
+  uintptr_t chunk_end = chunk_below(end) + kHugePage;
+  uint64_t mapped = rdmalloc_test::counter("stats.mapped_bytes");
+  size_t data = rdmalloc_test::status_kib("VmData") * kKiB;
+  rlimit limit = {data + 64 * kMiB, RLIM_INFINITY};
+  ASSERT_EQ(setrlimit(RLIMIT_DATA, &limit), 0);
+  EXPECT_EQ(rdmalloc_malloc(mapped + 32 * kMiB), nullptr);
+  limit.rlim_cur = RLIM_INFINITY;
+  ASSERT_EQ(setrlimit(RLIMIT_DATA, &limit), 0);
+  EXPECT_EQ(rdmalloc_test::counter("stats.mapped_bytes"), mapped);
+  EXPECT_LT(rdmalloc_test::status_kib("VmData") * kKiB, data + kMiB);
+  EXPECT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(resident_pages(end, chunk_end), 0u);
+  uintptr_t next = address_of(rdmalloc_malloc(64 * kMiB));
+  EXPECT_GE(huge_bytes(next, next + 64 * kMiB), 62 * kMiB);
 }
 
 // It was taken with all that it may have to pass over: that was backed by huge pages, counted as
