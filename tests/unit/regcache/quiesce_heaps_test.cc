@@ -10,6 +10,7 @@
 #include <memory>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "tests/unit/regcache/quiesce_fixture.h"
 
@@ -459,6 +460,43 @@ TEST_F(Quiesce, what_is_quarantined_meanwhile_takes_no_room_from_heaps) {
   EXPECT_EQ(domain.counters().is_lost, 0u);
   EXPECT_EQ(fabric.live(), 2u);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Whether blocks of malloc come to lie in [base, base + length).
+bool is_handed_out(const void* base, std::size_t length) {
+  std::vector<std::unique_ptr<Block>> blocks;
+  for (int i = 0; i < 64; ++i) {
+    blocks.push_back(std::make_unique<Block>());
+    auto offset = blocks.back()->bytes - static_cast<const char*>(base);
+    if (offset > -static_cast<std::ptrdiff_t>(kMiB) && offset < static_cast<std::ptrdiff_t>(length))
+      return true;
+  }
+  return false;
+}
+
+// A peer that has its key reaches it. Seen to fail when the heap's end looked only at what was
+// registered then: malloc handed the region's memory out.
+TEST_F(Quiesce, I13_a_region_it_could_not_deregister_stays_the_heaps) {
+  fabric.ops.flags &= ~RDMALLOC_REGISTRAR_REOPEN;
+  fabric.ops.quiesce = fabric.ops.resume = nullptr;
+  for (bool is_destroyed_before : {true, false}) {
+    StubDomain domain(fabric, attr);
+    rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+    ASSERT_NE(heap, nullptr);
+    rdmalloc_heap_region_info kept = region(heap, 0);
+    fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+    ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+    fabric.before_leave = {};
+    if (is_destroyed_before) {
+      EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+      EXPECT_EQ(rdmalloc_resume(), 0);
+    } else {
+      EXPECT_EQ(rdmalloc_resume(), 0);
+      EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+    }
+    EXPECT_TRUE(fabric.touches(kept.base, kept.length));
+    EXPECT_FALSE(is_handed_out(kept.base, kept.length));
+  }
 }
 
 // One heap is there again when the registrar refuses the next.
