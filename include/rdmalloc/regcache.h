@@ -111,7 +111,8 @@ struct rdmalloc_registrar_ops {
    *  deregistered by then. 0, or a negative errno with nothing given up: the quiesce fails. */
   int (*quiesce)(void* context);
   /** May be NULL. Open again after quiesce. 0; RDMALLOC_RESUMED_ANEW; or an errno: the domain is
-   *  lost. */
+   *  lost. Its device counts as gone for -ENODEV only: after another one, also of register_ in a
+   *  resume, deregister is called and what it can't undo is quarantined. */
   int (*resume)(void* context);
   /** May be NULL. Called once by domain_close, after the last deregister, perhaps between quiesce
    *  and resume. */
@@ -224,7 +225,7 @@ struct rdmalloc_domain_counters {
   uint64_t register_ns_worst; /**< longest call of register_, ns */
   uint64_t register_ns_total; /**< all calls of register_, ns */
   uint64_t prefaulted;        /**< registrations found or made by rdmalloc_reg_prefault */
-  uint64_t is_lost;           /**< 1: its device is gone */
+  uint64_t is_lost;           /**< 1: its device is gone, or a resume could not open it */
   uint64_t lost_drops;        /**< registrations that ended with it, without a deregistration */
   uint64_t register_ns_mean;  /**< of all calls of register_, ns */
   uint64_t

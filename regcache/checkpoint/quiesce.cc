@@ -248,14 +248,14 @@ int open_domain(Domain& domain, Step step) {
   return error == 0 && is_lost() ? -ENODEV : error;
 }
 
-// Opens a domain for calls again; if it is lost, ends its registrations. Whether this is the first
-// to see it lost: another thread lost it since it was opened.
+// Opens a domain for calls again; if it is lost or refused, ends its registrations. Whether this is
+// the first to see it lost: another thread lost it since it was opened.
 bool reopen_domain(Domain& domain) {
   Registration* drops = nullptr;
   bool is_news = false;
   {
     WholeGuard guard(domain);
-    bool is_lost = domain.is_lost.load(std::memory_order_relaxed);
+    bool is_lost = domain.has_failed();
     is_news = is_lost && domain.phase.load(std::memory_order_relaxed) != Phase::kIsLost;
     auto reopen_it = [&](Registration* reg) {
       bool is_ours = false;
@@ -325,8 +325,7 @@ int open_domains(State& all) {
   each_domain(all, Step::kPrepared, [](Domain& domain, Step) {
     // Lost in PREPARE, and closed since. Acquire: pairs with close's release.
     if (domain.phase.load(std::memory_order_acquire) == Phase::kUnused) return;
-    bool is_lost = domain.is_lost.load(std::memory_order_acquire);
-    notify(domain, is_lost ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED);
+    notify(domain, domain.has_failed() ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED);
   });
   return first_error;
 }

@@ -445,7 +445,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
     stats.live_bytes = totals.bytes;
     stats.sticky_count = totals.sticky_count;
     stats.sticky_bytes = totals.sticky_bytes;
-    stats.is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
+    stats.is_lost = domain->has_failed() ? 1 : 0;
   }
   // What only the registrations know. A stripe's counter of hits has those of its registrations
   // that are gone.

@@ -121,12 +121,13 @@ struct Look {
   }
 };
 
-// A close or a quiesce may be waiting for some. A lost domain's registrations reach no page.
+// A close or a quiesce may be waiting for some. Those of a device that is gone reach no page.
 bool may_have_registrations(const Domain& domain) {
   // Acquire: pairs with open's release.
   Phase phase = domain.phase.load(std::memory_order_acquire);
   return phase == Phase::kIsOpen || phase == Phase::kBeingClosed || phase == Phase::kIsChanging ||
-         phase == Phase::kIsQuiesced;
+         phase == Phase::kIsQuiesced ||
+         (phase == Phase::kIsLost && !domain.is_lost.load(std::memory_order_acquire));
 }
 
 // Forgets what touches [low, high) in one domain. `is_users_thread`: its registrar may be called,

@@ -499,6 +499,43 @@ TEST_F(Quiesce, I13_a_region_it_could_not_deregister_stays_the_heaps) {
   }
 }
 
+// Seen to fail when each error of a resume counted as the device's loss: 2 registrations stayed,
+// one of them of a heap, and the purge took the quarantined pages.
+TEST_F(Quiesce, I3_a_device_that_refuses_a_heap_is_not_gone) {
+  fabric.ops.flags &= ~RDMALLOC_REGISTRAR_REOPEN;
+  fabric.ops.flags |= RDMALLOC_REGISTRAR_DIES_WITH_DEVICE;
+  fabric.ops.quiesce = fabric.ops.resume = nullptr;
+  StubDomain domain(fabric, attr);
+  auto block = std::make_unique<Block>();
+  domain.touch(block->bytes, kMiB);
+  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 0);
+  fabric.before_leave = {};
+  std::size_t quarantined = fabric.bytes();
+  rdmalloc_heap *first = make({domain.handle}, 2 * kMiB), *second = make({domain.handle}, 2 * kMiB);
+  ASSERT_NE(second, nullptr);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  fabric.capacity_bytes = quarantined + 2 * kMiB;
+  EXPECT_EQ(rdmalloc_resume(), -ENOMEM);
+  EXPECT_EQ(fabric.live(), 2u);
+  EXPECT_EQ(domain.touch(block->bytes, kMiB), 0u);
+  EXPECT_EQ(domain.last_error, -ENODEV);
+  EXPECT_EQ(rdmalloc_heap_destroy(first), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(second), 0);
+  EXPECT_EQ(fabric.live(), 1u);
+  std::uint64_t refusals = domain.counters().purge_refusals;
+  block.reset();
+  EXPECT_GE(rdmalloc_purge(0), 0);
+  EXPECT_GT(domain.counters().purge_refusals, refusals);
+  // Once the device is gone, nothing is in the way.
+  EXPECT_EQ(rdmalloc_domain_lost(domain.handle), 0);
+  EXPECT_EQ(rdmalloc_domain_lost(domain.handle), -EALREADY);
+  refusals = domain.counters().purge_refusals;
+  EXPECT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(domain.counters().purge_refusals, refusals);
+  EXPECT_EQ(domain.close(), 0);
+}
+
 // One heap is there again when the registrar refuses the next.
 TEST_F(Quiesce, a_registration_lost_in_a_resume_ends_with_its_heap) {
   StubDomain domain(fabric, attr);
