@@ -232,8 +232,10 @@ int domain_check(const Domain* domain) {
   Phase phase = domain->phase.load(std::memory_order_acquire);
   if (phase == Phase::kIsOpen) return 0;
   if (phase == Phase::kIsLost) return -ENODEV;
-  if (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced)
+  if (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) {
+    if (domain->has_failed()) return -ENODEV;
     return may_register_early() ? 0 : -EAGAIN;
+  }
   bool is_inherited = phase == Phase::kUnused &&
                       survivors.is_open[domain - all->domains].load(std::memory_order_relaxed);
   return is_inherited ? -ECHILD : -EINVAL;

@@ -263,6 +263,8 @@ TEST_F(Quiesce, a_domain_lost_in_CLOSE_or_while_quiesced_hears_LOST) {
     };
     ASSERT_EQ(rdmalloc_quiesce(-1), 0);
     EXPECT_EQ(rdmalloc_domain_lost(domain.handle), is_in_event ? -EALREADY : 0);
+    // Seen to fail, by -EAGAIN, when only its phase was looked at.
+    EXPECT_EQ(rdmalloc_domain_flush(domain.handle), -ENODEV);
     EXPECT_EQ(rdmalloc_resume(), -ENODEV);
     EXPECT_THAT(happened, ElementsAre(RDMALLOC_DOMAIN_PREPARE, RDMALLOC_DOMAIN_CLOSE,
                                       kRegistrarCloses, RDMALLOC_DOMAIN_LOST));
@@ -534,6 +536,18 @@ TEST_F(Quiesce, I3_a_device_that_refuses_a_heap_is_not_gone) {
   EXPECT_GE(rdmalloc_purge(0), 0);
   EXPECT_EQ(domain.counters().purge_refusals, refusals);
   EXPECT_EQ(domain.close(), 0);
+}
+
+// Seen to fail, by 1, when it was passed on.
+TEST_F(Quiesce, a_positive_answer_of_a_registrar_is_an_error) {
+  StubDomain domain(fabric, attr);
+  quiesce_error = 1;
+  EXPECT_EQ(rdmalloc_quiesce(-1), -EIO);
+  quiesce_error = 0;
+  EXPECT_EQ(rdmalloc_quiesce(-1), 0);
+  resume_error = 1;
+  EXPECT_EQ(rdmalloc_resume(), -EIO);
+  EXPECT_EQ(domain.counters().is_lost, 1u);
 }
 
 // One heap is there again when the registrar refuses the next.
