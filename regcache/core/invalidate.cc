@@ -179,7 +179,8 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
   if (rdmalloc::is_in_page_event()) return -EDEADLK;
   Domain* only = domain_of(handle);
   if (only != nullptr) {
-    if (int error = domain_check(only); error != 0 && error != -EAGAIN) return error;
+    int error = domain_check(only);
+    if (error != 0 && error != -EAGAIN && error != -ENODEV) return error;
   }
   State* all = state();
   if (all == nullptr || !all->is_ready()) {
