@@ -111,7 +111,8 @@ struct rdmalloc_registrar_ops {
    *  deregistered by then. 0, or a negative errno with nothing given up: the quiesce fails. */
   int (*quiesce)(void* context);
   /** May be NULL. Open again after quiesce. 0; RDMALLOC_RESUMED_ANEW; or an errno: the domain is
-   *  lost. */
+   *  lost. Its device counts as gone for -ENODEV only: after another one, also of register_ in a
+   *  resume, deregister is called and what it can't undo is quarantined. */
   int (*resume)(void* context);
   /** May be NULL. Called once by domain_close, after the last deregister, perhaps between quiesce
    *  and resume. */
@@ -224,7 +225,7 @@ struct rdmalloc_domain_counters {
   uint64_t register_ns_worst; /**< longest call of register_, ns */
   uint64_t register_ns_total; /**< all calls of register_, ns */
   uint64_t prefaulted;        /**< registrations found or made by rdmalloc_reg_prefault */
-  uint64_t is_lost;           /**< 1: its device is gone */
+  uint64_t is_lost;           /**< 1: its device is gone, or a resume could not open it */
   uint64_t lost_drops;        /**< registrations that ended with it, without a deregistration */
   uint64_t register_ns_mean;  /**< of all calls of register_, ns */
   uint64_t
@@ -354,7 +355,8 @@ static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rd
  *  idle there, and `done` with it, waits for a call into its domain, such as this one by its name.
  *  Returns the number of registrations invalidated; -EINVAL, -ECHILD or -EDEADLK (inside a page
  *  event) with nothing done; or -ENOMEM: invalidated, but `done` will not be called (a thousand
- *  completions are outstanding and the kernel gives no page for more). */
+ *  completions are outstanding and the kernel gives no page for more). In a domain that is lost
+ *  nothing is waited for: `done` is called at once. */
 RDMALLOC_API int64_t rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr,
                                          size_t length, void (*done)(void* arg), void* arg);
 

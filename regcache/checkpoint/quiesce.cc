@@ -57,6 +57,11 @@ void each_domain(State& all, Step from, Fn fn) {
     if (course.steps[i] >= from) fn(all.domains[i], course.steps[i]);
 }
 
+// What code of the user's may return: as of register_, a positive number is none of its errors.
+int error_of(int answer) {
+  return answer > 0 ? -EIO : answer;
+}
+
 int notify(Domain& domain, rdmalloc_domain_event event) {
   if (domain.event == nullptr) return 0;
   assert_no_lock_held("a domain's event");
@@ -64,21 +69,24 @@ int notify(Domain& domain, rdmalloc_domain_event event) {
   // The other two events are notifications: their return value changes nothing.
   bool may_refuse = event != RDMALLOC_DOMAIN_RESUMED && event != RDMALLOC_DOMAIN_LOST;
   if (may_refuse && os::should_fail(os::Site::kDomainEvent)) return -EIO;
-  return domain.event(reinterpret_cast<rdmalloc_domain*>(&domain), event, domain.event_arg);
+  return error_of(
+      domain.event(reinterpret_cast<rdmalloc_domain*>(&domain), event, domain.event_arg));
 }
 
 int close_device(Domain& domain) {
   if (domain.ops.quiesce == nullptr) return 0;
   assert_no_lock_held("a registrar's quiesce");
   CallbackScope callback;
-  return os::should_fail(os::Site::kDomainQuiesce) ? -EIO : domain.ops.quiesce(domain.context);
+  return os::should_fail(os::Site::kDomainQuiesce) ? -EIO
+                                                   : error_of(domain.ops.quiesce(domain.context));
 }
 
 int open_device(Domain& domain) {
   if (domain.ops.resume == nullptr) return 0;
   assert_no_lock_held("a registrar's resume");
   CallbackScope callback;
-  return os::should_fail(os::Site::kDomainResume) ? -EIO : domain.ops.resume(domain.context);
+  int answer = os::should_fail(os::Site::kDomainResume) ? -EIO : domain.ops.resume(domain.context);
+  return answer == RDMALLOC_RESUMED_ANEW ? answer : error_of(answer);
 }
 
 // ---- the way to quiesced ----
@@ -248,14 +256,14 @@ int open_domain(Domain& domain, Step step) {
   return error == 0 && is_lost() ? -ENODEV : error;
 }
 
-// Opens a domain for calls again; if it is lost, ends its registrations. Whether this is the first
-// to see it lost: another thread lost it since it was opened.
+// Opens a domain for calls again; if it is lost or refused, ends its registrations. Whether this is
+// the first to see it lost: another thread lost it since it was opened.
 bool reopen_domain(Domain& domain) {
   Registration* drops = nullptr;
   bool is_news = false;
   {
     WholeGuard guard(domain);
-    bool is_lost = domain.is_lost.load(std::memory_order_relaxed);
+    bool is_lost = domain.has_failed();
     is_news = is_lost && domain.phase.load(std::memory_order_relaxed) != Phase::kIsLost;
     auto reopen_it = [&](Registration* reg) {
       bool is_ours = false;
@@ -325,8 +333,7 @@ int open_domains(State& all) {
   each_domain(all, Step::kPrepared, [](Domain& domain, Step) {
     // Lost in PREPARE, and closed since. Acquire: pairs with close's release.
     if (domain.phase.load(std::memory_order_acquire) == Phase::kUnused) return;
-    bool is_lost = domain.is_lost.load(std::memory_order_acquire);
-    notify(domain, is_lost ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED);
+    notify(domain, domain.has_failed() ? RDMALLOC_DOMAIN_LOST : RDMALLOC_DOMAIN_RESUMED);
   });
   return first_error;
 }

@@ -232,8 +232,10 @@ int domain_check(const Domain* domain) {
   Phase phase = domain->phase.load(std::memory_order_acquire);
   if (phase == Phase::kIsOpen) return 0;
   if (phase == Phase::kIsLost) return -ENODEV;
-  if (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced)
+  if (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) {
+    if (domain->has_failed()) return -ENODEV;
     return may_register_early() ? 0 : -EAGAIN;
+  }
   bool is_inherited = phase == Phase::kUnused &&
                       survivors.is_open[domain - all->domains].load(std::memory_order_relaxed);
   return is_inherited ? -ECHILD : -EINVAL;
@@ -445,7 +447,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,
     stats.live_bytes = totals.bytes;
     stats.sticky_count = totals.sticky_count;
     stats.sticky_bytes = totals.sticky_bytes;
-    stats.is_lost = domain->is_lost.load(std::memory_order_relaxed) ? 1 : 0;
+    stats.is_lost = domain->has_failed() ? 1 : 0;
   }
   // What only the registrations know. A stripe's counter of hits has those of its registrations
   // that are gone.

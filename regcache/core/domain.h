@@ -29,7 +29,8 @@ enum class Phase : std::uint32_t {
   kUnused = 0,  // zero: what a fork child finds in the domains of its parent
   kBeingOpened,
   kIsOpen,
-  kIsLost,  // its device is gone: no registration is open, and none is made
+  kIsLost,  // its device is gone, or a resume couldn't open it: no registration is open, none is
+            // made
   kBeingClosed,
   kIsChanging,  // a quiesce or a resume works on it: nothing is found, nothing begins
   kIsQuiesced,  // nothing is registered, and its registrar may have given up its device
@@ -222,6 +223,12 @@ struct alignas(64) Domain {
   // Of two registrations that overlap the earlier one has to go, unless a key was given of it since
   // its block is what it is: so each such key is noted, under the lock.
   bool notes_keys() const { return (ops.flags & RDMALLOC_REGISTRAR_NO_OVERLAP) != 0; }
+  // Whether its calls fail for good: lost, or refused at a resume. What a device that is not gone
+  // couldn't undo stays quarantined. Acquire: pairs with the release of the thread that stores it.
+  bool has_failed() const {
+    return phase.load(std::memory_order_acquire) == Phase::kIsLost ||
+           is_lost.load(std::memory_order_acquire);
+  }
   bool is_any_thread() const { return (ops.flags & RDMALLOC_REGISTRAR_ANY_THREAD) != 0; }
 };
 

@@ -121,12 +121,13 @@ struct Look {
   }
 };
 
-// A close or a quiesce may be waiting for some. A lost domain's registrations reach no page.
+// A close or a quiesce may be waiting for some. Those of a device that is gone reach no page.
 bool may_have_registrations(const Domain& domain) {
   // Acquire: pairs with open's release.
   Phase phase = domain.phase.load(std::memory_order_acquire);
   return phase == Phase::kIsOpen || phase == Phase::kBeingClosed || phase == Phase::kIsChanging ||
-         phase == Phase::kIsQuiesced;
+         phase == Phase::kIsQuiesced ||
+         (phase == Phase::kIsLost && !domain.is_lost.load(std::memory_order_acquire));
 }
 
 // Forgets what touches [low, high) in one domain. `is_users_thread`: its registrar may be called,
@@ -178,7 +179,8 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
   if (rdmalloc::is_in_page_event()) return -EDEADLK;
   Domain* only = domain_of(handle);
   if (only != nullptr) {
-    if (int error = domain_check(only); error != 0 && error != -EAGAIN) return error;
+    int error = domain_check(only);
+    if (error != 0 && error != -EAGAIN && error != -ENODEV) return error;
   }
   State* all = state();
   if (all == nullptr || !all->is_ready()) {

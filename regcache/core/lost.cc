@@ -66,7 +66,8 @@ bool lose_domain(Domain& domain) {
     Phase phase = domain.phase.load(std::memory_order_relaxed);
     // In a checkpoint: the way back ends what is registered, and says so.
     if (phase == Phase::kIsChanging || phase == Phase::kIsQuiesced) return true;
-    if (phase != Phase::kIsOpen) return false;
+    // Refused at a resume, and everything closed there: now its device is gone too.
+    if (phase != Phase::kIsOpen) return phase == Phase::kIsLost;
     // Release: pairs with the acquire of domain_check().
     domain.phase.store(Phase::kIsLost, std::memory_order_release);
     loss = close_whatever_is_open(domain);
@@ -84,8 +85,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_lost(rdmalloc_domain* handle) {
   Domain* domain = domain_of(handle);
   if (rdmalloc::is_in_page_event()) return -EDEADLK;
   int error = domain_check(domain);
-  if (error == -ENODEV) return -EALREADY;
-  // -EAGAIN: in a checkpoint.
-  if (error != 0 && error != -EAGAIN) return error;
+  // -EAGAIN: in a checkpoint. -ENODEV: lost, or refused at a resume.
+  if (error != 0 && error != -EAGAIN && error != -ENODEV) return error;
   return lose_domain(*domain) ? 0 : -EALREADY;
 }

@@ -447,7 +447,7 @@ int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
 }
 
 void reopen_heaps(Domain& domain, Registration* reg) {
-  if (domain.is_lost.load(std::memory_order_relaxed)) {
+  if (domain.has_failed()) {
     // Closed for good; only held again.
     reg->state.fetch_add(1, std::memory_order_release);
     return;

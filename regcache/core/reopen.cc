@@ -17,7 +17,8 @@ bool is_to_be_reopened(const Domain& domain) {
 void lose_at_resume(Domain& domain, int error) {
   {
     WholeGuard guard(domain);
-    domain.is_lost.store(true, std::memory_order_release);
+    // After another error there is a device, which may reach what it was asked to deregister.
+    if (error == -ENODEV) domain.is_lost.store(true, std::memory_order_release);
     // What is registered in it ends in reopen_domain(). Release: pairs with the acquire of
     // domain_check().
     domain.phase.store(Phase::kIsLost, std::memory_order_release);

@@ -53,7 +53,7 @@ std::uint64_t sticky_share(std::uint64_t limit) {
 int check_open(const Domain& domain) {
   Phase phase = domain.phase.load(std::memory_order_relaxed);
   if (phase == Phase::kIsOpen) return 0;
-  if (domain.is_lost.load(std::memory_order_relaxed)) return -ENODEV;
+  if (domain.has_failed()) return -ENODEV;
   if (phase != Phase::kIsChanging && phase != Phase::kIsQuiesced) return -EINVAL;
   return may_register_early() ? 0 : -EAGAIN;
 }

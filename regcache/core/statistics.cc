@@ -35,7 +35,7 @@ constexpr Line kLines[] = {
     LINE(register_ns_worst, "longest registration, ns"),
     LINE(register_ns_total, "all registrations, ns"),
     LINE(prefaulted, "registrations found or made by prefaulting"),
-    LINE(is_lost, "1: the device is gone"),
+    LINE(is_lost, "1: the device is gone, or a resume could not open it"),
     LINE(lost_drops, "registrations that ended with the device"),
     LINE(register_ns_mean, "mean of all registrations, ns"),
     LINE(memlock_refusals, "registrations that RLIMIT_MEMLOCK left no room for"),

@@ -62,9 +62,7 @@ extern "C" RDMALLOC_API int rdmalloc_heap_key(rdmalloc_heap* handle, size_t doma
   if (int error = find(handle, &found)) return error;
   const RegisteredHeap& registered = *found.registered;
   if (key == nullptr || length == 0 || domain_index >= registered.domain_count) return -EINVAL;
-  // Acquire: pairs with the release in lose_domain().
-  if (state()->domains[registered.domains[domain_index]].is_lost.load(std::memory_order_acquire))
-    return -ENODEV;
+  if (state()->domains[registered.domains[domain_index]].has_failed()) return -ENODEV;
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   for (std::uint32_t i = 0; i < found.regions; ++i) {
     const HeapRegion& region = found.heap->regions[i];

@@ -108,6 +108,19 @@ void reopen(Domain& domain, Registration* reg) {
   reopen_heaps(domain, reg);
 }
 
+// Whether a heap's registration there could not be ended, now, in a quiesce or in a resume, while
+// the device may still reach the range. No other heap's is there: such a range is never handed out
+// again.
+bool is_quarantined(Domain& domain, std::uintptr_t base, std::size_t length) {
+  // Acquire: pairs with lose_domain()'s release.
+  if (domain.is_lost.load(std::memory_order_acquire)) return false;
+  auto look = [](Registration* reg) {
+    return reg->rest().kind != Kind::kHeap || !reg->rest().is_quarantined;
+  };
+  RangeGuard guard(domain, base, base + length);
+  return !visit_overlapping(domain, base, base + length, look);
+}
+
 // Takes back what the first `count` domains registered of that region. Whether all is gone, but for
 // what `*is_kept` says of; false where a caller has got one of them, by an address that it has no
 // block at, and all are as before.
@@ -171,9 +184,13 @@ int end(std::uint32_t place, std::uint64_t handle, std::uint32_t first, std::uin
     return -EBUSY;
   }
   heap->region_count.store(first, std::memory_order_relaxed);
-  for (std::size_t i = begin; i < end; ++i)
-    if (!drop(domain_at(*heap, i % heap->domain_count), heap->registrations[i]))
+  for (std::size_t i = begin; i < end; ++i) {
+    Domain& domain = domain_at(*heap, i % heap->domain_count);
+    const auto& region = heap->regions[i / heap->domain_count];
+    bool is_gone = drop(domain, heap->registrations[i]);
+    if (!is_gone || is_quarantined(domain, region.base, region.length))
       *kept |= std::uint64_t{1} << i / heap->domain_count;
+  }
   return 0;
 }
 
