@@ -178,10 +178,8 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
   if (length == 0 || low + length < low) return -EINVAL;
   if (rdmalloc::is_in_page_event()) return -EDEADLK;
   Domain* only = domain_of(handle);
-  if (only != nullptr) {
-    int error = domain_check(only);
-    if (error != 0 && error != -EAGAIN && error != -ENODEV) return error;
-  }
+  const int error = only != nullptr ? domain_check(only) : 0;
+  if (error != 0 && error != -EAGAIN && error != -ENODEV) return error;
   State* all = state();
   if (all == nullptr || !all->is_ready()) {
     if (done != nullptr) done(arg);
@@ -202,5 +200,6 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
       count += invalidate_in(domain, low, low + length, one, only != nullptr);
   }
   if (one != nullptr) all->invalidations.complete(all->invalidations.finish(one));
-  return done != nullptr && one == nullptr ? -ENOMEM : count;
+  if (done != nullptr && one == nullptr) return -ENOMEM;
+  return error == -ENODEV ? error : count;
 }
