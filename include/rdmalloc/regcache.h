@@ -353,10 +353,10 @@ static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rd
  *  them is gone, on this thread or on the thread that drops it; a registration that the registrar
  *  could not undo counts as gone. With NULL a registrar without ANY_THREAD is not called: what is
  *  idle there, and `done` with it, waits for a call into its domain, such as this one by its name.
- *  Returns the number of registrations invalidated; -EINVAL, -ECHILD or -EDEADLK (inside a page
- *  event) with nothing done; or -ENOMEM: invalidated, but `done` will not be called (a thousand
- *  completions are outstanding and the kernel gives no page for more). In a domain that is lost it
- *  does the same and returns -ENODEV: once the device is gone, `done` is called at once. */
+ *  Returns the number of registrations invalidated; -EINVAL, -ECHILD, -ENODEV (the domain is lost:
+ *  what is held there ends with its last put) or -EDEADLK (inside a page event) with nothing done;
+ *  or -ENOMEM: invalidated, but `done` will not be called (a thousand completions are outstanding
+ *  and the kernel gives no page for more). */
 RDMALLOC_API int64_t rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr,
                                          size_t length, void (*done)(void* arg), void* arg);
 

@@ -178,8 +178,9 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
   if (length == 0 || low + length < low) return -EINVAL;
   if (rdmalloc::is_in_page_event()) return -EDEADLK;
   Domain* only = domain_of(handle);
-  const int error = only != nullptr ? domain_check(only) : 0;
-  if (error != 0 && error != -EAGAIN && error != -ENODEV) return error;
+  if (only != nullptr) {
+    if (int error = domain_check(only); error != 0 && error != -EAGAIN) return error;
+  }
   State* all = state();
   if (all == nullptr || !all->is_ready()) {
     if (done != nullptr) done(arg);
@@ -200,6 +201,5 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
       count += invalidate_in(domain, low, low + length, one, only != nullptr);
   }
   if (one != nullptr) all->invalidations.complete(all->invalidations.finish(one));
-  if (done != nullptr && one == nullptr) return -ENOMEM;
-  return error == -ENODEV ? error : count;
+  return done != nullptr && one == nullptr ? -ENOMEM : count;
 }

@@ -321,21 +321,6 @@ TEST_F(Domains, a_loss_frees_what_was_quarantined) {
   EXPECT_EQ(fake::purge(10, 1), 0);
 }
 
-// Seen to fail, without a completion, when the domain was checked as for a get.
-TEST_F(Domains, an_invalidation_in_a_lost_domain_completes) {
-  StubFabric dead;
-  StubDomain domain(dead);
-  char* block = span(10, 1);
-  rdmalloc_reg* held = domain.get(block, 8);
-  lose(domain);
-  int completions = 0;
-  auto count = [](void* arg) { ++*static_cast<int*>(arg); };
-  EXPECT_EQ(rdmalloc_invalidate(domain.handle, block, 8, count, &completions), -ENODEV);
-  EXPECT_EQ(completions, 1);
-  rdmalloc_reg_put(held);
-  EXPECT_EQ(completions, 1);
-}
-
 // Fails when the flag is not looked at.
 TEST_F(Domains, a_registrar_whose_device_ends_registrations_is_not_called) {
   StubFabric dead(kAnyThread | RDMALLOC_REGISTRAR_DIES_WITH_DEVICE);
