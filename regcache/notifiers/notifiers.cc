@@ -292,10 +292,10 @@ int attach_and_watch(Target<Function>& target, const char* symbol, const Foreign
   return error;
 }
 int attach_opal() {
-  return attach_and_watch(opal, kOpalFunction, kOpalWatch);
+  return attach_and_watch(opal, kOpalFunction, opal_watch);
 }
 int attach_ucm() {
-  return attach_and_watch(ucm, kUcmFunction, kUcmWatch);
+  return attach_and_watch(ucm, kUcmFunction, ucm_watch);
 }
 int attach_fabric(bool is_by_user) {
   int error = libfabric_monitor_attach(is_by_user);

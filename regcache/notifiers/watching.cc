@@ -46,7 +46,7 @@ void set_can_watch_foreign(bool (*ask)()) {
   can_watch.store(ask, std::memory_order_relaxed);
 }
 
-const ForeignWatch kOpalWatch = {opal_hooks_are_off, "opal_mem_hooks_set_support", kOpalAllSupport};
-const ForeignWatch kUcmWatch = {ucx_hooks_are_off, "ucm_set_external_event", kUcmUnmapped};
+const ForeignWatch opal_watch = {opal_hooks_are_off, "opal_mem_hooks_set_support", kOpalAllSupport};
+const ForeignWatch ucm_watch = {ucx_hooks_are_off, "ucm_set_external_event", kUcmUnmapped};
 
 }  // namespace rdmalloc

@@ -16,7 +16,7 @@ struct ForeignWatch {
                             // first transport (before MPI_Init, before ucp_init)
   int argument;
 };
-extern const ForeignWatch kOpalWatch;  // OMPI_MCA_memory leaves the patcher out
-extern const ForeignWatch kUcmWatch;   // UCX_MEM_MMAP_HOOK_MODE=none
+extern const ForeignWatch opal_watch;  // OMPI_MCA_memory leaves the patcher out
+extern const ForeignWatch ucm_watch;   // UCX_MEM_MMAP_HOOK_MODE=none
 
 }  // namespace rdmalloc
