@@ -57,11 +57,6 @@ void each_domain(State& all, Step from, Fn fn) {
     if (course.steps[i] >= from) fn(all.domains[i], course.steps[i]);
 }
 
-// What code of the user's may return: as of register_, a positive number is none of its errors.
-int error_of(int answer) {
-  return answer > 0 ? -EIO : answer;
-}
-
 int notify(Domain& domain, rdmalloc_domain_event event) {
   if (domain.event == nullptr) return 0;
   assert_no_lock_held("a domain's event");
@@ -69,7 +64,7 @@ int notify(Domain& domain, rdmalloc_domain_event event) {
   // The other two events are notifications: their return value changes nothing.
   bool may_refuse = event != RDMALLOC_DOMAIN_RESUMED && event != RDMALLOC_DOMAIN_LOST;
   if (may_refuse && os::should_fail(os::Site::kDomainEvent)) return -EIO;
-  return error_of(
+  return error_of_answer(
       domain.event(reinterpret_cast<rdmalloc_domain*>(&domain), event, domain.event_arg));
 }
 
@@ -77,8 +72,9 @@ int close_device(Domain& domain) {
   if (domain.ops.quiesce == nullptr) return 0;
   assert_no_lock_held("a registrar's quiesce");
   CallbackScope callback;
-  return os::should_fail(os::Site::kDomainQuiesce) ? -EIO
-                                                   : error_of(domain.ops.quiesce(domain.context));
+  return os::should_fail(os::Site::kDomainQuiesce)
+             ? -EIO
+             : error_of_answer(domain.ops.quiesce(domain.context));
 }
 
 int open_device(Domain& domain) {
@@ -86,7 +82,7 @@ int open_device(Domain& domain) {
   assert_no_lock_held("a registrar's resume");
   CallbackScope callback;
   int answer = os::should_fail(os::Site::kDomainResume) ? -EIO : domain.ops.resume(domain.context);
-  return answer == RDMALLOC_RESUMED_ANEW ? answer : error_of(answer);
+  return answer == RDMALLOC_RESUMED_ANEW ? answer : error_of_answer(answer);
 }
 
 // ---- the way to quiesced ----

@@ -43,6 +43,12 @@ inline bool is_in_callback() {
   return callbacks_under_way != 0;
 }
 
+// Code of the user's that answers with a positive number breaks its contract: the caller gets an
+// errno.
+inline int error_of_answer(int answer) {
+  return answer > 0 ? -EIO : answer;
+}
+
 // Set on a thread that registers for heaps and pools in a resume. Their domains let this
 // thread in, and no other until it is through: others would take the room that a limit leaves.
 inline constinit thread_local bool registers_in_resume = false;

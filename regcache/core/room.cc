@@ -236,8 +236,7 @@ int ask_and_count(Domain& domain, Registration* reg, Asked& asked) {
   asked.ns_total += took_ns;
   if (took_ns > asked.ns_worst) asked.ns_worst = took_ns;
   ++(error == 0 || error == -ENOTRECOVERABLE ? asked.registrations : asked.refusals);
-  // A registrar that returns a positive value breaks its contract; the caller gets an errno.
-  return error > 0 ? -EIO : error;
+  return error_of_answer(error);
 }
 
 // The same; an answer of -ENODEV loses the domain.

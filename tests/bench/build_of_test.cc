@@ -45,7 +45,7 @@ TEST(BuildOf, a_library_of_debian_s_names_package_and_version) {
 }
 
 TEST(BuildOf, a_library_in_a_checkout_names_its_tag) {
-  if (find_program("git").empty()) GTEST_SKIP() << "no git";
+  if (find_program("git").empty()) GTEST_SKIP() << "SKIP: no git here";
   const Folder folder;
   EXPECT_EQ(folder.build(), "");
   folder.git({"init", "-q"});
@@ -55,7 +55,7 @@ TEST(BuildOf, a_library_in_a_checkout_names_its_tag) {
 }
 
 TEST(BuildOf, a_library_that_need_not_be_of_the_commit_is_not_called_so) {
-  if (find_program("git").empty()) GTEST_SKIP() << "no git";
+  if (find_program("git").empty()) GTEST_SKIP() << "SKIP: no git here";
   const Folder folder;
   std::ofstream(folder.path / "source") << "one";
   folder.git({"init", "-q"});

@@ -28,6 +28,16 @@ Function find(const char* name) {
   return function;
 }
 
+// Whether stub_ucm.cc can patch libc's madvise here; else it is said, for an exit status of 77.
+inline bool can_patch_madvise() {
+#if defined(__x86_64__)
+  return true;
+#else
+  puts("SKIP: no patch of madvise for this machine");
+  return false;
+#endif
+}
+
 inline void* open(const char* path) {
   void* library = dlopen(path, RTLD_NOW);
   if (library == nullptr) {

@@ -31,6 +31,7 @@
 
 namespace {
 
+using rdmalloc_test::can_patch_madvise;
 using rdmalloc_test::expect;
 using rdmalloc_test::failures;
 using rdmalloc_test::open;
@@ -127,10 +128,7 @@ extern "C" int dl_iterate_phdr(int (*visit)(dl_phdr_info*, size_t, void*), void*
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-#if !defined(__x86_64__)
-  puts("SKIP: no patch of madvise for this machine");
-  return 77;
-#endif
+  if (!can_patch_madvise()) return 77;
   if (strcmp(argv[1], "told") == 0)
     told();
   else

@@ -38,6 +38,7 @@
 
 namespace {
 
+using rdmalloc_test::can_patch_madvise;
 using rdmalloc_test::expect;
 using rdmalloc_test::failures;
 using rdmalloc_test::find;
@@ -177,10 +178,7 @@ void first_in_a_child() {
 
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
-#if !defined(__x86_64__)
-  puts("SKIP: no patch of madvise for this machine");
-  return 77;
-#endif
+  if (!can_patch_madvise()) return 77;
   const std::string how = argv[1];
   if (how == "closing") {
     while_another_closes();

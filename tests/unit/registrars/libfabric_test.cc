@@ -45,6 +45,16 @@ class Libfabric : public testing::Test {
     close_fabric();
     if (info != nullptr) fi_freeinfo(info);
   }
+  // A block of 1 MiB whose registration could not be closed.
+  void leave_quarantined(char** block) {
+    *block = static_cast<char*>(rdmalloc_malloc(kMiB));
+    rdmalloc_reg* reg = nullptr;
+    ASSERT_EQ(rdmalloc_reg_get(cache, *block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg), 0);
+    rdmalloc_reg_put(reg);
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kLibfabricDeregister, 1);
+    EXPECT_EQ(rdmalloc_domain_flush(cache), 0);
+    ASSERT_EQ(counters_of(cache).quarantined, 1u);
+  }
   void open_fabric() {
     ASSERT_EQ(fi_fabric(info->fabric_attr, &fabric, nullptr), 0);
     ASSERT_EQ(fi_domain(fabric, info, &domain, nullptr), 0);
@@ -167,13 +177,8 @@ TEST_F(Libfabric, I3_what_could_not_be_closed_is_kept_over_checkpoints) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "SKIP: what can not be closed is a leak to ASan";
 #endif
-  char* block = static_cast<char*>(rdmalloc_malloc(kMiB));
-  rdmalloc_reg* reg = nullptr;
-  ASSERT_EQ(rdmalloc_reg_get(cache, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg), 0);
-  rdmalloc_reg_put(reg);
-  rdmalloc::os::arm_fault(rdmalloc::os::Site::kLibfabricDeregister, 1);
-  EXPECT_EQ(rdmalloc_domain_flush(cache), 0);
-  ASSERT_EQ(counters_of(cache).quarantined, 1u);
+  char* block = nullptr;
+  ASSERT_NO_FATAL_FAILURE(leave_quarantined(&block));
   on_event = [&](rdmalloc_domain_event event) {
     if (event == RDMALLOC_DOMAIN_CLOSE) {
       // The first: -FI_EBUSY, as the provider's registration is of it. It is left open.
@@ -195,6 +200,7 @@ TEST_F(Libfabric, I3_what_could_not_be_closed_is_kept_over_checkpoints) {
   rdmalloc_purge(0);
   EXPECT_EQ(block[100], 5) << "its pages went";
   char* other = static_cast<char*>(rdmalloc_malloc(kMiB));
+  rdmalloc_reg* reg = nullptr;
   ASSERT_EQ(rdmalloc_reg_get(cache, other, kMiB, RDMALLOC_ACCESS_LOCAL, &reg), 0);
   EXPECT_EQ(rdmalloc_libfabric_set_domain(cache, domain, info), -EBUSY) << "beside it";
   rdmalloc_reg_put(reg);
@@ -313,13 +319,8 @@ TEST_F(Libfabric, I3_what_can_not_be_closed_keeps_its_pages) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "SKIP: what can not be closed is a leak to ASan";
 #endif
-  char* block = static_cast<char*>(rdmalloc_malloc(kMiB));
-  rdmalloc_reg* reg = nullptr;
-  ASSERT_EQ(rdmalloc_reg_get(cache, block, kMiB, RDMALLOC_ACCESS_LOCAL, &reg), 0);
-  rdmalloc_reg_put(reg);
-  rdmalloc::os::arm_fault(rdmalloc::os::Site::kLibfabricDeregister, 1);
-  EXPECT_EQ(rdmalloc_domain_flush(cache), 0);
-  EXPECT_EQ(counters_of(cache).quarantined, 1u);
+  char* block = nullptr;
+  ASSERT_NO_FATAL_FAILURE(leave_quarantined(&block));
   memset(block, 5, kMiB);
   rdmalloc_free(block);
   rdmalloc_purge(0);
