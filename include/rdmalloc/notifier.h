@@ -28,8 +28,9 @@ enum rdmalloc_notifier {
  *  -ENOENT (not loaded), -EALREADY, -EBUSY (libfabric has an active monitor, or one that another
  *  library imported), -ENOTSUP (libfabric before 1.14, or built without its headers), -ENOMEM (the
  *  library can't be kept in memory), -EAGAIN (a dlclose() is under way, on this thread or another;
- *  RDMALLOC_NOTIFY=auto and explicit attach at its end. libfabric: also where another call attaches
- *  or detaches it), -EINVAL. Any thread that holds no fabric's lock; not inside a page event. */
+ *  RDMALLOC_NOTIFY=auto and explicit attach at its end, auto without libfabric: ask again.
+ *  libfabric: also where another call attaches or detaches it), -EINVAL. Any thread that holds no
+ *  fabric's lock; not inside a page event. */
 RDMALLOC_API int rdmalloc_notifier_attach(enum rdmalloc_notifier which);
 
 /** Undoes attach, and returns once no notification of the library runs. Purges go on; in tier T0

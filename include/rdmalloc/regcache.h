@@ -88,7 +88,8 @@ enum rdmalloc_domain_event {
 #define RDMALLOC_RESUMED_ANEW 0x10000
 
 /** The code that registers with one kind of domain. Called with no lock of rdmalloc held, never on
- *  a thread inside malloc or free; may allocate and free. */
+ *  a thread inside malloc or free; may allocate and free. A child forked inside may only end or
+ *  call exec: it must not return to the cache, which it finds empty. */
 struct rdmalloc_registrar_ops {
   size_t size;      /**< sizeof(struct rdmalloc_registrar_ops) */
   const char* name; /**< for messages and statistics; static storage */
@@ -139,8 +140,8 @@ struct rdmalloc_domain_attr {
   /** May be NULL. Called at checkpoints, on the thread that calls rdmalloc_quiesce() or
    *  rdmalloc_resume(), with no lock of rdmalloc held. May allocate, free and put, and after
    *  RESUMED get; quiescing and resuming fail there (-EDEADLK), and so do opening and closing of
-   *  domains, heaps and pools (-EAGAIN). A negative errno from PREPARE or CLOSE makes the quiesce
-   *  fail with it; from OPEN, the domain is lost. */
+   *  domains, heaps and pools (-EAGAIN). Forking: as for the registrar's functions. A negative
+   *  errno from PREPARE or CLOSE makes the quiesce fail with it; from OPEN, the domain is lost. */
   int (*event)(struct rdmalloc_domain* domain, enum rdmalloc_domain_event event, void* arg);
   void* event_arg;
 };

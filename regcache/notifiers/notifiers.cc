@@ -372,7 +372,7 @@ const char* explain_fabric(const LibfabricMonitorState& state) {
   if (state.is_attached) return "imported; no domain caches yet";
   switch (state.error) {
     case -EAGAIN:
-      return "a dlclose() is under way: hooks are used until its end";
+      return "a dlclose() was under way: hooks are used until it is attached anew";
     case -EBUSY:
       return "libfabric has an active monitor or one of another importer: hooks are used";
     case -ENOTSUP:
