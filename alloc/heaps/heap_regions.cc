@@ -247,15 +247,12 @@ int take_regions(Heap& heap, std::uint64_t handle, std::uint64_t bytes, const Ta
 SliceIndex region_take(Heap& heap, std::uint32_t slices, std::size_t alignment) {
   std::uint32_t align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
   if (align_slices == 0) align_slices = 1;
-  // The arena is aligned to a chunk; beyond that it is the address that counts.
-  bool is_far = align_slices > kSlicesPerChunk;
   if (slices + std::uint64_t{align_slices} > UINT32_MAX) return 0;
-  SliceIndex found = is_far ? heap.free_spans.find_best(slices + align_slices - 1, 1)
-                            : heap.free_spans.find_best(slices, align_slices);
+  Alignment of_slices(align_slices, arena.base >> kSliceShift);
+  SliceIndex found = heap.free_spans.find_best(slices, of_slices);
   if (found == 0) return 0;
   std::uint32_t length = slices_of(found);
-  SliceIndex at = fit_in(found, length, slices, align_slices);
-  if (is_far) at = arena.slice_of((arena.address_of(found) + alignment - 1) & ~(alignment - 1));
+  SliceIndex at = fit_in(found, length, slices, of_slices);
   heap.free_spans.remove(found, length);
   page_heap_region_cut(found, at, slices);
   if (at != found) heap.free_spans.insert(found, at - found);

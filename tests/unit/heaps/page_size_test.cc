@@ -474,6 +474,24 @@ TEST_F(HeapPageSizes, a_kernel_without_such_pages_differs_from_one_without_means
   EXPECT_EQ(pool.free(), 4u);
 }
 
+// Seen to fail, by NULL, when the search was for all that a block may have to pass over.
+TEST_F(HeapPageSizes, a_region_at_a_far_multiple_serves_a_block_aligned_so) {
+  std::vector<rdmalloc_heap*> heaps;
+  void* all = nullptr;
+  do {
+    // One of 2 MiB between two of 8 moves the second to the next multiple of 4, or from it.
+    if (!heaps.empty()) heaps.push_back(make(RDMALLOC_PAGE_THP, k2M));
+    heaps.push_back(make(RDMALLOC_PAGE_THP, 8 * kMiB));
+    all = rdmalloc_heap_malloc(heaps.back(), 8 * kMiB);
+    rdmalloc_heap_free(heaps.back(), all);
+  } while (reinterpret_cast<uintptr_t>(all) % (4 * kMiB) != 0 && heaps.size() < 16);
+  void* block = rdmalloc_heap_aligned(heaps.back(), 4 * kMiB, 8 * kMiB);
+  EXPECT_EQ(block, all);
+  rdmalloc_heap_free(heaps.back(), block);
+  for (rdmalloc_heap* heap : heaps) EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
