@@ -228,14 +228,32 @@ SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment) {
   auto end = static_cast<SliceIndex>(taken_end);
   if (!move_frontier(frontier, end)) return 0;
   SliceIndex clean = join_and_insert(central, frontier, end - frontier, SpanKind::kFreeClean);
-  // Of the huge page that ended behind the frontier the rest is backed. Passed over, it lies behind
-  // all spans no more, where page_heap_enter_rest() would find it.
+  // Of the huge page that ended behind the frontier the rest is backed, from what is clean before
+  // it on. Passed over, it lies behind all spans no more, where page_heap_enter_rest() would find
+  // it.
   SliceIndex chunk = frontier & ~(kSlicesPerChunk - 1), chunk_end = chunk + kSlicesPerChunk;
   if (frontier != chunk && begin >= chunk_end && huge_is_chunk(chunk)) {
-    make_dirty(central, clean, frontier, chunk_end, SpanKind::kFreeDirty, now_ms());
+    SliceIndex rest = clean > chunk ? clean : chunk;
+    make_dirty(central, clean, rest, chunk_end, SpanKind::kFreeDirty, now_ms());
     rest_is_new();
   }
   return first_of(end - 1);
+}
+
+SliceIndex last_clean(SliceIndex frontier) {
+  if (frontier == 0 || !is_of(central, frontier - 1)) return frontier;
+  SliceIndex last = first_of(frontier - 1);
+  return arena.span(last).load().kind == SpanKind::kFreeClean ? last : frontier;
+}
+
+SliceIndex extend_last_clean(std::uint32_t wanted, Alignment alignment) {
+  SliceIndex frontier = shared.frontier.load(std::memory_order_relaxed);
+  SliceIndex last = last_clean(frontier);
+  std::uint64_t begin = alignment.up(last), end = begin + wanted;
+  if (begin >= frontier) return extend_frontier(wanted, alignment);
+  if (end <= frontier) return last;  // the caller passed it by for its huge pages
+  if (end > arena.extent() / kSliceBytes) return 0;
+  return extend_frontier(static_cast<std::uint32_t>(end - frontier), 1);
 }
 
 bool has_room_at(PageHeap& heap, SliceIndex end, std::uint32_t wanted) {

@@ -180,14 +180,15 @@ SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, Alignment
 
 SliceIndex take_rest_and_clean(PageHeap& heap, SliceIndex clean, std::uint32_t slices,
                                Alignment alignment, SliceIndex frontier) {
-  if (clean % kSlicesPerChunk != 0 || !huge_is_chunk(clean - kSlicesPerChunk)) return 0;
-  if (!is_of(heap, clean - 1)) return 0;
+  if (clean == 0 || clean % kSlicesPerChunk != 0) return 0;
+  if (!huge_is_chunk(clean - kSlicesPerChunk) || !is_of(heap, clean - 1)) return 0;
   SliceIndex rest = first_of(clean - 1);
   SpanWord word = arena.span(rest).load();
   // Not a place that a buffer left, which the next one comes back to.
   bool is_place = word.kind == SpanKind::kFreeRetained && arena.span(rest).longest_buffer != 0;
   if (!is_dirty(word.kind) || is_place || word.slices >= slices) return 0;
   if (!alignment.is_of(rest) || is_left_to_others(rest, slices)) return 0;
+  if (!has_room_at(heap, clean, slices - word.slices)) return 0;
   // As of a block that grows.
   ask_for_huge(rest, slices, frontier, TakenFor::kBuffer);
   take_room(heap, rest, slices, kind_of_place(slices));

@@ -308,6 +308,13 @@ bool move_frontier(SliceIndex frontier, SliceIndex end);
 // Makes slices beyond the frontier a free clean span of the central heap, so that at least `wanted`
 // aligned slices fit. Returns that span's first slice, 0 when there is no memory.
 SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment);
+// Where the clean span of the central heap begins that ends at the frontier, which it is itself
+// where there is none.
+SliceIndex last_clean(SliceIndex frontier);
+// As extend_frontier(), by what is missing behind that span only: a block that begins there ends at
+// the frontier, and what else the huge page there backs lies behind all spans, where
+// page_heap_enter_rest() finds it.
+SliceIndex extend_last_clean(std::uint32_t wanted, Alignment alignment);
 
 // Generations are drawn in blocks of so many: which was used last is known as exactly as that where
 // spans of several heaps meet, and exactly within one. No two spans in use have the same.
