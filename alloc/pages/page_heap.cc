@@ -198,6 +198,8 @@ void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceInde
   bool dirties_head = huge_is_chunk(head);
   bool dirties_tail =
       tail <= end && tail - kSlicesPerChunk >= slice && huge_is_chunk(tail - kSlicesPerChunk);
+  if (huge_is_any_passed() && is_central(heap)) [[unlikely]]
+    huge_note_use(at, taken_end);
   cut(heap, slice, slices, SpanKind::kFreeClean, at, wanted);
   arena.span(at).node = os::this_node() & kNodeMask;  // which will touch it first
   if (dirties_head) make_dirty(heap, slice, head > slice ? head : slice, at, rest, now_ms());
@@ -228,6 +230,8 @@ SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment) {
   auto end = static_cast<SliceIndex>(taken_end);
   if (!move_frontier(frontier, end)) return 0;
   SliceIndex clean = join_and_insert(central, frontier, end - frontier, SpanKind::kFreeClean);
+  if (begin - frontier >= kHugeBlockSlices) [[unlikely]]
+    huge_note_passed(frontier, static_cast<SliceIndex>(begin));
   // Of the huge page that ended behind the frontier the rest is backed, from what is clean before
   // it on. Passed over, it lies behind all spans no more, where page_heap_enter_rest() would find
   // it.
@@ -240,15 +244,11 @@ SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment) {
   return first_of(end - 1);
 }
 
-SliceIndex last_clean(SliceIndex frontier) {
-  if (frontier == 0 || !is_of(central, frontier - 1)) return frontier;
-  SliceIndex last = first_of(frontier - 1);
-  return arena.span(last).load().kind == SpanKind::kFreeClean ? last : frontier;
-}
-
 SliceIndex extend_last_clean(std::uint32_t wanted, Alignment alignment) {
   SliceIndex frontier = shared.frontier.load(std::memory_order_relaxed);
   SliceIndex last = last_clean(frontier);
+  if (last == frontier) [[likely]]
+    return extend_frontier(wanted, alignment);
   std::uint64_t begin = alignment.up(last), end = begin + wanted;
   if (begin >= frontier) return extend_frontier(wanted, alignment);
   if (end <= frontier) return last;  // the caller passed it by for its huge pages
@@ -369,7 +369,7 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
     unuse(heap, more);
     return false;
   }
-  if (end + more > frontier) huge_ask(frontier, end + more, TakenFor::kBuffer);
+  ask_for_huge(end, more, frontier, TakenFor::kBuffer);
   take_room(heap, end, more, SpanKind::kFreeDirty);
   span.has_grown = true;
   for (SliceIndex s = end; s < end + more; ++s) set_first(s, slice);

@@ -67,7 +67,10 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, Alignment alignment)
         for (SliceIndex s = run; s < run + length;) {
           SpanWord piece = arena.span(s).load();
           remove_free(heap, s, piece.slices, piece.kind);
-          if (piece.kind == SpanKind::kFreeClean) events_note_use(s, piece.slices);
+          if (piece.kind == SpanKind::kFreeClean) {
+            events_note_use(s, piece.slices);
+            if (is_central(heap)) huge_note_use(s, s + piece.slices);
+          }
           s += piece.slices;
         }
         // All of it is dirty from now on: some of it is.

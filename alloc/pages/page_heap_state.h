@@ -310,7 +310,11 @@ bool move_frontier(SliceIndex frontier, SliceIndex end);
 SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment);
 // Where the clean span of the central heap begins that ends at the frontier, which it is itself
 // where there is none.
-SliceIndex last_clean(SliceIndex frontier);
+inline SliceIndex last_clean(SliceIndex frontier) {
+  if (frontier == 0 || !is_of(central, frontier - 1)) return frontier;
+  SliceIndex last = first_of(frontier - 1);
+  return arena.span(last).load().kind == SpanKind::kFreeClean ? last : frontier;
+}
 // As extend_frontier(), by what is missing behind that span only: a block that begins there ends at
 // the frontier, and what else the huge page there backs lies behind all spans, where
 // page_heap_enter_rest() finds it.
@@ -385,11 +389,14 @@ void mark_left_alone(const PageHeap& heap, bool are_marked);
 
 // ---- free neighbours, taken as one (page_heap_neighbours.cc) ----
 
-// Asks for huge pages under the new part, from `frontier` on, of what one span of `slices` takes.
+// Asks for huge pages under the new part, from `frontier` on and where that passed by, of what one
+// span of `slices` takes.
 inline void ask_for_huge(SliceIndex taken, std::uint32_t slices, SliceIndex frontier,
                          TakenFor what) {
-  if (taken + slices > frontier)
-    huge_ask(taken > frontier ? taken : frontier, taken + slices, what);
+  SliceIndex end = taken + slices;
+  if (taken < frontier && huge_is_any_passed()) [[unlikely]]
+    huge_ask_where_passed(taken, end < frontier ? end : frontier, what);
+  if (end > frontier) huge_ask(taken > frontier ? taken : frontier, end, what);
 }
 // Retained neighbours of one node that are `wanted` slices together, made one; the oldest there
 // are, which cost the least registrations. 0 when there are none.
