@@ -227,6 +227,20 @@ void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used) 
   ask(begin, end);
 }
 
+void huge_split(std::uintptr_t base, std::size_t bytes) {
+  auto split = [](std::uintptr_t page) {
+    SliceIndex chunk = chunk_of(arena.slice_of(page));
+    // Refused by kernels before Linux 5.14: then it is as it was.
+    if (huge_is_chunk(chunk)) os::populate_for_reading(page);
+  };
+  std::uintptr_t end = base + bytes, last_page = end - os::page_bytes();
+  bool begins_within = (base - arena.base) % kChunkBytes != 0;
+  bool ends_within = (end - arena.base) % kChunkBytes != 0;
+  bool is_one = (base - arena.base) / kChunkBytes == (last_page - arena.base) / kChunkBytes;
+  if (begins_within || (is_one && ends_within)) split(base);
+  if (ends_within && !is_one) split(last_page);
+}
+
 bool huge_is_earned(TakenFor what) {
   return earned.load(std::memory_order_relaxed) > 0 &&
          (earned_for.load(std::memory_order_relaxed) >> static_cast<unsigned>(what) & 1) != 0;

@@ -63,6 +63,10 @@ void huge_note_use(SliceIndex begin, SliceIndex end);
 // shards have none.
 void huge_ask_where_passed(SliceIndex begin, SliceIndex end, TakenFor what);
 
+// Called for memory in flight, before its pages go. Of a huge page at either end a part may be in
+// use and not touched yet: that touch would back all of it anew, what was given back too (I7). So
+// the kernel is made to have small pages there: it splits the zeroes that it maps for a read.
+void huge_split(std::uintptr_t base, std::size_t bytes);
 // Whether the program is known to touch what it takes for that.
 bool huge_is_earned(TakenFor what);
 // When chunks were asked for last (coarse_ms). Perhaps longer ago than 32 bits tell.

@@ -7,8 +7,9 @@
 // RDMALLOC_PURGE=manual, so that nothing is given back between a step and the look.
 //
 // Seen to fail: …_begins_in_the_last_clean_span_… and a_block_that_grows_… with extend_frontier()
-// for extend_last_clean(), …_before_the_rest_… and …_passed_over_… with rests that begin at the
-// frontier, a_buffer_… without the take_rest_and_clean() before new pages are taken.
+// for extend_last_clean(), …_before_the_rest_… and …_before_a_passed_rest_… with rests that begin
+// at the frontier, a_buffer_… without the take_rest_and_clean() before new pages are taken,
+// what_went_… and the random history without huge_split().
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <sys/mman.h>
@@ -17,6 +18,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -33,6 +35,7 @@ using rdmalloc::kSlicesPerChunk;
 using rdmalloc::SliceIndex;
 using rdmalloc::SpanKind;
 using rdmalloc::SpanWord;
+using rdmalloc_test::Random;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kPage = 4 * kKiB, kSlice = 64 * kKiB;
 
@@ -46,27 +49,32 @@ size_t resident_pages(SliceIndex begin, SliceIndex end) {
                                            [](unsigned char page) { return (page & 1) != 0; }));
 }
 
-std::string at(const char* what, SliceIndex begin, SliceIndex end, size_t pages) {
-  return std::string(what) + " [" + std::to_string(begin) + ", " + std::to_string(end) +
-         "): " + std::to_string(pages) + " pages";
-}
-
-// What is backed and neither in use nor counted; empty: nothing.
-std::string what_nobody_holds() {
+// Calls found(what, begin, end, pages) for what is backed and neither in use nor counted.
+template <class Found>
+void for_all_unheld(Found found) {
   SliceIndex frontier = rdmalloc::page_heap_frontier();
   SliceIndex chunk = frontier & ~(kSlicesPerChunk - 1), chunk_end = chunk + kSlicesPerChunk;
   bool has_rest = frontier != chunk && rdmalloc::huge_is_chunk(chunk);
+  auto look = [&](const char* what, SliceIndex begin, SliceIndex end) {
+    if (size_t pages = resident_pages(begin, end)) found(what, begin, end, pages);
+  };
   for (SliceIndex s = 1; s < frontier; s = rdmalloc::page_heap_next(s, frontier)) {
     SpanWord word = arena.span(s).load();
     if (word.kind != SpanKind::kFreeClean) continue;
     SliceIndex end = s + word.slices;
-    SliceIndex look_end = has_rest && end == frontier ? std::max(s, chunk) : end;
-    if (size_t pages = resident_pages(s, look_end)) return at("clean", s, look_end, pages);
+    look("clean", s, has_rest && end == frontier ? std::max(s, chunk) : end);
   }
-  SliceIndex begin = has_rest ? chunk_end : frontier;
-  if (size_t pages = resident_pages(begin, arena.committed))
-    return at("behind all", begin, arena.committed, pages);
-  return "";
+  look("behind all", has_rest ? chunk_end : frontier, arena.committed);
+}
+
+// That as text; empty: nothing.
+std::string what_is_unheld() {
+  std::string all;
+  for_all_unheld([&](const char* what, SliceIndex begin, SliceIndex end, size_t pages) {
+    all += std::string(what) + " [" + std::to_string(begin) + ", " + std::to_string(end) +
+           "): " + std::to_string(pages) + " pages\n";
+  });
+  return all;
 }
 
 constexpr size_t kStep = 17;  // slices: of blocks whose ends are anywhere in a huge page in turn
@@ -115,7 +123,7 @@ class Ends : public ::testing::Test {
   }
   static std::string left_after_purge() {
     rdmalloc_purge(0);
-    return what_nobody_holds();
+    return what_is_unheld();
   }
 
   std::vector<char*> blocks_;
@@ -158,7 +166,7 @@ TEST_F(Ends, I7_what_is_clean_before_the_rest_goes_with_it) {
   ASSERT_EQ(end_of(block, kStep - 2), frontier_ - 2) << "the test wants it in the clean span";
   EXPECT_EQ(left_after_purge(), "");
 }
-TEST_F(Ends, I7_what_is_clean_before_a_rest_that_is_passed_over_goes_with_it) {
+TEST_F(Ends, I7_what_is_clean_before_a_passed_rest_goes_with_it) {
   end_within(4, kStep);
   free_last();
   purge_all_but_rest();
@@ -185,6 +193,190 @@ TEST_F(Ends, I7_a_buffer_that_begins_in_a_rest_takes_what_it_lacks_only) {
   ASSERT_EQ(slice_of(block), begin - kRest) << "the test wants it in the rest";
   EXPECT_EQ(rdmalloc::page_heap_frontier(), frontier_);
   EXPECT_EQ(left_after_purge(), "");
+}
+
+TEST_F(Ends, I7_what_went_stays_away_as_its_neighbour_is_written) {
+  for (size_t slices : {9 * 16 + 1, 9 * 16 + 31}) {
+    void* all = rdmalloc_aligned_alloc(2 * kMiB, 32 * kMiB);
+    rdmalloc_free(memset(all, 1, 32 * kMiB));
+    rdmalloc_purge(0);
+    auto* block = static_cast<char*>(rdmalloc_aligned_alloc(2 * kMiB, slices * kSlice));
+    ASSERT_EQ(block, all) << "the test wants it there";
+    rdmalloc_purge(0);
+    memset(block, 1, slices * kSlice);
+    EXPECT_EQ(what_is_unheld(), "") << slices;
+    rdmalloc_free(block);
+    rdmalloc_purge(0);
+  }
+}
+
+struct Block {
+  char* bytes;
+  size_t length;
+};
+
+class History {
+ public:
+  History(uint64_t seed, size_t most_bytes) : random_(seed), most_bytes_(most_bytes) {}
+  ~History() {
+    for (const Block& block : blocks_) rdmalloc_free(block.bytes);
+  }
+
+  // What it did, for the message.
+  std::string step() {
+    size_t what = random_.below(100);
+    if (what < 34) return take();
+    if (what < 44) return aligned();
+    if (what < 54) return resize();
+    if (what < 64) return touch();
+    if (what < 86) return free_one();
+    if (what < 89) return free_all();
+    return purge();
+  }
+
+ private:
+  size_t some_bytes() {
+    switch (random_.below(4)) {
+      case 0:
+        return random_.size_between(16 * kKiB, kMiB);
+      case 1:
+        return kMiB + random_.below(7 * 16) * kSlice;
+      default:
+        return 8 * kMiB + random_.below(10 * 16) * kSlice;
+    }
+  }
+  void write(const Block& block) {
+    if (block.bytes == nullptr) return;
+    // All of it, its first or last page, or nothing yet.
+    switch (random_.below(5)) {
+      case 0:
+        block.bytes[0] = 1;
+        break;
+      case 1:
+        block.bytes[block.length - 1] = 1;
+        break;
+      case 2:
+        break;
+      default:
+        memset(block.bytes, 1, block.length);
+    }
+  }
+  std::string keep(const char* how, char* bytes, size_t length) {
+    if (bytes == nullptr) return std::string(how) + " refused";
+    blocks_.push_back({bytes, length});
+    live_bytes_ += length;
+    write(blocks_.back());
+    return std::string(how) + " " + std::to_string(length) + " at slice " +
+           std::to_string(arena.slice_of(reinterpret_cast<uintptr_t>(bytes)));
+  }
+  std::string take() {
+    size_t length = some_bytes();
+    if (live_bytes_ + length > most_bytes_) return free_one();
+    bool zeroes = random_.below(4) == 0;
+    void* block = zeroes ? rdmalloc_calloc(1, length) : rdmalloc_malloc(length);
+    return keep(zeroes ? "calloc" : "malloc", static_cast<char*>(block), length);
+  }
+  std::string aligned() {
+    size_t length = some_bytes(), alignment = kSlice << random_.below(9);
+    if (live_bytes_ + length > most_bytes_) return free_one();
+    std::string how = "aligned_alloc of " + std::to_string(alignment / kKiB) + " KiB";
+    return keep(how.c_str(), static_cast<char*>(rdmalloc_aligned_alloc(alignment, length)), length);
+  }
+  std::string resize() {
+    if (blocks_.empty()) return "";
+    Block& block = blocks_[random_.below(blocks_.size())];
+    size_t length = random_.below(2) == 0 ? some_bytes() : block.length + random_.below(4 * kMiB);
+    if (live_bytes_ + length > most_bytes_) return "";
+    auto* bytes = static_cast<char*>(rdmalloc_realloc(block.bytes, length));
+    if (bytes == nullptr) return "realloc refused";
+    std::string done = "realloc " + std::to_string(block.length) + " to " + std::to_string(length);
+    live_bytes_ += length - block.length;
+    block = {bytes, length};
+    write(block);
+    return done;
+  }
+  std::string touch() {
+    if (blocks_.empty()) return "";
+    const Block& block = blocks_[random_.below(blocks_.size())];
+    write(block);
+    return "write to " + std::to_string(block.length) + " at slice " +
+           std::to_string(arena.slice_of(reinterpret_cast<uintptr_t>(block.bytes)));
+  }
+  std::string free_one() {
+    if (blocks_.empty()) return "";
+    std::swap(blocks_[random_.below(blocks_.size())], blocks_.back());
+    Block block = blocks_.back();
+    blocks_.pop_back();
+    live_bytes_ -= block.length;
+    rdmalloc_free(block.bytes);
+    return "free " + std::to_string(block.length) + " at slice " +
+           std::to_string(arena.slice_of(reinterpret_cast<uintptr_t>(block.bytes)));
+  }
+  std::string free_all() {
+    while (!blocks_.empty()) free_one();
+    return "free all";
+  }
+  std::string purge() {
+    constexpr size_t kFew = 4;
+    size_t keep = 0;
+    switch (random_.below(kFew)) {
+      case 0:
+        break;
+      case 1:
+        keep = 1;
+        break;
+      default:
+        keep = random_.below(rdmalloc_test::counter("stats.dirty_bytes") + 1);
+    }
+    rdmalloc_purge(keep);
+    if (keep == 0 && rdmalloc_test::counter("stats.dirty_bytes") != 0) return "purge(0) in part";
+    return "purge(" + std::to_string(keep) + ")";
+  }
+
+  Random random_;
+  size_t most_bytes_, live_bytes_ = 0;
+  std::vector<Block> blocks_;
+};
+
+// How many huge pages the kernel's own thread (khugepaged) has filled of which a part was there.
+std::string collapsed() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/khugepaged/pages_collapsed");
+  std::string count;
+  std::getline(file, count);
+  return count;
+}
+
+void play(uint64_t seed) {
+  constexpr int kSteps = 250;
+  constexpr size_t kMostBytes = 200 * kMiB, kTold = 40;
+  History history(seed, kMostBytes);
+  std::vector<std::string> did;
+  std::string before = collapsed();
+  for (int step = 0; step < kSteps; step++) {
+    did.push_back(history.step());
+    ASSERT_TRUE(rdmalloc::page_heap_is_valid());
+    std::string found = what_is_unheld();
+    if (found.empty()) continue;
+    usleep(10000);  // khugepaged counts once it has filled
+    if (collapsed() != before) {
+      before = collapsed();
+      for_all_unheld([](const char*, SliceIndex begin, SliceIndex end, size_t) {
+        madvise(reinterpret_cast<void*>(arena.address_of(begin)), size_t{end - begin} * kSlice,
+                MADV_DONTNEED);
+      });
+      continue;
+    }
+    for (size_t i = did.size() > kTold ? did.size() - kTold : 0; i < did.size(); i++)
+      found += did[i] + "\n";
+    FAIL() << "TEST_SEED=" << seed << ", step " << step << ": " << found;
+  }
+}
+
+TEST(CleanPages, I7_none_is_backed_after_any_history) {
+  if (sysconf(_SC_PAGESIZE) != kPage) GTEST_SKIP() << "SKIP: pages are not of 4 KiB";
+  ASSERT_EQ(rdmalloc_init(), 0);
+  uint64_t seed = rdmalloc_test::test_seed(1);
+  for (uint64_t i = 0; i < 4 && !HasFailure(); i++) play(seed + i);
 }
 
 }  // namespace
