@@ -149,6 +149,11 @@ int decommit_hooked(std::uintptr_t base, std::size_t length) {
   return error;
 }
 
+int populate_for_reading(std::uintptr_t page) {
+  constexpr int kPopulateRead = 22;  // MADV_POPULATE_READ, which older headers do not have
+  return advise(page, page_bytes(), kPopulateRead);
+}
+
 int populate(std::uintptr_t base, std::size_t length) {
   if (should_fail(Site::kPopulate)) return -EINVAL;
   return advise(base, length, MADV_POPULATE_WRITE);

@@ -50,6 +50,10 @@ int decommit_hooked(std::uintptr_t base, std::size_t length);
 // -EINVAL on kernels before, -EFAULT or -ENOMEM where there is nothing to write or no memory.
 int populate(std::uintptr_t base, std::size_t length);
 
+// Maps a page for reading, without memory behind it where there is none (MADV_POPULATE_READ, Linux
+// 5.14). -EINVAL on kernels before.
+int populate_for_reading(std::uintptr_t page);
+
 // Has the pages come from one NUMA node only, and moves those that are there already (mbind,
 // MPOL_BIND). -EINVAL: there is no such node, or it has no memory; -EIO: a page is pinned
 // elsewhere.

@@ -58,7 +58,7 @@ constinit Table tables[kTables] = {
     {sizeof(std::uint16_t), 1, 0, 0},
     {sizeof(std::uint16_t), 1, 0, 0},
     {sizeof(std::uint8_t), kSegmentSlices, 0, 0},
-    {sizeof(std::atomic<bool>), kSlicesPerChunk, 0, 0},
+    {sizeof(std::atomic<ChunkMark>), kSlicesPerChunk, 0, 0},
 #if RDMALLOC_CHECKED
     {sizeof(std::uint64_t) * kBitmapWords, 1, 0, 0},
 #endif
@@ -340,7 +340,7 @@ int arena_want_huge_chunks() {
     wants_huge_chunks = false;
     return error;
   }
-  arena.huge_chunks.store(reinterpret_cast<std::atomic<bool>*>(tables[kHugeChunks].base),
+  arena.huge_chunks.store(reinterpret_cast<std::atomic<ChunkMark>*>(tables[kHugeChunks].base),
                           std::memory_order_release);
   return 0;
 }

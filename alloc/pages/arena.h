@@ -42,6 +42,12 @@ class Bitmap {
   std::atomic<std::uint64_t>* others_;
 };
 
+enum class ChunkMark : std::uint8_t {
+  kNone,
+  kHuge,    // huge pages were asked for
+  kPassed,  // passed over as the frontier moved, and not used since
+};
+
 struct Arena {
   // Read by every fast path; written once, before the first block is handed out. While the extent
   // is 0 every address is foreign. Its release store comes last and pairs with the acquire in
@@ -71,10 +77,10 @@ struct Arena {
   // one.
   std::atomic<std::uint8_t>* heap_of_segment = nullptr;
 
-  // Whether a chunk has huge pages (huge_pages.h), a byte for each: a block of 400 GiB marks all of
-  // its chunks. Null until the first has. Release: pairs with the acquire of readers, the table is
-  // there.
-  std::atomic<std::atomic<bool>*> huge_chunks{nullptr};
+  // What huge pages are to a chunk (huge_pages.h), a byte for each: a block of 400 GiB marks all of
+  // its chunks. Null until the first is marked. Release: pairs with the acquire of readers, the
+  // table is there.
+  std::atomic<std::atomic<ChunkMark>*> huge_chunks{nullptr};
 
   SliceIndex reserved = 0;   // slices reserved, under the page heap's lock
   SliceIndex committed = 0;  // slices usable, likewise

@@ -7,6 +7,11 @@
 #include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
+
+namespace detail {
+constinit std::atomic<std::uint32_t> passed_chunks{0};  // relaxed, as `earned`
+}
+
 namespace {
 
 constexpr std::uint32_t kHugeRanges = 4096;
@@ -48,6 +53,24 @@ constexpr SliceIndex chunk_after(SliceIndex slice) {
   return chunk_of(slice + kSlicesPerChunk - 1);
 }
 
+bool is_marked(SliceIndex chunk, ChunkMark what) {
+  const std::atomic<ChunkMark>* chunks = arena.huge_chunks.load(std::memory_order_acquire);
+  return chunks != nullptr &&
+         chunks[chunk / kSlicesPerChunk].load(std::memory_order_relaxed) == what;
+}
+
+// Relaxed: before any page of the chunks is used, under the central page heap's lock.
+void mark(SliceIndex begin, SliceIndex end, ChunkMark what) {
+  std::atomic<ChunkMark>* chunks = arena.huge_chunks.load(std::memory_order_relaxed);
+  for (SliceIndex chunk = begin; chunk < end; chunk += kSlicesPerChunk)
+    chunks[chunk / kSlicesPerChunk].store(what, std::memory_order_relaxed);
+}
+
+void add_passed(std::uint32_t more) {
+  std::atomic<std::uint32_t>& passed = detail::passed_chunks;
+  passed.store(passed.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
+}
+
 void ask(SliceIndex begin, SliceIndex end) {
   bool prolongs = begin == ranges.latest_end;
   if (!prolongs && ranges.count == kHugeRanges) return;
@@ -55,12 +78,10 @@ void ask(SliceIndex begin, SliceIndex end) {
   ranges.count += prolongs ? 0 : 1;
   ranges.latest_end = end;
   ranges.latest_ms = os::coarse_ms();
-  rest_is_new();
   arena_ask_for_huge(begin, end);
-  std::atomic<bool>* chunks = arena.huge_chunks.load(std::memory_order_relaxed);
-  // Relaxed: before any page of the chunk is used, under the central page heap's lock.
-  for (SliceIndex chunk = begin; chunk < end; chunk += kSlicesPerChunk)
-    chunks[chunk / kSlicesPerChunk].store(true, std::memory_order_relaxed);
+  if (huge_is_any_passed()) huge_note_use(begin, end);
+  mark(begin, end, ChunkMark::kHuge);
+  rest_is_new();
 }
 
 void spend(SliceIndex slices) {
@@ -141,8 +162,7 @@ void look_below(SliceIndex end, TakenFor what, std::uint64_t used) {
 }  // namespace
 
 bool huge_is_chunk(SliceIndex chunk) {
-  const std::atomic<bool>* chunks = arena.huge_chunks.load(std::memory_order_acquire);
-  return chunks != nullptr && chunks[chunk / kSlicesPerChunk].load(std::memory_order_relaxed);
+  return is_marked(chunk, ChunkMark::kHuge);
 }
 
 bool huge_is_any(SliceIndex begin, SliceIndex end) {
@@ -166,12 +186,59 @@ void huge_ask(SliceIndex begin, SliceIndex end, TakenFor what) {
   if (first < huge_end) ask(first, huge_end);
 }
 
+void huge_note_passed(SliceIndex begin, SliceIndex end) {
+  SliceIndex first = chunk_after(begin), last = chunk_of(end);
+  if (first + kHugeBlockSlices > last || !arena_may_be_huge()) return;
+  if (arena_want_huge_chunks() != 0) return;  // small pages for all
+  mark(first, last, ChunkMark::kPassed);
+  add_passed((last - first) / kSlicesPerChunk);
+}
+
+bool huge_was_passed(SliceIndex begin, SliceIndex end) {
+  if (!huge_is_any_passed()) return false;
+  for (SliceIndex chunk = begin; chunk < end; chunk += kSlicesPerChunk)
+    if (!is_marked(chunk, ChunkMark::kPassed)) return false;
+  return true;
+}
+
+void huge_note_use(SliceIndex begin, SliceIndex end) {
+  for (SliceIndex chunk = chunk_of(begin); chunk < end; chunk += kSlicesPerChunk) {
+    if (!is_marked(chunk, ChunkMark::kPassed)) continue;
+    mark(chunk, chunk + kSlicesPerChunk, ChunkMark::kNone);
+    add_passed(~0u);
+  }
+}
+
+void huge_ask_where_passed(SliceIndex begin, SliceIndex end, TakenFor what) {
+  SliceIndex from = begin;  // the first run's: what the span takes right before it counts too
+  for (SliceIndex chunk = chunk_after(begin); chunk < end;) {
+    SliceIndex run_end = chunk;
+    while (run_end < end && is_marked(run_end, ChunkMark::kPassed)) run_end += kSlicesPerChunk;
+    if (run_end != chunk) huge_ask(from, run_end < end ? run_end : end, what);
+    from = chunk = run_end + kSlicesPerChunk;
+  }
+}
+
 void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used) {
   if (!arena_may_be_huge()) return;
   look_below(begin, TakenFor::kOthers, used);
   if (!huge_is_earned(TakenFor::kOthers) || used < looked_at_slices(TakenFor::kOthers)) return;
   spend(end - begin);
   ask(begin, end);
+}
+
+void huge_split(std::uintptr_t base, std::size_t bytes) {
+  auto split = [](std::uintptr_t page) {
+    SliceIndex chunk = chunk_of(arena.slice_of(page));
+    // Refused by kernels before Linux 5.14: then it is as it was.
+    if (huge_is_chunk(chunk)) os::populate_for_reading(page);
+  };
+  std::uintptr_t end = base + bytes, last_page = end - os::page_bytes();
+  bool begins_within = (base - arena.base) % kChunkBytes != 0;
+  bool ends_within = (end - arena.base) % kChunkBytes != 0;
+  bool is_one = (base - arena.base) / kChunkBytes == (last_page - arena.base) / kChunkBytes;
+  if (begins_within || (is_one && ends_within)) split(base);
+  if (ends_within && !is_one) split(last_page);
 }
 
 bool huge_is_earned(TakenFor what) {

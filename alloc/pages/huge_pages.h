@@ -22,6 +22,8 @@
 // heap whose lock is held.
 #pragma once
 
+#include <atomic>
+
 #include "alloc/pages/page_heap.h"
 
 namespace rdmalloc {
@@ -43,6 +45,28 @@ constexpr bool is_for_huge(std::uint32_t slices, TakenFor what) {
 void huge_ask(SliceIndex begin, SliceIndex end, TakenFor what);
 // The same for a new segment of a shard's heap, in which so many slices are in use.
 void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used);
+
+// What the frontier moved over for a block at a far multiple: new still, and where blocks are to
+// lie next. Runs shorter than a huge block are not noted.
+void huge_note_passed(SliceIndex begin, SliceIndex end);
+// Whether any chunk is such; also without the lock. Whether all of these are.
+namespace detail {
+extern constinit std::atomic<std::uint32_t> passed_chunks;
+}
+inline bool huge_is_any_passed() {
+  return detail::passed_chunks.load(std::memory_order_relaxed) != 0;
+}
+bool huge_was_passed(SliceIndex begin, SliceIndex end);
+// Called before any of these slices is used: their chunks are new no more.
+void huge_note_use(SliceIndex begin, SliceIndex end);
+// As huge_ask(), for what was passed over of slices below the frontier. For any heap: segments of
+// shards have none.
+void huge_ask_where_passed(SliceIndex begin, SliceIndex end, TakenFor what);
+
+// Called for memory in flight, before its pages go. Of a huge page at either end a part may be in
+// use and not touched yet: that touch would back all of it anew, what was given back too (I7). So
+// the kernel is made to have small pages there: it splits the zeroes that it maps for a read.
+void huge_split(std::uintptr_t base, std::size_t bytes);
 // Whether the program is known to touch what it takes for that.
 bool huge_is_earned(TakenFor what);
 // When chunks were asked for last (coarse_ms). Perhaps longer ago than 32 bits tell.

@@ -198,6 +198,8 @@ void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceInde
   bool dirties_head = huge_is_chunk(head);
   bool dirties_tail =
       tail <= end && tail - kSlicesPerChunk >= slice && huge_is_chunk(tail - kSlicesPerChunk);
+  if (huge_is_any_passed() && is_central(heap)) [[unlikely]]
+    huge_note_use(at, taken_end);
   cut(heap, slice, slices, SpanKind::kFreeClean, at, wanted);
   arena.span(at).node = os::this_node() & kNodeMask;  // which will touch it first
   if (dirties_head) make_dirty(heap, slice, head > slice ? head : slice, at, rest, now_ms());
@@ -228,14 +230,30 @@ SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment) {
   auto end = static_cast<SliceIndex>(taken_end);
   if (!move_frontier(frontier, end)) return 0;
   SliceIndex clean = join_and_insert(central, frontier, end - frontier, SpanKind::kFreeClean);
-  // Of the huge page that ended behind the frontier the rest is backed. Passed over, it lies behind
-  // all spans no more, where page_heap_enter_rest() would find it.
+  if (begin - frontier >= kHugeBlockSlices) [[unlikely]]
+    huge_note_passed(frontier, static_cast<SliceIndex>(begin));
+  // Of the huge page that ended behind the frontier the rest is backed, from what is clean before
+  // it on. Passed over, it lies behind all spans no more, where page_heap_enter_rest() would find
+  // it.
   SliceIndex chunk = frontier & ~(kSlicesPerChunk - 1), chunk_end = chunk + kSlicesPerChunk;
   if (frontier != chunk && begin >= chunk_end && huge_is_chunk(chunk)) {
-    make_dirty(central, clean, frontier, chunk_end, SpanKind::kFreeDirty, now_ms());
+    SliceIndex rest = clean > chunk ? clean : chunk;
+    make_dirty(central, clean, rest, chunk_end, SpanKind::kFreeDirty, now_ms());
     rest_is_new();
   }
   return first_of(end - 1);
+}
+
+SliceIndex extend_last_clean(std::uint32_t wanted, Alignment alignment) {
+  SliceIndex frontier = shared.frontier.load(std::memory_order_relaxed);
+  SliceIndex last = last_clean(frontier);
+  if (last == frontier) [[likely]]
+    return extend_frontier(wanted, alignment);
+  std::uint64_t begin = alignment.up(last), end = begin + wanted;
+  if (begin >= frontier) return extend_frontier(wanted, alignment);
+  if (end <= frontier) return last;  // the caller passed it by for its huge pages
+  if (end > arena.extent() / kSliceBytes) return 0;
+  return extend_frontier(static_cast<std::uint32_t>(end - frontier), 1);
 }
 
 bool has_room_at(PageHeap& heap, SliceIndex end, std::uint32_t wanted) {
@@ -351,7 +369,7 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
     unuse(heap, more);
     return false;
   }
-  if (end + more > frontier) huge_ask(frontier, end + more, TakenFor::kBuffer);
+  ask_for_huge(end, more, frontier, TakenFor::kBuffer);
   take_room(heap, end, more, SpanKind::kFreeDirty);
   span.has_grown = true;
   for (SliceIndex s = end; s < end + more; ++s) set_first(s, slice);

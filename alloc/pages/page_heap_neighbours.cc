@@ -67,7 +67,10 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, Alignment alignment)
         for (SliceIndex s = run; s < run + length;) {
           SpanWord piece = arena.span(s).load();
           remove_free(heap, s, piece.slices, piece.kind);
-          if (piece.kind == SpanKind::kFreeClean) events_note_use(s, piece.slices);
+          if (piece.kind == SpanKind::kFreeClean) {
+            events_note_use(s, piece.slices);
+            if (is_central(heap)) huge_note_use(s, s + piece.slices);
+          }
           s += piece.slices;
         }
         // All of it is dirty from now on: some of it is.
@@ -180,14 +183,15 @@ SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, Alignment
 
 SliceIndex take_rest_and_clean(PageHeap& heap, SliceIndex clean, std::uint32_t slices,
                                Alignment alignment, SliceIndex frontier) {
-  if (clean % kSlicesPerChunk != 0 || !huge_is_chunk(clean - kSlicesPerChunk)) return 0;
-  if (!is_of(heap, clean - 1)) return 0;
+  if (clean == 0 || clean % kSlicesPerChunk != 0) return 0;
+  if (!huge_is_chunk(clean - kSlicesPerChunk) || !is_of(heap, clean - 1)) return 0;
   SliceIndex rest = first_of(clean - 1);
   SpanWord word = arena.span(rest).load();
   // Not a place that a buffer left, which the next one comes back to.
   bool is_place = word.kind == SpanKind::kFreeRetained && arena.span(rest).longest_buffer != 0;
   if (!is_dirty(word.kind) || is_place || word.slices >= slices) return 0;
   if (!alignment.is_of(rest) || is_left_to_others(rest, slices)) return 0;
+  if (!has_room_at(heap, clean, slices - word.slices)) return 0;
   // As of a block that grows.
   ask_for_huge(rest, slices, frontier, TakenFor::kBuffer);
   take_room(heap, rest, slices, kind_of_place(slices));

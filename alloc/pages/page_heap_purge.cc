@@ -123,8 +123,11 @@ void page_heap_enter_rest(const PurgeChoice& choice) {
       since_ms = before.freed_ms;
   }
   if (!choice.any_age && !is_due(since_ms, choice.whole_until_ms)) return;
-  if (SliceIndex clean = extend_frontier(end - frontier, 1))
-    make_dirty(central, clean, frontier, end, SpanKind::kFreeDirty, since_ms, Age::kOwn);
+  SliceIndex clean = extend_frontier(end - frontier, 1);
+  if (clean == 0) return;
+  // What is clean right before the frontier may have been backed with it.
+  SliceIndex chunk = end - kSlicesPerChunk, rest = clean > chunk ? clean : chunk;
+  make_dirty(central, clean, rest, end, SpanKind::kFreeDirty, since_ms, Age::kOwn);
 }
 
 SliceIndex page_heap_purge_begin(const PurgeChoice& choice, PurgeOffered* last,

@@ -308,6 +308,17 @@ bool move_frontier(SliceIndex frontier, SliceIndex end);
 // Makes slices beyond the frontier a free clean span of the central heap, so that at least `wanted`
 // aligned slices fit. Returns that span's first slice, 0 when there is no memory.
 SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment);
+// Where the clean span of the central heap begins that ends at the frontier, which it is itself
+// where there is none.
+inline SliceIndex last_clean(SliceIndex frontier) {
+  if (frontier == 0 || !is_of(central, frontier - 1)) return frontier;
+  SliceIndex last = first_of(frontier - 1);
+  return arena.span(last).load().kind == SpanKind::kFreeClean ? last : frontier;
+}
+// As extend_frontier(), by what is missing behind that span only: a block that begins there ends at
+// the frontier, and what else the huge page there backs lies behind all spans, where
+// page_heap_enter_rest() finds it.
+SliceIndex extend_last_clean(std::uint32_t wanted, Alignment alignment);
 
 // Generations are drawn in blocks of so many: which was used last is known as exactly as that where
 // spans of several heaps meet, and exactly within one. No two spans in use have the same.
@@ -378,11 +389,14 @@ void mark_left_alone(const PageHeap& heap, bool are_marked);
 
 // ---- free neighbours, taken as one (page_heap_neighbours.cc) ----
 
-// Asks for huge pages under the new part, from `frontier` on, of what one span of `slices` takes.
+// Asks for huge pages under the new part, from `frontier` on and where that passed by, of what one
+// span of `slices` takes.
 inline void ask_for_huge(SliceIndex taken, std::uint32_t slices, SliceIndex frontier,
                          TakenFor what) {
-  if (taken + slices > frontier)
-    huge_ask(taken > frontier ? taken : frontier, taken + slices, what);
+  SliceIndex end = taken + slices;
+  if (taken < frontier && huge_is_any_passed()) [[unlikely]]
+    huge_ask_where_passed(taken, end < frontier ? end : frontier, what);
+  if (end > frontier) huge_ask(taken > frontier ? taken : frontier, end, what);
 }
 // Retained neighbours of one node that are `wanted` slices together, made one; the oldest there
 // are, which cost the least registrations. 0 when there are none.

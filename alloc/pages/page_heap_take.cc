@@ -33,7 +33,14 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, Alignment alignment,
   SliceIndex frontier = page_heap_frontier();
   SliceIndex clean = heap.clean.find_best(
       slices, alignment, may_be_huge ? FreeSpans::Where::kAnywhere : FreeSpans::Where::kSmallPages);
-  if (clean == 0 && is_central(heap)) clean = extend_frontier(slices, alignment);
+  if (clean == 0 && is_central(heap)) {
+    // Behind a backed rest it lacks less than all of its slices.
+    if (what == TakenFor::kBuffer)
+      if (SliceIndex taken =
+              take_rest_and_clean(heap, last_clean(frontier), slices, alignment, frontier))
+        return taken;
+    clean = extend_last_clean(slices, alignment);
+  }
   if (clean == 0) clean = heap.clean.find_best(slices, alignment);
   if (clean == 0) return 0;
   // Zeroes cost less where all of it is clean.
@@ -181,7 +188,7 @@ SliceIndex take_with_room(PageHeap& heap, std::uint32_t slices, std::uint32_t as
   }
   SliceIndex frontier = page_heap_frontier();
   SliceIndex clean = heap.clean.find_best(wanted, alignment);
-  if (clean == 0 && is_central(heap)) clean = extend_frontier(wanted, alignment);
+  if (clean == 0 && is_central(heap)) clean = extend_last_clean(wanted, alignment);
   if (clean == 0) return 0;
   std::uint32_t length = arena.span(clean).load().slices;
   taken = fit_in(clean, length, wanted, alignment);

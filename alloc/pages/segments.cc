@@ -63,6 +63,8 @@ void move(PageHeap& from, PageHeap& to, SliceIndex segment) {
     remove_free(from, s, word.slices, word.kind);
     s += word.slices;
   }
+  // A shard's heap asks for no huge pages.
+  if (is_central(from)) huge_note_use(segment, end);
   from.segments -= 1;
   set_heap(segment, to);
   free_in(segment) = {};
@@ -130,7 +132,8 @@ SliceIndex find_clean(PageHeap& heap, TakenFor what) {
       fit_in(clean, arena.span(clean).load().slices, kSegmentSlices, kSegmentSlices);
   // New addresses. Not for a buffer: what is left of a huge page is backed, and too short for the
   // next one.
-  if (segment >= frontier && what == TakenFor::kOthers)
+  bool is_new = segment >= frontier || huge_was_passed(segment, segment + kSegmentSlices);
+  if (is_new && what == TakenFor::kOthers)
     huge_ask_for_segment(segment, segment + kSegmentSlices,
                          heap.used_slices.load(std::memory_order_relaxed));
   return segment;

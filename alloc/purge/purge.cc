@@ -22,6 +22,7 @@
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/give_back.h"
+#include "alloc/pages/huge_pages.h"
 #include "alloc/pages/in_flight.h"
 #include "alloc/pages/limits.h"
 #include "alloc/pages/page_heap.h"
@@ -138,6 +139,7 @@ struct Piece {
 // Returns the slices purged.
 std::uint32_t purge_span(SliceIndex slice, std::uint32_t slices, Piece& piece) {
   std::size_t bytes = std::size_t{slices} << kSliceShift;
+  huge_split(arena.address_of(slice), bytes);
   GiveBack result = give_back(arena.address_of(slice), bytes, piece.reason, [=](int error) {
     if (error == 0) events_note_purged(slice, slices);
     return error;
@@ -193,6 +195,7 @@ std::uint64_t purge_pass(const PurgeChoice& choice, std::uint64_t keep_bytes,
 // Purges pages of a slab in use, whose blocks are in flight.
 GiveBack purge_slab_pages(std::uintptr_t base, std::size_t length,
                           enum rdmalloc_purge_reason reason) {
+  huge_split(base, length);
   GiveBack result = give_back(base, length, reason, [=](int error) {
     // A cache that remembers the span's generation is to know that pages of it went: of locked
     // ones, where there is an error, those before the first.

@@ -15,7 +15,8 @@
 // the_rest_of_… without Where::kSmallPages, never_… with huge_ask() not asking arena_may_be_huge(),
 // …_of_shards… without huge_ask_for_segment(), what_the_last_one_… without page_heap_enter_rest(),
 // …_after_a_month_too with an `asked_ms` that is earlier than `part_until_ms`, I7_… without
-// purge_note_new_pages().
+// purge_note_new_pages(),
+// …_passed_by_… without huge_note_passed(), and with a huge_note_use() that does nothing.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -454,6 +455,31 @@ TEST_F(HugePages, a_block_at_a_far_multiple_has_its_own_pages_only) {
     EXPECT_EQ(resident_pages(address_of(long_block), address_of(long_block) + 10 * kMiB), 0u)
         << alignment;
   }
+}
+
+// They had none for good: those were asked for under new addresses, which these are no more.
+TEST_F(HugePages, blocks_where_an_aligned_one_passed_by_have_them) {
+  uintptr_t here = address_of(rdmalloc_malloc(kMiB));
+  size_t left = kGiB - here % kGiB;
+  if (left < 128 * kMiB) rdmalloc_malloc(left);
+  uintptr_t far = address_of(rdmalloc_aligned_alloc(kGiB, 64 * kKiB));
+  uintptr_t small = address_of(rdmalloc_malloc(3 * kMiB));
+  auto* block = static_cast<char*>(rdmalloc_malloc(16 * kMiB));
+  uintptr_t begin = address_of(block), end = begin + 16 * kMiB;
+  ASSERT_TRUE(small < begin && begin < far) << "the test wants blocks there";
+  EXPECT_GE(huge_bytes(begin, end), 16 * kMiB - kHugePage);
+  EXPECT_EQ(huge_bytes(small, begin), 0u);
+  EXPECT_EQ(huge_bytes(end, far), 0u) << "not under what follows";
+  ASSERT_EQ(rdmalloc_realloc(block, 24 * kMiB), block) << "the test wants it to grow there";
+  EXPECT_GE(huge_bytes(end, end + 8 * kMiB), 8 * kMiB - kHugePage);
+  // Not under what was used and given back, as elsewhere.
+  void* plain = rdmalloc_aligned_alloc(kHugePage, 6 * kMiB);
+  memset(plain, 1, 6 * kMiB);
+  rdmalloc_free(plain);
+  rdmalloc_purge(0);
+  void* later = rdmalloc_aligned_alloc(kHugePage, 16 * kMiB);
+  ASSERT_EQ(later, plain) << "the test wants the same place";
+  EXPECT_EQ(huge_bytes(address_of(later), address_of(later) + 16 * kMiB), 10 * kMiB);
 }
 
 // Seen to hang where only new long blocks tell of it.
