@@ -205,6 +205,32 @@ TEST(Bounded, I7_what_a_thread_caches_on_the_fast_path_is_taken_back) {
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
+// What a heap caches while the purge thread sleeps for good, of slabs that are there: what the
+// first malloc takes beside its block, and what is freed into a magazine with room. Both are given
+// back, and the purge thread sleeps for good again. Seen to hang with either way in without a note.
+TEST(Bounded, I7_a_heap_gives_back_what_it_caches) {
+  rdmalloc_test::set("purge.decay_ms", 100);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  rdmalloc_heap* heap = nullptr;
+  ASSERT_EQ(rdmalloc_heap_create(nullptr, &heap), 0);
+  rdmalloc_free(rdmalloc_malloc(64));  // as above
+  auto cached = [&] {
+    rdmalloc_heap_counters counters = {};
+    counters.size = sizeof counters;
+    EXPECT_EQ(rdmalloc_heap_stats(heap, &counters), 0);
+    return counters.cached_bytes;
+  };
+  std::vector<void*> blocks;
+  for (int i = 0; i < 100; i++) blocks.push_back(rdmalloc_heap_malloc(heap, kKiB));
+  wait_until_it_sleeps_for_good([&] { return cached() == 0; });
+  rdmalloc_heap_malloc(heap, kKiB);
+  wait_until_it_sleeps_for_good([&] { return cached() == 0; });
+  for (int i = 0; i < 10; i++) EXPECT_EQ(rdmalloc_heap_free(heap, blocks[i * 2]), 0);
+  wait_until_it_sleeps_for_good([&] { return cached() == 0; });
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
 TEST(Bounded, I7_dirty_bytes_stay_below_the_ceiling_however_long_the_decay) {
   rdmalloc_test::set("purge.decay_ms", 3600000);
   rdmalloc_test::set("purge.dirty_max_bytes", 16 * kMiB);
