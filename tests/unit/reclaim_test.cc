@@ -425,31 +425,31 @@ int look_at_all_blocks(uint64_t live_before) {
 // (3).
 TEST_F(Reclaim, I11_a_child_forked_at_any_step_of_a_taker_has_all_blocks) {
   uint64_t live_before = rdmalloc_test::counter("stats.live_bytes");
-  bool stands_at_its_end = false;
+  std::atomic<bool> has_taken{false};
   int forks = 0;
-  for (int steps = 0; !stands_at_its_end; steps += 397) {
-    std::atomic<bool> has_taken{false};
-    prepare([](int) {});
-    Worker worker, taker;
-    worker.run(use_all_sizes);
-    taker.begin([&] {
-      go_by_steps(steps, [&] {
-        reclaim(ReclaimFrom::kAll);
-        has_taken = true;
-      });
+  prepare([](int) {});
+  steps_between = 397;
+  Worker worker, taker;
+  worker.run(use_all_sizes);
+  taker.begin([&] {
+    go_by_steps(0, [&] {
+      reclaim(ReclaimFrom::kAll);
+      has_taken = true;
     });
+  });
+  for (;; go_on(), forks++) {
     while (where == kBefore) {
     }
-    stands_at_its_end = has_taken;
     pid_t child = fork();
     if (child == 0) _exit(look_at_all_blocks(live_before));
-    may_go_on = true;
     int status = -1;
-    ASSERT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status)) << "step " << steps;
-    ASSERT_EQ(status, 0) << "step " << steps;
-    taker.wait();
-    forks++;
+    ASSERT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status)) << "fork " << forks;
+    ASSERT_EQ(status, 0) << "fork " << forks;
+    if (has_taken) break;
   }
+  steps_between = 0;
+  may_go_on = true;
+  taker.wait();
   EXPECT_GT(forks, 20);
 }
 
