@@ -42,6 +42,7 @@ struct Reclaim {
   // With the purge turn too: the last look at all caches, and its answer.
   std::int64_t looked_ms = INT64_MIN / 2;
   bool may_be_more = false;
+  bool looks_again = false;  // after the next look at the idle ones too
   std::atomic<std::uint64_t> bytes{0};
 };
 constinit Reclaim reclaim;
@@ -257,20 +258,26 @@ bool reclaim_where(Wants wants) {
 
 bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms) {
   if (from == ReclaimFrom::kIdle) {
-    if (now_ms - reclaim.looked_ms < kLookMs) return reclaim.may_be_more;
+    if (now_ms - reclaim.looked_ms < kLookMs) return reclaim.may_be_more || reclaim.looks_again;
   }
   if (!begin()) return !os::kThreadSanitizer;
-  if (from == ReclaimFrom::kIdle) reclaim.looked_ms = now_ms;
-  bool may_be_more = false;
+  bool may_be_more = reclaim.looks_again;
+  if (from == ReclaimFrom::kIdle) {
+    reclaim.looked_ms = now_ms;
+    reclaim.looks_again = false;
+  }
   bool is_possible = reclaim_where([&](ThreadCache& cache) {
     Look look = look_at(cache);
-    if (look.bytes < kWorthBytes) return false;
-    bool waits = !look.is_idle && from == ReclaimFrom::kIdle;
-    may_be_more |= waits;
-    return !waits;
+    // However little it has: what its thread has in use by now may be there by then.
+    may_be_more |= !look.is_idle;
+    return look.bytes >= kWorthBytes && (look.is_idle || from == ReclaimFrom::kAll);
   });
   end();
   return reclaim.may_be_more = may_be_more && is_possible;
+}
+
+void caches_look_again() {
+  reclaim.looks_again = true;
 }
 
 bool caches_reclaim_for_allocation() {

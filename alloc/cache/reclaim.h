@@ -75,6 +75,9 @@ enum class ReclaimFrom { kIdle, kAll };
 // `now_ms`: of os::coarse_ms(). Returns whether a later call may find more.
 inline constexpr std::int64_t kLookMs = 500;
 bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms);
+// Caches changed: two looks at the idle ones are to come, of which the second may find what was in
+// use at the first. With the purge turn.
+void caches_look_again();
 // Takes what all other threads hold, for an allocation that found no memory; with no lock held. It
 // waits for no other thread: false where one takes already, and where there was nothing.
 bool caches_reclaim_for_allocation();

@@ -5,6 +5,7 @@
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
 #include "alloc/core/options.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
 
@@ -115,6 +116,7 @@ void note_slow_event(ThreadCache& cache) {
     give_up(cache);
   std::uint32_t events = cache.slow_events.load(std::memory_order_relaxed) + 1;
   cache.slow_events.store(events, std::memory_order_relaxed);
+  purge_note_caches_change();
   if (events % kEventsPerLook == 0 && !may_stay(cache)) enter_shard(cache);
   // One that has most of what is lent comes here seldom.
   if (events % kEventsPerReturn == 0 && has_excess(cache) && return_excess(cache)) [[unlikely]]

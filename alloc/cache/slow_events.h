@@ -1,5 +1,6 @@
 // What a thread sees to on its way through the slow path, beside what it came for: memory that is
-// short somewhere, where it runs, what it has borrowed, and classes that it does not use any more.
+// short somewhere, where it runs, what it has borrowed, classes that it does not use any more, and
+// that the purge thread looks at its cache later.
 #pragma once
 
 #include <cstdint>

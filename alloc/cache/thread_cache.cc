@@ -25,10 +25,6 @@
 namespace rdmalloc {
 namespace {
 
-// Every so many trips to the slow path a thread that frees lets the purge thread know that caches
-// are in use.
-constexpr std::uint32_t kEventsPerNote = 8;
-
 // Whether the span, just taken, has pages that were never used. Told once.
 bool is_new_span(const void* block) {
   Span& span = arena.span(arena.slice_of(reinterpret_cast<std::uintptr_t>(block)));
@@ -349,8 +345,6 @@ void cache_free_slow(void* block, unsigned size_class) {
   if (cache == nullptr) return slab_give_back(size_class, &block, 1);
   SlowPath slow_path(*cache);
   note_slow_event(*cache);
-  if (cache->slow_events.load(std::memory_order_relaxed) % kEventsPerNote == 0)
-    purge_note_caches_grow();
   ColdBin& cold = cold_bin_of(*cache, size_class);
   if (cold.loaded == nullptr && !open_class(*cache, size_class))
     return slab_give_back(size_class, &block, 1);

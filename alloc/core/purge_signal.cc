@@ -32,9 +32,11 @@ void purge_note_slab_change() {
     detail::purge_thread_signal();
 }
 
-void purge_note_caches_grow() {
-  // Relaxed: one that is about to sleep is woken the next time.
-  if (detail::purge_signal.sleep.load(std::memory_order_relaxed) == detail::kIdle)
+void detail::purge_note_first_change_of_caches() {
+  // seq_cst, both: pair with the purge thread's store of `sleep` and its look at the flag after it.
+  // Either we see that it sleeps, or it sees the flag cleared.
+  if (purge_signal.caches_are_still.exchange(false, std::memory_order_seq_cst) &&
+      purge_signal.sleep.load(std::memory_order_seq_cst) == kIdle)
     purge_note_slab_change();
 }
 

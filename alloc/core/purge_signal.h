@@ -17,6 +17,8 @@ inline constexpr std::uint32_t kAwake = 0, kTicking = 1, kIdle = 2;
 struct PurgeSignal {
   std::atomic<PurgeThreadState> state{PurgeThreadState::kNone};
   std::atomic<std::uint32_t> sleep{kAwake};
+  // Set while no cache changed since the purge thread began its latest look at them.
+  std::atomic<bool> caches_are_still{false};
   // Of alloc/purge/, since the initialisation. Relaxed: functions, the same for all.
   std::atomic<void (*)()> start_and_wake{nullptr};
   std::atomic<void (*)(bool is_first)> thread_ends{nullptr};
@@ -25,6 +27,7 @@ extern constinit PurgeSignal purge_signal;
 
 // Wakes the purge thread if it sleeps.
 void purge_thread_signal();
+void purge_note_first_change_of_caches();
 
 }  // namespace detail
 
@@ -34,9 +37,14 @@ void purge_thread_signal();
 // if it is there.
 void purge_note_slab_change();
 
-// Threads cache blocks: wakes the purge thread if it is there and sleeps without a limit, so that
-// it looks later on which of them are idle.
-void purge_note_caches_grow();
+// A cache took blocks from below or made room for more, which from then on come and go on fast
+// paths that note nothing: wakes the purge thread if it is there and sleeps without a limit, so
+// that it looks later on which caches are idle.
+inline void purge_note_caches_change() {
+  // Relaxed: what is seen as cleared is set before the next look, after which there is another one.
+  if (detail::purge_signal.caches_are_still.load(std::memory_order_relaxed)) [[unlikely]]
+    detail::purge_note_first_change_of_caches();
+}
 
 // ---- outside malloc and free, after the initialisation ----
 

@@ -3,10 +3,12 @@
 #include <errno.h>
 
 #include <cstring>
+#include <utility>
 
 #include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/fork.h"
+#include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/pages/dirty.h"
@@ -44,14 +46,19 @@ inline HeapShard& lock_shard(Heap& heap) {
 // A shard of a heap, locked.
 class ShardGuard {
  public:
-  explicit ShardGuard(Heap& heap) : shard_(lock_shard(heap)) { shard_.calls += 1; }
-  ~ShardGuard() { shard_.lock.unlock(); }
+  explicit ShardGuard(Heap& heap) : shard_(&lock_shard(heap)) { shard_->calls += 1; }
+  // Of a shard that another one was relieved of.
+  explicit ShardGuard(HeapShard& locked) : shard_(&locked) {}
+  ~ShardGuard() {
+    if (shard_ != nullptr) shard_->lock.unlock();
+  }
   ShardGuard(const ShardGuard&) = delete;
   ShardGuard& operator=(const ShardGuard&) = delete;
-  HeapShard& operator*() { return shard_; }
+  HeapShard& operator*() { return *shard_; }
+  HeapShard& relieve() { return *std::exchange(shard_, nullptr); }
 
  private:
-  HeapShard& shard_;
+  HeapShard* shard_;
 };
 
 // Under the shard's lock.
@@ -112,7 +119,7 @@ bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
 }
 
 // A block of the class for a shard that has none; nullptr when there is none to be had.
-[[gnu::noinline]] void* refill(Heap& heap, HeapShard& shard, unsigned size_class) {
+void* refill(Heap& heap, HeapShard& shard, unsigned size_class) {
   const ClassInfo& info = class_info(size_class);
   Magazine* magazine = open_magazine(shard, size_class);
   std::uint64_t room =
@@ -121,7 +128,6 @@ bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
   if (wanted > room + 1) wanted = static_cast<std::uint32_t>(room) + 1;
   void* blocks[kMagazineSlots];
   std::uint32_t got = heap_slab_take(heap, size_class, blocks, wanted);
-  purge_note_new_pages();
   if (got == 0) return nullptr;
   if (got > 1) {
     // The lowest addresses last: a run of allocations walks upwards through memory.
@@ -133,11 +139,11 @@ bool make_room(Heap& heap, HeapShard& shard, std::uint64_t bytes) {
   return blocks[got - 1];
 }
 
-// A block of the class; nullptr when there is none to be had.
-inline void* take_block(Heap& heap, HeapShard& shard, unsigned size_class) {
+// A block of the class that the shard has; nullptr when it has none.
+inline void* take_block(HeapShard& shard, unsigned size_class) {
   Magazine* magazine = shard.magazines[size_class];
   if (magazine == nullptr || magazine->count == 0) [[unlikely]]
-    return refill(heap, shard, size_class);
+    return nullptr;
   magazine->count -= 1;
   shard.count_held(-std::int64_t{class_info(size_class).block_bytes});
   return magazine->slots[magazine->count];
@@ -165,26 +171,50 @@ void put_into(Magazine& magazine, HeapShard& shard, void* block, const ClassInfo
   return has_freed;
 }
 
-// Puts it into its magazine. Whether spans were freed.
-inline bool put_block(Heap& heap, HeapShard& shard, unsigned size_class, void* block) {
+// What is to be noted of a free, once no lock is held.
+enum class Freed { kOnFastPath, kWithRoom, kSpans };
+
+// Puts it into its magazine.
+inline Freed put_block(Heap& heap, HeapShard& shard, unsigned size_class, void* block) {
   const ClassInfo& info = class_info(size_class);
   Magazine* magazine = shard.magazines[size_class];
   if (magazine == nullptr || magazine->count == info.whole ||
       shard.held() + info.block_bytes > kShardBytes) [[unlikely]]
-    return put_with_room(heap, shard, size_class, block);
+    return put_with_room(heap, shard, size_class, block) ? Freed::kSpans : Freed::kWithRoom;
   put_into(*magazine, shard, block, info);
-  return false;
+  return Freed::kOnFastPath;
+}
+
+// The block is the program's from now on.
+[[gnu::always_inline]] inline void hand_out(const Heap& heap, HeapShard& shard, unsigned size_class,
+                                            void* block) {
+  const ClassInfo& info = class_info(size_class);
+  if (set_live(heap, live_bit_of(block, info)))
+    report_fatal_address("a heap is about to hand out a block that is in use", block);
+  count_live(shard, info.block_bytes, 1);
+}
+
+// A block of the slabs, and others beside it for the next calls. Unlocks the shard.
+[[gnu::noinline]] void* allocate_from_below(Heap& heap, HeapShard& locked, unsigned size_class) {
+  void* block = nullptr;
+  {
+    ShardGuard shard(locked);
+    block = refill(heap, *shard, size_class);
+    if (block != nullptr) hand_out(heap, *shard, size_class, block);
+  }
+  // Either may wake the purge thread, which wants the lock.
+  purge_note_new_pages();
+  purge_note_caches_change();
+  return block;
 }
 
 inline void* allocate_small(Heap& heap, std::uint64_t handle, unsigned size_class) {
   ShardGuard shard(heap);
   if (!heap.is(handle)) return nullptr;
-  void* block = take_block(heap, *shard, size_class);
-  if (block == nullptr) return nullptr;
-  const ClassInfo& info = class_info(size_class);
-  if (set_live(heap, live_bit_of(block, info)))
-    report_fatal_address("a heap is about to hand out a block that is in use", block);
-  count_live(*shard, info.block_bytes, 1);
+  void* block = take_block(*shard, size_class);
+  if (block == nullptr) [[unlikely]]
+    return allocate_from_below(heap, shard.relieve(), size_class);
+  hand_out(heap, *shard, size_class, block);
   return block;
 }
 
@@ -244,7 +274,7 @@ void* refuse(Heap& heap, std::uint64_t handle) {
   report_fatal_address("double free(), or free() of a block of a destroyed heap", block);
 }
 
-inline bool free_small(const HeapBlock& at, void* block) {
+inline Freed free_small(const HeapBlock& at, void* block) {
   Heap& heap = *at.heap;
   unsigned size_class = at.word().size_class;
   ShardGuard shard(heap);
@@ -291,6 +321,13 @@ void heap_note_freed() {
   purge_note_dirty();
 }
 
+// Of a free that went the slow way: the magazine may be new, and the frees that follow note
+// nothing.
+[[gnu::noinline]] static void note_slow_free(Freed freed) {
+  purge_note_caches_change();
+  if (freed == Freed::kSpans) heap_note_freed();
+}
+
 // A small block of the heap, unless that takes more than a look at what it has.
 void* heap_malloc(std::uint64_t handle, std::size_t bytes) {
   fork_check();
@@ -331,8 +368,9 @@ void heap_block_free(void* block) {
   if (at.heap == nullptr) report_double_free(block);
   if (!at.is_start) report_no_block(block);
   if (at.word().kind == SpanKind::kHeapLarge) return free_large(at, block);
-  if (free_small(at, block)) [[unlikely]]
-    heap_note_freed();
+  Freed freed = free_small(at, block);
+  if (freed != Freed::kOnFastPath) [[unlikely]]
+    note_slow_free(freed);
 }
 
 std::size_t heap_block_bytes(const void* block) {

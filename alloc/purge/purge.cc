@@ -295,6 +295,9 @@ bool round_of_work() {
   PressureDemand demand = pressure_demand();
   bool empties_caches = requested || dirty_limits.decay_ms.load() == 0 || demand.keep_bytes == 0;
   if (demand.keep_bytes == 0) take_backs_ask();
+  // seq_cst: before the looks at caches, those of heaps too. What changes later is noted again.
+  if (!detail::purge_signal.caches_are_still.exchange(true, std::memory_order_seq_cst))
+    caches_look_again();
   bool caches_have_more = threads_give_up(requested || demand.keep_bytes == 0);
   bool depot_has_more = depot_age(empties_caches);
   bool heaps_have_more = heaps_age(empties_caches);
@@ -348,6 +351,7 @@ bool has_request() {
 bool is_idle() {
   return dirty_bytes() == 0 && !page_heap_has_rest() && page_heap_retired_slices() == 0 &&
          !events_are_pending() && slab_is_watched() && depot_is_empty() &&
+         detail::purge_signal.caches_are_still.load(std::memory_order_seq_cst) &&
          !purger.everything_requested.load(std::memory_order_seq_cst);
 }
 

@@ -87,7 +87,7 @@ void purge_until_stopped() {
     bool has_more = round_of_work();
     std::uint32_t how = has_more ? kTicking : kIdle;
     // seq_cst, then look once more: pairs with the fence in purge_note_dirty(), the store in
-    // purge_wake(), the end of a pause, and the exchange before purge_note_slab_change(). Either
+    // purge_wake(), the end of a pause, and the exchanges before purge_note_slab_change(). Either
     // the other side sees that we sleep, or we see what it did.
     purge_signal.sleep.store(how, std::memory_order_seq_cst);
     if (thread.stop.load(std::memory_order_seq_cst) || has_request()) continue;
