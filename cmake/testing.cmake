@@ -89,6 +89,23 @@ function(rdmalloc_test_wanted variants default result)
   endif()
 endfunction()
 
+# asan makes the checks of `checked` too. ./test leaves a program that asan has whole, since its sources say
+# nothing of sanitizers, out of `checked`; --full does not.
+option(RDMALLOC_TEST_TWINS "Also what asan tests in the same way, in the build checked" ON)
+function(rdmalloc_test_is_twin variants sources result)
+  set(${result} FALSE PARENT_SCOPE)
+  if(RDMALLOC_TEST_TWINS OR NOT RDMALLOC_VARIANT STREQUAL checked OR (variants AND NOT variants MATCHES "asan|all"))
+    return()
+  endif()
+  foreach(source ${sources})
+    file(READ ${source} text)
+    if(text MATCHES "SANITIZE|sanitizer|fork_testing[.]h|watch_fixture[.]h")
+      return()
+    endif()
+  endforeach()
+  set(${result} TRUE PARENT_SCOPE)
+endfunction()
+
 # When a test begins, by its arguments (arg_*), where no earlier run has told what it takes:
 #
 #   3000  the lab's, which are longest
@@ -139,6 +156,10 @@ function(rdmalloc_test)
   # A target's name as the program means its file, as with add_test().
   list(POP_FRONT arg_COMMAND program)
   if(TARGET ${program})
+    get_target_property(is_left_out ${program} EXCLUDE_FROM_ALL)
+    if(is_left_out)
+      return()
+    endif()
     set(program $<TARGET_FILE:${program}>)
   endif()
   set(name ${RDMALLOC_TEST_PREFIX}${arg_NAME})
@@ -183,6 +204,11 @@ function(rdmalloc_gtest name)
   # The repository's root, so that a test can include "alloc/core/lock.h" and "tests/support/...".
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${name} PRIVATE $<$<BOOL:${RDMALLOC_CHECKED}>:RDMALLOC_CHECKED=1>)
+  rdmalloc_test_is_twin("${arg_VARIANTS}" "${arg_UNPARSED_ARGUMENTS}" is_twin)
+  if(is_twin)
+    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
+    return()
+  endif()
   # The emulator of a target is put before its command: our way to the wrapper, and to env(1), since
   # gtest_discover_tests() would take all but the first of a list of variables for other properties.
   set_target_properties(${name} PROPERTIES CROSSCOMPILING_EMULATOR
