@@ -1,4 +1,5 @@
 // For deep_bind_program.c: frees what libc has allocated, as PHP's extensions do.
+#define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
