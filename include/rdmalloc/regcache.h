@@ -594,7 +594,8 @@ struct rdmalloc_pool_waiter {
 
 /** Gets a buffer, or waits for one in a queue. Returns 0 with *buffer set, and never calls `ready`;
  *  or -EINPROGRESS, and `ready` will be called, perhaps before this returns. The waiters for one
- *  size are served in the order of their calls. Other errors as for get. Any thread. */
+ *  size are served in the order of their calls. -EALREADY, with nothing changed: this waiter waits
+ *  already, in any pool. Other errors as for get. Any thread. */
 RDMALLOC_API int rdmalloc_pool_wait(struct rdmalloc_pool* pool, size_t bytes,
                                     struct rdmalloc_pool_waiter* waiter,
                                     struct rdmalloc_buffer** buffer);
