@@ -401,13 +401,14 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
   Plan wide = plan;
   plan.is_of_one_block = keeps_to_block(domain, request, span);
   plan_pages(domain, request, &plan);
-  if (plan_wide(domain, request, span, &wide)) {
+  if (plan_wide(domain, request, span, &wide) &&
+      !(plan.is_of_one_block && is_held_within(domain, wide.low, wide.high))) {
     int error = kNoRoom;
     drop_outgrown(domain, wide.low, wide.high, wide.block_low, wide.block_high);
     if (may_serve(domain, request, wide)) error = make(domain, request, wide, reg, key);
-    // Try less for three reasons only: a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows
-    // better); a neighbour that is being purged, in the slab or within the registrar's granularity;
-    // or one in the slab that is registered by itself, where none may overlap.
+    // Try less only for a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows better); for a
+    // neighbour in purge, in the slab or within the registrar's granularity; or for one in the slab
+    // that is registered by itself, where none may overlap.
     if (error == -ENOMEM && memlock_room(domain).limit != UINT64_MAX) error = kNoRoom;
     bool is_met = error == -EEXIST && domain.notes_keys() && plan.is_of_one_block;
     if ((error == kNoRoom || is_met) && plan.length() == wide.length()) return error;
