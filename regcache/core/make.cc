@@ -137,9 +137,8 @@ bool plan_wide(const Domain& domain, const Request& request, const rdmalloc_rang
          plan->length() <= domain.max_bytes;
 }
 
-// The allocator purges only pages of a slab that hold no live block, so a plan for the pages of the
-// caller's block does not look at the words. One for several blocks does: between them may lie a
-// free one.
+// Only pages of a slab without a live block are purged, so a plan for those of the caller's block
+// looks at them alone. One for several looks at the words: between them may lie a free one.
 bool keeps_to_block(const Domain& domain, const Request& request, const rdmalloc_range& span) {
   if ((span.flags & RDMALLOC_RANGE_SLAB) == 0 || domain.unit > os::page_bytes()) return false;
   auto base = reinterpret_cast<std::uintptr_t>(span.base);
@@ -360,7 +359,7 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   bool is_counted = all.words.try_begin_registering(slices);
   if (!is_counted) slices = {0, 0};
   Asked asked;
-  error = is_counted || plan.is_of_one_block
+  error = is_counted || (plan.is_of_one_block && !all.part_in_purge.touches(plan.low, plan.high))
               ? ask_twice(domain, made, plan.block_low, plan.block_high, asked)
               : kInPurge;
   if (error == -ENOTRECOVERABLE && keep_half_made(domain, made, asked)) {
