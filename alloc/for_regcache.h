@@ -30,8 +30,8 @@
 #include "alloc/os/at_start.h"
 //   RDMALLOC_AT_START
 #include "alloc/core/helper_threads.h"
-//   HelperStack helper_thread_begins helper_thread_create helper_thread_remedy helper_threads
-//   last_thread_tick_ns loader_may_be_locked notify_first_thread_ends
+//   HelperStack helper_thread_begins helper_thread_create helper_thread_mask helper_thread_remedy
+//   helper_threads last_thread_tick_ns loader_may_be_locked notify_first_thread_ends
 #include "alloc/core/lock.h"
 //   Lock LockGuard assert_no_lock_held thread_id
 #include "alloc/core/quarantine.h"

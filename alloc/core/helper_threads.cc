@@ -54,14 +54,8 @@ int create_on(const HelperStack& stack, void* (*run)(void*), void* arg, pthread_
   // that a fabric may have patched. One of less than PTHREAD_STACK_MIN is refused here already
   // (128 KiB on aarch64).
   int error = pthread_attr_setstack(&attributes, reinterpret_cast<void*>(stack.base), stack.bytes);
-  // The program's signals are not for this thread, but for those that the kernel sends it for what
-  // itself does: blocked, they would end the process, whatever handler there is for a call that a
-  // filter traps (SIGSYS) or for a page that is protected.
-  sigset_t others, before;
-  sigfillset(&others);
-  for (int its_own : {SIGSYS, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP})
-    sigdelset(&others, its_own);
-  pthread_sigmask(SIG_SETMASK, &others, &before);
+  sigset_t before;
+  helper_thread_mask(&before);
   if (error == 0)
     error = os::should_fail(os::Site::kThreadCreate)
                 ? EAGAIN
@@ -84,6 +78,17 @@ int helper_thread_create(HelperStack* stack, std::size_t room_bytes, void* (*run
     // glibc.rtld.optional_static_tls), and does not tell how much.
     if (error != -EINVAL || bytes > kMostStackBytes) return error;
   }
+}
+
+// The program's signals are not for our threads, but for those that the kernel sends one for what
+// itself does: blocked, they would end the process, whatever handler there is for a call that a
+// filter traps (SIGSYS) or for a page that is protected.
+void helper_thread_mask(sigset_t* before) {
+  sigset_t others;
+  sigfillset(&others);
+  for (int its_own : {SIGSYS, SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGTRAP})
+    sigdelset(&others, its_own);
+  pthread_sigmask(SIG_SETMASK, &others, before);
 }
 
 void helper_thread_begins(const char* name) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <pthread.h>
+#include <signal.h>
 
 #include <atomic>
 #include <cstddef>
@@ -62,6 +63,8 @@ struct HelperStack {
 // their relatives.
 int helper_thread_create(HelperStack* stack, std::size_t room_bytes, void* (*run)(void*), void* arg,
                          pthread_t* thread);
+// Sets the signal mask that threads of ours are made with; *before gets the caller's.
+void helper_thread_mask(sigset_t* before);
 // Names the calling thread, and ends real-time scheduling that it has from the one that made it.
 void helper_thread_begins(const char* name);
 // What to look at after such an error of helper_thread_create(): a phrase for a warning.

@@ -43,7 +43,8 @@ struct rdmalloc_domain;
 
 /** What a domain's user hears around a checkpoint (rdmalloc_quiesce), in this order. */
 enum rdmalloc_domain_event {
-  /** A quiesce begins. End transfers and put what is held: the quiesce waits for that. New
+  /** A quiesce begins. End transfers and put what is held: the quiesce waits for that. Gets still
+   *  work, and what they return is to be put too; once each domain has heard this event, new
    *  registrations fail with -EAGAIN. */
   RDMALLOC_DOMAIN_PREPARE = 1,
   /** Nothing is registered any more. Close what a checkpoint can't save: queue pairs and completion
@@ -56,7 +57,9 @@ enum rdmalloc_domain_event {
   /** The domain works, with new keys. Called after PREPARE alone when the quiesce has failed. */
   RDMALLOC_DOMAIN_RESUMED = 4,
   /** Instead of RESUMED: the domain is lost (rdmalloc_domain_lost), since PREPARE, or because it
-   *  could not be opened again. */
+   *  could not be opened again. If its registrar's device is there all the same (it has refused
+   *  something with another error than -ENODEV), later quiesces pass it by and leave it open:
+   *  destroy its heaps and pools and close it before the next checkpoint. */
   RDMALLOC_DOMAIN_LOST = 5,
 };
 
@@ -138,9 +141,9 @@ struct rdmalloc_domain_attr {
                            domains or the registrar's. Uncounted keys may take 3/4 of it. */
   size_t largest;     /**< largest single registration, bytes; default the registrar's */
   /** May be NULL. Called at checkpoints, on the thread that calls rdmalloc_quiesce() or
-   *  rdmalloc_resume(), with no lock of rdmalloc held. May allocate, free and put, and after
-   *  RESUMED get; quiescing and resuming fail there (-EDEADLK), and so do opening and closing of
-   *  domains, heaps and pools (-EAGAIN). Forking: as for the registrar's functions. A negative
+   *  rdmalloc_resume(), with no lock of rdmalloc held. May allocate, free and put, and in PREPARE
+   *  and RESUMED get; quiescing and resuming fail there (-EDEADLK), and so do opening and closing
+   *  of domains, heaps and pools (-EAGAIN). Forking: as for the registrar's functions. A negative
    *  errno from PREPARE or CLOSE makes the quiesce fail with it; from OPEN, the domain is lost. */
   int (*event)(struct rdmalloc_domain* domain, enum rdmalloc_domain_event event, void* arg);
   void* event_arg;
@@ -594,7 +597,8 @@ struct rdmalloc_pool_waiter {
 
 /** Gets a buffer, or waits for one in a queue. Returns 0 with *buffer set, and never calls `ready`;
  *  or -EINPROGRESS, and `ready` will be called, perhaps before this returns. The waiters for one
- *  size are served in the order of their calls. Other errors as for get. Any thread. */
+ *  size are served in the order of their calls. -EALREADY, with nothing changed: this waiter waits
+ *  already, in any pool. Other errors as for get. Any thread. */
 RDMALLOC_API int rdmalloc_pool_wait(struct rdmalloc_pool* pool, size_t bytes,
                                     struct rdmalloc_pool_waiter* waiter,
                                     struct rdmalloc_buffer** buffer);

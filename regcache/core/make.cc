@@ -137,9 +137,8 @@ bool plan_wide(const Domain& domain, const Request& request, const rdmalloc_rang
          plan->length() <= domain.max_bytes;
 }
 
-// The allocator purges only pages of a slab that hold no live block, so a plan for the pages of the
-// caller's block does not look at the words. One for several blocks does: between them may lie a
-// free one.
+// Only pages of a slab without a live block are purged, so a plan for those of the caller's block
+// looks at them alone. One for several looks at the words: between them may lie a free one.
 bool keeps_to_block(const Domain& domain, const Request& request, const rdmalloc_range& span) {
   if ((span.flags & RDMALLOC_RANGE_SLAB) == 0 || domain.unit > os::page_bytes()) return false;
   auto base = reinterpret_cast<std::uintptr_t>(span.base);
@@ -360,7 +359,7 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   bool is_counted = all.words.try_begin_registering(slices);
   if (!is_counted) slices = {0, 0};
   Asked asked;
-  error = is_counted || plan.is_of_one_block
+  error = is_counted || (plan.is_of_one_block && !all.part_in_purge.touches(plan.low, plan.high))
               ? ask_twice(domain, made, plan.block_low, plan.block_high, asked)
               : kInPurge;
   if (error == -ENOTRECOVERABLE && keep_half_made(domain, made, asked)) {
@@ -401,13 +400,14 @@ int make_local(Domain& domain, const Request& request, const rdmalloc_range& spa
   Plan wide = plan;
   plan.is_of_one_block = keeps_to_block(domain, request, span);
   plan_pages(domain, request, &plan);
-  if (plan_wide(domain, request, span, &wide)) {
+  if (plan_wide(domain, request, span, &wide) &&
+      !(plan.is_of_one_block && is_held_within(domain, wide.low, wide.high))) {
     int error = kNoRoom;
     drop_outgrown(domain, wide.low, wide.high, wide.block_low, wide.block_high);
     if (may_serve(domain, request, wide)) error = make(domain, request, wide, reg, key);
-    // Try less for three reasons only: a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows
-    // better); a neighbour that is being purged, in the slab or within the registrar's granularity;
-    // or one in the slab that is registered by itself, where none may overlap.
+    // Try less only for a limit, of ours or RLIMIT_MEMLOCK (which the kernel knows better); for a
+    // neighbour in purge, in the slab or within the registrar's granularity; or for one in the slab
+    // that is registered by itself, where none may overlap.
     if (error == -ENOMEM && memlock_room(domain).limit != UINT64_MAX) error = kNoRoom;
     bool is_met = error == -EEXIST && domain.notes_keys() && plan.is_of_one_block;
     if ((error == kNoRoom || is_met) && plan.length() == wide.length()) return error;

@@ -155,12 +155,14 @@ int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason reason
   bool is_in_use = !rdmalloc_range_is_idle(base, length);
   Range range{low, low + length, is_in_use, is_in_use && reason == RDMALLOC_PURGE_DECAY};
   note(Event::kPurgeAsked, range.low, range.high);
+  if (range.is_in_use) all->part_in_purge.begin(range.low, range.high);
   if (!is_too_fine_for_any(*all, range) && all->words.try_begin_purging(slices)) {
     // What earlier domains dropped before a later one refuses is only a registration to be made
     // again.
     if (clear_all(*all, range)) return 0;
     all->words.end_purging(slices);
   }
+  all->part_in_purge.end();
   note(Event::kPurgeRefused, range.low, range.high);
   return -EBUSY;
 }
@@ -173,6 +175,7 @@ void on_purged(void*, void* base, std::size_t length, int) {
   std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
   all->words.end_purging({(low - arena) >> RDMALLOC_SLICE_SHIFT,
                           ((low + length - 1 - arena) >> RDMALLOC_SLICE_SHIFT) + 1});
+  all->part_in_purge.end();
 }
 
 }  // namespace rdmalloc::regcache

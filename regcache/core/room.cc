@@ -265,6 +265,11 @@ struct InTheWay {
   bool serves = false;           // some of it, newer than the look-up, does for the request
 };
 
+// Of the very same range a registrar without overlaps may take another (DPDK).
+bool is_of_range(const Registration* reg, std::uintptr_t low, std::uintptr_t high) {
+  return reg->base() == low && reg->end() == high;
+}
+
 // Whether the next look-up finds `reg` instead of what `wanted` was to be. Under the lock.
 bool does_for(const Registration* reg, const Registration* wanted) {
   return wanted->rest().kind == Kind::kCached && reg->rest().kind != Kind::kPerUse &&
@@ -273,16 +278,27 @@ bool does_for(const Registration* reg, const Registration* wanted) {
          (wanted->rest().is_watched || !reg->rest().is_watched);
 }
 
-// Under the lock.
+// Under the lock. Where something stays, all does: what is idle would be dropped for nothing, by
+// each get for what the ones before it made.
 InTheWay close_in_the_way(Domain& domain, const Registration* wanted, std::uintptr_t block_low,
                           std::uintptr_t block_high) {
   InTheWay there;
+  auto may_close = [&](const Registration* reg) {
+    const RegistrationRest& rest = reg->rest();
+    return rest.kind == Kind::kCached && reg->is_open() && reg->refs() == 0 &&
+           (!rest.is_sticky || is_outgrown(domain, reg, block_low, block_high));
+  };
+  auto look_what_stays = [&](Registration* reg) {
+    bool is_busy = reg->is_open() || reg->refs() != 0 || reg->rest().is_quarantined;
+    there.stays |= is_busy && !may_close(reg) && !does_for(reg, wanted) &&
+                   !is_of_range(reg, wanted->base(), wanted->end());
+    return !there.stays;
+  };
+  visit_overlapping(domain, wanted->base(), wanted->end(), look_what_stays);
+  if (there.stays) return there;
   auto look = [&](Registration* reg) {
     const RegistrationRest& rest = reg->rest();
-    if (rest.kind == Kind::kCached &&
-        (!rest.is_sticky || is_outgrown(domain, reg, block_low, block_high)) &&
-        close_for_drop(domain, reg, &there.idle))
-      return true;
+    if (may_close(reg) && close_for_drop(domain, reg, &there.idle)) return true;
     bool is_busy = reg->is_open() || reg->refs() != 0 || rest.is_quarantined;
     (does_for(reg, wanted) ? there.serves : is_busy ? there.stays : there.passes) = true;
     return true;
@@ -343,6 +359,15 @@ void drop_outgrown(Domain& domain, std::uintptr_t low, std::uintptr_t high,
     visit_overlapping(domain, low, high, look);
   }
   drop_list(domain, outgrown, Reason::kAsked);
+}
+
+bool is_held_within(Domain& domain, std::uintptr_t low, std::uintptr_t high) {
+  if (!domain.notes_keys()) return false;
+  auto passes = [&](Registration* reg) {
+    return (reg->refs() == 0 && !reg->rest().is_quarantined) || is_of_range(reg, low, high);
+  };
+  RangeGuard guard(domain, low, high);
+  return !visit_overlapping(domain, low, high, passes);
 }
 
 int ask_twice(Domain& domain, Registration* reg, std::uintptr_t block_low,

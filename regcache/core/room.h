@@ -71,6 +71,9 @@ bool is_outgrown(const Domain& domain, const Registration* reg, std::uintptr_t b
 // room for another is asked for, which that may have.
 void drop_outgrown(Domain& domain, std::uintptr_t low, std::uintptr_t high,
                    std::uintptr_t block_low, std::uintptr_t block_high);
+// Where none may overlap: whether something stays that a registration of [low, high) would overlap,
+// held or quarantined. Of the very same range a registrar may take another.
+bool is_held_within(Domain& domain, std::uintptr_t low, std::uintptr_t high);
 // Asks the registrar, and once more after an eviction: of as much as is to be registered, or of
 // what overlaps it. [block_low, block_high): the block that is a span of its own, if it is in one.
 int ask_twice(Domain& domain, Registration* reg, std::uintptr_t block_low,

@@ -23,6 +23,22 @@ struct SliceRange {
   std::size_t end;
 };
 
+// The pages of a slab in use that are being purged: of at most one, since purges come one at a
+// time. A registration of a block beside them need not wait, and one of a block on them must fail:
+// it is free, whatever its caller thinks.
+class PartInPurge {
+ public:
+  // Before the words say so.
+  void begin(std::uintptr_t low, std::uintptr_t high);
+  // After they say so no more.
+  void end();
+  // Whether any of [low, high) is in it. After the words have said that their slices are.
+  bool touches(std::uintptr_t low, std::uintptr_t high) const;
+
+ private:
+  std::atomic<std::uint64_t> word_{0};  // the first page's number and how many; 0: none
+};
+
 class SliceWords {
  public:
   void use(std::atomic<std::uint32_t>* words) { words_ = words; }

@@ -27,6 +27,7 @@ struct State {
   Lock open_lock;  // opening and closing of domains; taken before a domain's lock
   std::atomic<std::uint32_t> preparation;  // Preparation; a futex
   SliceWords words;
+  PartInPurge part_in_purge;
   std::atomic<std::uint64_t> generation;  // of registrations, in all domains: never repeats
   Pool<Registration, RegistrationPlaces> registrations;
   Invalidations invalidations;

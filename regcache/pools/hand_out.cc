@@ -71,9 +71,18 @@ int hand_out(Buffer* buffer, rdmalloc_buffer** out) {
   return 0;
 }
 
+// A queued waiter's `buffer`, by which a second wait tells. Nothing that a waiter's memory has by
+// chance; and of this process, since no waiter waits on in a child.
+rdmalloc_buffer* mark_of_queued(const rdmalloc_pool_waiter* waiter) {
+  constexpr std::uintptr_t kMark = 0x9e3779b97f4a7c15;
+  auto process = static_cast<std::uintptr_t>(os::process_id());
+  return reinterpret_cast<rdmalloc_buffer*>(reinterpret_cast<std::uintptr_t>(waiter) ^
+                                            (kMark + process));
+}
+
 void enqueue(PoolSide& shelf, rdmalloc_pool_waiter* waiter) {
   waiter->next = nullptr;
-  waiter->buffer = nullptr;
+  waiter->buffer = mark_of_queued(waiter);
   (shelf.last_waiter != nullptr ? shelf.last_waiter->next : shelf.first_waiter) = waiter;
   shelf.last_waiter = waiter;
 }
@@ -82,6 +91,7 @@ void enqueue(PoolSide& shelf, rdmalloc_pool_waiter* waiter) {
 void unlink(PoolSide& shelf, rdmalloc_pool_waiter* before, rdmalloc_pool_waiter* waiter) {
   (before != nullptr ? before->next : shelf.first_waiter) = waiter->next;
   if (shelf.last_waiter == waiter) shelf.last_waiter = before;
+  waiter->buffer = nullptr;
 }
 
 // Gives the buffer to the waiter that has waited longest, and returns that; else puts it on the
@@ -262,11 +272,11 @@ extern "C" RDMALLOC_API int rdmalloc_pool_wait(rdmalloc_pool* handle, size_t byt
   // Before the look at the caches: see the head of buffer_pool.h.
   pool->waiting[side].fetch_add(1, std::memory_order_relaxed);
   buffer = take_shared(*pool, side, nullptr);
-  if (buffer != nullptr) {
-    pool->waiting[side].fetch_sub(1, std::memory_order_relaxed);
-    return hand_out(buffer, out);
-  }
+  bool is_queued = waiter->buffer == mark_of_queued(waiter);
+  if (buffer != nullptr || is_queued) pool->waiting[side].fetch_sub(1, std::memory_order_relaxed);
+  if (buffer != nullptr) return hand_out(buffer, out);
   ++shelf.exhausted;
+  if (is_queued) return -EALREADY;
   enqueue(shelf, waiter);
   return -EINPROGRESS;
 }

@@ -247,9 +247,8 @@ unsigned threads_for(const Job& job, unsigned asked) {
 
 // Starts up to `wanted` helpers; how many there are.
 unsigned start_helpers(Job& job, pthread_t* helpers, unsigned wanted) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);  // helpers take none of the program's signals
+  sigset_t before;
+  helper_thread_mask(&before);
   unsigned count = 0;
   while (count < wanted && !os::should_fail(os::Site::kThreadCreate) &&
          pthread_create(&helpers[count], nullptr, help, &job) == 0)

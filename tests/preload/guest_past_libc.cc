@@ -4,12 +4,15 @@
 // clone() makes, whose first thread ends by the system call. Each passes with libc's malloc too.
 //
 //   guest_past_libc CASE
+#include <dlfcn.h>
 #include <linux/seccomp.h>
+#include <rdmalloc/regcache.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <sys/wait.h>
 #include <ucontext.h>
 #include <unistd.h>
@@ -56,8 +59,47 @@ void on_trap(int, siginfo_t*, void* context) {
   if (std::strncmp(name, "rdmalloc-", 9) == 0) trapped++;
 }
 
+std::atomic<int> prefaulted_by_helpers{0};
+pid_t first_thread = 0;
+
+// A registrar whose call is trapped. The first thread waits until a helper has made that call.
+int register_with_a_trapped_call(void*, void*, size_t, uint32_t, rdmalloc_key*) {
+  syscall(SYS_sched_getscheduler, 0);
+  if (gettid() != first_thread) prefaulted_by_helpers++;
+  while (prefaulted_by_helpers == 0) usleep(1000);
+  return 0;
+}
+int deregister(void*, void*, size_t, const rdmalloc_key*) {
+  return 0;
+}
+
+template <class Fn>
+Fn* find(const char* name) {
+  return reinterpret_cast<Fn*>(dlsym(RTLD_DEFAULT, name));
+}
+
+// With libc's malloc there is none.
+void prefault_on_two_threads() {
+  auto* open = find<decltype(rdmalloc_domain_open)>("rdmalloc_domain_open");
+  auto* prefault = find<decltype(rdmalloc_reg_prefault)>("rdmalloc_reg_prefault");
+  if (open == nullptr || prefault == nullptr) return;
+  first_thread = gettid();
+  rdmalloc_registrar_ops ops = {};
+  ops.size = sizeof ops;
+  ops.name = "trapped";
+  ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG;
+  ops.register_ = register_with_a_trapped_call;
+  ops.deregister = deregister;
+  rdmalloc_domain* domain = nullptr;
+  expect(open(&ops, nullptr, nullptr, &domain) == 0, "rdmalloc_domain_open");
+  constexpr size_t kBytes = size_t{4} << 20;
+  iovec blocks[2];
+  for (iovec& block : blocks) block = {std::malloc(kBytes), kBytes};
+  expect(prefault(&domain, 1, blocks, 2, 2, nullptr, nullptr) == 0, "rdmalloc_reg_prefault");
+}
+
 // Sandboxes of browsers trap calls, to answer them in a handler. Seen to fail with SIGSYS blocked
-// in the purge thread: the kernel ends the process then.
+// in the purge thread, or in a prefault's helpers: the kernel ends the process then.
 void trapped_calls() {
   struct sigaction action = {};
   action.sa_sigaction = on_trap;
@@ -70,6 +112,7 @@ void trapped_calls() {
   use_on_two_threads();
   // What its thread does first is one of them. With libc's malloc there is none.
   while (std::getenv("LD_PRELOAD") != nullptr && trapped == 0) usleep(1000);
+  prefault_on_two_threads();
 }
 
 int use_in_clone(void*) {

@@ -197,6 +197,37 @@ TEST_F(Pools, those_who_wait_are_served_in_order_on_the_thread_that_puts) {
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
 }
 
+// Seen to fail without the mark, by -EINPROGRESS: the waiter was linked to itself, and a cancel of
+// another never ended.
+TEST_F(Pools, a_waiter_that_waits_is_refused_a_second_place) {
+  StubDomain domain(fabric);
+  rdmalloc_pool* pools[] = {make(domain, sizes(kPage, 1, 65536, 1)),
+                            make(domain, sizes(kPage, 1, 65536, 1))};
+  rdmalloc_buffer* out[] = {get(pools[0], 1), get(pools[0], 65536), get(pools[1], 1)};
+  Waiter waiter(pools[0]);
+  EXPECT_EQ(waiter.wait(1), -EINPROGRESS);
+  ASSERT_EQ(waiter.wait(1), -EALREADY);
+  ASSERT_EQ(waiter.wait(65536), -EALREADY) << "in the other line";
+  rdmalloc_buffer* none = nullptr;
+  ASSERT_EQ(rdmalloc_pool_wait(pools[1], 1, &waiter.head, &none), -EALREADY) << "in another pool";
+  Waiter other(pools[0]);
+  EXPECT_EQ(rdmalloc_pool_cancel(pools[0], &other.head), -ENOENT);
+  // It has its one place still, and after the end of that another.
+  EXPECT_EQ(rdmalloc_pool_put(pools[0], out[0]), 0);
+  EXPECT_EQ(waiter.calls, 1);
+  EXPECT_EQ(waiter.wait(65536), -EINPROGRESS);
+  EXPECT_EQ(rdmalloc_pool_cancel(pools[0], &waiter.head), 0);
+  EXPECT_EQ(waiter.wait(1), -EINPROGRESS);
+  EXPECT_EQ(rdmalloc_pool_cancel(pools[0], &waiter.head), 0);
+  rdmalloc_pool_counters stats = counters(pools[0]);
+  EXPECT_EQ(stats.small.waiting, 0u);
+  EXPECT_EQ(stats.large.waiting, 0u);
+  EXPECT_EQ(rdmalloc_pool_put(pools[0], waiter.buffer), 0);
+  EXPECT_EQ(rdmalloc_pool_put(pools[0], out[1]), 0);
+  EXPECT_EQ(rdmalloc_pool_put(pools[1], out[2]), 0);
+  for (rdmalloc_pool* pool : pools) EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
 // Fails (by the stack's end) when call_back() calls inside a callback.
 TEST_F(Pools, a_line_of_a_hundred_thousand_takes_no_stack) {
   StubDomain domain(fabric);

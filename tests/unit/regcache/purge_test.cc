@@ -389,6 +389,32 @@ TEST_F(Purge, I3_blocks_around_pages_in_purge_are_not_registered_together) {
   EXPECT_NE(domain.touch(blocks, 3 * kPage), 0u) << domain.last_error;
 }
 
+// A get of what was freed, inside a page event or beside one. Seen to fail, by a registration of
+// the pages that went, when such a get looked at no word and no page.
+TEST_F(Purge, I5_a_free_block_on_pages_in_purge_is_refused) {
+  StubDomain domain(fabric);
+  char* slab = span(10, 1, 1024);
+  char* freed = slab + 17 * 1024;  // on the page that is purged
+  rdmalloc_key key;
+  auto is_refused = [&] {
+    for (std::uint32_t access : {RDMALLOC_ACCESS_LOCAL, RDMALLOC_ACCESS_REMOTE_READ})
+      if (domain.get(freed, 1024, access) != nullptr || domain.last_error != -EAGAIN) return false;
+    return rdmalloc_reg_key(domain.handle, freed, 8, RDMALLOC_ACCESS_LOCAL, &key) == -EAGAIN;
+  };
+  for (auto reason : {RDMALLOC_PURGE_DECAY, RDMALLOC_PURGE_REQUEST}) {
+    ASSERT_EQ(fake::purge_pages_of(slab, 4, 1, reason,
+                                   [&] {
+                                     EXPECT_TRUE(is_refused()) << domain.last_error;
+                                     EXPECT_NE(domain.touch(slab + 12 * 1024, 1024), 0u);
+                                     EXPECT_NE(domain.touch(slab + 20 * 1024, 1024), 0u);
+                                   }),
+              0);
+    EXPECT_EQ(fabric.live(), 2u);
+    EXPECT_NE(domain.touch(freed, 1024), 0u) << "after the purge: " << domain.last_error;
+    EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 1);
+  }
+}
+
 // Fails when is_too_fine_for() does not look at what is in use.
 TEST_F(Purge, a_registrar_too_coarse_for_single_pages_keeps_slabs_pages) {
   fabric.ops.granularity = 2 * kPage;

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <map>
 #include <memory>
 #include <thread>
 #include <utility>
@@ -192,6 +193,24 @@ TEST_F(Quiesce, a_canceled_thread_ends_behind_the_call) {
   EXPECT_EQ(next.open_error, 0);
   EXPECT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(rdmalloc_resume(), 0);
+}
+
+// What ends transfers there may need a registration yet. Seen to fail, by -EAGAIN, when the domains
+// were suspended before the event.
+TEST_F(Quiesce, gets_work_in_PREPARE_and_not_in_CLOSE) {
+  StubDomain domain(fabric, attr);
+  Block block;
+  std::map<int, int> errors;
+  before_event = [&](rdmalloc_domain_event event) {
+    domain.touch(block.bytes, kMiB);
+    errors[event] = domain.last_error;
+  };
+  EXPECT_EQ(rdmalloc_quiesce(-1), 0);
+  EXPECT_EQ(rdmalloc_resume(), 0);
+  EXPECT_EQ(errors, (std::map<int, int>{{RDMALLOC_DOMAIN_PREPARE, 0},
+                                        {RDMALLOC_DOMAIN_CLOSE, -EAGAIN},
+                                        {RDMALLOC_DOMAIN_OPEN, -EAGAIN},
+                                        {RDMALLOC_DOMAIN_RESUMED, 0}}));
 }
 
 // Seen to fail when a domain lost in PREPARE was no part of the way back: it heard nothing.
