@@ -6,8 +6,9 @@
 // registered. So freed blocks of up to 4 MiB stop here, 128 at most. A run becomes the free span
 // that it would have been at once when it is pushed out, when it is as old as the decay time, and
 //
-//   with several shards   before clean pages are taken for a block that fits in it. A heap keeps
-//                         no more than it holds in use and dirty, and 16 MiB
+//   with several shards   before clean pages are taken for a block that fits in it; the oldest few
+//                         for any buffer. A heap keeps no more than it holds in use and dirty, and
+//                         16 MiB
 //   with one shard        before a block of a length that the list has not is looked for: the
 //                         oldest few. What lies free beside them is one with them then, so blocks
 //                         lie where they would without the list; and a malloc has an end
@@ -202,15 +203,6 @@ bool quick_release_for(PageHeap& heap, std::uint32_t slices) {
     release_and_give_back(heap, quick_oldest(heap));
   }
   return true;
-}
-
-bool quick_release_left_alone(PageHeap& heap, std::uint32_t slices) {
-  QuickList& quick = heap.quick;
-  bool is_left_alone = quick.puts == quick.puts_at_new && quick.count == quick.count_at_new;
-  bool is_released = is_left_alone && quick_release_for(heap, slices);
-  quick.puts_at_new = quick.puts;
-  quick.count_at_new = quick.count;
-  return is_released;
 }
 
 bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest) {

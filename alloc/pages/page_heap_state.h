@@ -24,8 +24,6 @@ struct QuickList {
   std::uint32_t buffers;  // of kBufferSlices and more
   std::uint32_t slices;   // of all of them
   std::uint32_t puts;     // wrapping; what it was at a run's is the run's Span::older
-  // The two as a buffer last took new pages (quick_release_left_alone).
-  std::uint32_t puts_at_new, count_at_new;
   // Bit n - 1: there are runs of n slices. Relaxed: without the lock a hint.
   std::atomic<std::uint64_t> lengths;
   // At n - 1, of those the one freed last and the one freed first: the ends of a list by
@@ -270,9 +268,6 @@ SliceIndex quick_oldest(const PageHeap& heap);
 bool quick_release(PageHeap& heap);
 // The same of the oldest: a few of them, and more until they are twice as long as is wanted.
 bool quick_release_for(PageHeap& heap, std::uint32_t slices);
-// The same where no run was put or taken since a buffer last found no place here. Called for one
-// that finds none.
-bool quick_release_left_alone(PageHeap& heap, std::uint32_t slices);
 // The same of the shortest run from `slices` to `longest`.
 bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest);
 // The same of the oldest run of the shortest length in which so many aligned slices fit; the free

@@ -69,7 +69,7 @@ SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, Alignment
 }
 
 SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, Alignment alignment, TakenFor what,
-                           bool* is_zero) {
+                           bool* is_zero, bool has_released = false) {
   // With one shard, whose heap has no segments to ask for, a run that is a little longer is cut,
   // and for another length the oldest are as if they had never been kept: one with what is free
   // beside them.
@@ -89,12 +89,12 @@ SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, Alignment align
   if (found == 0) found = join_retained(heap, slices + alignment.slices - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment);
   if (quick_release_fitting(heap, slices, QuickList::kLongest))
-    return take_for_buffer(heap, slices, alignment, what, is_zero);
+    return take_for_buffer(heap, slices, alignment, what, is_zero, has_released);
   if (SliceIndex run = take_backed(heap, slices, alignment, Latest::kTaken)) return run;
-  // Of several shards, whose runs are taken and put all the time, only once they are left alone:
-  // the program has gone on to longer ones.
-  if (shard_count() != 1 && quick_release_left_alone(heap, slices))
-    return take_for_buffer(heap, slices, alignment, what, is_zero);
+  // Joined with what is free beside them, the oldest runs may do. Once: all of them would be a long
+  // malloc, and the next ones would find none.
+  if (shard_count() != 1 && !has_released && quick_release_for(heap, slices))
+    return take_for_buffer(heap, slices, alignment, what, is_zero, true);
   if (kind_of_place(slices) == SpanKind::kFreeDirty)
     if (SliceIndex taken = take_backed_and_more(heap, slices, alignment)) return taken;
   return take_clean(heap, slices, alignment, what, is_zero);
