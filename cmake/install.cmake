@@ -34,19 +34,20 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/rdmallocConfigVersion.cma
 install(FILES ${PROJECT_BINARY_DIR}/rdmallocConfig.cmake
   ${PROJECT_BINARY_DIR}/rdmallocConfigVersion.cmake DESTINATION ${package_dir})
 
-# One .pc file: NAME, what it is, and its flags to link with.
+# One .pc file: NAME, what it is, its flags to link with, and those for its archive (pkg-config --static).
 file(RELATIVE_PATH PC_PREFIX ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
-function(rdmalloc_pkg_config name description libraries requires)
+function(rdmalloc_pkg_config name description libraries private requires)
   set(PC_NAME ${name})
   set(PC_DESCRIPTION ${description})
   set(PC_LIBRARIES ${libraries})
+  set(PC_PRIVATE ${private})
   set(PC_REQUIRES ${requires})
   configure_file(cmake/rdmalloc.pc.in ${PROJECT_BINARY_DIR}/${name}.pc @ONLY)
   install(FILES ${PROJECT_BINARY_DIR}/${name}.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 endfunction()
-rdmalloc_pkg_config(rdmalloc "${PROJECT_DESCRIPTION}" "-lrdmalloc" "")
+rdmalloc_pkg_config(rdmalloc "${PROJECT_DESCRIPTION}" "-lrdmalloc" "-Wl,-u,malloc -pthread -ldl" "")
 foreach(registrar ${registrars})
-  rdmalloc_pkg_config(${registrar} "Registrar for rdmalloc: ${registrar}" "-l${registrar}" rdmalloc)
+  rdmalloc_pkg_config(${registrar} "Registrar for rdmalloc: ${registrar}" "-l${registrar}" "" rdmalloc)
 endforeach()
 
 file(GLOB man_pages CONFIGURE_DEPENDS docs/man/*.[1-9])

@@ -89,4 +89,6 @@ if(NOT RDMALLOC_SANITIZE)
   set_property(TARGET rdmalloc APPEND PROPERTY LINK_DEPENDS ${versions})
   target_link_libraries(rdmalloc PUBLIC rdmalloc_headers)
   target_link_libraries(rdmalloc_static PUBLIC rdmalloc_headers ${CMAKE_DL_LIBS} pthread)
+  # For a program that calls no function of ours, and malloc from libc's code or after link-time optimisation only.
+  target_link_options(rdmalloc_static INTERFACE LINKER:-u,malloc)
 endif()

@@ -39,7 +39,7 @@ endif()
 if(RDMALLOC_COMPILER_PADS_JUMPS OR RDMALLOC_ASSEMBLER_PADS_JUMPS)
   target_compile_options(rdmalloc_inside_malloc INTERFACE ${pads_jumps})
 endif()
-target_compile_definitions(rdmalloc_inside_malloc INTERFACE
+target_compile_definitions(rdmalloc_inside_malloc INTERFACE RDMALLOC_INSIDE
   $<$<BOOL:${RDMALLOC_CHECKED}>:RDMALLOC_CHECKED=1>)
 target_include_directories(rdmalloc_inside_malloc INTERFACE ${PROJECT_SOURCE_DIR})
 target_link_libraries(rdmalloc_inside_malloc INTERFACE rdmalloc_headers)

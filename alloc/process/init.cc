@@ -19,6 +19,11 @@
 #pragma weak _DYNAMIC
 #pragma weak _r_debug
 
+// What a program takes of librdmalloc.a takes malloc() with it: the linker asks the archive for
+// none where link-time optimisation holds the program's calls for builtins, or where only libc
+// allocates (strdup). The linker leaves the section out ("e").
+asm(".pushsection .rdmalloc.takes,\"e\",@progbits\n.quad rdmalloc_malloc\n.popsection");
+
 namespace rdmalloc::detail {
 
 RDMALLOC_AT_START constinit std::atomic<bool> initialised{false};

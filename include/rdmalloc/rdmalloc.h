@@ -34,6 +34,15 @@ extern "C" {
 #define RDMALLOC_API
 #endif
 
+/* Of a function that looks at the address its Nth parameter holds, not at what lies there: else GCC
+ * warns of fresh memory of malloc that is used before it is filled. (Inside, of definitions of ours
+ * GCC 12 then warns at -O3 that the parameter is uninitialized itself.) */
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ >= 11 && !defined(RDMALLOC_INSIDE)
+#define RDMALLOC_ADDRESS_ONLY(parameter) __attribute__((access(none, parameter)))
+#else
+#define RDMALLOC_ADDRESS_ONLY(parameter)
+#endif
+
 /* ------------------------------------------------------------------ library */
 
 /** The version as text, "0.2.0". Static storage. Any thread. */
@@ -79,13 +88,14 @@ struct rdmalloc_range {
 
 /** Whether `ptr` points into memory that rdmalloc hands out (live, cached or free, whatever its
  *  offset in a block). Wait-free, any thread, also from a signal handler. */
-RDMALLOC_API bool rdmalloc_owns(const void* ptr);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(1) bool rdmalloc_owns(const void* ptr);
 
 /** Fills `*range` for the span in use that holds `ptr` (any byte of it). `range->size` must be set.
  *  Returns 0; -EFAULT when the memory is not ours or its span is free; -EINVAL for a bad size.
  *  Lock-free, any thread. The answer stays true for as long as the caller keeps a block in the
  *  span alive. */
-RDMALLOC_API int rdmalloc_range_of(const void* ptr, struct rdmalloc_range* range);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(1) int rdmalloc_range_of(const void* ptr,
+                                                            struct rdmalloc_range* range);
 
 /** Called for a range; a nonzero return value stops the walk. */
 typedef int (*rdmalloc_range_fn)(const struct rdmalloc_range* range, void* arg);
@@ -100,13 +110,13 @@ RDMALLOC_API int rdmalloc_range_foreach(rdmalloc_range_fn fn, void* arg);
  *  fences likewise between taking the span and returning it: of an observer that unpublishes
  *  something and then asks here, and a thread that allocates there and then looks the thing up, at
  *  least one sees the other. */
-RDMALLOC_API bool rdmalloc_range_is_idle(const void* base, size_t length);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(1) bool rdmalloc_range_is_idle(const void* base, size_t length);
 
 /** Whether no block in use touches [base, base+length): like rdmalloc_range_is_idle(), but true
  *  also for free blocks of slabs in use. A block in a thread's cache counts as in use; see
  *  rdmalloc_caches_flush(). Takes the slab's lock, with the same order towards allocation there.
  *  Any thread. */
-RDMALLOC_API bool rdmalloc_range_is_free(const void* base, size_t length);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(1) bool rdmalloc_range_is_free(const void* base, size_t length);
 
 /** Gives the free blocks in the calling thread's cache, and those on their way between threads,
  *  back to their slabs. Any thread. */

@@ -266,8 +266,10 @@ struct rdmalloc_domain_head {
 };
 
 /** The slow half of rdmalloc_reg_key; call that. */
-RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const void* addr,
-                                       size_t length, uint32_t access, struct rdmalloc_key* key);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(2) int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain,
+                                                                const void* addr, size_t length,
+                                                                uint32_t access,
+                                                                struct rdmalloc_key* key);
 
 /** Gives the key of owned memory [addr, addr+length). The key is uncounted: it stays right until
  *  the block is freed or reallocated (in place too) or the domain is closed. The first call for a
@@ -285,6 +287,7 @@ RDMALLOC_API int rdmalloc_reg_key_slow(struct rdmalloc_domain* domain, const voi
  *  Any thread. A hit takes no lock and is wait-free, but with RDMALLOC_REGISTRAR_NO_OVERLAP. A miss
  *  calls the registrar: do not call inside a callback of its fabric, unless RDMALLOC_NO_REGISTER is
  *  given. */
+RDMALLOC_ADDRESS_ONLY(2)
 static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* addr, size_t length,
                                    uint32_t access, struct rdmalloc_key* key) {
   const struct rdmalloc_domain_head* head = (const struct rdmalloc_domain_head*)domain;
@@ -332,8 +335,10 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
  *    if the registrar's granularity would take in what lies beside it.
  *  Returns 0 and sets *reg, or an errno as reg_key does. Any thread. A miss calls the registrar, as
  *  for reg_key. */
-RDMALLOC_API int rdmalloc_reg_get(struct rdmalloc_domain* domain, const void* addr, size_t length,
-                                  uint32_t access, struct rdmalloc_reg** reg);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(2) int rdmalloc_reg_get(struct rdmalloc_domain* domain,
+                                                           const void* addr, size_t length,
+                                                           uint32_t access,
+                                                           struct rdmalloc_reg** reg);
 /** Ends one get. Ignores NULL. Any thread. Calls the registrar if the put ends a registration: of
  *  foreign memory, with remote access, or one that was invalidated while it was held. A put of any
  *  other local registration of owned memory never calls it. */
@@ -361,8 +366,9 @@ static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rd
  *  what is held there ends with its last put) or -EDEADLK (inside a page event) with nothing done;
  *  or -ENOMEM: invalidated, but `done` will not be called (a thousand completions are outstanding
  *  and the kernel gives no page for more). */
-RDMALLOC_API int64_t rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr,
-                                         size_t length, void (*done)(void* arg), void* arg);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(2) int64_t
+    rdmalloc_invalidate(struct rdmalloc_domain* domain, const void* addr, size_t length,
+                        void (*done)(void* arg), void* arg);
 
 /* ------------------------------------------------------------------ much memory at once */
 
@@ -445,7 +451,7 @@ RDMALLOC_API int rdmalloc_quiesce_stats(struct rdmalloc_quiesce_counters* stats)
  *  -EINVAL (length 0), -EFAULT (touches owned memory), -ENOMEM, or
  *  -EDEADLK inside a page event. A child of fork has adopted nothing. Any thread. May start the
  *  purge thread: do not call inside a fabric's callback. */
-RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(1) int rdmalloc_adopt(const void* addr, size_t length);
 
 /** Ends the adoption of the range, which may be a part of what was adopted, or more. Deregisters
  *  idle registrations before it returns, and held ones at their last put. Returns 0: none is left,
@@ -453,7 +459,7 @@ RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length);
  *  their domain; they are gone when rdmalloc_invalidate() over the range calls `done`. -ENOENT:
  *  nothing of the range was adopted. -ENOMEM, with nothing changed: an adopted range has to be cut
  *  in two, and there is no memory to note that. -EINVAL, -EDEADLK. Calls registrars. */
-RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(1) int rdmalloc_disown(const void* addr, size_t length);
 
 /** Counters of RDMALLOC_FOREIGN=watch. From the opening of the first domain to the closing of the
  *  last, userfaultfd tells the cache when pages of registered foreign memory go, so reg_get with
@@ -517,8 +523,10 @@ RDMALLOC_API int rdmalloc_heap_region(struct rdmalloc_heap* heap, size_t index,
  *  domain of its list. Returns 0, -EFAULT (not inside one region of this heap), -EINVAL (no
  *  registered heap, no such domain, length 0), -ENODEV (that domain is lost), -ECHILD. Any thread;
  *  calls no registrar, takes no lock. */
-RDMALLOC_API int rdmalloc_heap_key(struct rdmalloc_heap* heap, size_t domain_index,
-                                   const void* addr, size_t length, struct rdmalloc_key* key);
+RDMALLOC_API RDMALLOC_ADDRESS_ONLY(3) int rdmalloc_heap_key(struct rdmalloc_heap* heap,
+                                                            size_t domain_index, const void* addr,
+                                                            size_t length,
+                                                            struct rdmalloc_key* key);
 
 /* ------------------------------------------------------------------ pools of registered buffers */
 

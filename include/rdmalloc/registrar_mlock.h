@@ -16,7 +16,7 @@ extern "C" {
  *  of a process together: a page is unlocked when its last registration ends. mlock by others would
  *  unlock pages of theirs.
  *  Keys are 0. Remote rights are refused (-ENOTSUP). Beyond RLIMIT_MEMLOCK registering returns
- *  -ENOMEM, or -EPERM when the limit is 0. `attr` may be NULL. Returns what rdmalloc_domain_open()
+ *  -ENOMEM, also when the limit is 0. `attr` may be NULL. Returns what rdmalloc_domain_open()
  *  returns, or -ENOMEM. */
 RDMALLOC_API int rdmalloc_domain_open_mlock(const struct rdmalloc_domain_attr* attr,
                                             struct rdmalloc_domain** domain);

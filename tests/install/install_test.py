@@ -4,7 +4,8 @@
     install_test.py BUILD SCRATCH
 
 Seen to fail: with install(EXPORT) left out; with -lrdmalloc left out of the .pc file; with the man
-pages' glob misspelt; with all of UCX's libraries linked whole.
+pages' glob misspelt; with all of UCX's libraries linked whole; with malloc.cc left in the archive by a program
+that links with -flto, or that only libc calls malloc for (strdup).
 """
 import glob
 import os
@@ -32,6 +33,37 @@ int main(void) {
   free(block);
   return 0;
 }
+"""
+# No malloc and no free that the linker could look for in the archive.
+BY_LIBC = r"""
+#include <rdmalloc/rdmalloc.h>
+#include <stdio.h>
+#include <string.h>
+int main(int count, char** words) {
+  printf("%d %d\n", count, rdmalloc_owns(strdup(words[0])));
+  return 0;
+}
+"""
+# Nor anything else of ours.
+OF_LIBC_ONLY = r"""
+#include <stdio.h>
+#include <string.h>
+int main(int count, char** words) {
+  printf("%d %s\n", count, strdup(words[0]) != NULL ? "here" : "gone");
+  return 0;
+}
+"""
+STATIC_PROJECT = """
+cmake_minimum_required(VERSION 3.20)
+project(consumer C)
+find_package(rdmalloc 0.2 REQUIRED)
+foreach(name consumer by_libc of_libc_only)
+  foreach(whole OFF ON)
+    add_executable(${name}_${whole} ${name}.c)
+    set_property(TARGET ${name}_${whole} PROPERTY INTERPROCEDURAL_OPTIMIZATION ${whole})
+    target_link_libraries(${name}_${whole} rdmalloc::static)
+  endforeach()
+endforeach()
 """
 PROJECT = """
 cmake_minimum_required(VERSION 3.20)
@@ -99,6 +131,48 @@ class Install(unittest.TestCase):
         self.assertEqual(run(os.path.join(folder, "with_static")), "0.2.0 1 1\n")
         # The prefixed library leaves the program's malloc alone.
         self.assertEqual(run(os.path.join(folder, "with_prefixed")), "0.2.0 0 1\n")
+
+    def test_static_programs_have_our_malloc(self):
+        folder = os.path.join(SCRATCH, "static")
+        os.makedirs(folder)
+        # CONSUMER asks for rdmalloc_malloc, which brings malloc along; this asks for the standard names only.
+        standard = CONSUMER.replace("rdmalloc_malloc", "malloc").replace("rdmalloc_free", "free")
+        for name, text in (("consumer.c", standard), ("by_libc.c", BY_LIBC), ("of_libc_only.c", OF_LIBC_ONLY),
+                           ("CMakeLists.txt", STATIC_PROJECT)):
+            with open(os.path.join(folder, name), "w", encoding="utf-8") as file:
+                file.write(text)
+        build = os.path.join(folder, "build")
+        run("cmake", "-G", "Ninja", "-S", folder, "-B", build, f"-DCMAKE_PREFIX_PATH={PREFIX}",
+            "-DCMAKE_BUILD_TYPE=Release")
+        run("cmake", "--build", build)
+        for whole in ("OFF", "ON"):
+            with self.subTest(interprocedural_optimization=whole):
+                self.assertEqual(run(os.path.join(build, f"consumer_{whole}")), "0.2.0 1 1\n")
+                self.assertEqual(run(os.path.join(build, f"by_libc_{whole}")), "1 1\n")
+                program = os.path.join(build, f"of_libc_only_{whole}")
+                self.assertEqual(run(program), "1 here\n")
+                self.assertRegex(run("nm", program), r" T rdmalloc_malloc\n")
+        # Of the archive alone, without the flags that CMake and pkg-config give.
+        archive = os.path.join(os.path.dirname(self.library), "librdmalloc.a")
+        for source, said in (("consumer.c", "0.2.0 1 1\n"), ("by_libc.c", "1 1\n")):
+            for options in ([], ["-flto"], ["-flto", "-static"]):
+                with self.subTest(source=source, options=options):
+                    program = os.path.join(folder, "alone")
+                    run("cc", "-O2", *options, f"-I{PREFIX}/include", os.path.join(folder, source), archive, "-pthread",
+                        "-ldl", "-o", program)
+                    self.assertEqual(run(program), said)
+
+    def test_pkg_config_static(self):
+        folder = os.path.join(os.path.dirname(self.library), "pkgconfig")
+        flags = run("pkg-config", "--static", "--cflags", "--libs", "rdmalloc",
+                    environment={"PKG_CONFIG_PATH": folder}).split()
+        program = os.path.join(SCRATCH, "static_by_pkg_config")
+        source = os.path.join(SCRATCH, "of_libc_only.c")
+        with open(source, "w", encoding="utf-8") as file:
+            file.write(OF_LIBC_ONLY)
+        run("cc", source, "-static", *flags, "-o", program)
+        self.assertEqual(run(program), "1 here\n")
+        self.assertRegex(run("nm", program), r" T rdmalloc_malloc\n")
 
     def test_pkg_config(self):
         folder = os.path.join(os.path.dirname(self.library), "pkgconfig")

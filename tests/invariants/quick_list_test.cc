@@ -177,8 +177,8 @@ TEST_F(QuickList, kept_neighbours_are_one_before_another_segment_is_taken) {
   });
 }
 
-// Of several shards, beside runs that come and go. Taken whole or not at all, 16 blocks of 256 KiB to
-// 1 MiB of each of four threads held 80 MiB instead of 66.
+// Of several shards, beside runs that come and go. Taken whole or not at all, 16 blocks of 256 KiB
+// to 1 MiB of each of four threads held 80 MiB instead of 66.
 TEST_F(QuickList, runs_are_joined_before_a_longer_block_takes_new_pages) {
   std::vector<char*> others = blocks_of(12, kMiB);  // half of all that it holds is kept
   std::vector<char*> runs = blocks_of(12, 5 * kSlice), longer;
