@@ -164,6 +164,7 @@ int set_decay_ms(std::uint64_t decay_ms) {
   return 0;
 }
 int set_dirty_max_bytes(std::uint64_t bytes) {
+  if (bytes == 0) return -EINVAL;  // as RDMALLOC_DIRTY_MAX
   limits_set_dirty_max_bytes(bytes);
   return 0;
 }

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
+#include <cstring>
 #include <new>
 #include <thread>
 
@@ -28,6 +29,15 @@ struct Malloc {
     block.memory = written(std::malloc(bytes));
   }
   static void end(const Block& block) { std::free(block.memory); }
+};
+
+struct Filled : Malloc {
+  static void replace(Block& block, std::size_t bytes, Random& random) {
+    Malloc::replace(block, bytes, random);
+    std::memset(block.memory, 1, bytes);
+    // Or the compiler leaves the writes out.
+    asm volatile("" : : "r"(block.memory) : "memory");
+  }
 };
 
 struct Calloc : Malloc {
@@ -187,6 +197,7 @@ const std::vector<Pattern>& own_patterns() {
   static const std::vector<Pattern> patterns = {
       {"replace", "free, and malloc of another size", replace<Malloc>},
       {"bursts", "free of up to half of the blocks, and malloc of as many", bursts},
+      {"filled", "free, and malloc of another size, all of it written", replace<Filled>},
       {"calloc", "free, and calloc", replace<Calloc>},
       {"realloc", "realloc to another size", replace<Realloc>},
       {"aligned", "free, and posix_memalign to 64 up to 4,096 bytes", replace<Aligned>},

@@ -215,5 +215,5 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
 }
 
 extern "C" RDMALLOC_API io_uring* rdmalloc_uring_ring(rdmalloc_uring* uring) {
-  return uring->ring;
+  return uring != nullptr ? uring->ring : nullptr;
 }

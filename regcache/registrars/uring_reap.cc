@@ -65,6 +65,7 @@ using rdmalloc::registrars::sleep_a_turn;
 
 extern "C" RDMALLOC_API int rdmalloc_uring_reap(rdmalloc_uring* uring, io_uring_cqe* completions,
                                                 unsigned most, bool wait) {
+  if (uring == nullptr || (completions == nullptr && most != 0)) return -EINVAL;
   for (;;) {
     pthread_mutex_lock(&uring->lock);
     drain(uring);

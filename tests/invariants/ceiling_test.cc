@@ -59,6 +59,12 @@ TEST(Ceiling, goes_with_the_shards_until_it_is_set) {
   EXPECT_EQ(counter("purge.dirty_max_bytes"), 100 * kMiB);
 }
 
+TEST(Ceiling, above_0_as_the_setting_is) {
+  const uint64_t before = counter("purge.dirty_max_bytes"), none = 0;
+  EXPECT_EQ(rdmalloc_ctl("purge.dirty_max_bytes", nullptr, nullptr, &none, sizeof none), -EINVAL);
+  EXPECT_EQ(counter("purge.dirty_max_bytes"), before);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {

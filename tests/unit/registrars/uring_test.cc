@@ -190,6 +190,9 @@ TEST_F(Uring, completions_that_a_removal_comes_across_reach_their_owner) {
     for (int i = 0; i < got; ++i) ASSERT_EQ(done[i].user_data, 1000 + seen++);
   }
   EXPECT_EQ(rdmalloc_uring_reap(uring, done, 100, false), 0);
+  EXPECT_EQ(rdmalloc_uring_reap(uring, nullptr, 1, false), -EINVAL);
+  EXPECT_EQ(rdmalloc_uring_reap(nullptr, done, 1, false), -EINVAL);
+  EXPECT_EQ(rdmalloc_uring_ring(nullptr), nullptr);
 }
 
 // Seen to fail when each number with the upper bits of a tag was taken for one: the table was
