@@ -2,7 +2,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <new>
 #include <thread>
 
@@ -32,11 +31,9 @@ struct Malloc {
 };
 
 struct Filled : Malloc {
-  static void replace(Block& block, std::size_t bytes, Random& random) {
-    Malloc::replace(block, bytes, random);
-    std::memset(block.memory, 1, bytes);
-    // Or the compiler leaves the writes out.
-    asm volatile("" : : "r"(block.memory) : "memory");
+  static void replace(Block& block, std::size_t bytes, Random&) {
+    std::free(block.memory);
+    block.memory = full(bytes);
   }
 };
 

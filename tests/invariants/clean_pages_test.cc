@@ -121,6 +121,14 @@ class Ends : public ::testing::Test {
   static char* taken(size_t slices) {
     return static_cast<char*>(memset(rdmalloc_malloc(slices * kSlice), 1, slices * kSlice));
   }
+  // A block in a clean span that was not written before, and what is left of both at the frontier.
+  void begin_last_clean() {
+    end_within(4, kStep);
+    free_last();
+    purge_all_but_rest();
+    char* block = taken(kStep - 2);
+    ASSERT_EQ(end_of(block, kStep - 2), frontier_ - 2) << "the test wants it in the clean span";
+  }
   static std::string left_after_purge() {
     rdmalloc_purge(0);
     return what_is_unheld();
@@ -159,19 +167,11 @@ TEST_F(Ends, I7_a_block_that_grows_begins_in_the_last_clean_span_too) {
 
 // The last block was not written, so the next one's first touch backs all of the huge page.
 TEST_F(Ends, I7_what_is_clean_before_the_rest_goes_with_it) {
-  end_within(4, kStep);
-  free_last();
-  purge_all_but_rest();
-  char* block = taken(kStep - 2);
-  ASSERT_EQ(end_of(block, kStep - 2), frontier_ - 2) << "the test wants it in the clean span";
+  begin_last_clean();
   EXPECT_EQ(left_after_purge(), "");
 }
 TEST_F(Ends, I7_what_is_clean_before_a_passed_rest_goes_with_it) {
-  end_within(4, kStep);
-  free_last();
-  purge_all_but_rest();
-  char* block = taken(kStep - 2);
-  ASSERT_EQ(end_of(block, kStep - 2), frontier_ - 2) << "the test wants it in the clean span";
+  begin_last_clean();
   rdmalloc_aligned_alloc(2 * kMiB, 40 * kSlice);
   EXPECT_EQ(left_after_purge(), "");
 }
