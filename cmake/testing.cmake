@@ -12,7 +12,8 @@
 # `full` only in `./test --full` (hours); with neither it runs in `./test`. `lab`: boots the lab.
 # PRELOAD runs the command, not the wrapper, with LD_PRELOAD=librdmalloc.so.
 # VARIANTS are the builds the test is part of (see below): a program under test that needs
-# librdmalloc.so is for `release` (the default) and perhaps `checked`; unit tests are for all.
+# librdmalloc.so is for `release` (the default) and perhaps `checked`; unit tests are for all. A long one is for
+# `checked_full`: for `checked` in `./test --full` alone.
 # SERIAL: nothing else runs meanwhile (needed by whatever compares times). LOCK: not together with
 # other tests that take the same lock. COST: what costs more begins earlier (rdmalloc_cost() has the numbers).
 
@@ -77,33 +78,21 @@ set(RDMALLOC_SANITIZER_ENVIRONMENT
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
   "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan_suppressions.txt")
 
+# asan makes the checks of `checked` too, but has no librdmalloc.so. So ./test has in `checked` only what runs on
+# that: neither GoogleTest programs over the prefixed library nor what is for `checked_full`. --full has all.
+option(RDMALLOC_TEST_TWINS "Also what asan tests in the same way, and what takes long, in the build checked" ON)
+
 # Sets `result` to whether a test of these VARIANTS belongs to this build.
 function(rdmalloc_test_wanted variants default result)
   if(NOT variants)
     set(variants ${default})
   endif()
-  if("${RDMALLOC_VARIANT}" IN_LIST variants OR "all" IN_LIST variants)
+  if("${RDMALLOC_VARIANT}" IN_LIST variants OR "all" IN_LIST variants OR
+     (RDMALLOC_TEST_TWINS AND "${RDMALLOC_VARIANT}_full" IN_LIST variants))
     set(${result} TRUE PARENT_SCOPE)
   else()
     set(${result} FALSE PARENT_SCOPE)
   endif()
-endfunction()
-
-# asan makes the checks of `checked` too. ./test leaves a program that asan has whole, since its sources say
-# nothing of sanitizers, out of `checked`; --full does not.
-option(RDMALLOC_TEST_TWINS "Also what asan tests in the same way, in the build checked" ON)
-function(rdmalloc_test_is_twin variants sources result)
-  set(${result} FALSE PARENT_SCOPE)
-  if(RDMALLOC_TEST_TWINS OR NOT RDMALLOC_VARIANT STREQUAL checked OR (variants AND NOT variants MATCHES "asan|all"))
-    return()
-  endif()
-  foreach(source ${sources})
-    file(READ ${source} text)
-    if(text MATCHES "SANITIZE|sanitizer|fork_testing[.]h|watch_fixture[.]h")
-      return()
-    endif()
-  endforeach()
-  set(${result} TRUE PARENT_SCOPE)
 endfunction()
 
 # When a test begins, by its arguments (arg_*), where no earlier run has told what it takes:
@@ -204,8 +193,7 @@ function(rdmalloc_gtest name)
   # The repository's root, so that a test can include "alloc/core/lock.h" and "tests/support/...".
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${name} PRIVATE $<$<BOOL:${RDMALLOC_CHECKED}>:RDMALLOC_CHECKED=1>)
-  rdmalloc_test_is_twin("${arg_VARIANTS}" "${arg_UNPARSED_ARGUMENTS}" is_twin)
-  if(is_twin)
+  if(RDMALLOC_VARIANT STREQUAL checked AND NOT RDMALLOC_TEST_TWINS)
     set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
     return()
   endif()

@@ -28,8 +28,8 @@
 
 namespace {
 
+using rdmalloc_test::fork_count;
 using rdmalloc_test::in_child;
-using rdmalloc_test::kForks;
 using rdmalloc_test::kMiB;
 using rdmalloc_test::kThreadsInChild;
 using rdmalloc_test::operate;
@@ -80,7 +80,7 @@ class Storm {
 
 TEST(Fork, I11_children_of_a_storm_allocate_free_and_start_threads) {
   Storm storm(4);
-  for (int i = 0; i < kForks; i++) {
+  for (int i = 0; i < fork_count(); i++) {
     storm.go_on();
     ASSERT_EQ(in_child([i] { return operate_with_threads(static_cast<uint64_t>(i)); },
                        [&storm] { storm.rest(); }),
@@ -91,7 +91,7 @@ TEST(Fork, I11_children_of_a_storm_allocate_free_and_start_threads) {
 
 TEST(Fork, I11_children_of_children_do_so_too) {
   Storm storm(3);
-  for (int i = 0; i < kForks / 20; i++) {
+  for (int i = 0; i < fork_count() / 20; i++) {
     ASSERT_EQ(in_child([] {
                 if (!operate(1, 300)) return false;
                 // The child of this thread, and one of a child with threads of its own.
@@ -157,7 +157,7 @@ TEST(Fork, I11_fork_beside_purges) {
       purge_all();
     }
   });
-  for (int i = 0; i < kForks / 4; i++) {
+  for (int i = 0; i < fork_count() / 4; i++) {
     EXPECT_EQ(in_child([i] {
                 if (purge_all() < 0) return false;
                 bool good = operate_with_threads(static_cast<uint64_t>(i));
@@ -216,7 +216,7 @@ TEST(Fork, I11_a_child_of_a_storm_may_begin_with_anything) {
 TEST(Fork, I11_programs_are_started_from_a_storm) {
   Storm storm(4);
   const char* argv[] = {"/bin/true", nullptr};
-  for (int i = 0; i < kForks / 5; i++) {
+  for (int i = 0; i < fork_count() / 5; i++) {
     pid_t pid = 0;
     int status = -1;
     ASSERT_EQ(posix_spawn(&pid, argv[0], nullptr, nullptr, const_cast<char**>(argv), environ), 0);
@@ -309,8 +309,9 @@ TEST(Fork, I11_handlers_of_fork_may_allocate) {
   };
   ASSERT_EQ(pthread_atfork(handler, handler, handler), 0);
   Storm storm(3);
-  for (int i = 0; i < kForks / 10; i++) ASSERT_EQ(in_child([] { return operate(8, 300); }), 0);
-  EXPECT_GE(calls.load(), kForks / 10 * 2);
+  for (int i = 0; i < fork_count() / 10; i++)
+    ASSERT_EQ(in_child([] { return operate(8, 300); }), 0);
+  EXPECT_GE(calls.load(), fork_count() / 10 * 2);
 }
 
 #if RDMALLOC_TEST_PREFIXED

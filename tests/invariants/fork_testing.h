@@ -4,6 +4,7 @@
 #pragma once
 #include <errno.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,11 +20,11 @@ namespace rdmalloc_test {
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int kForks = 50;
-#else
-constexpr int kForks = 1000;
-#endif
+// Of a storm; `./test --full` asks for 1000.
+inline int fork_count() {
+  const char* told = getenv("TEST_FORKS");
+  return told != nullptr ? atoi(told) : 200;
+}
 // ThreadSanitizer cannot start threads in a child of a process with threads.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kThreadsInChild = false;

@@ -64,7 +64,7 @@ def look(together, *broken):
         defines = [f"-D{name}" for name in TOGETHER[together] + list(broken)]
         subprocess.run(["spin", "-a", *defines, os.path.join(HERE, MODEL_OF.get(together, "protocol.pml"))], cwd=folder, check=True, stdout=subprocess.PIPE,
                        stderr=subprocess.STDOUT)
-        subprocess.run(["cc", "-O1", "-w", "-DSAFETY", "-DCOLLAPSE", "-DVECTORSZ=2048", "-DMEMLIM=8192",
+        subprocess.run(["cc", "-O0", "-w", "-DSAFETY", "-DCOLLAPSE", "-DVECTORSZ=2048", "-DMEMLIM=8192",
                         "-o", "pan", "pan.c"],
                        cwd=folder, check=True)
         pan = subprocess.run(["./pan", "-m1000000"], cwd=folder, check=False, stdout=subprocess.PIPE,
