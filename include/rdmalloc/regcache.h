@@ -333,8 +333,8 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
  *  - Foreign memory: the cache registers the pages asked and deregisters them at the put (I6),
  *    unless the memory is adopted (rdmalloc_adopt()) or refused (-EPERM, RDMALLOC_FOREIGN). -EINVAL
  *    if the registrar's granularity would take in what lies beside it.
- *  Returns 0 and sets *reg, or an errno as reg_key does. Any thread. A miss calls the registrar, as
- *  for reg_key. */
+ *  Returns 0 and sets *reg, or an errno as reg_key does, -EINVAL for NULL as well. Any thread. A
+ *  miss calls the registrar, as for reg_key. */
 RDMALLOC_API RDMALLOC_ADDRESS_ONLY(2) int rdmalloc_reg_get(struct rdmalloc_domain* domain,
                                                            const void* addr, size_t length,
                                                            uint32_t access,
