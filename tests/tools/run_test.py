@@ -323,8 +323,18 @@ class Without(Case):
 
     def test_programs_that_were_linked_with_us(self):
         archive = os.path.join(os.path.dirname(LIBRARY), "librdmalloc.a")
-        if not os.path.exists(archive):
-            self.skipTest("no librdmalloc.a beside the library")
+        prefixed = archive.replace("librdmalloc.a", "librdmalloc_prefixed.a")
+        if not os.path.exists(archive) or not os.path.exists(prefixed):
+            self.skipTest("no librdmalloc.a and librdmalloc_prefixed.a beside the library")
+        # Seen to fail: with the prefixed library the program has our statistics, and libc's malloc.
+        source = "int rdmalloc_stats_print(int, unsigned);\nint main(void) { rdmalloc_stats_print(2, 0); return 6; }"
+        for options in (["-static"], ["-static", "-s"], ["-static-pie"]):
+            program = self.compiled("half", *options, "-Wl,-u,rdmalloc_stats_print", "-x", "none", prefixed, "-x", "c",
+                                    source=source)
+            self.said(["librdmalloc_prefixed.a", "link it with this librdmalloc.a"], program)
+        # A word of ours in a program without anything else of ours.
+        self.said(["linked statically"], self.compiled(
+            "word", "-static", source='#include <stdio.h>\nint main(void) { puts("\\"rdmalloc-stats-1\\""); }'))
         source = "#include <stdlib.h>\nint main(void) { return malloc(7) == 0; }"
         for options in (["-static"], ["-static", "-s"], ["-static-pie"], ["-rdynamic"]):
             program = self.compiled("linked", *options, "-Wl,--whole-archive", "-x", "none", archive, "-x", "c",
