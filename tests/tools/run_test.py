@@ -201,6 +201,10 @@ class Refuses(Case):
         self.refused(["no command"], "--")
         self.refused(["--nonsense"], "--nonsense", "--", "echo")
         self.refused(["has no '='", "NAME=VALUE"], "--set", "DECAY_MS", "--", "echo")
+        # Seen to fail: as --stats, as this installation's library, and as --set.
+        for option in ("--stats", "--library", "--set", "--purge"):
+            self.refused([f"{option}=: has nothing behind its '='"], f"{option}=", "--", "echo")
+        self.assertEqual(run("--", "echo", "--stats=").stdout, "--stats=\n")
         self.refused(["RDMALLOC_DEKAY", "DECAY_MS"], "--set", "DEKAY=1", "--", "echo")
 
     def test_values_that_are_not_understood(self):
@@ -209,6 +213,9 @@ class Refuses(Case):
                              ("NOTIFY=", ["explicit"])):
             self.refused([f"--set {value}: RDMALLOC_", "is not understood", *words], "--set", value, "--", "echo")
         self.refused(["RDMALLOC_PURGE=never is not understood"], "--purge", "never", "--", "echo")
+        # Seen to fail: sent to the terminal as they are.
+        self.refused(["--set PURGE=\\x1b[2J\\x9b: RDMALLOC_PURGE=\\x1b[2J\\x9b is not understood", "manual"],
+                     "--set", b"PURGE=\x1b[2J\x9b", "--", "echo")
         for fault in ("xx:1", "commit", "commit:0", "commit:1,xx:2", "commit:1x", "commit: 1", "commit:+1", "commit:-1",
                       "commit:", "commit:1:2", "commit:1,,commit:2", ",commit:1"):
             self.refused(["is no site", "--fault-sites"], "--set", "FAULT=" + fault, "--", "echo")

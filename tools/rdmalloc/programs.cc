@@ -276,6 +276,18 @@ Said ask(const std::vector<std::string>& command, const Changes& more,
   return said;
 }
 
+std::string visible(const std::string& text) {
+  std::string shown;
+  for (const char letter : text) {
+    const auto c = static_cast<unsigned char>(letter);
+    const auto before = static_cast<unsigned char>(shown.empty() ? 0 : shown.back());
+    const bool is_control =
+        c < 0x80 ? c < 0x20 || c == 0x7f : c < 0xa0 && (before < 0x80 || before == 0xc2);
+    shown += is_control ? fmt::format("\\x{:02x}", c) : std::string(1, letter);
+  }
+  return shown;
+}
+
 std::string quoted(const std::string& word) {
   constexpr const char* kPlain =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_@%+=:,./-";
