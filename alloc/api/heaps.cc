@@ -53,24 +53,40 @@ bool page_kind_of(std::uint32_t page_size, PageKind* kind) {
   }
 }
 
+int refuse_heap(int error, const char* name, std::uint64_t value, const char* allowed) {
+  if (!options().quiet)
+    Message()
+        .text("warning: rdmalloc_heap_create: ")
+        .text(name)
+        .text(" is ")
+        .number(value)
+        .text("; allowed: ")
+        .text(allowed)
+        .print();
+  return error;
+}
+
 // What the attributes ask for.
 int plan_heap(const rdmalloc_heap_attr* given, HeapPlan* plan) {
   rdmalloc_heap_attr attr = {};
-  if (int error = given != nullptr ? read_struct(given, &attr) : 0) return error;
+  if (int error = given != nullptr ? read_struct(given, &attr) : 0)
+    return refuse_heap(error, "`size`", given->size,
+                       "sizeof(struct rdmalloc_heap_attr), and what this library does not know of "
+                       "it must be 0");
   plan->budget_bytes = attr.budget_bytes != 0 ? attr.budget_bytes : UINT64_MAX;
-  if (plan->budget_bytes < kSliceBytes || attr.flags != 0) return -EINVAL;
-  if (!page_kind_of(attr.page_size, &plan->pages)) {
-    if (!options().quiet)
-      Message()
-          .text("warning: rdmalloc_heap_create: a page_size of ")
-          .number(attr.page_size)
-          .text(
-              " is not known; allowed: 0, RDMALLOC_PAGE_4K (4096), RDMALLOC_PAGE_THP (1), "
-              "RDMALLOC_PAGE_2M (2097152), RDMALLOC_PAGE_1G (1073741824)")
-          .print();
-    return -EINVAL;
-  }
-  if (attr.domain_count == 0 ? attr.access != 0 : attr.domains == nullptr) return -EINVAL;
+  if (plan->budget_bytes < kSliceBytes)
+    return refuse_heap(-EINVAL, "budget_bytes", attr.budget_bytes, "65536 or more; 0: no limit");
+  if (attr.flags != 0) return refuse_heap(-EINVAL, "`flags`", attr.flags, "0, there are none yet");
+  if (!page_kind_of(attr.page_size, &plan->pages))
+    return refuse_heap(-EINVAL, "page_size", attr.page_size,
+                       "0, RDMALLOC_PAGE_4K (4096), RDMALLOC_PAGE_THP (1), RDMALLOC_PAGE_2M "
+                       "(2097152), RDMALLOC_PAGE_1G (1073741824)");
+  if (attr.domain_count == 0 && attr.access != 0)
+    return refuse_heap(-EINVAL, "`access`", attr.access,
+                       "0 without domains; name those that its rights are for");
+  if (attr.domain_count != 0 && attr.domains == nullptr)
+    return refuse_heap(-EINVAL, "`domains` is NULL, and domain_count", attr.domain_count,
+                       "as many domains as it says, or 0");
   if (attr.domain_count == 0 && attr.numa_node == 0 && plan->pages == PageKind::kAny) return 0;
   if (attr.budget_bytes == 0) {
     report_warning("rdmalloc_heap_create",
@@ -91,7 +107,10 @@ int plan_heap(const rdmalloc_heap_attr* given, HeapPlan* plan) {
 extern "C" {
 
 int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr, struct rdmalloc_heap** heap) {
-  if (heap == nullptr) return -EINVAL;
+  if (heap == nullptr) {
+    report_warning("rdmalloc_heap_create", "`heap` is NULL: there is no place for the heap's name");
+    return -EINVAL;
+  }
   HeapPlan plan = {};
   if (int error = plan_heap(attr, &plan)) return error;
   std::uint64_t handle = 0;

@@ -7,6 +7,8 @@
 #include <rdmalloc/rdmalloc.h>
 #include <stdlib.h>
 
+#include <cstdint>
+
 #include "alloc/api/allocate.h"
 #include "alloc/core/options.h"
 #include "alloc/core/report.h"
@@ -151,4 +153,16 @@ void* __libc_pvalloc(size_t) noexcept RDMALLOC_ALIAS(rdmalloc_pvalloc);
 int __posix_memalign(void**, size_t, size_t) noexcept RDMALLOC_ALIAS(rdmalloc_posix_memalign);
 #pragma GCC diagnostic pop
 }
+
+// A note beside them, by which `rdmalloc run` knows a program whose malloc is ours
+// (tools/rdmalloc/elf_file.h): strip leaves it, and librdmalloc_prefixed.a has none.
+namespace {
+constexpr std::uint32_t kNoteType = 1;
+struct Note {
+  std::uint32_t name_bytes, description_bytes, type;
+  char name[12];
+};
+[[gnu::section(".note.rdmalloc"), gnu::used]] alignas(4) constexpr Note kMallocIsOurs = {
+    sizeof "rdmalloc", 0, kNoteType, "rdmalloc"};
+}  // namespace
 #endif

@@ -9,6 +9,7 @@ namespace rdmalloc {
 // Text built in a fixed buffer; what does not fit is cut.
 class Message {
  public:
+  // Control characters as \x1b: they may come from the environment, and go to a terminal.
   Message& text(const char* words);
   Message& number(std::uint64_t value);
   Message& signed_number(std::int64_t value);
@@ -22,6 +23,7 @@ class Message {
 
  private:
   void put(char c);
+  bool is_control(unsigned char c) const;
   char buffer_[512] = {0};
   std::size_t length_ = 0;
 };

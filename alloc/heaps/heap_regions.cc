@@ -150,6 +150,23 @@ int back_region(const RegionLimits& limits, PageKind pages, HeapRegion* region, 
   return error == -EFAULT ? -ENOMEM : error;
 }
 
+// Why the heap's registrar did not register a region.
+void explain_refusal(int error, Message* why) {
+  if (error == -ECHILD)
+    why->text(
+           "the heap is of the process that this one was forked from, and registered only there; ")
+        .text("make another one here");
+  else if (error == -EDEADLK)
+    why->text("this is inside a page event, where nothing can be registered; ")
+        .text("call again when that has returned");
+  else if (error == -ENODEV)
+    why->text("a domain is lost, its device is gone; make another heap with domains that are open");
+  else if (error != 0)
+    why->text("a domain refused to register it (error ")
+        .signed_number(error)
+        .text("); ask for less, or raise the limit that it names");
+}
+
 // The heap's next region, not yet in its lists. After an error it is there if `*is_held`.
 int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_t bytes,
                const Taking& taking, bool* is_held, Message* why) {
@@ -174,8 +191,7 @@ int add_region(Heap& heap, std::uint64_t handle, std::uint32_t index, std::size_
     // Acquire: pairs with the release of the registration cache.
     error = heap_registrar.load(std::memory_order_acquire)
                 ->add(place, handle, arena.address_of(slice), bytes, &region.is_kept, is_held);
-    if (error != 0)
-      why->text("a domain refused to register it; ask for less, or raise the limit that it names");
+    explain_refusal(error, why);
   }
   if (error != 0 && !*is_held) end_region(heap, index, false);
   return error;
@@ -299,7 +315,9 @@ int regions_add(Heap& heap, std::uint64_t handle, std::uint64_t bytes) {
   Message why, why_ordinary;
   if (bytes > arena.extent())
     return refuse(-ENOMEM, 0, bytes,
-                  why.text("there are fewer addresses; ask for less, or raise RDMALLOC_ARENA"));
+                  why.text("the arena has ")
+                      .number(arena.extent())
+                      .text(" bytes; ask for less, or raise RDMALLOC_ARENA"));
   std::uint32_t end = 0;
   std::uint64_t done = 0;
   int error = 0;

@@ -7,6 +7,8 @@
 #include "alloc/cache/take_back.h"
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
+#include "alloc/core/options.h"
+#include "alloc/core/report.h"
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/heaps/heap_regions.h"
 #include "alloc/heaps/heap_spans.h"
@@ -201,8 +203,11 @@ int fill_regions(Heap& heap, std::uint64_t handle, const HeapPlan& plan) {
   // Acquire: pairs with the release of the registration cache.
   const HeapRegistrar* registrar = heap_registrar.load(std::memory_order_acquire);
   std::uint32_t place = 0;
-  // No domain was opened.
-  if (plan.domain_count != 0 && registrar == nullptr) return -EINVAL;
+  if (plan.domain_count != 0 && registrar == nullptr) {
+    report_warning("rdmalloc_heap_create",
+                   "`domains` are named, and none was opened yet; open them first");
+    return -EINVAL;
+  }
   RegistrarScope scope(plan.domain_count != 0 ? registrar : nullptr, false);
   if (int error = scope.error()) return error;
   if (plan.domain_count != 0) {
@@ -235,10 +240,15 @@ int heap_create(const HeapPlan& plan, std::uint64_t* handle) {
   fork_check();
   if (int error = reserve_heaps()) return error;
   Heap* heap = heaps.allocate();
-  if (heap == nullptr) return -ENOSPC;
-  std::uint32_t slot = slot_of(*heap);
+  std::uint32_t slot = heap != nullptr ? slot_of(*heap) : kMostHeaps + 1;
   if (slot > kMostHeaps) {
-    heaps.free(heap);
+    if (heap != nullptr) heaps.free(heap);
+    if (!options().quiet)
+      Message()
+          .text("warning: rdmalloc_heap_create: there are as many heaps as can be: ")
+          .number(kMostHeaps)
+          .text(", fewer where address space is short (RLIMIT_AS); destroy one")
+          .print();
     return -ENOSPC;
   }
   heap->budget_slices.store(plan.budget_bytes >> kSliceShift, std::memory_order_relaxed);

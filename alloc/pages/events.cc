@@ -82,7 +82,7 @@ std::size_t bytes_of(std::uint32_t slices) {
 }
 
 void notify_reserved() {
-  SliceIndex reserved = arena.reserved;
+  SliceIndex reserved = page_heap_reserved();
   for_each_listener([&](PageListener& observer) {
     if (observer.reserved_notified >= reserved) return;
     SliceIndex from = observer.reserved_notified;

@@ -216,6 +216,9 @@ void page_heap_set_limit(std::uint64_t bytes);
 void page_heap_set_retain_ms(std::uint64_t retain_ms);
 // End of the slices that were ever part of a span. Acquire: the words below it are there.
 SliceIndex page_heap_frontier();
+// End of the slices that are reserved. Takes the lock: what page_heap_reaches() asks the kernel for
+// and gives up again is no one's.
+SliceIndex page_heap_reserved();
 // Whether `slices` fit below the frontier, if all there were free, or would with what is missing
 // behind it: what the kernel refused may have been more than that. The frontier stays, for what is
 // passed over has no huge pages later on, and a rest that lies there is counted nowhere.

@@ -371,6 +371,11 @@ void page_heap_fit_limit() {
   arena_give_up_rest();
 }
 
+SliceIndex page_heap_reserved() {
+  LockGuard guard(central.lock);
+  return arena.reserved;
+}
+
 bool page_heap_reaches(std::uint32_t slices) {
   if (slices < page_heap_frontier()) return true;
   LockGuard guard(central.lock);

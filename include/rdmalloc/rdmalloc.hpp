@@ -25,6 +25,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
+#include <cstring>
 #include <functional>
 #include <memory>
 #include <memory_resource>
@@ -221,7 +222,7 @@ inline void* allocate_or_throw(rdmalloc_heap* heap, std::size_t bytes, std::size
 }  // namespace detail
 
 // A heap for the containers of std::pmr. Does not own it: the heap must outlive the containers.
-// Two resources of one heap are equal.
+// Two resources of one heap are equal; with -fno-rtti, two of the same class.
 class heap_resource : public std::pmr::memory_resource {
  public:
   explicit heap_resource(const heap& of) : heap_(of.get()) {}
@@ -236,7 +237,11 @@ class heap_resource : public std::pmr::memory_resource {
     const auto* same = dynamic_cast<const heap_resource*>(&other);
     return same != nullptr && same->heap_ == heap_;
 #else
-    return this == &other;
+    // Both begin with the pointer to their class's table of virtual functions (Itanium C++ ABI).
+    const void *mine = nullptr, *others = nullptr;
+    std::memcpy(&mine, static_cast<const void*>(this), sizeof mine);
+    std::memcpy(&others, static_cast<const void*>(&other), sizeof others);
+    return mine == others && static_cast<const heap_resource&>(other).heap_ == heap_;
 #endif
   }
   rdmalloc_heap* heap_;

@@ -333,8 +333,8 @@ static inline int rdmalloc_reg_key(struct rdmalloc_domain* domain, const void* a
  *  - Foreign memory: the cache registers the pages asked and deregisters them at the put (I6),
  *    unless the memory is adopted (rdmalloc_adopt()) or refused (-EPERM, RDMALLOC_FOREIGN). -EINVAL
  *    if the registrar's granularity would take in what lies beside it.
- *  Returns 0 and sets *reg, or an errno as reg_key does. Any thread. A miss calls the registrar, as
- *  for reg_key. */
+ *  Returns 0 and sets *reg, or an errno as reg_key does, -EINVAL for NULL as well. Any thread. A
+ *  miss calls the registrar, as for reg_key. */
 RDMALLOC_API RDMALLOC_ADDRESS_ONLY(2) int rdmalloc_reg_get(struct rdmalloc_domain* domain,
                                                            const void* addr, size_t length,
                                                            uint32_t access,
@@ -557,20 +557,21 @@ struct rdmalloc_pool_attr {
 };
 
 /** How many buffers of `attr`'s sizes would fit now, in the proportion it asks for: within its
- *  budget, RDMALLOC_LIMIT, and what the limits of every domain leave. Fills *small_count and
- *  *large_count; both are what was asked for when all fit. 0, or an error that fewer buffers would
- *  not cure: -EINVAL, -ECHILD, -EMSGSIZE (a buffer is longer than one registration may be), -EACCES
- *  (remote rights, and a registrar that can't be exact for a buffer). Any thread. */
+ *  budget, RDMALLOC_LIMIT, RDMALLOC_ARENA, and what the limits of every domain leave. Fills
+ *  *small_count and *large_count; both are what was asked for when all fit. 0, or an error that
+ *  fewer buffers would not cure: -EINVAL (a domain named twice, too), -ECHILD, -EMSGSIZE (a buffer
+ *  is longer than one registration may be), -EACCES (remote rights, and a registrar that can't be
+ *  exact for a buffer). Any thread. */
 RDMALLOC_API int rdmalloc_pool_fit(struct rdmalloc_domain* const* domains, size_t domain_count,
                                    const struct rdmalloc_pool_attr* attr, uint32_t* small_count,
                                    uint32_t* large_count);
 
 /** Makes a pool of buffers that are backed by memory and registered with each of `domains` (1 to
  *  64) until the pool is destroyed; a domain does not close before. What can't fit is refused, with
- *  nothing left behind and a warning that says how many would fit. Returns 0, -ENOMEM (does not
- *  fit, or a registrar refused), -EMFILE (there are 60 pools), -EAGAIN (no key of
- *  pthread_key_create() is left, or a checkpoint is under way), the errors of rdmalloc_pool_fit(),
- *  or the registrar's. Calls registrars: as for a miss of rdmalloc_reg_get(). */
+ *  nothing left behind and a warning that says how many would fit; so is what makes no sense.
+ *  Returns 0, -ENOMEM (does not fit, or a registrar refused), -EMFILE (there are 60 pools), -EAGAIN
+ *  (no key of pthread_key_create() is left, or a checkpoint is under way), the errors of
+ *  rdmalloc_pool_fit(), or the registrar's. Calls registrars, as a miss of rdmalloc_reg_get(). */
 RDMALLOC_API int rdmalloc_pool_create(struct rdmalloc_domain* const* domains, size_t domain_count,
                                       const struct rdmalloc_pool_attr* attr,
                                       struct rdmalloc_pool** pool);

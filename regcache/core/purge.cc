@@ -125,6 +125,9 @@ bool is_too_fine_for_any(State& all, const Range& range) {
     Domain& domain = all.domains[i];
     // A look without the lock, as in clear_all(). With it: the place may become another domain's.
     if (!may_hold_registrations(domain)) continue;
+    // Nothing is registered any more with one that failed at a resume. What it could not undo is
+    // for clear_all() to find.
+    if (domain.has_failed()) continue;
     RangeGuard guard(domain, range.low, range.high);
     if (!is_too_fine_for(domain, range)) continue;
     ++guard.counters().purge_refusals;

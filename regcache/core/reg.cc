@@ -24,7 +24,7 @@ constexpr std::uint32_t kAllAccess = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REM
   bool may_register = (access & RDMALLOC_NO_REGISTER) == 0;
   access &= ~RDMALLOC_NO_REGISTER;
   auto low = reinterpret_cast<std::uintptr_t>(addr);
-  if (length == 0 || low + length < low || access == 0 || (access & ~kAllAccess) != 0)
+  if (low == 0 || length == 0 || low + length < low || access == 0 || (access & ~kAllAccess) != 0)
     return -EINVAL;
   Request request{low, low + length, access, false};
   Registration* reg = nullptr;

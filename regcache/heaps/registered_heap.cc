@@ -2,7 +2,9 @@
 
 #include <errno.h>
 
+#include "alloc/for_regcache.h"
 #include "regcache/core/abandoned.h"
+#include "regcache/core/check_domains.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/gate.h"
 #include "regcache/core/make.h"
@@ -27,10 +29,27 @@ Domain& domain_at(const RegisteredHeap& heap, std::size_t index) {
   return state()->domains[heap.domains[index]];
 }
 
+constexpr const char* kWho = "rdmalloc_heap_create";
+
+Message begin_refusal() {
+  return Message().text("warning: ").text(kWho).text(": ");
+}
+int refuse(int error, const Message& why) {
+  if (!options().quiet) why.print();
+  return error;
+}
+
 // What one domain allows, into *limits.
-int narrow(const Domain& domain, std::uint32_t access, RegionLimits* limits) {
+int narrow(const Domain& domain, std::size_t index, std::uint32_t access, RegionLimits* limits) {
   bool is_remote = (access & RDMALLOC_ACCESS_REMOTE) != 0;
-  if (is_remote && (domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0) return -EACCES;
+  if (is_remote && (domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0)
+    return refuse(-EACCES, begin_refusal()
+                               .text("remote rights, and the registrar of domains[")
+                               .number(index)
+                               .text("] (")
+                               .text(domain.ops.name)
+                               .text(") can't open exactly the bytes asked for; ask for "
+                                     "RDMALLOC_ACCESS_LOCAL, or leave that domain out"));
   if (domain.unit > limits->alignment) limits->alignment = domain.unit;
   if (domain.largest < limits->most_bytes) limits->most_bytes = domain.largest;
   return 0;
@@ -54,19 +73,21 @@ RegisteredHeap* take_place(std::uint64_t handle, rdmalloc_domain* const* domains
   return nullptr;
 }
 
-int check_domains(rdmalloc_domain* const* domains, std::size_t count, std::uint32_t access,
-                  RegionLimits* limits) {
-  if (count > kMostDomains) return -EINVAL;
-  for (std::size_t i = 0; i < count; ++i) {
-    const Domain* domain = domain_of(domains[i]);
-    if (int error = domain_check(domain)) return error;
-    // A second registration of the same range with one domain would hide the first.
-    for (std::size_t j = 0; j < i; ++j)
-      if (domains[j] == domains[i]) return -EINVAL;
-    if (int error = narrow(*domain, access, limits)) return error;
-  }
+int heed_domains(rdmalloc_domain* const* domains, std::size_t count, std::uint32_t access,
+                 RegionLimits* limits) {
+  // None twice: a second registration of the same range with one domain would hide the first.
+  if (int error = check_domains(kWho, domains, count)) return error;
+  for (std::size_t i = 0; i < count; ++i)
+    if (int error = narrow(*domain_of(domains[i]), i, access, limits)) return error;
+  std::size_t largest = limits->most_bytes;
   limits->most_bytes &= ~(limits->alignment - 1);
-  if (limits->most_bytes == 0) return -EMSGSIZE;
+  if (limits->most_bytes == 0)
+    return refuse(-EMSGSIZE, begin_refusal()
+                                 .text("its domains register ")
+                                 .number(largest)
+                                 .text(" bytes at once, and a region of a heap is ")
+                                 .number(limits->alignment)
+                                 .text(" at least; open them with a larger `largest`"));
   if (kMostHeapKeys / count < limits->most)
     limits->most = static_cast<std::uint32_t>(kMostHeapKeys / count);
   return 0;
@@ -75,11 +96,23 @@ int check_domains(rdmalloc_domain* const* domains, std::size_t count, std::uint3
 int begin(std::uint64_t handle, rdmalloc_domain* const* domains, std::size_t domain_count,
           std::uint32_t access, RegionLimits* limits, std::uint32_t* place) {
   if (access == 0) access = RDMALLOC_ACCESS_LOCAL;
-  if ((access & ~kAllAccess) != 0) return -EINVAL;
-  if (is_in_page_event()) return -EDEADLK;
-  if (int error = check_domains(domains, domain_count, access, limits)) return error;
+  if ((access & ~kAllAccess) != 0)
+    return refuse(-EINVAL, begin_refusal()
+                               .text("`access` is ")
+                               .address(reinterpret_cast<void*>(std::uintptr_t{access}))
+                               .text(", with rights that are not known; allowed: those of "
+                                     "RDMALLOC_ACCESS_LOCAL and RDMALLOC_ACCESS_REMOTE, together ")
+                               .address(reinterpret_cast<void*>(std::uintptr_t{kAllAccess})));
+  if (is_in_page_event())
+    return refuse(-EDEADLK, begin_refusal().text("called inside a page event, where nothing can be "
+                                                 "registered; call it when that has returned"));
+  if (int error = heed_domains(domains, domain_count, access, limits)) return error;
   RegisteredHeap* heap = take_place(handle, domains, domain_count, place);
-  if (heap == nullptr) return -EMFILE;
+  if (heap == nullptr)
+    return refuse(-EMFILE, begin_refusal()
+                               .text("there are ")
+                               .number(kMostRegisteredHeaps)
+                               .text(" registered heaps, and can't be more; destroy one"));
   heap->is_abandoned.store(false, std::memory_order_relaxed);
   heap->access = access;
   heap->region_count.store(0, std::memory_order_relaxed);

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include "alloc/for_regcache.h"
+#include "regcache/core/check_domains.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/room.h"
 #include "regcache/core/state.h"
@@ -22,21 +23,56 @@ std::uint64_t round_down(std::uint64_t value, std::uint64_t unit) {
   return value & ~(unit - 1);
 }
 
-int settle_sizes(const rdmalloc_pool_attr& attr, PoolPlan* plan) {
+constexpr const char* kWho = "rdmalloc_pool_create";
+
+int refuse(bool warns, int error, const Message& why) {
+  if (warns && !options().quiet) why.print();
+  return error;
+}
+Message because() {
+  return Message().text("warning: ").text(kWho).text(": ");
+}
+
+int settle_sizes(const rdmalloc_pool_attr& attr, bool warns, PoolPlan* plan) {
   constexpr std::uint32_t kAll = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE;
-  if (attr.flags != 0 || (attr.access & ~kAll) != 0) return -EINVAL;
+  if (attr.flags != 0)
+    return refuse(warns, -EINVAL,
+                  because().text("`flags` is ").number(attr.flags).text("; allowed: 0"));
+  if ((attr.access & ~kAll) != 0)
+    return refuse(warns, -EINVAL,
+                  because()
+                      .text("`access` is ")
+                      .number(attr.access)
+                      .text(", with rights that are not known; allowed: those of "
+                            "RDMALLOC_ACCESS_LOCAL and RDMALLOC_ACCESS_REMOTE, together ")
+                      .number(kAll));
   const std::size_t bytes[kSides] = {attr.small_bytes, attr.large_bytes};
   const std::uint32_t count[kSides] = {attr.small_count, attr.large_count};
   for (Side side : {kSmall, kLarge}) {
     std::size_t asked = bytes[side] != 0 ? bytes[side] : kDefaultBytes[side];
-    if (asked > kLongestBuffer) return -EMSGSIZE;
+    if (asked > kLongestBuffer)
+      return refuse(warns, -EMSGSIZE,
+                    because()
+                        .text("a buffer of ")
+                        .number(asked)
+                        .text(" bytes; allowed: up to ")
+                        .number(kLongestBuffer));
     plan->length[side] = round_up(asked, os::page_bytes());
     plan->count[side] = count[side] != 0 ? count[side] : kDefaultCount[side];
     if (count[side] == RDMALLOC_POOL_NONE) plan->count[side] = 0;
   }
-  if (plan->total() == 0) return -EINVAL;
+  if (plan->total() == 0)
+    return refuse(warns, -EINVAL,
+                  because().text("small_count and large_count are RDMALLOC_POOL_NONE; set one"));
   bool has_both = plan->count[kSmall] != 0 && plan->count[kLarge] != 0;
-  if (has_both && plan->length[kLarge] < plan->length[kSmall]) return -EINVAL;
+  if (has_both && plan->length[kLarge] < plan->length[kSmall])
+    return refuse(warns, -EINVAL,
+                  because()
+                      .text("large_bytes is ")
+                      .number(plan->length[kLarge])
+                      .text(", and small_bytes ")
+                      .number(plan->length[kSmall])
+                      .text("; large buffers are at least as long"));
   plan->access = attr.access != 0 ? attr.access : RDMALLOC_ACCESS_LOCAL;
   plan->is_remote = (plan->access & RDMALLOC_ACCESS_REMOTE) != 0;
   plan->budget_bytes = attr.budget_bytes != 0 ? attr.budget_bytes : UINT64_MAX;
@@ -49,17 +85,26 @@ std::uint64_t longest(const PoolPlan& plan) {
 }
 
 int warn_too_long(const PoolPlan& plan, const Domain& domain, bool warns) {
-  if (warns && !options().quiet)
-    Message()
-        .text("warning: rdmalloc_pool_create: a buffer of ")
-        .number(longest(plan))
-        .text(" bytes is longer than one registration of ")
-        .text(domain.ops.name)
-        .text(" may be; ")
-        .number(round_down(domain.largest, os::page_bytes()))
-        .text(" bytes would fit")
-        .print();
-  return -EMSGSIZE;
+  return refuse(warns, -EMSGSIZE,
+                because()
+                    .text("a buffer of ")
+                    .number(longest(plan))
+                    .text(" bytes is longer than one registration of ")
+                    .text(domain.ops.name)
+                    .text(" may be; ")
+                    .number(round_down(domain.largest, os::page_bytes()))
+                    .text(" bytes would fit"));
+}
+
+int warn_not_exact(const Domain& domain, bool warns) {
+  return refuse(warns, -EACCES,
+                because()
+                    .text("remote rights, and the registrar of ")
+                    .text(domain.ops.name)
+                    .text(" can't open exactly one buffer: its unit is ")
+                    .number(domain.unit)
+                    .text(" bytes; ask for RDMALLOC_ACCESS_LOCAL, or for buffers of whole units if "
+                          "it has RDMALLOC_REGISTRAR_EXACT_ACCESS"));
 }
 
 // What one domain asks of the plan.
@@ -75,11 +120,13 @@ int heed(const Domain& domain, bool warns, PoolPlan* plan) {
     if (piece < plan->piece_bytes) plan->piece_bytes = piece;
     return plan->piece_bytes >= longest(*plan) ? 0 : warn_too_long(*plan, domain, warns);
   }
-  if ((domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0) return -EACCES;
+  if ((domain.ops.flags & RDMALLOC_REGISTRAR_EXACT_ACCESS) == 0)
+    return warn_not_exact(domain, warns);
   // A key must not open the buffer beside (I13).
   if (domain.ops.granularity > 1)
     for (Side side : {kSmall, kLarge})
-      if (plan->count[side] != 0 && plan->length[side] % domain.unit != 0) return -EACCES;
+      if (plan->count[side] != 0 && plan->length[side] % domain.unit != 0)
+        return warn_not_exact(domain, warns);
   return 0;
 }
 
@@ -159,27 +206,32 @@ std::uint64_t PoolLayout::pieces() const {
 int plan_pool(rdmalloc_domain* const* domains, std::size_t domain_count,
               const rdmalloc_pool_attr* given, bool warns, PoolPlan* plan) {
   rdmalloc_pool_attr attr = {};
-  if (int error = given != nullptr ? read_struct(given, &attr) : 0) return error;
-  if (domains == nullptr || domain_count == 0 || domain_count > kMostDomains) return -EINVAL;
-  if (int error = settle_sizes(attr, plan)) return error;
+  if (int error = given != nullptr ? read_struct(given, &attr) : 0)
+    return refuse(warns, error,
+                  because()
+                      .text("`size` is ")
+                      .number(given->size)
+                      .text("; allowed: sizeof(struct rdmalloc_pool_attr), and what this library "
+                            "does not know of it must be 0"));
+  if (int error = check_domains(warns ? kWho : nullptr, domains, domain_count)) return error;
+  if (int error = settle_sizes(attr, warns, plan)) return error;
   plan->alignment = os::page_bytes();
   plan->piece_bytes = kNoPieces;
-  for (std::size_t i = 0; i < domain_count; ++i) {
-    const Domain* domain = domain_of(domains[i]);
-    if (int error = domain_check(domain)) return error;
-    if (int error = heed(*domain, warns, plan)) return error;
-  }
+  for (std::size_t i = 0; i < domain_count; ++i)
+    if (int error = heed(*domain_of(domains[i]), warns, plan)) return error;
   return 0;
 }
 
 PoolRoom room_for(const PoolPlan& plan, rdmalloc_domain* const* domains, std::size_t domain_count) {
   PoolRoom room{UINT64_MAX, UINT64_MAX, "", ""};
   tighten(&room.bytes, &room.bytes_by, plan.budget_bytes, "budget_bytes");
-  if (std::uint64_t limit = options().limit_bytes; limit != UINT64_MAX) {
-    std::uint64_t used = used_bytes();
-    tighten(&room.bytes, &room.bytes_by,
-            limit > used ? round_down(limit - used, RDMALLOC_SLICE_BYTES) : 0, "RDMALLOC_LIMIT");
-  }
+  std::uint64_t used = used_bytes();
+  auto left_of = [used](std::uint64_t all) {
+    return all > used ? round_down(all - used, RDMALLOC_SLICE_BYTES) : 0;
+  };
+  tighten(&room.bytes, &room.bytes_by, left_of(arena.extent()), "RDMALLOC_ARENA");
+  if (std::uint64_t limit = options().limit_bytes; limit != UINT64_MAX)
+    tighten(&room.bytes, &room.bytes_by, left_of(limit), "RDMALLOC_LIMIT");
   for (std::size_t i = 0; i < domain_count; ++i) heed_limits(*domain_of(domains[i]), plan, &room);
   return room;
 }

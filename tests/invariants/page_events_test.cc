@@ -15,6 +15,7 @@
 
 #include "alloc/pages/arena.h"
 #include "alloc/pages/events.h"
+#include "alloc/pages/page_heap_state.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/by_steps.h"
 #include "tests/support/counters.h"
@@ -418,6 +419,42 @@ TEST(PageEvents, I14_wrong_arguments_and_too_many_observers_are_errors) {
   EXPECT_EQ(error, -ENOSPC);
   for (rdmalloc_observer* one : added) EXPECT_EQ(rdmalloc_observer_remove(one), 0);
   for (rdmalloc_observer* one : added) EXPECT_EQ(rdmalloc_observer_remove(one), -EINVAL);
+}
+
+// Seen to fail with a look at it without the lock: an observer was told of 2 MiB that were never
+// ours. In a program, stopped by a filter of system calls inside a malloc that fails at RLIMIT_AS:
+// of 1.4 GB, which were unmapped then.
+TEST(PageEvents, what_is_reserved_for_a_moment_is_told_to_no_observer) {
+  using rdmalloc::arena;
+  std::atomic<std::uintptr_t> told_to{0};
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.reserve = [](void* to, void* base, size_t length) {
+    static_cast<std::atomic<std::uintptr_t>*>(to)->store(reinterpret_cast<std::uintptr_t>(base) +
+                                                         length);
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &told_to, &observer), 0);
+  ASSERT_GE(rdmalloc_purge(SIZE_MAX), 0);
+  const std::uintptr_t end = arena.address_of(arena.reserved);
+  EXPECT_EQ(told_to, end);
+  rdmalloc::Lock& lock = rdmalloc::page_heap_state::central.lock;
+  constexpr std::uint32_t kWaiters = 0x80000000u;
+  auto has_waiter = [&] {
+    return (reinterpret_cast<std::atomic<std::uint32_t>&>(lock).load() & kWaiters) != 0;
+  };
+  std::thread purger;
+  {
+    rdmalloc::LockGuard guard(lock);
+    // As arena_would_commit() has it while it asks the kernel.
+    arena.reserved += rdmalloc::kSlicesPerChunk;
+    purger = std::thread([] { EXPECT_GE(rdmalloc_purge(SIZE_MAX), 0); });
+    while (told_to == end && !has_waiter()) usleep(1000);
+    arena.reserved -= rdmalloc::kSlicesPerChunk;
+  }
+  purger.join();
+  EXPECT_EQ(told_to, end);
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
 }
 
 }  // namespace

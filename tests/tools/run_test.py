@@ -201,6 +201,10 @@ class Refuses(Case):
         self.refused(["no command"], "--")
         self.refused(["--nonsense"], "--nonsense", "--", "echo")
         self.refused(["has no '='", "NAME=VALUE"], "--set", "DECAY_MS", "--", "echo")
+        # Seen to fail: as --stats, as this installation's library, and as --set.
+        for option in ("--stats", "--library", "--set", "--purge"):
+            self.refused([f"{option}=: has nothing behind its '='"], f"{option}=", "--", "echo")
+        self.assertEqual(run("--", "echo", "--stats=").stdout, "--stats=\n")
         self.refused(["RDMALLOC_DEKAY", "DECAY_MS"], "--set", "DEKAY=1", "--", "echo")
 
     def test_values_that_are_not_understood(self):
@@ -209,6 +213,9 @@ class Refuses(Case):
                              ("NOTIFY=", ["explicit"])):
             self.refused([f"--set {value}: RDMALLOC_", "is not understood", *words], "--set", value, "--", "echo")
         self.refused(["RDMALLOC_PURGE=never is not understood"], "--purge", "never", "--", "echo")
+        # Seen to fail: sent to the terminal as they are.
+        self.refused(["--set PURGE=\\x1b[2J\\x9b: RDMALLOC_PURGE=\\x1b[2J\\x9b is not understood", "manual"],
+                     "--set", b"PURGE=\x1b[2J\x9b", "--", "echo")
         for fault in ("xx:1", "commit", "commit:0", "commit:1,xx:2", "commit:1x", "commit: 1", "commit:+1", "commit:-1",
                       "commit:", "commit:1:2", "commit:1,,commit:2", ",commit:1"):
             self.refused(["is no site", "--fault-sites"], "--set", "FAULT=" + fault, "--", "echo")
@@ -323,8 +330,18 @@ class Without(Case):
 
     def test_programs_that_were_linked_with_us(self):
         archive = os.path.join(os.path.dirname(LIBRARY), "librdmalloc.a")
-        if not os.path.exists(archive):
-            self.skipTest("no librdmalloc.a beside the library")
+        prefixed = archive.replace("librdmalloc.a", "librdmalloc_prefixed.a")
+        if not os.path.exists(archive) or not os.path.exists(prefixed):
+            self.skipTest("no librdmalloc.a and librdmalloc_prefixed.a beside the library")
+        # Seen to fail: with the prefixed library the program has our statistics, and libc's malloc.
+        source = "int rdmalloc_stats_print(int, unsigned);\nint main(void) { rdmalloc_stats_print(2, 0); return 6; }"
+        for options in (["-static"], ["-static", "-s"], ["-static-pie"]):
+            program = self.compiled("half", *options, "-Wl,-u,rdmalloc_stats_print", "-x", "none", prefixed, "-x", "c",
+                                    source=source)
+            self.said(["librdmalloc_prefixed.a", "link it with this librdmalloc.a"], program)
+        # A word of ours in a program without anything else of ours.
+        self.said(["linked statically"], self.compiled(
+            "word", "-static", source='#include <stdio.h>\nint main(void) { puts("\\"rdmalloc-stats-1\\""); }'))
         source = "#include <stdlib.h>\nint main(void) { return malloc(7) == 0; }"
         for options in (["-static"], ["-static", "-s"], ["-static-pie"], ["-rdynamic"]):
             program = self.compiled("linked", *options, "-Wl,--whole-archive", "-x", "none", archive, "-x", "c",

@@ -83,7 +83,10 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"RDMALLOC_DECAY_MS", "99999999999999999999999", "0", "5000"},
                       BadValue{"RDMALLOC_DECAY_MS", "10 ms", "0", "5000"},
                       BadValue{"RDMALLOC_DIRTY_MAX", "12X", "K", "512M"},
-                      BadValue{"RDMALLOC_DIRTY_MAX", "200%", "%", "512M"},
+                      BadValue{"RDMALLOC_DIRTY_MAX", "200%", "1% to 100% of memory", "512M"},
+                      BadValue{"RDMALLOC_LIMIT", "200%", "1% to 100% of memory", "no limit"},
+                      BadValue{"RDMALLOC_ARENA", "101%", "1% to 100% of memory", "1T"},
+                      BadValue{"RDMALLOC_REG_MAX_BYTES", "200%", "1% to 100% of memory", "0"},
                       BadValue{"RDMALLOC_DIRTY_MAX", "1KK", "K", "512M"},
                       BadValue{"RDMALLOC_PRESSURE", "on", "auto, off", "auto"},
                       BadValue{"RDMALLOC_CHECK", "on", "off, frees", "off"},
@@ -112,6 +115,20 @@ TEST(MallocSettings, an_unknown_name_is_warned_of_once) {
   ASSERT_TRUE(result.clean()) << result.describe();
   EXPECT_EQ(std::count(result.errors.begin(), result.errors.end(), '\n'), 1) << result.describe();
   EXPECT_TRUE(contains(result.errors, "RDMALLOC_NO_SUCH_THING")) << result.errors;
+}
+
+// Seen to fail: a setting, which may be another user's, could clear the terminal, or set its title.
+TEST(MallocSettings, control_characters_are_shown_and_not_sent) {
+  // C0, DEL, C1 alone and as UTF-8; a letter of UTF-8 whose second byte is between 0x80 and 0x9f
+  // stays.
+  ChildResult result =
+      run_with({"RDMALLOC_PURGE=a\x1b[2J\n\x7f\x9bm\xc2\x9bm\xc3\x80\xe2\x82\xac"});
+  ASSERT_TRUE(result.clean()) << result.describe();
+  EXPECT_TRUE(contains(
+      result.errors,
+      "RDMALLOC_PURGE=a\\x1b[2J\\x0a\\x7f\\x9bm\xc2\\x9bm\xc3\x80\xe2\x82\xac is not understood"))
+      << result.errors;
+  EXPECT_TRUE(contains(run_with({"RDMALLOC_\x1b[2J=1"}).errors, ": RDMALLOC_\\x1b[2J=1"));
 }
 
 TEST(MallocSettings, settings_of_the_lab_are_not_ours_to_warn_of) {

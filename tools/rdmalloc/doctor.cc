@@ -7,6 +7,8 @@
 #include <cstdio>
 #include <filesystem>
 
+#include "tools/rdmalloc/programs.h"
+
 namespace rdmalloc::tool {
 namespace {
 
@@ -66,12 +68,12 @@ Severity worst_of(const std::vector<Finding>& findings) {
 std::string as_text(const std::vector<Finding>& findings) {
   std::string text;
   for (const Finding& one : findings) {
-    text += fmt::format("{:<8} {:<14} {}\n", name_of(one.severity), one.id, one.seen);
-    if (!one.why.empty()) text += fmt::format("         why: {}\n", one.why);
+    text += fmt::format("{:<8} {:<14} {}\n", name_of(one.severity), one.id, visible(one.seen));
+    if (!one.why.empty()) text += fmt::format("         why: {}\n", visible(one.why));
     // Nothing is wrong where it is a note: the line is for programs that need what it speaks of.
     if (!one.fix.empty())
       text += fmt::format("         {}: {}\n", one.severity == Severity::note ? "if needed" : "fix",
-                          one.fix);
+                          visible(one.fix));
   }
   if (worst_of(findings) != Severity::good)
     text += "docs/doctor.md has a section for each name of the second column\n";
@@ -94,7 +96,8 @@ nlohmann::json as_json(const std::vector<Finding>& findings) {
 
 int doctor(const DoctorOptions& options) {
   if (std::error_code ignored; !std::filesystem::is_directory(options.root + "/", ignored)) {
-    fmt::print(stderr, "rdmalloc: doctor: --root {}: there is no such folder\n", options.root);
+    fmt::print(stderr, "rdmalloc: doctor: --root {}: there is no such folder\n",
+               visible(options.root));
     return kExitCouldNotLook;
   }
   const std::vector<Finding> findings = examine(options);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fstream>
+#include <string_view>
 #include <type_traits>
 
 namespace rdmalloc::tool {
@@ -88,6 +89,24 @@ void read_sections(Reader& reader, const typename Elf::Header& header, ElfFile& 
   }
 }
 
+// Whether the note of alloc/api/malloc.cc is among these. Each is a header of three words, a name
+// and a description, both padded.
+bool has_our_note(const std::vector<char>& notes, std::uint64_t alignment) {
+  constexpr std::string_view kOurs("rdmalloc", sizeof "rdmalloc");
+  const std::uint64_t unit = alignment == 8 ? 8 : 4;
+  const auto padded = [unit](std::uint64_t bytes) { return (bytes + unit - 1) / unit * unit; };
+  for (std::uint64_t at = 0; at + sizeof(Elf64_Nhdr) <= notes.size();) {
+    Elf64_Nhdr note = {};  // Elf32_Nhdr has the same three words
+    std::memcpy(&note, notes.data() + at, sizeof note);
+    const std::uint64_t name = at + sizeof note;
+    if (note.n_namesz == kOurs.size() && name + kOurs.size() <= notes.size() &&
+        std::string_view(notes.data() + name, kOurs.size()) == kOurs)
+      return true;
+    at = at + padded(sizeof note + note.n_namesz) + padded(note.n_descsz);
+  }
+  return false;
+}
+
 template <typename Elf>
 std::optional<ElfFile> read_as(Reader& reader, ElfFile file) {
   typename Elf::Header header = {};
@@ -98,11 +117,17 @@ std::optional<ElfFile> read_as(Reader& reader, ElfFile file) {
     file.machine = static_cast<std::uint16_t>((header.e_machine >> 8) | (header.e_machine << 8));
     return file;
   }
-  if (header.e_phentsize == sizeof(typename Elf::Program))
+  if (header.e_phentsize == sizeof(typename Elf::Program)) {
     for (const auto& segment : reader.table<typename Elf::Program>(
-             header.e_phoff, std::uint64_t{header.e_phnum} * header.e_phentsize))
+             header.e_phoff, std::uint64_t{header.e_phnum} * header.e_phentsize)) {
+      if (segment.p_type != PT_INTERP && segment.p_type != PT_NOTE) continue;
+      const auto bytes = reader.table<char>(segment.p_offset, segment.p_filesz);
       if (segment.p_type == PT_INTERP)
-        file.interpreter = string_at(reader.table<char>(segment.p_offset, segment.p_filesz), 0);
+        file.interpreter = string_at(bytes, 0);
+      else
+        file.has_our_malloc |= has_our_note(bytes, segment.p_align);
+    }
+  }
   read_sections<Elf>(reader, header, file);
   return file;
 }

@@ -16,6 +16,7 @@ struct ElfFile {
   std::string interpreter;           // the loader's path; empty in static programs and in libraries
   std::vector<std::string> needed;   // DT_NEEDED, in order
   std::vector<std::string> defined;  // names of the dynamic symbols that it defines
+  bool has_our_malloc = false;       // librdmalloc's own note, which lies beside malloc
 };
 
 // Nothing when the file can't be read or is no ELF file. What is cut short or contradicts itself is

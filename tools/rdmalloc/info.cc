@@ -181,7 +181,7 @@ std::string as_text(const Info& info) {
   std::string text =
       fmt::format("rdmalloc {}\nlibrary    {}\n\nsettings in force\n", info.version, info.library);
   for (const Setting& setting : info.settings)
-    text += fmt::format("  {:<24} {:<10}{}\n", setting.name, setting.value,
+    text += fmt::format("  {:<24} {:<10}{}\n", setting.name, visible(setting.value),
                         setting.is_set ? "" : "  (default)");
   text += fmt::format("\ntier {}\n  {}\n", info.tier, info.tier_reason);
   text += fmt::format("  libc's madvise is {}patched by another library\n",

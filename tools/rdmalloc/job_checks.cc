@@ -349,7 +349,10 @@ Finding check_program(const Job& job, const std::string& library) {
               "it runs with another malloc, and rdmalloc has no part in it",
               obstacle.substr(remedy + 2)};
     }
-  return good("program", "the loader will load rdmalloc into " + job.programs[0]);
+  const std::optional<ElfFile> file = read_elf(job.programs[0]);
+  return good("program", file && file->has_our_malloc
+                             ? job.programs[0] + " was linked with rdmalloc's malloc"
+                             : "the loader will load rdmalloc into " + job.programs[0]);
 }
 
 // A rank asks the launcher that it was built for who the others are.

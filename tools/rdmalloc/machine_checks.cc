@@ -236,7 +236,11 @@ Finding check_memlock(const Machine& machine) {
   const std::string limits = machine.text("/proc/self/limits").value_or("");
   constexpr std::string_view kLabel = "Max locked memory";
   const std::size_t at = limits.find(kLabel);
-  if (at == std::string::npos) return good("memlock", "the kernel does not show the limit");
+  if (at == std::string::npos)
+    return {"memlock", Severity::note,
+            "the limit of locked memory can't be seen: /proc/self/limits does not show it",
+            "registered memory counts as locked; beyond a limit registering fails (ENOMEM)",
+            "mount -t proc proc /proc  # and look again; ulimit -l says what the shell has"};
   std::string most, could_be;
   std::istringstream(limits.substr(at + kLabel.size())) >> most >> could_be;
   if (most == "unlimited") return good("memlock", "locked memory is not limited");

@@ -20,6 +20,7 @@
 #include "tools/rdmalloc/doctor.h"
 #include "tools/rdmalloc/info.h"
 #include "tools/rdmalloc/job_view.h"
+#include "tools/rdmalloc/programs.h"
 #include "tools/rdmalloc/run.h"
 
 namespace {
@@ -50,7 +51,8 @@ int info(const InfoOptions& options) {
       if (void* again = dlopen(name.c_str(), RTLD_NOW | RTLD_NOLOAD)) dlclose(again);
       continue;
     }
-    fmt::print(stderr, "rdmalloc: --load {}: {}\n", name, dlerror());
+    fmt::print(stderr, "rdmalloc: --load {}: {}\n", rdmalloc::tool::visible(name),
+               rdmalloc::tool::visible(dlerror()));
     return 1;
   }
   const rdmalloc::tool::Info state = rdmalloc::tool::gather();
@@ -170,6 +172,21 @@ CLI::App* add_run(CLI::App& app, rdmalloc::tool::RunOptions& options) {
   return command;
 }
 
+// "--stats=" of a script whose variable is empty, which would else be --stats. What is wrong;
+// empty: nothing.
+std::string without_value(const CLI::App& ours, int argc, char** argv) {
+  for (int at = 2; at < argc; at++) {
+    const std::string word = argv[at];
+    const std::size_t equals = word.find('=');
+    if (word.rfind("--", 0) != 0 || equals + 1 != word.size()) continue;
+    const std::string name = word.substr(0, equals);
+    if (ours.get_option_no_throw(name) == nullptr) continue;  // the parser says so
+    return fmt::format("{}: has nothing behind its '='; write {}=VALUE, or leave it out{}", word,
+                       name, name == "--stats" ? "; --stats alone writes to standard error" : "");
+  }
+  return {};
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -199,7 +216,7 @@ int main(int argc, char** argv) {
     fmt::print(
         stderr,
         "rdmalloc: there is no command '{}'; there are: info, run, doctor, job, checkpoint\n",
-        name);
+        rdmalloc::tool::visible(name));
     return 2;
   }
   const int failed = is_run      ? rdmalloc::tool::kExitRunFailed
@@ -216,6 +233,13 @@ int main(int argc, char** argv) {
     (is_run ? run_options.command : doctor_options.command).assign(argv + begin, argv + argc);
     end_of_ours = std::string(argv[begin - 1]) == "--" ? begin - 1 : begin;
   }
+  if (is_run || is_doctor)
+    if (const std::string wrong =
+            without_value(is_run ? *run_command : *doctor_command, end_of_ours, argv);
+        !wrong.empty()) {
+      fmt::print(stderr, "rdmalloc: {}: {}\n", name, wrong);
+      return failed;
+    }
   try {
     app.parse(end_of_ours, argv);
   } catch (const CLI::ParseError& error) {

@@ -181,9 +181,9 @@ std::string started_for(const std::string& path) {
 
 namespace {
 
-// Linked with librdmalloc.a: the word that only its statistics begin with, since strip takes the
-// symbols of a static program.
-bool is_linked_with_us(const std::string& program) {
+// Whether it has something of ours, malloc or not: the word that only our statistics begin with,
+// since strip takes the symbols of a static program.
+bool has_our_words(const std::string& program) {
   constexpr std::string_view kWord = "\"rdmalloc-stats-1\"";
   constexpr std::size_t kPiece = 1 << 20;
   std::ifstream file(program, std::ios::binary);
@@ -209,9 +209,14 @@ std::string preload_obstacle(const std::string& program, const std::string& libr
         "build "
         "rdmalloc for that architecture and name it by --library",
         program, architecture_of(*file), architecture_of(*ours));
-  // It has rdmalloc without a preload.
-  if ((file->interpreter.empty() || defines(*file, "malloc")) && is_linked_with_us(program))
-    return {};
+  if (file->has_our_malloc) return {};  // without a preload
+  if (file->interpreter.empty() && has_our_words(program))
+    return fmt::format(
+        "{} is linked statically, with words of rdmalloc and without its malloc "
+        "(librdmalloc_prefixed.a, or an older librdmalloc.a): there is no loader that could "
+        "preload "
+        "anything; link it with this librdmalloc.a (rdmalloc::static)",
+        program);
   if (file->interpreter.empty() && file->type == ET_EXEC)
     return fmt::format(
         "{} is linked statically: there is no loader that could preload anything; link it with "
@@ -269,6 +274,18 @@ Said ask(const std::vector<std::string>& command, const Changes& more,
   }
   said.exit_status = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
   return said;
+}
+
+std::string visible(const std::string& text) {
+  std::string shown;
+  for (const char letter : text) {
+    const auto c = static_cast<unsigned char>(letter);
+    const auto before = static_cast<unsigned char>(shown.empty() ? 0 : shown.back());
+    const bool is_control =
+        c < 0x80 ? c < 0x20 || c == 0x7f : c < 0xa0 && (before < 0x80 || before == 0xc2);
+    shown += is_control ? fmt::format("\\x{:02x}", c) : std::string(1, letter);
+  }
+  return shown;
 }
 
 std::string quoted(const std::string& word) {

@@ -49,6 +49,10 @@ struct Said {
 Said ask(const std::vector<std::string>& command, const Changes& more,
          std::chrono::milliseconds limit = std::chrono::seconds(20));
 
+// Control characters as \x1b, for a terminal: as the library's messages have them
+// (alloc/core/report.cc).
+std::string visible(const std::string& text);
+
 // A word as a shell needs it.
 std::string quoted(const std::string& word);
 

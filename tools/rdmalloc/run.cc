@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 constexpr const char* kPrefix = "RDMALLOC_";
 
 int fail(const std::string& sentence, int status = kExitRunFailed) {
-  fmt::print(stderr, "rdmalloc: run: {}\n", sentence);
+  fmt::print(stderr, "rdmalloc: run: {}\n", visible(sentence));
   return status;
 }
 
@@ -158,7 +158,7 @@ std::string value_problem(const RunOptions& options) {
     alone["LD_PRELOAD"] = std::nullopt;
     alone[name] = value;
     const std::string said = ask({own_program(), "--version"}, alone).err;
-    const std::string problem = fmt::format("{}={} is not understood; ", name, value);
+    const std::string problem = visible(fmt::format("{}={} is not understood; ", name, value));
     const std::size_t at = said.find(problem);
     if (at == std::string::npos) continue;
     // "allowed: 0 to 3600000 (milliseconds); using 5000"

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/unit/heaps/fixture.h"
 
@@ -212,13 +213,26 @@ TEST(Heaps, a_heap_function_refuses_blocks_that_are_not_its_own) {
 }
 
 TEST(Heaps, arguments_are_checked) {
-  EXPECT_EQ(rdmalloc_heap_create(nullptr, nullptr), -EINVAL);
   rdmalloc_heap* heap = nullptr;
-  rdmalloc_heap_attr attr = {};
-  EXPECT_EQ(rdmalloc_heap_create(&attr, &heap), -EINVAL);
-  attr.size = sizeof attr;
-  attr.budget_bytes = 65535;
-  EXPECT_EQ(rdmalloc_heap_create(&attr, &heap), -EINVAL);
+  rdmalloc_domain* domains[2] = {};
+  const size_t size = sizeof(rdmalloc_heap_attr), budget = 1 << 20;
+  // Each with a warning: seen to fail with none.
+  const struct {
+    rdmalloc_heap_attr attr;
+    const char* words;
+  } cases[] = {
+      {{}, "`size` is 0; allowed: sizeof"},
+      {{size, 65535, nullptr, 0, 0, 0, 0, 0}, "budget_bytes is 65535; allowed: 65536 or more"},
+      {{size, budget, nullptr, 0, 0, 8, 0, 0}, "`flags` is 8; allowed: 0"},
+      {{size, budget, nullptr, 0, 3, 0, 0, 0}, "`access` is 3; allowed: 0 without domains"},
+      {{size, budget, nullptr, 2, 0, 0, 0, 0}, "`domains` is NULL, and domain_count is 2"},
+      {{size, budget, domains, 2, 0, 0, 0, 0}, "none was opened yet"}};
+  for (const auto& one : cases) {
+    rdmalloc_test::Capture capture;
+    EXPECT_EQ(rdmalloc_heap_create(&one.attr, &heap), -EINVAL);
+    EXPECT_NE(capture.end().find(one.words), std::string::npos) << one.words;
+  }
+  EXPECT_EQ(rdmalloc_heap_create(nullptr, nullptr), -EINVAL);
   EXPECT_EQ(heap, nullptr);
   for (uintptr_t wild : {uintptr_t{0}, uintptr_t{1}, uintptr_t{0x7ffff000}, ~uintptr_t{0}}) {
     auto* none = reinterpret_cast<rdmalloc_heap*>(wild);

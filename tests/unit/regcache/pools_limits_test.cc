@@ -4,6 +4,7 @@
 #include <string>
 
 #include "alloc/os/fault.h"
+#include "alloc/pages/arena.h"
 #include "tests/support/capture.h"
 #include "tests/support/process.h"
 #include "tests/unit/regcache/pools_fixture.h"
@@ -221,6 +222,44 @@ TEST_F(PoolLimits, I12_a_registrar_that_refuses_in_the_middle_leaves_nothing) {
   EXPECT_EQ(all.size(), 64u);
   put_all(pool, all);
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
+// Fails when room_for() does not look at the arena: pool_fit says that all fit, and create has no
+// number.
+TEST_F(PoolLimits, the_arena_is_a_limit) {
+  StubDomain domain(fabric);
+  rdmalloc_pool_attr attr = sizes(kGiB, UINT32_MAX - 1);
+  std::string message = refused(domain, attr, -ENOMEM);
+  EXPECT_NE(message.find("RDMALLOC_ARENA leaves "), std::string::npos) << message;
+  std::uint32_t small = 0, large = 0;
+  ASSERT_EQ(rdmalloc_pool_fit(&domain.handle, 1, &attr, &small, &large), 0);
+  EXPECT_NE(message.find(": " + std::to_string(small) + " small and 0 large would fit"),
+            std::string::npos)
+      << message;
+  EXPECT_LE(small * kGiB, rdmalloc::arena.extent());
+  EXPECT_GT(small, 0u);
+}
+
+// Fails where domains that are named twice, closed or NULL are taken, or refused without a word.
+TEST_F(PoolLimits, each_domain_is_open_and_named_once) {
+  StubDomain domain(fabric);
+  rdmalloc_pool* pool = nullptr;
+  auto said = [&](rdmalloc_domain* first, rdmalloc_domain* second) {
+    rdmalloc_domain* domains[] = {first, second};
+    rdmalloc_pool_attr attr = sizes(kPage, 4);
+    std::uint32_t small = 0, large = 0;
+    rdmalloc_test::Capture capture;
+    EXPECT_EQ(rdmalloc_pool_fit(domains, 2, &attr, &small, &large), -EINVAL);
+    EXPECT_EQ(rdmalloc_pool_create(domains, 2, &attr, &pool), -EINVAL);
+    return capture.end();
+  };
+  EXPECT_EQ(said(domain.handle, domain.handle),
+            "rdmalloc: warning: rdmalloc_pool_create: domains[1] is domains[0] too (stub); name "
+            "each domain once\n");
+  EXPECT_EQ(said(nullptr, domain.handle),
+            "rdmalloc: warning: rdmalloc_pool_create: domains[0] is NULL, closed, or no domain; "
+            "name domains that are "
+            "open\n");
 }
 
 TEST_F(PoolLimits, what_makes_no_sense_is_refused) {

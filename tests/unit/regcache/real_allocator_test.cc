@@ -5,6 +5,7 @@
 #include <set>
 #include <thread>
 
+#include "tests/support/counters.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
 namespace {
@@ -109,6 +110,18 @@ TEST_F(CoarseRegistrar, a_domain_that_opens_waits_for_a_purge_under_way) {
   }
   ASSERT_TRUE(opener.joinable());
   opener.join();
+}
+
+// Seen to fail: each such purge was refused, until the domain was closed.
+TEST_F(CoarseRegistrar, a_domain_refused_at_a_resume_keeps_no_part_of_a_unit) {
+  fabric.ops.resume = [](void*) { return -EIO; };
+  StubDomain domain(fabric);
+  ASSERT_EQ(rdmalloc_quiesce(1000), 0);
+  ASSERT_EQ(rdmalloc_resume(), -EIO);
+  free_some();
+  rdmalloc_purge(0);
+  EXPECT_EQ(rdmalloc_test::counter("stats.dirty_bytes"), 0u);
+  EXPECT_EQ(domain.counters().purge_refusals, 0u);
 }
 
 // Blocks of one slab, all free but the first and the last.
