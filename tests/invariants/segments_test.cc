@@ -13,7 +13,7 @@
 // …_amid_the_second_ones_making with those of the central heap counted by shard_count();
 // I7_those_that_go with places joined beyond segments, and with 8 looks (find_backed); I7_have with
 // few shards that serve as long blocks as many; whose_threads with shards that never do, and with
-// those that do from the first meeting on for ever.
+// those that do from the first meeting on for ever; I7_use without take_of_others().
 #include "alloc/pages/segments.h"
 
 #include <gtest/gtest.h>
@@ -27,6 +27,7 @@
 #include <atomic>
 #include <set>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "alloc/pages/arena.h"
@@ -144,6 +145,24 @@ TEST(FewShards, I7_have_their_long_blocks_together) {
   uint64_t moves = rdmalloc::page_heap_counters().segment_moves;
   EXPECT_LE(replace_at_two_places(), 96 * kMiB);
   EXPECT_EQ(rdmalloc::page_heap_counters().segment_moves, moves);
+}
+
+// But for a segment, which each keeps. Also what lies beside others' blocks.
+TEST(FewShards, I7_use_what_others_have_free_before_new_pages) {
+  constexpr size_t kBytes = 500 * kKiB, kCount = 24;
+  run_at(2, [] { rdmalloc_free(touched(kSlice)); });
+  std::vector<char*> blocks, stay;
+  run_at(1, [&] { blocks = blocks_of(kCount, kBytes); });
+  for (size_t i = 0; i < kCount; i += 10) stay.push_back(std::exchange(blocks[i], nullptr));
+  release(blocks);
+  uint64_t dirty = counter("stats.dirty_bytes");
+  run_at(2, [&] {
+    std::vector<char*> others = blocks_of(kCount / 2, kBytes);
+    EXPECT_LE(counter("stats.dirty_bytes"), dirty - kCount / 2 * kBytes);
+    release(others);
+  });
+  release(stay);
+  EXPECT_TRUE(rdmalloc::page_heap_is_valid());
 }
 
 bool is_in_segment_of_shard(const void* block) {
