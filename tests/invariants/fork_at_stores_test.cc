@@ -504,8 +504,7 @@ TEST_P(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
     for (int i = 0; i < 20; i++) mine.push_back(allocate(bytes));
   // The first operations, where everything is made, and stretches of a history that goes on.
   const char* told = getenv("TEST_STRETCHES");
-  int wanted = kind_here->places > 1 ? 1 : 2;  // children of large blocks are dear
-  int stretches = told != nullptr ? atoi(told) : wanted;
+  int stretches = told != nullptr ? atoi(told) : 1;
   int children = 0;
   for (int stretch = 0; stretch < stretches; stretch++) {
     shared->purge_at = 1 + stretch * 120 / stretches;  // while more is live, or less
