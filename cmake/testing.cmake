@@ -12,8 +12,7 @@
 # `full` only in `./test --full` (hours); with neither it runs in `./test`. `lab`: boots the lab.
 # PRELOAD runs the command, not the wrapper, with LD_PRELOAD=librdmalloc.so.
 # VARIANTS are the builds the test is part of (see below): a program under test that needs
-# librdmalloc.so is for `release` (the default) and perhaps `checked`; unit tests are for all. A long one is for
-# `checked_full`: for `checked` in `./test --full` alone.
+# librdmalloc.so is for `release` (the default) and perhaps `checked`; unit tests are for all.
 # SERIAL: nothing else runs meanwhile (needed by whatever compares times). LOCK: not together with
 # other tests that take the same lock. COST: what costs more begins earlier (rdmalloc_cost() has the numbers).
 
@@ -78,17 +77,12 @@ set(RDMALLOC_SANITIZER_ENVIRONMENT
   "UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1"
   "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:atexit_sleep_ms=50:suppressions=${PROJECT_SOURCE_DIR}/tests/support/tsan_suppressions.txt")
 
-# asan makes the checks of `checked` too, but has no librdmalloc.so. So ./test has in `checked` only what runs on
-# that: neither GoogleTest programs over the prefixed library nor what is for `checked_full`. --full has all.
-option(RDMALLOC_TEST_TWINS "Also what asan tests in the same way, and what takes long, in the build checked" ON)
-
 # Sets `result` to whether a test of these VARIANTS belongs to this build.
 function(rdmalloc_test_wanted variants default result)
   if(NOT variants)
     set(variants ${default})
   endif()
-  if("${RDMALLOC_VARIANT}" IN_LIST variants OR "all" IN_LIST variants OR
-     (RDMALLOC_TEST_TWINS AND "${RDMALLOC_VARIANT}_full" IN_LIST variants))
+  if("${RDMALLOC_VARIANT}" IN_LIST variants OR "all" IN_LIST variants)
     set(${result} TRUE PARENT_SCOPE)
   else()
     set(${result} FALSE PARENT_SCOPE)
@@ -193,10 +187,6 @@ function(rdmalloc_gtest name)
   # The repository's root, so that a test can include "alloc/core/lock.h" and "tests/support/...".
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${name} PRIVATE $<$<BOOL:${RDMALLOC_CHECKED}>:RDMALLOC_CHECKED=1>)
-  if(RDMALLOC_VARIANT STREQUAL checked AND NOT RDMALLOC_TEST_TWINS)
-    set_target_properties(${name} PROPERTIES EXCLUDE_FROM_ALL TRUE)
-    return()
-  endif()
   # The emulator of a target is put before its command: our way to the wrapper, and to env(1), since
   # gtest_discover_tests() would take all but the first of a list of variables for other properties.
   set_target_properties(${name} PROPERTIES CROSSCOMPILING_EMULATOR

@@ -1,11 +1,11 @@
 #!/usr/bin/python3
 """bench_memory where the whole machine is set otherwise: in guests.
 
-    memory_test.py BENCH_MEMORY [--full]
+    memory_test.py BENCH_MEMORY
 
 Under transparent huge pages `always`, small processes, live blocks and the patterns take no more than
 tests/bench/limits/memory_always.txt says: a mapping of ours that the kernel may back by huge pages would show in any of them. And
-programs in a cgroup of 256 MiB, v2 in that guest and with --full v1 in another, end or are killed as it says. Control: one
+programs in a cgroup of 256 MiB, v2 in that guest and v1 in another, end or are killed as it says. Control: one
 that asks for more than 256 MiB is killed, under glibc as well.
 Seen to fail: with a limit of half of what was counted; with the guest's huge pages left as they are;
 with cgroup v2 mounted for v1; live blocks and patterns with the arena's MADV_NOHUGEPAGE left out.
@@ -63,7 +63,7 @@ def of_blocks_patterns_and_limits(bench, folder, table):
     return {**counted, **killed_of(found)}
 
 
-def main(bench, is_full):
+def main(bench):
     table = limits.read("memory_always.txt")
     of_limits = {key: value for key, value in table.items() if key[1] == "killed"}
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
@@ -72,10 +72,9 @@ def main(bench, is_full):
         counted = limits.to_glibc(small, "resident_mib")
         counted.update(of_blocks_patterns_and_limits(bench, folder, table))
         limits.hold(table, lambda _: counted)
-        if is_full:
-            killed = killed_of(counted_in_guest(bench, folder, "madvise", "v1", "limits", 1))
-            limits.hold(of_limits, lambda _: killed)
+        killed = killed_of(counted_in_guest(bench, folder, "madvise", "v1", "limits", 1))
+        limits.hold(of_limits, lambda _: killed)
 
 
 if __name__ == "__main__":
-    main(os.path.abspath(sys.argv[1]), sys.argv[2:] == ["--full"])
+    main(os.path.abspath(sys.argv[1]))
