@@ -21,6 +21,8 @@
 //   advise_huge commit decommit futex_wait futex_wake map_metadata
 //   monotonic_ns page_bytes process_id processors_allowed reserve sleep_ns thread_id unreserve
 //   wipe_on_fork
+#include "alloc/os/rounding.h"
+//   round_down round_up
 #include "alloc/os/populate.h"
 //   populate_foreign populate_pages
 #include "alloc/os/userfault.h"

@@ -13,6 +13,7 @@
 #include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
+#include "alloc/os/rounding.h"
 
 using namespace rdmalloc;
 
@@ -105,7 +106,7 @@ void* rdmalloc_valloc(size_t bytes) {
 void* rdmalloc_pvalloc(size_t bytes) {
   std::size_t page = os::page_bytes();
   if (bytes > kLargestRequest - page) return out_of_memory();
-  return allocate_aligned(page, bytes == 0 ? page : (bytes + page - 1) & ~(page - 1));
+  return allocate_aligned(page, bytes == 0 ? page : round_up(bytes, page));
 }
 
 size_t rdmalloc_malloc_usable_size(void* ptr) {

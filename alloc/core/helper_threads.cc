@@ -7,6 +7,7 @@
 
 #include "alloc/os/fault.h"
 #include "alloc/os/os.h"
+#include "alloc/os/rounding.h"
 
 namespace rdmalloc {
 namespace {
@@ -69,8 +70,7 @@ int create_on(const HelperStack& stack, void* (*run)(void*), void* arg, pthread_
 
 int helper_thread_create(HelperStack* stack, std::size_t room_bytes, void* (*run)(void*), void* arg,
                          pthread_t* thread) {
-  std::size_t page = os::page_bytes();
-  std::size_t bytes = (room_bytes + thread_local_bytes() + page - 1) & ~(page - 1);
+  std::size_t bytes = round_up(room_bytes + thread_local_bytes(), os::page_bytes());
   for (;; bytes *= 2) {
     if (int error = make_room(stack, bytes)) return error;
     int error = create_on(*stack, run, arg, thread);

@@ -52,6 +52,11 @@ inline constexpr unsigned kHeapClass = kClasses + 1;
 // Bins a thread has: the classes, and the two whose blocks no bin holds.
 inline constexpr unsigned kBins = kClasses + 2;
 
+// What a span for a block of `bytes` is long; one of no bytes has an address of its own.
+constexpr std::uint32_t slices_for(std::size_t bytes) {
+  return static_cast<std::uint32_t>(((bytes == 0 ? 1 : bytes) + kSliceBytes - 1) >> kSliceShift);
+}
+
 // Class of 256 < bytes <= 32 KiB: the three bits below the leading one of bytes - 1.
 constexpr unsigned coarse_class_of(std::size_t bytes) {
   std::size_t last = bytes - 1;

@@ -218,10 +218,6 @@ inline void* allocate_small(Heap& heap, std::uint64_t handle, unsigned size_clas
   return block;
 }
 
-std::uint32_t slices_for(std::size_t bytes) {
-  return static_cast<std::uint32_t>(((bytes == 0 ? 1 : bytes) + kSliceBytes - 1) >> kSliceShift);
-}
-
 // No span is so long, or lies so.
 bool is_beyond_arena(std::size_t bytes, std::size_t alignment) {
   return bytes > arena.extent() || alignment > arena.extent();

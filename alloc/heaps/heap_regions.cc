@@ -7,6 +7,7 @@
 #include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/populate.h"
+#include "alloc/os/rounding.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/page_heap.h"
 
@@ -43,10 +44,6 @@ void enter_free(Heap& heap, SliceIndex slice) {
     }
   }
   heap.free_spans.insert(slice, slices_of(slice));
-}
-
-constexpr std::uint64_t round_up(std::uint64_t bytes, std::uint64_t unit) {
-  return (bytes + unit - 1) & ~(unit - 1);
 }
 
 // Says why a heap gets less than it asked for, and what would help.

@@ -23,10 +23,6 @@ SliceIndex slice_of_block(const void* block) {
   return arena.first[slice].load(std::memory_order_relaxed) == slice ? slice : 0;
 }
 
-std::uint32_t slices_for(std::size_t bytes) {
-  return static_cast<std::uint32_t>((bytes + kSliceBytes - 1) >> kSliceShift);
-}
-
 [[noreturn]] void report_wild_free(const void* block) {
   auto address = reinterpret_cast<std::uintptr_t>(block);
   if (!arena.holds(address))
@@ -45,7 +41,7 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   if (!ensure_initialised()) return 0;
   fork_check();
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
-  std::uint32_t slices = slices_for(bytes == 0 ? 1 : bytes);
+  std::uint32_t slices = slices_for(bytes);
   unsigned shard = cache_shard_for_large();
   *is_zero = false;
   if (alignment <= kSliceBytes)

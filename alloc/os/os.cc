@@ -15,6 +15,7 @@
 #include <cstring>
 
 #include "alloc/os/fault.h"
+#include "alloc/os/rounding.h"
 #include "alloc/os/syscall.h"
 #include "alloc/os/topology.h"
 
@@ -223,7 +224,7 @@ constinit std::size_t huge_piece_bytes = std::size_t{1} << 30;
 int map_huge(std::size_t length, std::size_t page_bytes, std::uintptr_t* base) {
   std::uintptr_t room = 0;
   if (int error = map(0, length + page_bytes, PROT_NONE, 0, &room)) return error;
-  *base = (room + page_bytes - 1) & ~(page_bytes - 1);
+  *base = round_up(room, page_bytes);
   unreserve_but(room, length + page_bytes, *base, length);
   for (std::size_t done = 0; done < length;) {
     std::size_t bytes = length - done < huge_piece_bytes ? length - done : huge_piece_bytes;

@@ -7,6 +7,7 @@
 #include "alloc/core/order_for_fork.h"
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
+#include "alloc/os/rounding.h"
 #include "alloc/os/sanitizers.h"
 
 namespace rdmalloc {
@@ -22,10 +23,6 @@ constexpr std::size_t kLargestGrowthBytes = std::size_t{1} << 30;
 constexpr bool kMayChooseBase = !os::kThreadSanitizer && !os::kAddressSanitizer;
 constexpr std::size_t kDefaultExtent = std::size_t{1} << (kMayChooseBase ? 40 : 36);
 constexpr std::size_t kSmallestExtent = std::size_t{16} << 20;
-
-constexpr std::size_t round_up(std::size_t value, std::size_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
 
 // One metadata array, reserved as long as the arena and made usable with it.
 struct Table {
@@ -65,7 +62,7 @@ constinit Table tables[kTables] = {
 };
 
 std::size_t table_bytes(const Table& table, std::size_t slices) {
-  return round_up(round_up(slices, table.slices) / table.slices * table.bytes, arena.page_bytes);
+  return round_up((slices + table.slices - 1) / table.slices * table.bytes, arena.page_bytes);
 }
 
 std::size_t all_table_bytes(std::size_t slices) {

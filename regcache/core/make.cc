@@ -41,13 +41,6 @@ int error_of_call(int error) {
   return error == kInPurge ? -EAGAIN : error == kNoRoom ? -ENOMEM : error;
 }
 
-std::uintptr_t round_down(std::uintptr_t value, std::size_t unit) {
-  return value & ~(unit - 1);
-}
-std::uintptr_t round_up(std::uintptr_t value, std::size_t unit) {
-  return round_down(value + unit - 1, unit);
-}
-
 // Whether the request on foreign memory may be served: 0, or -EPERM by RDMALLOC_FOREIGN. What an
 // owner vouches for (rdmalloc_adopt) is cached like owned memory; everything else foreign is
 // registered for each use (I6), refused, or watched (rooms.h).

@@ -8,10 +8,6 @@ namespace {
 
 constexpr std::size_t kLeastBytes = std::size_t{1} << 20;
 
-constexpr std::uintptr_t round_up(std::uintptr_t address, std::size_t to) {
-  return (address + to - 1) & ~(to - 1);
-}
-
 }  // namespace
 
 bool RecordWindow::reserve() {

@@ -88,7 +88,7 @@ int map_wiped_on_fork(std::size_t length, std::uintptr_t* base) {
 int map_wiped_once(std::atomic<std::uintptr_t>& place, std::size_t length) {
   if (place.load(std::memory_order_acquire) != 0) return 0;
   std::uintptr_t base = 0;
-  length = (length + os::page_bytes() - 1) & ~(os::page_bytes() - 1);
+  length = round_up(length, os::page_bytes());
   if (int error = map_wiped_on_fork(length, &base)) return error;
   std::uintptr_t expected = 0;
   // Release: pairs with the acquires of threads that use it. A thread that loses the race gives its

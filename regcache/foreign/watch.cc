@@ -35,10 +35,10 @@ void close_in_child() {
 }
 
 std::uintptr_t page_low(std::uintptr_t address) {
-  return address & ~(os::page_bytes() - 1);
+  return round_down(address, os::page_bytes());
 }
 std::uintptr_t page_high(std::uintptr_t address) {
-  return page_low(address + os::page_bytes() - 1);
+  return round_up(address, os::page_bytes());
 }
 
 void warn(const char* what, int error) {

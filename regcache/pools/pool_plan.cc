@@ -16,13 +16,6 @@ constexpr std::size_t kDefaultBytes[kSides] = {std::size_t{8} << 10, std::size_t
 constexpr std::uint32_t kDefaultCount[kSides] = {8192, 1024};
 constexpr std::uint64_t kNoPieces = std::uint64_t{1} << 62;  // longer than any pool
 
-std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
-  return (value + unit - 1) & ~(unit - 1);
-}
-std::uint64_t round_down(std::uint64_t value, std::uint64_t unit) {
-  return value & ~(unit - 1);
-}
-
 constexpr const char* kWho = "rdmalloc_pool_create";
 
 int refuse(bool warns, int error, const Message& why) {

@@ -155,7 +155,7 @@ int check_room(Domain& domain, const PrefaultPlan& plan) {
 PageRange pages_of(const iovec& range) {
   std::uintptr_t page = os::page_bytes();
   auto low = reinterpret_cast<std::uintptr_t>(range.iov_base);
-  return {low & ~(page - 1), (low + range.iov_len + page - 1) & ~(page - 1)};
+  return {round_down(low, page), round_up(low + range.iov_len, page)};
 }
 
 int plan_prefault(const PrefaultRequest& request, PrefaultPlan* plan) {
