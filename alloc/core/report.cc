@@ -2,6 +2,7 @@
 
 #include "alloc/core/options.h"
 #include "alloc/core/standard_error.h"
+#include "alloc/os/control_character.h"
 #include "alloc/os/decimal.h"
 #include "alloc/os/os.h"
 
@@ -11,19 +12,11 @@ void Message::put(char c) {
   if (length_ + 2 < sizeof buffer_) buffer_[length_++] = c;  // room for '\n' and the zero
 }
 
-// Of the first 32, DEL, and the second 32 (C1) by themselves or as UTF-8 has them, behind 0xc2.
-// Behind other letters these bytes are parts of UTF-8's letters. tools/rdmalloc/programs.cc has the
-// same.
-bool Message::is_control(unsigned char c) const {
-  if (c < 0x80) return c < 0x20 || c == 0x7f;
-  auto before = static_cast<unsigned char>(length_ != 0 ? buffer_[length_ - 1] : 0);
-  return c < 0xa0 && (before < 0x80 || before == 0xc2);
-}
-
 Message& Message::text(const char* words) {
   for (; *words != 0; ++words) {
     auto c = static_cast<unsigned char>(*words);
-    if (!is_control(c)) {
+    auto before = static_cast<unsigned char>(length_ != 0 ? buffer_[length_ - 1] : 0);
+    if (!os::is_control_character(before, c)) {
       put(*words);
       continue;
     }

@@ -23,7 +23,6 @@ class Message {
 
  private:
   void put(char c);
-  bool is_control(unsigned char c) const;
   char buffer_[512] = {0};
   std::size_t length_ = 0;
 };

@@ -22,6 +22,7 @@
 #include <sstream>
 #include <string_view>
 
+#include "alloc/os/control_character.h"
 #include "tools/rdmalloc/elf_file.h"
 
 namespace rdmalloc::tool {
@@ -281,9 +282,8 @@ std::string visible(const std::string& text) {
   for (const char letter : text) {
     const auto c = static_cast<unsigned char>(letter);
     const auto before = static_cast<unsigned char>(shown.empty() ? 0 : shown.back());
-    const bool is_control =
-        c < 0x80 ? c < 0x20 || c == 0x7f : c < 0xa0 && (before < 0x80 || before == 0xc2);
-    shown += is_control ? fmt::format("\\x{:02x}", c) : std::string(1, letter);
+    shown +=
+        os::is_control_character(before, c) ? fmt::format("\\x{:02x}", c) : std::string(1, letter);
   }
   return shown;
 }
