@@ -15,6 +15,7 @@
 
 #include <cstring>
 
+#include "tests/support/kernel_has.h"
 #include "tests/support/page_frames.h"
 
 namespace {
@@ -29,8 +30,9 @@ class PageFrameCheckDeathTest : public testing::Test {
     GTEST_FLAG_SET(death_test_style, "threadsafe");
     setenv("RDMALLOC_HUGE", "never", 1);
     rdmalloc_uring* uring = nullptr;
-    int error = rdmalloc_domain_open_uring(nullptr, nullptr, &domain, &uring);
-    if (error != 0) GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(-error);
+    if (int error = rdmalloc_test::io_uring_error())
+      GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(error);
+    ASSERT_EQ(rdmalloc_domain_open_uring(nullptr, nullptr, &domain, &uring), 0);
     block = static_cast<char*>(rdmalloc_malloc(kBytes));
     ASSERT_NE(block, nullptr);
     memset(block, 1, kBytes);

@@ -15,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/kernel_has.h"
 #include "tests/support/process.h"
 
 namespace {
@@ -32,8 +33,9 @@ class UringBehaviours : public testing::Test {
     setenv("RDMALLOC_HUGE", "never", 1);
     pinned_before = pinned_bytes();
     file = memfd_create("uring_behaviours", MFD_CLOEXEC);
-    int error = rdmalloc_domain_open_uring(nullptr, nullptr, &domain, &uring);
-    if (error != 0) GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(-error);
+    if (int error = rdmalloc_test::io_uring_error())
+      GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(error);
+    ASSERT_EQ(rdmalloc_domain_open_uring(nullptr, nullptr, &domain, &uring), 0);
   }
   void TearDown() override {
     if (domain != nullptr) {

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/kernel_has.h"
 #include "tests/support/page_frames.h"
 #include "tests/support/process.h"
 
@@ -200,8 +201,9 @@ void set_decay_ms(std::uint64_t decay_ms) {
 class UringOracle : public testing::Test {
  protected:
   void SetUp() override {
-    int error = oracle.open();
-    if (error != 0) GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(-error);
+    if (int error = rdmalloc_test::io_uring_error())
+      GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(error);
+    ASSERT_EQ(oracle.open(), 0);
   }
   void expect_all_right() {
     oracle.finish();

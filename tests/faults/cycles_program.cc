@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "tests/faults/held.h"
+#include "tests/support/kernel_has.h"
 
 namespace {
 
@@ -124,10 +125,13 @@ bool has_io_uring(char** libraries) {
   Cycle probe;
   probe.uring_library = dlopen(libraries[1], RTLD_NOW | RTLD_LOCAL);
   if (!require(probe.uring_library != nullptr, "%s", dlerror())) exit(1);
-  int error = open_uring(probe);
-  if (error == 0) require(rdmalloc_domain_close(probe.domains[0]) == 0, "the probe closes");
-  if (error != 0) std::printf("SKIP: no io_uring here: %s\n", strerror(-error));
-  return error == 0;
+  if (int error = rdmalloc_test::io_uring_error()) {
+    std::printf("SKIP: no io_uring here: %s\n", strerror(error));
+    return false;
+  }
+  if (!require(open_uring(probe) == 0, "the probe opens")) exit(1);
+  require(rdmalloc_domain_close(probe.domains[0]) == 0, "the probe closes");
+  return true;
 }
 
 faults::Held settled() {

@@ -34,6 +34,7 @@
 #include "alloc/os/fault.h"
 #include "tests/faults/attempt.h"
 #include "tests/faults/held.h"
+#include "tests/support/kernel_has.h"
 
 namespace {
 
@@ -178,14 +179,9 @@ void open_all() {
   attr.entries = 8;
   attr.buffers = 64;
   if (has_uring) {
-    attempt("opening io_uring", [&] {
-      int error = rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring);
-      if (error != -ENOSYS && error != -EPERM) return error;
-      std::printf("SKIP: no io_uring here\n");
-      has_uring = false;
-      return 0;
-    });
-    if (has_uring) open_domains.push_back(domain);
+    attempt("opening io_uring",
+            [&] { return rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring); });
+    open_domains.push_back(domain);
   }
   if (may_lock) {
     attempt("opening mlock", [&] { return rdmalloc_domain_open_mlock(nullptr, &domain); });
@@ -526,7 +522,7 @@ int start() {
   rdmalloc_watch_counters watch = {};
   watch.size = sizeof watch;
   rdmalloc_watch_stats(&watch);
-  if (watch.error != 0)
+  if (rdmalloc_test::userfaultfd_error() != 0)
     std::printf("SKIP: no userfaultfd here: error %ld\n", static_cast<long>(watch.error));
   std::printf("fired %lu\n", static_cast<unsigned long>(fired));
   return mistakes == 0 ? 0 : 1;
@@ -586,6 +582,8 @@ int main(int argc, char** argv) {
   descriptors_at_first = held().descriptors;
   if (kIsSanitized) std::printf("SKIP: no mlock here: the sanitizer's does nothing\n");
   may_lock = !kIsSanitized && may_lock_enough();
+  has_uring = rdmalloc_test::io_uring_error() == 0;
+  if (!has_uring) std::printf("SKIP: no io_uring here\n");
   if (how == "start") return start();
   os::Site site = argc > 3 ? os::site_named(argv[2], std::strlen(argv[2])) : os::Site::kCount;
   if (how == "warm" && site != os::Site::kCount) return warm(site, std::string(argv[3]) == "all");

@@ -258,7 +258,10 @@ TEST_F(ForeignCalls, calls_beside_our_memory_and_harmless_ones_pass) {
 }
 
 TEST_F(ForeignCalls, purges_of_our_own_are_none) {
-  if (rdmalloc_purge == nullptr) GTEST_SKIP() << "SKIP: not on rdmalloc";
+  if (rdmalloc_purge == nullptr) {
+    ASSERT_EQ(getenv("LD_PRELOAD"), nullptr) << "rdmalloc is not in it";
+    GTEST_SKIP() << "SKIP: not on rdmalloc";
+  }
   for (int round = 0; round < 20; round++) {
     std::vector<void*> blocks;
     for (int i = 0; i < 2000; i++) {

@@ -26,6 +26,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/notifiers/expect.h"
+
 namespace {
 
 int failures = 0;
@@ -78,11 +80,7 @@ void ucm_callback(int, UcmUnmapped* event, void*) {
 // Sets the library up as its own users do. Whether it says that memory is watched.
 void* library = nullptr;
 bool begin_opal() {
-  void* opal = library = dlopen("libopen-pal.so.40", RTLD_NOW);
-  if (opal == nullptr) {
-    printf("SKIP: no Open MPI 4 here: %s\n", dlerror());
-    exit(77);
-  }
+  void* opal = library = rdmalloc_test::open_or_skip("libopen-pal.so.40", "Open MPI 4");
   find<int (*)()>(opal, "opal_mem_hooks_init")();
   bool is_supported = find<int (*)()>(opal, "opal_mem_hooks_support_level")() == 7;
   // Where no library watches the callback is registered all the same: it must not hear of anything.
@@ -94,11 +92,7 @@ bool begin_opal() {
 }
 
 bool begin_ucx() {
-  void* ucm = library = dlopen("libucs.so.0", RTLD_NOW);
-  if (ucm == nullptr) {
-    printf("SKIP: no UCX here: %s\n", dlerror());
-    exit(77);
-  }
+  void* ucm = library = rdmalloc_test::open_or_skip("libucs.so.0", "UCX");
   constexpr int kUnmapped = 1 << 17;
   using Handle = int (*)(int, int, void (*)(int, UcmUnmapped*, void*), void*);
   // With its hooks off UCX takes a handler only for what is declared external.

@@ -30,6 +30,7 @@ namespace {
 
 using rdmalloc_test::expect;
 using rdmalloc_test::failures;
+using rdmalloc_test::open_or_skip;
 
 rdmalloc_notifier_info state() {
   static auto* function = reinterpret_cast<decltype(&rdmalloc_notifier_state)>(
@@ -192,12 +193,7 @@ void cycle_ucx() {
 }
 
 void test_cycles(int count) {
-  void* ucp = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
-  if (ucp == nullptr) {
-    printf("SKIP: no UCX here: %s\n", dlerror());
-    exit(77);
-  }
-  dlclose(ucp);
+  dlclose(open_or_skip("libucp.so.0", "UCX"));
   Churn churn;
   uint64_t begin = purges();
   for (int i = 0; i < count; i++) {

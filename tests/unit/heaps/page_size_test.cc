@@ -28,6 +28,7 @@
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/support/huge_pool.h"
+#include "tests/support/kernel_has.h"
 #include "tests/support/process.h"
 #include "tests/unit/heaps/fixture.h"
 
@@ -136,7 +137,9 @@ TEST_F(HeapPageSizes, small_and_transparent_huge_pages_can_be_had_for_certain) {
   char* control = static_cast<char*>(rdmalloc_malloc(128 * kMiB));
   memset(control + 64 * kMiB, 1, 16 * kMiB);
   if (smaps_kib(control + 64 * kMiB, "AnonHugePages") < 16 * 1024) {
+    const bool there_are = rdmalloc_test::gives_huge_pages();
     rdmalloc_free(control);
+    ASSERT_FALSE(there_are) << "large memory has none";
     GTEST_SKIP() << "SKIP: this kernel gives no transparent huge pages";
   }
   rdmalloc_heap* small = make(RDMALLOC_PAGE_4K, 8 * kMiB);
@@ -303,8 +306,10 @@ TEST_F(HeapPageSizes, a_heap_that_ends_asks_once_for_huge_pages_that_were_there)
       held.push_back(block);
   }
   if (place == nullptr) {
+    const bool there_are = rdmalloc_test::gives_huge_pages();
     for (void* block : held) rdmalloc_free(block);
-    GTEST_SKIP() << "SKIP: blocks have no huge pages here";
+    ASSERT_FALSE(there_are) << "blocks have none";
+    GTEST_SKIP() << "SKIP: this kernel gives no transparent huge pages";
   }
   rdmalloc_free(place);
   ASSERT_GE(rdmalloc_purge(0), 0);

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <vector>
 
+#include "tests/support/kernel_has.h"
 #include "tests/unit/regcache/exit_registrar.h"
 
 namespace {
@@ -66,10 +67,11 @@ int main(int, char** argv) {
     rdmalloc_watch_counters watch = {};
     watch.size = sizeof watch;
     rdmalloc_watch_stats(&watch);
-    if (watch.is_on == 0) {
+    if (rdmalloc_test::userfaultfd_error() != 0) {
       std::printf("SKIP: no userfaultfd here\n");
       return 77;
     }
+    check(watch.is_on != 0, "not watched");
     bool is_closed = strcmp(how, "closes_watched") == 0;
     std::size_t length = is_closed ? kBlocks * kBlock : kBlock;
     void* memory =

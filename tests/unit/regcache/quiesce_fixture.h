@@ -2,10 +2,14 @@
 // notes in which order it is called.
 #pragma once
 
+#include <stdlib.h>
+
 #include <cstring>
 #include <functional>
+#include <string>
 #include <vector>
 
+#include "tests/support/kernel_has.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
 inline struct rdmalloc_quiesce_counters quiesce_counters() {
@@ -13,6 +17,14 @@ inline struct rdmalloc_quiesce_counters quiesce_counters() {
   now.size = sizeof now;
   EXPECT_EQ(rdmalloc_quiesce_stats(&now), 0);
   return now;
+}
+
+// Why a test of watched memory skips; empty where it does not.
+inline std::string why_not_watched() {
+  if (getenv("RDMALLOC_FOREIGN") == nullptr)
+    return "SKIP: run by regcache_quiesce_watch, which sets RDMALLOC_FOREIGN=watch";
+  const int error = rdmalloc_test::userfaultfd_error();
+  return error == 0 ? "" : std::string("SKIP: no userfaultfd here: ") + strerror(error);
 }
 
 // A block that is a span of its own.

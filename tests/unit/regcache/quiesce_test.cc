@@ -217,7 +217,8 @@ TEST_F(QuiesceOfTwo, what_an_event_of_watched_memory_takes_away_is_dropped) {
   StubFabric watched;
   StubDomain first(fabric, attr), second(watched);
   ASSERT_EQ(rdmalloc_watch_stats(&watch), 0);
-  if (watch.is_on == 0) GTEST_SKIP() << "SKIP: not watching: error " << watch.error;
+  if (const std::string why = why_not_watched(); !why.empty()) GTEST_SKIP() << why;
+  ASSERT_EQ(watch.is_on, 1u) << watch.error;
   Block block;
   void* map = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(first.touch(block.bytes, kMiB), 0u);
@@ -391,7 +392,8 @@ class QuiesceWatching : public Quiesce {
     Quiesce::SetUp();
     domain.emplace(fabric, attr);
     rdmalloc_watch_counters counters = watching();
-    if (counters.is_on == 0) GTEST_SKIP() << "SKIP: not watching: error " << counters.error;
+    if (const std::string why = why_not_watched(); !why.empty()) GTEST_SKIP() << why;
+    ASSERT_EQ(counters.is_on, 1u) << counters.error;
     map = mmap(nullptr, kMiB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   }
   void TearDown() override {

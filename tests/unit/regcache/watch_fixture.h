@@ -10,6 +10,7 @@
 
 #include "alloc/core/options.h"
 #include "alloc/os/userfault.h"
+#include "tests/support/kernel_has.h"
 #include "tests/unit/regcache/fixture.h"
 
 inline char* map_pages(std::size_t pages, void* at = nullptr, int extra_flags = 0) {
@@ -49,8 +50,10 @@ class Watching : public Regcache {
   void SetUp() override {
     Regcache::SetUp();
     set_mode("watch");
+    if (int error = rdmalloc_test::userfaultfd_error())
+      GTEST_SKIP() << "SKIP: no userfaultfd here: " << strerror(error);
     int fd = rdmalloc::os::userfault_open();
-    if (fd < 0) GTEST_SKIP() << "SKIP: no userfaultfd here (error " << fd << ")";
+    ASSERT_GE(fd, 0);
     ::close(fd);
     map = map_quietly(kPages, kQuiet);
     ASSERT_NE(map, nullptr);

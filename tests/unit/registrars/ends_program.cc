@@ -13,6 +13,8 @@
 #include <cstring>
 #include <string>
 
+#include "tests/support/kernel_has.h"
+
 namespace {
 
 constexpr std::size_t kMiB = 1 << 20;
@@ -48,11 +50,11 @@ void* register_and_purge(void*) {
 
 void open_all() {
   rdmalloc_uring* uring = nullptr;
-  int error = rdmalloc_domain_open_uring(nullptr, nullptr, &all.domain, &uring);
-  if (error != 0) {
-    std::printf("SKIP: no io_uring here: %s\n", strerror(-error));
+  if (int error = rdmalloc_test::io_uring_error()) {
+    std::printf("SKIP: no io_uring here: %s\n", strerror(error));
     exit(0);
   }
+  check("ring", rdmalloc_domain_open_uring(nullptr, nullptr, &all.domain, &uring));
   rdmalloc_heap_attr attr = {};
   attr.size = sizeof attr;
   attr.budget_bytes = 4 * kMiB;

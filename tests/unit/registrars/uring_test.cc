@@ -13,6 +13,7 @@
 
 #include "tests/support/capture.h"
 #include "tests/support/huge_pool.h"
+#include "tests/support/kernel_has.h"
 #include "tests/unit/registrars/support.h"
 
 namespace {
@@ -30,8 +31,9 @@ rdmalloc_uring_attr on_ring(io_uring& ring) {
 class Uring : public testing::Test {
  protected:
   void SetUp() override {
-    int error = rdmalloc_domain_open_uring(nullptr, nullptr, &domain, &uring);
-    if (error != 0) GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(-error);
+    if (int error = rdmalloc_test::io_uring_error())
+      GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(error);
+    ASSERT_EQ(rdmalloc_domain_open_uring(nullptr, nullptr, &domain, &uring), 0);
   }
   void TearDown() override {
     if (domain != nullptr) {
@@ -333,7 +335,8 @@ TEST(UringLimits, I12_a_limits_room_is_known_before_the_kernel_is_asked) {
     attr.entries = 8;
     rdmalloc_domain* domain = nullptr;
     rdmalloc_uring* uring = nullptr;
-    if (rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring) != 0) return 77;
+    if (rdmalloc_test::io_uring_error() != 0) return 77;
+    if (rdmalloc_domain_open_uring(&attr, nullptr, &domain, &uring) != 0) return 8;
     if (counters_of(domain).memlock_limit_bytes != 7 << 20) return 1;
     auto get = [domain](std::size_t bytes, int* error) {
       void* block = rdmalloc_malloc(bytes);
