@@ -32,7 +32,7 @@ void warn(const char* name, const char* value, const char* allowed, const char* 
       .text("warning: ")
       .text(name)
       .text("=")
-      .text(value)
+      .value(value)
       .text(" is not understood; allowed: ")
       .text(allowed)
       .text("; using ")

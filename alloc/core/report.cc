@@ -8,21 +8,58 @@
 
 namespace rdmalloc {
 
-void Message::put(char c) {
-  if (length_ + 2 < sizeof buffer_) buffer_[length_++] = c;  // room for '\n' and the zero
+namespace {
+
+constexpr const char* kDigits = "0123456789abcdef";
+
+// How many bytes there belong together: a letter of UTF-8, or a byte that begins none.
+std::size_t bytes_of_letter(const char* words) {
+  auto first = static_cast<unsigned char>(*words);
+  std::size_t whole = first < 0xc0 ? 1 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : 4;
+  for (std::size_t i = 1; i < whole; ++i) {
+    auto c = static_cast<unsigned char>(words[i]);
+    auto before = static_cast<unsigned char>(words[i - 1]);
+    if (c < 0x80 || c >= 0xc0 || os::is_control_character(before, c)) return 1;
+  }
+  return whole;
+}
+
+}  // namespace
+
+// One is enough where a value ended in one.
+void Message::cut() {
+  std::size_t there = 0;
+  while (there < kEllipsisBytes && there < length_ && buffer_[length_ - 1 - there] == '.') ++there;
+  for (; there < kEllipsisBytes; ++there) buffer_[length_++] = '.';
+}
+
+// As far as whole letters, and whole \x1b, end before `end`.
+void Message::add(const char* words, std::size_t end) {
+  if (end + kEllipsisBytes > kMost) end = kMost;
+  while (!is_cut_ && *words != 0) {
+    auto before = static_cast<unsigned char>(length_ != 0 ? buffer_[length_ - 1] : 0);
+    auto c = static_cast<unsigned char>(*words);
+    bool is_control = os::is_control_character(before, c);
+    const char shown[] = {'\\', 'x', kDigits[c >> 4], kDigits[c & 15]};
+    std::size_t taken = is_control ? 1 : bytes_of_letter(words);
+    std::size_t count = is_control ? sizeof shown : taken;
+    if (length_ + count > end) {
+      cut();
+      is_cut_ = end == kMost;
+      return;
+    }
+    for (std::size_t i = 0; i < count; ++i) buffer_[length_++] = is_control ? shown[i] : words[i];
+    words += taken;
+  }
 }
 
 Message& Message::text(const char* words) {
-  for (; *words != 0; ++words) {
-    auto c = static_cast<unsigned char>(*words);
-    auto before = static_cast<unsigned char>(length_ != 0 ? buffer_[length_ - 1] : 0);
-    if (!os::is_control_character(before, c)) {
-      put(*words);
-      continue;
-    }
-    constexpr const char* kDigits = "0123456789abcdef";
-    for (char shown : {'\\', 'x', kDigits[c >> 4], kDigits[c & 15]}) put(shown);
-  }
+  add(words, kMost);
+  return *this;
+}
+
+Message& Message::value(const char* words) {
+  add(words, length_ + kLongestValue);
   return *this;
 }
 
@@ -31,17 +68,17 @@ Message& Message::number(std::uint64_t value) {
 }
 
 Message& Message::signed_number(std::int64_t value) {
-  if (value < 0) put('-');
+  if (value < 0) text("-");
   return number(value < 0 ? -static_cast<std::uint64_t>(value) : static_cast<std::uint64_t>(value));
 }
 
 Message& Message::address(const void* pointer) {
-  text("0x");
   auto value = reinterpret_cast<std::uintptr_t>(pointer);
+  char words[sizeof "0x" + 16] = "0x";
   int shift = 60;
   while (shift > 0 && (value >> shift) == 0) shift -= 4;
-  for (; shift >= 0; shift -= 4) put("0123456789abcdef"[(value >> shift) & 15]);
-  return *this;
+  for (char* next = words + 2; shift >= 0; shift -= 4) *next++ = kDigits[(value >> shift) & 15];
+  return text(words);
 }
 
 void Message::print() const {

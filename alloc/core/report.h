@@ -6,11 +6,15 @@
 
 namespace rdmalloc {
 
-// Text built in a fixed buffer; what does not fit is cut.
+// Text built in a fixed buffer. What does not fit is cut, and an ellipsis stands for it: so what to
+// do about it comes early, or behind words of a bounded length.
 class Message {
  public:
   // Control characters as \x1b: they may come from the environment, and go to a terminal.
   Message& text(const char* words);
+  // Words of any length, such as a setting: beyond kLongestValue bytes an ellipsis, and there is
+  // room for what comes behind them.
+  Message& value(const char* words);
   Message& number(std::uint64_t value);
   Message& signed_number(std::int64_t value);
   Message& address(const void* pointer);
@@ -21,10 +25,17 @@ class Message {
   const char* c_str() const { return buffer_; }
   std::size_t length() const { return length_; }
 
+  static constexpr std::size_t kLongestValue = 100;
+
  private:
-  void put(char c);
-  char buffer_[512] = {0};
+  void add(const char* words, std::size_t end);
+  void cut();
+  static constexpr std::size_t kBytes = 512;
+  static constexpr std::size_t kEllipsisBytes = 3;
+  static constexpr std::size_t kMost = kBytes - kEllipsisBytes - 2;  // and '\n', the zero
+  char buffer_[kBytes] = {0};
   std::size_t length_ = 0;
+  bool is_cut_ = false;
 };
 
 // Prints "rdmalloc: <what>: <detail>" and aborts. For corruption of the heap itself only (I14).

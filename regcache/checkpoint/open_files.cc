@@ -33,7 +33,10 @@ void look(int fd, const char* name, void* arg) {
   auto* found = static_cast<OpenFiles*>(arg);
   for (const char* prefix : kUndumpable) {
     if (std::strncmp(name, prefix, std::strlen(prefix)) != 0) continue;
-    if (found->count == OpenFiles::kMost) return;
+    if (found->count == OpenFiles::kMost) {
+      ++found->left_out;
+      return;
+    }
     OpenFile& file = found->files[found->count++];
     file.fd = fd;
     std::strncpy(file.name, name, sizeof file.name - 1);

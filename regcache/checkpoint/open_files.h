@@ -13,6 +13,7 @@ struct OpenFiles {
   static constexpr std::size_t kMost = 16;
   OpenFile files[kMost];
   std::size_t count;
+  std::size_t left_out;  // beyond kMost
 };
 
 // Looks through /proc/self/fd. Where it can't be read nothing is found.

@@ -52,7 +52,7 @@ int check_domains(const char* who, rdmalloc_domain* const* domains, std::size_t 
             .text("] is domains[")
             .number(j)
             .text("] too (")
-            .text(domain_of(domains[i])->ops.name)
+            .value(domain_of(domains[i])->ops.name)
             .text("); name each domain once")
             .print();
       return -EINVAL;

@@ -150,7 +150,7 @@ void warn_quarantined(Domain& domain, const Registration* reg, int error) {
   bool is_remote = (reg->access() & RDMALLOC_ACCESS_REMOTE) != 0;
   Message()
       .text("warning: ")
-      .text(domain.ops.name)
+      .value(domain.ops.name)
       .text(" could not deregister ")
       .address(reinterpret_cast<void*>(reg->base()))
       .text(" + ")

@@ -44,7 +44,7 @@ void warn_lost(const Domain& domain, const Loss& loss) {
   if (options().quiet) return;
   Message()
       .text("warning: the device of ")
-      .text(domain.ops.name)
+      .value(domain.ops.name)
       .text(" is gone: calls for its domain fail from now on (-ENODEV); ")
       .number(loss.dropped)
       .text(" registrations end now, ")

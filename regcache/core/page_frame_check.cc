@@ -70,7 +70,7 @@ const char* what_is_stale(std::uint64_t then, std::uint64_t now) {
                                const char* what) {
   Message()
       .text("a stale registration: ")
-      .text(domain.ops.name)
+      .value(domain.ops.name)
       .text(" registered ")
       .address(reinterpret_cast<void*>(reg->base()))
       .text(" + ")

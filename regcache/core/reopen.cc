@@ -28,7 +28,7 @@ void lose_at_resume(Domain& domain, int error) {
   if (options().quiet) return;
   Message()
       .text("warning: rdmalloc_resume: ")
-      .text(domain.ops.name)
+      .value(domain.ops.name)
       .text(" could not be opened again (error ")
       .signed_number(error)
       .text("): calls for its domain fail from now on (-ENODEV); its memory stays usable")

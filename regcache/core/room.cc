@@ -163,7 +163,7 @@ void warn(Domain& domain, std::size_t length, const MemlockRoom& room) {
       .text(" bytes and leaves ")
       .number(room.left)
       .text(" for ")
-      .text(domain.ops.name)
+      .value(domain.ops.name)
       .text(", which wants ")
       .number(length)
       .text(": raise it (ulimit -l), or grant CAP_IPC_LOCK")

@@ -47,7 +47,7 @@ int narrow(const Domain& domain, std::size_t index, std::uint32_t access, Region
                                .text("remote rights, and the registrar of domains[")
                                .number(index)
                                .text("] (")
-                               .text(domain.ops.name)
+                               .value(domain.ops.name)
                                .text(") can't open exactly the bytes asked for; ask for "
                                      "RDMALLOC_ACCESS_LOCAL, or leave that domain out"));
   if (domain.unit > limits->alignment) limits->alignment = domain.unit;

@@ -25,13 +25,13 @@ int refuse(const PoolPlan& plan, const PoolRoom& room, const PoolPlan& fitting) 
       .number(layout.end())
       .text(" bytes");
   if (layout.end() > room.bytes)
-    message.text("; ").text(room.bytes_by).text(" leaves ").number(room.bytes).text(" bytes");
+    message.text("; ").value(room.bytes_by).text(" leaves ").number(room.bytes).text(" bytes");
   std::uint64_t registrations = layout.pieces();
   if (registrations > room.registrations)
     message.text(" and ")
         .number(registrations)
         .text(" registrations; ")
-        .text(room.registrations_by)
+        .value(room.registrations_by)
         .text(" leaves ")
         .number(room.registrations);
   message.text(": ")
@@ -47,7 +47,7 @@ int warn_refused(const char* who, int error, std::uint64_t done, std::uint64_t a
   if (!options().quiet)
     Message()
         .text("warning: rdmalloc_pool_create: ")
-        .text(who)
+        .value(who)
         .text(" refused (error ")
         .signed_number(error)
         .text(") after ")

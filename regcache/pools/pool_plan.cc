@@ -83,7 +83,7 @@ int warn_too_long(const PoolPlan& plan, const Domain& domain, bool warns) {
                     .text("a buffer of ")
                     .number(longest(plan))
                     .text(" bytes is longer than one registration of ")
-                    .text(domain.ops.name)
+                    .value(domain.ops.name)
                     .text(" may be; ")
                     .number(round_down(domain.largest, os::page_bytes()))
                     .text(" bytes would fit"));
@@ -93,7 +93,7 @@ int warn_not_exact(const Domain& domain, bool warns) {
   return refuse(warns, -EACCES,
                 because()
                     .text("remote rights, and the registrar of ")
-                    .text(domain.ops.name)
+                    .value(domain.ops.name)
                     .text(" can't open exactly one buffer: its unit is ")
                     .number(domain.unit)
                     .text(" bytes; ask for RDMALLOC_ACCESS_LOCAL, or for buffers of whole units if "

@@ -105,7 +105,7 @@ int refuse(const char* who, const char* what, std::uint64_t asked, std::uint64_t
         .number(asked)
         .text(what)
         .text(" asked; ")
-        .text(who)
+        .value(who)
         .text(" leaves ")
         .number(left)
         .print();

@@ -127,7 +127,7 @@ void warn_refused(const Job& job, const Unit& unit, int error) {
   if (options().quiet) return;
   Message()
       .text("warning: rdmalloc_reg_prefault: ")
-      .text(unit.domain->ops.name)
+      .value(unit.domain->ops.name)
       .text(" refused ")
       .number(unit.piece.made_high - unit.piece.made_low)
       .text(" bytes at ")

@@ -116,7 +116,7 @@ def why_not_started(folder):
 def after_refusal(folder, process, reason):
     """A rank that could not be quiesced says which files are open, and CRIU has only that the script failed. What
     CRIU refuses itself is left quiesced."""
-    found = re.search(r"with these files open: (.*); close them before", text_of(folder + "/out"))
+    found = re.search(r"with \d+ files open \(.*?\(\)\): (.*)", text_of(folder + "/out"))
     if found:
         return f"a rank is not quiesced: {found[1]}; {'goes on' if goes_on(folder) else 'stands still'}"
     done = subprocess.run([f"{PROGRAMS}/rdmalloc", "checkpoint", "resume", str(process)], check=False)

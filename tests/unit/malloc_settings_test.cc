@@ -131,6 +131,25 @@ TEST(MallocSettings, control_characters_are_shown_and_not_sent) {
   EXPECT_TRUE(contains(run_with({"RDMALLOC_\x1b[2J=1"}).errors, ": RDMALLOC_\\x1b[2J=1"));
 }
 
+// Of any length: what is allowed, and what is used, comes behind it. Seen to fail: what was allowed
+// was cut.
+TEST(MallocSettings, of_a_long_value_the_remedy_is_not_cut) {
+  for (const char* name :
+       {"FAULT", "PURGE", "DECAY_MS", "DIRTY_MAX", "LIMIT", "PRESSURE", "CHECK", "HUGE", "NOTIFY",
+        "FOREIGN", "CHECKPOINT", "ARENA", "TOPOLOGY", "REG_MAX_BYTES", "REG_MAX_COUNT", "STATS"}) {
+    std::string begin = std::string("RDMALLOC_") + name + "=";
+    ChildResult result = run_with({begin + "a" + std::string(9999, 'x')});
+    ASSERT_TRUE(result.clean()) << result.describe();
+    EXPECT_TRUE(contains(result.errors, begin + "axxx")) << result.errors;
+    EXPECT_TRUE(contains(result.errors, "xxx... is not understood; allowed: ")) << result.errors;
+    EXPECT_TRUE(contains(result.errors, "; using ")) << result.errors;
+    EXPECT_FALSE(contains(result.errors, "...\n")) << result.errors;
+  }
+  std::string unknown = run_with({"RDMALLOC_" + std::string(9999, 'X') + "=1"}).errors;
+  EXPECT_TRUE(contains(unknown, "docs/settings.md lists them all: RDMALLOC_XXX")) << unknown;
+  EXPECT_TRUE(contains(unknown, "XXX...\n")) << unknown;
+}
+
 TEST(MallocSettings, settings_of_the_lab_are_not_ours_to_warn_of) {
   ChildResult result = run_with({"RDMALLOC_LAB_DIR=/nowhere"});
   ASSERT_TRUE(result.clean()) << result.describe();
