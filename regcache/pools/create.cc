@@ -1,5 +1,6 @@
 // Making and unmaking pools.
 #include <errno.h>
+#include <limits.h>
 
 #include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
@@ -11,6 +12,34 @@
 
 namespace rdmalloc::regcache {
 namespace {
+
+constexpr const char* kWho = "rdmalloc_pool_create";
+
+int warn_too_many() {
+  if (!options().quiet)
+    Message()
+        .text("warning: ")
+        .text(kWho)
+        .text(": there are ")
+        .number(kMostPools)
+        .text(" pools, and can't be more; destroy one")
+        .print();
+  return -EMFILE;
+}
+
+int warn_no_key(int error) {
+  if (!options().quiet)
+    Message()
+        .text("warning: ")
+        .text(kWho)
+        .text(": pthread_key_create() refused (error ")
+        .signed_number(error)
+        .text("); a process has ")
+        .number(PTHREAD_KEYS_MAX)
+        .text(" keys at most; delete one that the program uses no more")
+        .print();
+  return error;
+}
 
 int refuse(const PoolPlan& plan, const PoolRoom& room, const PoolPlan& fitting) {
   PoolLayout layout(plan);
@@ -203,7 +232,8 @@ int build(BufferPool& pool, const PoolPlan& plan, rdmalloc_domain* const* domain
   for (Side side : {kSmall, kLarge}) layout.skip(side, plan.count[side]);
   std::uint64_t pieces = layout.pieces();
   rdmalloc_key* keys = nullptr;
-  if (int error = map_tables(pool, plan, pieces, &keys)) return error;
+  if (int error = map_tables(pool, plan, pieces, &keys))
+    return warn_refused("the kernel, asked for the pool's tables,", error, 0, layout.end());
   if (int error = take_memory(pool, plan, layout.end())) return error;
   fill(pool, plan, keys);
   pool.keys = keys;
@@ -329,16 +359,19 @@ extern "C" RDMALLOC_API int rdmalloc_pool_create(rdmalloc_domain* const* domains
                                                  const rdmalloc_pool_attr* attr,
                                                  rdmalloc_pool** handle) {
   PoolPlan plan = {}, fitting = {};
-  if (handle == nullptr) return -EINVAL;
+  if (handle == nullptr) {
+    rdmalloc::report_warning(kWho, "`pool` is NULL: there is no place for the pool's name");
+    return -EINVAL;
+  }
   if (int error = plan_pool(domains, domain_count, attr, true, &plan)) return error;
   PoolRoom room = room_for(plan, domains, domain_count);
   fit_pool(plan, room, &fitting);
   if (fitting.total() != plan.total()) return refuse(plan, room, fitting);
-  if (int error = pool_threads_prepare()) return error;
+  if (int error = pool_threads_prepare()) return warn_no_key(error);
   GateScope scope(*state(), Gate::kMakes);
   if (int error = scope.error()) return error;
   BufferPool* pool = take_place();
-  if (pool == nullptr) return -EMFILE;
+  if (pool == nullptr) return warn_too_many();
   pool->domain_count = domain_count;
   pool->registration_count = 0;
   pool->memory = nullptr;

@@ -328,15 +328,56 @@ TEST_F(PoolLimits, a_thousand_pools_in_turn_leave_the_mappings_as_they_are) {
   EXPECT_LT(rdmalloc_test::mapping_count() - before, kBound);
 }
 
-// Fails when take_place() does not look at the end.
+// Fails when take_place() does not look at the end, and without the warning.
 TEST_F(PoolLimits, sixty_pools_at_once) {
   StubDomain domain(fabric);
   std::vector<rdmalloc_pool*> pools;
   rdmalloc_pool_attr attr = sizes(kPage, 2);
   for (int i = 0; i < 60; ++i) pools.push_back(make(domain, attr));
-  rdmalloc_pool* one_more = nullptr;
-  EXPECT_EQ(rdmalloc_pool_create(&domain.handle, 1, &attr, &one_more), -EMFILE);
+  EXPECT_EQ(
+      refused(domain, attr, -EMFILE),
+      "rdmalloc: warning: rdmalloc_pool_create: there are 60 pools, and can't be more; destroy "
+      "one\n");
   for (rdmalloc_pool* pool : pools) EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
+TEST_F(PoolLimits, a_place_for_the_pools_name_is_asked_for) {
+  StubDomain domain(fabric);
+  rdmalloc_pool_attr attr = sizes(kPage, 2);
+  rdmalloc_test::Capture capture;
+  EXPECT_EQ(rdmalloc_pool_create(&domain.handle, 1, &attr, nullptr), -EINVAL);
+  EXPECT_EQ(capture.end(),
+            "rdmalloc: warning: rdmalloc_pool_create: `pool` is NULL: there is no place for the "
+            "pool's name\n");
+}
+
+TEST_F(PoolLimits, tables_that_the_kernel_refuses_are_said) {
+  namespace os = rdmalloc::os;
+  StubDomain domain(fabric);
+  rdmalloc_pool_attr attr = sizes(kPage, 400000);  // longer tables than earlier tests have left
+  os::arm_fault(os::Site::kMapMetadata, 1);
+  std::string message = refused(domain, attr, -ENOMEM);
+  os::arm_fault(os::Site::kMapMetadata, 0);
+  EXPECT_EQ(message,
+            "rdmalloc: warning: rdmalloc_pool_create: the kernel, asked for the pool's tables, "
+            "refused (error -12) after 0 of 1638400000 bytes\n");
+}
+
+// In a process of its own: the key is made once.
+TEST_F(PoolLimits, a_key_for_threads_that_libc_refuses_is_said) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        namespace os = rdmalloc::os;
+        StubDomain domain(fabric);
+        rdmalloc_pool_attr attr = sizes(kPage, 2);
+        rdmalloc_pool* pool = nullptr;
+        os::arm_fault(os::Site::kThreadKey, 1);
+        _exit(rdmalloc_pool_create(&domain.handle, 1, &attr, &pool) == -EAGAIN ? 0 : 1);
+      },
+      testing::ExitedWithCode(0),
+      "rdmalloc_pool_create: pthread_key_create\\(\\) refused \\(error -11\\); a process has 1024 "
+      "keys at most; delete one");
 }
 
 }  // namespace
