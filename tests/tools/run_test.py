@@ -213,6 +213,10 @@ class Refuses(Case):
                              ("NOTIFY=", ["explicit"])):
             self.refused([f"--set {value}: RDMALLOC_", "is not understood", *words], "--set", value, "--", "echo")
         self.refused(["RDMALLOC_PURGE=never is not understood"], "--purge", "never", "--", "echo")
+        # What is said of it cuts the value. Seen to fail: the tool did not know it then, and started the program.
+        for long in ("never" * 1000, "\x1b" * 1000):
+            self.refused(["RDMALLOC_PURGE=", "... is not understood; allowed: auto, thread, manual, off"],
+                         "--set", "PURGE=" + long, "--", "echo")
         # Seen to fail: sent to the terminal as they are.
         self.refused(["--set PURGE=\\x1b[2J\\x9b: RDMALLOC_PURGE=\\x1b[2J\\x9b is not understood", "manual"],
                      "--set", b"PURGE=\x1b[2J\x9b", "--", "echo")

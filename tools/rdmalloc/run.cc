@@ -158,13 +158,13 @@ std::string value_problem(const RunOptions& options) {
     alone["LD_PRELOAD"] = std::nullopt;
     alone[name] = value;
     const std::string said = ask({own_program(), "--version"}, alone).err;
-    const std::string problem = visible(fmt::format("{}={} is not understood; ", name, value));
-    const std::size_t at = said.find(problem);
+    // The value itself may be cut in what is said of it.
+    const std::size_t at = said.find(visible(name) + "=");
     if (at == std::string::npos) continue;
-    // "allowed: 0 to 3600000 (milliseconds); using 5000"
-    const std::string rest =
-        said.substr(at + problem.size(), said.find('\n', at) - at - problem.size());
-    return fmt::format("--set {}: {}{}", text, problem, rest.substr(0, rest.rfind("; using ")));
+    // "RDMALLOC_DECAY_MS=x is not understood; allowed: 0 to 3600000 (milliseconds); using 5000"
+    const std::string problem = said.substr(at, said.find('\n', at) - at);
+    if (problem.rfind(" is not understood; allowed: ") == std::string::npos) continue;
+    return fmt::format("--set {}: {}", text, problem.substr(0, problem.rfind("; using ")));
   }
   return {};
 }
