@@ -37,10 +37,10 @@ struct Folder {
 };
 
 TEST(BuildOf, a_library_of_debian_s_names_package_and_version) {
-  if (find_program("dpkg-query").empty()) GTEST_SKIP() << "no dpkg-query: not Debian";
+  if (find_program("dpkg-query").empty()) GTEST_SKIP() << "SKIP: no dpkg-query: not Debian";
   EXPECT_EQ(build_of({"glibc", "", {}}).rfind("libc6 2.", 0), 0);
   const fs::path library = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
-  if (!fs::exists(library)) GTEST_SKIP() << "no libjemalloc2";
+  if (!fs::exists(library)) GTEST_SKIP() << "SKIP: no libjemalloc2";
   EXPECT_EQ(build_of({"jemalloc", library.string(), {}}).rfind("libjemalloc2 5.", 0), 0);
 }
 

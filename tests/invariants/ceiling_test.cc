@@ -38,7 +38,7 @@ void make_shards(uint64_t count) {
 TEST(Ceiling, I7_a_thread_finds_14_mib_again_in_one_shard_of_many) {
   make_shards(kShards);
   if (expected(kShards * 32 * kMiB) != kShards * 32 * kMiB)
-    GTEST_SKIP() << "less memory than 5 GiB";
+    GTEST_SKIP() << "SKIP: less memory than 5 GiB";
   run_at(kShards - 1, [] {
     uint64_t moves = 0;
     for (int round = 0; round < 12; round++) {

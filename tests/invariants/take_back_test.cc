@@ -304,7 +304,7 @@ TEST_P(TakeBackThreads, phases_of_all_sizes_on_four_threads) {
 // taken from them, but for one block of each class. No purge thread is here to do so in time, and
 // no thread wakes. Seen to fail without caches_reclaim_for_allocation(): 25.6 MiB of 32.
 TEST_P(TakeBackArena, what_idle_threads_hold_is_free) {
-  if (rdmalloc::os::kThreadSanitizer) GTEST_SKIP() << "ThreadSanitizer knows no membarrier";
+  if (rdmalloc::os::kThreadSanitizer) GTEST_SKIP() << "SKIP: ThreadSanitizer knows no membarrier";
   std::barrier all_have{kThreads}, all_are_idle{kThreads + 1};
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;

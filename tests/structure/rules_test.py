@@ -6,7 +6,8 @@ alloc/pages/, a mirror's host name in a document, a source file padded to 601 li
 invariant renamed, a test source that no CMakeLists.txt names; with the site taken from before an
 mlock, with a second pthread_create behind one site, with a site in the table that nothing uses, and
 with sites of verbs that the test in the lab did not name, and with purge_thread_start() in slab.cc, with
-a test named it_does_not_change_while_the_block_lives.
+a test named it_does_not_change_while_the_block_lives, with a skip for "less memory than 5 GiB", and with DPDK's tests as
+they were, which ctest called skipped where EAL did not start.
 """
 import fnmatch
 import glob
@@ -352,6 +353,24 @@ class Names(unittest.TestCase):
                  if not part.endswith(".")]  # the rest of the name is put behind it
         self.assertGreater(len(parts), 5)
         self.assertEqual([], [f"{name}: {part}" for name, part in parts if not fnmatch.filter(tests, part)])
+
+
+SKIP = re.compile(r"GTEST_SKIP\(\)\s*(?:<<\s*)?(.{0,30})")
+# Texts of others that begin with "SKIP: ": HugePool's, why_not_watched()'s, and what a program of the test has printed.
+SKIPS_FOR = ("\"SKIP: ", "pool.why_not", "why;", "result.output")
+
+
+class Skips(unittest.TestCase):
+    def test_each_says_what_is_missing(self):
+        skips = [(name, match[1]) for name in tree.sources("tests") for match in SKIP.finditer(tree.text(name))]
+        self.assertGreater(len(skips), 80)
+        self.assertEqual([], [f"{name}: GTEST_SKIP() << {why}" for name, why in skips if not why.startswith(SKIPS_FOR)])
+
+    def test_no_suite_is_set_up_as_a_whole(self):
+        # GoogleTest says "SKIPPED" of the tests of a suite whose setting up has failed, and ctest takes that for a
+        # skip, whatever the exit status: each of a suite's tests passed where none ran.
+        self.assertEqual([], [name for name in tree.sources("tests")
+                              if re.search(r"\bSetUpTest(?:Suite|Case)\(", tree.text(name))])
 
 
 class Invariants(unittest.TestCase):
