@@ -169,6 +169,7 @@ class Pictures(unittest.TestCase):
         self.text = bcast_report.picture_of(bcast_report.Report(self.report))
         self.root = xml.etree.ElementTree.fromstring(self.text)
         self.texts = self.root.findall(f"{SVG}text")
+        self.assertGreater(len(self.texts), 20)
 
     def test_each_question_is_a_panel_with_its_sentence(self):
         words = " ".join(element.text for element in self.texts)
@@ -205,6 +206,7 @@ class Pictures(unittest.TestCase):
 
     def test_lines_of_text_do_not_overlap(self):
         places = sorted({float(element.get("y")) for element in self.texts if element.get("x") == f"{svg.MARGIN:.1f}"})
+        self.assertGreater(len(places), 2)
         for one, next_one in zip(places, places[1:]):
             self.assertGreaterEqual(next_one - one, 21)
 
@@ -213,6 +215,7 @@ class Pictures(unittest.TestCase):
         light, dark = style.split("@media (prefers-color-scheme: dark)")
         classes = re.compile(r"\.(\w+)\{(?:fill|stroke):(#\w+)")
         dark = dict(classes.findall(dark))
+        self.assertGreater(len(dark), 5)
         for name, colour in classes.findall(light):
             self.assertNotEqual(dark.get(name, colour), colour, name)
             self.assertGreater(contrast(colour, "#ffffff") if name not in ("paper", "grid") else 3, 2.9, name)

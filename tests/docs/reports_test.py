@@ -52,6 +52,7 @@ class Reports(unittest.TestCase):
 
     def test_every_program_is_named_by_a_page_and_by_this_test(self):
         pages = "".join(path.read_text() for path in REPORTS.glob("*.md"))
+        self.assertGreater(len(list(REPORTS.glob("*.c"))), 5)
         for path in REPORTS.glob("*.c"):
             self.assertIn(f"`{path.name}`", pages)
             self.assertIn(f'"{path.stem}"', pathlib.Path(__file__).read_text())

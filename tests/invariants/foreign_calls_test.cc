@@ -249,7 +249,10 @@ TEST_F(ForeignCalls, calls_beside_our_memory_and_harmless_ones_pass) {
     int fd = pidfd_of(other);
     iovec range = {at, page};
     EXPECT_EQ(process_madvise(fd, &range, 1, MADV_DONTNEED, 0), -1);  // no kernel takes that
-    EXPECT_GE(process_madvise(pidfd_of(getpid()), &range, 1, MADV_WILLNEED, 0), -1);
+    int own = pidfd_of(getpid());
+    process_madvise(own, &range, 1, MADV_WILLNEED, 0);  // whatever the kernel says
+    EXPECT_EQ(*at, 7) << "was changed";
+    close(own);
     kill(other, SIGKILL);
     int status = 0;
     EXPECT_TRUE(rdmalloc_test::wait_with_limit(other, 30000, &status));

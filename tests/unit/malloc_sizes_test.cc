@@ -211,7 +211,13 @@ TEST(MallocSizes, freeing_null_does_nothing) {
 TEST(MallocSizes, sized_frees_take_blocks_of_every_size) {
   if (!aut::has_free_sized()) GTEST_SKIP() << "SKIP: this malloc has no free_sized (C23)";
   for (size_t bytes = 0; bytes <= 70000; bytes = bytes < 64 ? bytes + 1 : bytes * 9 / 8) {
-    aut::free_sized(aut::malloc(bytes), bytes);
+    std::set<void*> places;
+    for (int i = 0; i < 100; i++) {
+      void* block = aut::malloc(bytes);
+      places.insert(block);
+      aut::free_sized(block, bytes);
+    }
+    EXPECT_LT(places.size(), 50u) << bytes << ": not free";
     aut::free_sized(aut::calloc(1, bytes), bytes);
     for (size_t alignment : {16u, 64u, 4096u}) {
       size_t rounded = (bytes + alignment - 1) & ~(alignment - 1);
