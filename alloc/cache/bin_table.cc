@@ -25,14 +25,24 @@ void set_steps(unsigned size_class, std::uint8_t offset) {
   for (; step != end; ++step)
     std::atomic_ref<std::uint8_t>(*step).store(offset, std::memory_order_relaxed);
 }
+std::uint8_t offset_of(unsigned size_class) {
+  return static_cast<std::uint8_t>(size_class * sizeof(Bin) / 8);
+}
 void enter_steps(unsigned size_class) {
-  set_steps(size_class, static_cast<std::uint8_t>(size_class * sizeof(Bin) / 8));
+  set_steps(size_class, offset_of(size_class));
 }
 
 }  // namespace
 
 void bin_table_init() {
   for (unsigned c = 1; c <= kSmallClasses; ++c) enter_steps(c);
+}
+
+[[gnu::cold]] void bin_table_enter_small(bool are_coarse) {
+  for (unsigned c = 1; c <= kSmallClasses; ++c) {
+    unsigned coarse = coarse_class_for(c);
+    if (coarse != c) set_steps(c, offset_of(are_coarse ? coarse : c));
+  }
 }
 
 [[gnu::cold]] void bin_table_enter_span(unsigned size_class) {

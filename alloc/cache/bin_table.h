@@ -49,6 +49,33 @@ static_assert(steps_are_right(kSmallMax, kSmallMax * 3) &&
 // Enters all sizes of slabs. Called once at initialisation.
 void bin_table_init();
 
+// The class that serves for sizes of `size_class` while classes are coarse (coarse_classes.h):
+// above 128 bytes every second one, four to a doubling, as jemalloc and mimalloc have them. Its
+// blocks are no less aligned.
+constexpr unsigned coarse_class_for(unsigned size_class) {
+  if (size_class <= class_of(128) || size_class > kSmallClasses) return size_class;
+  return (size_class + 1) & ~1u;
+}
+static_assert([] {
+  for (unsigned c = 1; c <= kSmallClasses; ++c) {
+    std::uint32_t bytes = block_bytes_of(c), coarse = block_bytes_of(coarse_class_for(c));
+    if (coarse < bytes || (coarse & (0 - coarse)) < (bytes & (0 - bytes))) return false;
+    if (coarse_class_for(coarse_class_for(c)) != coarse_class_for(c)) return false;
+  }
+  return true;
+}());
+// Enters the sizes of slabs again, by coarse classes or each by its own. Any thread, one at a time.
+// A malloc meanwhile finds either class, and both serve.
+void bin_table_enter_small(bool are_coarse);
+// The class that a size up to kSmallMax is served by now.
+inline unsigned serving_class_of(std::size_t bytes) {
+  std::size_t offset = bin_offset_of(bytes);
+  // None before the initialisation.
+  if (offset == 0) [[unlikely]]
+    return class_of(bytes);
+  return static_cast<unsigned>(offset * 8 / sizeof(Bin));
+}
+
 namespace detail {
 // The last step of a class.
 inline std::uint8_t& last_step_of(unsigned size_class) {

@@ -5,6 +5,7 @@
 
 #include "alloc/cache/bins.h"
 #include "alloc/cache/caches_by_tls.h"
+#include "alloc/cache/coarse_classes.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/reclaim.h"
 #include "alloc/cache/shards.h"
@@ -138,6 +139,7 @@ ThreadCache* make_cache() {
   // takes files to know is learned before they are made (shards_learn).
   std::uint32_t others = loans.threads.fetch_add(1, std::memory_order_relaxed);
   bool is_first = others == 0;
+  coarse_note_thread(others + 1);
   cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
   cache->span_share = span_share_of(std::uint64_t{others} + 1, backed);
   const os::TopologySource& topology = options().topology;
@@ -208,6 +210,7 @@ CacheCounters cache_counters() {
 
 void caches_after_fork() {
   reclaim_after_fork();
+  coarse_after_fork();
   caches.lock().reset();
   long_bins.lock().reset();
   magazines.lock().reset();

@@ -1,6 +1,7 @@
 #include "alloc/cache/slow_events.h"
 
 #include "alloc/cache/bins.h"
+#include "alloc/cache/coarse_classes.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
@@ -65,6 +66,7 @@ void fit_span_share(ThreadCache& cache) {
 // Runs on the slow path of the thread itself: a class that did not move since the last look gives
 // its blocks up. With many threads a share shrinks; then each class looked at goes.
 void age(ThreadCache& cache) {
+  coarse_look(cache);
   bool is_over_share = !may_hold(cache, 0, 0);
   unsigned c = next_to_age(cache);
   // Else nothing is written: no page of long bins is backed for that.

@@ -210,6 +210,8 @@ bool page_heap_dirty_has_grown();
 void page_heap_allow_dirty(std::uint64_t more);
 // Slices in use, likewise.
 std::uint64_t page_heap_used_slices();
+// Of the heap that has the shard's slabs.
+std::uint64_t page_heap_used_slices_of(unsigned shard);
 // RDMALLOC_LIMIT: spans in use never take more than this. At initialisation.
 void page_heap_set_limit(std::uint64_t bytes);
 // How long a retained span is left to buffers: the decay time.

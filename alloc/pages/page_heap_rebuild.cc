@@ -287,6 +287,10 @@ std::uint64_t page_heap_used_slices() {
   return slices;
 }
 
+std::uint64_t page_heap_used_slices_of(unsigned shard) {
+  return heap_of_shard(shard).used_slices.load(std::memory_order_relaxed);
+}
+
 void page_heap_set_limit(std::uint64_t bytes) {
   shared.limited_slices.store(page_heap_used_slices(), std::memory_order_relaxed);
   shared.limit_slices.store(bytes >> kSliceShift, std::memory_order_relaxed);

@@ -156,7 +156,7 @@ SliceIndex slab_new(SlabClass& slabs, unsigned shard, unsigned size_class) {
   slab_begin(slice, info.slab_blocks);
   page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), 0,
                          static_cast<std::uint8_t>(shard));
-  slabs.slabs += 1;
+  add_slabs(slabs, 1);
   list(slabs, slice, kBuckets - 1);
   return slice;
 }
@@ -185,7 +185,7 @@ void release(SlabClass& slabs, SliceIndex slice) {
   if (span.is_listed.load(std::memory_order_relaxed)) unlist(slabs, slice);
   // As a free span it is one thing again, dirty, and purged as a whole.
   if (span.has_purged_pages) pages_touch_all(slice, word.slices);
-  slabs.slabs -= 1;
+  add_slabs(slabs, 0u - 1);
   page_heap_free(slice);
 }
 
@@ -404,6 +404,16 @@ std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std:
     if (got != 0 || page_heap_is_over_limit(class_info(size_class).slab_slices) || !wait.again())
       return got;
   }
+}
+
+std::uint64_t slab_full_slices(unsigned shard) {
+  std::uint64_t slices = 0;
+  for (unsigned c = 1; c < kFirstSpanClass; ++c) {
+    const SlabClass& slabs = slabs_of(shard, c);
+    std::uint32_t all = slabs.slabs.load(std::memory_order_relaxed), listed = listed_in(slabs);
+    if (all > listed) slices += std::uint64_t{all - listed} * class_info(c).slab_slices;
+  }
+  return slices;
 }
 
 unsigned slab_shard_of(const void* block, unsigned size_class) {

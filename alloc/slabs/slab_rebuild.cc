@@ -17,7 +17,7 @@ SlabCounters slab_counters(unsigned size_class) {
   for (unsigned shard = 0; shard < shard_count(); ++shard) {
     SlabClass& slabs = slabs_of(shard, size_class);
     LockGuard guard(slabs.lock);
-    counters.slabs += slabs.slabs;
+    counters.slabs += slabs.slabs.load(std::memory_order_relaxed);
     for (SliceIndex head : slabs.head) {
       for (SliceIndex slice = head; slice != 0; slice = arena.span(slice).next) {
         std::int32_t free_blocks = arena.span(slice).free_blocks.load(std::memory_order_relaxed);
@@ -44,7 +44,7 @@ void slab_rebuild(unsigned shard, unsigned size_class) {
   slabs.lock.take_over();
   LockGuard guard(slabs.lock, LockGuard::Held{});
   for (SliceIndex& head : slabs.head) head = 0;
-  slabs.slabs = 0;
+  slabs.slabs.store(0, std::memory_order_relaxed);
   slabs.listed.store(0, std::memory_order_relaxed);
   SliceIndex end = page_heap_frontier();
   for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
@@ -57,7 +57,7 @@ void slab_rebuild(unsigned shard, unsigned size_class) {
       Span& span = arena.span(slice);
       span.free_blocks.store(free_blocks, std::memory_order_relaxed);
       span.is_listed.store(0, std::memory_order_relaxed);
-      slabs.slabs += 1;
+      add_slabs(slabs, 1);
       if (free_blocks > 0) list(slabs, slice, bucket_of(free_blocks, info.slab_blocks));
     }
     slice += word.slices;

@@ -14,7 +14,8 @@ namespace rdmalloc::slab_state {
 // when it is met.
 struct alignas(128) SlabClass : SlabLists {
   Lock lock;
-  std::uint32_t slabs = 0;
+  // Written under the lock; read without it by slab_full_slices(), as a hint. Relaxed.
+  std::atomic<std::uint32_t> slabs{0};
   std::atomic<std::uint8_t> asked{0};  // which other shard is asked next; a hint, relaxed
   bool is_spare = false;               // counted in Spare::shards; under the lock
   // Takes and give-backs that found the slab empty or off the lists, written under the lock; what
@@ -53,6 +54,9 @@ inline std::uint32_t words_of(const ClassInfo& info) {
 }
 
 // Under the lock.
+inline void add_slabs(SlabClass& slabs, std::uint32_t more) {
+  slabs.slabs.store(slabs.slabs.load(std::memory_order_relaxed) + more, std::memory_order_relaxed);
+}
 inline void note_use(SlabClass& slabs) {
   slabs.uses.store(slabs.uses.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
 }

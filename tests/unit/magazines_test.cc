@@ -113,11 +113,12 @@ TEST(Magazines, a_batch_comes_to_lie_within_the_bin) {
 // All of them go through as many operations at a time, so which one the kernel lets run does not
 // matter. One comes first, and takes what the others do not ask for yet; with full magazines of
 // threads that were here before it would never leave the fast path, nor give anything back.
+// With more live blocks than fit in all that it took: else it would need no more, and keep that.
 TEST(Magazines, threads_at_work_come_to_equal_parts_of_what_all_borrow) {
   rdmalloc_caches_flush();
   rdmalloc::depot_empty();
   constexpr uint64_t kThreads = 16, kPart = rdmalloc::lent_bytes_of(kThreads) / kThreads;
-  constexpr int kRounds = 60;
+  constexpr int kRounds = 120;
   std::barrier all_are_here(kThreads);
   std::vector<std::thread> threads;
   std::vector<uint64_t> lent_bytes(kThreads);
@@ -127,11 +128,12 @@ TEST(Magazines, threads_at_work_come_to_equal_parts_of_what_all_borrow) {
       rdmalloc_free(rdmalloc_malloc(1));
       all_are_here.arrive_and_wait();
       const rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
-      WorkingSet set({1 * kKiB, 32 * kKiB, 64, 1});
       if (number == 0) {
-        set.replace(50000);
+        WorkingSet({1 * kKiB, 32 * kKiB, 64, 1}).replace(50000);
         first_had = cache.lent_bytes;
       }
+      all_are_here.arrive_and_wait();
+      WorkingSet set({1 * kKiB, 32 * kKiB, 192, 1});
       for (int round = 0; round < kRounds; round++) {
         all_are_here.arrive_and_wait();
         if (number == 0) most_lent = std::max(most_lent, rdmalloc::loans.lent_bytes.load());

@@ -11,6 +11,7 @@
 #include <deque>
 #include <vector>
 
+#include "alloc/cache/bin_table.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/shares.h"
@@ -33,7 +34,7 @@ rdmalloc::ThreadCache& mine() {
   return *rdmalloc::detail::this_cache;
 }
 const rdmalloc::ColdBin& cold_of(size_t bytes) {
-  return rdmalloc::cold_bin_of(mine(), rdmalloc::class_of(bytes));
+  return rdmalloc::cold_bin_of(mine(), rdmalloc::serving_class_of(bytes));
 }
 
 // The first threads, which have a share that lets classes grow at once, are others.
@@ -66,7 +67,7 @@ TEST_F(ShortMagazines, a_small_class_goes_to_and_fro_about_half_of_what_it_may_h
   last_.run([] {
     rdmalloc_free(rdmalloc_malloc(1));
     for (size_t bytes : {32, 100, 256, 600, 1024}) {
-      const unsigned size_class = rdmalloc::class_of(bytes);
+      const unsigned size_class = rdmalloc::serving_class_of(bytes);
       const rdmalloc::Bin& bin = mine().bins[size_class];
       const rdmalloc::ColdBin& cold = cold_of(bytes);
       auto held = [&] { return bin.top - cold.loaded->slots; };
@@ -194,7 +195,7 @@ void empty_depot_of(unsigned size_class) {
 TEST_F(ShortMagazines, what_others_left_is_no_more_than_fits) {
   last_.run([] {
     constexpr size_t kBytes = 200;
-    const unsigned size_class = rdmalloc::class_of(kBytes);
+    const unsigned size_class = rdmalloc::serving_class_of(kBytes);
     for (uint32_t left = 1; left <= 8; left++) {
       std::vector<void*> others = allocate(left, kBytes);
       rdmalloc::cache_flush_this_thread();

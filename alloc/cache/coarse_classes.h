@@ -1,0 +1,53 @@
+// Beside many threads every second size class serves no size (bin_table.h). A thread of few live
+// blocks caches one to three of each class that it uses, which is most of what it holds; with half
+// of the classes it caches less, and leaves the fast path less often, as a free block serves for
+// more sizes. What that costs is the ends of live blocks, so it is for threads that have little
+// live. decisions/0019-coarse-classes.md
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "alloc/cache/loans.h"
+#include "alloc/cache/shares.h"
+#include "alloc/cache/thread_cache.h"
+
+namespace rdmalloc {
+
+// Classes become coarse for more threads than that: nine of 16 B to 1 KiB, most of which have large
+// shares (shares.h), took 5 % more memory. And ...
+inline constexpr std::uint64_t kFineThreads = 12;
+// ... while full slabs are less than so many slices for each: what lives in the other classes then
+// leaves places that few sizes have a use for.
+inline constexpr std::uint64_t kFewSlices = (std::size_t{384} << 10) / kSliceBytes;
+// Fine again above that: a twentieth of what lives is then more than threads cache less. What lived
+// in coarse classes leaves such places too, so not sooner: 64 threads that hand on 500 blocks of 1
+// to 8 KiB, 2.2 MiB each, took 26 % more with a limit of 2 MiB.
+inline constexpr std::uint64_t kMostSlices = (std::size_t{4} << 20) / kSliceBytes;
+// A thread looks when its shard's spans in use are more or less than at the shard's last look by
+// more than so many slices.
+inline constexpr std::uint64_t kSlicesPerLook = (std::size_t{2} << 20) / kSliceBytes;
+
+namespace detail {
+// Written under the lock of coarse_classes.cc. Relaxed: without it a hint.
+extern constinit std::atomic<bool> are_coarse;
+void coarse_note_thread(std::uint64_t threads);
+void coarse_look(const ThreadCache& cache);
+}  // namespace detail
+
+// Of a thread that begins: `threads` is how many there are with it. Inlined, as is the next: a
+// program of few threads maps no page of the rest, 64 KiB with what the kernel maps around it.
+inline void coarse_note_thread(std::uint64_t threads) {
+  if (threads > kFineThreads) [[unlikely]]
+    detail::coarse_note_thread(threads);
+}
+// At trips to the slow path.
+inline void coarse_look(const ThreadCache& cache) {
+  bool are_many = loans.threads.load(std::memory_order_relaxed) > kFineThreads;
+  if (are_many || detail::are_coarse.load(std::memory_order_relaxed)) [[unlikely]]
+    detail::coarse_look(cache);
+}
+// In a child: the lock is free, and the table all of one kind.
+void coarse_after_fork();
+
+}  // namespace rdmalloc

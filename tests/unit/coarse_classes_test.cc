@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// Which size classes serve beside many threads (alloc/cache/coarse_classes.h).
+#include "alloc/cache/coarse_classes.h"
+
+#include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
+
+#include <cstdlib>
+#include <deque>
+#include <random>
+#include <vector>
+
+#include "alloc/cache/bins.h"
+#include "alloc/cache/loans.h"
+#include "alloc/cache/thread_cache.h"
+#include "alloc/core/size_class.h"
+#include "alloc/slabs/slab.h"
+#include "tests/support/worker.h"
+
+namespace {
+
+using rdmalloc_test::allocate;
+using rdmalloc_test::release;
+using rdmalloc_test::Worker;
+
+size_t usable_of(size_t bytes) {
+  void* block = rdmalloc_malloc(bytes);
+  const size_t usable = rdmalloc_malloc_usable_size(block);
+  rdmalloc_free(block);
+  return usable;
+}
+void begin_on(Worker& worker) {
+  worker.run([] { rdmalloc_free(rdmalloc_malloc(100)); });
+}
+
+// More threads than have classes of their own for all sizes.
+class CoarseClasses : public testing::Test {
+ protected:
+  CoarseClasses() {
+    for (Worker& worker : workers_) begin_on(worker);
+  }
+  std::deque<Worker> workers_{rdmalloc::kFineThreads + 1};
+};
+
+struct Served {
+  size_t bytes, alone, beside_many;
+};
+constexpr Served kServed[] = {{24, 32, 32},          {100, 112, 112},       {128, 128, 128},
+                              {130, 144, 160},       {240, 240, 256},       {257, 288, 320},
+                              {600, 640, 640},       {1100, 1152, 1280},    {4096, 4096, 4096},
+                              {4097, 4608, 5120},    {6145, 6656, 7168},    {9000, 9216, 10240},
+                              {20000, 20480, 20480}, {30000, 30720, 32768}, {40000, 65536, 65536}};
+
+// Seen to fail with classes that never become coarse.
+TEST_F(CoarseClasses, fewer_serve_beside_many_threads) {
+  for (const Served& served : kServed)
+    EXPECT_EQ(usable_of(served.bytes), served.beside_many) << served.bytes;
+}
+
+// Also on the slow path, which every first block of a class takes. Seen to fail with a slow path
+// that goes by the size alone.
+TEST_F(CoarseClasses, the_slow_path_asks_for_the_same_classes) {
+  workers_.front().run([] {
+    for (const Served& served : kServed) {
+      rdmalloc::cache_flush_this_thread();
+      EXPECT_EQ(usable_of(served.bytes), served.beside_many) << served.bytes;
+      void* aligned = nullptr;
+      rdmalloc::cache_flush_this_thread();
+      if (served.bytes > rdmalloc::kSmallMax) continue;
+      ASSERT_EQ(rdmalloc_posix_memalign(&aligned, 32, served.bytes), 0);
+      EXPECT_GE(rdmalloc_malloc_usable_size(aligned), served.beside_many) << served.bytes;
+      rdmalloc_free(aligned);
+    }
+  });
+}
+
+TEST_F(CoarseClasses, each_alignment_holds_in_all_of_them) {
+  for (size_t alignment = 16; alignment <= rdmalloc::kSmallMax; alignment *= 2)
+    for (size_t bytes = 1; bytes <= rdmalloc::kSmallMax; bytes += bytes / 3 + 1)
+      for (int round = 0; round < 2; round++) {  // by the slow path, then by the fast one
+        void* block = nullptr;
+        ASSERT_EQ(rdmalloc_posix_memalign(&block, alignment, bytes), 0);
+        EXPECT_EQ(reinterpret_cast<uintptr_t>(block) % alignment, 0u) << alignment << " " << bytes;
+        rdmalloc_free(block);
+      }
+}
+
+// What was allocated before stays what it is. Seen to fail with classes that stay coarse, and with
+// such as never become coarse again.
+TEST_F(CoarseClasses, each_size_has_its_own_once_much_is_live) {
+  constexpr size_t kBytes = 1100, kAtOnce = 1000;
+  std::vector<void*> live;
+  ASSERT_EQ(usable_of(kBytes), 1280u);
+  // What full slabs may be, once more for what lies in slabs that are not full.
+  const size_t most =
+      2 * (rdmalloc::loans.threads + 1) * rdmalloc::kMostSlices * rdmalloc::kSliceBytes / kBytes;
+  while (usable_of(kBytes) != 1152 && live.size() < most)
+    for (void* block : allocate(kAtOnce, kBytes)) live.push_back(block);
+  EXPECT_EQ(usable_of(kBytes), 1152u);
+  EXPECT_GT(live.size(), most / 8);
+  EXPECT_EQ(rdmalloc_malloc_usable_size(live.front()), 1280u);
+  release(live);
+  // A thread that begins finds that little is live now, if one has looked.
+  while (usable_of(kBytes) != 1280 && workers_.size() < 100) {
+    rdmalloc::cache_flush_this_thread();
+    rdmalloc::slab_trim(rdmalloc::class_of(1152));
+    rdmalloc::slab_trim(rdmalloc::class_of(1280));
+    for (int i = 0; i < 100; i++) {
+      for (size_t bytes = 64; bytes < 1000; bytes += 32) rdmalloc_free(rdmalloc_malloc(bytes));
+      rdmalloc::cache_flush_this_thread();
+    }
+    begin_on(workers_.emplace_back());
+  }
+  EXPECT_EQ(usable_of(kBytes), 1280u);
+}
+
+// What the calling thread has in its magazines.
+size_t cached_bytes() {
+  const rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
+  size_t bytes = 0;
+  for (unsigned c = 1; c < rdmalloc::classes_end(cache); c++)
+    bytes += size_t{rdmalloc::count_of(cache.bins[c], rdmalloc::cold_bin_of(cache, c))} *
+             rdmalloc::block_bytes_of(c);
+  return bytes;
+}
+
+// What they are for: 64 threads that replace 8 blocks of 1 to 8 KiB each. Of all classes they cache
+// 332,712 bytes each.
+TEST_F(CoarseClasses, threads_of_few_live_blocks_cache_less) {
+  constexpr size_t kThreads = 64, kLive = 8, kOperations = 3000, kMostBytes = 300'000;
+  std::deque<Worker> threads(kThreads);
+  std::vector<std::vector<void*>> live(kThreads);
+  size_t cached = 0;
+  for (size_t i = 0; i < kThreads; i++)
+    threads[i].run([&, i] {
+      std::mt19937 random(static_cast<uint32_t>(i));
+      live[i].resize(kLive);
+      for (size_t done = 0; done < kOperations; done++) {
+        void*& block = live[i][random() % kLive];
+        rdmalloc_free(block);
+        block = rdmalloc_malloc(1024 + random() % 7168);
+      }
+      cached += cached_bytes();
+    });
+  EXPECT_LE(cached / kThreads, kMostBytes);
+  for (size_t i = 0; i < kThreads; i++) threads[i].run([&, i] { release(live[i]); });
+}
+
+}  // namespace
