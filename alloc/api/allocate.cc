@@ -101,7 +101,7 @@ void* out_of_memory() {
 }
 
 void* allocate_slow(std::size_t bytes) {
-  if (bytes <= kSmallMax) return cache_allocate_slow(serving_class_of(bytes));
+  if (bytes <= kSmallMax) return cache_allocate_slow(serving_class_of(bytes), bytes);
   if (bytes <= kCachedMax)
     if (void* block = cache_allocate_span(span_class_of(bytes))) return block;
   return bytes > kLargestRequest ? out_of_memory() : large_allocate(bytes, 1, nullptr);
@@ -110,9 +110,10 @@ void* allocate_slow(std::size_t bytes) {
 void* allocate_aligned_slow(std::size_t alignment, std::size_t bytes) {
   if (bytes > kLargestRequest || alignment > kLargestRequest) return out_of_memory();
   if (alignment <= 16) return allocate(bytes);
-  if (alignment <= kSmallMax && bytes <= kSmallMax)
-    return cache_allocate(
-        serving_class_of(bytes == 0 ? alignment : aligned_bytes_of(alignment, bytes)));
+  if (alignment <= kSmallMax && bytes <= kSmallMax) {
+    std::size_t room = bytes == 0 ? alignment : aligned_bytes_of(alignment, bytes);
+    return cache_allocate(serving_class_of(room), room);
+  }
   if (alignment <= kSliceBytes && bytes > kSmallMax) return allocate(bytes);
   return large_allocate(bytes, alignment, nullptr);
 }

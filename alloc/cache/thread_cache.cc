@@ -285,8 +285,9 @@ void* allocate_slowly(unsigned size_class) {
 
 // nullptr, and ENOMEM, when that was in vain. A slab of eight slices wants them in one piece; where
 // free ones lie apart, one of a single slice serves, and then what is free in other slabs.
-[[gnu::cold, gnu::noinline]] static void* allocate_after_take_back(unsigned size_class) {
-  unsigned short_class = short_class_of(size_class);
+[[gnu::cold, gnu::noinline]] static void* allocate_after_take_back(unsigned size_class,
+                                                                   std::size_t bytes) {
+  unsigned own_class = class_of(bytes), short_class = short_class_of(size_class);
   TakeBack take_back;
   std::uint32_t slices = class_info(short_class != 0 ? short_class : size_class).slab_slices;
   while (take_back.again(slices)) {
@@ -294,6 +295,7 @@ void* allocate_slowly(unsigned size_class) {
     void* block = allocate_slowly(size_class);
     // There is memory, if not in the cgroup's room: no need of blocks that fit worse.
     if (block == nullptr && page_heap_is_over_room(class_info(size_class).slab_slices)) continue;
+    if (block == nullptr && own_class < size_class) block = allocate_slowly(served = own_class);
     if (block == nullptr && short_class != 0) block = allocate_slowly(served = short_class);
     if (block == nullptr) block = take_longer(size_class, &served);
     if (block == nullptr) continue;
@@ -304,11 +306,11 @@ void* allocate_slowly(unsigned size_class) {
   return nullptr;
 }
 
-void* cache_allocate_slow(unsigned size_class) {
-  if (size_class == 0 && ensure_initialised()) return cache_allocate(1);  // malloc(0)
+void* cache_allocate_slow(unsigned size_class, std::size_t bytes) {
+  if (size_class == 0 && ensure_initialised()) return cache_allocate(1, 1);  // malloc(0)
   void* block = allocate_slowly(size_class);
   if (block == nullptr) [[unlikely]]
-    return allocate_after_take_back(size_class);
+    return allocate_after_take_back(size_class, bytes);
   in_use_begin(block, size_class);
   return block;
 }

@@ -145,7 +145,7 @@ extern thread_local constinit ThreadCache* this_cache;
 }  // namespace detail
 
 // Slow halves; cold. "No memory" is nullptr with errno ENOMEM.
-void* cache_allocate_slow(unsigned size_class);
+void* cache_allocate_slow(unsigned size_class, std::size_t bytes);
 // A block of a span class that this thread holds. Of several nodes: whose pages are near; far ones
 // that other threads allocated and this one freed go to the page heap, where they wait for threads
 // there.
@@ -181,11 +181,12 @@ void cache_free_slow(void* block, unsigned size_class);
   return cache_try_allocate_at(size_class * sizeof(Bin) / 8);
 }
 
-// A block of the class, or nullptr (and ENOMEM) when there is no memory.
-[[gnu::always_inline]] inline void* cache_allocate(unsigned size_class) {
+// A block of the class, or nullptr (and ENOMEM) when there is no memory. `bytes` is what it is for:
+// where there is none, those of its own class serve too, if a coarser one serves now (bin_table.h).
+[[gnu::always_inline]] inline void* cache_allocate(unsigned size_class, std::size_t bytes) {
   void* block = cache_try_allocate(size_class);
   if (block == nullptr) [[unlikely]]
-    return cache_allocate_slow(size_class);
+    return cache_allocate_slow(size_class, bytes);
   return block;
 }
 

@@ -59,7 +59,7 @@ constexpr std::uint32_t slices_for(std::size_t bytes) {
 }
 
 // Class of 256 < bytes <= 32 KiB: the three bits below the leading one of bytes - 1.
-constexpr unsigned coarse_class_of(std::size_t bytes) {
+constexpr unsigned geometric_class_of(std::size_t bytes) {
   std::size_t last = bytes - 1;
   unsigned exponent = static_cast<unsigned>(std::bit_width(last)) - 1;
   return kFineClasses + (exponent - 8) * 8 + static_cast<unsigned>(last >> (exponent - 3)) - 7;
@@ -75,7 +75,7 @@ constexpr bool is_span_class(unsigned size_class) {
 constexpr unsigned class_of(std::size_t bytes) {
   if (bytes <= 24) return bytes == 0 ? 0 : 1;
   if (bytes > kSmallMax) return span_class_of(bytes);
-  return bytes <= kFineMax ? static_cast<unsigned>((bytes + 15) / 16) : coarse_class_of(bytes);
+  return bytes <= kFineMax ? static_cast<unsigned>((bytes + 15) / 16) : geometric_class_of(bytes);
 }
 
 constexpr std::uint32_t block_bytes_of(unsigned size_class) {

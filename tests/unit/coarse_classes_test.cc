@@ -6,15 +6,19 @@
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 
+#include <cerrno>
 #include <cstdlib>
 #include <deque>
+#include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "alloc/cache/bins.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/size_class.h"
+#include "alloc/pages/page_heap.h"
 #include "alloc/slabs/slab.h"
 #include "tests/support/worker.h"
 
@@ -32,6 +36,34 @@ size_t usable_of(size_t bytes) {
 }
 void begin_on(Worker& worker) {
   worker.run([] { rdmalloc_free(rdmalloc_malloc(100)); });
+}
+
+// First, while no class is coarse. Free blocks of classes that serve no size now are memory too,
+// and all that there is here. Seen to fail with nothing but the classes that serve.
+TEST(CoarseClassesLimit, free_blocks_that_serve_no_size_now_are_taken_at_a_limit) {
+  constexpr size_t kBytes = 1100, kRoom = size_t{4} << 20;
+  begin_on(*std::make_unique<Worker>());
+  ASSERT_EQ(usable_of(kBytes), 1152u);
+  rdmalloc::page_heap_set_limit(rdmalloc::page_heap_used_slices() * rdmalloc::kSliceBytes + kRoom);
+  std::vector<void*> live;
+  while (void* block = rdmalloc_malloc(kBytes)) live.push_back(block);
+  ASSERT_GT(live.size(), kRoom / 1152 / 2);
+  // No slab is full, and none is empty.
+  for (size_t i = 0; i < live.size(); i += 2) rdmalloc_free(std::exchange(live[i], nullptr));
+  std::deque<Worker> workers(rdmalloc::kFineThreads + 1);
+  for (Worker& worker : workers) begin_on(worker);
+  ASSERT_TRUE(rdmalloc::detail::are_coarse.load());
+  // But for one that each of them may hold.
+  std::vector<void*> again;
+  errno = 0;
+  while (again.size() + workers.size() < live.size() / 2) {
+    again.push_back(rdmalloc_malloc(kBytes));
+    ASSERT_NE(again.back(), nullptr) << again.size() << " of " << live.size() / 2;
+  }
+  EXPECT_EQ(errno, 0);
+  release(again);
+  release(live);
+  rdmalloc::page_heap_set_limit(UINT64_MAX);
 }
 
 // More threads than have classes of their own for all sizes.
