@@ -13,6 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <thread>
@@ -135,17 +136,19 @@ static int64_t now_ms() {
 enum class Child { kEnded, kRuns, kNone };
 
 // What a child of ours is after that time at most; ended, `status` is its. kNone: no child of ours.
-// Counted in looks, one each millisecond and not in what the clock says: while the whole machine
-// stands still no child can end.
+// Counted in naps, and not in what the clock says: while the whole machine stands still no child
+// can end. Longer ones once it has waited: forty that look each millisecond fill a processor.
 static Child look_for(pid_t pid, int limit_ms, int* status) {
   if (pid <= 0) return Child::kNone;  // kill(-1) would be for all
-  for (int looks = 0;; looks++) {
+  for (int napped_ms = 0;;) {
     pid_t got = waitpid(pid, status, WNOHANG);
     if (got == pid) return Child::kEnded;
     if (got < 0 && errno != EINTR) return Child::kNone;
-    if (looks >= limit_ms) return Child::kRuns;
-    timespec nap = {0, 1000000};
+    if (napped_ms >= limit_ms) return Child::kRuns;
+    int nap_ms = napped_ms < 100 ? 1 : std::min(10, limit_ms - napped_ms);
+    timespec nap = {0, nap_ms * 1000000};
     nanosleep(&nap, nullptr);
+    napped_ms += nap_ms;
   }
 }
 
