@@ -93,6 +93,22 @@ unsigned class_of_address(const void* block) {
   return move_to(block, usable, moved, bytes);
 }
 
+// Writes zeroes to a block of up to kZeroedHere bytes; to 32 at least, which each block has. From
+// both ends, so that most sizes meet the same branches. Called for these, libc's memset took calloc
+// of one size from 6 ns to 13 on a Xeon (docs/peers.md).
+constexpr std::size_t kZeroedHere = 256;
+inline void write_zeroes(char* block, std::size_t bytes) {
+  char* end = block + (bytes < 32 ? 32 : bytes);
+  std::memset(block, 0, 32);
+  std::memset(end - 32, 0, 32);
+  if (bytes <= 64) return;
+  std::memset(block + 32, 0, 32);
+  std::memset(end - 64, 0, 32);
+  if (bytes <= 128) return;
+  std::memset(block + 64, 0, 64);
+  std::memset(end - 128, 0, 64);
+}
+
 }  // namespace
 
 void* out_of_memory() {
@@ -121,7 +137,9 @@ void* allocate_aligned_slow(std::size_t alignment, std::size_t bytes) {
 void* allocate_zeroed(std::size_t bytes) {
   if (bytes <= kSmallMax) {
     void* block = allocate(bytes);
-    if (block != nullptr) std::memset(block, 0, bytes);
+    if (block == nullptr) return nullptr;
+    if (bytes > kZeroedHere) return std::memset(block, 0, bytes);
+    write_zeroes(static_cast<char*>(block), bytes);
     return block;
   }
   if (bytes > kLargestRequest) return out_of_memory();
