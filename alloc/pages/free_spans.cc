@@ -15,6 +15,10 @@ constexpr int kScanLimit = 32;
 // freed last, 9 % with 4, 16 and 32.
 constexpr int kExactFits = 8;
 
+// How many places are looked at for the one used last: threads that replace buffers of 256 KiB to 4
+// MiB take 0.92 of the time that they take with 32, as each is a line of a span's record.
+constexpr int kPlacesLooked = 12;
+
 bool is_of_node(const Span& span, unsigned node) {
   return node == FreeSpans::kAnyNode || span.node == node;
 }
@@ -94,36 +98,24 @@ SliceIndex FreeSpans::find_best(std::uint32_t wanted, Alignment alignment, Where
   return 0;
 }
 
-FreeSpans::Latest FreeSpans::find_latest(std::uint32_t wanted, Alignment alignment,
-                                         std::uint64_t most, unsigned node) const {
-  // Of that very length the one that was freed last, which is the head: the commonest case. Not one
-  // where longer buffers began when it was part of more: the program realloc takes 2.5 % more
-  // memory.
-  if (SliceIndex head = head_[bin_of(wanted)]; head != 0) {
-    const Span& span = arena.span(head);
-    if (span.longest_buffer == wanted && span.load().slices == wanted && is_of_node(span, node) &&
-        fit_in(head, wanted, wanted, alignment) != 0)
-      return {head, 0};
-  }
-  Latest latest{};
-  std::uint64_t own_generation = 0, other_generation = 0;
-  int scanned = 0;
+SliceIndex FreeSpans::find_latest(std::uint32_t wanted, Alignment alignment, std::uint64_t most,
+                                  unsigned node) const {
+  SliceIndex latest = 0;
+  std::uint64_t generation_of_latest = 0;
+  int looked_at = 0;
   for (std::uint32_t bin = next_nonempty(bin_of(wanted)); bin < kBins; bin = next_nonempty(bin + 1))
     for (SliceIndex slice = head_[bin]; slice != 0; slice = arena.span(slice).next) {
-      if (++scanned > kScanLimit) return latest;
+      if (++looked_at > kPlacesLooked) return latest;
       const Span& span = arena.span(slice);
       std::uint32_t length = span.load().slices;
       std::uint32_t room = span.longest_buffer < length ? span.longest_buffer : length;
       if (room < wanted || room > most || fit_in(slice, room, wanted, alignment) == 0) continue;
       if (!is_of_node(span, node)) continue;
+      if (room == wanted) return slice;
       std::uint64_t generation = span.generation.load(std::memory_order_relaxed);
-      if (generation >= other_generation) {
-        latest.other = slice;
-        other_generation = generation;
-      }
-      if (room == wanted && generation >= own_generation) {
-        latest.own = slice;
-        own_generation = generation;
+      if (generation >= generation_of_latest) {
+        latest = slice;
+        generation_of_latest = generation;
       }
     }
   return latest;

@@ -47,15 +47,11 @@ class FreeSpans {
   enum class Where { kAnywhere, kInLongestBuffer, kSmallPages };
   SliceIndex find_best(std::uint32_t wanted, Alignment alignment, Where where = Where::kAnywhere,
                        unsigned node = kAnyNode) const;
-  // Of the spans that `wanted` aligned slices fit in within their longest buffer the one used last.
-  // `own`: of those where that buffer had no more slices; before it, one whose length and longest
-  // buffer are just that, and which was freed last. `other`: of those where it
-  // had at most `most`. 0: there is none; with an `own`, `other` may be 0 all the same.
-  struct Latest {
-    SliceIndex own, other;
-  };
-  Latest find_latest(std::uint32_t wanted, Alignment alignment, std::uint64_t most,
-                     unsigned node = kAnyNode) const;
+  // A span that `wanted` aligned slices fit in within its longest buffer, as far as a short look
+  // tells: where that buffer had no more slices, of the shortest such spans the one freed last;
+  // else the one used last of those where it had at most `most`. 0: there is none.
+  SliceIndex find_latest(std::uint32_t wanted, Alignment alignment, std::uint64_t most,
+                         unsigned node = kAnyNode) const;
   // Of the longest spans the one with the longest buffer; 0 when there is none.
   SliceIndex find_longest_buffer() const;
   void clear() { *this = FreeSpans{}; }

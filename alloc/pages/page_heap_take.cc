@@ -66,10 +66,8 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, Alignment alignment,
 SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, Alignment alignment,
                       unsigned node) {
   constexpr std::uint64_t kMostTimesLonger = 8;
-  FreeSpans::Latest latest =
-      retained.find_latest(slices, alignment, kMostTimesLonger * slices, node);
-  if (latest.own != 0) return latest.own;
-  if (latest.other != 0) return latest.other;
+  SliceIndex latest = retained.find_latest(slices, alignment, kMostTimesLonger * slices, node);
+  if (latest != 0) return latest;
   return retained.find_best(slices, alignment, FreeSpans::Where::kInLongestBuffer, node);
 }
 

@@ -152,7 +152,7 @@ TEST(Nodes, segments_of_another_node_are_left_while_they_are_young) {
 }
 
 // Of the central page heap, where neighbours are of both nodes: buffers, whose places are retained,
-// and arrays that grew, which leave dirty spans. Seen to fail: with find_latest's `other` of any
+// and arrays that grew, which leave dirty spans. Seen to fail: with find_latest() of any
 // node; with dirty neighbours of two nodes made one.
 TEST(Nodes, neighbours_of_two_nodes_go_back_to_the_threads_of_theirs) {
   constexpr size_t kBytes = 6 * kMiB, kWanted = 5 * kMiB;
