@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cstdint>
 
+#include "alloc/cache/bin_table.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/shares.h"
 #include "alloc/cache/thread_cache.h"
@@ -29,10 +30,12 @@ inline constexpr std::uint64_t kMostSlices = (std::size_t{4} << 20) / kSliceByte
 inline constexpr std::uint64_t kSlicesPerLook = (std::size_t{2} << 20) / kSliceBytes;
 
 namespace detail {
-// Written under the lock of coarse_classes.cc. Relaxed: without it a hint.
-extern constinit std::atomic<bool> are_coarse;
+// Written under the lock of coarse_classes.cc. Relaxed: without it hints. The second: once at
+// least.
+extern constinit std::atomic<bool> are_coarse, were_coarse;
 void coarse_note_thread(std::uint64_t threads);
 void coarse_look(const ThreadCache& cache);
+void coarse_end_refused();
 }  // namespace detail
 
 // Of a thread that begins: `threads` is how many there are with it. Inlined, as is the next: a
@@ -46,6 +49,17 @@ inline void coarse_look(const ThreadCache& cache) {
   bool are_many = loans.threads.load(std::memory_order_relaxed) > kFineThreads;
   if (are_many || detail::are_coarse.load(std::memory_order_relaxed)) [[unlikely]]
     detail::coarse_look(cache);
+}
+// The class that a size of the class `own` was served by while classes were of the other kind than
+// the one by which `size_class` serves it now; `size_class` where there is none.
+inline unsigned class_of_other_kind(unsigned size_class, unsigned own) {
+  if (size_class != own) return own;
+  return detail::were_coarse.load(std::memory_order_relaxed) ? coarse_class_for(own) : own;
+}
+// Memory was refused, but for free blocks of the other kind: classes become fine, by which each
+// block serves the sizes that it was made for, until there are few threads and then many again.
+inline void coarse_end_refused() {
+  if (detail::are_coarse.load(std::memory_order_relaxed)) detail::coarse_end_refused();
 }
 // In a child: the lock is free, and the table all of one kind.
 void coarse_after_fork();

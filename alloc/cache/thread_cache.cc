@@ -7,6 +7,7 @@
 #include "alloc/cache/bin_limits.h"
 #include "alloc/cache/bins.h"
 #include "alloc/cache/cache_life.h"
+#include "alloc/cache/coarse_classes.h"
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/reclaim.h"
@@ -287,7 +288,17 @@ void* allocate_slowly(unsigned size_class) {
 // free ones lie apart, one of a single slice serves, and then what is free in other slabs.
 [[gnu::cold, gnu::noinline]] static void* allocate_after_take_back(unsigned size_class,
                                                                    std::size_t bytes) {
-  unsigned own_class = class_of(bytes), short_class = short_class_of(size_class);
+  // First free blocks that served such sizes before: where they were taken after all else, each one
+  // had emptied the caches of all threads, and half of them were found by none.
+  unsigned other_class = class_of_other_kind(size_class, class_of(bytes));
+  if (other_class != size_class) {
+    if (void* block = allocate_slowly(other_class)) {
+      if (!page_heap_is_over_room(class_info(size_class).slab_slices)) coarse_end_refused();
+      in_use_begin(block, other_class);
+      return block;
+    }
+  }
+  unsigned short_class = short_class_of(size_class);
   TakeBack take_back;
   std::uint32_t slices = class_info(short_class != 0 ? short_class : size_class).slab_slices;
   while (take_back.again(slices)) {
@@ -295,7 +306,8 @@ void* allocate_slowly(unsigned size_class) {
     void* block = allocate_slowly(size_class);
     // There is memory, if not in the cgroup's room: no need of blocks that fit worse.
     if (block == nullptr && page_heap_is_over_room(class_info(size_class).slab_slices)) continue;
-    if (block == nullptr && own_class < size_class) block = allocate_slowly(served = own_class);
+    if (block == nullptr && other_class != size_class)
+      block = allocate_slowly(served = other_class);
     if (block == nullptr && short_class != 0) block = allocate_slowly(served = short_class);
     if (block == nullptr) block = take_longer(size_class, &served);
     if (block == nullptr) continue;

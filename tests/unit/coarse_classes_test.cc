@@ -15,7 +15,9 @@
 #include <vector>
 
 #include "alloc/cache/bins.h"
+#include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
+#include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/size_class.h"
 #include "alloc/pages/page_heap.h"
@@ -38,32 +40,73 @@ void begin_on(Worker& worker) {
   worker.run([] { rdmalloc_free(rdmalloc_malloc(100)); });
 }
 
-// First, while no class is coarse. Free blocks of classes that serve no size now are memory too,
-// and all that there is here. Seen to fail with nothing but the classes that serve.
-TEST(CoarseClassesLimit, free_blocks_that_serve_no_size_now_are_taken_at_a_limit) {
-  constexpr size_t kBytes = 1100, kRoom = size_t{4} << 20;
+// Blocks at a limit, with no other memory.
+class CoarseClassesLimit : public testing::Test {
+ protected:
+  static constexpr size_t kBytes = 1100, kRoom = size_t{4} << 20;
+  ~CoarseClassesLimit() override {
+    release(live_);
+    // The next test is to find no free block of them.
+    rdmalloc::cache_flush_this_thread();
+    rdmalloc::depot_empty();
+    for (unsigned c = 1; c < rdmalloc::kFirstSpanClass; c++) rdmalloc::slab_trim(c);
+    rdmalloc::page_heap_set_limit(UINT64_MAX);
+  }
+  // Every second block is free then: no slab is full, and none is empty.
+  void fill_to_limit_and_free_half() {
+    rdmalloc::page_heap_set_limit(rdmalloc::page_heap_used_slices() * rdmalloc::kSliceBytes +
+                                  kRoom);
+    while (void* block = rdmalloc_malloc(kBytes)) live_.push_back(block);
+    ASSERT_GT(live_.size(), kRoom / 1280 / 2);
+    const size_t usable = rdmalloc_malloc_usable_size(live_[0]);
+    for (size_t i = 0; i < live_.size(); i += 2) {
+      // The last ones were of longer classes.
+      free_ += rdmalloc_malloc_usable_size(live_[i]) == usable;
+      rdmalloc_free(std::exchange(live_[i], nullptr));
+    }
+  }
+  // But for one block that each of `threads` may hold; and no cache is emptied for them.
+  void take_half_again(size_t threads) {
+    errno = 0;
+    const uint32_t before = rdmalloc::take_backs();
+    for (size_t taken = 0; taken + threads < free_; taken++) {
+      live_.push_back(rdmalloc_malloc(kBytes));
+      ASSERT_NE(live_.back(), nullptr) << taken << " of " << free_;
+    }
+    EXPECT_EQ(rdmalloc::take_backs(), before);
+    EXPECT_EQ(errno, 0);
+  }
+  std::vector<void*> live_;
+  size_t free_ = 0;
+};
+
+// Free blocks of classes that serve no size now are memory too,
+// and all that there is here. Seen to fail with nothing but the classes that serve, and, at 2,033
+// times, where all caches were emptied for each of them.
+TEST_F(CoarseClassesLimit, free_blocks_that_serve_no_size_now_are_taken_at_a_limit) {
   begin_on(*std::make_unique<Worker>());
+  rdmalloc::coarse_end_refused();
   ASSERT_EQ(usable_of(kBytes), 1152u);
-  rdmalloc::page_heap_set_limit(rdmalloc::page_heap_used_slices() * rdmalloc::kSliceBytes + kRoom);
-  std::vector<void*> live;
-  while (void* block = rdmalloc_malloc(kBytes)) live.push_back(block);
-  ASSERT_GT(live.size(), kRoom / 1152 / 2);
-  // No slab is full, and none is empty.
-  for (size_t i = 0; i < live.size(); i += 2) rdmalloc_free(std::exchange(live[i], nullptr));
+  fill_to_limit_and_free_half();
   std::deque<Worker> workers(rdmalloc::kFineThreads + 1);
   for (Worker& worker : workers) begin_on(worker);
   ASSERT_TRUE(rdmalloc::detail::are_coarse.load());
-  // But for one that each of them may hold.
-  std::vector<void*> again;
-  errno = 0;
-  while (again.size() + workers.size() < live.size() / 2) {
-    again.push_back(rdmalloc_malloc(kBytes));
-    ASSERT_NE(again.back(), nullptr) << again.size() << " of " << live.size() / 2;
-  }
-  EXPECT_EQ(errno, 0);
-  release(again);
-  release(live);
-  rdmalloc::page_heap_set_limit(UINT64_MAX);
+  take_half_again(workers.size());
+  // Each block serves the sizes that it was made for, also beside threads that begin.
+  EXPECT_FALSE(rdmalloc::detail::are_coarse.load());
+  begin_on(workers.emplace_back());
+  EXPECT_FALSE(rdmalloc::detail::are_coarse.load());
+}
+
+// Seen to fail where they were looked at after all caches had been emptied.
+TEST_F(CoarseClassesLimit, free_blocks_of_coarser_classes_serve_once_classes_are_fine) {
+  std::deque<Worker> workers(rdmalloc::kFineThreads + 1);
+  for (Worker& worker : workers) begin_on(worker);
+  ASSERT_EQ(usable_of(kBytes), 1280u);
+  fill_to_limit_and_free_half();
+  rdmalloc::detail::coarse_end_refused();
+  ASSERT_FALSE(rdmalloc::detail::are_coarse.load());
+  take_half_again(workers.size());
 }
 
 // More threads than have classes of their own for all sizes.
