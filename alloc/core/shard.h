@@ -35,8 +35,9 @@ struct alignas(64) Shard {
   alignas(64) std::atomic<std::uint64_t> steals;  // magazines and refills that it took from others
   std::atomic<std::uint64_t> remote_returned;     // blocks of other nodes that went to their slabs
   std::atomic<std::uint64_t> depot_classes[2];    // a bit for each class that its depot ever had
-  std::atomic<std::uint32_t> used_at_look;        // slices in use, and of full slabs, when one of
-  std::atomic<std::uint32_t> full_at_look;        // its threads looked (cache/coarse_classes.h)
+  // Slices in use, and of slabs (slab_slices), when one of its threads looked
+  // (cache/coarse_classes.h).
+  std::atomic<std::uint32_t> used_at_look, full_at_look, held_at_look;
 };
 extern constinit Shard shards[kShardLimit];
 // Whether no thread is there any more. Not a new one, which its first thread has not reached yet:

@@ -44,8 +44,13 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
 void slab_trim(unsigned size_class);
 // The same for one shard, if no thread used its slabs of the class since the last call.
 void slab_trim_idle(unsigned shard, unsigned size_class);
-// Slices of the shard's slabs that have no free block. Read without locks: a guess.
-std::uint64_t slab_full_slices(unsigned shard);
+// Slices of the shard's slabs: of those that have no free block; and of those and of what has some
+// beside kSlabsAtHand of each class, which threads take blocks of. Read without locks: a guess.
+inline constexpr std::uint32_t kSlabsAtHand = 2;
+struct SlabSlices {
+  std::uint64_t full, held;
+};
+SlabSlices slab_slices(unsigned shard);
 // The shard of the slab that the block, which the caller holds, is of.
 unsigned slab_shard_of(const void* block, unsigned size_class);
 // For cache/shards.cc: makes the lists of a shard that is not counted yet; false when there is no

@@ -43,13 +43,15 @@ void begin_on(Worker& worker) {
 // Blocks at a limit, with no other memory.
 class CoarseClassesLimit : public testing::Test {
  protected:
-  static constexpr size_t kBytes = 1100, kRoom = size_t{4} << 20;
-  ~CoarseClassesLimit() override {
-    release(live_);
-    // The next test is to find no free block of them.
+  static constexpr size_t kBytes = 1100, kRoom = size_t{2} << 20;
+  // None of them is to find free blocks that another left.
+  CoarseClassesLimit() {
     rdmalloc::cache_flush_this_thread();
     rdmalloc::depot_empty();
     for (unsigned c = 1; c < rdmalloc::kFirstSpanClass; c++) rdmalloc::slab_trim(c);
+  }
+  ~CoarseClassesLimit() override {
+    release(live_);
     rdmalloc::page_heap_set_limit(UINT64_MAX);
   }
   // Every second block is free then: no slab is full, and none is empty.
@@ -107,6 +109,25 @@ TEST_F(CoarseClassesLimit, free_blocks_of_coarser_classes_serve_once_classes_are
   rdmalloc::detail::coarse_end_refused();
   ASSERT_FALSE(rdmalloc::detail::are_coarse.load());
   take_half_again(workers.size());
+}
+
+// Seen to fail where full slabs alone count.
+TEST(CoarseClassesBegin, not_while_much_is_live_in_slabs_with_free_blocks) {
+  constexpr size_t kBytes = 1100, kLiveBytes = size_t{16} << 20;
+  begin_on(*std::make_unique<Worker>());
+  rdmalloc::coarse_end_refused();
+  ASSERT_EQ(usable_of(kBytes), 1152u);
+  std::vector<void*> live = allocate(kLiveBytes / kBytes, kBytes);
+  for (size_t i = 0; i < live.size(); i += 8) rdmalloc_free(std::exchange(live[i], nullptr));
+  rdmalloc::cache_flush_this_thread();
+  rdmalloc::depot_empty();
+  uint64_t full = 0;
+  for (unsigned s = 0; s < rdmalloc::shard_count(); s++) full += rdmalloc::slab_slices(s).full;
+  ASSERT_LT(full, rdmalloc::kFewSlices);
+  std::deque<Worker> workers(rdmalloc::kFineThreads + 1);
+  for (Worker& worker : workers) begin_on(worker);
+  EXPECT_EQ(usable_of(kBytes), 1152u);
+  release(live);
 }
 
 // More threads than have classes of their own for all sizes.
