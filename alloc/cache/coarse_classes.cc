@@ -22,18 +22,31 @@ constinit Lock changing;  // the table; a leaf, and never waited for
 // Whether classes stay fine, as memory was refused. Relaxed: a hint.
 constinit std::atomic<bool> stay_fine{false};
 
+// Of all shards, as of their last looks: else each thread that begins would read a line of each.
+// Relaxed: counts. Below 0 between two looks at one shard.
+constinit std::atomic<std::int64_t> full_slices{0}, held_slices{0};
+
 bool should_be_coarse(std::uint64_t threads, bool are) {
   if (threads <= kFineThreads || stay_fine.load(kRelaxed)) return false;
-  std::uint64_t slices = 0;
-  for (unsigned s = 0, count = shard_count(); s < count; ++s)
-    slices += (are ? shards[s].full_at_look : shards[s].held_at_look).load(kRelaxed);
-  return slices < threads * (are ? kMostSlices : kFewSlices);
+  std::int64_t slices = (are ? full_slices : held_slices).load(kRelaxed);
+  return slices < static_cast<std::int64_t>(threads * (are ? kMostSlices : kFewSlices));
 }
 
-void note_slabs(unsigned shard) {
+void note(std::atomic<std::uint32_t>& at_look, std::atomic<std::int64_t>& all, std::uint64_t now) {
+  std::int64_t before = at_look.exchange(static_cast<std::uint32_t>(now), kRelaxed);
+  if (auto more = static_cast<std::int64_t>(now) - before; more != 0) all.fetch_add(more, kRelaxed);
+}
+
+// Where the shard's spans in use have changed by more than so many slices since its last look.
+bool look(unsigned shard, std::uint64_t most) {
+  std::atomic<std::uint32_t>& at_look = shards[shard].used_at_look;
+  std::uint64_t used = page_heap_used_slices_of(shard), before = at_look.load(kRelaxed);
+  if (used <= before + most && before <= used + most) return false;
+  at_look.store(static_cast<std::uint32_t>(used), kRelaxed);
   SlabSlices slices = slab_slices(shard);
-  shards[shard].full_at_look.store(static_cast<std::uint32_t>(slices.full), kRelaxed);
-  shards[shard].held_at_look.store(static_cast<std::uint32_t>(slices.held), kRelaxed);
+  note(shards[shard].full_at_look, full_slices, slices.full);
+  note(shards[shard].held_at_look, held_slices, slices.held);
+  return true;
 }
 
 void change(bool are) {
@@ -57,20 +70,15 @@ void decide(std::uint64_t threads) {
 void detail::coarse_note_thread(std::uint64_t threads) {
   if (threads == kFineThreads + 1) {
     stay_fine.store(false, kRelaxed);
-    // No thread has looked yet.
-    for (unsigned s = 0, count = rdmalloc::shard_count(); s < count; ++s) note_slabs(s);
+    // No thread has looked yet, or not for long. Where they come and go, most find nothing new: it
+    // is eighty lines of each shard that has.
+    for (unsigned s = 0, count = rdmalloc::shard_count(); s < count; ++s) look(s, 0);
   }
   decide(threads);
 }
 
 void detail::coarse_look(const ThreadCache& cache) {
-  std::atomic<std::uint32_t>& at_look = shards[cache.shard].used_at_look;
-  std::uint64_t used = page_heap_used_slices_of(cache.shard);
-  std::uint64_t before = at_look.load(kRelaxed);
-  if (used <= before + kSlicesPerLook && before <= used + kSlicesPerLook) return;
-  at_look.store(static_cast<std::uint32_t>(used), kRelaxed);
-  note_slabs(cache.shard);
-  decide(loans.threads.load(kRelaxed));
+  if (look(cache.shard, kSlicesPerLook)) decide(loans.threads.load(kRelaxed));
 }
 
 void detail::coarse_end_refused() {
@@ -81,6 +89,14 @@ void detail::coarse_end_refused() {
 void coarse_after_fork() {
   if (changing.is_taken()) bin_table_enter_small(are_coarse.load(kRelaxed));
   changing.reset();
+  // A thread may have vanished between a shard's count and that of all.
+  std::int64_t full = 0, held = 0;
+  for (unsigned s = 0, count = shard_count(); s < count; ++s) {
+    full += shards[s].full_at_look.load(kRelaxed);
+    held += shards[s].held_at_look.load(kRelaxed);
+  }
+  full_slices.store(full, kRelaxed);
+  held_slices.store(held, kRelaxed);
 }
 
 }  // namespace rdmalloc
