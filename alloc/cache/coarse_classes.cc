@@ -26,6 +26,10 @@ constinit std::atomic<bool> stay_fine{false};
 // Relaxed: counts. Below 0 between two looks at one shard.
 constinit std::atomic<std::int64_t> full_slices{0}, held_slices{0};
 
+// Which shard the next thread that begins looks at first; at so many. Relaxed: a hint.
+constinit std::atomic<unsigned> next_shard{0};
+constexpr unsigned kLooksOfThread = 8;
+
 bool should_be_coarse(std::uint64_t threads, bool are) {
   if (threads <= kFineThreads || stay_fine.load(kRelaxed)) return false;
   std::int64_t slices = (are ? full_slices : held_slices).load(kRelaxed);
@@ -68,11 +72,17 @@ void decide(std::uint64_t threads) {
 }  // namespace
 
 void detail::coarse_note_thread(std::uint64_t threads) {
+  unsigned count = rdmalloc::shard_count();
   if (threads == kFineThreads + 1) {
     stay_fine.store(false, kRelaxed);
     // No thread has looked yet, or not for long. Where they come and go, most find nothing new: it
     // is eighty lines of each shard that has.
-    for (unsigned s = 0, count = rdmalloc::shard_count(); s < count; ++s) look(s, 0);
+    for (unsigned s = 0; s < count; ++s) look(s, 0);
+  } else {
+    // Some in turn: no thread looks any more at a shard that all have left, and what it had counts.
+    unsigned most = count < kLooksOfThread ? count : kLooksOfThread;
+    unsigned first = next_shard.fetch_add(most, kRelaxed);
+    for (unsigned n = 0; n < most; ++n) look((first + n) % count, kSlicesPerLook);
   }
   decide(threads);
 }

@@ -18,7 +18,7 @@ namespace rdmalloc {
 // Classes become coarse for more threads than that: nine of 16 B to 1 KiB, most of which have large
 // shares (shares.h), took 5 % more memory. And ...
 inline constexpr std::uint64_t kFineThreads = 12;
-// ... while slabs are less than so many slices for each, but for two of each class that have free
+// ... while slabs are less than so many slices for each, but for eight of each class that have free
 // blocks: what lives in the other classes then leaves places that few sizes have a use for. Of full
 // slabs alone 432 MiB of 4 KiB of which 30 % had been freed, in each slab some, were nothing: 64
 // threads that took them again had 677 MiB resident.

@@ -45,8 +45,8 @@ void slab_trim(unsigned size_class);
 // The same for one shard, if no thread used its slabs of the class since the last call.
 void slab_trim_idle(unsigned shard, unsigned size_class);
 // Slices of the shard's slabs: of those that have no free block; and of those and of what has some
-// beside kSlabsAtHand of each class, which threads take blocks of. Read without locks: a guess.
-inline constexpr std::uint32_t kSlabsAtHand = 2;
+// beside kSlabsAtHand of each class, as many as may be kept empty. Read without locks: a guess.
+inline constexpr std::uint32_t kSlabsAtHand = 8;
 struct SlabSlices {
   std::uint64_t full, held;
 };

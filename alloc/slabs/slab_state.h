@@ -28,7 +28,7 @@ SlabClass& slabs_of(unsigned shard, unsigned size_class);
 // Slabs with free blocks that a shard among several keeps although they are empty, for what it
 // allocates next, and that other shards leave it. With one, slabs of few blocks went from shard to
 // shard by way of the page heap.
-inline constexpr std::uint32_t kSlabsKept = 8;
+inline constexpr std::uint32_t kSlabsKept = kSlabsAtHand;
 
 // How many shards have more of them than that, for each class: a line that is mostly read, so that
 // where there are none no shard looks at the others'.

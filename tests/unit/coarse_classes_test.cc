@@ -174,6 +174,18 @@ TEST(CoarseClassesBegin, shards_where_nothing_changed_are_not_counted_again) {
   EXPECT_GT(unchanged, 0u);
 }
 
+// 20 threads after 100 of 6 MiB each, beside 64 or 192 shards that most of these had left, stayed
+// fine for ever. Seen to fail where no thread looks at other shards than its own.
+TEST(CoarseClassesBegin, shards_that_all_threads_have_left_are_looked_at) {
+  constexpr uint32_t kMark = 1 << 20;
+  std::deque<Worker> workers(rdmalloc::kFineThreads + 1);
+  for (Worker& worker : workers) begin_on(worker);
+  const unsigned count = rdmalloc::shard_count();
+  for (unsigned s = 0; s < count; s++) rdmalloc::shards[s].used_at_look = kMark;
+  for (unsigned s = 0; s < count; s += 8) begin_on(workers.emplace_back());
+  for (unsigned s = 0; s < count; s++) EXPECT_NE(rdmalloc::shards[s].used_at_look, kMark) << s;
+}
+
 // More threads than have classes of their own for all sizes.
 class CoarseClasses : public testing::Test {
  protected:
