@@ -8,7 +8,10 @@ nothing, and with one that always does, `label` with take() not asking is_served
 half of what was counted, and with a row that there is not, `top` with addresses counted from the file's
 beginning, which named a function of the purge thread. The row reg-hit-beside-miss was seen to fail with code that
 is broken, too: with gets that leave no slot (0.13), and with a miss that looks through all registrations under its
-domain's lock (0.33). So was reg-miss: with each generation or each new record taken by itself (1.4, 3.3). It shows no lock: threads that sleep for one let the others go on alone for long.
+domain's lock (0.33). So was reg-miss: with each generation or each new record taken by itself (1.4, 3.3). It shows no
+lock: threads that sleep for one let the others go on alone for long.
+bursts:200K:64@64 was (0.25) where a thread read a line of each shard whenever its own shard's spans in use had
+changed by 2 MiB (coarse_classes.cc).
 """
 import os
 import pathlib
@@ -23,7 +26,8 @@ from driving import Driver, expect, no_malloc, run_case, skip
 DRIVER = Driver(sys.argv[1], "cores")
 # Of the table what ./test counts: most threads, each part of the middle, blocks that change hands, each path of the cache.
 SAMPLE = ("replace:8-512:100@16", "replace:16-4K:128@64", "replace:1K-32K:32@64", "replace:256K-1M:8@16", "bursts:64K:128@16",
-          "hand-over:1K-32K:64@16", "larson:16-1K:128@16", "reg-get-put:512:64@16", "reg-miss:64K:16@16", "reg-fresh-key:4K-16K:32@16")
+          "bursts:200K:64@64", "hand-over:1K-32K:64@16", "larson:16-1K:128@16", "reg-get-put:512:64@16", "reg-miss:64K:16@16",
+          "reg-fresh-key:4K-16K:32@16")
 EMULATOR = f"qemu-{platform.machine()}"
 
 
