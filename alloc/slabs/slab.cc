@@ -412,7 +412,7 @@ SlabSlices slab_slices(unsigned shard) {
     const SlabClass& slabs = slabs_of(shard, c);
     std::uint32_t all = slabs.slabs.load(std::memory_order_relaxed), listed = listed_in(slabs);
     if (all > listed) slices.full += std::uint64_t{all - listed} * class_info(c).slab_slices;
-    if (listed > kSlabsAtHand) listed = kSlabsAtHand;
+    if (listed > kSlabsKept) listed = kSlabsKept;
     if (all > listed) slices.held += std::uint64_t{all - listed} * class_info(c).slab_slices;
   }
   return slices;

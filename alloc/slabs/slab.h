@@ -44,9 +44,12 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
 void slab_trim(unsigned size_class);
 // The same for one shard, if no thread used its slabs of the class since the last call.
 void slab_trim_idle(unsigned shard, unsigned size_class);
+// Slabs with free blocks that a shard among several keeps although they are empty, for what it
+// allocates next, and that other shards leave it. With one, slabs of few blocks went from shard to
+// shard by way of the page heap.
+inline constexpr std::uint32_t kSlabsKept = 8;
 // Slices of the shard's slabs: of those that have no free block; and of those and of what has some
-// beside kSlabsAtHand of each class, as many as may be kept empty. Read without locks: a guess.
-inline constexpr std::uint32_t kSlabsAtHand = 8;
+// beside kSlabsKept of each class. Read without locks: a guess.
 struct SlabSlices {
   std::uint64_t full, held;
 };

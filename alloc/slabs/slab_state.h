@@ -25,13 +25,8 @@ struct alignas(128) SlabClass : SlabLists {
 
 SlabClass& slabs_of(unsigned shard, unsigned size_class);
 
-// Slabs with free blocks that a shard among several keeps although they are empty, for what it
-// allocates next, and that other shards leave it. With one, slabs of few blocks went from shard to
-// shard by way of the page heap.
-inline constexpr std::uint32_t kSlabsKept = kSlabsAtHand;
-
-// How many shards have more of them than that, for each class: a line that is mostly read, so that
-// where there are none no shard looks at the others'.
+// How many shards have more slabs with free blocks than kSlabsKept, for each class: a line that is
+// mostly read, so that where there are none no shard looks at the others'.
 struct alignas(64) Spare {
   std::atomic<std::uint32_t> shards;  // relaxed: a hint
 };

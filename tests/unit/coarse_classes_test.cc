@@ -85,9 +85,9 @@ class CoarseClassesLimit : public testing::Test {
   size_t free_ = 0;
 };
 
-// Free blocks of classes that serve no size now are memory too,
-// and all that there is here. Seen to fail with nothing but the classes that serve, and, at 1,125
-// times, where all caches were emptied for each of them.
+// Free blocks of classes that serve no size now are memory too, and all that there is here. Seen to
+// fail with nothing but the classes that serve, and where all caches were emptied for each of them
+// (1,125 times).
 TEST_F(CoarseClassesLimit, free_blocks_that_serve_no_size_now_are_taken_at_a_limit) {
   begin_on(*std::make_unique<Worker>());
   rdmalloc::coarse_end_refused();
