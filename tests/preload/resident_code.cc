@@ -20,7 +20,11 @@ void* work(void*) {
   static thread_local void* blocks[kBlocks];
   for (int i = 0; i < kBlocks; ++i) blocks[i] = malloc(16 + static_cast<size_t>(i) * i % 5000);
   for (void* block : blocks) free(block);
-  for (size_t bytes = 40'000; bytes < 2'000'000; bytes *= 2) free(malloc(bytes));
+  for (size_t bytes = 40'000; bytes < 2'000'000; bytes *= 2) {
+    // Else the compiler leaves both calls out.
+    void* volatile block = malloc(bytes);
+    free(block);
+  }
   return nullptr;
 }
 
