@@ -33,7 +33,9 @@ constexpr unsigned kLooksOfThread = 8;
 bool should_be_coarse(std::uint64_t threads, bool are) {
   if (threads <= kFineThreads || stay_fine.load(kRelaxed)) return false;
   std::int64_t slices = (are ? full_slices : held_slices).load(kRelaxed);
-  return slices < static_cast<std::int64_t>(threads * (are ? kMostSlices : kFewSlices));
+  std::uint64_t most = threads * (are ? kMostSlices : kFewSlices);
+  if (are && most < kMostSlicesOfFew) most = kMostSlicesOfFew;
+  return slices < static_cast<std::int64_t>(most);
 }
 
 void note(std::atomic<std::uint32_t>& at_look, std::atomic<std::int64_t>& all, std::uint64_t now) {

@@ -1,4 +1,4 @@
-// Beside many threads every second size class serves no size (bin_table.h). A thread of few live
+// Beside other threads every second size class serves no size (bin_table.h). A thread of few live
 // blocks caches one to three of each class that it uses, which is most of what it holds; with half
 // of the classes it caches less, and leaves the fast path less often, as a free block serves for
 // more sizes. What that costs is the ends of live blocks, so it is for threads that have little
@@ -15,9 +15,8 @@
 
 namespace rdmalloc {
 
-// Classes become coarse for more threads than that: nine of 16 B to 1 KiB, most of which have large
-// shares (shares.h), took 5 % more memory. And ...
-inline constexpr std::uint64_t kFineThreads = 12;
+// Classes become coarse for more threads than that ...
+inline constexpr std::uint64_t kFineThreads = 1;
 // ... while slabs are less than so many slices for each, but for eight of each class that have free
 // blocks: what lives in the other classes then leaves places that few sizes have a use for. Of full
 // slabs alone 432 MiB of 4 KiB of which 30 % had been freed, in each slab some, were nothing: 64
@@ -27,6 +26,9 @@ inline constexpr std::uint64_t kFewSlices = (std::size_t{384} << 10) / kSliceByt
 // cache less. What lived in coarse classes leaves such places too, so not sooner: 64 threads that
 // hand on 500 blocks of 1 to 8 KiB, 2.2 MiB each, took 26 % more with a limit of 2 MiB.
 inline constexpr std::uint64_t kMostSlices = (std::size_t{4} << 20) / kSliceBytes;
+// But not with less than that of all threads: with 4 MiB for each, four that pass it, with 10,000
+// blocks of 16 B to 1 KiB each, took 36 % more, and eight with 1,000 of 512 B to 8 KiB 22 %.
+inline constexpr std::uint64_t kMostSlicesOfFew = (std::size_t{64} << 20) / kSliceBytes;
 // A thread looks when its shard's spans in use are more or less than at the shard's last look by
 // more than so many slices.
 inline constexpr std::uint64_t kSlicesPerLook = (std::size_t{2} << 20) / kSliceBytes;
@@ -41,7 +43,7 @@ void coarse_end_refused();
 }  // namespace detail
 
 // Of a thread that begins: `threads` is how many there are with it. Inlined, as is the next: a
-// program of few threads maps no page of the rest, 64 KiB with what the kernel maps around it.
+// program of one thread maps no page of the rest, 64 KiB with what the kernel maps around it.
 inline void coarse_note_thread(std::uint64_t threads) {
   if (threads > kFineThreads) [[unlikely]]
     detail::coarse_note_thread(threads);
