@@ -36,7 +36,23 @@ constexpr MostOfMany kMostOfMany = [] {
   return table;
 }();
 
+struct MostOfFew {
+  std::uint8_t of[kClasses] = {};  // 0 of spans
+};
+constexpr MostOfFew kMostOfFew = [] {
+  MostOfFew table;
+  for (unsigned c = 1; c < kFirstSpanClass; ++c) {
+    std::uint32_t most = most_of_few(class_info(c).block_bytes), bin = class_info(c).bin_max;
+    table.of[c] = static_cast<std::uint8_t>(most < bin ? most : bin);
+  }
+  return table;
+}();
+
 }  // namespace
+
+bool is_kept_short_by_few(unsigned size_class, const ColdBin& cold) {
+  return are_beside_few() && cold.limit <= kMostOfFew.of[size_class];
+}
 
 bool open_class(ThreadCache& cache, unsigned size_class) {
   ColdBin& cold = cold_bin_of(cache, size_class);
@@ -90,6 +106,9 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   else if (limit > info.magazine_max)
     limit = info.magazine_max;
   if (are_beside_many() && most > kMostOfMany.of[size_class]) most = kMostOfMany.of[size_class];
+  if (are_beside_few() && cache.trips_in_a_row < kTripsOfBatch && !is_span_class(size_class) &&
+      most > kMostOfFew.of[size_class])
+    most = kMostOfFew.of[size_class];
   // Of several nodes blocks of the others leave a bin only when it is full: not long ones.
   if (os::node_count() != 1 && !is_span_class(size_class) && most > 2u * info.magazine_max)
     most = 2u * info.magazine_max;

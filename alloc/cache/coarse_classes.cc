@@ -23,24 +23,16 @@ constinit Lock changing;  // the table; a leaf, and never waited for
 constinit std::atomic<bool> stay_fine{false};
 
 // Of all shards, as of their last looks: else each thread that begins would read a line of each.
-// Relaxed: counts. Below 0 between two looks at one shard.
-constinit std::atomic<std::int64_t> full_slices{0}, held_slices{0};
+// Relaxed: a count. Below 0 between two looks at one shard.
+constinit std::atomic<std::int64_t> held_slices{0};
 
 // Which shard the next thread that begins looks at first; at so many. Relaxed: a hint.
 constinit std::atomic<unsigned> next_shard{0};
 constexpr unsigned kLooksOfThread = 8;
 
-bool should_be_coarse(std::uint64_t threads, bool are) {
-  if (threads <= kFineThreads || stay_fine.load(kRelaxed)) return false;
-  std::int64_t slices = (are ? full_slices : held_slices).load(kRelaxed);
-  std::uint64_t most = threads * (are ? kMostSlices : kFewSlices);
-  if (are && most < kMostSlicesOfFew) most = kMostSlicesOfFew;
-  return slices < static_cast<std::int64_t>(most);
-}
-
-void note(std::atomic<std::uint32_t>& at_look, std::atomic<std::int64_t>& all, std::uint64_t now) {
-  std::int64_t before = at_look.exchange(static_cast<std::uint32_t>(now), kRelaxed);
-  if (auto more = static_cast<std::int64_t>(now) - before; more != 0) all.fetch_add(more, kRelaxed);
+bool should_become_coarse(std::uint64_t threads) {
+  return threads > kFineThreads && !stay_fine.load(kRelaxed) &&
+         held_slices.load(kRelaxed) < static_cast<std::int64_t>(threads * kFewSlices);
 }
 
 // Where the shard's spans in use have changed by more than so many slices since its last look.
@@ -49,26 +41,27 @@ bool look(unsigned shard, std::uint64_t most) {
   std::uint64_t used = page_heap_used_slices_of(shard), before = at_look.load(kRelaxed);
   if (used <= before + most && before <= used + most) return false;
   at_look.store(static_cast<std::uint32_t>(used), kRelaxed);
-  SlabSlices slices = slab_slices(shard);
-  note(shards[shard].full_at_look, full_slices, slices.full);
-  note(shards[shard].held_at_look, held_slices, slices.held);
+  std::uint64_t now = slab_slices(shard).held;
+  std::uint32_t held =
+      shards[shard].held_at_look.exchange(static_cast<std::uint32_t>(now), kRelaxed);
+  auto more = static_cast<std::int64_t>(now) - held;
+  if (more != 0) held_slices.fetch_add(more, kRelaxed);
   return true;
 }
 
-void change(bool are) {
+void enter(bool coarse) {
   if (!changing.try_lock()) return;
   // Another thread may have been here between.
-  if (are_coarse.load(kRelaxed) == are) {
-    bin_table_enter_small(!are);
-    are_coarse.store(!are, kRelaxed);
-    if (!are) were_coarse.store(true, kRelaxed);
+  if (are_coarse.load(kRelaxed) != coarse) {
+    bin_table_enter_small(coarse);
+    are_coarse.store(coarse, kRelaxed);
+    if (coarse) were_coarse.store(true, kRelaxed);
   }
   changing.unlock();
 }
 
 void decide(std::uint64_t threads) {
-  bool are = are_coarse.load(kRelaxed);
-  if (should_be_coarse(threads, are) != are) change(are);
+  if (should_become_coarse(threads)) enter(true);
 }
 
 }  // namespace
@@ -95,19 +88,16 @@ void detail::coarse_look(const ThreadCache& cache) {
 
 void detail::coarse_end_refused() {
   stay_fine.store(true, kRelaxed);
-  change(true);
+  enter(false);
 }
 
 void coarse_after_fork() {
   if (changing.is_taken()) bin_table_enter_small(are_coarse.load(kRelaxed));
   changing.reset();
   // A thread may have vanished between a shard's count and that of all.
-  std::int64_t full = 0, held = 0;
-  for (unsigned s = 0, count = shard_count(); s < count; ++s) {
-    full += shards[s].full_at_look.load(kRelaxed);
+  std::int64_t held = 0;
+  for (unsigned s = 0, count = shard_count(); s < count; ++s)
     held += shards[s].held_at_look.load(kRelaxed);
-  }
-  full_slices.store(full, kRelaxed);
   held_slices.store(held, kRelaxed);
 }
 

@@ -44,6 +44,10 @@ inline void subtract_held(ThreadCache& cache, unsigned size_class, std::uint64_t
 inline bool are_beside_many() {
   return loans.threads.load(std::memory_order_relaxed) > kFirstThreads;
 }
+inline bool are_beside_few() {
+  std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
+  return threads > 1 && threads <= kFirstThreads;
+}
 // Whether a thread of so many holds little of a small class, in one magazine, which goes to and fro
 // about its half (most_of_many).
 inline bool is_kept_short(unsigned size_class) {

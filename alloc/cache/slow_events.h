@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "alloc/cache/shares.h"
 #include "alloc/cache/thread_cache.h"
 
 namespace rdmalloc {
@@ -18,7 +19,10 @@ inline constexpr std::uint8_t kMostMisses = 15;
 // At each trip, first.
 void note_slow_event(ThreadCache& cache);
 // And of the class it came for, once that has a magazine.
-inline void note_miss(const ThreadCache& cache, ColdBin& cold) {
+inline void note_miss(ThreadCache& cache, ColdBin& cold, unsigned size_class) {
+  if (cache.latest_class != size_class) cache.trips_in_a_row = 0;
+  cache.latest_class = static_cast<std::uint8_t>(size_class);
+  if (cache.trips_in_a_row < kTripsOfBatch) ++cache.trips_in_a_row;
   if (!cache.was_refused || cold.misses == kMostMisses) return;
   cold.misses = (cold.misses + 1) & kMostMisses;
 }

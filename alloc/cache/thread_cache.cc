@@ -51,13 +51,18 @@ void take_part(const ThreadCache& cache, unsigned size_class, ColdBin& cold, Mag
   depot_put_back(cache.shard, size_class, filled);
 }
 
+// Whether the class has little room: of a thread that has no more to hold, or that keeps it short
+// for others. What it has goes to and fro about the half that a refill takes.
+bool is_short(const ThreadCache& cache, unsigned size_class, const ColdBin& cold) {
+  return cache.was_refused || is_kept_short(size_class) || is_kept_short_by_few(size_class, cold);
+}
+
 // Blocks that a thread takes of slabs at once: half of what the class may hold, where it goes to
 // and fro about that (keeps_half).
 std::uint32_t refill_of(const ThreadCache& cache, unsigned size_class, const ColdBin& cold) {
   std::uint32_t most = class_info(size_class).magazine_max;
   std::uint32_t wanted = cold.limit;
-  if (cold.limit > 2 && (cache.was_refused || is_kept_short(size_class)))
-    wanted = (cold.limit + 1u) / 2;
+  if (cold.limit > 2 && is_short(cache, size_class, cold)) wanted = (cold.limit + 1u) / 2;
   return wanted < most ? wanted : most;
 }
 
@@ -165,13 +170,12 @@ bool is_for_depot(unsigned size_class, std::uint32_t count) {
 }
 
 // Whether half of what a class's bin has stays when it is full: with two magazines' length; and of
-// a thread that has no more to hold, or that is beside many and keeps a class short: what it has
-// goes to and fro about the half that a refill takes.
+// one that is short.
 [[gnu::always_inline]] inline bool keeps_half(const ThreadCache& cache, unsigned size_class,
                                               std::uint32_t count) {
   const ClassInfo& info = class_info(size_class);
   if (count >= 2u * info.whole || count > info.magazine_max) return true;
-  return count > 2 && (cache.was_refused || is_kept_short(size_class));
+  return count > 2 && is_short(cache, size_class, cold_bin_of(cache, size_class));
 }
 
 // Empties the class's loaded magazine, which can't be kept: to the depot when it is full, else to
@@ -275,7 +279,7 @@ void* allocate_slowly(unsigned size_class) {
   ColdBin& cold = cold_bin_of(*cache, size_class);
   if (cold.loaded == nullptr && !open_class(*cache, size_class))
     return allocate_without_cache(size_class);
-  note_miss(*cache, cold);
+  note_miss(*cache, cold, size_class);
   Bin& bin = cache->bins[size_class];
   // make_cache() and the like may have come back through malloc and filled the bin.
   if (bin.top[-1] == nullptr && !refill(*cache, size_class)) return nullptr;
@@ -362,7 +366,7 @@ void cache_free_slow(void* block, unsigned size_class) {
   ColdBin& cold = cold_bin_of(*cache, size_class);
   if (cold.loaded == nullptr && !open_class(*cache, size_class))
     return slab_give_back(size_class, &block, 1);
-  note_miss(*cache, cold);
+  note_miss(*cache, cold, size_class);
   Bin& bin = cache->bins[size_class];
   if (bin.top[-1] == block) report_fatal_address("double free() of", block);
   if (bin.top == bin.end) make_room(*cache, size_class);

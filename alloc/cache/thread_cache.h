@@ -90,6 +90,7 @@ struct alignas(64) ThreadCache {
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
     shard = steals_from = large_events = 0;
+    latest_class = trips_in_a_row = 0;
     tls.store(tls_address, std::memory_order_relaxed);
     thread_id.store(thread, std::memory_order_release);
   }
@@ -107,6 +108,8 @@ struct alignas(64) ThreadCache {
   std::uint8_t steals_from = 0;               // which other shard's depot it asks next
   std::uint8_t large_events = 0;              // large blocks it has taken, for looking about
   std::uint8_t own_blocks = 0;                // of each class, beside what its share allows
+  std::uint8_t latest_class = 0;              // that came to the slow path
+  std::uint8_t trips_in_a_row = 0;            // of that class, up to kTripsOfBatch
   std::uint64_t own_bytes = 0;                // of held_bytes, what those may take
   std::uint64_t lent_bytes = 0;               // beside its share (shares.h)
   std::uint64_t span_bytes = 0;               // of own_bytes, what spans may take

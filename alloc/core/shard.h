@@ -37,7 +37,7 @@ struct alignas(64) Shard {
   std::atomic<std::uint64_t> depot_classes[2];    // a bit for each class that its depot ever had
   // Slices in use, and of slabs (slab_slices), when one of its threads looked
   // (cache/coarse_classes.h).
-  std::atomic<std::uint32_t> used_at_look, full_at_look, held_at_look;
+  std::atomic<std::uint32_t> used_at_look, held_at_look;
 };
 extern constinit Shard shards[kShardLimit];
 // Whether no thread is there any more. Not a new one, which its first thread has not reached yet:

@@ -5,7 +5,7 @@
 //   class 1, 2       blocks of 32 bytes, for up to 24 bytes and for 25 to 32
 //   class 3 .. 16    multiples of 16 up to 256 bytes
 //   class 17 .. 72   eight to a doubling from 256 bytes to 32 KiB: at most 12.5 % is lost; beside
-//                    many threads half of them serve (cache/coarse_classes.h)
+//                    other threads half of them serve (cache/coarse_classes.h)
 //   class 73 .. 77   2, 4, 8, 16 and 32 KiB once more, in slabs of one slice: for blocks of more
 //   than
 //                    1 KiB where no slab of eight slices is to be had (cache/take_back.h)
