@@ -121,6 +121,16 @@ class LockGuard {
   Lock& lock_;
 };
 
+// A seq_cst fence of a thread that unlocks a Lock before the loads which are to come after what is
+// stored here, or has unlocked one since those stores: on x86 the exchange in unlock() is one.
+inline void fence_beside_unlock() {
+#if defined(__x86_64__)
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+#else
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+#endif
+}
+
 // To be called before any registrar, notifier, observer or other foreign code (I2).
 inline void assert_no_lock_held([[maybe_unused]] const char* where) {
 #if RDMALLOC_CHECKED

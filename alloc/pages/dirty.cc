@@ -1,5 +1,6 @@
 #include "alloc/pages/dirty.h"
 
+#include "alloc/core/lock.h"
 #include "alloc/core/purge_signal.h"
 #include "alloc/os/at_start.h"
 #include "alloc/pages/limits.h"
@@ -37,8 +38,8 @@ void purge_note_dirty() {
   const detail::PurgeSignal& signal = detail::purge_signal;
   if (signal.state.load(std::memory_order_relaxed) != detail::PurgeThreadState::kRuns) return;
   // Pairs with the seq_cst store of `sleep` in purge_until_stopped(): our slices are counted
-  // before.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // before, under a page heap's lock.
+  fence_beside_unlock();
   std::uint32_t sleep = signal.sleep.load(std::memory_order_relaxed);
   if (sleep == detail::kAwake) return;
   if (sleep == detail::kIdle || dirty_limits.decay_ms.load(std::memory_order_relaxed) == 0 ||

@@ -300,14 +300,14 @@ void publish_locked(PageHeap& heap, SliceIndex slice, SpanWord word) {
   word.slices = span.load().slices;
   span.generation.store(new_generation(heap), std::memory_order_relaxed);
   span.has_grown = false;
-  for (SliceIndex s = slice; s < slice + word.slices; ++s) set_first(s, slice);
+  set_firsts(slice, slice + word.slices, slice);
   set_class<__ATOMIC_RELAXED>(slice, slice + word.slices, map_class_of(word));
   (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
   span.store(word);
   // Pairs with the fence in rdmalloc_range_is_idle(): a thread that allocates here and then looks a
   // registration up, and one that unpublishes a registration and then asks whether the range is in
   // use, can't both miss the other.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  fence_beside_unlock();
 }
 
 }  // namespace page_heap_state
@@ -372,16 +372,18 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
   ask_for_huge(end, more, frontier, TakenFor::kBuffer);
   take_room(heap, end, more, SpanKind::kFreeDirty);
   span.has_grown = true;
-  for (SliceIndex s = end; s < end + more; ++s) set_first(s, slice);
+  set_firsts(end, end + more, slice);
   set_class<__ATOMIC_RELAXED>(end, end + more, map_class_of(word));
   span.store({word.kind, word.size_class, false, slices, word.heap});
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in publish_locked
+  fence_beside_unlock();  // as in publish_locked
   return true;
 }
 
 }  // namespace
 
 bool page_heap_free(SliceIndex slice) {
+  // Else its loads wait until the lock is taken.
+  __builtin_prefetch(&arena.span(slice), 1);
   PageHeap& heap = heap_of(slice);
   LockGuard guard(heap.lock);
   return free_locked(heap, slice, 0, now_ms());

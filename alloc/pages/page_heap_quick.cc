@@ -115,6 +115,7 @@ void release_and_give_back(PageHeap& heap, SliceIndex slice, SliceIndex near = 0
                                                  std::uint32_t wanted) {
   SliceIndex slice = heap.quick.latest[slices - 1];
   if (slice == 0) return 0;
+  prefetch_block(slice);
   bool has_nodes = os::node_count() != 1;
   std::uint8_t map_class = map_class_of(word);
   word.slices = slices;
@@ -138,7 +139,7 @@ void release_and_give_back(PageHeap& heap, SliceIndex slice, SliceIndex near = 0
   } while (slice != 0 && taken < wanted);
   add_dirty(heap, -static_cast<std::int64_t>(slices) * taken);
   (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += taken;
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in publish_locked()
+  fence_beside_unlock();  // as in publish_locked()
   return taken;
 }
 

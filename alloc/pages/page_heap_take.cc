@@ -25,6 +25,7 @@ SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices, Al
   if (found == 0) return 0;
   SpanWord word = arena.span(found).load();
   SliceIndex taken = fit_in(found, word.slices, slices, alignment);
+  prefetch_block(taken);
   cut(heap, found, word.slices, word.kind, taken, slices);
   return taken;
 }
