@@ -98,8 +98,8 @@ SliceIndex FreeSpans::find_best(std::uint32_t wanted, Alignment alignment, Where
   return 0;
 }
 
-SliceIndex FreeSpans::find_latest(std::uint32_t wanted, Alignment alignment, std::uint64_t most,
-                                  unsigned node) const {
+SliceIndex FreeSpans::find_latest(std::uint32_t wanted, Alignment alignment, std::uint32_t near,
+                                  std::uint64_t most, unsigned node) const {
   SliceIndex latest = 0;
   std::uint64_t generation_of_latest = 0;
   int looked_at = 0;
@@ -111,7 +111,7 @@ SliceIndex FreeSpans::find_latest(std::uint32_t wanted, Alignment alignment, std
       std::uint32_t room = span.longest_buffer < length ? span.longest_buffer : length;
       if (room < wanted || room > most || fit_in(slice, room, wanted, alignment) == 0) continue;
       if (!is_of_node(span, node)) continue;
-      if (room == wanted) return slice;
+      if (room <= near) return slice;
       std::uint64_t generation = span.generation.load(std::memory_order_relaxed);
       if (generation >= generation_of_latest) {
         latest = slice;

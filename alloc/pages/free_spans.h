@@ -48,10 +48,10 @@ class FreeSpans {
   SliceIndex find_best(std::uint32_t wanted, Alignment alignment, Where where = Where::kAnywhere,
                        unsigned node = kAnyNode) const;
   // A span that `wanted` aligned slices fit in within its longest buffer, as far as a short look
-  // tells: where that buffer had no more slices, of the shortest such spans the one freed last;
-  // else the one used last of those where it had at most `most`. 0: there is none.
-  SliceIndex find_latest(std::uint32_t wanted, Alignment alignment, std::uint64_t most,
-                         unsigned node = kAnyNode) const;
+  // tells: where that buffer had at most `near` slices, of the shortest such spans the one freed
+  // last; else the one used last of those where it had at most `most`. 0: there is none.
+  SliceIndex find_latest(std::uint32_t wanted, Alignment alignment, std::uint32_t near,
+                         std::uint64_t most, unsigned node = kAnyNode) const;
   // Of the longest spans the one with the longest buffer; 0 when there is none.
   SliceIndex find_longest_buffer() const;
   void clear() { *this = FreeSpans{}; }

@@ -42,16 +42,16 @@ constexpr std::uint32_t kShortSlices = 16;
 // Relaxed: a setting.
 constinit std::atomic<std::uint64_t> ceiling_slices{(std::uint64_t{512} << 20) >> kSliceShift};
 
-std::uint32_t most_slices(const PageHeap& heap) {
+// Whether the list may hold so many slices. A division by the number of shards would be a sixth of
+// a free.
+bool may_hold(const PageHeap& heap, std::uint32_t slices) {
   std::uint64_t share = ceiling_slices.load(std::memory_order_relaxed) / kCeilingShare;
   unsigned shards = shard_count();
-  if (shards == 1) return static_cast<std::uint32_t>(share);
+  if (std::uint64_t{slices} * shards > share) return false;
+  if (shards == 1 || slices <= kLeastSlices) return true;
   std::uint64_t most = heap.used_slices.load(std::memory_order_relaxed) +
                        heap.dirty_slices.load(std::memory_order_relaxed);
-  if (most < kLeastSlices) most = kLeastSlices;
-  if (most > kMostSlices) most = kMostSlices;
-  share /= shards;
-  return static_cast<std::uint32_t>(most < share ? most : share);
+  return slices <= most && slices <= kMostSlices;
 }
 
 std::uint64_t bit_of(std::uint32_t slices) {
@@ -162,13 +162,14 @@ bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word) {
   bool is_block = word.kind == SpanKind::kLarge ||
                   (word.kind == SpanKind::kSlab && is_span_class(word.size_class));
   QuickList& quick = heap.quick;
-  std::uint32_t slices = word.slices, most = most_slices(heap);
+  std::uint32_t slices = word.slices;
   Span& span = arena.span(slice);
-  if (!is_block || slices > QuickList::kLongest || slices > most || span.has_grown ||
+  if (!is_block || slices > QuickList::kLongest || !may_hold(heap, slices) || span.has_grown ||
       shared.retain_ms.load(std::memory_order_relaxed) == 0 ||
       makes_place_whole(heap, slice, slices))
     return false;
-  while (quick.count == QuickList::kRuns || quick.slices + slices > most)
+  while (quick.count == QuickList::kRuns ||
+         (quick.count != 0 && !may_hold(heap, quick.slices + slices)))
     [[unlikely]] release_and_give_back(heap, quick_oldest(heap));
   add_entry(quick, slice, slices);
   add_dirty(heap, slices);
@@ -257,10 +258,11 @@ using namespace page_heap_state;
 
 SliceIndex page_heap_take_quick(unsigned shard, std::uint32_t slices) {
   PageHeap& heap = heap_of_shard(shard);
-  if (!heap.quick.has(slices)) return 0;
+  if (heap.quick.find(slices, longest_whole(slices)) == 0) return 0;
   LockGuard guard(heap.lock);
   SliceIndex run = 0;
-  take(heap, slices, large_word(false, 0), &run, 1);
+  if (std::uint32_t length = heap.quick.find(slices, longest_whole(slices)))
+    take(heap, length, large_word(false, 0), &run, 1);
   return run;
 }
 

@@ -32,9 +32,15 @@ struct QuickList {
   SliceIndex latest[kLongest];
   SliceIndex oldest[kLongest];
 
-  bool has(std::uint32_t length) const {
-    return length <= kLongest && (lengths.load(std::memory_order_relaxed) >> (length - 1) & 1) != 0;
+  // The shortest length from `least` to `most` that there are runs of; 0: there is none.
+  std::uint32_t find(std::uint32_t least, std::uint32_t most) const {
+    if (least > kLongest) return 0;
+    std::uint64_t longer = lengths.load(std::memory_order_relaxed) >> (least - 1);
+    if (longer == 0) return 0;
+    std::uint32_t length = least + static_cast<std::uint32_t>(std::countr_zero(longer));
+    return length <= most ? length : 0;
   }
+  bool has(std::uint32_t length) const { return find(length, length) != 0; }
 };
 
 // All zero at first: shards' heaps are made of new pages.
@@ -107,6 +113,13 @@ inline bool is_central(const PageHeap& heap) {
 inline FreeSpans& family(PageHeap& heap, SpanKind kind) {
   if (kind == SpanKind::kFreeClean) return heap.clean;
   return kind == SpanKind::kFreeRetained ? heap.retained : heap.dirty;
+}
+
+// A buffer of up to 4 MiB takes a free place that is longer by one part in so many, or less, as a
+// whole: what would be left of it serves few, and has to be joined again.
+inline constexpr std::uint32_t kWholeParts = 8;
+constexpr std::uint32_t longest_whole(std::uint32_t slices) {
+  return slices <= QuickList::kLongest ? slices + slices / kWholeParts : slices;
 }
 
 // The family of what a buffer of that length leaves (places.h). Up to 4 MiB a place in any program:

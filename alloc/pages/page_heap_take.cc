@@ -20,11 +20,15 @@ unsigned preferred_node() {
   return has_nodes() ? os::this_node() : FreeSpans::kAnyNode;
 }
 
-// Takes the slices from the free span `found` of a dirty family; 0 when there is none.
-SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices, Alignment alignment) {
+// Takes the slices from the free span `found` of a dirty family, up to `most` of them if that is
+// all of it; 0 when there is none.
+SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices, Alignment alignment,
+                      std::uint32_t most = 0) {
   if (found == 0) return 0;
   SpanWord word = arena.span(found).load();
   SliceIndex taken = fit_in(found, word.slices, slices, alignment);
+  if (word.slices <= most && taken == found && use(heap, word.slices - slices))
+    slices = word.slices;
   prefetch_block(taken);
   cut(heap, found, word.slices, word.kind, taken, slices);
   return taken;
@@ -67,7 +71,8 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, Alignment alignment,
 SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, Alignment alignment,
                       unsigned node) {
   constexpr std::uint64_t kMostTimesLonger = 8;
-  SliceIndex latest = retained.find_latest(slices, alignment, kMostTimesLonger * slices, node);
+  SliceIndex latest = retained.find_latest(slices, alignment, longest_whole(slices),
+                                           kMostTimesLonger * slices, node);
   if (latest != 0) return latest;
   return retained.find_best(slices, alignment, FreeSpans::Where::kInLongestBuffer, node);
 }
@@ -84,7 +89,8 @@ SliceIndex take_backed_for_buffer(PageHeap& heap, std::uint32_t slices, Alignmen
     quick_release_for(heap, slices);
   unsigned node = preferred_node();
   SliceIndex found = find_place(heap.retained, slices, alignment, node);
-  if (found != 0) return take_dirty(heap, found, slices, alignment);
+  std::uint32_t most = longest_whole(slices);
+  if (found != 0) return take_dirty(heap, found, slices, alignment, most);
   if (is_own)
     if (SliceIndex taken = take_longest_and_more(heap, slices, alignment)) return taken;
   found = heap.retained.find_best(slices, alignment, kAnywhere, node);
@@ -94,7 +100,7 @@ SliceIndex take_backed_for_buffer(PageHeap& heap, std::uint32_t slices, Alignmen
     if (found == 0) found = unless_far(heap.dirty.find_best(slices, alignment), slices);
   }
   if (found == 0) found = join_retained(heap, slices + alignment.slices - 1);
-  if (found != 0) return take_dirty(heap, found, slices, alignment);
+  if (found != 0) return take_dirty(heap, found, slices, alignment, most);
   if (quick_release_fitting(heap, slices, QuickList::kLongest))
     return take_backed_for_buffer(heap, slices, alignment, is_own, has_released);
   if (SliceIndex run = take_backed(heap, slices, alignment, Latest::kTaken)) return run;
@@ -375,8 +381,9 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   Alignment of_slices(align_slices, arena.base >> kSliceShift);
   bool is_shards = shard != kNoShard && is_for_shard(shard, slices, of_slices);
   return take_from_any(shard, slices, what, is_shards, [=](PageHeap& heap, Pages pages) {
+    std::uint32_t length = is_quick ? heap.quick.find(slices, longest_whole(slices)) : 0;
     if (SliceIndex run = 0;
-        is_quick && quick_take(heap, slices, large_word(false, 0), &run, 1) != 0) {
+        length != 0 && quick_take(heap, length, large_word(false, 0), &run, 1) != 0) {
       *is_zero = false;
       return run;
     }

@@ -13,7 +13,8 @@
 // with none, a_block_of_another_length_… with all runs released, neighbours_are_one_… and slabs_…
 // with a list that stays; slabs_leave_… with places on the list that count for none, slabs_find_…
 // without quick_release_place(); of_equal_runs_… with the one freed last; a_buffer_leaves_… with
-// places up to 16 times as long.
+// places up to 16 times as long; a_place_a_little_… with each place cut (kWholeParts of 100), and
+// with those above 4 MiB taken whole.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
@@ -126,6 +127,27 @@ TEST_F(Places, a_buffer_leaves_a_place_more_than_8_times_as_long_whole) {
   EXPECT_EQ(passing_buffer(kLong), longest);
   rdmalloc_free(block);
   for (char* stay : stays) rdmalloc_free(stay);
+}
+
+// Up to an eighth longer, and of up to 4 MiB; then it is the longer buffer's again.
+TEST_F(Places, a_place_a_little_longer_is_taken_whole) {
+  struct Lengths {
+    size_t place, buffer, taken;  // slices
+  };
+  constexpr size_t kSlice = 64 * kKiB;
+  for (Lengths of : {Lengths{32, 29, 32}, {32, 28, 28}, {9, 8, 9}, {8, 7, 7}, {80, 79, 79}}) {
+    char* place = buffer(of.place * kSlice);
+    char* stays = buffer(kSlice);
+    rdmalloc_free(place);
+    char* block = buffer(of.buffer * kSlice);
+    EXPECT_EQ(block, place) << of.place << ' ' << of.buffer;
+    EXPECT_EQ(rdmalloc_malloc_usable_size(block), of.taken * kSlice)
+        << of.place << ' ' << of.buffer;
+    rdmalloc_free(block);
+    EXPECT_EQ(passing_buffer(of.place * kSlice), place);
+    rdmalloc_free(stays);
+    rdmalloc_purge(0);
+  }
 }
 
 TEST_F(Places, a_longer_buffer_begins_where_the_longest_so_far_began) {
