@@ -42,9 +42,9 @@ constexpr std::uint32_t kShortSlices = 16;
 // Relaxed: a setting.
 constinit std::atomic<std::uint64_t> ceiling_slices{(std::uint64_t{512} << 20) >> kSliceShift};
 
-// Whether the list may hold so many slices. A division by the number of shards would be a sixth of
-// a free.
-bool may_hold(const PageHeap& heap, std::uint32_t slices) {
+// Whether the list may hold so many slices. Without a division by the number of shards, for which
+// each free would wait.
+inline bool may_hold(const PageHeap& heap, std::uint32_t slices) {
   std::uint64_t share = ceiling_slices.load(std::memory_order_relaxed) / kCeilingShare;
   unsigned shards = shard_count();
   if (std::uint64_t{slices} * shards > share) return false;
@@ -164,13 +164,17 @@ bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word) {
   QuickList& quick = heap.quick;
   std::uint32_t slices = word.slices;
   Span& span = arena.span(slice);
-  if (!is_block || slices > QuickList::kLongest || !may_hold(heap, slices) || span.has_grown ||
+  bool has_room = may_hold(heap, quick.slices + slices);
+  if (!is_block || slices > QuickList::kLongest || span.has_grown ||
+      (!has_room && !may_hold(heap, slices)) ||
       shared.retain_ms.load(std::memory_order_relaxed) == 0 ||
       makes_place_whole(heap, slice, slices))
     return false;
-  while (quick.count == QuickList::kRuns ||
-         (quick.count != 0 && !may_hold(heap, quick.slices + slices)))
-    [[unlikely]] release_and_give_back(heap, quick_oldest(heap));
+  while (quick.count == QuickList::kRuns || !has_room) {
+    release_and_give_back(heap, quick_oldest(heap));
+    // What became another heap's counts no more: an empty list has room for any.
+    has_room = quick.count == 0 || may_hold(heap, quick.slices + slices);
+  }
   add_entry(quick, slice, slices);
   add_dirty(heap, slices);
   span.store({SpanKind::kQuick, 0, false, slices});

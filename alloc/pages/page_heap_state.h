@@ -349,16 +349,22 @@ void publish_locked(PageHeap& heap, SliceIndex slice, SpanWord word);
 // last ones where they end, so that few branches go by the length; each byte is written whole.
 template <int kOrder>
 void set_class(SliceIndex begin, SliceIndex end, std::uint8_t map_class) {
+  using Four [[gnu::may_alias, gnu::aligned(1)]] = volatile std::uint32_t;
+  using Eight [[gnu::may_alias, gnu::aligned(1)]] = volatile std::uint64_t;
   auto* bytes = reinterpret_cast<std::uint8_t*>(arena.class_map);
-  if (end - begin < 8 || os::kThreadSanitizer) {
+  std::uint64_t value = 0x0101010101010101 * map_class;
+  if (end - begin < 4 || os::kThreadSanitizer) {
     for (SliceIndex s = begin; s < end; ++s) __atomic_store_n(bytes + s, map_class, kOrder);
     return;
   }
-  using Eight [[gnu::may_alias, gnu::aligned(1)]] = volatile std::uint64_t;
-  std::uint64_t value = 0x0101010101010101 * map_class;
   // With the relaxed stores below a store of each byte in that order.
   std::atomic_thread_fence(kOrder == __ATOMIC_RELEASE ? std::memory_order_release
                                                       : std::memory_order_relaxed);
+  if (end - begin < 8) {
+    *reinterpret_cast<Four*>(bytes + begin) = static_cast<std::uint32_t>(value);
+    *reinterpret_cast<Four*>(bytes + end - 4) = static_cast<std::uint32_t>(value);
+    return;
+  }
   for (SliceIndex s = begin; end - s > 8; s += 8) *reinterpret_cast<Eight*>(bytes + s) = value;
   *reinterpret_cast<Eight*>(bytes + end - 8) = value;
 }
