@@ -9,7 +9,8 @@
 // with_no_decay_time without the look at it; runs_are_joined (0 of 4)
 // where nothing is released before new pages; a_longer_run, slabs_leave, kept_neighbours and
 // a_block_grows without what they say; calloc with is_zero; the equations with counts of lengths
-// that stay.
+// that stay; each_slice_… with eight classes written from one slice later, or of one slice less,
+// and with firsts up to the last but one.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <string.h>
@@ -78,6 +79,29 @@ TEST_F(QuickList, a_block_comes_back_where_one_of_its_length_lay) {
     for (size_t slices : {3u, 16u, 2u, 7u, 1u, 12u}) rdmalloc_free(blocks[slices - 1]);
     release(others);
   });
+}
+
+// Of every length, at even and odd slices, taken anew and off the list.
+TEST_F(QuickList, each_slice_of_a_block_is_that_blocks_alone) {
+  using rdmalloc::arena;
+  auto expect_in_use = [](const char* block, size_t slices, bool is_in_use) {
+    auto first = arena.slice_of(reinterpret_cast<uintptr_t>(block));
+    for (size_t i = 0; i < slices; i++) {
+      EXPECT_EQ(arena.class_at(first + i) != 0, is_in_use) << slices << ' ' << i;
+      if (!is_in_use) continue;
+      EXPECT_EQ(arena.first[first + i].load(), first) << slices << ' ' << i;
+    }
+  };
+  constexpr size_t kMost = 20, kSpans = 5;  // from there on no thread caches them
+  for (int round = 0; round < 2; round++) {
+    std::vector<char*> blocks;
+    for (size_t slices = kSpans; slices <= kMost; slices++)
+      blocks.push_back(touched(slices * kSlice));
+    for (size_t i = 0; i < blocks.size(); i += 2) rdmalloc_free(blocks[i]);
+    for (size_t i = 0; i < blocks.size(); i++) expect_in_use(blocks[i], i + kSpans, i % 2 != 0);
+    for (size_t i = 1; i < blocks.size(); i += 2) rdmalloc_free(blocks[i]);
+    for (size_t i = 0; i < blocks.size(); i++) expect_in_use(blocks[i], i + kSpans, false);
+  }
 }
 
 TEST_F(QuickList, what_is_kept_counts_as_free_and_dirty) {
