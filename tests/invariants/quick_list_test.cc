@@ -9,8 +9,8 @@
 // with_no_decay_time without the look at it; runs_are_joined (0 of 4)
 // where nothing is released before new pages; a_longer_run, slabs_leave, kept_neighbours and
 // a_block_grows without what they say; calloc with is_zero; the equations with counts of lengths
-// that stay; each_slice_… with eight classes written from one slice later, or of one slice less,
-// and with firsts up to the last but one.
+// that stay; each_slice_… with the last eight classes written a slice
+// too early, and with firsts that end four slices too early.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <string.h>
