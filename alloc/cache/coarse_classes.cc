@@ -41,7 +41,7 @@ bool look(unsigned shard, std::uint64_t most) {
   std::uint64_t used = page_heap_used_slices_of(shard), before = at_look.load(kRelaxed);
   if (used <= before + most && before <= used + most) return false;
   at_look.store(static_cast<std::uint32_t>(used), kRelaxed);
-  std::uint64_t now = slab_slices(shard).held;
+  std::uint64_t now = slab_slices_held(shard);
   std::uint32_t held =
       shards[shard].held_at_look.exchange(static_cast<std::uint32_t>(now), kRelaxed);
   auto more = static_cast<std::int64_t>(now) - held;

@@ -35,7 +35,7 @@ struct alignas(64) Shard {
   alignas(64) std::atomic<std::uint64_t> steals;  // magazines and refills that it took from others
   std::atomic<std::uint64_t> remote_returned;     // blocks of other nodes that went to their slabs
   std::atomic<std::uint64_t> depot_classes[2];    // a bit for each class that its depot ever had
-  // Slices in use, and of slabs (slab_slices), when one of its threads looked
+  // Slices in use, and of slabs (slab_slices_held), when one of its threads looked
   // (cache/coarse_classes.h).
   std::atomic<std::uint32_t> used_at_look, held_at_look;
 };

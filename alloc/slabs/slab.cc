@@ -406,14 +406,13 @@ std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std:
   }
 }
 
-SlabSlices slab_slices(unsigned shard) {
-  SlabSlices slices{};
+std::uint64_t slab_slices_held(unsigned shard) {
+  std::uint64_t slices = 0;
   for (unsigned c = 1; c < kFirstSpanClass; ++c) {
     const SlabClass& slabs = slabs_of(shard, c);
     std::uint32_t all = slabs.slabs.load(std::memory_order_relaxed), listed = listed_in(slabs);
-    if (all > listed) slices.full += std::uint64_t{all - listed} * class_info(c).slab_slices;
     if (listed > kSlabsKept) listed = kSlabsKept;
-    if (all > listed) slices.held += std::uint64_t{all - listed} * class_info(c).slab_slices;
+    if (all > listed) slices += std::uint64_t{all - listed} * class_info(c).slab_slices;
   }
   return slices;
 }

@@ -48,12 +48,9 @@ void slab_trim_idle(unsigned shard, unsigned size_class);
 // allocates next, and that other shards leave it. With one, slabs of few blocks went from shard to
 // shard by way of the page heap.
 inline constexpr std::uint32_t kSlabsKept = 8;
-// Slices of the shard's slabs: of those that have no free block; and of those and of what has some
-// beside kSlabsKept of each class. Read without locks: a guess.
-struct SlabSlices {
-  std::uint64_t full, held;
-};
-SlabSlices slab_slices(unsigned shard);
+// Slices of the shard's slabs, but for kSlabsKept of each class that have free blocks. Read without
+// locks: a guess.
+std::uint64_t slab_slices_held(unsigned shard);
 // The shard of the slab that the block, which the caller holds, is of.
 unsigned slab_shard_of(const void* block, unsigned size_class);
 // For cache/shards.cc: makes the lists of a shard that is not counted yet; false when there is no

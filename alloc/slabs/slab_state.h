@@ -14,7 +14,7 @@ namespace rdmalloc::slab_state {
 // when it is met.
 struct alignas(128) SlabClass : SlabLists {
   Lock lock;
-  // Written under the lock; read without it by slab_slices(), as a hint. Relaxed.
+  // Written under the lock; read without it by slab_slices_held(), as a hint. Relaxed.
   std::atomic<std::uint32_t> slabs{0};
   std::atomic<std::uint8_t> asked{0};  // which other shard is asked next; a hint, relaxed
   bool is_spare = false;               // counted in Spare::shards; under the lock
