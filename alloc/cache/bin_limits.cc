@@ -19,11 +19,11 @@ constexpr std::uint32_t kFirstLimit = 4;
 // KiB take half the time.
 constexpr std::uint32_t kFirstLimitOfMany = 1;
 
-struct MostOfMany {
+struct MostBlocks {
   std::uint8_t of[kClasses] = {};
 };
-constexpr MostOfMany kMostOfMany = [] {
-  MostOfMany table;
+constexpr MostBlocks kMostOfMany = [] {
+  MostBlocks table;
   for (unsigned c = 1; c < kClasses; ++c) {
     std::uint32_t bytes = class_info(c).block_bytes;
     std::uint32_t magazine = class_info(c).magazine_max;
@@ -36,11 +36,9 @@ constexpr MostOfMany kMostOfMany = [] {
   return table;
 }();
 
-struct MostOfFew {
-  std::uint8_t of[kClasses] = {};  // 0 of spans
-};
-constexpr MostOfFew kMostOfFew = [] {
-  MostOfFew table;
+// 0 of spans.
+constexpr MostBlocks kMostOfFew = [] {
+  MostBlocks table;
   for (unsigned c = 1; c < kFirstSpanClass; ++c) {
     std::uint32_t most = most_of_few(class_info(c).block_bytes), bin = class_info(c).bin_max;
     table.of[c] = static_cast<std::uint8_t>(most < bin ? most : bin);
