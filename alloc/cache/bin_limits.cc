@@ -36,20 +36,27 @@ constexpr MostBlocks kMostOfMany = [] {
   return table;
 }();
 
-// 0 of spans.
 constexpr MostBlocks kMostOfFew = [] {
   MostBlocks table;
-  for (unsigned c = 1; c < kFirstSpanClass; ++c) {
+  for (unsigned c = 1; c < kClasses; ++c) {
     std::uint32_t most = most_of_few(class_info(c).block_bytes), bin = class_info(c).bin_max;
-    table.of[c] = static_cast<std::uint8_t>(most < bin ? most : bin);
+    table.of[c] = static_cast<std::uint8_t>(most < bin && !is_span_class(c) ? most : bin);
   }
   return table;
 }();
 
+// What a class that comes to the slow path in turn with others may hold, beside other threads.
+std::uint32_t most_beside_others(const ThreadCache& cache, unsigned size_class) {
+  std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
+  bool is_batch = cache.trips_in_a_row >= kTripsOfBatch && !is_span_class(size_class);
+  if (threads <= 1 || is_batch) return UINT8_MAX;
+  return (threads <= kFirstThreads ? kMostOfFew : kMostOfMany).of[size_class];
+}
+
 }  // namespace
 
 bool is_kept_short_by_few(unsigned size_class, const ColdBin& cold) {
-  return are_beside_few() && cold.limit <= kMostOfFew.of[size_class];
+  return are_beside_few() && !is_span_class(size_class) && cold.limit <= kMostOfFew.of[size_class];
 }
 
 bool open_class(ThreadCache& cache, unsigned size_class) {
@@ -103,10 +110,7 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
     limit = cold.limit + info.magazine_max;
   else if (limit > info.magazine_max)
     limit = info.magazine_max;
-  if (are_beside_many() && most > kMostOfMany.of[size_class]) most = kMostOfMany.of[size_class];
-  if (are_beside_few() && cache.trips_in_a_row < kTripsOfBatch && !is_span_class(size_class) &&
-      most > kMostOfFew.of[size_class])
-    most = kMostOfFew.of[size_class];
+  if (std::uint32_t beside = most_beside_others(cache, size_class); most > beside) most = beside;
   // Of several nodes blocks of the others leave a bin only when it is full: not long ones.
   if (os::node_count() != 1 && !is_span_class(size_class) && most > 2u * info.magazine_max)
     most = 2u * info.magazine_max;

@@ -60,6 +60,11 @@ TEST_F(ShortMagazines, ten_classes_of_one_block_lie_in_two_sheets) {
   });
 }
 
+// As if a class came to the slow path in turn with others, however often it does.
+void come_in_turn_with_others() {
+  mine().trips_in_a_row = 0;
+}
+
 // The limit, its half that stays and that a refill takes, and no pair. Seen to fail without
 // is_kept_short(), with a pair, with refills of all that the class may hold, and with nothing that
 // stays of a full magazine.
@@ -75,25 +80,47 @@ TEST_F(ShortMagazines, a_small_class_goes_to_and_fro_about_half_of_what_it_may_h
           std::min(rdmalloc::most_of_many(rdmalloc::class_info(size_class).block_bytes),
                    uint32_t{rdmalloc::class_info(size_class).magazine_max});
       std::vector<void*> blocks;
+      auto take = [&] {
+        come_in_turn_with_others();
+        blocks.push_back(rdmalloc_malloc(bytes));
+      };
+      auto give = [&] {
+        come_in_turn_with_others();
+        rdmalloc_free(blocks.back());
+        blocks.pop_back();
+      };
       for (int round = 0; round < 7; round++) {  // no class is looked at twice by ageing
-        blocks = allocate(100, bytes);
-        release(blocks);
+        while (blocks.size() < 100) take();
+        while (!blocks.empty()) give();
       }
       ASSERT_EQ(cold.limit, most) << bytes;
       EXPECT_NE(cold.length, Length::kPair) << bytes;
-      blocks = allocate(100, bytes);
-      while (held() != 0) blocks.push_back(rdmalloc_malloc(bytes));
+      while (blocks.size() < 100 || held() != 0) take();
       rdmalloc::depot_empty();
-      blocks.push_back(rdmalloc_malloc(bytes));  // of the slabs
+      take();  // of the slabs
       EXPECT_EQ(held() + 1, (most + 1) / 2) << bytes;
-      while (bin.top != bin.end) {
-        rdmalloc_free(blocks.back());
-        blocks.pop_back();
-      }
-      rdmalloc_free(blocks.back());
-      blocks.pop_back();
+      while (bin.top != bin.end) give();
+      give();
       EXPECT_EQ(held(), most / 2 + 1) << bytes;
+      while (!blocks.empty()) give();
+    }
+  });
+}
+
+// Which only what is taken and freed in one go does: the class comes to the slow path with no other
+// between. Seen to fail where such a class may hold what others may.
+TEST_F(ShortMagazines, a_class_taken_in_one_go_has_room_for_a_batch_beside_many) {
+  last_.run([] {
+    for (size_t bytes : {32, 256, 1024, 4096}) {
+      std::vector<void*> blocks;
+      for (int round = 0; round < 12; round++) {
+        blocks = allocate(rdmalloc::kBatchBlocks, bytes);
+        release(blocks);
+      }
+      const uint32_t before = mine().slow_events;
+      blocks = allocate(rdmalloc::kBatchBlocks, bytes);
       release(blocks);
+      EXPECT_EQ(mine().slow_events, before) << bytes;
     }
   });
 }
