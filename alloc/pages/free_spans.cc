@@ -19,6 +19,11 @@ constexpr int kExactFits = 8;
 // MiB take 0.92 of the time that they take with 32, as each is a line of a span's record.
 constexpr int kPlacesLooked = 12;
 
+// How many spans AgeList::insert() passes in each direction. A segment that goes to the central
+// heap brings spans of any age: 64 threads with 1,000 live blocks of 8 to 256 KiB each took 21 us
+// an operation for that, in a list of all that was free.
+constexpr int kAgesLooked = 64;
+
 bool is_of_node(const Span& span, unsigned node) {
   return node == FreeSpans::kAnyNode || span.node == node;
 }
@@ -139,11 +144,20 @@ SliceIndex FreeSpans::find_longest_buffer() const {
 }
 
 void AgeList::insert(SliceIndex slice, SliceIndex near) {
-  SliceIndex older = near != 0 ? near : youngest_;
+  int left = kAgesLooked;
+  SliceIndex older = near;
   while (older != 0 && arena.span(older).younger != 0 &&
-         !is_older(slice, arena.span(older).younger))
+         !is_older(slice, arena.span(older).younger) && --left > 0)
     older = arena.span(older).younger;
-  while (older != 0 && is_older(slice, older)) older = arena.span(older).older;
+  if (near == 0 || left == 0) older = youngest_;
+  left = kAgesLooked;
+  while (older != 0 && is_older(slice, older)) {
+    if (--left == 0) {
+      arena.span(slice).freed_ms = arena.span(older).freed_ms;
+      break;
+    }
+    older = arena.span(older).older;
+  }
   Span& span = arena.span(slice);
   span.older = older;
   span.younger = older != 0 ? arena.span(older).younger : oldest_;

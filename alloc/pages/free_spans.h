@@ -80,7 +80,8 @@ class FreeSpans {
 class AgeList {
  public:
   // Enters a span at its age, looking from `near` on (a span of the list whose age is about the
-  // same; 0: the youngest). Without a hint a span that is not new would walk past all younger ones.
+  // same; 0: the youngest). One that would come after many younger ones becomes as young as those:
+  // its pages are purged later, by the decay time at most.
   void insert(SliceIndex slice, SliceIndex near);
   // Returns the next older span, or the next younger one: a hint for what takes its place.
   SliceIndex remove(SliceIndex slice);

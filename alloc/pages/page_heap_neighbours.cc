@@ -86,6 +86,7 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, Alignment alignment)
 }
 
 SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
+  if (heap.looks_to_join.leave_out()) return 0;
   int scanned = 0;
   for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0 && scanned < kScanLimit;
        slice = arena.span(slice).younger, ++scanned) {
@@ -105,13 +106,16 @@ SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
       remove_free(heap, slice, slices, SpanKind::kFreeRetained);
       join_and_insert(heap, slice, slices, SpanKind::kFreeRetained);
     }
+    heap.looks_to_join.note(true, scanned);
     return slice;
   }
+  heap.looks_to_join.note(false, scanned);
   return 0;
 }
 
 SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, Alignment alignment, Latest latest) {
   if (latest == Latest::kLeft && are_few_places(heap)) return 0;
+  if (heap.looks_for_backed.leave_out()) return 0;
   if (latest == Latest::kLeft) mark_left_alone(heap, true);
   auto is_usable = [&](SliceIndex slice, SpanWord word) {
     // The kind first: when a span in use was freed is its threads' to write.
@@ -132,6 +136,7 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, Alignment alignment
     }
   }
   if (latest == Latest::kLeft) mark_left_alone(heap, false);
+  heap.looks_for_backed.note(at != 0, scanned);
   return at != 0 ? take_of_run(heap, run, at, wanted) : 0;
 }
 

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// What a page heap looks at where thousands of spans are free: bounded, by age and before new
+// pages. Of 64 threads with 1,000 blocks of 8 to 256 KiB each a malloc took 21 us, of 200 of them
+// 140, under locks that all wait for.
+#include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
+
+#include <utility>
+#include <vector>
+
+#include "alloc/pages/arena.h"
+#include "alloc/pages/free_spans.h"
+#include "alloc/pages/page_heap_state.h"
+#include "tests/support/process.h"
+
+namespace {
+
+using rdmalloc::AgeList;
+using rdmalloc::arena;
+using rdmalloc::SliceIndex;
+using rdmalloc::page_heap_state::VainLooks;
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+// A list of spans of one slice each, in one block, which needs the record of its first slice only.
+class Ages : public testing::Test {
+ protected:
+  static constexpr uint32_t kSpans = 1000, kStepMs = 10;
+
+  Ages() : block_(rdmalloc_malloc((kSpans + 8) * rdmalloc::kSliceBytes)) {
+    first_ = arena.slice_of(reinterpret_cast<uintptr_t>(block_)) + 1;
+    for (uint32_t i = 0; i < kSpans; i++) insert(i, i * kStepMs, 0);
+  }
+  ~Ages() override { rdmalloc_free(block_); }
+
+  void insert(uint32_t number, uint32_t freed_ms, SliceIndex near) {
+    arena.span(first_ + number).freed_ms = freed_ms;
+    list_.insert(first_ + number, near);
+  }
+  uint32_t age_of(uint32_t number) const { return arena.span(first_ + number).freed_ms; }
+  SliceIndex span(uint32_t number) const { return first_ + number; }
+  // That it is one list, in both directions, by age.
+  void expect_sorted(uint32_t spans) const {
+    uint32_t seen = 1;
+    EXPECT_EQ(arena.span(list_.oldest()).older, 0u);
+    SliceIndex slice = list_.oldest();
+    for (; arena.span(slice).younger != 0; slice = arena.span(slice).younger, seen++) {
+      EXPECT_EQ(arena.span(arena.span(slice).younger).older, slice);
+      EXPECT_LE(arena.span(slice).freed_ms, arena.span(arena.span(slice).younger).freed_ms);
+    }
+    EXPECT_EQ(slice, list_.youngest());
+    EXPECT_EQ(seen, spans);
+  }
+  AgeList list_;
+
+ private:
+  void* block_;
+  SliceIndex first_ = 0;
+};
+
+// It counts as freed when the last was that was looked at, so it is purged that much later. Seen to
+// fail where all are passed that are younger.
+TEST_F(Ages, a_span_older_than_many_comes_among_the_youngest) {
+  insert(kSpans, 5000, 0);
+  EXPECT_GT(age_of(kSpans), (kSpans - 100) * kStepMs);
+  expect_sorted(kSpans + 1);
+}
+
+TEST_F(Ages, a_span_near_one_that_is_known_keeps_its_age) {
+  for (uint32_t near : {480u, 500u, 520u}) {
+    insert(kSpans, 5001, span(near));
+    EXPECT_EQ(age_of(kSpans), 5001u);
+    EXPECT_EQ(arena.span(span(kSpans)).older, span(500));
+    expect_sorted(kSpans + 1);
+    EXPECT_EQ(list_.remove(span(kSpans)), span(500));
+  }
+}
+
+// Seen to fail where it becomes as old as what is looked at last.
+TEST_F(Ages, a_span_much_younger_than_the_known_one_keeps_its_age) {
+  insert(kSpans, kSpans * kStepMs, list_.oldest());
+  EXPECT_EQ(age_of(kSpans), kSpans * kStepMs);
+  EXPECT_EQ(list_.youngest(), span(kSpans));
+  expect_sorted(kSpans + 1);
+}
+
+TEST(VainLooks, long_ones_are_left_out_until_one_finds_something) {
+  VainLooks looks = {};
+  auto looks_of = [&looks](int takes, bool has_found, int looked_at) {
+    int done = 0;
+    for (int i = 0; i < takes; i++) {
+      if (looks.leave_out()) continue;
+      looks.note(has_found, looked_at);
+      done++;
+    }
+    return done;
+  };
+  EXPECT_EQ(looks_of(100, false, VainLooks::kLongLook - 1), 100);
+  EXPECT_EQ(looks_of(3200, false, 1000), 5 + 3200 / (VainLooks::kMostLeftOut + 1) - 1);
+  EXPECT_GE(looks_of(VainLooks::kMostLeftOut + 1, true, 1000), 1);
+  EXPECT_EQ(looks_of(100, true, 1000), 100);
+}
+
+// Before new pages for a buffer, over free places that lie apart. Seen to fail for each of the two
+// looks where its outcome is not noted.
+TEST(VainLooks, a_heap_of_many_free_places_seldom_looks_at_all) {
+  std::vector<void*> blocks(600), longer(200);
+  for (void*& block : blocks) block = rdmalloc_malloc(kMiB / 2);
+  for (size_t i = 0; i < blocks.size(); i += 2) rdmalloc_free(std::exchange(blocks[i], nullptr));
+  for (void*& block : longer) block = rdmalloc_malloc(kMiB);
+  const rdmalloc::page_heap_state::PageHeap& heap = rdmalloc::page_heap_state::central;
+  EXPECT_EQ(heap.looks_to_join.left_out_next, VainLooks::kMostLeftOut);
+  EXPECT_EQ(heap.looks_for_backed.left_out_next, VainLooks::kMostLeftOut);
+  // Where they are one again the next ones find them.
+  uint64_t used = rdmalloc::page_heap_frontier();
+  for (void* block : blocks) rdmalloc_free(block);
+  for (int i = 0; i < 100; i++) longer.push_back(rdmalloc_malloc(kMiB));
+  EXPECT_LE(rdmalloc::page_heap_frontier() - used, 32 * kMiB / rdmalloc::kSliceBytes);
+  for (void* block : longer) rdmalloc_free(block);
+  EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  rdmalloc_test::ensure_environment(argv, {"RDMALLOC_TOPOLOGY=1x1", "RDMALLOC_PURGE=manual"});
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
