@@ -29,7 +29,9 @@ void note_segment(PageHeap& heap, SliceIndex segment, std::uint8_t slices, bool 
     if (there.slices != kSegmentSlices) [[likely]]
       return;
     heap.whole_segments += change;
-    if (is_whole_and_backed(there)) heap.backed_segments += change;
+    if (!is_whole_and_backed(there)) return;
+    heap.backed_segments += change;
+    if (segment < heap.backed_from) heap.backed_from = segment;
   };
   if (!is_inserted) count_whole(~0u);
   auto change = static_cast<std::uint8_t>(is_inserted ? slices : -slices);
@@ -62,7 +64,7 @@ void note_dirty(PageHeap& heap) {
 
 void count_segments(PageHeap& heap) {
   heap.counts_segments = true;
-  heap.segments = heap.whole_segments = heap.backed_segments = 0;
+  heap.segments = heap.whole_segments = heap.backed_segments = heap.backed_from = 0;
   SliceIndex end = shared.frontier.load(std::memory_order_relaxed);
   for (SliceIndex s = 0; s < end; s += kSegmentSlices) {
     if (!is_of(heap, s)) continue;

@@ -191,6 +191,7 @@ bool are_segments_valid(const PageHeap& heap) {
     segments += 1;
     whole += found.slices == kSegmentSlices ? 1 : 0;
     backed += is_whole_and_backed(found) ? 1 : 0;
+    if (is_whole_and_backed(found) && s < heap.backed_from) return false;
   }
   return (is_central(heap) || segments == heap.segments) && whole == heap.whole_segments &&
          backed == heap.backed_segments;

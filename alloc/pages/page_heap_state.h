@@ -88,6 +88,7 @@ struct alignas(64) PageHeap {
   std::uint32_t segments;  // a shard's: that are its own
   std::uint32_t whole_segments;   // all free
   std::uint32_t backed_segments;  // of them, not all clean
+  SliceIndex backed_from;         // none of those lies below
   unsigned index;                 // the shard
   std::uint64_t moves;            // segments that came or went
   // See is_for_shard(). Relaxed, read and written without the lock: hints.

@@ -108,9 +108,11 @@ SliceIndex find_backed(TakenFor what) {
   std::uint32_t left = central.backed_segments;
   SliceIndex end = shared.frontier.load(std::memory_order_relaxed);
   int looks = 0;
-  for (SliceIndex s = kSegmentSlices; s < end && left != 0 && looks < kLooks;) {
+  SliceIndex from = central.backed_from > kSegmentSlices ? central.backed_from : kSegmentSlices;
+  for (SliceIndex s = from; s < end && left != 0 && looks < kLooks;) {
     SliceIndex next = s + kSegmentSlices;
     if (is_of(central, s) && is_whole_and_backed(free_in(s))) {
+      if (looks == 0) central.backed_from = s;
       SliceIndex until = left_alone_until(s, what);
       if (until == 0) return s;
       // All whole segments of a long place are left alone with it.
