@@ -12,11 +12,9 @@ constinit BinOffsets bin_offsets = {};
 
 namespace {
 
-void set_steps(unsigned size_class, std::uint8_t offset) {
+[[gnu::noinline]] void set_steps(unsigned size_class, std::uint8_t offset) {
   std::uint8_t* end = &detail::last_step_of(size_class) + 1;
-  // There is no class below 1.
-  std::uint8_t* step =
-      size_class == 1 ? &detail::bin_offsets.of[1] : &detail::last_step_of(size_class - 1) + 1;
+  std::uint8_t* step = &detail::last_step_of(size_class - 1) + 1;
   if (!os::kThreadSanitizer) {
     // Bytes, which no reader sees half written; one by one they took 30,000 instructions.
     std::memset(step, offset, static_cast<std::size_t>(end - step));

@@ -77,9 +77,9 @@ inline unsigned serving_class_of(std::size_t bytes) {
 }
 
 namespace detail {
-// The last step of a class.
+// The last step of a class; of class 0 the one of 0 bytes.
 inline std::uint8_t& last_step_of(unsigned size_class) {
-  return bin_offsets.of[size_class == 1 ? 24 / 8 : block_bytes_of(size_class) / 8];
+  return bin_offsets.of[block_bytes_of(size_class) / 8];
 }
 }  // namespace detail
 inline bool bin_table_has(unsigned size_class) {

@@ -3,6 +3,7 @@
 #include <errno.h>
 
 #include <cstring>
+#include <utility>
 
 #include "alloc/cache/bin_limits.h"
 #include "alloc/cache/bins.h"
@@ -109,6 +110,24 @@ std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& c
   return got;
 }
 
+// Of blocks of 16 bytes that a class begins with, in the order of their addresses: changes it so
+// that of those handed out one after the other no two lie in one cache line where there are eight,
+// and of four no more than two where there are 16. Such blocks are what a thread makes for others
+// at their start, one for each: the program cache-scratch took up to three times as long. Of more
+// blocks neighbours are of one use.
+void spread_over_lines(void** blocks, std::uint32_t count) {
+  constexpr std::uint32_t kMost = 32;
+  if (count > kMost) return;
+  std::uint32_t half = count / 2;
+  for (std::uint32_t i = 1; i < half; i += 2) std::swap(blocks[i], blocks[i + half - 1]);
+}
+
+// Enters what was just taken of slabs.
+void set_taken(Bin& bin, ColdBin& cold, unsigned size_class, std::uint32_t count) {
+  if (size_class == 1) spread_over_lines(cold.loaded->slots, count);
+  set_bin(bin, cold, count);
+}
+
 // Fills the class's loaded, empty magazine. False when there is no memory.
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -125,7 +144,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   if (filled == nullptr && may_grow) grow_limit(cache, size_class, most);
   if (filled == nullptr && shard_count() != 1 && !is_span_class(size_class)) [[unlikely]] {
     if (std::uint32_t got = take_of_shards(cache, size_class, cold, &filled)) {
-      set_bin(bin, cold, got);
+      set_taken(bin, cold, size_class, got);
       return true;
     }
   }
@@ -158,7 +177,7 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   std::uint32_t got = slab_take(cache.shard, size_class, cold.loaded->slots, wanted);
   if (got == 1 && is_span_class(size_class) && is_new_span(cold.loaded->slots[0])) [[unlikely]]
     give_up_spans(cache, class_info(size_class).slab_slices);
-  set_bin(bin, cold, got);
+  set_taken(bin, cold, size_class, got);
   return got != 0;
 }
 

@@ -10,7 +10,7 @@ constexpr bool classes_are_consistent(std::size_t first, std::size_t last) {
   for (std::size_t bytes = first; bytes <= last; ++bytes) {
     unsigned c = class_of(bytes);
     if (c == 0 || c >= kClasses || block_bytes_of(c) < bytes) return false;
-    if (c > 2 && block_bytes_of(c - 1) >= bytes) return false;
+    if (block_bytes_of(c - 1) >= bytes) return false;
     if (bytes > 128 && block_bytes_of(c) - bytes > bytes / 8) return false;
   }
   return true;

@@ -2,8 +2,7 @@
 //
 //   class 0          no class: an address that is not ours, or a free slice. Its bin is always both
 //                    empty and full, so the fast paths need no test for it.
-//   class 1, 2       blocks of 32 bytes, for up to 24 bytes and for 25 to 32
-//   class 3 .. 16    multiples of 16 up to 256 bytes
+//   class 1 .. 16    multiples of 16 up to 256 bytes
 //   class 17 .. 72   eight to a doubling from 256 bytes to 32 KiB: at most 12.5 % is lost; beside
 //                    other threads half of them serve (cache/coarse_classes.h)
 //   class 73 .. 77   2, 4, 8, 16 and 32 KiB once more, in slabs of one slice: for blocks of more
@@ -13,10 +12,10 @@
 //   kLargeClass      a span that is one block; its bin is like that of class 0
 //   kHeapClass       blocks of a heap of the user (heaps/heap.h), of any size; likewise
 //
-// Class 1 holds 32 bytes, not 16: glibc's smallest block has 24, and real programs (Open MPI's mtl
-// ofi, one) write a few bytes past a tiny allocation and live there. Where others have blocks of 8,
-// 16 and 24 bytes we have at least slabs for them: nodes of 32 bytes lie closer without them (the
-// program trees: 3 % of its time).
+// No block has less than 16 bytes, what every malloc aligns to. One of 8 would break real programs:
+// Open MPI 5.0's mtl ofi, where sessions are used, allocates 4 bytes and writes an int 12 bytes
+// behind their start, for which glibc's smallest block, of 24, has room. Nothing is known to need
+// more than 16.
 //
 // Small block sizes that are powers of two are naturally aligned, since their slabs are; spans are
 // aligned to a slice. Blocks of more than 512 bytes begin with a cache line. (With classes 16 apart
@@ -73,7 +72,6 @@ constexpr bool is_span_class(unsigned size_class) {
 }
 // Class of 1 <= bytes <= kCachedMax; of 0 it is class 0, which the slow path turns into class 1.
 constexpr unsigned class_of(std::size_t bytes) {
-  if (bytes <= 24) return bytes == 0 ? 0 : 1;
   if (bytes > kSmallMax) return span_class_of(bytes);
   return bytes <= kFineMax ? static_cast<unsigned>((bytes + 15) / 16) : geometric_class_of(bytes);
 }
@@ -82,7 +80,6 @@ constexpr std::uint32_t block_bytes_of(unsigned size_class) {
   if (is_span_class(size_class))
     return static_cast<std::uint32_t>((size_class - kFirstSpanClass + 1) * kSliceBytes);
   if (size_class >= kFirstShortClass) return (2 * kOneSliceMax) << (size_class - kFirstShortClass);
-  if (size_class <= 1) return size_class == 0 ? 0 : 32;
   if (size_class <= kFineClasses) return size_class * 16;
   unsigned step = size_class - kFineClasses - 1;
   unsigned exponent = 8 + step / 8;
@@ -207,8 +204,8 @@ inline constexpr const ClassInfo& class_info(unsigned size_class) {
   return kClassTable.of[size_class];
 }
 
-// Words of 64 bits that a slab's bitmap needs at most: 64 KiB of 32-byte blocks.
-inline constexpr std::uint32_t kBitmapWords = 32;
+// Words of 64 bits that a slab's bitmap needs at most: 64 KiB of 16-byte blocks.
+inline constexpr std::uint32_t kBitmapWords = 64;
 
 static_assert(class_of(kSmallMax) == kSmallClasses && block_bytes_of(kSmallClasses) == kSmallMax);
 static_assert(class_of(kCachedMax) == kClasses - 1 && block_bytes_of(kClasses - 1) == kCachedMax);

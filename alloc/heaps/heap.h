@@ -57,7 +57,7 @@ namespace rdmalloc {
 
 // At once. A slot takes 12 of the 15 bits that a span word has for it.
 inline constexpr std::uint32_t kMostHeaps = 4095;
-// Two bits for each block must fit into a bitmap made for one bit for each 32 bytes.
+// Two bits for each block would fit with 32 as well.
 inline constexpr std::uint32_t kSmallestHeapBlock = 64;
 inline constexpr std::uint32_t kMostShards = 16;
 // Bytes of blocks in the magazines of one shard: sixteen full ones.

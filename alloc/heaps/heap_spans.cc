@@ -87,7 +87,7 @@ SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) 
                                        : page_heap_take_slab(0, slices);
   if (slice == 0) return 0;
   for (std::uint32_t w = 0; w < slab_words_in(size_class, slices); ++w)
-    arena.bitmap(slice)[kLiveWord + w].store(0, std::memory_order_relaxed);
+    live_word(slice, w).store(0, std::memory_order_relaxed);
   slab_begin(slice, slab_blocks_in(size_class, slices));
   page_heap_publish_slab(slice, static_cast<std::uint8_t>(size_class), slot_of(heap));
   enter_slab(heap, slice);
@@ -342,7 +342,7 @@ std::uint32_t rebuild_slab(HeapClass& slabs, SliceIndex slice, bool is_exact) {
   std::uint32_t blocks = slab_blocks_in(word.size_class, word.slices);
   std::uint32_t free_blocks = 0, live_blocks = 0;
   for (std::uint32_t w = 0; w < slab_words_in(word.size_class, word.slices); ++w) {
-    std::uint64_t live = bits[kLiveWord + w].load(std::memory_order_relaxed);
+    std::uint64_t live = live_word(slice, w).load(std::memory_order_relaxed);
     if (is_exact)
       bits[w].store(all_blocks(blocks, w) & ~live & ~blocks_in_purge(slice, w),
                     std::memory_order_relaxed);

@@ -57,6 +57,9 @@ inline HeapBlock heap_block_at(const void* address) {
 
 // ---- live bits. Under the lock of a shard. They return what the bit was. ----
 
+inline std::atomic<std::uint64_t>& live_word(SliceIndex slice, std::uint32_t word) {
+  return arena.bitmap(slice).last(kLiveWord + word);
+}
 struct LiveBit {
   std::atomic<std::uint64_t>& word;
   std::uint32_t index;
@@ -64,7 +67,7 @@ struct LiveBit {
   std::uint64_t mask() const { return std::uint64_t{1} << index % 64; }
 };
 inline LiveBit live_bit_of(const HeapBlock& block) {
-  return {arena.bitmap(block.slice)[kLiveWord + block.index / 64], block.index};
+  return {live_word(block.slice, block.index / 64), block.index};
 }
 // Of a block that came from a slab of the heap.
 inline LiveBit live_bit_of(const void* block, const ClassInfo& info) {
@@ -72,7 +75,7 @@ inline LiveBit live_bit_of(const void* block, const ClassInfo& info) {
   SliceIndex slice = arena.first[arena.slice_of(at)].load(std::memory_order_relaxed);
   std::uintptr_t offset = at - arena.address_of(slice);
   std::uint32_t index = index_at(offset, info);
-  return {arena.bitmap(slice)[kLiveWord + index / 64], index};
+  return {live_word(slice, index / 64), index};
 }
 // Relaxed: what orders a free before the next malloc of the block is the shard's lock, and the
 // class's.

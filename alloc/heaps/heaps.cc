@@ -98,8 +98,7 @@ int walk_slab(const Heap& heap, std::uint64_t handle, SliceIndex slice, SpanWord
     std::uint64_t seen = 0;
     for (;;) {
       // Looked at anew for each block: `fn` may free others.
-      std::uint64_t bits =
-          arena.bitmap(slice)[kLiveWord + w].load(std::memory_order_relaxed) & ~seen;
+      std::uint64_t bits = live_word(slice, w).load(std::memory_order_relaxed) & ~seen;
       if (bits == 0) break;
       auto bit = static_cast<std::uint32_t>(std::countr_zero(bits));
       // This one, and those below it, which may have come since.

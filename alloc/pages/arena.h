@@ -18,28 +18,39 @@
 namespace rdmalloc {
 
 // The words of one slab's bitmap. The first eight of each slice, a cache line, lie beside those of
-// its neighbours, and the others behind the first ones of all 64: a slab of eight slices, which has
-// no more than eight, needs no page of bitmaps for itself and one more.
+// its neighbours, and the next 24 behind the first ones of all 64: a slab of eight slices, which
+// has no more than eight, needs no page of bitmaps for itself and one more. Behind those in turn
+// lie the last 32, of slabs of 16-byte blocks and for the live bits of heaps of the user.
 //
-//     |s0: 0-7|s1: 0-7| ... |s63: 0-7|s0: 8-31        |s1: 8-31        | ...
+//     |s0: 0-7|s1: 0-7| ... |s0: 8-31     |s1: 8-31     | ... |s0: 32-63      |s1: 32-63      | ...
 //
 inline constexpr std::uint32_t kBitmapGroup = 64;  // slices whose words lie together
+inline constexpr std::uint32_t kLastWords = 32;    // of a slice: its last words
 class Bitmap {
  public:
   Bitmap(std::atomic<std::uint64_t>* bitmaps, SliceIndex slice) {
-    // number: of the slice in its group, which begins at (slice - number) * kBitmapWords.
+    // The slice's group begins at group * kBitmapWords. Each pointer is to where word 0 would lie.
     std::size_t at = slice, number = at % kBitmapGroup, group = at - number;
     first_ = bitmaps + group * (kBitmapWords - kFirst) + at * kFirst;
-    others_ = bitmaps + group * kFirst + at * (kBitmapWords - kFirst) + (kBitmapGroup - 1) * kFirst;
+    others_ = bitmaps + group * (kBitmapWords - kOthers) + at * kOthers + kBefore * kFirst;
+    last_ = bitmaps + (2 * at - number) * kLastWords + kBefore * kLastWords;
   }
   std::atomic<std::uint64_t>& operator[](std::uint32_t word) const {
+    if (word >= kLastWords) [[unlikely]]
+      return last_[word];
     return (word < kFirst ? first_ : others_)[word];
   }
+  // A word that is from 32 on.
+  std::atomic<std::uint64_t>& last(std::uint32_t word) const { return last_[word]; }
 
  private:
   static constexpr std::size_t kFirst = 8;
+  static constexpr std::size_t kOthers = kLastWords - kFirst;
+  static constexpr std::size_t kBefore = kBitmapGroup - 1;
+  static_assert(kBitmapWords == 2 * kLastWords);
   std::atomic<std::uint64_t>* first_;
   std::atomic<std::uint64_t>* others_;
+  std::atomic<std::uint64_t>* last_;
 };
 
 enum class ChunkMark : std::uint8_t {

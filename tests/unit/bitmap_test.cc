@@ -4,7 +4,7 @@
 // together.
 //
 // Seen to fail: the first with the others' words one line early; the second with all words of a
-// slice side by side.
+// slice side by side; the third with those of blocks of 16 bytes beside the slice's others.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -54,6 +54,16 @@ TEST_F(Bitmaps, the_words_of_eight_slabs_of_eight_slices_lie_in_4_KiB) {
   for (SliceIndex slice = 0; slice < kBitmapGroup; slice += 8)
     for (std::uint32_t word = 0; word < 8; word++) last = std::max(last, place_of(slice, word));
   EXPECT_LT((last - first) * sizeof(std::uint64_t), 4096u);
+}
+
+// What blocks of 16 bytes need beyond 32 words is no part of the pages that all other slabs need.
+TEST_F(Bitmaps, the_words_of_blocks_of_32_bytes_lie_as_close_as_they_can) {
+  constexpr std::uint32_t kWords = 65536 / 32 / 64;
+  std::size_t first = place_of(0, 0), last = 0;
+  for (SliceIndex slice = 0; slice < kBitmapGroup; slice++)
+    for (std::uint32_t word = 0; word < kWords; word++)
+      last = std::max(last, place_of(slice, word));
+  EXPECT_EQ(last - first + 1, std::size_t{kBitmapGroup} * kWords);
 }
 
 }  // namespace
