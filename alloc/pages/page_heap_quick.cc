@@ -262,10 +262,11 @@ using namespace page_heap_state;
 
 SliceIndex page_heap_take_quick(unsigned shard, std::uint32_t slices) {
   PageHeap& heap = heap_of_shard(shard);
-  if (heap.quick.find(slices, longest_whole(slices)) == 0) return 0;
+  std::uint32_t longest = longest_for(TakenFor::kBuffer, slices);
+  if (heap.quick.find(slices, longest) == 0) return 0;
   LockGuard guard(heap.lock);
   SliceIndex run = 0;
-  if (std::uint32_t length = heap.quick.find(slices, longest_whole(slices)))
+  if (std::uint32_t length = heap.quick.find(slices, longest))
     take(heap, length, large_word(false, 0), &run, 1);
   return run;
 }

@@ -146,6 +146,14 @@ inline constexpr std::uint32_t kWholeParts = 8;
 constexpr std::uint32_t longest_whole(std::uint32_t slices) {
   return slices <= QuickList::kLongest ? slices + slices / kWholeParts : slices;
 }
+// Spans that threads cache are as long as their class.
+static_assert(longest_whole(kSpanClasses) == kSpanClasses);
+// A limit is for what was asked for.
+inline std::uint32_t longest_for(TakenFor what, std::uint32_t slices) {
+  bool may_be_longer =
+      (what == TakenFor::kBuffer || what == TakenFor::kZeroes) && limit_slices() == UINT64_MAX;
+  return may_be_longer ? longest_whole(slices) : slices;
+}
 
 // The family of what a buffer of that length leaves (places.h). Up to 4 MiB a place in any program:
 // where short ones lie joined and are cut anew, the same sizes again and again find other holes

@@ -45,7 +45,7 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, Alignment alignment,
       slices, alignment, may_be_huge ? FreeSpans::Where::kAnywhere : FreeSpans::Where::kSmallPages);
   if (clean == 0 && is_central(heap)) {
     // Behind a backed rest it lacks less than all of its slices.
-    if (what == TakenFor::kBuffer)
+    if (what == TakenFor::kBuffer || what == TakenFor::kExact)
       if (SliceIndex taken =
               take_rest_and_clean(heap, last_clean(frontier), slices, alignment, frontier))
         return taken;
@@ -54,7 +54,7 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, Alignment alignment,
   if (clean == 0) clean = heap.clean.find_best(slices, alignment);
   if (clean == 0) return 0;
   // Zeroes cost less where all of it is clean.
-  if (what == TakenFor::kBuffer)
+  if (what == TakenFor::kBuffer || what == TakenFor::kExact)
     if (SliceIndex taken = take_rest_and_clean(heap, clean, slices, alignment, frontier))
       return taken;
   std::uint32_t length = arena.span(clean).load().slices;
@@ -66,13 +66,14 @@ SliceIndex take_clean(PageHeap& heap, std::uint32_t slices, Alignment alignment,
   return taken;
 }
 
-// A buffer's own place; or the place used last, the likeliest to be registered still. Not one that
-// is very much longer, while there is another: a long buffer would miss it.
-SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, Alignment alignment,
-                      unsigned node) {
+// A buffer's own place, or one of up to `near` slices; or the place used last, the likeliest to be
+// registered still. Not one that is very much longer, while there is another: a long buffer would
+// miss it.
+SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, std::uint32_t near,
+                      Alignment alignment, unsigned node) {
   constexpr std::uint64_t kMostTimesLonger = 8;
-  SliceIndex latest = retained.find_latest(slices, alignment, longest_whole(slices),
-                                           kMostTimesLonger * slices, node);
+  SliceIndex latest =
+      retained.find_latest(slices, alignment, near, kMostTimesLonger * slices, node);
   if (latest != 0) return latest;
   return retained.find_best(slices, alignment, FreeSpans::Where::kInLongestBuffer, node);
 }
@@ -80,7 +81,7 @@ SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, Alignment
 // Of pages that are there. `is_own`: the calling thread's heap, where a buffer longer than all
 // takes what it lacks behind the longest.
 SliceIndex take_backed_for_buffer(PageHeap& heap, std::uint32_t slices, Alignment alignment,
-                                  bool is_own, bool has_released = false) {
+                                  TakenFor what, bool is_own, bool has_released = false) {
   // With one shard, whose heap has no segments to ask for, a run that is a little longer is cut,
   // and for another length the oldest are as if they had never been kept: one with what is free
   // beside them.
@@ -88,33 +89,35 @@ SliceIndex take_backed_for_buffer(PageHeap& heap, std::uint32_t slices, Alignmen
   if (shard_count() == 1 && !quick_release_fitting(heap, slices, kTimesLonger * slices))
     quick_release_for(heap, slices);
   unsigned node = preferred_node();
-  SliceIndex found = find_place(heap.retained, slices, alignment, node);
-  std::uint32_t most = longest_whole(slices);
+  std::uint32_t most = longest_for(what, slices);
+  SliceIndex found = find_place(heap.retained, slices, most, alignment, node);
   if (found != 0) return take_dirty(heap, found, slices, alignment, most);
   if (is_own)
     if (SliceIndex taken = take_longest_and_more(heap, slices, alignment)) return taken;
   found = heap.retained.find_best(slices, alignment, kAnywhere, node);
   if (found == 0) found = heap.dirty.find_best(slices, alignment, kAnywhere, node);
   if (found == 0 && has_nodes()) {
-    found = unless_far(find_place(heap.retained, slices, alignment, FreeSpans::kAnyNode), slices);
+    found =
+        unless_far(find_place(heap.retained, slices, most, alignment, FreeSpans::kAnyNode), slices);
     if (found == 0) found = unless_far(heap.dirty.find_best(slices, alignment), slices);
   }
   if (found == 0) found = join_retained(heap, slices + alignment.slices - 1);
   if (found != 0) return take_dirty(heap, found, slices, alignment, most);
   if (quick_release_fitting(heap, slices, QuickList::kLongest))
-    return take_backed_for_buffer(heap, slices, alignment, is_own, has_released);
+    return take_backed_for_buffer(heap, slices, alignment, what, is_own, has_released);
   if (SliceIndex run = take_backed(heap, slices, alignment, Latest::kTaken)) return run;
   // Joined with what is free beside them, the oldest runs may do. Once: all of them would be a long
   // malloc, and the next ones would find none.
   if (shard_count() != 1 && !has_released && quick_release_for(heap, slices))
-    return take_backed_for_buffer(heap, slices, alignment, is_own, true);
+    return take_backed_for_buffer(heap, slices, alignment, what, is_own, true);
   return 0;
 }
 
 SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, Alignment alignment, TakenFor what,
                            Pages pages, bool* is_zero) {
   if (pages != Pages::kNew)
-    if (SliceIndex taken = take_backed_for_buffer(heap, slices, alignment, true)) return taken;
+    if (SliceIndex taken = take_backed_for_buffer(heap, slices, alignment, what, true))
+      return taken;
   if (pages == Pages::kBacked) return 0;
   if (kind_of_place(slices) == SpanKind::kFreeDirty)
     if (SliceIndex taken = take_backed_and_more(heap, slices, alignment)) return taken;
@@ -316,7 +319,7 @@ SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, Align
   *is_zero = false;
   if (!use(heap, slices)) return 0;
   SliceIndex taken = pages == Pages::kOthers
-                         ? take_backed_for_buffer(heap, slices, alignment, false)
+                         ? take_backed_for_buffer(heap, slices, alignment, what, false)
                          : take_mixed(heap, slices, alignment);
   if (taken == 0) unuse(heap, slices);
   return taken;
@@ -377,11 +380,13 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   auto align_slices = static_cast<std::uint32_t>(alignment >> kSliceShift);
   if (align_slices == 0) align_slices = 1;
   if (slices < kBufferSlices && what != TakenFor::kRegion) what = TakenFor::kOthers;
+  // What is one's own is registered, and counted, as long as it was asked for.
+  if (what == TakenFor::kBuffer && (owner != 0 || shard == kNoShard)) what = TakenFor::kExact;
   bool is_quick = align_slices == 1 && owner == 0 && what != TakenFor::kRegion;
   Alignment of_slices(align_slices, arena.base >> kSliceShift);
   bool is_shards = shard != kNoShard && is_for_shard(shard, slices, of_slices);
   return take_from_any(shard, slices, what, is_shards, [=](PageHeap& heap, Pages pages) {
-    std::uint32_t length = is_quick ? heap.quick.find(slices, longest_whole(slices)) : 0;
+    std::uint32_t length = is_quick ? heap.quick.find(slices, longest_for(what, slices)) : 0;
     if (SliceIndex run = 0;
         length != 0 && quick_take(heap, length, large_word(false, 0), &run, 1) != 0) {
       *is_zero = false;

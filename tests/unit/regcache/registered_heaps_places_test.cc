@@ -1,0 +1,46 @@
+// Heaps of the user beside places of buffers that are a little longer. Seen to fail where a heap,
+// too, took such a place whole.
+#include <algorithm>
+#include <vector>
+
+#include "alloc/pages/arena.h"
+#include "tests/unit/regcache/registered_heaps_fixture.h"
+
+namespace {
+
+using rdmalloc::arena;
+
+// 576 KiB were the heap's, of 512.
+TEST_F(RegisteredHeaps, a_longer_free_place_does_not_pass_a_budget) {
+  rdmalloc_free(rdmalloc_malloc(576 * kKiB));
+  rdmalloc_heap* heap = make({}, 512 * kKiB, 0);
+  ASSERT_EQ(last_error, 0);
+  ASSERT_NE(rdmalloc_heap_malloc(heap, 512 * kKiB), nullptr);
+  EXPECT_EQ(counters(heap).span_bytes, 512 * kKiB);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// The end was not registered, and the heap's lists of what is free, which go by length, handed out
+// one address again and again.
+TEST_F(RegisteredHeaps, a_longer_free_place_is_cut_for_a_region) {
+  StubDomain domain(fabric);
+  void* place = rdmalloc_aligned_alloc(2 * kMiB, 2240 * kKiB);  // as a region is
+  rdmalloc_free(place);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  EXPECT_EQ(region(heap, 0).base, place);
+  // Else the next malloc may not come back.
+  ASSERT_EQ(arena.span(arena.slice_of(reinterpret_cast<std::uintptr_t>(place))).load().slices, 32u);
+  EXPECT_EQ(region(heap, 0).length, 2 * kMiB);
+  std::vector<void*> blocks;
+  while (void* block = rdmalloc_heap_malloc(heap, 64 * kKiB)) {
+    blocks.push_back(block);
+    ASSERT_LE(blocks.size(), 32u);
+  }
+  std::sort(blocks.begin(), blocks.end());
+  EXPECT_EQ(std::unique(blocks.begin(), blocks.end()) - blocks.begin(), 32);
+  expect_only(heap);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+}  // namespace
