@@ -131,8 +131,8 @@ int count_resident(std::uintptr_t base, std::size_t length, std::size_t* pages) 
             result_of(raw_syscall(SYS_mincore, static_cast<long>(base + done),
                                   static_cast<long>(bytes), reinterpret_cast<long>(is_resident))))
       return error;
-    for (std::uint64_t eight : is_resident)
-      *pages += static_cast<std::size_t>(std::popcount(eight & kResidentBits));
+    // Summed up in the highest byte; without an instruction for it std::popcount() is a call.
+    for (std::uint64_t eight : is_resident) *pages += (eight & kResidentBits) * kResidentBits >> 56;
   }
   return 0;
 }
