@@ -6,6 +6,7 @@
 #include "alloc/core/shard.h"
 #include "alloc/os/os.h"
 #include "alloc/os/topology.h"
+#include "alloc/pages/segments.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -274,6 +275,8 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool t
                       std::uint8_t* from) {
   unsigned count = shard_count(), asked = 0;
   std::uint8_t node = shards[shard].node.load(std::memory_order_relaxed);
+  bool is_small = class_info(size_class).slab_slices == 1 && !is_span_class(size_class);
+  bool may_beyond = count <= kFewShards && may_take_beyond(shard);
   while (asked < most && asked + 1 < count) {
     unsigned other = other_shard(shard, *from, ++asked, count);
     if (shards[other].node.load(std::memory_order_relaxed) != node) continue;
@@ -282,22 +285,23 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool t
     TaggedStack<Magazine>::Head head = theirs.full.head();
     if (head.count == 0) {
       // What threads left that ended, of small blocks; not what those at work gave up for a moment.
-      Magazine* partial =
-          class_info(size_class).slab_slices == 1 &&
-                  (takes_rests || shards[other].threads.load(std::memory_order_relaxed) == 0)
-              ? depot_take_partial(other, size_class)
-              : nullptr;
+      bool may = is_small
+                     ? takes_rests || shards[other].threads.load(std::memory_order_relaxed) == 0
+                     : may_beyond;
+      Magazine* partial = may ? depot_take_partial(other, size_class) : nullptr;
       if (partial == nullptr) continue;
+      if (!is_small) note_take_beyond(shard);
       shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
       return partial;
     }
     // The few that a shard at work has stay, above 1 KiB: two that took magazines from each other
     // did so for ever. Small blocks go on: sh8 took a tenth more memory without.
-    if (class_info(size_class).slab_slices != 1 && head.count <= magazines_left(size_class) &&
-        head.tag != theirs.tag_at_last_look.load(std::memory_order_relaxed) &&
-        !is_left(shards[other]))
-      continue;
+    bool is_theirs = !is_small && head.count <= magazines_left(size_class) &&
+                     head.tag != theirs.tag_at_last_look.load(std::memory_order_relaxed) &&
+                     !is_left(shards[other]);
+    if (is_theirs && !may_beyond) continue;
     if (Magazine* magazine = depot_take(other, size_class)) {
+      if (is_theirs) note_take_beyond(shard);
       *from = static_cast<std::uint8_t>((*from + asked - 1) % (count - 1));  // it may have more
       shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
       return magazine;

@@ -100,7 +100,10 @@ std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& c
     *filled =
         depot_steal(shard, size_class, kShardsAskedBeforePages, takes_rests, &cache.steals_from);
   }
-  if (*filled == nullptr) got = slab_take_own(shard, size_class, cold.loaded->slots, wanted);
+  if (are_few && *filled == nullptr && may_take_beyond(shard))
+    got = slab_take_used_of_others(shard, size_class, cold.loaded->slots, wanted);
+  if (*filled == nullptr && got == 0)
+    got = slab_take_own(shard, size_class, cold.loaded->slots, wanted);
   if (may && *filled == nullptr && got == 0)
     *filled = depot_steal(shard, size_class, kShardsAsked, takes_rests, &cache.steals_from);
   if (may && !are_few) {
@@ -128,6 +131,14 @@ void set_taken(Bin& bin, ColdBin& cold, unsigned size_class, std::uint32_t count
   set_bin(bin, cold, count);
 }
 
+// A magazine of spans of another shard's depot, before the page heap is asked. Only while the shard
+// may take what is theirs: in the page heap free spans serve all lengths.
+[[gnu::noinline]] Magazine* spans_of_others(ThreadCache& cache, unsigned size_class) {
+  if (shard_count() > kFewShards || !may_take_beyond(cache.shard)) return nullptr;
+  note_take_beyond(cache.shard);
+  return depot_steal(cache.shard, size_class, kShardsAsked, true, &cache.steals_from);
+}
+
 // Fills the class's loaded, empty magazine. False when there is no memory.
 bool refill(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
@@ -142,8 +153,10 @@ bool refill(ThreadCache& cache, unsigned size_class) {
   if (filled == nullptr) filled = depot_take(cache.shard, size_class);
   if (filled == nullptr) filled = depot_take_partial(cache.shard, size_class);
   if (filled == nullptr && may_grow) grow_limit(cache, size_class, most);
-  if (filled == nullptr && shard_count() != 1 && !is_span_class(size_class)) [[unlikely]] {
-    if (std::uint32_t got = take_of_shards(cache, size_class, cold, &filled)) {
+  if (filled == nullptr && shard_count() != 1) [[unlikely]] {
+    if (is_span_class(size_class)) {
+      filled = spans_of_others(cache, size_class);
+    } else if (std::uint32_t got = take_of_shards(cache, size_class, cold, &filled)) {
       set_taken(bin, cold, size_class, got);
       return true;
     }

@@ -38,8 +38,30 @@ struct alignas(64) Shard {
   // Slices in use, and of slabs (slab_slices_held), when one of its threads looked
   // (cache/coarse_classes.h).
   std::atomic<std::uint32_t> used_at_look, held_at_look;
+  // See may_take_beyond(). The first is written under the lock of the shard's page heap.
+  std::atomic<std::uint32_t> new_slices, takes_beyond;
 };
 extern constinit Shard shards[kShardLimit];
+
+// Of few shards: whether one takes of what another that is at work keeps for itself, before it
+// takes new pages. So many times for each slice of new pages that it took so far. Without a limit
+// two shards take from each other for ever; without these takes each comes to hold the most that
+// its threads ever needed at once.
+inline constexpr std::uint32_t kTakesOfNewSlice = 8;
+inline bool may_take_beyond(unsigned shard) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  return shards[shard].takes_beyond.load(kRelaxed) <
+         kTakesOfNewSlice * std::uint64_t{shards[shard].new_slices.load(kRelaxed)};
+}
+// Under the lock of the shard's page heap.
+inline void note_new_slices(unsigned shard, std::uint32_t slices) {
+  constexpr auto kRelaxed = std::memory_order_relaxed;
+  std::atomic<std::uint32_t>& all = shards[shard].new_slices;
+  all.store(all.load(kRelaxed) + slices, kRelaxed);
+}
+inline void note_take_beyond(unsigned shard, std::uint32_t times = 1) {
+  shards[shard].takes_beyond.fetch_add(times, std::memory_order_relaxed);
+}
 // Whether no thread is there any more. Not a new one, which its first thread has not reached yet:
 // others would take the lines of its tables before it does.
 inline bool is_left(const Shard& shard) {

@@ -1,6 +1,7 @@
 // Free spans, cut and joined, and what spans in use do to them: freed, grown, shortened.
 #include "alloc/pages/page_heap.h"
 
+#include "alloc/core/shard.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
@@ -204,6 +205,7 @@ void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceInde
     huge_note_use(at, taken_end);
   cut(heap, slice, slices, SpanKind::kFreeClean, at, wanted);
   arena.span(at).node = os::this_node() & kNodeMask;  // which will touch it first
+  note_new_slices(heap.index, wanted);
   if (dirties_head) make_dirty(heap, slice, head > slice ? head : slice, at, rest, now_ms());
   if (dirties_tail) make_dirty(heap, taken_end, taken_end, tail, rest, now_ms());
   if (dirties_head || dirties_tail) rest_is_new();

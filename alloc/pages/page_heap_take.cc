@@ -262,15 +262,21 @@ bool is_for_shard(unsigned shard, std::uint32_t slices, Alignment alignment) {
 // shards that have many free. Each shard would come to hold the most that its threads ever needed
 // at once, and threads that are more than processors take their load from one to the other. A shard
 // keeps a segment and more for itself: where it kept less, blocks that nothing is written to went
-// to and fro (a tenth more time). No other thread is waited for.
+// to and fro (a tenth more time). But for so often as may_take_beyond() allows, where a look counts
+// as several: it takes more lines than one at a depot. No other thread is waited for.
 template <class Take>
-SliceIndex take_of_others(const PageHeap& own, std::uint32_t slices, Take take) {
+[[gnu::cold, gnu::noinline]] SliceIndex take_of_others(const PageHeap& own, unsigned shard,
+                                                       std::uint32_t slices, Take take) {
+  constexpr std::uint32_t kTimes = 4;
   SliceIndex slice = 0;
   for_each_heap([&](PageHeap& heap) {
     // Relaxed: a hint.
     std::uint64_t dirty = heap.dirty_slices.load(std::memory_order_relaxed);
-    if (slice != 0 || &heap == &own || dirty < slices + kSegmentSlices) return;
+    bool is_beyond = dirty < slices + kSegmentSlices;
+    if (slice != 0 || &heap == &own || dirty < slices || (is_beyond && !may_take_beyond(shard)))
+      return;
     if (!heap.lock.try_lock()) return;
+    if (is_beyond) note_take_beyond(shard, kTimes);
     slice = take(heap, Pages::kOthers);
     heap.lock.unlock();
   });
@@ -294,7 +300,7 @@ SliceIndex take_from_any(unsigned shard, std::uint32_t slices, TakenFor what, bo
   unsigned shards = shard_count();
   if (is_buffer(what) && shard != kNoShard && shards != 1 && shards <= kFewShards) {
     SliceIndex backed = locked(own, Pages::kBacked);
-    if (backed == 0) backed = take_of_others(own, slices, take);
+    if (backed == 0) backed = take_of_others(own, shard, slices, take);
     if (backed != 0) return backed;
     pages = Pages::kNew;
   }

@@ -396,6 +396,24 @@ std::uint32_t slab_take_used(unsigned shard, unsigned size_class, void** blocks,
   return take_used(slabs, size_class, blocks, wanted);
 }
 
+std::uint32_t slab_take_used_of_others(unsigned shard, unsigned size_class, void** blocks,
+                                       std::uint32_t wanted) {
+  unsigned count = shard_count();
+  for (unsigned other = 0; other < count; ++other) {
+    SlabClass& theirs = slabs_of(other, size_class);
+    bool is_near = shards[other].node.load(std::memory_order_relaxed) ==
+                   shards[shard].node.load(std::memory_order_relaxed);
+    if (other == shard || !is_near || listed_in(theirs) == 0 || !theirs.lock.try_lock()) continue;
+    note_take_beyond(shard);
+    std::uint32_t got = take_used(theirs, size_class, blocks, wanted);
+    theirs.lock.unlock();
+    if (got == 0) continue;
+    shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
+    return got;
+  }
+  return 0;
+}
+
 std::uint32_t slab_take(unsigned shard, unsigned size_class, void** blocks, std::uint32_t wanted) {
   MemoryWait wait;
   for (;;) {
