@@ -114,6 +114,14 @@ inline void write_zeroes(char* block, std::size_t bytes) {
   std::memset(end - 128, 0, 64);
 }
 
+// Whether the thread keeps a large block of that length (cache/long_block.h), as one that may hold
+// no spans does.
+bool keeps_long(std::size_t bytes) {
+  const ThreadCache& cache = *detail::this_cache;
+  return cache.long_slices == slices_for(bytes) &&
+         cache.long_block.load(std::memory_order_relaxed) != 0;
+}
+
 }  // namespace
 
 void* out_of_memory() {
@@ -123,7 +131,7 @@ void* out_of_memory() {
 
 void* allocate_slow(std::size_t bytes) {
   if (bytes <= kSmallMax) return cache_allocate_slow(serving_class_of(bytes), bytes);
-  if (bytes <= kCachedMax)
+  if (bytes <= kCachedMax && !keeps_long(bytes))
     if (void* block = cache_allocate_span(span_class_of(bytes))) return block;
   return bytes > kLargestRequest ? out_of_memory() : large_allocate(bytes, 1, nullptr);
 }

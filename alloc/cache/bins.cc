@@ -4,6 +4,7 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
+#include "alloc/cache/long_block.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -84,6 +85,7 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
 }
 
 void drop_all(ThreadCache& cache) {
+  drop_long_block(cache);
   for (unsigned c = 1, end = classes_end(cache); c < end; ++c) drop_class(cache, c);
   return_sheets(cache);
   return_loan(cache);
@@ -110,6 +112,7 @@ void close_gaps(ThreadCache& cache) {
 // A bin that does not point into its loaded magazine is not believed: its blocks are lost, and
 // nothing else.
 void drop_left(ThreadCache& cache) {
+  drop_long_block(cache);
   close_gaps(cache);
   return_loan(cache);
   for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {

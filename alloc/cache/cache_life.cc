@@ -7,6 +7,7 @@
 #include "alloc/cache/caches_by_tls.h"
 #include "alloc/cache/coarse_classes.h"
 #include "alloc/cache/loans.h"
+#include "alloc/cache/long_block.h"
 #include "alloc/cache/reclaim.h"
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
@@ -142,6 +143,8 @@ ThreadCache* make_cache() {
   coarse_note_thread(others + 1);
   cache->own_blocks = static_cast<std::uint8_t>(own_blocks_of(std::uint64_t{others} + 1));
   cache->span_share = span_share_of(std::uint64_t{others} + 1, backed);
+  cache->most_long_slices =
+      static_cast<std::uint8_t>(long_slices_of(std::uint64_t{others} + 1, backed));
   const os::TopologySource& topology = options().topology;
   if (is_first) os::topology_note_first_thread();
   if (topology.mode == os::TopologyMode::kMadeUp) os::topology_learn(topology);
@@ -203,7 +206,7 @@ CacheCounters cache_counters() {
     ThreadCache& cache = *caches.at(i);
     // Acquire: pairs with the release in reset(). Its long bins are there.
     if (cache.thread_id.load(std::memory_order_acquire) != 0)
-      counters.cached_bytes += cache_bytes(cache);
+      counters.cached_bytes += cache_bytes(cache) + long_block_bytes(cache);
   }
   return counters;
 }
@@ -245,6 +248,7 @@ void cache_reclaim_after_fork(std::uint32_t forker) {
     cache.reclaim_state.store(0, std::memory_order_relaxed);
     cache.is_in_slow_path.store(false, std::memory_order_relaxed);
     if (cache.thread_id.load(std::memory_order_relaxed) == 0) continue;
+    recover_long_block(cache);
     drop_left(cache);
     cache.thread_id.store(0, std::memory_order_relaxed);
     shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);

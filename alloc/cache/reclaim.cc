@@ -4,6 +4,7 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
+#include "alloc/cache/long_block.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/order_for_fork.h"
 #include "alloc/os/os.h"
@@ -87,6 +88,7 @@ struct Look {
 };
 Look look_at(ThreadCache& cache) {
   std::uint64_t sum = cache.slow_events.load(kRelaxed), bytes = 0;
+  sum = sum * 31 + cache.longs_kept.load(kRelaxed);
   bool has_gaps = (cache.reclaim_state.load(kRelaxed) & kHasGaps) != 0;
   for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {
     std::uint32_t count = has_gaps ? count_above_gap(cache, c) : count_of(cache, c);
@@ -270,6 +272,7 @@ bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms) {
     Look look = look_at(cache);
     // However little it has: what its thread has in use by now may be there by then.
     may_be_more |= !look.is_idle;
+    if (look.is_idle || from == ReclaimFrom::kAll) drop_long_block(cache);
     return look.bytes >= kWorthBytes && (look.is_idle || from == ReclaimFrom::kAll);
   });
   end();

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/core/size_class.h"
+
 namespace rdmalloc {
 
 // What a thread's cache may hold, magazines included, in any case: the first threads of a process,
@@ -138,6 +140,24 @@ constexpr std::uint64_t span_bytes_of_all(std::uint64_t first_most) {
 }
 static_assert(span_bytes_of_all(kFirstSpanShareBytes) <= kSpansOfAllBytes);
 static_assert(span_bytes_of_all(UINT64_MAX) <= 76'000'000);  // until the first ones come by
+
+// Slices of the longest block that the n-th thread may keep (long_block.h): 144 MiB in all, of
+// threads that each free such blocks and allocate them again all the time. Of a limit as above.
+constexpr std::uint32_t long_slices_of(std::uint64_t threads, std::uint64_t backed_bytes) {
+  std::uint64_t most = backed_bytes / 8 / kSpanThreads / kSliceBytes;
+  std::uint32_t slices = threads <= kFirstThreads       ? 64
+                         : threads <= 2 * kFirstThreads ? 32
+                         : threads <= kSpanThreads      ? 16
+                         : threads <= kOneSpanThreads   ? 4
+                                                        : 0;
+  return slices < most ? slices : static_cast<std::uint32_t>(most);
+}
+
+static_assert([] {
+  std::uint64_t slices = 0;
+  for (std::uint64_t n = 1; n <= 1000; ++n) slices += long_slices_of(n, UINT64_MAX);
+  return slices * kSliceBytes;
+}() == std::uint64_t{144} << 20);
 
 // Threads that have caches at all, where RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`:
 // one for each 256 KiB. One block of each class stays with an idle thread (reclaim.h) and keeps its

@@ -80,9 +80,12 @@ void age(ThreadCache& cache) {
 [[gnu::cold, gnu::noinline]] void give_up(ThreadCache& cache) {
   cache.take_backs_seen = take_backs();
   // A cgroup may have become small since.
-  std::uint64_t share = span_share_of(loans.threads.load(std::memory_order_relaxed),
-                                      dirty_limits.backed_bytes.load(std::memory_order_relaxed));
+  std::uint64_t threads = loans.threads.load(std::memory_order_relaxed);
+  std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
+  std::uint64_t share = span_share_of(threads, backed);
   if (share < cache.span_share) cache.span_share = share;
+  std::uint32_t slices = long_slices_of(threads, backed);
+  if (slices < cache.most_long_slices) cache.most_long_slices = static_cast<std::uint8_t>(slices);
   drop_all(cache);
 }
 

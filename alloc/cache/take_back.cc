@@ -2,6 +2,7 @@
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
+#include "alloc/cache/long_block.h"
 #include "alloc/cache/reclaim.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/init.h"
@@ -68,6 +69,7 @@ void take_back() {
   cache_flush_this_thread();
   if (auto* age = detail::age_heaps.load(std::memory_order_relaxed)) age(true);
   depot_empty();
+  caches_drop_long_blocks();
   purge_note_dirty();
 }
 

@@ -90,6 +90,8 @@ struct alignas(64) ThreadCache {
     held_bytes.store(0, std::memory_order_relaxed);
     exit_rounds = 0;
     shard = steals_from = large_events = 0;
+    long_slices = long_score = most_long_slices = 0;
+    long_is_freed = false;
     latest_class = trips_in_a_row = 0;
     tls.store(tls_address, std::memory_order_relaxed);
     thread_id.store(thread, std::memory_order_release);
@@ -102,6 +104,7 @@ struct alignas(64) ThreadCache {
   std::atomic<std::uint32_t> slow_events{0};  // trips to the slow path, for ageing; relaxed
   std::uint32_t age_cursor = 0;               // class that ageing looks at next
   std::uint32_t take_backs_seen = 0;          // of take_backs(), when it was last emptied for them
+  std::atomic<SliceIndex> long_block{0};      // that it keeps (long_block.h); 0: none
   std::atomic<std::uint64_t> held_bytes{0};   // likewise; magazines and the blocks they may hold
   int exit_rounds = 0;                        // how often the thread's key destructor ran
   std::uint8_t shard = 0;                     // where the thread was when it last looked
@@ -110,12 +113,18 @@ struct alignas(64) ThreadCache {
   std::uint8_t own_blocks = 0;                // of each class, beside what its share allows
   std::uint8_t latest_class = 0;              // that came to the slow path
   std::uint8_t trips_in_a_row = 0;            // of that class, up to kTripsOfBatch
-  std::uint64_t own_bytes = 0;                // of held_bytes, what those may take
-  std::uint64_t lent_bytes = 0;               // beside its share (shares.h)
-  std::uint64_t span_bytes = 0;               // of own_bytes, what spans may take
-  std::uint64_t span_share = 0;               // the most of that
-  Magazine* free_short = nullptr;             // those that no class uses, linked by slots[0]
-  std::uint32_t sheets[kSheets] = {};         // indices of magazines, kept until all classes go
+  // Of long_block.h.
+  std::atomic<std::uint16_t> longs_kept{0};  // how often it kept one, wrapping; relaxed
+  std::uint8_t long_slices = 0;              // of the large block that it took last; 0: of none
+  std::uint8_t long_score = 0;               // how well the next one follows a free()
+  std::uint8_t most_long_slices = 0;         // that it may keep
+  bool long_is_freed = false;                // a large block, since it took the last one
+  std::uint64_t own_bytes = 0;               // of held_bytes, what those may take
+  std::uint64_t lent_bytes = 0;              // beside its share (shares.h)
+  std::uint64_t span_bytes = 0;              // of own_bytes, what spans may take
+  std::uint64_t span_share = 0;              // the most of that
+  Magazine* free_short = nullptr;            // those that no class uses, linked by slots[0]
+  std::uint32_t sheets[kSheets] = {};        // indices of magazines, kept until all classes go
   std::uint8_t sheet_count = 0;
   // Of reclaim.h.
   std::atomic<bool> is_in_slow_path{false};    // by the owner

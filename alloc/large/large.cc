@@ -2,6 +2,7 @@
 
 #include <errno.h>
 
+#include "alloc/cache/long_block.h"
 #include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/fork.h"
@@ -22,12 +23,21 @@ SliceIndex slice_of_block(const void* block) {
   if (arena.class_at(slice) != kLargeClass) return 0;
   return arena.first[slice].load(std::memory_order_relaxed) == slice ? slice : 0;
 }
+// Of one that the program has not freed. Reads the span's record, which a free() is not to wait
+// for.
+SliceIndex slice_in_use(const void* block) {
+  SliceIndex slice = slice_of_block(block);
+  return slice != 0 && !arena.span(slice).is_kept.load(std::memory_order_relaxed) ? slice : 0;
+}
 
 [[noreturn]] void report_wild_free(const void* block) {
   auto address = reinterpret_cast<std::uintptr_t>(block);
   if (!arena.holds(address))
     report_fatal_address("free() of an address that malloc never returned", block);
-  if (arena.class_at(arena.slice_of(address)) == kLargeClass)
+  SliceIndex slice = arena.slice_of(address);
+  bool is_start =
+      address % kSliceBytes == 0 && arena.first[slice].load(std::memory_order_relaxed) == slice;
+  if (arena.class_at(slice) == kLargeClass && !is_start)
     report_fatal_address("free() of an address inside a block, not its start", block);
   report_fatal_address("double free(), or free() of an address that malloc never returned", block);
 }
@@ -42,8 +52,10 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   fork_check();
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
   std::uint32_t slices = slices_for(bytes);
-  unsigned shard = cache_shard_for_large();
   *is_zero = false;
+  if (alignment <= kSliceBytes)
+    if (SliceIndex slice = cache_take_long(slices)) return slice;
+  unsigned shard = cache_shard_for_large();
   if (alignment <= kSliceBytes)
     if (SliceIndex slice = page_heap_take_quick(shard, slices)) return slice;
   MemoryWait wait;
@@ -95,13 +107,14 @@ void large_free(void* block) {
   if (block == nullptr) return;
   SliceIndex slice = slice_of_block(block);
   if (slice == 0) report_wild_free(block);
+  if (cache_keep_long(slice)) return;
   if (!page_heap_free(slice)) report_wild_free(block);
   purge_note_dirty();
 }
 
 bool large_resize(void* block, std::size_t bytes) {
   fork_check();
-  SliceIndex slice = slice_of_block(block);
+  SliceIndex slice = slice_in_use(block);
   if (slice == 0) report_wild_free(block);
   if (bytes > arena.extent()) return false;
   std::uint32_t slices = slices_for(bytes), have = arena.span(slice).load().slices;
@@ -117,7 +130,7 @@ bool large_resize(void* block, std::size_t bytes) {
 }
 
 std::size_t large_bytes(const void* block) {
-  SliceIndex slice = slice_of_block(block);
+  SliceIndex slice = slice_in_use(block);
   return slice == 0 ? 0 : std::size_t{arena.span(slice).load().slices} << kSliceShift;
 }
 

@@ -1,6 +1,7 @@
 // Free spans, cut and joined, and what spans in use do to them: freed, grown, shortened.
 #include "alloc/pages/page_heap.h"
 
+#include "alloc/core/order_for_fork.h"
 #include "alloc/core/shard.h"
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
@@ -304,6 +305,7 @@ void publish_locked(PageHeap& heap, SliceIndex slice, SpanWord word) {
   word.slices = span.load().slices;
   span.generation.store(new_generation(heap), std::memory_order_relaxed);
   span.has_grown = false;
+  span.is_kept.store(false, std::memory_order_relaxed);  // a fork may have left it
   set_firsts(slice, slice + word.slices, slice);
   set_class<__ATOMIC_RELAXED>(slice, slice + word.slices, map_class_of(word));
   (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
@@ -390,7 +392,19 @@ bool page_heap_free(SliceIndex slice) {
   __builtin_prefetch(&arena.span(slice), 1);
   PageHeap& heap = heap_of(slice);
   LockGuard guard(heap.lock);
+  if (arena.span(slice).is_kept.load(std::memory_order_relaxed)) [[unlikely]]
+    return false;
   return free_locked(heap, slice, 0, now_ms());
+}
+
+void page_heap_recover_kept(SliceIndex slice) {
+  PageHeap& heap = heap_of(slice);
+  LockGuard guard(heap.lock);
+  Span& span = arena.span(slice);
+  if (!span.is_kept.load(std::memory_order_relaxed)) return;
+  free_locked(heap, slice, 0, now_ms());
+  order_for_fork();
+  span.is_kept.store(false, std::memory_order_relaxed);
 }
 
 std::uint32_t page_heap_free_spans(unsigned span_class, void* const* blocks, std::uint32_t count) {

@@ -50,6 +50,15 @@ constexpr bool is_buffer(TakenFor what) {
   return what == TakenFor::kBuffer || what == TakenFor::kExact || what == TakenFor::kZeroes;
 }
 
+// Blocks of up to 4 MiB are kept whole for the next one of their length (page_heap_quick.cc).
+inline constexpr std::uint32_t kLongestQuick = 64;
+// A buffer of up to 4 MiB takes a free place that is longer by one part in so many, or less, as a
+// whole: what would be left of it serves few, and has to be joined again.
+inline constexpr std::uint32_t kWholeParts = 8;
+constexpr std::uint32_t longest_whole(std::uint32_t slices) {
+  return slices <= kLongestQuick ? slices + slices / kWholeParts : slices;
+}
+
 // Takes a span for a slab of `slices` slices, aligned to its size, out of the heap of the shard
 // that the caller is of, if that has or gets one. It is kReserved until the caller has written its
 // bitmap and publishes it. Returns 0 ("none") when there is no memory.
@@ -110,6 +119,9 @@ void page_heap_fit_limit();
 // Takes a span out of use: its pages are dirty from now on. The caller calls purge_note_dirty()
 // once it holds no lock. False: another thread has freed it at this moment.
 bool page_heap_free(SliceIndex slice);
+// In the child of a fork: the same for one that a vanished thread kept (Span::is_kept). A child of
+// that child, born at any moment of it, frees it once, and loses it at no moment.
+void page_heap_recover_kept(SliceIndex slice);
 // The same for blocks of a class of spans. Stops at one that is none, and returns how many it was.
 std::uint32_t page_heap_free_spans(unsigned span_class, void* const* blocks, std::uint32_t count);
 // The same for a slab some of whose pages a purge has in flight: all of it is from now on, until

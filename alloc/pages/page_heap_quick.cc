@@ -131,6 +131,7 @@ void release_and_give_back(PageHeap& heap, SliceIndex slice, SliceIndex near = 0
       span.generation.store(new_generation(heap), std::memory_order_relaxed);
       span.free_blocks.store(0, std::memory_order_relaxed);
       span.has_purged_pages = false;
+      span.is_kept.store(false, std::memory_order_relaxed);  // as there
       set_class<__ATOMIC_RELAXED>(slice, slice + slices, map_class);
       span.store(word);
       runs[taken++] = slice;

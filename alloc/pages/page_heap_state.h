@@ -20,7 +20,7 @@ namespace rdmalloc::page_heap_state {
 // The runs that were freed last, for blocks of the same length (page_heap_quick.cc).
 struct QuickList {
   static constexpr unsigned kRuns = 128;
-  static constexpr std::uint32_t kLongest = 64;  // 4 MiB
+  static constexpr std::uint32_t kLongest = kLongestQuick;
   std::uint32_t count;
   std::uint32_t buffers;  // of kBufferSlices and more
   std::uint32_t slices;   // of all of them
@@ -140,12 +140,6 @@ inline FreeSpans& family(PageHeap& heap, SpanKind kind) {
   return kind == SpanKind::kFreeRetained ? heap.retained : heap.dirty;
 }
 
-// A buffer of up to 4 MiB takes a free place that is longer by one part in so many, or less, as a
-// whole: what would be left of it serves few, and has to be joined again.
-inline constexpr std::uint32_t kWholeParts = 8;
-constexpr std::uint32_t longest_whole(std::uint32_t slices) {
-  return slices <= QuickList::kLongest ? slices + slices / kWholeParts : slices;
-}
 // Spans that threads cache are as long as their class.
 static_assert(longest_whole(kSpanClasses) == kSpanClasses);
 // A limit is for what was asked for.

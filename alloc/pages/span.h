@@ -163,6 +163,9 @@ struct alignas(64) Span {
   // in the middle of a look at what was here before; then the slab is looked at once more or once
   // less, until it changes.
   std::atomic<bool> is_settled;
+  // Large span only: a thread keeps it for its next block (cache/long_block.h). Relaxed: written by
+  // the thread that has it, and read by a free() that should not be.
+  std::atomic<bool> is_kept;
   std::atomic<std::uint32_t> seen;
   std::atomic<std::uint32_t> seen_since_ms;
 
