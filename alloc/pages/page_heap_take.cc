@@ -336,7 +336,7 @@ SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, Align
 SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices) {
   // Not for short blocks: between places of 3 to 5 slices they leave holes (the program realloc).
   TakenFor what = page_heap_keeps_places() ? TakenFor::kOthers : TakenFor::kSlabAnywhere;
-  return take_from_any(shard, slices, what, true, [=](PageHeap& heap, Pages pages) {
+  return take_from_any(shard, slices, TakenFor::kOthers, true, [=](PageHeap& heap, Pages pages) {
     bool is_zero = false;
     SliceIndex slice = take_from(heap, shard, slices, slices, what, pages, &is_zero);
     if (slice == 0) return slice;
