@@ -190,6 +190,24 @@ TEST(Magazines, a_thread_beside_another_holds_less_of_each_of_many_classes) {
   });
 }
 
+// What a thread makes for others, one for each, is written to by several at once. Seen to fail (48
+// of 63) where a refill stays in the order of addresses.
+TEST(Magazines, the_first_blocks_of_16_bytes_lie_in_lines_by_turns) {
+  rdmalloc_caches_flush();
+  rdmalloc::depot_empty();
+  on_a_thread([] {
+    std::vector<void*> blocks(64);
+    unsigned beside = 0;
+    for (size_t i = 0; i < blocks.size(); i++) {
+      blocks[i] = rdmalloc_malloc(16);
+      auto line_of = [](void* block) { return reinterpret_cast<uintptr_t>(block) / 64; };
+      beside += i != 0 && line_of(blocks[i]) == line_of(blocks[i - 1]) ? 1 : 0;
+    }
+    EXPECT_LE(beside, 16u);
+    for (void* block : blocks) rdmalloc_free(block);
+  });
+}
+
 TEST(Magazines, a_cache_that_is_used_again_begins_as_new) {
   const rdmalloc::ThreadCache* used = nullptr;
   uint8_t most_limit = 0;
