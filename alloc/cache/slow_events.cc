@@ -3,6 +3,7 @@
 #include "alloc/cache/bins.h"
 #include "alloc/cache/coarse_classes.h"
 #include "alloc/cache/loans.h"
+#include "alloc/cache/long_block.h"
 #include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
 #include "alloc/core/options.h"
@@ -101,6 +102,7 @@ bool may_stay(const ThreadCache& cache) {
 void enter_shard(ThreadCache& cache) {
   unsigned shard = shard_here();
   if (shard == cache.shard) return;
+  drop_long_block(cache);  // of the shard that it leaves
   shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
   shards[shard].threads.fetch_add(1, std::memory_order_relaxed);
   if (!shards[shard].was_used.load(std::memory_order_relaxed))

@@ -52,12 +52,12 @@ SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) 
   fork_check();
   if (bytes > arena.extent() || alignment > arena.extent()) return 0;
   std::uint32_t slices = slices_for(bytes);
-  *is_zero = false;
-  if (alignment <= kSliceBytes)
-    if (SliceIndex slice = cache_take_long(slices)) return slice;
   unsigned shard = cache_shard_for_large();
-  if (alignment <= kSliceBytes)
+  *is_zero = false;
+  if (alignment <= kSliceBytes) {
+    if (SliceIndex slice = cache_take_long(slices)) return slice;
     if (SliceIndex slice = page_heap_take_quick(shard, slices)) return slice;
+  }
   MemoryWait wait;
   for (;;) {
     SliceIndex slice = page_heap_take_large(shard, slices, alignment, is_zero, 0, what);

@@ -28,6 +28,7 @@ constexpr SliceIndex kLeastSlices = (std::size_t{1} << 20) / kSliceBytes;
 // Spans taken for one purpose tell nothing of those taken for another: so much of it was seen.
 constexpr SliceIndex kLeastOfPurpose = kLeastSlices / 4;
 constexpr unsigned kPurposes = 3;  // a region of a heap is no block
+static_assert(static_cast<unsigned>(TakenFor::kZeroes) == kPurposes - 1);
 // The share of their pages that must be resident, in 32nds.
 constexpr std::size_t kResident32nds = 31;
 // What that earns: the heap's size divided by this, in slices of huge pages.
@@ -242,6 +243,7 @@ void huge_split(std::uintptr_t base, std::size_t bytes) {
 }
 
 bool huge_is_earned(TakenFor what) {
+  if (what == TakenFor::kExact) what = TakenFor::kBuffer;
   return earned.load(std::memory_order_relaxed) > 0 &&
          (earned_for.load(std::memory_order_relaxed) >> static_cast<unsigned>(what) & 1) != 0;
 }

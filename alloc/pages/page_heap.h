@@ -41,8 +41,8 @@ namespace rdmalloc {
 enum class TakenFor : std::uint8_t {
   kOthers,  // slabs, and blocks below kBufferSlices
   kBuffer,  // a block
-  kExact,   // the same of a heap of the user, or a region of one: not a slice longer
   kZeroes,  // one of calloc's: the program may leave most of it as it is
+  kExact,   // as kBuffer, of a heap of the user, or a region of one: not a slice longer
   kRegion,  // of a heap of the user: no pages that are there already, if other addresses will do
   kSlabAnywhere,  // a slab, where no buffer's place is worth more than new pages (places.h)
 };

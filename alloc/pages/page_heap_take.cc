@@ -285,8 +285,8 @@ template <class Take>
 
 // Calls take(heap, pages), which returns a slice or 0, for the shard's heap and then the central
 // one. Where neither has memory, what other shards keep is free as well: as segments, and in the
-// rests of them.
-template <class Take>
+// rests of them. `kMayBeBuffer`: else there is no code for one.
+template <bool kMayBeBuffer, class Take>
 SliceIndex take_from_any(unsigned shard, std::uint32_t slices, TakenFor what, bool is_shards,
                          Take take) {
   auto locked = [&](PageHeap& heap, Pages pages) {
@@ -298,11 +298,13 @@ SliceIndex take_from_any(unsigned shard, std::uint32_t slices, TakenFor what, bo
   // Not of many shards: 16 threads on 16 processors that replace blocks of 256 KiB to 1 MiB moved
   // 0.5 cache lines an operation, and 0.008 without.
   unsigned shards = shard_count();
-  if (is_buffer(what) && shard != kNoShard && shards != 1 && shards <= kFewShards) {
-    SliceIndex backed = locked(own, Pages::kBacked);
-    if (backed == 0) backed = take_of_others(own, shard, slices, take);
-    if (backed != 0) return backed;
-    pages = Pages::kNew;
+  if constexpr (kMayBeBuffer) {
+    if (is_buffer(what) && shard != kNoShard && shards != 1 && shards <= kFewShards) {
+      SliceIndex backed = locked(own, Pages::kBacked);
+      if (backed == 0) backed = take_of_others(own, shard, slices, take);
+      if (backed != 0) return backed;
+      pages = Pages::kNew;
+    }
   }
   SliceIndex slice = locked(own, pages);
   if (slice == 0 && !is_central(own)) slice = locked(central, Pages::kAny);
@@ -336,7 +338,7 @@ SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, Align
 SliceIndex page_heap_take_slab(unsigned shard, std::uint32_t slices) {
   // Not for short blocks: between places of 3 to 5 slices they leave holes (the program realloc).
   TakenFor what = page_heap_keeps_places() ? TakenFor::kOthers : TakenFor::kSlabAnywhere;
-  return take_from_any(shard, slices, TakenFor::kOthers, true, [=](PageHeap& heap, Pages pages) {
+  return take_from_any<false>(shard, slices, what, true, [=](PageHeap& heap, Pages pages) {
     bool is_zero = false;
     SliceIndex slice = take_from(heap, shard, slices, slices, what, pages, &is_zero);
     if (slice == 0) return slice;
@@ -350,7 +352,7 @@ SliceIndex page_heap_take_span(unsigned shard, unsigned size_class) {
   std::uint32_t slices = class_info(size_class).slab_slices;
   TakenFor what = slices >= kBufferSlices ? TakenFor::kBuffer : TakenFor::kOthers;
   SpanWord word = span_word(shard, size_class);
-  return take_from_any(shard, slices, what, true, [=](PageHeap& heap, Pages pages) {
+  return take_from_any<true>(shard, slices, what, true, [=](PageHeap& heap, Pages pages) {
     SliceIndex slice = 0;
     if (quick_take(heap, slices, word, &slice, 1) != 0) return slice;
     bool is_zero = false;
@@ -391,7 +393,7 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   bool is_quick = align_slices == 1 && owner == 0 && what != TakenFor::kRegion;
   Alignment of_slices(align_slices, arena.base >> kSliceShift);
   bool is_shards = shard != kNoShard && is_for_shard(shard, slices, of_slices);
-  return take_from_any(shard, slices, what, is_shards, [=](PageHeap& heap, Pages pages) {
+  return take_from_any<true>(shard, slices, what, is_shards, [=](PageHeap& heap, Pages pages) {
     std::uint32_t length = is_quick ? heap.quick.find(slices, longest_for(what, slices)) : 0;
     if (SliceIndex run = 0;
         length != 0 && quick_take(heap, length, large_word(false, 0), &run, 1) != 0) {
