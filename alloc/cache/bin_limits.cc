@@ -95,8 +95,8 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   cold.length = length;
   cold.limit = static_cast<std::uint8_t>(limit);
   cold.is_taken_from = false;
-  if (!cache.comes_after_others && cold.refills_alone_next == 0)
-    cold.refills_alone = cold.refills_alone_next = kFirstRefillsAlone;
+  if (!cache.comes_after_others && cold.steals.left_out_next == 0)
+    cold.steals = {kFirstRefillsAlone, kFirstRefillsAlone};
   add_held(cache, size_class, cost_of(size_class, cold), own_part(cache, size_class, cold));
   set_bin(cache.bins[size_class], cold, 0);
   return true;

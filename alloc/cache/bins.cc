@@ -73,10 +73,9 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   loaded->count = count_of(bin, cold);
   subtract_held(cache, size_class, cost_of(size_class, cold), own_part(cache, size_class, cold));
   bin = {nothing + 1, nothing + 1};
-  std::uint8_t alone = cold.refills_alone, alone_next = cold.refills_alone_next;
+  VainLooks steals = cold.steals;
   cold = {};
-  cold.refills_alone = alone;
-  cold.refills_alone_next = alone_next;
+  cold.steals = steals;
   order_for_fork();
   std::uint32_t left = length == Length::kWhole ? class_info(size_class).magazine_max : 0;
   hand_over_down_to(cache, size_class, loaded, left, is_taken_from);

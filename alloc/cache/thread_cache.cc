@@ -67,22 +67,6 @@ std::uint32_t refill_of(const ThreadCache& cache, unsigned size_class, const Col
   return wanted < most ? wanted : most;
 }
 
-// Whether this refill asks other shards' depots. Where they had nothing whole it is the second from
-// then, the fourth after that, and so on, up to the 32nd: each look at a stack takes a line from
-// the threads that use it, and gives it back.
-bool may_steal(ColdBin& cold) {
-  if (cold.refills_alone == 0) return true;
-  --cold.refills_alone;
-  return false;
-}
-void note_steal(ColdBin& cold, bool has_found) {
-  constexpr std::uint8_t kMostAlone = 31;
-  std::uint8_t next = has_found                              ? 0
-                      : cold.refills_alone_next < kMostAlone ? cold.refills_alone_next * 2 + 1
-                                                             : kMostAlone;
-  cold.refills_alone = cold.refills_alone_next = next;
-}
-
 // Blocks of this shard's slabs, of which it returns how many, or a magazine of another's depot, or
 // neither. What lies in other shards comes after what was used in this one: else blocks that
 // threads took from each other once would go round among them for ever. But before pages of this
@@ -94,7 +78,7 @@ std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& c
   std::uint32_t got = slab_take_used(shard, size_class, cold.loaded->slots, wanted);
   if (got != 0) return got;
   // Of few shards there are no more lines to look at than that.
-  bool are_few = shard_count() <= kFewShards, may = are_few || may_steal(cold);
+  bool are_few = shard_count() <= kFewShards, may = are_few || !cold.steals.leave_out();
   bool takes_rests = are_few || cache.comes_after_others;
   if (may) {
     *filled =
@@ -108,7 +92,7 @@ std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& c
     *filled = depot_steal(shard, size_class, kShardsAsked, takes_rests, &cache.steals_from);
   if (may && !are_few) {
     bool is_whole = *filled != nullptr && (*filled)->count >= class_info(size_class).whole;
-    note_steal(cold, is_whole);
+    cold.steals.note(is_whole);
   }
   return got;
 }

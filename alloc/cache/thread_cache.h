@@ -20,6 +20,7 @@
 #include "alloc/core/fork.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/size_class.h"
+#include "alloc/core/vain_looks.h"
 #include "alloc/pages/arena.h"
 #include "alloc/slabs/in_use.h"
 
@@ -34,9 +35,9 @@ struct ColdBin {
   Length length : 2;       // of `loaded`
   // Of a thread that was refused a loan: trips to the slow path since ageing last looked, up to 15.
   std::uint8_t misses : 4;
-  // Refills that ask no other shard, before the next one that does; and how many there were to be
-  // after the latest that found nothing. Kept while the class has no magazine.
-  std::uint8_t refills_alone, refills_alone_next;
+  // At other shards' depots, where they had nothing whole: each look at a stack takes a line from
+  // the threads that use it, and gives it back. Kept while the class has no magazine.
+  VainLooks steals;
 };
 static_assert(sizeof(ColdBin) == 16);
 static_assert(kPairSlots <= UINT8_MAX);

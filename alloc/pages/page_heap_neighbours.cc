@@ -11,6 +11,12 @@ namespace {
 // Spans by age that are looked at before other memory is taken, whose first use costs more than
 // this look. With 256 of them `phases` of bench_memory left a tenth of its memory unused.
 constexpr int kScanLimit = 1024;
+// But not at each time, where so many were looked at in vain: a shorter look costs no more than it
+// may save.
+constexpr int kLongLook = 64;
+void note_look(VainLooks& looks, bool has_found, int looked_at) {
+  looks.note(has_found || looked_at < kLongLook);
+}
 
 // Makes the free run that reaches the frontier as long as is wanted. False: no memory, or no run.
 bool extend_run(SliceIndex run, std::uint32_t wanted, Alignment alignment) {
@@ -106,10 +112,10 @@ SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
       remove_free(heap, slice, slices, SpanKind::kFreeRetained);
       join_and_insert(heap, slice, slices, SpanKind::kFreeRetained);
     }
-    heap.looks_to_join.note(true, scanned);
+    note_look(heap.looks_to_join, true, scanned);
     return slice;
   }
-  heap.looks_to_join.note(false, scanned);
+  note_look(heap.looks_to_join, false, scanned);
   return 0;
 }
 
@@ -136,7 +142,7 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, Alignment alignment
     }
   }
   if (latest == Latest::kLeft) mark_left_alone(heap, false);
-  heap.looks_for_backed.note(at != 0, scanned);
+  note_look(heap.looks_for_backed, at != 0, scanned);
   return at != 0 ? take_of_run(heap, run, at, wanted) : 0;
 }
 

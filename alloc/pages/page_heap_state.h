@@ -6,6 +6,7 @@
 // given, but where it says otherwise.
 #pragma once
 
+#include "alloc/core/vain_looks.h"
 #include "alloc/os/os.h"
 #include "alloc/os/sanitizers.h"
 #include "alloc/os/topology.h"
@@ -43,29 +44,6 @@ struct QuickList {
   bool has(std::uint32_t length) const { return find(length, length) != 0; }
 };
 
-// Looks over long lists that found nothing: the next such look is left out then, after another the
-// next three, and so on up to kMostLeftOut. All zero at first.
-struct VainLooks {
-  static constexpr std::uint8_t kMostLeftOut = 31;
-  static constexpr int kLongLook = 64;  // spans; what is shorter costs no more than it may save
-
-  std::uint8_t left_out;
-  std::uint8_t left_out_next;
-
-  bool leave_out() {
-    if (left_out == 0) return false;
-    --left_out;
-    return true;
-  }
-  void note(bool has_found, int looked_at) {
-    if (has_found || looked_at < kLongLook)
-      left_out_next = 0;
-    else if (left_out_next < kMostLeftOut)
-      left_out_next = static_cast<std::uint8_t>(left_out_next * 2 + 1);
-    left_out = left_out_next;
-  }
-};
-
 // All zero at first: shards' heaps are made of new pages.
 struct alignas(64) PageHeap {
   Lock lock;
@@ -73,11 +51,11 @@ struct alignas(64) PageHeap {
   FreeSpans dirty;
   FreeSpans retained;
   FreeSpans clean;
-  AgeList dirty_by_age;          // dirty and retained ones
-  std::uint32_t retained_spans;  // how many
-  VainLooks looks_to_join, looks_for_backed;
-  std::atomic<std::uint64_t> used_slices;   // written under the lock, read by any thread
-  std::atomic<std::uint64_t> dirty_slices;  // likewise; retained ones are dirty
+  AgeList dirty_by_age;                       // dirty and retained ones
+  std::uint32_t retained_spans;               // how many
+  VainLooks looks_to_join, looks_for_backed;  // over long lists
+  std::atomic<std::uint64_t> used_slices;     // written under the lock, read by any thread
+  std::atomic<std::uint64_t> dirty_slices;    // likewise; retained ones are dirty
   std::uint64_t clean_slices;
   std::uint64_t purging_slices;
   std::uint64_t large_spans;

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <deque>
 #include <set>
 #include <vector>
 
@@ -74,6 +75,17 @@ TEST(FewShardsAtWork, spans_of_a_depot_come_before_new_pages) {
 
 TEST(FewShardsAtWork, buffers_places_come_before_new_pages) {
   EXPECT_GE(taken_of_first(10, 5, 350 * kKiB), 4u);
+}
+
+// Seen to fail without kThreadsThatTake (5).
+TEST(FewShardsAtWork, a_shard_of_many_threads_takes_none_of_them) {
+  std::deque<Worker> many(rdmalloc::kThreadsThatTake);
+  for (Worker& worker : many)
+    worker.run([] {
+      rdmalloc_test::set("thread.place", 2);
+      rdmalloc_free(rdmalloc_malloc(100));
+    });
+  EXPECT_EQ(taken_of_first(10, 5, 350 * kKiB), 0u);
 }
 
 // Two that each have what the other wants now and then.

@@ -229,7 +229,7 @@ TEST(Magazines, a_cache_that_is_used_again_begins_as_new) {
     for (unsigned c = rdmalloc::kFirstLongClass; c < rdmalloc::kClasses; c++) {
       const rdmalloc::ColdBin& cold = rdmalloc::cold_bin_of(cache, c);
       EXPECT_EQ(cold.loaded, nullptr) << c;
-      EXPECT_TRUE(cold.limit == 0 && !cold.is_taken_from && cold.refills_alone_next == 0) << c;
+      EXPECT_TRUE(cold.limit == 0 && !cold.is_taken_from && cold.steals.left_out_next == 0) << c;
     }
   });
 }
