@@ -14,6 +14,13 @@ bool is_near(const Span& span) {
   return os::node_count() == 1 || span.node == os::this_node();
 }
 
+// Whether a longer block serves for one of `wanted` slices, as a longer place does in the page
+// heap: a limit is for what was asked for.
+bool serves_for(std::uint32_t slices, std::uint32_t wanted) {
+  return slices > wanted && slices <= longest_whole(wanted) &&
+         dirty_limits.backed_bytes.load(std::memory_order_relaxed) == UINT64_MAX;
+}
+
 [[gnu::noinline]] void give_up(SliceIndex slice) {
   arena.span(slice).is_kept.store(false, std::memory_order_relaxed);
   page_heap_free(slice);
@@ -50,8 +57,9 @@ bool keep_long_block(ThreadCache& cache, SliceIndex slice) {
   if (wanted > most || cache.long_block.load(std::memory_order_relaxed) != 0) return false;
   Span& span = arena.span(slice);
   SpanWord word = span.load();
-  if (most > longest_whole(wanted)) most = longest_whole(wanted);
-  if (word.slices < wanted || word.slices > most || word.is_zero || span.has_grown ||
+  bool has_length =
+      word.slices == wanted || (word.slices <= most && serves_for(word.slices, wanted));
+  if (!has_length || word.is_zero || span.has_grown ||
       span.is_kept.load(std::memory_order_relaxed) || !is_near(span) ||
       dirty_limits.decay_ms.load(std::memory_order_relaxed) == 0)
     return false;

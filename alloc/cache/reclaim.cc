@@ -6,6 +6,7 @@
 #include "alloc/cache/loans.h"
 #include "alloc/cache/long_block.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/options.h"
 #include "alloc/core/order_for_fork.h"
 #include "alloc/os/os.h"
 #include "alloc/os/sanitizers.h"
@@ -243,17 +244,18 @@ template <class Wants>
 bool reclaim_where(Wants wants) {
   ThreadCache* found[kMostCaches];
   std::uint32_t count = 0;
+  bool is_possible = true;
   ThreadCache* mine = detail::this_cache;
   for (std::uint32_t i = 1; i < caches_made(); ++i) {
     ThreadCache& cache = *cache_at(i);
     if (&cache == mine || cache.thread_id.load(std::memory_order_acquire) == 0) continue;
-    if (!wants(cache)) continue;
+    if (!wants(cache) || !is_possible) continue;
     found[count++] = &cache;
     if (count != kMostCaches) continue;
-    if (!reclaim_from(found, count)) return false;
+    is_possible = reclaim_from(found, count);
     count = 0;
   }
-  return count == 0 || reclaim_from(found, count);
+  return is_possible && (count == 0 || reclaim_from(found, count));
 }
 
 }  // namespace
@@ -263,7 +265,9 @@ bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms) {
     if (now_ms - reclaim.looked_ms < kLookMs) return reclaim.may_be_more || reclaim.looks_again;
   }
   if (!begin()) return !os::kThreadSanitizer;
-  bool may_be_more = reclaim.looks_again;
+  // Of magazines, and of long blocks, which need no barrier: they are taken in a sandbox too.
+  bool may_be_more = reclaim.looks_again, may_be_long = reclaim.looks_again;
+  bool takes_magazines = options().watch_pressure;
   if (from == ReclaimFrom::kIdle) {
     reclaim.looked_ms = now_ms;
     reclaim.looks_again = false;
@@ -272,11 +276,13 @@ bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms) {
     Look look = look_at(cache);
     // However little it has: what its thread has in use by now may be there by then.
     may_be_more |= !look.is_idle;
-    if (look.is_idle || from == ReclaimFrom::kAll) drop_long_block(cache);
-    return look.bytes >= kWorthBytes && (look.is_idle || from == ReclaimFrom::kAll);
+    may_be_long |= !look.is_idle && long_block_bytes(cache) != 0;
+    bool is_wanted = look.is_idle || from == ReclaimFrom::kAll;
+    if (is_wanted) drop_long_block(cache);
+    return is_wanted && takes_magazines && look.bytes >= kWorthBytes;
   });
   end();
-  return reclaim.may_be_more = may_be_more && is_possible;
+  return reclaim.may_be_more = (may_be_more && takes_magazines && is_possible) || may_be_long;
 }
 
 void caches_look_again() {

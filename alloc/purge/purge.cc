@@ -242,7 +242,6 @@ PressureDemand pressure_demand() {
 // What caches of threads hold: of those that are idle, or of all. With the turn. Returns whether
 // the next round may find more.
 bool threads_give_up(bool all) {
-  if (!options().watch_pressure) return false;  // for programs in a sandbox
   return caches_reclaim(all ? ReclaimFrom::kAll : ReclaimFrom::kIdle, os::coarse_ms());
 }
 
