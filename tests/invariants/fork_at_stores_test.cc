@@ -18,6 +18,7 @@
 //           magazines believed by the child; live bits set outside the lock
 //   region  a region's lists as they were; spans on their way that malloc gets
 //   shards  the lists of shard 0 alone made anew
+//   long    a block that a vanished thread keeps left where it is
 #include <gtest/gtest.h>
 #include <linux/futex.h>
 #include <rdmalloc/regcache.h>
@@ -58,6 +59,8 @@ struct Kind {
   // are repaired. An eighth of its blocks are large, of up to 4 MiB, so that segments come and go.
   int places;
   std::vector<std::string> environment;
+  // Long blocks of one length, one after the other, of which both threads keep one.
+  bool in_a_row = false;
   friend std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 };
 const Kind kKinds[] = {
@@ -67,6 +70,7 @@ const Kind kKinds[] = {
     // with all the rest. Huge pages make children dear.
     {"region", true, true, 1, {"RDMALLOC_PURGE=manual", "RDMALLOC_HUGE=never"}},
     {"shards", false, false, 4, {"RDMALLOC_TOPOLOGY=2x2", "RDMALLOC_HUGE=never"}},
+    {"long", false, false, 1, {"RDMALLOC_HUGE=never"}, true},
 };
 const Kind* kind_here = nullptr;  // the one of this process
 
@@ -82,6 +86,7 @@ constexpr int64_t kTrapFlag = 0x100;
 // Stores of an operation that took the fast path, about; most of a history. Of them a sample is
 // tried.
 uint64_t fast_stores() {
+  if (kind_here->in_a_row) return 0;
   return kind_here->in_heap ? 10 : 2;
 }
 
@@ -196,6 +201,26 @@ uint64_t stride_of(size_t bytes) {
   return kind_here->places > 1 && bytes >= kLarge[0] ? 3 + bytes / kLarge[0] : 1;
 }
 
+// The history of long blocks: of one length for 40 steps, then one of another. A second one comes
+// and goes while the first is live, and while it is kept.
+void operate_in_a_row() {
+  size_t index = shared->steps % 8 == 4 ? 1 : 0;
+  Block& block = shared->live[index];
+  enter();
+  if (block.start != nullptr) {
+    void* start = block.start;
+    block = {};
+    rdmalloc_free(start);
+  } else {
+    size_t bytes = shared->steps % 42 < 2 ? kLarge[1] : kLarge[2];
+    auto* start = static_cast<unsigned char*>(rdmalloc_malloc(bytes));
+    if (start == nullptr) _exit(3);
+    fill({start, bytes}, mark_of(index));
+    block = {start, bytes};
+  }
+  shared->is_watched = false;
+}
+
 // The history: runs of allocations and of frees, so that magazines fill and empty, and now and then
 // a purge, of pages of slabs too.
 void operate(Random& random) {
@@ -207,6 +232,10 @@ void operate(Random& random) {
         enter(7);
         if (rdmalloc_purge(0) < 0) _exit(4);
         shared->is_watched = false;
+        continue;
+      }
+      if (kind_here->in_a_row) {
+        operate_in_a_row();
         continue;
       }
       if (kind_here->places > 1 && shared->steps % 40 == 7) {
@@ -305,7 +334,8 @@ int check_in_child() {
     mine.clear();
     for (size_t bytes : {kSizes[0], kSizes[1], kFreedOnly, kSizes[2], kSizes[3], kLarge[0],
                          kLarge[1], kLarge[2]}) {
-      if (kind_here->places == 1 && (bytes == kLarge[0] || bytes == kLarge[2])) continue;
+      bool has_all = kind_here->places > 1 || kind_here->in_a_row;
+      if (!has_all && (bytes == kLarge[0] || bytes == kLarge[2])) continue;
       size_t count = bytes > 50000 ? 6 : bytes > 5000 ? 40 : 400;
       for (size_t i = 0; i < count; i++) {
         Block block = {static_cast<unsigned char*>(allocate(bytes)), bytes};
@@ -508,7 +538,8 @@ TEST_P(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
   int children = 0;
   for (int stretch = 0; stretch < stretches; stretch++) {
     shared->purge_at = 1 + stretch * 120 / stretches;  // while more is live, or less
-    if (!kind_here->in_heap) history.give_blocks();
+    if (!kind_here->in_heap && !kind_here->in_a_row) history.give_blocks();
+    for (int i = 0; kind_here->in_a_row && i < 20; i++) rdmalloc_free(rdmalloc_malloc(kLarge[2]));
     int here = history.run_watched(120);
     ASSERT_GE(here, 0) << "stretch " << stretch;
     children += here;
