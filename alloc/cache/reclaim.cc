@@ -101,6 +101,13 @@ Look look_at(ThreadCache& cache) {
   return {is_idle, bytes};
 }
 
+// Whether the thread has kept none since the last look. What else it is at work with says nothing
+// of that: a block of up to 4 MiB would stay for as long as it has small ones.
+bool long_is_idle(ThreadCache& cache) {
+  std::uint16_t before = cache.longs_at_look;
+  return before == (cache.longs_at_look = cache.longs_kept.load(kRelaxed));
+}
+
 void mark(ThreadCache& cache, unsigned size_class) {
   std::uint32_t count = count_of(cache, size_class);
   if (count < 2) return;
@@ -276,9 +283,11 @@ bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms) {
     Look look = look_at(cache);
     // However little it has: what its thread has in use by now may be there by then.
     may_be_more |= !look.is_idle;
-    may_be_long |= !look.is_idle && long_block_bytes(cache) != 0;
+    if (long_is_idle(cache) || from == ReclaimFrom::kAll)
+      drop_long_block(cache);
+    else
+      may_be_long |= long_block_bytes(cache) != 0;
     bool is_wanted = look.is_idle || from == ReclaimFrom::kAll;
-    if (is_wanted) drop_long_block(cache);
     return is_wanted && takes_magazines && look.bytes >= kWorthBytes;
   });
   end();

@@ -162,6 +162,26 @@ TEST(LongBlock, of_an_idle_thread_is_taken_from_it) {
   });
 }
 
+// Seen to fail where it goes by look.is_idle.
+TEST(LongBlock, of_a_thread_at_work_with_others_is_taken_from_it) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "SKIP: ThreadSanitizer does not know membarrier()";
+#endif
+  Worker worker;
+  std::vector<void*> small;
+  int64_t now_ms = rdmalloc::kLookMs * 100;  // after those of the test before
+  auto look = [&] {
+    worker.run([&] { small.push_back(rdmalloc_malloc(100)); });
+    return rdmalloc::caches_reclaim(rdmalloc::ReclaimFrom::kIdle, now_ms += rdmalloc::kLookMs);
+  };
+  worker.run([] { keep_one(kMiB); });
+  EXPECT_TRUE(look());
+  worker.run([] { EXPECT_EQ(kept_bytes(), kMiB) << "since the look before"; });
+  look();
+  worker.run([] { EXPECT_EQ(kept_bytes(), 0u); });
+  rdmalloc_test::release(small);
+}
+
 // Seen to fail without caches_drop_long_blocks() in take_back().
 TEST(LongBlock, of_all_threads_is_taken_before_malloc_fails) {
   Worker worker;
