@@ -298,6 +298,11 @@ void unreserve_from(SliceIndex keep) {
   if (keep >= arena.reserved) return;
   SliceIndex end = arena.reserved;
   arena.reserved = keep;
+  // Where the kernel refused a part of the arena its tables were there before.
+  for (Table& table : tables) {
+    std::size_t kept = table_bytes(table, keep);
+    if (&table != &tables[kClassMap] && table.committed_bytes > kept) table.committed_bytes = kept;
+  }
   order_for_fork();  // a child must not take for reserved what others may have mapped since
   os::unreserve(arena.address_of(keep), static_cast<std::size_t>(end - keep) << kSliceShift);
   tables_unreserve(keep, end);
