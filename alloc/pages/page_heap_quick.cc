@@ -3,12 +3,13 @@
 //
 // Cutting a span and joining it again costs more than the rest of a malloc and a free, and the next
 // block of that length then lies elsewhere: its first page is another one, to be faulted in and
-// registered. So freed blocks of up to 4 MiB stop here, 128 at most. A run becomes the free span
-// that it would have been at once when it is pushed out, when it is as old as the decay time, and
+// registered. So freed blocks of up to 4 MiB stop here, 128 at most, and 1,024 while all are of one
+// length: what a program takes and frees in one go. A run becomes the free span that it would have
+// been at once when it is pushed out, when it is as old as the decay time, and
 //
 //   with several shards   before clean pages are taken for a block that fits in it; the oldest few
 //                         for any buffer. A heap keeps no more than it holds in use and dirty, and
-//                         16 MiB
+//                         16 MiB, or 64 of one length
 //   with one shard        before a block of a length that the list has not is looked for: the
 //                         oldest few. What lies free beside them is one with them then, so blocks
 //                         lie where they would without the list; and a malloc has an end
@@ -37,21 +38,26 @@ constexpr std::uint64_t kCeilingShare = 4;
 // With one shard: see quick_release_for(). With 4 one thread's `messages` of bench_memory take 6 %
 // more memory, with none the program mstress 15 % more.
 constexpr std::uint32_t kFewRuns = 8;
+// Runs that one free pushes out at most.
+constexpr int kMostPushedOut = 64;
 // 1 MiB: see makes_place_whole().
 constexpr std::uint32_t kShortSlices = 16;
 // Relaxed: a setting.
 constinit std::atomic<std::uint64_t> ceiling_slices{(std::uint64_t{512} << 20) >> kSliceShift};
 
+// Of one length: with 16 MiB, bursts of 1,000 blocks of 64 KiB take twice as long.
+constexpr std::uint64_t kMostSlicesOfOneLength = 4 * kMostSlices;
+
 // Whether the list may hold so many slices. Without a division by the number of shards, for which
 // each free would wait.
-inline bool may_hold(const PageHeap& heap, std::uint32_t slices) {
+inline bool may_hold(const PageHeap& heap, std::uint32_t slices, bool is_one_length) {
   std::uint64_t share = ceiling_slices.load(std::memory_order_relaxed) / kCeilingShare;
   unsigned shards = shard_count();
   if (std::uint64_t{slices} * shards > share) return false;
   if (shards == 1 || slices <= kLeastSlices) return true;
   std::uint64_t most = heap.used_slices.load(std::memory_order_relaxed) +
                        heap.dirty_slices.load(std::memory_order_relaxed);
-  return slices <= most && slices <= kMostSlices;
+  return slices <= most && slices <= (is_one_length ? kMostSlicesOfOneLength : kMostSlices);
 }
 
 std::uint64_t bit_of(std::uint32_t slices) {
@@ -165,16 +171,19 @@ bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word) {
   QuickList& quick = heap.quick;
   std::uint32_t slices = word.slices;
   Span& span = arena.span(slice);
-  bool has_room = may_hold(heap, quick.slices + slices);
-  if (!is_block || slices > QuickList::kLongest || span.has_grown ||
-      (!has_room && !may_hold(heap, slices)) ||
+  if (!is_block || slices > QuickList::kLongest) return false;
+  bool is_one_length = (lengths_of(quick) | bit_of(slices)) == bit_of(slices);
+  bool has_room = may_hold(heap, quick.slices + slices, is_one_length);
+  if (span.has_grown || (!has_room && !may_hold(heap, slices, is_one_length)) ||
       shared.retain_ms.load(std::memory_order_relaxed) == 0 ||
       makes_place_whole(heap, slice, slices))
     return false;
-  while (quick.count == QuickList::kRuns || !has_room) {
+  std::uint32_t most = is_one_length ? QuickList::kRunsOfOneLength : QuickList::kRuns;
+  // A few at a time: a second length may come when there are a thousand.
+  for (int i = 0; i < kMostPushedOut && (quick.count >= most || !has_room); ++i) {
     release_and_give_back(heap, quick_oldest(heap));
     // What became another heap's counts no more: an empty list has room for any.
-    has_room = quick.count == 0 || may_hold(heap, quick.slices + slices);
+    has_room = quick.count == 0 || may_hold(heap, quick.slices + slices, is_one_length);
   }
   add_entry(quick, slice, slices);
   add_dirty(heap, slices);
@@ -196,9 +205,10 @@ SliceIndex quick_oldest(const PageHeap& heap) {
   return oldest;
 }
 
-bool quick_release(PageHeap& heap) {
+bool quick_release(PageHeap& heap, std::uint32_t most) {
   if (heap.quick.count == 0) return false;
-  while (heap.quick.count != 0) release_and_give_back(heap, quick_oldest(heap));
+  for (std::uint32_t runs = 0; runs < most && heap.quick.count != 0; ++runs)
+    release_and_give_back(heap, quick_oldest(heap));
   return true;
 }
 
@@ -226,8 +236,11 @@ SliceIndex quick_release_place(PageHeap& heap, std::uint32_t slices, Alignment a
   for (std::uint64_t lengths = lengths_of(heap.quick) >> (slices - 1) << (slices - 1); lengths != 0;
        lengths &= lengths - 1) {
     auto length = static_cast<std::uint32_t>(std::countr_zero(lengths)) + 1;
-    for (SliceIndex run = heap.quick.oldest[length - 1]; run != 0; run = arena.span(run).previous)
+    SliceIndex run = heap.quick.oldest[length - 1];
+    for (unsigned looks = 0; run != 0 && looks < QuickList::kRuns; ++looks) {
       if (fit_in(run, length, slices, alignment) != 0) return release(heap, run);
+      run = arena.span(run).previous;
+    }
   }
   return 0;
 }

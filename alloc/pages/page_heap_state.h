@@ -20,7 +20,7 @@ namespace rdmalloc::page_heap_state {
 
 // The runs that were freed last, for blocks of the same length (page_heap_quick.cc).
 struct QuickList {
-  static constexpr unsigned kRuns = 128;
+  static constexpr unsigned kRuns = 128, kRunsOfOneLength = 1024;  // at most
   static constexpr std::uint32_t kLongest = kLongestQuick;
   std::uint32_t count;
   std::uint32_t buffers;  // of kBufferSlices and more
@@ -283,8 +283,8 @@ std::uint32_t quick_take(PageHeap& heap, std::uint32_t slices, SpanWord word, Sl
                          std::uint32_t wanted);
 // The one freed first of all; 0: there is none.
 SliceIndex quick_oldest(const PageHeap& heap);
-// Makes all runs free spans; whether there were any.
-bool quick_release(PageHeap& heap);
+// Makes so many runs, the oldest ones, free spans; whether there were any.
+bool quick_release(PageHeap& heap, std::uint32_t most = UINT32_MAX);
 // The same of the oldest: a few of them, and more until they are twice as long as is wanted.
 bool quick_release_for(PageHeap& heap, std::uint32_t slices);
 // The same of the shortest run from `slices` to `longest`.

@@ -172,7 +172,7 @@ SliceIndex take_locked(PageHeap& heap, std::uint32_t slices, Alignment alignment
   };
   SliceIndex taken = take(pages);
   if (pages != Pages::kBacked) {
-    if (taken == 0 && quick_release(heap)) taken = take(Pages::kAny);
+    if (taken == 0 && quick_release(heap, QuickList::kRuns)) taken = take(Pages::kAny);
     if (taken == 0 && !is_central(heap) && segment_adopt(heap, what)) taken = take(Pages::kAny);
     if (taken == 0 && is_central(heap)) taken = take_mixed(heap, slices, alignment);
   }
