@@ -8,7 +8,7 @@ namespace rdmalloc {
 
 // All zero at first: each look is made until one was vain.
 struct VainLooks {
-  static constexpr std::uint8_t kMost = 31;
+  static constexpr std::uint8_t kMost = 31, kMostOfAll = 128;
 
   std::uint8_t left_out;       // of the next ones
   std::uint8_t left_out_next;  // after the next one, if that is in vain
@@ -19,10 +19,11 @@ struct VainLooks {
     --left_out;
     return true;
   }
-  void note(bool has_found) {
+  // `most`: about so many are left out at most, kMostOfAll or less.
+  void note(bool has_found, std::uint8_t most = kMost) {
     if (has_found)
       left_out_next = 0;
-    else if (left_out_next < kMost)
+    else if (left_out_next < most)
       left_out_next = static_cast<std::uint8_t>(left_out_next * 2 + 1);
     left_out = left_out_next;
   }

@@ -23,6 +23,11 @@ constexpr int kPlacesLooked = 12;
 // heap brings spans of any age: 64 threads with 1,000 live blocks of 8 to 256 KiB each took 21 us
 // an operation for that, in a list of all that was free.
 constexpr int kAgesLooked = 64;
+// And of those freed within the same tick of the clock, which may be all: past so many the rest of
+// a place that is cut stays where it is. With none `resized` of bench_memory took 14.6 MiB for 14.
+constexpr int kEqualLooked = 16;
+// From the youngest one of its period on it passes fewer: it comes to be a period younger at most.
+constexpr int kAgesOfPeriodLooked = 8;
 
 bool is_of_node(const Span& span, unsigned node) {
   return node == FreeSpans::kAnyNode || span.node == node;
@@ -126,7 +131,11 @@ SliceIndex FreeSpans::find_latest(std::uint32_t wanted, Alignment alignment, std
   return latest;
 }
 
-SliceIndex FreeSpans::find_longest_buffer() const {
+bool FreeSpans::has(std::uint32_t least) const {
+  return next_nonempty(bin_of(least)) != kBins;
+}
+
+[[gnu::cold]] SliceIndex FreeSpans::find_longest_buffer() const {
   SliceIndex found = 0;
   int scanned = 0;
   for (std::uint32_t word = kWords; word-- != 0;) {
@@ -143,14 +152,42 @@ SliceIndex FreeSpans::find_longest_buffer() const {
   return found;
 }
 
+std::uint32_t AgeList::period_of(SliceIndex slice) {
+  return arena.span(slice).freed_ms >> kPeriodShift;
+}
+
+SliceIndex AgeList::find_near(SliceIndex slice) const {
+  // A slot may be of a time that is long past, or of one to come where the span is that old.
+  constexpr int kSlotsLooked = 4;
+  constexpr std::uint32_t kPeriodMask = ~0u >> kPeriodShift;
+  std::uint32_t period = period_of(slice);
+  std::uint64_t left = std::rotr(known_, static_cast<int>((period + 1) % kPeriods));
+  for (int looks = 0; left != 0 && looks < kSlotsLooked; ++looks) {
+    auto before = static_cast<std::uint32_t>(std::countl_zero(left));
+    SliceIndex found = youngest_of_[(period - before) % kPeriods];
+    if (((period - period_of(found)) & kPeriodMask) == before) return found;
+    left &= ~(std::uint64_t{1} << (63 - before));
+  }
+  return 0;
+}
+
 void AgeList::insert(SliceIndex slice, SliceIndex near) {
-  int left = kAgesLooked;
+  int most = kAgesLooked, left = kAgesLooked;
+  if (near == 0 && youngest_ != 0 && is_older(slice, youngest_)) {
+    near = find_near(slice);
+    if (near != 0) most = kAgesOfPeriodLooked;
+  }
   SliceIndex older = near;
-  while (older != 0 && arena.span(older).younger != 0 &&
-         !is_older(slice, arena.span(older).younger) && --left > 0)
-    older = arena.span(older).younger;
+  // Past those as old, too, as long as they are few: what was cut comes behind what is whole.
+  int equal = kEqualLooked;
+  for (; older != 0 && left > 0; --left) {
+    SliceIndex next = arena.span(older).younger;
+    if (next == 0 || is_older(slice, next)) break;
+    if (!is_older(next, slice) && --equal < 0) break;
+    older = next;
+  }
   if (near == 0 || left == 0) older = youngest_;
-  left = kAgesLooked;
+  left = left == 0 ? kAgesLooked : most;
   while (older != 0 && is_older(slice, older)) {
     if (--left == 0) {
       arena.span(slice).freed_ms = arena.span(older).freed_ms;
@@ -163,13 +200,41 @@ void AgeList::insert(SliceIndex slice, SliceIndex near) {
   span.younger = older != 0 ? arena.span(older).younger : oldest_;
   (span.younger != 0 ? arena.span(span.younger).older : youngest_) = slice;
   (older != 0 ? arena.span(older).younger : oldest_) = slice;
+  note_period(slice);
+}
+
+void AgeList::note_period(SliceIndex slice) {
+  std::uint32_t slot = period_of(slice) % kPeriods;
+  SliceIndex known = youngest_of_[slot];
+  // Of another period than the one there it takes the place of an older one.
+  bool is_youngest = known == 0 || arena.span(slice).younger == 0 ||
+                     arena.span(slice).older == known || is_older(known, slice);
+  if (!is_youngest) return;
+  youngest_of_[slot] = slice;
+  known_ |= std::uint64_t{1} << slot;
 }
 
 SliceIndex AgeList::remove(SliceIndex slice) {
   const Span& span = arena.span(slice);
+  std::uint32_t slot = period_of(slice) % kPeriods;
+  if (youngest_of_[slot] == slice) {
+    bool has_more = span.older != 0 && period_of(span.older) == period_of(slice);
+    youngest_of_[slot] = has_more ? span.older : 0;
+    if (!has_more) known_ &= ~(std::uint64_t{1} << slot);
+  }
   (span.older != 0 ? arena.span(span.older).younger : oldest_) = span.younger;
   (span.younger != 0 ? arena.span(span.younger).older : youngest_) = span.older;
   return span.older != 0 ? span.older : span.younger;
+}
+
+[[gnu::cold]] bool AgeList::is_valid() const {
+  std::uint64_t seen = 0;
+  for (SliceIndex slice = oldest_; slice != 0; slice = arena.span(slice).younger) {
+    std::uint32_t slot = period_of(slice) % kPeriods;
+    if (youngest_of_[slot] == slice) seen |= std::uint64_t{1} << slot;
+    if (arena.span(slice).younger == 0 && slice != youngest_) return false;
+  }
+  return seen == known_;
 }
 
 }  // namespace rdmalloc

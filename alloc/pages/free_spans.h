@@ -52,6 +52,8 @@ class FreeSpans {
   // last; else the one used last of those where it had at most `most`. 0: there is none.
   SliceIndex find_latest(std::uint32_t wanted, Alignment alignment, std::uint32_t near,
                          std::uint64_t most, unsigned node = kAnyNode) const;
+  // Whether there may be a span of `least` slices; false: there is none.
+  bool has(std::uint32_t least) const;
   // Of the longest spans the one with the longest buffer; 0 when there is none.
   SliceIndex find_longest_buffer() const;
   void clear() { *this = FreeSpans{}; }
@@ -76,22 +78,39 @@ class FreeSpans {
   std::uint64_t nonempty_[kWords] = {};
 };
 
-// Free dirty spans by age (Span::freed_ms), oldest first.
+// Free dirty spans by age (Span::freed_ms, which does not change meanwhile), oldest first.
 class AgeList {
  public:
   // Enters a span at its age, looking from `near` on (a span of the list whose age is about the
-  // same; 0: the youngest). One that would come after many younger ones becomes as young as those:
-  // its pages are purged later, by the decay time at most.
+  // same; 0: from the youngest one of its period). One that would come after many younger ones
+  // becomes as young as those: its pages are purged later, by the decay time at most, and by a
+  // period where that is known.
   void insert(SliceIndex slice, SliceIndex near);
   // Returns the next older span, or the next younger one: a hint for what takes its place.
   SliceIndex remove(SliceIndex slice);
   SliceIndex oldest() const { return oldest_; }
   SliceIndex youngest() const { return youngest_; }
-  void clear() { oldest_ = youngest_ = 0; }
+  void clear() { *this = AgeList{}; }
+  // Whether each period's span is one of them.
+  bool is_valid() const;
 
  private:
+  // 16 s in periods of 256 ms: more than the default decay time.
+  static constexpr std::uint32_t kPeriods = 64, kPeriodShift = 8;
+
+  static std::uint32_t period_of(SliceIndex slice);
+  // The youngest span that is no younger than the period of `slice`, as far as is known; else 0.
+  SliceIndex find_near(SliceIndex slice) const;
+  // Of a span just entered.
+  void note_period(SliceIndex slice);
+
   SliceIndex oldest_ = 0;
   SliceIndex youngest_ = 0;
+  // By period, modulo how many there are: the youngest span that was freed in it. The bit says
+  // whether one is known. A segment that changes hands brings spans of any age: without this each
+  // of them passed 64 others, two fifths of what threads with thousands of blocks looked at.
+  std::uint64_t known_ = 0;
+  SliceIndex youngest_of_[kPeriods] = {};
 };
 
 }  // namespace rdmalloc

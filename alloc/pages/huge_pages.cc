@@ -1,5 +1,6 @@
 #include "alloc/pages/huge_pages.h"
 
+#include "alloc/core/vain_looks.h"
 #include "alloc/os/os.h"
 #include "alloc/os/topology.h"
 #include "alloc/pages/arena.h"
@@ -41,8 +42,14 @@ struct HugeRanges {
   SliceIndex latest_end = 0;   // where the latest range ends: one that begins here prolongs it
   std::int64_t latest_ms = 0;  // when it was asked for
   std::uint32_t count = 0;
+  VainLooks looks = {};  // for large blocks, that found too few pages resident
 };
 constinit HugeRanges ranges;
+// How many looks for large blocks are left out at most after vain ones: one for each so many slices
+// (64 MiB) of the heap, so that a program which begins to write what it takes is found out while
+// that is a small part of it. Each look is some calls of the kernel: blocks of 512 KiB to 4 MiB of
+// which a page is written took a tenth of their time for them.
+constexpr std::uint64_t kSlicesOfLook = (std::size_t{64} << 20) / kSliceBytes;
 // Slices that may have huge pages yet. Relaxed: written under that lock; without it a hint.
 constinit std::atomic<std::int64_t> earned{0};
 constinit std::atomic<std::uint32_t> earned_for{0};  // a bit for each TakenFor
@@ -143,13 +150,19 @@ void look_below(SliceIndex end, TakenFor what, std::uint64_t used) {
   if (huge_is_earned(what) || used < looked_at_slices(what)) return;
   if (end >= ranges.looked_end && end < ranges.looked_end + kLeastSlices) return;
   ranges.looked_end = end;
+  if (what != TakenFor::kOthers && ranges.looks.leave_out()) return;
   SliceIndex begin = end - kWindowSlices;
   if (begin < ranges.seen_end) begin = ranges.seen_end;
   if (end < begin + kLeastSlices) return;
   Seen seen = look_at_spans(begin, end);
   SliceIndex slices = seen.all();
   std::size_t pages = (std::size_t{slices} << kSliceShift) / os::page_bytes();
-  if (slices < kLeastSlices || seen.resident_pages < pages / 32 * kResident32nds) return;
+  if (slices < kLeastSlices) return;
+  bool are_resident = seen.resident_pages >= pages / 32 * kResident32nds;
+  std::uint64_t most = used / kSlicesOfLook;
+  if (most > VainLooks::kMost) most = VainLooks::kMost;
+  if (what != TakenFor::kOthers) ranges.looks.note(are_resident, static_cast<std::uint8_t>(most));
+  if (!are_resident) return;
   ranges.seen_end = end;
   std::uint32_t purposes = 0;
   for (unsigned purpose = 0; purpose < kPurposes; ++purpose)

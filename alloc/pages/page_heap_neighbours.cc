@@ -12,11 +12,17 @@ namespace {
 // this look. With 256 of them `phases` of bench_memory left a tenth of its memory unused.
 constexpr int kScanLimit = 1024;
 // But not at each time, where so many were looked at in vain: a shorter look costs no more than it
-// may save.
-constexpr int kLongLook = 64;
-void note_look(VainLooks& looks, bool has_found, int looked_at) {
-  looks.note(has_found || looked_at < kLongLook);
+// may save. In the end each look that is left out pays for so many steps, lines of spans' records
+// all.
+constexpr int kLongLook = 64, kStepsEach = 8;
+// Nor with one shard, where no other thread waits: the program realloc takes 3 % more memory.
+bool leave_out(VainLooks& looks) {
+  return shard_count() != 1 && looks.leave_out();
 }
+void note_look(VainLooks& looks, bool has_found, int looked_at) {
+  looks.note(has_found || looked_at < kLongLook, static_cast<std::uint8_t>(looked_at / kStepsEach));
+}
+static_assert(kScanLimit / kStepsEach <= VainLooks::kMostOfAll);
 
 // Makes the free run that reaches the frontier as long as is wanted. False: no memory, or no run.
 bool extend_run(SliceIndex run, std::uint32_t wanted, Alignment alignment) {
@@ -92,7 +98,7 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, Alignment alignment)
 }
 
 SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
-  if (heap.looks_to_join.leave_out()) return 0;
+  if (leave_out(heap.looks_to_join)) return 0;
   int scanned = 0;
   for (SliceIndex slice = heap.dirty_by_age.oldest(); slice != 0 && scanned < kScanLimit;
        slice = arena.span(slice).younger, ++scanned) {
@@ -121,7 +127,7 @@ SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted) {
 
 SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, Alignment alignment, Latest latest) {
   if (latest == Latest::kLeft && are_few_places(heap)) return 0;
-  if (heap.looks_for_backed.leave_out()) return 0;
+  if (leave_out(heap.looks_for_backed)) return 0;
   if (latest == Latest::kLeft) mark_left_alone(heap, true);
   auto is_usable = [&](SliceIndex slice, SpanWord word) {
     // The kind first: when a span in use was freed is its threads' to write.
@@ -146,7 +152,8 @@ SliceIndex take_backed(PageHeap& heap, std::uint32_t wanted, Alignment alignment
   return at != 0 ? take_of_run(heap, run, at, wanted) : 0;
 }
 
-SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, Alignment alignment) {
+[[gnu::cold]] SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices,
+                                              Alignment alignment) {
   SliceIndex best = 0, frontier = page_heap_frontier();
   std::uint32_t most_backed = 0;
   int scanned = 0;
@@ -175,11 +182,13 @@ SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, Alignment 
 }
 
 SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, Alignment alignment) {
+  // A short one is not worth a buffer that begins within a huge page.
+  std::uint32_t least = slices / 2 > kSlicesPerChunk ? slices / 2 : kSlicesPerChunk;
+  if (!heap.retained.has(least)) return 0;
   SliceIndex longest = unless_far(heap.retained.find_longest_buffer(), slices);
   if (longest == 0 || !alignment.is_of(longest)) return 0;
   std::uint32_t length = arena.span(longest).load().slices;
-  // A short one is not worth a buffer that begins within a huge page.
-  if (length < kSlicesPerChunk || length < slices / 2) return 0;
+  if (length < least) return 0;
   SliceIndex frontier = page_heap_frontier();
   if (length < slices && !has_room_at(heap, longest + length, slices - length)) return 0;
   cut(heap, longest, length, SpanKind::kFreeRetained, longest, length < slices ? length : slices);

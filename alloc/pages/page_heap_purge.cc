@@ -155,7 +155,7 @@ SliceIndex page_heap_purge_begin(const PurgeChoice& choice, PurgeOffered* last,
   return 0;
 }
 
-void page_heap_purge_split(SliceIndex slice, std::uint32_t front) {
+[[gnu::cold]] void page_heap_purge_split(SliceIndex slice, std::uint32_t front) {
   LockGuard guard(heap_of(slice).lock);
   std::uint32_t slices = arena.span(slice).load().slices;
   SliceIndex back = slice + front;

@@ -231,7 +231,8 @@ bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t l
   return true;
 }
 
-SliceIndex quick_release_place(PageHeap& heap, std::uint32_t slices, Alignment alignment) {
+[[gnu::cold]] SliceIndex quick_release_place(PageHeap& heap, std::uint32_t slices,
+                                             Alignment alignment) {
   if (slices > QuickList::kLongest) return 0;
   for (std::uint64_t lengths = lengths_of(heap.quick) >> (slices - 1) << (slices - 1); lengths != 0;
        lengths &= lengths - 1) {

@@ -232,7 +232,7 @@ bool is_valid_locked(const PageHeap& heap) {
          found.clean == heap.clean_slices &&
          found.used + found.reserved ==
              heap.used_slices.load(std::memory_order_relaxed) + heap.purging_slices &&
-         is_quick_list_valid(heap.quick, found.quick) &&
+         is_quick_list_valid(heap.quick, found.quick) && heap.dirty_by_age.is_valid() &&
          (!heap.counts_segments || are_segments_valid(heap));
 }
 

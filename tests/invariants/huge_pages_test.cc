@@ -16,7 +16,8 @@
 // …_of_shards… without huge_ask_for_segment(), what_the_last_one_… without page_heap_enter_rest(),
 // …_after_a_month_too with an `asked_ms` that is earlier than `part_until_ms`, I7_… without
 // purge_note_new_pages(),
-// …_passed_by_… without huge_note_passed(), and with a huge_note_use() that does nothing.
+// …_passed_by_… without huge_note_passed(), and with a huge_note_use() that does nothing,
+// …_seldom_looked_at with looks that are never left out, …_soon with a kSlicesOfLook of 1.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -36,6 +37,7 @@
 #include <vector>
 
 #include "alloc/core/purge_signal.h"
+#include "alloc/os/fault.h"
 #include "alloc/os/sanitizers.h"
 #include "alloc/pages/page_heap.h"
 #include "rdmalloc/rdmalloc.h"
@@ -284,6 +286,23 @@ TEST_F(HugePages, zeroes_have_none_before_the_program_writes_them) {
     end = address_of(memset(zeroes, 1, 12 * kMiB));
   }
   EXPECT_GE(huge_bytes(middle, end), 48 * kMiB);
+}
+
+TEST_F(HugePages, blocks_that_a_small_program_writes_have_them_soon) {
+  fill(60 * kMiB, kMiB, 1);
+  uintptr_t end = fill(48 * kMiB, kMiB);
+  EXPECT_GE(huge_bytes(end - 40 * kMiB, end), 36 * kMiB);
+}
+
+// Each look is calls of the kernel under the lock. They are soon seen to be written all the same.
+TEST_F(HugePages, blocks_that_are_not_touched_are_seldom_looked_at) {
+  const uint64_t refused = rdmalloc::os::faults_fired();
+  rdmalloc::os::arm_fault(rdmalloc::os::Site::kResident, 1500);
+  fill(4 * kGiB, kMiB, 1);
+  EXPECT_EQ(rdmalloc::os::faults_fired(), refused);
+  rdmalloc::os::arm_fault(rdmalloc::os::Site::kResident, 0);
+  uintptr_t end = fill(128 * kMiB, kMiB);
+  EXPECT_GE(huge_bytes(end - 64 * kMiB, end), 60 * kMiB);
 }
 
 // A block that doesn't fit into the rest of a huge page begins there all the same.
