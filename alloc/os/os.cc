@@ -19,9 +19,6 @@
 #include "alloc/os/syscall.h"
 #include "alloc/os/topology.h"
 
-#ifndef MAP_FIXED_NOREPLACE
-#define MAP_FIXED_NOREPLACE 0x100000
-#endif
 #ifndef MAP_HUGE_SHIFT
 #define MAP_HUGE_SHIFT 26
 #endif
@@ -68,9 +65,10 @@ int reserve(std::uintptr_t hint, std::size_t length, std::uintptr_t* base) {
 int reserve_at(std::uintptr_t base, std::size_t length) {
   if (should_fail(Site::kReserve)) return -ENOMEM;
   std::uintptr_t got = 0;
-  if (int error = map(base, length, PROT_NONE, MAP_FIXED_NOREPLACE, &got)) return error;
+  // A hint, which the kernel follows where nothing is mapped. MAP_FIXED_NOREPLACE would say the same,
+  // but Chromium's sandbox ends a process that passes this flag.
+  if (int error = map(base, length, PROT_NONE, 0, &got)) return error;
   if (got == base) return 0;
-  // A kernel before 4.17 takes the flag for a hint.
   unreserve(got, length);
   return -EEXIST;
 }

@@ -19,7 +19,7 @@ std::size_t page_bytes();
 // Reserves `length` bytes of address space, PROT_NONE, private, anonymous, not counted against
 // overcommit. `hint` (may be 0) asks for an address without insisting. Sets *base.
 int reserve(std::uintptr_t hint, std::size_t length, std::uintptr_t* base);
-// Reserves exactly there or not at all (MAP_FIXED_NOREPLACE).
+// Reserves exactly there or not at all.
 int reserve_at(std::uintptr_t base, std::size_t length);
 // Gives back address space that was never used: start-up trimming and tests only.
 int unreserve(std::uintptr_t base, std::size_t length);
