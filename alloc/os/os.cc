@@ -65,8 +65,8 @@ int reserve(std::uintptr_t hint, std::size_t length, std::uintptr_t* base) {
 int reserve_at(std::uintptr_t base, std::size_t length) {
   if (should_fail(Site::kReserve)) return -ENOMEM;
   std::uintptr_t got = 0;
-  // A hint, which the kernel follows where nothing is mapped. MAP_FIXED_NOREPLACE would say the same,
-  // but Chromium's sandbox ends a process that passes this flag.
+  // A hint, which the kernel follows where nothing is mapped. MAP_FIXED_NOREPLACE would say the
+  // same, but Chromium's sandbox ends a process that passes this flag.
   if (int error = map(base, length, PROT_NONE, 0, &got)) return error;
   if (got == base) return 0;
   unreserve(got, length);

@@ -590,6 +590,17 @@ void same_addresses() {
   use_on_two_threads();
 }
 
+// From the start of a program on, mmap with flags that Chromium's sandbox knows, or the end: the
+// arena is made below the filter. Seen to fail with MAP_FIXED_NOREPLACE in os::reserve_at().
+void filtered_flags() {
+  again_as("filtered_flags", prctl(PR_GET_SECCOMP) == SECCOMP_MODE_FILTER, [] {
+    constexpr unsigned kFlags = MAP_SHARED | MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED |
+                                MAP_DENYWRITE | MAP_LOCKED | MAP_NORESERVE | MAP_STACK;
+    return rdmalloc_test::end_at_mmap_flags(~kFlags);
+  });
+  use_on_two_threads();
+}
+
 struct Case {
   const char* name;
   void (*run)();
@@ -619,6 +630,7 @@ constexpr Case kCases[] = {
     {"unlimited_stack", unlimited_stack},
     {"small_stack_limit", small_stack_limit},
     {"same_addresses", same_addresses},
+    {"filtered_flags", filtered_flags},
 };
 
 }  // namespace
