@@ -152,7 +152,7 @@ bool FreeSpans::has(std::uint32_t least) const {
   return found;
 }
 
-std::uint32_t AgeList::period_of(SliceIndex slice) {
+[[gnu::always_inline]] inline std::uint32_t AgeList::period_of(SliceIndex slice) {
   return arena.span(slice).freed_ms >> kPeriodShift;
 }
 

@@ -3,9 +3,10 @@
 //
 // Cutting a span and joining it again costs more than the rest of a malloc and a free, and the next
 // block of that length then lies elsewhere: its first page is another one, to be faulted in and
-// registered. So freed blocks of up to 4 MiB stop here, 128 at most, and 1,024 while all are of one
-// length: what a program takes and frees in one go. A run becomes the free span that it would have
-// been at once when it is pushed out, when it is as old as the decay time, and
+// registered. So freed blocks of up to 4 MiB stop here, 128 at most; with one shard 1,024 while all
+// are of one length, and with few of buffers: what a program takes and frees in one go. A run
+// becomes the free span that it would have been at once when it is pushed out, when it is as old as
+// the decay time, and
 //
 //   with several shards   before clean pages are taken for a block that fits in it; the oldest few
 //                         for any buffer. A heap keeps no more than it holds in use and dirty, and
@@ -45,7 +46,7 @@ constexpr std::uint32_t kShortSlices = 16;
 // Relaxed: a setting.
 constinit std::atomic<std::uint64_t> ceiling_slices{(std::uint64_t{512} << 20) >> kSliceShift};
 
-// Of one length: with 16 MiB, bursts of 1,000 blocks of 64 KiB take twice as long.
+// Of one length: with 16 MiB, bursts of 100 blocks of 1 MiB on four threads take twice as long.
 constexpr std::uint64_t kMostSlicesOfOneLength = 4 * kMostSlices;
 
 // Whether the list may hold so many slices. Without a division by the number of shards, for which
@@ -58,6 +59,13 @@ inline bool may_hold(const PageHeap& heap, std::uint32_t slices, bool is_one_len
   std::uint64_t most = heap.used_slices.load(std::memory_order_relaxed) +
                        heap.dirty_slices.load(std::memory_order_relaxed);
   return slices <= most && slices <= (is_one_length ? kMostSlicesOfOneLength : kMostSlices);
+}
+
+// Whether the list may keep more than kRuns of them, all of one length: other shards, if any, have
+// no use of them before they are old, but few shards, which take each other's buffers.
+inline bool may_keep_many(std::uint32_t slices) {
+  unsigned shards = shard_count();
+  return shards == 1 || (slices >= kBufferSlices && shards <= kFewShards);
 }
 
 std::uint64_t bit_of(std::uint32_t slices) {
@@ -172,7 +180,8 @@ bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word) {
   std::uint32_t slices = word.slices;
   Span& span = arena.span(slice);
   if (!is_block || slices > QuickList::kLongest) return false;
-  bool is_one_length = (lengths_of(quick) | bit_of(slices)) == bit_of(slices);
+  bool is_one_length =
+      (lengths_of(quick) | bit_of(slices)) == bit_of(slices) && may_keep_many(slices);
   bool has_room = may_hold(heap, quick.slices + slices, is_one_length);
   if (span.has_grown || (!has_room && !may_hold(heap, slices, is_one_length)) ||
       shared.retain_ms.load(std::memory_order_relaxed) == 0 ||

@@ -225,6 +225,16 @@ TEST(VainLooks, with_one_shard_none_is_left_out) {
   for (void* block : blocks) rdmalloc_free(block);
 }
 
+// What is freed in one go, of one length: with one shard short blocks, too. Seen to fail with 128
+// runs at most.
+TEST(QuickList, of_one_shard_keeps_a_thousand_runs_of_one_length) {
+  std::vector<void*> blocks(900);
+  for (void*& block : blocks) block = rdmalloc_malloc(rdmalloc::kSliceBytes);
+  for (void* block : blocks) rdmalloc_free(block);
+  EXPECT_GE(rdmalloc::page_heap_state::central.quick.count, 800u);
+  EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {

@@ -6,8 +6,8 @@
 // Seen to fail: of_one_length, a_block_comes_back and I7_a_purge_in_part with nothing kept, and the
 // first with the oldest taken first; I7_a_purge_takes and I11 with runs that a purge leaves;
 // I7_a_purge_in_part with all released at once; what_is_kept_counts, with dirty slices not counted;
-// with_no_decay_time without the look at it; what_is_freed_in_one_go with 128 runs at most,
-// a_second_length with any lengths taken for one; runs_are_joined (0 of 4)
+// with_no_decay_time without the look at it; of_buffers with 128 runs at most, and with all pushed
+// out at once; of_short_blocks with as many of any; runs_are_joined (0 of 4)
 // where nothing is released before new pages; a_longer_run, slabs_leave, kept_neighbours and
 // a_block_grows without what they say; calloc with is_zero; the equations with counts of lengths
 // that stay; each_slice_… with the last eight classes written a slice
@@ -18,11 +18,11 @@
 #include <unistd.h>
 
 #include <set>
-#include <utility>
 #include <vector>
 
 #include "alloc/core/fork.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/page_heap_state.h"
 #include "tests/invariants/blocks.h"
 #include "tests/invariants/places.h"
 #include "tests/support/counters.h"
@@ -39,8 +39,7 @@ using rdmalloc_test::run_at;
 using rdmalloc_test::touched;
 
 constexpr size_t kKiB = 1024, kMiB = 1024 * kKiB, kSlice = 64 * kKiB;
-constexpr size_t kRuns = 128;      // that a heap keeps at most,
-constexpr size_t kOfOne = 1024;    // and of one length
+constexpr size_t kRuns = 128;      // that a heap keeps at most, of several lengths
 constexpr size_t kLongest = kMiB;  // that is tried; 4 MiB go there, 16 MiB in all
 
 class QuickList : public ::testing::Test {
@@ -156,7 +155,7 @@ TEST_F(QuickList, with_no_decay_time_nothing_is_kept) {
 // fits.
 TEST_F(QuickList, more_than_it_keeps_goes_on_to_the_free_spans) {
   run_at(1, [] {
-    std::vector<char*> blocks = blocks_of(kOfOne + kRuns, kSlice);
+    std::vector<char*> blocks = blocks_of(2 * kRuns, kSlice);
     release(blocks);
     std::set<char*> of_free(blocks.begin(), blocks.end());
     char* block = touched(kMiB);
@@ -165,39 +164,30 @@ TEST_F(QuickList, more_than_it_keeps_goes_on_to_the_free_spans) {
   });
 }
 
-// Blocks of a slice, as many as are kept of one length or a few less, in no order: out of free
-// spans they come in that of their addresses.
-std::vector<char*> blocks_of_one_length() {
-  std::vector<char*> blocks = blocks_of(kOfOne - 100, kSlice);
-  Random random(11);
-  for (size_t i = blocks.size(); i > 1; i--) std::swap(blocks[i - 1], blocks[random.below(i)]);
-  return blocks;
+// What is kept in all shards.
+uint32_t runs_kept() {
+  uint32_t runs = 0;
+  rdmalloc::page_heap_state::for_each_heap([&](auto& heap) { runs += heap.quick.count; });
+  return runs;
 }
-// How many of the next 500 lie where one of the last 500 of those freed lay.
-size_t come_back(const std::vector<char*>& freed) {
-  constexpr size_t kTaken = 500;
-  std::set<char*> last(freed.end() - kTaken, freed.end());
-  std::vector<char*> taken = blocks_of(kTaken, kSlice);
-  size_t found = 0;
-  for (char* block : taken) found += last.count(block);
-  release(taken);
-  return found;
-}
-TEST_F(QuickList, what_is_freed_in_one_go_is_kept_while_it_is_of_one_length) {
+TEST_F(QuickList, of_buffers_more_is_kept_while_all_are_of_one_length) {
   run_at(1, [] {
-    std::vector<char*> blocks = blocks_of_one_length(), freed = blocks;
+    std::vector<char*> blocks = blocks_of(200, 5 * kSlice), others = blocks_of(20, kMiB);
     release(blocks);
-    EXPECT_GE(come_back(freed), 450u);
+    EXPECT_GE(runs_kept(), 195u);
+    rdmalloc_free(others.back());
+    EXPECT_GE(runs_kept(), 130u) << "one free pushes out a few";
+    others.pop_back();
+    release(others);
+    EXPECT_LE(runs_kept(), kRuns);
   });
 }
-// One free pushes out 64 at most, so a second length has room after a number of them.
-TEST_F(QuickList, a_second_length_pushes_out_what_is_more) {
+// Another shard has no use of them before they are old: long_lists_test has one shard.
+TEST_F(QuickList, of_short_blocks_no_more_is_kept_beside_another_shard) {
   run_at(1, [] {
-    std::vector<char*> blocks = blocks_of_one_length(), freed = blocks;
-    std::vector<char*> others = blocks_of(kRuns, 3 * kSlice);
+    std::vector<char*> blocks = blocks_of(900, kSlice);
     release(blocks);
-    release(others);
-    EXPECT_LT(come_back(freed), 400u);
+    EXPECT_LE(runs_kept(), kRuns);
   });
 }
 
