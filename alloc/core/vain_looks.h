@@ -19,7 +19,8 @@ struct VainLooks {
     --left_out;
     return true;
   }
-  // `most`: about so many are left out at most, kMostOfAll or less.
+  // `most`, kMostOfAll or less: from so many on it is not doubled again, so it stays below twice as
+  // many.
   void note(bool has_found, std::uint8_t most = kMost) {
     if (has_found)
       left_out_next = 0;

@@ -12,8 +12,8 @@ namespace {
 // this look. With 256 of them `phases` of bench_memory left a tenth of its memory unused.
 constexpr int kScanLimit = 1024;
 // But not at each time, where so many were looked at in vain: a shorter look costs no more than it
-// may save. In the end each look that is left out pays for so many steps, lines of spans' records
-// all.
+// may save. In the end a look is left out for each four to eight steps of the vain one, of which
+// each is a line of a span's record.
 constexpr int kLongLook = 64, kStepsEach = 8;
 // Nor with one shard, where no other thread waits: the program realloc takes 3 % more memory.
 bool leave_out(VainLooks& looks) {

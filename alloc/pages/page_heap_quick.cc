@@ -10,7 +10,7 @@
 //
 //   with several shards   before clean pages are taken for a block that fits in it; the oldest few
 //                         for any buffer. A heap keeps no more than it holds in use and dirty, and
-//                         16 MiB, or 64 of one length
+//                         16 MiB, or 64 of buffers of one length
 //   with one shard        before a block of a length that the list has not is looked for: the
 //                         oldest few. What lies free beside them is one with them then, so blocks
 //                         lie where they would without the list; and a malloc has an end
@@ -34,20 +34,19 @@ namespace {
 // frees all its 16 blocks of 1 MiB and allocates them again took half of them from the lists of
 // free spans.
 constexpr std::uint64_t kLeastSlices = 32, kMostSlices = 256;
+// Of buffers of one length: with 16 MiB, bursts of 100 of 1 MiB on four threads take twice as long.
+constexpr std::uint64_t kMostSlicesOfOneLength = 4 * kMostSlices;
 // Of what may be dirty at all, quick lists together hold a quarter at most.
 constexpr std::uint64_t kCeilingShare = 4;
 // With one shard: see quick_release_for(). With 4 one thread's `messages` of bench_memory take 6 %
 // more memory, with none the program mstress 15 % more.
 constexpr std::uint32_t kFewRuns = 8;
-// Runs that one free pushes out at most.
+// Runs that one free pushes out at most: a second length may come when there are a thousand.
 constexpr int kMostPushedOut = 64;
 // 1 MiB: see makes_place_whole().
 constexpr std::uint32_t kShortSlices = 16;
 // Relaxed: a setting.
 constinit std::atomic<std::uint64_t> ceiling_slices{(std::uint64_t{512} << 20) >> kSliceShift};
-
-// Of one length: with 16 MiB, bursts of 100 blocks of 1 MiB on four threads take twice as long.
-constexpr std::uint64_t kMostSlicesOfOneLength = 4 * kMostSlices;
 
 // Whether the list may hold so many slices. Without a division by the number of shards, for which
 // each free would wait.
@@ -188,7 +187,6 @@ bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word) {
       makes_place_whole(heap, slice, slices))
     return false;
   std::uint32_t most = is_one_length ? QuickList::kRunsOfOneLength : QuickList::kRuns;
-  // A few at a time: a second length may come when there are a thousand.
   for (int i = 0; i < kMostPushedOut && (quick.count >= most || !has_room); ++i) {
     release_and_give_back(heap, quick_oldest(heap));
     // What became another heap's counts no more: an empty list has room for any.
