@@ -22,41 +22,33 @@ constexpr std::uint32_t kFirstLimitOfMany = 1;
 struct MostBlocks {
   std::uint8_t of[kClasses] = {};
 };
-constexpr MostBlocks kMostOfMany = [] {
+// Beside many in one magazine.
+constexpr MostBlocks make_most(bool are_many) {
   MostBlocks table;
   for (unsigned c = 1; c < kClasses; ++c) {
-    std::uint32_t bytes = class_info(c).block_bytes;
-    std::uint32_t magazine = class_info(c).magazine_max;
-    std::uint32_t most = is_span_class(c)                 ? kMagazineSlots
-                         : bytes > kLongestKeptShort      ? 2 * magazine
-                         : most_of_many(bytes) < magazine ? most_of_many(bytes)
-                                                          : magazine;
-    table.of[c] = static_cast<std::uint8_t>(most);
+    const ClassInfo& info = class_info(c);
+    std::uint32_t most = are_many ? most_of_many(info.block_bytes) : most_of_few(info.block_bytes);
+    std::uint32_t room = are_many ? info.magazine_max : info.bin_max;
+    table.of[c] = static_cast<std::uint8_t>(most < room && !is_span_class(c) ? most : room);
   }
   return table;
-}();
+}
+constexpr MostBlocks kMostOfMany = make_most(true), kMostOfFew = make_most(false);
 
-constexpr MostBlocks kMostOfFew = [] {
-  MostBlocks table;
-  for (unsigned c = 1; c < kClasses; ++c) {
-    std::uint32_t most = most_of_few(class_info(c).block_bytes), bin = class_info(c).bin_max;
-    table.of[c] = static_cast<std::uint8_t>(most < bin && !is_span_class(c) ? most : bin);
-  }
-  return table;
-}();
-
-// What a class that comes to the slow path in turn with others may hold, beside other threads.
-std::uint32_t most_beside_others(const ThreadCache& cache, unsigned size_class) {
-  std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
-  bool is_batch = cache.trips_in_a_row >= kTripsOfBatch && !is_span_class(size_class);
-  if (threads <= 1 || is_batch) return UINT8_MAX;
+std::uint32_t most_of(unsigned size_class, std::uint64_t threads) {
   return (threads <= kFirstThreads ? kMostOfFew : kMostOfMany).of[size_class];
+}
+
+// Whether the thread takes or frees many blocks of one class in one go.
+bool is_batch(const ThreadCache& cache, unsigned size_class) {
+  return cache.trips_in_a_row >= kTripsOfBatch && !is_span_class(size_class);
 }
 
 }  // namespace
 
-bool is_kept_short_by_few(unsigned size_class, const ColdBin& cold) {
-  return are_beside_few() && !is_span_class(size_class) && cold.limit <= kMostOfFew.of[size_class];
+bool is_kept_short(unsigned size_class, const ColdBin& cold) {
+  std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
+  return threads > 1 && !is_span_class(size_class) && cold.limit <= most_of(size_class, threads);
 }
 
 bool open_class(ThreadCache& cache, unsigned size_class) {
@@ -112,7 +104,11 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
     limit = cold.limit + info.magazine_max;
   else if (limit > info.magazine_max)
     limit = info.magazine_max;
-  if (std::uint32_t beside = most_beside_others(cache, size_class); most > beside) most = beside;
+  std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
+  if (threads > 1 && !is_batch(cache, size_class)) {
+    std::uint32_t beside_others = most_of(size_class, threads);
+    if (most > beside_others) most = beside_others;
+  }
   // Of several nodes blocks of the others leave a bin only when it is full: not long ones.
   if (os::node_count() != 1 && !is_span_class(size_class) && most > 2u * info.magazine_max)
     most = 2u * info.magazine_max;

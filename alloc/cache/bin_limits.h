@@ -12,9 +12,9 @@ namespace rdmalloc {
 bool open_class(ThreadCache& cache, unsigned size_class);
 // Doubles what the class may hold, up to `most` and what the cache may hold. Whether it did.
 bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most);
-// Whether a thread beside few others has no more of the class than those usually may hold
-// (most_of_few): that goes to and fro about its half.
-bool is_kept_short_by_few(unsigned size_class, const ColdBin& cold);
+// Whether a thread beside others has no more of the class than it usually may hold (most_of_few,
+// most_of_many): that goes to and fro about its half.
+bool is_kept_short(unsigned size_class, const ColdBin& cold);
 // Halves it, of a thread that frees what threads of another node had.
 void shrink_limit(ThreadCache& cache, unsigned size_class);
 

@@ -128,7 +128,7 @@ void shrink_class(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.loaded == nullptr || is_span_class(size_class)) return;
-  std::uint32_t least = cache.own_blocks == 0 ? 1 : cache.own_blocks;
+  std::uint32_t least = cache.own_blocks == 0 ? 1 : own_blocks(cache, size_class);
   std::uint32_t limit = cold.limit * 3u / 4;
   if (limit > kMagazineSlots) limit = kMagazineSlots;
   if (limit < least) limit = least;

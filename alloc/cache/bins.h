@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "alloc/cache/shares.h"
 #include "alloc/cache/short_magazines.h"
 #include "alloc/cache/thread_cache.h"
 
@@ -38,11 +39,18 @@ inline std::uint64_t cost_of(unsigned size_class, std::uint64_t limit, Length le
 }
 static_assert(static_cast<int>(Length::kShort) == 0 && static_cast<int>(Length::kPair) == 2);
 
+// Blocks of the class that are the thread's own, beside what its share allows.
+inline std::uint32_t own_blocks(const ThreadCache& cache, unsigned size_class) {
+  bool is_long = class_info(size_class).block_bytes > kLongestOfTwo;
+  return is_long || cache.own_blocks == 0 ? cache.own_blocks : 2;
+}
+
 // The part of it that is the thread's own: of a pair one magazine.
 inline std::uint64_t own_part(const ThreadCache& cache, unsigned size_class, std::uint64_t limit,
                               Length length) {
   if (cache.own_blocks == 0 || is_span_class(size_class)) return 0;
-  return cost_of(size_class, limit < cache.own_blocks ? limit : cache.own_blocks,
+  std::uint32_t own = own_blocks(cache, size_class);
+  return cost_of(size_class, limit < own ? limit : own,
                  length == Length::kShort ? length : Length::kWhole);
 }
 

@@ -41,19 +41,6 @@ inline void subtract_held(ThreadCache& cache, unsigned size_class, std::uint64_t
   add_held(cache, size_class, 0 - less, 0 - own);
 }
 
-inline bool are_beside_many() {
-  return loans.threads.load(std::memory_order_relaxed) > kFirstThreads;
-}
-inline bool are_beside_few() {
-  std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
-  return threads > 1 && threads <= kFirstThreads;
-}
-// Whether a thread of so many holds little of a small class, in one magazine, which goes to and fro
-// about its half (most_of_many).
-inline bool is_kept_short(unsigned size_class) {
-  return class_info(size_class).block_bytes <= kLongestKeptShort && are_beside_many();
-}
-
 // With what it has borrowed.
 std::uint64_t share_bytes(const ThreadCache& cache);
 // Whether the cache may hold so much more of the class than now, beside its own blocks; borrows

@@ -65,40 +65,42 @@ constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
   return threads <= kFirstThreads ? 320 << 10 : share_of(threads) / 4;
 }
 
-// Blocks of each class that the n-th thread may have beside its share, with their magazine. A share
-// of many threads is less than what one of them cycles through in forty classes of up to 32 KiB:
-// without these each trip to the slow path gave up a class to open another. All classes of a thread
-// together come to 390 KB for one block of each; a thread that uses few has few.
+// Blocks of each class above kLongestOfTwo that the n-th thread may have beside its share, with
+// their magazine, and two of each shorter one where it is not none. A share of many threads is less
+// than what one of them cycles through in forty classes of up to 32 KiB: without these each trip to
+// the slow path gave up a class to open another. All together come to 940 KB beside few, 530 KB
+// beside many; a thread that uses few classes has few. With two of the long ones beside many, 64 to
+// 256 threads that replace 32 blocks of 1 to 32 KiB have 8 % more memory; with one beside few, one
+// that is refused a loan leaves the fast path half as often again.
+inline constexpr std::uint32_t kLongestOfTwo = 4096;
 constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
-  return threads <= 256 ? 2 : 0;
+  return threads <= kFirstThreads ? 2 : threads <= 256 ? 1 : 0;
 }
-// Blocks of a class of up to kLongestKeptShort that a thread beside more than kFirstThreads may
-// hold at most, in one magazine: the more so many bytes are, the fewer trips to the slow path the
-// next ones save. A hundred threads that hand on blocks of 32 to 256 B had two full magazines of
-// each class, 11 MiB. With half of these bytes bursts of 256 blocks of up to 1 KiB take a sixth
-// longer, with twice as many a thread of 128 live blocks has no less than without.
-inline constexpr std::uint32_t kLongestKeptShort = 1024;
-inline constexpr std::uint64_t kSquareOfManyBytes = std::uint64_t{256} << 10;
-constexpr std::uint32_t root_of(std::uint64_t square_bytes, std::uint32_t block_bytes) {
+
+// Blocks of a class that a thread beside others may hold at most: so many that their cube times the
+// bytes of one is no more than this. Between full and empty what comes and goes by chance stays for
+// the square of their number in operations; so many of each class make all trips to the slow path
+// fewest that a given memory can, where classes are used alike. Few and many thread: up to
+// kFirstThreads and more. Without any, a hundred threads that hand on blocks of 32 to 256 B had two
+// full magazines of each class, 11 MiB, and two that hand on 64 of 512 B to 8 KiB 5 MiB, with 0.5
+// live. Half and twice as many bytes, time and memory of 34 rows beside many: 1.04 and 0.99, 0.96
+// and 1.03; of 27 beside few: 1.05 and 0.99, 1.01 and 1.01.
+// decisions/0011-loans-and-idle-threads.md
+inline constexpr std::uint64_t kCubeOfManyBytes = std::uint64_t{4} << 20;
+inline constexpr std::uint64_t kCubeOfFewBytes = std::uint64_t{64} << 20;
+constexpr std::uint32_t cube_root_of(std::uint64_t cube_bytes, std::uint32_t block_bytes) {
   std::uint64_t most = 1;
-  while ((most + 1) * (most + 1) * block_bytes <= square_bytes) ++most;
+  while ((most + 1) * (most + 1) * (most + 1) * block_bytes <= cube_bytes) ++most;
   return static_cast<std::uint32_t>(most);
 }
 constexpr std::uint32_t most_of_many(std::uint32_t block_bytes) {
-  return root_of(kSquareOfManyBytes, block_bytes);
+  return cube_root_of(kCubeOfManyBytes, block_bytes);
 }
-static_assert(most_of_many(1024) == 16 && most_of_many(256) == 32 && most_of_many(64) == 64);
-
-// The same beside few, of blocks of all lengths, up to kSmallMax: two threads that hand on blocks
-// of 512 B to 8 KiB, 64 at once, had 5 MiB in magazines, with 0.5 MiB live. Between full and empty
-// what comes and goes by chance stays for the square of that in operations. With half the bytes
-// bursts of 400 to 1,000 blocks of several classes take 1.3 times as long, for 1.05 now, and 0.99
-// of the memory; with twice as many 0.98 and 1.02.
-inline constexpr std::uint64_t kSquareOfFewBytes = std::uint64_t{4} << 20;
 constexpr std::uint32_t most_of_few(std::uint32_t block_bytes) {
-  return root_of(kSquareOfFewBytes, block_bytes);
+  return cube_root_of(kCubeOfFewBytes, block_bytes);
 }
-static_assert(most_of_few(1024) == 64 && most_of_few(4096) == 32 && most_of_few(32768) == 11);
+static_assert(most_of_many(64) == 40 && most_of_many(1024) == 16 && most_of_many(32768) == 5);
+static_assert(most_of_few(64) == 101 && most_of_few(1024) == 40 && most_of_few(32768) == 12);
 
 // But beside few or many a class may hold what its thread takes and frees in one go: only such a
 // class comes to the slow path so often with no other between. Beside many, 200 blocks of 32 or 256

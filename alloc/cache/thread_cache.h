@@ -111,7 +111,7 @@ struct alignas(64) ThreadCache {
   std::uint8_t shard = 0;                     // where the thread was when it last looked
   std::uint8_t steals_from = 0;               // which other shard's depot it asks next
   std::uint8_t large_events = 0;              // large blocks it has taken, for looking about
-  std::uint8_t own_blocks = 0;                // of each class, beside what its share allows
+  std::uint8_t own_blocks = 0;                // of each long class, beside its share (shares.h)
   std::uint8_t latest_class = 0;              // that came to the slow path
   std::uint8_t trips_in_a_row = 0;            // of that class, up to kTripsOfBatch
   // Of long_block.h.

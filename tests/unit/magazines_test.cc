@@ -119,7 +119,7 @@ TEST(Magazines, a_batch_comes_to_lie_within_the_bin) {
 TEST(Magazines, threads_at_work_come_to_equal_parts_of_what_all_borrow) {
   rdmalloc_caches_flush();
   rdmalloc::depot_empty();
-  constexpr uint64_t kThreads = 16, kPart = rdmalloc::lent_bytes_of(kThreads) / kThreads;
+  constexpr uint64_t kThreads = 32, kPart = rdmalloc::lent_bytes_of(kThreads) / kThreads;
   constexpr int kRounds = 120;
   std::barrier all_are_here(kThreads);
   std::vector<std::thread> threads;
