@@ -227,9 +227,21 @@ std::uint32_t piece_slices() {
 PurgeChoice every_choice() {
   return {true, 0, 0, piece_slices()};
 }
+// When all that was due had gone: at the start nothing is free. With the turn.
+constinit std::int64_t nothing_was_due_ms = 0;
+// Spans' times are compared by their difference, of which after 25 days the sign is another: what a
+// program of one thread freed that long before it makes a second one. Half of that.
+constexpr std::int64_t kAgesToldForMs = std::int64_t{1} << 30;
+
 PurgeChoice due_choice() {
   std::int64_t decay = decay_in_force(), now = os::coarse_ms();
-  return {decay == 0, now - decay, now - 2 * decay, piece_slices()};
+  bool any_age = decay == 0 || now - nothing_was_due_ms > kAgesToldForMs;
+  return {any_age, now - decay, now - 2 * decay, piece_slices()};
+}
+void purge_due() {
+  has_made_way = false;
+  purge_pass(due_choice(), 0, RDMALLOC_PURGE_DECAY);
+  if (!has_made_way && !is_paused_or_held()) nothing_was_due_ms = os::coarse_ms();
 }
 
 // ---- the purge thread ----
@@ -310,7 +322,7 @@ bool round_of_work() {
   } else {
     purge_slabs(demand.keep_bytes == 0,
                 demand.keep_bytes == 0 ? demand.reason : RDMALLOC_PURGE_DECAY, must_stop);
-    purge_pass(due_choice(), 0, RDMALLOC_PURGE_DECAY);
+    purge_due();
     bool is_limit = false;
     std::uint64_t most = dirty_ceiling_bytes(&is_limit);
     if (dirty_bytes() > most)
@@ -358,6 +370,7 @@ bool is_idle() {
 
 void purge_init() {
   thread_init();
+  nothing_was_due_ms = os::coarse_ms();
   std::uint64_t decay_ms = options().decay_ms;
   dirty_limits.decay_ms.store(decay_ms, std::memory_order_relaxed);
   page_heap_set_retain_ms(decay_ms);
