@@ -76,8 +76,10 @@ class Cgroup {
   }
   // From which on the kernel slows it down.
   std::uint64_t high_bytes() { return is_version_1_ ? UINT64_MAX : limit("memory.high"); }
-  // The line of memory.stat that tells of anonymous memory, with what is below this cgroup.
+  // The lines of memory.stat that tell of anonymous memory, and of shared memory and tmpfs, with
+  // what is below this cgroup.
   const char* anonymous() const { return is_version_1_ ? "total_rss " : "anon "; }
+  const char* shared() const { return is_version_1_ ? "total_shmem " : "\nshmem "; }
 
  private:
   static constexpr char kMount[] = "/sys/fs/cgroup", kMountOfVersion1[] = "/sys/fs/cgroup/memory";
@@ -139,16 +141,18 @@ std::uint64_t least_of(std::uint64_t a, std::uint64_t b) {
   return a < b ? a : b;
 }
 
-// Limit of one cgroup and what anonymous memory leaves of it, if less is left than `state` says.
+// Limit of one cgroup, and what is left of it by memory that the kernel can't drop, if less is left
+// than `state` says.
 void note_limit(Cgroup& cgroup, MemoryState* state) {
   std::uint64_t limit = least_of(cgroup.max_bytes(), cgroup.high_bytes());
   state->cgroup_bytes = least_of(state->cgroup_bytes, limit);
   char stat[4096];
-  std::uint64_t anon = 0;
+  std::uint64_t anon = 0, shared = 0;
   if (limit == UINT64_MAX || cgroup.read("memory.stat", stat) == 0 ||
       !find_number(stat, cgroup.anonymous(), &anon))
     return;
-  std::uint64_t left = anon < limit ? limit - anon : 0;
+  find_number(stat, cgroup.shared(), &shared);  // older kernels do not tell
+  std::uint64_t held = anon + shared, left = held < limit ? limit - held : 0;
   if (left >= state->left_bytes) return;
   state->left_bytes = left;
   state->limit_bytes = limit;
