@@ -253,11 +253,24 @@ bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t l
   return 0;
 }
 
-void quick_release_until(PageHeap& heap, std::uint32_t until_ms) {
-  while (SliceIndex oldest = quick_oldest(heap)) {
-    if (static_cast<std::int32_t>(arena.span(oldest).freed_ms - until_ms) > 0) return;
-    release_and_give_back(heap, oldest, heap.dirty_by_age.oldest());
+// By their times: the order of puts is told for 2^31 of them only, which a program of one thread
+// may make while a run of another length lies there.
+static SliceIndex oldest_until(const PageHeap& heap, std::uint32_t until_ms) {
+  SliceIndex oldest = 0;
+  std::int32_t least_ms = 0;
+  for (std::uint64_t lengths = lengths_of(heap.quick); lengths != 0; lengths &= lengths - 1) {
+    SliceIndex slice = heap.quick.oldest[std::countr_zero(lengths)];
+    auto after_ms = static_cast<std::int32_t>(arena.span(slice).freed_ms - until_ms);
+    if (after_ms > 0 || (oldest != 0 && after_ms >= least_ms)) continue;
+    oldest = slice;
+    least_ms = after_ms;
   }
+  return oldest;
+}
+
+void quick_release_until(PageHeap& heap, std::uint32_t until_ms) {
+  while (SliceIndex oldest = oldest_until(heap, until_ms))
+    release_and_give_back(heap, oldest, heap.dirty_by_age.oldest());
 }
 
 bool quick_release_before(PageHeap& heap, SliceIndex end, std::uint32_t wanted) {

@@ -9,9 +9,9 @@
 // with_no_decay_time without the look at it; of_buffers with 128 runs at most, and with all pushed
 // out at once; of_short_blocks with as many of any; runs_are_joined (0 of 4)
 // where nothing is released before new pages; a_longer_run, slabs_leave, kept_neighbours and
-// a_block_grows without what they say; calloc with is_zero; the equations with counts of lengths
-// that stay; each_slice_… with the last eight classes written a slice
-// too early, and with firsts that end four slices too early.
+// a_block_grows without what they say; calloc with is_zero; I7_runs_are_due with the order of puts;
+// the equations with counts of lengths that stay; each_slice_… with the last eight classes written
+// a slice too early, and with firsts that end four slices too early.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <string.h>
@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "alloc/core/fork.h"
+#include "alloc/os/os.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/page_heap_state.h"
 #include "tests/invariants/blocks.h"
@@ -288,6 +289,26 @@ TEST_F(QuickList, I11_the_child_of_a_fork_keeps_what_is_kept) {
     EXPECT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status)) << "the child hangs";
     EXPECT_EQ(status, 0);
   });
+}
+
+TEST_F(QuickList, I7_runs_are_due_by_their_age_after_any_number_of_frees) {
+  rdmalloc::page_heap_state::PageHeap& heap = rdmalloc::page_heap_state::heap_of_shard(0);
+  char* old = touched(300 * kKiB);
+  char* others[] = {touched(400 * kKiB), touched(500 * kKiB)};
+  rdmalloc_free(old);
+  uint32_t freed_ms = rdmalloc::arena.span(rdmalloc::arena.slice_of(uintptr_t(old))).freed_ms;
+  heap.quick.puts += uint32_t{1} << 31;  // as many frees
+  for (char* other : others) {
+    while (uint32_t(rdmalloc::os::coarse_ms()) == freed_ms) usleep(1000);
+    rdmalloc_free(other);
+  }
+  {
+    rdmalloc::LockGuard guard(heap.lock);
+    ASSERT_EQ(heap.quick.count, 3u);
+    rdmalloc::page_heap_state::quick_release_until(heap, freed_ms);
+    EXPECT_EQ(heap.quick.count, 2u);
+    EXPECT_FALSE(heap.quick.has(5));
+  }
 }
 
 TEST_F(QuickList, freeing_a_kept_block_again_is_told) {
