@@ -26,8 +26,8 @@ struct MemoryState {
   // Documentation/accounting/psi.rst). 0 when the kernel does not tell.
   std::uint64_t stalled_us = 0;
   // Of the cgroups the process is in, the one nearest to its limit, memory.high or memory.max:
-  // that limit, and what anonymous memory leaves of it. Page cache is not counted, for the kernel
-  // drops that by itself. UINT64_MAX without any limit.
+  // that limit, and what anonymous memory and shared memory leave of it. Page cache is not counted,
+  // for the kernel drops that by itself. UINT64_MAX without any limit.
   std::uint64_t limit_bytes = UINT64_MAX;
   std::uint64_t left_bytes = UINT64_MAX;
   std::uint64_t cgroup_bytes = UINT64_MAX;  // as in MemoryLimits

@@ -103,6 +103,9 @@ class Limits(Case):
         # Page cache is no use of it that counts.
         stat = f"file {85 << 20}\nanon {5 << 20}\n"
         self.check("cgroup.memory", "good", ["100 MiB, 5 MiB"], files={**full, job + "/memory.stat": stat})
+        # Shared memory, which is a file to the kernel, is.
+        self.check("cgroup.memory", "warning", ["100 MiB, 90 MiB"],
+                   files={**full, job + "/memory.stat": stat + f"shmem {85 << 20}\n"})
         # Of the limits on the way up that of which least is left.
         step = {"/proc/self/cgroup": "0::/job/step\n", job + "/step/memory.max": str(100 << 20),
                 job + "/step/memory.stat": f"anon {50 << 20}\n", job + "/memory.max": str(200 << 20)}

@@ -73,15 +73,19 @@ std::optional<Finding> groups_unknown(const Machine& machine, const char* id) {
                  "there may be one", "mount -t proc proc /proc"};
 }
 
-// Anonymous memory of a group and of those below it, which is what rdmalloc counts (os/memory.cc):
-// the kernel takes back page cache before it kills. All that is used where memory.stat is not
-// there.
+// Anonymous and shared memory of a group and of those below it, which is what rdmalloc counts
+// (os/memory.cc): the kernel takes back page cache before it kills. All that is used where
+// memory.stat is not there.
 std::optional<std::uint64_t> memory_used(const Machine& machine, const std::string& group,
                                          bool is_version_1) {
   std::istringstream lines(machine.text(group + "/memory.stat").value_or(""));
   std::string name;
+  std::optional<std::uint64_t> used;
   for (std::uint64_t value = 0; lines >> name >> value;)
-    if (name == (is_version_1 ? "total_rss" : "anon")) return value;
+    if (name == (is_version_1 ? "total_rss" : "anon") ||
+        name == (is_version_1 ? "total_shmem" : "shmem"))
+      used = used.value_or(0) + value;
+  if (used) return used;
   return machine.number(group + (is_version_1 ? "/memory.usage_in_bytes" : "/memory.current"));
 }
 
