@@ -125,7 +125,7 @@ int back_region(const RegionLimits& limits, PageKind pages, HeapRegion* region, 
     else if (error != 0 && is_of_pool)
       region_pages_explain(*why, pages, bytes, limits.node);
     else if (error != 0)
-      why->text("the kernel has no mapping for it; raise vm.max_map_count");
+      why->text("the kernel has no mapping for it; check vm.max_map_count and RLIMIT_DATA");
     if (error != 0) return error;
   }
   if (limits.node != 0) {
