@@ -31,6 +31,7 @@
 
 #include "alloc/cache/shards.h"
 #include "alloc/cache/thread_cache.h"
+#include "alloc/core/options.h"
 #include "alloc/core/standard_error.h"
 #include "alloc/pages/page_heap.h"
 #include "tests/support/call_filter.h"
@@ -150,6 +151,12 @@ const std::vector<Situation>& situations() {
   static const std::vector<Situation> all = {
       {"the start, and before each message", [] {}, [] { rdmalloc::standard_error_note(); }},
       {"the first allocation", [] {}, [] { use(100); }},
+      {"the same with `RDMALLOC_PRESSURE=off`, which reads the limits of memory then, and no more",
+       [] {
+         setenv("RDMALLOC_PRESSURE", "off", 1);
+         rdmalloc::options_read();
+       },
+       [] { use(100); }},
       {"malloc, calloc, realloc and free of what was there before", use_all_sizes_twice,
        use_all_sizes_often},
       {"malloc that needs more memory", [] { use(100); },
