@@ -301,6 +301,7 @@ SliceIndex page_heap_take_quick(unsigned shard, std::uint32_t slices) {
   if (heap.quick.find(slices, longest) == 0) return 0;
   LockGuard guard(heap.lock);
   SliceIndex run = 0;
+  count_own_take(heap);
   if (std::uint32_t length = heap.quick.find(slices, longest))
     take(heap, length, large_word(false, 0), &run, 1);
   return run;
@@ -311,6 +312,7 @@ std::uint32_t page_heap_take_quick_spans(unsigned shard, unsigned size_class, Sl
   PageHeap& heap = heap_of_shard(shard);
   if (!heap.quick.has(class_info(size_class).slab_slices)) return 0;
   LockGuard guard(heap.lock);
+  count_own_take(heap);
   return take(heap, class_info(size_class).slab_slices, span_word(shard, size_class), spans,
               wanted);
 }

@@ -1,9 +1,9 @@
 // The insides of the page heap, for the files that it is made of: page_heap.cc (free spans, and
-// what is freed, grown, shortened), page_heap_take.cc (taking), page_heap_quick.cc (the quick
-// list), segments.cc (what heap has which segment), page_heap_region.cc (regions of heaps of the
-// user), page_heap_purge.cc (what the purge thread does), page_heap_rebuild.cc (walks over
-// everything: fork, checks, counters). Everything below wants the lock of the heap that it is
-// given, but where it says otherwise.
+// what is freed, grown, shortened), page_heap_take.cc (taking), page_heap_others.cc (what
+// other shards have), page_heap_quick.cc (the quick list), segments.cc (what heap has which
+// segment), page_heap_region.cc (regions of heaps of the user), page_heap_purge.cc (what the purge
+// thread does), page_heap_rebuild.cc (walks over everything: fork, checks, counters). Everything
+// below wants the lock of the heap that it is given, but where it says otherwise.
 #pragma once
 
 #include "alloc/core/vain_looks.h"
@@ -44,9 +44,24 @@ struct QuickList {
   bool has(std::uint32_t length) const { return find(length, length) != 0; }
 };
 
+// What one of few shards knows of the others' page heaps (page_heap_others.cc). Its threads' only,
+// without the lock. Relaxed: hints.
+struct OthersSeen {
+  std::atomic<std::uint32_t> noted_ms;           // when, by coarse_ms
+  std::atomic<std::uint32_t> noted_takes;        // and the shard's own_takes then
+  std::atomic<std::uint32_t> left_out;           // takes for which it does not look
+  std::atomic<std::uint32_t> still;              // a bit for each: those found still
+  std::atomic<std::uint32_t> slices;             // taken of those, or about to be
+  std::atomic<std::uint32_t> takes[kFewShards];  // PageHeap::own_takes of each, as last seen
+  std::atomic<std::uint32_t> since[kFewShards];  // and the shard's own then
+};
+
 // All zero at first: shards' heaps are made of new pages.
 struct alignas(64) PageHeap {
   Lock lock;
+  // How often the shard's threads took a span, of its quick list or, where shards are few, any.
+  // Relaxed, without the lock: a hint for others.
+  std::atomic<std::uint32_t> own_takes;
   QuickList quick;
   FreeSpans dirty;
   FreeSpans retained;
@@ -71,6 +86,7 @@ struct alignas(64) PageHeap {
   std::uint64_t moves;            // segments that came or went
   // See is_for_shard(). Relaxed, read and written without the lock: hints.
   std::atomic<std::uint32_t> meetings, takes_alone;
+  OthersSeen others;
 };
 
 // What there is one of.
@@ -423,6 +439,33 @@ bool is_left_alone(const PageHeap& heap, SliceIndex retained, std::uint32_t slic
 bool are_few_places(const PageHeap& heap);
 // Says of each span that is left alone that it is, or no longer says so (Span::is_left_alone).
 void mark_left_alone(const PageHeap& heap, bool are_marked);
+
+// ---- what other shards have free (page_heap_others.cc), of few shards, without a lock ----
+
+// Notes which others took something, once for each tick of the clock.
+void note_others(PageHeap& own);
+// Counts a take of its threads'.
+inline std::uint32_t count_own_take(PageHeap& own) {
+  std::uint32_t takes = own.own_takes.load(std::memory_order_relaxed) + 1;
+  own.own_takes.store(takes, std::memory_order_relaxed);
+  return takes;
+}
+inline void count_and_note(PageHeap& own) {
+  constexpr std::uint32_t kTakesForEachNote = 8;
+  std::uint32_t takes = count_own_take(own);
+  if (takes - own.others.noted_takes.load(std::memory_order_relaxed) >= kTakesForEachNote)
+    note_others(own);
+}
+// Of few shards, where the heap that was asked has no pages for so many slices: the next other one,
+// by `from`, which is 0 at first, that is to be asked, locked; null: none. That are those that are
+// still, and for a buffer those that have many free. Each shard would come to hold the most that
+// its threads ever needed at once, and threads that are more than processors take their load from
+// one to the other. A shard at work keeps a segment and more for itself: where it kept less, blocks
+// that nothing is written to went to and fro (a tenth more time). But for so often as
+// may_take_beyond() allows, where a look counts as several: it takes more lines than one at a
+// depot. No other thread is waited for.
+PageHeap* lock_other(const PageHeap& asked, unsigned shard, std::uint32_t slices,
+                     bool is_for_buffer, unsigned* from);
 
 // ---- free neighbours, taken as one (page_heap_neighbours.cc) ----
 

@@ -12,9 +12,12 @@ namespace {
 
 constexpr FreeSpans::Where kAnywhere = FreeSpans::Where::kAnywhere;
 
-// Which pages a buffer is taken of. kOthers: those that are there, in a heap that is not the
-// thread's. kNew: new ones, where the heap was asked for kBacked just now.
+// Which pages a span is taken of. kBacked: those that are there; kOthers: the same, in a heap that
+// is not the thread's. kNew: new ones, where the heap was asked for kBacked just now.
 enum class Pages : std::uint8_t { kBacked, kOthers, kNew, kAny };
+bool are_there(Pages pages) {
+  return pages < Pages::kNew;
+}
 
 unsigned preferred_node() {
   return has_nodes() ? os::this_node() : FreeSpans::kAnyNode;
@@ -115,36 +118,47 @@ SliceIndex take_backed_for_buffer(PageHeap& heap, std::uint32_t slices, Alignmen
 
 SliceIndex take_for_buffer(PageHeap& heap, std::uint32_t slices, Alignment alignment, TakenFor what,
                            Pages pages, bool* is_zero) {
-  if (pages != Pages::kNew)
-    if (SliceIndex taken = take_backed_for_buffer(heap, slices, alignment, what, true))
+  if (pages != Pages::kNew) {
+    bool is_own = pages != Pages::kOthers;
+    if (SliceIndex taken = take_backed_for_buffer(heap, slices, alignment, what, is_own))
       return taken;
-  if (pages == Pages::kBacked) return 0;
+  }
+  if (are_there(pages)) return 0;
   if (kind_of_place(slices) == SpanKind::kFreeDirty)
     if (SliceIndex taken = take_backed_and_more(heap, slices, alignment)) return taken;
   return take_clean(heap, slices, alignment, what, is_zero);
 }
 
+// Runs of another shard's quick list that become free spans at once, so that a malloc has an end.
+constexpr std::uint32_t kRunsOfOthers = 64;
+
 SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, Alignment alignment, TakenFor what,
-                           bool* is_zero) {
-  SliceIndex dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
-  // With one shard there is no segment to ask for: they are as good as clean pages, joined.
-  if (dirty == 0 && shard_count() == 1 && quick_release_for(heap, slices))
-    dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
-  if (dirty == 0 && has_nodes())
-    dirty = unless_far(heap.dirty.find_best(slices, alignment), slices);
-  if (dirty != 0) return take_dirty(heap, dirty, slices, alignment);
-  SliceIndex retained = unless_far(heap.retained.find_best(slices, alignment), slices);
-  if (retained != 0 && (what == TakenFor::kSlabAnywhere || !is_left_alone(heap, retained, slices)))
-    return take_dirty(heap, retained, slices, alignment);
-  if (slices >= kBufferSlices)
-    if (SliceIndex taken = take_backed(heap, slices, alignment, Latest::kLeft)) return taken;
-  // Of more buffers' places than are left alone the oldest that it fits in.
-  if (shard_count() == 1 && !are_few_places(heap))
-    if (SliceIndex place = unless_far(quick_release_place(heap, slices, alignment), slices))
-      return take_dirty(heap, place, slices, alignment);
-  // Not of a buffer: its place, once free, would be left alone.
-  if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1))
-    return take_for_others(heap, slices, alignment, what, is_zero);
+                           Pages pages, bool* is_zero) {
+  SliceIndex retained = 0;
+  for (bool has_released = pages != Pages::kOthers; pages != Pages::kNew;) {
+    SliceIndex dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
+    // With one shard there is no segment to ask for: they are as good as clean pages, joined.
+    if (dirty == 0 && shard_count() == 1 && quick_release_for(heap, slices))
+      dirty = heap.dirty.find_best(slices, alignment, kAnywhere, preferred_node());
+    if (dirty == 0 && has_nodes())
+      dirty = unless_far(heap.dirty.find_best(slices, alignment), slices);
+    if (dirty != 0) return take_dirty(heap, dirty, slices, alignment);
+    retained = unless_far(heap.retained.find_best(slices, alignment), slices);
+    if (retained != 0 &&
+        (what == TakenFor::kSlabAnywhere || !is_left_alone(heap, retained, slices)))
+      return take_dirty(heap, retained, slices, alignment);
+    if (slices >= kBufferSlices)
+      if (SliceIndex taken = take_backed(heap, slices, alignment, Latest::kLeft)) return taken;
+    // Of more buffers' places than are left alone the oldest that it fits in.
+    if (shard_count() == 1 && !are_few_places(heap))
+      if (SliceIndex place = unless_far(quick_release_place(heap, slices, alignment), slices))
+        return take_dirty(heap, place, slices, alignment);
+    // Not of a buffer: its place, once free, would be left alone.
+    if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1)) continue;
+    if (has_released || !quick_release(heap, kRunsOfOthers)) break;
+    has_released = true;
+  }
+  if (are_there(pages)) return 0;
   SliceIndex taken = take_clean(heap, slices, alignment, TakenFor::kOthers, is_zero);
   // A shard's heap asks for another segment first.
   if (taken != 0 || !is_central(heap)) return taken;
@@ -160,7 +174,7 @@ SliceIndex take_once(PageHeap& heap, std::uint32_t slices, Alignment alignment, 
   if (what == TakenFor::kRegion)
     if (SliceIndex taken = take_clean(heap, slices, alignment, what, is_zero)) return taken;
   if (what == TakenFor::kOthers || what == TakenFor::kSlabAnywhere)
-    return take_for_others(heap, slices, alignment, what, is_zero);
+    return take_for_others(heap, slices, alignment, what, pages, is_zero);
   return take_for_buffer(heap, slices, alignment, what, pages, is_zero);
 }
 
@@ -171,7 +185,7 @@ SliceIndex take_locked(PageHeap& heap, std::uint32_t slices, Alignment alignment
     return take_once(heap, slices, alignment, what, of, is_zero);
   };
   SliceIndex taken = take(pages);
-  if (pages != Pages::kBacked) {
+  if (!are_there(pages)) {
     if (taken == 0 && quick_release(heap, QuickList::kRuns)) taken = take(Pages::kAny);
     if (taken == 0 && !is_central(heap) && segment_adopt(heap, what)) taken = take(Pages::kAny);
     if (taken == 0 && is_central(heap)) taken = take_mixed(heap, slices, alignment);
@@ -258,31 +272,6 @@ bool is_for_shard(unsigned shard, std::uint32_t slices, Alignment alignment) {
          is_alone(heap_of_shard(shard));
 }
 
-// Of a buffer for which the shard's heap has no pages: calls take(heap, kOthers) for the other
-// shards that have many free. Each shard would come to hold the most that its threads ever needed
-// at once, and threads that are more than processors take their load from one to the other. A shard
-// keeps a segment and more for itself: where it kept less, blocks that nothing is written to went
-// to and fro (a tenth more time). But for so often as may_take_beyond() allows, where a look counts
-// as several: it takes more lines than one at a depot. No other thread is waited for.
-template <class Take>
-[[gnu::cold, gnu::noinline]] SliceIndex take_of_others(const PageHeap& own, unsigned shard,
-                                                       std::uint32_t slices, Take take) {
-  constexpr std::uint32_t kTimes = 4;
-  SliceIndex slice = 0;
-  for_each_heap([&](PageHeap& heap) {
-    // Relaxed: a hint.
-    std::uint64_t dirty = heap.dirty_slices.load(std::memory_order_relaxed);
-    bool is_beyond = dirty < slices + kSegmentSlices;
-    if (slice != 0 || &heap == &own || dirty < slices || (is_beyond && !may_take_beyond(shard)))
-      return;
-    if (!heap.lock.try_lock()) return;
-    if (is_beyond) note_take_beyond(shard, kTimes);
-    slice = take(heap, Pages::kOthers);
-    heap.lock.unlock();
-  });
-  return slice;
-}
-
 // Calls take(heap, pages), which returns a slice or 0, for the shard's heap and then the central
 // one. Where neither has memory, what other shards keep is free as well: as segments, and in the
 // rests of them. `kMayBeBuffer`: else there is no code for one.
@@ -298,37 +287,39 @@ SliceIndex take_from_any(unsigned shard, std::uint32_t slices, TakenFor what, bo
   // Not of many shards: 16 threads on 16 processors that replace blocks of 256 KiB to 1 MiB moved
   // 0.5 cache lines an operation, and 0.008 without.
   unsigned shards = shard_count();
-  if constexpr (kMayBeBuffer) {
-    if (is_buffer(what) && shard != kNoShard && shards != 1 && shards <= kFewShards) {
-      SliceIndex backed = locked(own, Pages::kBacked);
-      if (backed == 0) backed = take_of_others(own, shard, slices, take);
-      if (backed != 0) return backed;
-      pages = Pages::kNew;
+  bool is_for_buffer = kMayBeBuffer && is_buffer(what);
+  if (shards != 1 && shards <= kFewShards && shard != kNoShard && (is_for_buffer || is_shards)) {
+    count_and_note(heap_of_shard(shard));
+    PageHeap* heap = &own;
+    unsigned from = 0;
+    heap->lock.lock();
+    for (pages = Pages::kBacked; heap != nullptr; pages = Pages::kOthers) {
+      SliceIndex slice = take(*heap, pages);
+      heap->lock.unlock();
+      if (slice != 0) return slice;
+      heap = lock_other(own, shard, slices, is_for_buffer, &from);
     }
+    pages = Pages::kNew;
   }
   SliceIndex slice = locked(own, pages);
   if (slice == 0 && !is_central(own)) slice = locked(central, Pages::kAny);
   if (slice != 0 || shards == 1 || page_heap_is_over_limit(slices)) [[likely]]
     return slice;
   segments_gather();
-  slice = locked(central, Pages::kAny);
-  if (slice != 0 || !is_shards) return slice;
-  for_each_heap([&](PageHeap& heap) {
-    if (slice == 0 && !is_central(heap)) slice = locked(heap, Pages::kAny);
-  });
+  // The central one first.
+  for (unsigned other = 0; slice == 0 && other < (is_shards ? shards : 1); ++other)
+    slice = locked(heap_of_shard(other), Pages::kAny);
   return slice;
 }
 
 // The last ones of take_from_any() are not asked for the best place.
 SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, Alignment alignment,
                      TakenFor what, Pages pages, bool* is_zero) {
-  if (pages != Pages::kOthers && (is_central(heap) || heap.index == shard))
+  if (pages == Pages::kOthers || is_central(heap) || heap.index == shard)
     return take_locked(heap, slices, alignment, what, pages, is_zero);
   *is_zero = false;
   if (!use(heap, slices)) return 0;
-  SliceIndex taken = pages == Pages::kOthers
-                         ? take_backed_for_buffer(heap, slices, alignment, what, false)
-                         : take_mixed(heap, slices, alignment);
+  SliceIndex taken = take_mixed(heap, slices, alignment);
   if (taken == 0) unuse(heap, slices);
   return taken;
 }

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// What few shards take of each other while both are at work: it comes before new pages, and ends.
+// What few shards take of each other: while both are at work it comes before new pages, and ends;
+// of one that is still all that is free comes before new pages.
 //
 // Seen to fail: takes_end where may_take_beyond() is always true (4,938 for 2,072), the others
-// where it never is (36, 0 and 0).
+// where it never is (36, 0 and 0). Of those in turn all_that_is_free (8 of
+// 208), turns_take (23 MiB) and looks_at_one (0) where none ever is still; short_spans (38), looks
+// and a_shard_of_many where each always is.
 #include <gtest/gtest.h>
 
 #include <cstdint>
@@ -13,6 +16,7 @@
 
 #include "alloc/core/shard.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/page_heap_state.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 #include "tests/support/worker.h"
@@ -45,9 +49,16 @@ struct Pair {
   }
 };
 
-// The first thread frees `count` blocks of which the second allocates `wanted`; how many of those
-// are of the first one's.
-size_t taken_of_first(size_t count, size_t wanted, size_t bytes) {
+// Takes of the page heap's lists: no run of the quick list is as long as the next one is.
+void take_something() {
+  static size_t slices = 5;
+  slices = slices == 60 ? 5 : slices + 1;
+  rdmalloc_free(rdmalloc_malloc(slices * 64 * kKiB));
+}
+
+// The first thread frees `count` blocks of which the second allocates `wanted`, with the first at
+// work beside it or not; how many of those are of the first one's.
+size_t taken_of_first(size_t count, size_t wanted, size_t bytes, bool is_at_work = false) {
   Pair pair;
   std::vector<void*> blocks;
   std::set<void*> theirs;
@@ -56,12 +67,17 @@ size_t taken_of_first(size_t count, size_t wanted, size_t bytes) {
     theirs.insert(blocks.begin(), blocks.end());
     release(blocks);
   });
+  blocks.clear();
+  while (blocks.size() < wanted) {
+    pair.second.run([&] {
+      size_t more = is_at_work ? 1 : wanted;
+      while (more-- != 0) blocks.push_back(rdmalloc_malloc(bytes));
+    });
+    if (is_at_work) pair.first.run(take_something);
+  }
   size_t taken = 0;
-  pair.second.run([&] {
-    blocks = allocate(wanted, bytes);
-    for (void* block : blocks) taken += theirs.count(block);
-    release(blocks);
-  });
+  for (void* block : blocks) taken += theirs.count(block);
+  pair.second.run([&] { release(blocks); });
   return taken;
 }
 
@@ -85,7 +101,7 @@ TEST(FewShardsAtWork, a_shard_of_many_threads_takes_none_of_them) {
       rdmalloc_test::set("thread.place", 2);
       rdmalloc_free(rdmalloc_malloc(100));
     });
-  EXPECT_EQ(taken_of_first(10, 5, 350 * kKiB), 0u);
+  EXPECT_EQ(taken_of_first(10, 5, 350 * kKiB, true), 0u);
 }
 
 // Two that each have what the other wants now and then.
@@ -107,6 +123,52 @@ TEST(FewShardsAtWork, takes_end) {
         << shard;
     EXPECT_LE(slices, 1000u) << shard;
   }
+}
+
+TEST(FewShardsInTurn, all_that_is_free_comes_before_new_pages) {
+  for (size_t bytes : {64 * kKiB, 100 * kKiB}) {
+    size_t count = 20000 * kKiB / bytes;
+    EXPECT_GE(taken_of_first(count, count * 3 / 4, bytes), count * 2 / 3) << bytes;
+  }
+}
+
+TEST(FewShardsInTurn, short_spans_of_one_at_work_are_left_to_it) {
+  EXPECT_LE(taken_of_first(300, 100, 100 * kKiB, true), 16u);
+}
+
+uint32_t new_slices() {
+  uint32_t all = 0;
+  for (unsigned shard = 0; shard < rdmalloc::shard_count(); shard++)
+    all += rdmalloc::shards[shard].new_slices;
+  return all;
+}
+
+// But for what threads cache.
+TEST(FewShardsInTurn, turns_take_hardly_more_than_one) {
+  Pair pair;
+  constexpr size_t kBytes = 24000 * kKiB;
+  auto turn = [&](Worker& worker) {
+    worker.run([] {
+      std::vector<void*> blocks = allocate(kBytes / (64 * kKiB), 64 * kKiB);
+      release(blocks);
+    });
+  };
+  turn(pair.first);
+  uint32_t one = new_slices();
+  for (int i = 0; i < 4; i++)
+    for (Worker* worker : {&pair.second, &pair.first}) turn(*worker);
+  EXPECT_LE((new_slices() - one) * 64 * kKiB, kBytes / 4);
+}
+
+// Two that each look for new pages all the time.
+TEST(FewShardsInTurn, looks_at_one_at_work_become_few) {
+  Pair pair;
+  for (int i = 0; i < 300; i++) {
+    pair.first.run(take_something);
+    pair.second.run([&] { pair.kept.push_back(rdmalloc_malloc(128 * kKiB)); });
+  }
+  uint32_t left_out = rdmalloc::page_heap_state::heap_of_shard(2).others.left_out;
+  EXPECT_GE(left_out, 15u);
 }
 
 }  // namespace

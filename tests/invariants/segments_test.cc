@@ -13,7 +13,7 @@
 // …_amid_the_second_ones_making with those of the central heap counted by shard_count();
 // I7_those_that_go with places joined beyond segments, and with 8 looks (find_backed); I7_have with
 // few shards that serve as long blocks as many; whose_threads with shards that never do, and with
-// those that do from the first meeting on for ever; I7_use without take_of_others().
+// those that do from the first meeting on for ever; I7_use without lock_other().
 #include "alloc/pages/segments.h"
 
 #include <gtest/gtest.h>
@@ -141,8 +141,8 @@ TEST_F(Segments, I7_those_that_go_back_and_forth_are_used_before_new_ones) {
 }
 
 TEST(FewShards, I7_have_their_long_blocks_together) {
-  run_at(1, [] { rdmalloc_free(touched(kSlice)); });
   run_at(0, [] { rdmalloc_free(touched(kSlice)); });
+  run_at(1, [] { rdmalloc_free(touched(kSlice)); });
   uint64_t moves = rdmalloc::page_heap_counters().segment_moves;
   EXPECT_LE(replace_at_two_places(), 96 * kMiB);
   EXPECT_EQ(rdmalloc::page_heap_counters().segment_moves, moves);
