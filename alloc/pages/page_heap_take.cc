@@ -149,10 +149,6 @@ SliceIndex take_for_others(PageHeap& heap, std::uint32_t slices, Alignment align
       return take_dirty(heap, retained, slices, alignment);
     if (slices >= kBufferSlices)
       if (SliceIndex taken = take_backed(heap, slices, alignment, Latest::kLeft)) return taken;
-    // Of more buffers' places than are left alone the oldest that it fits in.
-    if (shard_count() == 1 && !are_few_places(heap))
-      if (SliceIndex place = unless_far(quick_release_place(heap, slices, alignment), slices))
-        return take_dirty(heap, place, slices, alignment);
     // Not of a buffer: its place, once free, would be left alone.
     if (heap.quick.count != 0 && quick_release_fitting(heap, slices, kBufferSlices - 1)) continue;
     if (has_released || !quick_release(heap, kRunsOfOthers)) break;
