@@ -84,8 +84,6 @@ SliceIndex FreeSpans::best_in_bin(std::uint32_t bin, std::uint32_t wanted, Align
     SpanWord word = arena.span(slice).load();
     std::uint32_t slices = word.slices;
     if (!is_of_node(arena.span(slice), node)) continue;
-    if (where == Where::kInLongestBuffer && arena.span(slice).longest_buffer < slices)
-      slices = arena.span(slice).longest_buffer;
     // Of places of buffers the one left last.
     bool takes_lowest = word.kind != SpanKind::kFreeRetained;
     bool is_better =

@@ -42,9 +42,9 @@ class FreeSpans {
   // `node`, here and below: only spans whose pages are that node's.
   static constexpr unsigned kAnyNode = ~0u;
   // The smallest span that `wanted` aligned slices fit in; 0 when there is none. Of equal ones the
-  // lowest, but of retained ones the one left last; as far as a short look tells. kInLongestBuffer:
-  // within its longest buffer. kSmallPages: where no huge page is touched.
-  enum class Where { kAnywhere, kInLongestBuffer, kSmallPages };
+  // lowest, but of retained ones the one left last; as far as a short look tells. kSmallPages:
+  // where no huge page is touched.
+  enum class Where { kAnywhere, kSmallPages };
   SliceIndex find_best(std::uint32_t wanted, Alignment alignment, Where where = Where::kAnywhere,
                        unsigned node = kAnyNode) const;
   // A span that `wanted` aligned slices fit in within its longest buffer, as far as a short look

@@ -77,8 +77,7 @@ SliceIndex find_place(const FreeSpans& retained, std::uint32_t slices, std::uint
   constexpr std::uint64_t kMostTimesLonger = 8;
   SliceIndex latest =
       retained.find_latest(slices, alignment, near, kMostTimesLonger * slices, node);
-  if (latest != 0) return latest;
-  return retained.find_best(slices, alignment, FreeSpans::Where::kInLongestBuffer, node);
+  return latest != 0 ? latest : retained.find_best(slices, alignment, kAnywhere, node);
 }
 
 // Of pages that are there. `is_own`: the calling thread's heap, where a buffer longer than all
@@ -97,8 +96,7 @@ SliceIndex take_backed_for_buffer(PageHeap& heap, std::uint32_t slices, Alignmen
   if (found != 0) return take_dirty(heap, found, slices, alignment, most);
   if (is_own)
     if (SliceIndex taken = take_longest_and_more(heap, slices, alignment)) return taken;
-  found = heap.retained.find_best(slices, alignment, kAnywhere, node);
-  if (found == 0) found = heap.dirty.find_best(slices, alignment, kAnywhere, node);
+  found = heap.dirty.find_best(slices, alignment, kAnywhere, node);
   if (found == 0 && has_nodes()) {
     found =
         unless_far(find_place(heap.retained, slices, most, alignment, FreeSpans::kAnyNode), slices);
