@@ -476,7 +476,8 @@ inline void ask_for_huge(SliceIndex taken, std::uint32_t slices, SliceIndex fron
   if (end > frontier) huge_ask(taken > frontier ? taken : frontier, end, what);
 }
 // Retained neighbours of one node that are `wanted` slices together, made one; the oldest there
-// are, which cost the least registrations. 0 when there are none.
+// are, which cost the least registrations. 0 when there are none. Left to take_backed(), `resized`
+// of bench_memory takes 3 to 5 % more memory.
 SliceIndex join_retained(PageHeap& heap, std::uint32_t wanted);
 // Takes so many aligned slices of dirty and retained neighbours, the oldest there are. 0 when there
 // are none. What short blocks and buffers leave lies beside each other and is of two families: new
@@ -490,12 +491,13 @@ SliceIndex take_backed_and_more(PageHeap& heap, std::uint32_t slices, Alignment 
 // A buffer longer than all before it: at the place of the longest one, and on behind that. So it
 // needs only the pages that are missing there, and what comes after it, of any size, finds one
 // place and not one for each length that was the longest for a time. Not much longer: most of its
-// pages would be new, where free ones may lie elsewhere.
+// pages would be new, where free ones may lie elsewhere. Buffers of 1 to 64 MiB, each twice as long
+// as the one before, take 67 MiB, without it 129.
 SliceIndex take_longest_and_more(PageHeap& heap, std::uint32_t slices, Alignment alignment);
 // The same of what is left of the huge page that ends before a clean span, and of that span, which
 // was found or begun at `frontier`; 0 where no such rest lies there. A buffer that is longer than
 // the rest would leave it, and the next one its own: of blocks of 3 MiB a quarter of all addresses,
-// between them for as long as they live. So how many fit went by whether a purge had been there.
+// between them for as long as they live: after a purge 255 fit 1 GiB, not 330.
 SliceIndex take_rest_and_clean(PageHeap& heap, SliceIndex clean, std::uint32_t slices,
                                Alignment alignment, SliceIndex frontier);
 // Last resort, when address space is used up: a run of free neighbours of all families.

@@ -86,7 +86,8 @@ SliceIndex take_backed_for_buffer(PageHeap& heap, std::uint32_t slices, Alignmen
                                   TakenFor what, bool is_own, bool has_released = false) {
   // With one shard, whose heap has no segments to ask for, a run that is a little longer is cut,
   // and for another length the oldest are as if they had never been kept: one with what is free
-  // beside them.
+  // beside them. With none cut, three buffers of 150 KiB to 1 MiB that are replaced are registered
+  // 6 % more often.
   constexpr std::uint32_t kTimesLonger = 2;
   if (shard_count() == 1 && !quick_release_fitting(heap, slices, kTimesLonger * slices))
     quick_release_for(heap, slices);

@@ -9,12 +9,11 @@
 // slabs_leave_… with no place and with all places left alone, slabs_leave_the_16_… with 8 of them
 // and with 32, slabs_take_short_… without take_backed(), buffers_and_… without it in
 // take_for_buffer(), and without it in take_with_room(); slabs_find_… with a kScanLimit of 256;
-// a_shorter_buffer_… with all pieces of places on the quick list (makes_place_whole), pieces_of_…
-// with none, a_block_of_another_length_… with all runs released, neighbours_are_one_… and slabs_…
-// with a list that stays; slabs_leave_… with places on the list that count for none;
-// of_equal_runs_… with the one freed last; a_buffer_leaves_… with places up to 16 times as long;
-// a_place_a_little_… with each place cut (kWholeParts of 100), and with those above 4 MiB taken
-// whole.
+// pieces_of_… with no piece of a place on the quick list, a_block_of_another_length_… with all runs
+// released, neighbours_are_one_… and slabs_… with a list that stays; slabs_leave_… with places on
+// the list that count for none; of_equal_runs_… with the one freed last; a_buffer_leaves_… with
+// places up to 16 times as long; a_place_a_little_… with each place cut (kWholeParts of 100), and
+// with those above 4 MiB taken whole.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>

@@ -9,7 +9,8 @@
 // with_no_decay_time without the look at it; of_buffers with 128 runs at most, and with all pushed
 // out at once; of_short_blocks with as many of any; runs_are_joined (0 of 4)
 // where nothing is released before new pages; a_longer_run, slabs_leave, kept_neighbours and
-// a_block_grows without what they say; calloc with is_zero; I7_runs_are_due with the order of puts;
+// a_block_grows without what they say; a_piece without makes_place_whole(); I7_runs_are_due with the
+// order of puts; calloc with is_zero;
 // the equations with counts of lengths that stay; each_slice_… with the last eight classes written
 // a slice too early, and with firsts that end four slices too early.
 #include <gtest/gtest.h>
@@ -206,6 +207,17 @@ TEST_F(QuickList, a_longer_run_is_cut_before_clean_pages_are_taken) {
     rdmalloc_free(shorter);
   });
 }
+// Kept, it would lie before the rest of the place, where the next buffer then begins.
+TEST_F(QuickList, a_piece_that_makes_a_place_whole_goes_back_there) {
+  char* place = touched(16 * kMiB);
+  rdmalloc_free(place);
+  for (size_t mib : {2, 5, 3, 16}) {
+    char* block = touched(mib * kMiB);
+    EXPECT_EQ(block, place) << mib;
+    rdmalloc_free(block);
+  }
+}
+
 TEST_F(QuickList, slabs_leave_the_runs_of_buffers) {
   run_at(1, [] {
     std::vector<char*> buffers = blocks_of(8, 3 * kSlice);
