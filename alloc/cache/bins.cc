@@ -153,12 +153,7 @@ void shrink_class(ThreadCache& cache, unsigned size_class) {
 [[gnu::noinline]] void give_up_spans(ThreadCache& cache, std::uint32_t slices) {
   std::uint32_t held = 0, given = 0;
   for (unsigned c = kFirstSpanClass; c < kClasses; ++c) held += slices_held(cache, c);
-  if (held < kSpansWorthAsking) {
-    // The depot keeps none of a thread that is alone.
-    if (loans.threads.load(std::memory_order_relaxed) > 1)
-      depot_give_up_spans(cache.shard, 2 * slices);
-    return;
-  }
+  if (held < kSpansWorthAsking) return;
   for (unsigned c = kClasses - 1; c >= kFirstSpanClass && given < 2 * slices; --c) {
     Bin& bin = cache.bins[c];
     const ColdBin& cold = cold_bin_of(cache, c);

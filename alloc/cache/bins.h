@@ -78,8 +78,8 @@ void close_gaps(ThreadCache& cache);
 // Of a class that may hold more than the thread's own blocks: it goes on in one magazine of its
 // pair, or a quarter of what it may hold goes, with what it has above that.
 void shrink_class(ThreadCache& cache, unsigned size_class);
-// Spans that the thread or its shard's depot keeps go to the page heap, for a large block of so
-// many slices that took pages which were never used.
+// Spans that the thread keeps go to the page heap, for a large block of so many slices that took
+// pages which were never used.
 void give_up_spans(ThreadCache& cache, std::uint32_t slices);
 
 }  // namespace rdmalloc

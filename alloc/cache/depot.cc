@@ -433,21 +433,6 @@ void depot_empty() {
   }
 }
 
-[[gnu::cold]] void depot_give_up_spans(unsigned shard, std::uint32_t slices) {
-  std::uint32_t given = 0;
-  for (unsigned c = kClasses - 1; c >= kFirstSpanClass; --c) {
-    while (given < slices) {
-      Magazine* magazine = depot_take(shard, c);
-      if (magazine == nullptr) magazine = depot_take_partial(shard, c);
-      if (magazine == nullptr) break;
-      given += magazine->count * class_info(c).slab_slices;
-      slab_give_back(c, magazine->slots, magazine->count);
-      magazine->count = 0;
-      magazines.free(magazine);
-    }
-  }
-}
-
 std::uint64_t depot_blocks(unsigned size_class) {
   std::uint64_t blocks = 0;
   for (unsigned shard = 0; shard < shard_count(); ++shard) {

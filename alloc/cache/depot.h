@@ -58,8 +58,6 @@ bool depot_look(unsigned shard);
 bool depot_age(bool everything);
 // Empties all of it into the slabs. Any thread.
 void depot_empty();
-// Of spans that the shard's depot has so many slices go to the page heap, or all.
-void depot_give_up_spans(unsigned shard, std::uint32_t slices);
 // Whether there is anything at all in it. For the purge thread that is about to sleep.
 bool depot_is_empty();
 // Blocks of the class in the depot now, at most; a moment's truth.

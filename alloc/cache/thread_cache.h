@@ -223,8 +223,8 @@ void cache_free_slow(void* block, unsigned size_class);
 
 // Gives everything the calling thread holds back to the slabs.
 void cache_flush_this_thread();
-// Gives some of the spans that it or its shard's depot holds to the page heap: for a large block of
-// so many slices that took pages which were never used.
+// Gives some of the spans that it holds to the page heap: for a large block of so many slices that
+// took pages which were never used.
 void cache_give_up_spans(std::uint32_t slices);
 
 // Called once at initialisation: the table, pools and the key whose destructor flushes at thread
