@@ -9,10 +9,10 @@
 // with_no_decay_time without the look at it; of_buffers with 128 runs at most, and with all pushed
 // out at once; of_short_blocks with as many of any; runs_are_joined (0 of 4)
 // where nothing is released before new pages; a_longer_run, slabs_leave, kept_neighbours and
-// a_block_grows without what they say; a_piece without makes_place_whole(); I7_runs_are_due with the
-// order of puts; calloc with is_zero;
-// the equations with counts of lengths that stay; each_slice_… with the last eight classes written
-// a slice too early, and with firsts that end four slices too early.
+// a_block_grows without what they say; a_piece without makes_place_whole(); I7_runs_are_due with
+// the order of puts; calloc with is_zero; the equations with counts of lengths that stay;
+// each_slice_… with the last eight classes written a slice too early, and with firsts that end four
+// slices too early.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <string.h>

@@ -69,8 +69,8 @@ class Segments : public ::testing::Test {
   void TearDown() override { EXPECT_TRUE(rdmalloc::page_heap_is_valid()); }
 };
 
-// First of all.
 TEST(OneShard, has_no_segments) {
+  if (rdmalloc_test::is_run_apart()) return;
   go_to(0);
   Random random(1);
   for (int i = 0; i < 20000; i++) rdmalloc_free(rdmalloc_malloc(random.size_between(16, kMiB)));
@@ -141,6 +141,7 @@ TEST_F(Segments, I7_those_that_go_back_and_forth_are_used_before_new_ones) {
 }
 
 TEST(FewShards, I7_have_their_long_blocks_together) {
+  if (rdmalloc_test::is_run_apart()) return;
   run_at(0, [] { rdmalloc_free(touched(kSlice)); });
   run_at(1, [] { rdmalloc_free(touched(kSlice)); });
   uint64_t moves = rdmalloc::page_heap_counters().segment_moves;
@@ -150,6 +151,7 @@ TEST(FewShards, I7_have_their_long_blocks_together) {
 
 // But for a segment, which each keeps. Also what lies beside others' blocks.
 TEST(FewShards, I7_use_what_others_have_free_before_new_pages) {
+  if (rdmalloc_test::is_run_apart()) return;
   constexpr size_t kBytes = 500 * kKiB, kCount = 24;
   run_at(2, [] { rdmalloc_free(touched(kSlice)); });
   std::vector<char*> blocks, stay;
@@ -187,6 +189,7 @@ int takes_until(bool is_in_one, bool waits_for_holder = false) {
 
 // Who holds the central heap's lock all the time is met there at each take.
 TEST(FewShards, whose_threads_meet_there_go_apart_for_a_time) {
+  if (rdmalloc_test::is_run_apart()) return;
   run_at(0, [] { rdmalloc_free(touched(kSlice)); });
   run_at(1, [] {
     rdmalloc_free(touched(kSlice));
@@ -317,6 +320,7 @@ TEST_F(Segments, I7_all_shards_together_keep_half_of_the_ceiling_at_most) {
 }
 
 TEST_F(Segments, rdmalloc_purge_gives_the_pages_of_all_shards_back) {
+  if (rdmalloc_test::is_run_apart()) return;
   for (uint64_t place = 0; place < 4; place++)
     run_at(place, [] { release(blocks_of(20, 500 * kKiB)); });
   uint64_t before = counter("stats.dirty_bytes");
@@ -461,11 +465,10 @@ int check_in_child() {
 // central heap's lock.
 TEST(OneShard, I11_a_child_amid_the_second_ones_making_counts_segments) {
   if (!kMayFork) GTEST_SKIP() << "SKIP: sanitizers do not survive a fork beside running threads";
+  if (rdmalloc_test::is_run_apart()) return;
   namespace state = rdmalloc::page_heap_state;
   ASSERT_EQ(rdmalloc_init(), 0);
-  const bool is_one = counter("stats.shards") == 1;
-  ASSERT_TRUE(!rdmalloc_test::is_first_test() || is_one);
-  if (!is_one) GTEST_SKIP() << "SKIP: another test came before in this process";
+  ASSERT_EQ(counter("stats.shards"), 1u);
   ASSERT_TRUE(rdmalloc::page_heap_make_shard(1));
   std::atomic<int> step{0};
   std::thread holder([&] {

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // Tests that want a process where rdmalloc has done nothing yet. ctest gives each test its own;
-// where several run in one, a later one may skip. The first one of a process may not: there it is
-// rdmalloc that has done more.
+// where several run in one, a later one runs in another, or may skip. The first one of a process
+// may not: there it is rdmalloc that has done more.
 #pragma once
 
 #include <gtest/gtest.h>
 
+#include <string>
 #include <utility>
+
+#include "tests/support/process.h"
 
 namespace rdmalloc_test {
 
@@ -21,6 +24,17 @@ inline bool is_first_test() {
   }
   static bool has_asked = false;  // --gtest_repeat counts anew
   return !std::exchange(has_asked, true) && begun == 1;
+}
+
+// Of a test that is not the first one: runs it in a process of its own, by whose end it passes or
+// fails, and the caller returns.
+inline bool is_run_apart() {
+  if (is_first_test()) return false;
+  const testing::TestInfo& test = *testing::UnitTest::GetInstance()->current_test_info();
+  const std::string name = std::string(test.test_suite_name()) + "." + test.name();
+  const ChildResult result = run_child({"/proc/self/exe", "--gtest_filter=" + name});
+  EXPECT_TRUE(result.clean()) << result.describe();
+  return true;
 }
 
 }  // namespace rdmalloc_test

@@ -24,6 +24,7 @@
 #include "alloc/pages/arena.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/slabs/slab.h"
+#include "tests/support/first_test.h"
 #include "tests/support/worker.h"
 
 namespace {
@@ -94,6 +95,7 @@ class CoarseClassesLimit : public testing::Test {
 // fail with nothing but the classes that serve, and where all caches were emptied for each of them
 // (1,125 times).
 TEST_F(CoarseClassesLimit, free_blocks_that_serve_no_size_now_are_taken_at_a_limit) {
+  if (rdmalloc_test::is_run_apart()) return;
   begin_on(*std::make_unique<Worker>());
   rdmalloc::coarse_end_refused();
   ASSERT_EQ(usable_of(kBytes), 1152u);
@@ -207,6 +209,7 @@ TEST(CoarseClassesBegin, shards_that_all_threads_have_left_are_looked_at) {
 // that and went on replacing took 22 % more memory, four with blocks of one size 88 %; and where
 // they are once there is one thread.
 TEST(CoarseClassesBegin, what_became_coarse_stays_so_with_much_live_and_one_thread) {
+  if (rdmalloc_test::is_run_apart()) return;
   constexpr size_t kBytes = 1100, kEachBytes = size_t{12} << 20;
   std::deque<Worker> workers(rdmalloc::kFineThreads + 1);
   for (Worker& worker : workers) begin_on(worker);
@@ -241,6 +244,7 @@ constexpr Served kServed[] = {{24, 32, 32},          {100, 112, 112},       {128
 
 // Seen to fail with classes that never become coarse.
 TEST_F(CoarseClasses, fewer_serve_beside_many_threads) {
+  if (rdmalloc_test::is_run_apart()) return;
   for (const Served& served : kServed)
     EXPECT_EQ(usable_of(served.bytes), served.beside_many) << served.bytes;
 }
@@ -248,6 +252,7 @@ TEST_F(CoarseClasses, fewer_serve_beside_many_threads) {
 // Also on the slow path, which every first block of a class takes. Seen to fail with a slow path
 // that goes by the size alone.
 TEST_F(CoarseClasses, the_slow_path_asks_for_the_same_classes) {
+  if (rdmalloc_test::is_run_apart()) return;
   workers_.front().run([] {
     for (const Served& served : kServed) {
       rdmalloc::cache_flush_this_thread();
