@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "tests/support/capture.h"
+#include "tests/support/first_test.h"
 #include "tests/support/huge_pool.h"
 #include "tests/support/kernel_has.h"
 #include "tests/unit/registrars/support.h"
@@ -78,6 +79,7 @@ TEST_F(Uring, a_registered_block_is_a_fixed_buffer_with_pinned_pages) {
 // Registered for real from its making to its end, and no other call for the ring in between.
 // Seen to fail: with a heap that gives its spans to the page heap.
 TEST_F(Uring, I13_a_registered_heap_is_pinned_whole_its_blocks_are_fixed) {
+  if (rdmalloc_test::is_run_apart()) return;
   long before = status_kb("VmPin");
   rdmalloc_heap_attr attr = {};
   attr.size = sizeof attr;
@@ -109,6 +111,7 @@ TEST_F(Uring, I13_a_registered_heap_is_pinned_whole_its_blocks_are_fixed) {
 // Really pinned, on pages of the kernel's pool that the parent and its child write after a fork.
 // Seen to fail: with the pages put there after the heap was registered.
 TEST_F(Uring, I11_a_heap_of_huge_pages_sends_what_is_there_after_a_fork) {
+  if (rdmalloc_test::is_run_apart()) return;
   rdmalloc_test::HugePool pool(2 * kMiB);
   // The kernel copies pinned pages when the child is made.
   if (!pool.make_free(16)) GTEST_SKIP() << pool.why_not;
@@ -146,6 +149,7 @@ TEST_F(Uring, I11_a_heap_of_huge_pages_sends_what_is_there_after_a_fork) {
 // Pinned as the kernel counts it, and right for a transfer from every piece. Fails when
 // register_next() leaves a piece out.
 TEST_F(Uring, a_prefaulted_block_is_pinned_whole_and_each_piece_sends) {
+  if (rdmalloc_test::is_run_apart()) return;
   rdmalloc_domain_attr attr = {};
   attr.size = sizeof attr;
   attr.largest = 4 * kMiB;
@@ -328,6 +332,7 @@ TEST(UringBadUse, a_callers_ring_stays_the_callers) {
 // The kernel counts a huge page whole, and the ring itself, so nothing here is tight. Fails when
 // VmPin is not what is looked at, or idle registrations are not evicted for it.
 TEST(UringLimits, I12_a_limits_room_is_known_before_the_kernel_is_asked) {
+  if (rdmalloc_test::is_run_apart()) return;
   int result = unprivileged_with_memlock(7 << 20, [] {
     rdmalloc_uring_attr attr = {};
     attr.size = sizeof attr;
