@@ -31,6 +31,7 @@
 #include "alloc/slabs/slab.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
+#include "tests/support/first_test.h"
 #include "tests/support/process.h"
 #include "tests/unit/heaps/fixture.h"
 
@@ -199,6 +200,7 @@ TEST_P(SlabPages, events_of_pages_come_in_order_and_the_generation_grows) {
 }
 
 TEST_P(SlabPages, a_slab_that_ends_with_purged_pages_is_one_range_again) {
+  if (rdmalloc_test::is_run_apart()) return;
   constexpr size_t kBytes = 700;
   PageModel model;
   std::vector<char*> blocks = whole_slab(source, kBytes);
@@ -212,6 +214,7 @@ TEST_P(SlabPages, a_slab_that_ends_with_purged_pages_is_one_range_again) {
 }
 
 TEST_P(SlabPages, refused_pages_stay_and_are_offered_until_accepted) {
+  if (rdmalloc_test::is_run_apart()) return;
   rdmalloc_test::set("purge.decay_ms", 10);
   static std::atomic<bool> refuses;
   refuses = true;
