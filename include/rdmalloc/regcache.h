@@ -185,7 +185,8 @@ RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
 RDMALLOC_API int rdmalloc_domain_abandon(struct rdmalloc_domain* domain);
 
 /** Deregisters every idle registration that is not sticky, and every sticky one whose range holds
- *  no live block any more. Returns the number of registrations dropped, or a negative errno. */
+ *  no live block any more, nor a free one that another thread keeps for its next malloc. Returns
+ *  the number of registrations dropped, or a negative errno. */
 RDMALLOC_API int64_t rdmalloc_domain_flush(struct rdmalloc_domain* domain);
 
 /** Tells the cache that the domain's device is gone: a fatal event of the fabric, a hot unplug. A

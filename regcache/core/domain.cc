@@ -277,7 +277,6 @@ Totals domain_totals(const Domain& domain) {
     sums.quarantined_count += more.quarantined_count;
     sums.sticky_count += more.sticky_count;
     sums.sticky_bytes += more.sticky_bytes;
-    sums.sticky_parts += more.sticky_parts;
     sums.listed_count += more.listed_count;
     sums.listed_bytes += more.listed_bytes;
     sums.reserved_count += more.reserved_count;
@@ -421,7 +420,7 @@ extern "C" RDMALLOC_API int64_t rdmalloc_domain_flush(rdmalloc_domain* handle) {
   if (rdmalloc::is_in_page_event()) return -EDEADLK;
   if (int error = domain_check(domain)) return error;
   drain_deferred(*domain);
-  flush_blocks_of_sticky_parts(*domain);
+  flush_blocks_with_keys(*domain);
   Registration* drops = nullptr;
   {
     WholeGuard guard(*domain);

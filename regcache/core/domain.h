@@ -80,7 +80,6 @@ struct Totals {
   std::uint64_t quarantined_count;  // of count: what no registrar could end, and nothing else drops
   std::uint64_t sticky_count;
   std::uint64_t sticky_bytes;
-  std::uint64_t sticky_parts;    // of sticky_count: not whole slices
   std::uint64_t listed_count;    // == records in by_stamp
   std::uint64_t listed_bytes;    // == sum of their lengths: no more can be evicted
   std::uint64_t reserved_count;  // promised to calls of register_ under way

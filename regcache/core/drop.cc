@@ -230,7 +230,6 @@ void begin_sticky(Domain& domain, Registration* reg) {
   Stripe& stripe = domain.stripe_of_reg(reg);
   ++stripe.totals.sticky_count;
   stripe.totals.sticky_bytes += reg->length();
-  stripe.totals.sticky_parts += !fills_slices(domain, reg);
   // Looked at last.
   Registration* next = stripe.sticky_ring != nullptr ? stripe.sticky_ring : reg;
   Registration* previous = next != reg ? next->rest().by_stamp.right : reg;
@@ -245,7 +244,6 @@ void end_sticky(Domain& domain, Registration* reg) {
   Stripe& stripe = domain.stripe_of_reg(reg);
   --stripe.totals.sticky_count;
   stripe.totals.sticky_bytes -= reg->length();
-  stripe.totals.sticky_parts -= !fills_slices(domain, reg);
   if (domain.is_bounded()) domain.sticky_taken.give(reg->length());
   auto [next, previous] = reg->rest().by_stamp;
   previous->rest().by_stamp.left = next;
@@ -259,10 +257,10 @@ bool is_unused(const Domain& domain, const Registration* reg) {
          (!fills_slices(domain, reg) && rdmalloc_range_is_free(base, reg->length()));
 }
 
-void flush_blocks_of_sticky_parts(Domain& domain) {
+void flush_blocks_with_keys(Domain& domain) {
   {
     WholeGuard guard(domain);
-    if (domain_totals(domain).sticky_parts == 0) return;
+    if (domain_totals(domain).sticky_count == 0) return;
   }
   rdmalloc_caches_flush();
 }

@@ -93,9 +93,9 @@ Registration* take_deferred(Domain& domain);
 
 // ---- under no lock ----
 
-// If registrations of parts of slabs are sticky: gives the free blocks in this thread's cache back
-// to their slabs, where is_unused() sees them.
-void flush_blocks_of_sticky_parts(Domain& domain);
+// If registrations are sticky: gives the free blocks that this thread and its depot keep, spans
+// among them, back to their slabs and page heaps, where is_unused() sees them.
+void flush_blocks_with_keys(Domain& domain);
 
 // ---- under no lock: calls the registrar ----
 

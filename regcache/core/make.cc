@@ -377,6 +377,14 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   return error;
 }
 
+// Ends, after a refusal, the stickiness of what was in use only because this thread or its depot
+// kept it. Whether there was any.
+bool end_unused_keys(Domain& domain) {
+  flush_blocks_with_keys(domain);
+  WholeGuard guard(domain);
+  return domain_totals(domain).sticky_count != 0 && reclaim_sticky(domain, kStickyLooks) != 0;
+}
+
 // Whether the plan's registration may give the request what it wants.
 bool may_serve(Domain& domain, const Request& request, const Plan& plan) {
   if (!request.is_uncounted || has_sticky_room(domain, plan.length(), false)) return true;
@@ -454,7 +462,10 @@ int make_heaps(Domain& domain, std::uintptr_t base, std::size_t length, std::uin
   if (!domain.is_any_thread()) drain_deferred(domain);
   Request request{base, base + length, access, false};
   Plan plan{base, base + length, access, Kind::kHeap, true, false};
-  return error_of_call(make(domain, request, plan, reg, nullptr));
+  int error = error_of_call(make(domain, request, plan, reg, nullptr));
+  if (error == -ENOMEM && end_unused_keys(domain))
+    error = error_of_call(make(domain, request, plan, reg, nullptr));
+  return error;
 }
 
 int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, Piece* piece) {
@@ -487,13 +498,6 @@ int first_piece(const Domain& domain, std::uintptr_t low, std::uintptr_t high, P
 }
 
 namespace {
-
-// Ends the stickiness of parts of slabs without blocks, after a refusal. Whether there was any.
-bool end_sticky_parts(Domain& domain) {
-  flush_blocks_of_sticky_parts(domain);
-  WholeGuard guard(domain);
-  return domain_totals(domain).sticky_parts != 0 && reclaim_sticky(domain, kStickyLooks) != 0;
-}
 
 // look_up()'s answer where nothing serves the request.
 constexpr int kNotThere = 1;
@@ -586,7 +590,7 @@ int find_or_make(Domain& domain, const Request& request, bool may_register, Regi
   auto once = [&] { return find_or_make_once(domain, request, may_register, &misses, reg, key); };
   int error = kPasses;
   for (int tries = 0; tries < 4 && error == kPasses; ++tries) error = once();
-  if (error_of_call(error) == -ENOMEM && end_sticky_parts(domain)) error = once();
+  if (error_of_call(error) == -ENOMEM && end_unused_keys(domain)) error = once();
   return error_of_call(error);
 }
 

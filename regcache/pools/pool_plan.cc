@@ -136,9 +136,12 @@ std::uint64_t used_bytes() {
 }
 
 void heed_limits(Domain& domain, const PoolPlan& plan, PoolRoom* room) {
+  MemlockRoom memlock = memlock_room(domain);
+  if (!domain.is_bounded() && memlock.limit == UINT64_MAX) return;
+  flush_blocks_with_keys(domain);
   WholeGuard guard(domain);
   auto [bytes, count] = unmovable(domain);
-  if (MemlockRoom memlock = memlock_room(domain); memlock.limit != UINT64_MAX) {
+  if (memlock.limit != UINT64_MAX) {
     Totals totals = domain_totals(domain);
     std::uint64_t idle = totals.bytes + totals.reserved_bytes - bytes;
     tighten(&room->bytes, &room->bytes_by, round_down(memlock.left + idle, RDMALLOC_SLICE_BYTES),

@@ -129,6 +129,7 @@ int check_room(Domain& domain, const PrefaultPlan& plan) {
     return 0;
   std::uint64_t bytes = 0, count = 0, idle = 0;
   Unmovable held{};
+  flush_blocks_with_keys(domain);
   {
     WholeGuard guard(domain);
     held = unmovable(domain);
