@@ -41,7 +41,7 @@ struct Look {
 };
 
 // Changes with every block that is taken or comes back; not kNeverSeen, for a slab has at most
-// 2,048 blocks.
+// 4,096 blocks.
 std::uint32_t looks_now(const Span& span, std::int32_t free_blocks) {
   std::uint32_t takes = span.takes.load(std::memory_order_relaxed);
   return takes << 16 | (static_cast<std::uint32_t>(free_blocks) & 0xffff);

@@ -13,23 +13,45 @@ struct Name {
   unsigned weight;
 };
 constexpr Name kNames[] = {
-    {"allocate", 60},      {"free", 40},
-    {"reallocate", 8},     {"get", 60},
-    {"get-and-put", 60},   {"put", 60},
-    {"key", 50},           {"shared", 60},
-    {"invalidate", 24},    {"invalidate-shared", 16},
-    {"invalidate-all", 4}, {"flush", 4},
-    {"purge", 16},         {"pause", 3},
-    {"lose", 1},           {"close", 6},
-    {"abandon", 2},        {"open", 12},
-    {"quiesce", 3},        {"heap-create", 8},
-    {"heap-destroy", 6},   {"heap-abandon", 2},
-    {"heap-grow", 3},      {"heap-block", 10},
-    {"heap-key", 12},      {"heap-get", 12},
-    {"pool-create", 3},    {"pool-use", 8},
-    {"pool-destroy", 3},   {"prefault", 3},
-    {"adopt", 6},          {"disown", 5},
-    {"foreign", 16},       {"stats", 4},
+    {"allocate", 60},
+    {"free", 40},
+    {"reallocate", 8},
+    {"get", 60},
+    {"get-and-put", 60},
+    {"put", 60},
+    {"key", 50},
+    {"shared", 60},
+    {"invalidate", 24},
+    {"invalidate-shared", 16},
+    {"invalidate-all", 4},
+    {"flush", 4},
+    {"purge", 16},
+    {"pause", 3},
+    {"lose", 1},
+    {"close", 6},
+    {"abandon", 2},
+    {"open", 12},
+    {"quiesce", 3},
+    {"heap-create", 8},
+    {"heap-destroy", 6},
+    {"heap-abandon", 2},
+    {"heap-grow", 3},
+    {"heap-block", 10},
+    {"heap-key", 12},
+    {"heap-get", 12},
+    {"pool-create", 3},
+    {"pool-use", 8},
+    {"pool-destroy", 3},
+    {"prefault", 3},
+    {"adopt", 6},
+    {"disown", 5},
+    {"foreign", 16},
+    {"stats", 4},
+    {"row", 8},
+    {"burst", 4},
+    {"hand", 12},
+    {"thread", 3},
+    {"decay", 4},
     {"fork", 1},
 };
 static_assert(std::size(kNames) == static_cast<std::size_t>(Kind::kCount));
@@ -64,6 +86,10 @@ bool is_aimed_at(Kind kind) {
     case Kind::kHeapBlock:
     case Kind::kHeapGet:
     case Kind::kStats:
+    case Kind::kRow:
+    case Kind::kBurst:
+    case Kind::kHand:
+    case Kind::kDecay:
       return true;
     default:
       return false;

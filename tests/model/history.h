@@ -45,6 +45,11 @@ enum class Kind : std::uint8_t {
   kDisown,
   kForeign,
   kStats,
+  kRow,
+  kBurst,
+  kHand,
+  kThread,
+  kDecay,
   kFork,
   kCount,
 };

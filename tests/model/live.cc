@@ -67,6 +67,11 @@ struct Shared {
   std::atomic<std::uint64_t> invalid[kPlaces] = {};
 } shared[kShared];
 
+// Blocks on their way from one thread to another.
+constexpr std::size_t kHanded = 6;
+std::mutex handing;
+Block handed[kHanded];
+
 struct Held {
   rdmalloc_reg* reg = nullptr;
   Book* book = nullptr;
@@ -109,6 +114,14 @@ Variant variant_of(std::size_t place, std::uint64_t seed) {
   }
 }
 
+// With 0 all is purged at once, and no thread keeps a long block.
+void set_decay(std::uint64_t how) {
+  constexpr std::uint64_t kDecays[] = {0, 0, 1, 1, 20, 1000};
+  std::uint64_t decay_ms = kDecays[how % std::size(kDecays)];
+  int error = rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &decay_ms, sizeof decay_ms);
+  MUST(error == 0, "purge.decay_ms: %d", error);
+}
+
 // ---- one thread ----
 
 class Worker {
@@ -129,6 +142,9 @@ class Worker {
   void invalidate_around(const Operation& operation, const Block& block);
   void allocate(Block& block, std::size_t length);
   void drop(Block& block);
+  void use(const Operation& operation, const Block& block);
+  void row(const Operation& operation);
+  void burst(const Operation& operation);
   bool get(Place& place, std::size_t at, char* base, std::size_t length, unsigned access,
            std::uint64_t invalid, bool is_heaps, Held* held);
   void check_held(const Held& held, const char* what);
@@ -394,6 +410,62 @@ std::size_t length_of(unsigned how) {
     default:
       return (1u << 20) + how / 8 % (2u << 20);
   }
+}
+
+// What a program does with a block before it frees it: in one of the domains, or not at all.
+void Worker::use(const Operation& operation, const Block& block) {
+  std::size_t at = (operation.b + here().below(2)) % kPlaces;
+  switch (here().below(4)) {
+    case 0:
+      return key(places[at], at, block, 0);
+    case 1: {
+      Held now;
+      get(places[at], at, block.base, block.length, RDMALLOC_ACCESS_LOCAL, 0, false, &now);
+      return put(now);
+    }
+    default:
+      return;
+  }
+}
+
+// Of one length, each freed before the next is taken, so that the thread keeps it.
+void Worker::row(const Operation& operation) {
+  std::size_t length = (std::size_t{1} << 18) + (1 + operation.c % 60) * 65536;
+  Block block;
+  for (unsigned i = 0; i < 12; ++i) {
+    allocate(block, length);
+    use(operation, block);
+    drop(block);
+  }
+  // The block's owner goes on with another, or with none, and what is kept stays.
+  if (operation.a % 3 != 0) return;
+  allocate(blocks_[operation.a / 3 % kBlocks], length);
+}
+
+// Of one length, and then freed in this order or that, so that the quick list has them: at times
+// more than it may have. Of two lengths some are pushed out.
+void Worker::burst(const Operation& operation) {
+  std::size_t length = (1 + operation.c % 20) * 65536;
+  bool is_long = operation.a % 32 == 0;
+  std::size_t count = is_long ? 1100 : 8 + operation.a % 60;
+  if (is_long) length = 327680;
+  std::vector<Block> all(count);
+  for (Block& block : all) {
+    allocate(block, length);
+    if (!is_long || here().below(16) == 0) use(operation, block);
+  }
+  unsigned order = operation.b % 3;
+  for (std::size_t i = 0; i < count; ++i) {
+    std::size_t at = order == 0 ? i : order == 1 ? count - 1 - i : (i * 7) % count;
+    drop(all[at]);
+    if (operation.b % 5 == 0 && i % 16 == 0) {
+      Block other;
+      allocate(other, length + 65536);
+      use(operation, other);
+      drop(other);
+    }
+  }
+  for (Block& block : all) drop(block);
 }
 
 // ---- domains ----
@@ -909,6 +981,27 @@ void Worker::one(const Operation& operation) {
       return foreign_memory(operation);
     case Kind::kStats:
       return stats(place);
+    case Kind::kRow:
+      return row(operation);
+    case Kind::kBurst:
+      return burst(operation);
+    case Kind::kHand: {
+      std::lock_guard<std::mutex> guard(handing);
+      return std::swap(block, handed[operation.b % kHanded]);
+    }
+    case Kind::kThread: {
+      // One that ends while it keeps a block, and has others in magazines.
+      std::thread([&, number = here().number, operation_number = here().operation] {
+        here().number = number;
+        here().operation = operation_number;
+        here().random.seed(operation.a);
+        row({Kind::kRow, 1, operation.b, operation.c});
+        burst({Kind::kBurst, 1, operation.b, operation.c});
+      }).join();
+      return;
+    }
+    case Kind::kDecay:
+      return set_decay(operation.c);
     case Kind::kFork:
       return fork_now();
     case Kind::kCount:
@@ -928,6 +1021,7 @@ void Worker::run() {
 void Worker::settle() {
   for (Held& held : held_) put(held);
   for (Block& block : blocks_) drop(block);
+  for (Block& block : handed) drop(block);
   if (is_adopted_) rdmalloc_disown(foreign_, kForeignBytes / 2);
   if (heap_ != nullptr) {
     int error = rdmalloc_heap_destroy(heap_);
@@ -997,6 +1091,9 @@ void live(const History& history) {
                                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
   MUST(foreign != MAP_FAILED, "no memory");
   pages.begin(foreign, kMostThreads * kForeignBytes);
+  // As before a program's first thread: where its processors are, there are shards.
+  int error = rdmalloc_init();
+  MUST(error == 0, "rdmalloc_init: %d", error);
   // Before there is a fork for it to be beside (watch.cc).
   rdmalloc_watch_counters watch = {};
   watch.size = sizeof watch;
@@ -1005,7 +1102,7 @@ void live(const History& history) {
   ops.size = sizeof ops;
   ops.purged = on_purged;
   rdmalloc_observer* observer = nullptr;
-  int error = rdmalloc_observer_add(&ops, nullptr, &observer);
+  error = rdmalloc_observer_add(&ops, nullptr, &observer);
   MUST(error == 0, "rdmalloc_observer_add: %d", error);
   std::vector<Worker> workers;
   for (std::size_t i = 0; i < history.threads.size(); ++i)
@@ -1027,6 +1124,7 @@ void live(const History& history) {
     shared[i].base = static_cast<char*>(rdmalloc_malloc(kLengths[i]));
     shared[i].length = kLengths[i];
   }
+  set_decay(history.seed);
   failure_rate = history.is_aimed ? 4 : history.seed % 3 == 0 ? 0 : 12;
   std::vector<std::thread> threads;
   for (Worker& worker : workers) threads.emplace_back([&worker] { worker.run(); });

@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <iterator>
 #include <new>
 
 #include "tests/model/book.h"
@@ -30,6 +31,10 @@ extern "C" const char* __asan_default_options() {
 namespace {
 
 using model::History;
+
+// More than the histories of an hour.
+constexpr unsigned long long kSeedsOfRun = 1000000;
+constexpr const char* kFirstSeed = "MODEL_FIRST_SEED";
 
 double now() {
   timespec time;
@@ -111,25 +116,32 @@ bool has(int count, char** words, const char* name) {
 }  // namespace
 
 int main(int count, char** words) {
-  // Read before main().
+  unsigned long long only = number_after(count, words, "--seed", 0);
+  // A new one each time, unless it is given.
+  unsigned long long seed =
+      only != 0 ? only : static_cast<unsigned long long>(time(nullptr)) * kSeedsOfRun;
+  // Read before main(), so all histories of a run have the same.
   if (getenv("RDMALLOC_DECAY_MS") == nullptr) {
+    constexpr const char* kTopologies[] = {"one", "auto", "1x4", "2x2"};
+    setenv("RDMALLOC_TOPOLOGY", kTopologies[seed / kSeedsOfRun % std::size(kTopologies)], 0);
     setenv("RDMALLOC_DECAY_MS", "0", 1);
     setenv("RDMALLOC_ARENA", "2G", 1);
     setenv("RDMALLOC_LOG", "quiet", 1);
+    char text[30];
+    snprintf(text, sizeof text, "%llu", seed);
+    setenv(kFirstSeed, text, 1);
     execv("/proc/self/exe", words);
     perror("execv");
     return 1;
   }
+  if (const char* first = getenv(kFirstSeed)) seed = strtoull(first, nullptr, 10);
   void* common = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (common == MAP_FAILED) return 1;
   model::failure = new (common) std::atomic<const char*>();
   double seconds = static_cast<double>(number_after(count, words, "--seconds", 20));
-  unsigned long long only = number_after(count, words, "--seed", 0);
   unsigned long long tries = number_after(count, words, "--tries", only != 0 ? 200 : UINT64_MAX);
-  // A new one each time, unless it is given.
-  unsigned long long seed =
-      only != 0 ? only : static_cast<unsigned long long>(time(nullptr)) * 100000;
-  printf("seeds from %llu\n", seed);
+  const char* topology = getenv("RDMALLOC_TOPOLOGY");
+  printf("seeds from %llu, RDMALLOC_TOPOLOGY=%s\n", seed, topology != nullptr ? topology : "auto");
   bool is_aimed = has(count, words, "--aimed");
   model::demands_heaps = has(count, words, "--demand-heaps");
   model::demands_ends = has(count, words, "--demand-ends");
