@@ -289,6 +289,17 @@ int run(Job& job, unsigned asked) {
   return job.error.load(std::memory_order_relaxed);
 }
 
+// The error of a call that comes in a checkpoint: that of a domain which no resume brings back, if
+// there is one.
+int error_in_checkpoint(const PrefaultRequest& request) {
+  if (request.domains == nullptr || request.domain_count > kMostDomains) return -EINVAL;
+  for (std::size_t i = 0; i < request.domain_count; ++i) {
+    int error = domain_check(domain_of(request.domains[i]));
+    if (error != 0 && error != -EAGAIN) return error;
+  }
+  return -EAGAIN;
+}
+
 }  // namespace
 }  // namespace rdmalloc::regcache
 
@@ -303,9 +314,10 @@ extern "C" RDMALLOC_API int rdmalloc_reg_prefault(rdmalloc_domain* const* domain
   // Without a state there is no domain, and the plan fails.
   std::uint64_t token = 0;
   State* all = state();
-  if (int error = all != nullptr ? enter_gate(*all, Gate::kMakes, &token) : 0) return error;
   Job job;
   job.request = {domains, domain_count, ranges, range_count};
+  if (all != nullptr && enter_gate(*all, Gate::kMakes, &token) != 0)
+    return error_in_checkpoint(job.request);
   job.progress = progress;
   job.arg = arg;
   int result = plan_prefault(job.request, &job.plan);

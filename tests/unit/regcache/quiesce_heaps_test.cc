@@ -284,6 +284,10 @@ TEST_F(Quiesce, a_domain_lost_in_CLOSE_or_while_quiesced_hears_LOST) {
     EXPECT_EQ(rdmalloc_domain_lost(domain.handle), is_in_event ? -EALREADY : 0);
     // Seen to fail, by -EAGAIN, when only its phase was looked at.
     EXPECT_EQ(rdmalloc_domain_flush(domain.handle), -ENODEV);
+    // Seen to fail, by -EAGAIN, when the gate's answer was the call's.
+    Block block;
+    iovec range = {block.bytes, kMiB};
+    EXPECT_EQ(rdmalloc_reg_prefault(&domain.handle, 1, &range, 1, 1, nullptr, nullptr), -ENODEV);
     EXPECT_EQ(rdmalloc_resume(), -ENODEV);
     EXPECT_THAT(happened, ElementsAre(RDMALLOC_DOMAIN_PREPARE, RDMALLOC_DOMAIN_CLOSE,
                                       kRegistrarCloses, RDMALLOC_DOMAIN_LOST));
