@@ -364,7 +364,9 @@ static inline void rdmalloc_reg_key_of(const struct rdmalloc_reg* reg, struct rd
  *  could not undo counts as gone. With NULL a registrar without ANY_THREAD is not called: what is
  *  idle there, and `done` with it, waits for a call into its domain, such as this one by its name.
  *  Returns the number of registrations invalidated; -EINVAL, -ECHILD, -ENODEV (the domain is lost:
- *  what is held there ends with its last put) or -EDEADLK (inside a page event) with nothing done;
+ *  what is held there ends with its last put) or -EDEADLK with nothing done: inside a page event,
+ *  but for a range within what is being purged, where nothing is registered once the cache has
+ *  agreed;
  *  or -ENOMEM: invalidated, but `done` will not be called (a thousand completions are outstanding
  *  and the kernel gives no page for more). */
 RDMALLOC_API RDMALLOC_ADDRESS_ONLY(2) int64_t

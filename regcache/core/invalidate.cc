@@ -176,13 +176,19 @@ extern "C" RDMALLOC_API int64_t rdmalloc_invalidate(rdmalloc_domain* handle, con
                                                     size_t length, void (*done)(void*), void* arg) {
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   if (length == 0 || low + length < low) return -EINVAL;
-  if (rdmalloc::is_in_page_event()) return -EDEADLK;
   Domain* only = domain_of(handle);
   if (only != nullptr) {
     if (int error = domain_check(only); error != 0 && error != -EAGAIN) return error;
   }
   State* all = state();
-  if (all == nullptr || !all->is_ready()) {
+  bool is_empty = all == nullptr || !all->is_ready();
+  if (!is_empty && rdmalloc::is_in_page_event()) {
+    // By a handler that hears from another library of what we purge, and asks this of all that
+    // goes.
+    is_empty = low >= all->cleared_low && low + length <= all->cleared_high;
+    if (!is_empty) return -EDEADLK;
+  }
+  if (is_empty) {
     if (done != nullptr) done(arg);
     return 0;
   }

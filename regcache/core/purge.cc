@@ -162,7 +162,11 @@ int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason reason
   if (!is_too_fine_for_any(*all, range) && all->words.try_begin_purging(slices)) {
     // What earlier domains dropped before a later one refuses is only a registration to be made
     // again.
-    if (clear_all(*all, range)) return 0;
+    if (clear_all(*all, range)) {
+      all->cleared_low = range.low;
+      all->cleared_high = range.high;
+      return 0;
+    }
     all->words.end_purging(slices);
   }
   all->part_in_purge.end();
@@ -174,6 +178,7 @@ void on_purged(void*, void* base, std::size_t length, int) {
   State* all = state();
   if (all == nullptr || !all->is_ready() || length == 0) return;
   auto low = reinterpret_cast<std::uintptr_t>(base);
+  all->cleared_low = all->cleared_high = 0;
   note(Event::kPurged, low, low + length);
   std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
   all->words.end_purging({(low - arena) >> RDMALLOC_SLICE_SHIFT,

@@ -28,6 +28,9 @@ struct State {
   std::atomic<std::uint32_t> preparation;  // Preparation; a futex
   SliceWords words;
   PartInPurge part_in_purge;
+  // What is being purged, once nothing is registered there and until it ends. Of the thread with
+  // the purge turn.
+  std::uintptr_t cleared_low, cleared_high;
   std::atomic<std::uint64_t> generation;  // of registrations, in all domains: never repeats
   Pool<Registration, RegistrationPlaces> registrations;
   Invalidations invalidations;
