@@ -44,6 +44,9 @@ struct alignas(64) Buffer {
   const rdmalloc_key* keys;
   std::atomic<std::uint32_t> is_out;
   Side side;
+  // Until it is called: the waiter that has it, and the next in PoolThread's list.
+  rdmalloc_pool_waiter* waiter;
+  Buffer* next_ready;
 };
 static_assert(sizeof(Buffer) == sizeof(rdmalloc_buffer));
 static_assert(offsetof(Buffer, address) == offsetof(rdmalloc_buffer, addr) &&
@@ -78,10 +81,10 @@ struct PoolThread {
   // Filled by the thread, emptied by it or by a pool's destruction, with no call for it under way.
   std::atomic<PoolCache*> caches[kMostPools];
   PoolThread* next;  // of the free records
-  // Waiters that got a buffer inside a callback. Their callbacks run when that one has returned, so
+  // Buffers that waiters got inside a callback. Their callbacks run when that one has returned, so
   // that a queue of any length takes no stack.
-  rdmalloc_pool_waiter* first_ready;
-  rdmalloc_pool_waiter* last_ready;
+  Buffer* first_ready;
+  Buffer* last_ready;
   // In the stack frame of call_all(), which runs callbacks; nullptr: none. An exception, the end of
   // the thread and longjmp() end it on their way.
   _pthread_cleanup_buffer* calling;

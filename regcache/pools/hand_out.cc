@@ -71,18 +71,27 @@ int hand_out(Buffer* buffer, rdmalloc_buffer** out) {
   return 0;
 }
 
-// A queued waiter's `buffer`, by which a second wait tells. Nothing that a waiter's memory has by
-// chance; and of this process, since no waiter waits on in a child.
-rdmalloc_buffer* mark_of_queued(const rdmalloc_pool_waiter* waiter) {
+// A waiter's `buffer` from its wait until it is called or cancelled, by which a second wait tells.
+// Nothing that a waiter's memory has by chance; and of this process, since no waiter waits on in a
+// child.
+rdmalloc_buffer* mark_of_waiting(const rdmalloc_pool_waiter* waiter) {
   constexpr std::uintptr_t kMark = 0x9e3779b97f4a7c15;
   auto process = static_cast<std::uintptr_t>(os::process_id());
   return reinterpret_cast<rdmalloc_buffer*>(reinterpret_cast<std::uintptr_t>(waiter) ^
                                             (kMark + process));
 }
 
+// Relaxed: a second wait beside the call itself may say either.
+bool is_waiting(rdmalloc_pool_waiter* waiter) {
+  return std::atomic_ref(waiter->buffer).load(std::memory_order_relaxed) == mark_of_waiting(waiter);
+}
+void set_mark(rdmalloc_pool_waiter* waiter, rdmalloc_buffer* mark) {
+  std::atomic_ref(waiter->buffer).store(mark, std::memory_order_relaxed);
+}
+
 void enqueue(PoolSide& shelf, rdmalloc_pool_waiter* waiter) {
   waiter->next = nullptr;
-  waiter->buffer = mark_of_queued(waiter);
+  set_mark(waiter, mark_of_waiting(waiter));
   (shelf.last_waiter != nullptr ? shelf.last_waiter->next : shelf.first_waiter) = waiter;
   shelf.last_waiter = waiter;
 }
@@ -91,12 +100,11 @@ void enqueue(PoolSide& shelf, rdmalloc_pool_waiter* waiter) {
 void unlink(PoolSide& shelf, rdmalloc_pool_waiter* before, rdmalloc_pool_waiter* waiter) {
   (before != nullptr ? before->next : shelf.first_waiter) = waiter->next;
   if (shelf.last_waiter == waiter) shelf.last_waiter = before;
-  waiter->buffer = nullptr;
 }
 
-// Gives the buffer to the waiter that has waited longest, and returns that; else puts it on the
-// free stack. Under no lock.
-rdmalloc_pool_waiter* share(BufferPool& pool, PoolCache* cache, Buffer* buffer) {
+// Gives the buffer to the waiter that has waited longest, which is to be called; else puts it on
+// the free stack, and returns false. Under no lock.
+bool share(BufferPool& pool, PoolCache* cache, Buffer* buffer) {
   Side side = buffer->side;
   LockGuard guard(pool.lock);
   PoolSide& shelf = pool.sides[side];
@@ -104,22 +112,25 @@ rdmalloc_pool_waiter* share(BufferPool& pool, PoolCache* cache, Buffer* buffer) 
     unlink(shelf, nullptr, waiter);
     pool.waiting[side].fetch_sub(1, std::memory_order_relaxed);
     ++shelf.gets;
-    hand_out(buffer, &waiter->buffer);
-    return waiter;
+    buffer->is_out.store(1, std::memory_order_relaxed);  // as in hand_out()
+    buffer->waiter = waiter;
+    return true;
   }
   shelf.free[shelf.free_count++] = buffer;
-  if (cache == nullptr) return nullptr;
+  if (cache == nullptr) return false;
   LockGuard cache_guard(cache->lock);
   if (cache->count[side] == kMostCached[side])
     while (cache->count[side] > kMostCached[side] / 2)
       shelf.free[shelf.free_count++] = cache->buffers(side)[--cache->count[side]];
-  return nullptr;
+  return false;
 }
 
-void call_ready(rdmalloc_pool_waiter* waiter) {
+void call_ready(Buffer* buffer) {
   assert_no_lock_held("a pool's waiter");
   int saved = errno;
-  waiter->ready(waiter, waiter->buffer);
+  rdmalloc_pool_waiter* waiter = buffer->waiter;
+  set_mark(waiter, nullptr);
+  waiter->ready(waiter, handle_of(buffer));
   errno = saved;
 }
 
@@ -137,8 +148,8 @@ void note_jump(void* thread);
   _pthread_cleanup_buffer on_jump = {};
   _pthread_cleanup_push(&on_jump, note_jump, thread);
   thread->calling = &on_jump;
-  while (rdmalloc_pool_waiter* first = thread->first_ready) {
-    thread->first_ready = first->next;
+  while (Buffer* first = thread->first_ready) {
+    thread->first_ready = first->next_ready;
     call_ready(first);
   }
   thread->calling = nullptr;
@@ -151,12 +162,12 @@ void note_jump(void* thread) {
 }
 
 // From here on the pool may be gone: a callback that puts its buffer may destroy it.
-void call_back(rdmalloc_pool_waiter* waiter) {
+void call_back(Buffer* buffer) {
   PoolThread* thread = pool_thread();
-  if (thread == nullptr) return call_ready(waiter);
-  waiter->next = nullptr;
-  (thread->first_ready != nullptr ? thread->last_ready->next : thread->first_ready) = waiter;
-  thread->last_ready = waiter;
+  if (thread == nullptr) return call_ready(buffer);
+  buffer->next_ready = nullptr;
+  (thread->first_ready != nullptr ? thread->last_ready->next_ready : thread->first_ready) = buffer;
+  thread->last_ready = buffer;
   if (thread->calling == nullptr) call_all(thread);  // else it is further up this stack
 }
 
@@ -252,7 +263,7 @@ extern "C" RDMALLOC_API int rdmalloc_pool_put(rdmalloc_pool* handle, rdmalloc_bu
   }
   PoolCache* cache = pool_cache(*pool);
   if (cache != nullptr && keep_cached(*pool, *cache, buffer)) return 0;
-  if (rdmalloc_pool_waiter* waiter = share(*pool, cache, buffer)) call_back(waiter);
+  if (share(*pool, cache, buffer)) call_back(buffer);
   return 0;
 }
 
@@ -272,11 +283,12 @@ extern "C" RDMALLOC_API int rdmalloc_pool_wait(rdmalloc_pool* handle, size_t byt
   // Before the look at the caches: see the head of buffer_pool.h.
   pool->waiting[side].fetch_add(1, std::memory_order_relaxed);
   buffer = take_shared(*pool, side, nullptr);
-  bool is_queued = waiter->buffer == mark_of_queued(waiter);
-  if (buffer != nullptr || is_queued) pool->waiting[side].fetch_sub(1, std::memory_order_relaxed);
+  bool waits_already = is_waiting(waiter);
+  if (buffer != nullptr || waits_already)
+    pool->waiting[side].fetch_sub(1, std::memory_order_relaxed);
   if (buffer != nullptr) return hand_out(buffer, out);
   ++shelf.exhausted;
-  if (is_queued) return -EALREADY;
+  if (waits_already) return -EALREADY;
   enqueue(shelf, waiter);
   return -EINPROGRESS;
 }
@@ -292,6 +304,7 @@ extern "C" RDMALLOC_API int rdmalloc_pool_cancel(rdmalloc_pool* handle,
     for (auto* one = shelf.first_waiter; one != nullptr; before = one, one = one->next) {
       if (one != waiter) continue;
       unlink(shelf, before, waiter);
+      set_mark(waiter, nullptr);
       pool->waiting[side].fetch_sub(1, std::memory_order_relaxed);
       return 0;
     }
