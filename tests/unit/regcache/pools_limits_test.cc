@@ -380,4 +380,41 @@ TEST_F(PoolLimits, a_key_for_threads_that_libc_refuses_is_said) {
       "keys at most; delete one");
 }
 
+// A waiter that has its buffer and is yet to be called. Seen to fail: -EINPROGRESS, the waiter was
+// in line with its buffer, and was called with what no buffer's address is.
+TEST_F(PoolTest, one_that_is_about_to_be_called_waits_already) {
+  StubDomain domain(fabric);
+  rdmalloc_pool* pool = make(domain, sizes(kPage, 2));
+  std::vector<rdmalloc_buffer*> out = get_all(pool, 1);
+  struct Two {
+    rdmalloc_pool* pool;
+    rdmalloc_buffer* other;
+    rdmalloc_pool_waiter first, second;
+    int answer = 0, cancelled = 0;
+    std::vector<rdmalloc_buffer*> got;
+  } two{pool, out[1], {}, {}, 0, 0, {}};
+  two.first.arg = two.second.arg = &two;
+  two.second.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer* buffer) {
+    static_cast<Two*>(waiter->arg)->got.push_back(buffer);
+  };
+  two.first.ready = [](rdmalloc_pool_waiter* waiter, rdmalloc_buffer* buffer) {
+    Two& both = *static_cast<Two*>(waiter->arg);
+    both.got.push_back(buffer);
+    rdmalloc_pool_put(both.pool, both.other);  // the second's, which is called once this is over
+    rdmalloc_buffer* none = nullptr;
+    both.answer = rdmalloc_pool_wait(both.pool, 1, &both.second, &none);
+    both.cancelled = rdmalloc_pool_cancel(both.pool, &both.second);
+  };
+  rdmalloc_buffer* none = nullptr;
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &two.first, &none), -EINPROGRESS);
+  ASSERT_EQ(rdmalloc_pool_wait(pool, 1, &two.second, &none), -EINPROGRESS);
+  EXPECT_EQ(rdmalloc_pool_put(pool, out[0]), 0);
+  EXPECT_EQ(two.answer, -EALREADY);
+  EXPECT_EQ(two.cancelled, -ENOENT);
+  EXPECT_EQ(two.got, out);
+  EXPECT_EQ(counters(pool).small.waiting, 0u);
+  put_all(pool, out);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
 }  // namespace
