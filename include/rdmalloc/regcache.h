@@ -412,11 +412,11 @@ typedef int (*rdmalloc_prefault_fn)(const struct rdmalloc_prefault_progress* pro
  *  Returns 0; -ECANCELED by `progress`; -ENOMEM; -EPERM (foreign memory that is not adopted:
  *  the cache would keep nothing); -EFAULT (neither in one block nor foreign); -EMSGSIZE; -EINVAL
  *  (no domain, more than 64, an empty range); -ECHILD, also in a child forked inside `progress`;
- *  -EDEADLK inside a page event; -EAGAIN (a state that passes, as for rdmalloc_reg_key()), or the
- *  first error of a registrar, with a warning. After an error the cache keeps what was registered
- *  until then, and the next call goes on from there. Calls registrars, as a miss of
- *  rdmalloc_reg_get() does, and waits for a purge of pages between small blocks: no page event may
- *  wait for it. If threads can't be created, fewer do the work. */
+ *  -EDEADLK inside a page event or a decommit; -EAGAIN (a state that passes, as for
+ *  rdmalloc_reg_key()), or the first error of a registrar, with a warning. After an error the cache
+ *  keeps what was registered until then, and the next call goes on from there. Calls registrars, as
+ *  a miss of rdmalloc_reg_get() does, and waits for a purge of pages between small blocks: no page
+ *  event may wait for it. If threads can't be created, fewer do the work. */
 RDMALLOC_API int rdmalloc_reg_prefault(struct rdmalloc_domain* const* domains, size_t domain_count,
                                        const struct iovec* ranges, size_t range_count,
                                        unsigned threads, rdmalloc_prefault_fn progress, void* arg);

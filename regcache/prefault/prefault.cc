@@ -309,7 +309,8 @@ extern "C" RDMALLOC_API int rdmalloc_reg_prefault(rdmalloc_domain* const* domain
                                                   size_t domain_count, const iovec* ranges,
                                                   size_t range_count, unsigned threads,
                                                   rdmalloc_prefault_fn progress, void* arg) {
-  if (rdmalloc::is_in_page_event()) return -EDEADLK;
+  // Also in a decommit, which may run code of other libraries: it would wait for this purge.
+  if (rdmalloc::is_in_page_event() || rdmalloc::purge_turn_is_mine()) return -EDEADLK;
   rdmalloc::os::NoCancelScope scope;
   // Without a state there is no domain, and the plan fails.
   std::uint64_t token = 0;
