@@ -33,6 +33,13 @@ long pinned_bytes() {
   return static_cast<long>(rdmalloc_test::status_kib("VmPin")) * 1024;
 }
 
+// Of a huge page io_uring counts all as pinned, for the first buffer on it until that one goes,
+// also where the page is mapped in parts by now. Then only that nothing is left is to be compared.
+bool may_have_huge_pages() {
+  const char* huge = getenv("RDMALLOC_HUGE");
+  return huge == nullptr || strcmp(huge, "never") != 0;
+}
+
 struct Block {
   unsigned char* bytes = nullptr;
   std::size_t length = 0;
@@ -73,12 +80,28 @@ class Oracle {
     }
   }
 
+  // Blocks of one length, one after the other, of which the thread keeps each that it frees; some
+  // of them in a burst, which the quick list keeps, or the other shards take.
+  void row(int thread, std::mt19937& random) {
+    std::size_t length = (5 + random() % 20) * 65536;
+    std::array<Block, 12> burst;
+    for (Block& block : burst) {
+      allocate(block, length, random);
+      send(thread, block, random);
+      if (random() % 4 != 0) release(block, false);
+    }
+    for (Block& block : burst) release(block, false);
+    if (random() % 4 == 0) rdmalloc_purge(0);
+  }
+
   // With no step under way: what the kernel has pinned is what the cache says is registered.
   void check_pins() {
     rdmalloc_domain_counters counters = {};
     counters.size = sizeof counters;
     ASSERT_EQ(rdmalloc_domain_stats(domain_, &counters), 0);
-    EXPECT_EQ(pinned_bytes() - pinned_before_, static_cast<long>(counters.live_bytes));
+    if (counters.live_bytes == 0 || !may_have_huge_pages()) {
+      EXPECT_EQ(pinned_bytes() - pinned_before_, static_cast<long>(counters.live_bytes));
+    }
     EXPECT_EQ(counters.quarantined, 0u);
   }
   void finish() {
@@ -98,10 +121,13 @@ class Oracle {
   std::atomic<std::uint64_t> transfers{0}, stale{0}, errors{0};
 
  private:
-  void allocate(Block& block, std::mt19937& random) {
+  static void allocate(Block& block, std::mt19937& random) {
     // Small blocks share spans; large ones have their own and come back at the same address.
     static constexpr std::size_t kLengths[] = {64, 1000, 4096, 30000, 100000, 262144, 1 << 20};
-    block.length = kLengths[random() % std::size(kLengths)];
+    allocate(block, kLengths[random() % std::size(kLengths)], random);
+  }
+  static void allocate(Block& block, std::size_t length, std::mt19937& random) {
+    block.length = length;
     block.bytes = static_cast<unsigned char*>(rdmalloc_malloc(block.length));
     fill(block, random);
   }
@@ -221,11 +247,13 @@ class UringOracle : public testing::Test {
 
 // A step takes ten times as long under a sanitizer.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int kRows = 8;
 TEST_F(UringOracle, I3_I5_never_a_stale_byte_in_20000_steps) {
   run(oracle, 20000, 1);
   expect_all_right();
 }
 #else
+constexpr int kRows = 40;
 TEST_F(UringOracle, I3_I5_never_a_stale_byte_in_100000_steps) {
   run(oracle, 100000, 1);
   expect_all_right();
@@ -235,6 +263,24 @@ TEST_F(UringOracle, I3_I5_never_a_stale_byte_in_100000_steps) {
 TEST_F(UringOracle, I3_I5_never_a_stale_byte_while_purging_at_every_chance) {
   set_decay_ms(0);
   run(oracle, 20000, 2);
+  set_decay_ms(5000);
+  expect_all_right();
+}
+
+// Where the threads keep long blocks, and have a shard for each processor. Seen to fail, as the
+// others (on_purge() returning 0 at once).
+TEST_F(UringOracle, I3_I5_never_a_stale_byte_of_kept_blocks_and_other_shards) {
+  ASSERT_EQ(rdmalloc_init(), 0);
+  set_decay_ms(1);
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([this, thread] {
+      std::mt19937 random(4 + static_cast<unsigned>(thread));
+      for (int i = 0; i < kRows; ++i) oracle.row(thread, random);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(rdmalloc_fini(), 0);
   set_decay_ms(5000);
   expect_all_right();
 }
