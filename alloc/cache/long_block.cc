@@ -21,6 +21,12 @@ bool serves_for(std::uint32_t slices, std::uint32_t wanted) {
          dirty_limits.backed_bytes.load(std::memory_order_relaxed) == UINT64_MAX;
 }
 
+// Without the page heap's lock. Another thread may write `is_rest` beside it, in the same byte,
+// when the segment before this block moves; this bit stays as whoever grew the block left it.
+[[gnu::no_sanitize("thread")]] inline bool has_grown(const Span& span) {
+  return span.has_grown;
+}
+
 [[gnu::noinline]] void give_up(SliceIndex slice) {
   arena.span(slice).is_kept.store(false, std::memory_order_relaxed);
   page_heap_free(slice);
@@ -59,7 +65,7 @@ bool keep_long_block(ThreadCache& cache, SliceIndex slice) {
   SpanWord word = span.load();
   bool has_length =
       word.slices == wanted || (word.slices <= most && serves_for(word.slices, wanted));
-  if (!has_length || word.is_zero || span.has_grown ||
+  if (!has_length || word.is_zero || has_grown(span) ||
       span.is_kept.load(std::memory_order_relaxed) || !is_near(span) ||
       dirty_limits.decay_ms.load(std::memory_order_relaxed) == 0)
     return false;
