@@ -21,8 +21,8 @@ bool serves_for(std::uint32_t slices, std::uint32_t wanted) {
          dirty_limits.backed_bytes.load(std::memory_order_relaxed) == UINT64_MAX;
 }
 
-// Without the page heap's lock. Another thread may write `is_rest` beside it, in the same byte,
-// when the segment before this block moves; this bit stays as whoever grew the block left it.
+// Without the page heap's lock. Another thread may write the next bit of the same byte (Span),
+// when the segment before this block moves; this bit stays as the realloc left it.
 [[gnu::no_sanitize("thread")]] inline bool has_grown(const Span& span) {
   return span.has_grown;
 }
