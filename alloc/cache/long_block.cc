@@ -23,7 +23,7 @@ bool serves_for(std::uint32_t slices, std::uint32_t wanted) {
 
 // Without the page heap's lock. Another thread may write the next bit of the same byte (Span),
 // when the segment before this block moves; this bit stays as the realloc left it.
-[[gnu::no_sanitize("thread")]] inline bool has_grown(const Span& span) {
+[[gnu::no_sanitize_thread]] inline bool has_grown(const Span& span) {
   return span.has_grown;
 }
 

@@ -36,11 +36,7 @@ class Uring : public testing::Test {
       GTEST_SKIP() << "SKIP: no io_uring here: " << strerror(error);
     ASSERT_EQ(rdmalloc_domain_open_uring(nullptr, nullptr, &domain, &uring), 0);
   }
-  void TearDown() override {
-    if (domain != nullptr) {
-      EXPECT_EQ(rdmalloc_domain_close(domain), 0);
-    }
-  }
+  void TearDown() override { EXPECT_TRUE(domain == nullptr || rdmalloc_domain_close(domain) == 0); }
   // Writes `length` bytes of a registered block to a file of memory and reads them back.
   bool write_fixed_sends(char* block, std::size_t length, unsigned index) {
     int file = memfd_create("uring_test", MFD_CLOEXEC);
@@ -52,12 +48,10 @@ class Uring : public testing::Test {
     io_uring_cqe done = {};
     bool is_right = rdmalloc_uring_reap(uring, &done, 1, true) == 1 && done.user_data == 7 &&
                     done.res == static_cast<int>(length);
-    std::string read_back(length, 0);
-    is_right = is_right &&
-               pread(file, read_back.data(), length, 0) == static_cast<ssize_t>(length) &&
-               memcmp(read_back.data(), block, length) == 0;
+    std::string back(length, 0);
+    bool is_read = pread(file, back.data(), length, 0) == static_cast<ssize_t>(length);
     close(file);
-    return is_right;
+    return is_right && is_read && memcmp(back.data(), block, length) == 0;
   }
   rdmalloc_domain* domain = nullptr;
   rdmalloc_uring* uring = nullptr;
@@ -597,8 +591,7 @@ TEST_F(Uring, a_removal_that_can_not_be_waited_for_is_looked_for) {
   io_uring_cqe done = {};
   EXPECT_EQ(rdmalloc_uring_reap(uring, &done, 1, true), 1);
   EXPECT_EQ(done.user_data, 7u);
-  close(ends[0]);
-  close(ends[1]);
+  for (int end : ends) close(end);
   rdmalloc_free(block);
 }
 
