@@ -8,9 +8,9 @@
 // becomes the free span that it would have been at once when it is pushed out, when it is as old as
 // the decay time, and
 //
-//   with several shards   before clean pages are taken for a buffer: the oldest few; before a
-//                         shard takes another segment: up to 128. A heap keeps no more than it
-//                         holds in use and dirty, and 16 MiB, or 64 of buffers of one length
+//   with several shards   before clean pages are taken for a block that fits in it; the oldest few
+//                         for any buffer. A heap keeps no more than it holds in use and dirty, and
+//                         16 MiB, or 64 of buffers of one length
 //   with one shard        before a block of a length that the list has not is looked for: the
 //                         oldest few. What lies free beside them is one with them then, so blocks
 //                         lie where they would without the list; and a malloc has an end
