@@ -103,7 +103,8 @@ void return_unused(ThreadCache& cache) {
   if (unused * 2 > cache.lent_bytes) give_back(cache, unused);
 }
 
-bool return_excess(ThreadCache& cache) {
+// Cold: only where nearly all is lent.
+[[gnu::cold]] bool return_excess(ThreadCache& cache) {
   std::uint64_t most = lent_bytes_of(threads());
   std::uint64_t all = lent(), free_for_all = most_beyond_parts(most);
   if (all <= free_for_all) return false;

@@ -38,7 +38,7 @@ void shrink_classes(ThreadCache& cache) {
 
 // Of a thread that was refused a loan: what came to the slow path less often than others gives them
 // a part.
-[[gnu::noinline]] void age_refused(ThreadCache& cache, unsigned size_class) {
+[[gnu::cold]] void age_refused(ThreadCache& cache, unsigned size_class) {
   ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.misses < kFewMisses) shrink_class(cache, size_class);
   cold.misses = 0;
