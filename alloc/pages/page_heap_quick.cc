@@ -239,6 +239,21 @@ bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t l
   return true;
 }
 
+[[gnu::cold]] SliceIndex quick_release_place(PageHeap& heap, std::uint32_t slices,
+                                             Alignment alignment) {
+  if (slices > QuickList::kLongest) return 0;
+  for (std::uint64_t lengths = lengths_of(heap.quick) >> (slices - 1) << (slices - 1); lengths != 0;
+       lengths &= lengths - 1) {
+    auto length = static_cast<std::uint32_t>(std::countr_zero(lengths)) + 1;
+    SliceIndex run = heap.quick.oldest[length - 1];
+    for (unsigned looks = 0; run != 0 && looks < QuickList::kRuns; ++looks) {
+      if (fit_in(run, length, slices, alignment) != 0) return release(heap, run);
+      run = arena.span(run).previous;
+    }
+  }
+  return 0;
+}
+
 // By their times: the order of puts is told for 2^31 of them only, which a program of one thread
 // may make while a run of another length lies there.
 static SliceIndex oldest_until(const PageHeap& heap, std::uint32_t until_ms) {

@@ -305,6 +305,9 @@ bool quick_release(PageHeap& heap, std::uint32_t most = UINT32_MAX);
 bool quick_release_for(PageHeap& heap, std::uint32_t slices);
 // The same of the shortest run from `slices` to `longest`.
 bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest);
+// The same of the oldest run of the shortest length in which so many aligned slices fit; the free
+// span that it is in. For heaps without segments.
+SliceIndex quick_release_place(PageHeap& heap, std::uint32_t slices, Alignment alignment);
 // The same of those freed until then (coarse_ms, wrapping).
 void quick_release_until(PageHeap& heap, std::uint32_t until_ms);
 // The same of the first one that keeps a block which ends there from growing by `wanted` slices;
