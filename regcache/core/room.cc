@@ -123,7 +123,9 @@ bool has_sticky_room(Domain& domain, std::size_t length, bool is_whole) {
     return taken.count.load(std::memory_order_relaxed) < sticky_share(domain.max_count) &&
            length <= bytes && taken.bytes.load(std::memory_order_relaxed) <= bytes - length;
   };
-  return fits() || (is_whole && reclaim_sticky(domain, kStickyLooks) != 0 && fits());
+  // Half: a call that is refused comes here for a wide registration and for a narrow one, and looks
+  // again once what its thread keeps is free (end_unused_keys).
+  return fits() || (is_whole && reclaim_sticky(domain, kStickyLooks / 2) != 0 && fits());
 }
 
 bool take_sticky_room(Domain& domain, std::size_t length) {
