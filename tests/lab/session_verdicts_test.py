@@ -19,8 +19,8 @@ def output(name, packets=None, status=0, run=None, **changes):
                 "deregistrations": 3 if run.transport.registers else 0, "notified": 7, "attached": 1,
                 "attaches": 1, "own_misses": 2, "own_hits": 10, "own_live": 1, "purges_seen": 7,
                 "live_bytes": 1000000 + leaks * LEAK_BYTES, "rss_kib": 20000 + leaks * 40,
-                "mappings": 300, "fds": 9 + leaks * LEAK_FILES, "threads": 2, "components": 0,
-                "components_left": 0}
+                "mappings": 300, "mappings_of_blocks": 20, "fds": 9 + leaks * LEAK_FILES, "threads": 2,
+                "components": 0, "components_left": 0}
         for field, value in changes.items():
             if callable(value):
                 line[field] = value(cycle)
@@ -65,6 +65,7 @@ class SessionVerdicts(unittest.TestCase):
         self.some("fds grew", "mtl tcp, T0", fds=510)
         self.some("fds grew", "mtl verbs, T0", fds=10)
         self.some("mappings grew", "mtl tcp, T0", mappings=305)
+        self.some("mappings_of_blocks grew", "mtl tcp, T0", mappings_of_blocks=37)
         self.some("threads grew", "mtl tcp, T0", threads=3)
 
     def test_default_runs_show_what_grows_too(self):

@@ -67,17 +67,22 @@ inline int open_files() {
 }
 
 struct Mappings {
-  int count = 0;
+  int count = 0;  // but for those of blocks
+  // Of blocks, where rdmalloc tells: the kernel makes several of one where some pages may be huge
+  // and some may not, which comes with time and not with sessions.
+  int of_blocks = 0;
   size_t components = 0;  // files of Open MPI's that are loaded one by one: mca_*.so
 };
 inline Mappings mappings() {
   FILE* file = fopen("/proc/self/maps", "r");
   if (file == nullptr) abort();
   Mappings found;
+  auto* owns = reinterpret_cast<bool (*)(const void*)>(dlsym(RTLD_DEFAULT, "rdmalloc_owns"));
   std::set<std::string> components;
   char line[4352];  // a path and the fields before it
   while (fgets(line, sizeof line, file) != nullptr) {
-    found.count++;
+    auto* begin = reinterpret_cast<const void*>(strtoul(line, nullptr, 16));
+    ++(owns != nullptr && owns(begin) ? found.of_blocks : found.count);
     if (const char* name = strstr(line, "/mca_")) components.insert(name);
   }
   fclose(file);

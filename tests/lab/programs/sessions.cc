@@ -18,7 +18,7 @@
 //                                    calls that registered, calls that did not, registrations
 //                                    before the close
 //   purges_seen                      by an observer that is added and removed in this cycle
-//   live_bytes, rss_kib, mappings, fds, threads
+//   live_bytes, rss_kib, mappings, mappings_of_blocks, fds, threads
 //                                    of the process, after the session (process_state.h)
 //   components, components_left      Open MPI's component files, during and after the session
 // What is rdmalloc's is 0 without it. Compiled with the headers of any Open MPI: what sessions need
@@ -324,6 +324,7 @@ void report(uint64_t cycle, const Seen& seen, uint64_t registered, uint64_t dere
   print("live_bytes", live);
   print("rss_kib", static_cast<uint64_t>(rss));
   print("mappings", static_cast<uint64_t>(mappings.count));
+  print("mappings_of_blocks", static_cast<uint64_t>(mappings.of_blocks));
   print("fds", static_cast<uint64_t>(files));
   print("threads", static_cast<uint64_t>(threads));
   print("components", seen.components);
