@@ -12,6 +12,7 @@
 // A failure is no state: the next such moment tries again.
 #include <errno.h>
 #include <pthread.h>
+#include <time.h>
 
 #include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
@@ -75,6 +76,17 @@ bool try_leave() {
   thread.has_left = false;
   helper_threads.fetch_add(1, std::memory_order_relaxed);
   return false;
+}
+
+// Of the thread that left, whose last instructions may run on the stack still. False where it was
+// the process's last one and runs exit handlers there, which may be what calls this, or wait for
+// it.
+bool try_join_left() {
+  os::NoCancelScope scope;
+  timespec until;
+  clock_gettime(CLOCK_REALTIME, &until);
+  until.tv_sec += 1;
+  return pthread_timedjoin_np(thread.handle, nullptr, &until) == 0;
 }
 
 void purge_until_stopped() {
@@ -174,11 +186,7 @@ int purge_thread_start() {
       thread.starts_at_thaw.store(true, std::memory_order_relaxed);
     return 0;
   }
-  // Its last instructions may run on the stack still.
-  if (thread.has_left) {
-    os::NoCancelScope scope;
-    pthread_join(thread.handle, nullptr);
-  }
+  if (thread.has_left && !try_join_left()) thread.stack = {};
   thread.has_left = false;
   thread.stop.store(false, std::memory_order_relaxed);
   int error = helper_thread_create(&thread.stack, kStackBytes, run_thread, nullptr, &thread.handle);
