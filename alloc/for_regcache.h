@@ -15,8 +15,7 @@
 #include "alloc/os/file.h"
 //   close_file each_open_file moved_away open_to_read read_file read_some_at threads_named try_read
 #include "alloc/os/memory.h"
-//   LockedMemory address_space_left_bytes are_only_threads_left locked_memory
-//   memory_limit_bytes
+//   LockedMemory address_space_left_bytes locked_memory memory_limit_bytes
 #include "alloc/os/os.h"
 //   advise_huge commit decommit futex_wait futex_wake map_metadata
 //   monotonic_ns page_bytes process_id processors_allowed reserve sleep_ns thread_id unreserve
@@ -32,8 +31,9 @@
 #include "alloc/os/at_start.h"
 //   RDMALLOC_AT_START
 #include "alloc/core/helper_threads.h"
-//   HelperStack helper_thread_begins helper_thread_create helper_thread_mask helper_thread_remedy
-//   helper_threads last_thread_tick_ns loader_may_be_locked notify_first_thread_ends
+//   HelperStack are_only_helpers_left helper_thread_begins helper_thread_create helper_thread_ends
+//   helper_thread_mask helper_thread_remedy helper_threads last_thread_tick_ns loader_may_be_locked
+//   notify_first_thread_ends
 #include "alloc/core/lock.h"
 //   Lock LockGuard assert_no_lock_held thread_id
 #include "alloc/core/quarantine.h"

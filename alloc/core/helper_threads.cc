@@ -5,7 +5,12 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
+#include <cstring>
+
+#include "alloc/os/cancel.h"
 #include "alloc/os/fault.h"
+#include "alloc/os/file.h"
+#include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/os/rounding.h"
 
@@ -94,6 +99,76 @@ void helper_thread_mask(sigset_t* before) {
 void helper_thread_begins(const char* name) {
   prctl(PR_SET_NAME, name);
   os::leave_real_time();
+}
+
+void helper_thread_ends() {
+  prctl(PR_SET_NAME, "exit-handlers");
+}
+
+namespace {
+
+// More than two other copies have: six each.
+constexpr std::int64_t kMostOthers = 16;
+
+struct LookAtNames {
+  std::atomic<bool> is_taken{false};
+  // By the thread that has taken it. After a look in vain: at how many others, and until when none
+  // but fewer are looked at.
+  std::int64_t others = 0, until_ns = 0;
+  HelperStack stack;
+};
+constinit LookAtNames look;
+
+bool begins_with(const char* name, const char* prefix) {
+  return std::strncmp(name, prefix, std::strlen(prefix)) == 0;
+}
+
+// A thread has its creator's name until it has its own, so one of the purge thread's is known at
+// once. "rdmckpt": of checkpoints, with its answer behind.
+bool is_helpers_name(const char* name) {
+  return begins_with(name, "rdmalloc-") || begins_with(name, "rdmckpt");
+}
+
+// On a thread with descriptors of its own, as in core/file_thread.h, which is the purge thread's.
+// Others than that one ask too, seldom, so this one lives for one look.
+void* count_strangers(void* to) {
+  helper_thread_begins("rdmalloc-files");
+  if (os::own_descriptors() == 0) *static_cast<int*>(to) = os::threads_but_those(is_helpers_name);
+  return nullptr;
+}
+
+// Whether the `others` are helpers. By the thread that has taken the look.
+bool are_helpers(std::int64_t others) {
+  std::int64_t now_ns = os::monotonic_ns();
+  if (others >= look.others && now_ns < look.until_ns) return false;
+  constexpr std::size_t kStackBytes = std::size_t{64} << 10;
+  pthread_t thread;
+  int strangers = 1;  // or none can look
+  if (helper_thread_create(&look.stack, kStackBytes, count_strangers, &strangers, &thread) == 0) {
+    os::NoCancelScope scope;
+    pthread_join(thread, nullptr);
+  }
+  // Where one ended meanwhile, another copy's look too, the next tick tells.
+  look.others = others;
+  look.until_ns = strangers > 0 ? now_ns + kUnnotifiedTickNs : 0;
+  return strangers == 0;
+}
+
+}  // namespace
+
+bool are_only_helpers_left() {
+  std::int64_t others = os::threads_left_beside(helper_threads.load(std::memory_order_relaxed));
+  if (others <= 0) return others == 0;
+  // Acquire: pairs with the release below.
+  if (others > kMostOthers || look.is_taken.exchange(true, std::memory_order_acquire)) return false;
+  bool are_all = are_helpers(others);
+  look.is_taken.store(false, std::memory_order_release);
+  return are_all;
+}
+
+void helper_threads_after_fork() {
+  helper_threads.store(0, std::memory_order_relaxed);
+  look.is_taken.store(false, std::memory_order_relaxed);
 }
 
 const char* helper_thread_remedy(int error) {

@@ -13,7 +13,7 @@
 namespace rdmalloc {
 
 // How many run: the purge thread, and those of the registration cache. Relaxed: a thread that finds
-// too many of them looks again.
+// too many of them looks again. Of this copy of the library: a process may have several.
 inline constinit std::atomic<std::uint32_t> helper_threads{0};
 
 // Called on the first thread of the process when it is ending: notifies helpers that wait without a
@@ -67,6 +67,16 @@ int helper_thread_create(HelperStack* stack, std::size_t room_bytes, void* (*run
 void helper_thread_mask(sigset_t* before);
 // Names the calling thread, and ends real-time scheduling that it has from the one that made it.
 void helper_thread_begins(const char* name);
+// Takes that name away from the calling thread, which ends: where it is the process's last, libc
+// calls exit() on it, and a helper that an exit handler brings must not leave as if it were alone.
+void helper_thread_ends();
+// Whether the first thread has ended and none is left but helpers, those of other copies of this
+// library among them, which their names tell. For helpers: it may create a thread. Some 3 us; where
+// there are few others, the first time and then once a second or when they become fewer, some
+// 200 us. False without /proc.
+bool are_only_helpers_left();
+// In the child of a fork, which has none.
+void helper_threads_after_fork();
 // What to look at after such an error of helper_thread_create(): a phrase for a warning.
 const char* helper_thread_remedy(int error);
 

@@ -147,23 +147,51 @@ int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg) {
   });
 }
 
-int threads_named(const char* prefix) {
-  int count = 0;
-  each_entry("/proc/self/task", [prefix, &count](long directory, const char* entry) {
+namespace {
+
+// Calls fn(name) for each thread of this process, the first one first; NULL for one whose name
+// can't be read. 0 or a negative errno.
+template <class Fn>
+int each_thread(Fn fn) {
+  return each_entry("/proc/self/task", [fn](long directory, const char* entry) {
     char path[32] = {}, name[32];
     if (number_of(entry) < 0) return;
     std::strncpy(path, entry, sizeof path - sizeof "/comm");
     std::strcat(path, "/comm");
-    if (should_fail(Site::kOpenFile)) return;
-    long fd =
-        raw_syscall(SYS_openat, directory, reinterpret_cast<long>(path), O_RDONLY | O_CLOEXEC);
-    if (fd < 0) return;
-    std::size_t got = read_some(static_cast<int>(fd), name, sizeof name - 1);
+    long fd = should_fail(Site::kOpenFile)
+                  ? -EMFILE
+                  : raw_syscall(SYS_openat, directory, reinterpret_cast<long>(path),
+                                O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return fn(nullptr);
+    long got = try_read(static_cast<int>(fd), name, sizeof name - 1);
     raw_syscall(SYS_close, fd);
+    if (got < 0) return fn(nullptr);
     name[got] = 0;
-    if (std::strncmp(name, prefix, std::strlen(prefix)) == 0) ++count;
+    fn(name);
+  });
+}
+
+}  // namespace
+
+int threads_named(const char* prefix) {
+  int count = 0;
+  each_thread([prefix, &count](const char* name) {
+    if (name != nullptr && std::strncmp(name, prefix, std::strlen(prefix)) == 0) ++count;
   });
   return count;
+}
+
+int threads_but_those(bool (*known)(const char* name)) {
+  int seen = 0, count = 0;
+  bool is_sure = true;
+  int error = each_thread([known, &seen, &count, &is_sure](const char* name) {
+    if (seen++ == 0) return;
+    if (name == nullptr)
+      is_sure = false;
+    else if (!known(name))
+      ++count;
+  });
+  return error == 0 && is_sure ? count : -1;
 }
 
 }  // namespace rdmalloc::os

@@ -46,6 +46,8 @@ int each_open_file(void (*fn)(int fd, const char* name, void* arg), void* arg);
 
 // How many threads of this process have a name that begins so; 0 where that can't be told.
 int threads_named(const char* prefix);
+// How many but the first have one that is not `known`; -1 where one could not be asked, as it ends.
+int threads_but_those(bool (*known)(const char* name));
 
 // The first bytes of a file, zero-terminated; 0 length when it can't be read.
 template <std::size_t size>

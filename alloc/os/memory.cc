@@ -283,14 +283,14 @@ bool can_count_threads() {
   return links_of_threads() != 0;
 }
 
-bool are_only_threads_left(std::uint32_t ours) {
+std::int64_t threads_left_beside(std::uint32_t ours) {
   // The link of a process whose first thread has ended leads nowhere: that one had the memory.
   char name[1];
   if (raw_syscall(SYS_readlinkat, AT_FDCWD, reinterpret_cast<long>("/proc/self/exe"),
                   reinterpret_cast<long>(name), sizeof name) != -ENOENT)
-    return false;
-  constexpr std::uint64_t kLinksOfAFolder = 2;
-  return links_of_threads() == kLinksOfAFolder + 1 + ours;
+    return -1;
+  constexpr std::int64_t kLinksOfAFolder = 2;
+  return static_cast<std::int64_t>(links_of_threads()) - kLinksOfAFolder - 1 - ours;
 }
 
 }  // namespace rdmalloc::os

@@ -57,9 +57,9 @@ struct LockedMemory {
 // Two system calls; where there is a limit it reads /proc/self/status as well: some 20 us.
 LockedMemory locked_memory();
 
-// Whether the first thread has ended and no other but `ours`, the caller among them, is left. False
-// without /proc.
-bool are_only_threads_left(std::uint32_t ours);
+// Once the first thread has ended: how many are left beside `ours`, the caller among them. Negative
+// before, and without /proc.
+std::int64_t threads_left_beside(std::uint32_t ours);
 // Whether that can be found out: /proc is there, and is this process's.
 bool can_count_threads();
 

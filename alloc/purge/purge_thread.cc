@@ -108,11 +108,11 @@ void purge_until_stopped() {
     std::int64_t timeout_ns = how == kIdle ? -1 : static_cast<std::int64_t>(tick_ms()) * 1000000;
     bool has_ended = thread.first_thread_ended.load(std::memory_order_seq_cst);
     if (std::int64_t tick_ns = last_thread_tick_ns(has_ended)) {
-      // libc ends the process, by exit(), when the last thread returns: this one, or a helper.
+      // libc ends the process, by exit(), when the last thread returns: this one, or a helper,
+      // maybe of another copy of this library.
       // Where threads can't be counted (no /proc) this one leaves others behind, so that one of
       // them is the last; the next that the program makes brings it back.
-      bool must_leave = os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed)) ||
-                        (has_ended && !os::can_count_threads());
+      bool must_leave = are_only_helpers_left() || (has_ended && !os::can_count_threads());
       if (must_leave && try_leave()) return;
       if (timeout_ns < 0 || timeout_ns > tick_ns) timeout_ns = tick_ns;
     }
@@ -124,6 +124,7 @@ void* run_thread(void*) {
   helper_thread_begins("rdmalloc-purge");
   purge_until_stopped();
   file_thread_stop();
+  helper_thread_ends();
   return nullptr;
 }
 
@@ -301,7 +302,7 @@ void thread_counters(PurgeCounters* counters) {
 void thread_after_fork(std::uintptr_t forkers_stack) {
   purge_signal.state.store(ThreadState::kNone, std::memory_order_relaxed);
   file_thread_after_fork();
-  helper_threads.store(0, std::memory_order_relaxed);
+  helper_threads_after_fork();
   purge_signal.sleep.store(kAwake, std::memory_order_relaxed);
   thread.starts_at_thaw.store(false, std::memory_order_relaxed);
   thread.has_left = false;

@@ -72,10 +72,11 @@ void* wait_for_requests(void*) {
         os::should_fail(os::Site::kWaitRequest) ? -1 : sigtimedwait(&wanted, &request, &tick);
     if (signal == SIGRTMAX)
       serve(static_cast<std::uint32_t>(request.si_value.sival_int));
-    else if (os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed)))
+    else if (are_only_helpers_left())
       break;
   }
   pthread_detach(pthread_self());
+  helper_thread_ends();
   helper_threads.fetch_sub(1, std::memory_order_relaxed);
   return nullptr;
 }

@@ -285,7 +285,7 @@ void Watch::disarm_all() {
 // Whether the process has no thread left but ours; then everything is unwatched, for exit handlers
 // will unmap memory whose events no thread reads any more.
 bool Watch::is_ending() {
-  if (!os::are_only_threads_left(helper_threads.load(std::memory_order_relaxed))) return false;
+  if (!are_only_helpers_left()) return false;
   if (!life_lock_.try_lock()) return false;
   phase_.store(Phase::kEnded, std::memory_order_seq_cst);
   disarm_all();
@@ -353,6 +353,7 @@ int Watch::create_threads() {
   auto run_reader = [](void* self) -> void* {
     helper_thread_begins("rdmalloc-watch");
     static_cast<Watch*>(self)->read_events();
+    helper_thread_ends();
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   };
@@ -364,6 +365,7 @@ int Watch::create_threads() {
     // Release: pairs with the acquires in try_question().
     mine->probe_.store(is_gone ? Probe::kGone : Probe::kRefused, std::memory_order_release);
     mine->help();
+    helper_thread_ends();
     helper_threads.fetch_sub(1, std::memory_order_relaxed);
     return nullptr;
   };
