@@ -90,7 +90,7 @@ void bring_purge_threads_at_exit() {
   for (volatile unsigned char& byte : stack) byte = 1;
   bring_purge_threads();
   usleep(100000);  // which they do not end in
-  expect(threads_named("rdmalloc-purge") == 2, "purge threads beside the one that exits");
+  wait_until([] { return threads_named("rdmalloc-purge") == 2; });
   for (volatile unsigned char& byte : stack) expect(byte == 1, "its stack is another's too");
   is_first_handler_over = true;
 }
