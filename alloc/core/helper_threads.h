@@ -71,9 +71,9 @@ void helper_thread_begins(const char* name);
 // calls exit() on it, and a helper that an exit handler brings must not leave as if it were alone.
 void helper_thread_ends();
 // Whether the first thread has ended and none is left but helpers, those of other copies of this
-// library among them, which their names tell. For helpers: it may create a thread. Some 3 us; where
-// there are few others, the first time and then once a second or when they become fewer, some
-// 200 us. False without /proc.
+// library among them, which their names tell. False without /proc. For helpers: two system calls,
+// and, where there are few others, a thread that reads the names, the first time and then once a
+// second or when the others become fewer.
 bool are_only_helpers_left();
 // In the child of a fork, which has none.
 void helper_threads_after_fork();
