@@ -42,7 +42,7 @@ MAY_INCLUDE = {
     "regcache/pools": "alloc/for_regcache regcache/core",
     "regcache/prefault": "alloc/for_regcache regcache/core",
     "regcache/notifiers": "alloc/for_regcache regcache/core",
-    "regcache/rooms": "regcache/core regcache/foreign regcache/heaps regcache/pools",
+    "regcache/rooms": "regcache/core regcache/checkpoint regcache/foreign regcache/heaps regcache/pools",
     "regcache/interpose": "alloc/for_regcache regcache/notifiers",
     "regcache/registrars": "",  # libraries of their own
     "regcache/verbs_shim": "regcache/registrars",
