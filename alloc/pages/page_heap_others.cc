@@ -83,7 +83,7 @@ bool is_still(PageHeap& own, const PageHeap& other) {
 
 [[gnu::cold]] PageHeap* lock_other(const PageHeap& asked, unsigned shard, std::uint32_t slices,
                                    bool is_for_buffer, unsigned* from) {
-  constexpr std::uint32_t kTimes = 4;
+  constexpr std::uint32_t kTimes = 4, kTimesOfWait = 16;
   PageHeap& own = heap_of_shard(shard);
   std::atomic<std::uint32_t>& taken = own.others.slices;
   bool may_take_of_still = shards[shard].threads.load(kRelaxed) <= kThreadsThatTake;
@@ -101,7 +101,15 @@ bool is_still(PageHeap& own, const PageHeap& other) {
     std::uint64_t dirty = heap.dirty_slices.load(kRelaxed);
     bool is_beyond = !is_of_still && dirty < slices + kSegmentSlices;
     if (dirty < slices || (is_beyond && !may_take_beyond(shard))) continue;
-    if (!heap.lock.try_lock()) continue;
+    // At work it takes its lock all the time, and with each look that finds it taken the two would
+    // come nearer to holding all that both ever needed. The more threads a shard has, the more
+    // often they do need it.
+    if (!heap.lock.try_lock()) {
+      if (!may_take_beyond(shard)) continue;
+      std::uint32_t threads = shards[shard].threads.load(kRelaxed);
+      note_take_beyond(shard, kTimesOfWait * threads * threads);
+      heap.lock.lock();
+    }
     if (is_beyond) note_take_beyond(shard, kTimes);
     if (is_of_still) taken.store(taken.load(kRelaxed) + slices, kRelaxed);
     return &heap;

@@ -463,7 +463,7 @@ inline void count_and_note(PageHeap& own) {
 // one to the other. A shard at work keeps a segment and more for itself: where it kept less, blocks
 // that nothing is written to went to and fro (a tenth more time). But for so often as
 // may_take_beyond() allows, where a look counts as several: it takes more lines than one at a
-// depot. No other thread is waited for.
+// depot; and so often it waits for a lock that is taken, as a free of another's block does.
 PageHeap* lock_other(const PageHeap& asked, unsigned shard, std::uint32_t slices,
                      bool is_for_buffer, unsigned* from);
 

@@ -9,9 +9,11 @@
 // always is.
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <set>
+#include <thread>
 #include <vector>
 
 #include "alloc/core/shard.h"
@@ -91,6 +93,32 @@ TEST(FewShardsAtWork, spans_of_a_depot_come_before_new_pages) {
 
 TEST(FewShardsAtWork, buffers_places_come_before_new_pages) {
   EXPECT_GE(taken_of_first(10, 5, 350 * kKiB), 4u);
+}
+
+// The other's lock is taken when it is looked at, and let go once the look was counted.
+// Seen to fail where no lock is waited for.
+TEST(FewShardsAtWork, a_lock_that_is_taken_is_waited_for) {
+  Pair pair;
+  constexpr size_t kBytes = 350 * kKiB;
+  std::vector<void*> blocks;
+  pair.first.run([&] { blocks = allocate(40, kBytes); });
+  std::set<void*> theirs(blocks.begin(), blocks.end());
+  pair.first.run([&] { release(blocks); });
+  std::atomic<bool> is_done{false};
+  void* taken = nullptr;
+  auto& beyond = rdmalloc::shards[2].takes_beyond;
+  uint32_t before = beyond;
+  {
+    rdmalloc::LockGuard guard(rdmalloc::page_heap_state::heap_of_shard(1).lock);
+    pair.second.begin([&] {
+      taken = rdmalloc_malloc(kBytes);
+      is_done = true;
+    });
+    while (beyond == before && !is_done) std::this_thread::yield();
+  }
+  pair.second.wait();
+  EXPECT_EQ(theirs.count(taken), 1u);
+  pair.second.run([&] { rdmalloc_free(taken); });
 }
 
 // Seen to fail without kThreadsThatTake (5), in may_take_beyond() and in lock_other().
