@@ -13,7 +13,7 @@ SLACK_BYTES = 2 * 1280 * 1024
 GROWTH_FACTOR = 1.5
 SLACK_RSS_KIB = 4096 + SLACK_BYTES // 1024
 SLACK_MAPPINGS = 4
-SLACK_MAPPINGS_OF_BLOCKS = 16  # they come with time: 6 in six sessions beside four busy loops
+SLACK_MAPPINGS_OF_BLOCKS = 8  # they come with time: 6 in six sessions beside four busy loops
 
 
 class Transport(NamedTuple):

@@ -65,7 +65,7 @@ class SessionVerdicts(unittest.TestCase):
         self.some("fds grew", "mtl tcp, T0", fds=510)
         self.some("fds grew", "mtl verbs, T0", fds=10)
         self.some("mappings grew", "mtl tcp, T0", mappings=305)
-        self.some("mappings_of_blocks grew", "mtl tcp, T0", mappings_of_blocks=37)
+        self.some("mappings_of_blocks grew", "mtl tcp, T0", mappings_of_blocks=29)
         self.some("threads grew", "mtl tcp, T0", threads=3)
 
     def test_default_runs_show_what_grows_too(self):

@@ -44,10 +44,10 @@ inline int entries_of(const char* path) {
   closedir(folder);
   return count;
 }
-// But for the thread by which rdmalloc reads files, which is there while there is free memory to
+// But for one thread by which rdmalloc reads files, which is there while there is free memory to
 // watch over: by chance after one session, and not after another.
 inline int threads() {
-  int count = 0;
+  int count = 0, of_files = 0;
   DIR* folder = opendir("/proc/self/task");
   if (folder == nullptr) abort();
   while (const dirent* entry = readdir(folder)) {
@@ -56,11 +56,12 @@ inline int threads() {
     char name[32] = {};
     FILE* file = fopen(path.c_str(), "r");
     if (file == nullptr) continue;  // it has ended
-    if (fgets(name, sizeof name, file) != nullptr) count += strcmp(name, "rdmalloc-files\n") != 0;
+    bool has_name = fgets(name, sizeof name, file) != nullptr;
+    if (has_name) ++(strcmp(name, "rdmalloc-files\n") == 0 ? of_files : count);
     fclose(file);
   }
   closedir(folder);
-  return count;
+  return of_files > 1 ? count + of_files - 1 : count;
 }
 inline int open_files() {
   return entries_of("/proc/self/fd") - 1;  // the folder's own
