@@ -54,13 +54,6 @@ constexpr std::uint64_t kSlicesOfLook = (std::size_t{64} << 20) / kSliceBytes;
 constinit std::atomic<std::int64_t> earned{0};
 constinit std::atomic<std::uint32_t> earned_for{0};  // a bit for each TakenFor
 
-constexpr SliceIndex chunk_of(SliceIndex slice) {
-  return slice & ~(kSlicesPerChunk - 1);
-}
-constexpr SliceIndex chunk_after(SliceIndex slice) {
-  return chunk_of(slice + kSlicesPerChunk - 1);
-}
-
 bool is_marked(SliceIndex chunk, ChunkMark what) {
   const std::atomic<ChunkMark>* chunks = arena.huge_chunks.load(std::memory_order_acquire);
   return chunks != nullptr &&

@@ -30,6 +30,14 @@ namespace rdmalloc {
 
 inline constexpr std::uint32_t kHugeBlockSlices = (std::size_t{8} << 20) / kSliceBytes;
 
+// The chunk that a slice lies in, and the first chunk that begins at a slice or after it.
+constexpr SliceIndex chunk_of(SliceIndex slice) {
+  return slice & ~(kSlicesPerChunk - 1);
+}
+constexpr SliceIndex chunk_after(SliceIndex slice) {
+  return chunk_of(slice + kSlicesPerChunk - 1);
+}
+
 // Whether the first touch of any part of the chunk that begins at this slice backs all of it.
 bool huge_is_chunk(SliceIndex chunk);
 // Whether any chunk that [begin, end) touches is such a one.

@@ -197,8 +197,7 @@ void make_dirty(PageHeap& heap, SliceIndex span, SliceIndex begin, SliceIndex en
 void cut_clean(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SliceIndex at,
                std::uint32_t wanted, SpanKind rest) {
   SliceIndex end = slice + slices, taken_end = at + wanted;
-  SliceIndex head = at & ~(kSlicesPerChunk - 1);
-  SliceIndex tail = (taken_end + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
+  SliceIndex head = chunk_of(at), tail = chunk_after(taken_end);
   bool dirties_head = huge_is_chunk(head);
   bool dirties_tail =
       tail <= end && tail - kSlicesPerChunk >= slice && huge_is_chunk(tail - kSlicesPerChunk);
@@ -240,7 +239,7 @@ SliceIndex extend_frontier(std::uint32_t wanted, Alignment alignment) {
   // Of the huge page that ended behind the frontier the rest is backed, from what is clean before
   // it on. Passed over, it lies behind all spans no more, where page_heap_enter_rest() would find
   // it.
-  SliceIndex chunk = frontier & ~(kSlicesPerChunk - 1), chunk_end = chunk + kSlicesPerChunk;
+  SliceIndex chunk = chunk_of(frontier), chunk_end = chunk + kSlicesPerChunk;
   if (frontier != chunk && begin >= chunk_end && huge_is_chunk(chunk)) {
     SliceIndex rest = clean > chunk ? clean : chunk;
     make_dirty(central, clean, rest, chunk_end, SpanKind::kFreeDirty, now_ms());

@@ -22,8 +22,7 @@ bool choose_part(const PurgeChoice& choice, SliceIndex slice, std::uint32_t slic
   if (choice.any_age || is_due(freed_ms, choice.part_until_ms)) return true;
   if (!is_due(freed_ms, choice.whole_until_ms)) return false;
   if (!huge_is_any(slice, slice + slices)) return true;
-  SliceIndex first = (slice + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
-  SliceIndex end = (slice + slices) & ~(kSlicesPerChunk - 1);
+  SliceIndex first = chunk_after(slice), end = chunk_of(slice + slices);
   if (first >= end) return false;
   *begin = first;
   *length = end - first;
@@ -90,7 +89,7 @@ PageHeap* find_heap_due(const PurgeChoice& choice, const PurgeOffered& last) {
 
 // Where the huge page ends that the arena ends within; 0: it does not. Under the central lock.
 SliceIndex end_of_rest(SliceIndex frontier) {
-  SliceIndex chunk = frontier & ~(kSlicesPerChunk - 1), end = chunk + kSlicesPerChunk;
+  SliceIndex chunk = chunk_of(frontier), end = chunk + kSlicesPerChunk;
   return frontier != chunk && end <= arena.committed && huge_is_chunk(chunk) ? end : 0;
 }
 

@@ -409,8 +409,7 @@ SliceIndex page_heap_take_growing(unsigned shard, std::uint32_t slices, bool* is
   std::uint32_t capacity = slices + slices / kGrowingParts;
   // Whole huge pages for what takes two of them; arrays of 2 MiB beside each other would take 4
   // each, a sixth more over all (the program realloc).
-  if (capacity >= 2 * kSlicesPerChunk)
-    capacity = (capacity + kSlicesPerChunk - 1) & ~(kSlicesPerChunk - 1);
+  if (capacity >= 2 * kSlicesPerChunk) capacity = chunk_after(capacity);
   if (capacity <= slices) return 0;
   // Room behind it is the central heap's: a segment ends soon.
   PageHeap& heap = capacity < kSlicesPerChunk ? heap_of_shard(shard) : central;
