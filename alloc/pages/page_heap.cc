@@ -289,16 +289,6 @@ void take_room(PageHeap& heap, SliceIndex begin, std::uint32_t wanted, SpanKind 
   }
 }
 
-namespace {
-
-// Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks, with
-// their keys above all, comes before what is done once nothing is alive there.
-void clear_class(SliceIndex begin, SliceIndex end) {
-  set_class<__ATOMIC_RELEASE>(begin, end, 0);
-}
-
-}  // namespace
-
 void publish_locked(PageHeap& heap, SliceIndex slice, SpanWord word) {
   Span& span = arena.span(slice);
   word.slices = span.load().slices;
@@ -380,7 +370,7 @@ bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
   set_firsts(end, end + more, slice);
   set_class<__ATOMIC_RELAXED>(end, end + more, map_class_of(word));
   span.store({word.kind, word.size_class, false, slices, word.heap});
-  fence_beside_unlock();  // as in publish_locked
+  fence_beside_unlock();  // as in publish_locked()
   return true;
 }
 

@@ -32,15 +32,14 @@ void enter_ends(SliceIndex slice, std::uint32_t slices) {
   set_first(slice, slice);
   set_first(slice + slices - 1, slice);
 }
-void enter_class(SliceIndex slice, std::uint32_t slices, std::uint8_t map_class) {
-  for (SliceIndex s = slice; s < slice + slices; ++s)
-    arena.class_map[s].store(map_class, std::memory_order_relaxed);
+void enter_class(SliceIndex slice, SpanWord word) {
+  set_class<__ATOMIC_RELAXED>(slice, slice + word.slices, map_class_of(word));
 }
 
 // What was free stays of its family; what was on its way somewhere is dirty, which is always safe
 // to say.
 void enter_free(PageHeap& heap, SliceIndex slice, SpanWord word, std::uint32_t now) {
-  enter_class(slice, word.slices, 0);
+  enter_class(slice, word);
   arena.span(slice).freed_ms = now;
   arena.span(slice).is_left_alone = false;
   SpanKind kind = is_free(word.kind) ? word.kind : SpanKind::kFreeDirty;
@@ -60,17 +59,16 @@ void enter_free(PageHeap& heap, SliceIndex slice, SpanWord word, std::uint32_t n
 }
 
 void enter(PageHeap& heap, SliceIndex slice, SpanWord word, bool purge_goes_on, std::uint32_t now) {
-  bool is_retired = word.kind == SpanKind::kRetired;
   if (is_in_use(word.kind)) {
     (is_large(word.kind) ? heap.large_spans : heap.slab_spans) += 1;
-    for (SliceIndex s = slice; s < slice + word.slices; ++s) set_first(s, slice);
-    enter_class(slice, word.slices, map_class_of(word));
+    set_firsts(slice, slice + word.slices, slice);
+    enter_class(slice, word);
   } else if (word.heap != 0) {
     // Of a region of a heap of the user, free or on its way.
     arena.span(slice).store({SpanKind::kHeapFree, 0, false, word.slices, word.heap});
-    enter_class(slice, word.slices, 0);
+    enter_class(slice, word);
     enter_ends(slice, word.slices);
-  } else if (is_retired) {
+  } else if (word.kind == SpanKind::kRetired) {
     shared.retired_slices.store(page_heap_retired_slices() + word.slices,
                                 std::memory_order_relaxed);
     enter_ends(slice, word.slices);
@@ -81,8 +79,7 @@ void enter(PageHeap& heap, SliceIndex slice, SpanWord word, bool purge_goes_on, 
   } else {
     return enter_free(heap, slice, word, now);
   }
-  heap.used_slices.store(heap.used_slices.load(std::memory_order_relaxed) + word.slices,
-                         std::memory_order_relaxed);
+  add_used(heap, word.slices);
 }
 
 }  // namespace

@@ -23,11 +23,6 @@ void add_retired(std::int64_t slices) {
       std::memory_order_relaxed);
 }
 
-// Release: pairs with the acquire in rdmalloc_range_is_idle(), as in page_heap_free().
-void clear_class(SliceIndex begin, SliceIndex end) {
-  for (SliceIndex s = begin; s < end; ++s) arena.class_map[s].store(0, std::memory_order_release);
-}
-
 }  // namespace
 
 void page_heap_region_make(SliceIndex slice, std::uint16_t owner) {
@@ -138,12 +133,10 @@ void page_heap_region_grow(SliceIndex slice, std::uint32_t slices) {
   SliceIndex old_end = slice + word.slices, end = slice + slices;
   std::uint32_t rest = old_end + arena.span(old_end).load().slices - end;
   if (rest != 0) store_span(end, SpanKind::kHeapFree, rest, word.heap);
-  for (SliceIndex s = old_end; s < end; ++s) {
-    set_first(s, slice);
-    arena.class_map[s].store(map_class_of(word), std::memory_order_relaxed);
-  }
+  set_firsts(old_end, end, slice);
+  set_class<__ATOMIC_RELAXED>(old_end, end, map_class_of(word));
   span.store({word.kind, word.size_class, false, slices, word.heap});
-  std::atomic_thread_fence(std::memory_order_seq_cst);  // as in publish_locked
+  fence_beside_unlock();  // as in publish_locked()
 }
 
 void page_heap_region_shrink(SliceIndex slice, std::uint32_t slices) {

@@ -389,6 +389,11 @@ void set_class(SliceIndex begin, SliceIndex end, std::uint8_t map_class) {
   for (SliceIndex s = begin; end - s > 8; s += 8) *reinterpret_cast<Eight*>(bytes + s) = value;
   *reinterpret_cast<Eight*>(bytes + end - 8) = value;
 }
+// Release: pairs with the acquire in rdmalloc_range_is_idle(): what was done with the blocks, with
+// their keys above all, comes before what is done once nothing is alive there.
+inline void clear_class(SliceIndex begin, SliceIndex end) {
+  set_class<__ATOMIC_RELEASE>(begin, end, 0);
+}
 // Says of the slices [begin, end) what their span's first one is, two at once.
 inline void set_firsts(SliceIndex begin, SliceIndex end, SliceIndex first) {
   using Two [[gnu::may_alias]] = std::uint64_t;
