@@ -122,7 +122,8 @@ void release_and_give_back(PageHeap& heap, SliceIndex slice, SliceIndex near = 0
   segment_give_back(heap, slice, slices);
 }
 
-// Inlined, since the callers' word and number are constant.
+// Takes up to `wanted` runs and returns how many. Inlined, since the callers' word and number are
+// constant.
 [[gnu::always_inline]] inline std::uint32_t take(PageHeap& heap, std::uint32_t slices,
                                                  SpanWord word, SliceIndex* runs,
                                                  std::uint32_t wanted) {
@@ -199,9 +200,10 @@ bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word) {
   return true;
 }
 
-std::uint32_t quick_take(PageHeap& heap, std::uint32_t slices, SpanWord word, SliceIndex* runs,
-                         std::uint32_t wanted) {
-  return slices <= QuickList::kLongest ? take(heap, slices, word, runs, wanted) : 0;
+SliceIndex quick_take(PageHeap& heap, std::uint32_t slices, SpanWord word) {
+  SliceIndex run = 0;
+  if (slices <= QuickList::kLongest) take(heap, slices, word, &run, 1);
+  return run;
 }
 
 SliceIndex quick_oldest(const PageHeap& heap) {
@@ -231,10 +233,8 @@ bool quick_release_for(PageHeap& heap, std::uint32_t slices) {
 }
 
 bool quick_release_fitting(PageHeap& heap, std::uint32_t slices, std::uint32_t longest) {
-  if (slices > QuickList::kLongest) return false;
-  std::uint64_t lengths = lengths_of(heap.quick) >> (slices - 1);
-  std::uint32_t length = slices + static_cast<std::uint32_t>(std::countr_zero(lengths));
-  if (lengths == 0 || length > longest) return false;
+  std::uint32_t length = heap.quick.find(slices, longest);
+  if (length == 0) return false;
   release_and_give_back(heap, heap.quick.latest[length - 1]);
   return true;
 }

@@ -293,10 +293,9 @@ void cut(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, 
 // Enters the span in use with that word, which is freed at its freed_ms, if it is a block's and
 // short enough. What it pushes out becomes a free span.
 bool quick_put(PageHeap& heap, SliceIndex slice, SpanWord word);
-// Takes up to `wanted` runs of that length, those freed last, makes them spans in use with that
-// word, and returns how many.
-std::uint32_t quick_take(PageHeap& heap, std::uint32_t slices, SpanWord word, SliceIndex* runs,
-                         std::uint32_t wanted);
+// Takes the run of that length that was freed last and makes it a span in use with that word. 0:
+// there is none.
+SliceIndex quick_take(PageHeap& heap, std::uint32_t slices, SpanWord word);
 // The one freed first of all; 0: there is none.
 SliceIndex quick_oldest(const PageHeap& heap);
 // Makes so many runs, the oldest ones, free spans; whether there were any.

@@ -345,10 +345,9 @@ SliceIndex page_heap_take_span(unsigned shard, unsigned size_class) {
   TakenFor what = slices >= kBufferSlices ? TakenFor::kBuffer : TakenFor::kOthers;
   SpanWord word = span_word(shard, size_class);
   return take_from_any<true>(shard, slices, what, true, [=](PageHeap& heap, Pages pages) {
-    SliceIndex slice = 0;
-    if (quick_take(heap, slices, word, &slice, 1) != 0) return slice;
+    if (SliceIndex run = quick_take(heap, slices, word)) return run;
     bool is_zero = false;
-    slice = take_from(heap, shard, slices, 1, what, pages, &is_zero);
+    SliceIndex slice = take_from(heap, shard, slices, 1, what, pages, &is_zero);
     if (slice == 0) return slice;
     if (is_zero) events_note_use(slice, slices);
     Span& span = arena.span(slice);
@@ -387,8 +386,7 @@ SliceIndex page_heap_take_large(unsigned shard, std::uint32_t slices, std::size_
   bool is_shards = shard != kNoShard && is_for_shard(shard, slices, of_slices);
   return take_from_any<true>(shard, slices, what, is_shards, [=](PageHeap& heap, Pages pages) {
     std::uint32_t length = is_quick ? heap.quick.find(slices, longest_for(what, slices)) : 0;
-    if (SliceIndex run = 0;
-        length != 0 && quick_take(heap, length, large_word(false, 0), &run, 1) != 0) {
+    if (SliceIndex run = length != 0 ? quick_take(heap, length, large_word(false, 0)) : 0) {
       *is_zero = false;
       return run;
     }
