@@ -72,6 +72,11 @@ inline bool is_left(const Shard& shard) {
          shard.was_used.load(std::memory_order_relaxed);
 }
 
+// Whether both are of one node.
+inline bool are_near(const Shard& a, const Shard& b) {
+  return a.node.load(std::memory_order_relaxed) == b.node.load(std::memory_order_relaxed);
+}
+
 namespace detail {
 extern constinit std::atomic<std::uint32_t> shard_count;
 }

@@ -130,7 +130,7 @@ void release_and_give_back(PageHeap& heap, SliceIndex slice, SliceIndex near = 0
   SliceIndex slice = heap.quick.latest[slices - 1];
   if (slice == 0) return 0;
   prefetch_block(slice);
-  bool has_nodes = os::node_count() != 1;
+  bool are_all_near = !has_nodes();
   std::uint8_t map_class = map_class_of(word);
   word.slices = slices;
   std::uint32_t taken = 0;
@@ -138,7 +138,7 @@ void release_and_give_back(PageHeap& heap, SliceIndex slice, SliceIndex near = 0
     Span& span = arena.span(slice);
     SliceIndex next = span.next;
     // Pages of another node are for the threads there.
-    if (!has_nodes || span.node == os::this_node()) [[likely]] {
+    if (are_all_near || span.node == os::this_node()) [[likely]] {
       if (!use(heap, slices)) break;
       remove_entry(heap.quick, slice, slices);
       // As publish_locked() does; each slice of what was a span of that length knows its first.

@@ -292,8 +292,7 @@ std::uint32_t take_from_others(unsigned shard, unsigned size_class, void** block
   for (unsigned asked = 1; asked <= most; ++asked) {
     unsigned other = other_shard(shard, first, asked, count);
     SlabClass& theirs = slabs_of(other, size_class);
-    bool is_near = shards[other].node.load(std::memory_order_relaxed) ==
-                   shards[shard].node.load(std::memory_order_relaxed);
+    bool is_near = are_near(shards[other], shards[shard]);
     bool is_left = everything || rdmalloc::is_left(shards[other]);
     // Looked at last: the line of a shard at work is its threads'.
     if (!is_left && (!is_near || !may_spare)) continue;
@@ -401,8 +400,7 @@ std::uint32_t slab_take_used_of_others(unsigned shard, unsigned size_class, void
   unsigned count = shard_count();
   for (unsigned other = 0; other < count; ++other) {
     SlabClass& theirs = slabs_of(other, size_class);
-    bool is_near = shards[other].node.load(std::memory_order_relaxed) ==
-                   shards[shard].node.load(std::memory_order_relaxed);
+    bool is_near = are_near(shards[other], shards[shard]);
     if (other == shard || !is_near || listed_in(theirs) == 0 || !theirs.lock.try_lock()) continue;
     note_take_beyond(shard);
     std::uint32_t got = take_used(theirs, size_class, blocks, wanted);
