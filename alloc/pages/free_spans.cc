@@ -33,9 +33,9 @@ bool is_of_node(const Span& span, unsigned node) {
   return node == FreeSpans::kAnyNode || span.node == node;
 }
 
-// Whether `a` was freed before `b`: times wrap after 49 days.
+// Whether `a` was freed before `b`.
 bool is_older(SliceIndex a, SliceIndex b) {
-  return static_cast<std::int32_t>(arena.span(a).freed_ms - arena.span(b).freed_ms) < 0;
+  return is_before(arena.span(a).freed_ms, arena.span(b).freed_ms);
 }
 
 }  // namespace

@@ -127,7 +127,7 @@ SliceIndex join_and_insert(PageHeap& heap, SliceIndex slice, std::uint32_t slice
   auto take_in = [&](SliceIndex other, std::uint32_t other_slices) {
     std::uint32_t other_ms = arena.span(other).freed_ms;
     SliceIndex hint = remove_free(heap, other, other_slices, kind);
-    bool is_older = static_cast<std::int32_t>(other_ms - freed_ms) < 0;
+    bool is_older = is_before(other_ms, freed_ms);
     if (near == other || (age == Age::kOldest && is_older)) near = hint;
     if (age == Age::kOldest && is_older) freed_ms = other_ms;
     slices += other_slices;

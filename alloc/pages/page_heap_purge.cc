@@ -80,7 +80,7 @@ PageHeap* find_heap_due(const PurgeChoice& choice, const PurgeOffered& last) {
     SliceIndex slice = find_due(heap, choice, last, &begin, &part);
     if (slice == 0) return;
     std::uint32_t freed_ms = arena.span(slice).freed_ms;
-    if (found != nullptr && static_cast<std::int32_t>(freed_ms - oldest_ms) >= 0) return;
+    if (found != nullptr && !is_before(freed_ms, oldest_ms)) return;
     found = &heap;
     oldest_ms = freed_ms;
   });

@@ -102,7 +102,7 @@ void add_entry(QuickList& quick, SliceIndex slice, std::uint32_t slices) {
 }
 
 bool is_put_before(SliceIndex a, SliceIndex b) {
-  return static_cast<std::int32_t>(arena.span(a).older - arena.span(b).older) < 0;
+  return is_before(arena.span(a).older, arena.span(b).older);
 }
 
 // Returns the free span that it is part of then. `near`: see AgeList.

@@ -104,6 +104,11 @@ constexpr std::uint8_t map_class_of(SpanWord word) {
   return word.heap != 0 ? static_cast<std::uint8_t>(kHeapClass) : word.size_class;
 }
 
+// Whether `a` comes before `b`: times in milliseconds wrap after 49 days.
+constexpr bool is_before(std::uint32_t a, std::uint32_t b) {
+  return static_cast<std::int32_t>(a - b) < 0;
+}
+
 struct alignas(64) Span {
   // Written under the lock of the page heap that the span is of; read by any thread. Release: pairs
   // with the acquire of readers outside the lock (range_of, range_foreach), who then read
