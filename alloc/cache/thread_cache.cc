@@ -29,7 +29,7 @@ namespace {
 
 // Whether the span, just taken, has pages that were never used. Told once.
 bool is_new_span(const void* block) {
-  Span& span = arena.span(arena.slice_of(reinterpret_cast<std::uintptr_t>(block)));
+  Span& span = arena.span(arena.slice_of(block));
   bool is_new = span.new_from == 0;
   span.new_from = UINT32_MAX;
   return is_new;
@@ -280,8 +280,7 @@ void make_room(ThreadCache& cache, unsigned size_class) {
 
 // Of a block that this thread holds: whether its pages are of another node than the thread is at.
 bool is_far_span(const void* block) {
-  return arena.span(arena.slice_of(reinterpret_cast<std::uintptr_t>(block))).node !=
-         os::this_node();
+  return arena.span(arena.slice_of(block)).node != os::this_node();
 }
 
 void* allocate_slowly(unsigned size_class) {

@@ -108,6 +108,9 @@ struct Arena {
   SliceIndex slice_of(std::uintptr_t address) const {
     return static_cast<SliceIndex>((address - base) >> kSliceShift);
   }
+  SliceIndex slice_of(const void* address) const {
+    return slice_of(reinterpret_cast<std::uintptr_t>(address));
+  }
   std::uintptr_t address_of(SliceIndex slice) const {
     return base + (static_cast<std::uintptr_t>(slice) << kSliceShift);
   }

@@ -344,10 +344,6 @@ bool free_locked(PageHeap& heap, SliceIndex slice, unsigned span_class, std::uin
   return true;
 }
 
-SliceIndex slice_of_block(const void* block) {
-  return arena.slice_of(reinterpret_cast<std::uintptr_t>(block));
-}
-
 bool grow_locked(PageHeap& heap, SliceIndex slice, std::uint32_t slices) {
   Span& span = arena.span(slice);
   SpanWord word = span.load();
@@ -400,10 +396,10 @@ std::uint32_t page_heap_free_spans(unsigned span_class, void* const* blocks, std
   std::uint32_t now = now_ms(), freed = 0;
   // Those that lie in one heap, one behind the other, with its lock taken once.
   while (freed < count) {
-    PageHeap& heap = heap_of(slice_of_block(blocks[freed]));
+    PageHeap& heap = heap_of(arena.slice_of(blocks[freed]));
     LockGuard guard(heap.lock);
     for (; freed < count; ++freed) {
-      SliceIndex slice = slice_of_block(blocks[freed]);
+      SliceIndex slice = arena.slice_of(blocks[freed]);
       if (&heap_of(slice) != &heap) break;
       if (reinterpret_cast<std::uintptr_t>(blocks[freed]) != arena.address_of(slice) ||
           first_of(slice) != slice || !free_locked(heap, slice, span_class, now))

@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint32_t kMostAtOnce = class_info(kFirstSpanClass).magazine_max;
 
 [[noreturn, gnu::cold]] void report_bad_free(void* block, unsigned size_class) {
-  SliceIndex slice = arena.slice_of(reinterpret_cast<std::uintptr_t>(block));
+  SliceIndex slice = arena.slice_of(block);
   std::uintptr_t offset = reinterpret_cast<std::uintptr_t>(block) % kSliceBytes;
   bool is_inside = arena.class_at(slice) == size_class &&
                    (offset != 0 || arena.first[slice].load(std::memory_order_relaxed) != slice);
