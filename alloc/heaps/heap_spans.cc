@@ -189,7 +189,7 @@ bool heap_slab_give_back(Heap& heap, unsigned size_class, void* const* blocks,
     has_freed |= free_if_empty(heap, slabs, block.slice, true);
   }
   if (!heap_gives_pages(heap)) return has_freed;
-  // seq_cst: as in notify_watcher() (slab.cc). It sees the counts, or we that it waits.
+  // seq_cst: as in slab_note_change(). It sees the counts, or we that it waits.
   std::atomic_thread_fence(std::memory_order_seq_cst);
   return has_freed || slab_is_watched();
 }

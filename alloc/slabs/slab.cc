@@ -48,7 +48,7 @@ void list(SlabLists& lists, SliceIndex slice, unsigned bucket) {
   if (span.next != 0) arena.span(span.next).previous = slice;
   lists.head[bucket] = slice;
   lists.listed.store(listed_in(lists) + 1, std::memory_order_relaxed);
-  // seq_cst: see give_back_word.
+  // seq_cst: see give_back_word().
   span.is_listed.store(1, std::memory_order_seq_cst);
 }
 
@@ -135,13 +135,6 @@ namespace {
 // Set while the purge thread relies on being notified when slabs change (slab_watch).
 constinit std::atomic<bool> is_watched{false};
 
-// seq_cst with the store before it, of bits or of a magazine in the depot, against slab_watch() and
-// then the watcher's looks at both: it sees those, or we that it wants to be notified.
-void notify_watcher() {
-  if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))
-    purge_note_slab_change();
-}
-
 bool has_free_bits(SliceIndex slice, std::uint32_t words) {
   Bitmap bits = arena.bitmap(slice);
   for (std::uint32_t w = 0; w < words; ++w)
@@ -199,7 +192,7 @@ bool is_empty_slab(SliceIndex slice, unsigned size_class) {
 
 // After a give-back: lists the slab if no thread did, and releases it if it is empty and not the
 // last one of its class with free blocks (which the next allocation would make again).
-void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
+void list_or_release(unsigned size_class, SliceIndex slice) {
   std::uint64_t seen = arena.span(slice).word.load(std::memory_order_acquire);
   SpanWord word = unpack(seen);
   if (!is_slab_of(word, size_class)) return;
@@ -214,7 +207,7 @@ void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
     std::uint32_t is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed);
     std::uint32_t kept = shard_count() == 1 ? 1 : kSlabsKept;
     note_use(slabs);
-    if (is_empty_slab(slice, size_class) && !(may_keep && listed_in(slabs) - is_listed < kept)) {
+    if (is_empty_slab(slice, size_class) && listed_in(slabs) - is_listed >= kept) {
       release(slabs, slice);
       released = true;
     } else if (is_listed == 0 && has_free_bits(slice, words_of(info))) {
@@ -241,7 +234,7 @@ void list_or_release(unsigned size_class, SliceIndex slice, bool may_keep) {
     if (slice == 0) break;
     got += slab_take_from(slice, info, words_of(info), blocks + wanted - got, wanted - got);
     if (got == wanted) return got;
-    // Its bits were all taken. Off the list, then look again: see give_back_word.
+    // Its bits were all taken. Off the list, then look again: see give_back_word().
     unlist(slabs, slice);
     if (has_free_bits(slice, words_of(info))) list(slabs, slice, 0);
     note_spare(slabs, size_class);
@@ -330,8 +323,8 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
   const ClassInfo& info = class_info(size_class);
   Span& span = arena.span(slice);
   // seq_cst with the load of is_listed below, against the store of is_listed and then the loads of
-  // the bitmap in slab_take: of a giver that sees "listed" and a taker that sees "no bits left and
-  // unlists", one sees the other. Release: pairs with the fetch_and in slab_take_from().
+  // the bitmap in take_or_make(): the giver sees that the slab is off the list, or the taker sees
+  // the bits. Release: pairs with the fetch_and in slab_take_from().
   std::uint64_t before = arena.bitmap(slice)[word].fetch_or(mask, std::memory_order_seq_cst);
   if (before & mask) [[unlikely]] {
     auto index = word * 64 + static_cast<std::uint32_t>(std::countr_zero(before & mask));
@@ -343,18 +336,13 @@ void give_back_word(unsigned size_class, SliceIndex slice, std::uint32_t word, s
   // be another one.
   if (word < span.scan_word.load(std::memory_order_relaxed))
     span.scan_word.store(static_cast<std::uint16_t>(word), std::memory_order_relaxed);
-  // Release: a thread that reads slab_blocks from it has every giver's bits before it. seq_cst with
-  // the load of is_watched in slab_give_back(), against its store and then the loads of free_blocks
-  // in slab_watch's caller: the purge thread sees the change, or we that it wants to be notified.
+  // Release: a thread that reads slab_blocks from it has every giver's bits before it. seq_cst: see
+  // slab_note_change().
   std::int32_t now = span.free_blocks.fetch_add(count, std::memory_order_seq_cst) + count;
   if (now == static_cast<std::int32_t>(info.slab_blocks) ||
       span.is_listed.load(std::memory_order_seq_cst) == 0) [[unlikely]]
-    list_or_release(size_class, slice, true);
+    list_or_release(size_class, slice);
 }
-
-}  // namespace
-
-namespace {
 
 // Once, whatever is in flight.
 std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
@@ -481,11 +469,14 @@ void slab_give_back(unsigned size_class, void* const* blocks, std::uint32_t coun
     i += run;
   }
   if (group != 0) give_back_word(size_class, arena.slice_of(base), word, mask, group);
-  notify_watcher();
+  slab_note_change();
 }
 
+// seq_cst with the store before it, of bits or of a magazine in the depot, against slab_watch() and
+// then the watcher's looks at both: it sees those, or we that it wants to be notified.
 void slab_note_change() {
-  notify_watcher();
+  if (is_watched.load(std::memory_order_seq_cst) && is_watched.exchange(false))
+    purge_note_slab_change();
 }
 
 void slab_watch(bool wanted) {
@@ -511,7 +502,7 @@ void slab_pages_end(SliceIndex slice, unsigned size_class, const SlabPages& purg
     LockGuard guard(slabs_of(arena.span(slice).load().shard, size_class).lock);
     pages_put(slice, purged);
   }
-  list_or_release(size_class, slice, true);
+  list_or_release(size_class, slice);
 }
 
 bool slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, bool has_turn) {

@@ -73,8 +73,8 @@ bool slab_is_free(SliceIndex slice, std::uintptr_t low, std::uintptr_t high, boo
 // Whether the purge thread is to be notified, once, when blocks are next given back to any slab
 // (purge_note_slab_change). A full fence comes after it.
 void slab_watch(bool wanted);
-// The same for blocks that were put into the depot or given back to a heap's slab instead, by
-// seq_cst. Any thread, with no lock held.
+// Notifies it if so: blocks went to a slab, a heap's too, or to the depot, by a seq_cst store. Any
+// thread, with no lock held.
 void slab_note_change();
 // Whether it still is to be notified. seq_cst.
 bool slab_is_watched();
