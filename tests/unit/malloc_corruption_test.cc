@@ -169,19 +169,6 @@ TEST_F(MallocCorruption, small_blocks_freed_twice_in_a_run_are_reported_by_the_f
 }
 
 #if RDMALLOC_CHECKED
-TEST_F(MallocCorruption, checked_a_small_block_freed_twice_is_reported_at_once) {
-  for (size_t bytes : {size_t{1}, size_t{48}, size_t{1000}, 20 * kKiB}) {
-    EXPECT_DEATH(
-        {
-          void* block = aut::malloc(bytes);
-          aut::free(block);
-          free_wrongly(block);
-        },
-        NAMES_THE_ADDRESS)
-        << bytes;
-  }
-}
-
 TEST_F(MallocCorruption, checked_a_small_block_freed_by_two_threads_is_reported) {
   EXPECT_DEATH(
       {
