@@ -83,7 +83,7 @@ bool keep_long_block(ThreadCache& cache, SliceIndex slice) {
 
 void drop_long_block(ThreadCache& cache) {
   if (cache.long_block.load(std::memory_order_relaxed) == 0) return;
-  // Acquire: as in cache_take_long().
+  // Acquire: as in take_long_block().
   if (SliceIndex slice = cache.long_block.exchange(0, std::memory_order_acquire)) give_up(slice);
 }
 

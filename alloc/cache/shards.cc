@@ -23,7 +23,9 @@ bool may_have_shards(unsigned count) {
   return count <= dirty_limits.backed_bytes.load(std::memory_order_relaxed) / kLimitOfShard;
 }
 
-constinit Lock making;  // a shard; under it nothing but the mapping of metadata
+// A shard. Under it metadata is mapped, and the central page heap's lock taken: no thread that
+// holds that one comes here.
+constinit Lock making;
 // The shard of each place, and 1; 0: none yet. Written under the lock. Release, once the shard is
 // made and counted: pairs with the acquire in shard_here().
 constinit std::atomic<std::uint16_t> shard_of_place[kShardLimit] = {};

@@ -106,7 +106,7 @@ struct alignas(64) ThreadCache {
   std::uint32_t age_cursor = 0;               // class that ageing looks at next
   std::uint32_t take_backs_seen = 0;          // of take_backs(), when it was last emptied for them
   std::atomic<SliceIndex> long_block{0};      // that it keeps (long_block.h); 0: none
-  std::atomic<std::uint64_t> held_bytes{0};   // likewise; magazines and the blocks they may hold
+  std::atomic<std::uint64_t> held_bytes{0};   // relaxed; magazines and the blocks they may hold
   int exit_rounds = 0;                        // how often the thread's key destructor ran
   std::uint8_t shard = 0;                     // where the thread was when it last looked
   std::uint8_t steals_from = 0;               // which other shard's depot it asks next

@@ -1,8 +1,8 @@
-// Shards: what the depot and the slabs are divided into where there are several threads. A shard is
-// for the threads of one place, a processor (os/topology.h), and comes to be when a thread is first
-// seen there; so a process on few processors has few. It has a depot and, for each class, lists of
-// slabs and a lock of its own. What an empty one lacks it takes from the others, before new memory
-// is made.
+// Shards: what depot, slabs and page heap are divided into where there are several threads. A shard
+// is for the threads of one place, a processor (os/topology.h), and is made when a thread is first
+// seen there; so a process on few processors has few. It has a depot, a page heap
+// (pages/segments.h) and, for each class, lists of slabs with a lock. What it lacks it takes from
+// the others, before new memory is made.
 //
 // A thread that has its shard to itself stays there, whatever processor it runs on later; two that
 // meet in one part by where they run. So threads that are no more than the processors have a shard

@@ -30,7 +30,7 @@
 // A live bit changes under the lock of a shard: by an atomic operation, since the blocks of one
 // word may be in several shards, but while the heap has one shard by a load and a store. Free bits
 // change under the lock of the class. The child of a fork believes the span words and the live
-// bits, and makes all else anew (heap_rebuild).
+// bits, and makes all else anew (heap_rebuild_spans()).
 //
 // Span words name a heap by its slot, the index in the pool. All spans of a heap are gone before
 // its slot is used again; handles, which the user keeps, have a generation besides.

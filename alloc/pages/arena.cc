@@ -203,8 +203,9 @@ Plan choose_plan() {
   arena.room_bytes = left < wanted ? round_up(left, kChunkBytes) : wanted;
   if (left / 2 >= wanted) return {wanted, wanted};
   // Short of address space: a quarter of what is left now, the rest when it is needed, for stacks
-  // and libraries want some too. The program may raise the limit; each of its sixteenfold is a 64th
-  // per cent of it for the class map, and for tables that others index by slice.
+  // and libraries want some too. The program may raise the limit: up to sixteen times what is left
+  // are within the extent, for which the class map, and tables that others index by slice, are
+  // reserved whole.
   constexpr std::uint64_t kMostRaise = 16;
   std::uint64_t most = os::address_limit().most_bytes;
   if (most / kMostRaise > left) most = left * kMostRaise;

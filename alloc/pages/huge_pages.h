@@ -17,9 +17,11 @@
 // The kernel keeps a mapping of its own for each range of addresses that differs from its
 // neighbours, 65,530 of them in a process: there are at most kHugeRanges such ranges.
 //
-// A chunk is asked for before any page of it is used, never later (I1). All calls under the
-// central page heap's lock, but for huge_is_chunk() and huge_is_any(): of slices in use, or of the
-// heap whose lock is held.
+// A chunk is asked for before any page of it is used, never later (I1).
+//
+// All calls under the central page heap's lock, but for huge_is_chunk() and huge_is_any(), of
+// slices in use or of the heap whose lock is held; huge_is_earned() and huge_is_any_passed(), which
+// are hints without it; and huge_split(), with no lock.
 #pragma once
 
 #include <atomic>
@@ -57,7 +59,7 @@ void huge_ask_for_segment(SliceIndex begin, SliceIndex end, std::uint64_t used);
 // What the frontier moved over for a block at a far multiple: new still, and where blocks are to
 // lie next. Runs shorter than a huge block are not noted.
 void huge_note_passed(SliceIndex begin, SliceIndex end);
-// Whether any chunk is such; also without the lock. Whether all of these are.
+// Whether any chunk is such. Whether all of these are.
 namespace detail {
 extern constinit std::atomic<std::uint32_t> passed_chunks;
 }

@@ -107,7 +107,7 @@ void page_heap_narrow_room();
 void page_heap_widen_room(std::uint32_t more);
 bool page_heap_is_over_room(std::uint64_t more);
 
-// RDMALLOC_LIMIT in slices.
+// RDMALLOC_LIMIT, or the room of a small cgroup, in slices; UINT64_MAX: neither.
 std::uint64_t page_heap_limit_slices();
 
 // Publishes a span that was taken out of a region as a large block of its heap.

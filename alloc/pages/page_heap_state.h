@@ -1,9 +1,17 @@
-// The insides of the page heap, for the files that it is made of: page_heap.cc (free spans, and
-// what is freed, grown, shortened), page_heap_take.cc (taking), page_heap_others.cc (what
-// other shards have), page_heap_quick.cc (the quick list), segments.cc (what heap has which
-// segment), page_heap_region.cc (regions of heaps of the user), page_heap_purge.cc (what the purge
-// thread does), page_heap_rebuild.cc (walks over everything: fork, checks, counters). Everything
-// below wants the lock of the heap that it is given, but where it says otherwise.
+// The insides of the page heap, for the files that it is made of:
+//
+//   page_heap.cc             free spans; what is freed, grown, shortened
+//   page_heap_take.cc        taking, and the order in which places are tried
+//   page_heap_neighbours.cc  free neighbours taken as one
+//   page_heap_places.cc      what is left to buffers, and to threads of another node
+//   page_heap_others.cc      what other shards have free
+//   page_heap_quick.cc       the quick list
+//   segments.cc              which heap has which segment
+//   page_heap_region.cc      regions of heaps of the user
+//   page_heap_purge.cc       the purge thread's part
+//   page_heap_rebuild.cc     walks over everything: fork, checks, counters
+//
+// Everything below wants the lock of the heap that it is given, but where it says otherwise.
 #pragma once
 
 #include "alloc/core/vain_looks.h"
