@@ -26,9 +26,8 @@ void depot_put_back(unsigned shard, unsigned size_class, Magazine* magazine);
 void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine);
 // Blocks go to the depot: as a magazine if it is whole, or was before blocks of other nodes left it
 // and still has half as many; else with what others left. Where that is full, to the slabs.
-// What the thread only frees goes to the shard that it is from, where it is allocated: in this one
-// it would lie and others would look for it. `is_taken_from`: whether
-// the thread also takes blocks of the class. Consumes the magazine.
+// `is_taken_from`: whether the thread also takes blocks of the class. If it only frees them, they
+// go to the shard that they are from, whose threads allocate them. Consumes the magazine.
 void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, bool is_taken_from);
 // Blocks of other nodes leave the magazine for their slabs: in the depot of this shard, and in the
 // cache of one of its threads, they would be handed for ever to threads that are far from them.

@@ -6,23 +6,22 @@
 //
 //    slots   p0  p1  p2  p3  p4  ^top         what is there
 //            p0  p1  p2 NULL p4  ^top         a mark: pops stop above it, pushes go on
-//    taken: p0 .. p3                p4 stays, and the slots below are closed up when the owner
-//    comes
+//    taken:  p0 .. p3                         p4 stays; the owner closes the gap when it comes
 //
-//   1  ask      Caches are asked for. Their owners, when they come to a slow path, wait for the
-//   end.
-//      barrier  Every thread passes one (membarrier). Whose owner is in a slow path is let be.
+//   1  ask      The taker asks for caches. An owner that comes to its slow path waits for the end.
+//      barrier  Every thread passes one (membarrier). Caches whose owner is in its slow path are
+//               left alone.
 //   2  mark     The second block from the top becomes NULL, in each bin with two or more.
 //      barrier
-//   3  decide   The bin has a block above the mark still, and the mark is there: what lies below is
-//               the taker's. Else the block goes back where the NULL is.
+//   3  decide   If the bin still has a block above the mark, and the mark is there, what lies below
+//               is the taker's. Else the block goes back where the NULL is.
 //   4  take     Blocks are copied, the owners go on, the blocks go to their slabs.
 //
-// Why that is so: no pop is on its way to a marked slot. One that began before the second barrier
-// had the slot on top, and then either the bin has no block above the mark, or one was pushed
-// since, over the mark; one that begins after it finds the NULL. The block on top stays since a
-// thread may have been interrupted, for however long, between the load of that block and the store
-// of `top`: by a signal whose handler waits, as collectors of garbage do. One block of each class
+// Why step 3 is right: no pop is on its way to a marked slot. A pop that began before the second
+// barrier had the slot on top; then either the bin has no block above the mark, or one was pushed
+// since, over the mark. A pop that begins after the barrier finds the NULL. The block on top stays,
+// since a thread may be interrupted, for however long, between its load of that block and its store
+// of `top`: by a signal whose handler waits, as garbage collectors' do. So one block of each class
 // is left.
 //
 // Without membarrier (before Linux 4.14, under a filter, under ThreadSanitizer, which does not know

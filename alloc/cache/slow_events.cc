@@ -14,13 +14,13 @@
 namespace rdmalloc {
 namespace {
 
-// Every so many trips to the slow path a thread looks at one class that it may not use any more: at
-// eight of them in each 32nd, one call gave hundreds of blocks up.
+// Every so many trips to the slow path a thread looks at one class that it may not use any more.
+// With a look at eight classes in each 32nd trip, one call gave up hundreds of blocks.
 constexpr std::uint32_t kEventsPerAge = 4;
 // A class that came to the slow path less often since the last look at it, of 324 trips of all.
 constexpr std::uint8_t kFewMisses = 4;
-// And every so many whether others miss what it has borrowed: at each of them, 64 threads of 1 to
-// 32 KiB moved 0.072 lines for each operation at their start, with this 0.047.
+// Every so many trips it looks whether others miss what it has borrowed. With a look at each trip,
+// 64 threads of 1 to 32 KiB moved 0.072 lines for each operation at their start, with this 0.047.
 constexpr std::uint32_t kEventsPerReturn = 8;
 
 unsigned next_to_age(ThreadCache& cache) {

@@ -4,18 +4,17 @@
 // against RDMALLOC_LIMIT, and under RLIMIT_AS, RLIMIT_DATA, strict overcommit or at the arena's end
 // they may be all there is. An allocation that found nothing gives them back and tries once more:
 //
-//   the calling thread's magazines, the depot of all shards, what heaps keep   to their slabs
-//   empty slabs                                                                to the page heap
-//   free spans of all families and shards                                     the page heap looks
-//   itself
-//   where that was not enough: other threads' magazines, but for one block    to their slabs
-//   of each class (reclaim.h)
+//   the calling thread's magazines, the depots, what heaps keep   go to their slabs
+//   empty slabs                                                   go to the page heap
+//   free spans of all families and shards                         are looked at by the page heap
+//   if that was not enough: other threads' magazines, but for     go to their slabs
+//   one block of each class (reclaim.h)
 //
-// No system call is made but to wake the purge thread, to sleep, and membarrier() (I1). Two waits,
-// each bounded by 100 ms: for a purge that has pages of slabs in flight, and for other threads, of
-// which none is waited for by a lock or a word of its own: one that was in a slow path, so that
-// nothing was taken from it, gives up its cache at the next, when it sees that the number of
-// take-backs has changed.
+// No system call is made but to wake the purge thread, to sleep, and membarrier() (I1). There are
+// two waits, each of 100 ms at most. One is for a purge that has pages of slabs in flight. The
+// other is for threads that were in a slow path, so that nothing could be taken from them: such a
+// thread gives up its cache at its next slow path, where it sees that the number of take-backs has
+// changed. No lock and no word of that thread's is waited for.
 #pragma once
 
 #include <atomic>

@@ -5,8 +5,7 @@
 //   class 1 .. 16    multiples of 16 up to 256 bytes
 //   class 17 .. 72   eight to a doubling from 256 bytes to 32 KiB: at most 12.5 % is lost; beside
 //                    other threads half of them serve (cache/coarse_classes.h)
-//   class 73 .. 77   2, 4, 8, 16 and 32 KiB once more, in slabs of one slice: for blocks of more
-//   than
+//   class 73 .. 77   2, 4, 8, 16 and 32 KiB once more, in slabs of one slice: for blocks above
 //                    1 KiB where no slab of eight slices is to be had (cache/take_back.h)
 //   class 78 .. 81   spans of 64, 128, 192 and 256 KiB that threads cache: slabs of one block
 //   kLargeClass      a span that is one block; its bin is like that of class 0

@@ -13,8 +13,7 @@ using Ticks = std::uint64_t;
 constexpr const char* kTimerName = "rdtsc";
 
 // mfence: the program's last writes may otherwise still wait for their lines, and the call for
-// them: with 64 of them, to the first bytes of pages, tcmalloc's malloc of 256 KiB took 290 ns
-// instead of
+// them: with 64 of them, to the first bytes of pages, tcmalloc's malloc of 256 KiB took 290 ns for
 // 20. lfence: rdtsc may be read before what stands in front of it is done, and the call begin
 // before rdtsc is read.
 inline Ticks ticks_before() {

@@ -2,9 +2,8 @@
 // one block of so much, so much of it backed by so many threads, and its end. WAY:
 //   touch           each thread writes a byte of each page of its part
 //   prefault        rdmalloc_reg_prefault() with a registrar that does nothing
-//   register        the same with mlock() as the registrar: pages are counted and pinned one by
-//   one,
-//                   as a device's driver does
+//   register        the same with mlock() as the registrar, which counts and pins pages singly, as
+//                   a device's driver does
 //   pool-2M, pool-1G  a heap on pages of the kernel's pool, made and written
 // bench_start runs it. Times are wall times, in ms.
 #include <rdmalloc/regcache.h>

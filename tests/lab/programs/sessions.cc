@@ -13,8 +13,7 @@
 //                                    functions (0 without a device)
 //   notified, attached, attaches     OPAL's notifier: its ranges and times attached in this cycle,
 //                                    whether it is attached after it
-//   own_misses, own_hits, own_live   a domain of rdmalloc's own cache, opened and closed in this
-//   cycle:
+//   own_misses, own_hits, own_live   a domain of rdmalloc's own cache, open in this cycle only:
 //                                    calls that registered, calls that did not, registrations
 //                                    before the close
 //   purges_seen                      by an observer that is added and removed in this cycle

@@ -5,9 +5,10 @@
 // alone: while its slices are free, or to a heap where no live block begins there, every
 // build reports it; once they are ordinary slabs again, checked builds do, and release builds see
 // it when the block goes back to its slab, if ever. What cannot be seen is a block that lives again
-// at the same address. Seen
-// to fail: with handles without a generation, with a destroy that does not look who was first, with
-// a free that does not look at the live bit.
+// at the same address.
+//
+// Seen to fail: with handles without a generation, with a destroy that does not look who was first,
+// with a free that does not look at the live bit.
 #include <errno.h>
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
