@@ -11,13 +11,15 @@
 
 namespace rdmalloc {
 
-// Where the bin for so many bytes lies, in words of 8 bytes from a thread's first bin. A table,
-// since a branch between kinds of classes is mispredicted where sizes come mixed. One up to 256
-// bytes: larson took a sixth longer, alloc-test a twentieth. Up to 4 KiB: 64 live blocks of 2 to 6
-// KiB took 13 ns for 7 now, of 64 B to 64 KiB 11 for 6. Up to 64 KiB: 16 live blocks of 32 to 128
-// KiB took 12 ns for 6 now. 0 is the bin of class 0, always empty, which sends the caller to the
-// slow path: of 0 bytes, of all before the initialisation, and of spans until a thread takes a
-// second one of their length. So the pages of the table for spans are backed where they serve.
+// Where the bin for so many bytes lies, in words of 8 bytes from a thread's first bin. A table for
+// all cached sizes, since a branch between kinds of classes is mispredicted where sizes come mixed.
+// With a table up to 256 bytes larson took a sixth longer, and alloc-test a twentieth. With one up
+// to 4 KiB, 64 live blocks of 2 to 6 KiB took 13 ns for 7, of 64 B to 64 KiB 11 for 6; with one up
+// to 64 KiB, 16 live blocks of 32 to 128 KiB took 12 ns for 6.
+//
+// 0 is the bin of class 0, always empty, which sends the caller to the slow path: for 0 bytes, for
+// all sizes before the initialisation, and for spans until a thread takes a second one of their
+// length. So the table's pages for spans are backed only where they serve.
 inline constexpr std::size_t kStepMax = 262144;  // the table's end; it has steps of 8 bytes
 static_assert(kStepMax == kCachedMax);
 struct BinOffsets {

@@ -54,8 +54,8 @@ thread_local constinit bool has_no_cache = false;
 // Up to kFreesWithoutCache.
 thread_local constinit std::uint8_t frees_without_cache = 0;
 
-// Of a cache that is empty, and whose thread_id is 0: within the slow path, so that a taker that
-// finds no thread there lets it be (reclaim.h).
+// Of a cache that is empty. Its thread_id became 0 within a slow path, so that a taker finds no
+// thread there and leaves it alone (reclaim.h).
 void end_cache(ThreadCache& cache) {
   shards[cache.shard].threads.fetch_sub(1, std::memory_order_relaxed);
   caches.free(&cache);

@@ -17,10 +17,11 @@ namespace rdmalloc {
 
 // Classes become coarse for more threads than that ...
 inline constexpr std::uint64_t kFineThreads = 1;
-// ... while slabs are less than so many slices for each, but for eight of each class that have free
-// blocks: what lives in the other classes then leaves places that few sizes have a use for. Of full
-// slabs alone 432 MiB of 4 KiB of which 30 % had been freed, in each slab some, were nothing: 64
-// threads that took them again had 677 MiB resident.
+// ... while slabs are fewer slices than so many for each thread: what lives in the other classes
+// then leaves places that few sizes have a use for. Eight slabs with free blocks of each class do
+// not count (slab_slices_held()). With full slabs counted only, 432 MiB of blocks of 4 KiB, of
+// which 30 % had been freed, some in each slab, were nothing: 64 threads that took them again had
+// 677 MiB resident.
 inline constexpr std::uint64_t kFewSlices = (std::size_t{384} << 10) / kSliceBytes;
 // They stay so, whatever lives then and as threads end: what lived in coarse classes leaves places
 // that other sizes can't use. With a limit, four threads that passed it and went on replacing came

@@ -1,14 +1,14 @@
 // The block of more than 256 KiB that a thread freed last, kept for its next one of that length.
 //
-// The page heap has it again for four atomic exchanges, those of its lock, which are two fifths of
-// the time of a malloc and its free. A thread that takes blocks of one length, time and again,
-// frees one just before it takes the next: that one it keeps. One word says which. The owner takes
-// it by an exchange, and so does any other thread: the purge thread where the owner is idle, an
-// allocation that finds no memory, a child of a fork.
+// By way of the page heap it would cost four atomic exchanges, those of its lock, which are two
+// fifths of the time of a malloc and its free. A thread that takes blocks of one length, time and
+// again, frees one just before it takes the next: that one it keeps. One word says which. The owner
+// takes it by an exchange, and so does any other thread: the purge thread where the owner is idle,
+// an allocation that finds no memory, a child of a fork.
 //
 // Kept, the block is in use as far as its page heap is concerned: class, span and generation stay
-// as they are. So its pages and what is registered there stay too. Whether it is kept its span
-// says, for a free() that comes twice.
+// as they are. So its pages and what is registered there stay too. Its span says that it is kept,
+// so that a second free() of it is found.
 //
 // Only a thread that frees a large block before most of those that it takes, which are of one
 // length, keeps one, and gives it up with the first of another length: else each block goes to the
@@ -23,8 +23,8 @@
 namespace rdmalloc {
 
 // A block of the length of the one before adds so much to the score if one was freed meanwhile, and
-// takes one away if not. So two and three blocks that are taken, and then freed, are kept one of,
-// of more none.
+// takes one away if not. So of two or three blocks that are taken, and then freed, one is kept; of
+// more none.
 inline constexpr std::uint8_t kScoreOfFreed = 3, kScoreToKeep = 24, kMostScore = 48;
 
 namespace detail {

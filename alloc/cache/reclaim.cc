@@ -101,8 +101,8 @@ Look look_at(ThreadCache& cache) {
   return {is_idle, bytes};
 }
 
-// Whether the thread has kept none since the last look. What else it is at work with says nothing
-// of that: a block of up to 4 MiB would stay for as long as it has small ones.
+// Whether the thread has kept none since the last look. That it works with other blocks is no
+// reason to leave it one of up to 4 MiB.
 bool long_is_idle(ThreadCache& cache) {
   std::uint16_t before = cache.longs_at_look;
   return before == (cache.longs_at_look = cache.longs_kept.load(kRelaxed));

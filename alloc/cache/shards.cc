@@ -13,10 +13,10 @@
 namespace rdmalloc {
 namespace {
 
-// Free memory of a shard's at work is mostly the others' only where an allocation would fail
-// otherwise: each takes new pages first. With RDMALLOC_LIMIT, and in a small cgroup, there are no
-// more shards than one for each part of so much. Two shards of a limit of 32 MiB had 62 MiB
-// resident at most, one 47 (take_back_cgroup).
+// Most of what a shard at work has free is taken by others only where an allocation would fail
+// otherwise: before that each takes new pages. So with RDMALLOC_LIMIT, and in a small cgroup, there
+// is one shard at most for each so many bytes. At a limit of 32 MiB two shards had 62 MiB resident
+// at most, one 47 (take_back_cgroup).
 constexpr std::uint64_t kLimitOfShard = std::uint64_t{64} << 20;
 
 bool may_have_shards(unsigned count) {

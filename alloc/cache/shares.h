@@ -8,9 +8,8 @@
 
 namespace rdmalloc {
 
-// What a thread's cache may hold, magazines included, in any case: the first threads of a process,
-// as many as can run at once and some, a generous share, the n-th after them a share of kLaterBytes
-// / n.
+// What a thread's cache may hold in any case, magazines included: each of the first kFirstThreads
+// threads a generous share, the n-th thread after them kLaterBytes / n.
 inline constexpr std::uint64_t kFirstThreads = 8;
 inline constexpr std::uint64_t kFirstShareBytes = 384 << 10;
 inline constexpr std::uint64_t kLaterBytes = std::uint64_t{5} << 19;
@@ -22,18 +21,18 @@ constexpr std::uint64_t share_of(std::uint64_t threads) {
   return share < kSmallestShareBytes ? kSmallestShareBytes : share;
 }
 
-// And what threads borrow beside it, while they use it, in parts of kLoanBytes: all together at
-// most lent_bytes_of() them, one at most so much that it has kMostShareBytes. With that batches of
+// Beside it threads borrow, in parts of kLoanBytes, while they use it: together lent_bytes_of() at
+// most, one until its share and its loan are kMostShareBytes. With that batches of
 // thousands of blocks of sixty classes stay in magazines (the program sh6 takes half the
 // instructions it takes with 1280 KiB; 200 live blocks of 16 B to 32 KiB take 9 ns, with 3200 KiB
 // 12). A loan goes back as its thread gives up the classes it was for, as it ends, or is idle
 // (reclaim.h). decisions/0011-loans-and-idle-threads.md
 inline constexpr std::uint64_t kLoanBytes = std::uint64_t{16} << 10;
-// Each thread may borrow its part, lent_bytes_of() / threads, to the last, more than that only
-// while one in so many parts of all is left; a thread with more gives it back from there on, at its
-// trips to the slow path, so much at once. Before, those that came first had what others missed: of
-// 64 threads at work ten had 1.1 MiB and left the fast path at 0.01 % of their operations, the
-// others nothing, and 37 %. decisions/0018-equal-parts.md
+// Each thread may always borrow its part, lent_bytes_of() / threads. It may borrow more while one
+// in kLeftForParts of all is left. Where less is left, a thread that has more than its part gives
+// some back at its trips to the slow path, kMostReturnedBytes at once. Without that, of 64 threads
+// at work the first ten had 1.1 MiB each and left the fast path at 0.01 % of their operations, the
+// others had nothing, and left it at 37 %. decisions/0018-equal-parts.md
 inline constexpr std::uint64_t kLeftForParts = 16;
 inline constexpr std::uint64_t kMostReturnedBytes = std::uint64_t{128} << 10;
 // Ahead of what a thread needs, at most so much at once.
@@ -65,8 +64,8 @@ constexpr std::uint64_t free_only_share_of(std::uint64_t threads) {
   return threads <= kFirstThreads ? 320 << 10 : share_of(threads) / 4;
 }
 
-// Blocks of each class above kLongestOfTwo that the n-th thread may have beside its share, with
-// their magazine, and two of each shorter one where it is not none. A share of many threads is less
+// Blocks of each class that the n-th thread may have beside its share, with their magazine: so many
+// of classes above kLongestOfTwo, and of shorter ones two, or none. A share of many threads is less
 // than what one of them cycles through in forty classes of up to 32 KiB: without these each trip to
 // the slow path gave up a class to open another. All together come to 940 KB beside few, 530 KB
 // beside many; a thread that uses few classes has few. With two of the long ones beside many, 64 to
@@ -80,11 +79,11 @@ constexpr std::uint32_t own_blocks_of(std::uint64_t threads) {
 // Blocks of a class that a thread beside others may hold at most: so many that their cube times the
 // bytes of one is no more than this. Between full and empty what comes and goes by chance stays for
 // the square of their number in operations; so many of each class make all trips to the slow path
-// fewest that a given memory can, where classes are used alike. Few and many thread: up to
-// kFirstThreads and more. Without any, a hundred threads that hand on blocks of 32 to 256 B had two
-// full magazines of each class, 11 MiB, and two that hand on 64 of 512 B to 8 KiB 5 MiB, with 0.5
-// live. Half and twice as many bytes, time and memory of 34 rows beside many: 1.04 and 0.99, 0.96
-// and 1.03; of 27 beside few: 1.05 and 0.99, 1.01 and 1.01.
+// fewest that a given memory can, where classes are used alike. Few and many threads: up to
+// kFirstThreads, and more. Without any, a hundred threads that hand on blocks of 32 to 256 B had
+// two full magazines of each class, 11 MiB, and two that hand on 64 of 512 B to 8 KiB 5 MiB, with
+// 0.5 live. Half and twice as many bytes, time and memory of 34 rows beside many: 1.04 and 0.99,
+// 0.96 and 1.03; of 27 beside few: 1.05 and 0.99, 1.01 and 1.01.
 // decisions/0011-loans-and-idle-threads.md
 inline constexpr std::uint64_t kCubeOfManyBytes = std::uint64_t{4} << 20;
 inline constexpr std::uint64_t kCubeOfFewBytes = std::uint64_t{64} << 20;

@@ -5,9 +5,9 @@
 // threads hold, and the purge thread may count. A thread without a cache points at a shared one
 // whose bins are all empty and all full, so the fast paths have no initialised-test.
 //
-// Who writes what: bins and cold_bins only the owning thread (or the one thread of a fork child,
-// after the owner is gone); but reclaim.h takes blocks from bins of others. held_bytes and the bins
-// may be read by others, for statistics.
+// Bins and cold bins are written by the owning thread only, or by the one thread of a fork child
+// once the owner is gone; but reclaim.h takes blocks out of the bins of other threads. Any thread
+// may read held_bytes and the bins, for statistics.
 #pragma once
 
 #include <atomic>
@@ -41,7 +41,7 @@ struct ColdBin {
 };
 static_assert(sizeof(ColdBin) == 16);
 static_assert(kPairSlots <= UINT8_MAX);
-// Of a thread of which none ended before: the first ones fill their own shards.
+// Looks that a class of a new cache leaves out at first: the first threads fill their own shards.
 inline constexpr std::uint8_t kFirstRefillsAlone = 3;
 // A slot's number, of 32 GiB of magazines: enough to tell two tops apart.
 inline std::uint32_t slot_of(void* const* top) {

@@ -44,7 +44,7 @@ SliceIndex slice_in_use(const void* block) {
 
 // A large span for the request; 0 when there is no memory.
 SliceIndex take_slices(std::size_t bytes, std::size_t alignment, bool* is_zero) {
-  // Who asks for zeroes may write few of them.
+  // A caller that asks for zeroes may write few of them.
   TakenFor what = is_zero != nullptr ? TakenFor::kZeroes : TakenFor::kBuffer;
   bool is_unused = false;
   if (is_zero == nullptr) is_zero = &is_unused;

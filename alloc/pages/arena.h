@@ -84,19 +84,17 @@ struct Arena {
   // written under its class's lock. Reused: touched again, to be notified (events.h).
   std::atomic<std::uint16_t>* purged_pages = nullptr;
   std::atomic<std::uint16_t>* reused_pages = nullptr;
-  // For each segment (segments.h) the page heap whose it is: a shard's number, 0 for the central
-  // one.
+  // The page heap of each segment (segments.h): a shard's number, 0 for the central one.
   std::atomic<std::uint8_t>* heap_of_segment = nullptr;
 
-  // What huge pages are to a chunk (huge_pages.h), a byte for each: a block of 400 GiB marks all of
-  // its chunks. Null until the first is marked. Release: pairs with the acquire of readers, the
-  // table is there.
+  // A byte for each chunk (huge_pages.h), since a block of 400 GiB marks all of its chunks. Null
+  // until the first is marked. Release: pairs with the acquire of readers, the table is there.
   std::atomic<std::atomic<ChunkMark>*> huge_chunks{nullptr};
 
   SliceIndex reserved = 0;   // slices reserved, under the page heap's lock
   SliceIndex committed = 0;  // slices usable, likewise
   std::size_t page_bytes = 0;
-  std::size_t room_bytes = 0;  // address space that there was for it at first: pools go by that
+  std::size_t room_bytes = 0;  // address space there was at first; pools are sized by it
 
   std::size_t extent() const {
     return published_extent.load(std::memory_order_acquire);

@@ -31,8 +31,7 @@ RDMALLOC_AT_START constinit std::atomic<PageListener*> first{nullptr};
 constexpr std::uint8_t kNotifyUse = 1;    // handed out for the first time, to be notified
 constexpr std::uint8_t kNotifyReuse = 2;  // handed out again after a purge, to be notified
 constexpr std::uint8_t kWasPurged = 4;    // purged since it was last handed out
-constexpr std::uint8_t kNotifyPages =
-    8;  // some pages of it, see Arena::reused_pages, to be notified
+constexpr std::uint8_t kNotifyPages = 8;  // some pages of it (Arena::reused_pages), to be notified
 constexpr std::uint8_t kNotify = kNotifyUse | kNotifyReuse;
 
 // Slices with something to notify of lie in [low, high): widened by the thread that notes

@@ -11,8 +11,8 @@
 //   anything                              new chunks, where the program was seen to touch what it
 //                                         takes: what it took last on small pages is resident
 //
-// What is seen (mincore) is worth as many chunks as are a share of the heap. Then one has small
-// pages again, to be looked at: of a huge page the kernel can't tell what was touched.
+// What is seen (mincore) earns huge pages for a share of the heap's size. After those there are
+// small pages again, to be looked at: of a huge page the kernel can't tell what was touched.
 //
 // The kernel keeps a mapping of its own for each range of addresses that differs from its
 // neighbours, 65,530 of them in a process: there are at most kHugeRanges such ranges.

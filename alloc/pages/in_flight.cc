@@ -15,8 +15,8 @@ constexpr std::int64_t kLongestWaitNs = 100'000'000;
 struct Flight {
   // Odd while something is out of flight. Changed with the turn; waited for by futex.
   //
-  // seq_cst: a thread that finds a span or a block missing that went out after memory_goes_out()
-  // sees the odd value, and one that does not see it come back sees the even one.
+  // seq_cst: a thread that misses a span or a block that went out sees the odd value; once that is
+  // back, a thread that sees the even value finds it.
   std::atomic<std::uint32_t> epoch{0};
   // seq_cst, against `epoch`: a waiter raises it and then sleeps only while the epoch is the one it
   // saw; a purge changes the epoch and then looks here.
@@ -32,8 +32,8 @@ constinit Flight flight;
 
 void memory_goes_out(InFlight what) {
   flight.what.store(what, std::memory_order_seq_cst);
-  // One who waited for the flight before may have raised it behind that one's end. Who waits for
-  // this one has seen the odd value, so raises it later.
+  // A thread that waited for the flight before may have raised it after that flight's end. A thread
+  // that waits for this one raises it later, once it has seen the odd value.
   flight.is_awaited.store(false, std::memory_order_seq_cst);
   flight.epoch.fetch_add(1, std::memory_order_seq_cst);
 }

@@ -5,9 +5,9 @@
 // for that. So an allocation that found nothing waits until it is back, and the purge that learns
 // of it stops after the piece under way: what is wanted at once is not worth giving back.
 //
-// The wait is bounded, and it is not for the purge turn: an observer may stand still because it
-// waits for a lock of a fabric that our caller holds (I2). Then malloc fails after all; and until
-// something comes back, those who come later fail at once.
+// The wait is bounded, and it is not for the purge turn: an observer may itself wait for a lock of
+// a fabric that our caller holds (I2). Then malloc fails after all, and until something comes back
+// later allocations fail at once.
 #pragma once
 
 #include <cstdint>

@@ -10,9 +10,9 @@ namespace rdmalloc {
 namespace {
 
 constexpr std::uint64_t kMostDirtyBytes = std::uint64_t{512} << 20;
-// And of so many shards that this is more: what one keeps from the others (segments.h) is a share
-// of the ceiling. 64 threads that free 2 MiB four times and allocate it again moved 4.1 lines for
-// each of them with 512 MiB, 0.006 now.
+// Of many shards so much for each, where that is more: what a shard keeps from the others
+// (segments.h) is a share of the ceiling. 64 threads that free 2 MiB four times and allocate it
+// again moved 4.1 lines for each of them with 512 MiB, 0.006 now.
 constexpr std::uint64_t kMostDirtyBytesOfShard = std::uint64_t{32} << 20;
 // With all of the limit, four threads that change sizes (take_back_cgroup) had 76 MiB resident at
 // the most at a limit of 32, with a quarter 48, with a 16th no less.
@@ -21,7 +21,8 @@ constexpr std::uint64_t kLimitShare = 4;
 // In a cgroup of more, what caches may hold is less than a tenth.
 constexpr std::uint64_t kSmallCgroupBytes = std::uint64_t{1} << 30;
 // Of a small cgroup, spans in use and free ones have all but an eighth, which is for what else the
-// program has, and for what threads take while the purge thread wakes.
+// program has, and for what threads take while the purge thread wakes. The room of those in use is
+// half of it (page_heap_set_room).
 constexpr std::uint64_t kOthersShare = 8;
 constexpr std::uint64_t kRoomShare = 2;
 
@@ -77,7 +78,7 @@ void limits_init() {
     fit_segments(settings.dirty_max_bytes != 0 ? settings.dirty_max_bytes : kMostDirtyBytes);
   if (settings.dirty_max_bytes != 0) set_dirty_max(settings.dirty_max_bytes);
   if (settings.limit_bytes != UINT64_MAX) page_heap_set_limit(settings.limit_bytes);
-  // Programs in a sandbox that kills for reading files later on (docs/settings.md).
+  // For programs in a sandbox that ends them if files are read later on (docs/settings.md).
   if (!settings.watch_pressure) limits_take(os::memory_limits());
 }
 

@@ -5,8 +5,8 @@
 //
 //   retained  backed by pages, left by a buffer, perhaps registered still; by one above 4 MiB only
 //             once there are threads, or something that may register memory (places.h)
-//   dirty   backed by pages, left by anything else
-//   clean   reads as zero, costs nothing
+//   dirty     backed by pages, left by anything else
+//   clean     reads as zero, costs nothing
 //
 //   a buffer takes           retained, else dirty, else clean
 //   a slab or a small span   dirty, else retained that is old or not among the 32 latest, else
@@ -25,8 +25,8 @@
 //   == its first slice;  class_map is 0 for all slices of a free span
 //
 // Lock order: a slab class's lock, a shard's page heap's, the central one's; no thread holds those
-// of two shards, but for page_heap_is_valid(). Under the central one: raw mprotect,
-// mincore and MADV_HUGEPAGE at growth, nothing else that enters the kernel.
+// of two shards, but for page_heap_is_valid(). Under the central one: raw mprotect, mincore and
+// MADV_HUGEPAGE at growth, nothing else that enters the kernel.
 #pragma once
 
 #include <cstddef>
@@ -143,7 +143,7 @@ void page_heap_shrink(SliceIndex slice, std::uint32_t slices);
 // Makes a large span of malloc's a region of a heap, free as a whole.
 void page_heap_region_make(SliceIndex slice, std::uint16_t owner);
 // Ends the region: what is the heap's of these slices is dirty from now on; or, with `is_kept`, out
-// of everybody's reach for ever. No block of the heap is in use there.
+// of reach for ever. No block of the heap is in use there.
 void page_heap_region_end(SliceIndex slice, std::uint32_t slices, bool is_kept);
 // Ends one whose pages are not the arena's own: it is retired until page_heap_region_restored().
 void page_heap_region_retire(SliceIndex slice, std::uint32_t slices);

@@ -1,11 +1,11 @@
 // Which other shards' page heaps are still: the pages that are free there serve before new ones.
 //
-// What a shard at work has free is no other's, but for much of a buffer's kind, or lines would go
-// to and fro for ever. But where threads take turns each shard came to hold what the longest turn
+// A shard at work keeps what it has free, but for buffers where it has much: else lines would go to
+// and fro for ever. But where threads take turns, each shard came to hold what the longest turn
 // there needed: 90 MiB of 50 (decisions/0005).
 //
 // A heap is still when its shard's threads took no span while this one's took several. How many
-// goes by what came of it: two shards at work look at each other once for 64 spans of new pages. At
+// depends on what earlier looks found: two shards at work look at each other once for 64 spans. At
 // each tick of the clock a shard notes what the others took, so that one whose turn begins with
 // free pages of its own knows by the time they are used up. What is taken goes back to the heap
 // that it is of, which looks as if it had never been lent.

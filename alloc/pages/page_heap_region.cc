@@ -1,5 +1,5 @@
-// Regions of heaps of the user: runs of slices that no other span is cut from. All of
-// the central heap.
+// Regions of heaps of the user: runs of slices that no other span is cut from. All of the central
+// heap.
 #include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"

@@ -468,14 +468,16 @@ inline void count_and_note(PageHeap& own) {
   if (takes - own.others.noted_takes.load(std::memory_order_relaxed) >= kTakesForEachNote)
     note_others(own);
 }
-// Of few shards, where the heap that was asked has no pages for so many slices: the next other one,
-// by `from`, which is 0 at first, that is to be asked, locked; null: none. That are those that are
-// still, and for a buffer those that have many free. Each shard would come to hold the most that
-// its threads ever needed at once, and threads that are more than processors take their load from
-// one to the other. A shard at work keeps a segment and more for itself: where it kept less, blocks
-// that nothing is written to went to and fro (a tenth more time). But for so often as
-// may_take_beyond() allows, where a look counts as several: it takes more lines than one at a
-// depot; and so often it waits for a lock that is taken, as a free of another's block does.
+// Of few shards, where the heap `asked` has no pages for so many slices: the next other heap that
+// may have them, locked; null: none. `from` is 0 at first. Asked are heaps that are still, and for
+// a buffer those that have much free: else each shard would come to hold the most that its threads
+// ever needed at once, since threads that outnumber processors carry their load from one to the
+// other.
+//
+// A shard at work keeps a segment and more for itself: where it kept less, blocks that nothing is
+// written to went to and fro (a tenth more time). Only as often as may_take_beyond() allows is that
+// taken too, or a lock waited for. There a look counts as several, since it takes more lines than
+// one at a depot.
 PageHeap* lock_other(const PageHeap& asked, unsigned shard, std::uint32_t slices,
                      bool is_for_buffer, unsigned* from);
 

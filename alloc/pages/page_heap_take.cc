@@ -313,7 +313,7 @@ SliceIndex take_from_any(unsigned shard, std::uint32_t slices, TakenFor what, bo
   return slice;
 }
 
-// The last ones of take_from_any() are not asked for the best place.
+// The heaps of other shards, which take_from_any() asks last, are not asked for the best place.
 SliceIndex take_from(PageHeap& heap, unsigned shard, std::uint32_t slices, Alignment alignment,
                      TakenFor what, Pages pages, bool* is_zero) {
   if (pages == Pages::kOthers || is_central(heap) || heap.index == shard)

@@ -124,10 +124,12 @@ struct alignas(64) Span {
   SliceIndex younger;
   SliceIndex older;
   union {
-    std::uint32_t freed_ms;  // the same: when (milliseconds of os::coarse_ms, wrapping)
+    // Free span that is backed, or run of a quick list: when it was freed (os::coarse_ms,
+    // wrapping).
+    std::uint32_t freed_ms;
     // Slab only. Blocks from this one on were never handed out, and lie on pages that were clean;
-    // more than there are where no page was. Under the lock of its class. Of a span that threads
-    // cache, until its first thread has looked: 0 where its pages were clean.
+    // UINT32_MAX where no page was. Under the lock of its class. Of a span that threads cache,
+    // until its first thread has looked: 0 where its pages were clean.
     std::uint32_t new_from;
   };
 

@@ -201,8 +201,8 @@ void list_or_release(unsigned size_class, SliceIndex slice) {
   bool released = false;
   {
     LockGuard guard(slabs.lock);
-    // By now the span may be something else, and a slab of another shard: the thread that gave that
-    // one blocks back does it.
+    // By now the span may be something else, a slab of another shard too: the thread that gives
+    // blocks back to that one lists it.
     if (arena.span(slice).word.load(std::memory_order_acquire) != seen) return;
     std::uint32_t is_listed = arena.span(slice).is_listed.load(std::memory_order_relaxed);
     std::uint32_t kept = shard_count() == 1 ? 1 : kSlabsKept;

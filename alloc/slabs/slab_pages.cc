@@ -13,9 +13,9 @@ namespace rdmalloc {
 namespace {
 
 // The blocks that a purge of pages has in flight, for the child of a fork, where the purge ends.
-// Written under the lock, together with the bitmap and before it: what stands here while the lock
-// is held says no more than that these bits may be set; while it is free, that they are clear and
-// no other thread has the blocks.
+// Written under the lock, together with the bitmap and before it. So a child that finds the lock
+// held knows no more than that these bits may be set; one that finds it free, that they are clear
+// and no other thread has the blocks.
 struct InPurge {
   // 0: none. Relaxed: a thread that asks for a slab holds a lock that the purge took since it wrote
   // the slab's slice, or takes before it clears it.
