@@ -17,7 +17,6 @@
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
 #include "alloc/core/options.h"
-#include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/page_heap.h"

@@ -1,7 +1,5 @@
 #include "alloc/core/file_thread.h"
 
-#include <errno.h>
-
 #include <atomic>
 
 #include "alloc/core/helper_threads.h"

@@ -2,8 +2,6 @@
 
 #include <errno.h>
 
-#include <cstring>
-
 #include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/decimal.h"

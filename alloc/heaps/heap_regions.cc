@@ -3,8 +3,8 @@
 #include <errno.h>
 
 #include "alloc/cache/take_back.h"
-#include "alloc/core/fork.h"
 #include "alloc/core/options.h"
+#include "alloc/core/order_for_fork.h"
 #include "alloc/core/report.h"
 #include "alloc/os/populate.h"
 #include "alloc/os/rounding.h"

@@ -11,7 +11,6 @@
 #include <sys/utsname.h>
 #include <time.h>
 
-#include <bit>
 #include <cstring>
 
 #include "alloc/os/fault.h"

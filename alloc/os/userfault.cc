@@ -8,8 +8,6 @@
 #include <sys/ioctl.h>
 #include <time.h>
 
-#include <cstring>
-
 #include "alloc/os/fault.h"
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"

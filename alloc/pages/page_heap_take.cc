@@ -1,6 +1,5 @@
 // Taking free spans: for slabs, for buffers, for what grows, and the order in which they are tried.
 #include "alloc/os/topology.h"
-#include "alloc/pages/dirty.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap_state.h"
 

@@ -14,7 +14,6 @@
 #include <pthread.h>
 #include <time.h>
 
-#include "alloc/cache/depot.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/file_thread.h"
 #include "alloc/core/fork.h"
@@ -32,7 +31,6 @@
 #include "alloc/pages/places.h"
 #include "alloc/pages/purge_turn.h"
 #include "alloc/purge/purge_state.h"
-#include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
 

@@ -16,7 +16,6 @@
 
 #include <atomic>
 #include <cmath>
-#include <string>
 #include <thread>
 #include <vector>
 

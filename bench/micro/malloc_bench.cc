@@ -9,10 +9,8 @@
 #include <dlfcn.h>
 #include <rdmalloc/rdmalloc.h>
 
-#include <atomic>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <string>
 #include <thread>
 #include <vector>

@@ -4,7 +4,6 @@
 
 #include <cstdio>
 #include <cstring>
-#include <string>
 
 #include "bench/programs/programs.h"
 #include "bench/support/marks.h"

@@ -3,8 +3,6 @@
 
 #include <errno.h>
 
-#include <cstring>
-
 #include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/callbacks.h"

@@ -1,7 +1,5 @@
 #include "regcache/core/state.h"
 
-#include <errno.h>
-
 #include "alloc/for_regcache.h"
 #include "regcache/core/statistics.h"
 #include "regcache/core/wiped_on_fork.h"

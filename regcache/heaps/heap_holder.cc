@@ -1,5 +1,4 @@
 // Registered heaps as holders of registrations (core/rooms.h): closing a domain, and checkpoints.
-#include <errno.h>
 
 #include <utility>
 

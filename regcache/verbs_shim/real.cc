@@ -4,7 +4,6 @@
 #include <errno.h>
 
 #include <atomic>
-#include <utility>
 
 namespace rdmalloc_shim {
 namespace {

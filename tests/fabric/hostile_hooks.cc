@@ -3,7 +3,6 @@
 // libc's symbols for giving memory back, overridden by the program, as fabrics' memory hooks do:
 // first the cache is told, then the system call is made. A thread that calls them with the fabric's
 // lock held hangs. Raw system calls pass by unheard, which is what rdmalloc's own paths rely on.
-#include <errno.h>
 #include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

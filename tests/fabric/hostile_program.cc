@@ -12,7 +12,6 @@
 //
 // Prints what it saw and ends with 0; or it hangs, which is the finding.
 #include <dlfcn.h>
-#include <pthread.h>
 #include <rdmalloc/rdmalloc.h>
 #include <stdio.h>
 #include <stdlib.h>

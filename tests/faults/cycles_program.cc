@@ -11,7 +11,6 @@
 #include <rdmalloc/registrar_uring.h>
 #include <stdlib.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
 #include "tests/faults/held.h"
 #include "tests/support/kernel_has.h"

@@ -13,7 +13,6 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <functional>
 #include <thread>
 

@@ -6,7 +6,6 @@
 #include <gtest/gtest.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>

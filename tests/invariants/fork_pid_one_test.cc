@@ -6,9 +6,7 @@
 //
 // Seen to fail with locks that know their owner by the kernel's id: hung at the first child or the
 // fourth.
-#include <errno.h>
 #include <gtest/gtest.h>
-#include <pthread.h>
 #include <rdmalloc/rdmalloc.h>
 #include <sched.h>
 #include <signal.h>

@@ -3,10 +3,8 @@
 // I11: after fork the child allocates and frees, whatever the parent's other threads were doing.
 // Built over the prefixed library and, with the standard names, run under the preloaded one. A
 // child that hangs is shown with its stacks.
-#include <errno.h>
 #include <gtest/gtest.h>
 #include <link.h>
-#include <signal.h>
 #include <spawn.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -14,7 +12,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <functional>

@@ -6,7 +6,6 @@
 #include <rdmalloc/rdmalloc.h>
 #include <signal.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 

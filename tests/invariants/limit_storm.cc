@@ -16,7 +16,6 @@
 // A failure prints its seed; threads make no two histories the same, so run it some times.
 // Seen to fail: without take_back() (all three, at once); without its naps data and address, in
 // half of the runs of 2 s, setting in one of ten.
-#include <errno.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 

@@ -20,7 +20,6 @@
 #include <rdmalloc/regcache.h>
 #include <sched.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>

@@ -8,7 +8,6 @@
 // ceiling, and not the next tick alone, no test tells: a tick comes within a second.
 #include <gtest/gtest.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>

@@ -5,11 +5,9 @@
 // without it: none is missing there, and none too many.
 //
 // Seen to fail with `getppid` added to a row, and with `mprotect` taken from one.
-#include <errno.h>
 #include <gtest/gtest.h>
 #include <linux/seccomp.h>
 #include <malloc.h>
-#include <pthread.h>
 #include <rdmalloc/rdmalloc.h>
 #include <signal.h>
 #include <stddef.h>

@@ -24,7 +24,6 @@
 
 #include <algorithm>
 #include <string>
-#include <vector>
 
 #include "tests/notifiers/expect.h"
 

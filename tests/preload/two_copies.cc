@@ -12,7 +12,6 @@
 #include <pthread.h>
 #include <rdmalloc/rdmalloc.h>
 #include <rdmalloc/regcache.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -7,7 +7,6 @@
 #include <rdmalloc/rdmalloc.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <deque>
 #include <memory>
 #include <random>

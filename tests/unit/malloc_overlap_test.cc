@@ -11,7 +11,6 @@
 #include <pthread.h>
 #include <string.h>
 
-#include <atomic>
 #include <map>
 #include <mutex>
 #include <thread>

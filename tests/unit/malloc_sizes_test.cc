@@ -5,7 +5,6 @@
 #include <gtest/gtest.h>
 #include <string.h>
 
-#include <algorithm>
 #include <set>
 #include <thread>
 #include <vector>

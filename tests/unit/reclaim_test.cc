@@ -5,7 +5,6 @@
 #include "alloc/cache/reclaim.h"
 
 #include <gtest/gtest.h>
-#include <pthread.h>
 #include <rdmalloc/rdmalloc.h>
 #include <sys/wait.h>
 #include <unistd.h>

@@ -11,7 +11,6 @@
 //   RDMALLOC_LAB_COUNT=1           says both counts on standard error at exit
 //   RDMALLOC_LAB_LOG=1             says each on standard error as it comes: process, address, bytes
 #include <dlfcn.h>
-#include <errno.h>
 #include <infiniband/verbs.h>
 #include <stdio.h>
 #include <stdlib.h>

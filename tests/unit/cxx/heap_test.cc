@@ -5,7 +5,6 @@
 // resources of different heaps that are equal.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <list>

@@ -18,7 +18,6 @@
 #include <shared_mutex>
 #include <thread>
 #include <unordered_map>
-#include <utility>
 #include <vector>
 
 #include "regcache/core/stripes.h"

@@ -1,6 +1,5 @@
 // The few functions of libibverbs that the shim stands in front of, for a test of its own state:
 // what is registered is only counted.
-#include <errno.h>
 #include <infiniband/verbs.h>
 
 #include <cstdlib>
