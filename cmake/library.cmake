@@ -15,6 +15,13 @@ foreach(source ${sources})
   endif()
 endforeach()
 
+# Elsewhere, what pads jumps costs a thirtieth of the code.
+foreach(source ${sources} ${overriding})
+  if(source MATCHES "/alloc/(api|cache|heaps)/")
+    set_property(SOURCE ${source} APPEND PROPERTY COMPILE_OPTIONS ${RDMALLOC_PADS_JUMPS})
+  endif()
+endforeach()
+
 function(rdmalloc_objects name)
   add_library(${name} OBJECT ${ARGN})
   target_link_libraries(${name} PUBLIC rdmalloc_inside_malloc)

@@ -37,7 +37,7 @@ if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
   endif()
 endif()
 if(RDMALLOC_COMPILER_PADS_JUMPS OR RDMALLOC_ASSEMBLER_PADS_JUMPS)
-  target_compile_options(rdmalloc_inside_malloc INTERFACE ${pads_jumps})
+  set(RDMALLOC_PADS_JUMPS ${pads_jumps})
 endif()
 target_compile_definitions(rdmalloc_inside_malloc INTERFACE RDMALLOC_INSIDE
   $<$<BOOL:${RDMALLOC_CHECKED}>:RDMALLOC_CHECKED=1>)
