@@ -83,7 +83,25 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   depot_hand_over(cache.shard, size_class, loaded, is_taken_from);
 }
 
+// By the class map: a child of fork may see a block that has not its bin yet.
+void drop_deferred(ThreadCache& cache) {
+  void* block = cache.take_deferred();
+  if (block == nullptr) return;
+  SliceIndex slice = arena.slice_of(reinterpret_cast<std::uintptr_t>(block));
+  slab_give_back(arena.class_at(slice), &block, 1);
+}
+
+// With the others, to the depot.
+static void enter_deferred(ThreadCache& cache) {
+  Bin& bin = *cache.deferred_bin;
+  if (cache.deferred == nullptr || bin.top == bin.end) return drop_deferred(cache);
+  *bin.top = cache.take_deferred();
+  order_for_fork();
+  bin.top += 1;
+}
+
 void drop_all(ThreadCache& cache) {
+  enter_deferred(cache);
   drop_long_block(cache);
   for (unsigned c = 1, end = classes_end(cache); c < end; ++c) drop_class(cache, c);
   return_sheets(cache);
@@ -112,6 +130,7 @@ void close_gaps(ThreadCache& cache) {
 // nothing else.
 void drop_left(ThreadCache& cache) {
   drop_long_block(cache);
+  drop_deferred(cache);
   close_gaps(cache);
   return_loan(cache);
   for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {

@@ -68,6 +68,8 @@ bool move_to(ThreadCache& cache, unsigned size_class, Length length);
 // The first `part` blocks of a magazine that no bin works on leave it.
 void hand_over_part(const ThreadCache& cache, unsigned size_class, Magazine* magazine,
                     std::uint32_t part, bool is_taken_from);
+// The deferred block goes to its slab.
+void drop_deferred(ThreadCache& cache);
 // Empties a class of a thread and forgets its magazines.
 void drop_class(ThreadCache& cache, unsigned size_class);
 void drop_all(ThreadCache& cache);

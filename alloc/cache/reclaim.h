@@ -22,7 +22,7 @@
 // since, over the mark. A pop that begins after the barrier finds the NULL. The block on top stays,
 // since a thread may be interrupted, for however long, between its load of that block and its store
 // of `top`: by a signal whose handler waits, as garbage collectors' do. So one block of each class
-// is left.
+// is left; and the deferred one, which no other thread touches.
 //
 // Without membarrier (before Linux 4.14, under a filter, under ThreadSanitizer, which does not know
 // it) threads keep what they have, as they do where no purge thread runs.

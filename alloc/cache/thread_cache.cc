@@ -338,7 +338,9 @@ void* allocate_slowly(unsigned size_class) {
 
 void* cache_allocate_slow(unsigned size_class, std::size_t bytes) {
   if (size_class == 0 && ensure_initialised()) return cache_allocate(1, 1);  // malloc(0)
-  void* block = allocate_slowly(size_class);
+  ThreadCache& cache = *detail::this_cache;
+  bool is_deferred = cache.deferred != nullptr && cache.deferred_bin == &cache.bins[size_class];
+  void* block = is_deferred ? cache.take_deferred() : allocate_slowly(size_class);
   if (block == nullptr) [[unlikely]]
     return allocate_after_take_back(size_class, bytes);
   in_use_begin(block, size_class);
@@ -371,25 +373,35 @@ void* cache_allocate_span(unsigned size_class) {
   return block;
 }
 
-void cache_free_slow(void* block, unsigned size_class) {
-  fork_check();
-  ThreadCache* cache = cache_to_free_into();
-  if (cache == nullptr) return slab_give_back(size_class, &block, 1);
-  SlowPath slow_path(*cache);
-  note_slow_event(*cache);
-  ColdBin& cold = cold_bin_of(*cache, size_class);
-  if (cold.loaded == nullptr && !open_class(*cache, size_class))
-    return slab_give_back(size_class, &block, 1);
-  note_miss(*cache, cold, size_class);
-  Bin& bin = cache->bins[size_class];
-  if (bin.top[-1] == block) report_fatal_address("double free() of", block);
-  if (bin.top == bin.end) make_room(*cache, size_class);
+// A block enters its class's bin, where room is made, or goes to its slab where it has none.
+static void enter(ThreadCache& cache, void* block, unsigned size_class) {
+  ColdBin& cold = cold_bin_of(cache, size_class);
+  bool is_open = cold.loaded != nullptr;
+  if (!is_open && !open_class(cache, size_class)) return slab_give_back(size_class, &block, 1);
+  Bin& bin = cache.bins[size_class];
+  if (!is_open || bin.top == bin.end) note_miss(cache, cold, size_class);
+  if (bin.top == bin.end) make_room(cache, size_class);
 #if RDMALLOC_CHECKED
   if (bin.top >= bin.end) report_fatal_address("free() found no room in a magazine for", block);
 #endif
   *bin.top = block;
   order_for_fork();
   bin.top += 1;
+}
+
+void cache_free_slow(void* block, unsigned size_class) {
+  fork_check();
+  ThreadCache* cache = cache_to_free_into();
+  if (cache == nullptr) return slab_give_back(size_class, &block, 1);
+  if (cache->deferred == block || cache->bins[size_class].top[-1] == block)
+    report_fatal_address("double free() of", block);
+  SlowPath slow_path(*cache);
+  note_slow_event(*cache);
+  if (cache->deferred != nullptr) {
+    auto deferred_class = static_cast<unsigned>(cache->deferred_bin - cache->bins);
+    enter(*cache, cache->take_deferred(), deferred_class);
+  }
+  enter(*cache, block, size_class);
 }
 
 void cache_flush_this_thread() {

@@ -5,7 +5,8 @@
 // bitmap word that is touched, which also shows a block that is freed twice (its bit is set
 // already).
 //
-//   set bits + blocks in magazines and depot + live blocks + blocks on pages in purging
+//   set bits + blocks in magazines and depot + deferred ones (0021) + live blocks
+//     + blocks on pages in purging
 //     == slab_blocks                                                               (for each slab)
 //   free_blocks <= set bits, equal while no give-back is between its two steps
 //   a slab with set bits is listed, or a thread is on its way to list it

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: BSD-3-Clause
+//
+// The small block that a thread freed last, which enters its bin at the next free(): who gets it,
+// and that it is never lost.
+#include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
+#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "alloc/cache/bins.h"
+#include "alloc/cache/depot.h"
+#include "alloc/cache/reclaim.h"
+#include "alloc/slabs/slab.h"
+#include "tests/support/counters.h"
+#include "tests/support/process.h"
+#include "tests/support/worker.h"
+
+namespace {
+
+using rdmalloc::class_of;
+using rdmalloc_test::Worker;
+
+// Sizes that libc and gtest have no use for, of classes that serve beside other threads too.
+constexpr size_t kBytes = 20 << 10, kOther = 12 << 10;
+
+rdmalloc::ThreadCache& mine() {
+  return *rdmalloc::detail::this_cache;
+}
+uint32_t in_bin(size_t bytes) {
+  unsigned c = class_of(bytes);
+  return rdmalloc::count_of(mine().bins[c], rdmalloc::cold_bin_of(mine(), c));
+}
+// All that the thread has in its bin of that size.
+std::vector<void*> take_all(size_t bytes) {
+  std::vector<void*> blocks;
+  do blocks.push_back(rdmalloc_malloc(bytes));
+  while (in_bin(bytes) != 0);
+  return blocks;
+}
+void give(const std::vector<void*>& blocks) {
+  for (void* block : blocks) rdmalloc_free(block);
+}
+// Blocks of that size which the program has, or the cache of another thread.
+uint64_t held_by_others(size_t bytes) {
+  rdmalloc::cache_flush_this_thread();
+  rdmalloc::depot_empty();
+  rdmalloc::SlabCounters counters = rdmalloc::slab_counters(class_of(bytes));
+  return counters.blocks - counters.free_blocks;
+}
+
+// Seen to fail with a slow path that does not look at it: another block, and a trip counted.
+TEST(Deferred, the_only_block_comes_back_without_a_trip_to_the_slow_path) {
+  std::vector<void*> blocks = take_all(kBytes);
+  void* block = blocks.back();
+  uint32_t trips = mine().slow_events;
+  for (int i = 0; i < 100; i++) {
+    rdmalloc_free(block);
+    ASSERT_EQ(mine().deferred, block);
+    ASSERT_EQ(rdmalloc_malloc(kBytes), block);
+    ASSERT_EQ(mine().deferred, nullptr);
+  }
+  EXPECT_EQ(mine().slow_events, trips);
+  give(blocks);
+}
+
+TEST(Deferred, a_block_enters_its_bin_at_the_next_free) {
+  std::vector<void*> blocks = take_all(kBytes);
+  void* other = rdmalloc_malloc(kOther);
+  void *first = rdmalloc_malloc(kBytes), *second = rdmalloc_malloc(kBytes);
+  give(take_all(kBytes));  // of what the refill brought
+  rdmalloc_free(other);
+  uint32_t count = in_bin(kBytes);
+  rdmalloc_free(first);
+  EXPECT_EQ(in_bin(kBytes), count);
+  rdmalloc_free(second);
+  EXPECT_EQ(in_bin(kBytes), count + 1);
+  EXPECT_EQ(rdmalloc_malloc(kBytes), first);
+  rdmalloc_free(first);
+  give(blocks);
+}
+
+// What may be registered keeps its address: the buffer that was freed last is the next one.
+// Seen to fail without is_entered_at_once().
+TEST(Deferred, buffers_are_not) {
+  for (size_t bytes : {rdmalloc::kSliceBytes, rdmalloc::kCachedMax}) {
+    void *a = rdmalloc_malloc(bytes), *b = rdmalloc_malloc(bytes);
+    void* small = rdmalloc_malloc(kOther);
+    rdmalloc_free(small);
+    rdmalloc_free(a);
+    rdmalloc_free(b);
+    EXPECT_EQ(mine().deferred, small);
+    void* again = rdmalloc_malloc(bytes);
+    EXPECT_EQ(again, b) << bytes;
+    rdmalloc_free(again);
+  }
+}
+
+// Seen to fail with a drop_all() that forgets it: 51 more.
+TEST(Deferred, a_thread_that_ends_or_flushes_gives_it_back) {
+  uint64_t before = held_by_others(kBytes);
+  for (int i = 0; i < 50; i++) {
+    Worker().run([] {
+      void* block = rdmalloc_malloc(kBytes);
+      rdmalloc_free(block);
+      EXPECT_EQ(mine().deferred, block);
+    });
+  }
+  Worker flushes;
+  flushes.run([] {
+    void* block = rdmalloc_malloc(kBytes);
+    rdmalloc_free(block);
+    EXPECT_EQ(mine().deferred, block);
+    rdmalloc::cache_flush_this_thread();
+    EXPECT_EQ(mine().deferred, nullptr);
+  });
+  EXPECT_EQ(held_by_others(kBytes), before);
+}
+
+// A thread that only frees, for which bins are full again and again: of whichever class the
+// deferred block is. Seen to fail with one that is dropped where its bin has no room.
+TEST(Deferred, none_is_lost_where_bins_are_full) {
+  constexpr int kEach = 2000;
+  for (size_t other : {kBytes, kOther, size_t{100}, rdmalloc::kSliceBytes}) {
+    std::vector<void*> blocks, others;
+    uint64_t before = held_by_others(kBytes) + held_by_others(kOther) + held_by_others(100);
+    for (int i = 0; i < kEach / 10; i++) blocks.push_back(rdmalloc_malloc(kBytes));
+    for (int i = 0; i < kEach; i++) others.push_back(rdmalloc_malloc(other));
+    Worker().run([&] {
+      for (size_t i = 0; i < others.size(); i++) {
+        rdmalloc_free(others[i]);
+        if (i % 10 == 0) rdmalloc_free(blocks[i / 10]);
+      }
+    });
+    EXPECT_EQ(held_by_others(kBytes) + held_by_others(kOther) + held_by_others(100), before);
+    std::vector<void*> again;
+    for (int i = 0; i < kEach / 10; i++) again.push_back(rdmalloc_malloc(kBytes));
+    for (int i = 0; i < kEach; i++) again.push_back(rdmalloc_malloc(other));
+    EXPECT_FALSE(rdmalloc_test::has_duplicates(again)) << other;
+    give(again);
+  }
+}
+
+// Seen to fail (a write to no magazine) without the look whether the class is open.
+TEST(Deferred, a_class_may_be_given_up_meanwhile) {
+  Worker().run([] {
+    std::vector<void*> blocks = take_all(kBytes);
+    void* block = blocks.back();
+    blocks.pop_back();
+    rdmalloc_free(block);
+    ASSERT_EQ(mine().deferred, block);
+    {
+      rdmalloc::SlowPath slow_path(mine());
+      rdmalloc::drop_class(mine(), class_of(kBytes));
+    }
+    void* other = rdmalloc_malloc(kOther);
+    rdmalloc_free(other);
+    rdmalloc_free(rdmalloc_malloc(kOther));
+    EXPECT_NE(mine().deferred, block);
+    give(blocks);
+  });
+}
+
+// I11. Seen to fail with drop_left() that forgets it.
+TEST(Deferred, I11_a_child_takes_back_those_of_vanished_threads) {
+  constexpr int kWorkers = 20;
+  Worker workers[kWorkers];
+  for (Worker& worker : workers)
+    worker.run([] {
+      std::vector<void*> blocks = take_all(kBytes);
+      rdmalloc_free(blocks.back());
+      EXPECT_NE(mine().deferred, nullptr);
+      EXPECT_EQ(in_bin(kBytes), 0u);
+    });
+  uint64_t before = held_by_others(kBytes);
+  pid_t child = fork();
+  if (child == 0) {
+    rdmalloc_free(rdmalloc_malloc(rdmalloc::kCachedMax + 1));  // it looks what is left
+    uint64_t after = held_by_others(kBytes);
+    fprintf(stderr, "%lu blocks held, %lu before the fork\n", after, before);
+    _exit(after == before - kWorkers ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status));
+  EXPECT_EQ(status, 0);
+}
+
+class DeferredDeath : public ::testing::Test {
+ protected:
+  void SetUp() override { GTEST_FLAG_SET(death_test_style, "threadsafe"); }
+};
+
+// Each at the second free() of the same block, as before there were deferred ones.
+TEST_F(DeferredDeath, a_block_freed_twice_in_a_row_is_reported) {
+  EXPECT_DEATH(
+      {
+        void* block = rdmalloc_malloc(kBytes);
+        rdmalloc_free(block);
+        rdmalloc_free(block);
+      },
+      "double free");
+}
+TEST_F(DeferredDeath, also_where_one_of_another_class_is_freed_between) {
+  EXPECT_DEATH(
+      {
+        void* block = rdmalloc_malloc(kBytes);
+        void* other = rdmalloc_malloc(kOther);
+        rdmalloc_free(block);
+        rdmalloc_free(other);
+        rdmalloc_free(block);
+      },
+      "double free");
+}
+
+}  // namespace
