@@ -336,11 +336,20 @@ void* allocate_slowly(unsigned size_class) {
   return nullptr;
 }
 
+// Whether the deferred block is of the class. A class with no other block comes here for it at each
+// malloc, until one of so many such takes is a trip after all, which brings it another.
+static bool is_deferred(unsigned size_class) {
+  const ThreadCache& cache = *detail::this_cache;
+  return cache.deferred != nullptr && cache.deferred_bin == &cache.bins[size_class];
+}
+static constexpr unsigned kTakesForTrip = 16;
+
 void* cache_allocate_slow(unsigned size_class, std::size_t bytes) {
   if (size_class == 0 && ensure_initialised()) return cache_allocate(1, 1);  // malloc(0)
-  ThreadCache& cache = *detail::this_cache;
-  bool is_deferred = cache.deferred != nullptr && cache.deferred_bin == &cache.bins[size_class];
-  void* block = is_deferred ? cache.take_deferred() : allocate_slowly(size_class);
+  void* block = is_deferred(size_class) && ++detail::this_cache->deferred_takes % kTakesForTrip != 0
+                    ? detail::this_cache->take_deferred()
+                    : allocate_slowly(size_class);
+  if (block == nullptr && is_deferred(size_class)) block = detail::this_cache->take_deferred();
   if (block == nullptr) [[unlikely]]
     return allocate_after_take_back(size_class, bytes);
   in_use_begin(block, size_class);

@@ -150,6 +150,7 @@ struct alignas(64) ThreadCache {
   bool was_refused = false;                    // its latest loan, or gave one up (loans.h)
   std::uint32_t refused_at = 0;                // of slow_events
   bool comes_after_others = false;             // another thread, which ended, had this cache
+  std::uint8_t deferred_takes = 0;             // by malloc, wrapping
   std::uint16_t longs_at_look = 0;             // of longs_kept, at the latest look (reclaim.cc)
   std::uint64_t sum_at_look = 0;               // of what tells whether the owner did anything
   // No class was opened from here on. Relaxed, as are the looks of others at bins.

@@ -54,17 +54,39 @@ uint64_t held_by_others(size_t bytes) {
 
 // Seen to fail with a slow path that does not look at it: another block, and a trip counted.
 TEST(Deferred, the_only_block_comes_back_without_a_trip_to_the_slow_path) {
-  std::vector<void*> blocks = take_all(kBytes);
-  void* block = blocks.back();
-  uint32_t trips = mine().slow_events;
-  for (int i = 0; i < 100; i++) {
-    rdmalloc_free(block);
-    ASSERT_EQ(mine().deferred, block);
-    ASSERT_EQ(rdmalloc_malloc(kBytes), block);
-    ASSERT_EQ(mine().deferred, nullptr);
-  }
-  EXPECT_EQ(mine().slow_events, trips);
-  give(blocks);
+  Worker().run([] {
+    std::vector<void*> blocks = take_all(kBytes);
+    void* block = blocks.back();
+    uint32_t trips = mine().slow_events;
+    for (int i = 0; i < 15; i++) {
+      rdmalloc_free(block);
+      ASSERT_EQ(mine().deferred, block);
+      ASSERT_EQ(rdmalloc_malloc(kBytes), block);
+      ASSERT_EQ(mine().deferred, nullptr);
+    }
+    EXPECT_EQ(mine().slow_events, trips);
+    give(blocks);
+  });
+}
+
+// Seen to fail where each malloc comes to the slow path for it: 100 takes.
+TEST(Deferred, two_blocks_serve_who_uses_one_at_a_time) {
+  Worker().run([] {
+    std::vector<void*> blocks = take_all(kBytes);
+    for (int i = 0; i < 16; i++) {
+      rdmalloc_free(blocks.back());
+      blocks.back() = rdmalloc_malloc(kBytes);
+    }
+    uint32_t trips = mine().slow_events;
+    uint8_t takes = mine().deferred_takes;
+    for (int i = 0; i < 100; i++) {
+      rdmalloc_free(blocks.back());
+      blocks.back() = rdmalloc_malloc(kBytes);
+    }
+    EXPECT_EQ(mine().slow_events, trips);
+    EXPECT_EQ(mine().deferred_takes, takes);
+    give(blocks);
+  });
 }
 
 TEST(Deferred, a_block_enters_its_bin_at_the_next_free) {
