@@ -52,8 +52,18 @@ uint64_t held_by_others(size_t bytes) {
   return counters.blocks - counters.free_blocks;
 }
 
+// No pages of free blocks are on their way back meanwhile, however long a test takes.
+class Deferred : public ::testing::Test {
+ protected:
+  void SetUp() override { rdmalloc_test::set("purge.decay_ms", 3'600'000); }
+  void TearDown() override { rdmalloc_test::set("purge.decay_ms", decay_ms_); }
+
+ private:
+  uint64_t decay_ms_ = rdmalloc_test::counter("purge.decay_ms");
+};
+
 // Seen to fail with a slow path that does not look at it: another block, and a trip counted.
-TEST(Deferred, the_only_block_comes_back_without_a_trip_to_the_slow_path) {
+TEST_F(Deferred, the_only_block_comes_back_without_a_trip_to_the_slow_path) {
   Worker().run([] {
     std::vector<void*> blocks = take_all(kBytes);
     void* block = blocks.back();
@@ -70,7 +80,7 @@ TEST(Deferred, the_only_block_comes_back_without_a_trip_to_the_slow_path) {
 }
 
 // Seen to fail where each malloc comes to the slow path for it: 100 takes.
-TEST(Deferred, two_blocks_serve_who_uses_one_at_a_time) {
+TEST_F(Deferred, two_blocks_serve_who_uses_one_at_a_time) {
   Worker().run([] {
     std::vector<void*> blocks = take_all(kBytes);
     for (int i = 0; i < 16; i++) {
@@ -89,7 +99,7 @@ TEST(Deferred, two_blocks_serve_who_uses_one_at_a_time) {
   });
 }
 
-TEST(Deferred, a_block_enters_its_bin_at_the_next_free) {
+TEST_F(Deferred, a_block_enters_its_bin_at_the_next_free) {
   std::vector<void*> blocks = take_all(kBytes);
   void* other = rdmalloc_malloc(kOther);
   void *first = rdmalloc_malloc(kBytes), *second = rdmalloc_malloc(kBytes);
@@ -107,7 +117,7 @@ TEST(Deferred, a_block_enters_its_bin_at_the_next_free) {
 
 // What may be registered keeps its address: the buffer that was freed last is the next one.
 // Seen to fail without is_entered_at_once().
-TEST(Deferred, buffers_are_not) {
+TEST_F(Deferred, buffers_are_not) {
   for (size_t bytes : {rdmalloc::kSliceBytes, rdmalloc::kCachedMax}) {
     void *a = rdmalloc_malloc(bytes), *b = rdmalloc_malloc(bytes);
     void* small = rdmalloc_malloc(kOther);
@@ -122,7 +132,7 @@ TEST(Deferred, buffers_are_not) {
 }
 
 // Seen to fail with a drop_all() that forgets it: 51 more.
-TEST(Deferred, a_thread_that_ends_or_flushes_gives_it_back) {
+TEST_F(Deferred, a_thread_that_ends_or_flushes_gives_it_back) {
   uint64_t before = held_by_others(kBytes);
   for (int i = 0; i < 50; i++) {
     Worker().run([] {
@@ -144,7 +154,7 @@ TEST(Deferred, a_thread_that_ends_or_flushes_gives_it_back) {
 
 // A thread that only frees, for which bins are full again and again: of whichever class the
 // deferred block is. Seen to fail with one that is dropped where its bin has no room.
-TEST(Deferred, none_is_lost_where_bins_are_full) {
+TEST_F(Deferred, none_is_lost_where_bins_are_full) {
   constexpr int kEach = 2000;
   for (size_t other : {kBytes, kOther, size_t{100}, rdmalloc::kSliceBytes}) {
     std::vector<void*> blocks, others;
@@ -167,7 +177,7 @@ TEST(Deferred, none_is_lost_where_bins_are_full) {
 }
 
 // Seen to fail (a write to no magazine) without the look whether the class is open.
-TEST(Deferred, a_class_may_be_given_up_meanwhile) {
+TEST_F(Deferred, a_class_may_be_given_up_meanwhile) {
   Worker().run([] {
     std::vector<void*> blocks = take_all(kBytes);
     void* block = blocks.back();
@@ -187,7 +197,7 @@ TEST(Deferred, a_class_may_be_given_up_meanwhile) {
 }
 
 // I11. Seen to fail with drop_left() that forgets it.
-TEST(Deferred, I11_a_child_takes_back_those_of_vanished_threads) {
+TEST_F(Deferred, I11_a_child_takes_back_those_of_vanished_threads) {
   constexpr int kWorkers = 20;
   Worker workers[kWorkers];
   for (Worker& worker : workers)
