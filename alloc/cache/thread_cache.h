@@ -227,6 +227,7 @@ void cache_free_slow(void* block, unsigned size_class);
 constexpr bool is_entered_at_once(unsigned size_class) {
   return size_class - 1 >= kFirstSpanClass - 1;
 }
+// A block enters its bin. False, with nothing changed: the bin is full, or the block on top of it.
 [[gnu::always_inline]] inline bool cache_try_enter(void* block, unsigned size_class) {
   Bin& bin = detail::this_cache->bins[size_class];
   void** top = bin.top;
