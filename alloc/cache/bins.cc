@@ -73,6 +73,7 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   loaded->count = count_of(bin, cold);
   subtract_held(cache, size_class, cost_of(size_class, cold), own_part(cache, size_class, cold));
   bin = {nothing + 1, nothing + 1};
+  if (is_span_class(size_class)) cache.deferred_to = kFirstSpanClass - 1;
   VainLooks steals = cold.steals;
   cold = {};
   cold.steals = steals;

@@ -87,6 +87,7 @@ struct alignas(64) ThreadCache {
     // What threads that ended left lies in depots, for those that come after them.
     comes_after_others = tls.load(std::memory_order_relaxed) != 0;
     take_deferred();
+    deferred_to = kFirstSpanClass - 1;
     for (ColdBin& cold : cold_bins) cold = {};
     if (classes_end.load(std::memory_order_relaxed) > kFirstLongClass)
       for (ColdBin& cold : long_bins->of) cold = {};
@@ -111,11 +112,12 @@ struct alignas(64) ThreadCache {
   }
 
   Bin bins[kBins] = {};
-  // The small block that the thread freed last, which enters its bin at the next free() (0021).
+  // The block that the thread freed last, which enters its bin at the next free() (0021).
   void* deferred = nullptr;
   Bin* deferred_bin = nullptr;
   Bin nowhere = {};                           // where there is none: of one nullptr
   void* nowhere_slot = nullptr;               // its, never read
+  std::uint32_t deferred_to = 0;              // the last class that is deferred; read by free()
   ColdBin cold_bins[kFirstLongClass] = {};    // by cold_bin_of()
   std::atomic<std::uint32_t> next_free{0};    // pool
   std::atomic<std::uint32_t> thread_id{0};    // 0: not in use. Release: `tls` is this thread's
@@ -222,14 +224,16 @@ void cache_free_slow(void* block, unsigned size_class);
   return block;
 }
 
-// Whether free() enters blocks of the class at once: buffers, of which malloc is to give the one
-// that was freed last, with its pages and registrations; and what has no bin with room.
-constexpr bool is_entered_at_once(unsigned size_class) {
-  return size_class - 1 >= kFirstSpanClass - 1;
+// Whether free() enters blocks of the class at once: what has no bin with room, and buffers. Of
+// these malloc is to give the one that was freed last, with its pages and registrations, while the
+// thread has few (bin_limits.cc).
+inline bool is_entered_at_once(const ThreadCache& cache, unsigned size_class) {
+  return size_class - 1 >= cache.deferred_to;
 }
 // A block enters its bin. False, with nothing changed: the bin is full, or the block on top of it.
-[[gnu::always_inline]] inline bool cache_try_enter(void* block, unsigned size_class) {
-  Bin& bin = detail::this_cache->bins[size_class];
+[[gnu::always_inline]] inline bool cache_try_enter(ThreadCache& cache, void* block,
+                                                   unsigned size_class) {
+  Bin& bin = cache.bins[size_class];
   void** top = bin.top;
   if (top == bin.end || top[-1] == block) [[unlikely]]
     return false;
@@ -244,8 +248,8 @@ constexpr bool is_entered_at_once(unsigned size_class) {
 // kLargeClass and kHeapClass have bins that are always full.
 [[gnu::always_inline]] inline bool cache_try_free(void* block, unsigned size_class) {
   in_use_end(block, size_class);
-  if (is_entered_at_once(size_class)) return cache_try_enter(block, size_class);
   ThreadCache& cache = *detail::this_cache;
+  if (is_entered_at_once(cache, size_class)) return cache_try_enter(cache, block, size_class);
   Bin* bin = &cache.bins[size_class];
   asm("" : "+r"(bin));  // found once: three instructions less
   void* deferred = cache.deferred;

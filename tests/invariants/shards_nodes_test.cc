@@ -14,6 +14,7 @@
 #include <set>
 #include <vector>
 
+#include "alloc/cache/thread_cache.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/page_heap_state.h"
 #include "tests/invariants/places.h"
@@ -66,6 +67,16 @@ TEST(Nodes, of_blocks_of_a_far_node_few_stay_where_they_are_freed) {
     });
   }
   EXPECT_LT(stayed * 12, freed) << stayed << " of " << freed;
+}
+
+// Whether its pages are near is asked as it leaves its bin. Seen to fail where defer_buffers() does
+// not ask for nodes.
+TEST(Nodes, no_buffer_is_deferred) {
+  Resident near(0);
+  run_at(0, [] {
+    for (int round = 0; round < 4; round++) release(allocate(12, rdmalloc::kSliceBytes));
+    EXPECT_EQ(rdmalloc::detail::this_cache->deferred, nullptr);
+  });
 }
 
 TEST(Nodes, a_buffer_comes_back_to_the_node_that_touched_it) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// The small block that a thread freed last, which enters its bin at the next free(): who gets it,
-// and that it is never lost.
+// The block that a thread freed last, which enters its bin at the next free(): who gets it, and
+// that it is never lost.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <stdio.h>
@@ -130,6 +130,57 @@ TEST_F(Deferred, buffers_are_not) {
     rdmalloc_free(again);
   }
 }
+// Seen to fail where it goes by what a class may hold after its first refill.
+TEST_F(Deferred, eight_buffers_that_come_and_go_are_not) {
+  Worker().run([] {
+    for (size_t bytes : {rdmalloc::kSliceBytes, rdmalloc::kCachedMax}) {
+      for (int round = 0; round < 100; round++) {
+        std::vector<void*> all;
+        for (int i = 0; i < 8; i++) all.push_back(rdmalloc_malloc(bytes));
+        give(all);
+        ASSERT_EQ(mine().deferred, nullptr);
+        void* again = rdmalloc_malloc(bytes);
+        ASSERT_EQ(again, all.back()) << bytes;
+        rdmalloc_free(again);
+      }
+    }
+  });
+}
+
+// More than the first magazine of their class has room for.
+std::vector<void*> buffers(size_t bytes) {
+  std::vector<void*> all;
+  for (int i = 0; i < 12; i++) all.push_back(rdmalloc_malloc(bytes));
+  return all;
+}
+
+// Seen to fail without defer_buffers(), and with a drop_class() that leaves it on.
+TEST_F(Deferred, buffers_of_many_are_until_the_thread_gives_them_up) {
+  Worker().run([] {
+    for (size_t bytes : {rdmalloc::kSliceBytes, rdmalloc::kCachedMax}) {
+      for (int round = 0; round < 4; round++) give(buffers(bytes));
+      std::vector<void*> all = buffers(bytes);
+      give(all);
+      ASSERT_EQ(mine().deferred, all.back());
+      ASSERT_EQ(rdmalloc_malloc(bytes), all[all.size() - 2]) << bytes;
+      rdmalloc_free(all[all.size() - 2]);
+      // Seen to fail with a slow path that looks at it for small blocks only.
+      std::vector<void*> taken = take_all(bytes);
+      uint32_t trips = mine().slow_events;
+      ASSERT_EQ(rdmalloc_malloc(bytes), all[all.size() - 2]);
+      ASSERT_EQ(mine().slow_events, trips);
+      give(taken);
+      rdmalloc_free(all[all.size() - 2]);
+
+      rdmalloc::cache_flush_this_thread();
+      ASSERT_EQ(mine().deferred, nullptr);
+      void *a = rdmalloc_malloc(bytes), *b = rdmalloc_malloc(bytes);
+      give({a, b});
+      ASSERT_EQ(rdmalloc_malloc(bytes), b);
+      rdmalloc_free(b);
+    }
+  });
+}
 
 // Seen to fail with a drop_all() that forgets it: 51 more.
 TEST_F(Deferred, a_thread_that_ends_or_flushes_gives_it_back) {
@@ -232,6 +283,16 @@ TEST_F(DeferredDeath, a_block_freed_twice_in_a_row_is_reported) {
         void* block = rdmalloc_malloc(kBytes);
         rdmalloc_free(block);
         rdmalloc_free(block);
+      },
+      "double free");
+}
+TEST_F(DeferredDeath, also_a_buffer_of_many) {
+  EXPECT_DEATH(
+      {
+        for (int round = 0; round < 4; round++) give(buffers(rdmalloc::kSliceBytes));
+        void* block = rdmalloc_malloc(rdmalloc::kSliceBytes);
+        rdmalloc_free(block);
+        if (mine().deferred == block) rdmalloc_free(block);
       },
       "double free");
 }

@@ -245,7 +245,8 @@ TEST(Magazines, those_freed_last_stay) {
       }
       for (void*& block : again) block = rdmalloc_malloc(bytes);
       // But for the very last, which has not entered its bin.
-      bool is_deferred = !rdmalloc::is_entered_at_once(class_of(bytes));
+      bool is_deferred =
+          !rdmalloc::is_entered_at_once(*rdmalloc::detail::this_cache, class_of(bytes));
       EXPECT_TRUE(std::equal(again.begin(), again.end(), blocks.rbegin() + is_deferred)) << bytes;
       EXPECT_EQ(rdmalloc::detail::this_cache->deferred == blocks.back(), is_deferred) << bytes;
       for (void* block : again) rdmalloc_free(block);

@@ -100,7 +100,7 @@ TEST_F(ShortMagazines, a_class_goes_to_and_fro_about_half_of_what_it_may_hold) {
       EXPECT_EQ(held() + 1, (most + 1) / 2) << bytes;
       while (bin.top != bin.end) give();
       bool is_deferred = mine().deferred_bin == &bin;
-      EXPECT_EQ(is_deferred, !rdmalloc::is_entered_at_once(size_class)) << bytes;
+      EXPECT_EQ(is_deferred, !rdmalloc::is_entered_at_once(mine(), size_class)) << bytes;
       give();
       EXPECT_EQ(held(), most / 2 + 1 + is_deferred) << bytes;
       while (!blocks.empty()) give();
