@@ -49,17 +49,6 @@ bool is_batch(const ThreadCache& cache, unsigned size_class) {
   return cache.trips_in_a_row >= kTripsOfBatch && !is_span_class(size_class);
 }
 
-// Buffers are deferred, too, once their thread has had a magazine of a class free at once: with so
-// many, all with pages and registrations, it matters little which one malloc gives, and in a mix
-// with small blocks malloc and free take half the time without that branch. Until a class of
-// buffers is given up. Of several nodes not at all: whether pages are near is asked of what leaves
-// a bin.
-void defer_buffers(ThreadCache& cache, unsigned size_class, std::uint32_t limit) {
-  bool are_many = limit > class_info(size_class).magazine_max;
-  if (are_many && size_class > cache.deferred_to && os::node_count() == 1)
-    cache.deferred_to = size_class;
-}
-
 }  // namespace
 
 bool is_kept_short(unsigned size_class, const ColdBin& cold) {
@@ -149,7 +138,7 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   if (!is_allowed || (is_too_short && !move_to(cache, size_class, length))) return false;
   cold.limit = static_cast<std::uint8_t>(limit);
   add_held(cache, size_class, more, own);
-  if (is_span_class(size_class)) defer_buffers(cache, size_class, limit);
+  if (is_span_class(size_class) && limit > info.magazine_max) defer_buffers(cache);
   return true;
 }
 

@@ -5,6 +5,7 @@
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/long_block.h"
+#include "alloc/os/topology.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -67,21 +68,31 @@ void drop_class(ThreadCache& cache, unsigned size_class) {
   Bin& bin = cache.bins[size_class];
   ColdBin& cold = cold_bin_of(cache, size_class);
   if (cold.loaded == nullptr) return;
+  bool defers_buffers = is_span_class(size_class) && cache.deferred_to >= kFirstSpanClass;
+  if (defers_buffers) stop_deferring_buffers(cache);
   Magazine* loaded = cold.loaded;
   bool is_taken_from = cold.is_taken_from;
   Length length = cold.length;
   loaded->count = count_of(bin, cold);
   subtract_held(cache, size_class, cost_of(size_class, cold), own_part(cache, size_class, cold));
   bin = {nothing + 1, nothing + 1};
-  if (is_span_class(size_class)) cache.deferred_to = kFirstSpanClass - 1;
   VainLooks steals = cold.steals;
   cold = {};
   cold.steals = steals;
+  if (defers_buffers) defer_buffers(cache);
   order_for_fork();
   std::uint32_t left = length == Length::kWhole ? class_info(size_class).magazine_max : 0;
   hand_over_down_to(cache, size_class, loaded, left, is_taken_from);
   if (length != Length::kWhole) return put_of_length(cache, loaded, length);
   depot_hand_over(cache.shard, size_class, loaded, is_taken_from);
+}
+
+void defer_buffers(ThreadCache& cache) {
+  if (os::node_count() != 1) return;
+  unsigned last = kClasses - 1;
+  while (is_span_class(last) && cold_bin_of(cache, last).limit <= class_info(last).magazine_max)
+    --last;
+  cache.deferred_to = last;
 }
 
 // By the class map: a child of fork may see a block that has not its bin yet.
@@ -92,13 +103,20 @@ void drop_deferred(ThreadCache& cache) {
   slab_give_back(arena.class_at(slice), &block, 1);
 }
 
-// With the others, to the depot.
-static void enter_deferred(ThreadCache& cache) {
+// With the others, to the depot. Inlined where threads end: it would lie with code that few run.
+[[gnu::always_inline]] static inline void enter_deferred(ThreadCache& cache) {
   Bin& bin = *cache.deferred_bin;
   if (cache.deferred == nullptr || bin.top == bin.end) return drop_deferred(cache);
   *bin.top = cache.take_deferred();
   order_for_fork();
   bin.top += 1;
+}
+
+// The deferred one as well: once buffers enter at once, a free() looks for its block on top of the
+// bin only. Cold: most threads have few buffers, and run what lies before it.
+[[gnu::cold, gnu::noinline]] void stop_deferring_buffers(ThreadCache& cache) {
+  if (cache.deferred_bin >= &cache.bins[kFirstSpanClass]) enter_deferred(cache);
+  cache.deferred_to = kFirstSpanClass - 1;
 }
 
 void drop_all(ThreadCache& cache) {

@@ -111,9 +111,10 @@ inline constexpr std::uint8_t kTripsOfBatch = 4;
 // (what it frees in one go and allocates again, 64 blocks of 32 to 128 KiB, took three times as
 // long with 4 MiB; with 16 phases of bench_memory has 5 % more, with 8 2 %); it gives that up when
 // more of them come, and then it is 72 MB in all. Beyond kSpanThreads it is one span of 64 KiB: 256
-// threads of 64 B to 64 KiB took half as long again without. One of each length, 35 MB in all, is
-// what idle threads keep (reclaim.h). Where RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`,
-// all those threads together an eighth of it at most: what idle ones keep can't be taken from them.
+// threads of 64 B to 64 KiB took half as long again without. One of each length, 35 MB in all, and
+// of the first ones the one freed last (0021) are what idle threads keep (reclaim.h). Where
+// RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`, all those threads together an eighth of
+// it at most: what idle ones keep can't be taken from them.
 inline constexpr std::uint64_t kSpanThreads = 64, kOneSpanThreads = 256, kFewThreads = 2;
 inline constexpr std::uint64_t kSpansOfAllBytes = 72'000'000;
 inline constexpr std::uint64_t kFirstSpanShareBytes = std::uint64_t{4} << 20;

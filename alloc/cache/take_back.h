@@ -8,7 +8,7 @@
 //   empty slabs                                                   go to the page heap
 //   free spans of all families and shards                         are looked at by the page heap
 //   if that was not enough: other threads' magazines, but for     go to their slabs
-//   one block of each class (reclaim.h)
+//   one block of each class and the one freed last (reclaim.h)
 //
 // No system call is made but to wake the purge thread, to sleep, and membarrier() (I1). There are
 // two waits, each of 100 ms at most. One is for a purge that has pages of slabs in flight. The

@@ -361,8 +361,16 @@ void* cache_allocate_slow(unsigned size_class, std::size_t bytes) {
   return block;
 }
 
-// `block`, or the next one in the thread's cache whose pages are near.
-[[gnu::cold, gnu::noinline]] static void* near_span(void* block, unsigned size_class) {
+// The next one in the thread's cache whose pages are near. What it deferred before there were
+// several nodes, too, is asked as it leaves its bin.
+[[gnu::cold, gnu::noinline]] static void* take_near_span(unsigned size_class) {
+  ThreadCache& cache = *detail::this_cache;
+  if (cache.deferred_to >= kFirstSpanClass) {
+    fork_check();
+    SlowPath slow_path(cache);
+    stop_deferring_buffers(cache);
+  }
+  void* block = cache_try_allocate(size_class);
   while (block != nullptr && is_far_span(block)) {
     fork_check();
     in_use_end(block, size_class);
@@ -373,9 +381,9 @@ void* cache_allocate_slow(unsigned size_class, std::size_t bytes) {
 }
 
 void* cache_try_allocate_span(unsigned size_class) {
-  void* block = cache_try_allocate(size_class);
   if (os::node_count() != 1) [[unlikely]]
-    return near_span(block, size_class);
+    return take_near_span(size_class);
+  void* block = cache_try_allocate(size_class);
   if (block != nullptr && !bin_table_has(size_class)) bin_table_enter_span(size_class);
   return block;
 }

@@ -88,6 +88,7 @@ struct alignas(64) ThreadCache {
     comes_after_others = tls.load(std::memory_order_relaxed) != 0;
     take_deferred();
     deferred_to = kFirstSpanClass - 1;
+    deferred_takes = 0;
     for (ColdBin& cold : cold_bins) cold = {};
     if (classes_end.load(std::memory_order_relaxed) > kFirstLongClass)
       for (ColdBin& cold : long_bins->of) cold = {};
@@ -226,7 +227,7 @@ void cache_free_slow(void* block, unsigned size_class);
 
 // Whether free() enters blocks of the class at once: what has no bin with room, and buffers. Of
 // these malloc is to give the one that was freed last, with its pages and registrations, while the
-// thread has few (bin_limits.cc).
+// thread has few (defer_buffers).
 inline bool is_entered_at_once(const ThreadCache& cache, unsigned size_class) {
   return size_class - 1 >= cache.deferred_to;
 }

@@ -182,6 +182,24 @@ TEST_F(Deferred, buffers_of_many_are_until_the_thread_gives_them_up) {
   });
 }
 
+// Seen to fail where deferring ends with whichever class of buffers is given up.
+TEST_F(Deferred, a_class_of_buffers_that_is_given_up_takes_none_with_it) {
+  Worker().run([] {
+    for (int round = 0; round < 4; round++) give(buffers(rdmalloc::kSliceBytes));
+    rdmalloc_free(rdmalloc_malloc(rdmalloc::kCachedMax));
+    ASSERT_EQ(mine().deferred_to, class_of(rdmalloc::kSliceBytes));
+    for (int round = 0; round < 4; round++) give(buffers(2 * rdmalloc::kSliceBytes));
+    auto give_up = [](size_t bytes) {
+      rdmalloc::SlowPath slow_path(mine());
+      rdmalloc::drop_class(mine(), class_of(bytes));
+      return mine().deferred_to;
+    };
+    EXPECT_EQ(give_up(rdmalloc::kCachedMax), class_of(2 * rdmalloc::kSliceBytes));
+    EXPECT_EQ(give_up(2 * rdmalloc::kSliceBytes), class_of(rdmalloc::kSliceBytes));
+    EXPECT_EQ(give_up(rdmalloc::kSliceBytes), rdmalloc::kFirstSpanClass - 1);
+  });
+}
+
 // Seen to fail with a drop_all() that forgets it: 51 more.
 TEST_F(Deferred, a_thread_that_ends_or_flushes_gives_it_back) {
   uint64_t before = held_by_others(kBytes);
@@ -293,6 +311,25 @@ TEST_F(DeferredDeath, also_a_buffer_of_many) {
         void* block = rdmalloc_malloc(rdmalloc::kSliceBytes);
         rdmalloc_free(block);
         if (mine().deferred == block) rdmalloc_free(block);
+      },
+      "double free");
+}
+// Seen to fail with a drop_class() that leaves one of another class deferred.
+TEST_F(DeferredDeath, also_where_another_class_of_buffers_was_given_up_between) {
+  EXPECT_DEATH(
+      {
+        void* other = rdmalloc_malloc(rdmalloc::kCachedMax);
+        rdmalloc_free(other);
+        for (int round = 0; round < 4; round++) give(buffers(rdmalloc::kSliceBytes));
+        void* block = rdmalloc_malloc(rdmalloc::kSliceBytes);
+        rdmalloc_free(block);
+        if (mine().deferred == block) {
+          {
+            rdmalloc::SlowPath slow_path(mine());
+            rdmalloc::drop_class(mine(), class_of(rdmalloc::kCachedMax));
+          }
+          rdmalloc_free(block);
+        }
       },
       "double free");
 }
