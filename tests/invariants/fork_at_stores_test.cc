@@ -19,6 +19,7 @@
 //   region  a region's lists as they were; spans on their way that malloc gets
 //   shards  the lists of shard 0 alone made anew
 //   long    a block that a vanished thread keeps left where it is
+//   buffers a free() that enters the deferred block before another one takes its place (0021)
 #include <gtest/gtest.h>
 #include <linux/futex.h>
 #include <rdmalloc/regcache.h>
@@ -38,6 +39,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/cache/thread_cache.h"
 #include "alloc/pages/page_heap.h"
 #include "tests/invariants/domain.h"
 #include "tests/invariants/own_memory.h"
@@ -60,6 +62,8 @@ struct Kind {
   std::vector<std::string> environment;
   // Long blocks of one length, one after the other, of which both threads keep one.
   bool in_a_row = false;
+  // Half of its blocks are buffers, of which it has had so many that they are deferred.
+  bool has_buffers = false;
   friend std::ostream& operator<<(std::ostream& out, const Kind& kind) { return out << kind.name; }
 };
 const Kind kKinds[] = {
@@ -70,6 +74,7 @@ const Kind kKinds[] = {
     {"region", true, true, 1, {"RDMALLOC_PURGE=manual", "RDMALLOC_HUGE=never"}},
     {"shards", false, false, 4, {"RDMALLOC_TOPOLOGY=2x2", "RDMALLOC_HUGE=never"}},
     {"long", false, false, 1, {"RDMALLOC_HUGE=never"}, true},
+    {"buffers", false, false, 1, {"RDMALLOC_PURGE=manual", "RDMALLOC_HUGE=never"}, false, true},
 };
 const Kind* kind_here = nullptr;  // the one of this process
 
@@ -85,7 +90,7 @@ constexpr int64_t kTrapFlag = 0x100;
 // Stores of an operation that took the fast path, about; most of a history. Of them a sample is
 // tried.
 uint64_t fast_stores() {
-  if (kind_here->in_a_row) return 0;
+  if (kind_here->in_a_row || kind_here->has_buffers) return 0;
   return kind_here->in_heap ? 10 : 2;
 }
 
@@ -101,6 +106,9 @@ constexpr size_t kLarge[] = {70000, 300000, 1000000, 3000000};
 // Of a class of its own, which the thread of the history only frees. A magazine holds few as large,
 // so that those of one stretch fill several.
 constexpr size_t kFreedOnly = 10000;
+
+// Of spans that threads cache.
+constexpr size_t kBuffers[] = {60000, 100000, 250000};
 
 enum State : int { kRuns, kStopped, kIdle };
 
@@ -220,12 +228,24 @@ void operate_in_a_row() {
   shared->is_watched = false;
 }
 
+// Until they are deferred.
+void go_through_buffers() {
+  for (int round = 0; round < 5; round++)
+    for (size_t bytes : kBuffers) {
+      void* all[12];
+      for (void*& block : all) block = rdmalloc_malloc(bytes);
+      for (void* block : all) rdmalloc_free(block);
+    }
+  if (rdmalloc::detail::this_cache->deferred == nullptr) _exit(6);
+}
+
 // The history: runs of allocations and of frees, so that magazines fill and empty, and now and then
 // a purge, of pages of slabs too.
 void operate(Random& random) {
   for (;;) {
     wait_while(kIdle);
     if (shared->is_ending) return;
+    if (shared->steps == 0) go_through_buffers();
     for (; shared->steps > 0; shared->steps--) {
       if (shared->steps == shared->purge_at) {
         enter(7);
@@ -258,6 +278,7 @@ void operate(Random& random) {
       }
       size_t kind = random.below(64);
       block.bytes = kSizes[kind < 2 ? 4 : kind < 8 ? 3 : kind % 3];
+      if (kind_here->has_buffers && kind % 2 == 0) block.bytes = kBuffers[kind / 2 % 3];
       if (kind_here->places > 1 && kind % 8 == 0) block.bytes = kLarge[kind / 8 % 4];
       enter(stride_of(block.bytes));
       block.start = static_cast<unsigned char*>(allocate(block.bytes));
@@ -332,10 +353,12 @@ int check_in_child() {
   for (int round = 0; round < 2; round++) {
     mine.clear();
     for (size_t bytes : {kSizes[0], kSizes[1], kFreedOnly, kSizes[2], kSizes[3], kLarge[0],
-                         kLarge[1], kLarge[2]}) {
+                         kLarge[1], kLarge[2], kBuffers[0], kBuffers[1], kBuffers[2]}) {
       bool has_all = kind_here->places > 1 || kind_here->in_a_row;
       if (!has_all && (bytes == kLarge[0] || bytes == kLarge[2])) continue;
-      size_t count = bytes > 50000 ? 6 : bytes > 5000 ? 40 : 400;
+      bool is_buffer = bytes == kBuffers[0] || bytes == kBuffers[1] || bytes == kBuffers[2];
+      if (is_buffer && !kind_here->has_buffers) continue;
+      size_t count = is_buffer ? 30 : bytes > 50000 ? 6 : bytes > 5000 ? 40 : 400;
       for (size_t i = 0; i < count; i++) {
         Block block = {static_cast<unsigned char*>(allocate(bytes)), bytes};
         if (block.start == nullptr) return complain("no memory for block", i);
@@ -539,6 +562,7 @@ TEST_P(ForkAtStores, I11_a_child_born_at_any_store_of_another_thread_is_whole) {
     shared->purge_at = 1 + stretch * 120 / stretches;  // while more is live, or less
     if (!kind_here->in_heap && !kind_here->in_a_row) history.give_blocks();
     for (int i = 0; kind_here->in_a_row && i < 20; i++) rdmalloc_free(rdmalloc_malloc(kLarge[2]));
+    if (kind_here->has_buffers) history.run(0);
     int here = history.run_watched(120);
     ASSERT_GE(here, 0) << "stretch " << stretch;
     children += here;
