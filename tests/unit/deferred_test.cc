@@ -318,15 +318,16 @@ TEST_F(DeferredDeath, also_a_buffer_of_many) {
 TEST_F(DeferredDeath, also_where_another_class_of_buffers_was_given_up_between) {
   EXPECT_DEATH(
       {
-        void* other = rdmalloc_malloc(rdmalloc::kCachedMax);
-        rdmalloc_free(other);
-        for (int round = 0; round < 4; round++) give(buffers(rdmalloc::kSliceBytes));
-        void* block = rdmalloc_malloc(rdmalloc::kSliceBytes);
+        constexpr size_t kMany = 2 * rdmalloc::kSliceBytes;
+        constexpr size_t kFew = rdmalloc::kSliceBytes;
+        rdmalloc_free(rdmalloc_malloc(kFew));
+        for (int round = 0; round < 4; round++) give(buffers(kMany));
+        void* block = rdmalloc_malloc(kFew);
         rdmalloc_free(block);
         if (mine().deferred == block) {
           {
             rdmalloc::SlowPath slow_path(mine());
-            rdmalloc::drop_class(mine(), class_of(rdmalloc::kCachedMax));
+            rdmalloc::drop_class(mine(), class_of(kMany));
           }
           rdmalloc_free(block);
         }
