@@ -76,6 +76,7 @@ void drop_deferred(ThreadCache& cache);
 // malloc and free take half the time without the branch between them. Of several nodes no buffers:
 // whether their pages are near is asked as they leave a bin.
 void defer_buffers(ThreadCache& cache);
+// Until the next defer_buffers(). The deferred block enters its bin, if it is a buffer.
 void stop_deferring_buffers(ThreadCache& cache);
 // Empties a class of a thread and forgets its magazines.
 void drop_class(ThreadCache& cache, unsigned size_class);
