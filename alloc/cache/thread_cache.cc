@@ -344,17 +344,12 @@ static bool is_deferred(unsigned size_class) {
 }
 static constexpr unsigned kTakesForTrip = 16;
 
-static void* allocate_slowly_unless_deferred(unsigned size_class) {
+void* cache_allocate_slow(unsigned size_class, std::size_t bytes) {
+  if (size_class == 0 && ensure_initialised()) return cache_allocate(1, 1);  // malloc(0)
   void* block = is_deferred(size_class) && ++detail::this_cache->deferred_takes % kTakesForTrip != 0
                     ? detail::this_cache->take_deferred()
                     : allocate_slowly(size_class);
   if (block == nullptr && is_deferred(size_class)) block = detail::this_cache->take_deferred();
-  return block;
-}
-
-void* cache_allocate_slow(unsigned size_class, std::size_t bytes) {
-  if (size_class == 0 && ensure_initialised()) return cache_allocate(1, 1);  // malloc(0)
-  void* block = allocate_slowly_unless_deferred(size_class);
   if (block == nullptr) [[unlikely]]
     return allocate_after_take_back(size_class, bytes);
   in_use_begin(block, size_class);
@@ -390,7 +385,9 @@ void* cache_try_allocate_span(unsigned size_class) {
 
 void* cache_allocate_span(unsigned size_class) {
   if (void* block = cache_try_allocate_span(size_class)) return block;
-  void* block = allocate_slowly_unless_deferred(size_class);
+  // Without the trip that brings another: a thread that defers buffers has many of the class.
+  void* block =
+      is_deferred(size_class) ? detail::this_cache->take_deferred() : allocate_slowly(size_class);
   if (block != nullptr) in_use_begin(block, size_class);
   return block;
 }
