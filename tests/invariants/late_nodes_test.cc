@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <sched.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +13,7 @@
 #include <fstream>
 #include <set>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -62,10 +64,15 @@ TEST(LateNodes, a_far_buffer_that_the_thread_freed_last_is_not_given_to_it) {
   release(blocks);
 }
 
+constexpr std::string_view kFolder = "/tmp/late_nodes.";
+
 // Two nodes of one processor each, as the kernel would tell.
 std::string two_nodes() {
-  char name[] = "/tmp/late_nodes.XXXXXX";
-  std::string root = mkdtemp(name);
+  std::string root = std::string(kFolder) + "XXXXXX";
+  if (mkdtemp(root.data()) == nullptr) {
+    perror(root.c_str());
+    exit(1);
+  }
   for (auto [path, words] : {std::pair{"cpu/online", "0-1"},
                              {"node/has_cpu", "0-1"},
                              {"node/node0/cpulist", "0"},
@@ -81,7 +88,9 @@ std::string two_nodes() {
 
 int main(int argc, char** argv) {
   const char* told = getenv("RDMALLOC_TOPOLOGY");
-  std::string root = told != nullptr && told[0] == '/' ? told : two_nodes();
+  // Of this program before its exec(), or somebody's, which is not ours to remove.
+  bool is_ours = told != nullptr && std::string_view(told).substr(0, kFolder.size()) == kFolder;
+  std::string root = is_ours ? told : two_nodes();
   rdmalloc_test::ensure_environment(argv, {"RDMALLOC_TOPOLOGY=" + root, "RDMALLOC_PURGE=manual"});
   ::testing::InitGoogleTest(&argc, argv);
   int result = RUN_ALL_TESTS();
