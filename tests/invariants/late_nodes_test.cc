@@ -88,7 +88,7 @@ std::string two_nodes() {
 
 int main(int argc, char** argv) {
   const char* told = getenv("RDMALLOC_TOPOLOGY");
-  // Of this program before its exec(), or somebody's, which is not ours to remove.
+  // Of this program before its exec(), which removes it; or a folder of the caller's, which stays.
   bool is_ours = told != nullptr && std::string_view(told).substr(0, kFolder.size()) == kFolder;
   std::string root = is_ours ? told : two_nodes();
   rdmalloc_test::ensure_environment(argv, {"RDMALLOC_TOPOLOGY=" + root, "RDMALLOC_PURGE=manual"});
