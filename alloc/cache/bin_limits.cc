@@ -99,15 +99,24 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   return true;
 }
 
+// Beside others that hand over 64 blocks of 16 KiB, 4 threads would have 13 % more resident at their
+// peak and 16 40 %: what each keeps for its next ones is another's meanwhile. And what is on its way
+// from a cache to the slabs is lost to a child of a fork.
+std::uint32_t most_of_bin(const ThreadCache& cache, unsigned size_class) {
+  std::uint32_t usual = class_info(size_class).bin_max;
+  bool is_alone = loans.threads.load(std::memory_order_relaxed) == 1;
+  return usual < kBatchBlocks && is_alone && is_batch(cache, size_class) ? kPairSlots : usual;
+}
+
 // Above a magazine by another or not at all: by a third of one, 64 threads of 16 B to 4 KiB took
 // 5 % more memory. Of a class that the thread only frees, within a part of its share.
 bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   ColdBin& cold = cold_bin_of(cache, size_class);
   const ClassInfo& info = class_info(size_class);
   std::uint32_t limit = std::uint32_t{cold.limit} * 2;
-  if (cold.limit >= info.magazine_max)
+  if (cold.limit >= info.magazine_max && most <= info.bin_max)
     limit = cold.limit + info.magazine_max;
-  else if (limit > info.magazine_max)
+  else if (cold.limit < info.magazine_max && limit > info.magazine_max)
     limit = info.magazine_max;
   std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
   if (threads > 1 && !is_batch(cache, size_class)) {

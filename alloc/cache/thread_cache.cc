@@ -271,8 +271,8 @@ void make_room(ThreadCache& cache, unsigned size_class) {
     count = near;
   }
   // What the thread only frees is wanted elsewhere.
-  const ClassInfo& info = class_info(size_class);
-  std::uint32_t most = cold.is_taken_from ? info.bin_max : info.magazine_max;
+  std::uint32_t most = cold.is_taken_from ? most_of_bin(cache, size_class)
+                                          : std::uint32_t{class_info(size_class).magazine_max};
   if (grow_limit(cache, size_class, most) && cold.limit > count) return set_bin(bin, cold, count);
   pass_on(cache, size_class, count);
 }

@@ -112,6 +112,25 @@ TEST(Magazines, a_batch_comes_to_lie_within_the_bin) {
       });
 }
 
+// Seen to fail with bin_max beside no other either.
+TEST(Magazines, a_batch_of_long_blocks_lies_within_that_of_the_only_thread) {
+  rdmalloc_caches_flush();
+  ASSERT_EQ(rdmalloc::loans.threads.load(), 1u);
+  for (size_t bytes : {6 * kKiB, 12 * kKiB, 16 * kKiB, 32 * kKiB})
+    for (size_t count : {30, 64, 100}) {
+      auto batch = [&] {
+        std::vector<void*> blocks(count);
+        for (void*& block : blocks) block = rdmalloc_malloc(bytes);
+        for (void* block : blocks) rdmalloc_free(block);
+      };
+      for (int round = 0; round < 20; round++) batch();
+      uint32_t before = slow_events();
+      for (int round = 0; round < 20; round++) batch();
+      EXPECT_EQ(slow_events(), before) << count << " of " << bytes;
+      rdmalloc_caches_flush();
+    }
+}
+
 // Where Zen takes lines of both for the same (cache_life.cc). Seen to fail with the caches first in
 // their range.
 TEST(Magazines, caches_lie_no_256_MiB_apart_from_them) {
