@@ -49,6 +49,15 @@ bool is_batch(const ThreadCache& cache, unsigned size_class) {
   return cache.trips_in_a_row >= kTripsOfBatch && !is_span_class(size_class);
 }
 
+// Whether one of each length that the thread uses is within what is its own: idle threads keep
+// those when their loans are gone.
+bool may_open_span(ThreadCache& cache, unsigned size_class) {
+  std::uint64_t kept = cost_of(size_class, 1, Length::kWhole);
+  for (unsigned c = kFirstSpanClass; c < kClasses; ++c)
+    if (cold_bin_of(cache, c).loaded != nullptr) kept += cost_of(c, 1, Length::kWhole);
+  return kept <= cache.span_share - cache.span_loan.bytes;
+}
+
 }  // namespace
 
 bool is_kept_short(unsigned size_class, const ColdBin& cold) {
@@ -80,7 +89,7 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   // Of small blocks one in any case; for a span no other class is given up.
   if (!is_span_class(size_class))
     make_share(cache, charge(), size_class);
-  else if (!may_hold(cache, charge(), size_class))
+  else if (!may_open_span(cache, size_class) || !may_hold(cache, charge(), size_class))
     return false;
   Magazine* magazine = take_of_length(cache, length);
   if (magazine == nullptr) return false;
@@ -99,9 +108,9 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   return true;
 }
 
-// Beside others that hand over 64 blocks of 16 KiB, 4 threads would have 13 % more resident at their
-// peak and 16 40 %: what each keeps for its next ones is another's meanwhile. And what is on its way
-// from a cache to the slabs is lost to a child of a fork.
+// Beside others that hand over 64 blocks of 16 KiB, 4 threads would have 13 % more resident at
+// their peak and 16 40 %: what each keeps for its next ones is another's meanwhile. And what is on
+// its way from a cache to the slabs is lost to a child of a fork.
 std::uint32_t most_of_bin(const ThreadCache& cache, unsigned size_class) {
   std::uint32_t usual = class_info(size_class).bin_max;
   bool is_alone = loans.threads.load(std::memory_order_relaxed) == 1;
@@ -130,9 +139,11 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   if (limit <= cold.limit) return false;
   // Of spans as many as there is room for: they are long, and a share is for them alone.
   if (is_span_class(size_class)) {
-    std::uint64_t room = (cache.span_share - cache.span_bytes) / info.block_bytes;
-    if (cold.limit + room < limit) limit = cold.limit + static_cast<std::uint32_t>(room);
-    if (limit == cold.limit) return false;
+    std::uint64_t more = limit - cold.limit;
+    while (more != 0 && !may_hold(cache, more * info.block_bytes + sizeof(Magazine), size_class))
+      more /= 2;
+    if (more == 0) return false;
+    limit = cold.limit + static_cast<std::uint32_t>(more);
   }
   bool is_too_short = limit > slots_of(cold);
   Length length = !is_too_short            ? cold.length

@@ -124,7 +124,7 @@ void drop_all(ThreadCache& cache) {
   drop_long_block(cache);
   for (unsigned c = 1, end = classes_end(cache); c < end; ++c) drop_class(cache, c);
   return_sheets(cache);
-  return_loan(cache);
+  return_loans(cache);
 }
 
 void close_gaps(ThreadCache& cache) {
@@ -151,7 +151,7 @@ void drop_left(ThreadCache& cache) {
   drop_long_block(cache);
   drop_deferred(cache);
   close_gaps(cache);
-  return_loan(cache);
+  return_loans(cache);
   for (unsigned c = 1, end = classes_end(cache); c < end; ++c) {
     const Bin& bin = cache.bins[c];
     const ColdBin& cold = cold_bin_of(cache, c);

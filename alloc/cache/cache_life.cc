@@ -201,7 +201,9 @@ ThreadCache* cache_at(std::uint32_t index) {
 void cache_resume(ThreadCache& cache) {
   cache.reclaim_state.fetch_and(static_cast<std::uint8_t>(~kHasGaps), std::memory_order_relaxed);
   close_gaps(cache);
-  make_share(cache, 0, 0);  // its loan is gone
+  // Its loans are gone.
+  make_share(cache, 0, 0);
+  fit_span_share(cache);
 }
 
 CacheCounters cache_counters() {
@@ -260,7 +262,9 @@ void cache_reclaim_after_fork(std::uint32_t forker) {
   }
   first_thread_notifies.store(mine != nullptr, std::memory_order_relaxed);
   loans.threads.store(mine == nullptr ? 0 : 1, std::memory_order_relaxed);
-  loans.lent_bytes.store(mine == nullptr ? 0 : mine->lent_bytes, std::memory_order_relaxed);
+  loans.lent_bytes.store(mine == nullptr ? 0 : mine->loan.bytes, std::memory_order_relaxed);
+  loans.lent_span_bytes.store(mine == nullptr ? 0 : mine->span_loan.bytes,
+                              std::memory_order_relaxed);
   // Gaps perhaps: its next slow path looks.
   if (mine != nullptr) mine->reclaim_state.store(kHasGaps, std::memory_order_relaxed);
 }

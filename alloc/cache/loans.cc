@@ -1,6 +1,7 @@
 #include "alloc/cache/loans.h"
 
 #include "alloc/cache/shares.h"
+#include "alloc/pages/dirty.h"
 
 namespace rdmalloc {
 
@@ -12,18 +13,42 @@ std::uint32_t threads() {
   return loans.threads.load(std::memory_order_relaxed);
 }
 
-// What is lent beyond what is missing: of what is left half, if all threads came for their part
-// now. So a thread comes for a few loans, not for one for each class that it opens.
-std::uint64_t ahead_of(std::uint64_t left_bytes, std::uint64_t share) {
-  std::uint64_t most = share < kMostShareBytes ? kMostShareBytes - share : 0;
-  std::uint64_t ahead = left_bytes / (2 * std::uint64_t{threads()});
-  if (ahead > kMostAheadBytes) ahead = kMostAheadBytes;
-  if (ahead > most) ahead = most;
-  return ahead / kLoanBytes * kLoanBytes;
+// What a cache borrows of one kind, and from what.
+struct Kind {
+  Loan& loan;
+  std::atomic<std::uint64_t>& lent_bytes;  // to all
+  std::uint64_t most_lent;
+  std::uint64_t share;  // the cache's, with its loan
+  std::uint64_t most_share;
+  std::uint64_t most_ahead;
+
+  std::uint64_t lent() const { return lent_bytes.load(std::memory_order_relaxed); }
+};
+
+Kind blocks_of(ThreadCache& cache) {
+  return {cache.loan,         loans.lent_bytes, lent_bytes_of(threads()),
+          share_bytes(cache), kMostShareBytes,  kMostAheadBytes};
 }
 
-std::uint64_t lent() {
-  return loans.lent_bytes.load(std::memory_order_relaxed);
+Kind spans_of(ThreadCache& cache) {
+  std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
+  return {cache.span_loan,
+          loans.lent_span_bytes,
+          lent_span_bytes_of(backed),
+          cache.span_share,
+          most_span_share_of(threads(), backed),
+          0};
+}
+
+// What is lent beyond what is missing: of what is left half, if all threads came for their part
+// now. So a thread comes for a few loans, not for one for each class that it opens. Not of spans,
+// of which a class wants many kilobytes at once.
+std::uint64_t ahead_of(const Kind& kind, std::uint64_t left_bytes, std::uint64_t share) {
+  std::uint64_t most = share < kind.most_share ? kind.most_share - share : 0;
+  std::uint64_t ahead = left_bytes / (2 * std::uint64_t{threads()});
+  if (ahead > kind.most_ahead) ahead = kind.most_ahead;
+  if (ahead > most) ahead = most;
+  return ahead / kLoanBytes * kLoanBytes;
 }
 
 // What each may borrow in any case.
@@ -36,58 +61,88 @@ std::uint64_t most_beyond_parts(std::uint64_t most) {
   return most - most / kLeftForParts;
 }
 
-bool refuse(ThreadCache& cache) {
-  cache.was_refused = true;
+bool refuse(Loan& loan) {
+  loan.was_refused = true;
   return false;
 }
 
-bool borrow(ThreadCache& cache, std::uint64_t missing) {
-  std::uint64_t loan = (missing + kLoanBytes - 1) / kLoanBytes * kLoanBytes;
-  std::uint64_t share = share_bytes(cache) + loan;
-  if (share > kMostShareBytes) return false;
+// What was lent, 0 if it could not be.
+std::uint64_t borrow(const ThreadCache& cache, const Kind& kind, std::uint64_t missing) {
+  Loan& loan = kind.loan;
+  std::uint64_t wanted = (missing + kLoanBytes - 1) / kLoanBytes * kLoanBytes;
+  std::uint64_t share = kind.share + wanted;
+  if (share > kind.most_share) return 0;
   // Where all is lent, the line stays with all that read it: a cache that was refused asks again
   // after some trips to its slow path, and looks first. Not others: it would come twice, to be read
   // and to be written.
   std::uint32_t events = cache.slow_events.load(std::memory_order_relaxed);
-  if (cache.was_refused && events - cache.refused_at < kEventsRefused) return false;
-  cache.refused_at = events;
-  std::uint64_t most = lent_bytes_of(threads());
-  if (cache.lent_bytes + loan > part_of_each(most)) most = most_beyond_parts(most);
-  if (cache.was_refused && lent() + loan > most) return refuse(cache);
-  std::uint64_t before = loans.lent_bytes.fetch_add(loan, std::memory_order_relaxed);
-  if (before + loan > most) {
-    loans.lent_bytes.fetch_sub(loan, std::memory_order_relaxed);
-    return refuse(cache);
+  if (loan.was_refused && events - loan.refused_at < kEventsRefused) return 0;
+  loan.refused_at = events;
+  std::uint64_t most = kind.most_lent;
+  if (loan.bytes + wanted > part_of_each(most)) most = most_beyond_parts(most);
+  if (loan.was_refused && kind.lent() + wanted > most) return refuse(loan);
+  std::uint64_t before = kind.lent_bytes.fetch_add(wanted, std::memory_order_relaxed);
+  if (before + wanted > most) {
+    kind.lent_bytes.fetch_sub(wanted, std::memory_order_relaxed);
+    return refuse(loan);
   }
-  cache.was_refused = false;
-  cache.lent_bytes += loan;
+  loan.was_refused = false;
   // The line is here now.
-  std::uint64_t ahead = ahead_of(most - before - loan, share);
-  if (ahead == 0) return true;
-  before = loans.lent_bytes.fetch_add(ahead, std::memory_order_relaxed);
-  if (before + ahead > most)
-    loans.lent_bytes.fetch_sub(ahead, std::memory_order_relaxed);
-  else
-    cache.lent_bytes += ahead;
-  return true;
+  std::uint64_t ahead = ahead_of(kind, most - before - wanted, share);
+  if (ahead != 0 && kind.lent_bytes.fetch_add(ahead, std::memory_order_relaxed) + ahead > most) {
+    kind.lent_bytes.fetch_sub(ahead, std::memory_order_relaxed);
+    ahead = 0;
+  }
+  loan.bytes += wanted + ahead;
+  return wanted + ahead;
 }
 
-void give_back(ThreadCache& cache, std::uint64_t bytes) {
-  if (bytes == 0) return;
-  cache.lent_bytes -= bytes;
-  loans.lent_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+std::uint64_t give_back(const Kind& kind, std::uint64_t bytes) {
+  if (bytes == 0) return 0;
+  kind.loan.bytes -= bytes;
+  kind.lent_bytes.fetch_sub(bytes, std::memory_order_relaxed);
+  return bytes;
+}
+
+// Of a loan of which so much is needed.
+std::uint64_t give_unused_back(const Kind& kind, std::uint64_t needed) {
+  needed += kLoanBytes;
+  if (kind.loan.bytes == 0 || needed >= kind.share) return 0;
+  std::uint64_t unused = (kind.share - needed) / kLoanBytes * kLoanBytes;
+  if (unused > kind.loan.bytes) unused = kind.loan.bytes;
+  // What it has a use for by turns stays.
+  return unused * 2 > kind.loan.bytes ? give_back(kind, unused) : 0;
+}
+
+// What is beyond the cache's part, where others may miss it.
+std::uint64_t excess_of(const Kind& kind) {
+  std::uint64_t part = part_of_each(kind.most_lent);
+  if (kind.loan.bytes <= part) return 0;
+  std::uint64_t all = kind.lent(), free_for_all = most_beyond_parts(kind.most_lent);
+  if (all <= free_for_all) return 0;
+  std::uint64_t excess = kind.loan.bytes - part;
+  if (excess > all - free_for_all) excess = all - free_for_all;
+  return excess;
 }
 
 }  // namespace
 
 std::uint64_t share_bytes(const ThreadCache& cache) {
-  return share_of(threads()) + cache.lent_bytes;
+  return share_of(threads()) + cache.loan.bytes;
 }
 
 bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class) {
-  if (is_span_class(size_class)) return cache.span_bytes + more <= cache.span_share;
+  if (is_span_class(size_class)) {
+    std::uint64_t needed = cache.span_bytes + more;
+    if (needed <= cache.span_share) return true;
+    // One that has no share may have none.
+    if (cache.span_share == 0) return false;
+    std::uint64_t lent = borrow(cache, spans_of(cache), needed - cache.span_share);
+    cache.span_share += lent;
+    return lent != 0;
+  }
   std::uint64_t needed = charged(cache) + more, share = share_bytes(cache);
-  return needed <= share || borrow(cache, needed - share);
+  return needed <= share || borrow(cache, blocks_of(cache), needed - share) != 0;
 }
 
 bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more) {
@@ -95,31 +150,34 @@ bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more) {
 }
 
 void return_unused(ThreadCache& cache) {
-  std::uint64_t needed = charged(cache) + kLoanBytes, share = share_bytes(cache);
-  if (cache.lent_bytes == 0 || needed >= share) return;
-  std::uint64_t unused = (share - needed) / kLoanBytes * kLoanBytes;
-  if (unused > cache.lent_bytes) unused = cache.lent_bytes;
-  // What it has a use for by turns stays.
-  if (unused * 2 > cache.lent_bytes) give_back(cache, unused);
+  give_unused_back(blocks_of(cache), charged(cache));
+  cache.span_share -= give_unused_back(spans_of(cache), cache.span_bytes);
 }
 
 // Cold: only where nearly all is lent.
 [[gnu::cold]] bool return_excess(ThreadCache& cache) {
-  std::uint64_t most = lent_bytes_of(threads());
-  std::uint64_t all = lent(), free_for_all = most_beyond_parts(most);
-  if (all <= free_for_all) return false;
-  // Threads that have ended since the caller looked make the part of each larger.
-  if (cache.lent_bytes <= part_of_each(most)) return false;
-  std::uint64_t excess = cache.lent_bytes - part_of_each(most);
-  if (excess > all - free_for_all) excess = all - free_for_all;
-  if (excess > kMostReturnedBytes) excess = kMostReturnedBytes;
-  cache.was_refused = true;
-  give_back(cache, excess);
+  Kind blocks = blocks_of(cache);
+  std::uint64_t excess = excess_of(blocks);
+  if (excess == 0) return false;
+  cache.loan.was_refused = true;
+  give_back(blocks, excess < kMostReturnedBytes ? excess : kMostReturnedBytes);
   return true;
 }
 
-void return_loan(ThreadCache& cache) {
-  give_back(cache, cache.lent_bytes);
+bool return_span_excess(ThreadCache& cache) {
+  Kind spans = spans_of(cache);
+  std::uint64_t excess = excess_of(spans);
+  if (cache.span_share > spans.most_share && excess < cache.span_share - spans.most_share)
+    excess = cache.span_share - spans.most_share;
+  if (excess > cache.span_loan.bytes) excess = cache.span_loan.bytes;
+  if (excess == 0) return false;
+  cache.span_share -= give_back(spans, excess);
+  return true;
+}
+
+void return_loans(ThreadCache& cache) {
+  give_back(blocks_of(cache), cache.loan.bytes);
+  cache.span_share -= give_back(spans_of(cache), cache.span_loan.bytes);
 }
 
 }  // namespace rdmalloc

@@ -15,6 +15,7 @@ struct Loans {
   std::atomic<std::uint32_t> threads{0};  // that have caches
   // On a line of its own: each slow path reads the count beside it.
   alignas(64) std::atomic<std::uint64_t> lent_bytes{0};
+  alignas(64) std::atomic<std::uint64_t> lent_span_bytes{0};
 };
 extern constinit Loans loans;
 
@@ -44,20 +45,22 @@ inline void subtract_held(ThreadCache& cache, unsigned size_class, std::uint64_t
 // With what it has borrowed.
 std::uint64_t share_bytes(const ThreadCache& cache);
 // Whether the cache may hold so much more of the class than now, beside its own blocks; borrows
-// what is missing.
+// what is missing, for spans as for blocks.
 bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class);
 // The same of a class that the thread only frees, for which it does not borrow.
 bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more);
-// What the cache does not need of its loan goes back, but for one part, if that is more than half.
+// What the cache does not need of its loans goes back, but for one part, if that is more than half.
 void return_unused(ThreadCache& cache);
 // Whether the cache has borrowed more than its part.
 inline bool has_excess(const ThreadCache& cache) {
   std::uint64_t threads = loans.threads.load(std::memory_order_relaxed);
-  return cache.lent_bytes > kLoanBytes && cache.lent_bytes * threads > lent_bytes_of(threads);
+  return cache.loan.bytes > kLoanBytes && cache.loan.bytes * threads > lent_bytes_of(threads);
 }
 // Then, and where little is left of what is lent, it gives back some of that: whether it had to.
-// Its owner makes room at once.
+// Its owner makes room at once. Of spans also what is beyond the most that one may have, which is
+// less since there are more threads.
 bool return_excess(ThreadCache& cache);
-void return_loan(ThreadCache& cache);
+bool return_span_excess(ThreadCache& cache);
+void return_loans(ThreadCache& cache);
 
 }  // namespace rdmalloc

@@ -169,7 +169,7 @@ void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
         cache.thread_id.load(std::memory_order_acquire) == 0)
       continue;
     for (unsigned c = 1, end = classes_end(cache); c < end; ++c) mark(cache, c);
-    return_loan(cache);
+    return_loans(cache);
   }
   bool is_ordered = os::barrier_of_all_threads() == 0;
   for (std::uint32_t i = 0; i < reclaim.count; ++i)

@@ -106,42 +106,49 @@ static_assert(most_of_few(64) == 101 && most_of_few(1024) == 40 && most_of_few(3
 // bytes take half the time, with 1 % more memory.
 inline constexpr std::uint8_t kTripsOfBatch = 4;
 
-// What the n-th thread may hold of spans (kSpanClasses), beside all that: counted with the rest
-// they would leave no room for small blocks. The first has more while there are at most kFewThreads
-// (what it frees in one go and allocates again, 64 blocks of 32 to 128 KiB, took three times as
-// long with 4 MiB; with 16 phases of bench_memory has 5 % more, with 8 2 %); it gives that up when
-// more of them come, and then it is 72 MB in all. Beyond kSpanThreads it is one span of 64 KiB: 256
-// threads of 64 B to 64 KiB took half as long again without. One of each length, 35 MB in all, and
-// of the first ones the one freed last (0021) are what idle threads keep (reclaim.h). Where
-// RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`, all those threads together an eighth of
-// it at most: what idle ones keep can't be taken from them.
-inline constexpr std::uint64_t kSpanThreads = 64, kOneSpanThreads = 256, kFewThreads = 2;
+// What the n-th thread may hold of spans (kSpanClasses) in any case, beside all that: one of each
+// length, of later threads one of 256 KiB, and beyond kSpanThreads one of 64: 256 threads of 64 B
+// to 64 KiB took half as long again without. Counted with the rest they would leave no room for
+// small blocks. It is what idle threads keep (reclaim.h), 42 MB in all, and of the first ones the
+// one that was freed last (0021). More of them a thread borrows like blocks, 72 MB in all, one
+// thread up to kMostSpanShareBytes, and the first more while there are at most kFewThreads (what it
+// frees in one go and allocates again, 64 blocks of 32 to 128 KiB, took three times as long with 4
+// MiB; with 16 phases of bench_memory has 5 % more, with 8 2 %). Where RDMALLOC_LIMIT or a small
+// cgroup leaves `backed_bytes`, all those threads together an eighth of it at most: what idle ones
+// keep can't be taken from them. decisions/0018-equal-parts.md
+inline constexpr std::uint64_t kAllSpansThreads = 32, kSpanThreads = 64, kOneSpanThreads = 256;
+inline constexpr std::uint64_t kFewThreads = 2;
 inline constexpr std::uint64_t kSpansOfAllBytes = 72'000'000;
-inline constexpr std::uint64_t kFirstSpanShareBytes = std::uint64_t{4} << 20;
+inline constexpr std::uint64_t kMostSpanShareBytes = std::uint64_t{4} << 20;
+inline constexpr std::uint64_t kLentSpanBytes = std::uint64_t{28} << 20;
+
+constexpr std::uint64_t span_part_of(std::uint64_t backed_bytes) {
+  return backed_bytes / 8 / kSpanThreads;
+}
 constexpr std::uint64_t span_share_of(std::uint64_t threads, std::uint64_t backed_bytes) {
-  std::uint64_t most = backed_bytes / 8 / kSpanThreads, share = 0;
+  std::uint64_t most = span_part_of(backed_bytes), share = 642 << 10;  // with their magazines
   if (threads > kSpanThreads)
     share = threads <= kOneSpanThreads && backed_bytes / 8 >= kSpansOfAllBytes ? 65 << 10 : 0;
-  else if (threads <= kFewThreads)
-    share = kFirstSpanShareBytes * 3 / 2;
-  else if (threads <= kFirstThreads)
-    share = kFirstSpanShareBytes;
-  else if (threads <= 2 * kFirstThreads)
-    share = std::uint64_t{3} << 19;
-  else
-    share = 258 << 10;  // a span of 256 KiB with its magazine
+  else if (threads > kAllSpansThreads)
+    share = 258 << 10;
   return share < most ? share : most;
 }
-constexpr std::uint64_t span_bytes_of_all(std::uint64_t first_most) {
-  std::uint64_t all = 0;
-  for (std::uint64_t n = 1; n <= kOneSpanThreads; ++n) {
-    std::uint64_t share = span_share_of(n, UINT64_MAX);
-    all += share < first_most ? share : first_most;
-  }
+static_assert([] {
+  std::uint64_t all = kLentSpanBytes;
+  for (std::uint64_t n = 1; n <= kOneSpanThreads; ++n) all += span_share_of(n, UINT64_MAX);
   return all;
+}() <= kSpansOfAllBytes);
+// What one of so many may have with its loan.
+constexpr std::uint64_t most_span_share_of(std::uint64_t threads, std::uint64_t backed_bytes) {
+  std::uint64_t most = span_part_of(backed_bytes);
+  std::uint64_t share = threads <= kFewThreads ? kMostSpanShareBytes * 3 / 2 : kMostSpanShareBytes;
+  return share < most ? share : most;
 }
-static_assert(span_bytes_of_all(kFirstSpanShareBytes) <= kSpansOfAllBytes);
-static_assert(span_bytes_of_all(UINT64_MAX) <= 76'000'000);  // until the first ones come by
+// And all of them.
+constexpr std::uint64_t lent_span_bytes_of(std::uint64_t backed_bytes) {
+  std::uint64_t left = backed_bytes / 8 - kSpanThreads * span_share_of(1, backed_bytes);
+  return left < kLentSpanBytes ? left : kLentSpanBytes;
+}
 
 // Slices of the longest block that the n-th thread may keep (long_block.h): 144 MiB in all, of
 // threads that each free such blocks and allocate them again all the time. Of a limit as above.

@@ -52,16 +52,8 @@ void age_class(ThreadCache& cache, unsigned size_class, bool is_over_share) {
     drop_class(cache, size_class);
   else
     cold.slot_at_age = slot;
-  if (cache.was_refused) [[unlikely]]
+  if (cache.loan.was_refused) [[unlikely]]
     age_refused(cache, size_class);
-}
-
-// Of one that may hold more spans than others: not once there are more threads.
-void fit_span_share(ThreadCache& cache) {
-  if (loans.threads.load(std::memory_order_relaxed) <= kFewThreads) return;
-  cache.span_share = kFirstSpanShareBytes;
-  for (unsigned c = kClasses - 1; c >= kFirstSpanClass && cache.span_bytes > cache.span_share; --c)
-    drop_class(cache, c);
 }
 
 // Runs on the slow path of the thread itself: a class that did not move since the last look gives
@@ -72,7 +64,7 @@ void age(ThreadCache& cache) {
   unsigned c = next_to_age(cache);
   // Else nothing is written: no page of long bins is backed for that.
   if (c < classes_end(cache)) age_class(cache, c, is_over_share);
-  if (cache.span_share > kFirstSpanShareBytes) fit_span_share(cache);
+  if (cache.span_loan.bytes != 0 && return_span_excess(cache)) fit_span_share(cache);
   if (cache.age_cursor == 0) return_unused(cache);
 }
 
@@ -80,6 +72,7 @@ void age(ThreadCache& cache) {
 
 [[gnu::cold, gnu::noinline]] void give_up(ThreadCache& cache) {
   cache.take_backs_seen = take_backs();
+  drop_all(cache);
   // A cgroup may have become small since.
   std::uint64_t threads = loans.threads.load(std::memory_order_relaxed);
   std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
@@ -87,7 +80,6 @@ void age(ThreadCache& cache) {
   if (share < cache.span_share) cache.span_share = share;
   std::uint32_t slices = long_slices_of(threads, backed);
   if (slices < cache.most_long_slices) cache.most_long_slices = static_cast<std::uint8_t>(slices);
-  drop_all(cache);
 }
 
 // Of a real machine in one that it has to itself: what it left there it finds again, and threads
@@ -116,6 +108,11 @@ void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
   for (unsigned looked = 0; charged(cache) + bytes > share && looked < kClasses; ++looked) {
     if (unsigned c = next_to_age(cache); c != keep) drop_class(cache, c);
   }
+}
+
+void fit_span_share(ThreadCache& cache) {
+  for (unsigned c = kClasses - 1; c >= kFirstSpanClass && cache.span_bytes > cache.span_share; --c)
+    drop_class(cache, c);
 }
 
 void note_slow_event(ThreadCache& cache) {

@@ -54,7 +54,7 @@ void take_part(const ThreadCache& cache, unsigned size_class, ColdBin& cold, Mag
 // Whether the class has little room: of a thread that has no more to hold, or that keeps it short
 // for others. What it has goes to and fro about the half that a refill takes.
 bool is_short(const ThreadCache& cache, unsigned size_class, const ColdBin& cold) {
-  return cache.was_refused || is_kept_short(size_class, cold);
+  return cache.loan.was_refused || is_kept_short(size_class, cold);
 }
 
 // Blocks that a thread takes of slabs at once: half of what the class may hold, where it goes to

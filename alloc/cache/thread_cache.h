@@ -63,6 +63,13 @@ inline constexpr std::uint32_t kSheets = (kClasses - 1 + kShortsOfSheet - 1) / k
 // Bits of ThreadCache::reclaim_state: a taker wants the cache, and bins have gaps since one did.
 inline constexpr std::uint8_t kAsked = 1, kHasGaps = 2;
 
+// What a cache has borrowed beside its share, of blocks or of spans (loans.h).
+struct Loan {
+  std::uint64_t bytes = 0;
+  std::uint32_t refused_at = 0;  // of slow_events
+  bool was_refused = false;      // the latest one, or some of it was given up
+};
+
 struct alignas(64) ThreadCache {
   // A cache whose bins are all empty and all full: they point one past a NULL.
   constexpr explicit ThreadCache(void** nothing_end) {
@@ -97,8 +104,8 @@ struct alignas(64) ThreadCache {
     age_cursor = 0;
     sum_at_look = 0;
     reclaim_state.fetch_and(static_cast<std::uint8_t>(~kHasGaps), std::memory_order_relaxed);
-    own_bytes = lent_bytes = span_bytes = 0;
-    was_refused = false;
+    own_bytes = span_bytes = 0;
+    loan = span_loan = {};
     free_short = nullptr;
     sheet_count = 0;
     take_backs_seen = take_backs();
@@ -141,23 +148,22 @@ struct alignas(64) ThreadCache {
   std::uint8_t most_long_slices = 0;         // that it may keep
   bool long_is_freed = false;                // a large block, since it took the last one
   std::uint64_t own_bytes = 0;               // of held_bytes, what those may take
-  std::uint64_t lent_bytes = 0;              // beside its share (shares.h)
+  Loan loan;                                 // beside its share (shares.h)
   std::uint64_t span_bytes = 0;              // of own_bytes, what spans may take
-  std::uint64_t span_share = 0;              // the most of that
+  std::uint64_t span_share = 0;              // the most of that, with what it has borrowed
+  Loan span_loan;                            // the part that is borrowed
   Magazine* free_short = nullptr;            // those that no class uses, linked by slots[0]
   std::uint32_t sheets[kSheets] = {};        // indices of magazines, kept until all classes go
   std::uint8_t sheet_count = 0;
   // Of reclaim.h.
   std::atomic<bool> is_in_slow_path{false};    // by the owner
   std::atomic<std::uint8_t> reclaim_state{0};  // kAsked by the taker; kHasGaps cleared by the owner
-  bool was_refused = false;                    // its latest loan, or gave one up (loans.h)
-  std::uint32_t refused_at = 0;                // of slow_events
   bool comes_after_others = false;             // another thread, which ended, had this cache
   std::uint8_t deferred_takes = 0;             // by malloc, wrapping
   std::uint16_t longs_at_look = 0;             // of longs_kept, at the latest look (reclaim.cc)
-  std::uint64_t sum_at_look = 0;               // of what tells whether the owner did anything
   // No class was opened from here on. Relaxed, as are the looks of others at bins.
   std::atomic<std::uint8_t> classes_end{0};
+  std::uint64_t sum_at_look = 0;       // of what tells whether the owner did anything
   LongBins* long_bins = nullptr;       // the cache's for ever, from before it has a thread_id
   std::atomic<std::uintptr_t> tls{0};  // address of its thread's this_cache (caches_by_tls.h)
 };

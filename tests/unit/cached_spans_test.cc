@@ -10,15 +10,18 @@
 // in free_locked(); only_those_freed_last with others taken ahead, and with the one freed last
 // first; those_of_one_thread with a depot that keeps them, and with one that never does;
 // longer_blocks without give_up_spans(); arrays_that without it in large_allocate_growing();
-// dozens_of_spans with bins of two magazines, with 4 MiB for the first thread, and with a share
-// that stays; the_fast_path_knows_them with steps that are never entered, and with steps that stay.
+// dozens_of_spans with bins of two magazines, with no loans of spans, with loans that stay lent in
+// a child, and with 4 MiB for the first thread, and with a share that stays;
+// the_fast_path_knows_them with steps that are never entered, and with steps that stay.
 #include "alloc/slabs/cached_spans.h"
 
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
+#include <deque>
 #include <thread>
 #include <vector>
 
@@ -30,6 +33,8 @@
 #include "alloc/core/shard.h"
 #include "tests/support/counters.h"
 #include "tests/support/first_test.h"
+#include "tests/support/process.h"
+#include "tests/support/worker.h"
 
 namespace {
 
@@ -151,9 +156,85 @@ TEST(CachedSpans, dozens_of_spans_stay_with_one_of_few_threads) {
     while (mine.slow_events - before < 8) more.push_back(rdmalloc_malloc(1000));
     for (void* block : more) rdmalloc_free(block);
     for (int i = 0; i < 3; i++) rounds();
-    EXPECT_LE(mine.span_bytes, rdmalloc::kFirstSpanShareBytes);
+    EXPECT_LE(mine.span_bytes, rdmalloc::kMostSpanShareBytes);
     may_end = true;
     for (std::thread& other : others) other.join();
+  });
+}
+
+// So many at once.
+void use_spans(size_t bytes, size_t count) {
+  std::vector<void*> blocks(count);
+  for (int round = 0; round < 20; round++) {
+    for (void*& block : blocks) block = rdmalloc_malloc(bytes);
+    for (void* block : blocks) rdmalloc_free(block);
+  }
+}
+
+// What forty threads need beside what is their own: 28 MiB are lent to all.
+TEST(CachedSpans, dozens_of_spans_stay_with_each_of_many_threads) {
+  std::deque<rdmalloc_test::Worker> workers(40);
+  for (int round = 0; round < 4; round++)
+    for (auto& worker : workers) worker.run([] { use_spans(64 * kKiB, 10); });
+  uint64_t bytes = 0;
+  for (auto& worker : workers)
+    worker.run([&] {
+      const rdmalloc::ThreadCache& mine = *rdmalloc::detail::this_cache;
+      uint32_t before = mine.slow_events;
+      use_spans(64 * kKiB, 10);
+      EXPECT_LT(mine.slow_events - before, 20u);
+      EXPECT_LE(mine.span_bytes, mine.span_share);
+      bytes += mine.span_bytes;
+    });
+  EXPECT_GE(bytes, 40u * 10 * 64 * kKiB);
+  // A child has this thread only. Another was about to note what it had borrowed.
+  uint64_t own = rdmalloc::detail::this_cache->span_loan.bytes;
+  ASSERT_GT(rdmalloc::loans.lent_span_bytes.load(), own);
+  rdmalloc::loans.lent_span_bytes += rdmalloc::kLoanBytes;
+  pid_t child = fork();
+  if (child == 0) {
+    rdmalloc_free(rdmalloc_malloc(3000));  // the slow path looks
+    _exit(rdmalloc::loans.lent_span_bytes.load() == own ? 0 : 1);
+  }
+  rdmalloc::loans.lent_span_bytes -= rdmalloc::kLoanBytes;
+  int status = -1;
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(child, 30000, &status));
+  EXPECT_EQ(status, 0);
+  workers.clear();
+  EXPECT_EQ(rdmalloc::loans.lent_span_bytes.load(), own);
+}
+
+// Where all want more than there is.
+TEST(CachedSpans, threads_come_to_equal_parts_of_the_spans_that_all_may_have) {
+  std::deque<rdmalloc_test::Worker> workers(60);
+  for (int round = 0; round < 12; round++)
+    for (auto& worker : workers) worker.run([] { use_spans(128 * kKiB, 60); });
+  uint64_t bytes = 0;
+  constexpr uint64_t kPart = rdmalloc::kLentSpanBytes / 61;
+  for (auto& worker : workers)
+    worker.run([&] {
+      const rdmalloc::ThreadCache& mine = *rdmalloc::detail::this_cache;
+      bytes += mine.span_bytes;
+      EXPECT_GE(mine.span_bytes, kPart / 2);
+    });
+  EXPECT_LE(bytes, rdmalloc::kSpansOfAllBytes);
+  EXPECT_GE(bytes, rdmalloc::kLentSpanBytes);
+  EXPECT_LE(rdmalloc::loans.lent_span_bytes.load(), rdmalloc::kLentSpanBytes);
+}
+
+// It keeps one of each when it is idle, and its loan is gone.
+TEST(CachedSpans, lengths_are_opened_within_what_is_a_threads_own) {
+  std::deque<rdmalloc_test::Worker> workers(rdmalloc::kAllSpansThreads + 1);
+  for (auto& worker : workers) worker.run([] { rdmalloc_free(rdmalloc_malloc(1)); });
+  workers.back().run([] {
+    use_spans(64 * kKiB, 10);
+    EXPECT_GT(rdmalloc::detail::this_cache->span_loan.bytes, 0u);
+    void* second = rdmalloc_malloc(192 * kKiB);
+    EXPECT_TRUE(is_cached(second)) << "64 and 192 of 258 KiB";
+    void* third = rdmalloc_malloc(128 * kKiB);
+    EXPECT_FALSE(is_cached(third));
+    rdmalloc_free(second);
+    rdmalloc_free(third);
   });
 }
 

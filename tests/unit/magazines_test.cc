@@ -160,7 +160,7 @@ TEST(Magazines, threads_at_work_come_to_equal_parts_of_what_all_borrow) {
       const rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
       if (number == 0) {
         WorkingSet({1 * kKiB, 32 * kKiB, 64, 1}).replace(50000);
-        first_had = cache.lent_bytes;
+        first_had = cache.loan.bytes;
       }
       all_are_here.arrive_and_wait();
       WorkingSet set({1 * kKiB, 32 * kKiB, 192, 1});
@@ -170,7 +170,7 @@ TEST(Magazines, threads_at_work_come_to_equal_parts_of_what_all_borrow) {
         set.replace(500);
         EXPECT_LE(rdmalloc::charged(cache), rdmalloc::share_bytes(cache));
       }
-      lent_bytes[number] = cache.lent_bytes;
+      lent_bytes[number] = cache.loan.bytes;
       all_are_here.arrive_and_wait();
     });
   for (std::thread& thread : threads) thread.join();

@@ -250,6 +250,29 @@ TEST_F(Reclaim, the_loan_of_an_idle_thread_goes_back) {
   EXPECT_LE(rdmalloc::loans.lent_bytes.load(), rdmalloc::kLentOfFewBytes);
 }
 
+// Seen to fail with loans of spans that stay, and with classes that stay as long.
+TEST_F(Reclaim, what_an_idle_thread_borrowed_for_spans_goes_back) {
+  auto use_spans = [] {
+    for (int round = 0; round < 20; round++) {
+      std::vector<void*> some = allocate(40, 128 << 10);
+      release(some);
+    }
+  };
+  Worker worker;
+  worker.run(use_spans);
+  EXPECT_GT(rdmalloc::loans.lent_span_bytes.load(), 0u);
+  reclaim(ReclaimFrom::kAll);
+  EXPECT_EQ(rdmalloc::loans.lent_span_bytes.load(), 0u);
+  worker.run([] {
+    const rdmalloc::ThreadCache& mine = *rdmalloc::detail::this_cache;
+    rdmalloc_free(rdmalloc_malloc(300));  // the slow path, once
+    EXPECT_LE(mine.span_bytes, mine.span_share);
+    EXPECT_EQ(mine.span_loan.bytes, 0u);
+  });
+  worker.run(use_spans);
+  EXPECT_GT(rdmalloc::loans.lent_span_bytes.load(), 0u);
+}
+
 // What all threads have borrowed is a line of all. Seen to fail with loans of 64 KiB each, and with
 // what is not needed given back at each look.
 TEST_F(Reclaim, a_thread_comes_for_few_loans) {
