@@ -379,15 +379,20 @@ void* cache_try_allocate_span(unsigned size_class) {
   if (os::node_count() != 1) [[unlikely]]
     return take_near_span(size_class);
   void* block = cache_try_allocate(size_class);
-  if (block != nullptr && !bin_table_has(size_class)) bin_table_enter_span(size_class);
+  if (block != nullptr) {
+    if (!bin_table_has(size_class)) bin_table_enter_span(size_class);
+    return block;
+  }
+  // Without the trip that brings another: a thread that defers buffers has many of the class.
+  if (!is_deferred(size_class)) return nullptr;
+  block = detail::this_cache->take_deferred();
+  in_use_begin(block, size_class);
   return block;
 }
 
 void* cache_allocate_span(unsigned size_class) {
   if (void* block = cache_try_allocate_span(size_class)) return block;
-  // Without the trip that brings another: a thread that defers buffers has many of the class.
-  void* block =
-      is_deferred(size_class) ? detail::this_cache->take_deferred() : allocate_slowly(size_class);
+  void* block = allocate_slowly(size_class);
   if (block != nullptr) in_use_begin(block, size_class);
   return block;
 }

@@ -5,9 +5,12 @@
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -179,6 +182,27 @@ TEST_F(Deferred, buffers_of_many_are_until_the_thread_gives_them_up) {
       ASSERT_EQ(rdmalloc_malloc(bytes), b);
       rdmalloc_free(b);
     }
+  });
+}
+
+// Seen to fail with a calloc() that looks at the bin only: a span of the page heap's beside it.
+TEST_F(Deferred, calloc_takes_the_only_buffer_too) {
+  Worker().run([] {
+    constexpr size_t kBuffer = 2 * rdmalloc::kSliceBytes;
+    for (int round = 0; round < 4; round++) give(buffers(kBuffer));
+    std::vector<void*> taken = take_all(kBuffer);
+    void* block = taken.back();
+    taken.pop_back();
+    if (mine().deferred != nullptr) taken.push_back(rdmalloc_malloc(kBuffer));
+    memset(block, 0x5C, kBuffer);
+    rdmalloc_free(block);
+    ASSERT_EQ(mine().deferred, block);
+    ASSERT_EQ(in_bin(kBuffer), 0u);
+    auto* again = static_cast<unsigned char*>(rdmalloc_calloc(1, kBuffer));
+    EXPECT_EQ(again, block);
+    EXPECT_EQ(std::count(again, again + kBuffer, 0), static_cast<std::ptrdiff_t>(kBuffer));
+    rdmalloc_free(again);
+    give(taken);
   });
 }
 
