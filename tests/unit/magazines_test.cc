@@ -114,6 +114,7 @@ TEST(Magazines, a_batch_comes_to_lie_within_the_bin) {
 
 // Seen to fail with bin_max beside no other either.
 TEST(Magazines, a_batch_of_long_blocks_lies_within_that_of_the_only_thread) {
+  rdmalloc_free(rdmalloc_malloc(1));
   rdmalloc_caches_flush();
   ASSERT_EQ(rdmalloc::loans.threads.load(), 1u);
   for (size_t bytes : {6 * kKiB, 12 * kKiB, 16 * kKiB, 32 * kKiB})
