@@ -89,7 +89,8 @@ bool open_class(ThreadCache& cache, unsigned size_class) {
   // Of small blocks one in any case; for a span no other class is given up.
   if (!is_span_class(size_class))
     make_share(cache, charge(), size_class);
-  else if (!may_open_span(cache, size_class) || !may_hold(cache, charge(), size_class))
+  else if (span_room(cache) < charge() || !may_open_span(cache, size_class) ||
+           !may_hold(cache, charge(), size_class))
     return false;
   Magazine* magazine = take_of_length(cache, length);
   if (magazine == nullptr) return false;
@@ -139,10 +140,16 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   if (limit <= cold.limit) return false;
   // Of spans as many as there is room for: they are long, and a share is for them alone.
   if (is_span_class(size_class)) {
-    std::uint64_t more = limit - cold.limit;
-    while (more != 0 && !may_hold(cache, more * info.block_bytes + sizeof(Magazine), size_class))
-      more /= 2;
+    std::uint64_t more = limit - cold.limit, room = span_room(cache) / info.block_bytes;
+    if (more > room) more = room;
     if (more == 0) return false;
+    if (!may_hold(cache, more * info.block_bytes + sizeof(Magazine), size_class)) {
+      room = cache.span_share > cache.span_bytes
+                 ? (cache.span_share - cache.span_bytes) / info.block_bytes
+                 : 0;
+      if (more > room) more = room;
+      if (more == 0) return false;
+    }
     limit = cold.limit + static_cast<std::uint32_t>(more);
   }
   bool is_too_short = limit > slots_of(cold);

@@ -145,6 +145,13 @@ bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class) {
   return needed <= share || borrow(cache, blocks_of(cache), needed - share) != 0;
 }
 
+std::uint64_t span_room(const ThreadCache& cache) {
+  std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
+  std::uint64_t most = most_span_share_of(threads(), backed);
+  if (most < cache.span_share || cache.span_share == 0) most = cache.span_share;
+  return most > cache.span_bytes ? most - cache.span_bytes : 0;
+}
+
 bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more) {
   return charged(cache) + more <= free_only_share_of(threads());
 }

@@ -49,6 +49,9 @@ std::uint64_t share_bytes(const ThreadCache& cache);
 bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class);
 // The same of a class that the thread only frees, for which it does not borrow.
 bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more);
+// How much more of spans it may hold at most, if it is lent that. A thread that has all it may ends
+// its trips to the slow path here.
+std::uint64_t span_room(const ThreadCache& cache);
 // What the cache does not need of its loans goes back, but for one part, if that is more than half.
 void return_unused(ThreadCache& cache);
 // Whether the cache has borrowed more than its part.
