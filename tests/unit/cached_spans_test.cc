@@ -12,8 +12,8 @@
 // longer_blocks without give_up_spans(); arrays_that without it in large_allocate_growing();
 // dozens_of_spans with bins of two magazines, with 4 MiB for the first thread, and with a share
 // that stays; eight_spans with no loans of spans, and with loans that stay lent in a child;
-// equal_parts with loans beyond a part to the last; lengths with any that there is room for;
-// the_fast_path_knows_them with steps that are never entered, and with steps that stay.
+// threads_come_to_equal_parts with loans beyond a part to the last; lengths with any that there is
+// room for; the_fast_path_knows_them with steps that are never entered, and with steps that stay.
 #include "alloc/slabs/cached_spans.h"
 
 #include <gtest/gtest.h>
