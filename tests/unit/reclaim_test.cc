@@ -230,47 +230,46 @@ TEST_F(Reclaim, idle_is_what_stood_still_for_a_while) {
   EXPECT_GT(reclaimed_bytes(), taken);
 }
 
+// What `use` borrows, of `lent_bytes`, goes back when the thread is idle, and it borrows again.
+void expect_loan_goes_back(void (*use)(), const std::atomic<uint64_t>& lent_bytes, uint64_t most) {
+  Worker worker;
+  worker.run(use);
+  EXPECT_GT(lent_bytes.load(), 0u);
+  reclaim(ReclaimFrom::kAll);
+  EXPECT_EQ(lent_bytes.load(), 0u);
+  // Its classes are as long as before until its next trip to the slow path.
+  worker.run([] {
+    const rdmalloc::ThreadCache& mine = *rdmalloc::detail::this_cache;
+    rdmalloc_free(rdmalloc_malloc(300));
+    EXPECT_LE(mine.span_bytes, mine.span_share);
+    EXPECT_EQ(mine.span_loan.bytes, 0u);
+  });
+  worker.run(use);
+  EXPECT_GT(lent_bytes.load(), 0u);
+  EXPECT_LE(lent_bytes.load(), most);
+}
+
 // Seen to fail with loans that stay.
 TEST_F(Reclaim, the_loan_of_an_idle_thread_goes_back) {
-  auto borrow = [] {
+  auto use = [] {
     for (int round = 0; round < 20; round++)
       for (size_t bytes = 500; bytes <= 32000; bytes += bytes / 8) {
         std::vector<void*> some = allocate(60, bytes);
         release(some);
       }
   };
-  Worker worker;
-  worker.run(borrow);
-  EXPECT_GT(rdmalloc::loans.lent_bytes.load(), 0u);
-  reclaim(ReclaimFrom::kAll);
-  EXPECT_EQ(rdmalloc::loans.lent_bytes.load(), 0u);
-  // It comes back, and borrows again.
-  worker.run(borrow);
-  EXPECT_GT(rdmalloc::loans.lent_bytes.load(), 0u);
-  EXPECT_LE(rdmalloc::loans.lent_bytes.load(), rdmalloc::kLentOfFewBytes);
+  expect_loan_goes_back(use, rdmalloc::loans.lent_bytes, rdmalloc::kLentOfFewBytes);
 }
 
 // Seen to fail with loans of spans that stay, and with classes that stay as long.
 TEST_F(Reclaim, what_an_idle_thread_borrowed_for_spans_goes_back) {
-  auto use_spans = [] {
+  auto use = [] {
     for (int round = 0; round < 20; round++) {
       std::vector<void*> some = allocate(40, 128 << 10);
       release(some);
     }
   };
-  Worker worker;
-  worker.run(use_spans);
-  EXPECT_GT(rdmalloc::loans.lent_span_bytes.load(), 0u);
-  reclaim(ReclaimFrom::kAll);
-  EXPECT_EQ(rdmalloc::loans.lent_span_bytes.load(), 0u);
-  worker.run([] {
-    const rdmalloc::ThreadCache& mine = *rdmalloc::detail::this_cache;
-    rdmalloc_free(rdmalloc_malloc(300));  // the slow path, once
-    EXPECT_LE(mine.span_bytes, mine.span_share);
-    EXPECT_EQ(mine.span_loan.bytes, 0u);
-  });
-  worker.run(use_spans);
-  EXPECT_GT(rdmalloc::loans.lent_span_bytes.load(), 0u);
+  expect_loan_goes_back(use, rdmalloc::loans.lent_span_bytes, rdmalloc::kLentSpanBytes);
 }
 
 // What all threads have borrowed is a line of all. Seen to fail with loans of 64 KiB each, and with
