@@ -58,6 +58,29 @@ bool may_open_span(ThreadCache& cache, unsigned size_class) {
   return kept <= cache.span_share - cache.span_loan.bytes;
 }
 
+// The most that the class may hold, up to `most`.
+std::uint32_t most_of_now(const ThreadCache& cache, unsigned size_class, std::uint32_t most) {
+  std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
+  if (threads > 1 && !is_batch(cache, size_class)) {
+    std::uint32_t beside_others = most_of(size_class, threads);
+    if (most > beside_others) most = beside_others;
+  }
+  // Of several nodes blocks of the others leave a bin only when it is full: not long ones.
+  std::uint32_t two = 2u * class_info(size_class).magazine_max;
+  return os::node_count() != 1 && !is_span_class(size_class) && most > two ? two : most;
+}
+
+// A magazine at most at first, then another, or what is taken in one go.
+std::uint32_t next_limit(const ColdBin& cold, unsigned size_class, std::uint32_t most) {
+  const ClassInfo& info = class_info(size_class);
+  std::uint32_t limit = std::uint32_t{cold.limit} * 2;
+  if (cold.limit >= info.magazine_max && most <= info.bin_max)
+    limit = cold.limit + info.magazine_max;
+  else if (cold.limit < info.magazine_max && limit > info.magazine_max)
+    limit = info.magazine_max;
+  return limit < most ? limit : most;
+}
+
 }  // namespace
 
 bool is_kept_short(unsigned size_class, const ColdBin& cold) {
@@ -122,36 +145,11 @@ std::uint32_t most_of_bin(const ThreadCache& cache, unsigned size_class) {
 // 5 % more memory. Of a class that the thread only frees, within a part of its share.
 bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   ColdBin& cold = cold_bin_of(cache, size_class);
-  const ClassInfo& info = class_info(size_class);
-  std::uint32_t limit = std::uint32_t{cold.limit} * 2;
-  if (cold.limit >= info.magazine_max && most <= info.bin_max)
-    limit = cold.limit + info.magazine_max;
-  else if (cold.limit < info.magazine_max && limit > info.magazine_max)
-    limit = info.magazine_max;
-  std::uint32_t threads = loans.threads.load(std::memory_order_relaxed);
-  if (threads > 1 && !is_batch(cache, size_class)) {
-    std::uint32_t beside_others = most_of(size_class, threads);
-    if (most > beside_others) most = beside_others;
-  }
-  // Of several nodes blocks of the others leave a bin only when it is full: not long ones.
-  if (os::node_count() != 1 && !is_span_class(size_class) && most > 2u * info.magazine_max)
-    most = 2u * info.magazine_max;
-  if (limit > most) limit = most;
+  std::uint32_t limit = next_limit(cold, size_class, most_of_now(cache, size_class, most));
+  // Of spans as many as it may hold: they are long, and a share is for them alone.
+  if (limit > cold.limit && is_span_class(size_class))
+    limit = cold.limit + more_spans(cache, size_class, limit - cold.limit);
   if (limit <= cold.limit) return false;
-  // Of spans as many as there is room for: they are long, and a share is for them alone.
-  if (is_span_class(size_class)) {
-    std::uint64_t more = limit - cold.limit, room = span_room(cache) / info.block_bytes;
-    if (more > room) more = room;
-    if (more == 0) return false;
-    if (!may_hold(cache, more * info.block_bytes + sizeof(Magazine), size_class)) {
-      room = cache.span_share > cache.span_bytes
-                 ? (cache.span_share - cache.span_bytes) / info.block_bytes
-                 : 0;
-      if (more > room) more = room;
-      if (more == 0) return false;
-    }
-    limit = cold.limit + static_cast<std::uint32_t>(more);
-  }
   bool is_too_short = limit > slots_of(cold);
   Length length = !is_too_short            ? cold.length
                   : limit > kMagazineSlots ? Length::kPair
@@ -165,7 +163,8 @@ bool grow_limit(ThreadCache& cache, unsigned size_class, std::uint32_t most) {
   if (!is_allowed || (is_too_short && !move_to(cache, size_class, length))) return false;
   cold.limit = static_cast<std::uint8_t>(limit);
   add_held(cache, size_class, more, own);
-  if (is_span_class(size_class) && limit > info.magazine_max) defer_buffers(cache);
+  if (is_span_class(size_class) && limit > class_info(size_class).magazine_max)
+    defer_buffers(cache);
   return true;
 }
 

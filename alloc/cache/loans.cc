@@ -1,5 +1,7 @@
 #include "alloc/cache/loans.h"
 
+#include <algorithm>
+
 #include "alloc/cache/shares.h"
 #include "alloc/pages/dirty.h"
 
@@ -150,6 +152,15 @@ std::uint64_t span_room(const ThreadCache& cache) {
   std::uint64_t most = most_span_share_of(threads(), backed);
   if (most < cache.span_share || cache.span_share == 0) most = cache.span_share;
   return most > cache.span_bytes ? most - cache.span_bytes : 0;
+}
+
+std::uint32_t more_spans(ThreadCache& cache, unsigned size_class, std::uint32_t wanted) {
+  std::uint64_t bytes = class_info(size_class).block_bytes, room = span_room(cache);
+  if (wanted * bytes > room) wanted = static_cast<std::uint32_t>(room / bytes);
+  if (wanted == 0 || may_hold(cache, wanted * bytes + sizeof(Magazine), size_class)) return wanted;
+  // Refused: what its share has left.
+  std::uint64_t share = cache.span_share, left = share - std::min(share, cache.span_bytes);
+  return static_cast<std::uint32_t>(std::min(left / bytes, std::uint64_t{wanted}));
 }
 
 bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more) {

@@ -52,6 +52,8 @@ bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more);
 // How much more of spans it may hold at most, if it is lent that. A thread that has all it may ends
 // its trips to the slow path here.
 std::uint64_t span_room(const ThreadCache& cache);
+// How many more of that length, up to `wanted`; borrows for them.
+std::uint32_t more_spans(ThreadCache& cache, unsigned size_class, std::uint32_t wanted);
 // What the cache does not need of its loans goes back, but for one part, if that is more than half.
 void return_unused(ThreadCache& cache);
 // Whether the cache has borrowed more than its part.
