@@ -29,6 +29,7 @@
 // MADV_HUGEPAGE at growth, nothing else that enters the kernel.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -58,6 +59,17 @@ inline constexpr std::uint32_t kWholeParts = 8;
 constexpr std::uint32_t longest_whole(std::uint32_t slices) {
   return slices <= kLongestQuick ? slices + slices / kWholeParts : slices;
 }
+// What is cut for it from a longer one has, from 1 MiB on, one of eight lengths to a doubling: so
+// it serves the next buffers of all sizes.
+constexpr std::uint32_t slices_to_cut(std::uint32_t slices) {
+  std::uint32_t step = std::bit_floor(slices) / kWholeParts;
+  return step <= 1 || slices > kLongestQuick ? slices : (slices + step - 1) / step * step;
+}
+static_assert([] {
+  for (std::uint32_t slices = 1; slices <= kLongestQuick; ++slices)
+    if (slices_to_cut(slices) > longest_whole(slices)) return false;
+  return true;
+}());
 
 // Takes a span for a slab of `slices` slices, aligned to its size, out of the heap of the shard
 // that the caller is of, if that has or gets one. It is kReserved until the caller has written its

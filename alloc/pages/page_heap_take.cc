@@ -1,4 +1,6 @@
 // Taking free spans: for slabs, for buffers, for what grows, and the order in which they are tried.
+#include <algorithm>
+
 #include "alloc/os/topology.h"
 #include "alloc/pages/events.h"
 #include "alloc/pages/page_heap_state.h"
@@ -23,14 +25,18 @@ unsigned preferred_node() {
 }
 
 // Takes the slices from the free span `found` of a dirty family, up to `most` of them if that is
-// all of it; 0 when there is none.
+// all of it, or of a longer one what slices_to_cut() says; 0 when there is none.
 SliceIndex take_dirty(PageHeap& heap, SliceIndex found, std::uint32_t slices, Alignment alignment,
                       std::uint32_t most = 0) {
   if (found == 0) return 0;
   SpanWord word = arena.span(found).load();
   SliceIndex taken = fit_in(found, word.slices, slices, alignment);
-  if (word.slices <= most && taken == found && use(heap, word.slices - slices))
-    slices = word.slices;
+  std::uint32_t left = found + word.slices - taken, whole = slices;
+  if (word.slices <= most && taken == found)
+    whole = word.slices;
+  else if (most > slices)
+    whole = std::min(slices_to_cut(slices), left);
+  if (whole != slices && use(heap, whole - slices)) slices = whole;
   prefetch_block(taken);
   cut(heap, found, word.slices, word.kind, taken, slices);
   return taken;

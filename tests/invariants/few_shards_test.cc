@@ -51,11 +51,12 @@ struct Pair {
   }
 };
 
-// Takes of the page heap's lists: no run of the quick list is as long as the next one is.
+// Takes of the page heap's lists: each is more than an eighth longer than the one before, so that
+// it is served by no run that one left, nor by what was cut for it.
 void take_something() {
-  static size_t slices = 5;
-  slices = slices == 60 ? 5 : slices + 1;
-  rdmalloc_free(rdmalloc_malloc(slices * 64 * kKiB));
+  constexpr size_t kSlices[] = {5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56};
+  static size_t next = 0;
+  rdmalloc_free(rdmalloc_malloc(kSlices[next++ % std::size(kSlices)] * 64 * kKiB));
 }
 
 // The first thread frees `count` blocks of which the second allocates `wanted`, with the first at

@@ -13,12 +13,14 @@
 // released, neighbours_are_one_… and slabs_… with a list that stays; slabs_leave_… with places on
 // the list that count for none, slabs_find_… without quick_release_place(); of_equal_runs_… with
 // the one freed last; a_buffer_leaves_… with places up to 16 times as long; a_place_a_little_… with
-// each place cut (kWholeParts of 100), and with those above 4 MiB taken whole.
+// each place cut (kWholeParts of 100), and with those above 4 MiB taken whole; buffers_of_all_…
+// with each of its own length.
 #include <gtest/gtest.h>
 #include <string.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <set>
 #include <vector>
 
 #include "tests/invariants/page_model.h"
@@ -147,6 +149,24 @@ TEST_F(Places, a_place_a_little_longer_is_taken_whole) {
     rdmalloc_free(stays);
     rdmalloc_purge(0);
   }
+}
+
+// Of 1 to 4 MiB each is cut in one of eight lengths to a doubling (slices_to_cut): 467 places,
+// seen.
+TEST_F(Places, buffers_of_all_sizes_come_back_to_few_places) {
+  constexpr size_t kLive = 30, kRounds = 20000, kMost = 700;
+  rdmalloc_test::Random random(10);
+  std::set<char*> places;
+  std::vector<char*> live(kLive, nullptr);
+  for (size_t i = 0; i < kRounds; i++) {
+    char*& block = live[random.below(kLive)];
+    rdmalloc_free(block);
+    block = static_cast<char*>(rdmalloc_malloc(random.size_between(kMiB, 4 * kMiB)));
+    places.insert(block);
+  }
+  for (char* block : live) rdmalloc_free(block);
+  printf("%zu places\n", places.size());
+  EXPECT_LE(places.size(), kMost);
 }
 
 TEST_F(Places, a_longer_buffer_begins_where_the_longest_so_far_began) {
