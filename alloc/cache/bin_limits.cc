@@ -55,7 +55,7 @@ bool may_open_span(ThreadCache& cache, unsigned size_class) {
   std::uint64_t kept = cost_of(size_class, 1, Length::kWhole);
   for (unsigned c = kFirstSpanClass; c < kClasses; ++c)
     if (cold_bin_of(cache, c).loaded != nullptr) kept += cost_of(c, 1, Length::kWhole);
-  return kept <= cache.span_share - cache.span_loan.bytes;
+  return kept <= cache.span_share;
 }
 
 // The most that the class may hold, up to `most`.

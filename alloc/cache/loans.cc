@@ -37,7 +37,7 @@ Kind spans_of(ThreadCache& cache) {
   return {cache.span_loan,
           loans.lent_span_bytes,
           lent_span_bytes_of(backed),
-          cache.span_share,
+          span_share_bytes(cache),
           most_span_share_of(threads(), backed),
           0};
 }
@@ -136,12 +136,10 @@ std::uint64_t share_bytes(const ThreadCache& cache) {
 bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class) {
   if (is_span_class(size_class)) {
     std::uint64_t needed = cache.span_bytes + more;
-    if (needed <= cache.span_share) return true;
+    std::uint64_t share = span_share_bytes(cache);
+    if (needed <= share) return true;
     // One that has no share may have none.
-    if (cache.span_share == 0) return false;
-    std::uint64_t lent = borrow(cache, spans_of(cache), needed - cache.span_share);
-    cache.span_share += lent;
-    return lent != 0;
+    return cache.span_share != 0 && borrow(cache, spans_of(cache), needed - share) != 0;
   }
   std::uint64_t needed = charged(cache) + more, share = share_bytes(cache);
   return needed <= share || borrow(cache, blocks_of(cache), needed - share) != 0;
@@ -149,8 +147,8 @@ bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class) {
 
 std::uint64_t span_room(const ThreadCache& cache) {
   std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
-  std::uint64_t most = most_span_share_of(threads(), backed);
-  if (most < cache.span_share || cache.span_share == 0) most = cache.span_share;
+  std::uint64_t most = most_span_share_of(threads(), backed), share = span_share_bytes(cache);
+  if (most < share || cache.span_share == 0) most = share;
   return most > cache.span_bytes ? most - cache.span_bytes : 0;
 }
 
@@ -159,7 +157,7 @@ std::uint32_t more_spans(ThreadCache& cache, unsigned size_class, std::uint32_t 
   if (wanted * bytes > room) wanted = static_cast<std::uint32_t>(room / bytes);
   if (wanted == 0 || may_hold(cache, wanted * bytes + sizeof(Magazine), size_class)) return wanted;
   // Refused: what its share has left.
-  std::uint64_t share = cache.span_share, left = share - std::min(share, cache.span_bytes);
+  std::uint64_t share = span_share_bytes(cache), left = share - std::min(share, cache.span_bytes);
   return static_cast<std::uint32_t>(std::min(left / bytes, std::uint64_t{wanted}));
 }
 
@@ -169,7 +167,7 @@ bool may_hold_of_freed(const ThreadCache& cache, std::uint64_t more) {
 
 void return_unused(ThreadCache& cache) {
   give_unused_back(blocks_of(cache), charged(cache));
-  cache.span_share -= give_unused_back(spans_of(cache), cache.span_bytes);
+  give_unused_back(spans_of(cache), cache.span_bytes);
 }
 
 // Cold: only where nearly all is lent.
@@ -185,17 +183,15 @@ void return_unused(ThreadCache& cache) {
 bool return_span_excess(ThreadCache& cache) {
   Kind spans = spans_of(cache);
   std::uint64_t excess = excess_of(spans);
-  if (cache.span_share > spans.most_share && excess < cache.span_share - spans.most_share)
-    excess = cache.span_share - spans.most_share;
+  if (spans.share > spans.most_share && excess < spans.share - spans.most_share)
+    excess = spans.share - spans.most_share;
   if (excess > cache.span_loan.bytes) excess = cache.span_loan.bytes;
-  if (excess == 0) return false;
-  cache.span_share -= give_back(spans, excess);
-  return true;
+  return give_back(spans, excess) != 0;
 }
 
-void return_loans(ThreadCache& cache) {
-  give_back(blocks_of(cache), cache.loan.bytes);
-  cache.span_share -= give_back(spans_of(cache), cache.span_loan.bytes);
+bool return_loans(ThreadCache& cache) {
+  std::uint64_t blocks = give_back(blocks_of(cache), cache.loan.bytes);
+  return give_back(spans_of(cache), cache.span_loan.bytes) + blocks != 0;
 }
 
 }  // namespace rdmalloc

@@ -44,6 +44,9 @@ inline void subtract_held(ThreadCache& cache, unsigned size_class, std::uint64_t
 
 // With what it has borrowed.
 std::uint64_t share_bytes(const ThreadCache& cache);
+inline std::uint64_t span_share_bytes(const ThreadCache& cache) {
+  return cache.span_share + cache.span_loan.bytes;
+}
 // Whether the cache may hold so much more of the class than now, beside its own blocks; borrows
 // what is missing, for spans as for blocks.
 bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class);
@@ -66,6 +69,7 @@ inline bool has_excess(const ThreadCache& cache) {
 // less since there are more threads.
 bool return_excess(ThreadCache& cache);
 bool return_span_excess(ThreadCache& cache);
-void return_loans(ThreadCache& cache);
+// Whether there was one.
+bool return_loans(ThreadCache& cache);
 
 }  // namespace rdmalloc

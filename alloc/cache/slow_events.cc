@@ -111,7 +111,8 @@ void make_share(ThreadCache& cache, std::uint64_t bytes, unsigned keep) {
 }
 
 void fit_span_share(ThreadCache& cache) {
-  for (unsigned c = kClasses - 1; c >= kFirstSpanClass && cache.span_bytes > cache.span_share; --c)
+  std::uint64_t share = span_share_bytes(cache);
+  for (unsigned c = kClasses - 1; c >= kFirstSpanClass && cache.span_bytes > share; --c)
     drop_class(cache, c);
 }
 

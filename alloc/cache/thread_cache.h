@@ -150,8 +150,8 @@ struct alignas(64) ThreadCache {
   std::uint64_t own_bytes = 0;               // of held_bytes, what those may take
   Loan loan;                                 // beside its share (shares.h)
   std::uint64_t span_bytes = 0;              // of own_bytes, what spans may take
-  std::uint64_t span_share = 0;              // the most of that, with what it has borrowed
-  Loan span_loan;                            // the part that is borrowed
+  std::uint64_t span_share = 0;              // the most of that, beside what it has borrowed
+  Loan span_loan;                            // of that; another thread may take it (reclaim.h)
   Magazine* free_short = nullptr;            // those that no class uses, linked by slots[0]
   std::uint32_t sheets[kSheets] = {};        // indices of magazines, kept until all classes go
   std::uint8_t sheet_count = 0;
