@@ -125,13 +125,21 @@ inline constexpr std::uint64_t kLentSpanBytes = std::uint64_t{20} << 20;
 constexpr std::uint64_t span_part_of(std::uint64_t backed_bytes) {
   return backed_bytes / 8 / kSpanThreads;
 }
-constexpr std::uint64_t span_share_of(std::uint64_t threads, std::uint64_t backed_bytes) {
-  std::uint64_t most = span_part_of(backed_bytes), share = 642 << 10;  // with their magazines
-  if (threads > kSpanThreads)
-    share = threads <= kOneSpanThreads && backed_bytes / 8 >= kSpansOfAllBytes ? 65 << 10 : 0;
-  else if (threads > kAllSpansThreads)
-    share = 258 << 10;
+// With their magazines.
+inline constexpr std::uint64_t kAllLengthsBytes = 642 << 10, kLongestSpanBytes = 258 << 10,
+                               kShortestSpanBytes = 65 << 10;
+// What a limit leaves of that, whichever thread has it.
+constexpr std::uint64_t span_share_within(std::uint64_t share, std::uint64_t backed_bytes) {
+  if (share <= kShortestSpanBytes && backed_bytes / 8 < kSpansOfAllBytes) return 0;
+  std::uint64_t most = span_part_of(backed_bytes);
   return share < most ? share : most;
+}
+constexpr std::uint64_t span_share_of(std::uint64_t threads, std::uint64_t backed_bytes) {
+  std::uint64_t share = threads <= kAllSpansThreads  ? kAllLengthsBytes
+                        : threads <= kSpanThreads    ? kLongestSpanBytes
+                        : threads <= kOneSpanThreads ? kShortestSpanBytes
+                                                     : 0;
+  return span_share_within(share, backed_bytes);
 }
 static_assert([] {
   std::uint64_t all = kLentSpanBytes;
@@ -152,14 +160,17 @@ constexpr std::uint64_t lent_span_bytes_of(std::uint64_t backed_bytes) {
 
 // Slices of the longest block that the n-th thread may keep (long_block.h): 144 MiB in all, of
 // threads that each free such blocks and allocate them again all the time. Of a limit as above.
+constexpr std::uint32_t long_slices_within(std::uint32_t slices, std::uint64_t backed_bytes) {
+  std::uint64_t most = span_part_of(backed_bytes) / kSliceBytes;
+  return slices < most ? slices : static_cast<std::uint32_t>(most);
+}
 constexpr std::uint32_t long_slices_of(std::uint64_t threads, std::uint64_t backed_bytes) {
-  std::uint64_t most = backed_bytes / 8 / kSpanThreads / kSliceBytes;
   std::uint32_t slices = threads <= kFirstThreads       ? 64
                          : threads <= 2 * kFirstThreads ? 32
                          : threads <= kSpanThreads      ? 16
                          : threads <= kOneSpanThreads   ? 4
                                                         : 0;
-  return slices < most ? slices : static_cast<std::uint32_t>(most);
+  return long_slices_within(slices, backed_bytes);
 }
 
 static_assert([] {

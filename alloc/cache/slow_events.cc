@@ -74,12 +74,10 @@ void age(ThreadCache& cache) {
   cache.take_backs_seen = take_backs();
   drop_all(cache);
   // A cgroup may have become small since.
-  std::uint64_t threads = loans.threads.load(std::memory_order_relaxed);
   std::uint64_t backed = dirty_limits.backed_bytes.load(std::memory_order_relaxed);
-  std::uint64_t share = span_share_of(threads, backed);
-  if (share < cache.span_share) cache.span_share = share;
-  std::uint32_t slices = long_slices_of(threads, backed);
-  if (slices < cache.most_long_slices) cache.most_long_slices = static_cast<std::uint8_t>(slices);
+  cache.span_share = span_share_within(cache.span_share, backed);
+  cache.most_long_slices =
+      static_cast<std::uint8_t>(long_slices_within(cache.most_long_slices, backed));
 }
 
 // Of a real machine in one that it has to itself: what it left there it finds again, and threads

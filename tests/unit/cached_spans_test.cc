@@ -30,6 +30,7 @@
 #include "alloc/cache/depot.h"
 #include "alloc/cache/loans.h"
 #include "alloc/cache/shares.h"
+#include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/shard.h"
 #include "tests/support/counters.h"
@@ -370,6 +371,36 @@ TEST(CachedSpans, threads_after_the_first_have_none) {
   EXPECT_LE(have_long_ones, rdmalloc::kSpanThreads);
   EXPECT_GT(have_long_ones, 0u);
   EXPECT_LE(bytes, rdmalloc::kSpansOfAllBytes);
+}
+
+// However many there are by then: memory that was short once takes what threads hold, not what they
+// may hold. Seen to fail with the share of the thread that would come next.
+TEST(CachedSpans, a_take_back_leaves_threads_their_shares) {
+  std::deque<rdmalloc_test::Worker> workers(rdmalloc::kOneSpanThreads + 10);
+  auto look = [&](int count, auto look_at) {
+    for (auto& worker : workers)
+      worker.run([&] {
+        std::vector<void*> blocks;  // more than it has
+        for (int i = 0; i < count; i++) blocks.push_back(rdmalloc_malloc(300));
+        for (void* block : blocks) rdmalloc_free(block);
+        look_at(*rdmalloc::detail::this_cache);
+      });
+  };
+  std::vector<uint64_t> shares, longs;
+  look(10, [&](const rdmalloc::ThreadCache& mine) {
+    shares.push_back(mine.span_share);
+    longs.push_back(mine.most_long_slices);
+  });
+  EXPECT_GE(shares.front(), 640 * kKiB);
+  EXPECT_EQ(shares.back(), 0u);
+  rdmalloc::take_backs_ask();
+  size_t i = 0;
+  look(100, [&](const rdmalloc::ThreadCache& mine) {
+    EXPECT_EQ(mine.take_backs_seen, rdmalloc::take_backs());
+    EXPECT_EQ(mine.span_share, shares[i]) << i;
+    EXPECT_EQ(mine.most_long_slices, longs[i]) << i;
+    i++;
+  });
 }
 
 // What no thread caches any more is at its place for the next buffer of its length, whatever was
