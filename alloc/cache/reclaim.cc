@@ -17,14 +17,17 @@ namespace {
 
 constexpr auto kRelaxed = std::memory_order_relaxed;
 
-// Less than this in a cache is not worth the barriers.
+// Less than this in a cache is not worth the barriers, unless others may want what it borrowed.
 constexpr std::uint64_t kWorthBytes = 16 << 10;
+// On the way to their slabs at once: more only where one block is longer.
+constexpr std::uint64_t kMostLostBytes = 32 << 10;
 
 // A bin that is cut off.
 struct Mark {
   ThreadCache* cache;
   unsigned size_class;
   bool is_ours;     // what was seen after the second barrier
+  bool is_pair;     // of `taken`
   void** slot;      // where the NULL is
   void* block;      // what lay there
   Magazine* taken;  // what the blocks are copied to
@@ -138,7 +141,8 @@ bool take(Mark& mark) {
   // Down to the bottom, or a mark of before.
   std::uint32_t count = 1;
   while (load(mark.slot - count) != nullptr) ++count;
-  mark.taken = count > kMagazineSlots ? depot_take_pair() : magazines.allocate();
+  mark.is_pair = count > kMagazineSlots;
+  mark.taken = mark.is_pair ? depot_take_pair() : magazines.allocate();
   if (mark.taken == nullptr) return false;
   void** slots = mark.taken->slots;
   slots[0] = mark.block;
@@ -190,19 +194,28 @@ void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
   order_for_fork();
 }
 
+// A few at once, however many there are: those that leave the magazine here a child of fork loses.
+void give_back(unsigned size_class, Magazine& taken) {
+  std::uint64_t bytes = class_info(size_class).block_bytes;
+  std::uint32_t most = bytes < kMostLostBytes ? kMostLostBytes / bytes : 1;
+  while (taken.count != 0) {
+    std::uint32_t count = taken.count < most ? taken.count : most;
+    taken.count -= count;
+    order_for_fork();
+    slab_give_back(size_class, taken.slots + taken.count, count);
+    reclaim.bytes.fetch_add(count * bytes, kRelaxed);
+    order_for_fork();
+  }
+}
+
 void give_back() {
   for (std::uint32_t i = 0; i < reclaim.count; ++i) {
     Magazine* taken = marks[i].taken;
     if (taken == nullptr) continue;
+    give_back(marks[i].size_class, *taken);
     marks[i].taken = nullptr;
     order_for_fork();
-    unsigned size_class = marks[i].size_class;
-    slab_give_back(size_class, taken->slots, taken->count);
-    reclaim.bytes.fetch_add(std::uint64_t{taken->count} * class_info(size_class).block_bytes,
-                            kRelaxed);
-    bool is_pair = taken->count > kMagazineSlots;
-    taken->count = 0;
-    is_pair ? depot_put_pair(taken) : magazines.free(taken);
+    marks[i].is_pair ? depot_put_pair(taken) : magazines.free(taken);
   }
   reclaim.is_taking = false;
 }

@@ -15,6 +15,7 @@
 #include "alloc/cache/shares.h"
 #include "alloc/cache/thread_cache.h"
 #include "tests/support/by_steps.h"
+#include "tests/support/counters.h"
 #include "tests/support/process.h"
 #include "tests/support/worker.h"
 
@@ -66,6 +67,22 @@ int fork_beside_a_taker(int between, const std::function<bool(bool)>& look, int 
   may_go_on = true;
   taker.wait();
   return forks;
+}
+
+uint64_t live_before;
+
+// A bin has megabytes of them. Seen to fail with a magazine that is given to the slabs as a whole.
+TEST(ReclaimFork, I11_a_child_loses_one_span_at_most) {
+  rdmalloc_free(rdmalloc_malloc(1000));
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  live_before = rdmalloc_test::counter("stats.live_bytes");
+  int forks = fork_beside_a_taker(
+      97, [](bool) { return true; },
+      [] {
+        if (rdmalloc_purge(0) < 0) return 2;
+        return rdmalloc_test::counter("stats.live_bytes") <= live_before + kBytes ? 0 : 3;
+      });
+  EXPECT_GT(forks, 20);
 }
 
 uint64_t share_before;
