@@ -104,6 +104,11 @@ Look look_at(ThreadCache& cache) {
   return {is_idle, bytes};
 }
 
+// A moment's guess.
+bool has_loan(Loan& loan) {
+  return std::atomic_ref<std::uint64_t>(loan.bytes).load(kRelaxed) != 0;
+}
+
 // Whether the thread has kept none since the last look. That it works with other blocks is no
 // reason to leave it one of up to 4 MiB.
 bool long_is_idle(ThreadCache& cache) {
@@ -115,7 +120,7 @@ void mark(ThreadCache& cache, unsigned size_class) {
   std::uint32_t count = count_of(cache, size_class);
   if (count < 2) return;
   void** slot = cold_bin_of(cache, size_class).loaded->slots + count - 2;
-  Mark found = {&cache, size_class, false, slot, load(slot), nullptr};
+  Mark found = {&cache, size_class, false, false, slot, load(slot), nullptr};
   // A mark of before: one block is left above it, or none. What lies below was taken.
   if (found.block == nullptr || load(found.slot + 1) == nullptr) return;
   marks[reclaim.count] = found;
@@ -173,7 +178,7 @@ void mark_and_take(ThreadCache* const* asked, std::uint32_t count) {
         cache.thread_id.load(std::memory_order_acquire) == 0)
       continue;
     for (unsigned c = 1, end = classes_end(cache); c < end; ++c) mark(cache, c);
-    return_loans(cache);
+    if (return_loans(cache)) cache.reclaim_state.fetch_or(kHasGaps, kRelaxed);
   }
   bool is_ordered = os::barrier_of_all_threads() == 0;
   for (std::uint32_t i = 0; i < reclaim.count; ++i)
@@ -301,7 +306,8 @@ bool caches_reclaim(ReclaimFrom from, std::int64_t now_ms) {
     else
       may_be_long |= long_block_bytes(cache) != 0;
     bool is_wanted = look.is_idle || from == ReclaimFrom::kAll;
-    return is_wanted && takes_magazines && look.bytes >= kWorthBytes;
+    return is_wanted && takes_magazines &&
+           (look.bytes >= kWorthBytes || has_loan(cache.loan) || has_loan(cache.span_loan));
   });
   end();
   return reclaim.may_be_more = (may_be_more && takes_magazines && is_possible) || may_be_long;

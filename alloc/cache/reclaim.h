@@ -15,7 +15,8 @@
 //      barrier
 //   3  decide   If the bin still has a block above the mark, and the mark is there, what lies below
 //               is the taker's. Else the block goes back where the NULL is.
-//   4  take     Blocks are copied, the owners go on, the blocks go to their slabs.
+//   4  take     Blocks are copied, the owners go on, the blocks go to their slabs, a few at once.
+//               What a thread had borrowed goes back too, for others to borrow.
 //
 // Why step 3 is right: no pop is on its way to a marked slot. A pop that began before the second
 // barrier had the slot on top; then either the bin has no block above the mark, or one was pushed

@@ -60,7 +60,8 @@ struct alignas(64) LongBins {
 // Sheets that all classes of a thread need at most.
 inline constexpr std::uint32_t kSheets = (kClasses - 1 + kShortsOfSheet - 1) / kShortsOfSheet;
 
-// Bits of ThreadCache::reclaim_state: a taker wants the cache, and bins have gaps since one did.
+// Bits of ThreadCache::reclaim_state: a taker wants the cache, and since one did bins have gaps or
+// its loans are gone.
 inline constexpr std::uint8_t kAsked = 1, kHasGaps = 2;
 
 // What a cache has borrowed beside its share, of blocks or of spans (loans.h).

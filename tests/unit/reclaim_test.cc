@@ -272,6 +272,60 @@ TEST_F(Reclaim, what_an_idle_thread_borrowed_for_spans_goes_back) {
   expect_loan_goes_back(use, rdmalloc::loans.lent_span_bytes, rdmalloc::kLentSpanBytes);
 }
 
+// All that it freed once is in use now: nothing is there to be taken. Others miss what it borrowed.
+void expect_loan_of_used_blocks_goes_back(const std::vector<size_t>& sizes,
+                                          const std::atomic<uint64_t>& lent_bytes) {
+  Worker worker;
+  std::vector<void*> held;
+  worker.run([&] {
+    for (int round = 0; round < 20; round++) {
+      release(held);
+      for (size_t bytes : sizes)
+        for (void* block : allocate(30, bytes)) held.push_back(block);
+    }
+    for (size_t bytes : sizes)
+      while (cached(bytes) != 0) held.push_back(rdmalloc_malloc(bytes));
+  });
+  EXPECT_GT(lent_bytes.load(), 0u);
+  reclaim(ReclaimFrom::kAll);
+  EXPECT_EQ(lent_bytes.load(), 0u);
+  worker.run([&] {
+    const rdmalloc::ThreadCache& mine = *rdmalloc::detail::this_cache;
+    rdmalloc_free(rdmalloc_malloc(300));  // the slow path
+    EXPECT_LE(mine.span_bytes, rdmalloc::span_share_bytes(mine));
+    release(held);
+  });
+}
+
+// Both seen to fail with loans that go back from 16 KiB of free blocks on.
+TEST_F(Reclaim, a_loan_for_blocks_in_use_goes_back) {
+  expect_loan_of_used_blocks_goes_back({6000, 8000, 10000, 12000, 14000, 16000},
+                                       rdmalloc::loans.lent_bytes);
+}
+TEST_F(Reclaim, a_loan_for_spans_in_use_goes_back) {
+  expect_loan_of_used_blocks_goes_back({128 << 10}, rdmalloc::loans.lent_span_bytes);
+}
+
+// Seen to fail where only a cache with gaps is looked at as its owner comes back.
+TEST_F(Reclaim, a_thread_whose_loan_alone_went_back_gives_classes_up) {
+  Worker worker;
+  auto use = [] {
+    std::vector<void*> some = allocate(40, 128 << 10);
+    release(some);
+  };
+  for (int round = 0; round < 20; round++) worker.run(use);
+  reclaim(ReclaimFrom::kAll);  // registers
+  for (int round = 0; round < 20; round++) worker.run(use);
+  EXPECT_GT(rdmalloc::loans.lent_span_bytes.load(), 0u);
+  ASSERT_EQ(rdmalloc_fault_arm("barrier", 2), 1);
+  reclaim(ReclaimFrom::kAll);
+  worker.run([] {
+    const rdmalloc::ThreadCache& mine = *rdmalloc::detail::this_cache;
+    rdmalloc_free(rdmalloc_malloc(300));
+    EXPECT_LE(mine.span_bytes, rdmalloc::span_share_bytes(mine));
+  });
+}
+
 // What all threads have borrowed is a line of all. Seen to fail with loans of 64 KiB each, and with
 // what is not needed given back at each look.
 TEST_F(Reclaim, a_thread_comes_for_few_loans) {
