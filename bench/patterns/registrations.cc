@@ -25,15 +25,16 @@ char* born(const Shape& shape, Random& random) {
   return must_have(std::malloc(random.between(shape.least, shape.most)));
 }
 
-// What is asked of the cache for a block; its first byte stands for all.
-void key_of(rdmalloc_domain* domain, void* block) {
+// What is asked of the cache for a block; where nothing else is said its first byte stands for all.
+void key_of(rdmalloc_domain* domain, void* block, std::size_t length = 1) {
   rdmalloc_key key;
-  must_be_0(rdmalloc_reg_key(domain, block, 1, RDMALLOC_ACCESS_LOCAL, &key), "rdmalloc_reg_key");
+  must_be_0(rdmalloc_reg_key(domain, block, length, RDMALLOC_ACCESS_LOCAL, &key),
+            "rdmalloc_reg_key");
 }
 
-void get_and_put(rdmalloc_domain* domain, void* block) {
+void get_and_put(rdmalloc_domain* domain, void* block, std::size_t length = 1) {
   rdmalloc_reg* registration = nullptr;
-  must_be_0(rdmalloc_reg_get(domain, block, 1, RDMALLOC_ACCESS_LOCAL, &registration),
+  must_be_0(rdmalloc_reg_get(domain, block, length, RDMALLOC_ACCESS_LOCAL, &registration),
             "rdmalloc_reg_get");
   rdmalloc_reg_put(registration);
 }
@@ -45,7 +46,7 @@ void miss(rdmalloc_domain* domain, void* block, std::size_t length) {
     must_be_0(-1, "rdmalloc_invalidate");
 }
 
-using Ask = void (*)(rdmalloc_domain*, void*);
+using Ask = void (*)(rdmalloc_domain*, void*, std::size_t);
 
 // Random ones of the thread's own live blocks, or of the first thread's alone.
 template <Ask kAsk, bool kIsOneForAll>
@@ -61,9 +62,9 @@ void live_blocks(Team& team) {
     me.meet_unmeasured();
     const auto ask_some = [&](std::size_t count) {
       for (std::size_t i = 0; i < count; ++i)
-        kAsk(domain.get(), kIsOneForAll ? of_all[0] : blocks[me.random.below(shape.live)]);
+        kAsk(domain.get(), kIsOneForAll ? of_all[0] : blocks[me.random.below(shape.live)], 1);
     };
-    for (char* block : blocks) kAsk(domain.get(), block);
+    for (char* block : blocks) kAsk(domain.get(), block, 1);
     ask_some(shape.warm_up);
     me.begin();
     ask_some(shape.operations);
@@ -73,8 +74,9 @@ void live_blocks(Team& team) {
   });
 }
 
-// malloc, what is asked, free; among other live blocks.
-template <Ask kAsk>
+// malloc, what is asked, free; among other live blocks. Of whole ones it tells how many were
+// registered: that goes by where they come to lie.
+template <Ask kAsk, bool kAreWhole = false>
 void fresh_blocks(Team& team) {
   const Shape& shape = team.shape();
   const StubDomain domain;
@@ -85,8 +87,9 @@ void fresh_blocks(Team& team) {
       for (std::size_t i = 0; i < count; ++i) {
         char*& block = blocks[me.random.below(shape.live)];
         std::free(block);
-        block = born(shape, me.random);
-        kAsk(domain.get(), block);
+        const std::size_t bytes = me.random.between(shape.least, shape.most);
+        block = must_have(std::malloc(bytes));
+        kAsk(domain.get(), block, kAreWhole ? bytes : 1);
       }
     };
     replace_some(shape.warm_up);
@@ -95,6 +98,9 @@ void fresh_blocks(Team& team) {
     me.end(shape.operations);
     for (char* block : blocks) std::free(block);
   });
+  if (kAreWhole)
+    std::printf("{\"registrations\":%llu}\n",
+                static_cast<unsigned long long>(domain.counters().registrations));
 }
 
 // A miss each time, in a domain at its limit: half as many are registered as one thread has blocks,
@@ -155,6 +161,8 @@ const std::vector<Pattern>& patterns() {
       {"reg-evict", "rdmalloc_reg_get and _put of own blocks, each evicting one", evictions},
       {"reg-fresh", "free, malloc, rdmalloc_reg_get and _put", fresh_blocks<get_and_put>},
       {"reg-fresh-key", "free, malloc, rdmalloc_reg_key", fresh_blocks<key_of>},
+      {"reg-fresh-whole", "free, malloc, rdmalloc_reg_get and _put of all of it; registrations",
+       fresh_blocks<get_and_put, true>},
   };
   return all;
 }
