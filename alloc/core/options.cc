@@ -40,11 +40,7 @@ void warn(const char* name, const char* value, const char* allowed, const char* 
       .print();
 }
 
-// Words that a setting takes, in the order of its enum.
-struct Words {
-  const char* const* names;
-  int count;
-};
+// Which of the words that a setting takes, in the order of its enum; -1: none.
 template <int count>
 int index_of(const char* value, const char* const (&names)[count]) {
   for (int i = 0; i < count; ++i)

@@ -13,6 +13,8 @@
 // and its compare-and-swap, which is a stall of a tenth of a second in the hottest loop there is.
 #pragma once
 
+#include <errno.h>
+
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -88,7 +90,7 @@ class Pool {
       take_range(base, bytes);
       return 0;
     }
-    return -12;  // ENOMEM
+    return -ENOMEM;
   }
   // Of address space that is reserved already, in whole steps.
   void take_range(std::uintptr_t base, std::size_t bytes) {
