@@ -30,7 +30,7 @@ namespace rdmalloc {
 struct ColdBin {
   Magazine* loaded;  // the magazine the bin works on; nullptr until the class is first used
   std::uint32_t slot_at_age;  // where the bin stood when ageing last looked: slot_of(top)
-  std::uint8_t limit;      // blocks the bin may hold now: 4 at first, doubled by use (slow start)
+  std::uint8_t limit;      // blocks the bin may hold now: few at first, doubled by use (slow start)
   bool is_taken_from : 1;  // whether the bin was ever refilled: else the thread only frees here
   Length length : 2;       // of `loaded`
   // Of a thread that was refused a loan: trips to the slow path since ageing last looked, up to 15.
@@ -49,7 +49,7 @@ inline std::uint32_t slot_of(void* const* top) {
 }
 
 // Cold bins of blocks of more than 1 KiB lie apart from their cache, on pages that are backed once
-// a thread uses such a class: 64 threads of small blocks have 144 KiB of caches, 224 with all cold
+// a thread uses such a class: 64 threads of small blocks have 132 KiB of caches, 184 with all cold
 // bins in them.
 inline constexpr unsigned kFirstLongClass = class_of(kOneSliceMax) + 1;
 struct alignas(64) LongBins {
@@ -203,8 +203,8 @@ void cache_free_slow(void* block, unsigned size_class);
 // between a fork loses them to the child, but never gives them to two. This keeps the compiler from
 // changing that order: order_for_fork(); the kernel does not (fork.h).
 
-// A block that this thread holds in the bin at this offset; nullptr when it is empty. Two dependent
-// loads on the way.
+// A block that this thread holds in the bin at this offset; nullptr when it is empty. Three loads
+// on the way, each of which waits for the one before: the cache, the bin's top, the block.
 [[gnu::always_inline]] inline void* cache_try_allocate_at(std::size_t bin_offset) {
   void*** tops = &detail::this_cache->bins[0].top;
   void** top = tops[bin_offset];

@@ -55,7 +55,7 @@
 
 namespace rdmalloc {
 
-// At once. A slot takes 12 of the 15 bits that a span word has for it.
+// At once. A slot takes 12 of the 14 bits that a span word has for it.
 inline constexpr std::uint32_t kMostHeaps = 4095;
 // Two bits for each block would fit with 32 as well.
 inline constexpr std::uint32_t kSmallestHeapBlock = 64;

@@ -1,7 +1,7 @@
 // The one seam between rdmalloc and the kernel. Nothing else in alloc/ or regcache/ makes a memory
 // system call, and all of these are raw: they go past libc's symbols, which fabric libraries patch
 // (I1, I8). The one exception, decommitting through libc's own madvise so that installed hooks hear
-// of it (docs/design.md, tier T0), is a function of its own and runs on the purge thread only.
+// of it (docs/design.md, tier T0), is a function of its own, called with the purge turn only.
 //
 // Every function returns 0 or a negative errno, allocates nothing and leaves errno alone.
 // Each that can fail is a named fault site: RDMALLOC_FAULT=site:n makes its n-th call fail
@@ -21,7 +21,7 @@ std::size_t page_bytes();
 int reserve(std::uintptr_t hint, std::size_t length, std::uintptr_t* base);
 // Reserves exactly there or not at all.
 int reserve_at(std::uintptr_t base, std::size_t length);
-// Gives back address space that was never used: start-up trimming and tests only.
+// Unmaps what was mapped here and no thread uses: what is left of a reservation, a stack, a table.
 int unreserve(std::uintptr_t base, std::size_t length);
 // Makes reserved pages readable and writable (mprotect, which no library hooks).
 int commit(std::uintptr_t base, std::size_t length);
@@ -41,9 +41,9 @@ int advise_huge(std::uintptr_t base, std::size_t length);
 int advise_small(std::uintptr_t base, std::size_t length);
 // How many of these pages are resident (mincore(2)).
 int count_resident(std::uintptr_t base, std::size_t length, std::size_t* pages);
-// Gives the pages back: MADV_DONTNEED, raw. Purge thread only.
+// Gives the pages back: MADV_DONTNEED, raw. Of the arena with the purge turn only.
 int decommit(std::uintptr_t base, std::size_t length);
-// The same through libc's symbol, so that hooks of other libraries hear of it. Purge thread only.
+// The same through libc's symbol, so that hooks of other libraries hear of it.
 int decommit_hooked(std::uintptr_t base, std::size_t length);
 
 // Backs the pages for writing, without a change to their bytes (MADV_POPULATE_WRITE, Linux 5.14).

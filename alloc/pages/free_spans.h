@@ -33,8 +33,8 @@ constexpr SliceIndex fit_in(SliceIndex slice, std::uint32_t slices, std::uint32_
   return aligned - slice + wanted <= slices ? static_cast<SliceIndex>(aligned) : 0;
 }
 
-// Free spans of one family (dirty or clean) in bins by length: one for each up to 64 slices (4
-// MiB), then sixteen to a doubling.
+// Free spans of one family (retained, dirty or clean), or of a heap's regions, in bins by length:
+// one for each up to 64 slices (4 MiB), then sixteen to a doubling.
 class FreeSpans {
  public:
   void insert(SliceIndex slice, std::uint32_t slices);
@@ -78,7 +78,7 @@ class FreeSpans {
   std::uint64_t nonempty_[kWords] = {};
 };
 
-// Free dirty spans by age (Span::freed_ms, which does not change meanwhile), oldest first.
+// Free spans that are backed, oldest first (Span::freed_ms, which does not change meanwhile).
 class AgeList {
  public:
   // Enters a span at its age, looking from `near` on (a span of the list whose age is about the

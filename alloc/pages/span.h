@@ -5,7 +5,7 @@
 //              +----+----+---------+----+-------------------+----+------+- - - - -
 //     spans    |rsv |slab| large   |free|  slab of 512 KiB  |free| large|  never used
 //              +----+----+---------+----+-------------------+----+------+- - - - -
-//     class_map   0    7   L    L    0    80 80 80 80 ...     0    L
+//     class_map   0    7   L    L    0    60 60 60 60 ...     0    L
 //     first       0    1   2    2    4    5  5  5  5          13   14
 //
 // Spans tile [0, frontier) without a gap. The word of the first slice is the truth: kind, class and

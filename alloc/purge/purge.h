@@ -1,6 +1,6 @@
 // Purging: giving free spans' pages back, on a thread of our own (I1, I3, I7).
 //
-// The order of one purge, and who may purge, are in pages/purge_turn.h.
+// The order of one purge is in pages/give_back.h, who may purge in pages/purge_turn.h.
 //
 // Pages of a slab in use go the same way; in flight are the blocks on them (purge/slab_purge.h).
 #pragma once

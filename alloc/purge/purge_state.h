@@ -39,7 +39,7 @@ bool is_idle();
 bool has_request();
 // How long the thread sleeps at most while there is something to do.
 std::uint64_t tick_ms();
-// Takes the turn if it is free.
+// Whether the turn was free: takes it, and ends it at once.
 bool try_turn();
 
 // ---- of purge_thread.cc ----
