@@ -4,10 +4,9 @@
 // so that calls for different ranges do not meet at one lock. "The domain's lock" is a guard of
 // stripes.h: a RangeGuard for a range, or a WholeGuard.
 //
-// Lock order: State::open_lock, a domain's stripes by rising index, those of the orphans,
-// Invalidations' lock, a pool's. No registrar, observer or completion runs under any of them (I2).
-// A thread that closes, opens, publishes or unpublishes a registration holds the lock of its range;
-// one that only acquires or releases it does not.
+// README.md has the order of locks. No registrar, observer or completion runs under any of them
+// (I2). A thread that closes, opens, publishes or unpublishes a registration holds the lock of its
+// range; one that only acquires or releases it does not.
 #pragma once
 
 #include <rdmalloc/regcache.h>
@@ -119,7 +118,7 @@ struct Generations {
 struct alignas(128) Stripe {
   Lock lock;                  // none of the wide stripe's
   RangeTree by_range;         // every registration there is, until its deregistration has returned
-  StampTree by_stamp;         // those that are cached and not sticky
+  StampTree by_stamp;         // those that are cached, not sticky and not apart
   Registration* in_flight;    // records that register_ is being called for
   Registration* sticky_ring;  // the next to be looked at (reclaim_sticky())
   Generations generations;    // none of the wide stripe's
@@ -136,7 +135,7 @@ struct Budget {
   std::atomic<std::uint64_t> bytes;
   std::atomic<std::uint64_t> count;
 
-  // One more registration of `length`. False, with nothing taken, where that is more than `most`.
+  // One more registration of `length`. False, with nothing taken, where that is beyond either.
   bool try_take(std::uint64_t length, std::uint64_t most_bytes, std::uint64_t most_count) {
     take(length);
     if (bytes.load(std::memory_order_relaxed) <= most_bytes &&

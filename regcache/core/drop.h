@@ -50,9 +50,8 @@ Invalidation* completed_by_end_of(Registration* reg);
 // Keeps a closed registration that could not be deregistered for ever, so that no purge takes its
 // pages.
 void quarantine(Domain& domain, Registration* reg);
-// Forgets all quarantined registrations of a domain whose device is gone. Takes the lock.
-void forget_quarantined(Domain& domain);
-// Both, of one that is idle, which joins *drops, a list for drop_list(). False where it is not.
+// Closes and withdraws one that is idle, which joins *drops, a list for drop_list(). False where it
+// is not idle.
 bool close_for_drop(Domain& domain, Registration* reg, Registration** drops);
 // Undoes close_idle() and withdraw().
 void reopen(Domain& domain, Registration* reg, bool was_sticky);
@@ -96,6 +95,8 @@ Registration* take_deferred(Domain& domain);
 // If registrations are sticky: gives the free blocks that this thread and its depot keep, spans
 // among them, back to their slabs and page heaps, where is_unused() sees them.
 void flush_blocks_with_keys(Domain& domain);
+// Forgets all quarantined registrations of a domain whose device is gone.
+void forget_quarantined(Domain& domain);
 
 // ---- under no lock: calls the registrar ----
 

@@ -9,10 +9,10 @@
 // and in; a registrar that does not pin follows that, or keeps no pages. A pinned page does none of
 // it, for the kernel sees the pin. So of a pinned page
 //
-//   another frame                    is stale: a call took the page away, and a touch made a new
-//   one none, of anonymous memory        is stale: a call took it away none, of a file or shared
-//   memory says nothing: only the mapping went, the page may be the same "swapped" says nothing: an
-//   attempt to migrate it that will fail
+//   another frame              is stale: a call took the page away, and a touch made a new one
+//   none, of anonymous memory  is stale: a call took it away
+//   none, of a file or shared  says nothing: only the mapping went, and the page may be the same
+//   "swapped"                  says nothing: an attempt to migrate it, which will fail
 //
 // Frames are read when register_ has returned, so that pages which were not there before, or were
 // the zero page, are what the pin made of them. fork() copies pinned pages for the child, which has

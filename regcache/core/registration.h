@@ -227,16 +227,6 @@ inline bool close_idle(Registration* reg) {
   return true;
 }
 
-// Marks a registration that is held as apart. False while it is not held.
-inline bool set_apart(Registration* reg) {
-  std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
-  do {
-    if ((seen & kRefs) == 0) return false;
-    // Relaxed: the put that finds the mark takes the domain's lock.
-  } while (!reg->state.compare_exchange_weak(seen, seen | kApart, std::memory_order_relaxed));
-  return true;
-}
-
 // The same for a heap's registration that only the heap holds. The loss of its device may have
 // closed it before.
 inline bool close_heaps(Registration* reg) {
@@ -246,6 +236,16 @@ inline bool close_heaps(Registration* reg) {
     // Acquire: as above.
   } while (!reg->state.compare_exchange_weak(seen, (seen & ~kOpen) - 1, std::memory_order_acq_rel,
                                              std::memory_order_relaxed));
+  return true;
+}
+
+// Marks a registration that is held as apart. False while it is not held.
+inline bool set_apart(Registration* reg) {
+  std::uint64_t seen = reg->state.load(std::memory_order_relaxed);
+  do {
+    if ((seen & kRefs) == 0) return false;
+    // Relaxed: the put that finds the mark takes the domain's lock.
+  } while (!reg->state.compare_exchange_weak(seen, seen | kApart, std::memory_order_relaxed));
   return true;
 }
 

@@ -34,12 +34,11 @@ bool take_sticky_room(Domain& domain, std::size_t length);
 
 // ---- RLIMIT_MEMLOCK ----
 //
-// A limit of the process that the kernel holds its domains to, those whose
-// registrar says that what it registers counts (RDMALLOC_REGISTRAR_PINS, _LOCKS). Heeded before the
-// registrar is asked, so that idle registrations of every such domain make room, a block that does
-// not fit with its whole span is registered by its pages, and a caller that asks for too much gets
-// the numbers. The kernel has the last word: what it counts is not all told (other processes of the
-// user's).
+// A limit of the process that the kernel holds its domains to, those whose registrar says that what
+// it registers counts (RDMALLOC_REGISTRAR_PINS, _LOCKS). Heeded before the registrar is asked, so
+// that idle registrations of every such domain make room, a block that does not fit with its whole
+// span is registered by its pages, and a caller that asks for too much gets the numbers. The kernel
+// has the last word: what it counts is not all told (other processes of the user's).
 
 struct MemlockRoom {
   std::uint64_t limit = UINT64_MAX;  // UINT64_MAX: not limited
