@@ -109,13 +109,13 @@ inline constexpr std::uint8_t kTripsOfBatch = 4;
 // What the n-th thread may hold of spans (kSpanClasses) in any case, beside all that: one of each
 // length, of later threads one of 256 KiB, and beyond kSpanThreads one of 64: 256 threads of 64 B
 // to 64 KiB took half as long again without. Counted with the rest they would leave no room for
-// small blocks. It is what idle threads keep (reclaim.h), 39 MB in all, and of the first ones the
-// one that was freed last (0021). More of them a thread borrows like blocks, 61 MB in all, one
-// thread up to kMostSpanShareBytes, and the first more while there are at most kFewThreads (what it
-// frees in one go and allocates again, 64 blocks of 32 to 128 KiB, took three times as long with 4
-// MiB; with 16 phases of bench_memory has 5 % more, with 8 2 %). Where RDMALLOC_LIMIT or a small
-// cgroup leaves `backed_bytes`, all those threads together an eighth of it at most: what idle ones
-// keep can't be taken from them. decisions/0018-equal-parts.md
+// small blocks. It is what idle threads keep (reclaim.h), 39 MB in all, and beside it, where they
+// had many, the one that each freed last, 29 MB (0021). More of them a thread borrows like blocks,
+// 61 MB in all, one thread up to kMostSpanShareBytes, and the first more while there are at most
+// kFewThreads (what it frees in one go and allocates again, 64 blocks of 32 to 128 KiB, took three
+// times as long with 4 MiB; with 16 phases of bench_memory has 5 % more, with 8 2 %). Where
+// RDMALLOC_LIMIT or a small cgroup leaves `backed_bytes`, all those threads together an eighth of
+// it at most: what idle ones keep can't be taken from them. decisions/0018-equal-parts.md
 inline constexpr std::uint64_t kAllSpansThreads = 24, kSpanThreads = 64, kOneSpanThreads = 256;
 inline constexpr std::uint64_t kFewThreads = 2;
 inline constexpr std::uint64_t kSpansOfAllBytes = 61'000'000;

@@ -134,6 +134,7 @@ class References(unittest.TestCase):
         def constant(header, name):
             return int(re.search(rf"\b{name} = (\d+)", tree.text(header)).group(1))
         slots = constant("alloc/core/size_class.h", "kMagazineSlots")
+        pair = int(re.search(r"kPairSlots == (\d+)", tree.text("alloc/cache/magazine.h")).group(1))
         first = constant("alloc/cache/bin_limits.cc", "kFirstLimit")
         classes = constant("alloc/core/size_class.h", "kFineMax") // 16 + 8 * 7
         steps = constant("alloc/cache/bin_table.h", "kStepMax") // 8 + 1
@@ -154,7 +155,8 @@ class References(unittest.TestCase):
                  [count("heap malloc(64)"), count("heap free(64)")]),
                 ("alloc/README.md", r"cache_try_allocate_at +(\d+) instructions", [count("malloc(64)")]),
                 ("docs/design.md", r"one compare-and-swap for (\d+) blocks", [slots]),
-                (blocks, r"Size adapts \((\d+) … (\d+)\)", [first, slots]),
+                (blocks, r"Size adapts \(1 … (\d+)\)", [pair]),
+                ("alloc/README.md", r"a pair (\d+)", [pair]),
                 ("alloc/README.md", r"(\d+) blocks of one class at most", [slots]),
                 ("docs/many-cores.md", r"uses all (\d+) classes", [classes])]:
             found = re.search(pattern, tree.text(document))
