@@ -68,8 +68,10 @@ bool refuse(Loan& loan) {
   return false;
 }
 
-// What was lent, 0 if it could not be.
-std::uint64_t borrow(const ThreadCache& cache, const Kind& kind, std::uint64_t missing) {
+// What was lent, 0 if it could not be. Not a part of may_hold(), which a start runs: it borrows
+// nothing.
+[[gnu::noinline]] std::uint64_t borrow(const ThreadCache& cache, const Kind& kind,
+                                       std::uint64_t missing) {
   Loan& loan = kind.loan;
   std::uint64_t wanted = (missing + kLoanBytes - 1) / kLoanBytes * kLoanBytes;
   std::uint64_t share = kind.share + wanted;
@@ -134,15 +136,13 @@ std::uint64_t share_bytes(const ThreadCache& cache) {
 }
 
 bool may_hold(ThreadCache& cache, std::uint64_t more, unsigned size_class) {
-  if (is_span_class(size_class)) {
-    std::uint64_t needed = cache.span_bytes + more;
-    std::uint64_t share = span_share_bytes(cache);
-    if (needed <= share) return true;
-    // One that has no share may have none.
-    return cache.span_share != 0 && borrow(cache, spans_of(cache), needed - share) != 0;
-  }
-  std::uint64_t needed = charged(cache) + more, share = share_bytes(cache);
-  return needed <= share || borrow(cache, blocks_of(cache), needed - share) != 0;
+  bool is_span = is_span_class(size_class);
+  std::uint64_t needed = (is_span ? cache.span_bytes : charged(cache)) + more;
+  std::uint64_t share = is_span ? span_share_bytes(cache) : share_bytes(cache);
+  if (needed <= share) return true;
+  // One that has no share of spans may have none.
+  if (is_span && cache.span_share == 0) return false;
+  return borrow(cache, is_span ? spans_of(cache) : blocks_of(cache), needed - share) != 0;
 }
 
 std::uint64_t span_room(const ThreadCache& cache) {
