@@ -27,6 +27,23 @@
 
 namespace rdmalloc {
 
+namespace {
+
+void note_purges(Statistics& s, const PurgeCounters& purge) {
+  s.purges = purge.purges;
+  s.purged_bytes = purge.purged_bytes;
+  s.slab_purged_bytes = purge.slab_purged_bytes;
+  s.purge_refusals = purge.refusals;
+  s.purge_failures = purge.failures;
+  s.purge_thread_failures = purge.thread_failures;
+  s.purge_pressure = purge.pressure_purges;
+  s.quiesces = purge.freezes;
+  s.purge_thread_runs = purge.thread_runs;
+  s.is_quiesced = purge.is_frozen;
+}
+
+}  // namespace
+
 Statistics statistics() {
   Statistics s{};
   if (!ensure_initialised()) return s;
@@ -69,17 +86,7 @@ Statistics statistics() {
     s.shard_steals += shards[shard].steals.load(std::memory_order_relaxed);
     s.remote_blocks_returned += shards[shard].remote_returned.load(std::memory_order_relaxed);
   }
-  PurgeCounters purge = purge_counters();
-  s.purges = purge.purges;
-  s.purged_bytes = purge.purged_bytes;
-  s.slab_purged_bytes = purge.slab_purged_bytes;
-  s.purge_refusals = purge.refusals;
-  s.purge_failures = purge.failures;
-  s.purge_thread_failures = purge.thread_failures;
-  s.purge_pressure = purge.pressure_purges;
-  s.quiesces = purge.freezes;
-  s.purge_thread_runs = purge.thread_runs;
-  s.is_quiesced = purge.is_frozen;
+  note_purges(s, purge_counters());
   s.quarantined_ranges = quarantined_ranges.load(std::memory_order_relaxed);
   s.quarantined_bytes = quarantined_bytes.load(std::memory_order_relaxed);
   s.notified_open_mpi = ranges_notified.open_mpi.load(std::memory_order_relaxed);

@@ -47,6 +47,30 @@ SliceIndex take_of_run(PageHeap& heap, SliceIndex run, SliceIndex at, std::uint3
   return at;
 }
 
+// Cuts [at, at + wanted) out of a free run of several families, of `length` slices.
+void cut_of_families(PageHeap& heap, SliceIndex run, std::uint32_t length, SliceIndex at,
+                     std::uint32_t wanted) {
+  // What is left behind the block is dirty, and one with what is dirty there, of its node.
+  SliceIndex end = run + length;
+  if (goes_on(heap, end) && arena.span(end).load().kind == SpanKind::kFreeDirty &&
+      are_one(run, end, SpanKind::kFreeDirty))
+    length += arena.span(end).load().slices;
+  for (SliceIndex s = run; s < run + length;) {
+    SpanWord piece = arena.span(s).load();
+    remove_free(heap, s, piece.slices, piece.kind);
+    if (piece.kind == SpanKind::kFreeClean) {
+      events_note_use(s, piece.slices);
+      if (is_central(heap)) huge_note_use(s, s + piece.slices);
+    }
+    s += piece.slices;
+  }
+  // All of it is dirty from now on: some of it is.
+  arena.span(run).freed_ms = now_ms();
+  insert_free(heap, run, length, SpanKind::kFreeDirty);
+  cut(heap, run, length, SpanKind::kFreeDirty, at, wanted);
+  rest_is_new();
+}
+
 }  // namespace
 
 SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, Alignment alignment) {
@@ -71,25 +95,7 @@ SliceIndex take_mixed(PageHeap& heap, std::uint32_t wanted, Alignment alignment)
       std::uint32_t length = slice + word.slices - run;
       SliceIndex at = fit_in(run, length, wanted, alignment);
       if (at != 0) {
-        // What is left behind the block is dirty, and one with what is dirty there, of its node.
-        SliceIndex end = run + length;
-        if (goes_on(heap, end) && arena.span(end).load().kind == SpanKind::kFreeDirty &&
-            are_one(run, end, SpanKind::kFreeDirty))
-          length += arena.span(end).load().slices;
-        for (SliceIndex s = run; s < run + length;) {
-          SpanWord piece = arena.span(s).load();
-          remove_free(heap, s, piece.slices, piece.kind);
-          if (piece.kind == SpanKind::kFreeClean) {
-            events_note_use(s, piece.slices);
-            if (is_central(heap)) huge_note_use(s, s + piece.slices);
-          }
-          s += piece.slices;
-        }
-        // All of it is dirty from now on: some of it is.
-        arena.span(run).freed_ms = now_ms();
-        insert_free(heap, run, length, SpanKind::kFreeDirty);
-        cut(heap, run, length, SpanKind::kFreeDirty, at, wanted);
-        rest_is_new();
+        cut_of_families(heap, run, length, at, wanted);
         return at;
       }
     }

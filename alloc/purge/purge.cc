@@ -389,10 +389,7 @@ void purge_hold(std::int64_t hold_ms, int wait_ms) {
   // seq_cst here and above, against the store that ends initialise() and the load in is_held().
   if (!detail::initialised.load(std::memory_order_seq_cst)) return;
   for (int waited_ms = 0; waited_ms <= wait_ms && !purge_turn.is_mine(); waited_ms++) {
-    if (purge_turn.try_begin()) {
-      purge_turn.end();
-      return;
-    }
+    if (purge_state::try_turn()) return;
     os::sleep_ns(1000000);
   }
 }
