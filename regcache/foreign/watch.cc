@@ -136,7 +136,7 @@ void Watch::apply(State& all) {
   }
   if (phase_.load(std::memory_order_acquire) == Phase::kGivenUp && !has_marked_all_) {
     has_marked_all_ = true;
-    for (Domain& domain : all.domains) mark_in(all, domain, 0, UINTPTR_MAX);
+    for (Domain& domain : all.domains) mark_in(domain, 0, UINTPTR_MAX);
   }
 }
 
@@ -151,7 +151,7 @@ void Watch::mark(State& all, const os::UserfaultEvent& event) {
     else if (retired_.add(watch_survivors.retired, event.low, event.high) != 0)
       give_up("no memory", -ENOMEM);
   }
-  for (Domain& domain : all.domains) mark_in(all, domain, event.low, event.high);
+  for (Domain& domain : all.domains) mark_in(domain, event.low, event.high);
   // The kernel goes on watching the pages in their new place, to no use.
   if (event.what == os::PageEvent::kMoved) {
     LockGuard guard(ranges_lock_);
@@ -169,7 +169,7 @@ static bool has_watched(const Domain& domain) {
 
 // Closes the watched registrations there, as an invalidation does, and defers them to a thread that
 // may deregister.
-void Watch::mark_in(State&, Domain& domain, std::uintptr_t low, std::uintptr_t high) {
+void Watch::mark_in(Domain& domain, std::uintptr_t low, std::uintptr_t high) {
   // A look without the lock spares most of the 64.
   if (!has_watched(domain)) return;
   RangeGuard guard(domain, low, high);

@@ -120,7 +120,7 @@ class Watch {
   void give_up(const char* why, int error);
   void apply(State& all);
   void mark(State& all, const os::UserfaultEvent& event);
-  void mark_in(State& all, Domain& domain, std::uintptr_t low, std::uintptr_t high);
+  void mark_in(Domain& domain, std::uintptr_t low, std::uintptr_t high);
   void disarm(State& all, std::uintptr_t low, std::uintptr_t high);
   ByteRanges::Range first_kept(State& all, std::uintptr_t low, std::uintptr_t high);
   bool is_ending();

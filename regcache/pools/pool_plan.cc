@@ -162,8 +162,7 @@ void heed_limits(Domain& domain, const PoolPlan& plan, PoolRoom* room) {
 bool fits(const PoolPlan& plan, const PoolRoom& room) {
   PoolLayout layout(plan);
   for (Side side : {kSmall, kLarge}) layout.skip(side, plan.count[side]);
-  std::uint64_t registrations = plan.is_remote ? plan.total() : layout.pieces();
-  return layout.end() <= room.bytes && registrations <= room.registrations;
+  return layout.end() <= room.bytes && layout.pieces() <= room.registrations;
 }
 
 }  // namespace

@@ -138,8 +138,7 @@ int closes_at_once(Fabric& fabric) {
 }
 
 constexpr const char* kWhyNot =
-    "libfabric's domain is not taken: memory stays pinned after fi_close() of its registration, "
-    "in "
+    "libfabric's domain is not taken: memory stays pinned after fi_close() of its registration, in "
     "a cache of libfabric's own. Set FI_MR_CACHE_MAX_COUNT=0 in the environment before "
     "fi_getinfo().";
 
