@@ -361,7 +361,8 @@ RDMALLOC_API int rdmalloc_purge_resume(void);
  *  Calls nest: each needs its resume. A child of fork is not quiesced.
  *
  *  Returns 0; -ETIMEDOUT with nothing changed; -EBUSY: descriptors are open that can't be dumped, a
- *  ring or device of the program's own, named in a warning; the error of a domain's `event` or
+ *  ring or device of the program's own, named in a warning, or the kernel's threads of a ring that
+ *  was closed do not end (in 15 seconds, with a warning); the error of a domain's `event` or
  *  its registrar's quiesce; -EDEADLK inside a page event or a callback of rdmalloc's; -ENOMEM.
  *  After an error everything is open again: with new keys, unless it was -ETIMEDOUT. Any thread
  *  that holds no fabric's lock and, for registrars without ANY_THREAD, may call them; two threads

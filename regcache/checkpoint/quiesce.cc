@@ -1,7 +1,7 @@
 // rdmalloc_quiesce() and rdmalloc_resume(). Between the two the process has no registration, device
 // or thread of rdmalloc's, so that a checkpoint can be taken of it.
 //
-//   open ──► gate closed ──► purging stopped ──► PREPARE ──► suspended ──► none is held
+//   open ──► purging stopped ──► gate closed ──► PREPARE ──► suspended ──► none is held
 //                                                                        │
 //   quiesced ◄── no bad file open ◄── registrars closed ◄── CLOSE ◄── deregistered
 //
@@ -222,8 +222,8 @@ int look_for_files() {
 }
 
 // The kernel's threads for a ring stay, idle, for five seconds after it was closed
-// (WORKER_IDLE_TIMEOUT of io-wq.c), and CRIU can't stop them. The quiesce waits for them without a
-// time limit: everything else is done.
+// (WORKER_IDLE_TIMEOUT of io-wq.c), and CRIU can't stop them. The quiesce waits for them beyond the
+// caller's time limit, thrice as long at most: everything else is done.
 int wait_for_ring_workers() {
   constexpr std::int64_t kLongestNs = std::int64_t{15} * 1000000000;
   std::int64_t deadline_ns = os::monotonic_ns() + kLongestNs;
