@@ -66,8 +66,10 @@ struct Target {
     Function kept = relied_on.load(std::memory_order_acquire);
     return kept != nullptr ? kept : function.load(std::memory_order_acquire);
   }
-  void set_standing(Standing from, Standing to) {
-    standing.compare_exchange_strong(from, to, std::memory_order_seq_cst);
+  // What the user detached may be attached again.
+  void end_detachment() {
+    Standing seen = Standing::kDetached;
+    standing.compare_exchange_strong(seen, Standing::kUsual, std::memory_order_seq_cst);
   }
 };
 constinit Target<OpalRelease> opal;
@@ -471,19 +473,19 @@ extern "C" int rdmalloc_notifier_attach(enum rdmalloc_notifier which) {
   int error = -EINVAL;
   switch (which) {
     case RDMALLOC_NOTIFIER_OPAL:
-      opal.set_standing(Standing::kDetached, Standing::kUsual);
+      opal.end_detachment();
       error = attach_opal();
       break;
     case RDMALLOC_NOTIFIER_UCX:
-      ucm.set_standing(Standing::kDetached, Standing::kUsual);
+      ucm.end_detachment();
       error = attach_ucm();
       break;
     case RDMALLOC_NOTIFIER_LIBFABRIC:
       error = attach_fabric(true);
       break;
     case RDMALLOC_NOTIFIER_AUTO: {
-      opal.set_standing(Standing::kDetached, Standing::kUsual);
-      ucm.set_standing(Standing::kDetached, Standing::kUsual);
+      opal.end_detachment();
+      ucm.end_detachment();
       int errors[3] = {attach_opal(), attach_ucm(),
                        fabric_is_opals() ? -ENOENT : attach_fabric(true)};
       error = -ENOENT;
