@@ -138,7 +138,7 @@ rdmalloc_domain* open_domain(Shared* shared) {
   ops.size = sizeof ops;
   ops.name = "verbs-shim";
   ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG |
-              RDMALLOC_REGISTRAR_EXACT_ACCESS;
+              RDMALLOC_REGISTRAR_EXACT_ACCESS | RDMALLOC_REGISTRAR_PINS;
   ops.register_ = register_memory;
   ops.deregister = deregister_memory;
   ops.close = close_context;
@@ -225,6 +225,33 @@ ibv_mr* serve(ibv_pd* pd, void* address, std::size_t length, unsigned access) {
   return &handle->mr;
 }
 
+// Deregisters what no handle holds. Whether there was any.
+bool give_up_idle() {
+  std::int64_t given_up = 0;
+  for (Domain& one : state.domains) {
+    rdmalloc_domain* domain = nullptr;
+    {
+      Guard guard;
+      if (one.shared != nullptr && !one.is_closing) domain = one.domain;
+    }
+    // One that is closed meanwhile answers -EINVAL.
+    std::int64_t dropped = domain != nullptr ? rdmalloc_domain_flush(domain) : 0;
+    if (dropped > 0) given_up += dropped;
+  }
+  return given_up != 0;
+}
+
+// By libibverbs. Where memory to pin or the device's table is used up (both ENOMEM), what the
+// program has given back may have it still, idle in our cache: it is given up for a second try.
+template <typename PassOn>
+ibv_mr* passed_on(PassOn pass_on) {
+  ibv_mr* mr = past_us(pass_on);
+  if (mr != nullptr || errno != ENOMEM) return mr;
+  bool may_succeed = give_up_idle();
+  errno = ENOMEM;
+  return may_succeed ? past_us(pass_on) : nullptr;
+}
+
 // What the program gets: from our cache where that may be (`pd` not null), else by `pass_on`.
 template <typename PassOn>
 ibv_mr* serve_or(ibv_pd* pd, void* address, std::size_t length, unsigned access, PassOn pass_on) {
@@ -232,7 +259,7 @@ ibv_mr* serve_or(ibv_pd* pd, void* address, std::size_t length, unsigned access,
   if (pd != nullptr && is_for_us(address, length, access))
     if (ibv_mr* mr = serve(pd, address, length, access)) return mr;
   state.passed_on.fetch_add(1, std::memory_order_relaxed);
-  return past_us(pass_on);
+  return passed_on(pass_on);
 }
 
 // Closes the rdmalloc domains that `is_wanted` picks. With `device_closed` also those with handles
