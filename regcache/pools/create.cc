@@ -53,16 +53,15 @@ int refuse(const PoolPlan& plan, const PoolRoom& room, const PoolPlan& fitting) 
       .text(" large buffers take ")
       .number(layout.end())
       .text(" bytes");
-  if (layout.end() > room.bytes)
+  // What is asked, and then what each limit leaves of it.
+  bool are_many_bytes = layout.end() > room.bytes;
+  bool are_many_registrations = layout.pieces() > room.registrations;
+  if (are_many_registrations) message.text(" and ").number(layout.pieces()).text(" registrations");
+  if (are_many_bytes)
     message.text("; ").value(room.bytes_by).text(" leaves ").number(room.bytes).text(" bytes");
-  std::uint64_t registrations = layout.pieces();
-  if (registrations > room.registrations)
-    message.text(" and ")
-        .number(registrations)
-        .text(" registrations; ")
-        .value(room.registrations_by)
-        .text(" leaves ")
-        .number(room.registrations);
+  if (are_many_registrations)
+    message.text("; ").value(room.registrations_by).text(" leaves ").number(room.registrations);
+  if (are_many_bytes && are_many_registrations) message.text(" registrations");
   message.text(": ")
       .number(fitting.count[kSmall])
       .text(" small and ")

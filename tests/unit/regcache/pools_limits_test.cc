@@ -203,6 +203,21 @@ TEST_F(PoolLimits, the_number_of_registrations_is_a_limit_too) {
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
 }
 
+// Seen to fail by "stub leaves 65536 bytes and 30 registrations; stub leaves 20".
+TEST_F(PoolLimits, two_limits_are_told_after_what_is_asked_for) {
+  rdmalloc_domain_attr limits = {};
+  limits.max_bytes = 16 * kPage;
+  limits.max_count = 20;
+  StubDomain domain(fabric, limits);
+  rdmalloc_pool_attr attr = sizes(kPage, 30);
+  attr.access = RDMALLOC_ACCESS_REMOTE_READ;
+  std::string message = refused(domain, attr, -ENOMEM);
+  EXPECT_NE(message.find(std::to_string(30 * kPage) + " bytes and 30 registrations; stub leaves " +
+                         std::to_string(16 * kPage) + " bytes; stub leaves 20 registrations: "),
+            std::string::npos)
+      << message;
+}
+
 // Fails when dismantle() is left out, or puts one registration too few.
 TEST_F(PoolLimits, I12_a_registrar_that_refuses_in_the_middle_leaves_nothing) {
   fabric.ops.largest = RDMALLOC_SLICE_BYTES;
