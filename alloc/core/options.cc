@@ -110,7 +110,10 @@ bool read_stats(const char* value) {
 }
 bool read_decay(const char* value) {
   std::uint64_t number = 0;
-  if (std::strlen(value) > 7 || !parse_size(value, 0, &number) || number > 3600000) return false;
+  std::size_t length = std::strlen(value);
+  // Digits to the end: "1m" is no minute, and would be 1,048,576 milliseconds.
+  if (length == 0 || length > 7 || value[length - 1] > '9') return false;
+  if (!parse_size(value, 0, &number) || number > 3600000) return false;
   current.decay_ms = number;
   return true;
 }
@@ -276,7 +279,7 @@ bool parse_size(const char* text, std::uint64_t whole, std::uint64_t* value) {
   }
   if (c == text) return false;
   if (*c == '%') {
-    if (c[1] != 0 || number > 100 || whole == 0) return false;
+    if (c[1] != 0 || number == 0 || number > 100 || whole == 0) return false;
     *value = whole / 100 * number;
     return true;
   }
