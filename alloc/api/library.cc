@@ -43,13 +43,13 @@ const char* rdmalloc_strerror(int error) {
     case -ENOMEM:
       return "no memory, no address space, or a registration limit is reached";
     case -ENOENT:
-      return "no such name, or not registered";
+      return "not found: no such name, or not registered, adopted or loaded";
     case -EPERM:
       return "not permitted, or read only";
     case -EACCES:
       return "the access rights asked are not granted to this kind of memory";
     case -EFAULT:
-      return "the address is not rdmalloc's, or not inside one block in use";
+      return "the memory is another owner's, or not inside one block in use";
     case -EBUSY:
       return "in use: a registration is held, or purging is paused";
     case -EINPROGRESS:
@@ -57,21 +57,24 @@ const char* rdmalloc_strerror(int error) {
     case -EDEADLK:
       return "called from inside a page event or a callback, where it would wait for itself";
     case -EALREADY:
-      return "nothing to undo: no matching call came before";
+      return "nothing to do: it is so already, or no matching call came before";
     case -EAGAIN:
-      return "not now: quiesced, invalidated meanwhile, or a thread could not be created";
+      return "not now: quiesced, all buffers out, invalidated meanwhile, or a thread could not be "
+             "created";
     case -ENOTSUP:
       return "not supported by this registrar, kernel or setting";
     case -ENOSPC:
       return "a table is full";
     case -EMFILE:
-      return "too many domains are open";
+      return "too many domains, registered heaps, pools or files";
     case -ENODEV:
-      return "no such device";
+      return "no such device, or it is gone";
+    case -ECHILD:
+      return "of the parent process; a child of fork opens its own";
     case -ENOSYS:
       return "the kernel lacks a system call that this needs";
     case -EMSGSIZE:
-      return "longer than one registration may be";
+      return "longer than one registration, or a buffer of the pool, may be";
     case -ENOTRECOVERABLE:
       return "a registrar failed half-way and could not undo it; the range keeps its pages";
     case -ETIMEDOUT:

@@ -72,6 +72,27 @@ TEST(LifeCycle, I10_fini_without_init_is_harmless) {
   rdmalloc_free(rdmalloc_malloc(100));
 }
 
+// Most values have several causes, by the headers. Seen to fail: "nothing to undo" of a domain that
+// was lost before, "not rdmalloc's" of memory that can't be adopted since it is.
+TEST(LifeCycle, the_sentence_of_an_error_fits_all_its_causes) {
+  struct Sentence {
+    int error;
+    const char *has, *has_not;
+  };
+  for (Sentence one : {Sentence{-EALREADY, "already", "undo"},
+                       {-EFAULT, "another owner", "not rdmalloc's"},
+                       {-ENODEV, "gone", "success"},
+                       {-EMFILE, "pools", "success"},
+                       {-ECHILD, "fork", "errno"},
+                       {-ENOENT, "adopted", "success"},
+                       {-EAGAIN, "buffers", "success"},
+                       {-EMSGSIZE, "buffer", "success"}}) {
+    std::string text = rdmalloc_strerror(one.error);
+    EXPECT_NE(text.find(one.has), std::string::npos) << text;
+    EXPECT_EQ(text.find(one.has_not), std::string::npos) << text;
+  }
+}
+
 TEST(LifeCycle, I10_threads_that_init_and_fini_at_once) {
   int before = threads_before();
   std::vector<std::thread> threads;
