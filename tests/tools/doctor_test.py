@@ -9,6 +9,7 @@ besides: with a section out of docs/doctor.md, with page cache counted, with the
 that of which least is left, with no cgroup and no /proc taken for the same.
 """
 import ctypes
+import errno
 import json
 import os
 import re
@@ -220,11 +221,11 @@ class Devices(Case):
                    files=self.NODE, before=[*AS_NOBODY, *with_library])
 
 
-def forbid(numbers):
-    """A seccomp filter by which these system calls fail with EPERM; all others are as before."""
+def forbid(numbers, error=errno.EPERM):
+    """A seccomp filter by which these system calls fail; all others are as before."""
     pr_set_no_new_privs, pr_set_seccomp, mode_filter = 38, 22, 2
     load, equal, give = 0x20, 0x15, 0x06
-    allow, refuse = 0x7fff0000, 0x00050000 | 1
+    allow, refuse = 0x7fff0000, 0x00050000 | error
     lines = [struct.pack("HBBI", load, 0, 0, 0)]
     for number in numbers:
         lines += [struct.pack("HBBI", equal, 0, 1, number), struct.pack("HBBI", give, 0, 0, refuse)]
@@ -238,8 +239,9 @@ def forbid(numbers):
 
 
 class SystemCalls(Case):
-    IO_URING_SETUP = 425
+    IO_URING_SETUP, IO_URING_REGISTER = 425, 427
     USERFAULTFD = {"x86_64": 323, "aarch64": 282}[os.uname().machine]
+    IOCTL = {"x86_64": 16, "aarch64": 29}[os.uname().machine]
 
     def test_under_a_filter(self):
         for name, number in (("io_uring", self.IO_URING_SETUP), ("userfaultfd", self.USERFAULTFD)):
@@ -250,6 +252,15 @@ class SystemCalls(Case):
                    preexec_fn=lambda: forbid([self.USERFAULTFD]))
         self.check("userfaultfd", "warning", ["can't watch"], self.launcher("mpirun", "mpirun (Open MPI) 4.1.4"),
                    "-x", "RDMALLOC_FOREIGN=watch", "true", preexec_fn=lambda: forbid([self.USERFAULTFD]))
+
+    def test_of_an_older_kernel(self):
+        # Both calls are there before Linux 5.19, and not what rdmalloc wants of them.
+        if self.look()["io_uring"]["severity"] == "good":
+            self.check("io_uring", "note", ["io_uring_register", "Linux 5.19"],
+                       preexec_fn=lambda: forbid([self.IO_URING_REGISTER], errno.EINVAL))
+        if self.look()["userfaultfd"]["severity"] == "good":
+            self.check("userfaultfd", "note", ["UFFDIO_API", "Linux 5.19"],
+                       preexec_fn=lambda: forbid([self.IOCTL], errno.EINVAL))
 
     def test_without_one(self):
         seen = self.look(preexec_fn=lambda: forbid([]))

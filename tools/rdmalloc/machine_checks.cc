@@ -1,7 +1,9 @@
 // rdmalloc doctor: limits, kernel settings and devices.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <linux/userfaultfd.h>
 #include <sched.h>
+#include <sys/ioctl.h>
 #include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -440,38 +442,56 @@ Finding check_map_count(const Machine& machine) {
 Finding check_io_uring(const Machine& machine) {
   // Of io_uring_setup(2), all zero: one entry, no flags.
   std::uint64_t parameters[15] = {};
+  const char* called = "io_uring_setup";
   const long ring = syscall(SYS_io_uring_setup, 1, parameters);
+  int error = ring < 0 ? errno : 0;
   if (ring >= 0) {
+    // What a domain begins with: IORING_REGISTER_BUFFERS2, with room for one and none in it.
+    constexpr int kRegister = 15;
+    const struct {
+      std::uint32_t count = 1, is_sparse = 1;
+      std::uint64_t rest[3] = {};
+    } table;
+    called = "io_uring_register";
+    if (syscall(SYS_io_uring_register, ring, kRegister, &table, sizeof table) != 0) error = errno;
     close(static_cast<int>(ring));
-    return good("io_uring", "io_uring can be used");
   }
-  const int error = errno;
+  if (error == 0) return good("io_uring", "io_uring can be used");
   Finding finding = {"io_uring", Severity::note,
-                     fmt::format("io_uring_setup: {}", std::strerror(error)),
+                     fmt::format("{}: {}", called, std::strerror(error)),
                      "domains over an io_uring can't be opened; nothing else needs it", ""};
   explain_refusal(machine, error, "/proc/sys/kernel/io_uring_disabled",
                   "sudo sysctl kernel.io_uring_disabled=0", finding);
+  if (error == EINVAL)
+    finding.fix = "use Linux 5.19 or later, which takes buffers into a ring one by one";
   return finding;
 }
 
 Finding check_userfaultfd(const Machine& machine, const Job& job) {
   constexpr int kUserModeOnly =
       1;  // UFFD_USER_MODE_ONLY: what rdmalloc asks for, without privilege
+  const char* called = "userfaultfd";
   const long watcher = syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | kUserModeOnly);
+  int error = watcher < 0 ? errno : 0;
   if (watcher >= 0) {
+    // The newest of what rdmalloc asks for (os/userfault.cc), UFFD_FEATURE_WP_HUGETLBFS_SHMEM.
+    struct uffdio_api api = {};
+    api.api = UFFD_API;
+    api.features = 1 << 12;
+    called = "UFFDIO_API";
+    if (ioctl(static_cast<int>(watcher), UFFDIO_API, &api) != 0) error = errno;
     close(static_cast<int>(watcher));
-    return good("userfaultfd", "userfaultfd can be used");
   }
-  const int error = errno;
+  if (error == 0) return good("userfaultfd", "userfaultfd can be used");
   const bool is_wanted = job.variable("RDMALLOC_FOREIGN").value_or("") == "watch";
   Finding finding = {"userfaultfd", is_wanted ? Severity::warning : Severity::note,
-                     fmt::format("userfaultfd: {}", std::strerror(error)),
+                     fmt::format("{}: {}", called, std::strerror(error)),
                      "RDMALLOC_FOREIGN=watch can't watch: registrations of memory that is not "
                      "rdmalloc's are made for each use; nothing else of rdmalloc needs it",
                      ""};
   explain_refusal(machine, error, "", "", finding);
   if (error == EINVAL)
-    finding.fix = "use Linux 5.11 or later, which lets a program watch without rights";
+    finding.fix = "use Linux 5.19 or later, which lets a program watch without rights";
   return finding;
 }
 
