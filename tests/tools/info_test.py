@@ -129,6 +129,8 @@ class Refuses(unittest.TestCase):
         self.check(2, ["--nonsense"], "info", "--nonsense")
         self.check(2, ["--load"], "info", "--load")
         self.check(1, ["--load libnosuch.so", "cannot open"], "info", "--load", "libnosuch.so")
+        # Seen to fail: it asked which process, and did not say how one is named.
+        self.check(2, ["rdmalloc checkpoint quiesce PROCESS"], "checkpoint", "quiesce")
 
     def test_help_names_what_there_is(self):
         done = run("info", "--help")

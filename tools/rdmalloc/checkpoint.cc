@@ -202,7 +202,9 @@ int act_for_criu(const CheckpointOptions& options) {
 int checkpoint(const CheckpointOptions& options) {
   if (options.action.empty()) return act_for_criu(options);
   if (options.process == 0) {
-    fmt::print(stderr, "rdmalloc: checkpoint: which process?\n");
+    fmt::print(stderr,
+               "rdmalloc: checkpoint: no process is given; write: rdmalloc checkpoint {} PROCESS\n",
+               options.action);
     return 2;
   }
   return options.action == "quiesce" ? quiesce(options.process, options.timeout_ms)
