@@ -57,14 +57,14 @@ RDMALLOC_API const char* rdmalloc_strerror(int error);
  *  against the prefixed library, makes its threads unseen by rdmalloc and has to call this; so has
  *  one that keeps registrations of its own where no fabric's library is loaded: from here on, as
  *  from the first thread on, the place of a freed buffer above 4 MiB is kept for buffers for a
- *  while, as that of a shorter one always is. Returns 0, or the error of pthread_create, negative,
- *  if the purge thread could not be created (until a later call can, only rdmalloc_purge() gives
- *  memory back). Any thread, not inside a callback. */
+ *  while, as that of a shorter one always is. Returns 0; -ENOMEM (no address space); or the error
+ *  of pthread_create, negative, if the purge thread could not be created (until a later call can,
+ *  only rdmalloc_purge() gives memory back). Any thread, not inside a callback. */
 RDMALLOC_API int rdmalloc_init(void);
 
 /** Undoes one rdmalloc_init(); the last call stops and joins the purge thread. malloc and free stay
- *  usable. Returns 0, or -EALREADY, with nothing changed, without a matching init. Any thread, not
- *  inside a callback of rdmalloc. */
+ *  usable. Returns 0; or, with nothing changed, -EALREADY without a matching init, or -EDEADLK
+ *  inside a page event. Any thread, not inside a callback of rdmalloc. */
 RDMALLOC_API int rdmalloc_fini(void);
 
 /* ------------------------------------------------------------------ ownership */
@@ -191,8 +191,9 @@ struct rdmalloc_heap_attr {
  *  A registered heap: also -EINVAL (no budget, no open domain, one of them twice, unknown rights),
  *  -EACCES (remote rights, and a registrar that can't be exact), -EMFILE (64 registered heaps are
  *  there), -EMSGSIZE (more regions than a heap can have: the domains' `largest` is too low for the
- *  budget), -ENOMEM (no memory, a limit of a domain), -ECHILD, -EDEADLK inside a page event, or the
- *  registrar's error. After an error everything is undone, and a warning says what would help.
+ *  budget), -ENOMEM (no memory, a limit of a domain), -ENODEV (a domain is lost), -EAGAIN (a
+ *  checkpoint is under way), -ECHILD, -EDEADLK inside a page event, or the registrar's error. After
+ *  an error everything is undone, and a warning says what would help (not of -EAGAIN).
  *  Calls registrars: do not call inside a fabric's callback. */
 RDMALLOC_API int rdmalloc_heap_create(const struct rdmalloc_heap_attr* attr,
                                       struct rdmalloc_heap** heap);
@@ -364,9 +365,9 @@ RDMALLOC_API int rdmalloc_purge_resume(void);
  *  ring or device of the program's own, named in a warning, or the kernel's threads of a ring that
  *  was closed do not end (in 15 seconds, with a warning); the error of a domain's `event` or
  *  its registrar's quiesce; -EDEADLK inside a page event or a callback of rdmalloc's; -ENOMEM.
- *  After an error everything is open again: with new keys, unless it was -ETIMEDOUT. Any thread
- *  that holds no fabric's lock and, for registrars without ANY_THREAD, may call them; two threads
- *  at once wait for each other. */
+ *  After an error everything is open again: with new keys after -EBUSY and an error of `event` at
+ *  CLOSE or of a registrar, else with the same ones. Any thread that holds no fabric's lock and,
+ *  for registrars without ANY_THREAD, may call them; two threads at once wait for each other. */
 RDMALLOC_API int rdmalloc_quiesce(int timeout_ms);
 
 /** Ends one quiesce. The last call opens everything again, in the same process or in one restored

@@ -152,9 +152,10 @@ struct rdmalloc_domain_attr {
 /** Opens a domain: one place that memory is registered with, through the registrar `ops`. Copies
  *  `*ops` and `*attr` (may be NULL); `context` is passed to the registrar and must live until the
  *  domain is closed. Starts the purge thread. Returns 0, -EINVAL, -ENOMEM, -EMFILE (64 domains),
- *  -ENOTSUP (a registrar without SYNC_DEREG), or -EDEADLK inside a page event. Must not be called
- *  by a registrar. If the registrar's granularity is above a page, the call waits for a purge that
- *  is under way, as rdmalloc_purge_pause() does, and must not be made inside a fabric's callback.
+ *  -ENOTSUP (a registrar without SYNC_DEREG), -EAGAIN (a checkpoint is under way), or -EDEADLK
+ *  inside a page event. Must not be called by a registrar. If the registrar's granularity is above
+ *  a page, the call waits for a purge that is under way, as rdmalloc_purge_pause() does, and must
+ *  not be made inside a fabric's callback.
  *
  *  A registrar without ANY_THREAD is called by threads that call into the domain, never by the
  *  purge thread. A purge over its idle registrations is refused once; the next call that misses (or
@@ -168,12 +169,12 @@ RDMALLOC_API int rdmalloc_domain_open(const struct rdmalloc_registrar_ops* ops, 
                                       struct rdmalloc_domain** domain);
 
 /** Deregisters everything and closes the domain. Returns 0; -EBUSY, with nothing changed, if a
- *  counted registration is held (rdmalloc_reg_get() without its put) or being made; -EAGAIN while a
- *  quiesce or a resume is at work; -EINVAL (not open); -EDEADLK inside a page event, inside
- *  deregister and inside the `done` of an invalidation, where rdmalloc_domain_abandon() works. Ends
- *  uncounted keys. Waits for a purge that is deregistering in this domain. A call into the domain
- *  on another thread either ends before the close or fails with -EINVAL. Do not use the handle
- *  afterwards: another domain may get it. */
+ *  counted registration is held (rdmalloc_reg_get() without its put) or being made, or a registered
+ *  heap or a pool has the domain; -EAGAIN while a quiesce or a resume is at work; -EINVAL (not
+ *  open); -EDEADLK inside a page event, inside deregister and inside the `done` of an invalidation,
+ *  where rdmalloc_domain_abandon() works. Ends uncounted keys. Waits for a purge that is
+ *  deregistering in this domain. A call into the domain on another thread either ends before the
+ *  close or fails with -EINVAL. Do not use the handle afterwards: another domain may get it. */
 RDMALLOC_API int rdmalloc_domain_close(struct rdmalloc_domain* domain);
 
 /** rdmalloc_domain_close() for a caller that cannot try again, a destructor for example. Closes the
@@ -221,7 +222,7 @@ struct rdmalloc_domain_counters {
   uint64_t purge_drops;       /**< registrations dropped because their pages were purged */
   uint64_t purge_refusals;    /**< purges refused: a registration in use, sticky or quarantined */
   uint64_t foreign;           /**< registrations of foreign memory */
-  uint64_t quarantined;       /**< deregistrations that failed */
+  uint64_t quarantined;       /**< could not be ended, or neither made nor undone */
   uint64_t live_count;        /**< registrations now; those that failed to end, too */
   uint64_t live_bytes;        /**< their bytes */
   uint64_t sticky_count;      /**< of these: sticky, by uncounted keys */
@@ -513,7 +514,8 @@ struct rdmalloc_heap_region_info {
   size_t length;       /**< bytes, likewise */
   size_t domain_count; /**< of the heap */
   const struct rdmalloc_key* keys; /**< keys[i]: with the heap's i-th domain, of every byte of the
-                                        region; good until the heap is destroyed */
+                                        region; good until the heap is destroyed or quiesced,
+                                        which leaves zeroes until the resume */
 };
 
 /** Fills *info for the index-th region of the heap, counted from 0. Returns 0, -ENOENT past the
@@ -524,8 +526,8 @@ RDMALLOC_API int rdmalloc_heap_region(struct rdmalloc_heap* heap, size_t index,
 
 /** The key of [addr, addr+length), any bytes in one of the heap's blocks, with the domain_index-th
  *  domain of its list. Returns 0, -EFAULT (not inside one region of this heap), -EINVAL (no
- *  registered heap, no such domain, length 0), -ENODEV (that domain is lost), -ECHILD. Any thread;
- *  calls no registrar, takes no lock. */
+ *  registered heap, no such domain, length 0), -ENODEV (that domain is lost), -EAGAIN (between a
+ *  quiesce and its resume), -ECHILD. Any thread; calls no registrar, takes no lock. */
 RDMALLOC_API RDMALLOC_ADDRESS_ONLY(3) int rdmalloc_heap_key(struct rdmalloc_heap* heap,
                                                             size_t domain_index, const void* addr,
                                                             size_t length,
@@ -562,9 +564,9 @@ struct rdmalloc_pool_attr {
 /** How many buffers of `attr`'s sizes would fit now, in the proportion it asks for: within its
  *  budget, RDMALLOC_LIMIT, RDMALLOC_ARENA, and what the limits of every domain leave. Fills
  *  *small_count and *large_count; both are what was asked for when all fit. 0, or an error that
- *  fewer buffers would not cure: -EINVAL (a domain named twice, too), -ECHILD, -EMSGSIZE (a buffer
- *  is longer than one registration may be), -EACCES (remote rights, and a registrar that can't be
- *  exact for a buffer). Any thread. */
+ *  fewer buffers would not cure: -EINVAL (a domain named twice, too), -ECHILD, -ENODEV (a domain is
+ *  lost), -EAGAIN (a checkpoint is under way), -EMSGSIZE (a buffer is longer than one registration
+ *  may be), -EACCES (remote rights, and a registrar that is not exact for a buffer). Any thread. */
 RDMALLOC_API int rdmalloc_pool_fit(struct rdmalloc_domain* const* domains, size_t domain_count,
                                    const struct rdmalloc_pool_attr* attr, uint32_t* small_count,
                                    uint32_t* large_count);
@@ -573,8 +575,8 @@ RDMALLOC_API int rdmalloc_pool_fit(struct rdmalloc_domain* const* domains, size_
  *  64) until the pool is destroyed; a domain does not close before. What can't fit is refused, with
  *  nothing left behind and a warning that says how many would fit; so is what makes no sense.
  *  Returns 0, -ENOMEM (does not fit, or a registrar refused), -EMFILE (there are 60 pools), -EAGAIN
- *  (no key of pthread_key_create() is left, or a checkpoint is under way), the errors of
- *  rdmalloc_pool_fit(), or the registrar's. Calls registrars, as a miss of rdmalloc_reg_get(). */
+ *  (no key of pthread_key_create() is left, too), the errors of rdmalloc_pool_fit(), or the
+ *  registrar's. Calls registrars, as a miss of rdmalloc_reg_get(). */
 RDMALLOC_API int rdmalloc_pool_create(struct rdmalloc_domain* const* domains, size_t domain_count,
                                       const struct rdmalloc_pool_attr* attr,
                                       struct rdmalloc_pool** pool);

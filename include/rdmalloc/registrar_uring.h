@@ -29,8 +29,8 @@ struct rdmalloc_uring;
 
 /** Opens a domain whose registrations are fixed buffers of a ring. A key's `lkey` is the buffer
  *  index for io_uring_prep_write_fixed() and its relatives, on the ring that rdmalloc_uring_ring()
- *  gives. `attr` and `domain_attr` may be NULL. `*uring` is freed when the domain is closed, with
- *  the ring if it is ours.
+ *  gives. Remote rights are refused (-ENOTSUP). `attr` and `domain_attr` may be NULL. `*uring` is
+ *  freed when the domain is closed, with the ring if it is ours.
  *
  *  Submitting is the caller's affair, one thread at a time as liburing asks. Completions of the
  *  ring must be taken by rdmalloc_uring_reap() and nothing else: the kernel announces there that a

@@ -24,7 +24,8 @@ RDMALLOC_API int rdmalloc_domain_open_verbs(struct ibv_pd* pd,
  *  "mlx5_0"; NULL: the first with an active port) and closed with the rdmalloc domain. `port` 0:
  *  any port of it must be active; else that one. `*pd` receives the protection domain, for the
  *  user's queue pairs; its context field is the open device. Returns 0, -ENODEV (no such device),
- *  -ENETDOWN (the port is not active), -EINVAL (no such port), or as above. */
+ *  -ENETDOWN (the port is not active), -EINVAL (no such port), the error of opening the device or
+ *  of making the protection domain, or as above. */
 RDMALLOC_API int rdmalloc_domain_open_verbs_device(const char* device, unsigned port,
                                                    const struct rdmalloc_domain_attr* attr,
                                                    struct ibv_pd** pd,
