@@ -235,14 +235,17 @@ bool wait_until(std::int64_t deadline_ns, Done is_done) {
 
 // Whether the thread is gone and may not come back.
 bool try_freeze_thread() {
-  ThreadState gone = ThreadState::kNone;
-  // Acquire: pairs with the release that ends a stop.
-  if (purge_signal.state.compare_exchange_strong(gone, ThreadState::kFrozen,
-                                                 std::memory_order_acquire))
-    return true;
-  if (runs() && purge_thread_stop() == 0)
-    thread.starts_at_thaw.store(true, std::memory_order_relaxed);
-  return false;
+  auto freeze = [] {
+    ThreadState gone = ThreadState::kNone;
+    // Acquire: pairs with the release that ends a stop.
+    return purge_signal.state.compare_exchange_strong(gone, ThreadState::kFrozen,
+                                                      std::memory_order_acquire);
+  };
+  if (freeze()) return true;
+  if (!runs() || purge_thread_stop() != 0) return false;
+  thread.starts_at_thaw.store(true, std::memory_order_relaxed);
+  // At once: a caller that does not wait (0 ms) has no other try.
+  return freeze();
 }
 
 }  // namespace
