@@ -43,7 +43,9 @@ int purge_with_turn(int (*step)(void* arg), void* arg) {
   fork_check();
   if (purge_turn.is_mine()) return -EDEADLK;
   purge_turn.begin();
+  int saved = errno;  // an observer may change it
   int error = purge_is_paused() ? -EBUSY : step(arg);
+  errno = saved;
   purge_turn.end();
   return error;
 }

@@ -439,6 +439,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   if (purge_turn.is_mine()) return -EDEADLK;
   if (purge_is_paused()) return -EBUSY;
   os::NoCancelScope no_cancel;  // an observer may call what ends a canceled thread
+  int saved = errno;            // which it may change, too
   cache_flush_this_thread();
   purge_turn.begin();
   // Once more with the turn: a pause that began since has found it free and returned.
@@ -456,6 +457,7 @@ extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   purged += purge_pass(every_choice(), keep_bytes, RDMALLOC_PURGE_REQUEST, purge_is_paused);
   page_heap_narrow_room();
   purge_turn.end();
+  errno = saved;
   return static_cast<int64_t>(purged);
 }
 

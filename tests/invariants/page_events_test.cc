@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <atomic>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "alloc/pages/arena.h"
@@ -179,6 +180,35 @@ TEST(PageEvents, I3_the_bytes_are_there_when_asked_and_gone_afterwards) {
   EXPECT_EQ(ended, 2048u);
   EXPECT_EQ(gone_too_early, 0u);
   EXPECT_EQ(still_there, 0u);
+}
+
+// Seen to fail: the number that the observer had left came out of rdmalloc_purge(), and out of
+// making a heap with a page size.
+TEST(PageEvents, an_observers_errno_does_not_reach_the_caller) {
+  int asked = 0;
+  Observer observer([&](char*, size_t) {
+    ++asked;
+    errno = EDOM;
+    return 0;
+  });
+  ASSERT_EQ(observer.added(), 0);
+  std::vector<void*> blocks = dirty_blocks(16, kMiB);
+  free_all(blocks);
+  errno = 0;
+  EXPECT_GT(rdmalloc_purge(0), 0);
+  EXPECT_EQ(errno, 0);
+  EXPECT_GT(std::exchange(asked, 0), 0);
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  attr.budget_bytes = 2 * kMiB;
+  attr.page_size = RDMALLOC_PAGE_4K;
+  rdmalloc_heap* heap = nullptr;
+  ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
+  EXPECT_EQ(errno, 0);
+  EXPECT_GT(std::exchange(asked, 0), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(errno, 0);
+  EXPECT_GT(asked, 0);
 }
 
 TEST(PageEvents, I3_a_range_in_flight_is_not_handed_out) {
