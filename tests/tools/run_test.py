@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 import launching
@@ -187,6 +188,22 @@ class WithoutProc(Case):
         done = call([*hidden, TOOL, "run", "--set", "DECAY_MS=7", "--", "printenv", "LD_PRELOAD"])
         self.assertEqual((done.returncode, done.stderr), (0, ""), done)
         self.assertIn("librdmalloc", done.stdout)
+
+
+class Checkpoint(Case):
+    def test_one_right_after_the_other(self):
+        """Seen to fail: a quiesce right after a resume asked the purge thread too, which had its maker's name still
+        ("it has ended"); and a resume that was done "does not answer", as it was given the 0 ms."""
+        with subprocess.Popen([TOOL, "run", "--set", "CHECKPOINT=on", "--", "sh", "-c", "echo; read _"], text=True,
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as child:
+            child.stdout.readline()
+            # The thread that is asked names itself, perhaps after that.
+            while call(["sh", "-c", f"grep -qs rdmckpt /proc/{child.pid}/task/*/comm"]).returncode != 0:
+                time.sleep(0.01)
+            for action in (["quiesce"], ["--timeout", "0", "resume"]) * 40:
+                done = call([TOOL, "checkpoint", *action, str(child.pid)])
+                self.assertEqual((done.returncode, done.stderr), (0, ""), action)
+            child.communicate("\n")
 
 
 class Refuses(Case):

@@ -22,7 +22,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kName = "rdmckpt";  // regcache/checkpoint/control.h
+constexpr std::string_view kBusy = ":busy";
 constexpr int kMostNumber = 100;
+constexpr std::chrono::milliseconds kPoll(2);
+constexpr int kAnswerMs = 5000;  // for the answer, beside what it waits for registrations
 
 // A thread that can be asked.
 struct Control {
@@ -54,15 +57,31 @@ std::vector<int> tree_of(int process) {
   return tree;
 }
 
-std::vector<Control> controls_of(const std::vector<int>& processes) {
-  std::vector<Control> found;
+// Whether one of these is at work.
+bool look_for_controls(const std::vector<int>& processes, std::vector<Control>& found) {
+  bool is_busy = false;
   for (int process : processes) {
     std::error_code error;
-    for (const auto& task : fs::directory_iterator(fmt::format("/proc/{}/task", process), error))
-      if (line_of(task.path() / "comm").starts_with(kName))
-        found.push_back({process, std::atoi(task.path().filename().c_str())});
+    for (const auto& task : fs::directory_iterator(fmt::format("/proc/{}/task", process), error)) {
+      const std::string name = line_of(task.path() / "comm");
+      if (!name.starts_with(kName)) continue;
+      is_busy = is_busy || name.ends_with(kBusy);
+      found.push_back({process, std::atoi(task.path().filename().c_str())});
+    }
   }
-  return found;
+  return is_busy;
+}
+
+// A thread that a resume has just made has the name of the one that made it, which is at work, and
+// names itself in a moment: taken for one that can be asked, it would never answer.
+std::vector<Control> controls_of(const std::vector<int>& processes) {
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kAnswerMs);
+  for (;;) {
+    std::vector<Control> found;
+    if (!look_for_controls(processes, found) || std::chrono::steady_clock::now() >= end)
+      return found;
+    std::this_thread::sleep_for(kPoll);
+  }
 }
 
 int ask_process(const Control& control, bool resumes, int number, int timeout_ms) {
@@ -84,9 +103,9 @@ int answer_of(const Control& control, int number, int timeout_ms) {
   do {
     const std::string name = line_of(task_of(control) / "comm");
     if (name.empty()) return -ESRCH;
-    if (name.starts_with(prefix) && !name.ends_with(":busy"))
+    if (name.starts_with(prefix) && !name.ends_with(kBusy))
       return std::atoi(name.c_str() + prefix.size());
-    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    std::this_thread::sleep_for(kPoll);
   } while (std::chrono::steady_clock::now() < end);
   return -ETIME;
 }
@@ -138,7 +157,7 @@ int quiesce(int process, int timeout_ms) {
     results.push_back(ask_process(control, false, number, timeout_ms));
   bool is_done = true;
   for (std::size_t i = 0; i < controls.size(); i++) {
-    if (results[i] == 0) results[i] = answer_of(controls[i], number, timeout_ms + 5000);
+    if (results[i] == 0) results[i] = answer_of(controls[i], number, timeout_ms + kAnswerMs);
     if (results[i] == 0) continue;
     is_done = false;
     fmt::print(stderr, "rdmalloc: checkpoint: process {} is not quiesced (error {}): {}\n",
@@ -157,7 +176,7 @@ int resume(int process, int timeout_ms) {
   int status = 0;
   for (const Control& control : controls) {
     int error = ask_process(control, true, number, 0);
-    if (error == 0) error = answer_of(control, number, timeout_ms);
+    if (error == 0) error = answer_of(control, number, timeout_ms + kAnswerMs);
     if (error == 0) continue;
     status = 1;
     fmt::print(stderr, "rdmalloc: checkpoint: process {} is not resumed (error {}): {}\n",
