@@ -18,10 +18,12 @@
 #include <cstdint>
 
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/keep_errno.h"
 
 namespace {
 
 using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::should_fail;
 
 // More there can't be: one list of segments for each.
@@ -177,6 +179,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_dpdk(rte_device* const* devices
                                                       std::size_t device_count,
                                                       const rdmalloc_domain_attr* attr,
                                                       rdmalloc_domain** domain) {
+  KeepErrno keep;
   for (std::size_t i = 0; i < device_count; ++i)
     if (devices == nullptr || devices[i] == nullptr) return -EINVAL;
   rte_iova_mode mode = rte_eal_iova_mode();

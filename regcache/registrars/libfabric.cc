@@ -13,12 +13,14 @@
 #include <cstdint>
 
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/probe.h"
 #include "regcache/registrars/replace.h"
 
 namespace {
 
 using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::pinned_kb;
 using rdmalloc::registrars::replaceable;
 using rdmalloc::registrars::should_fail;
@@ -165,6 +167,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_libfabric(fid_domain* fabric_do
                                                            const fi_info* info,
                                                            const rdmalloc_domain_attr* attr,
                                                            rdmalloc_domain** domain) {
+  KeepErrno keep;
   auto* fabric = allocate<Fabric>();
   if (fabric == nullptr) return -ENOMEM;
   int error = aim(*fabric, fabric_domain, info);
@@ -186,6 +189,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_libfabric(fid_domain* fabric_do
 extern "C" RDMALLOC_API int rdmalloc_libfabric_set_domain(rdmalloc_domain* domain,
                                                           fid_domain* fabric_domain,
                                                           const fi_info* info) {
+  KeepErrno keep;
   void* context = nullptr;
   if (int error = replaceable(domain, fabric_register, &context)) return error;
   auto* fabric = static_cast<Fabric*>(context);

@@ -15,12 +15,14 @@
 
 #include "alloc/core/sized_struct.h"
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/of_process.h"
 
 namespace {
 
 using rdmalloc::read_struct;
 using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::should_fail;
 
 constexpr std::size_t kUnit = std::size_t{1} << 21;
@@ -192,6 +194,7 @@ int find_functions(rdmalloc_spdk_attr& calls) {
 extern "C" RDMALLOC_API int rdmalloc_domain_open_spdk(const rdmalloc_spdk_attr* attr,
                                                       const rdmalloc_domain_attr* domain_attr,
                                                       rdmalloc_domain** domain) {
+  KeepErrno keep;
   rdmalloc_spdk_attr known = {};
   if (int error = attr != nullptr ? read_struct(attr, &known) : 0) return error;
   auto* spdk = allocate<Spdk>();

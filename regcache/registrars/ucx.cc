@@ -9,12 +9,14 @@
 #include <cstdint>
 
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/probe.h"
 #include "regcache/registrars/replace.h"
 
 namespace {
 
 using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::pinned_kb;
 using rdmalloc::registrars::replaceable;
 using rdmalloc::registrars::should_fail;
@@ -194,6 +196,7 @@ int aim(Context& context, ucp_context_h ucp) {
 extern "C" RDMALLOC_API int rdmalloc_domain_open_ucx(ucp_context* ucp,
                                                      const rdmalloc_domain_attr* attr,
                                                      rdmalloc_domain** domain) {
+  KeepErrno keep;
   auto* context = allocate<Context>();
   if (context == nullptr) return -ENOMEM;
   int error = aim(*context, ucp);
@@ -213,6 +216,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_ucx(ucp_context* ucp,
 }
 
 extern "C" RDMALLOC_API int rdmalloc_ucx_set_context(rdmalloc_domain* domain, ucp_context* ucp) {
+  KeepErrno keep;
   void* replaced = nullptr;
   if (int error = replaceable(domain, ucx_register, &replaced)) return error;
   auto* context = static_cast<Context*>(replaced);

@@ -18,12 +18,14 @@
 
 #include "alloc/core/sized_struct.h"
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/keep_errno.h"
 
 namespace {
 
 using rdmalloc::read_struct;
 using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::drain;
+using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::kTag;
 using rdmalloc::registrars::kTurnMs;
 using rdmalloc::registrars::should_fail;
@@ -171,6 +173,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
                                                        const rdmalloc_domain_attr* domain_attr,
                                                        rdmalloc_domain** domain,
                                                        rdmalloc_uring** out) {
+  KeepErrno keep;
   rdmalloc_uring_attr attr = {};
   if (int error = given != nullptr ? read_struct(given, &attr) : 0) return error;
   if (domain == nullptr || out == nullptr) return -EINVAL;

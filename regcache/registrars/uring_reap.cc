@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/uring.h"
 
 namespace rdmalloc::registrars {
@@ -61,10 +62,12 @@ void sleep_a_turn(rdmalloc_uring* uring) {
 }  // namespace rdmalloc::registrars
 
 using rdmalloc::registrars::drain;
+using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::sleep_a_turn;
 
 extern "C" RDMALLOC_API int rdmalloc_uring_reap(rdmalloc_uring* uring, io_uring_cqe* completions,
                                                 unsigned most, bool wait) {
+  KeepErrno keep;
   if (uring == nullptr || (completions == nullptr && most != 0)) return -EINVAL;
   for (;;) {
     pthread_mutex_lock(&uring->lock);

@@ -10,11 +10,13 @@
 #include <cstdint>
 
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/replace.h"
 
 namespace {
 
 using rdmalloc::registrars::allocate;
+using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::replaceable;
 using rdmalloc::registrars::should_fail;
 
@@ -177,6 +179,7 @@ int open_device(const char* name, unsigned port, ibv_context** device) {
 extern "C" int rdmalloc_domain_open_verbs(struct ibv_pd* pd,
                                           const struct rdmalloc_domain_attr* attr,
                                           struct rdmalloc_domain** domain) {
+  KeepErrno keep;
   if (pd == nullptr || domain == nullptr) return -EINVAL;
   return open_domain(pd, nullptr, 0, attr, domain);
 }
@@ -185,6 +188,7 @@ extern "C" int rdmalloc_domain_open_verbs_device(const char* device, unsigned po
                                                  const struct rdmalloc_domain_attr* attr,
                                                  struct ibv_pd** pd,
                                                  struct rdmalloc_domain** domain) {
+  KeepErrno keep;
   if (pd == nullptr || domain == nullptr) return -EINVAL;
   ibv_context* opened = nullptr;
   if (int error = open_device(device, port, &opened)) return error;
