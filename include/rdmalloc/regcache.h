@@ -215,7 +215,7 @@ struct rdmalloc_domain_counters {
   size_t size;
   uint64_t hits;              /**< reg_get without the registrar (reg_key's are not counted) */
   uint64_t misses;            /**< calls that had to register */
-  uint64_t registrations;     /**< successful calls of register_ */
+  uint64_t registrations;     /**< calls of register_ that succeeded, or could not be undone */
   uint64_t deregistrations;   /**< successful calls of deregister */
   uint64_t evictions;         /**< idle registrations dropped for a limit or a refusal */
   uint64_t refusals;          /**< register_ calls that failed, retries included */
