@@ -84,7 +84,7 @@ INSTANTIATE_TEST_SUITE_P(
                       BadValue{"RDMALLOC_DECAY_MS", "10 ms", "0", "5000"},
                       BadValue{"RDMALLOC_DECAY_MS", "1m", "0 to 3600000", "5000"},
                       BadValue{"RDMALLOC_DECAY_MS", "5K", "0 to 3600000", "5000"},
-                      BadValue{"RDMALLOC_DIRTY_MAX", "12X", "K", "512M"},
+                      BadValue{"RDMALLOC_DIRTY_MAX", "12X", "K", "32M a processor"},
                       BadValue{"RDMALLOC_DIRTY_MAX", "200%", "1% to 100% of memory", "512M"},
                       BadValue{"RDMALLOC_LIMIT", "200%", "1% to 100% of memory", "no limit"},
                       BadValue{"RDMALLOC_ARENA", "101%", "1% to 100% of memory", "1T"},
