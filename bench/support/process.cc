@@ -85,7 +85,9 @@ bool has_ended(pid_t child) {
          info.si_pid == child;
 }
 
-// The command first gets to end its own children, as mpirun does; then what is left is killed.
+// The command first gets to end its own children, as mpirun does; then what is left is killed:
+// below it, and in its group, where init's orphans are. While it is not waited for, the group's
+// number is no other's.
 void end_tree(pid_t root) {
   const auto tree = tree_of(root);
   kill(root, SIGTERM);
@@ -97,6 +99,7 @@ void end_tree(pid_t root) {
     ProcessEntry now;
     if (read_entry(pid, now) && now.started == entry.started) kill(pid, SIGKILL);
   }
+  kill(-root, SIGKILL);
 }
 
 struct Pipe {
@@ -266,8 +269,7 @@ void attend(pid_t pid, const Command& command, Pipe& out, Pipe& err, Outcome& ou
     if (!pump(out, err, outcome, lines, milliseconds(20)))
       std::this_thread::sleep_for(milliseconds(5));
     if (has_ended(pid)) {
-      // What it left in its group would run beside the next program. While it is not waited for,
-      // the group's number is no other's.
+      // What it left in its group would run beside the next program; see end_tree().
       kill(-pid, SIGKILL);
       ended = wait4(pid, &status, 0, &usage) == pid;
       break;
