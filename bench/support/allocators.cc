@@ -126,7 +126,10 @@ std::optional<std::string> find_below(const fs::path& folder,
              folder, fs::directory_options::skip_permission_denied, failed);
          !failed && it != fs::recursive_directory_iterator(); it.increment(failed)) {
       if (it.depth() >= kPeerFolderDepth) it.disable_recursion_pending();
-      if (it->path().filename() == file_name) return fs::canonical(it->path(), failed).string();
+      if (it->path().filename() != file_name) continue;
+      std::error_code leads_nowhere;
+      const fs::path library = fs::canonical(it->path(), leads_nowhere);
+      if (!leads_nowhere) return library.string();
     }
   return std::nullopt;
 }
@@ -219,7 +222,9 @@ bool is_served_by(const Allocator& allocator, const std::string& served_by) {
   std::error_code failed;
   const fs::path served = fs::canonical(served_by, failed);
   if (failed) return false;
-  if (allocator.library.empty()) return served.filename().string().rfind("libc", 0) == 0;
+  const std::string file = served.filename().string();
+  // libc.so.6, libc-2.31.so before glibc 2.33; not libclang_rt.scudo_standalone-x86_64.so.
+  if (allocator.library.empty()) return file.rfind("libc.", 0) == 0 || file.rfind("libc-", 0) == 0;
   return served == fs::canonical(allocator.library, failed) && !failed;
 }
 

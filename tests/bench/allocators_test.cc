@@ -1,5 +1,6 @@
 // Seen to fail: with is_served_by() always true; with a missing library put into `found`;
-// with add_built_peers() looking at no folder below.
+// with add_built_peers() looking at no folder below, and with a link that leads nowhere found as a
+// library without a name; with whatever begins with "libc" taken for libc.
 #include "bench/support/allocators.h"
 
 #include <gmock/gmock.h>
@@ -59,6 +60,23 @@ TEST(Allocators, peers_are_found_in_the_folders_where_they_were_built) {
   EXPECT_THAT(choose_allocators(search).error, HasSubstr("/nowhere"));
 }
 
+// Without a library its column would be measured with libc's malloc.
+TEST(Allocators, a_link_that_leads_nowhere_is_no_peer) {
+  std::string name = testing::TempDir() + "rdmalloc-peers-XXXXXX";
+  ASSERT_NE(mkdtemp(name.data()), nullptr);
+  const std::filesystem::path folder = name;
+  std::filesystem::create_directories(folder / "build");
+  std::filesystem::create_symlink("nowhere.so", folder / "libsnmallocshim.so");
+  std::filesystem::create_symlink("nowhere.so", folder / "librpmalloc.so");
+  std::ofstream(folder / "build" / "librpmalloc.so") << "x";
+  const AllocatorChoice choice =
+      choose_allocators({.names = {"glibc"}, .peer_folders = {folder.string()}});
+  std::filesystem::remove_all(folder);
+  ASSERT_EQ(choice.found.size(), 2u);
+  EXPECT_EQ(choice.found[1].name, "rpmalloc");
+  EXPECT_THAT(choice.found[1].library, HasSubstr("build/librpmalloc.so"));
+}
+
 TEST(Allocators, mimalloc_3_is_known_by_its_library) {
   EXPECT_TRUE(is_mimalloc_3({"a", "/lib/libmimalloc.so.3.1", {}}));
   EXPECT_FALSE(is_mimalloc_3({"a", "/lib/libmimalloc.so.2.0", {}}));
@@ -71,6 +89,16 @@ TEST(Allocators, a_label_must_match_what_serves_malloc) {
   EXPECT_FALSE(is_served_by(glibc, "/nowhere/libc.so.6"));
   EXPECT_FALSE(is_served_by(glibc, "/proc/self/exe"));
   EXPECT_FALSE(is_served_by(other, "/usr/bin/env"));
+  // The label of libc's malloc: by the name of the file, of which there may be several.
+  std::string name = testing::TempDir() + "rdmalloc-served-XXXXXX";
+  ASSERT_NE(mkdtemp(name.data()), nullptr);
+  for (const auto& [file, is_libc] : {std::pair{"libc.so.6", true},
+                                      {"libc-2.31.so", true},
+                                      {"libclang_rt.scudo_standalone-x86_64.so", false}}) {
+    std::ofstream(name + "/" + file) << "x";
+    EXPECT_EQ(is_served_by(glibc, name + "/" + file), is_libc) << file;
+  }
+  std::filesystem::remove_all(name);
 }
 
 TEST(Allocators, settings_and_preload_reach_the_environment) {
