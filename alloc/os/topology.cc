@@ -95,7 +95,8 @@ class Reader {
     topology_.nodes = topology_.places = 0;
     read_nodes();
     if (topology_.nodes == 0) topology_.nodes = 1;
-    return read_list(Path(root_).text("/cpu/online"), [&](unsigned cpu) { enter(cpu); });
+    read_list(Path(root_).text("/cpu/online"), [&](unsigned cpu) { enter(cpu); });
+    return topology_.places != 0;
   }
 
  private:

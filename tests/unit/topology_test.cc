@@ -3,7 +3,8 @@
 // The machine's processors and NUMA nodes, read from trees of files like the kernel's.
 //
 // Seen to fail: with ranges of a list read as their last number; with the list of nodes read from
-// another file; with no end to the places; with processors beyond them dealt to another node's.
+// another file; with no end to the places; with processors beyond them dealt to another node's;
+// with a list of processors that has none of them taken for a machine of no places.
 #include "alloc/os/topology.h"
 
 #include <gtest/gtest.h>
@@ -149,6 +150,11 @@ TEST(Topology, missing_or_nonsensical_files_tell_nothing_and_break_nothing) {
   EXPECT_FALSE(topology_read(tree.root(), &topology));
   tree.write("cpu/online", "none");
   EXPECT_FALSE(topology_read(tree.root(), &topology));
+  // Numbers, but none of a processor that counts.
+  for (const char* online : {"3-1", "99999999999", "4096-5000"}) {
+    tree.write("cpu/online", online);
+    EXPECT_FALSE(topology_read(tree.root(), &topology)) << online;
+  }
   tree.write("cpu/online", "3-1,99999999999,0-2");
   tree.write("node/has_cpu", "4294967295,0-9999999");
   tree.write("node/node0/cpulist", "5-,-7,0-100000");
