@@ -110,6 +110,7 @@ TEST(MallocExtras, mallopt_accepts_what_programs_set) {
   free(malloc(100));
 }
 
+// Seen to fail with one that always returns 0, or 1.
 TEST(MallocExtras, malloc_trim_says_whether_it_gave_anything_back) {
   std::vector<void*> blocks;
   for (int i = 0; i < 64; i++) {
@@ -117,11 +118,13 @@ TEST(MallocExtras, malloc_trim_says_whether_it_gave_anything_back) {
     memset(blocks.back(), 1, kMiB / 2);
   }
   for (void* block : blocks) free(block);
+  // glibc's may keep blocks of this size mapped or not, and says 1 of what it gave back before.
+  const bool is_ours = dlsym(RTLD_DEFAULT, "rdmalloc_malloc") != nullptr;
   int gave = malloc_trim(0);
-  EXPECT_TRUE(gave == 0 || gave == 1) << gave;
+  EXPECT_TRUE(gave == 1 || (!is_ours && gave == 0)) << gave;
   for (int i = 0; i < 100; i++) {
     gave = malloc_trim(static_cast<size_t>(i) * kMiB);
-    EXPECT_TRUE(gave == 0 || gave == 1) << gave;
+    EXPECT_TRUE(gave == 0 || (!is_ours && gave == 1)) << gave;
   }
 }
 
