@@ -13,7 +13,7 @@
 
 namespace rdmalloc::os {
 
-// Kernel page size in bytes, read once from the auxiliary vector.
+// Kernel page size in bytes, from the auxiliary vector.
 std::size_t page_bytes();
 
 // Reserves `length` bytes of address space, PROT_NONE, private, anonymous, not counted against

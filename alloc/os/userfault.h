@@ -3,8 +3,8 @@
 // protection, and nothing is ever protected. So a descriptor that handles faults of user mode only
 // will do, and that needs no privilege, whatever vm.unprivileged_userfaultfd says.
 //
-// Linux 5.19 or later, x86-64; aarch64 since the kernel can write-protect there. Raw system calls;
-// fault sites "userfault" (opening) and "userfault_register".
+// Linux 5.19 or later, x86-64; aarch64 since the kernel can write-protect there. Raw system calls,
+// whose fault sites are in fault_sites.h.
 #pragma once
 
 #include <cstddef>

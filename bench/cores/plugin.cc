@@ -6,8 +6,8 @@
 //
 //   turn   memory accesses of a thread until it is the next one's turn (24)
 //   cores  threads at most, at one time (320)
-//   cpus   processors that sched_getaffinity() and getcpu() tell the program of: thread n is on the
-//   n-th (64) top    how many instructions to name, those that moved most lines (0)
+//   cpus   processors that sched_getaffinity() and getcpu() tell of; thread n is on the n-th (64)
+//   top    how many instructions to name, those that moved most lines (0)
 //
 // A thread is counted between its marks (bench/support/marks.h). At the program's end one JSON
 // object goes to standard output.

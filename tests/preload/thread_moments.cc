@@ -9,9 +9,9 @@
 //   thread_moments start     RDMALLOC_PURGE=thread: there from the start
 //   thread_moments linked    (linked statically) as timer, with threads of the program
 //   thread_moments fabric LIB   it comes with a library of a fabric's, in a program of one thread
-//   thread_moments thread    it comes with a thread of the program's, and is not real-time as that
-//   is thread_moments again     the second thread of the program brings it, where the first could
-//   not thread_moments no_room   there is no address space for its stack
+//   thread_moments thread    it comes with a thread of the program's, and is not real-time as it is
+//   thread_moments again     the second thread of the program brings it, where the first could not
+//   thread_moments no_room   there is no address space for its stack
 //   thread_moments refused   it is there again after a thread that could not be made, and is not
 //                            stopped for each such thread
 //

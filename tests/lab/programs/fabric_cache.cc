@@ -6,9 +6,8 @@
 //
 //   fabric_cache PROVIDER oracle STEPS     our cache; ends with "oracle N steps wrong_bytes W"
 //   fabric_cache PROVIDER naive STEPS      a cache that hears of no purge: must be wrong
-//   fabric_cache PROVIDER limits           VmPin, access rights, RLIMIT_MEMLOCK without
-//   capabilities fabric_cache PROVIDER refused          libfabric's own cache on: open says
-//   -ENOTSUP
+//   fabric_cache PROVIDER limits           VmPin, access rights, RLIMIT_MEMLOCK without capability
+//   fabric_cache PROVIDER refused          libfabric's own cache on: open says -ENOTSUP
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>

@@ -6,8 +6,9 @@
 //
 //   verbs_cache oracle STEPS     our cache; ends with "oracle N transfers wrong_bytes W"
 //   verbs_cache naive STEPS      a cache by address that hears of no purge: must be wrong
-//   verbs_cache forks STEPS      ours, with a child of fork at each transfer that writes into every
-//   block verbs_cache limits           VmPin, access rights, RLIMIT_MEMLOCK without capabilities
+//   verbs_cache forks STEPS      ours, with a child of fork at each transfer that writes into each
+//                                block
+//   verbs_cache limits           VmPin, access rights, RLIMIT_MEMLOCK without capabilities
 //   verbs_cache quiesce          three times closed for a checkpoint, and opened again
 //   verbs_cache faults           each call of verbs fails in its turn, and nothing is left of it
 #include <errno.h>
