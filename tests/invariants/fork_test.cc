@@ -21,6 +21,9 @@
 
 #include "tests/invariants/fork_testing.h"
 #include "tests/support/alloc_under_test.h"
+#if RDMALLOC_TEST_PREFIXED
+#include "tests/support/counters.h"
+#endif
 #include "tests/support/process.h"
 
 namespace {
@@ -130,11 +133,23 @@ TEST(Fork, I11_the_childs_frees_and_writes_are_its_own) {
   }
 }
 
+// Caches but for the calling thread's, which has no other beside it.
+uint64_t lost_caches() {
+#if RDMALLOC_TEST_PREFIXED
+  return rdmalloc_test::counter("stats.threads") - 1;
+#else
+  return 0;  // under a preload it is not asked
+#endif
+}
+
+// Seen to fail without cache_reclaim_after_fork(), by the caches alone: of what is resident, 45 to
+// 55 MiB, most are blocks that the lost threads had.
 TEST(Fork, I11_a_line_of_forty_generations_keeps_its_memory) {
   // Each generation forks the next from a storm: what the lost threads cached must not be lost for
   // good, or memory grows from child to child.
   std::function<bool(int)> generation = [&](int left) {
     if (!operate(static_cast<uint64_t>(left), 2000)) return false;
+    if (lost_caches() != 0) return false;
     if (left == 0) return rdmalloc_test::resident_bytes() < 256 * kMiB;
     Storm storm(kThreadsInChild ? 2 : 0);
     // Only one generation's storm runs at a time.
