@@ -176,6 +176,10 @@ TEST(Topology, this_machines_files_are_understood) {
   ASSERT_TRUE(rdmalloc::os::topology_is_at("/sys/devices/system"));
   ASSERT_TRUE(topology_read("/sys/devices/system", &topology));
   EXPECT_GE(topology.places, topology.nodes);
+  const long online = sysconf(_SC_NPROCESSORS_ONLN);
+  if (online <= long{kMost / topology.nodes}) {
+    EXPECT_EQ(topology.places, static_cast<unsigned>(online));
+  }
 }
 
 }  // namespace
