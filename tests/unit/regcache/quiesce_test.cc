@@ -312,7 +312,7 @@ TEST_F(Quiesce, threads_that_use_the_cache_beside_it_see_only_EAGAIN) {
   rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
   ASSERT_NE(heap, nullptr);
   std::atomic<bool> stops{false};
-  std::atomic<int> wrong{0};
+  std::atomic<int> wrong{0}, served{0};
   auto use = [&] {
     while (!stops) {
       Block block(128 * kKiB);
@@ -327,6 +327,7 @@ TEST_F(Quiesce, threads_that_use_the_cache_beside_it_see_only_EAGAIN) {
       rdmalloc_reg_put(reg);
       error = rdmalloc_heap_key(heap, 0, block.bytes, 1, &key);
       if (error != -EFAULT && error != -EAGAIN) ++wrong;
+      ++served;
     }
   };
   auto freeze = [&] {
@@ -361,6 +362,9 @@ TEST_F(Quiesce, threads_that_use_the_cache_beside_it_see_only_EAGAIN) {
   EXPECT_GE(of_two, 1u);
   freeze();
   EXPECT_EQ(quiesce_counters().quiesces, of_two + 30);
+  // After the last resume they are served, and not refused for ever.
+  const int served_before = served;
+  while (served == served_before) std::this_thread::yield();
   stops = true;
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
