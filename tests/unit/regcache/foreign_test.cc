@@ -225,7 +225,8 @@ TEST_F(Foreign, hits_while_others_turn_the_tree_round) {
   std::vector<std::thread> readers;
   for (unsigned i = 1; i <= 3; ++i) readers.emplace_back(read, i);
   std::minstd_rand random(99);
-  for (int round = 0; round < 3000; ++round) {
+  // More where the readers don't get to run, and so have hit little.
+  for (int round = 0; round < 3000 || domain.counters().hits < 1000; ++round) {
     char* at = page(random() % 400 * 8);
     std::size_t length = (1 + random() % 16) * kPage;
     if (round % 3 == 0) {
