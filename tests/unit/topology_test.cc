@@ -144,6 +144,25 @@ TEST(Topology, a_processor_that_is_off_has_no_place_of_its_own) {
   EXPECT_EQ(topology.place_of_cpu[7], 6);
 }
 
+// By parts, whose ends cut a number in two or lie beside one. Seen to fail with the first part
+// alone, and with a number that begins anew in each.
+TEST(Topology, a_list_longer_than_a_part_is_read_to_its_end) {
+  for (unsigned first = 0; first < 12; first++) {
+    std::string online;
+    std::vector<unsigned> cpus;
+    for (unsigned cpu = first % 3 == 0 ? 9 : 1000; cpus.size() < 200; cpu += 2 + first / 3) {
+      online += (online.empty() ? "" : ",") + std::to_string(cpu);
+      cpus.push_back(cpu);
+    }
+    online.insert(0, first, ',');
+    ASSERT_GT(online.size(), 512u);
+    Topology topology = Tree(online, {}).read();
+    EXPECT_EQ(topology.places, cpus.size()) << online;
+    for (unsigned place = 0; place < cpus.size(); place++)
+      EXPECT_EQ(topology.place_of_cpu[cpus[place]], place) << online;
+  }
+}
+
 TEST(Topology, missing_or_nonsensical_files_tell_nothing_and_break_nothing) {
   Tree tree;
   Topology topology;
