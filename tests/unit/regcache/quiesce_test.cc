@@ -11,14 +11,11 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
 #include <thread>
-#include <utility>
 
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/quarantine.h"
@@ -363,8 +360,7 @@ TEST_F(Quiesce, threads_that_use_the_cache_beside_it_see_only_EAGAIN) {
   freeze();
   EXPECT_EQ(quiesce_counters().quiesces, of_two + 30);
   // After the last resume they are served, and not refused for ever.
-  const int served_before = served;
-  while (served == served_before) std::this_thread::yield();
+  for (const int before = served; served == before;) std::this_thread::yield();
   stops = true;
   for (std::thread& thread : threads) thread.join();
   EXPECT_EQ(wrong, 0);
