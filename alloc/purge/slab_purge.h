@@ -1,9 +1,8 @@
 // Giving back pages of slabs in use: the walk over all slabs, on the purge turn.
 //
 // A slab from which nothing was taken and to which nothing came back for a while has free blocks
-// that are not needed: its pages without a live or cached block go
-// (slabs/slab_pages.h). The walk remembers
-// what it saw, and when nothing is left to be done asks to be notified of the next change
+// that are not needed: its pages without a live or cached block go (slabs/slab_pages.h). The walk
+// remembers what it saw, and when nothing is left to be done asks to be notified of the next change
 // (slab_watch).
 #pragma once
 

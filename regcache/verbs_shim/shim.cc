@@ -244,7 +244,7 @@ bool give_up_idle() {
 // By libibverbs. Where memory to pin or the device's table is used up (both ENOMEM), what the
 // program has given back may have it still, idle in our cache: it is given up for a second try.
 template <typename PassOn>
-ibv_mr* passed_on(PassOn pass_on) {
+ibv_mr* try_twice(PassOn pass_on) {
   ibv_mr* mr = past_us(pass_on);
   if (mr != nullptr || errno != ENOMEM) return mr;
   bool may_succeed = give_up_idle();
@@ -259,7 +259,7 @@ ibv_mr* serve_or(ibv_pd* pd, void* address, std::size_t length, unsigned access,
   if (pd != nullptr && is_for_us(address, length, access))
     if (ibv_mr* mr = serve(pd, address, length, access)) return mr;
   state.passed_on.fetch_add(1, std::memory_order_relaxed);
-  return passed_on(pass_on);
+  return try_twice(pass_on);
 }
 
 // Closes the rdmalloc domains that `is_wanted` picks. With `device_closed` also those with handles
