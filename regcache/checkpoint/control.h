@@ -10,6 +10,8 @@
 //   rdmckpt:7:0      did it                          7        1: resume, 0: quiesce
 //   rdmckpt:7:-110   could not, a negative errno     6 .. 0   number of the request
 //
+// Who asks takes another number than the thread's name has, which is the last answer.
+//
 // So there is no file and no socket, nothing that a checkpoint could stumble over. The thread
 // itself stays in a quiesced process: CRIU takes it like any other, and in the restored one it
 // waits to be asked for the resume. A child of fork has none.

@@ -9,6 +9,7 @@ library's class, machine, names and loader and those of the program's loader, ri
 taken out; with links followed for every name, without the looks at the owner and the rights of a folder;
 with pieces of statistics of 1,024 bytes, cut where they are full; with no rank at their head.
 """
+import contextlib
 import os
 import shutil
 import signal
@@ -191,18 +192,40 @@ class WithoutProc(Case):
 
 
 class Checkpoint(Case):
-    def test_one_right_after_the_other(self):
-        """Seen to fail: a quiesce right after a resume asked the purge thread too, which had its maker's name still
-        ("it has ended"); and a resume that was done "does not answer", as it was given the 0 ms."""
+    @contextlib.contextmanager
+    def asked_process(self):
+        """One that can be asked, until it reads a line."""
         with subprocess.Popen([TOOL, "run", "--set", "CHECKPOINT=on", "--", "sh", "-c", "echo; read _"], text=True,
                               stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as child:
             child.stdout.readline()
             # The thread that is asked names itself, perhaps after that.
             while call(["sh", "-c", f"grep -qs rdmckpt /proc/{child.pid}/task/*/comm"]).returncode != 0:
                 time.sleep(0.01)
+            yield child
+
+    def test_one_right_after_the_other(self):
+        """Seen to fail: a quiesce right after a resume asked the purge thread too, which had its maker's name still
+        ("it has ended"); and a resume that was done "does not answer", as it was given the 0 ms."""
+        with self.asked_process() as child:
             for action in (["quiesce"], ["--timeout", "0", "resume"]) * 40:
                 done = call([TOOL, "checkpoint", *action, str(child.pid)])
                 self.assertEqual((done.returncode, done.stderr), (0, ""), action)
+            child.communicate("\n")
+
+    def test_process_ids_that_are_hundreds_apart(self):
+        """Seen to fail, and lab.checkpoint with it: numbered by the process id alone, the second of two such requests
+        took the answer to the first for its own, and "did it" before it was done."""
+        with self.asked_process() as child:
+            for action, status, also in (("quiesce", 0, ""), ("resume", 0, ""),
+                                         ("resume", 1, f"(sleep 0.2; kill -CONT {child.pid}) & ")):
+                if also:  # stopped, it can't have answered yet
+                    child.send_signal(signal.SIGSTOP)
+                # A shell whose process id ends in 42 becomes the tool.
+                shell = f'test $(($$ % 100)) -eq 42 || exit 42; {also}exec "$0" checkpoint {action} {child.pid}'
+                status_now = 42
+                while status_now == 42:
+                    status_now = call(["sh", "-c", shell, TOOL]).returncode
+                self.assertEqual(status_now, status, action)
             child.communicate("\n")
 
 

@@ -27,10 +27,12 @@ constexpr int kMostNumber = 100;
 constexpr std::chrono::milliseconds kPoll(2);
 constexpr int kAnswerMs = 5000;  // for the answer, beside what it waits for registrations
 
-// A thread that can be asked.
+// A thread that can be asked, and the number of the next request to it: another than that of the
+// answer that it has as its name, or that would be taken for the answer to this request.
 struct Control {
   int process;
   int thread;
+  int number;
 };
 
 std::string line_of(const fs::path& path) {
@@ -42,6 +44,12 @@ std::string line_of(const fs::path& path) {
 
 fs::path task_of(const Control& control) {
   return fmt::format("/proc/{}/task/{}", control.process, control.thread);
+}
+
+// By the process id, so that two that ask at once have two numbers, most likely.
+int number_after(const std::string& name) {
+  const int last = name.size() > kName.size() ? std::atoi(name.c_str() + kName.size() + 1) : 0;
+  return (last + 1 + getpid() % (kMostNumber - 1)) % kMostNumber;
 }
 
 // The process and all that it has started, itself first.
@@ -66,7 +74,7 @@ bool look_for_controls(const std::vector<int>& processes, std::vector<Control>& 
       const std::string name = line_of(task.path() / "comm");
       if (!name.starts_with(kName)) continue;
       is_busy = is_busy || name.ends_with(kBusy);
-      found.push_back({process, std::atoi(task.path().filename().c_str())});
+      found.push_back({process, std::atoi(task.path().filename().c_str()), number_after(name)});
     }
   }
   return is_busy;
@@ -84,21 +92,21 @@ std::vector<Control> controls_of(const std::vector<int>& processes) {
   }
 }
 
-int ask_process(const Control& control, bool resumes, int number, int timeout_ms) {
+int ask_process(const Control& control, bool resumes, int timeout_ms) {
   siginfo_t request = {};
   request.si_signo = SIGRTMAX;
   request.si_code = SI_QUEUE;
   request.si_pid = getpid();
   request.si_uid = getuid();
-  request.si_value.sival_int = timeout_ms << 8 | (resumes ? 0x80 : 0) | number;
+  request.si_value.sival_int = timeout_ms << 8 | (resumes ? 0x80 : 0) | control.number;
   return syscall(SYS_rt_tgsigqueueinfo, control.process, control.thread, SIGRTMAX, &request) == 0
              ? 0
              : -errno;
 }
 
-// What it answers to request `number`; -ETIME when it does not.
-int answer_of(const Control& control, int number, int timeout_ms) {
-  const std::string prefix = fmt::format("{}:{}:", kName, number);
+// What it answers to the request; -ETIME when it does not.
+int answer_of(const Control& control, int timeout_ms) {
+  const std::string prefix = fmt::format("{}:{}:", kName, control.number);
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
   do {
     const std::string name = line_of(task_of(control) / "comm");
@@ -148,35 +156,36 @@ bool is_asked_for_nothing(const std::vector<Control>& controls, int process) {
 // Asks all of the tree at once, then waits for each. Those that did it are asked to resume when
 // another could not.
 int quiesce(int process, int timeout_ms) {
-  const std::vector<Control> controls = controls_of(tree_of(process));
+  std::vector<Control> controls = controls_of(tree_of(process));
   if (is_asked_for_nothing(controls, process)) return 1;
-  const int number = getpid() % kMostNumber;
   std::vector<int> results;
   results.reserve(controls.size());
   for (const Control& control : controls)
-    results.push_back(ask_process(control, false, number, timeout_ms));
+    results.push_back(ask_process(control, false, timeout_ms));
   bool is_done = true;
   for (std::size_t i = 0; i < controls.size(); i++) {
-    if (results[i] == 0) results[i] = answer_of(controls[i], number, timeout_ms + kAnswerMs);
+    if (results[i] == 0) results[i] = answer_of(controls[i], timeout_ms + kAnswerMs);
     if (results[i] == 0) continue;
     is_done = false;
     fmt::print(stderr, "rdmalloc: checkpoint: process {} is not quiesced (error {}): {}\n",
                controls[i].process, results[i], remedy_for(results[i]));
   }
   if (is_done) return 0;
-  for (std::size_t i = 0; i < controls.size(); i++)
-    if (results[i] == 0) ask_process(controls[i], true, (number + 1) % kMostNumber, 0);
+  for (std::size_t i = 0; i < controls.size(); i++) {
+    if (results[i] != 0) continue;
+    controls[i].number = (controls[i].number + 1) % kMostNumber;
+    ask_process(controls[i], true, 0);
+  }
   return 1;
 }
 
 int resume(int process, int timeout_ms) {
   const std::vector<Control> controls = controls_of(tree_of(process));
   if (is_asked_for_nothing(controls, process)) return 1;
-  const int number = getpid() % kMostNumber;
   int status = 0;
   for (const Control& control : controls) {
-    int error = ask_process(control, true, number, 0);
-    if (error == 0) error = answer_of(control, number, timeout_ms + kAnswerMs);
+    int error = ask_process(control, true, 0);
+    if (error == 0) error = answer_of(control, timeout_ms + kAnswerMs);
     if (error == 0) continue;
     status = 1;
     fmt::print(stderr, "rdmalloc: checkpoint: process {} is not resumed (error {}): {}\n",
@@ -188,8 +197,7 @@ int resume(int process, int timeout_ms) {
 // The tasks are stopped and can not answer. Of a dump that is not their end, or that has failed,
 // they resume when they go on; else the request dies with them, and the images don't have it.
 int leave_resume(int process) {
-  for (const Control& control : controls_of(tree_of(process)))
-    ask_process(control, true, getpid() % kMostNumber, 0);
+  for (const Control& control : controls_of(tree_of(process))) ask_process(control, true, 0);
   return 0;
 }
 
