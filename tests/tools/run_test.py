@@ -313,6 +313,25 @@ class Refuses(Case):
         self.assertEqual(run(folder, "--", "true", env=env).stderr, "")
         self.refused(["belongs to another user (65533)"], folder, "--", "echo", env=env)
 
+    def crashing(self):
+        """A library that the loader takes, and no program lives with."""
+        library = self.path("crashing.so")
+        done = call(["cc", "-shared", "-fPIC", "-fno-builtin", "-x", "c", "-o", library, "-"], stdin=None, input="""
+            const char* rdmalloc_version(void) { return "none"; }
+            void* malloc(unsigned long bytes) { return *(void* volatile*)0; }""")
+        self.assertEqual(done.returncode, 0, done)
+        return library
+
+    def test_status_is_seen_where_sigchld_is_ignored(self):
+        """Seen to fail: the kernel kept no status of the child that was asked, and the program was started."""
+        def ignore():
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        done = run("--library", self.crashing(), "--", "echo", "started", preexec_fn=ignore)
+        self.assertEqual((done.returncode, done.stdout), (125, ""), done)
+        # What is started ignores it still.
+        done = run("--", "grep", "^SigIgn", "/proc/self/status", preexec_fn=ignore)
+        self.assertTrue(int(done.stdout.split()[1], 16) >> (signal.SIGCHLD - 1) & 1, done)
+
     def test_libraries_that_can_not_be_preloaded(self):
         self.refused(["No such file", "--library"], "--library", "/nowhere.so", "--", "echo")
         text = script(self.path("text.so"), "nothing\n")
@@ -329,6 +348,7 @@ class Refuses(Case):
         # The loader's own word, for what the header does not show: a version of the ABI (byte 7).
         strange = launching.patched_copy(OURS, self.path("strange.so"), 7, 9)
         self.refused(["can't preload", "ld.so"], "--library", strange, "--", "echo")
+        self.refused(["can't preload", "139"], "--library", self.crashing(), "--", "echo")
         spaced = self.path("a b.so")
         shutil.copy(OURS, spaced)
         self.refused(["spaces and colons"], "--library", spaced, "--", "echo")

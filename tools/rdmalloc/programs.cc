@@ -94,6 +94,23 @@ class Pipe {
   int ends_[2];
 };
 
+// A parent that ignores SIGCHLD, as some daemons do, leaves that to us: the kernel then keeps no
+// child's status, and each would seem to have ended with 0. What we become has it as it was.
+class KeepStatuses {
+ public:
+  KeepStatuses() {
+    struct sigaction usual = {};
+    usual.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &usual, &before_);
+  }
+  ~KeepStatuses() { sigaction(SIGCHLD, &before_, nullptr); }
+  KeepStatuses(const KeepStatuses&) = delete;
+  KeepStatuses& operator=(const KeepStatuses&) = delete;
+
+ private:
+  struct sigaction before_ = {};
+};
+
 std::vector<std::string> changed_environment(const Changes& changes) {
   std::vector<std::string> all;
   for (char** entry = environ; *entry != nullptr; entry++) {
@@ -250,6 +267,7 @@ std::string preload_obstacle(const std::string& program, const std::string& libr
 Said ask(const std::vector<std::string>& command, const Changes& more,
          std::chrono::milliseconds limit) {
   Said said;
+  const KeepStatuses keep;
   Pipe out, err;
   std::vector<std::string> words = command;
   std::vector<std::string> variables = changed_environment(more);
