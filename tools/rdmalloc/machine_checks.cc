@@ -145,6 +145,14 @@ bool has_capability(const Machine& machine, int bit) {
   return (std::strtoull(status.c_str() + at + std::strlen("CapEff:"), nullptr, 16) >> bit & 1) != 0;
 }
 
+// Whether this process is in a user namespace below the first one, as in a rootless container. What
+// the kernel asks for CAP_IPC_LOCK it asks in the first.
+bool is_in_user_namespace(const Machine& machine) {
+  std::error_code ignored;
+  const fs::path own = fs::read_symlink(machine.path("/proc/self/ns/user"), ignored);
+  return !own.empty() && own != "user:[4026531837]";  // PROC_USER_INIT_INO of the kernel's
+}
+
 bool has_seccomp_filter(const Machine& machine) {
   return machine.text("/proc/self/status").value_or("").find("Seccomp:\t2") != std::string::npos;
 }
@@ -251,9 +259,12 @@ Finding check_memlock(const Machine& machine) {
   std::istringstream(limits.substr(at + kLabel.size())) >> most >> could_be;
   if (most == "unlimited") return good("memlock", "locked memory is not limited");
   const std::uint64_t bytes = std::strtoull(most.c_str(), nullptr, 10);
-  const std::string seen = fmt::format("locked memory is limited to {} KiB", bytes / 1024);
-  if (has_capability(machine, kIpcLock))
-    return good("memlock", seen + ", which CAP_IPC_LOCK frees this process from");
+  std::string seen = fmt::format("locked memory is limited to {} KiB", bytes / 1024);
+  if (has_capability(machine, kIpcLock)) {
+    if (!is_in_user_namespace(machine))
+      return good("memlock", seen + ", which CAP_IPC_LOCK frees this process from");
+    seen += ", which CAP_IPC_LOCK of a user namespace does not free from";
+  }
   if (bytes >= kEnough) return good("memlock", seen);
   Finding finding = {"memlock", Severity::warning, seen,
                      "registered memory counts as locked; beyond the limit registering fails "
