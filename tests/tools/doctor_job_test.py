@@ -104,6 +104,10 @@ class Launchers(Case):
         self.check("slots", "good", [], self.hydra, "-n", "2", "a", files=topology)
         self.check("slots", "good", [], self.four, "-n", "3", "a", files=cores("00", "01", "10"))
         self.check("slots", "bad", [], self.four, "-n", "4", "a", files=cores("00", "01", "10"))
+        # Seen to fail: two clusters of a core of two threads each, with the same numbers in both, taken for one core.
+        clusters = {f"/sys/devices/system/cpu/cpu{number}/topology/cluster_id": str(number // 2) for number in range(4)}
+        for ranks, severity in (("2", "good"), ("3", "bad")):
+            self.check("slots", severity, [], self.four, "-n", ranks, "a", files={**cores("00", "00", "00", "00"), **clusters})
         # Of an allocation, and not of this machine.
         nodes = script(os.path.join(self.folder, "nodes"), "a\na\nb\nb\n")
         engine = script(os.path.join(self.folder, "hosts"), "a 1 q@a UNDEFINED\nb 3 q@b UNDEFINED\n")

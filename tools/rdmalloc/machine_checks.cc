@@ -202,7 +202,10 @@ long slots_of(const Machine& machine) {
     const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}/topology/", processor);
     const auto core = machine.text(folder + "core_id");
     const auto package = machine.text(folder + "physical_package_id");
-    if (core && package) cores.insert(*package + ":" + *core);
+    // Where a device tree names the processors (aarch64), cores are numbered in each cluster anew,
+    // and since Linux 6.0 all clusters are of one package.
+    const std::string cluster = machine.text(folder + "cluster_id").value_or("");
+    if (core && package) cores.insert(*package + ":" + cluster + ":" + *core);
   }
   return cores.empty() ? sysconf(_SC_NPROCESSORS_ONLN) : static_cast<long>(cores.size());
 }
