@@ -34,11 +34,14 @@ std::vector<Library> list_libraries(const std::string& file) {
   const Said said = ask({elf->interpreter, "--list", file}, {{"LD_PRELOAD", std::nullopt}});
   std::vector<Library> all;
   std::istringstream lines(said.out);
+  // "libm.so.6 => /lib/libm.so.6 (0x00007f00)", or "=> not found". A path may have spaces.
   for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string name, arrow, path;
-    words >> name >> arrow >> path;
-    if (arrow == "=>") all.push_back({name, path == "not" ? "" : path});
+    const std::size_t arrow = line.find(" => "), address = line.rfind(" (0x");
+    if (arrow == std::string::npos) continue;
+    const std::size_t name = line.find_first_not_of(" \t"), path = arrow + std::strlen(" => ");
+    const bool is_found = address != std::string::npos && address >= path;
+    all.push_back({line.substr(name, arrow - name),
+                   is_found ? line.substr(path, address - path) : std::string()});
   }
   return all;
 }
