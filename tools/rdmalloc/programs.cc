@@ -8,7 +8,9 @@
 #include <rdmalloc/rdmalloc.h>
 #include <spawn.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -62,9 +64,13 @@ std::string interpreter_of(const std::string& path) {
 }
 
 // AT_SECURE, by which the loader drops a preload: the program gets rights that its caller lacks.
+// The kernel gives none to a process that may get no more, nor by files of a mount with nosuid.
 bool gets_more_rights(const std::string& program) {
   struct stat state = {};
+  struct statvfs mount = {};
   if (stat(program.c_str(), &state) != 0) return false;
+  if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1) return false;
+  if (statvfs(program.c_str(), &mount) == 0 && (mount.f_flag & ST_NOSUID) != 0) return false;
   if ((state.st_mode & S_ISUID) != 0 && state.st_uid != getuid()) return true;
   if ((state.st_mode & S_ISGID) != 0 && (state.st_mode & S_IXGRP) != 0 && state.st_gid != getgid())
     return true;
