@@ -212,6 +212,30 @@ class Checkpoint(Case):
                 self.assertEqual((done.returncode, done.stderr), (0, ""), action)
             child.communicate("\n")
 
+    def test_process_that_ends_while_it_is_asked(self):
+        """Seen to fail: the whole tree was resumed, for a process of which nothing was left to dump."""
+        threads = "cat /proc/{}/task/*/comm"
+        inner = [TOOL, "run", "--set", "CHECKPOINT=on", "--", "sh", "-c"]
+        for action in ("quiesce", "resume"):
+            with subprocess.Popen([*inner, "sleep 1000 > /dev/null & echo $!; read _"], text=True,
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as root:
+                child = int(root.stdout.readline())
+                for process in (root.pid, child):
+                    while "rdmckpt" not in call(["sh", "-c", threads.format(process)]).stdout:
+                        time.sleep(0.01)
+                if action == "resume":
+                    self.assertEqual(call([TOOL, "checkpoint", "quiesce", str(root.pid)]).returncode, 0)
+                before = call(["sh", "-c", threads.format(root.pid)]).stdout
+                os.kill(child, signal.SIGSTOP)  # it can't answer
+                asking = subprocess.Popen([TOOL, "checkpoint", action, str(root.pid)], stderr=subprocess.PIPE, text=True,
+                                          env=environment())
+                while call(["sh", "-c", threads.format(root.pid)]).stdout in (before, ""):
+                    time.sleep(0.01)
+                os.kill(child, signal.SIGKILL)
+                self.assertEqual((asking.communicate()[1], asking.returncode),
+                                 (f"rdmalloc: checkpoint: process {child} has ended meanwhile\n", 0))
+                root.communicate("\n")
+
     def test_process_ids_that_are_hundreds_apart(self):
         """Seen to fail, and lab.checkpoint with it: numbered by the process id alone, the second of two such requests
         took the answer to the first for its own, and "did it" before it was done."""
