@@ -356,6 +356,13 @@ class Refuses(Case):
         done = run("--", "grep", "^SigIgn", "/proc/self/status", preexec_fn=ignore)
         self.assertTrue(int(done.stdout.split()[1], 16) >> (signal.SIGCHLD - 1) & 1, done)
 
+    def test_without_descriptors_nothing_is_asked(self):
+        """Seen to fail: what was asked wrote to this output, and passed for silent."""
+        for limit in (4, 6):  # none of the two pipes, and one
+            done = call(["prlimit", f"--nofile={limit}:{limit}", TOOL, "run", "--", "true"])
+            self.assertEqual((done.returncode, done.stdout), (125, ""), done)
+            self.assertIn("Too many open files", done.stderr)
+
     def test_libraries_that_can_not_be_preloaded(self):
         self.refused(["No such file", "--library"], "--library", "/nowhere.so", "--", "echo")
         text = script(self.path("text.so"), "nothing\n")

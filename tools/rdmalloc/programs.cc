@@ -275,6 +275,11 @@ Said ask(const std::vector<std::string>& command, const Changes& more,
   Said said;
   const KeepStatuses keep;
   Pipe out, err;
+  if (out.reader() < 0 || err.reader() < 0) {
+    // Without them it would write to our output.
+    said.err = std::strerror(EMFILE);
+    return said;
+  }
   std::vector<std::string> words = command;
   std::vector<std::string> variables = changed_environment(more);
   posix_spawn_file_actions_t actions;
