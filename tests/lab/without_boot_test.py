@@ -194,6 +194,15 @@ class WithoutBoot(unittest.TestCase):
                 self.assertRegex(said, rf"(?m)^directory  {place} ")
                 self.assertEqual(lab_folder(), place)
 
+    def test_checkout_and_folder_with_a_blank(self):
+        """Seen to fail: `lab_remote=/a b/…` had a command run in the guest, and its host's name and address lost."""
+        place = f"{self.temporary}/it's a place"
+        shutil.copytree(os.path.dirname(LAB), f"{place}/tools")
+        words = '. "$run/guest.env" && printf "%s|" "$lab_host" "$lab_address" "$lab_remote" "$lab_directory"; echo 0 > "$run/status"'
+        with mock.patch(f"{__name__}.LAB", f"{place}/tools/lab"):
+            status, output = self.end(self.begin(words, "run", "true", cwd=place))
+        self.assertEqual((status, output), (0, f"lab|192.168.77.1|{place}/tools/lab.d/remote|{place}|"))
+
     def test_numbers_with_a_zero_in_front_are_refused(self):
         for option in ("--limit", "--cpus", "--nodes"):
             status, output = self.end(self.begin(RUNS_ON, option, "08", "run", "true"))

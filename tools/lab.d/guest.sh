@@ -49,9 +49,11 @@ guest_write() {
   if [ "$mode" = shell ] && [ -t 0 ]; then read -r rows columns < <(stty size); fi
   {
     echo "lab_run=$LAB_RUN lab_rdma=$LAB_RDMA lab_mode=$mode lab_limit=$limit"
-    echo "lab_host=$LAB_HOST lab_address=$LAB_ADDRESS lab_remote=$LAB_PARTS/remote"
+    echo "lab_host=$LAB_HOST lab_address=$LAB_ADDRESS"
     echo "lab_hosts='$([ -z "${LAB_PAIR-}" ] || echo "$LAB_PAIR_ADDRESSES")'"
     echo "lab_rows=$rows lab_columns=$columns lab_term=${TERM:-dumb}"
+    # In single quotes, which the guest's shell (busybox) knows as this one does.
+    printf "lab_remote='%s'\n" "${LAB_PARTS//\'/\'\\\'\'}/remote"
     printf "lab_directory='%s'\n" "${PWD//\'/\'\\\'\'}"
   } > "$LAB_RUN/guest.env"
   cp "$LAB_PARTS/supervise" "$LAB_RUN/supervise"
