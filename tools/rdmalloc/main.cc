@@ -56,8 +56,11 @@ int info(const InfoOptions& options) {
     return 1;
   }
   const rdmalloc::tool::Info state = rdmalloc::tool::gather();
-  fmt::print("{}", options.is_json ? rdmalloc::tool::as_json(state).dump(1) + "\n"
-                                   : rdmalloc::tool::as_text(state));
+  // A file's name may be no text: it is shown, not refused.
+  const auto replace = nlohmann::json::error_handler_t::replace;
+  fmt::print("{}", options.is_json
+                       ? rdmalloc::tool::as_json(state).dump(1, ' ', false, replace) + "\n"
+                       : rdmalloc::tool::as_text(state));
   return flushed();
 }
 
