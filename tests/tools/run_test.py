@@ -236,6 +236,15 @@ class Checkpoint(Case):
                                  (f"rdmalloc: checkpoint: process {child} has ended meanwhile\n", 0))
                 root.communicate("\n")
 
+    def test_from_within_the_tree(self):
+        """Seen to fail: the tool asked itself too, and at the resume what the tree has started since, which "was not
+        quiesced"."""
+        words = ('"$0" checkpoint quiesce $$ && { sleep 1000 >/dev/null 2>&1 & } && sleeper=$! && '
+                 'while ! grep -qs rdmckpt /proc/$sleeper/task/*/comm; do :; done && '
+                 '"$0" checkpoint resume $$ && echo resumed; kill $sleeper')
+        done = run("--set", "CHECKPOINT=on", "--", "sh", "-c", words, TOOL)
+        self.assertEqual((done.stdout, done.stderr), ("resumed\n", ""), done)
+
     def test_process_ids_that_are_hundreds_apart(self):
         """Seen to fail, and lab.checkpoint with it: numbered by the process id alone, the second of two such requests
         took the answer to the first for its own, and "did it" before it was done."""

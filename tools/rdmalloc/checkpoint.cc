@@ -67,10 +67,11 @@ std::vector<int> tree_of(int process) {
   return tree;
 }
 
-// Whether one of these is at work.
+// Whether one of these is at work. We are none of them, where a program of the tree has started us.
 bool look_for_controls(const std::vector<int>& processes, std::vector<Control>& found) {
   bool is_busy = false;
   for (int process : processes) {
+    if (process == getpid()) continue;
     std::error_code error;
     for (const auto& task : fs::directory_iterator(fmt::format("/proc/{}/task", process), error)) {
       const std::string name = line_of(task.path() / "comm");
@@ -212,14 +213,26 @@ int resume(int process, int timeout_ms) {
   const std::vector<Control> controls = controls_of(tree_of(process));
   if (is_asked_for_nothing(controls, process)) return 1;
   int status = 0;
+  bool is_any_resumed = false;
+  std::vector<int> never_quiesced;
+  const auto complain = [&status](int refused, int error) {
+    status = 1;
+    fmt::print(stderr, "rdmalloc: checkpoint: process {} is not resumed (error {}): {}\n", refused,
+               error, remedy_for(error));
+  };
   for (const Control& control : controls) {
     int error = ask_process(control, true, 0);
     if (error == 0) error = answer_of(control, timeout_ms + kAnswerMs);
-    if (error == 0 || ends_meanwhile(control, error, process)) continue;
-    status = 1;
-    fmt::print(stderr, "rdmalloc: checkpoint: process {} is not resumed (error {}): {}\n",
-               control.process, error, remedy_for(error));
+    if (error == 0)
+      is_any_resumed = true;
+    else if (error == -EALREADY)
+      never_quiesced.push_back(control.process);
+    else if (!ends_meanwhile(control, error, process))
+      complain(control.process, error);
   }
+  // One that the tree has started since is as it should be.
+  if (!is_any_resumed)
+    for (int one : never_quiesced) complain(one, -EALREADY);
   return status;
 }
 
