@@ -10,6 +10,7 @@ uncounted, with -N unread, with files of parameters unread, with any value of OM
 for 1 (mpirun refuses), with settings looked up in doctor's own environment only.
 """
 import os
+import re
 import sys
 import unittest
 
@@ -193,6 +194,28 @@ $tool doctor -- $mpirun -n $ranks true > found.txt && status=0 || status=$?
                      "export OMPI_MCA_plm=isolated", "export OMPI_MCA_rmaps_base_oversubscribe=1",
                      "starts"):
             self.assertIn(line, done.stdout)
+
+
+IS_FOUR = re.search(r"\((Open MPI|OpenRTE)\) 4", call([OPEN_MPI, "--version"]).stdout if OPEN_MPI else "")
+
+
+@unittest.skipUnless(IS_FOUR, "no Open MPI 4 is installed")
+class Oversubscribes(Case):
+    def test_what_allows_it_is_what_the_real_one_takes(self):
+        """Seen to fail: "nooversubscribe" and TRUE were taken for leave, and yes and a policy for none."""
+        ranks = str(os.sysconf("SC_NPROCESSORS_ONLN") + 1)
+        cases = [({"OMPI_MCA_rmaps_base_oversubscribe": value}, [], is_taken) for value, is_taken in (
+            ("1", 1), ("2", 1), ("true", 1), ("yes", 1), ("enabled", 1), ("TRUE", 0), ("0", 0), ("no", 0))]
+        cases += [({"OMPI_MCA_rmaps_base_mapping_policy": ":oversubscribe"}, [], 1),
+                  ({"OMPI_MCA_rmaps_base_mapping_policy": ":nooversubscribe"}, [], 0)]
+        cases += [({}, ["--map-by", policy], is_taken) for policy, is_taken in (
+            (":OVERSUBSCRIBE", 1), ("slot:over", 1), (":NOOVERSUBSCRIBE", 0), ("slot:nooversubscribe", 0))]
+        for settings, words, is_taken in cases:
+            env = {name: value for name, value in launching.open_mpi().items() if "oversubscribe" not in (name + value).lower()}
+            env.update(settings)
+            done = call([OPEN_MPI, *words, "-n", ranks, "true"], env=env)
+            self.assertEqual(done.returncode == 0, bool(is_taken), (settings, words, done))
+            self.check("slots", "good" if is_taken else "bad", [], OPEN_MPI, *words, "-n", ranks, "true", env=env)
 
 
 class Programs(Case):

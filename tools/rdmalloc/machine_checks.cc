@@ -549,22 +549,11 @@ Finding check_slots(const Machine& machine, const Job& job) {
           ? fmt::format("no number of ranks is given: mpirun starts one for each of {}", there)
           : fmt::format("{} rank{} asked for, and there {} {}", ranks, ranks == 1 ? " is" : "s are",
                         slots == 1 ? "is" : "are", there);
-  const auto says_so = [](const std::optional<std::string>& value) {
-    std::string text = value.value_or("");
-    std::transform(text.begin(), text.end(), text.begin(), ::tolower);
-    return text == "1" || text == "true" || text.find("oversubscribe") != std::string::npos;
-  };
   // What a build does that counts cores in this allocation.
   const bool fits = ranks <= slots;
   const bool fits_here = !given || given->support.empty() ? fits : ranks_here <= cores;
   if (fits && fits_here) return good("slots", seen);
-  const bool is_allowed =
-      job.has_option("oversubscribe") || says_so(job.mca("rmaps_base_oversubscribe")) ||
-      says_so(job.mca("rmaps_default_mapping_policy")) ||
-      std::any_of(job.command.begin(), job.command.end(), [&](const std::string& word) {
-        return word.find(':') != std::string::npos && word != ":" && says_so(word);
-      });
-  if (is_allowed) return good("slots", seen + "; oversubscribing is allowed");
+  if (may_oversubscribe(job)) return good("slots", seen + "; oversubscribing is allowed");
   for (const char* option : {"host", "hostfile", "machinefile", "default-hostfile", "H"})
     if (job.has_option(option)) return good("slots", seen + "; other hosts are named");
   if (fits != fits_here)
