@@ -299,6 +299,9 @@ class Programs(Case):
                    env=environment(**turned_off))
         self.check("hooks", "good", [], MPI_PROGRAM,
                    env=environment(**turned_off, RDMALLOC_NOTIFY="explicit"))
+        # As the library reads it. Seen to fail: "^patcher" alone turned hooks off, and of UCX's no NONE.
+        for value, severity in (("^patcher,none", "warning"), ("none", "warning"), ("patcher", "good"), ("^none", "good")):
+            self.check("hooks", severity, [], MPI_PROGRAM, env=environment(OMPI_MCA_memory=value))
         four = self.launcher("mpirun", "mpirun (Open MPI) 4.1.4")
         self.check("hooks", "warning", [], four, "--mca", "memory", "^patcher", MPI_PROGRAM)
         self.check("hooks", "bad", [], four, "-x", "RDMALLOC_NOTIFY=off", MPI_PROGRAM)
@@ -315,8 +318,8 @@ class Programs(Case):
                             ([], {"OMPI_MCA_mca_base_env_list": "A=1+" + off})):
             self.check("hooks", "bad", [], four, *words, MPI_PROGRAM, env=environment(**plus, **more))
         if "libucm" in self.look(MPI_PROGRAM)["hooks"]["seen"]:
-            self.check("hooks", "warning", ["UCX_MEM"], MPI_PROGRAM,
-                       env=environment(UCX_MEM_MMAP_HOOK_MODE="none"))
+            for none in ("none", "NONE"):
+                self.check("hooks", "warning", ["UCX_MEM"], MPI_PROGRAM, env=environment(UCX_MEM_MMAP_HOOK_MODE=none))
 
     def test_open_mpi_with_components_of_their_own(self):
         self.check("open_mpi", "good", ["no Open MPI 5.0"], "true")
