@@ -203,6 +203,12 @@ class WithoutBoot(unittest.TestCase):
             status, output = self.end(self.begin(words, "run", "true", cwd=place))
         self.assertEqual((status, output), (0, f"lab|192.168.77.1|{place}/tools/lab.d/remote|{place}|"))
 
+    def test_kernel_does_not_try_its_timer(self):
+        """Seen to fail: a guest that had not a processor in those 40 ms, its kernel's panic "IO-APIC + timer doesn't work!"."""
+        status, output = self.end(self.begin('printf "%s\\n" "$@" | grep -x "console=.*"; echo 0 > "$run/status"', "run", "true"))
+        self.assertEqual(status, 0, output)
+        self.assertIn("no_timer_check", output.split())
+
     def test_numbers_with_a_zero_in_front_are_refused(self):
         for option in ("--limit", "--cpus", "--nodes"):
             status, output = self.end(self.begin(RUNS_ON, option, "08", "run", "true"))
