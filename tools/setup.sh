@@ -68,8 +68,9 @@ missing_packages() {
   wanted=$(for purpose in "${purposes[@]}"; do echo "${packages[$purpose]}"; done)
   wanted=${wanted/PYTHON_TESTSUITE/$(python_testsuite || true)}
   wanted=$(xargs -n 1 <<<"$wanted" | sort -u)
-  # dpkg-query fails for names it never heard of; they are simply not in the list.
-  have=$(dpkg-query -W -f='${db:Status-Abbrev} ${Package}\n' 2>/dev/null | sed -n 's/^ii  *//p' |
+  # dpkg-query fails for names it never heard of; they are simply not in the list. The first letter is what is
+  # wanted of a package (h: on hold, which apt leaves as it is), the second what it is: i, installed.
+  have=$(dpkg-query -W -f='${db:Status-Abbrev} ${Package}\n' 2>/dev/null | sed -n 's/^.i  *//p' |
     sort -u)
   comm -23 <(echo "$wanted") <(echo "$have") | while read -r name; do
     # pkg-config is a package of its own name in some releases and part of pkgconf in others.

@@ -46,8 +46,9 @@ struct rdmalloc_uring;
  *  quiesced (-EBUSY).
  *
  *  0; -ENOTSUP: a ring made with IORING_SETUP_SINGLE_ISSUER, which other threads can't register
- *  with, or a kernel before 5.19; -ENOSYS, -EPERM: no io_uring here; -EBUSY: the ring has buffers
- *  already; -EINVAL, -ENOMEM, or rdmalloc_domain_open()'s error. */
+ *  with, or with IORING_SETUP_CQE32 or IORING_SETUP_CQE_MIXED, whose completions are longer than
+ *  rdmalloc_uring_reap() gives, or a kernel before 5.19; -ENOSYS, -EPERM: no io_uring here; -EBUSY:
+ *  the ring has buffers already; -EINVAL, -ENOMEM, or rdmalloc_domain_open()'s error. */
 RDMALLOC_API int rdmalloc_domain_open_uring(const struct rdmalloc_uring_attr* attr,
                                             const struct rdmalloc_domain_attr* domain_attr,
                                             struct rdmalloc_domain** domain,

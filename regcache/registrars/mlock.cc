@@ -3,7 +3,7 @@
 // mlock does not nest, so the process's domains keep one sorted array of segments, each with the
 // number of registrations over it: bounds of registrations cut segments, so that each lies in all
 // of its registrations entirely. Segments are found by bisection; n registrations make at most 2n
-// of them.
+// of them, for two that no registration divides any more are one again.
 #include <errno.h>
 #include <pthread.h>
 #include <rdmalloc/registrar_mlock.h>
@@ -26,6 +26,7 @@ struct Segment {
   std::uintptr_t base;
   std::uintptr_t end;
   std::size_t count;
+  std::size_t begin_here, end_here;  // of these registrations, at its bounds
 };
 
 struct Locked {
@@ -76,7 +77,20 @@ void cut(Locked& locked, std::uintptr_t address) {
   if (at == locked.count || locked.segments[at].base >= address) return;
   Segment upper = locked.segments[at];
   locked.segments[at].end = upper.base = address;
+  locked.segments[at].end_here = upper.begin_here = 0;
   insert(locked, at + 1, upper);
+}
+
+// Undoes a cut at `address`, unless a registration begins or ends there.
+void mend(Locked& locked, std::uintptr_t address) {
+  std::size_t at = find(locked, address);
+  if (at == 0 || at == locked.count || locked.segments[at].base != address) return;
+  Segment &lower = locked.segments[at - 1], &upper = locked.segments[at];
+  if (lower.end != address || lower.end_here != 0 || upper.begin_here != 0) return;
+  lower.end = upper.end;
+  lower.end_here = upper.end_here;
+  memmove(&upper, &upper + 1, (locked.count - at - 1) * sizeof(Segment));
+  --locked.count;
 }
 
 int lock_pages(std::uintptr_t base, std::uintptr_t end) {
@@ -141,7 +155,7 @@ int count_up(Locked& locked, std::uintptr_t base, std::uintptr_t end) {
     // stay: they are another registration's.
     if (error != 0 && reached < next) undone = unlock_pages(reached, next);
     if (error != 0) break;
-    if (reached < next) insert(locked, at, {reached, next, 0});
+    if (reached < next) insert(locked, at, {reached, next, 0, 0, 0});
     ++locked.segments[at].count;
     reached = locked.segments[at].end;
   }
@@ -163,6 +177,13 @@ int mlock_register(void* context, void* addr, std::size_t length, std::uint32_t 
     cut(locked, base);
     cut(locked, end);
     error = count_up(locked, base, end);
+    if (error == 0) {
+      ++locked.segments[find(locked, base)].begin_here;
+      ++locked.segments[find(locked, end) - 1].end_here;
+    } else {
+      mend(locked, base);
+      mend(locked, end);
+    }
   }
   pthread_mutex_unlock(&locked.lock);
   return error;
@@ -170,9 +191,16 @@ int mlock_register(void* context, void* addr, std::size_t length, std::uint32_t 
 
 int mlock_deregister(void* context, void* addr, std::size_t length, const rdmalloc_key*) {
   auto& locked = *static_cast<Locked*>(context);
-  auto base = reinterpret_cast<std::uintptr_t>(addr);
+  auto base = reinterpret_cast<std::uintptr_t>(addr), end = base + length;
   pthread_mutex_lock(&locked.lock);
-  int error = count_down(locked, base, base + length);
+  std::size_t first = find(locked, base), behind = find(locked, end);
+  if (first < behind) {
+    --locked.segments[first].begin_here;
+    --locked.segments[behind - 1].end_here;
+  }
+  int error = count_down(locked, base, end);
+  mend(locked, base);
+  mend(locked, end);
   pthread_mutex_unlock(&locked.lock);
   return error;
 }

@@ -31,6 +31,9 @@ using rdmalloc::registrars::kTurnMs;
 using rdmalloc::registrars::should_fail;
 using rdmalloc::registrars::sleep_a_turn;
 
+// Other threads can't register with such a ring; or its completions are longer than a struct
+// io_uring_cqe, all of them or some (IORING_SETUP_CQE_MIXED, which older headers lack).
+constexpr unsigned kUnusable = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_CQE32 | 1u << 18;
 constexpr int kPatienceMs = 5000;  // for requests on a buffer that was put before they were done
 
 std::int64_t now_ms() {
@@ -178,7 +181,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
   if (int error = given != nullptr ? read_struct(given, &attr) : 0) return error;
   if (domain == nullptr || out == nullptr) return -EINVAL;
   if (attr.buffers > RDMALLOC_URING_MOST_BUFFERS) return -EINVAL;
-  if (attr.ring != nullptr && (attr.ring->flags & IORING_SETUP_SINGLE_ISSUER) != 0) return -ENOTSUP;
+  if (attr.ring != nullptr && (attr.ring->flags & kUnusable) != 0) return -ENOTSUP;
   auto* uring = allocate<rdmalloc_uring>();
   if (uring == nullptr) return -ENOMEM;
   pthread_mutex_init(&uring->lock, nullptr);

@@ -262,11 +262,14 @@ ibv_mr* serve_or(ibv_pd* pd, void* address, std::size_t length, unsigned access,
   return try_twice(pass_on);
 }
 
-// Closes the rdmalloc domains that `is_wanted` picks. With `device_closed` also those with handles
-// that the program never gave back: their registrations end with the device, and libibverbs may
-// not be called for them again.
+// What becomes of a domain that can't be closed: a handle is held, or a checkpoint is at work.
+enum class Else { kStays, kIsAbandoned, kIsOverWithItsDevice };
+
+// Closes the rdmalloc domains that `is_wanted` picks. Those that are over with their device may
+// have handles that the program never gave back: their registrations end with the device, and
+// libibverbs may not be called for them again.
 template <typename Wanted>
-void close_domains(Wanted is_wanted, bool device_closed) {
+void close_domains(Wanted is_wanted, Else otherwise) {
   for (Domain& one : state.domains) {
     {
       Guard guard;
@@ -274,10 +277,13 @@ void close_domains(Wanted is_wanted, bool device_closed) {
       one.is_closing = true;
     }
     bool is_gone = rdmalloc_domain_close(one.domain) == 0;
-    if (!is_gone && device_closed) {
+    if (!is_gone && otherwise == Else::kIsOverWithItsDevice) {
       rdmalloc_domain_flush(one.domain);
       // Release: pairs with the acquire in deregister_memory().
       one.shared->is_device_closed.store(true, std::memory_order_release);
+    }
+    if (!is_gone && otherwise != Else::kStays) {
+      rdmalloc_domain_abandon(one.domain);
       is_gone = true;
     }
     Guard guard;
@@ -329,12 +335,17 @@ RDMALLOC_SHIM_API int ibv_rereg_mr(ibv_mr* mr, int flags, ibv_pd* pd, void* addr
 }
 
 RDMALLOC_SHIM_API int ibv_dealloc_pd(ibv_pd* pd) {
-  close_domains([pd](const Shared& shared) { return shared.pd == pd; }, false);
-  return kReal.dealloc_pd(pd);
+  auto is_over_it = [pd](const Shared& shared) { return shared.pd == pd; };
+  close_domains(is_over_it, Else::kStays);
+  int error = kReal.dealloc_pd(pd);
+  // Nothing is registered with it, or it would be in use; and it may not be looked at again.
+  if (error == 0) close_domains(is_over_it, Else::kIsAbandoned);
+  return error;
 }
 
 RDMALLOC_SHIM_API int ibv_close_device(ibv_context* context) {
-  close_domains([context](const Shared& shared) { return shared.pd->context == context; }, true);
+  close_domains([context](const Shared& shared) { return shared.pd->context == context; },
+                Else::kIsOverWithItsDevice);
   return kReal.close_device(context);
 }
 

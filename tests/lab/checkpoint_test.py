@@ -25,6 +25,8 @@ import time
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "support"))
+from lab_folder import lab_folder  # noqa: E402
 LAB = os.path.join(HERE, "..", "..", "tools", "lab")
 GIVEN = argparse.Namespace()
 # Generous: for a machine that is busy with other things. Nothing is judged by time.
@@ -33,18 +35,6 @@ PATIENCE_S = 120
 # where there are no hardware breakpoints. In a virtual machine one was missed, and CRIU waited for ever
 # (compel_stop_on_syscall) for a program that had long gone on.
 NO_BREAKPOINTS = "130"
-
-
-def lab_folder():
-    """As tools/lab.d/common.sh has it."""
-    if "RDMALLOC_LAB_DIR" in os.environ:
-        return os.environ["RDMALLOC_LAB_DIR"]
-    if os.environ.get("XDG_CACHE_HOME"):
-        return os.environ["XDG_CACHE_HOME"] + "/rdmalloc-lab"
-    home = os.environ.get("HOME", "")
-    if home and os.access(home, os.W_OK):
-        return home + "/.cache/rdmalloc-lab"
-    return f"/var/tmp/rdmalloc-lab-{os.getuid()}"
 
 
 def criu_command():

@@ -20,6 +20,9 @@ import subprocess
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent / "support"))
+from lab_folder import lab_folder  # noqa: E402
+
 WITH_STACKS = f"python3 {HERE.parent}/support/with_stacks.py"
 KERNELS = {"host": r"\d+\.\d+", "bullseye": r"5\.10"}
 PROGRAMS = ("lock_test topology_test lying_kernel_test system_calls_test life_cycle_test take_back_test "
@@ -70,16 +73,11 @@ echo "phases that nothing slowed: $((slowed <= 1))"
 """
 
 
-def lab_directory():
-    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return os.environ.get("RDMALLOC_LAB_DIR") or os.path.join(cache, "rdmalloc-lab")
-
-
 def main(build, release):
     folder = os.path.join(build, "bin")
     guest = GUEST.format(bin=folder, limited=f"{WITH_STACKS} 200", library=os.path.join(build, "lib", "librdmalloc.so"),
                          programs=" ".join(PROGRAMS), preloaded="\n".join(PRELOADED),
-                         kernels=os.path.join(lab_directory(), "kernels"),
+                         kernels=os.path.join(lab_folder(), "kernels"),
                          version=1 if release == "bullseye" else 2)
     done = subprocess.run(
         [str(HERE.parent.parent / "tools" / "lab"), "-q", "--kernel", release, "--rdma", "none", "--memory",

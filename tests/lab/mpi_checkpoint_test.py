@@ -14,7 +14,9 @@ import subprocess
 import sys
 import tempfile
 
-from checkpoint_test import lab_folder
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, f"{HERE}/../support")
+from lab_folder import lab_folder  # noqa: E402
 
 RESTORED = r"restored, rounds \d+ then \d+, wrong 0"
 EXPECTED = {  # the table of docs/checkpoints.md
@@ -35,7 +37,6 @@ EXPECTED = {  # the table of docs/checkpoints.md
         r"a rank is not quiesced: \d+ /dev/infiniband/uverbs0, \d+ anon_inode:\[infinibandevent\]; goes on",
     "mtl ofi shm": r"does not start: fi_getinfo\(\): No data available",
 }
-HERE = os.path.dirname(os.path.abspath(__file__))
 LAB = f"{HERE}/../../tools/lab"
 
 

@@ -12,11 +12,17 @@ import resource
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
+from unittest import mock
 
-LAB = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "tools", "lab")
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "support"))
+from lab_folder import lab_folder  # noqa: E402
+
+LAB = os.path.join(HERE, "..", "..", "tools", "lab")
 PATIENCE_S = 60  # nothing is judged by time
 # Marks what a guest marks in its run directory, and becomes what stands for it.
 QEMU = """#!/bin/bash
@@ -170,6 +176,38 @@ class WithoutBoot(unittest.TestCase):
             self.assertTrue(os.path.exists(self.kernel))
         self.assertEqual(self.end(self.begin(RUNS_ON, "clean")), (0, ""))
         self.assertEqual(os.listdir(self.lab_dir), ["locks"])
+
+    def test_other_tests_look_where_the_tool_does(self):
+        """Seen to fail: with HOME unset or no folder some looked in ~/.cache, and with an empty name one in /."""
+        ours = os.path.dirname(self.temporary)
+        with open(f"{ours}/bin/id", "w", encoding="ascii") as file:  # for a folder of our own in /var/tmp
+            file.write(f"#!/bin/sh\necho {os.path.basename(ours)}\n")
+        os.chmod(file.name, 0o755)
+        in_var_tmp = f"/var/tmp/rdmalloc-lab-{os.path.basename(ours)}"
+        self.addCleanup(shutil.rmtree, in_var_tmp, ignore_errors=True)
+        for changes, place in (({"RDMALLOC_LAB_DIR": f"{ours}/named", "XDG_CACHE_HOME": f"{ours}/cache"}, f"{ours}/named"),
+                               ({"XDG_CACHE_HOME": f"{ours}/cache"}, f"{ours}/cache/rdmalloc-lab"),
+                               ({"RDMALLOC_LAB_DIR": "", "HOME": ours}, f"{ours}/.cache/rdmalloc-lab"),
+                               ({"HOME": f"{ours}/none"}, in_var_tmp), ({}, in_var_tmp)):
+            with mock.patch.dict(os.environ, {"PATH": self.environment["PATH"], **changes}, clear=True):
+                said = subprocess.run([LAB, "status"], stdout=subprocess.PIPE, text=True, check=False).stdout
+                self.assertRegex(said, rf"(?m)^directory  {place} ")
+                self.assertEqual(lab_folder(), place)
+
+    def test_checkout_and_folder_with_a_blank(self):
+        """Seen to fail: `lab_remote=/a b/…` had a command run in the guest, and its host's name and address lost."""
+        place = f"{self.temporary}/it's a place"
+        shutil.copytree(os.path.dirname(LAB), f"{place}/tools")
+        words = '. "$run/guest.env" && printf "%s|" "$lab_host" "$lab_address" "$lab_remote" "$lab_directory"; echo 0 > "$run/status"'
+        with mock.patch(f"{__name__}.LAB", f"{place}/tools/lab"):
+            status, output = self.end(self.begin(words, "run", "true", cwd=place))
+        self.assertEqual((status, output), (0, f"lab|192.168.77.1|{place}/tools/lab.d/remote|{place}|"))
+
+    def test_kernel_does_not_try_its_timer(self):
+        """Seen to fail: a guest that had not a processor in those 40 ms, its kernel's panic "IO-APIC + timer doesn't work!"."""
+        status, output = self.end(self.begin('printf "%s\\n" "$@" | grep -x "console=.*"; echo 0 > "$run/status"', "run", "true"))
+        self.assertEqual(status, 0, output)
+        self.assertIn("no_timer_check", output.split())
 
     def test_numbers_with_a_zero_in_front_are_refused(self):
         for option in ("--limit", "--cpus", "--nodes"):

@@ -91,6 +91,15 @@ class Limits(Case):
         self.check("memlock", "warning", ["64 KiB"],
                    before=[*small, "setpriv", "--bounding-set=-ipc_lock", "--inh-caps=-ipc_lock"])
 
+    @unittest.skipUnless(call(["unshare", "-Ur", "true"]).returncode == 0, "no user namespace can be made here")
+    def test_memlock_in_a_user_namespace(self):
+        """Seen to fail: its CAP_IPC_LOCK was said to free from the limit, which holds there all the same."""
+        small = ["prlimit", "--memlock=65536:65536", "unshare", "-Ur"]
+        self.check("memlock", "warning", ["64 KiB", "user namespace"], before=small)
+        lock = ("import ctypes, mmap, sys; libc = ctypes.CDLL(None); block = mmap.mmap(-1, 1 << 20);"
+                "sys.exit(libc.mlock(ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(block))), 1 << 20) == 0)")
+        self.assertEqual(call([*small, sys.executable, "-c", lock]).returncode, 0, "the limit does not hold")
+
     def test_memory_of_cgroups(self):
         top, job = "/sys/fs/cgroup", "/sys/fs/cgroup/job"
         two = {"/proc/self/cgroup": "0::/job/step\n", job + "/step/memory.max": "max\n"}

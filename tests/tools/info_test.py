@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 TOOL, SETTINGS_PAGE = sys.argv[1:]
@@ -55,6 +56,10 @@ class Prints(unittest.TestCase):
     def test_a_file_of_statistics(self):
         self.assertEqual(info(RDMALLOC_STATS="/dev/null")["settings"]["RDMALLOC_STATS"]["value"],
                          "/dev/null")
+        # Seen to fail: "invalid UTF-8 byte", and nothing was told.
+        with tempfile.TemporaryDirectory() as folder:
+            seen = info(RDMALLOC_STATS=os.fsencode(folder) + b"/\xff")
+        self.assertEqual(seen["settings"]["RDMALLOC_STATS"]["value"], folder + "/\ufffd")
 
     def test_defaults(self):
         seen = info()

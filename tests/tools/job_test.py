@@ -9,6 +9,7 @@ with empty files passed over, with a file that can't be read thrown (the table w
 """
 import json
 import os
+import resource
 import shutil
 import sys
 import tempfile
@@ -113,6 +114,34 @@ class Merges(Case):
         for rank in range(4):
             rank_file(self.folder, rank, name="all")
         self.assertEqual(len(self.view(0, self.folder + "/all")["rows"]), 4)
+
+
+class Files(Case):
+    def test_what_they_say_is_shown_to_a_terminal_as_text(self):
+        """Seen to fail: sent to it as it is."""
+        rank_file(self.folder, 0, ranks=1, program="a\x1b[2Jb", host="n\x9b1")
+        rank_file(self.folder, 1, ranks=None, name="1.h\x1b.7.json")
+        with open(self.folder + "/no\x1b.json", "w", encoding="utf-8") as file:
+            file.write("{")
+        text = self.text(1)
+        for shown in ("a\\x1b[2Jb", "\\x9b1", "on h\\x1b) left", "no\\x1b.json:1"):
+            self.assertIn(shown, text)
+        self.assertNotIn("\x1b", text)
+
+    def test_ranks_are_bounded(self):
+        """Seen to fail: as much memory as there were ranks below was taken, and as long looked through."""
+        def small():
+            resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
+        rank_file(self.folder, 0, ranks=1)
+        rank_file(self.folder, 1, ranks=1 << 40)
+        rank_file(self.folder, -1, ranks=1)
+        rank_file(self.folder, 999999999, ranks=None)
+        done = call([TOOL, "job", "--json", self.folder], preexec_fn=small)
+        self.assertEqual((done.returncode, done.stderr), (1, ""), done)
+        seen = json.loads(done.stdout)
+        self.assertEqual((seen["ranks"], seen["missing"], len(seen["rows"])), (1, [], 1))
+        self.assertEqual([("beyond" in one) for one in seen["complaints"]], [True, True])
+        self.assertEqual([one["rank"] for one in seen["silent"]], [None])
 
 
 class Misses(Case):
@@ -222,6 +251,9 @@ class Run(Case):
         setting = environment(RDMALLOC_STATS=self.folder + "/%p.json")
         self.assertEqual(call([TOOL, "run", "--", "nosuch_program"], env=setting).returncode, 127)
         call([TOOL, "job", self.folder], env=setting)
+        # Seen to fail: these two left theirs, which would be one more process of the job's.
+        self.assertEqual(call([TOOL, "checkpoint", "resume", str(os.getpid())], env=setting).returncode, 1)
+        call([TOOL], env={**setting, "CRTOOLS_SCRIPT_ACTION": "pre-dump", "CRTOOLS_INIT_PID": str(os.getpid())})
         self.assertEqual(os.listdir(self.folder), [])
         self.assertEqual(call([TOOL, "run", "--", "echo"], env=setting).returncode, 0)
         self.assertEqual(len(os.listdir(self.folder)), 1)

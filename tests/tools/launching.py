@@ -5,14 +5,16 @@ import shutil
 import stat
 import struct
 import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "support"))
+from lab_folder import lab_folder  # noqa: E402
 
 # Names that change what a launcher or the tool does; each test sets its own.
 FOREIGN = ("RDMALLOC_", "OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "SLURM_", "SBATCH_", "HYDRA_")
 NOBODY = 65534
 # The lab's root, as far as it is there (tools/lab --release trixie fetch).
-LAB = os.environ.get("RDMALLOC_LAB_DIR") or os.path.join(
-    os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "rdmalloc-lab")
-DEBIAN_13 = os.path.join(LAB, "roots", "trixie")
+DEBIAN_13 = os.path.join(lab_folder(), "roots", "trixie")
 
 
 def environment(**more):

@@ -212,6 +212,39 @@ class Checkpoint(Case):
                 self.assertEqual((done.returncode, done.stderr), (0, ""), action)
             child.communicate("\n")
 
+    def test_process_that_ends_while_it_is_asked(self):
+        """Seen to fail: the whole tree was resumed, for a process of which nothing was left to dump."""
+        threads = "cat /proc/{}/task/*/comm"
+        inner = [TOOL, "run", "--set", "CHECKPOINT=on", "--", "sh", "-c"]
+        for action in ("quiesce", "resume"):
+            with subprocess.Popen([*inner, "sleep 1000 > /dev/null & echo $!; read _"], text=True,
+                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment()) as root:
+                child = int(root.stdout.readline())
+                for process in (root.pid, child):
+                    while "rdmckpt" not in call(["sh", "-c", threads.format(process)]).stdout:
+                        time.sleep(0.01)
+                if action == "resume":
+                    self.assertEqual(call([TOOL, "checkpoint", "quiesce", str(root.pid)]).returncode, 0)
+                before = call(["sh", "-c", threads.format(root.pid)]).stdout
+                os.kill(child, signal.SIGSTOP)  # it can't answer
+                asking = subprocess.Popen([TOOL, "checkpoint", action, str(root.pid)], stderr=subprocess.PIPE, text=True,
+                                          env=environment())
+                while call(["sh", "-c", threads.format(root.pid)]).stdout in (before, ""):
+                    time.sleep(0.01)
+                os.kill(child, signal.SIGKILL)
+                self.assertEqual((asking.communicate()[1], asking.returncode),
+                                 (f"rdmalloc: checkpoint: process {child} has ended meanwhile\n", 0))
+                root.communicate("\n")
+
+    def test_from_within_the_tree(self):
+        """Seen to fail: the tool asked itself too, and at the resume what the tree has started since, which "was not
+        quiesced"."""
+        words = ('"$0" checkpoint quiesce $$ && { sleep 1000 >/dev/null 2>&1 & } && sleeper=$! && '
+                 'while ! grep -qs rdmckpt /proc/$sleeper/task/*/comm; do :; done && '
+                 '"$0" checkpoint resume $$ && echo resumed; kill $sleeper')
+        done = run("--set", "CHECKPOINT=on", "--", "sh", "-c", words, TOOL)
+        self.assertEqual((done.stdout, done.stderr), ("resumed\n", ""), done)
+
     def test_process_ids_that_are_hundreds_apart(self):
         """Seen to fail, and lab.checkpoint with it: numbered by the process id alone, the second of two such requests
         took the answer to the first for its own, and "did it" before it was done."""
@@ -313,6 +346,32 @@ class Refuses(Case):
         self.assertEqual(run(folder, "--", "true", env=env).stderr, "")
         self.refused(["belongs to another user (65533)"], folder, "--", "echo", env=env)
 
+    def crashing(self):
+        """A library that the loader takes, and no program lives with."""
+        library = self.path("crashing.so")
+        done = call(["cc", "-shared", "-fPIC", "-fno-builtin", "-x", "c", "-o", library, "-"], stdin=None, input="""
+            const char* rdmalloc_version(void) { return "none"; }
+            void* malloc(unsigned long bytes) { return *(void* volatile*)0; }""")
+        self.assertEqual(done.returncode, 0, done)
+        return library
+
+    def test_status_is_seen_where_sigchld_is_ignored(self):
+        """Seen to fail: the kernel kept no status of the child that was asked, and the program was started."""
+        def ignore():
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+        done = run("--library", self.crashing(), "--", "echo", "started", preexec_fn=ignore)
+        self.assertEqual((done.returncode, done.stdout), (125, ""), done)
+        # What is started ignores it still.
+        done = run("--", "grep", "^SigIgn", "/proc/self/status", preexec_fn=ignore)
+        self.assertTrue(int(done.stdout.split()[1], 16) >> (signal.SIGCHLD - 1) & 1, done)
+
+    def test_without_descriptors_nothing_is_asked(self):
+        """Seen to fail: what was asked wrote to this output, and passed for silent."""
+        for limit in (4, 6):  # none of the two pipes, and one
+            done = call(["prlimit", f"--nofile={limit}:{limit}", TOOL, "run", "--", "true"])
+            self.assertEqual((done.returncode, done.stdout), (125, ""), done)
+            self.assertIn("Too many open files", done.stderr)
+
     def test_libraries_that_can_not_be_preloaded(self):
         self.refused(["No such file", "--library"], "--library", "/nowhere.so", "--", "echo")
         text = script(self.path("text.so"), "nothing\n")
@@ -329,6 +388,7 @@ class Refuses(Case):
         # The loader's own word, for what the header does not show: a version of the ABI (byte 7).
         strange = launching.patched_copy(OURS, self.path("strange.so"), 7, 9)
         self.refused(["can't preload", "ld.so"], "--library", strange, "--", "echo")
+        self.refused(["can't preload", "139"], "--library", self.crashing(), "--", "echo")
         spaced = self.path("a b.so")
         shutil.copy(OURS, spaced)
         self.refused(["spaces and colons"], "--library", spaced, "--", "echo")
@@ -437,6 +497,16 @@ class Without(Case):
         done = call([*as_user, "--", program, "-u"])
         self.assertEqual(done.stdout, "0\n")
         self.assertIn("set-uid", done.stderr)
+        # Seen to fail: refused by --strict, where the kernel gives no rights and the loader loads us.
+        place = self.path("nosuid")
+        os.mkdir(place)
+        words = [*as_user, "--strict", "--"]
+        nowhere = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o nosuid tmpfs "$0" && cp -p "$1" "$0" && shift && '
+                   'exec "$@" "$0/id" -u', place, program]
+        for command in ([*user, "setpriv", "--no-new-privs", *words[len(user):], program, "-u"], [*nowhere, *words]):
+            if command[0] != "unshare" or call([*nowhere, "true"]).returncode == 0:
+                done = call(command)
+                self.assertEqual((done.stdout, done.stderr), (f"{launching.NOBODY}\n", ""), command)
         # For its owner it is a program like any other.
         self.assertEqual(run("--strict", "--", program, "-u").stdout, "0\n")
 

@@ -15,6 +15,8 @@ lab_dir_default() {
   else echo "/var/tmp/rdmalloc-lab-$(id -u)"; fi
 }
 
+lab_dir() { echo "${RDMALLOC_LAB_DIR:-$(lab_dir_default)}"; }
+
 lab_dir_prepare() {
   case $LAB_DIR in
   /*) ;;

@@ -1,4 +1,6 @@
 // rdmalloc doctor: what a batch system gave the job, as Open MPI reads it.
+#include <algorithm>
+#include <cctype>
 #include <cstdlib>
 #include <fstream>
 #include <set>
@@ -22,7 +24,41 @@ Allocation tasks_per_node(const std::string& text) {
   return all;
 }
 
+// As Open MPI's parameters of two values take a word.
+bool is_true(const std::string& word) {
+  for (const char* yes : {"t", "true", "enabled", "yes", "y"})
+    if (word == yes) return true;
+  return std::atol(word.c_str()) != 0;
+}
+
+// "core:pe=1:OVERSUBSCRIBE": of what follows the first colon, in whichever letters, and as short as
+// one likes. 4 divides it at commas.
+bool has_oversubscribe(const std::string& policy) {
+  const std::size_t colon = policy.find(':');
+  if (colon == std::string::npos) return false;
+  std::string text = policy.substr(colon + 1);
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char letter) {
+    return static_cast<char>(letter == ',' ? ':' : std::tolower(letter));
+  });
+  std::istringstream words(text);
+  for (std::string word; std::getline(words, word, ':');)
+    if (!word.empty() && std::string("oversubscribe").rfind(word, 0) == 0) return true;
+  return false;
+}
+
 }  // namespace
+
+bool may_oversubscribe(const Job& job) {
+  if (job.has_option("oversubscribe") || is_true(job.mca("rmaps_base_oversubscribe").value_or("")))
+    return true;
+  for (const Context& context : job.contexts)
+    for (const Option& option : context.options)
+      if (option.name == "map-by" && !option.values.empty() && has_oversubscribe(option.values[0]))
+        return true;
+  const char* policy =
+      job.launcher.major >= 5 ? "rmaps_default_mapping_policy" : "rmaps_base_mapping_policy";
+  return has_oversubscribe(job.mca(policy).value_or(""));
+}
 
 std::optional<Allocation> allocation() {
   const auto variable = [](const char* name) {

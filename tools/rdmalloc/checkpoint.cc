@@ -7,11 +7,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <sstream>
 #include <string_view>
 #include <thread>
 #include <vector>
@@ -65,10 +67,11 @@ std::vector<int> tree_of(int process) {
   return tree;
 }
 
-// Whether one of these is at work.
+// Whether one of these is at work. We are none of them, where a program of the tree has started us.
 bool look_for_controls(const std::vector<int>& processes, std::vector<Control>& found) {
   bool is_busy = false;
   for (int process : processes) {
+    if (process == getpid()) continue;
     std::error_code error;
     for (const auto& task : fs::directory_iterator(fmt::format("/proc/{}/task", process), error)) {
       const std::string name = line_of(task.path() / "comm");
@@ -118,6 +121,33 @@ int answer_of(const Control& control, int timeout_ms) {
   return -ETIME;
 }
 
+// Whether nothing of the process is left but what its parent may ask of it.
+bool is_gone(int process) {
+  const std::string stat = line_of(fmt::format("/proc/{}/stat", process));
+  // Its name, in brackets, may hold anything: what follows the last one is fixed.
+  std::istringstream fields(stat.substr(std::min(stat.rfind(')') + 1, stat.size())));
+  constexpr int kBetween = 16;  // the state, and the number of threads: one that has ended itself
+  std::string state, field;
+  fields >> state;
+  for (int i = 0; i < kBetween; ++i) fields >> field;
+  int threads = 0;
+  fields >> threads;
+  return stat.empty() || (state == "Z" && threads <= 1) || state == "X";
+}
+
+// What a process that ends while it is asked would have kept open went with it: no reason for the
+// others not to be dumped. Its thread may be gone first.
+bool ends_meanwhile(const Control& control, int error, int root) {
+  if (error != -ESRCH || control.process == root) return false;
+  const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(kAnswerMs);
+  while (!is_gone(control.process)) {
+    if (std::chrono::steady_clock::now() >= end) return false;
+    std::this_thread::sleep_for(kPoll);
+  }
+  fmt::print(stderr, "rdmalloc: checkpoint: process {} has ended meanwhile\n", control.process);
+  return true;
+}
+
 const char* remedy_for(int error) {
   switch (error) {
     case -ETIMEDOUT:
@@ -165,7 +195,7 @@ int quiesce(int process, int timeout_ms) {
   bool is_done = true;
   for (std::size_t i = 0; i < controls.size(); i++) {
     if (results[i] == 0) results[i] = answer_of(controls[i], timeout_ms + kAnswerMs);
-    if (results[i] == 0) continue;
+    if (results[i] == 0 || ends_meanwhile(controls[i], results[i], process)) continue;
     is_done = false;
     fmt::print(stderr, "rdmalloc: checkpoint: process {} is not quiesced (error {}): {}\n",
                controls[i].process, results[i], remedy_for(results[i]));
@@ -183,14 +213,26 @@ int resume(int process, int timeout_ms) {
   const std::vector<Control> controls = controls_of(tree_of(process));
   if (is_asked_for_nothing(controls, process)) return 1;
   int status = 0;
+  bool is_any_resumed = false;
+  std::vector<int> never_quiesced;
+  const auto complain = [&status](int refused, int error) {
+    status = 1;
+    fmt::print(stderr, "rdmalloc: checkpoint: process {} is not resumed (error {}): {}\n", refused,
+               error, remedy_for(error));
+  };
   for (const Control& control : controls) {
     int error = ask_process(control, true, 0);
     if (error == 0) error = answer_of(control, timeout_ms + kAnswerMs);
-    if (error == 0) continue;
-    status = 1;
-    fmt::print(stderr, "rdmalloc: checkpoint: process {} is not resumed (error {}): {}\n",
-               control.process, error, remedy_for(error));
+    if (error == 0)
+      is_any_resumed = true;
+    else if (error == -EALREADY)
+      never_quiesced.push_back(control.process);
+    else if (!ends_meanwhile(control, error, process))
+      complain(control.process, error);
   }
+  // One that the tree has started since is as it should be.
+  if (!is_any_resumed)
+    for (int one : never_quiesced) complain(one, -EALREADY);
   return status;
 }
 

@@ -76,6 +76,9 @@ struct Allocation {
 
 std::optional<Allocation> allocation();
 
+// Whether more ranks than slots are allowed, by an option or a parameter of Open MPI's.
+bool may_oversubscribe(const Job& job);
+
 // One function looks at one thing.
 Finding check_memlock(const Machine& machine);
 Finding check_memory_limit(const Machine& machine);

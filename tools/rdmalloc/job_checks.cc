@@ -2,6 +2,7 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <fmt/format.h>
+#include <strings.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -34,11 +35,14 @@ std::vector<Library> list_libraries(const std::string& file) {
   const Said said = ask({elf->interpreter, "--list", file}, {{"LD_PRELOAD", std::nullopt}});
   std::vector<Library> all;
   std::istringstream lines(said.out);
+  // "libm.so.6 => /lib/libm.so.6 (0x00007f00)", or "=> not found". A path may have spaces.
   for (std::string line; std::getline(lines, line);) {
-    std::istringstream words(line);
-    std::string name, arrow, path;
-    words >> name >> arrow >> path;
-    if (arrow == "=>") all.push_back({name, path == "not" ? "" : path});
+    const std::size_t arrow = line.find(" => "), address = line.rfind(" (0x");
+    if (arrow == std::string::npos) continue;
+    const std::size_t name = line.find_first_not_of(" \t"), path = arrow + std::strlen(" => ");
+    const bool is_found = address != std::string::npos && address >= path;
+    all.push_back({line.substr(name, arrow - name),
+                   is_found ? line.substr(path, address - path) : std::string()});
   }
   return all;
 }
@@ -374,6 +378,15 @@ Finding check_mpi(const Job& job) {
                       linked == "Open MPI" ? "mpirun.openmpi" : "mpirun.mpich")};
 }
 
+namespace {
+
+// UCX takes its words in whichever letters.
+bool is_ucx_hook_mode_none(const Job& job) {
+  return strcasecmp(job.variable("UCX_MEM_MMAP_HOOK_MODE").value_or("").c_str(), "none") == 0;
+}
+
+}  // namespace
+
 Finding check_hooks(const Job& job) {
   const Library* opal = job.library("libopen-pal.so");
   const Library* ucm = job.library("libucm.so");
@@ -390,9 +403,12 @@ Finding check_hooks(const Job& job) {
             "into, pages that the program no longer has, without any error",
             "unset RDMALLOC_NOTIFY"};
   std::string off;
-  if (opal != nullptr && job.mca("memory").value_or("") == "^patcher")
-    off = "OMPI_MCA_memory=^patcher";
-  else if (ucm != nullptr && job.variable("UCX_MEM_MMAP_HOOK_MODE").value_or("") == "none")
+  // As the library reads it: a list of components wanted, or behind ^ unwanted.
+  const std::string memory = job.mca("memory").value_or("");
+  const bool names_patcher = memory.find("patcher") != std::string::npos;
+  if (opal != nullptr && !memory.empty() && (memory[0] == '^') == names_patcher)
+    off = "OMPI_MCA_memory=" + memory;
+  else if (ucm != nullptr && is_ucx_hook_mode_none(job))
     off = "UCX_MEM_MMAP_HOOK_MODE=none";
   if (!off.empty() && notify != "explicit")
     return {"hooks", Severity::warning, fmt::format("{}; {} turns hooks off", seen, off),
@@ -475,11 +491,9 @@ Finding check_heap(const Job& job) {
   if (!is_open_mpi_5 || ucm == nullptr || fabric == nullptr)
     return good("heap", "not Open MPI 5 with both UCX and libfabric");
   const std::string seen = fmt::format("{}, {} and {}", job.launcher.name, ucm->name, fabric->name);
-  for (const auto& [name, value] :
-       {std::pair<const char*, const char*>{"FI_MR_CACHE_MAX_COUNT", "0"},
-        {"UCX_MEM_MMAP_HOOK_MODE", "none"}})
-    if (job.variable(name).value_or("") == value)
-      return good("heap", fmt::format("{}; {}={}", seen, name, value));
+  if (job.variable("FI_MR_CACHE_MAX_COUNT").value_or("") == "0")
+    return good("heap", seen + "; FI_MR_CACHE_MAX_COUNT=0");
+  if (is_ucx_hook_mode_none(job)) return good("heap", seen + "; UCX_MEM_MMAP_HOOK_MODE=none");
   if (job.mca("pml").value_or("") == "ucx") return good("heap", seen + "; pml=ucx");
   return {"heap", Severity::note, seen,
           "with glibc's own malloc MPI_Bcast over libfabric sends wrong bytes once the heap has "

@@ -17,6 +17,8 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kSchema = "rdmalloc-stats-1";
+// A file may say anything, and every rank below the highest is looked for.
+constexpr std::int64_t kMostRanks = 1 << 24;
 
 std::vector<fs::path> files_in(const std::string& place) {
   std::error_code error;
@@ -42,6 +44,8 @@ SilentProcess silent_by(const fs::path& file) {
   const std::string name = file.filename().string();
   if (!std::regex_match(name, parts, form)) return silent;
   if (parts[1] != "none") silent.rank = std::stoll(parts[1]);
+  if (silent.rank.value_or(0) >= kMostRanks)
+    return SilentProcess{std::nullopt, "", "", silent.file};
   silent.host = parts[2];
   silent.pid = parts[3];
   return silent;
@@ -78,6 +82,14 @@ void read_lines(const fs::path& path, JobFiles& all) {
     ProcessStatistics process;
     process.rank = number_in(object, "rank");
     process.ranks = number_in(object, "ranks");
+    const auto is_within = [](const std::optional<std::int64_t>& one, std::int64_t most) {
+      return !one || (*one >= 0 && *one <= most);
+    };
+    if (!is_within(process.rank, kMostRanks - 1) || !is_within(process.ranks, kMostRanks)) {
+      all.broken.push_back(
+          fmt::format("{}:{}: has a rank, or ranks, beyond {}", path.string(), number, kMostRanks));
+      continue;
+    }
     process.host = text_in(object, "host");
     process.program = text_in(object, "program");
     process.pid = number_in(object, "pid").value_or(0);

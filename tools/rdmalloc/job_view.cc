@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "tools/rdmalloc/job_files.h"
+#include "tools/rdmalloc/programs.h"
 
 namespace rdmalloc::tool {
 namespace {
@@ -251,7 +252,7 @@ std::string notes_of(const View& view) {
     text += fmt::format(
         "rank {} (process {} on {}) left nothing: it still runs, or was killed, crashed, "
         "or ended by _exit\n",
-        *one.rank, one.pid, one.host);
+        *one.rank, one.pid, visible(one.host));
   if (!view.missing.empty())
     text += fmt::format(
         "no trace of rank {}: ran without rdmalloc, or could not write there; see what 'rdmalloc "
@@ -267,8 +268,8 @@ std::string notes_of(const View& view) {
       text += fmt::format(
           "rank {}: process {} on {} left nothing, others of the rank did: a shell around them, or "
           "killed\n",
-          *one.rank, one.pid, one.host);
-  for (const std::string& complaint : view.complaints) text += complaint + "\n";
+          *one.rank, one.pid, visible(one.host));
+  for (const std::string& complaint : view.complaints) text += visible(complaint) + "\n";
   return text;
 }
 
@@ -286,8 +287,9 @@ std::string as_text(const View& view) {
   for (const Column& column : columns()) lines[0].push_back(column.title);
   lines[0].insert(lines[0].end(), {"off", "by"});
   for (const RankRow& row : view.rows) {
-    std::vector<std::string> cells = {fmt::format("{}", row.rank), row.process->host,
-                                      fmt::format("{}", row.process->pid), row.process->program};
+    std::vector<std::string> cells = {fmt::format("{}", row.rank), visible(row.process->host),
+                                      fmt::format("{}", row.process->pid),
+                                      visible(row.process->program)};
     for (std::size_t i = 0; i < columns().size(); ++i) cells.push_back(cell(i, row.values[i]));
     cells.push_back(fmt::format("{:.1f}", row.off));
     cells.push_back(row.off_by);
@@ -352,7 +354,7 @@ int job_view(const JobViewOptions& options) {
                            "these processes",
                            files.processes.size() + files.silent.size())) +
         "; start the job with: rdmalloc run --stats=FOLDER -- mpirun …" +
-        (view.complaints.empty() ? "" : "\n" + view.complaints.front()));
+        (view.complaints.empty() ? "" : "\n" + visible(view.complaints.front())));
   const auto replace = json::error_handler_t::replace;
   fmt::print("{}",
              options.is_json ? as_json(view).dump(1, ' ', false, replace) + "\n" : as_text(view));

@@ -145,6 +145,14 @@ bool has_capability(const Machine& machine, int bit) {
   return (std::strtoull(status.c_str() + at + std::strlen("CapEff:"), nullptr, 16) >> bit & 1) != 0;
 }
 
+// Whether this process is in a user namespace below the first one, as in a rootless container. What
+// the kernel asks for CAP_IPC_LOCK it asks in the first.
+bool is_in_user_namespace(const Machine& machine) {
+  std::error_code ignored;
+  const fs::path own = fs::read_symlink(machine.path("/proc/self/ns/user"), ignored);
+  return !own.empty() && own != "user:[4026531837]";  // PROC_USER_INIT_INO of the kernel's
+}
+
 bool has_seccomp_filter(const Machine& machine) {
   return machine.text("/proc/self/status").value_or("").find("Seccomp:\t2") != std::string::npos;
 }
@@ -194,7 +202,10 @@ long slots_of(const Machine& machine) {
     const std::string folder = fmt::format("/sys/devices/system/cpu/cpu{}/topology/", processor);
     const auto core = machine.text(folder + "core_id");
     const auto package = machine.text(folder + "physical_package_id");
-    if (core && package) cores.insert(*package + ":" + *core);
+    // Where a device tree names the processors (aarch64), cores are numbered in each cluster anew,
+    // and since Linux 6.0 all clusters are of one package.
+    const std::string cluster = machine.text(folder + "cluster_id").value_or("");
+    if (core && package) cores.insert(*package + ":" + cluster + ":" + *core);
   }
   return cores.empty() ? sysconf(_SC_NPROCESSORS_ONLN) : static_cast<long>(cores.size());
 }
@@ -251,9 +262,12 @@ Finding check_memlock(const Machine& machine) {
   std::istringstream(limits.substr(at + kLabel.size())) >> most >> could_be;
   if (most == "unlimited") return good("memlock", "locked memory is not limited");
   const std::uint64_t bytes = std::strtoull(most.c_str(), nullptr, 10);
-  const std::string seen = fmt::format("locked memory is limited to {} KiB", bytes / 1024);
-  if (has_capability(machine, kIpcLock))
-    return good("memlock", seen + ", which CAP_IPC_LOCK frees this process from");
+  std::string seen = fmt::format("locked memory is limited to {} KiB", bytes / 1024);
+  if (has_capability(machine, kIpcLock)) {
+    if (!is_in_user_namespace(machine))
+      return good("memlock", seen + ", which CAP_IPC_LOCK frees this process from");
+    seen += ", which CAP_IPC_LOCK of a user namespace does not free from";
+  }
   if (bytes >= kEnough) return good("memlock", seen);
   Finding finding = {"memlock", Severity::warning, seen,
                      "registered memory counts as locked; beyond the limit registering fails "
@@ -535,22 +549,11 @@ Finding check_slots(const Machine& machine, const Job& job) {
           ? fmt::format("no number of ranks is given: mpirun starts one for each of {}", there)
           : fmt::format("{} rank{} asked for, and there {} {}", ranks, ranks == 1 ? " is" : "s are",
                         slots == 1 ? "is" : "are", there);
-  const auto says_so = [](const std::optional<std::string>& value) {
-    std::string text = value.value_or("");
-    std::transform(text.begin(), text.end(), text.begin(), ::tolower);
-    return text == "1" || text == "true" || text.find("oversubscribe") != std::string::npos;
-  };
   // What a build does that counts cores in this allocation.
   const bool fits = ranks <= slots;
   const bool fits_here = !given || given->support.empty() ? fits : ranks_here <= cores;
   if (fits && fits_here) return good("slots", seen);
-  const bool is_allowed =
-      job.has_option("oversubscribe") || says_so(job.mca("rmaps_base_oversubscribe")) ||
-      says_so(job.mca("rmaps_default_mapping_policy")) ||
-      std::any_of(job.command.begin(), job.command.end(), [&](const std::string& word) {
-        return word.find(':') != std::string::npos && word != ":" && says_so(word);
-      });
-  if (is_allowed) return good("slots", seen + "; oversubscribing is allowed");
+  if (may_oversubscribe(job)) return good("slots", seen + "; oversubscribing is allowed");
   for (const char* option : {"host", "hostfile", "machinefile", "default-hostfile", "H"})
     if (job.has_option(option)) return good("slots", seen + "; other hosts are named");
   if (fits != fits_here)

@@ -56,8 +56,11 @@ int info(const InfoOptions& options) {
     return 1;
   }
   const rdmalloc::tool::Info state = rdmalloc::tool::gather();
-  fmt::print("{}", options.is_json ? rdmalloc::tool::as_json(state).dump(1) + "\n"
-                                   : rdmalloc::tool::as_text(state));
+  // A file's name may be no text: it is shown, not refused.
+  const auto replace = nlohmann::json::error_handler_t::replace;
+  fmt::print("{}", options.is_json
+                       ? rdmalloc::tool::as_json(state).dump(1, ' ', false, replace) + "\n"
+                       : rdmalloc::tool::as_text(state));
   return flushed();
 }
 
@@ -121,12 +124,19 @@ CLI::App* add_checkpoint(CLI::App& app, rdmalloc::tool::CheckpointOptions& optio
   return command;
 }
 
+// RDMALLOC_STATS is meant for the command, and for the ranks that `job` shows.
+void leave_no_statistics() {
+  std::uint64_t none = 0;
+  rdmalloc_ctl("settings.stats_at_exit", nullptr, nullptr, &none, sizeof none);
+}
+
 // CRIU starts its --action-script without any argument.
 bool is_started_by_criu(int argc) {
   // NOLINTNEXTLINE(concurrency-mt-unsafe): one thread.
   return argc == 1 && std::getenv("CRTOOLS_SCRIPT_ACTION") != nullptr;
 }
 int serve_criu() {
+  leave_no_statistics();
   try {
     return rdmalloc::tool::checkpoint({});
   } catch (const std::exception& error) {
@@ -223,10 +233,7 @@ int main(int argc, char** argv) {
                      : is_doctor ? rdmalloc::tool::kExitCouldNotLook
                      : is_job    ? rdmalloc::tool::kExitNoJob
                                  : 1;
-  // RDMALLOC_STATS is meant for the command, and for the ranks that `job` shows.
-  std::uint64_t none = 0;
-  if (is_run || is_doctor || is_job)
-    rdmalloc_ctl("settings.stats_at_exit", nullptr, nullptr, &none, sizeof none);
+  if (is_run || is_doctor || is_job || is_checkpoint) leave_no_statistics();
   int end_of_ours = argc;
   if (is_run || is_doctor) {
     const int begin = command_begins(is_run ? *run_command : *doctor_command, argc, argv);

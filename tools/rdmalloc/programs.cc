@@ -8,7 +8,9 @@
 #include <rdmalloc/rdmalloc.h>
 #include <spawn.h>
 #include <sys/auxv.h>
+#include <sys/prctl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
@@ -62,9 +64,13 @@ std::string interpreter_of(const std::string& path) {
 }
 
 // AT_SECURE, by which the loader drops a preload: the program gets rights that its caller lacks.
+// The kernel gives none to a process that may get no more, nor by files of a mount with nosuid.
 bool gets_more_rights(const std::string& program) {
   struct stat state = {};
+  struct statvfs mount = {};
   if (stat(program.c_str(), &state) != 0) return false;
+  if (prctl(PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0) == 1) return false;
+  if (statvfs(program.c_str(), &mount) == 0 && (mount.f_flag & ST_NOSUID) != 0) return false;
   if ((state.st_mode & S_ISUID) != 0 && state.st_uid != getuid()) return true;
   if ((state.st_mode & S_ISGID) != 0 && (state.st_mode & S_IXGRP) != 0 && state.st_gid != getgid())
     return true;
@@ -92,6 +98,23 @@ class Pipe {
 
  private:
   int ends_[2];
+};
+
+// A parent that ignores SIGCHLD, as some daemons do, leaves that to us: the kernel then keeps no
+// child's status, and each would seem to have ended with 0. What we become has it as it was.
+class KeepStatuses {
+ public:
+  KeepStatuses() {
+    struct sigaction usual = {};
+    usual.sa_handler = SIG_DFL;
+    sigaction(SIGCHLD, &usual, &before_);
+  }
+  ~KeepStatuses() { sigaction(SIGCHLD, &before_, nullptr); }
+  KeepStatuses(const KeepStatuses&) = delete;
+  KeepStatuses& operator=(const KeepStatuses&) = delete;
+
+ private:
+  struct sigaction before_ = {};
 };
 
 std::vector<std::string> changed_environment(const Changes& changes) {
@@ -250,7 +273,13 @@ std::string preload_obstacle(const std::string& program, const std::string& libr
 Said ask(const std::vector<std::string>& command, const Changes& more,
          std::chrono::milliseconds limit) {
   Said said;
+  const KeepStatuses keep;
   Pipe out, err;
+  if (out.reader() < 0 || err.reader() < 0) {
+    // Without them it would write to our output.
+    said.err = std::strerror(EMFILE);
+    return said;
+  }
   std::vector<std::string> words = command;
   std::vector<std::string> variables = changed_environment(more);
   posix_spawn_file_actions_t actions;

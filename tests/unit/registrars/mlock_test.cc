@@ -69,6 +69,24 @@ TEST_F(MlockForeign, pages_stay_locked_until_their_last_registration_ends) {
   EXPECT_EQ(locked_kb(), 0);
 }
 
+// Seen to fail: every bound of a registration that has ended stayed, so that an old one was of ever
+// more segments, and was unlocked by 64 calls.
+TEST_F(MlockForeign, registrations_that_have_ended_leave_no_cuts) {
+  ASSERT_NO_FATAL_FAILURE(map());
+  rdmalloc_reg* whole = get(domain, foreign, 64 * kPage, &error);
+  rdmalloc_reg* low = get(domain, foreign, 32 * kPage, &error);
+  for (std::size_t page = 0; page < 64; page += 2)
+    rdmalloc_reg_put(get(domain, foreign + page * kPage, kPage, &error));
+  ASSERT_EQ(error, 0);
+  int before = munlock_calls;
+  rdmalloc_reg_put(whole);
+  EXPECT_EQ(munlock_calls - before, 1);
+  EXPECT_EQ(locked_kb(), 128);
+  rdmalloc_reg_put(low);
+  EXPECT_EQ(munlock_calls - before, 2);
+  EXPECT_EQ(locked_kb(), 0);
+}
+
 // Seen to fail when each domain counted for itself: the put of one unlocked the other's pages.
 TEST(Mlock, domains_of_a_process_count_together) {
   rdmalloc_domain *one = nullptr, *other = nullptr;
