@@ -238,13 +238,27 @@ std::uint64_t status_bytes(const char* status, const char* name) {
   return kilobytes * 1024;
 }
 
+// Whether this is another user namespace than the machine's first, as in a rootless container. What
+// the kernel asks for CAP_IPC_LOCK before it counts locked pages it asks in the first.
+bool is_in_lower_namespace() {
+  constexpr char kFirst[] = "user:[4026531837]";  // PROC_USER_INIT_INO, linux/proc_ns.h
+  char name[sizeof kFirst] = {};
+  if (raw_syscall(SYS_readlinkat, AT_FDCWD, reinterpret_cast<long>("/proc/thread-self/ns/user"),
+                  reinterpret_cast<long>(name), sizeof name) <= 0)
+    return false;
+  for (std::size_t i = 0; i < sizeof name; ++i)
+    if (name[i] != kFirst[i]) return true;
+  return false;
+}
+
 bool may_lock_without_limit() {
   __user_cap_header_struct header = {_LINUX_CAPABILITY_VERSION_3, 0};
   __user_cap_data_struct data[_LINUX_CAPABILITY_U32S_3] = {};
   return !should_fail(Site::kReadCapabilities) &&
          raw_syscall(SYS_capget, reinterpret_cast<long>(&header), reinterpret_cast<long>(data)) ==
              0 &&
-         (data[CAP_TO_INDEX(CAP_IPC_LOCK)].effective & CAP_TO_MASK(CAP_IPC_LOCK)) != 0;
+         (data[CAP_TO_INDEX(CAP_IPC_LOCK)].effective & CAP_TO_MASK(CAP_IPC_LOCK)) != 0 &&
+         !is_in_lower_namespace();
 }
 
 }  // namespace

@@ -16,10 +16,12 @@
 #include <cstdint>
 
 #include "regcache/registrars/fault.h"
+#include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/of_process.h"
 
 namespace {
 
+using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::should_fail;
 
 struct Segment {
@@ -213,6 +215,7 @@ void mlock_close(void* context) {
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_mlock(const rdmalloc_domain_attr* attr,
                                                        rdmalloc_domain** domain) {
+  KeepErrno keep;
   Locked* locked = LockedOfProcess::take();
   if (locked == nullptr) return -ENOMEM;
   rdmalloc_registrar_ops ops = {};

@@ -1,5 +1,6 @@
 // The mlock registrar, with the kernel's own errors.
 #include <rdmalloc/registrar_mlock.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -342,6 +343,29 @@ TEST(Mlock, a_process_that_may_lock_without_limit_is_not_limited) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   ASSERT_TRUE(WIFEXITED(status));
   if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "SKIP: no CAP_IPC_LOCK here to be seen";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+}
+
+// As in a rootless container. Seen to fail, with no limit, where CAP_IPC_LOCK was enough: there it
+// is not the kernel's own, which refuses.
+TEST(Mlock, root_of_a_user_namespace_is_limited) {
+  pid_t child = fork();
+  if (child == 0) {
+    rlimit limit = {kMiB, kMiB};
+    if (setrlimit(RLIMIT_MEMLOCK, &limit) != 0) _exit(99);
+    if (unshare(CLONE_NEWUSER) != 0) _exit(77);
+    void* probe = mmap(nullptr, 2 * kMiB, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (mlock(probe, 2 * kMiB) == 0) _exit(98);
+    rdmalloc_domain* domain = nullptr;
+    if (rdmalloc_domain_open_mlock(nullptr, &domain) != 0) _exit(1);
+    int error = 0;
+    if (get(domain, rdmalloc_malloc(64 << 10), 64 << 10, &error) == nullptr) _exit(2);
+    _exit(counters_of(domain).memlock_limit_bytes == kMiB ? 0 : 3);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "SKIP: no user namespace here";
   EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
