@@ -261,7 +261,7 @@ class Refuses(Case):
         self.refused(["--set PURGE=\\x1b[2J\\x9b: RDMALLOC_PURGE=\\x1b[2J\\x9b is not understood", "manual"],
                      "--set", b"PURGE=\x1b[2J\x9b", "--", "echo")
         for fault in ("xx:1", "commit", "commit:0", "commit:1,xx:2", "commit:1x", "commit: 1", "commit:+1", "commit:-1",
-                      "commit:", "commit:1:2", "commit:1,,commit:2", ",commit:1"):
+                      "commit:", "commit:1:2", "commit:1,,commit:2", ",commit:1", "commit:18446744073709551617"):
             self.refused(["is no site", "--fault-sites"], "--set", "FAULT=" + fault, "--", "echo")
             # And each rank would say so.
             said = run("--", "true", env=environment(RDMALLOC_FAULT=fault)).stderr
@@ -273,7 +273,7 @@ class Refuses(Case):
         # And none that is right is refused, whatever else is set.
         for value in ("LIMIT=4M", "LIMIT=10%", "ARENA=64G", "LOG=quiet", "STATS=0", "STATS=./%p.json",
                       "CHECKPOINT=on", "TOPOLOGY=2x2", "FAULT=commit:9000", "FAULT=commit:9000,", "HUGE=1G",
-                      "FAULT=commit:09000,decommit:9000", "REG_MAX_BYTES=0"):
+                      "FAULT=commit:09000,decommit:9000", "FAULT=commit:18446744073709551615", "REG_MAX_BYTES=0"):
             done = run("--set", value, "--", "true", env=environment(RDMALLOC_LOG="quiet"), cwd=self.folder)
             self.assertEqual((done.returncode, done.stderr), (0, ""), value)
         # The program's own, and none of ours.
