@@ -11,6 +11,8 @@ with pieces of statistics of 1,024 bytes, cut where they are full; with no rank 
 """
 import contextlib
 import os
+import pathlib
+import re
 import shutil
 import signal
 import socket
@@ -226,6 +228,36 @@ class Checkpoint(Case):
                 while status_now == 42:
                     status_now = call(["sh", "-c", shell, TOOL]).returncode
                 self.assertEqual(status_now, status, action)
+            child.communicate("\n")
+
+    def test_an_answer_in_whose_place_is_anothers(self):
+        """The one that asked first is stopped until the second has its answer. Seen to fail: "it does not answer:
+        stopped, or in a callback that does not return"."""
+        def wait_for(process, line):
+            """In the status of each of its threads, or of the one that is asked."""
+            def texts():
+                return [(task / "status").read_text() for task in pathlib.Path(f"/proc/{process.pid}/task").iterdir()]
+            while not all(re.search("(?m)^" + line, text) for text in texts() if "State" in line or "rdmckpt" in text):
+                self.assertIsNone(process.poll())
+                time.sleep(0.01)
+
+        def stop(process):
+            process.send_signal(signal.SIGSTOP)
+            wait_for(process, r"State:\s*T")
+
+        with self.asked_process() as child:
+            stop(child)  # so that the request waits
+            with subprocess.Popen([TOOL, "checkpoint", "--timeout", "0", "quiesce", str(child.pid)], text=True,
+                                  stderr=subprocess.PIPE, env=environment()) as first:
+                wait_for(child, r"SigPnd:.*[1-9a-f]")
+                stop(first)
+                child.send_signal(signal.SIGCONT)
+                wait_for(child, r"Name:\s*rdmckpt:\d+:0$")
+                self.assertEqual(call([TOOL, "checkpoint", "resume", str(child.pid)]).returncode, 0)
+                first.send_signal(signal.SIGCONT)
+                said = first.communicate()[1]
+            self.assertEqual(first.returncode, 1)
+            self.assertIn(f"process {child.pid} is not quiesced (error -125): another rdmalloc checkpoint asked it", said)
             child.communicate("\n")
 
 
