@@ -192,7 +192,11 @@ bool for_each_fault(const char* value, See see) {
     if (colon == nullptr) return false;
     std::uint64_t nth = 0;
     const char* end = colon + 1;
-    for (; *end >= '0' && *end <= '9'; ++end) nth = nth * 10 + static_cast<unsigned>(*end - '0');
+    bool is_too_large = false;
+    for (; *end >= '0' && *end <= '9'; ++end)
+      is_too_large |= __builtin_mul_overflow(nth, 10, &nth) ||
+                      __builtin_add_overflow(nth, static_cast<unsigned>(*end - '0'), &nth);
+    if (is_too_large) return false;
     if (end == colon + 1 || nth == 0 || (*end != ',' && *end != 0)) return false;
     os::Site site = os::site_named(value, static_cast<std::size_t>(colon - value));
     if (site == os::Site::kCount) return false;
@@ -217,7 +221,9 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_LOG", read_log, "warn, quiet", "warn"},  // first: it silences the others' warnings
     // Before those that make calls.
     {"RDMALLOC_FAULT", read_fault,
-     "site:n[,site:n...], n from 1, of the sites that `rdmalloc info --fault-sites` lists", "none"},
+     "site:n[,site:n...], n from 1 to 2^64 - 1, of the sites that `rdmalloc info --fault-sites` "
+     "lists",
+     "none"},
     {"RDMALLOC_PURGE", read_purge, "auto, thread, manual, off", "auto"},
     {"RDMALLOC_DECAY_MS", read_decay, "0 to 3600000 (milliseconds)", "5000"},
     {"RDMALLOC_DIRTY_MAX", read_dirty_max,

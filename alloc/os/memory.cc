@@ -241,7 +241,7 @@ std::uint64_t status_bytes(const char* status, const char* name) {
 // Whether this is another user namespace than the machine's first, as in a rootless container. What
 // the kernel asks for CAP_IPC_LOCK before it counts locked pages it asks in the first.
 bool is_in_lower_namespace() {
-  constexpr char kFirst[] = "user:[4026531837]";  // PROC_USER_INIT_INO, linux/proc_ns.h
+  constexpr char kFirst[] = "user:[4026531837]";  // PROC_USER_INIT_INO of the kernel's
   char name[sizeof kFirst] = {};
   if (raw_syscall(SYS_readlinkat, AT_FDCWD, reinterpret_cast<long>("/proc/thread-self/ns/user"),
                   reinterpret_cast<long>(name), sizeof name) <= 0)

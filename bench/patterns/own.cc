@@ -92,7 +92,7 @@ void replace(Team& team) {
       How::replace(block, block.bytes, me.random);
     }
     replace_some<How>(shape, blocks, shape.warm_up, me.random);
-    me.begin();
+    me.begin(shape.live + shape.warm_up);
     replace_some<How>(shape, blocks, shape.operations, me.random);
     me.end(shape.operations);
     for (const Block& block : blocks) How::end(block);
@@ -119,7 +119,7 @@ void bursts(Team& team) {
     for (char*& block : blocks)
       block = written(std::malloc(me.random.between(shape.least, shape.most)));
     do_some(shape.warm_up);
-    me.begin();
+    me.begin(shape.live + shape.warm_up);
     do_some(shape.operations);
     me.end(shape.operations);
     for (char* block : blocks) std::free(block);
@@ -147,7 +147,7 @@ void come_and_go(Team& team) {
       }
     };
     live(shape.warm_up, false);
-    me.begin();
+    me.begin(shape.warm_up);
     live(shape.operations, true);
     me.end(0);
   });
@@ -173,7 +173,7 @@ void add_up(Team& team, bool is_shared) {
   team.run([&](Member& me) {
     volatile std::size_t own[kOwnAccesses] = {};
     std::atomic<std::size_t>& counter = counters[is_shared ? 0 : me.number].value;
-    me.begin();
+    me.begin(0);
     for (std::size_t i = 0; i < shape.operations; ++i) {
       for (volatile std::size_t& word : own) word = i;
       counter.fetch_add(1, std::memory_order_relaxed);  // nothing is read of it

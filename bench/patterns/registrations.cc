@@ -66,7 +66,7 @@ void live_blocks(Team& team) {
     };
     for (char* block : blocks) kAsk(domain.get(), block, 1);
     ask_some(shape.warm_up);
-    me.begin();
+    me.begin(shape.live + shape.warm_up);
     ask_some(shape.operations);
     me.end(shape.operations);
     me.meet_unmeasured();  // the block of all is the first thread's to free
@@ -93,7 +93,7 @@ void fresh_blocks(Team& team) {
       }
     };
     replace_some(shape.warm_up);
-    me.begin();
+    me.begin(shape.warm_up);
     replace_some(shape.operations);
     me.end(shape.operations);
     for (char* block : blocks) std::free(block);
@@ -116,7 +116,7 @@ void evictions(Team& team) {
       for (std::size_t i = 0; i < count; ++i) get_and_put(domain.get(), blocks[i % shape.live]);
     };
     ask_some(shape.warm_up);
-    me.begin();
+    me.begin(shape.warm_up);
     ask_some(shape.operations);
     me.end(shape.operations);
     for (char* block : blocks) std::free(block);
@@ -142,7 +142,7 @@ void misses(Team& team) {
     if (!does_miss)
       for (char* block : blocks) get_and_put(domain.get(), block);
     ask_some(shape.warm_up);
-    me.begin();
+    me.begin(does_miss ? shape.warm_up : shape.live + shape.warm_up);
     ask_some(shape.operations);
     me.end(shape.operations);
     for (char* block : blocks) std::free(block);

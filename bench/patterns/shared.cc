@@ -87,9 +87,10 @@ void hand_over(Team& team) {
     const unsigned next = (me.number + 1) % shape.threads;
     Boxes to_next(batches, next * boxes, boxes);
     Boxes from_previous(batches, me.number * boxes, boxes);
-    hand_over_some(me, shape, shape.warm_up / kBatch + 1, to_next, from_previous);
+    const std::size_t before = shape.warm_up / kBatch + 1;
+    hand_over_some(me, shape, before, to_next, from_previous);
     const std::size_t count = shape.operations / kBatch + 1;
-    me.begin();
+    me.begin(before * kBatch);
     hand_over_some(me, shape, count, to_next, from_previous);
     me.end(count * kBatch);
   });
@@ -113,7 +114,7 @@ void larson(Team& team) {
     for (std::size_t i = 0; i < shape.live; ++i)
       blocks[me.number * shape.live + i] = born(shape, me.random);
     renew_some(0, shape.warm_up);
-    me.begin();
+    me.begin(shape.live + shape.warm_up);
     for (std::size_t round = 1; round <= kRounds; ++round) {
       renew_some(round, shape.operations / kRounds);
       if (round != kRounds) me.meet();
@@ -165,8 +166,10 @@ void end_job(Job* job) {
 
 // Each job takes some memory for a while, and leaves another job behind.
 void pool(Team& team) {
+  constexpr std::size_t kFirstJobs = 4;  // of a thread
   constexpr std::size_t kTemporary = 14;
-  constexpr std::size_t kOperationsOfAJob = kTemporary + 2;
+  constexpr std::size_t kBlocksOfANewJob = 2;
+  constexpr std::size_t kOperationsOfAJob = kTemporary + kBlocksOfANewJob;
   const Shape& shape = team.shape();
   Jobs jobs;
   team.run([&](Member& me) {
@@ -180,11 +183,12 @@ void pool(Team& team) {
         end_job(job);
       }
     };
-    for (int i = 0; i < 4; ++i) jobs.put(new_job(shape, me.random));
+    for (std::size_t i = 0; i < kFirstJobs; ++i) jobs.put(new_job(shape, me.random));
     me.meet_unmeasured();
-    do_some(shape.warm_up / kOperationsOfAJob);
+    const std::size_t before = shape.warm_up / kOperationsOfAJob;
+    do_some(before);
     const std::size_t count = shape.operations / kOperationsOfAJob + 1;
-    me.begin();
+    me.begin(kFirstJobs * kBlocksOfANewJob + before * kOperationsOfAJob);
     do_some(count);
     me.end(count * kOperationsOfAJob);
   });

@@ -53,8 +53,9 @@ class Member {
   const unsigned number;
   Random random;
 
-  // What comes between is measured. begin() returns on all threads at once.
-  void begin();
+  // What comes between is measured. begin() returns on all threads at once; it is told how many
+  // operations this thread has done before, which the whole process has paid for as well.
+  void begin(std::size_t operations_before);
   void end(std::size_t operations);
   // Waits for all; between rounds of measured work, without measuring that.
   void meet_unmeasured();
@@ -88,6 +89,8 @@ class Team {
   Meeting meeting_;
   std::mutex mutex_;
   Measured measured_;
+  // No lock: a thread that waits for one comes late to a count under QEMU.
+  std::atomic<std::size_t> operations_before_{0};
 };
 
 }  // namespace rdmalloc::bench

@@ -54,7 +54,7 @@ void live_blocks(Team& team) {
     if (!does_miss)
       for (char* block : blocks) get_and_put(cache, block, shape.least);
     ask_some(shape.warm_up);
-    me.begin();
+    me.begin(does_miss ? shape.warm_up : shape.live + shape.warm_up);
     ask_some(shape.operations);
     me.end(shape.operations);
     me.meet_unmeasured();  // the block of all is the first thread's to free

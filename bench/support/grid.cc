@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <regex>
+#include <set>
 #include <sstream>
 
 #include "bench/support/turns.h"
@@ -106,8 +107,20 @@ class GridComparison : public Comparison {
   GridResults& results_;
 };
 
-// What is wrong with --filter, or nothing.
+// A row that is there twice would be measured twice, and the second overwrite the first. What is
+// wrong, or nothing.
+std::string look_for_equal_rows(const std::vector<GridRow>& rows) {
+  std::set<std::string> names;
+  for (const GridRow& row : rows)
+    if (!names.insert(row.name).second)
+      return fmt::format("the row {} is asked for twice; each value of an option may be given once",
+                         row.name);
+  return {};
+}
+
+// What is wrong with the rows or with --filter, or nothing.
 std::string choose_rows(const GridOptions& options, Grid& grid) {
+  if (const std::string problem = look_for_equal_rows(grid.rows); !problem.empty()) return problem;
   try {
     const std::regex wanted(options.filter);
     std::erase_if(grid.rows,

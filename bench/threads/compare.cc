@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
 
 #include "bench/patterns/runs.h"
 #include "bench/support/blocks.h"
@@ -73,10 +74,7 @@ GridRow row_of(const ThreadsOptions& options, const PatternRun& run,
   const std::size_t warm_up = std::max(2 * run.live, operations / 8);
   row.command.insert(row.command.end(), {"--operations", fmt::format("{}", operations), "--warm-up",
                                          fmt::format("{}", warm_up)});
-  // With the first blocks, which are no replacement yet.
-  row.about = {{"threads", run.threads},
-               {"operations", run.threads * operations},
-               {"unmeasured_operations", run.threads * (warm_up + run.live)}};
+  row.about = {{"threads", run.threads}, {"operations", run.threads * operations}};
   return row;
 }
 
@@ -92,6 +90,7 @@ void add_random_rows(const ThreadsOptions& options, std::vector<GridRow>& rows) 
   static constexpr const char* kPatterns[] = {"replace",      "bursts",   "calloc", "realloc",
                                               "aligned",      "larson",   "pool",   "come-and-go",
                                               "sized-delete", "hand-over"};
+  std::set<std::string> drawn;
   while (rows.size() < static_cast<std::size_t>(options.random)) {
     PatternRun run;
     run.pattern = kPatterns[random.below(std::size(kPatterns))];
@@ -100,6 +99,7 @@ void add_random_rows(const ThreadsOptions& options, std::vector<GridRow>& rows) 
     run.live = count(power(1, 9));
     run.threads = static_cast<unsigned>(count(power(0, 8)));
     if ((run.least + run.most) / 2 * run.live * run.threads > kMostLive) continue;
+    if (!drawn.insert(run.name()).second) continue;
     // As many operations as touch 4 GiB, were they written.
     const std::size_t fewer = (std::size_t{8} << 30) / (run.least + run.most);
     rows.push_back(row_of(options, run, std::min(kUsualOperations / 10, fewer)));
@@ -134,11 +134,10 @@ std::string add_rows(const ThreadsOptions& options, std::vector<GridRow>& rows) 
   return {};
 }
 
-std::string derive(const GridRow& row, const Outcome& outcome, Figures& figures) {
+std::string derive(const GridRow&, const Outcome& outcome, Figures& figures) {
   const double measured = figures["operations"];
   if (measured <= 0) return "no operation was measured";
-  const double all = measured + row.about.at("unmeasured_operations").get<double>();
-  figures["cpu_ns"] = outcome.cpu_s * 1e9 / all;
+  figures["cpu_ns"] = outcome.cpu_s * 1e9 / (measured + figures["operations_before"]);
   figures["steady_cpu_ns"] = figures["steady_cpu_s"] * 1e9 / measured;
   figures["peak_mib"] = static_cast<double>(outcome.peak_rss_kib) / 1024;
   return {};

@@ -242,6 +242,7 @@ struct rdmalloc_domain_counters {
   uint64_t purge_requests; /**< times the purge thread was asked to give everything free back, since
                                 the registrar had no memory even after an eviction */
   uint64_t resumes;        /**< times it was opened again after a checkpoint */
+  uint64_t flush_drops;    /**< registrations dropped by rdmalloc_domain_flush */
 };
 /** Fills *stats (set stats->size). 0, -EINVAL, -ECHILD. Takes time in proportion to the number of
  *  registrations, since hits and holders are counted in each; the others go on meanwhile, so `hits`

@@ -58,8 +58,9 @@ RDMALLOC_API int rdmalloc_domain_open_uring(const struct rdmalloc_uring_attr* at
 RDMALLOC_API struct io_uring* rdmalloc_uring_ring(struct rdmalloc_uring* uring);
 
 /** Takes up to `most` completions. With `wait`, waits for at least one. Returns their number, or a
- *  negative errno: -EAGAIN when it would have to wait and the ring is quiesced; -EINVAL for NULL
- *  (`completions` may be NULL where `most` is 0). Any thread. */
+ *  negative errno: -EAGAIN when it would have to wait and the ring is quiesced, -ENODEV when it is
+ *  and the domain is lost, so that no resume makes it again; -EINVAL for NULL (`completions` may be
+ *  NULL where `most` is 0). Any thread. */
 RDMALLOC_API int rdmalloc_uring_reap(struct rdmalloc_uring* uring, struct io_uring_cqe* completions,
                                      unsigned most, bool wait);
 

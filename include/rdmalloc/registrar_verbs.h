@@ -33,7 +33,8 @@ RDMALLOC_API int rdmalloc_domain_open_verbs_device(const char* device, unsigned 
 
 /** The protection domain that the domain has now: of one opened by its device, rdmalloc_resume()
  *  makes another, which RDMALLOC_DOMAIN_RESUMED is the time to ask for. 0; -EAGAIN while it is
- *  quiesced; -EINVAL: no domain over verbs. Any thread. */
+ *  quiesced; -ENODEV: the domain is lost, and a resume makes none; -EINVAL: no domain over verbs.
+ *  Any thread. */
 RDMALLOC_API int rdmalloc_verbs_pd(struct rdmalloc_domain* domain, struct ibv_pd** pd);
 
 /** Gives a domain over the user's protection domain another: the user's new one, at

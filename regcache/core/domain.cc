@@ -258,6 +258,7 @@ void add(Counters& sums, const Counters& more) {
   sums.memlock_refusals += more.memlock_refusals;
   sums.purge_requests += more.purge_requests;
   sums.resumes += more.resumes;
+  sums.flush_drops += more.flush_drops;
 }
 
 Counters domain_counters(const Domain& domain) {
@@ -425,7 +426,7 @@ extern "C" RDMALLOC_API int64_t rdmalloc_domain_flush(rdmalloc_domain* handle) {
     reclaim_sticky(*domain, UINT64_MAX);
     drops = pick_victims(*domain, UINT64_MAX, UINT64_MAX);
   }
-  return static_cast<std::int64_t>(drop_list(*domain, drops, Reason::kAsked));
+  return static_cast<std::int64_t>(drop_list(*domain, drops, Reason::kFlushed));
 }
 
 extern "C" RDMALLOC_API int rdmalloc_domain_stats(rdmalloc_domain* handle,

@@ -70,6 +70,7 @@ struct Counters {
   std::uint64_t memlock_refusals;
   std::uint64_t purge_requests;
   std::uint64_t resumes;
+  std::uint64_t flush_drops;
 };
 
 // What a domain counts of its registrations. Of a stripe: under its lock.

@@ -55,6 +55,7 @@ void account_drop(Domain& domain, Registration* reg, Reason reason, const Answer
   counters.hits += reg->state.load(std::memory_order_relaxed) >> kHitShift;
   ++(answer.ends_by_loss ? counters.lost_drops : counters.deregistrations);
   if (reason == Reason::kEvicted) ++counters.evictions;
+  if (reason == Reason::kFlushed) ++counters.flush_drops;
   // Events of watched memory defer drops too, beside those of purges.
   if (reason == Reason::kPurged && !reg->rest().is_watched) ++counters.purge_drops;
 }

@@ -6,7 +6,7 @@
 
 namespace rdmalloc::regcache {
 
-enum class Reason : std::uint8_t { kAsked, kEvicted, kPurged };
+enum class Reason : std::uint8_t { kAsked, kEvicted, kPurged, kFlushed };
 
 // ---- under the domain's lock: a RangeGuard of the registration's range, or a WholeGuard ----
 

@@ -43,6 +43,7 @@ constexpr Line kLines[] = {
     LINE(memlock_left_bytes, "what it leaves now"),
     LINE(purge_requests, "times the purge thread was asked for all that is free"),
     LINE(resumes, "times opened again after a checkpoint"),
+    LINE(flush_drops, "registrations dropped by a flush"),
 };
 #undef LINE
 constexpr unsigned kCount = sizeof kLines / sizeof *kLines;
@@ -125,6 +126,7 @@ rdmalloc_domain_counters counters_for_user(const Counters& counters) {
   stats.memlock_refusals = counters.memlock_refusals;
   stats.purge_requests = counters.purge_requests;
   stats.resumes = counters.resumes;
+  stats.flush_drops = counters.flush_drops;
   return stats;
 }
 

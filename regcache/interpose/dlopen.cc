@@ -18,11 +18,6 @@
 
 namespace {
 
-// A component's own start takes milliseconds after its dlopen; the next dlopen extends it.
-constexpr int kHoldMs = 100;
-// For a purge under way. Bounded: the caller may hold what that purge waits for.
-constexpr int kWaitMs = 50;
-
 using Open = void* (*)(const char*, int);
 using Close = int (*)(void*);
 
@@ -113,14 +108,14 @@ EXPORT NEEDS_JUMPS void* dlopen(const char* file, int mode) noexcept {
   Open open = rdmalloc::next_of(next_open, "dlopen");
   if (file == nullptr || (mode & RTLD_NOLOAD) != 0) LEAVE_BY_JUMP return open(file, mode);
   mode = without_deep_bind(mode);
-  rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
+  rdmalloc::notifiers_hold();
   if (!caller_does_not_matter(file, __builtin_return_address(0))) {
     // What is loaded is not looked at then, and may be a fabric's library.
     rdmalloc::page_heap_keep_places();
     LEAVE_BY_JUMP return open(file, mode);
   }
   void* handle = open(file, mode);
-  rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
+  rdmalloc::notifiers_hold();
   if (handle != nullptr) {
     rdmalloc::notifiers_rescan();
     rdmalloc::notifiers_begin_purging();
@@ -130,10 +125,10 @@ EXPORT NEEDS_JUMPS void* dlopen(const char* file, int mode) noexcept {
 
 EXPORT int dlclose(void* handle) noexcept {
   Close close = rdmalloc::next_of(next_close, "dlclose");
-  rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
-  rdmalloc::notifiers_close_begin(kWaitMs);
+  rdmalloc::notifiers_hold();
+  rdmalloc::notifiers_close_begin(rdmalloc::kTextWaitMs);
   int result = close(handle);
-  rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
+  rdmalloc::notifiers_hold();
   rdmalloc::notifiers_close_end();
   return result;
 }

@@ -12,11 +12,6 @@
 
 namespace {
 
-// Between making the page writable, a copy of some bytes, and making it read-only again.
-constexpr int kHoldMs = 100;
-// For a purge under way. Bounded: the caller may hold a fabric's lock that the purge waits for, and
-// such a purge is past libc's text.
-constexpr int kWaitMs = 50;
 constexpr std::uintptr_t kLongestPatch = 16;
 
 constinit std::atomic<int (*)(void*, size_t, int)> next_mprotect{nullptr};
@@ -41,7 +36,7 @@ int rdmalloc_in_front_of_mprotect(void* address, size_t length, int protection) 
   auto* next = rdmalloc::next_of(next_mprotect, "mprotect");
   if (!holds_madvise(address, length)) return next(address, length, protection);
   bool begins = (protection & PROT_WRITE) != 0;
-  if (begins) rdmalloc::notifiers_hold(kHoldMs, kWaitMs);
+  if (begins) rdmalloc::notifiers_hold();
   int result = next(address, length, protection);
   if (!begins) rdmalloc::notifiers_note_patch();
   return result;

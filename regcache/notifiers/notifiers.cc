@@ -418,9 +418,9 @@ void notifiers_notify_foreign(std::uintptr_t base, std::size_t length) {
   notify_by_call(base, length);
 }
 
-void notifiers_hold(int hold_ms, int wait_ms) {
+void notifiers_hold() {
   holds.fetch_add(1, std::memory_order_relaxed);
-  purge_hold(hold_ms, wait_ms);
+  purge_hold(kTextHoldMs, kTextWaitMs);
 }
 
 void notifiers_note_patch() {

@@ -46,8 +46,15 @@ inline bool notifiers_watch_foreign() {
 // then the kernel.
 void notifiers_notify_foreign(std::uintptr_t base, std::size_t length);
 
-// purge_hold(), counted.
-void notifiers_hold(int hold_ms, int wait_ms);
+// While another library may write to libc's text. A component's own start takes milliseconds after
+// its dlopen, which the next one extends; making a page writable, a copy of some bytes and making
+// it read-only again take less.
+inline constexpr int kTextHoldMs = 100;
+// For a purge under way. Bounded: the caller may hold a fabric's lock that the purge waits for, and
+// such a purge is past libc's text.
+inline constexpr int kTextWaitMs = 50;
+// purge_hold() for that long, counted.
+void notifiers_hold();
 // A library has just finished writing to libc's text.
 void notifiers_note_patch();
 // The first byte of libc's own madvise, also if another definition stands in front of it by symbol.

@@ -213,11 +213,13 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
   ops.largest = RDMALLOC_URING_LARGEST;
   ops.max_count = uring->buffers;
   error = rdmalloc_domain_open(&ops, uring, domain_attr, domain);
-  if (error == 0)
-    *out = uring;
-  else
+  if (error != 0) {
     uring_close(uring);
-  return error;
+    return error;
+  }
+  uring->domain = *domain;
+  *out = uring;
+  return 0;
 }
 
 extern "C" RDMALLOC_API io_uring* rdmalloc_uring_ring(rdmalloc_uring* uring) {

@@ -19,8 +19,9 @@ struct rdmalloc_uring {
   unsigned kept_count;
   unsigned kept_room;
   unsigned entries;
-  bool is_closed;     // between quiesce and resume
-  unsigned sleepers;  // threads that look at the ring without the lock
+  rdmalloc_domain* domain;  // whose registrar this is; set before the user has the ring
+  bool is_closed;           // from a quiesce on, to a resume that succeeds
+  unsigned sleepers;        // threads that look at the ring without the lock
 };
 
 namespace rdmalloc::registrars {

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "regcache/registrars/closed.h"
 #include "regcache/registrars/fault.h"
 #include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/uring.h"
@@ -64,6 +65,7 @@ void sleep_a_turn(rdmalloc_uring* uring) {
 using rdmalloc::registrars::drain;
 using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::sleep_a_turn;
+using rdmalloc::registrars::why_closed;
 
 extern "C" RDMALLOC_API int rdmalloc_uring_reap(rdmalloc_uring* uring, io_uring_cqe* completions,
                                                 unsigned most, bool wait) {
@@ -78,7 +80,7 @@ extern "C" RDMALLOC_API int rdmalloc_uring_reap(rdmalloc_uring* uring, io_uring_
     uring->kept_count -= count;
     for (unsigned i = 0; i < uring->kept_count; ++i) uring->kept[i] = uring->kept[i + count];
     pthread_mutex_unlock(&uring->lock);
-    if (count == 0 && wait && is_closed) return -EAGAIN;
+    if (count == 0 && wait && is_closed) return why_closed(uring->domain);
     if (count != 0 || !wait || most == 0) return static_cast<int>(count);
     sleep_a_turn(uring);
   }

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 
+#include "regcache/registrars/closed.h"
 #include "regcache/registrars/fault.h"
 #include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/replace.h"
@@ -19,6 +20,7 @@ using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::KeepErrno;
 using rdmalloc::registrars::replaceable;
 using rdmalloc::registrars::should_fail;
+using rdmalloc::registrars::why_closed;
 
 struct Context {
   ibv_pd* pd;               // nullptr while quiesced, if it is ours
@@ -210,7 +212,7 @@ extern "C" int rdmalloc_verbs_pd(struct rdmalloc_domain* domain, struct ibv_pd**
   void* context = nullptr;
   if (pd == nullptr || rdmalloc_domain_context(domain, &ops, &context) != 0) return -EINVAL;
   *pd = static_cast<Context*>(context)->pd;
-  return *pd != nullptr ? 0 : -EAGAIN;
+  return *pd != nullptr ? 0 : why_closed(domain);
 }
 
 extern "C" int rdmalloc_verbs_set_pd(struct rdmalloc_domain* domain, struct ibv_pd* pd) {

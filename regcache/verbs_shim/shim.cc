@@ -60,7 +60,7 @@ struct State {
   std::size_t handles_used = 0;
   Handle* free_handles = nullptr;
   // Statistics, relaxed.
-  std::atomic<unsigned long> served{0}, passed_on{0}, registered{0};
+  std::atomic<unsigned long> served{0}, passed_on{0}, tried_twice{0}, registered{0};
 };
 constinit State state;
 constinit Handle handles[kMostHandles] = {};
@@ -249,7 +249,9 @@ ibv_mr* try_twice(PassOn pass_on) {
   if (mr != nullptr || errno != ENOMEM) return mr;
   bool may_succeed = give_up_idle();
   errno = ENOMEM;
-  return may_succeed ? past_us(pass_on) : nullptr;
+  if (!may_succeed) return nullptr;
+  state.tried_twice.fetch_add(1, std::memory_order_relaxed);
+  return past_us(pass_on);
 }
 
 // What the program gets: from our cache where that may be (`pd` not null), else by `pass_on`.
@@ -379,10 +381,12 @@ __attribute__((destructor)) void end() {
   const char* wanted = getenv("RDMALLOC_STATS");  // NOLINT(concurrency-mt-unsafe): after main
   if (wanted == nullptr || strcmp(wanted, "1") != 0) return;
   dprintf(STDERR_FILENO,
-          "rdmalloc verbs shim: %lu registrations served by %lu real ones, %lu passed on\n",
+          "rdmalloc verbs shim: %lu registrations served by %lu real ones, %lu passed on, %lu of "
+          "them tried twice\n",
           state.served.load(std::memory_order_relaxed),
           state.registered.load(std::memory_order_relaxed),
-          state.passed_on.load(std::memory_order_relaxed));
+          state.passed_on.load(std::memory_order_relaxed),
+          state.tried_twice.load(std::memory_order_relaxed));
 }
 
 }  // namespace

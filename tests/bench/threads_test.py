@@ -15,7 +15,9 @@ DRIVER = Driver(sys.argv[1], "threads")
 def case_arguments():
     DRIVER.refuses([(["--shapes", "replace:16"], "PATTERN:LEAST-MOST"), (["--threads", "0"], "@0"),
                     (["--threads", "1,x"], "@x"), (["--threads", "4294967298"], "@4294967298"), (["--scale", "0"], "scale"),
-                    (["--random", "0"], "random"), (["--random", "3", "--shapes", "replace:16:8"], "--shapes")])
+                    (["--random", "0"], "random"), (["--random", "3", "--shapes", "replace:16:8"], "--shapes"),
+                    (["--threads", "2,4,2", "--shapes", "replace:16:8"], "replace:16:8@2 is asked for twice"),
+                    (["--threads", "2", "--shapes", "replace:1K:8,replace:1024:8"], "replace:1K:8@2 is asked for twice")])
     DRIVER.lists("come-and-go:16-1K:64@256")
     worker = pathlib.Path(DRIVER.program).parent / "thread_patterns"
     for arguments in [[], ["nothing"], ["replace", "--threads", "0"], ["replace", "--sizes", "16"],

@@ -164,7 +164,7 @@ int main(int argc, char** argv) {
   while (running != static_cast<int>(threads)) std::this_thread::yield();
   if ((is_data && !limit_to(RLIMIT_DATA, "VmData")) ||
       (is_address && !limit_to(RLIMIT_AS, "VmSize"))) {
-    std::printf("SKIPPED: the limit can't be set\n");
+    std::printf("SKIP: the limit can't be set\n");
     std::_Exit(77);
   }
   begin = true;

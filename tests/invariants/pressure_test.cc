@@ -356,10 +356,18 @@ const char* run_in_one_that_changes(Machine& machine) {
   return rdmalloc_fini() == 0 ? nullptr : "rdmalloc_fini";
 }
 
+// Waits until the purge thread has opened so many files, the last of which it can't: two whole
+// looks and more, each of two where it finds no cgroup, else of ten.
+void wait_for_looks(uint64_t files) {
+  uint64_t fired = rdmalloc::os::faults_fired();
+  rdmalloc::os::arm_fault(rdmalloc::os::Site::kOpenFile, files);
+  while (rdmalloc::os::faults_fired() == fired) usleep(10000);
+}
+
 // The limit stays what it was where it can't be read: not the membership, as in a chroot without
 // /proc; not the cgroups, as in one without /sys; no file at all. And once it can be read again
-// nothing goes at once. Seen to fail, in each case, where a file that can't be read states no
-// limit.
+// nothing goes at once. What never comes is for the test's own limit. Seen to fail, in each case,
+// where a file that can't be read states no limit.
 const char* run_in_one_that_cannot_be_read(Machine& machine) {
   uint64_t hour_ms = 3600000;
   rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &hour_ms, sizeof hour_ms);
@@ -380,14 +388,17 @@ const char* run_in_one_that_cannot_be_read(Machine& machine) {
     if (hidden == 1) put_over(empty + "/folder", cgroups);
     if (hidden == 2) hide_all(0);
     make_dirty();
-    usleep(2500000);  // some ticks
+    while (dirty_bytes() > 12 * kMiB && counter("purge.dirty_max_bytes") == 12 * kMiB)
+      usleep(10000);
+    // What went until then has been counted at a look after it.
+    wait_for_looks(hidden == 1 ? 21 : 5);
     if (counter("purge.dirty_max_bytes") != 12 * kMiB) return "the limit is not what it was";
     free_all(filled(10, kMiB));
     uint64_t purges = counter("stats.purges");
     if (hidden == 0) umount2(membership, MNT_DETACH);
     if (hidden == 1) umount2(cgroups, MNT_DETACH);
     if (hidden == 2) hide_all(files.rlim_cur);
-    usleep(1500000);  // a tick
+    wait_for_looks(21);
     if (counter("stats.purges") != purges) return "purges";
   }
   return rdmalloc_fini() == 0 ? nullptr : "rdmalloc_fini";

@@ -58,7 +58,7 @@ void expect(bool is_so, const char* what) {
   if (!is_so) fail(what);
 }
 [[noreturn]] void skip(const char* why) {
-  std::printf("SKIPPED: %s\n", why);
+  std::printf("SKIP: %s\n", why);
   std::fflush(stdout);
   _exit(kSkipped);
 }

@@ -366,6 +366,12 @@ class Skips(unittest.TestCase):
         self.assertGreater(len(skips), 80)
         self.assertEqual([], [f"{name}: GTEST_SKIP() << {why}" for name, why in skips if not why.startswith(SKIPS_FOR)])
 
+    def test_each_script_says_what_is_missing(self):
+        looks = [(name, line) for name in tree.files() if name.startswith("tests/") and name.endswith(".sh")
+                 for line in tree.text(name).splitlines() if re.search(r"\bcommand -v\b.* >/dev/null", line)]
+        self.assertGreater(len(looks), 2)
+        self.assertEqual([], [f"{name}: {line}" for name, line in looks if "echo \"SKIP: " not in line])
+
     def test_no_suite_is_set_up_as_a_whole(self):
         # GoogleTest says "SKIPPED" of the tests of a suite whose setting up has failed, and ctest takes that for a
         # skip, whatever the exit status: each of a suite's tests passed where none ran.

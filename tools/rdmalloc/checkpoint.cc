@@ -29,11 +29,12 @@ constexpr int kMostNumber = 100;
 constexpr std::chrono::milliseconds kPoll(2);
 constexpr int kAnswerMs = 5000;  // for the answer, beside what it waits for registrations
 
-// A thread that can be asked, and the number of the next request to it: another than that of the
-// answer that it has as its name, or that would be taken for the answer to this request.
+// A thread that can be asked, its name, which is its last answer, and the number of the next
+// request to it: another than that of this answer, which would be taken for the one to the request.
 struct Control {
   int process;
   int thread;
+  std::string name;
   int number;
 };
 
@@ -77,7 +78,8 @@ bool look_for_controls(const std::vector<int>& processes, std::vector<Control>& 
       const std::string name = line_of(task.path() / "comm");
       if (!name.starts_with(kName)) continue;
       is_busy = is_busy || name.ends_with(kBusy);
-      found.push_back({process, std::atoi(task.path().filename().c_str()), number_after(name)});
+      found.push_back(
+          {process, std::atoi(task.path().filename().c_str()), name, number_after(name)});
     }
   }
   return is_busy;
@@ -107,18 +109,22 @@ int ask_process(const Control& control, bool resumes, int timeout_ms) {
              : -errno;
 }
 
-// What it answers to the request; -ETIME when it does not.
+// What it answers to the request; -ETIME when it does not, -ECANCELED when it has answered another
+// one meanwhile, perhaps after this one: an answer stands until the next request is served.
 int answer_of(const Control& control, int timeout_ms) {
   const std::string prefix = fmt::format("{}:{}:", kName, control.number);
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(timeout_ms);
+  bool is_anothers = false;
   do {
     const std::string name = line_of(task_of(control) / "comm");
     if (name.empty()) return -ESRCH;
-    if (name.starts_with(prefix) && !name.ends_with(kBusy))
+    if (!name.starts_with(prefix))
+      is_anothers = is_anothers || name != control.name;
+    else if (!name.ends_with(kBusy))
       return std::atoi(name.c_str() + prefix.size());
     std::this_thread::sleep_for(kPoll);
   } while (std::chrono::steady_clock::now() < end);
-  return -ETIME;
+  return is_anothers ? -ECANCELED : -ETIME;
 }
 
 // Whether nothing of the process is left but what its parent may ask of it.
@@ -165,6 +171,9 @@ const char* remedy_for(int error) {
       return "it was not quiesced";
     case -ETIME:
       return "it does not answer: stopped, or in a callback that does not return";
+    case -ECANCELED:
+      return "another rdmalloc checkpoint asked it meanwhile, and has its answer in the place of "
+             "this one's: ask again, one after the other";
     case -ESRCH:
       return "it has ended";
     case -EPERM:

@@ -131,8 +131,8 @@ std::string fault_problem(const std::string& value) {
     const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), nth);
     if (!is_site || error != std::errc() || end != number.data() + number.size() || nth == 0)
       return fmt::format(
-          "'{}' is no site with a number from 1, as in commit:1; rdmalloc info --fault-sites lists "
-          "the sites",
+          "'{}' is no site with a number from 1 to 2^64 - 1, as in commit:1; rdmalloc info "
+          "--fault-sites lists the sites",
           fault);
   }
   return {};

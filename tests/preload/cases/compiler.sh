@@ -39,7 +39,7 @@ PROGRAM
 printf '#include <stdio.h>\nint main(void) { puts("C"); return 0; }\n' >program.c
 gcc -O2 program.c -o c && ./c
 for compiler in g++ clang++; do
-  command -v "$compiler" >/dev/null || continue
+  command -v "$compiler" >/dev/null || { echo "SKIP: $compiler is not installed"; continue; }
   "$compiler" -std=c++20 -O2 -c program.cc
   cksum <program.o
   "$compiler" -pthread program.o -o program

@@ -5,6 +5,7 @@ set -euo pipefail
 # Beside MPICH, Debian's mpirun is whichever the administrator chose.
 mpirun=$(command -v mpirun.openmpi || command -v mpirun || true)
 [[ $mpirun ]] || { echo "SKIP: Open MPI is not installed"; exit 77; }
+[[ $MPI_PROGRAM != none ]] || { echo "SKIP: MPI's headers were not installed at the build"; exit 77; }
 # As root, without ssh, more ranks than cores, and quiet about all three.
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=isolated
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl_vader_single_copy_mechanism=none

@@ -561,7 +561,8 @@ TEST_F(Limits, a_thousand_openings_and_closings_start_empty) {
 TEST_F(Limits, flush_drops_what_is_idle_and_not_sticky) {
   StubDomain domain(fabric);
   rdmalloc_key key;
-  rdmalloc_reg* held = domain.get(span(10, 1), 8);
+  char* held_block = span(10, 1);
+  rdmalloc_reg* held = domain.get(held_block, 8);
   for (std::size_t i = 0; i < 5; ++i) domain.touch(span(20 + 2 * i, 1), 8);
   char* keyed = span(40, 1);
   ASSERT_EQ(rdmalloc_reg_key(domain.handle, keyed, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
@@ -570,6 +571,10 @@ TEST_F(Limits, flush_drops_what_is_idle_and_not_sticky) {
   free_span(keyed);
   EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 1) << "nothing lives under the key any more";
   rdmalloc_reg_put(held);
+  // What is dropped otherwise is not counted among these.
+  EXPECT_EQ(rdmalloc_invalidate(domain.handle, held_block, 8, nullptr, nullptr), 1);
+  EXPECT_EQ(domain.counters().flush_drops, 6u);
+  EXPECT_EQ(domain.counters().deregistrations, 7u);
 }
 
 }  // namespace
