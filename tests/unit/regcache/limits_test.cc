@@ -515,6 +515,23 @@ TEST_F(Limits, a_hundred_thousand_rounds_leave_the_mappings_as_they_are) {
   EXPECT_LE(fabric.bytes(), std::size_t{64} << 20);
 }
 
+// Fails when make() keeps the record: of 33 million each get that is tried again would take one.
+TEST_F(Limits, a_get_without_room_keeps_no_record) {
+  RecordsAtOnce records_at_once;
+  StubDomain full(fabric, count_limit(1)), other(fabric);
+  rdmalloc_reg* held = full.get(span(10, 1), 8);
+  auto next_record = [&] {
+    rdmalloc_reg* reg = other.get(spans[0], 8);
+    rdmalloc_reg_put(reg);
+    EXPECT_EQ(rdmalloc_domain_flush(other.handle), 1);
+    return reg;
+  };
+  rdmalloc_reg* next = next_record();
+  EXPECT_EQ(full.get(span(20, 1), 8), nullptr);
+  EXPECT_EQ(next_record(), next);
+  rdmalloc_reg_put(held);
+}
+
 // Fails when move_quarantined() or the drops are left out of close.
 TEST_F(Limits, closing_refuses_while_held_and_then_drops_everything) {
   StubDomain domain(fabric);
