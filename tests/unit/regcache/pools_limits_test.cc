@@ -203,6 +203,23 @@ TEST_F(PoolLimits, the_number_of_registrations_is_a_limit_too) {
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
 }
 
+// Fails when unmovable() leaves out what the registrar is called for.
+TEST_F(PoolLimits, what_is_being_registered_is_no_room) {
+  rdmalloc_domain_attr limits = {};
+  limits.max_count = 20;
+  StubDomain domain(fabric, limits);
+  rdmalloc_pool_attr attr = sizes(kPage, 30);
+  attr.access = RDMALLOC_ACCESS_REMOTE_READ;
+  std::uint32_t small = 0, large = 0;
+  fabric.before_enter = [&](void*, std::size_t) {
+    return rdmalloc_pool_fit(&domain.handle, 1, &attr, &small, &large);
+  };
+  void* block = rdmalloc_malloc(kPage);
+  EXPECT_NE(domain.touch(block, kPage), 0u);
+  EXPECT_EQ(small, 19u);
+  rdmalloc_free(block);
+}
+
 // Seen to fail by "stub leaves 65536 bytes and 30 registrations; stub leaves 20".
 TEST_F(PoolLimits, two_limits_are_told_after_what_is_asked_for) {
   rdmalloc_domain_attr limits = {};
