@@ -307,7 +307,7 @@ TEST_F(Watching, I6_memory_another_userfaultfd_watches_is_registered_per_use) {
 }
 
 // More events than the ring holds, while a registrar keeps the helper. Fails when the reader waits,
-// or overwrites what was not applied.
+// or overwrites what was not applied, and when what has had no event stays registered.
 TEST_F(Watching, a_flood_that_is_not_applied_ends_watching_and_blocks_none) {
   // Before the threads are there, so that ThreadSanitizer knows who was first: it sees no order
   // where the kernel makes one.
@@ -320,6 +320,7 @@ TEST_F(Watching, a_flood_that_is_not_applied_ends_watching_and_blocks_none) {
   StubDomain domain(fabric);
   keep(domain, page(4), kPage);
   std::uint64_t generation = keep(domain, page(8), 4 * kPage);
+  keep(domain, page(40), kPage);
   munmap(page(4), kPage);
   while (!is_inside) std::this_thread::yield();
   rdmalloc_test::Capture capture;
