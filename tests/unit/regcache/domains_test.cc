@@ -381,7 +381,7 @@ TEST_F(Domains, a_loss_while_the_registrar_runs_is_an_error_of_that_call) {
 }
 
 // Fails when keep_half_made() does not look at the loss: no device reaches those pages.
-TEST_F(Domains, what_was_half_made_when_the_device_was_lost_is_not_quarantined) {
+TEST_F(Domains, what_a_lost_device_made_half_is_not_quarantined) {
   StubDomain domain(fabric);
   fabric.before_enter = [&](void*, std::size_t) { return lose(domain), -ENOTRECOVERABLE; };
   EXPECT_EQ(domain.get(span(10, 1), 8), nullptr);

@@ -133,7 +133,7 @@ TEST_F(RegisteredHeaps, what_a_page_event_refuses_is_said) {
 }
 
 // Fails when add() takes an answer of half a registration for a refusal.
-TEST_F(RegisteredHeaps, I13_memory_that_a_registrar_could_not_undo_stays_out_of_reach) {
+TEST_F(RegisteredHeaps, I13_memory_that_could_not_be_undone_stays_out_of_reach) {
   StubDomain domain(fabric);
   char* half = nullptr;
   fabric.before_enter = [&](void* base, std::size_t) {

@@ -210,7 +210,7 @@ TEST_F(Watching, pages_are_watched_as_long_as_one_registration_has_them) {
 }
 
 // Fails when first_kept() leaves out what is in flight: its pages would go unseen.
-TEST_F(Watching, pages_that_are_being_registered_stay_watched_when_a_neighbour_ends) {
+TEST_F(Watching, pages_being_registered_stay_watched_when_others_end) {
   StubDomain domain(fabric);
   keep(domain, page(6), 4 * kPage);
   fabric.before_enter = [&](void*, std::size_t) {

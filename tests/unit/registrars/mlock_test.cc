@@ -342,7 +342,7 @@ TEST(Mlock, I12_idle_registrations_that_make_no_room_stay) {
 }
 
 // The kernel knows the limit better. Fails when its refusal is the last word on a slab.
-TEST(Mlock, I12_a_block_is_registered_by_pages_where_the_kernel_refuses_its_slab) {
+TEST(Mlock, I12_pages_are_asked_for_where_the_kernel_refuses_a_slab) {
   EXPECT_EQ(unprivileged_with_memlock(
                 8 << 20,
                 [] {
