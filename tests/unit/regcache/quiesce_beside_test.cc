@@ -5,6 +5,8 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/purge/purge.h"
+#include "tests/support/observer.h"
 #include "tests/unit/regcache/quiesce_fixture.h"
 
 namespace {
@@ -59,6 +61,30 @@ TEST_F(Quiesce, what_works_in_several_steps_is_waited_for) {
   };
   EXPECT_EQ(rdmalloc_reg_prefault(&domain.handle, 1, &range, 1, 1, quiesce, &result), 0);
   EXPECT_EQ(result, -ETIMEDOUT);
+}
+
+// Fails when a purge_freeze() that is over leaves its pause: nothing would be purged ever again.
+TEST_F(Quiesce, purges_go_on_after_one_that_a_purge_outlived) {
+  RegistrarGate gate;
+  rdmalloc_test::Observer observer([&](char*, std::size_t) { return gate.pass(); });
+  ASSERT_EQ(observer.added(), 0);
+  { Block(); }
+  std::thread purger([] { EXPECT_GT(rdmalloc_purge(0), 0); });
+  gate.wait_until_inside();
+  EXPECT_EQ(rdmalloc_quiesce(1), -ETIMEDOUT);
+  gate.open();
+  purger.join();
+  EXPECT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(observer.remove(), 0);
+}
+
+// Fails when purge_thread_stop() lets a thaw start the thread.
+TEST_F(Quiesce, a_fini_in_it_ends_the_purge_thread_for_good) {
+  ASSERT_EQ(rdmalloc_init(), 0);
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_FALSE(rdmalloc::purge_counters().thread_runs);
 }
 
 // Fails when reopen_domain() leaves what was made there before the loss: gets would find it.
