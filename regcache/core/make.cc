@@ -330,7 +330,6 @@ void begin_watching(Domain& domain, Registration* made) {
   {
     RangeGuard guard(domain, made);
     made->rest().is_watched = false;
-    made->rest().is_stale = true;
   }
   watcher.end(*state(), made->base(), made->end());
 }

@@ -23,7 +23,6 @@ struct Claim {
   Domain* domain;
   bool keeps_idle;
   Registration* drops = nullptr;
-  Registration* sticky_drops = nullptr;  // to be sticky again if the purge is refused
   bool is_refused = false;
 
   bool operator()(Registration* reg) {
@@ -45,27 +44,19 @@ struct Claim {
       is_refused = true;
       return false;
     }
-    Registration*& list = was_sticky ? sticky_drops : drops;
-    reg->next() = list;
-    list = reg;
+    reg->next() = drops;
+    drops = reg;
     return true;
   }
 };
 
-void reopen_list(Domain& domain, Registration* list, bool was_sticky) {
+// Of those that were sticky nothing lives any more: their keys are over.
+void reopen_list(Domain& domain, Registration* list) {
   while (list != nullptr) {
     Registration* next = list->next();
-    reopen(domain, list, was_sticky);
+    reopen(domain, list, false);
     list = next;
   }
-}
-
-Registration* joined(Registration* first, Registration* second) {
-  if (first == nullptr) return second;
-  Registration* last = first;
-  while (last->next() != nullptr) last = last->next();
-  last->next() = second;
-  return first;
 }
 
 // A domain that opens after this look registers nothing over the range, since the range's words say
@@ -88,12 +79,11 @@ bool clear_domain(Domain& domain, const Range& range) {
     if (!may_hold_registrations(domain)) return true;
     visit_overlapping(domain, range.low, range.high, claim);
     if (claim.is_refused) {
-      reopen_list(domain, claim.drops, false);
-      reopen_list(domain, claim.sticky_drops, true);
+      reopen_list(domain, claim.drops);
       ++guard.counters().purge_refusals;
       return false;
     }
-    drops = joined(claim.drops, claim.sticky_drops);
+    drops = claim.drops;
     if (drops != nullptr && !domain.is_any_thread()) {
       // This registrar may be called on the user's threads only: the next call of a user's thread
       // drops these, and the next purge finds the range clear.

@@ -380,6 +380,16 @@ TEST_F(Domains, a_loss_while_the_registrar_runs_is_an_error_of_that_call) {
   EXPECT_EQ(fake::purge(10, 1), 0) << "the words were left taken";
 }
 
+// Fails when keep_half_made() does not look at the loss: no device reaches those pages.
+TEST_F(Domains, what_a_lost_device_made_half_is_not_quarantined) {
+  StubDomain domain(fabric);
+  fabric.before_enter = [&](void*, std::size_t) { return lose(domain), -ENOTRECOVERABLE; };
+  EXPECT_EQ(domain.get(span(10, 1), 8), nullptr);
+  fabric.before_enter = nullptr;
+  EXPECT_EQ(domain.counters().registrations, 0u);
+  expect_exact(domain);
+}
+
 // Fails when what purges left for a thread of the user's is forgotten at the loss.
 TEST_F(Domains, what_a_purge_left_for_the_users_thread_goes_with_the_device) {
   StubFabric& bound = another_fabric(RDMALLOC_REGISTRAR_SYNC_DEREG);

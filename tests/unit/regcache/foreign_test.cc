@@ -314,7 +314,14 @@ TEST_F(Foreign, a_mode_that_is_not_understood_is_told_and_the_default_stays) {
 // Fails when rdmalloc_adopt() does not look at the arena.
 TEST_F(Foreign, what_cannot_be_adopted_is_refused) {
   StubDomain domain(fabric);
-  EXPECT_EQ(rdmalloc_adopt(span(10, 1), 8), -EFAULT);
+  char* arena = span(0, 1);
+  EXPECT_EQ(rdmalloc_adopt(arena + 10 * kSlice, 8), -EFAULT);
+  EXPECT_EQ(rdmalloc_adopt(arena - 1, 2), -EFAULT);
+  EXPECT_EQ(rdmalloc_adopt(arena - 1, 1), 0);
+  EXPECT_EQ(rdmalloc_adopt(arena + fake::kArenaBytes - 1, 1), -EFAULT);
+  EXPECT_EQ(rdmalloc_adopt(arena + fake::kArenaBytes, 1), 0);
+  EXPECT_EQ(rdmalloc_disown(arena - 1, 1), 0);
+  EXPECT_EQ(rdmalloc_disown(arena + fake::kArenaBytes, 1), 0);
   EXPECT_EQ(rdmalloc_adopt(map, 0), -EINVAL);
   EXPECT_EQ(rdmalloc_adopt(nullptr, 1), -EINVAL);
   EXPECT_EQ(rdmalloc_adopt(map, SIZE_MAX), -EINVAL);

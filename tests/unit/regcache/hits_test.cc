@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <chrono>
+#include <functional>
 #include <future>
 #include <optional>
 
@@ -390,6 +391,62 @@ TEST_F(Hits, a_registrars_granularity_rounds_local_registrations) {
   EXPECT_EQ(rdmalloc_reg_length(reg), RDMALLOC_CHUNK_BYTES);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(rdmalloc_reg_addr(reg)) % RDMALLOC_CHUNK_BYTES, 0u);
   rdmalloc_reg_put(reg);
+}
+
+// A block of which a page was registered while there was no room for all of it, and then all of it.
+class Wider : public Hits {
+ protected:
+  // Registers the block's first page by `of_page`, then the block.
+  void register_both(StubDomain& domain, const std::function<void()>& of_page) {
+    rdmalloc_reg* other = domain.get(span(20, 5), 8, RDMALLOC_ACCESS_LOCAL_READ);
+    of_page();
+    ASSERT_EQ(fabric.bytes(), 5 * kSlice + kPage);
+    rdmalloc_reg_put(other);
+    domain.touch(block, 8, RDMALLOC_ACCESS_LOCAL_READ);  // so that the other one is evicted
+    ASSERT_NE(domain.touch(block, 4 * kSlice, RDMALLOC_ACCESS_LOCAL_READ), 0u);
+    ASSERT_EQ(fabric.bytes(), 4 * kSlice + kPage) << "its page's registration ended";
+  }
+  static rdmalloc_domain_attr read_only() {
+    rdmalloc_domain_attr attr = {};
+    attr.max_bytes = 8 * kSlice;
+    attr.access = RDMALLOC_ACCESS_LOCAL_READ;
+    return attr;
+  }
+
+  char* block = span(10, 4);
+};
+
+// Fails when take_superseded() closes what is sticky: the key of a live block would name nothing.
+TEST_F(Wider, I5_a_key_stays_right) {
+  StubDomain domain(fabric, read_only());
+  rdmalloc_key key;
+  register_both(domain, [&] {
+    ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL_READ, &key), 0);
+  });
+  EXPECT_EQ(fabric.use(key, block, 8), StubFabric::Use::kRight);
+  EXPECT_EQ(domain.counters().sticky_count, 1u);
+}
+
+// Fails when take_superseded() does not compare rights.
+TEST_F(Wider, one_with_more_rights_is_found_again) {
+  StubDomain domain(fabric, read_only());
+  register_both(domain, [&] { ASSERT_NE(domain.touch(block, 8), 0u); });
+  std::uint64_t calls = fabric.calls;
+  EXPECT_NE(domain.touch(block, 8), 0u);
+  EXPECT_EQ(fabric.calls, calls);
+}
+
+// Fails when only local requests on owned memory heed the longest registration.
+TEST_F(Hits, nothing_longer_than_one_registration_is_asked_for) {
+  alignas(4096) static char foreign[3 * kPage];
+  rdmalloc_domain_attr attr = {};
+  attr.largest = 2 * kPage;
+  StubDomain domain(fabric, attr);
+  EXPECT_EQ(domain.get(span(10, 1), 2 * kPage + 1, RDMALLOC_ACCESS_REMOTE_READ), nullptr);
+  EXPECT_EQ(domain.last_error, -EMSGSIZE);
+  EXPECT_EQ(domain.get(foreign, 2 * kPage + 1), nullptr);
+  EXPECT_EQ(domain.last_error, -EMSGSIZE);
+  EXPECT_EQ(fabric.calls, 0u);
 }
 
 // Fails when the registration is dropped at put, or kept over a purge.

@@ -358,6 +358,15 @@ TEST_F(Limits, uncounted_keys_leave_room_for_the_counted_way) {
   for (std::size_t i = 0; i < 6; ++i) EXPECT_TRUE(fabric.touches(spans[i], 1));
 }
 
+// Fails when sticky_share() rounds a quarter down to none.
+TEST_F(Limits, of_a_limit_of_two_keys_leave_one) {
+  StubDomain domain(fabric, count_limit(2));
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, span(10, 1), 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  EXPECT_EQ(rdmalloc_reg_key(domain.handle, span(20, 1), 8, RDMALLOC_ACCESS_LOCAL, &key), -ENOMEM);
+  EXPECT_NE(domain.touch(span(30, 1), 8), 0u);
+}
+
 // Fails when has_sticky_room() does not reclaim.
 TEST_F(Limits, stickiness_ends_with_the_last_block_under_it) {
   StubDomain domain(fabric, count_limit(4));
@@ -394,19 +403,22 @@ TEST_F(Limits, I12_a_refused_registration_leaves_nothing_behind) {
   EXPECT_NE(domain.touch(block, 8), 0u);
 }
 
-// Fails when ask_twice() asks once, or for ever.
+// Fails when ask_twice() asks once, or for ever, or knows one of the two errors only.
 TEST_F(Limits, I12_a_full_registrar_is_asked_once_more_after_evicting) {
   StubDomain domain(fabric);
-  fabric.capacity_bytes = 4 * kSlice;
   for (std::size_t i = 0; i < 4; ++i) domain.touch(span(10 + 2 * i, 1), 8);
+  fabric.before_enter = [&](void*, std::size_t) { return fabric.live() < 4 ? 0 : -ENOSPC; };
+  EXPECT_NE(domain.touch(span(20, 1), 8), 0u);
+  fabric.before_enter = nullptr;
+  fabric.capacity_bytes = 4 * kSlice;
   std::uint64_t calls = fabric.calls;
   EXPECT_NE(domain.touch(span(30, 2), 8), 0u);
   EXPECT_EQ(fabric.calls - calls, 2u);
-  EXPECT_EQ(domain.counters().evictions, 2u);
-  EXPECT_EQ(domain.counters().refusals, 1u);
+  EXPECT_EQ(domain.counters().evictions, 1u + 2u);
+  EXPECT_EQ(domain.counters().refusals, 1u + 1u);
   // Everything held: one refusal, at once.
-  std::vector<rdmalloc_reg*> held = {domain.get(spans[2], 8), domain.get(spans[3], 8),
-                                     domain.get(spans[4], 8)};
+  std::vector<rdmalloc_reg*> held = {domain.get(spans[3], 8), domain.get(spans[4], 8),
+                                     domain.get(spans[5], 8)};
   calls = fabric.calls;
   EXPECT_EQ(domain.get(span(40, 1), 8), nullptr);
   EXPECT_EQ(domain.last_error, -ENOMEM);

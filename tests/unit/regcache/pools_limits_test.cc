@@ -203,6 +203,58 @@ TEST_F(PoolLimits, the_number_of_registrations_is_a_limit_too) {
   EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
 }
 
+// Fails when heed() looks at the length of buffers that there are none of, 132 KiB by default.
+TEST_F(PoolLimits, I13_what_is_not_wanted_need_not_be_whole_units) {
+  fabric.ops.granularity = RDMALLOC_SLICE_BYTES;
+  StubDomain domain(fabric);
+  rdmalloc_pool_attr attr = sizes(RDMALLOC_SLICE_BYTES, 2);
+  attr.access = RDMALLOC_ACCESS_REMOTE_READ;
+  rdmalloc_pool* pool = make(domain, attr);
+  ASSERT_NE(pool, nullptr);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
+// Fails when the pool's memory, or a piece of it, does not begin at a unit of the registrar's.
+TEST_F(PoolLimits, pieces_are_whole_units_of_the_registrar) {
+  constexpr std::size_t kUnit = 2 << 20;
+  fabric.ops.granularity = kUnit;
+  rdmalloc_domain_attr limits = {};
+  limits.largest = kUnit + kUnit / 2;
+  StubDomain domain(fabric, limits);
+  rdmalloc_pool* pool = make(domain, sizes(kUnit / 32, 3 * 32));
+  ASSERT_NE(pool, nullptr);
+  EXPECT_EQ(fabric.live(), 3u);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
+// Fails when side_for() finds a size that there are no buffers of.
+TEST_F(PoolLimits, of_large_buffers_alone_small_ones_are_served) {
+  StubDomain domain(fabric);
+  rdmalloc_pool* pool = make(domain, sizes(kPage, kNone, 4 * kPage, 1));
+  rdmalloc_buffer* buffer = get(pool, 1);
+  ASSERT_NE(buffer, nullptr);
+  EXPECT_EQ(buffer->length, 4 * kPage);
+  EXPECT_EQ(rdmalloc_pool_put(pool, buffer), 0);
+  EXPECT_EQ(rdmalloc_pool_destroy(pool), 0);
+}
+
+// Fails when unmovable() leaves out what the registrar is called for.
+TEST_F(PoolLimits, what_is_being_registered_is_no_room) {
+  rdmalloc_domain_attr limits = {};
+  limits.max_count = 20;
+  StubDomain domain(fabric, limits);
+  rdmalloc_pool_attr attr = sizes(kPage, 30);
+  attr.access = RDMALLOC_ACCESS_REMOTE_READ;
+  std::uint32_t small = 0, large = 0;
+  fabric.before_enter = [&](void*, std::size_t) {
+    return rdmalloc_pool_fit(&domain.handle, 1, &attr, &small, &large);
+  };
+  void* block = rdmalloc_malloc(kPage);
+  EXPECT_NE(domain.touch(block, kPage), 0u);
+  EXPECT_EQ(small, 19u);
+  rdmalloc_free(block);
+}
+
 // Seen to fail by "stub leaves 65536 bytes and 30 registrations; stub leaves 20".
 TEST_F(PoolLimits, two_limits_are_told_after_what_is_asked_for) {
   rdmalloc_domain_attr limits = {};

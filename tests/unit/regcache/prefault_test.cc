@@ -155,6 +155,22 @@ TEST_F(Prefault, as_many_threads_register_at_once_as_were_asked_for) {
   }
 }
 
+// Fails when plan_wide() does not heed the limit, or when a piece is cut where the range begins and
+// not where its page does.
+TEST_F(Prefault, pages_are_registered_where_more_may_not_be) {
+  rdmalloc_domain_attr attr = {};
+  attr.max_bytes = kMiB;
+  StubDomain bounded(fabric, attr), pieces(fabric, pieces_of(8 * kPage));
+  char* of_more = block(4 * kMiB);
+  EXPECT_EQ(prefault({bounded.handle}, {{of_more + kPage, kPage}}, 1), 0);
+  EXPECT_EQ(fabric.bytes(), kPage);
+  alignas(4096) static char foreign[9 * kPage];
+  ASSERT_EQ(rdmalloc_adopt(foreign, sizeof foreign), 0);
+  EXPECT_EQ(prefault({pieces.handle}, {{foreign + 8, 8 * kPage}}, 1), 0);
+  EXPECT_EQ(fabric.bytes(), 10 * kPage);
+  EXPECT_EQ(rdmalloc_disown(foreign, sizeof foreign), 0);
+}
+
 // Fails when threads_for() does not look at the affinity.
 TEST_F(Prefault, no_number_means_as_many_as_the_affinity_allows) {
   cpu_set_t before, one;

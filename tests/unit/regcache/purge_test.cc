@@ -4,11 +4,16 @@
 #include <thread>
 
 #include "alloc/core/quarantine.h"
+#include "regcache/core/stripes.h"
 #include "tests/support/capture.h"
 #include "tests/unit/regcache/fixture.h"
 
 namespace {
 
+using rdmalloc::regcache::Domain;
+using rdmalloc::regcache::domain_is_valid;
+using rdmalloc::regcache::domain_of;
+using rdmalloc::regcache::WholeGuard;
 using Purge = Regcache;
 
 // Fails when on_purge() returns before drop_list().
@@ -315,14 +320,22 @@ TEST_F(Purge, a_slabs_cached_registration_outlives_its_free_pages_decay) {
   EXPECT_NE(domain.touch(slab, 1024), key);
 }
 
-// Fails when Claim asks no rdmalloc_range_is_idle().
+// Fails when Claim asks no rdmalloc_range_is_idle(), and when reopen() takes no room of the keys'
+// share of a limit.
 TEST_F(Purge, I5_pages_of_a_slab_stay_while_a_key_of_it_may_be_in_use) {
-  StubDomain domain(fabric);
+  rdmalloc_domain_attr attr = {};
+  attr.max_count = 4;
+  StubDomain domain(fabric, attr);
   char* slab = span(10, 1, 1024);
   rdmalloc_key key;
   ASSERT_EQ(rdmalloc_reg_key(domain.handle, slab, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
   EXPECT_EQ(fake::purge_pages_of(slab, 4, 2, RDMALLOC_PURGE_PRESSURE), -EBUSY);
   EXPECT_EQ(fabric.use(key, slab, 8), StubFabric::Use::kRight);
+  {
+    Domain& inside = *domain_of(domain.handle);
+    WholeGuard guard(inside);
+    EXPECT_TRUE(domain_is_valid(inside));
+  }
   free_span(slab);
   EXPECT_EQ(fake::purge(10, 1), 0);
   span(10, 1, 1024);

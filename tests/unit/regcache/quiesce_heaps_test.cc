@@ -29,6 +29,7 @@ TEST_F(Quiesce, registered_heaps_have_their_keys_again) {
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
   EXPECT_EQ(fabric.live(), 0u);
   EXPECT_EQ(rdmalloc_heap_key(heap, 0, block, 100, &after), -EAGAIN);
+  EXPECT_EQ(region(heap, 0).keys->generation, 0u);
   EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), -EAGAIN);
   // malloc in it goes on.
   void* meanwhile = rdmalloc_heap_malloc(heap, 200 * kKiB);

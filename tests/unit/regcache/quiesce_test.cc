@@ -99,9 +99,9 @@ TEST_F(Quiesce, when_the_time_is_over_nothing_has_changed) {
   EXPECT_EQ(fabric.leaves, 0u);
   EXPECT_EQ(domain.touch(idle.bytes, kMiB), generation);
   EXPECT_EQ(domain.touch(held.bytes, kMiB), of_held.generation);
+  EXPECT_EQ(domain.counters().sticky_count, 1u);
   ASSERT_EQ(rdmalloc_reg_key(domain.handle, sticky.bytes, 8, RDMALLOC_ACCESS_LOCAL, &after), 0);
   EXPECT_EQ(after.generation, before.generation);
-  EXPECT_EQ(domain.counters().sticky_count, 1u);
   EXPECT_EQ(domain.counters().registrations, 3u);
   EXPECT_THAT(happened, ElementsAre(RDMALLOC_DOMAIN_PREPARE, RDMALLOC_DOMAIN_RESUMED));
   rdmalloc_reg_put(reg);

@@ -6,9 +6,11 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <memory>
 #include <set>
 #include <thread>
 
+#include "alloc/os/fault.h"
 #include "tests/support/counters.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
@@ -82,6 +84,29 @@ class CoarseRegistrar : public RegisteredHeaps {
   static constexpr std::size_t kBlock = 128 * kKiB;
   std::vector<char*> blocks;  // live
 };
+
+// Fails when rdmalloc_domain_open() leaves the place taken, or purges paused, where it is refused.
+TEST_F(CoarseRegistrar, I10_an_open_that_fails_takes_no_place_and_lets_purges_go_on) {
+  StubDomain first(fabric);                         // what all domains need is there from now on
+  std::vector<std::unique_ptr<StubDomain>> others;  // until a place without tables is next
+  int refused = 0;
+  for (int i = 0; i < 2 * 64 && refused < 64; ++i) {
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kMapMetadata, 1);
+    auto one = std::make_unique<StubDomain>(fabric);
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kMapMetadata, 0);
+    if (one->open_error == 0) {
+      others.push_back(std::move(one));
+    } else {
+      ASSERT_EQ(one->open_error, -ENOMEM);
+      ++refused;
+    }
+  }
+  ASSERT_EQ(refused, 64);
+  others.clear();
+  EXPECT_EQ(StubDomain(fabric).open_error, 0);
+  free_some();
+  EXPECT_GT(rdmalloc_purge(0), 0);
+}
 
 // Seen to fail, by -EFAULT from each get, when a part of a unit could be purged.
 TEST_F(CoarseRegistrar, a_get_of_a_live_block_never_fails_for_a_purge_beside_it) {
@@ -340,6 +365,21 @@ TEST_F(KeysOfSpans, freed_ones_make_room_for_a_heap) {
   rdmalloc_heap* heap = make({domain.handle}, 12 * kMiB);
   EXPECT_EQ(last_error, 0);
   EXPECT_EQ(domain.counters().live_count, attr.max_count);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Fails when make_heaps() drops nothing of what a purge has left to the program's threads.
+TEST_F(KeysOfSpans, what_a_purge_left_to_a_thread_makes_room_for_a_heap) {
+  fabric.ops.flags &= ~RDMALLOC_REGISTRAR_ANY_THREAD;
+  attr.max_count = 1;
+  StubDomain domain(fabric, attr);
+  char* block = allocate(kMiB);
+  ASSERT_NE(domain.touch(block, kMiB), 0u);
+  rdmalloc_free(std::memset(block, 1, kMiB));
+  rdmalloc_purge(0);
+  ASSERT_EQ(fabric.live(), 1u);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  EXPECT_EQ(last_error, 0);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 

@@ -13,6 +13,7 @@
 
 #include "regcache/core/pool.h"
 #include "regcache/core/registration.h"
+#include "tests/unit/regcache/fixture.h"
 
 namespace {
 
@@ -166,6 +167,27 @@ TEST(RecordWindows, take_a_sixteenth_of_limited_addresses) {
     ASSERT_EQ(waitpid(child, &status, 0), child);
     EXPECT_EQ(status, 0) << left_mib;
   }
+}
+
+using KeptRecords = Regcache;
+
+// Fails when make() keeps the record: of 33 million each get that is tried again would take one.
+TEST_F(KeptRecords, a_get_without_room_keeps_no_record) {
+  RecordsAtOnce records_at_once;
+  rdmalloc_domain_attr only_one = {};
+  only_one.max_count = 1;
+  StubDomain full(fabric, only_one), other(fabric);
+  rdmalloc_reg* held = full.get(span(10, 1), 8);
+  auto next_record = [&] {
+    rdmalloc_reg* reg = other.get(spans[0], 8);
+    rdmalloc_reg_put(reg);
+    EXPECT_EQ(rdmalloc_domain_flush(other.handle), 1);
+    return reg;
+  };
+  rdmalloc_reg* next = next_record();
+  EXPECT_EQ(full.get(span(20, 1), 8), nullptr);
+  EXPECT_EQ(next_record(), next);
+  rdmalloc_reg_put(held);
 }
 
 }  // namespace

@@ -1,6 +1,7 @@
 // What a heap that is refused leaves to the purge thread, which sleeps then; and what is said of
 // it.
 #include <algorithm>
+#include <memory>
 #include <string>
 
 #include "alloc/core/helper_threads.h"
@@ -128,6 +129,56 @@ TEST_F(RegisteredHeaps, what_a_page_event_refuses_is_said) {
   EXPECT_NE(created.find("called inside a page event"), std::string::npos) << created;
   EXPECT_NE(grown.find("this is inside a page event"), std::string::npos) << grown;
   EXPECT_EQ(observer.remove(), 0);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Fails when add() takes an answer of half a registration for a refusal.
+TEST_F(RegisteredHeaps, I13_memory_that_could_not_be_undone_stays_out_of_reach) {
+  StubDomain domain(fabric);
+  char* half = nullptr;
+  fabric.before_enter = [&](void* base, std::size_t) {
+    half = static_cast<char*>(base);
+    return -ENOTRECOVERABLE;
+  };
+  EXPECT_EQ(make({domain.handle}, 4 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -ENOTRECOVERABLE);
+  EXPECT_EQ(domain.counters().quarantined, 1u);
+  std::vector<char*> blocks;
+  for (int i = 0; i < 200; ++i) {
+    blocks.push_back(static_cast<char*>(rdmalloc_malloc(100 * kKiB)));
+    EXPECT_TRUE(blocks.back() + 100 * kKiB <= half || blocks.back() >= half + 4 * kMiB);
+  }
+  for (char* block : blocks) rdmalloc_free(block);
+  EXPECT_EQ(domain.close(), 0);
+}
+
+// Fails when rdmalloc_heap_key() looks at where a range begins only.
+TEST_F(RegisteredHeaps, I13_no_key_is_given_of_more_than_a_region) {
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  auto* end = static_cast<char*>(region(heap, 0).base) + 2 * kMiB;
+  rdmalloc_key key = {};
+  EXPECT_EQ(rdmalloc_heap_key(heap, 0, end - 8, 8, &key), 0);
+  EXPECT_EQ(rdmalloc_heap_key(heap, 0, end - 8, 9, &key), -EFAULT);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Fails when heed_domains() does not bound regions by the room for their keys.
+TEST_F(RegisteredHeaps, no_heap_has_more_keys_than_there_is_room_for) {
+  constexpr std::size_t kDomains = 32, kRegions = 256 / kDomains;
+  rdmalloc_domain_attr attr = {};
+  attr.largest = 2 * kMiB;
+  std::vector<std::unique_ptr<StubDomain>> opened;
+  std::vector<rdmalloc_domain*> domains;
+  for (std::size_t i = 0; i < kDomains; ++i) {
+    opened.push_back(std::make_unique<StubDomain>(fabric, attr));
+    domains.push_back(opened.back()->handle);
+  }
+  EXPECT_EQ(make(domains, (kRegions + 1) * attr.largest), nullptr);
+  EXPECT_EQ(last_error, -EMSGSIZE);
+  rdmalloc_heap* heap = make(domains, kRegions * attr.largest);
+  EXPECT_EQ(last_error, 0);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 

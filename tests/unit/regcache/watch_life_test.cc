@@ -3,6 +3,7 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#include "alloc/core/helper_threads.h"
 #include "alloc/os/fault.h"
 #include "tests/support/capture.h"
 #include "tests/support/process.h"
@@ -19,6 +20,7 @@ TEST_F(Watching, I10_a_refusal_at_any_step_falls_back_and_can_be_tried_again) {
   using rdmalloc::os::Site;
   std::size_t descriptors = entries_of("/proc/self/fd");
   int threads = settled_thread_count();
+  std::uint32_t helpers = rdmalloc::helper_threads;
   struct Refusal {
     Site site;
     std::uint64_t nth;
@@ -40,6 +42,8 @@ TEST_F(Watching, I10_a_refusal_at_any_step_falls_back_and_can_be_tried_again) {
     }
     EXPECT_EQ(entries_of("/proc/self/fd"), descriptors);
     wait_for_threads(threads);
+    // More would end the purge thread beside a thread of the program's.
+    EXPECT_EQ(rdmalloc::helper_threads, helpers);
     StubDomain domain(fabric);
     keep(domain, page(4), kPage);
   }
@@ -83,6 +87,22 @@ TEST_F(Watching, I10_nothing_is_left_after_the_last_domain) {
     ASSERT_EQ(munmap(page(0), 20 * kPage), 0);
     ASSERT_NE(map_pages(20, page(0), MAP_FIXED), nullptr);
   }
+}
+
+// Fails when stop() closes by number what is another's by now.
+TEST_F(Watching, a_descriptor_that_the_program_closed_is_left_alone) {
+  int fd = -1;
+  {
+    StubDomain domain(fabric);
+    for (auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+      std::error_code gone;
+      if (std::filesystem::read_symlink(entry, gone) == "anon_inode:[userfaultfd]")
+        fd = std::stoi(entry.path().filename());
+    }
+    ASSERT_GE(fd, 0);
+    ASSERT_EQ(dup2(STDERR_FILENO, fd), fd);
+  }
+  EXPECT_EQ(close(fd), 0);
 }
 
 // Fails when the state is kept in memory that a child inherits, or when the child keeps its

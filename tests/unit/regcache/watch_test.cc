@@ -171,7 +171,7 @@ TEST_F(Watching, what_is_held_while_it_is_unmapped_ends_with_its_last_put) {
 
 // madvise tells before it takes the pages, so what is registered then may lose them unseen: such
 // pages stay for each use until they are unmapped. Fails when mark() retires nothing, when begin()
-// does not look, or when the end of the mapping does not end it.
+// does not look, when the end of the mapping does not end it, or when first_kept() leaves it out.
 TEST_F(Watching, memory_under_madvise_is_registered_per_use_until_unmapped) {
   StubDomain domain(fabric);
   for (int advice : {MADV_DONTNEED, MADV_FREE}) {
@@ -183,9 +183,11 @@ TEST_F(Watching, memory_under_madvise_is_registered_per_use_until_unmapped) {
       EXPECT_NE(domain.touch(page(4), 4 * kPage), 0u);
       EXPECT_FALSE(fabric.touches(page(5), kPage));
     }
-    keep(domain, page(6), kPage);  // beside it
+    if (advice == MADV_FREE) keep(domain, page(6), kPage);  // beside it
     EXPECT_EQ(watching().retired, 1u);
     ASSERT_NE(map_pages(4, page(4), MAP_FIXED), nullptr);
+    keep(domain, page(20), kPage);  // so the event is applied
+    ASSERT_EQ(watching().retired, 0u);
     std::uint64_t generation = keep(domain, page(4), 4 * kPage);
     EXPECT_EQ(domain.touch(page(4), 4 * kPage), generation);
     EXPECT_EQ(watching().retired, 0u);
@@ -205,6 +207,34 @@ TEST_F(Watching, pages_are_watched_as_long_as_one_registration_has_them) {
   ASSERT_EQ(other.touch(page(6), 2 * kPage), generation);
   ASSERT_NE(map_pages(4, page(4), MAP_FIXED), nullptr);
   EXPECT_NE(other.touch(page(6), 2 * kPage), generation) << "the other's";
+}
+
+// Fails when first_kept() leaves out what is in flight: its pages would go unseen.
+TEST_F(Watching, pages_being_registered_stay_watched_when_others_end) {
+  StubDomain domain(fabric);
+  keep(domain, page(6), 4 * kPage);
+  fabric.before_enter = [&](void*, std::size_t) {
+    EXPECT_EQ(rdmalloc_invalidate(domain.handle, page(9), kPage, nullptr, nullptr), 1);
+    return 0;
+  };
+  std::uint64_t generation = domain.touch(page(4), 4 * kPage);
+  fabric.before_enter = nullptr;
+  EXPECT_EQ(domain.touch(page(4), 4 * kPage), generation) << "kept";
+  ASSERT_NE(map_pages(1, page(7), MAP_FIXED), nullptr);
+  EXPECT_NE(domain.touch(page(4), 4 * kPage), generation);
+}
+
+// Fails when mark() leaves the watching of what mremap() has moved: each unmapping would wait for a
+// thread of ours.
+TEST_F(Watching, pages_that_were_moved_are_watched_no_more) {
+  StubDomain domain(fabric);
+  keep(domain, page(4), kPage);
+  ASSERT_EQ(mremap(page(4), kPage, kPage, MREMAP_MAYMOVE | MREMAP_FIXED, page(10)), page(10));
+  keep(domain, page(20), kPage);
+  std::uint64_t events = watching().events;
+  munmap(page(10), kPage);
+  keep(domain, page(21), kPage);
+  EXPECT_EQ(watching().events, events);
 }
 
 // Fails when mark_in() does not look at what is in flight: it would be kept, over pages that went.
@@ -277,7 +307,7 @@ TEST_F(Watching, I6_memory_another_userfaultfd_watches_is_registered_per_use) {
 }
 
 // More events than the ring holds, while a registrar keeps the helper. Fails when the reader waits,
-// or overwrites what was not applied.
+// or overwrites what was not applied, and when what has had no event stays registered.
 TEST_F(Watching, a_flood_that_is_not_applied_ends_watching_and_blocks_none) {
   // Before the threads are there, so that ThreadSanitizer knows who was first: it sees no order
   // where the kernel makes one.
@@ -290,6 +320,7 @@ TEST_F(Watching, a_flood_that_is_not_applied_ends_watching_and_blocks_none) {
   StubDomain domain(fabric);
   keep(domain, page(4), kPage);
   std::uint64_t generation = keep(domain, page(8), 4 * kPage);
+  keep(domain, page(40), kPage);
   munmap(page(4), kPage);
   while (!is_inside) std::this_thread::yield();
   rdmalloc_test::Capture capture;

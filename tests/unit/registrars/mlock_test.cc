@@ -324,6 +324,61 @@ TEST(Mlock, I12_idle_registrations_of_other_domains_make_room) {
             0);
 }
 
+// A registrar that says it locks pages, and does not.
+rdmalloc_registrar_ops pretender(std::uint32_t flags) {
+  rdmalloc_registrar_ops ops = {};
+  ops.size = sizeof ops;
+  ops.name = "pretender";
+  ops.flags = RDMALLOC_REGISTRAR_SYNC_DEREG | flags;
+  ops.register_ = [](void*, void*, size_t, uint32_t, rdmalloc_key*) { return 0; };
+  ops.deregister = [](void*, void*, size_t, const rdmalloc_key*) { return 0; };
+  return ops;
+}
+
+// Fails when make_memlock_room() evicts what counts elsewhere, or calls a registrar that is for its
+// own users' threads.
+TEST(Mlock, I12_idle_registrations_that_make_no_room_stay) {
+  for (std::uint32_t flags : {RDMALLOC_REGISTRAR_ANY_THREAD, RDMALLOC_REGISTRAR_LOCKS})
+    EXPECT_EQ(unprivileged_with_memlock(
+                  8 << 20,
+                  [flags] {
+                    rdmalloc_registrar_ops ops = pretender(flags);
+                    rdmalloc_domain *domain = nullptr, *other = nullptr;
+                    if (rdmalloc_domain_open_mlock(nullptr, &domain) != 0 ||
+                        rdmalloc_domain_open(&ops, nullptr, nullptr, &other) != 0)
+                      return 50;
+                    void *one = rdmalloc_malloc(6 * kMiB), *two = rdmalloc_malloc(6 * kMiB);
+                    int error = 0;
+                    rdmalloc_reg_put(get(other, one, 6 * kMiB, &error));
+                    if (error != 0) return 51;
+                    if (get(domain, two, 6 * kMiB, &error) == nullptr) return 52;
+                    if (get(domain, one, 6 * kMiB, &error) != nullptr || error != -ENOMEM)
+                      return 53;
+                    return counters_of(other).evictions == 0 ? 0 : 54;
+                  }),
+              0)
+        << flags;
+}
+
+// The kernel knows the limit better. Fails when its refusal is the last word on a slab.
+TEST(Mlock, I12_pages_are_asked_for_where_the_kernel_refuses_a_slab) {
+  EXPECT_EQ(unprivileged_with_memlock(
+                8 << 20,
+                [] {
+                  rdmalloc_registrar_ops ops =
+                      pretender(RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_LOCKS);
+                  ops.register_ = [](void*, void*, size_t length, uint32_t, rdmalloc_key*) {
+                    return length > 4096 ? -ENOMEM : 0;
+                  };
+                  rdmalloc_domain* domain = nullptr;
+                  if (rdmalloc_domain_open(&ops, nullptr, nullptr, &domain)) return 50;
+                  int error = 0;
+                  get(domain, rdmalloc_malloc(64), 64, &error);
+                  return -error;
+                }),
+            0);
+}
+
 // Fails when no privilege is looked for: root's registrations would be cut for nothing.
 TEST(Mlock, a_process_that_may_lock_without_limit_is_not_limited) {
   pid_t child = fork();
