@@ -535,10 +535,14 @@ class Without(Case):
         words = [*as_user, "--strict", "--"]
         nowhere = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o nosuid tmpfs "$0" && cp -p "$1" "$0" && shift && '
                    'exec "$@" "$0/id" -u', place, program]
-        for command in ([*user, "setpriv", "--no-new-privs", *words[len(user):], program, "-u"], [*nowhere, *words]):
-            if command[0] != "unshare" or call([*nowhere, "true"]).returncode == 0:
-                done = call(command)
-                self.assertEqual((done.stdout, done.stderr), (f"{launching.NOBODY}\n", ""), command)
+        commands = [[*user, "setpriv", "--no-new-privs", *words[len(user):], program, "-u"]]
+        if call([*nowhere, "true"]).returncode == 0:
+            commands.append([*nowhere, *words])
+        else:
+            print("SKIP: no mount with nosuid can be made here")
+        for command in commands:
+            done = call(command)
+            self.assertEqual((done.stdout, done.stderr), (f"{launching.NOBODY}\n", ""), command)
         # For its owner it is a program like any other.
         self.assertEqual(run("--strict", "--", program, "-u").stdout, "0\n")
 
