@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
 #include <cstdint>
 
 #include "regcache/registrars/closed.h"
@@ -23,7 +24,7 @@ using rdmalloc::registrars::should_fail;
 using rdmalloc::registrars::why_closed;
 
 struct Context {
-  ibv_pd* pd;               // nullptr while quiesced, if it is ours
+  ibv_pd* pd;               // nullptr while quiesced, if it is ours; others read it meanwhile
   ibv_context* own_device;  // opened here, with the pd
   bool is_own;              // not the user's
   unsigned port;
@@ -77,7 +78,7 @@ int quiesce(void* context) {
   if (!closing->is_own) return 0;
   // EBUSY: the user has queue pairs or completion channels over it.
   if (int error = ibv_dealloc_pd(closing->pd)) return -error;
-  closing->pd = nullptr;
+  std::atomic_ref(closing->pd).store(nullptr, std::memory_order_relaxed);
   ibv_close_device(closing->own_device);
   closing->own_device = nullptr;
   return 0;
@@ -88,8 +89,12 @@ int resume(void* context) {
   if (!opening->is_own) return 0;
   if (int error = open_device(opening->device, opening->port, &opening->own_device)) return error;
   errno = 0;
-  opening->pd = should_fail("verbs_pd") ? nullptr : ibv_alloc_pd(opening->own_device);
-  if (opening->pd != nullptr) return 0;
+  ibv_pd* made = should_fail("verbs_pd") ? nullptr : ibv_alloc_pd(opening->own_device);
+  if (made != nullptr) {
+    // Release: pairs with the acquire in rdmalloc_verbs_pd(), for what libibverbs has written.
+    std::atomic_ref(opening->pd).store(made, std::memory_order_release);
+    return 0;
+  }
   int error = errno != 0 ? -errno : -EIO;
   ibv_close_device(opening->own_device);
   opening->own_device = nullptr;
@@ -211,7 +216,8 @@ extern "C" int rdmalloc_verbs_pd(struct rdmalloc_domain* domain, struct ibv_pd**
   ops.register_ = register_memory;
   void* context = nullptr;
   if (pd == nullptr || rdmalloc_domain_context(domain, &ops, &context) != 0) return -EINVAL;
-  *pd = static_cast<Context*>(context)->pd;
+  // Acquire: pairs with the release in resume() and rdmalloc_verbs_set_pd().
+  *pd = std::atomic_ref(static_cast<Context*>(context)->pd).load(std::memory_order_acquire);
   return *pd != nullptr ? 0 : why_closed(domain);
 }
 
@@ -221,6 +227,7 @@ extern "C" int rdmalloc_verbs_set_pd(struct rdmalloc_domain* domain, struct ibv_
   if (context == nullptr) return error;
   auto* of_domain = static_cast<Context*>(context);
   if (of_domain->is_own) return -EINVAL;
-  if (error == 0) of_domain->pd = pd;
+  // Release: as in resume().
+  if (error == 0) std::atomic_ref(of_domain->pd).store(pd, std::memory_order_release);
   return error;
 }
