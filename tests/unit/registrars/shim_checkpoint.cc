@@ -3,35 +3,23 @@
 // of its own. Seen to fail: the shim's domain could not be closed then, and stayed. The next look
 // at it read the protection domain, which was gone (a segmentation fault); and after 48 checkpoints
 // the shim had no place for another, or after 63 rdmalloc none, and nothing was served any more.
-#include <infiniband/verbs.h>
-#include <rdmalloc/regcache.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <sys/mman.h>
 
-#undef ibv_reg_mr
-
-extern "C" unsigned long stub_ibverbs_registrations;
+#include "tests/unit/registrars/shim_program.h"
 
 namespace {
 
-constexpr std::size_t kBytes = 100000, kPage = 4096;
+constexpr std::size_t kPage = 4096;
 constexpr int kMoreThanDomains = 70;
 ibv_context device = {};
 ibv_pd* pd = nullptr;
 bool closes_device = false;
 int wrong = 0;
 
-void check(bool is_right, int line) {
-  if (is_right) return;
-  fprintf(stderr, "%s:%d is not so\n", __FILE__, line);
-  exit(1);
-}
-
 // Each in a page of its own, which goes with it.
 void open_pd() {
   void* page = mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  check(page != MAP_FAILED, __LINE__);
+  check(page != MAP_FAILED);
   pd = static_cast<ibv_pd*>(page);
   pd->context = &device;
 }
@@ -47,23 +35,18 @@ int on_event(rdmalloc_domain*, rdmalloc_domain_event event, void*) {
 }
 
 rdmalloc_domain* own_domain() {
-  rdmalloc_registrar_ops ops = {};
-  ops.size = sizeof ops;
-  ops.name = "own";
-  ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG;
-  ops.register_ = [](void*, void*, size_t, uint32_t, rdmalloc_key*) { return 0; };
-  ops.deregister = [](void*, void*, size_t, const rdmalloc_key*) { return 0; };
+  rdmalloc_registrar_ops ops = own_registrar();
   rdmalloc_domain_attr attr = {};
   attr.size = sizeof attr;
   attr.event = on_event;
   rdmalloc_domain* domain = nullptr;
-  check(rdmalloc_domain_open(&ops, nullptr, &attr, &domain) == 0, __LINE__);
+  check(rdmalloc_domain_open(&ops, nullptr, &attr, &domain) == 0);
   return domain;
 }
 
 void register_once(void* block) {
   ibv_mr* mr = ibv_reg_mr(pd, block, kBytes, IBV_ACCESS_LOCAL_WRITE);
-  check(mr != nullptr && mr->pd == pd && ibv_dereg_mr(mr) == 0, __LINE__);
+  check(mr != nullptr && mr->pd == pd && ibv_dereg_mr(mr) == 0);
 }
 
 }  // namespace
@@ -77,10 +60,10 @@ int main() {
     unsigned long before = stub_ibverbs_registrations;
     register_once(block);
     register_once(block);
-    check(stub_ibverbs_registrations == before + 1, __LINE__);  // the second is the cache's
-    check(rdmalloc_quiesce(5000) == 0 && rdmalloc_resume() == 0 && wrong == 0, __LINE__);
+    check(stub_ibverbs_registrations == before + 1);  // the second is the cache's
+    check(rdmalloc_quiesce(5000) == 0 && rdmalloc_resume() == 0 && wrong == 0);
   }
-  check(rdmalloc_domain_close(own) == 0, __LINE__);
+  check(rdmalloc_domain_close(own) == 0);
   free(block);
   return 0;
 }

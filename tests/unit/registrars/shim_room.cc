@@ -2,26 +2,14 @@
 // the shim the program's next registration would have had room. Seen to fail when the shim passed
 // on once only, and when it counted every refusal as a second try.
 #include <errno.h>
-#include <infiniband/verbs.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#undef ibv_reg_mr
-
-extern "C" unsigned long stub_ibverbs_registrations, stub_ibverbs_count, stub_ibverbs_most;
+#include "tests/unit/registrars/shim_program.h"
 
 namespace {
 
-constexpr std::size_t kBytes = 100000;
 constexpr int kRemote = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 ibv_pd pd = {};
-
-void check(bool is_right, int line) {
-  if (is_right) return;
-  fprintf(stderr, "%s:%d is not so\n", __FILE__, line);
-  exit(1);
-}
 
 ibv_mr* local(void* block) {
   return ibv_reg_mr(&pd, block, kBytes, IBV_ACCESS_LOCAL_WRITE);
@@ -33,7 +21,7 @@ int run_counted(const char* program) {
   char line[4096];
   snprintf(line, sizeof line, "%s counted 2>&1", program);
   FILE* output = popen(line, "r");
-  check(output != nullptr, __LINE__);
+  check(output != nullptr);
   bool is_said = false;
   while (fgets(line, sizeof line, output) != nullptr) {
     fputs(line, stderr);
@@ -41,8 +29,8 @@ int run_counted(const char* program) {
                       "verbs shim: 4 registrations served by 4 real ones, 4 passed on, 2 of them "
                       "tried twice") != nullptr;
   }
-  check(pclose(output) == 0, __LINE__);
-  check(is_said, __LINE__);
+  check(pclose(output) == 0);
+  check(is_said);
   return 0;
 }
 
@@ -56,26 +44,26 @@ int main(int argc, char** argv) {
   stub_ibverbs_most = 3;
   for (void* block : blocks) {
     ibv_mr* mr = local(block);
-    check(mr != nullptr && ibv_dereg_mr(mr) == 0, __LINE__);
+    check(mr != nullptr && ibv_dereg_mr(mr) == 0);
   }
-  check(stub_ibverbs_count == 3, __LINE__);
+  check(stub_ibverbs_count == 3);
 
   // Remote rights are not for us, nor is memory of libc's.
   static char foreign[kBytes];
   ibv_mr* remote = ibv_reg_mr(&pd, blocks[0], kBytes, kRemote);
-  check(remote != nullptr && stub_ibverbs_count == 1, __LINE__);
+  check(remote != nullptr && stub_ibverbs_count == 1);
   ibv_mr* of_foreign = ibv_reg_mr(&pd, foreign, kBytes, IBV_ACCESS_LOCAL_WRITE);
-  check(of_foreign != nullptr && stub_ibverbs_count == 2, __LINE__);
+  check(of_foreign != nullptr && stub_ibverbs_count == 2);
 
   // What the program holds stays, and the error is the device's own, of one try.
   ibv_mr* held = local(blocks[1]);
-  check(held != nullptr && stub_ibverbs_count == 3, __LINE__);
+  check(held != nullptr && stub_ibverbs_count == 3);
   unsigned long before = stub_ibverbs_registrations;
   errno = 0;
-  check(ibv_reg_mr(&pd, blocks[2], kBytes, kRemote) == nullptr && errno == ENOMEM, __LINE__);
-  check(stub_ibverbs_registrations == before + 1 && stub_ibverbs_count == 3, __LINE__);
-  check(ibv_dereg_mr(held) == 0, __LINE__);
-  check(ibv_reg_mr(&pd, blocks[2], kBytes, kRemote) != nullptr, __LINE__);
+  check(ibv_reg_mr(&pd, blocks[2], kBytes, kRemote) == nullptr && errno == ENOMEM);
+  check(stub_ibverbs_registrations == before + 1 && stub_ibverbs_count == 3);
+  check(ibv_dereg_mr(held) == 0);
+  check(ibv_reg_mr(&pd, blocks[2], kBytes, kRemote) != nullptr);
   for (void* block : blocks) free(block);
   return 0;
 }
