@@ -203,7 +203,11 @@ class Checkpoint(Case):
             # The thread that is asked names itself, perhaps after that.
             while call(["sh", "-c", f"grep -qs rdmckpt /proc/{child.pid}/task/*/comm"]).returncode != 0:
                 time.sleep(0.01)
-            yield child
+            try:
+                yield child
+            except BaseException:
+                child.kill()  # it may be stopped
+                raise
 
     def test_one_right_after_the_other(self):
         """Seen to fail: a quiesce right after a resume asked the purge thread too, which had its maker's name still
@@ -269,7 +273,9 @@ class Checkpoint(Case):
         def wait_for(process, line):
             """In the status of each of its threads, or of the one that is asked."""
             def texts():
-                return [(task / "status").read_text() for task in pathlib.Path(f"/proc/{process.pid}/task").iterdir()]
+                for task in pathlib.Path(f"/proc/{process.pid}/task").iterdir():
+                    with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # as the purge thread ends
+                        yield (task / "status").read_text()
             while not all(re.search("(?m)^" + line, text) for text in texts() if "State" in line or "rdmckpt" in text):
                 self.assertIsNone(process.poll())
                 time.sleep(0.01)
@@ -282,12 +288,16 @@ class Checkpoint(Case):
             stop(child)  # so that the request waits
             with subprocess.Popen([TOOL, "checkpoint", "--timeout", "0", "quiesce", str(child.pid)], text=True,
                                   stderr=subprocess.PIPE, env=environment()) as first:
-                wait_for(child, r"SigPnd:.*[1-9a-f]")
-                stop(first)
-                child.send_signal(signal.SIGCONT)
-                wait_for(child, r"Name:\s*rdmckpt:\d+:0$")
-                self.assertEqual(call([TOOL, "checkpoint", "resume", str(child.pid)]).returncode, 0)
-                first.send_signal(signal.SIGCONT)
+                try:
+                    wait_for(child, r"SigPnd:.*[1-9a-f]")
+                    stop(first)
+                    child.send_signal(signal.SIGCONT)
+                    wait_for(child, r"Name:\s*rdmckpt:\d+:0$")
+                    self.assertEqual(call([TOOL, "checkpoint", "resume", str(child.pid)]).returncode, 0)
+                    first.send_signal(signal.SIGCONT)
+                except BaseException:
+                    first.kill()
+                    raise
                 said = first.communicate()[1]
             self.assertEqual(first.returncode, 1)
             self.assertIn(f"process {child.pid} is not quiesced (error -125): another rdmalloc checkpoint asked it", said)
