@@ -38,5 +38,6 @@ int main(int argc, char** argv) {
   MPI_Allreduce(&right, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
   std::printf("rank %d: %d of %d broadcasts right, %d at all ranks\n", rank, right, round, all);
   MPI_Finalize();
+  std::printf("rank %d: finalized\n", rank);
   return right == round ? 0 : 1;
 }

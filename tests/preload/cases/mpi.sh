@@ -11,14 +11,14 @@ export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 OMPI_MCA_plm=is
 export OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_MCA_btl_vader_single_copy_mechanism=none
 # Open MPI 4's mpirun now and then says of a rank that has finalized that it has not, and ends with 1 (open-mpi/ompi
 # #7833, of programs without a preload; a rank waits 2 s at most for the launcher to have heard of it, PMIx_Finalize).
-# Such a run, both of whose ranks have all right, is done again; ranks that do end so would at each try.
+# A run that refutes it, since both ranks have all right and came back from MPI_Finalize(), is done again.
 launch() {
   local try status
   for try in 1 2 3; do
     status=0
     "$mpirun" -n 2 --mca pml "$1" --mca btl "$2" --mca btl_tcp_if_include lo "$MPI_PROGRAM" >out 2>err || status=$?
     [[ $status == 1 ]] && grep -q 'exiting improperly' err || break
-    [[ $(grep -cE ' ([0-9]+) of \1 broadcasts right' out) == 2 ]] || break
+    [[ $(grep -cE ': ([0-9]+) of \1 broadcasts right|: finalized$' out) == 4 ]] || break
     echo "mpirun, try $try: a rank is said to have exited improperly" >&2
   done
   cat err >&2
