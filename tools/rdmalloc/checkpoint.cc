@@ -28,6 +28,9 @@ constexpr std::string_view kBusy = ":busy";
 constexpr int kMostNumber = 100;
 constexpr std::chrono::milliseconds kPoll(2);
 constexpr int kAnswerMs = 5000;  // for the answer, beside what it waits for registrations
+// Beside both, of a quiesce: for the kernel's threads of a ring that was closed
+// (wait_for_ring_workers(), regcache/checkpoint/quiesce.cc). The first 5 s of it are usual.
+constexpr int kRingsMs = 15000;
 
 // A thread that can be asked, its name, which is its last answer, and the number of the next
 // request to it: another than that of this answer, which would be taken for the one to the request.
@@ -203,11 +206,16 @@ int quiesce(int process, int timeout_ms) {
     results.push_back(ask_process(control, false, timeout_ms));
   bool is_done = true;
   for (std::size_t i = 0; i < controls.size(); i++) {
-    if (results[i] == 0) results[i] = answer_of(controls[i], timeout_ms + kAnswerMs);
+    if (results[i] == 0) results[i] = answer_of(controls[i], timeout_ms + kRingsMs + kAnswerMs);
     if (results[i] == 0 || ends_meanwhile(controls[i], results[i], process)) continue;
     is_done = false;
     fmt::print(stderr, "rdmalloc: checkpoint: process {} is not quiesced (error {}): {}\n",
                controls[i].process, results[i], remedy_for(results[i]));
+    if (results[i] == -ETIME)
+      fmt::print(stderr,
+                 "rdmalloc: checkpoint: it will be quiesced once it goes on: then, rdmalloc "
+                 "checkpoint resume {}\n",
+                 controls[i].process);
   }
   if (is_done) return 0;
   for (std::size_t i = 0; i < controls.size(); i++) {
