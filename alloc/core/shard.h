@@ -46,8 +46,8 @@ extern constinit Shard shards[kShardLimit];
 // Of few shards: whether one takes of what another that is at work keeps for itself, before it
 // takes new pages. So many times for each slice of new pages that it took so far. Without a limit
 // two shards take from each other for ever; without these takes each comes to hold the most that
-// its threads ever needed at once. Not one of many threads, which need that much at most times: 64
-// on two shards that replace blocks of 40 to 256 KiB only touched more pages.
+// its threads ever needed at once. Not one of many threads: 64 on two shards that replace blocks of
+// 40 to 256 KiB only touched more pages.
 inline constexpr std::uint32_t kTakesOfNewSlice = 8, kThreadsThatTake = 12;
 inline bool may_take_beyond(unsigned shard) {
   constexpr auto kRelaxed = std::memory_order_relaxed;

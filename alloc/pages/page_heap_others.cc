@@ -10,8 +10,8 @@
 // free pages of its own knows by the time they are used up. What is taken goes back to the heap
 // that it is of, which looks as if it had never been lent.
 //
-// Nothing is taken for a shard of many threads (kThreadsThatTake): they seldom need the most at
-// once, and 64 that replace blocks of 40 to 256 KiB touched 2 % more pages.
+// Nothing is taken for a shard of many threads (kThreadsThatTake): 64 that replace blocks of 40 to
+// 256 KiB touched 2 % more pages.
 #include "alloc/core/shard.h"
 #include "alloc/pages/page_heap_state.h"
 

@@ -142,11 +142,14 @@ def shrinking_table(results):
 
 
 def cycles(results):
-    """Each hang's cycle and the frames that make it, for the page."""
+    """Of each allocator's first hang the cycle and the frames that make it, for the page."""
     text = []
+    shown = set()
     for result in results:
-        if result["outcome"] != "deadlock":
+        allocator = result["name"].split(" | ")[1]
+        if result["outcome"] != "deadlock" or allocator in shown:
             continue
+        shown.add(allocator)
         text += [f"**{result['name'].replace(' | ', ', ')}** ({result['cycle'][0]}):", "", "```"]
         for number, (function, library) in enumerate(result["stack"]):
             text.append(f"#{number:<2} {function}" + (f"  ({library})" if library else ""))
