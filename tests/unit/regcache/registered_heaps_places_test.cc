@@ -4,11 +4,13 @@
 #include <vector>
 
 #include "alloc/pages/arena.h"
+#include "tests/support/counters.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
 namespace {
 
 using rdmalloc::arena;
+using rdmalloc_test::counter;
 
 // 576 KiB were the heap's, of 512.
 TEST_F(RegisteredHeaps, a_longer_free_place_does_not_pass_a_budget) {
@@ -41,6 +43,27 @@ TEST_F(RegisteredHeaps, a_longer_free_place_is_cut_for_a_region) {
   EXPECT_EQ(std::unique(blocks.begin(), blocks.end()) - blocks.begin(), 32);
   expect_only(heap);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Fails when the end of a registered heap leaves its place in the record, or each heap counts as
+// one; and when what an ordinary one keeps free counts as in use.
+TEST_F(RegisteredHeaps, an_ordinary_heap_in_the_record_of_one_counts_as_none) {
+  StubDomain domain(fabric);
+  std::uint64_t large_spans = rdmalloc::page_heap_counters().large_spans;
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  EXPECT_EQ(counter("stats.registered_heaps"), 1u);
+  EXPECT_EQ(rdmalloc::page_heap_counters().large_spans, large_spans);
+  rdmalloc_free(rdmalloc_heap_malloc(heap, kMiB));
+  EXPECT_EQ(rdmalloc::page_heap_counters().large_spans, large_spans);
+  ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+  rdmalloc_heap* ordinary = nullptr;
+  ASSERT_EQ(rdmalloc_heap_create(nullptr, &ordinary), 0);
+  EXPECT_EQ(counter("stats.registered_heaps"), 0u);
+  std::uint64_t live_bytes = counter("stats.live_bytes");
+  ASSERT_NE(rdmalloc_heap_malloc(ordinary, 16), nullptr);
+  EXPECT_LT(counter("stats.live_bytes") - live_bytes, 64 * kKiB);
+  EXPECT_EQ(rdmalloc_heap_destroy(ordinary), 0);
 }
 
 }  // namespace

@@ -152,6 +152,47 @@ TEST_F(RegisteredHeaps, I13_memory_that_could_not_be_undone_stays_out_of_reach) 
   EXPECT_EQ(domain.close(), 0);
 }
 
+// Fails when what end() keeps of a create that failed is given back with the rest.
+TEST_F(RegisteredHeaps, I13_a_region_before_the_refused_one_stays_out_of_reach_while_registered) {
+  rdmalloc_domain_attr attr = {};
+  attr.largest = 2 * kMiB;
+  StubDomain domain(fabric, attr);
+  fabric.capacity_bytes = 3 * kMiB;
+  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+  EXPECT_EQ(make({domain.handle}, 4 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -ENOMEM);
+  fabric.before_leave = nullptr;
+  EXPECT_EQ(domain.counters().quarantined, 1u);
+  ASSERT_EQ(fabric.live(), 1u);
+  std::vector<void*> blocks;
+  for (int i = 0; i < 200; ++i) {
+    blocks.push_back(rdmalloc_malloc(100 * kKiB));
+    EXPECT_FALSE(fabric.touches(blocks.back(), 100 * kKiB));
+  }
+  for (void* block : blocks) rdmalloc_free(block);
+  EXPECT_EQ(domain.close(), 0);
+}
+
+// Fails when the second one enters its regions where the first one does.
+TEST_F(RegisteredHeaps, a_grow_beside_another_is_refused) {
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  RegistrarGate gate;
+  std::atomic<bool> is_first{true};
+  fabric.before_enter = [&](void*, std::size_t) {
+    return is_first.exchange(false) ? gate.pass() : 0;
+  };
+  std::thread grower([heap] { EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), 0); });
+  gate.wait_until_inside();
+  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), -EBUSY);
+  gate.open();
+  grower.join();
+  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), 0);
+  EXPECT_EQ(counters(heap).budget_bytes, 6 * kMiB);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
 // Fails when rdmalloc_heap_key() looks at where a range begins only.
 TEST_F(RegisteredHeaps, I13_no_key_is_given_of_more_than_a_region) {
   StubDomain domain(fabric);
