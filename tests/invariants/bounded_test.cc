@@ -393,8 +393,8 @@ TEST(Bounded, I7_a_request_goes_on_after_a_thread_that_wanted_memory) {
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
-// Fails when purge_hold() returns beside a purge that it was to wait for.
-TEST(Bounded, I3_a_hold_waits_for_the_purge_under_way) {
+// Whether `call` returns after the purge that is under way when it is called.
+bool waits_for_a_purge(void (*call)()) {
   std::atomic<bool> is_inside{false}, is_open{false}, has_left{false};
   Observer observer([&](char*, size_t) {
     is_inside = true;
@@ -402,7 +402,7 @@ TEST(Bounded, I3_a_hold_waits_for_the_purge_under_way) {
     has_left = true;
     return 0;
   });
-  ASSERT_EQ(observer.added(), 0);
+  EXPECT_EQ(observer.added(), 0);
   storm(1);
   std::thread purger([] { rdmalloc_purge(0); });
   while (!is_inside) usleep(100);
@@ -410,10 +410,17 @@ TEST(Bounded, I3_a_hold_waits_for_the_purge_under_way) {
     usleep(20000);
     is_open = true;
   });
-  rdmalloc::purge_hold(0, 100000);
-  EXPECT_TRUE(has_left);
+  call();
+  bool waited = has_left;
   opener.join();
   purger.join();
+  return waited;
+}
+
+TEST(Bounded, I2_a_pause_and_a_hold_wait_for_the_purge_under_way) {
+  EXPECT_TRUE(waits_for_a_purge([] { EXPECT_EQ(rdmalloc_purge_pause(), 0); }));
+  EXPECT_EQ(rdmalloc_purge_resume(), 0);
+  EXPECT_TRUE(waits_for_a_purge([] { rdmalloc::purge_hold(0, 100000); }));
 }
 
 // While purging is held a request waits too, asleep. Seen to fail where the thread looks for it
