@@ -6,6 +6,7 @@
 
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/purge_signal.h"
+#include "alloc/purge/purge.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/support/observer.h"
@@ -150,6 +151,22 @@ TEST_F(RegisteredHeaps, I13_memory_that_could_not_be_undone_stays_out_of_reach) 
   }
   for (char* block : blocks) rdmalloc_free(block);
   EXPECT_EQ(domain.close(), 0);
+}
+
+// Fails when its end makes no thread: its pages stay away from the others for good.
+TEST_F(RegisteredHeaps, I7_one_that_ends_in_a_pause_leaves_its_pages_to_the_thread) {
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  attr.budget_bytes = 2 * kMiB;
+  attr.page_size = RDMALLOC_PAGE_4K;
+  rdmalloc_heap* heap = nullptr;
+  ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(counter("stats.heap_retired_bytes"), 2 * kMiB);
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  EXPECT_TRUE(rdmalloc::purge_counters().thread_runs);
+  wait_until([] { return counter("stats.heap_retired_bytes") == 0; });
 }
 
 // Fails when what end() keeps of a create that failed is given back with the rest.
