@@ -165,7 +165,7 @@ TEST_F(RegisteredHeaps, I7_one_that_ends_in_a_pause_leaves_its_pages_to_the_thre
   ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
   EXPECT_EQ(counter("stats.heap_retired_bytes"), 2 * kMiB);
   ASSERT_EQ(rdmalloc_purge_resume(), 0);
-  EXPECT_TRUE(rdmalloc::purge_counters().thread_runs);
+  ASSERT_TRUE(rdmalloc::purge_counters().thread_runs);
   wait_until([] { return counter("stats.heap_retired_bytes") == 0; });
 }
 
