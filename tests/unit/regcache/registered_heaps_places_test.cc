@@ -66,4 +66,21 @@ TEST_F(RegisteredHeaps, an_ordinary_heap_in_the_record_of_one_counts_as_none) {
   EXPECT_EQ(rdmalloc_heap_destroy(ordinary), 0);
 }
 
+// Fails when what a block grows by is not entered as its own.
+TEST_F(RegisteredHeaps, an_address_in_what_a_block_grew_by_is_the_blocks) {
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make({domain.handle}, 4 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  auto* block = static_cast<char*>(rdmalloc_heap_malloc(heap, 128 * kKiB));
+  ASSERT_EQ(rdmalloc_heap_realloc(heap, block, kMiB), block) << "in place";
+  for (std::size_t at = 0; at < kMiB; at += 64 * kKiB) {
+    rdmalloc_range range = {};
+    range.size = sizeof range;
+    ASSERT_EQ(rdmalloc_range_of(block + at, &range), 0) << at;
+    EXPECT_EQ(range.base, block) << at;
+    EXPECT_EQ(range.length, kMiB) << at;
+  }
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
 }  // namespace

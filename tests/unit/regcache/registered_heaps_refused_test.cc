@@ -49,7 +49,10 @@ TEST_F(RegisteredHeaps, I7_memory_of_one_that_is_refused_is_given_back) {
     wait_until([] { return counter("stats.dirty_bytes") == 0; });
   }
   fabric.before_enter = nullptr;
+  wait_for_idle();
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  wait_until(
+      [] { return counter("stats.dirty_bytes") == 0; });  // and without that in heap_destroy()
   EXPECT_EQ(rdmalloc_fini(), 0);
   rdmalloc_test::set("purge.decay_ms", decay_ms);
 }
