@@ -55,11 +55,13 @@ TEST_F(RegisteredHeaps, an_ordinary_heap_in_the_record_of_one_counts_as_none) {
   EXPECT_EQ(counter("stats.registered_heaps"), 1u);
   EXPECT_EQ(rdmalloc::page_heap_counters().large_spans, large_spans);
   rdmalloc_free(rdmalloc_heap_malloc(heap, kMiB));
+  EXPECT_EQ(counters(heap).most_span_bytes, kMiB);
   EXPECT_EQ(rdmalloc::page_heap_counters().large_spans, large_spans);
   ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
   rdmalloc_heap* ordinary = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(nullptr, &ordinary), 0);
   EXPECT_EQ(counter("stats.registered_heaps"), 0u);
+  EXPECT_EQ(counters(ordinary).most_span_bytes, 0u);
   std::uint64_t live_bytes = counter("stats.live_bytes");
   ASSERT_NE(rdmalloc_heap_malloc(ordinary, 16), nullptr);
   EXPECT_LT(counter("stats.live_bytes") - live_bytes, 64 * kKiB);
@@ -79,7 +81,10 @@ TEST_F(RegisteredHeaps, an_address_in_what_a_block_grew_by_is_the_blocks) {
     ASSERT_EQ(rdmalloc_range_of(block + at, &range), 0) << at;
     EXPECT_EQ(range.base, block) << at;
     EXPECT_EQ(range.length, kMiB) << at;
+    EXPECT_FALSE(rdmalloc_range_is_idle(block + at, 1)) << at;
   }
+  ASSERT_EQ(rdmalloc_heap_realloc(heap, block, 128 * kKiB), block);
+  EXPECT_TRUE(rdmalloc_range_is_idle(block + 128 * kKiB, kMiB - 128 * kKiB));
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 
