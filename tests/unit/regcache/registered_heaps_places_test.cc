@@ -88,4 +88,20 @@ TEST_F(RegisteredHeaps, an_address_in_what_a_block_grew_by_is_the_blocks) {
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 
+// Fails when a block grows in place beyond its region, into what is free of the heap's next one.
+TEST_F(RegisteredHeaps, I13_no_block_grows_from_one_registration_into_the_next) {
+  rdmalloc_domain_attr attr = {};
+  attr.largest = 2 * kMiB;
+  StubDomain domain(fabric, attr);
+  rdmalloc_heap* heap = make({domain.handle}, 4 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  auto* low = static_cast<char*>(rdmalloc_heap_malloc(heap, 2 * kMiB));
+  auto* high = static_cast<char*>(rdmalloc_heap_malloc(heap, 2 * kMiB));
+  if (high < low) std::swap(low, high);
+  ASSERT_EQ(low + 2 * kMiB, high);
+  rdmalloc_free(high);
+  EXPECT_EQ(rdmalloc_heap_realloc(heap, low, 2 * kMiB + 64 * kKiB), nullptr);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
 }  // namespace

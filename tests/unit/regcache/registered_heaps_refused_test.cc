@@ -156,6 +156,27 @@ TEST_F(RegisteredHeaps, I13_memory_that_could_not_be_undone_stays_out_of_reach) 
   EXPECT_EQ(domain.close(), 0);
 }
 
+// Fails when an observer that is added wakes no thread that sleeps: it hears of what is reserved
+// when something else does.
+TEST_F(RegisteredHeaps, I7_a_thread_that_sleeps_tells_a_new_observer_what_is_reserved) {
+  rdmalloc::first_thread_notifies = true;  // as above
+  ASSERT_EQ(rdmalloc_init(), 0);
+  rdmalloc_free(rdmalloc_malloc(kMiB));
+  rdmalloc_purge(0);
+  wait_for_idle();
+  std::atomic<bool> is_told{false};
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.reserve = [](void* told, void*, std::size_t) {
+    *static_cast<std::atomic<bool>*>(told) = true;
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &is_told, &observer), 0);
+  wait_until([&] { return is_told.load(); });
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
 // Fails when its end makes no thread: its pages stay away from the others for good.
 TEST_F(RegisteredHeaps, I7_one_that_ends_in_a_pause_leaves_its_pages_to_the_thread) {
   rdmalloc_heap_attr attr = {};
