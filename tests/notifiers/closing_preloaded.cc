@@ -122,6 +122,9 @@ void inside() {
   opener.join();
   purger.join();
   expect(attach(RDMALLOC_NOTIFIER_UCX) == 0, "and attached again");
+  rdmalloc_notifier_info info = {};
+  info.size = sizeof info;
+  expect(state(RDMALLOC_NOTIFIER_UCX, &info) == 0 && info.attaches == 2, "which is counted");
   purger = purge_inside(closing);
   dlclose(library);
   expect(is_there(), "it is kept while a purge is in it");
