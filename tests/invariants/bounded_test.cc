@@ -489,7 +489,7 @@ TEST(Bounded, I7_a_thread_that_only_frees_keeps_a_quarter_of_its_share) {
 
 // A text that is patched while the program ends is no end of the hold that its end began: fails
 // when the last hold counts. No hold is one for rdmalloc_purge(), which the program calls itself.
-TEST(Bounded, I7_the_longest_hold_counts_and_the_programs_own_purge_goes_on) {
+TEST(Bounded, I7_the_longest_hold_counts_beside_rdmalloc_purge) {
   rdmalloc_test::set("purge.decay_ms", 1);
   rdmalloc::purge_hold(3600000, 0);
   rdmalloc::purge_hold(0, 0);

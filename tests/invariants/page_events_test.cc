@@ -290,7 +290,7 @@ TEST(PageEvents, I3_what_one_observer_refuses_the_next_is_not_asked) {
 }
 
 // Fails when the agreement of one that is removed amid a purge stays in its place.
-TEST(PageEvents, I3_an_observer_hears_nothing_of_what_another_in_its_place_agreed_to) {
+TEST(PageEvents, I3_an_observer_hears_nothing_of_one_before_in_its_place) {
   bool is_first = true;
   Observer stays, leaves;
   std::atomic<int> refused{0}, done{0};

@@ -93,14 +93,16 @@ TEST_F(RegisteredHeaps, I13_no_block_grows_from_one_registration_into_the_next) 
   rdmalloc_domain_attr attr = {};
   attr.largest = 2 * kMiB;
   StubDomain domain(fabric, attr);
-  rdmalloc_heap* heap = make({domain.handle}, 4 * kMiB);
+  rdmalloc_heap* heap = make({domain.handle}, 16 * kMiB);
   ASSERT_EQ(last_error, 0);
-  auto* low = static_cast<char*>(rdmalloc_heap_malloc(heap, 2 * kMiB));
-  auto* high = static_cast<char*>(rdmalloc_heap_malloc(heap, 2 * kMiB));
-  if (high < low) std::swap(low, high);
-  ASSERT_EQ(low + 2 * kMiB, high);
-  rdmalloc_free(high);
-  EXPECT_EQ(rdmalloc_heap_realloc(heap, low, 2 * kMiB + 64 * kKiB), nullptr);
+  std::vector<char*> blocks(8);
+  for (char*& block : blocks) block = static_cast<char*>(rdmalloc_heap_malloc(heap, 2 * kMiB));
+  std::sort(blocks.begin(), blocks.end());
+  auto low = std::adjacent_find(blocks.begin(), blocks.end(),
+                                [](char* one, char* next) { return one + 2 * kMiB == next; });
+  ASSERT_NE(low, blocks.end());
+  rdmalloc_free(low[1]);
+  EXPECT_EQ(rdmalloc_heap_realloc(heap, *low, 2 * kMiB + 64 * kKiB), nullptr);
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 

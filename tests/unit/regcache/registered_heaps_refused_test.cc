@@ -158,7 +158,7 @@ TEST_F(RegisteredHeaps, I13_memory_that_could_not_be_undone_stays_out_of_reach) 
 
 // Fails when an observer that is added wakes no thread that sleeps: it hears of what is reserved
 // when something else does.
-TEST_F(RegisteredHeaps, I7_a_thread_that_sleeps_tells_a_new_observer_what_is_reserved) {
+TEST_F(RegisteredHeaps, I7_a_new_observer_wakes_a_thread_that_sleeps) {
   rdmalloc::first_thread_notifies = true;  // as above
   ASSERT_EQ(rdmalloc_init(), 0);
   rdmalloc_free(rdmalloc_malloc(kMiB));
@@ -194,7 +194,7 @@ TEST_F(RegisteredHeaps, I7_one_that_ends_in_a_pause_leaves_its_pages_to_the_thre
 }
 
 // Fails when what end() keeps of a create that failed is given back with the rest.
-TEST_F(RegisteredHeaps, I13_a_region_before_the_refused_one_stays_out_of_reach_while_registered) {
+TEST_F(RegisteredHeaps, I13_a_region_before_the_refused_one_stays_out_of_reach) {
   rdmalloc_domain_attr attr = {};
   attr.largest = 2 * kMiB;
   StubDomain domain(fabric, attr);
