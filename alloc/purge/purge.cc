@@ -260,6 +260,8 @@ bool threads_give_up(bool all) {
 // ---- pauses ----
 
 int begin_pause(std::atomic<std::uint32_t>& pauses) {
+  // First: an initialisation in a child would find the pause of its parent, and no fork of it.
+  ensure_initialised();
   fork_check();
   if (purge_turn.is_mine()) return -EDEADLK;
   pauses.fetch_add(1, std::memory_order_seq_cst);

@@ -393,6 +393,36 @@ TEST(Bounded, I7_a_request_goes_on_after_a_thread_that_wanted_memory) {
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
+// Whether `call` returns after the purge that is under way when it is called.
+bool waits_for_a_purge(void (*call)()) {
+  std::atomic<bool> is_inside{false}, is_open{false}, has_left{false};
+  Observer observer([&](char*, size_t) {
+    is_inside = true;
+    while (!is_open) usleep(100);
+    has_left = true;
+    return 0;
+  });
+  EXPECT_EQ(observer.added(), 0);
+  storm(1);
+  std::thread purger([] { rdmalloc_purge(0); });
+  while (!is_inside) usleep(100);
+  std::thread opener([&] {
+    usleep(20000);
+    is_open = true;
+  });
+  call();
+  bool waited = has_left;
+  opener.join();
+  purger.join();
+  return waited;
+}
+
+TEST(Bounded, I2_a_pause_and_a_hold_wait_for_the_purge_under_way) {
+  EXPECT_TRUE(waits_for_a_purge([] { EXPECT_EQ(rdmalloc_purge_pause(), 0); }));
+  EXPECT_EQ(rdmalloc_purge_resume(), 0);
+  EXPECT_TRUE(waits_for_a_purge([] { rdmalloc::purge_hold(0, 100000); }));
+}
+
 // While purging is held a request waits too, asleep. Seen to fail where the thread looks for it
 // without a sleep: two million turns.
 TEST(Bounded, I7_a_request_in_a_hold_is_served_after_it) {
@@ -454,6 +484,38 @@ TEST(Bounded, I7_a_thread_that_only_frees_keeps_a_quarter_of_its_share) {
   uint64_t kept = counter("stats.cached_bytes") - before;
   printf("%zu KiB kept\n", static_cast<size_t>(kept) / kKiB);
   EXPECT_LE(kept, 1000 * kKiB);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+// A text that is patched while the program ends is no end of the hold that its end began: fails
+// when the last hold counts. No hold is one for rdmalloc_purge(), which the program calls itself.
+TEST(Bounded, I7_the_longest_hold_counts_beside_rdmalloc_purge) {
+  rdmalloc_test::set("purge.decay_ms", 1);
+  rdmalloc::purge_hold(3600000, 0);
+  rdmalloc::purge_hold(0, 0);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  std::atomic<int> heard{0};
+  Observer observer;
+  observer.use = [&](char*, size_t) { ++heard; };
+  ASSERT_EQ(observer.add(), 0);
+  storm(16);
+  rdmalloc::purge_request_all();
+  auto turns = [] {
+    rdmalloc::purge_turn.begin();
+    uint64_t number = rdmalloc::purge_turn.number();
+    rdmalloc::purge_turn.end();
+    return number;
+  };
+  // This thread's turns and, before each other one of them, one of the purge thread's.
+  uint64_t purges = counter("stats.purges");
+  for (int i = 0; i < 3; i++) {
+    uint64_t before = turns();
+    wait_until([&] { return turns() > ++before; });
+  }
+  EXPECT_EQ(counter("stats.purges"), purges);
+  EXPECT_GT(counter("stats.dirty_bytes"), 0u);
+  EXPECT_EQ(heard, 0);
+  EXPECT_GT(rdmalloc_purge(0), 0);
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 

@@ -13,6 +13,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/pages/in_flight.h"
 #include "alloc/purge/purge.h"
 #include "tests/invariants/blocks.h"
 #include "tests/invariants/fork_testing.h"
@@ -55,6 +56,62 @@ TEST(Fork, I11_fork_while_an_observer_is_inside_a_purge) {
   open = true;
   purger.join();
   EXPECT_EQ(observer.remove(), 0);
+}
+
+// Fails when a child keeps what its parent had in flight: a malloc that finds no memory would wait
+// for it, and later on for none of the child's own purges.
+TEST(Fork, I11_a_child_waits_for_nothing_that_its_parent_had_in_flight) {
+  std::atomic<bool> is_inside{false}, is_open{false};
+  Observer observer([&](char*, size_t) {
+    is_inside = true;
+    while (!is_open) usleep(100);
+    return 0;
+  });
+  ASSERT_EQ(observer.added(), 0);
+  rdmalloc_free(touched(4 * kMiB));
+  std::thread purger([] { rdmalloc_purge(0); });
+  while (!is_inside) usleep(100);
+  EXPECT_EQ(in_child([] {
+              rdmalloc_free(touched(kMiB));
+              rdmalloc::MemoryWait wait;
+              return !wait.again() && !rdmalloc::memory_is_awaited();
+            }),
+            0);
+  is_open = true;
+  purger.join();
+}
+
+// One that the program registered before its first malloc runs before rdmalloc's own. Fails when
+// that one takes the child for one that was not made whole yet.
+TEST(Fork, I11_an_observer_of_an_early_fork_handler_stays) {
+  static Observer observer;
+  static int asked = 0;
+  observer.purge = [](char*, size_t) { return ++asked, 0; };
+  ASSERT_EQ(pthread_atfork(nullptr, nullptr, [] { observer.add(); }), 0);
+  rdmalloc_free(touched(kMiB));
+  EXPECT_EQ(in_child([] {
+              rdmalloc_free(touched(4 * kMiB));
+              return observer.added() == 0 && rdmalloc_purge(0) > 0 && asked > 0;
+            }),
+            0);
+}
+
+// Fails when one of the two counts of pauses goes on, which nothing would end, or when an observer
+// is called in the child. Seen to, also, where a pause is the first call of all: the child
+// initialised with it, and knew of no fork.
+TEST(Fork, I11_no_pause_or_observer_of_its_parent_goes_on_in_a_child) {
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  ASSERT_EQ(rdmalloc::purge_pause(), 0);
+  int asked = 0;
+  Observer observer([&](char*, size_t) { return ++asked, 0; });
+  ASSERT_EQ(observer.added(), 0);
+  EXPECT_EQ(in_child([&] {
+              rdmalloc_free(touched(4 * kMiB));
+              return rdmalloc_purge_resume() == -EALREADY && rdmalloc_purge(0) > 0 && asked == 0;
+            }),
+            0);
+  rdmalloc::purge_resume();
+  EXPECT_EQ(rdmalloc_purge_resume(), 0);
 }
 
 // Forks in a page event of a purge of 4 MiB. The child calls `first` there, and `then` when that

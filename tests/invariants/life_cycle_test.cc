@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/purge/purge.h"
 #include "tests/support/counters.h"
 #include "tests/support/observer.h"
 #include "tests/support/process.h"
@@ -185,6 +186,16 @@ TEST(LifeCycle, I10_a_refused_purge_thread_means_manual_mode_and_one_warning) {
   size_t warnings = 0;
   for (size_t at = 0; (at = told.find("rdmalloc: ", at)) != std::string::npos; at++) warnings++;
   EXPECT_EQ(warnings, 1u) << told;
+}
+
+// Where the program's own thread finds no room. Fails when the pause meanwhile has no end.
+TEST(LifeCycle, a_purge_thread_that_makes_way_leaves_no_pause) {
+  ASSERT_EQ(rdmalloc_init(), 0);
+  ASSERT_TRUE(rdmalloc::purge_counters().thread_runs);
+  rdmalloc_test::wait_until(rdmalloc::purge_thread_make_way);
+  EXPECT_FALSE(rdmalloc::purge_counters().thread_runs);
+  EXPECT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(rdmalloc_fini(), 0);
 }
 
 TEST(LifeCycle, I14_settings_and_counters_refuse_what_is_wrong) {

@@ -57,7 +57,9 @@ TEST_F(LockedPages, I7_one_page_keeps_its_slice_and_no_more) {
     char* block = written(64 * kMiB);
     ASSERT_TRUE(lock(block + at, kPage));
     rdmalloc_free(block);
+    uint64_t failures = counter("stats.purge_failures");
     EXPECT_GT(rdmalloc_purge(0), static_cast<int64_t>(63 * kMiB)) << at;
+    EXPECT_GT(counter("stats.purge_failures"), failures) << at;
     EXPECT_EQ(dirty_more(), 64 * kKiB) << at;
     ASSERT_TRUE(unlock(block + at, kPage));
     EXPECT_EQ(rdmalloc_purge(0), static_cast<int64_t>(64 * kKiB)) << at;
@@ -111,10 +113,12 @@ TEST_F(LockedPages, I7_one_page_of_a_slab_keeps_itself_and_no_more) {
   // A page of each slab stays in use, and one is locked.
   for (size_t i = 64; i < blocks.size(); i += 128) ASSERT_TRUE(lock(blocks[i], kPage));
   uint64_t before = counter("stats.slab_purged_bytes");
+  uint64_t failures = counter("stats.purge_failures");
   for (size_t i = 0; i < blocks.size(); i++)
     if (i % 128 != 0) rdmalloc_free(blocks[i]);
   ASSERT_GE(rdmalloc_purge(0), 0);
   EXPECT_GE(counter("stats.slab_purged_bytes") - before, 126 * kPage * kept.size());
+  EXPECT_GE(counter("stats.purge_failures") - failures, kept.size());
   for (size_t i = 64; i < blocks.size(); i += 128) ASSERT_TRUE(unlock(blocks[i], kPage));
   for (char* block : kept) rdmalloc_free(block);
   ASSERT_GE(rdmalloc_purge(0), 0);

@@ -276,6 +276,56 @@ TEST(PageEvents, I3_an_observer_that_agreed_is_notified_of_anothers_refusal) {
   EXPECT_TRUE(refuses.violations.empty()) << refuses.all_violations();
 }
 
+// Fails when an answer of 0 that comes after a refusal is taken for the answer of all.
+TEST(PageEvents, I3_what_one_observer_refuses_the_next_is_not_asked) {
+  PageModel refuses, agrees;
+  refuses.answer = [](void*, size_t) { return -EBUSY; };
+  std::vector<void*> blocks = dirty_blocks(1, 2 * kMiB);
+  auto* bytes = static_cast<char*>(blocks[0]);
+  free_all(blocks);
+  EXPECT_EQ(rdmalloc_purge(0), 0);
+  EXPECT_GT(refuses.refused, 0u);
+  EXPECT_EQ(agrees.purges, 0u);
+  for (size_t at = 0; at < 2 * kMiB; at += 4096) ASSERT_EQ(bytes[at], 0x5C) << at;
+}
+
+// Fails when the agreement of one that is removed amid a purge stays in its place.
+TEST(PageEvents, I3_an_observer_hears_nothing_of_one_before_in_its_place) {
+  bool is_first = true;
+  Observer stays, leaves;
+  std::atomic<int> refused{0}, done{0};
+  std::thread removers[2];
+  stays.purge = [&](char*, size_t) { return is_first ? 0 : -EBUSY; };
+  ASSERT_EQ(stays.add(), 0);
+  leaves.purge = [](char*, size_t) { return 0; };
+  ASSERT_EQ(leaves.add(), 0);
+  Observer last([&](char*, size_t) {
+    if (!is_first) return 0;
+    // Both remove it: once one is refused, the other waits for this purge to end.
+    for (std::thread& remover : removers)
+      remover = std::thread([&] { ++(leaves.remove() == 0 ? done : refused); });
+    while (refused == 0) std::this_thread::yield();
+    return 0;
+  });
+  ASSERT_EQ(last.added(), 0);
+  std::vector<void*> blocks = dirty_blocks(1, 2 * kMiB);
+  free_all(blocks);
+  EXPECT_GT(rdmalloc_purge(0), 0);
+  for (std::thread& remover : removers)
+    if (remover.joinable()) remover.join();
+  EXPECT_EQ(done, 1);
+  is_first = false;
+  int heard = 0;
+  Observer comes;
+  comes.purge = [](char*, size_t) { return 0; };
+  comes.purged = [&](char*, size_t, int) { ++heard; };
+  ASSERT_EQ(comes.add(), 0);
+  blocks = dirty_blocks(1, 2 * kMiB);
+  free_all(blocks);
+  EXPECT_EQ(rdmalloc_purge(0), 0);
+  EXPECT_EQ(heard, 0);
+}
+
 TEST(PageEvents, I3_refused_memory_can_still_be_allocated) {
   PageModel model;
   model.answer = [](void*, size_t) { return -EBUSY; };

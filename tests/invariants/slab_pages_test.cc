@@ -25,6 +25,7 @@
 
 #include "alloc/core/size_class.h"
 #include "alloc/heaps/heap.h"
+#include "alloc/pages/purge_turn.h"
 #include "alloc/purge/purge.h"
 #include "alloc/slabs/slab.h"
 #include "tests/invariants/page_model.h"
@@ -256,6 +257,13 @@ bool purge_thread_is_asleep() {
   return before >= 0 && sleeps_of_purge_thread() == before;
 }
 
+uint64_t turns() {
+  rdmalloc::purge_turn.begin();
+  uint64_t number = rdmalloc::purge_turn.number();
+  rdmalloc::purge_turn.end();
+  return number;
+}
+
 TEST(SlabPagesThread, the_purge_thread_sleeps_when_done_and_wakes_for_a_page) {
   rdmalloc_test::set("purge.decay_ms", 8);  // looks every 2 ms
   ASSERT_EQ(rdmalloc_init(), 0);
@@ -264,6 +272,11 @@ TEST(SlabPagesThread, the_purge_thread_sleeps_when_done_and_wakes_for_a_page) {
   for (size_t i = 0; i < half; i++) rdmalloc_free(blocks[i]);
   rdmalloc_malloc_trim(0);  // this thread's cache, too
   wait_until(purge_thread_is_asleep);
+  // Seen to fail: without slab_watch() in its last look it went round and round, asleep for a
+  // moment at the end of each.
+  uint64_t before = turns();
+  usleep(50000);
+  EXPECT_LT(turns() - before, 100u);
   uint64_t bytes = counter("stats.slab_purged_bytes");
   // From here on nothing but the give-back of blocks tells the thread that there is work.
   std::thread([&] {

@@ -9,6 +9,7 @@
 //              another in the midst of a dlclose()
 //   handler    a fork handler that was there first makes a thread that closes it in the child
 //   looked_at  another thread looks at the libfabric that alone holds it, and that is closed then
+//   inside     a purge is in its function: a detach waits for that, a dlclose does for a while only
 //   detached   the user detaches it while other threads look again what is loaded
 //   passing    rdmalloc does not see the dlclose(): it is linked statically
 //
@@ -46,6 +47,7 @@ using rdmalloc_test::open;
 #ifdef PREFIXED
 decltype(&rdmalloc_purge) purge = rdmalloc_purge;
 decltype(&rdmalloc_notifier_attach) attach = rdmalloc_notifier_attach;
+decltype(&rdmalloc_notifier_detach) detach = rdmalloc_notifier_detach;
 decltype(&rdmalloc_notifier_state) state = rdmalloc_notifier_state;
 #define malloc rdmalloc_malloc
 #define free rdmalloc_free
@@ -53,6 +55,7 @@ decltype(&rdmalloc_notifier_state) state = rdmalloc_notifier_state;
 using rdmalloc_test::find;
 auto purge = find<decltype(&rdmalloc_purge)>("rdmalloc_purge");
 auto attach = find<decltype(&rdmalloc_notifier_attach)>("rdmalloc_notifier_attach");
+auto detach = find<decltype(&rdmalloc_notifier_detach)>("rdmalloc_notifier_detach");
 auto state = find<decltype(&rdmalloc_notifier_state)>("rdmalloc_notifier_state");
 #endif
 
@@ -93,6 +96,41 @@ void nested() {
     expect(!is_attached(), "and is then not attached");
     purge_something();
   }
+}
+
+// A purge that is in the library until `closing` lets it go.
+std::thread purge_inside(ClosingLibrary* closing) {
+  closing->stays_inside = true;
+  closing->is_inside = false;
+  std::thread inside(purge_something);
+  while (!closing->is_inside) usleep(1000);
+  return inside;
+}
+
+void inside() {
+  void* library = open(CLOSING_LIBRARY);
+  ClosingLibrary* closing = state_of(library);
+  std::thread purger = purge_inside(closing);
+  std::atomic<bool> has_let_go{false};
+  std::thread opener([&] {
+    usleep(20000);
+    has_let_go = true;
+    closing->stays_inside = false;
+  });
+  expect(detach(RDMALLOC_NOTIFIER_UCX) == 0, "it is detached");
+  expect(has_let_go, "once no purge is in it");
+  opener.join();
+  purger.join();
+  expect(attach(RDMALLOC_NOTIFIER_UCX) == 0, "and attached again");
+  rdmalloc_notifier_info info = {};
+  info.size = sizeof info;
+  expect(state(RDMALLOC_NOTIFIER_UCX, &info) == 0 && info.attaches == 2, "which is counted");
+  purger = purge_inside(closing);
+  dlclose(library);
+  expect(is_there(), "it is kept while a purge is in it");
+  if (failures != 0) fflush(stdout), _exit(1);
+  closing->stays_inside = false;
+  purger.join();
 }
 
 void among_threads() {
@@ -264,6 +302,8 @@ int main(int argc, char** argv) {
   const std::string how = argv[1];
   if (how == "nested") {
     nested();
+  } else if (how == "inside") {
+    inside();
   } else if (how == "threads") {
     among_threads();
   } else if (how == "child") {

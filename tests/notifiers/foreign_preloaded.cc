@@ -10,8 +10,10 @@
 // is loaded after the library, so that no munmap() is ours, and may not say that it watches. Seen
 // to fail: with tell() behind the call in foreign.cc (the callback dies), with set(7) and with
 // set() left out of watching.cc, with forget() forgetting all, with munmap's and shmdt's
-// tell() left out, with attached_bytes() taking a failed read for the end of the file; `late`, when
-// rdmalloc said that it watches without a look whose munmap() is found.
+// tell() left out, with attached_bytes() taking a failed read for the end of the file; without one
+// of the advices, the second range of process_madvise(), or the rounding of shmat(), and with errno
+// as a callback left it; `late`, when rdmalloc said that it watches without a look whose munmap()
+// is found.
 #include <dlfcn.h>
 #include <errno.h>
 #include <pthread.h>
@@ -21,6 +23,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/shm.h>
+#include <sys/uio.h>
 
 #include <algorithm>
 #include <string>
@@ -58,6 +61,7 @@ int told_count = 0;
 char* expected_base = nullptr;
 
 void note(void* base, size_t length) {
+  errno = EDOM;  // which no caller may see
   if (told_count == 64) return;
   auto* bytes = static_cast<char*>(base);
   // Only pages of ours are read; other libraries may unmap things meanwhile.
@@ -110,7 +114,9 @@ template <typename Act>
 void lose(const char* what, char* base, bool is_watched, Act act) {
   told_count = 0;
   expected_base = base;
+  errno = 0;
   act();
+  expect(errno != EDOM, std::string(what) + ": errno is the call's own");
   expected_base = nullptr;
   auto* end = told + told_count;
   auto* found = std::find_if(
@@ -123,13 +129,20 @@ void lose_all(bool is_watched) {
   char* block = map();
   lose("munmap", block, is_watched, [&] { munmap(block, kBytes); });
   char* advised = map();
-  for (int advice : {MADV_DONTNEED, MADV_FREE}) {
+  // The latter two are refused for such memory, or by the kernel, and told of all the same.
+  constexpr int kDontneedLocked = 24;
+  for (int advice : {MADV_DONTNEED, MADV_FREE, MADV_REMOVE, kDontneedLocked}) {
     memset(advised, kContent, kBytes);
     lose("madvise", advised, is_watched, [&] { madvise(advised, kBytes, advice); });
   }
   lose("advice that takes nothing", advised, false,
        [&] { madvise(advised, kBytes, MADV_WILLNEED); });
   memset(advised, kContent, kBytes);
+#if __GLIBC_PREREQ(2, 36)
+  iovec ranges[] = {{map(), kBytes}, {advised, kBytes}};
+  lose("process_madvise's second range", advised, is_watched,
+       [&] { process_madvise(-1, ranges, 2, MADV_DONTNEED, 0); });
+#endif
   void* moved = nullptr;
   lose("mremap", advised, is_watched,
        [&] { moved = mremap(advised, kBytes, 4 * kBytes, MREMAP_MAYMOVE); });
@@ -145,8 +158,13 @@ void lose_all(bool is_watched) {
   int segment = shmget(IPC_PRIVATE, kBytes, IPC_CREAT | 0600);
   auto* shared = static_cast<char*>(shmat(segment, nullptr, 0));
   expect(segment >= 0 && shared != reinterpret_cast<char*>(-1), "shared memory is to be had");
-  shmctl(segment, IPC_RMID, nullptr);
   memset(shared, kContent, kBytes);
+  char* place = map();
+  lose("shmat over it, from within a page", place, is_watched, [&] {
+    expect(shmat(segment, place + 100, SHM_REMAP | SHM_RND) == place, "it is attached there");
+  });
+  shmdt(place);
+  shmctl(segment, IPC_RMID, nullptr);
   // In two mappings: the length told is still that of the segment.
   mprotect(shared + kBytes / 2, kBytes / 4, PROT_READ);
   lose("shmdt", shared, is_watched, [&] { shmdt(shared); });

@@ -60,7 +60,8 @@ TEST(Notifiers, bad_arguments_are_refused) {
 
 TEST(Notifiers, libfabric_attaches_late_detaches_and_attaches_again) {
   initialise_libfabric();
-  for (int round = 0; round < 50; round++) {
+  for (uint64_t round = 0; round < 50; round++) {
+    EXPECT_EQ(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).attaches, round);
     ASSERT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), 0) << round;
     EXPECT_EQ(rdmalloc_notifier_attach(RDMALLOC_NOTIFIER_LIBFABRIC), -EALREADY);
     EXPECT_TRUE(state_of(RDMALLOC_NOTIFIER_LIBFABRIC).is_attached);

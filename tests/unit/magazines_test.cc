@@ -353,4 +353,17 @@ TEST(Magazines, what_leaves_a_thread_are_magazines_of_the_usual_length) {
   }
 }
 
+// Fails when a heap keeps them for ever: each that is made and destroyed took some more.
+TEST(Magazines, those_of_a_heap_go_back_with_it) {
+  std::uint32_t used = 0;
+  for (int i = 0; i < 100; ++i) {
+    rdmalloc_heap* heap = nullptr;
+    ASSERT_EQ(rdmalloc_heap_create(nullptr, &heap), 0);
+    for (std::size_t bytes : {16, 100, 1000}) rdmalloc_free(rdmalloc_heap_malloc(heap, bytes));
+    ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+    if (i == 10) used = rdmalloc::magazines.used();
+  }
+  EXPECT_EQ(rdmalloc::magazines.used(), used);
+}
+
 }  // namespace

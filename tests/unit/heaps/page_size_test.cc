@@ -28,6 +28,7 @@
 #include "tests/support/counters.h"
 #include "tests/support/huge_pool.h"
 #include "tests/support/kernel_has.h"
+#include "tests/support/observer.h"
 #include "tests/support/process.h"
 #include "tests/unit/heaps/fixture.h"
 
@@ -376,6 +377,40 @@ TEST_F(HeapPageSizes, while_purging_is_paused_no_pages_are_exchanged) {
   EXPECT_EQ(counter("stats.heap_retired_bytes"), 4 * kMiB);
   ASSERT_EQ(rdmalloc_purge_resume(), 0);
   ASSERT_GE(rdmalloc_purge(0), 0);
+}
+
+// Fails when pages that a heap exchanged are no news.
+TEST_F(HeapPageSizes, observers_are_told_of_the_pages_that_came) {
+  uint64_t told = 0;
+  rdmalloc_test::Observer observer;
+  observer.use = observer.reuse = [&](char*, size_t length) { told += length; };
+  ASSERT_EQ(observer.add(), 0);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  told = 0;
+  rdmalloc_heap* heap = make(RDMALLOC_PAGE_THP, 4 * kMiB);
+  ASSERT_EQ(last_error, 0) << said;
+  told = 0;  // of the address range as it was taken, before the exchange
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  EXPECT_GE(told, 4 * kMiB);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Fails when an exchange that an observer refuses is taken for done: a heap had ordinary pages for
+// those it asked for, and others got what lies on a destroyed heap's.
+TEST_F(HeapPageSizes, pages_that_an_observer_keeps_are_not_exchanged) {
+  rdmalloc_heap* heap = make(RDMALLOC_PAGE_THP, 4 * kMiB);
+  ASSERT_EQ(last_error, 0) << said;
+  rdmalloc_test::Observer observer([](char*, size_t) { return -EBUSY; });
+  ASSERT_EQ(observer.added(), 0);
+  EXPECT_EQ(make(RDMALLOC_PAGE_THP, 4 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -EBUSY);
+  EXPECT_TRUE(says("an observer of page events keeps what lies there")) << said;
+  ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(rdmalloc_purge(0), 0);
+  EXPECT_EQ(counter("stats.heap_retired_bytes"), 4 * kMiB);
+  ASSERT_EQ(observer.remove(), 0);
+  ASSERT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(counter("stats.heap_retired_bytes"), 0u);
 }
 
 // A purge that waits for the turn while a pause begins. Seen to fail without the second look in

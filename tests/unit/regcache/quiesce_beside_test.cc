@@ -101,4 +101,14 @@ TEST_F(Quiesce, what_a_resume_has_made_in_a_domain_that_then_refuses_ends) {
   for (rdmalloc_heap* heap : heaps) EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 
+// Fails when a start that finds the thread frozen is forgotten.
+TEST_F(Quiesce, a_purge_thread_that_is_asked_for_in_it_comes_at_its_end) {
+  ASSERT_EQ(rdmalloc_quiesce(-1), 0);
+  rdmalloc_test::Observer observer([](char*, std::size_t) { return 0; });
+  ASSERT_EQ(observer.added(), 0);
+  EXPECT_FALSE(rdmalloc::purge_counters().thread_runs);
+  ASSERT_EQ(rdmalloc_resume(), 0);
+  EXPECT_TRUE(rdmalloc::purge_counters().thread_runs);
+}
+
 }  // namespace

@@ -1,4 +1,6 @@
 // I11 for registered heaps: what a child of fork finds. Seen to fail; the comments say how.
+#include <errno.h>
+
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -98,6 +100,47 @@ TEST_F(RegisteredHeaps, I11_a_fork_in_the_middle_of_others_calls_leaves_a_whole_
   }
   stop = true;
   for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+}
+
+// Fails when the child that makes the heap's end whole leaves it to its own children to do again:
+// the record is free twice there, and two heaps have it.
+TEST_F(RegisteredHeaps, I11_a_heap_that_another_thread_was_ending_ends_once) {
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  RegistrarGate gate;
+  fabric.before_leave = [&](void*, std::size_t) { return gate.pass(); };
+  std::thread ender([heap] { EXPECT_EQ(rdmalloc_heap_destroy(heap), 0); });
+  gate.wait_until_inside();
+  auto has_two_heaps = [] {
+    rdmalloc_heap *one = nullptr, *two = nullptr;
+    if (rdmalloc_heap_create(nullptr, &one) != 0) return 1;
+    if (rdmalloc_heap_create(nullptr, &two) != 0) return 2;
+    if (rdmalloc_heap_malloc(one, 10) == nullptr) return 3;
+    return rdmalloc_heap_malloc(two, 10) != nullptr ? 0 : 4;
+  };
+  EXPECT_EQ(in_child([&] {
+              rdmalloc_free(rdmalloc_malloc(kMiB));
+              return in_child(has_two_heaps);
+            }),
+            0);
+  gate.open();
+  ender.join();
+}
+
+// Fails when the heap stays that thread's: each grow would be -EBUSY.
+TEST_F(RegisteredHeaps, I11_what_another_thread_was_growing_is_the_childs) {
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  RegistrarGate gate;
+  fabric.before_enter = [&](void*, std::size_t) { return gate.pass(); };
+  std::thread grower([heap] { EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), 0); });
+  gate.wait_until_inside();
+  EXPECT_EQ(in_child([heap] { return -rdmalloc_heap_grow(heap, 2 * kMiB); }), ECHILD);
+  gate.open();
+  grower.join();
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 

@@ -6,6 +6,7 @@
 
 #include "alloc/core/helper_threads.h"
 #include "alloc/core/purge_signal.h"
+#include "alloc/purge/purge.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
 #include "tests/support/observer.h"
@@ -48,7 +49,10 @@ TEST_F(RegisteredHeaps, I7_memory_of_one_that_is_refused_is_given_back) {
     wait_until([] { return counter("stats.dirty_bytes") == 0; });
   }
   fabric.before_enter = nullptr;
+  wait_for_idle();
   EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  wait_until(
+      [] { return counter("stats.dirty_bytes") == 0; });  // and without that in heap_destroy()
   EXPECT_EQ(rdmalloc_fini(), 0);
   rdmalloc_test::set("purge.decay_ms", decay_ms);
 }
@@ -150,6 +154,84 @@ TEST_F(RegisteredHeaps, I13_memory_that_could_not_be_undone_stays_out_of_reach) 
   }
   for (char* block : blocks) rdmalloc_free(block);
   EXPECT_EQ(domain.close(), 0);
+}
+
+// Fails when an observer that is added wakes no thread that sleeps: it hears of what is reserved
+// when something else does.
+TEST_F(RegisteredHeaps, I7_a_new_observer_wakes_a_thread_that_sleeps) {
+  rdmalloc::first_thread_notifies = true;  // as above
+  ASSERT_EQ(rdmalloc_init(), 0);
+  rdmalloc_free(rdmalloc_malloc(kMiB));
+  rdmalloc_purge(0);
+  wait_for_idle();
+  std::atomic<bool> is_told{false};
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.reserve = [](void* told, void*, std::size_t) {
+    *static_cast<std::atomic<bool>*>(told) = true;
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, &is_told, &observer), 0);
+  wait_until([&] { return is_told.load(); });
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+// Fails when its end makes no thread: its pages stay away from the others for good.
+TEST_F(RegisteredHeaps, I7_one_that_ends_in_a_pause_leaves_its_pages_to_the_thread) {
+  rdmalloc_heap_attr attr = {};
+  attr.size = sizeof attr;
+  attr.budget_bytes = 2 * kMiB;
+  attr.page_size = RDMALLOC_PAGE_4K;
+  rdmalloc_heap* heap = nullptr;
+  ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
+  ASSERT_EQ(rdmalloc_purge_pause(), 0);
+  ASSERT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(counter("stats.heap_retired_bytes"), 2 * kMiB);
+  ASSERT_EQ(rdmalloc_purge_resume(), 0);
+  ASSERT_TRUE(rdmalloc::purge_counters().thread_runs);
+  wait_until([] { return counter("stats.heap_retired_bytes") == 0; });
+}
+
+// Fails when what end() keeps of a create that failed is given back with the rest.
+TEST_F(RegisteredHeaps, I13_a_region_before_the_refused_one_stays_out_of_reach) {
+  rdmalloc_domain_attr attr = {};
+  attr.largest = 2 * kMiB;
+  StubDomain domain(fabric, attr);
+  fabric.capacity_bytes = 3 * kMiB;
+  fabric.before_leave = [](void*, std::size_t) { return -EIO; };
+  EXPECT_EQ(make({domain.handle}, 4 * kMiB), nullptr);
+  EXPECT_EQ(last_error, -ENOMEM);
+  fabric.before_leave = nullptr;
+  EXPECT_EQ(domain.counters().quarantined, 1u);
+  ASSERT_EQ(fabric.live(), 1u);
+  std::vector<void*> blocks;
+  for (int i = 0; i < 200; ++i) {
+    blocks.push_back(rdmalloc_malloc(100 * kKiB));
+    EXPECT_FALSE(fabric.touches(blocks.back(), 100 * kKiB));
+  }
+  for (void* block : blocks) rdmalloc_free(block);
+  EXPECT_EQ(domain.close(), 0);
+}
+
+// Fails when the second one enters its regions where the first one does.
+TEST_F(RegisteredHeaps, a_grow_beside_another_is_refused) {
+  StubDomain domain(fabric);
+  rdmalloc_heap* heap = make({domain.handle}, 2 * kMiB);
+  ASSERT_EQ(last_error, 0);
+  RegistrarGate gate;
+  std::atomic<bool> is_first{true};
+  fabric.before_enter = [&](void*, std::size_t) {
+    return is_first.exchange(false) ? gate.pass() : 0;
+  };
+  std::thread grower([heap] { EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), 0); });
+  gate.wait_until_inside();
+  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), -EBUSY);
+  gate.open();
+  grower.join();
+  EXPECT_EQ(rdmalloc_heap_grow(heap, 2 * kMiB), 0);
+  EXPECT_EQ(counters(heap).budget_bytes, 6 * kMiB);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
 }
 
 // Fails when rdmalloc_heap_key() looks at where a range begins only.
