@@ -91,16 +91,16 @@ static int wait_for(pid_t child, double seconds) {
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGCHLD);
-  for (double left = seconds;;) {
+  for (double left = seconds, at = now();;) {
     int status = 0;
     for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) > 0;)
       if (ended == child) return status;
     if (left <= 0) return -1;
-    double nap = left < 1 ? left : 1, begin = now();
+    double nap = left < 1 ? left : 1, before = at;
     struct timespec limit = {(time_t)nap, (long)((nap - (double)(time_t)nap) * 1e9)};
     sigtimedwait(&ends, NULL, &limit);
-    double passed = now() - begin;
-    left -= passed < nap + 2 ? passed : nap;
+    at = now();
+    left -= at - before < nap + 2 ? at - before : nap;
   }
 }
 

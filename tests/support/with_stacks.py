@@ -199,14 +199,14 @@ def handle_stops():
 def wait_for(child, seconds):
     """The status of the child, or None at the limit; reaps adopted orphans meanwhile. What a nap took beyond two
     seconds more does not count: the machine stood still, or all of the test, and the child had no time either."""
-    left = seconds
+    left, at = seconds, time.monotonic()
     ended = os.pidfd_open(child)
     try:
         while True:
-            nap, begin = max(0, min(left, 1)), time.monotonic()
+            nap, before = max(0, min(left, 1)), at
             select.select([ended], [], [], nap)
-            passed = time.monotonic() - begin
-            left -= passed if passed < nap + 2 else nap
+            at = time.monotonic()
+            left -= at - before if at - before < nap + 2 else nap
             # Looked at before it is taken: whatever else ended is an orphan, of no interest.
             look = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if look is not None:
