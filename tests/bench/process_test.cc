@@ -58,7 +58,7 @@ TEST(Process, what_does_not_exist_is_said) {
 
 TEST(Process, the_environment_is_added_to_ours) {
   Command command;
-  command.arguments = {"sh", "-c", "echo $HOME $ADDED"};
+  command.arguments = {"sh", "-c", "echo \"$HOME $ADDED\""};
   command.environment["ADDED"] = "yes";
   const char* home = std::getenv("HOME");
   EXPECT_EQ(run(command).standard_output, std::string(home != nullptr ? home : "") + " yes\n");
