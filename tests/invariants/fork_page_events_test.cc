@@ -194,7 +194,8 @@ TEST(Fork, I11_each_page_event_may_fork_while_others_hold_locks) {
     });
   std::vector<void*> kept;
   int forks[4] = {};
-  for (int i = 0; i < 400 && *std::min_element(forks, forks + 4) < 10 && !HasFailure(); i++) {
+  // As often as it takes: events that never fork are for the test's own limit.
+  for (int i = 0; *std::min_element(forks, forks + 4) < 10 && !HasFailure(); i++) {
     event = i % 4;
     child = -1;
     // Longer than all that is free, so that some of it is used for the first time.
@@ -216,7 +217,6 @@ TEST(Fork, I11_each_page_event_may_fork_while_others_hold_locks) {
   stop = true;
   for (std::thread& other : others) other.join();
   EXPECT_EQ(observer.remove(), 0);
-  for (int count : forks) EXPECT_GE(count, 10);
   for (void* block : kept) rdmalloc_free(block);
 }
 

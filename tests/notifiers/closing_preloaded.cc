@@ -196,8 +196,12 @@ void in_a_child() {
   closing->stays_inside = false;
   inside.join();
 
-  // The library outlives the begin of this dlclose, which forgets it.
+  // The library outlives the begin of this dlclose, which forgets it, and does not end before it
+  // was seen to. Seen to hang where it did: stopped for 0.7 s just then, this thread saw it
+  // attached again.
   void* slow = open(SLOW_TO_CLOSE);
+  auto* stays = static_cast<std::atomic<bool>*>(dlsym(slow, "slow_to_close_stays"));
+  *stays = true;
   std::thread closer([&] { dlclose(slow); });
   while (is_attached()) usleep(1000);
   child = fork();
@@ -209,6 +213,7 @@ void in_a_child() {
   status = -1;
   waitpid(child, &status, 0);
   expect(status == 0, "the child attaches what a thread of its parent forgot for a while");
+  *stays = false;
   closer.join();
   expect(is_attached(), "and so does the parent, later");
 }

@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <fstream>
 #include <thread>
+#include <utility>
 
 namespace rdmalloc_test {
 
@@ -190,15 +191,20 @@ static void apply_environment(const std::vector<std::string>& changes) {
   _exit(127);
 }
 
-// Collects both pipes until they close or the time is over; false at the limit.
-static bool collect(int out, int err, int limit_ms, ChildResult* result) {
-  int64_t end = now_ms() + limit_ms;
+// Collects both pipes until they close or the time is over, what is left of which it says; false at
+// the limit. In naps, as look_for().
+static bool collect(int out, int err, int* left_ms, ChildResult* result) {
   pollfd watched[2] = {{out, POLLIN, 0}, {err, POLLIN, 0}};
   std::string* sinks[2] = {&result->output, &result->errors};
+  int64_t at_ms = now_ms();
   while (watched[0].fd >= 0 || watched[1].fd >= 0) {
-    int64_t left = end - now_ms();
-    if (left <= 0) return false;
-    if (poll(watched, 2, static_cast<int>(left)) < 0 && errno != EINTR) return false;
+    if (*left_ms <= 0) return false;
+    int nap_ms = std::min(*left_ms, 1000);
+    int ready = poll(watched, 2, nap_ms);
+    int64_t before_ms = std::exchange(at_ms, now_ms());
+    *left_ms -= static_cast<int>(std::min<int64_t>(at_ms - before_ms, nap_ms));
+    if (ready < 0 && errno != EINTR) return false;
+    if (ready <= 0) continue;
     for (int i = 0; i < 2; i++) {
       if (watched[i].fd < 0 || watched[i].revents == 0) continue;
       char buffer[4096];
@@ -223,13 +229,10 @@ ChildResult run_child(const std::vector<std::string>& argv, const ChildOptions& 
   if (pid == 0) become(argv, options, out[1], err[1]);
   close(out[1]);
   close(err[1]);
-  int64_t end = now_ms() + options.limit_ms;
-  int status = 0;
-  bool closed = collect(out[0], err[0], options.limit_ms, &result);
-  int64_t left = end - now_ms();
+  int status = 0, left_ms = options.limit_ms;
+  bool closed = collect(out[0], err[0], &left_ms, &result);
   if (!closed && options.at_limit) options.at_limit(pid);
-  int limit_ms = closed && left > 0 ? static_cast<int>(left) : 0;
-  result.timed_out = look_for(pid, limit_ms, &status) == Child::kRuns;
+  result.timed_out = look_for(pid, closed ? left_ms : 0, &status) == Child::kRuns;
   if (result.timed_out) kill_and_collect(pid, &status);
   close(out[0]);
   close(err[0]);

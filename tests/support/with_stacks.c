@@ -85,20 +85,22 @@ static double now(void) {
   return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 
-// The status of the child, or -1 at the limit; reaps adopted orphans meanwhile.
+// The status of the child, or -1 at the limit; reaps adopted orphans meanwhile. As wait_for() of
+// with_stacks.py, which says what counts.
 static int wait_for(pid_t child, double seconds) {
   sigset_t ends;
   sigemptyset(&ends);
   sigaddset(&ends, SIGCHLD);
-  double deadline = now() + seconds;
-  for (;;) {
+  for (double left = seconds, at = now();;) {
     int status = 0;
     for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) > 0;)
       if (ended == child) return status;
-    double left = deadline - now();
     if (left <= 0) return -1;
-    struct timespec limit = {(time_t)left, (long)((left - (double)(time_t)left) * 1e9)};
+    double nap = left < 1 ? left : 1, before = at;
+    struct timespec limit = {(time_t)nap, (long)((nap - (double)(time_t)nap) * 1e9)};
     sigtimedwait(&ends, NULL, &limit);
+    at = now();
+    left -= at - before < nap + 2 ? at - before : nap;
   }
 }
 

@@ -51,8 +51,9 @@ def parent_of(pid):
 
 
 def living_thread(pid):
-    """A thread that gdb can attach to: the first, if it still runs."""
-    for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
+    """A thread that gdb can attach to: the first, if it still runs, whose number is not the least where numbers
+    began anew. By another one gdb sees no more than that."""
+    for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=lambda one: (int(one) != pid, int(one))):
         if read(f"/proc/{pid}/task/{thread}/stat").rpartition(")")[2].split()[:1] not in (["Z"], ["X"]):
             return thread
     return str(pid)
@@ -196,13 +197,16 @@ def handle_stops():
 
 
 def wait_for(child, seconds):
-    """The status of the child, or None at the limit; reaps adopted orphans meanwhile."""
-    deadline = time.monotonic() + seconds
+    """The status of the child, or None at the limit; reaps adopted orphans meanwhile. What a nap took beyond two
+    seconds more does not count: the machine stood still, or all of the test, and the child had no time either."""
+    left, at = seconds, time.monotonic()
     ended = os.pidfd_open(child)
     try:
         while True:
-            left = deadline - time.monotonic()
-            select.select([ended], [], [], max(0, min(left, 1)))
+            nap, before = max(0, min(left, 1)), at
+            select.select([ended], [], [], nap)
+            at = time.monotonic()
+            left -= at - before if at - before < nap + 2 else nap
             # Looked at before it is taken: whatever else ended is an orphan, of no interest.
             look = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if look is not None:

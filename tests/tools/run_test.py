@@ -245,7 +245,8 @@ class Checkpoint(Case):
             remedy = f"checkpoint resume {child.pid}"
             self.assertIn(f"it will be quiesced once it goes on: then, rdmalloc {remedy}\n", done.stderr)
             child.send_signal(signal.SIGCONT)
-            self.assertEqual(call([TOOL, *remedy.split()]).returncode, 0)
+            done = call([TOOL, *remedy.split()])
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
             child.communicate("\n")
 
     def test_process_that_ends_while_it_is_asked(self):

@@ -13,6 +13,8 @@ import subprocess
 import tempfile
 import unittest
 
+# As ./test sets it: bash warns of a locale that is not installed.
+os.environ["LC_ALL"] = "C.UTF-8"
 TREE = pathlib.Path(__file__).resolve().parents[2]
 
 

@@ -1,4 +1,5 @@
 """A Slurm of its own on loopback, for tests: munge, a controller and two nodes."""
+import contextlib
 import os
 import pwd
 import shutil
@@ -43,13 +44,19 @@ PartitionName=all Nodes=n[1-2] Default=YES State=UP OverSubscribe=FORCE
 
 
 def free_ports(count):
-    holders = [socket.socket() for _ in range(count)]
-    for holder in holders:
-        holder.bind(("127.0.0.1", 0))
-    ports = [holder.getsockname()[1] for holder in holders]
-    for holder in holders:
-        holder.close()
-    return ports
+    """Below those that the kernel gives to connections: one of them could have the port before the daemon does.
+    Two processes begin to look at different places."""
+    with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+        first = int(file.read().split()[0])
+    least = min(10000, first // 2)
+    ports = []
+    for at in range(first - least):
+        with socket.socket() as holder, contextlib.suppress(OSError):
+            holder.bind(("127.0.0.1", least + (os.getpid() * count + at) % (first - least)))
+            ports.append(holder.getsockname()[1])
+        if len(ports) == count:
+            return ports
+    raise AssertionError(f"no {count} free ports from {least} to {first}")
 
 
 class Cluster:
