@@ -36,6 +36,8 @@
 //   notify_first_thread_ends
 #include "alloc/core/lock.h"
 //   Lock LockGuard assert_no_lock_held thread_id
+#include "alloc/core/next_definition.h"
+//   next_definition
 #include "alloc/core/quarantine.h"
 //   forget_quarantined_bytes note_quarantined
 #include "alloc/core/report.h"

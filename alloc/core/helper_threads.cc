@@ -47,7 +47,8 @@ std::size_t thread_local_bytes() {
 int make_room(HelperStack* stack, std::size_t bytes) {
   if (stack->bytes >= bytes) return 0;
   HelperStack larger{0, bytes};
-  if (int error = os::map_metadata(bytes, &larger.base)) return error;
+  // -EAGAIN, which libc says of threads, is the kernel's for a limit on locked memory here.
+  if (os::map_metadata(bytes, &larger.base) != 0) return -ENOMEM;
   if (stack->base != 0) os::unreserve(stack->base, stack->bytes);
   *stack = larger;
   return 0;
@@ -177,7 +178,8 @@ const char* helper_thread_remedy(int error) {
       return "no more threads may be made: check RLIMIT_NPROC, the cgroup's pids.max and "
              "kernel.threads-max";
     case -ENOMEM:
-      return "its stack could not be mapped: check RLIMIT_AS and vm.overcommit_memory";
+      return "its stack could not be mapped: check RLIMIT_AS, RLIMIT_DATA, vm.max_map_count and "
+             "vm.overcommit_memory, after mlockall() RLIMIT_MEMLOCK";
     case -EINVAL:
       return "libc refuses stacks up to 1 GiB (GLIBC_TUNABLES?), or this thread has left its PID "
              "namespace (unshare) and can make none";

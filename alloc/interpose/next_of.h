@@ -5,9 +5,9 @@
 // makes a thread, all is found then: no other thread has the loader's lock yet.
 #pragma once
 
-#include <dlfcn.h>
-
 #include <atomic>
+
+#include "alloc/core/next_definition.h"
 
 namespace rdmalloc {
 
@@ -16,7 +16,7 @@ Function next_of(std::atomic<Function>& found, const char* name) {
   // Relaxed: every thread that looks finds the same function.
   Function function = found.load(std::memory_order_relaxed);
   if (function == nullptr) {
-    function = reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+    function = reinterpret_cast<Function>(next_definition(name));
     found.store(function, std::memory_order_relaxed);
   }
   return function;

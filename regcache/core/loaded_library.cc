@@ -72,7 +72,7 @@ void close_handle(void* handle) {
   // Relaxed: every thread that looks finds the same function.
   Close close = found.load(std::memory_order_relaxed);
   if (close == nullptr) {
-    void* next = dlsym(RTLD_NEXT, "dlclose");
+    void* next = next_definition("dlclose");
     close = reinterpret_cast<Close>(next != nullptr ? next : dlsym(RTLD_DEFAULT, "dlclose"));
     found.store(close, std::memory_order_relaxed);
   }

@@ -12,6 +12,8 @@
 //   thread_moments thread    it comes with a thread of the program's, and is not real-time as it is
 //   thread_moments again     the second thread of the program brings it, where the first could not
 //   thread_moments no_room   there is no address space for its stack
+//   thread_moments no_data   RLIMIT_DATA, which stacks count against, has no room for it
+//   thread_moments no_lock   nor has RLIMIT_MEMLOCK, after mlockall(MCL_FUTURE)
 //   thread_moments refused   it is there again after a thread that could not be made, and is not
 //                            stopped for each such thread
 //
@@ -27,6 +29,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <threads.h>
 #include <time.h>
@@ -236,12 +239,28 @@ void be_refused(const char*) {
 }
 
 #ifndef LINKED_STATICALLY
-void find_no_room(const char*) {
+void find_no_room_below(__rlimit_resource_t resource) {
   std::free(std::malloc(100));
-  rlimit none = {1, RLIM_INFINITY};
-  expect(setrlimit(RLIMIT_AS, &none) == 0, "setrlimit");
+  rlimit limit;
+  getrlimit(resource, &limit);
+  limit.rlim_cur = 1;
+  expect(setrlimit(resource, &limit) == 0, "setrlimit");
+  if (resource == RLIMIT_MEMLOCK) {
+    constexpr uid_t kOther = 54321;  // root is not limited
+    expect(geteuid() != 0 || setresuid(kOther, kOther, kOther) == 0, "setresuid");
+    expect(mlockall(MCL_FUTURE) == 0, "mlockall");
+  }
   auto* init = reinterpret_cast<int (*)()>(dlsym(RTLD_DEFAULT, "rdmalloc_init"));
   expect(init != nullptr && init() == -ENOMEM, "rdmalloc_init() is to be refused");
+}
+void find_no_room(const char*) {
+  find_no_room_below(RLIMIT_AS);
+}
+void find_no_data(const char*) {
+  find_no_room_below(RLIMIT_DATA);
+}
+void find_no_lock(const char*) {
+  find_no_room_below(RLIMIT_MEMLOCK);
 }
 #else
 void run_a_thread(const char*) {
@@ -273,6 +292,8 @@ constexpr Case kCases[] = {
     {"c11", join_c11_threads},
     {"fabric", load_a_fabric},
     {"no_room", find_no_room},
+    {"no_data", find_no_data},
+    {"no_lock", find_no_lock},
 #endif
 };
 
