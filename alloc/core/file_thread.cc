@@ -10,8 +10,6 @@
 namespace rdmalloc {
 namespace {
 
-constexpr std::size_t kStackBytes = std::size_t{64} << 10;
-
 // What the thread is about: a word that both sides wait on.
 constexpr std::uint32_t kNone = 0, kStarting = 1, kIdle = 2, kWorking = 3, kStopping = 4;
 
@@ -60,7 +58,7 @@ int file_thread_run(void (*work)(void* arg), void* arg) {
     thread.state.store(kStarting, std::memory_order_relaxed);
     helper_threads.fetch_add(1, std::memory_order_relaxed);
     if (int error =
-            helper_thread_create(&thread.stack, kStackBytes, serve, nullptr, &thread.handle)) {
+            helper_thread_create(&thread.stack, kFileStackBytes, serve, nullptr, &thread.handle)) {
       helper_threads.fetch_sub(1, std::memory_order_relaxed);
       thread.state.store(kNone, std::memory_order_relaxed);
       return error;

@@ -46,9 +46,11 @@ inline bool is_known_first_thread() {
 }
 
 // Whether the process that calls is the one whose memory this is, and not a child of vfork(), which
-// has its parent's. After fork_check(); a system call.
+// has its parent's, or of clone(CLONE_VM). After fork_check(); a system call. Where such a child
+// was the first to allocate it is the known one, and the memory its parent's once it is gone.
 inline bool memory_is_own() {
-  return detail::known_process.load(std::memory_order_relaxed) == os::process_id();
+  int known = detail::known_process.load(std::memory_order_relaxed);
+  return known == os::process_id() || !os::process_exists(known);
 }
 
 }  // namespace rdmalloc

@@ -142,10 +142,10 @@ void* count_strangers(void* to) {
 bool are_helpers(std::int64_t others) {
   std::int64_t now_ns = os::monotonic_ns();
   if (others >= look.others && now_ns < look.until_ns) return false;
-  constexpr std::size_t kStackBytes = std::size_t{64} << 10;
   pthread_t thread;
   int strangers = 1;  // or none can look
-  if (helper_thread_create(&look.stack, kStackBytes, count_strangers, &strangers, &thread) == 0) {
+  if (helper_thread_create(&look.stack, kFileStackBytes, count_strangers, &strangers, &thread) ==
+      0) {
     os::NoCancelScope scope;
     pthread_join(thread, nullptr);
   }

@@ -284,6 +284,10 @@ int process_id() {
   return static_cast<int>(raw_syscall(SYS_getpid));
 }
 
+bool process_exists(int id) {
+  return raw_syscall(SYS_tgkill, id, id, 0) != -ESRCH;
+}
+
 void host_name(char (&name)[kMostHostBytes]) {
   utsname names = {};
   raw_syscall(SYS_uname, reinterpret_cast<long>(&names));

@@ -104,6 +104,8 @@ void leave_real_time();
 unsigned processors_allowed();
 // The id of the process, which is that of its first thread.
 int process_id();
+// False only where the kernel says that there is none of that id.
+bool process_exists(int id);
 // What uname(2) calls this machine, zero-terminated.
 inline constexpr std::size_t kMostHostBytes = 65;
 void host_name(char (&name)[kMostHostBytes]);
