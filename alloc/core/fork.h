@@ -46,11 +46,15 @@ inline bool is_known_first_thread() {
 }
 
 // Whether the process that calls is the one whose memory this is, and not a child of vfork(), which
-// has its parent's, or of clone(CLONE_VM). After fork_check(); a system call. Where such a child
-// was the first to allocate it is the known one, and the memory its parent's once it is gone.
+// has its parent's, or of clone(CLONE_VM). After fork_check(); a system call.
 inline bool memory_is_own() {
-  int known = detail::known_process.load(std::memory_order_relaxed);
-  return known == os::process_id() || !os::process_exists(known);
+  return detail::known_process.load(std::memory_order_relaxed) == os::process_id();
+}
+// Whether it is another's that is there still. Where such a child was the first to allocate, it is
+// the one known, and the memory its parent's once it is gone.
+inline bool memory_is_anothers() {
+  return !memory_is_own() &&
+         os::process_exists(detail::known_process.load(std::memory_order_relaxed));
 }
 
 }  // namespace rdmalloc

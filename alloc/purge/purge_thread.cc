@@ -178,7 +178,7 @@ int purge_thread_start() {
   if (!has_purge_thread(options().purge)) return -ENOTSUP;
   // A child of clone(CLONE_VM) that makes a thread: ours would keep the child alive, and be gone
   // with it for its parent, unnoticed.
-  if (!runs() && !memory_is_own()) return -ENOTSUP;
+  if (!runs() && memory_is_anothers()) return -ENOTSUP;
   ThreadState expected = ThreadState::kNone;
   // Acquire: pairs with the release that ends a stop; one starter at a time. seq_cst: see
   // rdmalloc_fini(), of which this may find the thread still there.
