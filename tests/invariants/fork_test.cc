@@ -266,6 +266,25 @@ TEST(Fork, I11_a_child_that_starts_threads_first_has_one_purge_thread) {
             0);
 }
 
+// Of a thread that is not the parent's first. Seen to hang where the child's first thread is not
+// known for that: its purge thread waits to be notified of its end.
+TEST(Fork, I11_a_child_of_any_thread_ends_with_its_last) {
+  if (!kThreadsInChild) GTEST_SKIP() << "SKIP: ThreadSanitizer starts no threads in a child";
+  pid_t child = -1;
+  std::thread([&child] {
+    aut::free(aut::malloc(100));
+    child = fork();
+    if (child != 0) return;
+    aut::free(aut::malloc(100));
+    start_purge_thread();
+    while (purge_threads() == 0) usleep(1000);
+  }).join();
+  if (child == 0) _exit(9);  // not reached: that thread was the last but ours
+  int status = -1;
+  ASSERT_TRUE(rdmalloc_test::wait_with_limit(child, 20000, &status));
+  EXPECT_EQ(status, 0);
+}
+
 // As after a checkpoint is restored: no page of this process is wiped at fork any more.
 void forget_wipe_on_fork() {
   std::ifstream maps("/proc/self/maps");

@@ -66,6 +66,19 @@ TEST_F(LockedPages, I7_one_page_keeps_its_slice_and_no_more) {
   }
 }
 
+// Each is found by calls in vain, more of them than may come in a row. Seen to fail where those
+// before a call that took pages count too.
+TEST_F(LockedPages, I7_pages_far_apart_keep_their_slices_and_no_more) {
+  char* block = written(32 * kMiB);
+  for (size_t at = kMiB; at < 32 * kMiB; at += 8 * kMiB)
+    if (!lock(block + at, kPage)) GTEST_SKIP() << "SKIP: RLIMIT_MEMLOCK leaves no page";
+  rdmalloc_free(block);
+  EXPECT_GT(rdmalloc_purge(0), static_cast<int64_t>(31 * kMiB));
+  EXPECT_EQ(dirty_more(), 4 * 64 * kKiB);
+  for (size_t at = kMiB; at < 32 * kMiB; at += 8 * kMiB) ASSERT_TRUE(unlock(block + at, kPage));
+  EXPECT_EQ(rdmalloc_purge(0), static_cast<int64_t>(4 * 64 * kKiB));
+}
+
 // Ahead of what goes, and longer than what is taken in flight at once.
 TEST_F(LockedPages, I7_what_lies_behind_what_is_refused_is_offered) {
   char* block = written(64 * kMiB);
