@@ -4,8 +4,8 @@
 // parent's next thread brings the parent a purge thread. Passes with libc's malloc too, but for
 // that one.
 //
-//   clone_threads makes_one   the child makes a thread. Seen to fail where it got a purge thread: it
-//                             never ended, and its parent took the thread for its own
+//   clone_threads makes_one   the child makes a thread. Seen to fail where it got a purge thread:
+//                             it never ended, and its parent took the thread for its own
 //   clone_threads allocates   the child is the first to allocate, hence in C. Seen to fail where
 //                             the memory was the child's for good
 #define _GNU_SOURCE
