@@ -20,7 +20,7 @@ typedef void* (*find_function)(void*, const char*);
 
 __attribute__((visibility("default"))) void* dlsym(void* handle, const char* name) {
   static find_function find;
-  if (find == NULL) find = (find_function)dlvsym(RTLD_NEXT, "dlsym", FIRST_VERSION);
+  if (find == NULL) *(void**)&find = dlvsym(RTLD_NEXT, "dlsym", FIRST_VERSION);
   free(strdup(name));
   void* found = find(handle, name);
   return found;
