@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 static int show(const struct rdmalloc_prefault_progress* now, void* arg) {
   (void)arg;
@@ -40,6 +41,12 @@ int main(int argc, char** argv) {
   struct iovec range = {memory, bytes};
   if (error == 0) error = memory != NULL ? 0 : -ENOMEM;
   if (error == 0) error = rdmalloc_reg_prefault(&domain, 1, &range, 1, 0, show, NULL);
+  struct rlimit limit;
+  if (error == -ENOMEM && getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < bytes) {
+    printf("SKIP: RLIMIT_MEMLOCK (ulimit -l) is %llu KiB, registered are %zu: name fewer MiB\n",
+           (unsigned long long)limit.rlim_cur >> 10, bytes >> 10);
+    return 77;
+  }
   if (error != 0) {
     fprintf(stderr, "regcache_prefault: %s\n", strerror(-error));
     return 1;
