@@ -357,7 +357,8 @@ RDMALLOC_API int rdmalloc_purge_resume(void);
  *  those of registered heaps and pools: the caller, or the domains' `event` functions, ensure that
  *  no thread uses one.
  *
- *  The call returns up to five seconds late if an io_uring has made threads of the kernel's.
+ *  The call returns up to five seconds late if an io_uring has made threads of the kernel's, and
+ *  waits 50 ms at least for a purge that is under way.
  *
  *  Calls nest: each needs its resume. A child of fork is not quiesced.
  *
