@@ -125,7 +125,7 @@ FAILING_CALLS = re.compile(r"""(?x)
   | (?:\.|->) ( register_ | deregister | mem_register | mem_unregister | reg_mr | dereg_mr
       | ops\.purge | ops\.quiesce | ops\.resume | event ) \(""")
 SITE = re.compile(r"should_fail\(")
-DEFINITION = re.compile(r"(?<!\breturn)(?<!\belse)[\w*&>][ *&]$")  # what stands before a name there
+DEFINITION = re.compile(r"[\w*&>](?<!\breturn)(?<!\belse)[ *&]$")  # what stands before a name there
 # Those that have no site, and why. File or folder, and what the call begins with.
 WITHOUT_A_SITE = [
     ("alloc/os/syscall.h", "", "the instruction itself"),
@@ -141,6 +141,7 @@ WITHOUT_A_SITE = [
     ("alloc/os/", "raw_syscall(SYS_futex, reinterpret_cast<long>(word), FUTEX_WAKE",
      "can't fail on a word that is mapped"),
     ("alloc/os/userfault.cc", "raw_syscall(SYS_ioctl, fd", "control(): its callers have the sites"),
+    ("alloc/os/userfault.cc", "raw_syscall(SYS_ppoll", "a question; its failure is an answer"),
     ("alloc/os/userfault.cc", "raw_syscall(SYS_write", "an eventfd of ours; can't fail"),
     ("alloc/os/userfault.cc", "raw_syscall(SYS_read, stop_fd", "beyond userfault_wait's failure"),
     ("alloc/os/os.cc", "raw_syscall(SYS_mmap, static_cast<long>(hint)", "map(): as control()"),
@@ -150,12 +151,15 @@ WITHOUT_A_SITE = [
     ("alloc/os/os.cc", "raw_syscall(SYS_rt_sig", "a signal then comes as it would have"),
     ("alloc/os/os.cc", "raw_syscall(SYS_sched_", "a wish: a thread that stays real-time works as well"),
     ("alloc/core/next_definition.cc", "dlsym(RTLD_NEXT", "libc has it, or nothing works at all"),
-    ("regcache/interpose/", "dlsym(RTLD_NEXT", "the same"),
     ("regcache/core/loaded_library.cc", "dlsym(RTLD_DEFAULT", "the same, where librdmalloc stands behind it"),
+    ("regcache/interpose/foreign.cc", "dlvsym(RTLD_DEFAULT", "a question; its failure is an answer"),
+    ("regcache/notifiers/notifiers.cc", 'dlsym(RTLD_DEFAULT, ""', "the same"),
     ("regcache/interpose/", "open(file, mode)", "the program's own dlopen, passed on"),
     ("alloc/interpose/", "next_of(", "the program's own call, passed on"),
     ("regcache/verbs_shim/real.cc", "dl", "the shim's way to the program's libibverbs"),
     ("alloc/os/memory.cc", "read(file, value)", "Cgroup::read(), by read_file()"),
+    ("alloc/os/memory.cc", "read(is_version_1_", "the same"),
+    ("alloc/api/glibc_extras.cc", "realloc(ptr, total)", "the program's own, which has sites where it is ours"),
     ("regcache/registrars/", "io_uring_peek_cqe", "no system call"),
     ("regcache/registrars/", "io_uring_cqe_seen", "no system call"),
     ("regcache/registrars/", "rte_eal_iova_mode", "tells what it knows"),
