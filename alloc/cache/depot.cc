@@ -276,7 +276,7 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool t
   unsigned count = shard_count(), asked = 0;
   std::uint8_t node = shards[shard].node.load(std::memory_order_relaxed);
   bool is_small = class_info(size_class).slab_slices == 1 && !is_span_class(size_class);
-  bool may_beyond = count <= kFewShards && may_take_beyond(shard);
+  bool may_beyond = count <= kFewShards && may_take_beyond(shard, size_class);
   while (asked < most && asked + 1 < count) {
     unsigned other = other_shard(shard, *from, ++asked, count);
     if (shards[other].node.load(std::memory_order_relaxed) != node) continue;
@@ -290,7 +290,7 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool t
                      : may_beyond;
       Magazine* partial = may ? depot_take_partial(other, size_class) : nullptr;
       if (partial == nullptr) continue;
-      if (!is_small) note_take_beyond(shard);
+      if (!is_small) note_block_beyond(shard, size_class);
       shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
       return partial;
     }
@@ -301,7 +301,7 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool t
                      !is_left(shards[other]);
     if (is_theirs && !may_beyond) continue;
     if (Magazine* magazine = depot_take(other, size_class)) {
-      if (is_theirs) note_take_beyond(shard);
+      if (is_theirs) note_block_beyond(shard, size_class);
       *from = static_cast<std::uint8_t>((*from + asked - 1) % (count - 1));  // it may have more
       shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
       return magazine;

@@ -83,7 +83,7 @@ std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& c
     *filled =
         depot_steal(shard, size_class, kShardsAskedBeforePages, takes_rests, &cache.steals_from);
   }
-  if (are_few && *filled == nullptr && may_take_beyond(shard))
+  if (are_few && *filled == nullptr && may_take_beyond(shard, size_class))
     got = slab_take_used_of_others(shard, size_class, cold.loaded->slots, wanted);
   if (*filled == nullptr && got == 0)
     got = slab_take_own(shard, size_class, cold.loaded->slots, wanted);

@@ -390,7 +390,7 @@ std::uint32_t slab_take_used_of_others(unsigned shard, unsigned size_class, void
     SlabClass& theirs = slabs_of(other, size_class);
     bool is_near = are_near(shards[other], shards[shard]);
     if (other == shard || !is_near || listed_in(theirs) == 0 || !theirs.lock.try_lock()) continue;
-    note_take_beyond(shard);
+    note_block_beyond(shard, size_class);
     std::uint32_t got = take_used(theirs, size_class, blocks, wanted);
     theirs.lock.unlock();
     if (got == 0) continue;

@@ -35,7 +35,7 @@ std::uint32_t slab_take_own(unsigned shard, unsigned size_class, void** blocks,
 // The same, without those whose pages were never used.
 std::uint32_t slab_take_used(unsigned shard, unsigned size_class, void** blocks,
                              std::uint32_t wanted);
-// The same of another shard's slabs, on few shards, within may_take_beyond().
+// The same of another shard's slabs, on few shards (may_take_beyond).
 std::uint32_t slab_take_used_of_others(unsigned shard, unsigned size_class, void** blocks,
                                        std::uint32_t wanted);
 // As slab_take_own(); where the shard's slabs have none, of those that other shards can spare; else

@@ -96,6 +96,13 @@ TEST(FewShardsAtWork, buffers_places_come_before_new_pages) {
   EXPECT_GE(taken_of_first(10, 5, 350 * kKiB), 4u);
 }
 
+// What threads hand on for ever would otherwise touch the slabs of both to their ends.
+// Seen to fail where their takes are limited, too (36).
+TEST(FewShardsAtWork, blocks_above_1_KiB_are_taken_without_a_limit) {
+  rdmalloc::shards[2].takes_beyond = UINT32_MAX / 2;
+  EXPECT_GE(taken_of_first(200, 100, 8 * kKiB), 80u);
+}
+
 // The other's lock is taken when it is looked at, and let go once the look was counted.
 // Seen to fail where no lock is waited for.
 TEST(FewShardsAtWork, a_lock_that_is_taken_is_waited_for) {
