@@ -8,8 +8,8 @@
 
 #include "alloc/os/cancel.h"
 //   NoCancelScope
-#include "alloc/os/decimal.h"
-//   Decimal
+#include "alloc/os/path.h"
+//   Path
 #include "alloc/os/fault.h"
 //   Site should_fail
 #include "alloc/os/file.h"

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "alloc/os/fault.h"
+#include "alloc/os/path.h"
 #include "alloc/os/syscall.h"
 
 namespace rdmalloc::os {
@@ -154,14 +155,14 @@ namespace {
 template <class Fn>
 int each_thread(Fn fn) {
   return each_entry("/proc/self/task", [fn](long directory, const char* entry) {
-    char path[32] = {}, name[32];
     if (number_of(entry) < 0) return;
-    std::strncpy(path, entry, sizeof path - sizeof "/comm");
-    std::strcat(path, "/comm");
-    long fd = should_fail(Site::kOpenFile)
-                  ? -EMFILE
-                  : raw_syscall(SYS_openat, directory, reinterpret_cast<long>(path),
-                                O_RDONLY | O_CLOEXEC);
+    Path path(entry);
+    char name[32];
+    long fd =
+        should_fail(Site::kOpenFile)
+            ? -EMFILE
+            : raw_syscall(SYS_openat, directory, reinterpret_cast<long>(path.text("/comm").c_str()),
+                          O_RDONLY | O_CLOEXEC);
     if (fd < 0) return fn(nullptr);
     long got = try_read(static_cast<int>(fd), name, sizeof name - 1);
     raw_syscall(SYS_close, fd);

@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "alloc/os/path.h"
+
 namespace rdmalloc::os {
 
 struct HugePool {
@@ -15,8 +17,7 @@ struct HugePool {
 // kernel has none, or does not tell. Reads files of /sys; any thread.
 bool huge_pool(std::size_t page_bytes, int node, HugePool* pool);
 
-// The file that its number of pages is written to. Into `path`, which has room for kHugePoolPath.
-inline constexpr std::size_t kHugePoolPath = 128;
-void huge_pool_file(std::size_t page_bytes, int node, const char* file, char* path);
+// One of the pool's files, as "nr_hugepages", which its number of pages is written to.
+Path huge_pool_file(std::size_t page_bytes, int node, const char* file);
 
 }  // namespace rdmalloc::os

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstring>
 
+#include "alloc/os/decimal.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"
@@ -18,14 +19,6 @@
 
 namespace rdmalloc::os {
 namespace {
-
-bool parse_number(const char* text, std::uint64_t* value) {
-  std::uint64_t number = 0;
-  const char* c = text;
-  for (; *c >= '0' && *c <= '9'; ++c) number = number * 10 + static_cast<unsigned>(*c - '0');
-  *value = number;
-  return c != text;
-}
 
 // A number in a file of a cgroup; UINT64_MAX for "max", and for what is no number.
 std::uint64_t number_or_max(const char* text) {

@@ -4,10 +4,9 @@
 #include <sched.h>
 
 #include <atomic>
-#include <cstring>
 
-#include "alloc/os/decimal.h"
 #include "alloc/os/file.h"
+#include "alloc/os/path.h"
 
 namespace rdmalloc::os {
 
@@ -22,29 +21,6 @@ constexpr unsigned kMostNodes = 64;
 static_assert(kMostNodes <= kMostPlaces);
 constexpr std::uint16_t kNone = 0xffff;
 static_assert(kMostPlaces < kNone);
-
-// A path put together; what does not fit makes it empty, which no file is called.
-class Path {
- public:
-  explicit Path(const char* root) { text(root); }
-  Path& text(const char* words) {
-    std::size_t length = std::strlen(words);
-    if (length_ + length >= sizeof path_) {
-      path_[0] = 0;
-      length_ = sizeof path_;
-      return *this;
-    }
-    std::memcpy(path_ + length_, words, length + 1);
-    length_ += length;
-    return *this;
-  }
-  Path& number(unsigned value) { return text(Decimal(value).c_str()); }
-  const char* c_str() const { return path_; }
-
- private:
-  char path_[TopologySource::kLongestPath + 64] = {};
-  std::size_t length_ = 0;
-};
 
 // Calls `see(number)` for each number of a list like "0-3,8,10-11". Read by parts, so that a list
 // of any length takes no large buffer. False when there is no such file, or no number in it.

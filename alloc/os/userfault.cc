@@ -8,6 +8,7 @@
 #include <sys/ioctl.h>
 #include <time.h>
 
+#include "alloc/os/decimal.h"
 #include "alloc/os/fault.h"
 #include "alloc/os/file.h"
 #include "alloc/os/os.h"
@@ -265,9 +266,7 @@ void userfault_unregister_all(int fd, int maps_fd) {
 std::uint64_t most_mappings() {
   char text[32];
   std::uint64_t number = 0;
-  if (read_file("/proc/sys/vm/max_map_count", text) != 0)
-    for (const char* c = text; *c >= '0' && *c <= '9'; ++c)
-      number = number * 10 + static_cast<unsigned>(*c - '0');
+  if (read_file("/proc/sys/vm/max_map_count", text) != 0) parse_number(text, &number);
   return number != 0 ? number : 65530;  // the kernel's default
 }
 

@@ -123,9 +123,10 @@ void region_pages_explain(Message& message, PageKind kind, std::uint64_t bytes,
         "them away");
     return;
   }
-  char path[os::kHugePoolPath];
-  os::huge_pool_file(page_bytes, of_node, "nr_hugepages", path);
-  message.text("; as root: echo ").number(pool.pages + missing).text(" > ").text(path);
+  message.text("; as root: echo ")
+      .number(pool.pages + missing)
+      .text(" > ")
+      .text(os::huge_pool_file(page_bytes, of_node, "nr_hugepages").c_str());
 }
 
 }  // namespace rdmalloc

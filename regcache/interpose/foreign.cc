@@ -138,9 +138,9 @@ class Maps {
 
 // Whether a descriptor of a process is one of ours: "Pid:" in /proc/self/fdinfo.
 bool is_this_process(int pidfd) {
-  char text[512], path[sizeof "/proc/self/fdinfo/" + 10] = "/proc/self/fdinfo/";
-  strcat(path, os::Decimal(static_cast<unsigned>(pidfd)).c_str());
-  if (os::read_file(path, text) == 0) return false;
+  char text[512];
+  os::Path path = os::Path("/proc/self/fdinfo/").number(static_cast<unsigned>(pidfd));
+  if (os::read_file(path.c_str(), text) == 0) return false;
   const char* pid = strstr(text, "\nPid:");
   return pid != nullptr && atoi(pid + sizeof "\nPid:" - 1) == getpid();
 }
