@@ -40,67 +40,57 @@ void warn(const char* name, const char* value, const char* allowed, const char* 
       .print();
 }
 
-// Which of the words that a setting takes, in the order of its enum; -1: none.
-template <int count>
-int index_of(const char* value, const char* const (&names)[count]) {
-  for (int i = 0; i < count; ++i)
-    if (std::strcmp(value, names[i]) == 0) return i;
-  return -1;
+// Which of these words the value is, by their order, which is that of the setting's enum; -1: none.
+int index_of(const char* value, const char* words) {
+  for (int index = 0;; ++index) {
+    const char* comma = std::strchr(words, ',');
+    std::size_t length =
+        comma != nullptr ? static_cast<std::size_t>(comma - words) : std::strlen(words);
+    if (std::strncmp(value, words, length) == 0 && value[length] == 0) return index;
+    if (comma == nullptr) return -1;
+    words = comma + 2;
+  }
 }
 
-using Reader = bool (*)(const char* value);
+template <class Word>
+bool read_word(const char* value, const char* allowed, Word* setting) {
+  int index = index_of(value, allowed);
+  if (index >= 0) *setting = static_cast<Word>(index);
+  return index >= 0;
+}
 
-bool read_purge(const char* value) {
-  static constexpr const char* kNames[] = {"auto", "thread", "manual", "off"};
-  int index = index_of(value, kNames);
-  if (index >= 0) current.purge = static_cast<PurgeMode>(index);
-  return index >= 0;
+// `allowed`: as in Setting.
+using Reader = bool (*)(const char* value, const char* allowed);
+
+bool read_purge(const char* value, const char* allowed) {
+  return read_word(value, allowed, &current.purge);
 }
-bool read_huge(const char* value) {
-  static constexpr const char* kNames[] = {"auto", "never", "2M", "1G"};
-  int index = index_of(value, kNames);
-  if (index >= 0) current.huge = static_cast<HugeMode>(index);
-  return index >= 0;
+bool read_huge(const char* value, const char* allowed) {
+  return read_word(value, allowed, &current.huge);
 }
-bool read_notify(const char* value) {
-  static constexpr const char* kNames[] = {"auto", "hooks", "explicit", "off"};
-  int index = index_of(value, kNames);
-  if (index >= 0) current.notify = static_cast<NotifyMode>(index);
-  return index >= 0;
+bool read_notify(const char* value, const char* allowed) {
+  return read_word(value, allowed, &current.notify);
 }
-bool read_foreign(const char* value) {
-  static constexpr const char* kNames[] = {"per-use", "adopted", "watch"};
-  int index = index_of(value, kNames);
-  if (index >= 0) current.foreign = static_cast<ForeignMode>(index);
-  return index >= 0;
+bool read_foreign(const char* value, const char* allowed) {
+  return read_word(value, allowed, &current.foreign);
 }
-bool read_checkpoint(const char* value) {
-  static constexpr const char* kNames[] = {"off", "on"};
-  int index = index_of(value, kNames);
-  if (index >= 0) current.checkpoint = index == 1;
-  return index >= 0;
+bool read_checkpoint(const char* value, const char* allowed) {
+  return read_word(value, allowed, &current.checkpoint);
 }
-bool read_check(const char* value) {
-  static constexpr const char* kNames[] = {"off", "frees"};
-  int index = index_of(value, kNames);
-  if (index >= 0) current.check_frees = index == 1;
-  return index >= 0;
+bool read_check(const char* value, const char* allowed) {
+  return read_word(value, allowed, &current.check_frees);
 }
-bool read_pressure(const char* value) {
-  static constexpr const char* kNames[] = {"auto", "off"};
-  int index = index_of(value, kNames);
-  if (index >= 0) current.watch_pressure = index == 0;
-  return index >= 0;
+bool read_pressure(const char* value, const char* allowed) {
+  bool is_off = false;
+  if (!read_word(value, allowed, &is_off)) return false;
+  current.watch_pressure = !is_off;
+  return true;
 }
-bool read_log(const char* value) {
-  static constexpr const char* kNames[] = {"warn", "quiet"};
-  int index = index_of(value, kNames);
-  if (index >= 0) current.quiet = index == 1;
-  return index >= 0;
+bool read_log(const char* value, const char* allowed) {
+  return read_word(value, allowed, &current.quiet);
 }
-bool read_stats(const char* value) {
-  static constexpr const char* kNames[] = {"0", "1"};
-  int index = index_of(value, kNames);
+bool read_stats(const char* value, const char*) {
+  int index = index_of(value, "0, 1");
   // A word without a slash is a slip, not a file of that name in whatever folder this is.
   if (index < 0 &&
       (std::strchr(value, '/') == nullptr || !statistics_file_name(value, current.rank)))
@@ -108,7 +98,7 @@ bool read_stats(const char* value) {
   current.stats_at_exit = index < 0 ? StatsAtExit::kFile : static_cast<StatsAtExit>(index);
   return true;
 }
-bool read_decay(const char* value) {
+bool read_decay(const char* value, const char*) {
   std::uint64_t number = 0;
   std::size_t length = std::strlen(value);
   // Digits to the end: "1m" is no minute, and would be 1,048,576 milliseconds.
@@ -117,20 +107,20 @@ bool read_decay(const char* value) {
   current.decay_ms = number;
   return true;
 }
-bool read_dirty_max(const char* value) {
+bool read_dirty_max(const char* value, const char*) {
   std::uint64_t number = 0;
   if (!parse_size(value, os::memory_limit_bytes(), &number) || number == 0) return false;
   current.dirty_max_bytes = number;
   return true;
 }
-bool read_limit(const char* value) {
+bool read_limit(const char* value, const char*) {
   std::uint64_t number = 0;
   constexpr std::uint64_t kSmallest = std::uint64_t{4} << 20;
   if (!parse_size(value, os::memory_limit_bytes(), &number) || number < kSmallest) return false;
   current.limit_bytes = number;
   return true;
 }
-bool read_arena(const char* value) {
+bool read_arena(const char* value, const char*) {
   std::uint64_t number = 0;
   constexpr std::uint64_t kSmallest = std::uint64_t{16} << 20, kLargest = std::uint64_t{64} << 40;
   if (!parse_size(value, os::memory_limit_bytes(), &number)) return false;
@@ -140,14 +130,9 @@ bool read_arena(const char* value) {
 }
 // "auto", "one"; for our own tests "2x4" (256 places at most), or the directory that stands for
 // /sys/devices/system.
-bool read_topology(const char* value) {
-  static constexpr const char* kNames[] = {"auto", "one"};
-  int index = index_of(value, kNames);
+bool read_topology(const char* value, const char* allowed) {
   os::TopologySource& source = current.topology;
-  if (index >= 0) {
-    source.mode = static_cast<os::TopologyMode>(index);
-    return true;
-  }
+  if (read_word(value, allowed, &source.mode)) return true;
   if (*value == '/') {
     // Copied: it is used later, when the environment may have changed.
     std::size_t length = std::strlen(value);
@@ -177,10 +162,10 @@ bool read_topology(const char* value) {
   source.processors = numbers[1];
   return true;
 }
-bool read_reg_bytes(const char* value) {
+bool read_reg_bytes(const char* value, const char*) {
   return parse_size(value, os::memory_limit_bytes(), &current.reg_max_bytes);
 }
-bool read_reg_count(const char* value) {
+bool read_reg_count(const char* value, const char*) {
   return parse_size(value, 0, &current.reg_max_count);
 }
 
@@ -205,7 +190,7 @@ bool for_each_fault(const char* value, See see) {
   }
   return true;
 }
-bool read_fault(const char* value) {
+bool read_fault(const char* value, const char*) {
   // All of them or, where one is not understood, none.
   if (!for_each_fault(value, [](os::Site, std::uint64_t) {})) return false;
   return for_each_fault(value, os::arm_fault);
@@ -332,7 +317,8 @@ void options_read() {
     for (char** entry = entries; *entry != nullptr; ++entry) {
       const char* value = value_of(*entry, setting.name);
       if (value == nullptr) continue;
-      if (!setting.read(value)) warn(setting.name, value, setting.allowed, setting.fallback);
+      if (!setting.read(value, setting.allowed))
+        warn(setting.name, value, setting.allowed, setting.fallback);
       break;
     }
   }
