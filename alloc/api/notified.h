@@ -10,6 +10,6 @@ namespace rdmalloc {
 struct Notified {
   std::atomic<std::uint64_t> open_mpi{0}, ucx{0}, libfabric{0};
 };
-extern constinit Notified ranges_notified;
+inline constinit Notified ranges_notified;
 
 }  // namespace rdmalloc

@@ -32,6 +32,6 @@ struct RegistrationStatistics {
 };
 
 // Set once, and never taken away. Release, and acquire: the table is there.
-extern constinit std::atomic<const RegistrationStatistics*> registration_statistics;
+inline constinit std::atomic<const RegistrationStatistics*> registration_statistics{nullptr};
 
 }  // namespace rdmalloc

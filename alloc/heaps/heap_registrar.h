@@ -52,6 +52,6 @@ struct HeapRegistrar {
 };
 
 // Set once, and never taken away. Release, and acquire: the table is there.
-extern constinit std::atomic<const HeapRegistrar*> heap_registrar;
+inline constinit std::atomic<const HeapRegistrar*> heap_registrar{nullptr};
 
 }  // namespace rdmalloc
