@@ -91,8 +91,7 @@ bool use_within_limit(std::uint64_t slices) {
 void insert_free(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind,
                  SliceIndex near) {
   arena.span(slice).store({kind, 0, false, slices});
-  set_first(slice, slice);
-  set_first(slice + slices - 1, slice);
+  set_ends(slice, slices);
   family(heap, kind).insert(slice, slices);
   if (heap.counts_segments) note_segments(heap, slice, slices, kind, true);
   if (is_dirty(kind)) {
@@ -178,8 +177,7 @@ void cut(PageHeap& heap, SliceIndex slice, std::uint32_t slices, SpanKind kind, 
     arena.span(slice).freed_ms = freed_ms;
     insert_free(heap, slice, before, kind, near);
   }
-  set_first(at, at);
-  set_first(at + wanted - 1, at);
+  set_ends(at, wanted);
 }
 
 void make_dirty(PageHeap& heap, SliceIndex span, SliceIndex begin, SliceIndex end, SpanKind rest,

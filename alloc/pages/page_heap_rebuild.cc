@@ -28,10 +28,6 @@ void clear(PageHeap& heap) {
   heap.counts_segments = false;
 }
 
-void enter_ends(SliceIndex slice, std::uint32_t slices) {
-  set_first(slice, slice);
-  set_first(slice + slices - 1, slice);
-}
 void enter_class(SliceIndex slice, SpanWord word) {
   set_class<__ATOMIC_RELAXED>(slice, slice + word.slices, map_class_of(word));
 }
@@ -67,14 +63,14 @@ void enter(PageHeap& heap, SliceIndex slice, SpanWord word, bool purge_goes_on, 
     // Of a region of a heap of the user, free or on its way.
     arena.span(slice).store({SpanKind::kHeapFree, 0, false, word.slices, word.heap});
     enter_class(slice, word);
-    enter_ends(slice, word.slices);
+    set_ends(slice, word.slices);
   } else if (word.kind == SpanKind::kRetired) {
     shared.retired_slices.store(page_heap_retired_slices() + word.slices,
                                 std::memory_order_relaxed);
-    enter_ends(slice, word.slices);
+    set_ends(slice, word.slices);
   } else if (word.kind == SpanKind::kPurging && purge_goes_on) {
     heap.purging_slices += word.slices;
-    enter_ends(slice, word.slices);
+    set_ends(slice, word.slices);
     return;
   } else {
     return enter_free(heap, slice, word, now);

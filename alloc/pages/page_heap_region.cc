@@ -13,8 +13,7 @@ namespace {
 // The word of a span of that heap, and both its ends.
 void store_span(SliceIndex slice, SpanKind kind, std::uint32_t slices, std::uint16_t owner) {
   arena.span(slice).store({kind, 0, false, slices, owner});
-  set_first(slice, slice);
-  set_first(slice + slices - 1, slice);
+  set_ends(slice, slices);
 }
 
 void add_retired(std::int64_t slices) {

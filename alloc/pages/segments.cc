@@ -162,8 +162,7 @@ bool take_new(PageHeap& to, TakenFor what) {
   // makes the others visible.
   for (auto s = static_cast<SliceIndex>(end); s != begin;) {
     s -= kSegmentSlices;
-    set_first(s, s);
-    set_first(s + kSegmentSlices - 1, s);
+    set_ends(s, kSegmentSlices);
     arena.span(s).store({SpanKind::kReserved, 0, false, kSegmentSlices});
   }
   for (SliceIndex s = begin; s < end; s += kSegmentSlices) {
