@@ -74,12 +74,6 @@ void free_span(Heap& heap, SliceIndex slice) {
   page_heap_free(slice);
 }
 
-// Bits of all blocks of a slab, word by word.
-std::uint64_t all_blocks(std::uint32_t blocks, std::uint32_t word) {
-  std::uint32_t left = blocks - word * 64;
-  return left >= 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << left) - 1;
-}
-
 SliceIndex new_slab_span(Heap& heap, unsigned size_class, std::uint32_t slices) {
   LockGuard guard(heap.span_lock);
   if (!heap_has_budget(heap, slices)) return 0;
@@ -344,7 +338,7 @@ std::uint32_t rebuild_slab(HeapClass& slabs, SliceIndex slice, bool is_exact) {
   for (std::uint32_t w = 0; w < slab_words_in(word.size_class, word.slices); ++w) {
     std::uint64_t live = live_word(slice, w).load(std::memory_order_relaxed);
     if (is_exact)
-      bits[w].store(all_blocks(blocks, w) & ~live & ~blocks_in_purge(slice, w),
+      bits[w].store(bits_of_word(blocks, w) & ~live & ~blocks_in_purge(slice, w),
                     std::memory_order_relaxed);
     std::uint64_t free = bits[w].load(std::memory_order_relaxed);
     live_blocks += static_cast<std::uint32_t>(std::popcount(live));
@@ -375,8 +369,7 @@ void heap_rebuild_spans(Heap& heap, bool is_exact) {
   for (SliceIndex slice = end == 0 ? 0 : 1; slice < end;) {
     SpanWord word = arena.span(slice).load();
     if (is_in_use(word.kind) && word.heap == slot) {
-      bool is_slab_of_heap = word.kind == SpanKind::kHeapSlab;
-      if (!is_slab_of_heap) {
+      if (word.kind == SpanKind::kHeapLarge) {
         enter_large(heap, slice);
       } else {
         enter_slab(heap, slice);

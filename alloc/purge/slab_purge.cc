@@ -7,6 +7,7 @@
 #include "alloc/pages/arena.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/slabs/block_position.h"
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
@@ -81,10 +82,6 @@ bool is_due(const Look& look, const SlabPurge& how, std::uint32_t now_ms) {
   return how.everything || still_ms >= (is_of_huge ? how.still_huge_ms : how.still_ms);
 }
 
-std::uint64_t run_of(unsigned first, unsigned length) {
-  return (length == 64 ? ~std::uint64_t{0} : (std::uint64_t{1} << length) - 1) << first;
-}
-
 // Purges a run of pages, of which the first lies at `base`. Where the kernel refuses it, its halves
 // are offered, and parts of those: one locked page keeps itself. Not where an observer does, whose
 // registration is of the whole slab as a rule. Returns the pages that went.
@@ -93,7 +90,7 @@ std::uint64_t purge_run(const SlabPurge& how, std::uintptr_t base, unsigned firs
   GiveBack result = how.purge(base, length * arena.page_bytes, how.reason);
   if (result == GiveBack::kDone) {
     walk.in_vain = 0;
-    return run_of(first, length);
+    return bits_from(first, length);
   }
   if (result == GiveBack::kRefused || length == 1 || ++walk.in_vain > kMostInVain) return 0;
   unsigned front = length / 2;
@@ -115,7 +112,7 @@ std::uint64_t purge_slab(const Look& look, const SlabPurge& how, std::uint32_t n
       for (std::uint64_t left = pages.bits[w]; left != 0;) {
         auto first = static_cast<unsigned>(std::countr_zero(left));
         auto length = static_cast<unsigned>(std::countr_one(left >> first));
-        std::uint64_t run = run_of(first, length);
+        std::uint64_t run = bits_from(first, length);
         left &= ~run;
         std::uintptr_t base =
             arena.address_of(look.slice) + (std::size_t{w} * 64 + first) * arena.page_bytes;

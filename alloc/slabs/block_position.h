@@ -42,6 +42,12 @@ constexpr std::uint64_t bits_from(std::uint32_t first, std::uint32_t count) {
   return ~std::uint64_t{0} >> (64 - count) << first;
 }
 
+// Bits of all blocks of a slab that has so many, of a word of its bitmap.
+constexpr std::uint64_t bits_of_word(std::uint32_t blocks, std::uint32_t word) {
+  std::uint32_t left = blocks - word * 64;
+  return bits_from(0, left < 64 ? left : 64);
+}
+
 // Whether the second of those blocks lies right behind the first.
 inline bool is_behind(void* const* blocks, void* const* end, const ClassInfo& info) {
   return blocks + 1 < end && reinterpret_cast<std::uintptr_t>(blocks[1]) ==

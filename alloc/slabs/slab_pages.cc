@@ -86,10 +86,8 @@ SlabPages purgeable_pages(SliceIndex slice, SpanWord word, std::uint64_t* blocks
   // Givers may set bits meanwhile; what was set stays set.
   std::uint64_t is_free[kBitmapWords];
   for (std::uint32_t w = 0; w < words; ++w) {
-    std::uint32_t here = count - w * 64;
-    std::uint64_t all = here < 64 ? (std::uint64_t{1} << here) - 1 : ~std::uint64_t{0};
     is_free[w] = bitmap[w].load(std::memory_order_relaxed);
-    for_each_bit(all & ~is_free[w], [&](std::uint32_t bit) {
+    for_each_bit(bits_of_word(count, w) & ~is_free[w], [&](std::uint32_t bit) {
       SlabPages kept = pages_of(w * 64 + bit, info);
       for (std::uint32_t i = 0; i < kSlabPageWords; ++i) pages.bits[i] &= ~kept.bits[i];
     });
