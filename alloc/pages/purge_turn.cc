@@ -30,7 +30,7 @@ void PurgeTurn::end() {
 }
 
 bool purge_turn_is_mine() {
-  return purge_turn.is_mine();
+  return purge_turn.owner() == thread_id();
 }
 
 void purge_turn_wait() {
@@ -41,7 +41,7 @@ void purge_turn_wait() {
 
 int purge_with_turn(int (*step)(void* arg), void* arg) {
   fork_check();
-  if (purge_turn.is_mine()) return -EDEADLK;
+  if (purge_turn_is_mine()) return -EDEADLK;
   purge_turn.begin();
   int saved = errno;  // an observer may change it
   int error = purge_is_paused() ? -EBUSY : step(arg);

@@ -15,7 +15,6 @@ namespace rdmalloc {
 
 class PurgeTurn {
  public:
-  bool is_mine() const { return owner() == thread_id(); }
   std::uint32_t owner() const { return owner_.load(std::memory_order_relaxed); }
   bool try_begin() {
     std::uint32_t expected = 0;

@@ -263,7 +263,7 @@ int begin_pause(std::atomic<std::uint32_t>& pauses) {
   // First: an initialisation in a child would find the pause of its parent, and no fork of it.
   ensure_initialised();
   fork_check();
-  if (purge_turn.is_mine()) return -EDEADLK;
+  if (purge_turn_is_mine()) return -EDEADLK;
   pauses.fetch_add(1, std::memory_order_seq_cst);
   // A pass under way looks at `pauses` before each piece; when the turn was ours, it has ended.
   purge_turn_wait();
@@ -390,7 +390,7 @@ void purge_hold(std::int64_t hold_ms, int wait_ms) {
   // Then no thread purges; and one that begins to, which takes an arena first, finds it held:
   // seq_cst here and above, against the store that ends initialise() and the load in is_held().
   if (!detail::initialised.load(std::memory_order_seq_cst)) return;
-  for (int waited_ms = 0; waited_ms <= wait_ms && !purge_turn.is_mine(); waited_ms++) {
+  for (int waited_ms = 0; waited_ms <= wait_ms && !purge_turn_is_mine(); waited_ms++) {
     if (purge_state::try_turn()) return;
     os::sleep_ns(1000000);
   }
@@ -438,7 +438,7 @@ using namespace rdmalloc;
 extern "C" int64_t rdmalloc_purge(size_t keep_bytes) {
   if (!ensure_initialised()) return 0;
   fork_check();
-  if (purge_turn.is_mine()) return -EDEADLK;
+  if (purge_turn_is_mine()) return -EDEADLK;
   if (purge_is_paused()) return -EBUSY;
   os::NoCancelScope no_cancel;  // an observer may call what ends a canceled thread
   int saved = errno;            // which it may change, too
