@@ -109,13 +109,13 @@ std::uint64_t give_back(const Kind& kind, std::uint64_t bytes) {
 }
 
 // Of a loan of which so much is needed.
-std::uint64_t give_unused_back(const Kind& kind, std::uint64_t needed) {
+void give_unused_back(const Kind& kind, std::uint64_t needed) {
   needed += kLoanBytes;
-  if (kind.loan.bytes == 0 || needed >= kind.share) return 0;
+  if (kind.loan.bytes == 0 || needed >= kind.share) return;
   std::uint64_t unused = (kind.share - needed) / kLoanBytes * kLoanBytes;
   if (unused > kind.loan.bytes) unused = kind.loan.bytes;
   // What it has a use for by turns stays.
-  return unused * 2 > kind.loan.bytes ? give_back(kind, unused) : 0;
+  if (unused * 2 > kind.loan.bytes) give_back(kind, unused);
 }
 
 // What is beyond the cache's part, where others may miss it.

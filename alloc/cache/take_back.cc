@@ -38,11 +38,6 @@ constinit std::atomic<std::int64_t> no_nap_until_ms{0};
 // Relaxed: a counter.
 constinit std::atomic<std::uint64_t> naps_taken{0};
 
-void sleep(std::int64_t ns) {
-  naps_taken.fetch_add(1, std::memory_order_relaxed);
-  os::sleep_ns(ns);
-}
-
 // False: enough of it.
 bool nap(int taken) {
   std::int64_t now = os::coarse_ms();
@@ -51,7 +46,8 @@ bool nap(int taken) {
     no_nap_until_ms.store(now + kInVainMs, std::memory_order_relaxed);
     return false;
   }
-  sleep(kNapsNs[taken]);
+  naps_taken.fetch_add(1, std::memory_order_relaxed);
+  os::sleep_ns(kNapsNs[taken]);
   return true;
 }
 
