@@ -7,7 +7,6 @@
 
 #include "alloc/api/allocate.h"
 #include "alloc/core/fork.h"
-#include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/core/sized_struct.h"
 #include "alloc/heaps/heap.h"
@@ -54,15 +53,14 @@ bool page_kind_of(std::uint32_t page_size, PageKind* kind) {
 }
 
 int refuse_heap(int error, const char* name, std::uint64_t value, const char* allowed) {
-  if (!options().quiet)
-    Message()
-        .text("warning: rdmalloc_heap_create: ")
-        .text(name)
-        .text(" is ")
-        .number(value)
-        .text("; allowed: ")
-        .text(allowed)
-        .print();
+  Message()
+      .text("warning: rdmalloc_heap_create: ")
+      .text(name)
+      .text(" is ")
+      .number(value)
+      .text("; allowed: ")
+      .text(allowed)
+      .warn();
   return error;
 }
 

@@ -85,6 +85,10 @@ void Message::print() const {
   if (has_standard_error()) print_anyhow();
 }
 
+void Message::warn() const {
+  if (!options().quiet) print();
+}
+
 void Message::print_anyhow() const {
   // One write, so that lines of several ranks do not mix.
   char line[sizeof buffer_ + 16];
@@ -106,8 +110,7 @@ void report_fatal_address(const char* what, const void* address) {
 }
 
 void report_warning(const char* what, const char* detail) {
-  if (options().quiet) return;
-  Message().text("warning: ").text(what).text(": ").text(detail).print();
+  Message().text("warning: ").text(what).text(": ").text(detail).warn();
 }
 
 }  // namespace rdmalloc

@@ -20,6 +20,8 @@ class Message {
   Message& address(const void* pointer);
   // Writes "rdmalloc: ...\n" to standard error, if there is one (standard_error.h).
   void print() const;
+  // The same, unless RDMALLOC_LOG=quiet.
+  void warn() const;
   // To descriptor 2 whatever it is: for a process that ends here, and must not end without a word.
   void print_anyhow() const;
   const char* c_str() const { return buffer_; }

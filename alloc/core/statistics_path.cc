@@ -2,7 +2,6 @@
 
 #include <errno.h>
 
-#include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/os/decimal.h"
 #include "alloc/os/file.h"
@@ -94,7 +93,7 @@ const char* remedy_for(int error) {
 }  // namespace
 
 void statistics_file_warn(int error) {
-  if (has_warned || options().quiet) return;
+  if (has_warned) return;
   has_warned = true;
   Message message;
   message.text("warning: RDMALLOC_STATS: the file can't be written: ");
@@ -102,7 +101,7 @@ void statistics_file_warn(int error) {
     message.text(remedy);
   else
     message.text("error ").signed_number(-error).text("; name another");
-  message.text(": ").text(path).print();
+  message.text(": ").text(path).warn();
 }
 
 bool statistics_file_name(const char* pattern, const Rank& rank) {

@@ -48,15 +48,14 @@ void enter_free(Heap& heap, SliceIndex slice) {
 
 // Says why a heap gets less than it asked for, and what would help.
 int refuse(int error, std::uint64_t done, std::uint64_t all, const Message& why) {
-  if (!options().quiet)
-    Message()
-        .text("warning: a heap of ")
-        .number(all)
-        .text(" bytes could not be made, after ")
-        .number(done)
-        .text(" of them: ")
-        .text(why.c_str())
-        .print();
+  Message()
+      .text("warning: a heap of ")
+      .number(all)
+      .text(" bytes could not be made, after ")
+      .number(done)
+      .text(" of them: ")
+      .text(why.c_str())
+      .warn();
   return error;
 }
 
@@ -83,13 +82,13 @@ bool is_wished(const RegionLimits& limits, std::uint64_t bytes, Taking* wish) {
 // RDMALLOC_HUGE could not be followed; once is enough.
 void warn_of_ordinary_pages(std::uint64_t bytes, const Message& why) {
   static constinit std::atomic<bool> has_warned{false};
-  if (options().quiet || has_warned.exchange(true, std::memory_order_relaxed)) return;
+  if (has_warned.exchange(true, std::memory_order_relaxed)) return;
   Message()
       .text("warning: RDMALLOC_HUGE: ")
       .number(bytes)
       .text(" bytes of a heap, and perhaps of others after it, are on ordinary pages: ")
       .text(why.c_str())
-      .print();
+      .warn();
 }
 
 // Gives a region back. Its pages may stay where they are, unless they are not the arena's own, but
@@ -359,14 +358,14 @@ void regions_bind_again(Heap& heap) {
       if (error == 0) error = failed;
     }
   }
-  if (error == 0 || options().quiet) return;
+  if (error == 0) return;
   Message()
       .text("warning: rdmalloc_resume: a heap could not be bound to NUMA node ")
       .number(node - 1)
       .text(" again (error ")
       .signed_number(error)
       .text("): it works, with pages of any node")
-      .print();
+      .warn();
 }
 
 void regions_end(Heap& heap, std::uint64_t kept) {

@@ -7,7 +7,6 @@
 #include "alloc/cache/take_back.h"
 #include "alloc/core/fork.h"
 #include "alloc/core/init.h"
-#include "alloc/core/options.h"
 #include "alloc/core/report.h"
 #include "alloc/heaps/heap_blocks.h"
 #include "alloc/heaps/heap_regions.h"
@@ -242,12 +241,11 @@ int heap_create(const HeapPlan& plan, std::uint64_t* handle) {
   std::uint32_t slot = heap != nullptr ? slot_of(*heap) : kMostHeaps + 1;
   if (slot > kMostHeaps) {
     if (heap != nullptr) heaps.free(heap);
-    if (!options().quiet)
-      Message()
-          .text("warning: rdmalloc_heap_create: there are as many heaps as can be: ")
-          .number(kMostHeaps)
-          .text(", fewer where address space is short (RLIMIT_AS); destroy one")
-          .print();
+    Message()
+        .text("warning: rdmalloc_heap_create: there are as many heaps as can be: ")
+        .number(kMostHeaps)
+        .text(", fewer where address space is short (RLIMIT_AS); destroy one")
+        .warn();
     return -ENOSPC;
   }
   heap->budget_slices.store(plan.budget_bytes >> kSliceShift, std::memory_order_relaxed);

@@ -199,18 +199,16 @@ int close_domains(State& all) {
 }
 
 void warn_of_files(const OpenFiles& found) {
-  if (!options().quiet) {
-    Message message;
-    message.text("warning: rdmalloc_quiesce: no checkpoint can be taken with ")
-        .number(found.count + found.left_out)
-        .text(" files open (close them before, or in the domain's event()):");
-    for (std::size_t i = 0; i < found.count; ++i)
-      message.text(i == 0 ? " " : ", ")
-          .number(static_cast<std::uint64_t>(found.files[i].fd))
-          .text(" ")
-          .text(found.files[i].name);
-    message.text(found.left_out != 0 ? ", ..." : "").print();
-  }
+  Message message;
+  message.text("warning: rdmalloc_quiesce: no checkpoint can be taken with ")
+      .number(found.count + found.left_out)
+      .text(" files open (close them before, or in the domain's event()):");
+  for (std::size_t i = 0; i < found.count; ++i)
+    message.text(i == 0 ? " " : ", ")
+        .number(static_cast<std::uint64_t>(found.files[i].fd))
+        .text(" ")
+        .text(found.files[i].name);
+  message.text(found.left_out != 0 ? ", ..." : "").warn();
 }
 
 int look_for_files() {

@@ -26,7 +26,7 @@ const char* remedy(int error) {
 }  // namespace
 
 int check_domains(const char* who, rdmalloc_domain* const* domains, std::size_t count) {
-  bool warns = who != nullptr && !options().quiet;
+  bool warns = who != nullptr;
   if (domains == nullptr || count == 0 || count > kMostDomains) {
     if (warns)
       begin(who)
@@ -34,13 +34,13 @@ int check_domains(const char* who, rdmalloc_domain* const* domains, std::size_t 
           .number(count)
           .text(" domains; allowed: 1 to ")
           .number(kMostDomains)
-          .print();
+          .warn();
     return -EINVAL;
   }
   for (std::size_t i = 0; i < count; ++i) {
     if (int error = domain_check(domain_of(domains[i]))) {
       if (warns && error != -EAGAIN)
-        begin(who).text("domains[").number(i).text("]").text(remedy(error)).print();
+        begin(who).text("domains[").number(i).text("]").text(remedy(error)).warn();
       return error;
     }
     for (std::size_t j = 0; j < i; ++j) {
@@ -54,7 +54,7 @@ int check_domains(const char* who, rdmalloc_domain* const* domains, std::size_t 
             .text("] too (")
             .value(domain_of(domains[i])->ops.name)
             .text("); name each domain once")
-            .print();
+            .warn();
       return -EINVAL;
     }
   }

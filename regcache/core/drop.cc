@@ -146,8 +146,7 @@ void forget_quarantined(Domain& domain) {
 }
 
 void warn_quarantined(Domain& domain, const Registration* reg, int error) {
-  if (domain.has_warned_of_quarantine.exchange(true, std::memory_order_relaxed) || options().quiet)
-    return;
+  if (domain.has_warned_of_quarantine.exchange(true, std::memory_order_relaxed)) return;
   bool is_remote = (reg->access() & RDMALLOC_ACCESS_REMOTE) != 0;
   Message()
       .text("warning: ")
@@ -162,7 +161,7 @@ void warn_quarantined(Domain& domain, const Registration* reg, int error) {
       .text(is_remote ? ", and peers that have its key may reach them until the domain is closed"
                       : "")
       .text("; stats.quarantined_bytes counts these, and those that follow")
-      .print();
+      .warn();
 }
 
 void publish(Domain& domain, Slot* table, Registration* reg, SliceRange forced) {

@@ -41,7 +41,6 @@ Loss close_whatever_is_open(Domain& domain) {
 }
 
 void warn_lost(const Domain& domain, const Loss& loss) {
-  if (options().quiet) return;
   Message()
       .text("warning: the device of ")
       .value(domain.ops.name)
@@ -50,7 +49,7 @@ void warn_lost(const Domain& domain, const Loss& loss) {
       .text(" registrations end now, ")
       .number(loss.held)
       .text(" at their last put")
-      .print();
+      .warn();
 }
 
 }  // namespace

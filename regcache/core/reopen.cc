@@ -25,14 +25,13 @@ void lose_at_resume(Domain& domain, int error) {
   }
   // Statistics: relaxed, they order nothing.
   freezer_here().lost_domains.fetch_add(1, std::memory_order_relaxed);
-  if (options().quiet) return;
   Message()
       .text("warning: rdmalloc_resume: ")
       .value(domain.ops.name)
       .text(" could not be opened again (error ")
       .signed_number(error)
       .text("): calls for its domain fail from now on (-ENODEV); its memory stays usable")
-      .print();
+      .warn();
 }
 
 }  // namespace rdmalloc::regcache

@@ -157,8 +157,7 @@ bool evict_from(Domain& victim, const Domain& domain, std::size_t length) {
 }
 
 void warn(Domain& domain, std::size_t length, const MemlockRoom& room) {
-  if (domain.has_warned_of_memlock.exchange(true, std::memory_order_relaxed) || options().quiet)
-    return;
+  if (domain.has_warned_of_memlock.exchange(true, std::memory_order_relaxed)) return;
   Message()
       .text("warning: RLIMIT_MEMLOCK is ")
       .number(room.limit)
@@ -169,7 +168,7 @@ void warn(Domain& domain, std::size_t length, const MemlockRoom& room) {
       .text(", which wants ")
       .number(length)
       .text(": raise it (ulimit -l), or grant CAP_IPC_LOCK")
-      .print();
+      .warn();
 }
 
 }  // namespace

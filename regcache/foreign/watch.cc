@@ -42,14 +42,13 @@ std::uintptr_t page_high(std::uintptr_t address) {
 }
 
 void warn(const char* what, int error) {
-  if (options().quiet) return;
   Message()
       .text("warning: RDMALLOC_FOREIGN=watch: ")
       .text(what)
       .text(" (error ")
       .signed_number(error)
       .text("): foreign memory is registered for each use")
-      .print();
+      .warn();
 }
 
 }  // namespace

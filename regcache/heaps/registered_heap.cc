@@ -35,7 +35,7 @@ Message begin_refusal() {
   return Message().text("warning: ").text(kWho).text(": ");
 }
 int refuse(int error, const Message& why) {
-  if (!options().quiet) why.print();
+  why.warn();
   return error;
 }
 

@@ -99,16 +99,15 @@ int make_units(const PrefaultRequest& request, PrefaultPlan* plan) {
 }
 
 int refuse(const char* who, const char* what, std::uint64_t asked, std::uint64_t left) {
-  if (!options().quiet)
-    Message()
-        .text("warning: rdmalloc_reg_prefault: ")
-        .number(asked)
-        .text(what)
-        .text(" asked; ")
-        .value(who)
-        .text(" leaves ")
-        .number(left)
-        .print();
+  Message()
+      .text("warning: rdmalloc_reg_prefault: ")
+      .number(asked)
+      .text(what)
+      .text(" asked; ")
+      .value(who)
+      .text(" leaves ")
+      .number(left)
+      .warn();
   return -ENOMEM;
 }
 

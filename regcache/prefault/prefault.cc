@@ -94,7 +94,6 @@ bool take_step(Job& job, PageRange* step) {
 }
 
 void warn_not_backed(const PageRange& step, int error) {
-  if (options().quiet) return;
   Message()
       .text("warning: rdmalloc_reg_prefault: the kernel does not back ")
       .number(step.high - step.low)
@@ -103,7 +102,7 @@ void warn_not_backed(const PageRange& step, int error) {
       .text(" (error ")
       .signed_number(error)
       .text(")")
-      .print();
+      .warn();
 }
 
 bool back_next(Job& job) {
@@ -124,7 +123,6 @@ bool back_next(Job& job) {
 // ---- registrations ----
 
 void warn_refused(const Job& job, const Unit& unit, int error) {
-  if (options().quiet) return;
   Message()
       .text("warning: rdmalloc_reg_prefault: ")
       .value(unit.domain->ops.name)
@@ -139,7 +137,7 @@ void warn_refused(const Job& job, const Unit& unit, int error) {
       .text(" of ")
       .number(job.plan.unit_count)
       .text(" registrations are made")
-      .print();
+      .warn();
 }
 
 Unit* take_unit(Job& job, bool is_caller) {
