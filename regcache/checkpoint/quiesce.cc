@@ -159,10 +159,7 @@ void empty_domains(State& all) {
     Registration*& list = drops[domain.index];
     {
       auto take = [&list](Registration* reg) {
-        if (reg->rest().is_suspended && unsuspend(reg)) {
-          reg->next() = list;
-          list = reg;
-        }
+        if (reg->rest().is_suspended && unsuspend(reg)) push(&list, reg);
         return true;
       };
       WholeGuard guard(domain);
@@ -270,13 +267,9 @@ bool reopen_domain(Domain& domain) {
           is_ours = unsuspend(reg);
       } else if (is_lost && reg->is_open()) {
         // A heap's, made before the loss: as in lose_domain().
-        withdraw(domain, reg);
-        is_ours = (reg->state.fetch_and(~kOpen, std::memory_order_acq_rel) & kRefs) == 0;
+        is_ours = close_held_too(domain, reg);
       }
-      if (is_ours) {
-        reg->next() = drops;
-        drops = reg;
-      }
+      if (is_ours) push(&drops, reg);
       return true;
     };
     visit_all(domain, reopen_it);

@@ -148,10 +148,7 @@ int open_place(State& all, Domain& domain, const rdmalloc_registrar_ops& ops, vo
 
 // Closes every registration. False, with nothing changed, when one is held.
 bool close_all(Domain& domain, Registration** drops) {
-  struct Undo {
-    Registration* plain = nullptr;
-    Registration* sticky = nullptr;
-  } closed;
+  Registration* closed[2] = {};  // [was_sticky]
   auto close = [&](Registration* reg) {
     bool was_sticky = reg->rest().is_sticky;
     while (!close_idle(reg)) {
@@ -162,23 +159,17 @@ bool close_all(Domain& domain, Registration** drops) {
       if ((seen & kOpen) == 0) return true;  // being dropped by another thread: will vanish
     }
     withdraw(domain, reg);
-    Registration*& list = was_sticky ? closed.sticky : closed.plain;
-    reg->next() = list;
-    list = reg;
+    push(&closed[was_sticky], reg);
     return true;
   };
   bool is_clear = visit_all(domain, close);
   for (bool was_sticky : {false, true}) {
-    Registration* list = was_sticky ? closed.sticky : closed.plain;
-    while (list != nullptr) {
-      Registration* next = list->next();
-      if (is_clear) {
-        list->next() = *drops;
-        *drops = list;
-      } else {
-        reopen(domain, list, was_sticky);
-      }
-      list = next;
+    for (Registration *reg = closed[was_sticky], *next = nullptr; reg != nullptr; reg = next) {
+      next = reg->next();
+      if (is_clear)
+        push(drops, reg);
+      else
+        reopen(domain, reg, was_sticky);
     }
   }
   return is_clear;

@@ -314,9 +314,16 @@ void withdraw(Domain& domain, Registration* reg) {
 bool close_for_drop(Domain& domain, Registration* reg, Registration** drops) {
   if (!close_idle(reg)) return false;
   withdraw(domain, reg);
-  reg->next() = *drops;
-  *drops = reg;
+  push(drops, reg);
   return true;
+}
+
+bool close_held_too(Domain& domain, Registration* reg) {
+  // First out of the orders: once closed, the last put may link it into a list of drops.
+  withdraw(domain, reg);
+  // Closing and counting holders is one step: of this and the last put, exactly one sees the word
+  // closed without holders, and drops.
+  return (reg->state.fetch_and(~kOpen, std::memory_order_acq_rel) & kRefs) == 0;
 }
 
 void suspend(Domain& domain, Registration* reg) {
@@ -336,9 +343,7 @@ bool unsuspend(Registration* reg) {
 
 void give_reference_back(Registration* reg, Registration** drops) {
   // Acquire: pairs with the release in put(), so that earlier holders are done with it.
-  if ((reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) != 1) return;
-  reg->next() = *drops;
-  *drops = reg;
+  if ((reg->state.fetch_sub(1, std::memory_order_acq_rel) & kRefs) == 1) push(drops, reg);
 }
 
 void reopen_suspended(Domain& domain, Registration* reg) {
@@ -421,8 +426,7 @@ Registration* pick_victims(Domain& domain, std::uint64_t bytes, std::uint64_t co
     firsts.look_again();
     freed_bytes += reg->length();
     ++freed_count;
-    reg->next() = victims;
-    victims = reg;
+    push(&victims, reg);
   }
   return victims;
 }
@@ -450,11 +454,7 @@ bool is_late() {
 
 // Leaves drops to the next thread that calls into the domain, or to one that waits for them.
 void leave(Domain& domain, Registration* list) {
-  while (list != nullptr) {
-    Registration* next = list->next();
-    defer(domain, list);
-    list = next;
-  }
+  defer_list(domain, list);
   // Release: pairs with the acquire in wait_for_drops(), which then finds them deferred.
   domain.drops.fetch_add(1, std::memory_order_release);
   os::futex_wake(reinterpret_cast<const std::uint32_t*>(&domain.drops), 1);
@@ -484,6 +484,14 @@ void defer(Domain& domain, Registration* reg) {
     // Release: pairs with the acquire in take_deferred().
   } while (!domain.deferred.compare_exchange_weak(first, reg, std::memory_order_release,
                                                   std::memory_order_relaxed));
+}
+
+void defer_list(Domain& domain, Registration* list) {
+  while (list != nullptr) {
+    Registration* next = list->next();
+    defer(domain, list);
+    list = next;
+  }
 }
 
 Registration* take_deferred(Domain& domain) {

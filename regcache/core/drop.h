@@ -53,6 +53,9 @@ void quarantine(Domain& domain, Registration* reg);
 // Closes and withdraws one that is idle, which joins *drops, a list for drop_list(). False where it
 // is not idle.
 bool close_for_drop(Domain& domain, Registration* reg, Registration** drops);
+// Closes and withdraws an open one, held or not. True where it is not held: the caller drops it;
+// the last put does otherwise.
+bool close_held_too(Domain& domain, Registration* reg);
 // Undoes close_idle() and withdraw().
 void reopen(Domain& domain, Registration* reg, bool was_sticky);
 
@@ -85,8 +88,14 @@ Unmovable unmovable(Domain& domain);
 
 // ---- under any lock, or none ----
 
-// Leaves a closed registration without holders to a thread of the user.
+// Puts a registration on a list for drop_list().
+inline void push(Registration** list, Registration* reg) {
+  reg->next() = *list;
+  *list = reg;
+}
+// Leaves a closed registration without holders, or a list of them, to a thread of the user.
 void defer(Domain& domain, Registration* reg);
+void defer_list(Domain& domain, Registration* list);
 // All that was left so far, as a list; none of another thread's take.
 Registration* take_deferred(Domain& domain);
 

@@ -95,21 +95,10 @@ struct Look {
     bool is_counted_already = reg->rest().is_awaited;
     if (reg->rest().is_suspended) {
       // A quiesce that fails must not open it again.
-      if (unsuspend(reg)) {
-        reg->next() = drops;
-        drops = reg;
-      }
+      if (unsuspend(reg)) push(&drops, reg);
       ++count;
     } else if (reg->is_open()) {
-      // First out of the orders: once closed, the last put may link it into a list of drops.
-      withdraw(*domain, reg);
-      // Closing and counting holders is one step: of this and the last put, one sees zero holders
-      // behind a closed door and drops.
-      std::uint64_t before = reg->state.fetch_and(~kOpen, std::memory_order_acq_rel);
-      if ((before & kRefs) == 0) {
-        reg->next() = drops;
-        drops = reg;
-      }
+      if (close_held_too(*domain, reg)) push(&drops, reg);
       ++count;
       note(Event::kInvalidated, reg->base(), reg->end(), domain->ops.name,
            reg->head.key.generation);
@@ -155,11 +144,8 @@ std::int64_t invalidate_in(Domain& domain, std::uintptr_t low, std::uintptr_t hi
       // range that other threads have closed and deferred is there, and the domain does not close.
       deferred = take_deferred(domain);
     } else {
-      while (look.drops != nullptr) {
-        Registration* next = look.drops->next();
-        defer(domain, look.drops);
-        look.drops = next;
-      }
+      defer_list(domain, look.drops);
+      look.drops = nullptr;
     }
   }
   drop_list(domain, look.drops, Reason::kAsked);

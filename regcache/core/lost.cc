@@ -21,19 +21,12 @@ Loss close_whatever_is_open(Domain& domain) {
   Loss loss{take_deferred(domain), 0, 0};
   for (Registration* reg = loss.drops; reg != nullptr; reg = reg->next()) ++loss.dropped;
   auto close = [&](Registration* reg) {
-    if (reg->is_open()) {
-      // First out of the orders: once closed, the last put may link it into a list of drops.
-      withdraw(domain, reg);
-      // Closing and counting holders is one step, as for an invalidation.
-      std::uint64_t before = reg->state.fetch_and(~kOpen, std::memory_order_acq_rel);
-      if ((before & kRefs) == 0) {
-        reg->next() = loss.drops;
-        loss.drops = reg;
-        ++loss.dropped;
-        return true;
-      }
+    if (reg->is_open() && close_held_too(domain, reg)) {
+      push(&loss.drops, reg);
+      ++loss.dropped;
+    } else if (reg->refs() != 0) {
+      ++loss.held;
     }
-    if (reg->refs() != 0) ++loss.held;
     return true;
   };
   visit_all(domain, close);

@@ -27,26 +27,18 @@ struct Claim {
 
   bool operator()(Registration* reg) {
     bool was_sticky = reg->rest().is_sticky;
-    if (keeps_idle) {
-      is_refused = true;
-      return false;
-    }
     // Held, or already being dropped by another thread, or quarantined: its pages must stay.
-    if (!close_idle(reg)) {
-      is_refused = true;
-      return false;
-    }
+    is_refused = keeps_idle || !close_idle(reg);
+    if (is_refused) return false;
     withdraw(*domain, reg);
     // With its slots empty: a thread that takes a block in its range from here on does not find it,
     // and is_unused() sees a block that was taken before (README.md, "Why no reader is late").
-    if (was_sticky && !is_unused(*domain, reg)) {
+    is_refused = was_sticky && !is_unused(*domain, reg);
+    if (is_refused)
       reopen(*domain, reg, true);
-      is_refused = true;
-      return false;
-    }
-    reg->next() = drops;
-    drops = reg;
-    return true;
+    else
+      push(&drops, reg);
+    return !is_refused;
   }
 };
 
@@ -87,11 +79,7 @@ bool clear_domain(Domain& domain, const Range& range) {
     if (drops != nullptr && !domain.is_any_thread()) {
       // This registrar may be called on the user's threads only: the next call of a user's thread
       // drops these, and the next purge finds the range clear.
-      while (drops != nullptr) {
-        Registration* next = drops->next();
-        defer(domain, drops);
-        drops = next;
-      }
+      defer_list(domain, drops);
       ++guard.counters().purge_refusals;
       return false;
     }

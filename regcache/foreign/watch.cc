@@ -182,11 +182,7 @@ void Watch::mark_in(Domain& domain, std::uintptr_t low, std::uintptr_t high) {
       return true;
     }
     if (!reg->is_open()) return true;
-    withdraw(domain, reg);
-    // Closing and counting holders is one step: of this and the last put, exactly one sees the word
-    // closed without holders, and drops.
-    std::uint64_t before = reg->state.fetch_and(~kOpen, std::memory_order_acq_rel);
-    if ((before & kRefs) == 0) defer(domain, reg);
+    if (close_held_too(domain, reg)) defer(domain, reg);
     stale_.fetch_add(1, std::memory_order_relaxed);
     note(Event::kInvalidated, reg->base(), reg->end(), domain.ops.name, reg->head.key.generation);
     return true;
