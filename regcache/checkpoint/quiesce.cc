@@ -362,8 +362,7 @@ int quiesce_domains(State& all, std::int64_t deadline_ns) {
   course.has_gone = true;
   empty_domains(all);
   watcher.quiesce();
-  if (int error = close_domains(all)) return error;
-  return 0;
+  return close_domains(all);
 }
 
 void settle_phases(State& all) {
@@ -380,8 +379,7 @@ int quiesce_all(std::int64_t deadline_ns) {
   Freezer& freezer = freezer_here();
   // seq_cst: core/gate.h. A state that comes to be from here on finds the gate closed.
   freezer.is_gate_closed.store(true, std::memory_order_seq_cst);
-  State* all = state();
-  if (all != nullptr && !all->is_ready()) all = nullptr;
+  State* all = ready_state();
   int error = all != nullptr ? quiesce_domains(*all, deadline_ns) : 0;
   if (error == 0) error = look_for_files();
   if (error == 0) error = wait_for_ring_workers();
@@ -396,8 +394,7 @@ int quiesce_all(std::int64_t deadline_ns) {
 }
 
 int resume_all() {
-  State* all = state();
-  if (all != nullptr && !all->is_ready()) all = nullptr;
+  State* all = ready_state();
   // seq_cst: core/gate.h.
   freezer_here().is_quiesced.store(false, std::memory_order_seq_cst);
   // What unmakes something still.
@@ -411,8 +408,7 @@ bool must_not_wait() {
 
 // Heaps and domains that were abandoned while nothing could be ended.
 void end_abandoned_here() {
-  State* all = state();
-  if (all != nullptr && all->is_ready()) end_abandoned(*all);
+  if (State* all = ready_state()) end_abandoned(*all);
 }
 
 std::int64_t deadline_of(int timeout_ms) {
@@ -421,7 +417,6 @@ std::int64_t deadline_of(int timeout_ms) {
 }
 
 }  // namespace
-
 }  // namespace rdmalloc::regcache
 
 using namespace rdmalloc;

@@ -124,15 +124,18 @@ bool clear_all(State& all, const Range& range) {
   return true;
 }
 
+SliceRange slices_of(std::uintptr_t low, std::size_t length) {
+  std::uintptr_t first = low - survivors.arena_base.load(std::memory_order_relaxed);
+  return {first >> RDMALLOC_SLICE_SHIFT, ((first + length - 1) >> RDMALLOC_SLICE_SHIFT) + 1};
+}
+
 }  // namespace
 
 int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason reason) {
-  State* all = state();
-  if (all == nullptr || !all->is_ready() || length == 0) return 0;
+  State* all = ready_state();
+  if (all == nullptr || length == 0) return 0;
   auto low = reinterpret_cast<std::uintptr_t>(base);
-  std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
-  SliceRange slices{(low - arena) >> RDMALLOC_SLICE_SHIFT,
-                    ((low + length - 1 - arena) >> RDMALLOC_SLICE_SHIFT) + 1};
+  SliceRange slices = slices_of(low, length);
   bool is_in_use = !rdmalloc_range_is_idle(base, length);
   Range range{low, low + length, is_in_use, is_in_use && reason == RDMALLOC_PURGE_DECAY};
   note(Event::kPurgeAsked, range.low, range.high);
@@ -153,14 +156,12 @@ int on_purge(void*, void* base, std::size_t length, rdmalloc_purge_reason reason
 }
 
 void on_purged(void*, void* base, std::size_t length, int) {
-  State* all = state();
-  if (all == nullptr || !all->is_ready() || length == 0) return;
+  State* all = ready_state();
+  if (all == nullptr || length == 0) return;
   auto low = reinterpret_cast<std::uintptr_t>(base);
   all->cleared_low = all->cleared_high = 0;
   note(Event::kPurged, low, low + length);
-  std::uintptr_t arena = survivors.arena_base.load(std::memory_order_relaxed);
-  all->words.end_purging({(low - arena) >> RDMALLOC_SLICE_SHIFT,
-                          ((low + length - 1 - arena) >> RDMALLOC_SLICE_SHIFT) + 1});
+  all->words.end_purging(slices_of(low, length));
   all->part_in_purge.end();
 }
 

@@ -75,6 +75,11 @@ extern constinit Survivors survivors;
 inline State* state() {
   return survivors.state.get();
 }
+// NULL also in a child of fork that has opened no domain of its own.
+inline State* ready_state() {
+  State* all = state();
+  return all != nullptr && all->is_ready() ? all : nullptr;
+}
 
 // The page events, for the observer that state_prepare() adds (purge.cc).
 int on_purge(void* arg, void* base, std::size_t length, rdmalloc_purge_reason reason);

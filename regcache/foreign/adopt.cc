@@ -48,8 +48,8 @@ extern "C" RDMALLOC_API int rdmalloc_adopt(const void* addr, size_t length) {
 
 extern "C" RDMALLOC_API int rdmalloc_disown(const void* addr, size_t length) {
   if (int error = check_range(addr, length)) return error;
-  State* all = state();
-  if (all == nullptr || !all->is_ready()) return -ENOENT;
+  State* all = ready_state();
+  if (all == nullptr) return -ENOENT;
   auto low = reinterpret_cast<std::uintptr_t>(addr);
   note(Event::kDisowned, low, low + length);
   // In this order: see settle_made().

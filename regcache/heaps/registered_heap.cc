@@ -246,10 +246,6 @@ void give_up(std::uint32_t place, std::uint64_t handle) {
   heap->handle.store(0, std::memory_order_release);
 }
 
-}  // namespace
-
-namespace {
-
 int enter(bool unmakes, std::uint64_t* token) {
   return enter_gate(*state(), unmakes ? Gate::kUnmakes : Gate::kMakes, token);
 }
