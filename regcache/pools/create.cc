@@ -13,41 +13,11 @@
 namespace rdmalloc::regcache {
 namespace {
 
-constexpr const char* kWho = "rdmalloc_pool_create";
-
-int warn_too_many() {
-  if (!options().quiet)
-    Message()
-        .text("warning: ")
-        .text(kWho)
-        .text(": there are ")
-        .number(kMostPools)
-        .text(" pools, and can't be more; destroy one")
-        .print();
-  return -EMFILE;
-}
-
-int warn_no_key(int error) {
-  if (!options().quiet)
-    Message()
-        .text("warning: ")
-        .text(kWho)
-        .text(": pthread_key_create() refused (error ")
-        .signed_number(error)
-        .text("); a process has ")
-        .number(PTHREAD_KEYS_MAX)
-        .text(" keys at most; delete one that the program uses no more")
-        .print();
-  return error;
-}
-
-int refuse(const PoolPlan& plan, const PoolRoom& room, const PoolPlan& fitting) {
+int refuse_size(const PoolPlan& plan, const PoolRoom& room, const PoolPlan& fitting) {
   PoolLayout layout(plan);
   for (Side side : {kSmall, kLarge}) layout.skip(side, plan.count[side]);
-  if (options().quiet) return -ENOMEM;
-  Message message;
-  message.text("warning: rdmalloc_pool_create: ")
-      .number(plan.count[kSmall])
+  Message message = because();
+  message.number(plan.count[kSmall])
       .text(" small and ")
       .number(plan.count[kLarge])
       .text(" large buffers take ")
@@ -66,25 +36,21 @@ int refuse(const PoolPlan& plan, const PoolRoom& room, const PoolPlan& fitting) 
       .number(fitting.count[kSmall])
       .text(" small and ")
       .number(fitting.count[kLarge])
-      .text(" large would fit")
-      .print();
-  return -ENOMEM;
+      .text(" large would fit");
+  return refuse(true, -ENOMEM, message);
 }
 
 int warn_refused(const char* who, int error, std::uint64_t done, std::uint64_t all) {
-  if (!options().quiet)
-    Message()
-        .text("warning: rdmalloc_pool_create: ")
-        .value(who)
-        .text(" refused (error ")
-        .signed_number(error)
-        .text(") after ")
-        .number(done)
-        .text(" of ")
-        .number(all)
-        .text(" bytes")
-        .print();
-  return error;
+  return refuse(true, error,
+                because()
+                    .value(who)
+                    .text(" refused (error ")
+                    .signed_number(error)
+                    .text(") after ")
+                    .number(done)
+                    .text(" of ")
+                    .number(all)
+                    .text(" bytes"));
 }
 
 // `length` bytes in a mapping that the place keeps for its next pool. It grows by doubling and the
@@ -358,19 +324,30 @@ extern "C" RDMALLOC_API int rdmalloc_pool_create(rdmalloc_domain* const* domains
                                                  const rdmalloc_pool_attr* attr,
                                                  rdmalloc_pool** handle) {
   PoolPlan plan = {}, fitting = {};
-  if (handle == nullptr) {
-    rdmalloc::report_warning(kWho, "`pool` is NULL: there is no place for the pool's name");
-    return -EINVAL;
-  }
+  if (handle == nullptr)
+    return refuse(true, -EINVAL,
+                  because().text("`pool` is NULL: there is no place for the pool's name"));
   if (int error = plan_pool(domains, domain_count, attr, true, &plan)) return error;
   PoolRoom room = room_for(plan, domains, domain_count);
   fit_pool(plan, room, &fitting);
-  if (fitting.total() != plan.total()) return refuse(plan, room, fitting);
-  if (int error = pool_threads_prepare()) return warn_no_key(error);
+  if (fitting.total() != plan.total()) return refuse_size(plan, room, fitting);
+  if (int error = pool_threads_prepare())
+    return refuse(true, error,
+                  because()
+                      .text("pthread_key_create() refused (error ")
+                      .signed_number(error)
+                      .text("); a process has ")
+                      .number(PTHREAD_KEYS_MAX)
+                      .text(" keys at most; delete one that the program uses no more"));
   GateScope scope(*state(), Gate::kMakes);
   if (int error = scope.error()) return error;
   BufferPool* pool = take_place();
-  if (pool == nullptr) return warn_too_many();
+  if (pool == nullptr)
+    return refuse(true, -EMFILE,
+                  because()
+                      .text("there are ")
+                      .number(kMostPools)
+                      .text(" pools, and can't be more; destroy one"));
   pool->domain_count = domain_count;
   pool->registration_count = 0;
   pool->memory = nullptr;

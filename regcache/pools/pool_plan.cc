@@ -18,14 +18,6 @@ constexpr std::uint64_t kNoPieces = std::uint64_t{1} << 62;  // longer than any 
 
 constexpr const char* kWho = "rdmalloc_pool_create";
 
-int refuse(bool warns, int error, const Message& why) {
-  if (warns && !options().quiet) why.print();
-  return error;
-}
-Message because() {
-  return Message().text("warning: ").text(kWho).text(": ");
-}
-
 int settle_sizes(const rdmalloc_pool_attr& attr, bool warns, PoolPlan* plan) {
   constexpr std::uint32_t kAll = RDMALLOC_ACCESS_LOCAL | RDMALLOC_ACCESS_REMOTE;
   if (attr.flags != 0)
@@ -166,6 +158,15 @@ bool fits(const PoolPlan& plan, const PoolRoom& room) {
 }
 
 }  // namespace
+
+int refuse(bool warns, int error, const Message& why) {
+  if (warns) why.warn();
+  return error;
+}
+
+Message because() {
+  return Message().text("warning: ").text(kWho).text(": ");
+}
 
 std::uint64_t PoolLayout::left_in_piece() const {
   return plan_.piece_bytes - end_ % plan_.piece_bytes;

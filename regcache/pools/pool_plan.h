@@ -6,6 +6,7 @@
 //            remote access: each buffer is registered by itself (I13)
 #pragma once
 
+#include "alloc/for_regcache.h"
 #include "regcache/pools/buffer_pool.h"
 
 namespace rdmalloc::regcache {
@@ -32,6 +33,10 @@ struct PoolRoom {
   const char* bytes_by;
   const char* registrations_by;
 };
+
+// The beginning of a warning; prints one if `warns`, and returns the error.
+Message because();
+int refuse(bool warns, int error, const Message& why);
 
 // Fills *plan, and checks what fewer buffers would not cure; says so if `warns`.
 int plan_pool(rdmalloc_domain* const* domains, std::size_t domain_count,
