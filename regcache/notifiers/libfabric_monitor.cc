@@ -94,10 +94,6 @@ fi_ops_mem_monitor export_ops = {
 fid_mem_monitor monitor;
 fid* cache = nullptr;
 
-}  // namespace
-
-namespace {
-
 // As the phase's owner.
 int import() {
   if (!is_loaded(kFabricFunction)) return -ENOENT;

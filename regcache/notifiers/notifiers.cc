@@ -367,6 +367,17 @@ const char* explain_call(bool is_attached, bool relies_on_us, std::int32_t error
   return error == 0 ? "detached" : "its library is not loaded";
 }
 
+template <typename Function>
+void describe(const Target<Function>& target, const std::atomic<std::uint64_t>& notified,
+              rdmalloc_notifier_info* state) {
+  state->is_attached = state->is_started = target.attached() != nullptr;
+  state->error = target.error.load(std::memory_order_relaxed);
+  state->notified = notified.load(std::memory_order_relaxed);
+  state->attaches = target.attaches.load(std::memory_order_relaxed);
+  state->watches_foreign = target.relies_on_us();
+  state->explanation = explain_call(state->is_attached, state->watches_foreign, state->error);
+}
+
 const char* explain_fabric(const LibfabricMonitorState& state) {
   if (state.is_attached && state.is_overridden)
     return "imported, but FI_MR_CACHE_MONITOR in the environment overrides it: hooks are used";
@@ -550,22 +561,12 @@ extern "C" int rdmalloc_notifier_state(enum rdmalloc_notifier which,
     return 0;
   }
   if (which == RDMALLOC_NOTIFIER_OPAL) {
-    state.is_attached = opal.attached() != nullptr;
-    state.error = opal.error.load(std::memory_order_relaxed);
-    state.notified = ranges_notified.open_mpi.load(std::memory_order_relaxed);
-    state.attaches = opal.attaches.load(std::memory_order_relaxed);
-    state.watches_foreign = opal.relies_on_us();
+    describe(opal, ranges_notified.open_mpi, &state);
   } else if (which == RDMALLOC_NOTIFIER_UCX) {
-    state.is_attached = ucm.attached() != nullptr;
-    state.error = ucm.error.load(std::memory_order_relaxed);
-    state.notified = ranges_notified.ucx.load(std::memory_order_relaxed);
-    state.attaches = ucm.attaches.load(std::memory_order_relaxed);
-    state.watches_foreign = ucm.relies_on_us();
+    describe(ucm, ranges_notified.ucx, &state);
   } else {
     return -EINVAL;
   }
-  state.is_started = state.is_attached;
-  state.explanation = explain_call(state.is_attached, state.watches_foreign, state.error);
   write_struct(state, wanted);
   return 0;
 }
