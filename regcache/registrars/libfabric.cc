@@ -21,6 +21,7 @@ namespace {
 
 using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::KeepErrno;
+using rdmalloc::registrars::lets_memory_go;
 using rdmalloc::registrars::pinned_kb;
 using rdmalloc::registrars::replaceable;
 using rdmalloc::registrars::should_fail;
@@ -115,28 +116,15 @@ int try_probe(Fabric& fabric, void** probe, std::size_t bytes) {
 // right, whatever was asked (libfabric 1.17 to 2.6, vrb_mr_cache_add_region, also for what its
 // internal "no cache" flag keeps out of the cache), so that there is no way round it but turning it
 // off. Asked of the provider itself instead of a list of names and settings: register, close, look
-// at what the kernel counts. Another thread that pins meanwhile could mislead one trial, hardly
-// three; misled, we refuse, which is the safe side. 0, -ENOTSUP, or why nothing can be registered.
+// at what the kernel counts. 0, -ENOTSUP, or why nothing can be registered.
 int closes_at_once(Fabric& fabric) {
   constexpr std::size_t kProbeBytes = std::size_t{1} << 20, kSmallProbeBytes = std::size_t{1} << 16;
-  void* probes[3] = {};
-  int result = 0;
-  // Another probe for each trial, all of them live to the end: a cache would serve the same one.
-  for (int trial = 0; trial < 3 && result == 0; ++trial) {
-    if (should_fail("registrar_memory") ||
-        posix_memalign(&probes[trial], kSmallProbeBytes, kProbeBytes) != 0) {
-      result = -ENOMEM;
-      break;
-    }
-    memset(probes[trial], 1, kProbeBytes);
-    result = try_probe(fabric, &probes[trial], kProbeBytes);
+  return lets_memory_go(kSmallProbeBytes, kProbeBytes, [&fabric](void** probe) {
+    int result = try_probe(fabric, probe, kProbeBytes);
     // RLIMIT_MEMLOCK, perhaps: a smaller one is the less certain and the better probe then.
-    if (result == -ENOMEM && probes[trial] != nullptr)
-      result = try_probe(fabric, &probes[trial], kSmallProbeBytes);
-  }
-  for (void* probe : probes) free(probe);
-  if (result < 0) return result;
-  return result == 1 ? 0 : -ENOTSUP;
+    return result == -ENOMEM && *probe != nullptr ? try_probe(fabric, probe, kSmallProbeBytes)
+                                                  : result;
+  });
 }
 
 constexpr const char* kWhyNot =

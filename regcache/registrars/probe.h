@@ -44,4 +44,26 @@ inline long pinned_kb() {
   return -error;
 }
 
+// Whether one of three trials shows that memory is let go: try_probe(&probe), with `bytes` of
+// touched memory, returns 1; 0: it does not show it; or an error. Another thread that pins
+// meanwhile could mislead one trial, hardly three; misled, we refuse, which is the safe side. What
+// try_probe() sets to nullptr is never freed. 0, -ENOTSUP, or the error.
+template <class Try>
+int lets_memory_go(std::size_t alignment, std::size_t bytes, Try try_probe) {
+  void* probes[3] = {};
+  int result = 0;
+  // Another probe for each trial, all of them live to the end: a cache would serve the same one.
+  for (int trial = 0; trial < 3 && result == 0; ++trial) {
+    if (should_fail("registrar_memory") || posix_memalign(&probes[trial], alignment, bytes) != 0) {
+      result = -ENOMEM;
+      break;
+    }
+    memset(probes[trial], 1, bytes);
+    result = try_probe(&probes[trial]);
+  }
+  for (void* probe : probes) free(probe);
+  if (result < 0) return result;
+  return result == 1 ? 0 : -ENOTSUP;
+}
+
 }  // namespace rdmalloc::registrars

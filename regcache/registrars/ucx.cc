@@ -17,6 +17,7 @@ namespace {
 
 using rdmalloc::registrars::allocate;
 using rdmalloc::registrars::KeepErrno;
+using rdmalloc::registrars::lets_memory_go;
 using rdmalloc::registrars::pinned_kb;
 using rdmalloc::registrars::replaceable;
 using rdmalloc::registrars::should_fail;
@@ -148,26 +149,13 @@ int try_probe(Context& context, void** memory, std::size_t bytes) {
 
 // Whether ucp_mem_unmap() really ends a registration. UCP keeps a cache over all devices ("try" by
 // default), whose regions grow together where they overlap; the verbs transport of UCX before 1.16
-// keeps another below it, where pages stay pinned after the last use. Another thread that pins
-// meanwhile could mislead one trial, hardly three; misled, we refuse, which is the safe side.
-// 0, -ENOTSUP, or why nothing can be registered.
+// keeps another below it, where pages stay pinned after the last use. 0, -ENOTSUP, or why nothing
+// can be registered.
 int unmaps_at_once(Context& context) {
   constexpr std::size_t kProbeBytes = std::size_t{1} << 16;
-  void* probes[3] = {};
-  int result = 0;
-  // Another probe for each trial, all of them live to the end: a cache would serve the same one.
-  for (int trial = 0; trial < 3 && result == 0; ++trial) {
-    if (should_fail("registrar_memory") ||
-        posix_memalign(&probes[trial], kProbeBytes, 2 * kProbeBytes) != 0) {
-      result = -ENOMEM;
-      break;
-    }
-    memset(probes[trial], 1, 2 * kProbeBytes);
-    result = try_probe(context, &probes[trial], kProbeBytes);
-  }
-  for (void* probe : probes) free(probe);
-  if (result < 0) return result;
-  return result == 1 ? 0 : -ENOTSUP;
+  return lets_memory_go(kProbeBytes, 2 * kProbeBytes, [&context](void** probe) {
+    return try_probe(context, probe, kProbeBytes);
+  });
 }
 
 constexpr const char* kWhyNot =

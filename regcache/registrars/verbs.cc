@@ -70,7 +70,7 @@ void close_context(void* context) {
   free(closing);
 }
 
-int open_device(const char* name, unsigned port, ibv_context** device);
+int open_device(const char* name, unsigned port, ibv_context** device, ibv_pd** pd);
 
 // Ours only: the user closes what the user opened.
 int quiesce(void* context) {
@@ -87,18 +87,12 @@ int quiesce(void* context) {
 int resume(void* context) {
   auto* opening = static_cast<Context*>(context);
   if (!opening->is_own) return 0;
-  if (int error = open_device(opening->device, opening->port, &opening->own_device)) return error;
-  errno = 0;
-  ibv_pd* made = should_fail("verbs_pd") ? nullptr : ibv_alloc_pd(opening->own_device);
-  if (made != nullptr) {
-    // Release: pairs with the acquire in rdmalloc_verbs_pd(), for what libibverbs has written.
-    std::atomic_ref(opening->pd).store(made, std::memory_order_release);
-    return 0;
-  }
-  int error = errno != 0 ? -errno : -EIO;
-  ibv_close_device(opening->own_device);
-  opening->own_device = nullptr;
-  return error;
+  ibv_pd* made = nullptr;
+  if (int error = open_device(opening->device, opening->port, &opening->own_device, &made))
+    return error;
+  // Release: pairs with the acquire in rdmalloc_verbs_pd(), for what libibverbs has written.
+  std::atomic_ref(opening->pd).store(made, std::memory_order_release);
+  return 0;
 }
 
 rdmalloc_registrar_ops operations_for(const ibv_device_attr& device) {
@@ -158,8 +152,8 @@ int check_port(ibv_context* device, unsigned port) {
   return -ENETDOWN;
 }
 
-// The open device named `name`, or the first that will do. -ENODEV, or why the last would not.
-int open_device(const char* name, unsigned port, ibv_context** device) {
+// The device named `name`, or the first that will do. -ENODEV, or why the last would not.
+int find_device(const char* name, unsigned port, ibv_context** device) {
   int count = 0;
   if (should_fail("verbs_device")) return -ENODEV;
   ibv_device** list = ibv_get_device_list(&count);
@@ -181,6 +175,18 @@ int open_device(const char* name, unsigned port, ibv_context** device) {
   return error;
 }
 
+// The same, with a protection domain over it. Both, or neither.
+int open_device(const char* name, unsigned port, ibv_context** device, ibv_pd** pd) {
+  if (int error = find_device(name, port, device)) return error;
+  errno = 0;
+  *pd = should_fail("verbs_pd") ? nullptr : ibv_alloc_pd(*device);
+  if (*pd != nullptr) return 0;
+  int error = errno != 0 ? -errno : -EIO;
+  ibv_close_device(*device);
+  *device = nullptr;
+  return error;
+}
+
 }  // namespace
 
 extern "C" int rdmalloc_domain_open_verbs(struct ibv_pd* pd,
@@ -198,14 +204,8 @@ extern "C" int rdmalloc_domain_open_verbs_device(const char* device, unsigned po
   KeepErrno keep;
   if (pd == nullptr || domain == nullptr) return -EINVAL;
   ibv_context* opened = nullptr;
-  if (int error = open_device(device, port, &opened)) return error;
-  errno = 0;
-  ibv_pd* made = should_fail("verbs_pd") ? nullptr : ibv_alloc_pd(opened);
-  if (made == nullptr) {
-    int error = errno != 0 ? -errno : -EIO;
-    ibv_close_device(opened);
-    return error;
-  }
+  ibv_pd* made = nullptr;
+  if (int error = open_device(device, port, &opened, &made)) return error;
   int error = open_domain(made, opened, port, attr, domain);
   if (error == 0) *pd = made;
   return error;
