@@ -283,10 +283,9 @@ void attend(pid_t pid, const Command& command, Pipe& out, Pipe& err, Outcome& ou
     break;
   }
   if (ended) note_end(status, usage, outcome);
-  // A grandchild may still hold the pipes: what is in them now is read, no more is waited for.
-  const auto grace = Clock::now() + milliseconds(500);
-  while (Clock::now() < grace && pump(out, err, outcome, lines, milliseconds(20))) {
-  }
+  // A grandchild may still hold the pipes: what is in them now, which is no more than one read of
+  // each takes, is read, and no more is waited for.
+  pump(out, err, outcome, lines, milliseconds(0));
   lines.finish();
 }
 
