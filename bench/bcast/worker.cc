@@ -190,9 +190,9 @@ void emit(const Series& series, void* argument) {
   MPI_Reduce(&series.kernel_us, &kernel_us, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
   long registrations = 0;
   MPI_Reduce(&series.registrations, &registrations, 1, MPI_LONG, MPI_SUM, 0, MPI_COMM_WORLD);
-  unsigned long wrong[2] = {series.wrong_bytes, 0};
-  MPI_Allreduce(&series.wrong_bytes, &wrong[0], 1, MPI_UNSIGNED_LONG, MPI_SUM, MPI_COMM_WORLD);
-  world.wrong_bytes += wrong[0];
+  unsigned long wrong = 0;
+  MPI_Allreduce(&series.wrong_bytes, &wrong, 1, MPI_UNSIGNED_LONG, MPI_SUM, MPI_COMM_WORLD);
+  world.wrong_bytes += wrong;
   if (series.wrong_bytes != 0)
     std::fprintf(stderr, "bcast_worker: rank %d, %s, %zu B: %zu wrong bytes, the first at %zu\n",
                  world.rank, series.pattern.c_str(), series.bytes, series.wrong_bytes,
@@ -201,7 +201,7 @@ void emit(const Series& series, void* argument) {
   std::printf(
       "{\"type\":\"row\",\"pattern\":%s,\"bytes\":%zu,\"wrong_bytes\":%lu,\"page_faults\":%ld,"
       "\"huge_pages\":%ld,\"kernel_us\":%.0f",
-      quoted(series.pattern).c_str(), series.bytes, wrong[0], faults, huge_pages, kernel_us);
+      quoted(series.pattern).c_str(), series.bytes, wrong, faults, huge_pages, kernel_us);
   if (rdmalloc::bench::registrations_so_far() >= 0)
     std::printf(",\"registrations\":%ld", registrations);
   print_array("bcast_us", bcast);

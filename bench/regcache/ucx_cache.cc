@@ -28,10 +28,7 @@ ucs_status_t UcxCache::mem_reg(void* context, ucs_rcache_t*, void*, ucs_rcache_r
   return UCS_OK;
 }
 
-void UcxCache::mem_dereg(void* context, ucs_rcache_t*, ucs_rcache_region_t*) {
-  auto* self = static_cast<UcxCache*>(context);
-  if (self->counts_) self->deregistrations_.fetch_add(1, std::memory_order_relaxed);
-}
+void UcxCache::mem_dereg(void*, ucs_rcache_t*, ucs_rcache_region_t*) {}
 
 void UcxCache::dump_region(void*, ucs_rcache_t*, ucs_rcache_region_t*, char* text, size_t most) {
   if (most != 0) *text = '\0';

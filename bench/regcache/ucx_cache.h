@@ -29,7 +29,6 @@ class UcxCache {
   // Why it can't be measured, or nothing.
   const std::string& problem() const { return problem_; }
   std::uint64_t registrations() const { return registrations_.load(std::memory_order_relaxed); }
-  std::uint64_t deregistrations() const { return deregistrations_.load(std::memory_order_relaxed); }
 
   ucs_rcache_region_t* get(void* address, std::size_t length) {
     ucs_rcache_region_t* region = nullptr;
@@ -58,7 +57,6 @@ class UcxCache {
   ucs_rcache_t* cache_ = nullptr;
   const bool counts_;
   std::atomic<std::uint64_t> registrations_{0};
-  std::atomic<std::uint64_t> deregistrations_{0};
   std::string problem_;
 };
 

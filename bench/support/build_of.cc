@@ -17,7 +17,7 @@ std::string line_of(std::vector<std::string> arguments) {
   Command command;
   command.arguments = std::move(arguments);
   const Outcome outcome = run(command);
-  if (!outcome.ok() || outcome.exit_code != 0) return {};
+  if (!outcome.ok()) return {};
   return outcome.standard_output.substr(0, outcome.standard_output.find('\n'));
 }
 

@@ -110,6 +110,17 @@ void settle_environment() {
     fmt::print("  for all of them {}={}\n", name, value);
 }
 
+Command limited(const DriverOptions& options, std::vector<std::string> arguments,
+                const Allocator* allocator) {
+  Command command;
+  const std::string program = arguments[0].substr(arguments[0].rfind('/') + 1);
+  command.arguments = std::move(arguments);
+  if (allocator != nullptr) command.environment = preload_environment(*allocator);
+  command.limit = std::chrono::seconds(options.limit_s);
+  command.on_limit = [=](pid_t pid) { return stacks_below(pid, program); };
+  return command;
+}
+
 }  // namespace
 
 bool Results::has_failed(const std::string& allocator) const {
@@ -153,24 +164,14 @@ int compare(const DriverOptions& options, Comparison& bench, Results& results, c
 
 Command command_of(const DriverOptions& options, const std::string& program,
                    std::vector<std::string> arguments, const Allocator* allocator) {
-  Command command;
-  command.arguments = std::move(arguments);
-  command.arguments.insert(command.arguments.begin(), options.program_folder + "/" + program);
-  if (allocator != nullptr) command.environment = preload_environment(*allocator);
-  command.limit = std::chrono::seconds(options.limit_s);
-  command.on_limit = [=](pid_t pid) { return stacks_below(pid, program); };
-  return command;
+  arguments.insert(arguments.begin(), options.program_folder + "/" + program);
+  return limited(options, std::move(arguments), allocator);
 }
 
 Command launched(const DriverOptions& options, std::vector<std::string> arguments,
                  const Allocator& allocator) {
-  Command command;
-  command.arguments = std::move(arguments);
-  command.environment = preload_environment(allocator);
+  Command command = limited(options, std::move(arguments), &allocator);
   command.launcher = options.program_folder + "/bench_launch";
-  command.limit = std::chrono::seconds(options.limit_s);
-  const std::string program = command.arguments[0].substr(command.arguments[0].rfind('/') + 1);
-  command.on_limit = [=](pid_t pid) { return stacks_below(pid, program); };
   return command;
 }
 

@@ -33,8 +33,6 @@ void add_allocator_options(CommandLine& line, DriverOptions& options) {
   line.text("--rdmalloc", options.allocators.rdmalloc_library, "path of librdmalloc.so");
 }
 
-}  // namespace
-
 void add_driver_options(CommandLine& line, DriverOptions& options,
                         const std::string& default_json) {
   if (options.compares_allocators) add_allocator_options(line, options);
@@ -51,6 +49,8 @@ void add_driver_options(CommandLine& line, DriverOptions& options,
   line.flag("--list", options.list, "show what is here and what is left out, run nothing");
   line.flag("--quiet", options.quiet, "no progress");
 }
+
+}  // namespace
 
 int parse_driver_options(CommandLine& line, int argc, char** argv, DriverOptions& options,
                          const std::string& default_json) {

@@ -28,11 +28,9 @@ struct DriverOptions {
 };
 
 // --allocators, --peer, --peers, --rdmalloc, where allocators are compared; --repetitions,
-// --limit-s, --backed-mib, --output, --json, --list, --quiet. `default_json` is the file's name in
-// the output folder.
-void add_driver_options(CommandLine& line, DriverOptions& options, const std::string& default_json);
-
-// -1 to go on, otherwise the exit status: the message or the help is printed.
+// --limit-s, --backed-mib, --output, --json, --list, --quiet, besides what `line` has. -1 to go on,
+// otherwise the exit status: the message or the help is printed. `default_json` is the file's name
+// in the output folder.
 int parse_driver_options(CommandLine& line, int argc, char** argv, DriverOptions& options,
                          const std::string& default_json);
 
