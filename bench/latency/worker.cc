@@ -108,7 +108,7 @@ class Worker {
         meeting_(meeting),
         seat_(seats[number]),
         neighbour_(seats[(number + 1) % run.threads]),
-        random_(0x9e3779b97f4a7c15u + number) {}
+        random_(number) {}
 
   void work() {
     if (run_.is_mixed) seat_.set.fill(random_);

@@ -7,17 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 
+#include "bench/support/blocks.h"
 #include "bench/support/mapped.h"
 
 namespace rdmalloc::bench {
-
-constexpr std::size_t kPageBytes = 4096;
-
-// Writes as a program does to what it gets: the page faults are then not the next call's.
-inline void touch_pages(void* memory, std::size_t bytes) {
-  for (std::size_t at = 0; at < bytes; at += kPageBytes)
-    static_cast<volatile char*>(memory)[at] = 1;
-}
 
 // No row can come out of a run that ran out of memory. _Exit: the other threads wait for this one.
 inline void* must_have(void* block, std::size_t bytes) {
@@ -25,21 +18,6 @@ inline void* must_have(void* block, std::size_t bytes) {
   std::fprintf(stderr, "latency_worker: no memory for a block of %zu bytes\n", bytes);
   std::_Exit(1);
 }
-
-// xorshift64 (Marsaglia).
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next() {
-    state_ ^= state_ << 13u;
-    state_ ^= state_ >> 7u;
-    state_ ^= state_ << 17u;
-    return state_;
-  }
-
- private:
-  std::uint64_t state_;
-};
 
 // Live blocks of 16 B to 64 KiB, each doubling equally likely: some 6 MiB, more than a core's own
 // caches hold.
@@ -55,7 +33,7 @@ struct MixedSet {
     void*& block = blocks[static_cast<std::uint32_t>(number) % blocks.size()];
     std::free(block);
     block = must_have(std::malloc(bytes), bytes);
-    touch_pages(block, bytes);
+    touch_pages(block, bytes);  // the page faults are then not the next call's
   }
   void fill(Random& random) {
     for (std::size_t i = 0; i < 8 * blocks.size(); ++i) replace_one(random);

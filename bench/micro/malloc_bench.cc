@@ -16,31 +16,12 @@
 #include <vector>
 
 #include "bench/micro/threads.h"
+#include "bench/support/blocks.h"
 #include "bench/support/server_of_malloc.h"
 
 namespace {
 
-constexpr std::size_t kPageBytes = 4096;
-
-// xorshift64 (Marsaglia): the benchmark must not cost more than what it measures.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  std::uint64_t next() {
-    state_ ^= state_ << 13;
-    state_ ^= state_ >> 7;
-    state_ ^= state_ << 17;
-    return state_;
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-void touch_pages(void* memory, std::size_t from, std::size_t bytes) {
-  for (std::size_t at = from; at < bytes; at += kPageBytes)
-    static_cast<volatile char*>(memory)[at] = 1;
-}
+using rdmalloc::bench::touch_pages;
 
 // malloc and free of one size, at once: the shortest way through an allocator.
 void pair(benchmark::State& state) {
@@ -73,7 +54,7 @@ void random_set(benchmark::State& state, bool touch, Malloc allocate) {
   const auto count = static_cast<std::size_t>(state.range(0));
   constexpr int kBatch = 1024;
   std::vector<void*> blocks(count);
-  Random random(88172645463325252u);
+  rdmalloc::bench::Random random(1);
   const auto replace = [&](std::size_t times) {
     for (std::size_t i = 0; i < times; ++i) {
       const std::uint64_t number = random.next();
@@ -167,12 +148,12 @@ void ping_pong(benchmark::State& state) {
 void large(benchmark::State& state) {
   const auto bytes = static_cast<std::size_t>(state.range(0));
   if (void* memory = std::malloc(bytes)) {
-    touch_pages(memory, 0, bytes);
+    touch_pages(memory, bytes);
     std::free(memory);
   }
   for (auto _ : state) {
     void* memory = std::malloc(bytes);
-    touch_pages(memory, 0, bytes);
+    touch_pages(memory, bytes);
     benchmark::DoNotOptimize(memory);
     std::free(memory);
   }
@@ -187,7 +168,7 @@ void grow_once(std::size_t step, bool touch) {
   while (bytes < kTarget) {
     const std::size_t next = step != 0 ? bytes + step : (bytes == 0 ? 16 : bytes * 2);
     memory = std::realloc(memory, next);
-    if (touch) touch_pages(memory, bytes, next);
+    if (touch) touch_pages(memory, next, bytes);
     bytes = next;
   }
   benchmark::DoNotOptimize(memory);

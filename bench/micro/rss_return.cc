@@ -19,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "bench/support/blocks.h"
 #include "bench/support/resident.h"
 #include "bench/support/server_of_malloc.h"
 
@@ -50,10 +51,7 @@ void say(const char* type, double ms, std::uint64_t bytes) {
 
 // Sizes as programs have them: nine in ten below 1 KiB, of the rest most below 64 KiB, a few up to
 // 4 MiB. By bytes the large ones dominate, as they do in programs.
-std::size_t random_size(std::uint64_t& state) {
-  state ^= state << 13;
-  state ^= state >> 7;
-  state ^= state << 17;
+std::size_t random_size(std::uint64_t state) {
   const std::uint64_t kind = state % 1000;
   const std::uint64_t number = state >> 20;
   if (kind < 900) return 16 + number % 1008;
@@ -69,14 +67,15 @@ bool storm(std::uint64_t bytes, std::uint64_t seed, std::barrier<>& all_live) {
     std::size_t size;
   };
   std::vector<Block> blocks;
-  std::uint64_t state = seed * 0x9e3779b97f4a7c15u + 1;
+  rdmalloc::bench::Random random(seed);
   bool enough = true;
   for (std::uint64_t live = 0; live < bytes;) {
+    const std::uint64_t state = random.next();
     const std::size_t size = random_size(state);
     auto* memory = static_cast<char*>(std::malloc(size));
     enough = memory != nullptr;
     if (!enough) break;
-    for (std::size_t at = 0; at < size; at += 4096) memory[at] = 1;
+    rdmalloc::bench::touch_pages(memory, size);
     memory[size - 1] = 1;
     blocks.push_back({memory, size});
     live += size;

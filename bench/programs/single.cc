@@ -103,7 +103,7 @@ void malloc_large(unsigned, double scale) {
     std::free(slot);
     const std::size_t bytes = random.between(5u << 20, 25u << 20);
     slot = allocate(bytes);
-    for (std::size_t at = 0; at < bytes; at += 4096) slot[at] = 1;
+    touch_pages(slot, bytes);
   }
   for (char* slot : slots) std::free(slot);
 }

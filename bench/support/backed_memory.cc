@@ -8,13 +8,13 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "bench/support/blocks.h"
 #include "bench/support/resident.h"
 
 namespace rdmalloc::bench {
 namespace {
 
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
-constexpr std::size_t kPage = 4096;
 
 // 0 for success, as an exit status.
 int write_pages(std::size_t bytes) {
@@ -23,15 +23,14 @@ int write_pages(std::size_t bytes) {
   if (memory == MAP_FAILED) return 1;
   madvise(memory, bytes + kHugePage, MADV_HUGEPAGE);  // refused: small pages then
   const std::size_t skipped = -reinterpret_cast<std::uintptr_t>(memory) % kHugePage;
-  auto* first = static_cast<volatile char*>(memory) + skipped;
-  for (std::size_t at = 0; at < bytes; at += kPage) first[at] = 1;
+  touch_pages(static_cast<char*>(memory) + skipped, bytes);
   return 0;
 }
 
 }  // namespace
 
 std::size_t back_free_memory(std::size_t bytes) {
-  const std::size_t available = detail::proc_kib("/proc/meminfo", "\nMemAvailable:");
+  const std::size_t available = proc_bytes("/proc/meminfo", "\nMemAvailable:");
   bytes = std::min(bytes, available / 4);
   if (bytes == 0) return 0;
   // In a process of its own: this one's peak of resident memory is in what wait4() says of those

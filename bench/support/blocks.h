@@ -43,6 +43,13 @@ inline char* allocate(std::size_t bytes) {
   return memory;
 }
 
+// Writes to each page, as a program does to what it gets.
+inline void touch_pages(void* memory, std::size_t bytes, std::size_t from = 0) {
+  constexpr std::size_t kPageBytes = 4096;
+  for (std::size_t at = from; at < bytes; at += kPageBytes)
+    static_cast<volatile char*>(memory)[at] = 1;
+}
+
 // A block whose every byte is written; the compiler must not see that it may never be read.
 inline char* full(std::size_t bytes) {
   char* block = must_have(std::malloc(bytes));

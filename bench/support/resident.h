@@ -12,9 +12,8 @@
 
 namespace rdmalloc::bench {
 
-namespace detail {
-// The number after `name` in a file of /proc/self, in bytes; 0 where there is none.
-inline std::uint64_t proc_kib(const char* path, const char* name) {
+// The number of KiB after `name` in a file of /proc, in bytes; 0 where there is none.
+inline std::uint64_t proc_bytes(const char* path, const char* name) {
   std::array<char, 4096> text{};
   const int file = open(path, O_RDONLY | O_CLOEXEC);
   if (file < 0) return 0;
@@ -25,18 +24,17 @@ inline std::uint64_t proc_kib(const char* path, const char* name) {
   if (line == nullptr || std::sscanf(line + std::strlen(name), " %lu", &kib) != 1) return 0;
   return std::uint64_t{kib} * 1024;
 }
-}  // namespace detail
 
 // By the page tables. /proc/self/statm is off by what each processor has yet to add to its sum.
 inline std::uint64_t resident_bytes() {
-  return detail::proc_kib("/proc/self/smaps_rollup", "\nRss:");
+  return proc_bytes("/proc/self/smaps_rollup", "\nRss:");
 }
 // Of them in huge pages.
 inline std::uint64_t huge_bytes() {
-  return detail::proc_kib("/proc/self/smaps_rollup", "\nAnonHugePages:");
+  return proc_bytes("/proc/self/smaps_rollup", "\nAnonHugePages:");
 }
 inline std::uint64_t peak_resident_bytes() {
-  return detail::proc_kib("/proc/self/status", "\nVmHWM:");
+  return proc_bytes("/proc/self/status", "\nVmHWM:");
 }
 
 inline double mib(std::uint64_t bytes) {
