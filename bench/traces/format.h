@@ -24,7 +24,16 @@ enum class Operation : std::uint8_t {
   thread_joined,
   realloc_begins,  // in a recording only, with the old address
 };
-constexpr std::size_t kOperationCount = static_cast<std::size_t>(Operation::realloc_begins) + 1;
+
+constexpr bool begins_a_block(Operation operation) {
+  return operation == Operation::malloc || operation == Operation::calloc ||
+         operation == Operation::aligned || operation == Operation::op_new ||
+         operation == Operation::op_new_aligned;
+}
+constexpr bool ends_a_block(Operation operation) {
+  return operation == Operation::free || operation == Operation::op_delete ||
+         operation == Operation::op_delete_sized || operation == Operation::op_delete_aligned;
+}
 
 // Size, log2 of the alignment and operation in one word.
 struct What {

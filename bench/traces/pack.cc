@@ -21,17 +21,6 @@ Operation operation_of(const Event& event) {
   return static_cast<Operation>(event.recorded.what.operation);
 }
 
-bool is_birth(Operation operation) {
-  return operation == Operation::malloc || operation == Operation::calloc ||
-         operation == Operation::aligned || operation == Operation::op_new ||
-         operation == Operation::op_new_aligned;
-}
-
-bool is_end(Operation operation) {
-  return operation == Operation::free || operation == Operation::op_delete ||
-         operation == Operation::op_delete_sized || operation == Operation::op_delete_aligned;
-}
-
 std::vector<Event> events_of(const std::string& bytes, std::uint64_t full_at) {
   std::vector<Event> events;
   for (std::size_t at = kHeadBytes; at + kChunkBytes <= bytes.size(); at += kChunkBytes) {
@@ -183,9 +172,9 @@ void Packer::on_thread(const Event& event) {
 
 void Packer::add(const Event& event) {
   const Operation operation = operation_of(event);
-  if (is_birth(operation))
+  if (begins_a_block(operation))
     on_birth(event, operation);
-  else if (is_end(operation))
+  else if (ends_a_block(operation))
     on_end(event);
   else if (operation == Operation::realloc || operation == Operation::realloc_begins)
     on_realloc(event);

@@ -17,6 +17,7 @@
 #include <ctime>
 #include <new>
 
+#include "bench/support/blocks.h"
 #include "bench/support/marks.h"
 #include "bench/support/server_of_malloc.h"
 #include "bench/traces/trace_file.h"
@@ -24,8 +25,6 @@
 namespace {
 
 using namespace rdmalloc::bench;
-
-constexpr std::size_t kPageBytes = 4096;
 
 struct Slot {
   char* block;
@@ -56,8 +55,7 @@ char mark_of(std::uint32_t slot) {
 
 void touch(const Slot& slot, std::uint32_t number, std::uint64_t from) {
   if (slot.size == 0) return;
-  for (std::uint64_t at = from; at < slot.size; at += kPageBytes)
-    *static_cast<volatile char*>(slot.block + at) = 1;
+  touch_pages(slot.block, slot.size, from);
   slot.block[0] = mark_of(number);
   slot.block[slot.size - 1] = mark_of(number);
 }
@@ -129,9 +127,7 @@ void on_block(const TraceEvent& event) {
     if (before != 0 && slot.size != 0 && slot.block[0] != mark_of(event.slot))
       fail("realloc lost what was in the block", event.slot);
     touch(slot, event.slot, before < slot.size ? before : slot.size);
-  } else if (operation == Operation::malloc || operation == Operation::calloc ||
-             operation == Operation::aligned || operation == Operation::op_new ||
-             operation == Operation::op_new_aligned) {
+  } else if (begins_a_block(operation)) {
     slot.block = static_cast<char*>(obtain(event));
     slot.size = event.what.size;
     if (slot.block == nullptr) fail("no memory", event.slot);

@@ -18,11 +18,6 @@ struct SlotState {
   bool is_live = false;
 };
 
-bool ends_a_block(Operation operation) {
-  return operation == Operation::free || operation == Operation::op_delete ||
-         operation == Operation::op_delete_sized || operation == Operation::op_delete_aligned;
-}
-
 bool is_of_threads(Operation operation) {
   return operation == Operation::thread_started || operation == Operation::thread_joined;
 }
