@@ -68,7 +68,7 @@ void Schedule::leave(unsigned core) {
 // until it goes on.
 void Schedule::await_turn(Lock& lock, unsigned core) {
   if (core >= seats_used_ || !seats_[core].is_ready) take_seat(core);
-  if (holder_ == kNobody) begin_turn(core);
+  if (holder_ == kNone) begin_turn(core);
   Seat& seat = seats_[core];
   while (holder_ != static_cast<int>(core)) {
     if (is_draining_) {
@@ -87,7 +87,7 @@ void Schedule::drain_if_stuck(Lock& lock) {
   const int holder = holder_;
   const std::uint64_t accesses = accesses_;
   for (int look = 0; look < 2; ++look) {
-    if (holder_ == kNobody || holder_ != holder || accesses_ != accesses || is_draining_) return;
+    if (holder_ == kNone || holder_ != holder || accesses_ != accesses || is_draining_) return;
     const pid_t thread = seats_[static_cast<unsigned>(holder)].thread;
     lock.unlock();
     const bool sleeps = is_asleep(thread);
@@ -112,8 +112,8 @@ void Schedule::end_access(Lock& lock, unsigned core) {
 void Schedule::pass_on(unsigned core) {
   is_draining_ = false;
   const int next = next_after(core);
-  if (next == kNobody) {
-    holder_ = kNobody;
+  if (next == kNone) {
+    holder_ = kNone;
     return;
   }
   begin_turn(static_cast<unsigned>(next));
@@ -128,7 +128,7 @@ int Schedule::next_after(unsigned core) const {
     const unsigned other = (core + step) % seats_used_;
     if (seats_[other].is_ready) return static_cast<int>(other);
   }
-  return kNobody;
+  return kNone;
 }
 
 std::uint64_t Schedule::entries() {

@@ -44,7 +44,7 @@ class Schedule {
   Counts counts() const { return counts_; }
 
  private:
-  static constexpr int kNobody = -1;
+  static constexpr int kNone = -1;
   using Lock = std::unique_lock<std::mutex>;
 
   struct Seat {
@@ -67,7 +67,7 @@ class Schedule {
   unsigned seats_used_ = 0;
   std::mutex mutex_;
   std::condition_variable entered_;
-  int holder_ = kNobody;
+  int holder_ = kNone;
   bool is_draining_ = false;
   std::uint64_t accesses_ = 0;
   std::uint64_t entries_ = 0;

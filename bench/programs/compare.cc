@@ -149,8 +149,7 @@ void keep(const ProgramsOptions& options, const Key& key, int repetition, const 
 std::string problem_of(const Allocator& allocator, const Outcome& outcome) {
   if (!outcome.ok()) return outcome.describe();
   const json hello = json::parse(outcome.standard_output, nullptr, false);
-  return served_by_another(allocator,
-                           hello.is_object() ? hello.value("malloc", "nobody") : "nobody");
+  return served_by_another(allocator, hello.is_object() ? hello.value("malloc", "none") : "none");
 }
 
 class Programs : public Comparison {

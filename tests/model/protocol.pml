@@ -3,7 +3,7 @@
  * and a lock of its own. spin looks at every interleaving; protocol_test.py says of which processes.
  *
  * What is one step in the code (a compare-and-swap, a look under a domain's lock) is atomic here or under
- * `lock`; a call of a registrar is at least two steps. Whoever waits in the code waits here by a guard, so a
+ * `lock`; a call of a registrar is at least two steps. What waits in the code waits here by a guard, so a
  * history that never ends is an invalid end state.
  *
  * Longer than 600 lines, since spin reads one file, and its language has no functions.
@@ -578,7 +578,7 @@ proctype Quiescer() {
      UNLOCK(d);
      if
 #ifdef ITEM2
-     /* Only what is held was looked at, and nobody waited for drops of others. */
+     /* Only what is held was looked at, and none waited for drops of others. */
      :: atomic { (domain[d].at[0].state != MAKING && domain[d].at[1].state != MAKING &&
                   (domain[d].at[0].refs == 0 || SETTLED(d, 0)) && (domain[d].at[1].refs == 0 || SETTLED(d, 1))) ->
 #else
