@@ -75,17 +75,22 @@ int thread_count() {
   return at == nullptr ? -1 : atoi(at + 9);
 }
 
+template <class Is>
+static int count_threads(Is is_counted) {
+  int found = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream comm(task.path() / "comm");
+    std::string name;
+    found += std::getline(comm, name) && is_counted(name);
+  }
+  return found;
+}
+
 // In one look: a thread that ends between two would be counted in one of them only. Twice alike:
 // one that begins has no name yet.
 int lasting_thread_count() {
   auto count = [] {
-    int found = 0;
-    for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-      std::ifstream comm(task.path() / "comm");
-      std::string name;
-      found += std::getline(comm, name) && name != "rdmalloc-files";
-    }
-    return found;
+    return count_threads([](const std::string& name) { return name != "rdmalloc-files"; });
   };
   for (int last = -1, now = count();; last = now, now = count()) {
     if (now == last) return now;
@@ -105,14 +110,7 @@ void wait_for_threads(int expected) {
 }
 
 int threads_named(const char* wanted) {
-  int found = 0;
-  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
-    std::ifstream comm(task.path() / "comm");
-    std::string name;
-    std::getline(comm, name);
-    found += name == wanted;
-  }
-  return found;
+  return count_threads([wanted](const std::string& name) { return name == wanted; });
 }
 
 size_t Random::size_between(size_t low, size_t high) {
