@@ -115,10 +115,8 @@ class heap {
   }
   // A heap on pages of that size; all of its memory is taken now.
   static result<heap> create(page_size pages, std::size_t budget_bytes) {
-    rdmalloc_heap_attr attr = {};
-    attr.budget_bytes = budget_bytes;
-    attr.page_size = static_cast<std::uint32_t>(pages);
-    return create(attr);
+    // With no domain, and so no rights.
+    return create_registered(std::span<rdmalloc_domain* const>(), budget_bytes, access(), pages);
   }
   // A registered heap: `budget_bytes` of memory with these rights in each of the domains, from now
   // until the heap's end. Every block has its keys from the start. The domains must outlive it.
