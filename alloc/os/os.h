@@ -3,9 +3,8 @@
 // (I1, I8). The one exception, decommitting through libc's own madvise so that installed hooks hear
 // of it (docs/design.md, tier T0), is a function of its own, called with the purge turn only.
 //
-// Every function returns 0 or a negative errno, allocates nothing and leaves errno alone.
-// Each that can fail is a named fault site: RDMALLOC_FAULT=site:n makes its n-th call fail
-// (fault.h).
+// None allocates, and all leave errno alone. Each that can fail returns 0 or a negative errno, and
+// is a named fault site: RDMALLOC_FAULT=site:n makes its n-th call fail (fault.h).
 #pragma once
 
 #include <cstddef>
