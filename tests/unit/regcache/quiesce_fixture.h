@@ -3,8 +3,11 @@
 #pragma once
 
 #include <stdlib.h>
+#include <sys/mman.h>
 
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -25,6 +28,16 @@ inline std::string why_not_watched() {
     return "SKIP: run by regcache_quiesce_watch, which sets RDMALLOC_FOREIGN=watch";
   const int error = rdmalloc_test::userfaultfd_error();
   return error == 0 ? "" : std::string("SKIP: no userfaultfd here: ") + strerror(error);
+}
+
+// What a restore from a checkpoint forgets (CRIU 4.1.1).
+inline void forget_what_is_wiped() {
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    std::uintptr_t low = 0, high = 0;
+    if (std::sscanf(line.c_str(), "%lx-%lx", &low, &high) == 2)
+      madvise(reinterpret_cast<void*>(low), high - low, MADV_KEEPONFORK);
+  }
 }
 
 // A block that is a span of its own.

@@ -515,16 +515,6 @@ int wiped_kib() {
   return sum;
 }
 
-// What a restore from a checkpoint forgets (CRIU 4.1.1).
-void forget_what_is_wiped() {
-  std::ifstream maps("/proc/self/maps");
-  for (std::string line; std::getline(maps, line);) {
-    std::uintptr_t low = 0, high = 0;
-    if (std::sscanf(line.c_str(), "%lx-%lx", &low, &high) == 2)
-      madvise(reinterpret_cast<void*>(low), high - low, MADV_KEEPONFORK);
-  }
-}
-
 TEST_F(Quiesce, wiping_at_fork_is_back_once_a_restored_process_resumes) {
   StubDomain domain(fabric, attr);
   ASSERT_EQ(rdmalloc_quiesce(-1), 0);
