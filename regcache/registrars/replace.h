@@ -11,7 +11,7 @@ namespace rdmalloc::registrars {
 // for. They stay there (no RDMALLOC_RESUMED_ANEW): what ends them is the close of the object
 // before, which is the user's and may have failed because of them, as fi_close() of a fid_domain
 // does with -FI_EBUSY; the old keys then reach their pages still. 0; -EINVAL: no such domain;
-// -EBUSY.
+// -EBUSY; -ENODEV: it is lost, and another object would bring it no call back.
 inline int replaceable(rdmalloc_domain* domain, decltype(rdmalloc_registrar_ops::register_) mine,
                        void** context) {
   rdmalloc_registrar_ops ops = {};
@@ -20,6 +20,7 @@ inline int replaceable(rdmalloc_domain* domain, decltype(rdmalloc_registrar_ops:
   rdmalloc_domain_counters now = {};
   now.size = sizeof now;
   if (rdmalloc_domain_stats(domain, &now) != 0) return -EBUSY;
+  if (now.is_lost != 0) return -ENODEV;
   // lost_drops: of a domain that is not lost, those whose quarantine has ended.
   return now.live_count == 0 || now.live_count + now.lost_drops == now.quarantined ? 0 : -EBUSY;
 }

@@ -9,6 +9,7 @@
 #include <functional>
 #include <thread>
 
+#include "tests/support/capture.h"
 #include "tests/unit/registrars/support.h"
 
 namespace {
@@ -232,6 +233,17 @@ TEST_F(Libfabric, another_domain_is_taken_when_nothing_is_registered) {
   domain = other;
   bytes_arrive();
   rdmalloc_free(block);
+}
+
+// It would be of no use: each call fails for good. Seen to fail: it was 0.
+TEST_F(Libfabric, a_lost_domain_takes_no_other) {
+  fid_domain* other = nullptr;
+  ASSERT_EQ(fi_domain(fabric, info, &other, nullptr), 0);
+  rdmalloc_test::Capture capture;
+  EXPECT_EQ(rdmalloc_domain_lost(cache), 0);
+  capture.end();
+  EXPECT_EQ(rdmalloc_libfabric_set_domain(cache, other, info), -ENODEV);
+  EXPECT_EQ(fi_close(&other->fid), 0) << "nothing was tried with it";
 }
 
 TEST_F(Libfabric, purges_close_registrations) {

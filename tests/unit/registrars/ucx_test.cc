@@ -281,6 +281,14 @@ TEST_F(Ucx, another_context_is_taken_when_nothing_is_registered) {
   rdmalloc_free(block);
 }
 
+// It would be of no use: each call fails for good. Seen to fail: it was 0.
+TEST_F(Ucx, a_lost_domain_takes_no_other_context) {
+  rdmalloc_test::Capture capture;
+  EXPECT_EQ(rdmalloc_domain_lost(domain), 0);
+  capture.end();
+  EXPECT_EQ(rdmalloc_ucx_set_context(domain, context), -ENODEV);
+}
+
 TEST_F(Ucx, purges_unmap) {
   char* block = static_cast<char*>(rdmalloc_malloc(8 * kMiB));
   rdmalloc_reg_put(get(block, 8 * kMiB));

@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <rdmalloc/registrar_verbs.h>
 
+#include "tests/support/capture.h"
 #include "tests/unit/registrars/support.h"
 
 extern "C" int stub_ibverbs_error;
@@ -53,6 +54,19 @@ TEST_F(Verbs, a_domain_lost_while_it_is_quiesced_has_none) {
   EXPECT_EQ(rdmalloc_verbs_pd(domain, &pd), -ENODEV);
   EXPECT_EQ(rdmalloc_resume(), -ENODEV);
   EXPECT_EQ(rdmalloc_verbs_pd(domain, &pd), -ENODEV);
+}
+
+// It would be of no use: each call fails for good. Seen to fail: it was 0.
+TEST_F(Verbs, a_lost_domain_takes_no_other_pd) {
+  rdmalloc_domain* over_a_pd = nullptr;
+  ASSERT_EQ(rdmalloc_domain_open_verbs(pd, nullptr, &over_a_pd), 0);
+  EXPECT_EQ(rdmalloc_verbs_set_pd(over_a_pd, pd), 0);
+  rdmalloc_test::Capture capture;
+  EXPECT_EQ(rdmalloc_domain_lost(over_a_pd), 0);
+  capture.end();
+  EXPECT_EQ(rdmalloc_verbs_set_pd(over_a_pd, pd), -ENODEV);
+  EXPECT_EQ(rdmalloc_verbs_set_pd(domain, pd), -EINVAL) << "of one that opens its own";
+  EXPECT_EQ(rdmalloc_domain_close(over_a_pd), 0);
 }
 
 }  // namespace
