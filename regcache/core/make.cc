@@ -577,6 +577,9 @@ int find_or_make_once(Domain& domain, const Request& asked, bool may_register,
     plan_pages(domain, request, &plan);
     if (!keeps_to_pages(plan, request)) return -EINVAL;
   }
+  // With the arena in it, which is not foreign: no purge would see it while it is made.
+  std::uintptr_t arena = domain.head.arena_base;
+  if (!is_owned && plan.low < arena && plan.high > arena) return -EFAULT;
   if (plan.length() > domain.largest) return -EMSGSIZE;
   return make(domain, request, plan, reg, key);
 }

@@ -72,6 +72,27 @@ TEST_F(Foreign, a_range_up_to_the_last_address_is_refused) {
   EXPECT_EQ(fabric.calls, 0u);
 }
 
+// Neither owned nor foreign. Seen to be registered with both its ends beyond the arena, and purged
+// while it was.
+TEST_F(Foreign, I3_a_range_with_the_arena_in_it_is_refused) {
+  StubDomain domain(fabric);
+  char* block = span(10, 2);
+  char* arena = block - 10 * kSlice;
+  free_span(block);
+  fabric.before_enter = [&](void*, std::size_t) { return fake::purge(10, 2) == 0 ? -EIO : 0; };
+  using Range = std::pair<char*, std::size_t>;
+  for (auto [low, length] :
+       {Range{arena - kPage, fake::kArenaBytes + 2 * kPage}, Range{arena - 1, kPage},
+        Range{arena - kPage, fake::kArenaBytes + kPage}, Range{arena + fake::kArenaBytes - 1, 2}}) {
+    EXPECT_EQ(domain.touch(low, length), 0u);
+    EXPECT_EQ(domain.last_error, -EFAULT);
+  }
+  EXPECT_EQ(fabric.calls, 0u);
+  fabric.before_enter = {};
+  EXPECT_NE(domain.touch(arena - kPage, kPage), 0u);
+  EXPECT_NE(domain.touch(arena + fake::kArenaBytes, kPage), 0u);
+}
+
 // Fails when find_or_make() plans adopted memory as per-use.
 TEST_F(Foreign, what_is_adopted_is_cached_until_it_is_disowned) {
   StubDomain domain(fabric);
