@@ -361,9 +361,9 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   if (error != 0) {
     all.words.end_registering(slices);
     give_up(domain, made, asked);
-    if (error != kPasses || !request.is_uncounted) return error;
+    if (error != kPasses || !request.is_uncounted || asked.serving_bytes == 0) return error;
     WholeGuard guard(domain);
-    return has_sticky_room(domain, plan.length(), true) ? kPasses : -ENOMEM;
+    return has_sticky_room(domain, asked.serving_bytes, true) ? kPasses : -ENOMEM;
   }
   Registration* drops = nullptr;
   {

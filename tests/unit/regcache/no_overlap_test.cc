@@ -107,6 +107,43 @@ TEST_F(NoOverlap, a_block_grows_while_the_share_of_keys_is_full) {
   EXPECT_EQ(fabric.live(), 6u);
 }
 
+// What serves is held, and longer than what the share has left. Seen to fail, by -EEXIST, when the
+// room was asked for by what the call would have made: the block's pages.
+TEST_F(NoOverlap, a_key_of_what_is_held_is_told_that_the_share_is_full) {
+  rdmalloc_domain_attr attr = {};
+  attr.max_bytes = 16 * kSlice;
+  StubDomain domain(fabric, attr);
+  key_of(domain, span(50, 11), 8);  // of 12
+  char* slab = span(10, 2, 8192);
+  rdmalloc_reg* held = domain.get(slab, 8192);
+  EXPECT_EQ(ask(domain, slab + 8192, 8192), -ENOMEM);
+  EXPECT_NE(domain.touch(slab + 8192, 8192), 0u) << "counted, it is served";
+  rdmalloc_reg_put(held);
+  EXPECT_TRUE(is_right(key_of(domain, slab + 8192, 8192), slab + 8192, 8192)) << "of its pages";
+}
+
+// Another thread's call for the same block takes the last of the share, and the key is there for
+// both. Seen to fail, by -ENOMEM, when what serves was asked to find room once more.
+TEST_F(NoOverlap, a_key_beside_a_call_for_the_same_needs_no_room_of_its_own) {
+  rdmalloc_domain_attr attr = {};
+  attr.max_count = 4;
+  StubDomain domain(fabric, attr);
+  for (std::size_t i = 0; i < 2; ++i) key_of(domain, span(50 + 10 * i, 2), 8);  // of three
+  char* block = span(10, 2);
+  rdmalloc_key other = {};
+  bool is_asked = false;
+  fabric.before_enter = [&](void* addr, std::size_t length) {
+    if (!std::exchange(is_asked, true))
+      std::thread([&] {
+        rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &other);
+      }).join();
+    return fabric.touches(addr, length) ? -EEXIST : 0;
+  };
+  EXPECT_EQ(ask(domain, block, 8), 0);
+  EXPECT_EQ(key.lkey, other.lkey);
+  EXPECT_EQ(domain.counters().sticky_count, 3u);
+}
+
 // Where a block is registered in pieces, one of it that has grown is as good as a new one. Seen to
 // fail, by a second registration of the same piece, when each growth counted.
 TEST_F(NoOverlap, a_piece_of_a_block_that_has_grown_is_registered_once) {
