@@ -22,6 +22,10 @@ constexpr std::size_t kReaderStackBytes = std::size_t{1} << 20;
 constexpr std::size_t kHelperStackBytes = std::size_t{4} << 20;
 // Events that the reader takes at once.
 constexpr std::size_t kAtOnce = 16;
+// A fork and a start wait for each other so long, and not for ever: a handler of fork may want a
+// lock that the thread which opens a domain holds, and a signal's handler may fork in the middle.
+constexpr int kForkTurns = 10000;
+constexpr std::int64_t kForkTurnNs = 100000;
 
 // A child shares its parent's userfaultfd: as long as it has it open, the parent's close would not
 // end the watching, and no thread would read the events.
@@ -389,29 +393,56 @@ int Watch::create_threads() {
 
 // ---- from the first domain to the last ----
 
+void Watch::begin_fork() {
+  forks_.fetch_add(1, std::memory_order_seq_cst);
+  for (int i = 0; i < kForkTurns && unnoted_.load(std::memory_order_seq_cst) != 0; ++i)
+    os::sleep_ns(kForkTurnNs);
+}
+
+void Watch::begin_unnoted() {
+  for (int i = 0; i < kForkTurns; ++i) {
+    unnoted_.fetch_add(1, std::memory_order_seq_cst);
+    if (forks_.load(std::memory_order_seq_cst) == 0) return;
+    // The fork waits for us, too, so it goes first.
+    end_unnoted();
+    os::sleep_ns(kForkTurnNs);
+  }
+  unnoted_.fetch_add(1, std::memory_order_seq_cst);
+}
+
 void Watch::close_descriptors() {
+  begin_unnoted();
   for (std::atomic<int>& descriptor : watch_survivors.descriptors)
     descriptor.store(-1, std::memory_order_relaxed);
   for (int fd : {fd_, maps_fd_, stop_fd_})
     if (fd >= 0) os::close_file(fd);
+  end_unnoted();
+}
+
+// 0, or why there are not all three.
+int Watch::open_descriptors() {
+  begin_unnoted();
+  fd_ = os::userfault_open();
+  maps_fd_ = fd_ < 0 ? fd_ : os::moved_away(os::open_to_read("/proc/self/maps"));
+  stop_fd_ = fd_ < 0 ? fd_ : os::event_open();
+  int fds[] = {fd_, maps_fd_, stop_fd_};
+  for (int i = 0; i < 3; ++i)
+    watch_survivors.descriptors[i].store(fds[i] < 0 ? -1 : fds[i], std::memory_order_relaxed);
+  end_unnoted();
+  return fd_ < 0 ? fd_ : maps_fd_ < 0 ? maps_fd_ : stop_fd_ < 0 ? stop_fd_ : 0;
 }
 
 int Watch::start(State& all) {
   all_ = &all;
   if (!watch_survivors.has_fork_handler.exchange(true, std::memory_order_relaxed) &&
       (os::should_fail(os::Site::kForkHandler) ||
-       pthread_atfork(nullptr, nullptr, close_in_child) != 0)) {
+       pthread_atfork([] { watch->begin_fork(); }, [] { watch->end_fork(); }, close_in_child) !=
+           0)) {
     watch_survivors.has_fork_handler.store(false, std::memory_order_relaxed);
     return -ENOMEM;
   }
-  fd_ = os::userfault_open();
-  if (fd_ < 0) return fd_;
-  maps_fd_ = os::moved_away(os::open_to_read("/proc/self/maps"));
-  stop_fd_ = os::event_open();
-  int error = maps_fd_ < 0 ? maps_fd_ : stop_fd_ < 0 ? stop_fd_ : 0;
-  watch_survivors.descriptors[0].store(fd_, std::memory_order_relaxed);
-  watch_survivors.descriptors[1].store(maps_fd_, std::memory_order_relaxed);
-  watch_survivors.descriptors[2].store(stop_fd_, std::memory_order_relaxed);
+  int error = open_descriptors();
+  if (fd_ < 0) return error;
   most_ranges_ = os::most_mappings() / 4;
   has_marked_all_ = false;
   // Of an earlier life, whose ranges the kernel watches no more.

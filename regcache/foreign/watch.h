@@ -96,6 +96,11 @@ class Watch {
   // A range that was begun is quarantined: end() never follows.
   void quarantined() { quarantined_.fetch_add(1, std::memory_order_relaxed); }
 
+  // Before a fork, and after it in the parent: a child born while descriptors are open that
+  // WatchSurvivors does not name would keep them.
+  void begin_fork();
+  void end_fork() { forks_.fetch_sub(1, std::memory_order_seq_cst); }
+
   struct Counters {
     bool is_on;
     int error;  // why it is not
@@ -116,7 +121,10 @@ class Watch {
   int create_threads();
   int try_question();
   void end_helper();
+  int open_descriptors();
   void close_descriptors();
+  void begin_unnoted();
+  void end_unnoted() { unnoted_.fetch_sub(1, std::memory_order_seq_cst); }
   void give_up(const char* why, int error);
   void apply(State& all);
   void mark(State& all, const os::UserfaultEvent& event);
@@ -161,6 +169,10 @@ class Watch {
   std::atomic<std::uint64_t> watched_;
   std::atomic<std::uint64_t> quarantined_;  // of watched_, until the next start
   std::atomic<std::uint64_t> stale_, unsettled_, refusals_;
+
+  // Forks under way, and threads that open or close descriptors. Each counts itself before it looks
+  // at the other, seq_cst: at least one sees the other and waits. Zero in a child.
+  std::atomic<std::uint32_t> forks_, unnoted_;
 };
 
 }  // namespace rdmalloc::regcache
