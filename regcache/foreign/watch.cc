@@ -27,12 +27,19 @@ constexpr std::size_t kAtOnce = 16;
 constexpr int kForkTurns = 10000;
 constexpr std::int64_t kForkTurnNs = 100000;
 
+// If the program has closed our descriptors, their numbers are the program's.
+bool is_still_ours(int userfaultfd) {
+  int answer = os::userfault_settled(userfaultfd);
+  return answer == 0 || answer == -EAGAIN;
+}
+
 // A child shares its parent's userfaultfd: as long as it has it open, the parent's close would not
 // end the watching, and no thread would read the events.
 void close_in_child() {
+  bool are_ours = is_still_ours(watch_survivors.descriptors[0].load(std::memory_order_relaxed));
   for (std::atomic<int>& descriptor : watch_survivors.descriptors) {
     int fd = descriptor.exchange(-1, std::memory_order_relaxed);
-    if (fd >= 0) os::close_file(fd);
+    if (fd >= 0 && are_ours) os::close_file(fd);
   }
   // The thread that called fork is the child's first.
   first_thread_has_ended.store(false, std::memory_order_relaxed);
@@ -510,9 +517,7 @@ void Watch::stop() {
     disarm_all();
     os::event_raise(stop_fd_);
     pthread_join(reader_, nullptr);
-    // If the program has closed them, their numbers are the program's.
-    int is_ours = os::userfault_settled(fd_);
-    if (is_ours == 0 || is_ours == -EAGAIN) close_descriptors();
+    if (is_still_ours(fd_)) close_descriptors();
   }
   // What is in the ring is of memory that is watched no more.
   applied_.store(head_.load(std::memory_order_relaxed), std::memory_order_relaxed);
