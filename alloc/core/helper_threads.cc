@@ -76,6 +76,7 @@ int create_on(const HelperStack& stack, void* (*run)(void*), void* arg, pthread_
 
 int helper_thread_create(HelperStack* stack, std::size_t room_bytes, void* (*run)(void*), void* arg,
                          pthread_t* thread) {
+  if (!os::is_first_thread_of_libc()) is_past_libc.store(true, std::memory_order_relaxed);
   std::size_t bytes = round_up(room_bytes + thread_local_bytes(), os::page_bytes());
   for (;; bytes *= 2) {
     if (int error = make_room(stack, bytes)) return error;

@@ -31,7 +31,8 @@ inline constinit std::atomic<bool> loader_may_be_locked{false};
 
 // Whether this process was made past libc's fork(), as by clone(2): its first thread may end by the
 // system call, without a destructor, which is how one ends that clone() gave a function. Set by the
-// child's recovery. Relaxed: as above.
+// child's recovery and, for a child whose parent had allocated nothing, with its first helper.
+// Relaxed: as above.
 inline constinit std::atomic<bool> is_past_libc{false};
 
 // How often they look then: what such a process may end late. Where they are not notified, they

@@ -288,6 +288,14 @@ bool process_exists(int id) {
   return raw_syscall(SYS_tgkill, id, id, 0) != -ESRCH;
 }
 
+bool is_first_thread_of_libc() {
+  std::uintptr_t list = 0;
+  std::size_t bytes = 0;
+  return raw_syscall(SYS_get_robust_list, raw_syscall(SYS_getpid), reinterpret_cast<long>(&list),
+                     reinterpret_cast<long>(&bytes)) != 0 ||
+         list != 0;
+}
+
 void host_name(char (&name)[kMostHostBytes]) {
   utsname names = {};
   raw_syscall(SYS_uname, reinterpret_cast<long>(&names));

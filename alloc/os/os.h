@@ -105,6 +105,10 @@ unsigned processors_allowed();
 int process_id();
 // False only where the kernel says that there is none of that id.
 bool process_exists(int id);
+// Whether the process's first thread is one that libc started or forked: libc gives the kernel a
+// list of robust mutexes for each (set_robust_list), and clone(2) passes none on. True where the
+// kernel does not tell.
+bool is_first_thread_of_libc();
 // What uname(2) calls this machine, zero-terminated.
 inline constexpr std::size_t kMostHostBytes = 65;
 void host_name(char (&name)[kMostHostBytes]);

@@ -64,6 +64,7 @@ const std::map<std::string, long> kNumbers = {{"fstat", SYS_fstat},
                                               {"nanosleep", SYS_nanosleep},
                                               {"getppid", SYS_getppid},
                                               {"sched_getscheduler", SYS_sched_getscheduler},
+                                              {"get_robust_list", SYS_get_robust_list},
                                               {"close_range", SYS_close_range}};
 
 // ------------------------------------------------------------------ a filter of one thread

@@ -133,6 +133,7 @@ WITHOUT_A_SITE = [
     ("alloc/os/", "raw_syscall(SYS_gettid", "can't fail"),
     ("alloc/os/", "raw_syscall(SYS_uname", "can't fail"),
     ("alloc/os/", "raw_syscall(SYS_tgkill", "a question; its failure is an answer"),
+    ("alloc/os/", "raw_syscall(SYS_get_robust_list", "the same"),
     ("alloc/os/file.cc", "raw_syscall(SYS_fstat", "the same"),
     ("alloc/os/memory.cc", "raw_syscall(SYS_readlinkat", "the same"),
     ("alloc/os/memory.cc", "raw_syscall(SYS_newfstatat", "the same"),
