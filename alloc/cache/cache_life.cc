@@ -47,7 +47,8 @@ constinit Pool<LongBins> long_bins;
 // Of the first caches: a process of one thread needs no page for them, and one of few no call.
 constinit LongBins first_long_bins[kFirstThreads] = {};
 constinit CachesByTls<Pool<ThreadCache>> caches_by_tls;
-constinit pthread_key_t exit_key = 0;
+constexpr pthread_key_t kNoKey = static_cast<pthread_key_t>(-1);
+constinit pthread_key_t exit_key = kNoKey;
 
 // Set while a thread is past its last key destructor, and while its cache is being made.
 thread_local constinit bool has_no_cache = false;
@@ -172,6 +173,12 @@ ThreadCache* cache_to_free_into() {
   return nullptr;
 }
 
+int cache_make_key() {
+  if (exit_key != kNoKey) return 0;
+  if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
+  return -pthread_key_create(&exit_key, on_thread_exit);
+}
+
 int cache_init() {
   bin_table_init();
   // Kept after a failure below, for the next try (I10).
@@ -179,8 +186,7 @@ int cache_init() {
     if (int error = magazines.reserve(reserved_for_magazines(arena.room_bytes))) return error;
   if (!long_bins.is_reserved())
     if (int error = reserve_caches(reserved_for_caches(arena.room_bytes))) return error;
-  if (os::should_fail(os::Site::kThreadKey)) return -EAGAIN;
-  return -pthread_key_create(&exit_key, on_thread_exit);
+  return cache_make_key();
 }
 
 void caches_fit_limit(std::uint64_t limit_bytes) {

@@ -286,6 +286,9 @@ void cache_give_up_spans(std::uint32_t slices);
 // Called once at initialisation: the table, pools and the key whose destructor flushes at thread
 // exit. 0 or a negative errno.
 int cache_init();
+// The key alone, where there is none yet: at the library's start, as the program may have all by
+// its first malloc. Calls come one at a time, cache_init()'s too.
+int cache_make_key();
 
 // Gives up address space of the pools, as the program has lowered RLIMIT_AS to `limit_bytes`.
 void caches_fit_limit(std::uint64_t limit_bytes);

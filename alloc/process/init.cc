@@ -87,6 +87,7 @@ void read_settings_alone() {
   if (options_are_read.load(std::memory_order_relaxed)) return;
   standard_error_note();
   options_read();
+  cache_make_key();  // a failure is no state
   // Release: pairs with the acquire in ensure_settings().
   options_are_read.store(true, std::memory_order_release);
 }

@@ -3,8 +3,8 @@
 // A thread that only frees, where libc needs memory to note that the thread has a cache, and has
 // none: a program with many keys. errno stays (POSIX.1-2024).
 //
-// And a program that has all keys when the library is first called: each call fails, and none takes
-// address space beyond the first's.
+// And a program that has all keys, the library's too, when that is first called: each call fails,
+// and none takes address space beyond the first's.
 //
 // Seen to fail without the errno that make_cache() keeps; with tables that each try reserves anew
 // (1,280 MiB a try).
@@ -20,11 +20,21 @@
 #include <thread>
 #include <vector>
 
+#include "alloc/os/fault.h"
+
 extern "C" void* __libc_calloc(size_t count, size_t bytes);
 
 namespace {
 thread_local bool calloc_fails = false;
 int failures = 0;
+
+// Before the library's constructors, where it would have its key: it is to want one later, of which
+// the program has all, or the first that libc has to take memory for.
+void refuse_the_first_key() {
+  rdmalloc::os::arm_fault(rdmalloc::os::Site::kThreadKey, 1);
+}
+__attribute__((section(".preinit_array"),
+               used)) void (*const before_constructors)() = refuse_the_first_key;
 
 size_t mapped_bytes() {
   FILE* file = fopen("/proc/self/statm", "r");
