@@ -18,14 +18,18 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "alloc/os/fault.h"
+#include "alloc/os/file.h"
 #include "alloc/os/memory.h"
 #include "alloc/pages/limits.h"
 #include "alloc/pages/page_heap.h"
+#include "tests/support/call_filter.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 
@@ -65,6 +69,9 @@ TEST(Pressure, stalls_of_more_than_a_fiftieth_of_the_time_take_everything) {
   // After a move to a cgroup that has stalled less.
   EXPECT_EQ(watch.judge(stalled(7), 6000, 64 * kMiB).keep_bytes, kNothing);
   EXPECT_EQ(watch.judge(stalled(500007), 7000, 64 * kMiB).keep_bytes, 0U);
+  // After a look at which the kernel told nothing.
+  EXPECT_EQ(watch.judge(stalled(0), 8000, 64 * kMiB).keep_bytes, kNothing);
+  EXPECT_EQ(watch.judge(stalled(600007), 9000, 64 * kMiB).keep_bytes, kNothing);
 }
 
 TEST(Pressure, a_limit_that_is_near_takes_what_is_missing) {
@@ -90,6 +97,10 @@ void write_file(const std::string& path, const std::string& text) {
     dprintf(2, "cannot write %s\n", path.c_str());
     _exit(2);
   }
+}
+void write_stall(const std::string& path, uint64_t total_us) {
+  const std::string numbers = " avg10=0.00 avg60=0.00 avg300=0.00 total=";
+  write_file(path, "some" + numbers + std::to_string(total_us) + "\nfull" + numbers + "0\n");
 }
 void put_over(const std::string& ours, const char* kernels) {
   if (mount(ours.c_str(), kernels, nullptr, MS_BIND, nullptr) == 0) return;
@@ -118,10 +129,14 @@ class Machine {
     put_over(folder_ + "/pressure", "/proc/pressure/memory");
     put_over(folder_ + "/cgroups", "/sys/fs/cgroup");
   }
-  void stall(uint64_t total_us) {
-    std::string numbers = " avg10=0.00 avg60=0.00 avg300=0.00 total=";
-    write_file(folder_ + "/pressure",
-               "some" + numbers + std::to_string(total_us) + "\nfull" + numbers + "0\n");
+  void stall(uint64_t total_us) { write_stall(folder_ + "/pressure", total_us); }
+  // What the process's cgroup itself tells; 0: nothing, as without the controller.
+  void stall_of_cgroup(uint64_t total_us) {
+    const std::string file = folder_ + "/cgroups/outer/inner/memory.pressure";
+    if (total_us != 0)
+      write_stall(file, total_us);
+    else
+      unlink(file.c_str());
   }
   // With the next one the process is in those.
   void cgroup_of_version_1(const std::string& name, const std::string& most, uint64_t anon,
@@ -198,6 +213,9 @@ void comes_down_to(uint64_t most, int reason) {
 // What is wrong, or nullptr.
 const char* run(Machine& machine) {
   if (rdmalloc::os::memory_state().stalled_us != 1000) return "the stalls are not read";
+  machine.stall_of_cgroup(2000);
+  if (rdmalloc::os::memory_state().stalled_us != 2000) return "the cgroup's stalls are not read";
+  machine.stall_of_cgroup(0);
   machine.cgroup("outer", "1073741824", "max", 0);
   machine.cgroup("outer/inner", "4294967296", "2147483648", 2000 * kMiB);
   MemoryState state = rdmalloc::os::memory_state();
@@ -542,6 +560,23 @@ TEST(Pressure, I7_a_limit_of_a_cgroup_that_changes_is_heeded) {
 
 TEST(Pressure, files_are_read_without_a_descriptor_of_the_programs) {
   run_on_a_machine(run_without_low_descriptors);
+}
+
+// As before Linux 5.9, which has no close_range().
+TEST(Pressure, files_are_read_without_one_by_older_kernels_too) {
+  int error = -1, open_files = -1;
+  std::thread([&] {
+    if (!rdmalloc_test::filter_calls(std::array{SYS_close_range}, SECCOMP_RET_ERRNO | ENOSYS,
+                                     SECCOMP_RET_ALLOW))
+      return;
+    error = rdmalloc::os::own_descriptors();
+    open_files = 0;
+    for (int fd = 0; fd < 1024; fd++) open_files += fcntl(fd, F_GETFD) >= 0 ? 1 : 0;
+  }).join();
+  if (open_files == -1) GTEST_SKIP() << "SKIP: no seccomp filter can be set";
+  EXPECT_EQ(error, 0);
+  EXPECT_EQ(open_files, 0);
+  EXPECT_GE(fcntl(1, F_GETFD), 0) << "the program's own table";
 }
 
 TEST(Pressure, files_are_not_read_where_that_would_take_one) {
