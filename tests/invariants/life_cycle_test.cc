@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <vector>
@@ -137,6 +138,38 @@ TEST(LifeCycle, I10_an_init_beside_the_last_fini_has_a_purge_thread) {
   ASSERT_EQ(rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &was, sizeof was), 0);
 }
 
+// It stands in an observer as it is told to end, has nothing to do afterwards, and no call wakes
+// it: three times, of which the first may find it between two ticks. Seen to hang, in the second,
+// where it does not look whether it is to end between saying that it sleeps and sleeping.
+TEST(LifeCycle, I10_a_fini_amid_the_last_purge_ends_the_thread) {
+  uint64_t decay_ms = 0, was = counter("purge.decay_ms");
+  ASSERT_EQ(rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &decay_ms, sizeof decay_ms), 0);
+  std::atomic<bool> is_inside{false}, may_leave{false};
+  rdmalloc_test::Observer observer([&](char*, size_t) {
+    is_inside = true;
+    while (!may_leave) usleep(1000);
+    return 0;
+  });
+  for (int round = 0; round < 3; round++) {
+    is_inside = may_leave = false;
+    ASSERT_EQ(rdmalloc_init(), 0);
+    usleep(200000);  // then it sleeps without a limit: else this proves less
+    rdmalloc_free(memset(rdmalloc_malloc(kMiB), 1, kMiB));
+    wait_until([&] { return is_inside.load(); });
+    std::atomic<pid_t> thread{0};
+    std::thread other([&] {
+      thread = gettid();
+      EXPECT_EQ(rdmalloc_fini(), 0);
+    });
+    wait_until([] { return counter("stats.purge_thread_runs") == 0; });
+    wait_until([&] { return rdmalloc_test::is_asleep(thread); });
+    may_leave = true;
+    other.join();
+  }
+  ASSERT_EQ(observer.remove(), 0);
+  ASSERT_EQ(rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &was, sizeof was), 0);
+}
+
 // Every clone fails from here on, as under a full pids cgroup.
 void forbid_threads() {
   sock_filter program[] = {
@@ -196,6 +229,32 @@ TEST(LifeCycle, a_purge_thread_that_makes_way_leaves_no_pause) {
   EXPECT_FALSE(rdmalloc::purge_counters().thread_runs);
   EXPECT_GE(rdmalloc_purge(0), 0);
   EXPECT_EQ(rdmalloc_fini(), 0);
+}
+
+// The caller of pthread_create() may hold what the observer of a purge under way waits for. Seen to
+// hang where the thread is told to end before the purge is over.
+TEST(LifeCycle, I2_a_purge_thread_in_an_observer_does_not_make_way) {
+  uint64_t decay_ms = 1, was = counter("purge.decay_ms");
+  ASSERT_EQ(rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &decay_ms, sizeof decay_ms), 0);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  std::mutex callers;
+  std::atomic<bool> is_inside{false};
+  rdmalloc_test::Observer observer([&](char*, size_t) {
+    is_inside = true;
+    std::lock_guard guard(callers);
+    return 0;
+  });
+  ASSERT_EQ(observer.added(), 0);
+  {
+    std::lock_guard guard(callers);
+    rdmalloc_free(memset(rdmalloc_malloc(8 * kMiB), 1, 8 * kMiB));
+    wait_until([&] { return is_inside.load(); });
+    EXPECT_FALSE(rdmalloc::purge_thread_make_way());
+    EXPECT_TRUE(rdmalloc::purge_counters().thread_runs);
+  }
+  EXPECT_EQ(rdmalloc_fini(), 0);
+  ASSERT_EQ(observer.remove(), 0);
+  ASSERT_EQ(rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &was, sizeof was), 0);
 }
 
 TEST(LifeCycle, I14_settings_and_counters_refuse_what_is_wrong) {
