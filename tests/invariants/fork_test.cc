@@ -365,6 +365,31 @@ TEST(Fork, I11_a_child_purges_by_itself) {
             0);
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
+
+// Its purge thread has one of its own that reads files. Seen to hang, in the purge thread, where it
+// takes its parent's for that.
+TEST(Fork, I11_a_child_of_one_that_watches_its_memory_purges_too) {
+  if (!kThreadsInChild) GTEST_SKIP() << "SKIP: ThreadSanitizer starts no threads in a child";
+  auto set_decay_ms = [](uint64_t decay_ms) {
+    rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &decay_ms, sizeof decay_ms);
+  };
+  set_decay_ms(3600000);
+  ASSERT_EQ(rdmalloc_init(), 0);
+  rdmalloc_free(memset(rdmalloc_malloc(64 * kMiB), 1, 64 * kMiB));
+  auto wait_for_a_look = [] {
+    while (rdmalloc_test::threads_named("rdmalloc-files") == 0) usleep(1000);
+  };
+  wait_for_a_look();
+  EXPECT_EQ(in_child([&] {
+              if (rdmalloc_init() != 0) return false;
+              wait_for_a_look();
+              set_decay_ms(10);
+              while (rdmalloc_test::counter("stats.dirty_bytes") != 0) usleep(1000);
+              return true;
+            }),
+            0);
+  EXPECT_EQ(rdmalloc_fini(), 0);
+}
 #endif
 
 // At the fork a thread of the parent is inside the loader, as one that unwinds an exception or
