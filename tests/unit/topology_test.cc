@@ -192,8 +192,11 @@ TEST(Topology, this_machines_files_are_understood) {
   Topology topology;
   if (access("/sys/devices/system/cpu/online", R_OK) != 0)
     GTEST_SKIP() << "SKIP: no /sys/devices/system/cpu here";
+  const int free_descriptor = dup(1);
+  close(free_descriptor);
   ASSERT_TRUE(rdmalloc::os::topology_is_at("/sys/devices/system"));
   ASSERT_TRUE(topology_read("/sys/devices/system", &topology));
+  EXPECT_EQ(dup(1), free_descriptor) << "a file stays open";
   EXPECT_GE(topology.places, topology.nodes);
   const long online = sysconf(_SC_NPROCESSORS_ONLN);
   if (online <= long{kMost / topology.nodes}) {
