@@ -250,7 +250,7 @@ bool try_freeze_thread() {
   if (freeze()) return true;
   if (!runs() || purge_thread_stop() != 0) return false;
   thread.starts_at_thaw.store(true, std::memory_order_relaxed);
-  // At once: a caller that does not wait (0 ms) has no other try.
+  // At once: a thread that the program makes before the next try brings ours back.
   return freeze();
 }
 
