@@ -225,6 +225,14 @@ const char* run(Machine& machine) {
   state = rdmalloc::os::memory_state();
   if (state.limit_bytes != 1024 * kMiB || state.left_bytes != 24 * kMiB)
     return "the outer cgroup has the least left";
+  // Whichever of the files can't be opened. Seen to fail where such a one states no limit.
+  for (uint64_t nth = 1; nth <= 10; nth++) {
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kOpenFile, nth);
+    state = rdmalloc::os::memory_state();
+    rdmalloc::os::arm_fault(rdmalloc::os::Site::kOpenFile, 0);
+    if (state.is_cgroup_known && state.cgroup_bytes != 1024 * kMiB)
+      return "a limit that was not read is taken for none";
+  }
   if (rdmalloc::os::memory_limit_bytes() != 1024 * kMiB)
     return "the outer cgroup's limit is what the process may have";
   // Seen to fail with anonymous memory only: free memory was kept until the kernel killed.
