@@ -21,7 +21,6 @@
 #include <thread>
 #include <vector>
 
-#include "alloc/os/fault.h"
 #include "alloc/purge/purge.h"
 #include "tests/support/counters.h"
 #include "tests/support/observer.h"
@@ -111,18 +110,6 @@ TEST(LifeCycle, I10_threads_that_init_and_fini_at_once) {
   for (std::thread& thread : threads) thread.join();
   wait_until([before] { return thread_count() <= before; });
   EXPECT_EQ(rdmalloc_fini(), -EALREADY);
-}
-
-// A first try that gets no key for the ends of threads has its arena. Seen to fail, by another
-// terabyte, where the second try does not know of it.
-TEST(LifeCycle, I10_a_second_try_to_begin_reserves_no_second_arena) {
-  ASSERT_EQ(rdmalloc_fault_arm("thread_key", 1), 1);
-  EXPECT_EQ(rdmalloc_malloc(1), nullptr);
-  const size_t reserved_kib = rdmalloc_test::status_kib("VmSize");
-  void* block = rdmalloc_malloc(1);
-  EXPECT_NE(block, nullptr);
-  EXPECT_LT(rdmalloc_test::status_kib("VmSize"), reserved_kib + reserved_kib / 2);
-  rdmalloc_free(block);
 }
 
 // The thread stands still in an observer, so that the end waits for it.
