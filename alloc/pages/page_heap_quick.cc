@@ -11,7 +11,8 @@
 //   with several shards   before clean pages are taken for a block that fits in it; the oldest few
 //                         for any buffer. A heap keeps no more than it holds in use and dirty, and
 //                         16 MiB, or 64 of buffers of one length
-//   with one shard        before a block of a length that the list has not is looked for: the
+//   with one shard, and of buffers that few leave to the central heap
+//                         before a block of a length that the list has not is looked for: the
 //                         oldest few. What lies free beside them is one with them then, so blocks
 //                         lie where they would without the list; and a malloc has an end
 //

@@ -95,7 +95,9 @@ SliceIndex take_backed_for_buffer(PageHeap& heap, std::uint32_t slices, Alignmen
   // 6 % more often. The same of buffers that few shards leave to the central heap: each would be
   // where the last one of its length was, however long ago, and in no processor's cache.
   constexpr std::uint32_t kTimesLonger = 2;
-  bool joins = shard_count() == 1 || (is_central(heap) && slices > kSegmentMostOfFew);
+  unsigned shards = shard_count();
+  bool joins =
+      shards == 1 || (shards <= kFewShards && is_central(heap) && slices > kSegmentMostOfFew);
   if (joins && !quick_release_fitting(heap, slices, kTimesLonger * slices))
     quick_release_for(heap, slices);
   unsigned node = preferred_node();
