@@ -294,8 +294,9 @@ Magazine* depot_steal(unsigned shard, unsigned size_class, unsigned most, bool t
       shards[shard].steals.fetch_add(1, std::memory_order_relaxed);
       return partial;
     }
-    // The few that a shard at work has stay, above 1 KiB: two that took magazines from each other
-    // did so for ever. Small blocks go on: sh8 took a tenth more memory without.
+    // The few that a shard at work has stay, above 1 KiB, unless there are few shards
+    // (may_take_beyond): two that took magazines from each other did so for ever. Small blocks go
+    // on: sh8 took a tenth more memory without.
     bool is_theirs = !is_small && head.count <= magazines_left(size_class) &&
                      head.tag != theirs.tag_at_last_look.load(std::memory_order_relaxed) &&
                      !is_left(shards[other]);

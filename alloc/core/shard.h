@@ -45,10 +45,10 @@ struct alignas(64) Shard {
 extern constinit Shard shards[kShardLimit];
 
 // Of few shards: whether one takes of what another that is at work keeps for itself, before it
-// takes new pages. So many times for each slice of new pages that it took so far. Without a limit
-// two shards take from each other for ever; without these takes each comes to hold the most that
-// its threads ever needed at once. Not one of many threads: 64 on two shards that replace blocks of
-// 40 to 256 KiB only touched more pages.
+// takes new pages. So many times for each slice of new pages that it took so far: without a limit
+// two shards take spans from each other for ever, and without these takes each comes to hold the
+// most that its threads ever needed at once. Not one of many threads: 64 on two shards that replace
+// blocks of 40 to 256 KiB only touched more pages.
 inline constexpr std::uint32_t kTakesOfNewSlice = 8, kThreadsThatTake = 12;
 inline bool has_few_threads(unsigned shard) {
   return shards[shard].threads.load(std::memory_order_relaxed) <= kThreadsThatTake;
@@ -60,9 +60,10 @@ inline bool may_take_beyond(unsigned shard) {
              kTakesOfNewSlice * std::uint64_t{own.new_slices.load(kRelaxed)} &&
          has_few_threads(shard);
 }
-// Blocks of slabs above 1 KiB it takes without that limit: what threads hand on goes to and fro
-// between shards anyway. With it each class's slabs came to be touched to their ends: four threads
-// that hand on 1 to 32 KiB had 23 MiB resident after two seconds and 44 after 34, and have 10.
+// Blocks of slabs of 512 KiB, above 1 KiB, it takes without that limit: what threads hand on goes
+// to and fro between shards anyway. With it each class's slabs came to be touched to their ends:
+// four threads that hand on 1 to 32 KiB had 23 MiB resident after two seconds and 44 after 34, and
+// have 10.
 inline bool is_limited(unsigned size_class) {
   return class_info(size_class).slab_slices == 1 || is_span_class(size_class);
 }

@@ -107,7 +107,7 @@ int process_id();
 bool process_exists(int id);
 // Whether the process's first thread is one that libc started or forked: libc gives the kernel a
 // list of robust mutexes for each (set_robust_list), and clone(2) passes none on. True where the
-// kernel does not tell.
+// kernel does not tell, false once that thread has ended.
 bool is_first_thread_of_libc();
 // What uname(2) calls this machine, zero-terminated.
 inline constexpr std::size_t kMostHostBytes = 65;
