@@ -283,9 +283,9 @@ void attend(pid_t pid, const Command& command, Pipe& out, Pipe& err, Outcome& ou
     break;
   }
   if (ended) note_end(status, usage, outcome);
-  // A grandchild may still hold the pipes: what is in them now, which is no more than one read of
-  // each takes, is read, and no more is waited for.
-  pump(out, err, outcome, lines, milliseconds(0));
+  // A grandchild may still hold the pipes: what is in them now, 1 MiB where pages are of 64 KiB, is
+  // read, and no more is waited for.
+  for (int reads = 0; reads < 16; reads++) pump(out, err, outcome, lines, milliseconds(0));
   lines.finish();
 }
 
