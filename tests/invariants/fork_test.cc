@@ -373,6 +373,7 @@ TEST(Fork, I11_a_child_of_one_that_watches_its_memory_purges_too) {
   auto set_decay_ms = [](uint64_t decay_ms) {
     rdmalloc_ctl("purge.decay_ms", nullptr, nullptr, &decay_ms, sizeof decay_ms);
   };
+  const uint64_t was = rdmalloc_test::counter("purge.decay_ms");
   set_decay_ms(3600000);
   ASSERT_EQ(rdmalloc_init(), 0);
   rdmalloc_free(memset(rdmalloc_malloc(64 * kMiB), 1, 64 * kMiB));
@@ -388,6 +389,7 @@ TEST(Fork, I11_a_child_of_one_that_watches_its_memory_purges_too) {
               return true;
             }),
             0);
+  set_decay_ms(was);
   EXPECT_EQ(rdmalloc_fini(), 0);
 }
 #endif
