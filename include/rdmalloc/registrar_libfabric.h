@@ -46,10 +46,10 @@ RDMALLOC_API int rdmalloc_domain_open_libfabric(struct fid_domain* fabric_domain
  *  (-FI_EBUSY).
  *
  *  0; -EBUSY: something else is registered with the one before; -ENODEV: the domain is lost; close
- * it and open another; -EINVAL; -ENOTSUP as at the opening, or because it is not FI_THREAD_SAFE,
- * and the one that the domain was opened with is; or the error of registering the probe or of
- * reading VmPin. After an error the domain has the one before. No other thread may be in a call for
- * this domain. */
+ *  it and open another; -EINVAL; -ENOTSUP as at the opening, or because it is not FI_THREAD_SAFE,
+ *  and the one that the domain was opened with is; or the error of registering the probe or of
+ *  reading VmPin. After an error the domain has the one before. No other thread may be in
+ *  a call for this domain. */
 RDMALLOC_API int rdmalloc_libfabric_set_domain(struct rdmalloc_domain* domain,
                                                struct fid_domain* fabric_domain,
                                                const struct fi_info* info);

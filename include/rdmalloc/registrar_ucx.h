@@ -52,9 +52,9 @@ RDMALLOC_API int rdmalloc_domain_open_ucx(struct ucp_context* ucp,
  *  cleaned up the one before at RDMALLOC_DOMAIN_CLOSE. Ranges that could not be unmapped are not in
  *  the way, and stay quarantined. 0; -EBUSY: something else is registered with the one before;
  *  -ENODEV: the domain is lost; close it and open another; -EINVAL; -ENOTSUP as at the opening, or
- * because it is without mt_workers_shared, and the one that the domain was opened with is not; or
- * the error of registering 128 KiB or of reading VmPin. After an error the domain has the one
- * before. No other thread may be in a call for this domain.
+ *  because it is without mt_workers_shared, and the one that the domain was opened with is not; or
+ *  the error of registering 128 KiB or of reading VmPin. After an error the domain has the one
+ *  before. No other thread may be in a call for this domain.
  */
 RDMALLOC_API int rdmalloc_ucx_set_context(struct rdmalloc_domain* domain, struct ucp_context* ucp);
 

@@ -42,7 +42,7 @@ RDMALLOC_API int rdmalloc_verbs_pd(struct rdmalloc_domain* domain, struct ibv_pd
  *  RDMALLOC_DOMAIN_CLOSE. Ranges that ibv_dereg_mr() failed for are not in the way, and stay
  *  quarantined; rdmalloc_domain_open_verbs_device() closes the device itself, and ends them with
  *  it. 0; -EBUSY: something else is registered with the one before; -ENODEV: the domain is lost;
- * close it and open another; -EINVAL. No other thread may be in a call for this domain. */
+ *  close it and open another; -EINVAL. No other thread may be in a call for this domain. */
 RDMALLOC_API int rdmalloc_verbs_set_pd(struct rdmalloc_domain* domain, struct ibv_pd* pd);
 
 #ifdef __cplusplus
