@@ -402,6 +402,7 @@ int Watch::create_threads() {
 
 void Watch::begin_fork() {
   forks_.fetch_add(1, std::memory_order_seq_cst);
+  forker_.store(thread_id(), std::memory_order_relaxed);
   for (int i = 0; i < kForkTurns && unnoted_.load(std::memory_order_seq_cst) != 0; ++i)
     os::sleep_ns(kForkTurnNs);
 }
@@ -409,7 +410,8 @@ void Watch::begin_fork() {
 void Watch::begin_unnoted() {
   for (int i = 0; i < kForkTurns; ++i) {
     unnoted_.fetch_add(1, std::memory_order_seq_cst);
-    if (forks_.load(std::memory_order_seq_cst) == 0) return;
+    std::uint32_t forks = forks_.load(std::memory_order_seq_cst);
+    if (forks == 0 || (forks == 1 && is_forking())) return;
     // The fork waits for us, too, so it goes first.
     end_unnoted();
     os::sleep_ns(kForkTurnNs);

@@ -99,7 +99,10 @@ class Watch {
   // Before a fork, and after it in the parent: a child born while descriptors are open that
   // WatchSurvivors does not name would keep them.
   void begin_fork();
-  void end_fork() { forks_.fetch_sub(1, std::memory_order_seq_cst); }
+  void end_fork() {
+    if (is_forking()) forker_.store(0, std::memory_order_relaxed);
+    forks_.fetch_sub(1, std::memory_order_seq_cst);
+  }
 
   struct Counters {
     bool is_on;
@@ -123,6 +126,7 @@ class Watch {
   void end_helper();
   int open_descriptors();
   void close_descriptors();
+  bool is_forking() const { return forker_.load(std::memory_order_relaxed) == thread_id(); }
   void begin_unnoted();
   void end_unnoted() { unnoted_.fetch_sub(1, std::memory_order_seq_cst); }
   void give_up(const char* why, int error);
@@ -173,6 +177,9 @@ class Watch {
   // Forks under way, and threads that open or close descriptors. Each counts itself before it looks
   // at the other, seq_cst: at least one sees the other and waits. Zero in a child.
   std::atomic<std::uint32_t> forks_, unnoted_;
+  // The thread that began one last: one whose own handlers of fork open or close a domain waits for
+  // no fork. Relaxed: what a thread wrote itself.
+  std::atomic<std::uint32_t> forker_;
 };
 
 }  // namespace rdmalloc::regcache
