@@ -79,6 +79,7 @@ inline void note_new_slices(unsigned shard, std::uint32_t slices) {
 inline void note_take_beyond(unsigned shard, std::uint32_t times = 1) {
   shards[shard].takes_beyond.fetch_add(times, std::memory_order_relaxed);
 }
+// Of a block or a magazine of them, where that is counted.
 inline void note_block_beyond(unsigned shard, unsigned size_class) {
   if (is_limited(size_class)) note_take_beyond(shard);
 }

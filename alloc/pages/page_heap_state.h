@@ -170,7 +170,7 @@ inline void set_first(SliceIndex slice, SliceIndex first) {
   arena.first[slice].store(first, std::memory_order_relaxed);
 }
 
-// What a free span knows of its first slice: both its ends.
+// Both ends of a span know its first slice.
 inline void set_ends(SliceIndex slice, std::uint32_t slices) {
   set_first(slice, slice);
   set_first(slice + slices - 1, slice);
