@@ -52,17 +52,15 @@ int foreign_allowed(State& all, const Request& request, bool* is_adopted) {
 // ---- look-up under the lock ----
 
 // An open registration over the whole request with all rights asked. Under the lock.
-// *wants_whole: one can't be sticky, and a look under all locks may make room.
+// *lacks_room: one can't be sticky; a look under all locks may make room.
 Registration* find_covering(Domain& domain, const Request& request, const RangeGuard& guard,
-                            bool* wants_whole) {
+                            bool* lacks_room) {
   Registration* found = nullptr;
-  // Whether it can give out uncounted keys.
   auto can_be_sticky = [&](const Registration* reg) {
-    if (reg->rest().is_sticky || reg->rest().kind == Kind::kHeap ||
-        has_sticky_room(domain, reg->length(), guard.is_whole()))
-      return true;
-    *wants_whole = !guard.is_whole();
-    return false;
+    bool can = reg->rest().is_sticky || reg->rest().kind == Kind::kHeap ||
+               has_sticky_room(domain, reg->length(), guard.is_whole());
+    *lacks_room |= !can;
+    return can;
   };
   auto look = [&](Registration* reg) {
     if (reg->rest().kind != Kind::kPerUse && reg->is_open() &&
@@ -241,9 +239,9 @@ int settle_made(Domain& domain, const RangeGuard& guard, const Request& request,
     *reg = made;
     return 0;
   }
-  bool wants_whole = false;
+  bool lacks_room = false;
   Registration* winner =
-      made->rest().is_stale ? nullptr : find_covering(domain, request, guard, &wants_whole);
+      made->rest().is_stale ? nullptr : find_covering(domain, request, guard, &lacks_room);
   // Room for one more sticky one may be made under all locks only: the next attempt finds the
   // registration, and takes them.
   auto or_again = [&](int error) {
@@ -334,7 +332,7 @@ void begin_watching(Domain& domain, Registration* made) {
   watcher.end(*state(), made->base(), made->end());
 }
 
-// Registers what the plan says for the request. 0 or a negative errno with nothing left behind.
+// Registers what the plan says for the request. 0, or an error with nothing left behind.
 int make(Domain& domain, const Request& request, const Plan& plan, Registration** reg,
          rdmalloc_key* key) {
   State& all = *state();
@@ -361,9 +359,12 @@ int make(Domain& domain, const Request& request, const Plan& plan, Registration*
   if (error != 0) {
     all.words.end_registering(slices);
     give_up(domain, made, asked);
-    if (error != kPasses || !request.is_uncounted || asked.serving_bytes == 0) return error;
-    WholeGuard guard(domain);
-    return has_sticky_room(domain, asked.serving_bytes, true) ? kPasses : -ENOMEM;
+    if (error != kPasses || !request.is_uncounted) return error;
+    // What serves instead may be sticky by now, and take no more room, or be gone.
+    RangeGuard guard(domain, 0, UINTPTR_MAX);
+    bool lacks_room = false;
+    bool is_none = find_covering(domain, request, guard, &lacks_room) == nullptr;
+    return is_none && lacks_room ? -ENOMEM : kPasses;
   }
   Registration* drops = nullptr;
   {
@@ -433,8 +434,8 @@ int find_span(const Domain& domain, const Request& request, rdmalloc_range* span
 
 int find_heap_key(Domain& domain, const Request& request, rdmalloc_key* key) {
   RangeGuard guard(domain, request.low, request.high);
-  bool wants_whole = false;
-  Registration* found = find_covering(domain, request, guard, &wants_whole);
+  bool lacks_room = false;
+  Registration* found = find_covering(domain, request, guard, &lacks_room);
   if (found == nullptr || found->rest().kind != Kind::kHeap) {
     int error = check_open(domain);
     return error == -EAGAIN ? error : -EACCES;
@@ -517,8 +518,8 @@ int look_up(Domain& domain, const Request& request, const rdmalloc_range& span, 
             std::uint64_t* misses, Registration** reg, rdmalloc_key* key, Registration** outgrown) {
   RangeGuard guard(domain, request.low, request.high);
   for (;;) {
-    bool wants_whole = false;
-    if (Registration* found = find_covering(domain, request, guard, &wants_whole)) {
+    bool lacks_room = false;
+    if (Registration* found = find_covering(domain, request, guard, &lacks_room)) {
       if (is_in_the_way(domain, request, span, found) && found->refs() == 0) {
         if (!may_register) break;  // nor may it be dropped
         if (close_for_drop(domain, found, outgrown)) continue;
@@ -526,9 +527,9 @@ int look_up(Domain& domain, const Request& request, const rdmalloc_range& span, 
       }
       int error = hand_out(domain, request, found, 1 + kHit, reg, key);
       if (error != -ENOMEM || guard.is_whole()) return error;
-      wants_whole = true;
+      lacks_room = true;
     }
-    if (!wants_whole) break;
+    if (!lacks_room || guard.is_whole()) break;
     guard.become_whole();
   }
   guard.counters().misses += std::exchange(*misses, 0);

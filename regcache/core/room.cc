@@ -260,12 +260,11 @@ void ask_for_purge(Domain& domain) {
 
 // What overlaps a registration that was refused by a registrar without overlaps.
 struct InTheWay {
-  Registration* idle = nullptr;   // closed here, as a list to drop
-  bool passes = false;            // another thread is making or dropping some of it
-  bool stays = false;             // some of it is held, sticky, or quarantined
-  bool serves = false;            // some of it does for the request: newer than the look-up, or
-                                  // without room among the sticky
-  std::size_t serving_bytes = 0;  // as in Asked
+  Registration* idle = nullptr;  // closed here, as a list to drop
+  bool passes = false;           // another thread is making or dropping some of it
+  bool stays = false;            // some of it is held, sticky, or quarantined
+  bool serves = false;           // some of it does for the request: newer than the look-up, or
+                                 // without room among the sticky
 };
 
 // Of the very same range a registrar without overlaps may take another (DPDK).
@@ -303,9 +302,7 @@ InTheWay close_in_the_way(Domain& domain, const Registration* wanted, std::uintp
     const RegistrationRest& rest = reg->rest();
     if (may_close(reg) && close_for_drop(domain, reg, &there.idle)) return true;
     bool is_busy = reg->is_open() || reg->refs() != 0 || rest.is_quarantined;
-    bool serves = does_for(reg, wanted);
-    (serves ? there.serves : is_busy ? there.stays : there.passes) = true;
-    if (serves && rest.kind != Kind::kHeap && !rest.is_sticky) there.serving_bytes = reg->length();
+    (does_for(reg, wanted) ? there.serves : is_busy ? there.stays : there.passes) = true;
     return true;
   };
   visit_overlapping(domain, wanted->base(), wanted->end(), look);
@@ -330,7 +327,6 @@ int ask_without_overlaps(Domain& domain, Registration* reg, std::uintptr_t block
     }
     bool is_some_dropped = there.idle != nullptr;
     drop_list(domain, there.idle, Reason::kEvicted);
-    asked.serving_bytes = there.serving_bytes;
     if (there.serves) return kPasses;
     if (there.stays && !is_some_dropped) return -EEXIST;
     passed |= there.passes;

@@ -58,8 +58,6 @@ bool make_memlock_room(Domain& domain, std::size_t length);
 struct Asked {
   std::uint64_t ns_total = 0, ns_worst = 0;
   std::uint64_t registrations = 0, refusals = 0;
-  // After kPasses: the length of what serves instead, unless that gives out keys already.
-  std::size_t serving_bytes = 0;
 };
 
 // Under the lock.

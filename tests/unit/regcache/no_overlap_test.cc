@@ -144,6 +144,42 @@ TEST_F(NoOverlap, a_key_beside_a_call_for_the_same_needs_no_room_of_its_own) {
   EXPECT_EQ(domain.counters().sticky_count, 3u);
 }
 
+// What serves is held by another thread's get when the call finds it in the way, and has given a
+// key, with the last of the share, once what is idle beside it is dropped. Seen to fail, by
+// -ENOMEM, when room was asked for by its length.
+TEST_F(NoOverlap, a_key_of_what_took_the_last_of_the_share_needs_no_room) {
+  rdmalloc_domain_attr attr = {};
+  attr.max_count = 8;
+  attr.access = RDMALLOC_ACCESS_LOCAL_READ;
+  StubDomain domain(fabric, attr);
+  for (std::size_t i = 0; i < 5; ++i) key_of(domain, span(50 + 10 * i, 2), 8);  // of six
+  char* block = span(10, 2);
+  rdmalloc_reg* held = nullptr;
+  rdmalloc_key other = {};
+  bool is_refused = false, is_dropped = false;
+  fabric.before_enter = [&](void*, std::size_t) {
+    if (std::exchange(is_refused, true)) return 0;  // two of the very same range, as with DPDK
+    std::thread([&] {
+      rdmalloc_reg* idle = domain.get(block, 8, RDMALLOC_ACCESS_LOCAL_READ);
+      held = domain.get(block, 8);
+      rdmalloc_reg_put(idle);
+    }).join();
+    return -EEXIST;
+  };
+  fabric.before_leave = [&](void*, std::size_t) {
+    if (!std::exchange(is_dropped, true))
+      std::thread([&] {
+        rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &other);
+      }).join();
+    return 0;
+  };
+  EXPECT_EQ(ask(domain, block, 8), 0);
+  EXPECT_TRUE(is_dropped);
+  EXPECT_EQ(key.lkey, other.lkey);
+  EXPECT_EQ(domain.counters().sticky_count, 6u);
+  rdmalloc_reg_put(held);
+}
+
 // Where a block is registered in pieces, one of it that has grown is as good as a new one. Seen to
 // fail, by a second registration of the same piece, when each growth counted.
 TEST_F(NoOverlap, a_piece_of_a_block_that_has_grown_is_registered_once) {
