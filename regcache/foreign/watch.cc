@@ -441,15 +441,20 @@ int Watch::open_descriptors() {
   return fd_ < 0 ? fd_ : maps_fd_ < 0 ? maps_fd_ : stop_fd_ < 0 ? stop_fd_ : 0;
 }
 
+// Whether forks wait for those who open or close descriptors.
+static bool make_forks_wait() {
+  std::atomic<bool>& has_handler = watch_survivors.has_fork_handler;
+  if (has_handler.exchange(true, std::memory_order_relaxed)) return true;
+  if (!os::should_fail(os::Site::kForkHandler) &&
+      pthread_atfork([] { watch->begin_fork(); }, [] { watch->end_fork(); }, close_in_child) == 0)
+    return true;
+  has_handler.store(false, std::memory_order_relaxed);
+  return false;
+}
+
 int Watch::start(State& all) {
   all_ = &all;
-  if (!watch_survivors.has_fork_handler.exchange(true, std::memory_order_relaxed) &&
-      (os::should_fail(os::Site::kForkHandler) ||
-       pthread_atfork([] { watch->begin_fork(); }, [] { watch->end_fork(); }, close_in_child) !=
-           0)) {
-    watch_survivors.has_fork_handler.store(false, std::memory_order_relaxed);
-    return -ENOMEM;
-  }
+  if (!make_forks_wait()) return -ENOMEM;
   int error = open_descriptors();
   if (fd_ < 0) return error;
   most_ranges_ = os::most_mappings() / 4;
@@ -540,25 +545,21 @@ Watch::Counters Watch::counters() {
           retired_.count()};
 }
 
-namespace {
-
-// Whether userfaultfd is available, for statistics: 0 or a negative errno. Opens one, once in a
-// process: a child that is forked while the descriptor is open keeps it, and CRIU takes no
-// checkpoint of such a child.
-int could_watch() {
+int Watch::could_watch() {
   constexpr int kUnknown = 1;
   static constinit std::atomic<int> answer{kUnknown};
   // Relaxed: two threads at once ask twice, and get the same answer.
   int known = answer.load(std::memory_order_relaxed);
   if (known != kUnknown) return known;
+  if (watch.prepare() != 0 || !make_forks_wait()) return -ENOMEM;
+  watch->begin_unnoted();
   int fd = os::userfault_open();
-  known = fd < 0 ? fd : 0;
   if (fd >= 0) os::close_file(fd);
+  watch->end_unnoted();
+  known = fd < 0 ? fd : 0;
   answer.store(known, std::memory_order_relaxed);
   return known;
 }
-
-}  // namespace
 
 constinit const Watcher watcher = {
     .prepare = [] { return watch.prepare(); },
@@ -581,9 +582,7 @@ extern "C" RDMALLOC_API int rdmalloc_watch_stats(rdmalloc_watch_counters* wanted
   if (int error = rdmalloc::check_struct(wanted)) return error;
   Watch::Counters now = {};
   if (watch.get() != nullptr) now = watch->counters();
-  if (!now.is_on && now.error == 0) {
-    now.error = could_watch();
-  }
+  if (!now.is_on && now.error == 0) now.error = Watch::could_watch();
   std::uint64_t is_on = now.is_on ? 1 : 0;
   rdmalloc_watch_counters stats = {sizeof stats,  is_on,        now.error,
                                    now.watched,   now.events,   now.stale,

@@ -110,6 +110,9 @@ class Watch {
     std::uint64_t watched, events, stale, unsettled, refusals, retired;
   };
   Counters counters();
+  // Whether userfaultfd is available, for statistics: 0 or a negative errno. Opens one, once in a
+  // process, and a fork waits for its end.
+  static int could_watch();
 
  private:
   // The page that try_question() watches.
