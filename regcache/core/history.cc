@@ -4,18 +4,32 @@
 
 #include <atomic>
 #include <cstddef>
+#include <cstring>
 
 #include "alloc/for_regcache.h"
 
 namespace rdmalloc::regcache {
 namespace {
 
+// A registrar's name, cut if need be: a plugin that closes its domain may be unloaded.
+struct Name {
+  static constexpr std::size_t kWords = 3;
+  std::uint64_t words[kWords];  // all zero: none
+
+  static Name of(const char* text) {
+    Name name = {};
+    if (text != nullptr)
+      std::strncpy(reinterpret_cast<char*>(name.words), text, sizeof name.words - 1);
+    return name;
+  }
+};
+
 // All atomic: a writer that comes round the ring may overtake a reader, who then skips the entry.
 struct Entry {
   std::atomic<std::uint64_t> number;  // from 1; 0: being written, or never
   std::atomic<std::int64_t> at_ns;
   std::atomic<std::uintptr_t> low, high;
-  std::atomic<const char*> registrar;
+  std::atomic<std::uint64_t> registrar[Name::kWords];
   std::atomic<std::uint64_t> generation;
   std::atomic<const void*> caller;
   std::atomic<int> thread;
@@ -68,8 +82,14 @@ void print_entry(const Entry& entry, std::uintptr_t low, std::uintptr_t high, st
       .address(reinterpret_cast<const void*>(its_low))
       .text(" + ")
       .number(its_high - its_low);
-  if (const char* registrar = entry.registrar.load(kAcquire))
-    line.text(", ").text(registrar).text(" generation ").number(entry.generation.load(kAcquire));
+  Name registrar;
+  for (std::size_t i = 0; i < Name::kWords; ++i)
+    registrar.words[i] = entry.registrar[i].load(kAcquire);
+  if (registrar.words[0] != 0)
+    line.text(", ")
+        .text(reinterpret_cast<const char*>(registrar.words))
+        .text(" generation ")
+        .number(entry.generation.load(kAcquire));
   line.text(", thread ").signed_number(entry.thread.load(kAcquire));
   if (const void* from = entry.caller.load(kAcquire)) line.text(" in a call from ").address(from);
   if (entry.number.load(kAcquire) == number) line.print();
@@ -91,7 +111,8 @@ void note(Event event, std::uintptr_t low, std::uintptr_t high, const char* regi
   entry.at_ns.store(os::monotonic_ns(), kRelease);
   entry.low.store(low, kRelease);
   entry.high.store(high, kRelease);
-  entry.registrar.store(registrar, kRelease);
+  Name name = Name::of(registrar);
+  for (std::size_t i = 0; i < Name::kWords; ++i) entry.registrar[i].store(name.words[i], kRelease);
   entry.generation.store(generation, kRelease);
   entry.caller.store(caller, kRelease);
   entry.thread.store(os::thread_id(), kRelease);

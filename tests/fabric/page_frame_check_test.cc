@@ -127,6 +127,31 @@ TEST_F(PageFrameCheckDeathTest, the_history_tells_of_purges) {
       "registered");
 }
 
+// A registrar's name lies in a plugin, which may be unloaded once its domain is closed. Seen to
+// fail, by SIGSEGV, where the history pointed to it.
+TEST_F(PageFrameCheckDeathTest, the_history_has_names_of_registrars_that_are_gone) {
+  EXPECT_DEATH(
+      {
+        auto* plugin = static_cast<char*>(
+            mmap(nullptr, kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        rdmalloc_registrar_ops ops = {};
+        ops.size = sizeof ops;
+        ops.name = strcpy(plugin, "a plugin's registrar with a long name");
+        ops.flags = RDMALLOC_REGISTRAR_ANY_THREAD | RDMALLOC_REGISTRAR_SYNC_DEREG;
+        ops.register_ = [](void*, void*, size_t, uint32_t, rdmalloc_key*) { return 0; };
+        ops.deregister = [](void*, void*, size_t, const rdmalloc_key*) { return 0; };
+        rdmalloc_domain* own = domain;
+        if (rdmalloc_domain_open(&ops, nullptr, nullptr, &domain) != 0) _exit(1);
+        if (touch(block, kBytes) == 0 || rdmalloc_domain_close(domain) != 0) _exit(1);
+        munmap(plugin, kPage);
+        domain = own;
+        touch(block, kBytes);
+        take_away(block, kPage);
+        touch(block, kBytes);
+      },
+      "history.*registered.*, a plugin's registrar wi generation .*deregistered.*io_uring");
+}
+
 // Of the pages that are asked for only.
 TEST_F(PageFrameCheckDeathTest, what_is_not_asked_for_is_not_compared) {
   std::uint64_t generation = touch(block, kBytes);
