@@ -1,6 +1,8 @@
 // In librdmalloc.so only: a program that lowers RLIMIT_AS of its own. The kernel counts what is
 // reserved and not used against it: with the arena's terabyte no mapping more would be had, no
 // stack of a thread either.
+#include "alloc/interpose/address_limit.h"
+
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -9,6 +11,7 @@
 #include "alloc/core/init.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/interpose/next_of.h"
+#include "alloc/os/memory.h"
 #include "alloc/pages/page_heap.h"
 
 namespace {
@@ -29,6 +32,12 @@ RDMALLOC_FINDS(find_all) {
   next_of(next_prlimit64, "prlimit64");
 }
 
+void give_up_beyond(std::uint64_t limit_bytes) {
+  rdmalloc::page_heap_fit_limit();
+  rdmalloc::caches_fit_limit(limit_bytes);
+  rdmalloc::heaps_fit_limit(limit_bytes);
+}
+
 // After a limit was set by a call that returned `result`. `limit` may be NULL: it was asked for
 // only.
 int fit(int result, int resource, const rlimit* limit) {
@@ -37,9 +46,7 @@ int fit(int result, int resource, const rlimit* limit) {
     return result;
   rdmalloc::fork_check();
   if (!rdmalloc::memory_is_own()) return result;  // the limit is the child's of a vfork() alone
-  rdmalloc::page_heap_fit_limit();
-  rdmalloc::caches_fit_limit(limit->rlim_cur);
-  rdmalloc::heaps_fit_limit(limit->rlim_cur);
+  give_up_beyond(limit->rlim_cur);
   return result;
 }
 
@@ -60,6 +67,16 @@ int exchange(Exchange next, pid_t process, __rlimit_resource resource, const rli
 }
 
 }  // namespace
+
+bool rdmalloc::fit_limit_set_past_us() {
+  if (!is_initialised()) return false;
+  fork_check();
+  std::uint64_t limit_bytes = os::address_limit().bytes;
+  if (std::uint64_t{page_heap_reserved()} << kSliceShift <= limit_bytes || !memory_is_own())
+    return false;
+  give_up_beyond(limit_bytes);
+  return true;
+}
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 

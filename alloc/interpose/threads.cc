@@ -10,6 +10,7 @@
 
 #include "alloc/cache/shards.h"
 #include "alloc/core/init.h"
+#include "alloc/interpose/address_limit.h"
 #include "alloc/interpose/next_of.h"
 #include "alloc/os/os.h"
 #include "alloc/purge/purge.h"
@@ -124,6 +125,8 @@ EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes,
   learn_places();
   auto create = next_of(next_pthread_create, "pthread_create");
   int error = create(thread, attributes, start, argument);
+  if (error == EAGAIN && rdmalloc::fit_limit_set_past_us())
+    error = create(thread, attributes, start, argument);
   if (error == EAGAIN) {
     make_way_for(attributes, [&] {
       error = create(thread, attributes, start, argument);
@@ -143,6 +146,8 @@ EXPORT int thrd_create(thrd_t* thread, thrd_start_t start, void* argument) {
   auto create = next_of(next_thrd_create, "thrd_create");
   int result = create(thread, start, argument);
   // libc says no more of a limit on threads.
+  if (result == thrd_error && rdmalloc::fit_limit_set_past_us())
+    result = create(thread, start, argument);
   if (result == thrd_error) {
     make_way_for(nullptr, [&] {
       result = create(thread, start, argument);

@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
-// What reaches our threads past libc: calls of theirs that a filter traps, and processes that
-// clone() makes, whose first thread ends by the system call. Each passes with libc's malloc too.
+// What reaches us past libc: calls of our threads that a filter traps, processes that clone()
+// makes, whose first thread ends by the system call, a limit that another process sets. Each passes
+// with libc's malloc too.
 //
 //   guest_past_libc CASE
 #include <dlfcn.h>
 #include <linux/seccomp.h>
+#include <pthread.h>
 #include <rdmalloc/regcache.h>
 #include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/wait.h>
@@ -132,6 +135,34 @@ void cloned_process() {
   expect(child > 0 && waitpid(child, &status, 0) == child && status == 0, "clone");
 }
 
+// As `prlimit --pid` does. Seen to fail, EAGAIN for each thread from then on, where the reserved
+// terabyte stayed.
+void limit_from_outside() {
+  use_memory();
+  const pid_t self = getpid(), outside = fork();
+  if (outside == 0) {
+    const rlimit limit = {rlim_t{4} << 30, rlim_t{4} << 30};
+    _exit(syscall(SYS_prlimit64, self, RLIMIT_AS, &limit, nullptr) == 0 ? 0 : 77);
+  }
+  int status = -1;
+  expect(outside > 0 && waitpid(outside, &status, 0) == outside, "fork");
+  if (status == 77 << 8) {
+    std::puts("SKIP: no right to set another process's limits");
+    _exit(77);
+  }
+  pthread_t thread;
+  auto use = [](void*) -> void* {
+    use_memory();
+    return nullptr;
+  };
+  errno = pthread_create(&thread, nullptr, use, nullptr);
+  expect(errno == 0 && pthread_join(thread, nullptr) == 0, "pthread_create");
+  constexpr size_t kBytes = size_t{1} << 30;
+  void* mapped = mmap(nullptr, kBytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  expect(mapped != MAP_FAILED, "mmap of a GiB of four");
+  use_on_two_threads();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -139,6 +170,8 @@ int main(int argc, char** argv) {
     trapped_calls();
   else if (argc == 2 && std::strcmp(argv[1], "cloned_process") == 0)
     cloned_process();
+  else if (argc == 2 && std::strcmp(argv[1], "limit_from_outside") == 0)
+    limit_from_outside();
   else
     return 2;
   std::puts("all is well");
