@@ -286,8 +286,9 @@ enum rdmalloc_purge_reason {
 
 /** Page events. Every function may be NULL. They are called on the purge thread, or on the thread
  *  inside rdmalloc_purge(), one at a time, never on a thread inside malloc or free, and with no
- *  lock of rdmalloc held: they may allocate, free and take locks of their own. What may wait for a
- *  purge returns -EDEADLK there, as each function says.
+ *  lock of rdmalloc held: they may allocate, free and take locks of their own. They must return: no
+ *  exception, longjmp() or pthread_exit() may leave them. What may wait for a purge returns
+ *  -EDEADLK there, as each function says.
  *
  *  Ranges are whole pages: of free spans, or pages of a slab in use on which no block lies (there
  *  rdmalloc_range_is_idle() is false, for its neighbours may live). For a page the order is always

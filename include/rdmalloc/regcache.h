@@ -91,8 +91,11 @@ enum rdmalloc_domain_event {
 #define RDMALLOC_RESUMED_ANEW 0x10000
 
 /** The code that registers with one kind of domain. Called with no lock of rdmalloc held, never on
- *  a thread inside malloc or free; may allocate and free. A child forked inside may only end or
- *  call exec: it must not return to the cache, which it finds empty. */
+ *  a thread inside malloc or free; may allocate and free. Each call must return, with the thread's
+ *  cancellation off meanwhile: an exception, longjmp() or pthread_exit() that leaves one leaves the
+ *  range as it is for ever: it can't be purged, nor its domain closed (-EBUSY, or no return). A
+ *  child forked inside may only end or call exec: it must not return to the cache, which it finds
+ *  empty. */
 struct rdmalloc_registrar_ops {
   size_t size;      /**< sizeof(struct rdmalloc_registrar_ops) */
   const char* name; /**< for messages and statistics; static storage */
