@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "alloc/core/lock.h"
@@ -208,6 +210,41 @@ TEST(HeapPageSizeFork, I11_a_child_ends_a_region_that_its_parent_could_not) {
   EXPECT_EQ(counter("stats.heap_retired_bytes"), 8 * kMiB);
   EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
   EXPECT_GE(rdmalloc_purge(0), 0);
+  EXPECT_EQ(pool.free(), 4u);
+}
+
+// Whether this process has any page of a pool of 2 MiB mapped.
+bool maps_pool_pages() {
+  std::ifstream smaps("/proc/self/smaps");
+  for (std::string line; std::getline(smaps, line);)
+    if (line.starts_with("KernelPageSize:") && line.ends_with(" 2048 kB")) return true;
+  return false;
+}
+
+// A child would never unmap them. Seen to fail without MADV_DONTFORK.
+TEST(HeapPageSizeFork, I11_pages_on_their_way_to_a_heap_are_the_parents) {
+  HugePool pool(k2M);
+  if (!pool.make_free(4)) GTEST_SKIP() << pool.why_not;
+  static std::atomic<bool> is_inside, may_go_on;
+  rdmalloc_observer_ops ops = {};
+  ops.size = sizeof ops;
+  ops.purge = [](void*, void*, size_t, rdmalloc_purge_reason) {
+    is_inside = true;
+    while (!may_go_on) usleep(1000);
+    return 0;
+  };
+  rdmalloc_observer* observer = nullptr;
+  ASSERT_EQ(rdmalloc_observer_add(&ops, nullptr, &observer), 0);
+  rdmalloc_heap* heap = nullptr;
+  std::thread other([&] { heap = make(RDMALLOC_PAGE_2M, 8 * kMiB); });
+  rdmalloc_test::wait_until([] { return is_inside.load(); });
+  EXPECT_TRUE(maps_pool_pages());
+  EXPECT_EQ(in_child([] { return maps_pool_pages() ? 10 : use_memory(); }), 0);
+  may_go_on = true;
+  other.join();
+  ASSERT_NE(heap, nullptr);
+  EXPECT_EQ(rdmalloc_heap_destroy(heap), 0);
+  EXPECT_EQ(rdmalloc_observer_remove(observer), 0);
   EXPECT_EQ(pool.free(), 4u);
 }
 
