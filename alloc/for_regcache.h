@@ -18,8 +18,8 @@
 //   LockedMemory address_space_left_bytes locked_memory memory_limit_bytes
 #include "alloc/os/os.h"
 //   advise_huge commit decommit futex_wait futex_wake map_metadata
-//   monotonic_ns page_bytes process_id processors_allowed reserve sleep_ns thread_id unreserve
-//   wipe_on_fork
+//   monotonic_ns page_bytes process_id processors_allowed reserve reserve_over sleep_ns thread_id
+//   unreserve wipe_on_fork
 #include "alloc/os/rounding.h"
 //   round_down round_up
 #include "alloc/os/populate.h"

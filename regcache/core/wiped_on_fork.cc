@@ -33,11 +33,19 @@ void each_mapping(Fn fn) {
       fn(mappings[i]);
 }
 
-// In the child, which has one thread. Dropping the pages of a private mapping drops the copies.
+// Dropping the pages of a private mapping drops the copies. Where a filter refuses that, others are
+// mapped there.
+void wipe(const Mapping& mapping) {
+  if (os::decommit(mapping.base, mapping.length) != 0 &&
+      os::reserve_over(mapping.base, mapping.length) == 0)
+    os::commit(mapping.base, mapping.length);
+}
+
+// In the child, which has one thread.
 void wipe_in_child() {
   bool all = is_promise_doubtful.load(std::memory_order_relaxed);
   each_mapping([all](const Mapping& mapping) {
-    if (all || !mapping.is_wiped_by_kernel) os::decommit(mapping.base, mapping.length);
+    if (all || !mapping.is_wiped_by_kernel) wipe(mapping);
   });
   if (all) wipe_on_fork_ask_again();
 }
