@@ -95,6 +95,7 @@ class Turn {
   std::lock_guard<std::mutex> guard_;
 };
 std::function<void(void*, std::size_t)> decommit_check;
+std::function<void()> idle_hook;
 
 thread_local bool in_page_event = false;
 
@@ -185,6 +186,10 @@ void purge_silently(std::size_t at, std::size_t slices) {
   decommit(at, slices);
 }
 
+void set_idle_hook(std::function<void()> hook) {
+  idle_hook = std::move(hook);
+}
+
 void set_decommit_check(std::function<void(void*, std::size_t)> check) {
   decommit_check = std::move(check);
 }
@@ -252,9 +257,11 @@ int rdmalloc_range_of(const void* ptr, rdmalloc_range* range) {
 bool rdmalloc_range_is_idle(const void* base, size_t length) {
   ++idle_questions;
   const char* begin = static_cast<const char*>(base);
+  bool is_idle = true;
   for (std::size_t slice = slice_of(begin); slice <= slice_of(begin + length - 1); ++slice)
-    if (slices_info()[slice].owner != 0) return false;
-  return true;
+    is_idle = is_idle && slices_info()[slice].owner == 0;
+  if (idle_hook) idle_hook();
+  return is_idle;
 }
 
 // Of blocks in slabs nothing is known here.

@@ -44,6 +44,9 @@ extern std::atomic<int> purge_requests;
 // How often it was asked whether a range is idle.
 extern std::atomic<std::uint64_t> idle_questions;
 
+// Called once whether a range is idle has been found out, before the cache hears of it.
+void set_idle_hook(std::function<void()> hook);
+
 // How often the pages at an address were given back.
 unsigned page_generation(const void* address);
 
