@@ -321,6 +321,35 @@ TEST_F(Domains, a_loss_frees_what_was_quarantined) {
   EXPECT_EQ(fake::purge(10, 1), 0);
 }
 
+// Fails when the words of what was made half are not idle again: no purge of it ever began.
+TEST_F(Domains, a_loss_frees_what_was_made_half) {
+  StubFabric dead;
+  StubDomain domain(dead);
+  char* block = span(10, 1);
+  dead.before_enter = [](void*, std::size_t) { return -ENOTRECOVERABLE; };
+  rdmalloc_test::Capture capture;
+  EXPECT_EQ(domain.get(block, 8), nullptr);
+  capture.end();
+  free_span(block);
+  ASSERT_EQ(fake::purge(10, 1), -EBUSY);
+  lose(domain);
+  EXPECT_EQ(fake::purge(10, 1), 0);
+}
+
+// Fails when its keys may be evicted from then on.
+TEST_F(Domains, a_close_that_is_refused_leaves_keys_as_they_were) {
+  StubDomain domain(fabric);
+  char *block = span(10, 1), *other = span(20, 1);
+  rdmalloc_key key;
+  ASSERT_EQ(rdmalloc_reg_key(domain.handle, block, 8, RDMALLOC_ACCESS_LOCAL, &key), 0);
+  rdmalloc_reg* held = domain.get(other, 8);
+  EXPECT_EQ(rdmalloc_domain_close(domain.handle), -EBUSY);
+  EXPECT_EQ(domain.counters().sticky_count, 1u);
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 0);
+  EXPECT_EQ(fabric.use(key, block, 8), StubFabric::Use::kRight);
+  rdmalloc_reg_put(held);
+}
+
 // Fails when the flag is not looked at.
 TEST_F(Domains, a_registrar_whose_device_ends_registrations_is_not_called) {
   StubFabric dead(kAnyThread | RDMALLOC_REGISTRAR_DIES_WITH_DEVICE);
