@@ -33,6 +33,7 @@
 #include "alloc/cache/take_back.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/core/shard.h"
+#include "alloc/pages/dirty.h"
 #include "tests/support/counters.h"
 #include "tests/support/first_test.h"
 #include "tests/support/process.h"
@@ -226,6 +227,29 @@ TEST(CachedSpans, threads_come_to_equal_parts_of_the_spans_that_all_may_have) {
 }
 
 // It keeps one of each when it is idle, and its loan is gone.
+// In a cgroup that became small a thread may have more of its own than any may hold, and a loan
+// that is less than the difference. Seen to fail where it gives back the difference: its loan came
+// to be near 2^64.
+TEST(CachedSpans, a_loan_that_goes_back_is_no_more_than_was_lent) {
+  on_a_thread([] {
+    for (int round = 0; round < 5; round++) {
+      std::vector<void*> some = rdmalloc_test::allocate(40, 128 * kKiB);
+      rdmalloc_test::release(some);
+    }
+    rdmalloc::ThreadCache& cache = *rdmalloc::detail::this_cache;
+    ASSERT_GT(cache.span_loan.bytes, 0u);
+    std::atomic<uint64_t>& backed = rdmalloc::dirty_limits.backed_bytes;
+    const uint64_t was = backed, own = cache.span_share;
+    backed = 1024 * kKiB;
+    cache.span_share += cache.span_loan.bytes;
+    EXPECT_TRUE(rdmalloc::return_span_excess(cache));
+    EXPECT_EQ(cache.span_loan.bytes, 0u);
+    EXPECT_EQ(rdmalloc::loans.lent_span_bytes, 0u);
+    backed = was;
+    cache.span_share = own;
+  });
+}
+
 TEST(CachedSpans, lengths_are_opened_within_what_is_a_threads_own) {
   std::deque<rdmalloc_test::Worker> workers(rdmalloc::kAllSpansThreads + 1);
   for (auto& worker : workers) worker.run([] { rdmalloc_free(rdmalloc_malloc(1)); });

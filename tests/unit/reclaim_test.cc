@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <list>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -189,6 +190,47 @@ TEST_F(Reclaim, what_was_taken_is_not_taken_again) {
   worker.run([&] { release(blocks); });
 }
 
+// A class of which nothing is left, beside one that has more by now. Seen to fail, by a double
+// free(), where its blocks are taken once more.
+TEST_F(Reclaim, what_was_taken_is_not_taken_with_what_came_since) {
+  Worker worker;
+  std::vector<void*> held;
+  worker.run([&] {
+    held = allocate(4, 9000);
+    use_all_sizes();
+  });
+  reclaim(ReclaimFrom::kAll);
+  worker.run([&] {
+    void* last = rdmalloc_malloc(640);
+    EXPECT_EQ(cached(640), 0u);
+    for (void* block : held) rdmalloc_free(block);
+    EXPECT_GT(cached(9000), 1u);
+    held = {last};
+  });
+  EXPECT_TRUE(rdmalloc::caches_reclaim_for_allocation());
+  worker.run([&] { release(held); });
+}
+
+// Each round takes in one at least for each class. Seen to fail where those are kept, single ones
+// or pairs.
+TEST_F(Reclaim, magazines_that_blocks_are_taken_in_are_used_again) {
+  Worker worker;
+  auto rounds = [&](int count) {
+    for (int i = 0; i < count; i++) {
+      worker.run([] {
+        std::vector<void*> blocks = allocate(200, 48);
+        release(blocks);
+        use_all_sizes();
+      });
+      reclaim(ReclaimFrom::kAll);
+    }
+    return rdmalloc::cache_counters().magazines;
+  };
+  uint64_t before = rounds(20), taken = reclaimed_bytes();
+  EXPECT_LT(rounds(100), before + 100);
+  EXPECT_GT(reclaimed_bytes(), taken);
+}
+
 // Seen to fail with nothing looked for in a cache that has gaps.
 TEST_F(Reclaim, what_a_thread_frees_onto_a_gap_is_taken_later) {
   Worker worker;
@@ -346,6 +388,21 @@ TEST_F(Reclaim, a_thread_comes_for_few_loans) {
   });
   EXPECT_GT(most, 16 * rdmalloc::kLoanBytes);
   EXPECT_LE(changes, 20) << "35 with loans for what is missing alone";
+}
+
+// They are taken from by 28 at once. Seen to fail with all but the last ones left out.
+TEST_F(Reclaim, each_of_many_idle_threads_is_taken_from) {
+  constexpr int kThreads = 2 * 28 + 3;
+  std::list<Worker> workers(kThreads);
+  for (Worker& worker : workers)
+    worker.run([] {
+      std::vector<void*> blocks = allocate(20, 640);
+      release(blocks);
+    });
+  EXPECT_TRUE(rdmalloc::caches_reclaim_for_allocation());
+  int with_more = 0;
+  for (Worker& worker : workers) worker.run([&] { with_more += cached(640) > 1; });
+  EXPECT_EQ(with_more, 0);
 }
 
 // Where membarrier() is refused, at first or once marks are set.

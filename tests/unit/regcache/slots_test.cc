@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "regcache/core/domain.h"
+#include "regcache/core/drop.h"
 #include "regcache/core/slices.h"
 #include "regcache/core/stripes.h"
 #include "tests/unit/regcache/fixture.h"
@@ -134,6 +135,19 @@ TEST_F(Slots, hits_that_fill_their_record_are_the_domains) {
   EXPECT_EQ(registration_of(reg)->state & kFold, 0u);
   EXPECT_EQ(domain.counters().hits, kFold >> kHitShift);
   EXPECT_TRUE(domain_is_valid(inside(domain)));
+}
+
+// Of two threads that put at once, both may come to list it. Seen to fail where both do.
+TEST_F(Slots, of_two_that_list_a_registration_one_does) {
+  StubDomain domain(fabric);
+  rdmalloc_reg* reg = domain.get(span(10, 1), 8);
+  rdmalloc_reg_put(reg);
+  {
+    RangeGuard guard(inside(domain), registration_of(reg));
+    list_apart(inside(domain), registration_of(reg));
+  }
+  EXPECT_TRUE(domain_is_valid(inside(domain)));
+  EXPECT_EQ(rdmalloc_domain_flush(domain.handle), 1);
 }
 
 // What one side took before it met the other. Seen to fail where it stays taken.
