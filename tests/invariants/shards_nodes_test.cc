@@ -14,6 +14,7 @@
 #include <set>
 #include <vector>
 
+#include "alloc/cache/long_block.h"
 #include "alloc/cache/thread_cache.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/page_heap_state.h"
@@ -233,6 +234,28 @@ TEST(Nodes, the_last_resort_leaves_neighbours_of_one_node_joined) {
   EXPECT_TRUE(is_there);
   release(others);
   EXPECT_TRUE(rdmalloc::page_heap_is_valid());
+}
+
+// Seen to fail without a look at the node as one is kept.
+TEST(Nodes, a_long_block_that_a_thread_keeps_is_of_its_node) {
+  Resident near(0), far(kPlacesOfNode);
+  void* theirs = nullptr;
+  run_at(0, [&] { theirs = allocate(1, kMiB).front(); });
+  run_at(kPlacesOfNode, [&] {
+    auto kept = [] { return rdmalloc::long_block_bytes(*rdmalloc::detail::this_cache); };
+    for (int i = 0; i < rdmalloc::kScoreToKeep; ++i) release(allocate(1, kMiB));
+    void* own = allocate(1, kMiB).front();
+    EXPECT_EQ(kept(), 0u);
+    rdmalloc_free(theirs);
+    EXPECT_EQ(kept(), 0u);
+    rdmalloc_free(own);
+    EXPECT_EQ(kept(), kMiB);
+    rdmalloc_test::go_to(0);
+    void* block = allocate(1, kMiB).front();
+    EXPECT_NE(block, own);
+    EXPECT_EQ(kept(), 0u);
+    rdmalloc_free(block);
+  });
 }
 
 // Seen to fail without is_far_span(): all of them; with the table's steps of spans entered for
