@@ -188,8 +188,6 @@ function(rdmalloc_gtest name)
   target_link_libraries(${name} PRIVATE ${arg_LIBRARIES} rdmalloc_prefixed GTest::gmock
     GTest::gtest_main Threads::Threads)
   rdmalloc_precompiled(rdmalloc_test_headers ${name})
-  # The repository's root, so that a test can include "alloc/core/lock.h" and "tests/support/...".
-  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_definitions(${name} PRIVATE $<$<BOOL:${RDMALLOC_CHECKED}>:RDMALLOC_CHECKED=1>)
   # The emulator of a target is put before its command: our way to the wrapper, and to env(1), since
   # gtest_discover_tests() would take all but the first of a list of variables for other properties.
