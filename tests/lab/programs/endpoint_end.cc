@@ -10,88 +10,23 @@
 // libfabric frees the connection's endpoint, whose table of functions it sets to NULL before, and
 // then posts a buffer to it for each message that it finds. With `purge` a thread calls
 // rdmalloc_purge(0) without pause. The last line is "ended N rounds, P purges".
-#include <rdma/fabric.h>
-#include <rdma/fi_cm.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_errno.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "tests/lab/programs/fabric.h"
 #include "tests/lab/programs/purge_loop.h"
 
 namespace {
 
+using lab::check, lab::End, lab::Fabric;
+
 constexpr size_t kMessageBytes = 64;
-
-[[noreturn]] void fail(const char* what, long error) {
-  fprintf(stderr, "endpoint_end: %s: %s\n", what, fi_strerror(static_cast<int>(-error)));
-  exit(3);
-}
-void check(const char* what, long error) {
-  if (error < 0) fail(what, error);
-}
-
-struct End {
-  fid_ep* endpoint = nullptr;
-  fid_cq* queue = nullptr;
-  fid_av* addresses = nullptr;
-  char name[256];
-  size_t name_bytes = sizeof name;
-};
-
-struct Fabric {
-  fi_info* info = nullptr;
-  fid_fabric* fabric = nullptr;
-  fid_domain* domain = nullptr;
-};
-
-void open_end(Fabric& fabric, End& end) {
-  fi_cq_attr queue = {};
-  queue.format = FI_CQ_FORMAT_CONTEXT;
-  queue.size = 16;
-  check("fi_cq_open", fi_cq_open(fabric.domain, &queue, &end.queue, nullptr));
-  fi_av_attr addresses = {};
-  addresses.type = FI_AV_TABLE;
-  check("fi_av_open", fi_av_open(fabric.domain, &addresses, &end.addresses, nullptr));
-  check("fi_endpoint", fi_endpoint(fabric.domain, fabric.info, &end.endpoint, nullptr));
-  check("fi_ep_bind", fi_ep_bind(end.endpoint, &end.queue->fid, FI_TRANSMIT | FI_RECV));
-  check("fi_ep_bind", fi_ep_bind(end.endpoint, &end.addresses->fid, 0));
-  check("fi_enable", fi_enable(end.endpoint));
-  check("fi_getname", fi_getname(&end.endpoint->fid, end.name, &end.name_bytes));
-}
-
-void close_end(End& end) {
-  check("fi_close endpoint", fi_close(&end.endpoint->fid));
-  check("fi_close queue", fi_close(&end.queue->fid));
-  check("fi_close addresses", fi_close(&end.addresses->fid));
-}
-
-void open_fabric(Fabric& fabric) {
-  fi_info* hints = fi_allocinfo();
-  hints->caps = FI_MSG;
-  hints->mode = FI_CONTEXT;
-  hints->ep_attr->type = FI_EP_RDM;
-  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-  hints->fabric_attr->prov_name = strdup("verbs;ofi_rxm");
-  check("fi_getinfo", fi_getinfo(FI_VERSION(1, 9), nullptr, nullptr, 0, hints, &fabric.info));
-  check("fi_fabric", fi_fabric(fabric.info->fabric_attr, &fabric.fabric, nullptr));
-  check("fi_domain", fi_domain(fabric.fabric, fabric.info, &fabric.domain, nullptr));
-  fi_freeinfo(hints);
-}
-
-void close_fabric(Fabric& fabric) {
-  check("fi_close domain", fi_close(&fabric.domain->fid));
-  check("fi_close fabric", fi_close(&fabric.fabric->fid));
-  fi_freeinfo(fabric.info);
-}
 
 bool has_completed(End& end) {
   fi_cq_entry entry;
   long got = fi_cq_read(end.queue, &entry, 1);
-  if (got != 1 && got != -FI_EAGAIN) fail("fi_cq_read", got);
+  if (got != 1 && got != -FI_EAGAIN) lab::fail_fabric("fi_cq_read", got);
   return got == 1;
 }
 
@@ -117,14 +52,11 @@ void send(End& sender, fi_addr_t to, Message& message, End* connecting) {
 }
 
 void one_round(uint64_t messages) {
-  Fabric fabric;
+  const Fabric fabric = lab::open_fabric(lab::hints_for("verbs;ofi_rxm", FI_EP_RDM, FI_MSG));
   End sender, receiver;
-  open_fabric(fabric);
-  open_end(fabric, sender);
-  open_end(fabric, receiver);
-  fi_addr_t to = 0;
-  if (fi_av_insert(sender.addresses, receiver.name, 1, &to, 0, nullptr) != 1)
-    fail("fi_av_insert", -FI_EINVAL);
+  open_rdm_end(fabric, sender);
+  open_rdm_end(fabric, receiver);
+  const fi_addr_t to = insert_address(sender, receiver);
   static Message first, received, more;
   check("fi_recv", fi_recv(receiver.endpoint, received.bytes, sizeof received.bytes, nullptr,
                            FI_ADDR_UNSPEC, &received.context));
@@ -133,8 +65,8 @@ void one_round(uint64_t messages) {
   while (!has_completed(receiver)) {
   }
   for (uint64_t i = 0; i < messages; i++) send(sender, to, more, nullptr);
-  close_end(receiver);
-  close_end(sender);
+  close_rdm_end(receiver);
+  close_rdm_end(sender);
   close_fabric(fabric);
 }
 

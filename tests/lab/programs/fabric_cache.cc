@@ -8,11 +8,6 @@
 //   fabric_cache PROVIDER naive STEPS      a cache that hears of no purge: must be wrong
 //   fabric_cache PROVIDER limits           VmPin, access rights, RLIMIT_MEMLOCK without capability
 //   fabric_cache PROVIDER refused          libfabric's own cache on: open says -ENOTSUP
-#include <rdma/fabric.h>
-#include <rdma/fi_cm.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 #include <rdmalloc/registrar_libfabric.h>
 #include <stdint.h>
@@ -24,67 +19,22 @@
 #include <vector>
 
 #include "tests/lab/programs/cache_oracle.h"
+#include "tests/lab/programs/fabric.h"
 
 namespace {
 
-using lab::expect;
+using lab::check, lab::End, lab::expect;
 
-void check(const char* what, long error) {
-  if (error >= 0) return;
-  printf("fabric_cache: %s: %s\n", what, fi_strerror(static_cast<int>(-error)));
-  exit(3);
-}
-
-struct End {
-  fid_ep* endpoint = nullptr;
-  fid_cq* queue = nullptr;
-};
-
-struct Fabric {
-  fi_info* info = nullptr;
-  fid_fabric* fabric = nullptr;
-  fid_domain* domain = nullptr;
+struct Fabric : lab::Fabric {
   End near, far;
   fi_addr_t far_address = 0, near_address = 0;  // of RDM endpoints, each in the other's table
 };
 
-void open_end(Fabric& fabric, End& end, fi_info* info) {
-  fi_cq_attr queue = {};
-  queue.format = FI_CQ_FORMAT_CONTEXT;
-  queue.size = 16;
-  check("fi_cq_open", fi_cq_open(fabric.domain, &queue, &end.queue, nullptr));
-  check("fi_endpoint", fi_endpoint(fabric.domain, info, &end.endpoint, nullptr));
-  check("fi_ep_bind", fi_ep_bind(end.endpoint, &end.queue->fid, FI_TRANSMIT | FI_RECV));
-}
-
-// ---- RDM endpoints: an address table each ----
-
-fid_av* open_table(Fabric& fabric, End& end) {
-  fid_av* table = nullptr;
-  fi_av_attr attr = {};
-  attr.type = FI_AV_TABLE;
-  check("fi_av_open", fi_av_open(fabric.domain, &attr, &table, nullptr));
-  check("fi_ep_bind", fi_ep_bind(end.endpoint, &table->fid, 0));
-  check("fi_enable", fi_enable(end.endpoint));
-  return table;
-}
-
-fi_addr_t insert_address(fid_av* table, const End& of) {
-  char name[256];
-  size_t bytes = sizeof name;
-  fi_addr_t address = 0;
-  check("fi_getname", fi_getname(&of.endpoint->fid, name, &bytes));
-  if (fi_av_insert(table, name, 1, &address, 0, nullptr) != 1) check("fi_av_insert", -FI_EINVAL);
-  return address;
-}
-
 void open_rdm(Fabric& fabric) {
-  open_end(fabric, fabric.near, fabric.info);
-  open_end(fabric, fabric.far, fabric.info);
-  fid_av* near_table = open_table(fabric, fabric.near);
-  fid_av* far_table = open_table(fabric, fabric.far);
-  fabric.far_address = insert_address(near_table, fabric.far);
-  fabric.near_address = insert_address(far_table, fabric.near);
+  open_rdm_end(fabric, fabric.near);
+  open_rdm_end(fabric, fabric.far);
+  fabric.far_address = insert_address(fabric.near, fabric.far);
+  fabric.near_address = insert_address(fabric.far, fabric.near);
 }
 
 // ---- connected endpoints ----
@@ -135,26 +85,19 @@ void open_connected(Fabric& fabric) {
   fi_freeinfo(caller);
 }
 
-void open_fabric(Fabric& fabric, const std::string& provider) {
+lab::Fabric open_fabric(const std::string& provider) {
   const bool is_rdm = provider.find(';') != std::string::npos;
-  fi_info* hints = fi_allocinfo();
-  hints->caps = FI_MSG | FI_RMA;
-  hints->mode = FI_CONTEXT;
-  hints->ep_attr->type = is_rdm ? FI_EP_RDM : FI_EP_MSG;
+  fi_info* hints =
+      lab::hints_for(provider.c_str(), is_rdm ? FI_EP_RDM : FI_EP_MSG, FI_MSG | FI_RMA);
   hints->addr_format = is_rdm ? FI_FORMAT_UNSPEC : FI_SOCKADDR_IN;
-  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
   hints->domain_attr->threading = FI_THREAD_SAFE;
-  hints->fabric_attr->prov_name = strdup(provider.c_str());
-  check("fi_getinfo", fi_getinfo(FI_VERSION(1, 9), nullptr, nullptr, 0, hints, &fabric.info));
-  check("fi_fabric", fi_fabric(fabric.info->fabric_attr, &fabric.fabric, nullptr));
-  check("fi_domain", fi_domain(fabric.fabric, fabric.info, &fabric.domain, nullptr));
-  fi_freeinfo(hints);
+  return lab::open_fabric(hints);
 }
 
 class FabricDevice : public lab::Device {
  public:
-  explicit FabricDevice(const std::string& provider) : bytes_(lab::kLargestBytes) {
-    open_fabric(fabric_, provider);
+  explicit FabricDevice(const std::string& provider)
+      : fabric_{open_fabric(provider), {}, {}}, bytes_(lab::kLargestBytes) {
     if (int e = rdmalloc_domain_open_libfabric(fabric_.domain, fabric_.info, nullptr, &domain))
       lab::fail("rdmalloc_domain_open_libfabric", e);
     if (fabric_.info->ep_attr->type == FI_EP_RDM)
@@ -244,8 +187,7 @@ void check_open_under_limit(const FabricDevice& device) {
 }
 
 int check_refused(const std::string& provider) {
-  Fabric fabric;
-  open_fabric(fabric, provider);
+  const lab::Fabric fabric = open_fabric(provider);
   rdmalloc_domain* domain = nullptr;
   int error = rdmalloc_domain_open_libfabric(fabric.domain, fabric.info, nullptr, &domain);
   expect(error == -ENOTSUP && domain == nullptr, "with libfabric's cache on, open says -ENOTSUP");

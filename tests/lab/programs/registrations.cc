@@ -9,11 +9,6 @@
 //
 // The patterns are those of blocks.h, a transfer being a read; with growing the registrations stay.
 // The last line is that of broadcast.cc.
-#include <rdma/fabric.h>
-#include <rdma/fi_cm.h>
-#include <rdma/fi_domain.h>
-#include <rdma/fi_endpoint.h>
-#include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -23,65 +18,24 @@
 #include <vector>
 
 #include "tests/lab/programs/blocks.h"
+#include "tests/lab/programs/fabric.h"
 
 namespace {
 
-[[noreturn]] void fail(const char* what, long error) {
-  fprintf(stderr, "registrations: %s: %s\n", what, fi_strerror(static_cast<int>(-error)));
-  exit(3);
-}
-void check(const char* what, long error) {
-  if (error < 0) fail(what, error);
-}
+using lab::check, lab::End, lab::fail_fabric;
 
-// One end of the loop: an endpoint with its queue and address table.
-struct End {
-  fid_ep* endpoint = nullptr;
-  fid_cq* queue = nullptr;
-  fid_av* addresses = nullptr;
-  char name[256];
-  size_t name_bytes = sizeof name;
-};
-
-struct Fabric {
-  fi_info* info = nullptr;
-  fid_fabric* fabric = nullptr;
-  fid_domain* domain = nullptr;
+struct Fabric : lab::Fabric {
   End reader, owner;
   fi_addr_t owner_address = 0;
 };
 
-void open_end(Fabric& fabric, End& end) {
-  fi_cq_attr queue = {};
-  queue.format = FI_CQ_FORMAT_CONTEXT;
-  queue.size = 16;
-  check("fi_cq_open", fi_cq_open(fabric.domain, &queue, &end.queue, nullptr));
-  fi_av_attr addresses = {};
-  addresses.type = FI_AV_TABLE;
-  check("fi_av_open", fi_av_open(fabric.domain, &addresses, &end.addresses, nullptr));
-  check("fi_endpoint", fi_endpoint(fabric.domain, fabric.info, &end.endpoint, nullptr));
-  check("fi_ep_bind", fi_ep_bind(end.endpoint, &end.queue->fid, FI_TRANSMIT | FI_RECV));
-  check("fi_ep_bind", fi_ep_bind(end.endpoint, &end.addresses->fid, 0));
-  check("fi_enable", fi_enable(end.endpoint));
-  check("fi_getname", fi_getname(&end.endpoint->fid, end.name, &end.name_bytes));
-}
-
-void open_fabric(Fabric& fabric) {
-  fi_info* hints = fi_allocinfo();
-  hints->caps = FI_MSG | FI_RMA;
-  hints->mode = FI_CONTEXT;
-  hints->ep_attr->type = FI_EP_RDM;
-  hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
-  hints->fabric_attr->prov_name = strdup("verbs;ofi_rxm");
-  check("fi_getinfo", fi_getinfo(FI_VERSION(1, 9), nullptr, nullptr, 0, hints, &fabric.info));
-  check("fi_fabric", fi_fabric(fabric.info->fabric_attr, &fabric.fabric, nullptr));
-  check("fi_domain", fi_domain(fabric.fabric, fabric.info, &fabric.domain, nullptr));
-  open_end(fabric, fabric.reader);
-  open_end(fabric, fabric.owner);
-  if (fi_av_insert(fabric.reader.addresses, fabric.owner.name, 1, &fabric.owner_address, 0,
-                   nullptr) != 1)
-    fail("fi_av_insert", -FI_EINVAL);
-  fi_freeinfo(hints);
+Fabric open_fabric() {
+  Fabric fabric = {
+      lab::open_fabric(lab::hints_for("verbs;ofi_rxm", FI_EP_RDM, FI_MSG | FI_RMA)), {}, {}};
+  open_rdm_end(fabric, fabric.reader);
+  open_rdm_end(fabric, fabric.owner);
+  fabric.owner_address = insert_address(fabric.reader, fabric.owner);
+  return fabric;
 }
 
 // Progress on both ends until the reader's one operation is done.
@@ -93,7 +47,7 @@ void wait_for_read(Fabric& fabric) {
     if (got != -FI_EAGAIN) {
       fi_cq_err_entry error = {};
       fi_cq_readerr(fabric.reader.queue, &error, 0);
-      fail("fi_read completed with an error", -error.err);
+      fail_fabric("fi_read completed with an error", -error.err);
     }
     fi_cq_read(fabric.owner.queue, &entry, 1);
   }
@@ -138,7 +92,7 @@ struct Seen {
 // caller's.
 uint64_t transfer(Fabric& fabric, const Seen& seen, unsigned char* block, size_t bytes,
                   uint64_t turn, fid_mr** registration) {
-  if (block == nullptr) fail("malloc", -FI_ENOMEM);
+  if (block == nullptr) fail_fabric("malloc", -FI_ENOMEM);
   fill(block, bytes, turn);
   *registration = register_memory(fabric, block, bytes);
   memset(seen.bytes, 0, bytes);
@@ -151,7 +105,7 @@ uint64_t transfer(Fabric& fabric, const Seen& seen, unsigned char* block, size_t
 uint64_t growing(Fabric& fabric, const Seen& seen, uint64_t count, size_t bytes) {
   const size_t step = lab::step_of(bytes);
   auto* live = static_cast<unsigned char*>(malloc(count * step));
-  if (live == nullptr) fail("malloc", -FI_ENOMEM);
+  if (live == nullptr) fail_fabric("malloc", -FI_ENOMEM);
   std::vector<fid_mr*> registrations(count);
   uint64_t wrong = 0;
   for (uint64_t turn = 0; turn < count; turn++) {
@@ -192,7 +146,7 @@ uint64_t fresh(Fabric& fabric, const Seen& seen, uint64_t count, size_t bytes, R
 uint64_t run(Fabric& fabric, uint64_t count, size_t bytes, char pattern, Recycled& all) {
   Seen seen;
   seen.bytes = static_cast<unsigned char*>(malloc(bytes));
-  if (seen.bytes == nullptr) fail("malloc", -FI_ENOMEM);
+  if (seen.bytes == nullptr) fail_fabric("malloc", -FI_ENOMEM);
   seen.registration = register_memory(fabric, seen.bytes, bytes);
   uint64_t wrong = pattern == 'g'
                        ? growing(fabric, seen, count, bytes)
@@ -209,8 +163,7 @@ int main(int argc, char** argv) {
     fprintf(stderr, "registrations: wanted [COUNT BYTES growing|fresh|recycled]...\n");
     return 2;
   }
-  Fabric fabric;
-  open_fabric(fabric);
+  Fabric fabric = open_fabric();
   uint64_t wrong = 0, total = 0;
   Recycled all;
   for (int i = 1; i < argc; i += 3) {
@@ -222,13 +175,8 @@ int main(int argc, char** argv) {
          static_cast<unsigned long long>(total), static_cast<unsigned long long>(wrong),
          static_cast<unsigned long long>(all.count), static_cast<unsigned long long>(all.came_back),
          static_cast<unsigned long long>(all.wrong));
-  for (End* end : {&fabric.reader, &fabric.owner}) {
-    fi_close(&end->endpoint->fid);
-    fi_close(&end->queue->fid);
-    fi_close(&end->addresses->fid);
-  }
-  fi_close(&fabric.domain->fid);
-  fi_close(&fabric.fabric->fid);
-  fi_freeinfo(fabric.info);
+  close_rdm_end(fabric.reader);
+  close_rdm_end(fabric.owner);
+  close_fabric(fabric);
   return wrong != 0;
 }
