@@ -18,10 +18,10 @@ inline void expect(bool holds, const char* what) {
   printf("not so: %s\n", what);
 }
 
-// The function of that name of some library that is loaded.
+// The function of that name of the library, or of some library that is loaded.
 template <typename Function>
-Function find(const char* name) {
-  auto function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
+Function find(const char* name, void* library = RTLD_DEFAULT) {
+  auto function = reinterpret_cast<Function>(dlsym(library, name));
   if (function == nullptr) {
     printf("no %s here\n", name);
     exit(1);

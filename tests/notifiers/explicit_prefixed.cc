@@ -15,7 +15,6 @@
 #include <rdma/fabric.h>
 #include <rdma/fi_ext.h>
 #include <rdmalloc/notifier.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -33,7 +33,7 @@
 #include <string>
 #include <thread>
 
-#include "tests/notifiers/expect.h"
+#include "tests/notifiers/preloaded.h"
 #include "tests/notifiers/stub_ucm.h"
 
 namespace {
@@ -71,10 +71,7 @@ bool is_heard() {
 }
 
 bool is_attached() {
-  rdmalloc_notifier_info info = {};
-  info.size = sizeof info;
-  find<decltype(&rdmalloc_notifier_state)>("rdmalloc_notifier_state")(RDMALLOC_NOTIFIER_UCX, &info);
-  return info.is_attached != 0;
+  return rdmalloc_test::state_of(RDMALLOC_NOTIFIER_UCX).is_attached != 0;
 }
 
 void open_ucm(void* library) {

@@ -28,23 +28,16 @@
 #include <algorithm>
 #include <string>
 
-#include "tests/notifiers/expect.h"
+#include "tests/notifiers/preloaded.h"
 
 namespace {
 
-int failures = 0;
-void expect(bool holds, const std::string& what) {
-  if (holds) return;
-  failures++;
-  printf("not so: %s\n", what.c_str());
-}
+using rdmalloc_test::expect;
+using rdmalloc_test::failures;
+using rdmalloc_test::find;
 
-template <typename Function>
-Function find(void* library, const char* name) {
-  auto function = reinterpret_cast<Function>(dlsym(library, name));
-  expect(function != nullptr, std::string("there is ") + name);
-  if (function == nullptr) exit(1);
-  return function;
+void expect(bool holds, const std::string& what) {
+  expect(holds, what.c_str());
 }
 
 constexpr size_t kBytes = size_t{256} << 10u;
@@ -84,12 +77,12 @@ void ucm_callback(int, UcmUnmapped* event, void*) {
 void* library = nullptr;
 bool begin_opal() {
   void* opal = library = rdmalloc_test::open_or_skip("libopen-pal.so.40", "Open MPI 4");
-  find<int (*)()>(opal, "opal_mem_hooks_init")();
-  bool is_supported = find<int (*)()>(opal, "opal_mem_hooks_support_level")() == 7;
+  find<int (*)()>("opal_mem_hooks_init", opal)();
+  bool is_supported = find<int (*)()>("opal_mem_hooks_support_level", opal)() == 7;
   // Where no library watches the callback is registered all the same: it must not hear of anything.
-  if (!is_supported) find<void (*)(int)>(opal, "opal_mem_hooks_set_support")(7);
+  if (!is_supported) find<void (*)(int)>("opal_mem_hooks_set_support", opal)(7);
   using Register = int (*)(void (*)(void*, size_t, void*, bool), void*);
-  expect(find<Register>(opal, "opal_mem_hooks_register_release")(opal_callback, nullptr) == 0,
+  expect(find<Register>("opal_mem_hooks_register_release", opal)(opal_callback, nullptr) == 0,
          "OPAL takes a callback");
   return is_supported;
 }
@@ -99,7 +92,7 @@ bool begin_ucx() {
   constexpr int kUnmapped = 1 << 17;
   using Handle = int (*)(int, int, void (*)(int, UcmUnmapped*, void*), void*);
   // With its hooks off UCX takes a handler only for what is declared external.
-  return find<Handle>(ucm, "ucm_set_event_handler")(kUnmapped, 0, ucm_callback, nullptr) == 0;
+  return find<Handle>("ucm_set_event_handler", ucm)(kUnmapped, 0, ucm_callback, nullptr) == 0;
 }
 
 char* map() {
@@ -199,21 +192,13 @@ void lose_in_a_canceled_thread() {
   shmctl(segment, IPC_RMID, nullptr);
 }
 
-uint64_t faults_fired() {
-  static auto ctl = find<decltype(&rdmalloc_ctl)>(RTLD_DEFAULT, "rdmalloc_ctl");
-  uint64_t fired = 0;
-  size_t size = sizeof fired;
-  expect(ctl("stats.faults", &fired, &size, nullptr, 0) == 0, "faults are counted");
-  return fired;
-}
-
 // A segment in 64 mappings, each read of /proc/self/maps failing in its turn: too much may be told,
 // but not too little.
 void lose_what_can_not_be_read(const char* site) {
-  auto arm = find<int (*)(const char*, uint64_t)>(RTLD_DEFAULT, "rdmalloc_fault_arm");
+  auto arm = find<int (*)(const char*, uint64_t)>("rdmalloc_fault_arm");
   uint64_t before = 0, nth = 0;
   do {
-    before = faults_fired();
+    before = rdmalloc_test::counter("stats.faults");
     int segment = shmget(IPC_PRIVATE, kBytes, IPC_CREAT | 0600);
     auto* shared = static_cast<char*>(shmat(segment, nullptr, 0));
     expect(segment >= 0 && shared != reinterpret_cast<char*>(-1), "shared memory is to be had");
@@ -223,7 +208,7 @@ void lose_what_can_not_be_read(const char* site) {
     expect(arm(site, ++nth) != 0, "the site is known");
     lose((std::string("shmdt, ") + site + ":" + std::to_string(nth)).c_str(), shared, true,
          [&] { shmdt(shared); });
-  } while (faults_fired() != before && nth < 1000);
+  } while (rdmalloc_test::counter("stats.faults") != before && nth < 1000);
   arm(site, 0);
   expect(nth > 1 && nth < 1000, std::string(site) + " was met, and not for ever");
 }
@@ -258,15 +243,11 @@ int main(int argc, char** argv) {
   lose("munmap inside dlclose", block, is_watched, [&] { dlclose(other); });
   dlclose(library);
   if (is_watched) lose_all(is_watched);
-  auto state = reinterpret_cast<decltype(&rdmalloc_notifier_state)>(
-      dlsym(RTLD_DEFAULT, "rdmalloc_notifier_state"));
   // Seen to fail, by 0, when AUTO told of libfabric's -EBUSY only.
-  auto detach = reinterpret_cast<decltype(&rdmalloc_notifier_detach)>(
-      dlsym(RTLD_DEFAULT, "rdmalloc_notifier_detach"));
+  auto detach = find<decltype(&rdmalloc_notifier_detach)>("rdmalloc_notifier_detach");
   if (is_watched) expect(detach(RDMALLOC_NOTIFIER_AUTO) == -EBUSY, "who relies on us stays");
-  rdmalloc_notifier_info info = {};
-  info.size = sizeof info;
-  expect(state(is_opal ? RDMALLOC_NOTIFIER_OPAL : RDMALLOC_NOTIFIER_UCX, &info) == 0, "state");
+  rdmalloc_notifier_info info =
+      rdmalloc_test::state_of(is_opal ? RDMALLOC_NOTIFIER_OPAL : RDMALLOC_NOTIFIER_UCX);
   expect((info.watches_foreign != 0) == is_watched, "the state says who watches");
   expect((info.foreign_notified >= 7) == is_watched, "and counts");
   return failures != 0;

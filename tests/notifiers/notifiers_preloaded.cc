@@ -5,45 +5,28 @@
 #include <dlfcn.h>
 #include <rdma/fabric.h>
 #include <rdmalloc/notifier.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include <string>
 
-#include "tests/notifiers/expect.h"
+#include "tests/notifiers/preloaded.h"
 
 namespace {
 
+using rdmalloc_test::counter;
 using rdmalloc_test::expect;
 using rdmalloc_test::failures;
+using rdmalloc_test::find;
 using rdmalloc_test::open_or_skip;
-
-using State = int (*)(rdmalloc_notifier, rdmalloc_notifier_info*);
-using Purge = int64_t (*)(size_t);
-
-rdmalloc_notifier_info state_of(rdmalloc_notifier which) {
-  rdmalloc_notifier_info info = {};
-  info.size = sizeof info;
-  auto state = reinterpret_cast<State>(dlsym(RTLD_DEFAULT, "rdmalloc_notifier_state"));
-  expect(state != nullptr && state(which, &info) == 0, "rdmalloc_notifier_state works");
-  return info;
-}
-
-uint64_t counter(const char* name) {
-  auto ctl = reinterpret_cast<decltype(&rdmalloc_ctl)>(dlsym(RTLD_DEFAULT, "rdmalloc_ctl"));
-  uint64_t value = 0;
-  size_t size = sizeof value;
-  expect(ctl != nullptr && ctl(name, &value, &size, nullptr, 0) == 0, name);
-  return value;
-}
+using rdmalloc_test::state_of;
 
 void purge_something() {
   auto* block = static_cast<volatile char*>(malloc(8u << 20u));
   for (size_t i = 0; i < 8u << 20u; i += 4096) block[i] = 1;
   free(const_cast<char*>(block));
-  auto purge = reinterpret_cast<Purge>(dlsym(RTLD_DEFAULT, "rdmalloc_purge"));
-  expect(purge != nullptr && purge(0) > 0, "rdmalloc_purge gives something back");
+  expect(find<decltype(&rdmalloc_purge)>("rdmalloc_purge")(0) > 0,
+         "rdmalloc_purge gives something back");
 }
 
 }  // namespace

@@ -15,7 +15,6 @@
 #include <string>
 
 #include "alloc/os/fault.h"
-#include "regcache/notifiers/libfabric_monitor.h"
 
 namespace {
 

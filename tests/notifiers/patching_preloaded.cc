@@ -11,7 +11,6 @@
 // Seen to fail: all three with interpose/patching.cc left out of the library, `cycles` also with
 // notifiers_hold() left out of dlopen and dlclose.
 #include <dlfcn.h>
-#include <pthread.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_domain.h>
 #include <rdmalloc/notifier.h>
@@ -22,64 +21,18 @@
 #include <time.h>
 #include <unistd.h>
 
-#include <atomic>
-
-#include "tests/notifiers/expect.h"
+#include "tests/notifiers/preloaded.h"
 
 namespace {
 
+using rdmalloc_test::Churn;
 using rdmalloc_test::expect;
 using rdmalloc_test::failures;
 using rdmalloc_test::open_or_skip;
 
 rdmalloc_notifier_info state() {
-  static auto* function = reinterpret_cast<decltype(&rdmalloc_notifier_state)>(
-      dlsym(RTLD_DEFAULT, "rdmalloc_notifier_state"));
-  rdmalloc_notifier_info info = {};
-  info.size = sizeof info;
-  expect(function(RDMALLOC_NOTIFIER_UCX, &info) == 0, "rdmalloc_notifier_state works");
-  return info;
+  return rdmalloc_test::state_of(RDMALLOC_NOTIFIER_UCX);
 }
-
-uint64_t purges() {
-  static auto* function =
-      reinterpret_cast<decltype(&rdmalloc_ctl)>(dlsym(RTLD_DEFAULT, "rdmalloc_ctl"));
-  uint64_t value = 0;
-  size_t size = sizeof value;
-  expect(function("stats.purges", &value, &size, nullptr, 0) == 0, "rdmalloc_ctl works");
-  return value;
-}
-
-// Something to purge, a thousand times a second.
-std::atomic<bool> churn_ends{false};
-void* churn(void*) {
-  while (!churn_ends) {
-    constexpr size_t kBytes = size_t{1} << 20;
-    auto* block = static_cast<volatile char*>(malloc(kBytes));
-    for (size_t i = 0; i < kBytes; i += 65536) block[i] = 1;
-    free(const_cast<char*>(block));
-    usleep(1000);
-  }
-  return nullptr;
-}
-
-class Churn {
- public:
-  Churn() { pthread_create(&thread_, nullptr, churn, nullptr); }
-  Churn(const Churn&) = delete;
-  Churn& operator=(const Churn&) = delete;
-  ~Churn() {
-    churn_ends = true;
-    pthread_join(thread_, nullptr);
-  }
-  // Returns when purges go on; ctest's limit is what ends it if they never do.
-  static void wait_for_purges(uint64_t count) {
-    for (uint64_t begin = purges(); purges() < begin + count;) usleep(200);
-  }
-
- private:
-  pthread_t thread_;
-};
 
 int64_t now_ms() {
   timespec now;
@@ -113,9 +66,9 @@ void test_hold() {
     uint64_t holds = state().holds;
     int64_t begin = now_ms();
     text.begin();
-    uint64_t before = purges();
+    uint64_t before = Churn::purges();
     usleep(20000);
-    uint64_t after = purges();
+    uint64_t after = Churn::purges();
     is_shown = now_ms() - begin < 80;
     text.end();
     expect(state().holds == holds + 1, "the hold is counted");
@@ -195,7 +148,7 @@ void cycle_ucx() {
 void test_cycles(int count) {
   dlclose(open_or_skip("libucp.so.0", "UCX"));
   Churn churn;
-  uint64_t begin = purges();
+  uint64_t begin = Churn::purges();
   for (int i = 0; i < count; i++) {
     Churn::wait_for_purges(20);  // so that each begins in the midst of them
     uint64_t holds = state().holds;
@@ -204,7 +157,7 @@ void test_cycles(int count) {
     expect(state().holds > holds, "purging was held");
   }
   printf("%d cycles, %llu purges, %llu holds\n", count,
-         static_cast<unsigned long long>(purges() - begin),
+         static_cast<unsigned long long>(Churn::purges() - begin),
          static_cast<unsigned long long>(state().holds));
 }
 
