@@ -20,11 +20,8 @@
 #include "regcache/registrars/fault.h"
 #include "regcache/registrars/keep_errno.h"
 
+namespace rdmalloc::registrars {
 namespace {
-
-using rdmalloc::registrars::allocate;
-using rdmalloc::registrars::KeepErrno;
-using rdmalloc::registrars::should_fail;
 
 // More there can't be: one list of segments for each.
 constexpr std::size_t kMostRanges = RTE_MAX_MEMSEG_LISTS;
@@ -174,6 +171,9 @@ void dpdk_close(void* context) {
 }
 
 }  // namespace
+}  // namespace rdmalloc::registrars
+
+using namespace rdmalloc::registrars;
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_dpdk(rte_device* const* devices,
                                                       std::size_t device_count,

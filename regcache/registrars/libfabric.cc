@@ -17,14 +17,8 @@
 #include "regcache/registrars/probe.h"
 #include "regcache/registrars/replace.h"
 
+namespace rdmalloc::registrars {
 namespace {
-
-using rdmalloc::registrars::allocate;
-using rdmalloc::registrars::KeepErrno;
-using rdmalloc::registrars::lets_memory_go;
-using rdmalloc::registrars::pinned_kb;
-using rdmalloc::registrars::replaceable;
-using rdmalloc::registrars::should_fail;
 
 // What is known of a fid_domain from the fi_info it was opened with.
 struct Target {
@@ -145,11 +139,14 @@ int aim(Fabric& fabric, fid_domain* domain, const fi_info* info) {
       info->domain_attr->threading == FI_THREAD_SAFE,
   };
   int error = closes_at_once(fabric);
-  if (error == -ENOTSUP) rdmalloc::registrars::say(kWhyNot);
+  if (error == -ENOTSUP) say(kWhyNot);
   return error;
 }
 
 }  // namespace
+}  // namespace rdmalloc::registrars
+
+using namespace rdmalloc::registrars;
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_libfabric(fid_domain* fabric_domain,
                                                            const fi_info* info,

@@ -19,10 +19,8 @@
 #include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/of_process.h"
 
+namespace rdmalloc::registrars {
 namespace {
-
-using rdmalloc::registrars::KeepErrno;
-using rdmalloc::registrars::should_fail;
 
 struct Segment {
   std::uintptr_t base;
@@ -39,7 +37,7 @@ struct Locked {
 
   void release() { free(segments); }
 };
-using LockedOfProcess = rdmalloc::registrars::OfProcess<Locked>;
+using LockedOfProcess = OfProcess<Locked>;
 
 // Index of the first segment that ends after `address`.
 std::size_t find(const Locked& locked, std::uintptr_t address) {
@@ -212,6 +210,9 @@ void mlock_close(void* context) {
 }
 
 }  // namespace
+}  // namespace rdmalloc::registrars
+
+using namespace rdmalloc::registrars;
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_mlock(const rdmalloc_domain_attr* attr,
                                                        rdmalloc_domain** domain) {

@@ -18,12 +18,8 @@
 #include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/of_process.h"
 
+namespace rdmalloc::registrars {
 namespace {
-
-using rdmalloc::read_struct;
-using rdmalloc::registrars::allocate;
-using rdmalloc::registrars::KeepErrno;
-using rdmalloc::registrars::should_fail;
 
 constexpr std::size_t kUnit = std::size_t{1} << 21;
 constexpr unsigned kAddressBits = 48;  // as far as SPDK's map goes
@@ -41,7 +37,7 @@ struct Units {
     for (std::uint32_t* table : counts) free(table);
   }
 };
-using UnitsOfProcess = rdmalloc::registrars::OfProcess<Units>;
+using UnitsOfProcess = OfProcess<Units>;
 
 struct Spdk {
   rdmalloc_spdk_attr calls;  // the functions, all found; vtophys only if it is to be asked
@@ -190,13 +186,16 @@ int find_functions(rdmalloc_spdk_attr& calls) {
 }
 
 }  // namespace
+}  // namespace rdmalloc::registrars
+
+using namespace rdmalloc::registrars;
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_spdk(const rdmalloc_spdk_attr* attr,
                                                       const rdmalloc_domain_attr* domain_attr,
                                                       rdmalloc_domain** domain) {
   KeepErrno keep;
   rdmalloc_spdk_attr known = {};
-  if (int error = attr != nullptr ? read_struct(attr, &known) : 0) return error;
+  if (int error = attr != nullptr ? rdmalloc::read_struct(attr, &known) : 0) return error;
   auto* spdk = allocate<Spdk>();
   if (spdk == nullptr) return -ENOMEM;
   spdk->calls = known;

@@ -13,14 +13,8 @@
 #include "regcache/registrars/probe.h"
 #include "regcache/registrars/replace.h"
 
+namespace rdmalloc::registrars {
 namespace {
-
-using rdmalloc::registrars::allocate;
-using rdmalloc::registrars::KeepErrno;
-using rdmalloc::registrars::lets_memory_go;
-using rdmalloc::registrars::pinned_kb;
-using rdmalloc::registrars::replaceable;
-using rdmalloc::registrars::should_fail;
 
 struct Context {
   ucp_context_h ucp;  // the user's
@@ -175,11 +169,14 @@ int aim(Context& context, ucp_context_h ucp) {
   if (ucp == nullptr) return -EINVAL;
   context = {ucp, is_for_any_thread(ucp)};
   int error = unmaps_at_once(context);
-  if (error == -ENOTSUP) rdmalloc::registrars::say(kWhyNot);
+  if (error == -ENOTSUP) say(kWhyNot);
   return error;
 }
 
 }  // namespace
+}  // namespace rdmalloc::registrars
+
+using namespace rdmalloc::registrars;
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_ucx(ucp_context* ucp,
                                                      const rdmalloc_domain_attr* attr,

@@ -20,16 +20,8 @@
 #include "regcache/registrars/fault.h"
 #include "regcache/registrars/keep_errno.h"
 
+namespace rdmalloc::registrars {
 namespace {
-
-using rdmalloc::read_struct;
-using rdmalloc::registrars::allocate;
-using rdmalloc::registrars::drain;
-using rdmalloc::registrars::KeepErrno;
-using rdmalloc::registrars::kTag;
-using rdmalloc::registrars::kTurnMs;
-using rdmalloc::registrars::should_fail;
-using rdmalloc::registrars::sleep_a_turn;
 
 // Other threads can't register with such a ring; or its completions are longer than a struct
 // io_uring_cqe, all of them or some (IORING_SETUP_CQE_MIXED, which older headers lack).
@@ -171,6 +163,9 @@ int uring_resume(void* context) {
 }
 
 }  // namespace
+}  // namespace rdmalloc::registrars
+
+using namespace rdmalloc::registrars;
 
 extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr* given,
                                                        const rdmalloc_domain_attr* domain_attr,
@@ -178,7 +173,7 @@ extern "C" RDMALLOC_API int rdmalloc_domain_open_uring(const rdmalloc_uring_attr
                                                        rdmalloc_uring** out) {
   KeepErrno keep;
   rdmalloc_uring_attr attr = {};
-  if (int error = given != nullptr ? read_struct(given, &attr) : 0) return error;
+  if (int error = given != nullptr ? rdmalloc::read_struct(given, &attr) : 0) return error;
   if (domain == nullptr || out == nullptr) return -EINVAL;
   if (attr.buffers > RDMALLOC_URING_MOST_BUFFERS) return -EINVAL;
   if (attr.ring != nullptr && (attr.ring->flags & kUnusable) != 0) return -ENOTSUP;

@@ -62,10 +62,7 @@ void sleep_a_turn(rdmalloc_uring* uring) {
 
 }  // namespace rdmalloc::registrars
 
-using rdmalloc::registrars::drain;
-using rdmalloc::registrars::KeepErrno;
-using rdmalloc::registrars::sleep_a_turn;
-using rdmalloc::registrars::why_closed;
+using namespace rdmalloc::registrars;
 
 extern "C" RDMALLOC_API int rdmalloc_uring_reap(rdmalloc_uring* uring, io_uring_cqe* completions,
                                                 unsigned most, bool wait) {

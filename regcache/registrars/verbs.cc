@@ -15,13 +15,8 @@
 #include "regcache/registrars/keep_errno.h"
 #include "regcache/registrars/replace.h"
 
+namespace rdmalloc::registrars {
 namespace {
-
-using rdmalloc::registrars::allocate;
-using rdmalloc::registrars::KeepErrno;
-using rdmalloc::registrars::replaceable;
-using rdmalloc::registrars::should_fail;
-using rdmalloc::registrars::why_closed;
 
 struct Context {
   ibv_pd* pd;               // nullptr while quiesced, if it is ours; others read it meanwhile
@@ -188,6 +183,9 @@ int open_device(const char* name, unsigned port, ibv_context** device, ibv_pd** 
 }
 
 }  // namespace
+}  // namespace rdmalloc::registrars
+
+using namespace rdmalloc::registrars;
 
 extern "C" int rdmalloc_domain_open_verbs(struct ibv_pd* pd,
                                           const struct rdmalloc_domain_attr* attr,
