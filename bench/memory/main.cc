@@ -9,10 +9,12 @@
 
 #include <chrono>
 #include <cstdio>
+#include <span>
 #include <string>
 #include <thread>
 
 #include "bench/memory/patterns.h"
+#include "bench/support/named.h"
 #include "bench/support/resident.h"
 #include "bench/support/server_of_malloc.h"
 
@@ -78,22 +80,6 @@ bool parse_option(int letter, const char* text, Options& options) {
   }
 }
 
-void list(const std::vector<MemoryPattern>& patterns) {
-  for (const MemoryPattern& pattern : patterns)
-    std::printf("{\"name\":\"%s\",\"what\":\"%s\"}\n", pattern.name, pattern.what);
-}
-
-const MemoryPattern* find(const std::vector<MemoryPattern>& patterns, const std::string& name) {
-  for (const MemoryPattern& pattern : patterns)
-    if (name == pattern.name) return &pattern;
-  return nullptr;
-}
-
-void hello() {
-  std::printf("{\"malloc\":\"%s\"}\n", server_of_malloc());
-  std::fflush(stdout);
-}
-
 // Beside what was resident before the first of them.
 void live(const Options& options) {
   constexpr std::size_t kTotal = std::size_t{32} << 20;
@@ -101,7 +87,7 @@ void live(const Options& options) {
   const std::size_t count =
       options.count != 0 ? options.count : std::max(kTotal / options.bytes, kFewest);
   Mapped<void*> blocks(count);
-  hello();
+  say_server_of_malloc();
   const std::uint64_t before = resident_bytes();
   for (void*& block : blocks) {
     if (options.alignment == 0)
@@ -125,12 +111,12 @@ int run(int argc, char** argv) {
                                     {"one-thread", no_argument, nullptr, '1'},
                                     {"list", no_argument, nullptr, 'L'},
                                     {nullptr, 0, nullptr, 0}};
+  const std::span<const MemoryPattern> patterns[] = {emptied_patterns(), kept_patterns(),
+                                                     returned_patterns()};
   Options options;
   for (int letter; (letter = getopt_long(argc, argv, "", kOptions, nullptr)) != -1;) {
     if (letter == 'L') {
-      list(emptied_patterns());
-      list(kept_patterns());
-      list(returned_patterns());
+      print_names(patterns);
       return 0;
     }
     if (!parse_option(letter, optarg, options)) return usage();
@@ -142,15 +128,9 @@ int run(int argc, char** argv) {
     live(options);
     return 0;
   }
-  const MemoryPattern* pattern = find(emptied_patterns(), name);
-  if (pattern == nullptr) pattern = find(kept_patterns(), name);
-  if (pattern == nullptr) pattern = find(returned_patterns(), name);
-  if (pattern == nullptr) {
-    std::fprintf(stderr, "memory_patterns: there is no pattern '%s'; --list names them\n",
-                 name.c_str());
-    return 2;
-  }
-  hello();
+  const MemoryPattern* pattern = find(patterns, "memory_patterns", name);
+  if (pattern == nullptr) return 2;
+  say_server_of_malloc();
   // An allocator may give memory back by a thread of its own, and have none in a program of one.
   if (!options.has_one_thread) std::thread([] {}).join();
   pattern->run(Watch(options.settle_s, options.until_s), options.scale);

@@ -170,8 +170,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (options.decay_ms == 0) options.decay_ms = decay_of_the_allocator();
-  std::printf("{\"malloc\":\"%s\"}\n", rdmalloc::bench::server_of_malloc());
-  std::fflush(stdout);
+  rdmalloc::bench::say_server_of_malloc();
   const std::uint64_t start = resident_bytes();
   say("start", 0, start);
   if (!storm_in_threads(options)) {

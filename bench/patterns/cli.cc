@@ -3,9 +3,10 @@
 #include <getopt.h>
 
 #include <cstdio>
-#include <cstring>
+#include <span>
 #include <string>
 
+#include "bench/support/named.h"
 #include "bench/support/server_of_malloc.h"
 
 namespace rdmalloc::bench {
@@ -20,17 +21,6 @@ int usage(const char* program) {
       "       [--live N] [--operations N] [--warm-up N] [--spin] [--rest] [--settle-s S]\n",
       program);
   return 2;
-}
-
-void list(const std::vector<Pattern>& patterns) {
-  for (const Pattern& pattern : patterns)
-    std::printf("{\"name\":\"%s\",\"what\":\"%s\"}\n", pattern.name, pattern.what);
-}
-
-const Pattern* find(const std::vector<Pattern>& patterns, const char* name) {
-  for (const Pattern& pattern : patterns)
-    if (std::strcmp(pattern.name, name) == 0) return &pattern;
-  return nullptr;
 }
 
 // The whole text, a number from `least` to `most`.
@@ -88,23 +78,19 @@ int run_pattern(int argc, char** argv, const char* program, const std::vector<Pa
       {"warm-up", required_argument, nullptr, 'w'}, {"spin", no_argument, nullptr, 's'},
       {"rest", no_argument, nullptr, 'r'},          {"settle-s", required_argument, nullptr, 'S'},
       {"list", no_argument, nullptr, 'L'},          {nullptr, 0, nullptr, 0}};
+  const std::span<const Pattern> lists[] = {patterns};
   Shape shape;
   for (int letter; (letter = getopt_long(argc, argv, "", kOptions, nullptr)) != -1;) {
     if (letter == 'L') {
-      list(patterns);
+      print_names(lists);
       return 0;
     }
     if (!parse_option(letter, optarg, shape)) return usage(program);
   }
   if (optind + 1 != argc) return usage(program);
-  const Pattern* pattern = find(patterns, argv[optind]);
-  if (pattern == nullptr) {
-    std::fprintf(stderr, "%s: there is no pattern '%s'; --list names them\n", program,
-                 argv[optind]);
-    return 2;
-  }
-  std::printf("{\"malloc\":\"%s\"}\n", server_of_malloc());
-  std::fflush(stdout);
+  const Pattern* pattern = find(lists, program, argv[optind]);
+  if (pattern == nullptr) return 2;
+  say_server_of_malloc();
   Team team(shape);
   pattern->run(team);
   return 0;

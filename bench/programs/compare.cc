@@ -1,9 +1,6 @@
 // bench_programs: every program of program_set under every allocator, repetition by repetition in
 // turn: processor time and peak memory of the whole process as ratios to glibc, their geometric
 // means, and how rdmalloc stands among the others (docs/bench.md).
-//
-// Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
-// 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -44,7 +41,7 @@ std::vector<Row> rows_there(const ProgramsOptions& options) {
     if (object.is_discarded()) continue;
     const std::string name = object.at("name");
     rows.push_back({name,
-                    object.at("manner"),
+                    object.at("what"),
                     {program_set, name, "--threads", fmt::format("{}", options.threads), "--scale",
                      fmt::format("{}", options.scale)}});
   }

@@ -3,26 +3,15 @@
 #include <getopt.h>
 
 #include <cstdio>
-#include <cstring>
+#include <cstdlib>
+#include <span>
 
 #include "bench/programs/programs.h"
 #include "bench/support/marks.h"
+#include "bench/support/named.h"
 #include "bench/support/server_of_malloc.h"
 
 namespace {
-
-using rdmalloc::bench::Program;
-
-void list(const std::vector<Program>& programs) {
-  for (const Program& program : programs)
-    std::printf("{\"name\":\"%s\",\"manner\":\"%s\"}\n", program.name, program.manner);
-}
-
-const Program* find(const std::vector<Program>& programs, const char* name) {
-  for (const Program& program : programs)
-    if (std::strcmp(program.name, name) == 0) return &program;
-  return nullptr;
-}
 
 int usage() {
   std::fputs("usage: program_set --list | NAME [--threads 1…256] [--scale 0.001…1000]\n", stderr);
@@ -32,18 +21,19 @@ int usage() {
 }  // namespace
 
 int main(int argc, char** argv) {
+  using namespace rdmalloc::bench;
   static const option kOptions[] = {{"threads", required_argument, nullptr, 't'},
                                     {"scale", required_argument, nullptr, 's'},
                                     {"list", no_argument, nullptr, 'l'},
                                     {nullptr, 0, nullptr, 0}};
+  const std::span<const Program> programs[] = {single_programs(), threaded_programs(),
+                                               sharing_programs()};
   double threads = 2;
   double scale = 1;
   for (int letter; (letter = getopt_long(argc, argv, "", kOptions, nullptr)) != -1;) {
     char* end = nullptr;
     if (letter == 'l') {
-      list(rdmalloc::bench::single_programs());
-      list(rdmalloc::bench::threaded_programs());
-      list(rdmalloc::bench::sharing_programs());
+      print_names(programs);
       return 0;
     }
     if (letter == '?') return usage();
@@ -52,18 +42,11 @@ int main(int argc, char** argv) {
   }
   if (optind + 1 != argc || threads < 1 || threads > 256 || scale < 0.001 || scale > 1000)
     return usage();
-  const Program* program = find(rdmalloc::bench::single_programs(), argv[optind]);
-  if (program == nullptr) program = find(rdmalloc::bench::threaded_programs(), argv[optind]);
-  if (program == nullptr) program = find(rdmalloc::bench::sharing_programs(), argv[optind]);
-  if (program == nullptr) {
-    std::fprintf(stderr, "program_set: there is no program '%s'; --list names them\n",
-                 argv[optind]);
-    return 2;
-  }
-  std::printf("{\"malloc\":\"%s\"}\n", rdmalloc::bench::server_of_malloc());
-  std::fflush(stdout);
-  rdmalloc::bench::mark(rdmalloc::bench::Mark::begin);
+  const Program* program = find(programs, "program_set", argv[optind]);
+  if (program == nullptr) return 2;
+  say_server_of_malloc();
+  mark(Mark::begin);
   program->run(static_cast<unsigned>(threads), scale);
-  rdmalloc::bench::mark(rdmalloc::bench::Mark::end);
+  mark(Mark::end);
   return 0;
 }

@@ -10,7 +10,7 @@ namespace rdmalloc::bench {
 
 struct Program {
   const char* name;
-  const char* manner;  // whose, and what is typical of it
+  const char* what;  // whose, and what is typical of it
   void (*run)(unsigned threads, double scale);
 };
 

@@ -3,6 +3,8 @@
 
 #include <dlfcn.h>
 
+#include <cstdio>
+
 namespace rdmalloc::bench {
 
 // By dlsym, since &malloc may be a stub of the executable. A preload that failed only prints a
@@ -13,6 +15,10 @@ inline const char* server_of_malloc() {
   void* symbol = dlsym(RTLD_DEFAULT, "malloc");
   const bool known = symbol != nullptr && dladdr(symbol, &info) != 0 && info.dli_fname != nullptr;
   return known ? info.dli_fname : "unknown";
+}
+inline void say_server_of_malloc() {
+  std::printf("{\"malloc\":\"%s\"}\n", server_of_malloc());
+  std::fflush(stdout);
 }
 
 }  // namespace rdmalloc::bench
