@@ -1,9 +1,6 @@
 // bench_applications: whole applications under different allocators, in turn: wall and processor
 // time, peak of resident memory, page faults (docs/bench.md). What an application is and how it is
 // run: applications.py beside this file.
-//
-// Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
-// 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 
 #include <filesystem>

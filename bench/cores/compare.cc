@@ -1,9 +1,6 @@
 // bench_cores: cache lines that move from one core to another, for each malloc with its free, under
 // each allocator. Counted, not timed: the programs run in QEMU's user mode under a plugin of ours,
 // which gives each thread a core and a cache of its own (plugin.cc, docs/bench.md).
-//
-// Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
-// 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 #include <unistd.h>
 

@@ -1,9 +1,6 @@
 // latency_compare: how long single calls of malloc, free, calloc and realloc take, as percentiles,
 // under each allocator in turn, repetition by repetition (docs/bench.md). Reported, never judged:
 // on cores that others use as well, what is rare is mostly theirs.
-//
-// Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
-// 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

@@ -2,9 +2,6 @@
 // that fill memory and leave it again, of threads that worked, of small processes, and whether
 // programs end within a limit (docs/bench.md). With --thp and --lab all that in a guest whose huge
 // pages are set otherwise.
-//
-// Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
-// 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <sys/prctl.h>

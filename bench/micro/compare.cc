@@ -1,9 +1,6 @@
 // micro_compare: micro_malloc under each allocator in turn, repetition by repetition; then, once a
 // repetition, micro_keys, which measures the registration cache and needs no peer; with --rss-bytes
 // also rss_return (docs/bench.md).
-//
-// Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
-// 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 
 #include <algorithm>

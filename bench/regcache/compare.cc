@@ -1,8 +1,6 @@
 // regcache_compare: the registration cache beside UCX's, and beside the floors under both: the time
 // of a look-up by the number of registrations and of threads, of an invalidation, and the memory
 // that a registration takes (docs/bench.md).
-//
-// Exit status: 0; 1 when it failed; 2 for wrong arguments; 130 when interrupted.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

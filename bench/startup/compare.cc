@@ -1,9 +1,6 @@
 // startup_compare: a program that does nothing, many times under each allocator in turn: time from
 // start to end, processor time, peak of resident memory, and how many system calls it makes
 // (docs/bench.md).
-//
-// Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
-// 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 
 #include <algorithm>

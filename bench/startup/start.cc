@@ -1,8 +1,5 @@
 // bench_start: the start of jobs that take much memory at once: address space, its backing by N
 // threads, registration, and the end again (docs/bench.md).
-//
-// Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
-// 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 
 #include <fstream>

@@ -5,7 +5,6 @@
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "bench/support/allocators.h"
 #include "bench/support/command_line.h"
@@ -52,8 +51,9 @@ bool write_json(const DriverOptions& options, const nlohmann::json& report);
 // Draws and says where the picture is, or what is missing.
 void write_picture(const std::string& picture, const std::string& script);
 
-// 130 when interrupted; 1 when rdmalloc failed, or was asked for by name and is not there; 3 when
-// nothing was measured; 2 when the report could not be written; otherwise 0.
+// Of every comparing program: 130 when interrupted; 1 when rdmalloc failed, or was asked for by
+// name and is not there; 3 when nothing was measured; 2 for wrong arguments (refuse()), and when
+// the report could not be written; otherwise 0.
 struct Ending {
   bool interrupted = false;
   bool rdmalloc_failed = false;

@@ -1,9 +1,6 @@
 // bench_threads: processor time of an operation and peak of resident memory, for 1 to 256 threads,
 // each pattern of allocating under each allocator in turn, repetition by repetition
 // (docs/bench.md).
-//
-// Exit status: 0; 1 when rdmalloc failed, or was asked for and is not there; 2 for wrong arguments;
-// 3 when nothing could be measured; 130 when interrupted.
 #include <fmt/format.h>
 
 #include <algorithm>
