@@ -80,8 +80,8 @@ RDMALLOC_EXPORT int malloc_info(int options, FILE* stream) noexcept {
                         "<purge count=\"%lu\" size=\"%lu\" refused=\"%lu\"/>\n"
                         "</malloc>\n",
                         rdmalloc_version(), s.mapped_bytes, s.used_bytes, s.live_bytes,
-                        s.cached_bytes, s.dirty_bytes, s.large_spans, s.slab_spans, s.purges,
-                        s.purged_bytes, s.purge_refusals);
+                        s.cached_bytes, s.dirty_bytes, s.large_spans, s.slab_spans,
+                        s.of_purges.purges, s.of_purges.purged_bytes, s.of_purges.refusals);
   return written < 0 ? -1 : 0;
 }
 

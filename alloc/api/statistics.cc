@@ -18,7 +18,6 @@
 #include "alloc/core/shard.h"
 #include "alloc/heaps/heap.h"
 #include "alloc/os/fault.h"
-#include "alloc/os/os.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/limits.h"
 #include "alloc/pages/page_heap.h"
@@ -26,23 +25,6 @@
 #include "alloc/slabs/slab.h"
 
 namespace rdmalloc {
-
-namespace {
-
-void note_purges(Statistics& s, const PurgeCounters& purge) {
-  s.purges = purge.purges;
-  s.purged_bytes = purge.purged_bytes;
-  s.slab_purged_bytes = purge.slab_purged_bytes;
-  s.purge_refusals = purge.refusals;
-  s.purge_failures = purge.failures;
-  s.purge_thread_failures = purge.thread_failures;
-  s.purge_pressure = purge.pressure_purges;
-  s.quiesces = purge.freezes;
-  s.purge_thread_runs = purge.thread_runs;
-  s.is_quiesced = purge.is_frozen;
-}
-
-}  // namespace
 
 Statistics statistics() {
   Statistics s{};
@@ -60,19 +42,12 @@ Statistics statistics() {
     s.slab_free_bytes += slab_counters(c).free_blocks * class_info(c).block_bytes;
     s.depot_bytes += depot_blocks(c) * class_info(c).block_bytes;
   }
-  HeapCounters of_user = heap_counters();
-  s.heaps = of_user.heaps;
-  s.heap_bytes = of_user.span_bytes;
-  s.heap_live_bytes = of_user.live_bytes;
-  s.heap_refusals = of_user.refusals;
-  s.heap_region_bytes = of_user.region_bytes;
-  s.heap_huge_2m_bytes = of_user.huge_2m_bytes;
-  s.heap_huge_1g_bytes = of_user.huge_1g_bytes;
+  s.of_heaps = heap_counters();
   s.heap_retired_bytes = page_heap_retired_slices() << kSliceShift;
-  s.registered_heaps = of_user.registered;
   // What was taken whole counts as theirs, whatever of it is out.
-  std::uint64_t taken = of_user.span_bytes + of_user.region_bytes - of_user.region_span_bytes;
-  std::uint64_t heap_free = taken - std::min(taken, of_user.live_bytes);
+  std::uint64_t taken =
+      s.of_heaps.span_bytes + s.of_heaps.region_bytes - s.of_heaps.region_span_bytes;
+  std::uint64_t heap_free = taken - std::min(taken, s.of_heaps.live_bytes);
   std::uint64_t not_live = s.slab_free_bytes + s.depot_bytes + heap_free + s.heap_retired_bytes;
   s.live_bytes = s.used_bytes > not_live ? s.used_bytes - not_live : 0;
   s.take_backs = take_backs();
@@ -86,7 +61,7 @@ Statistics statistics() {
     s.shard_steals += shards[shard].steals.load(std::memory_order_relaxed);
     s.remote_blocks_returned += shards[shard].remote_returned.load(std::memory_order_relaxed);
   }
-  note_purges(s, purge_counters());
+  s.of_purges = purge_counters();
   s.quarantined_ranges = quarantined_ranges.load(std::memory_order_relaxed);
   s.quarantined_bytes = quarantined_bytes.load(std::memory_order_relaxed);
   s.notified_open_mpi = ranges_notified.open_mpi.load(std::memory_order_relaxed);
@@ -99,10 +74,11 @@ Statistics statistics() {
 
 namespace {
 
-#define LINE(field, help)                                                               \
-  {                                                                                     \
-    "stats." #field, help, [](const Statistics& s) -> std::uint64_t { return s.field; } \
+#define LINE_OF(name, value, help)                                                     \
+  {                                                                                    \
+    "stats." #name, help, [](const Statistics& s) -> std::uint64_t { return s.value; } \
   }
+#define LINE(field, help) LINE_OF(field, field, help)
 constexpr StatisticLine kLines[] = {
     LINE(arena_bytes, "address space of the arena"),
     LINE(mapped_bytes, "bytes of address space that was ever handed out"),
@@ -118,39 +94,46 @@ constexpr StatisticLine kLines[] = {
     LINE(reclaimed_bytes, "bytes taken from caches of idle threads, or of all on demand"),
     LINE(large_spans, "large blocks in use"),
     LINE(slab_spans, "slabs in use"),
-    LINE(heaps, "heaps of the user"),
-    LINE(heap_bytes, "bytes of spans in use by heaps of the user"),
-    LINE(heap_live_bytes, "bytes of blocks in use in heaps of the user"),
-    LINE(heap_refusals, "requests that a heap of the user had no budget or no memory for"),
-    LINE(heap_region_bytes, "bytes taken whole by heaps of the user, as registered ones do"),
-    LINE(heap_huge_2m_bytes, "of them on huge pages of 2 MiB from the kernel's pool (hugetlb)"),
-    LINE(heap_huge_1g_bytes, "of them on huge pages of 1 GiB from the kernel's pool (hugetlb)"),
+    LINE_OF(heaps, of_heaps.heaps, "heaps of the user"),
+    LINE_OF(heap_bytes, of_heaps.span_bytes, "bytes of spans in use by heaps of the user"),
+    LINE_OF(heap_live_bytes, of_heaps.live_bytes, "bytes of blocks in use in heaps of the user"),
+    LINE_OF(heap_refusals, of_heaps.refusals,
+            "requests that a heap of the user had no budget or no memory for"),
+    LINE_OF(heap_region_bytes, of_heaps.region_bytes,
+            "bytes taken whole by heaps of the user, as registered ones do"),
+    LINE_OF(heap_huge_2m_bytes, of_heaps.huge_2m_bytes,
+            "of them on huge pages of 2 MiB from the kernel's pool (hugetlb)"),
+    LINE_OF(heap_huge_1g_bytes, of_heaps.huge_1g_bytes,
+            "of them on huge pages of 1 GiB from the kernel's pool (hugetlb)"),
     LINE(heap_retired_bytes,
          "bytes of destroyed heaps with a page size whose pages are held still"),
-    LINE(registered_heaps, "registered heaps of the user"),
+    LINE_OF(registered_heaps, of_heaps.registered, "registered heaps of the user"),
     LINE(threads, "threads that have magazines"),
     LINE(shards, "shards of the depot and the slabs: processors that threads were seen at"),
     LINE(shard_steals, "times a shard took free blocks from another"),
     LINE(remote_blocks_returned, "blocks of other NUMA nodes that went back to their slabs"),
-    LINE(purges, "successful decommits"),
-    LINE(purged_bytes, "bytes given back to the kernel"),
-    LINE(slab_purged_bytes, "of them, pages of slabs in use"),
-    LINE(purge_refusals, "slices whose purge an observer refused"),
-    LINE(purge_failures, "decommits that the kernel refused"),
+    LINE_OF(purges, of_purges.purges, "successful decommits"),
+    LINE_OF(purged_bytes, of_purges.purged_bytes, "bytes given back to the kernel"),
+    LINE_OF(slab_purged_bytes, of_purges.slab_purged_bytes, "of them, pages of slabs in use"),
+    LINE_OF(purge_refusals, of_purges.refusals, "slices whose purge an observer refused"),
+    LINE_OF(purge_failures, of_purges.failures, "decommits that the kernel refused"),
     LINE(notified_open_mpi, "ranges that Open MPI was notified of by a call"),
     LINE(notified_ucx, "ranges that UCX was notified of by a call"),
     LINE(notified_libfabric, "ranges that libfabric was notified of by its imported monitor"),
     LINE(deep_binds, "calls of dlopen whose RTLD_DEEPBIND was left out"),
-    LINE(purge_thread_failures, "times the purge thread could not be created"),
-    LINE(purge_pressure, "times memory went back early because the kernel was short of it"),
-    LINE(purge_thread_runs, "1 while the purge thread runs"),
-    LINE(quiesces, "times everything was stopped for a checkpoint"),
-    LINE(is_quiesced, "1 between rdmalloc_quiesce() and rdmalloc_resume()"),
+    LINE_OF(purge_thread_failures, of_purges.thread_failures,
+            "times the purge thread could not be created"),
+    LINE_OF(purge_pressure, of_purges.pressure_purges,
+            "times memory went back early because the kernel was short of it"),
+    LINE_OF(purge_thread_runs, of_purges.thread_runs, "1 while the purge thread runs"),
+    LINE_OF(quiesces, of_purges.freezes, "times everything was stopped for a checkpoint"),
+    LINE_OF(is_quiesced, of_purges.is_frozen, "1 between rdmalloc_quiesce() and rdmalloc_resume()"),
     LINE(quarantined_ranges, "registrations that a registrar could not end"),
     LINE(quarantined_bytes, "their bytes, which keep their pages for good"),
     LINE(faults, "calls that RDMALLOC_FAULT has made to fail"),
 };
 #undef LINE
+#undef LINE_OF
 
 }  // namespace
 

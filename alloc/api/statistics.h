@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <span>
 
+#include "alloc/heaps/heap.h"
+#include "alloc/purge/purge.h"
+
 namespace rdmalloc {
 
 struct Statistics {
@@ -18,19 +21,14 @@ struct Statistics {
   std::uint64_t segments;
   std::uint64_t take_backs, take_back_naps, reclaimed_bytes;
   std::uint64_t large_spans, slab_spans;
-  std::uint64_t heaps, heap_bytes;  // of the user
-  std::uint64_t heap_live_bytes, heap_refusals;
-  std::uint64_t heap_region_bytes, registered_heaps;
-  std::uint64_t heap_huge_2m_bytes, heap_huge_1g_bytes, heap_retired_bytes;
+  HeapCounters of_heaps;
+  std::uint64_t heap_retired_bytes;
   std::uint64_t threads;
   std::uint64_t shards, shard_steals, remote_blocks_returned;
-  std::uint64_t purges, purged_bytes, slab_purged_bytes, purge_refusals, purge_failures;
-  std::uint64_t purge_thread_failures, purge_pressure;
-  std::uint64_t quiesces;
+  PurgeCounters of_purges;
   std::uint64_t quarantined_ranges, quarantined_bytes, faults;
   std::uint64_t notified_open_mpi, notified_ucx, notified_libfabric;  // ranges
   std::uint64_t deep_binds;
-  bool purge_thread_runs, is_quiesced;
 };
 Statistics statistics();
 

@@ -1,4 +1,3 @@
-#include <limits.h>
 #include <rdmalloc/rdmalloc.h>
 
 #include "alloc/api/statistics_print.h"
