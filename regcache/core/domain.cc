@@ -3,6 +3,8 @@
 
 #include <errno.h>
 
+#include <algorithm>
+
 #include "alloc/for_regcache.h"
 #include "regcache/core/at_exit.h"
 #include "regcache/core/callbacks.h"
@@ -231,25 +233,9 @@ int domain_check(const Domain* domain) {
 }
 
 void add(Counters& sums, const Counters& more) {
-  sums.hits += more.hits;
-  sums.misses += more.misses;
-  sums.registrations += more.registrations;
-  sums.deregistrations += more.deregistrations;
-  sums.evictions += more.evictions;
-  sums.refusals += more.refusals;
-  sums.purge_drops += more.purge_drops;
-  sums.purge_refusals += more.purge_refusals;
-  sums.foreign += more.foreign;
-  sums.quarantined += more.quarantined;
-  if (more.register_ns_worst > sums.register_ns_worst)
-    sums.register_ns_worst = more.register_ns_worst;
-  sums.register_ns_total += more.register_ns_total;
-  sums.prefaulted += more.prefaulted;
-  sums.lost_drops += more.lost_drops;
-  sums.memlock_refusals += more.memlock_refusals;
-  sums.purge_requests += more.purge_requests;
-  sums.resumes += more.resumes;
-  sums.flush_drops += more.flush_drops;
+  std::uint64_t worst = std::max(sums.register_ns_worst, more.register_ns_worst);
+  for (const ShownCounter& counter : kShownCounters) sums.*counter.kept += more.*counter.kept;
+  sums.register_ns_worst = worst;
 }
 
 Counters domain_counters(const Domain& domain) {

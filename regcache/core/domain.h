@@ -72,6 +72,22 @@ struct Counters {
   std::uint64_t resumes;
   std::uint64_t flush_drops;
 };
+// Each of them, and where the user sees it.
+struct ShownCounter {
+  std::uint64_t Counters::*kept;
+  std::uint64_t rdmalloc_domain_counters::*shown;
+};
+#define SHOWN(field) \
+  { &Counters::field, &rdmalloc_domain_counters::field }
+inline constexpr ShownCounter kShownCounters[] = {
+    SHOWN(hits),       SHOWN(misses),      SHOWN(registrations),     SHOWN(deregistrations),
+    SHOWN(evictions),  SHOWN(refusals),    SHOWN(purge_drops),       SHOWN(purge_refusals),
+    SHOWN(foreign),    SHOWN(quarantined), SHOWN(register_ns_worst), SHOWN(register_ns_total),
+    SHOWN(prefaulted), SHOWN(lost_drops),  SHOWN(memlock_refusals),  SHOWN(purge_requests),
+    SHOWN(resumes),    SHOWN(flush_drops)};
+#undef SHOWN
+static_assert(sizeof(Counters) ==
+              sizeof kShownCounters / sizeof *kShownCounters * sizeof(std::uint64_t));
 
 // What a domain counts of its registrations. Of a stripe: under its lock.
 struct Totals {

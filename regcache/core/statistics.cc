@@ -107,26 +107,9 @@ bool read(unsigned from, RegistrationGroup* group) {
 rdmalloc_domain_counters counters_for_user(const Counters& counters) {
   Stats stats = {};
   stats.size = sizeof stats;
-  stats.hits = counters.hits;
-  stats.misses = counters.misses;
-  stats.registrations = counters.registrations;
-  stats.deregistrations = counters.deregistrations;
-  stats.evictions = counters.evictions;
-  stats.refusals = counters.refusals;
-  stats.purge_drops = counters.purge_drops;
-  stats.purge_refusals = counters.purge_refusals;
-  stats.foreign = counters.foreign;
-  stats.quarantined = counters.quarantined;
-  stats.register_ns_worst = counters.register_ns_worst;
-  stats.register_ns_total = counters.register_ns_total;
-  stats.prefaulted = counters.prefaulted;
-  stats.lost_drops = counters.lost_drops;
+  for (const ShownCounter& counter : kShownCounters) stats.*counter.shown = counters.*counter.kept;
   std::uint64_t asked = counters.registrations + counters.refusals;
   stats.register_ns_mean = asked != 0 ? counters.register_ns_total / asked : 0;
-  stats.memlock_refusals = counters.memlock_refusals;
-  stats.purge_requests = counters.purge_requests;
-  stats.resumes = counters.resumes;
-  stats.flush_drops = counters.flush_drops;
   return stats;
 }
 
