@@ -62,32 +62,15 @@ bool read_word(const char* value, const char* allowed, Word* setting) {
 // `allowed`: as in Setting.
 using Reader = bool (*)(const char* value, const char* allowed);
 
-bool read_purge(const char* value, const char* allowed) {
-  return read_word(value, allowed, &current.purge);
-}
-bool read_huge(const char* value, const char* allowed) {
-  return read_word(value, allowed, &current.huge);
-}
-bool read_notify(const char* value, const char* allowed) {
-  return read_word(value, allowed, &current.notify);
-}
-bool read_foreign(const char* value, const char* allowed) {
-  return read_word(value, allowed, &current.foreign);
-}
-bool read_checkpoint(const char* value, const char* allowed) {
-  return read_word(value, allowed, &current.checkpoint);
-}
-bool read_check(const char* value, const char* allowed) {
-  return read_word(value, allowed, &current.check_frees);
+template <auto kSetting>
+bool read_one_of(const char* value, const char* allowed) {
+  return read_word(value, allowed, &(current.*kSetting));
 }
 bool read_pressure(const char* value, const char* allowed) {
   bool is_off = false;
   if (!read_word(value, allowed, &is_off)) return false;
   current.watch_pressure = !is_off;
   return true;
-}
-bool read_log(const char* value, const char* allowed) {
-  return read_word(value, allowed, &current.quiet);
 }
 bool read_stats(const char* value, const char*) {
   int index = index_of(value, "0, 1");
@@ -203,13 +186,14 @@ struct Setting {
   const char* fallback;
 };
 constexpr Setting kSettings[] = {
-    {"RDMALLOC_LOG", read_log, "warn, quiet", "warn"},  // first: it silences the others' warnings
+    // First: it silences the others' warnings.
+    {"RDMALLOC_LOG", read_one_of<&Options::quiet>, "warn, quiet", "warn"},
     // Before those that make calls.
     {"RDMALLOC_FAULT", read_fault,
      "site:n[,site:n...], n from 1 to 2^64 - 1, of the sites that `rdmalloc info --fault-sites` "
      "lists",
      "none"},
-    {"RDMALLOC_PURGE", read_purge, "auto, thread, manual, off", "auto"},
+    {"RDMALLOC_PURGE", read_one_of<&Options::purge>, "auto, thread, manual, off", "auto"},
     {"RDMALLOC_DECAY_MS", read_decay, "0 to 3600000 (milliseconds)", "5000"},
     {"RDMALLOC_DIRTY_MAX", read_dirty_max,
      "a size above 0: bytes, K, M, G, T or 1% to 100% of memory",
@@ -217,11 +201,11 @@ constexpr Setting kSettings[] = {
     {"RDMALLOC_LIMIT", read_limit, "4M or more: bytes, K, M, G, T or 1% to 100% of memory",
      "no limit"},
     {"RDMALLOC_PRESSURE", read_pressure, "auto, off", "auto"},
-    {"RDMALLOC_CHECK", read_check, "off, frees", "off"},
-    {"RDMALLOC_HUGE", read_huge, "auto, never, 2M, 1G", "auto"},
-    {"RDMALLOC_NOTIFY", read_notify, "auto, hooks, explicit, off", "auto"},
-    {"RDMALLOC_FOREIGN", read_foreign, "per-use, adopted, watch", "per-use"},
-    {"RDMALLOC_CHECKPOINT", read_checkpoint, "off, on", "off"},
+    {"RDMALLOC_CHECK", read_one_of<&Options::check_frees>, "off, frees", "off"},
+    {"RDMALLOC_HUGE", read_one_of<&Options::huge>, "auto, never, 2M, 1G", "auto"},
+    {"RDMALLOC_NOTIFY", read_one_of<&Options::notify>, "auto, hooks, explicit, off", "auto"},
+    {"RDMALLOC_FOREIGN", read_one_of<&Options::foreign>, "per-use, adopted, watch", "per-use"},
+    {"RDMALLOC_CHECKPOINT", read_one_of<&Options::checkpoint>, "off, on", "off"},
     {"RDMALLOC_ARENA", read_arena, "16M to 64T, or 1% to 100% of memory",
      "1T, or four times the memory there is"},
     {"RDMALLOC_TOPOLOGY", read_topology, "auto, one", "auto"},
