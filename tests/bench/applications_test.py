@@ -25,8 +25,8 @@ def runner(*arguments):
 
 
 def case_arguments():
-    DRIVER.refuses([(["--applications", "futures,none of that name"], "none of that name"), (["--scale", "0"], "scale")])
-    DRIVER.lists("futures")
+    DRIVER.refuses_as_grid([(["--applications", "futures,none of that name"], "none of that name"), (["--scale", "0"], "scale")])
+    DRIVER.lists("row futures")
     for arguments in [[], ["futures"], ["nothing", "--bin", BIN, "--work", "work"], ["--scale", "x"]]:
         status, output = runner(*arguments)
         expect(status == 2 and "usage" in output, f"runner {arguments}: exit status {status}, not 2", output)
@@ -35,11 +35,7 @@ def case_arguments():
 
 
 def case_label():
-    """A preload that serves no malloc must not become a column."""
-    status, output = DRIVER.run(*TINY, "--allocators", "glibc", "--peer", f"sham={no_malloc()}")
-    expect(status == 0, f"exit status {status}, not 0", output)
-    expect({cell["allocator"] for cell in DRIVER.report()["results"]} == {"glibc"}, "a sham row", output)
-    expect("malloc is served by" in DRIVER.failures()["futures", "sham"]["what"], "no reason", output)
+    DRIVER.leaves_out_a_sham(*TINY)
 
 
 def case_quick():

@@ -39,9 +39,9 @@ def lines_of(*rows, allocators="glibc"):
 
 
 def case_arguments():
-    DRIVER.refuses([(["--row", "replace:16"], "PATTERN:LEAST-MOST"), (["--row", "replace:4K-16:8@2"], "4K-16"),
+    DRIVER.refuses_as_grid([(["--row", "replace:16"], "PATTERN:LEAST-MOST"), (["--row", "replace:4K-16:8@2"], "4K-16"),
                     (["--row", "replace:16:8@0"], "@0"), (["--turn", "0"], "turn")])
-    DRIVER.lists("larson")
+    DRIVER.lists("row larson")
     plugin = pathlib.Path(DRIVER.program).parent.parent / "lib" / "libcoherence.so"
     for option, wanted in [("turn=0", "1 to 1000000"), ("threads=3", "no option 'threads'")]:
         done = subprocess.run([EMULATOR, "-plugin", f"{plugin},{option}", "/bin/true"], text=True,

@@ -30,15 +30,27 @@ class Driver:
 
     def refuses(self, cases):
         """Each of the arguments is refused, with a word of the message."""
-        for arguments, wanted in [*cases, (["--allocators", "nomalloc"], "nomalloc"),
-                                  (["--filter", "no such row"], "no such row"), (["--filter", "("], "--filter (")]:
+        for arguments, wanted in cases:
             status, output = self.run(*arguments)
             expect(status == 2, f"{arguments}: exit status {status}, not 2", output)
             expect(wanted in output, f"{arguments}: the message doesn't name '{wanted}'", output)
 
-    def lists(self, row):
+    def refuses_as_grid(self, cases):
+        self.refuses([*cases, (["--allocators", "nomalloc"], "nomalloc"), (["--filter", "no such row"], "no such row"),
+                      (["--filter", "("], "--filter (")])
+
+    def lists(self, *lines):
         status, output = self.run("--list")
-        expect(status == 0 and f"row {row}" in output and "allocator glibc" in output, "--list", output)
+        expect(status == 0 and all(line in output for line in ["allocator glibc", *lines]), "--list", output)
+
+    def leaves_out_a_sham(self, *arguments):
+        """A preload that serves no malloc must not become a column."""
+        status, output = self.run(*arguments, "--allocators", "glibc", "--peer", f"sham={no_malloc()}")
+        expect(status == 0, f"exit status {status}, not 0", output)
+        told = self.report()
+        expect({row["allocator"] for row in told["results"]} == {"glibc"}, "a sham row", output)
+        failure = told["failures"][0]
+        expect(failure["allocator"] == "sham" and "malloc is served by" in failure["what"], "no reason", output)
 
     def failures(self):
         return {(failure["row"], failure["allocator"]): failure for failure in self.report()["failures"]}

@@ -22,9 +22,9 @@ SMALL = ["cat", "rest:16:1@64", "heap-1M", "heap-3M", "heap-10M", "heap-30M", "s
 
 
 def case_arguments():
-    DRIVER.refuses([(["--parts", "noparts"], "noparts"), (["--thp", "sometimes"], "sometimes"),
+    DRIVER.refuses_as_grid([(["--parts", "noparts"], "noparts"), (["--thp", "sometimes"], "sometimes"),
                     (["--cgroup", "v3"], "v3"), (["--scale", "0"], "scale"), (["--settle-s", "x"], "settle")])
-    DRIVER.lists("python")
+    DRIVER.lists("row python")
     worker = pathlib.Path(DRIVER.program).parent / "memory_patterns"
     for arguments in [[], ["live"], ["live", "--bytes", "0"], ["live", "--bytes", "8", "--alignment", "24"],
                       ["nothing"], ["vectors", "--settle-s", "-1"]]:

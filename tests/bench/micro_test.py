@@ -14,44 +14,31 @@ import sys
 import driving
 from driving import expect
 
-DRIVER = sys.argv[1]
-CASE = sys.argv[2]
-drive = driving.Driver(DRIVER, "micro").run
-LIBRARY = pathlib.Path(DRIVER).parent.parent / "lib" / "librdmalloc.so"
-RSS_RETURN = pathlib.Path(DRIVER).parent / "rss_return"
+DRIVER = driving.Driver(sys.argv[1], "micro")
+drive = DRIVER.run
+LIBRARY = pathlib.Path(DRIVER.program).parent.parent / "lib" / "librdmalloc.so"
+RSS_RETURN = pathlib.Path(DRIVER.program).parent / "rss_return"
 
 
 def case_arguments():
-    for arguments, wanted in [(["--allocators", "nomalloc"], "nomalloc"),
-                              (["--peer", "nonsense"], "NAME=PATH"),
-                              (["--repetitions", "0"], "repetitions"),
-                              (["--rss-bytes", "lots"], "lots")]:
-        status, output = drive(*arguments)
-        expect(status == 2, f"{arguments}: exit status {status}, not 2", output)
-        expect(wanted in output, f"{arguments}: the message doesn't name '{wanted}'", output)
+    DRIVER.refuses([(["--allocators", "nomalloc"], "nomalloc"),
+                    (["--peer", "nonsense"], "NAME=PATH"),
+                    (["--repetitions", "0"], "repetitions"),
+                    (["--rss-bytes", "lots"], "lots")])
     status, output = drive("--quick", "--allocators", "glibc", "--filter", "nobench")
     expect(status == 3 and "nobench" in output, f"a filter without a match: {status}", output)
-    status, output = drive("--list")
-    expect(status == 0 and "allocator glibc" in output, "--list", output)
+    DRIVER.lists()
 
 
 def case_label():
-    """A preload that serves no malloc must not become a column."""
-    libm = subprocess.run(["cc", "-print-file-name=libm.so.6"], text=True,
-                          stdout=subprocess.PIPE).stdout.strip()
-    status, output = drive("--quick", "--filter", "pair/64$", "--allocators", "glibc", "--peer",
-                           f"sham={libm}")
-    expect(status == 0, f"exit status {status}, not 0", output)
-    report = json.loads(pathlib.Path("out/micro.json").read_text())
-    expect({row["allocator"] for row in report["results"]} == {"glibc"}, "a sham row", output)
-    expect("malloc is served by" in report["failures"][0]["what"], "no reason", output)
+    DRIVER.leaves_out_a_sham("--quick", "--filter", "pair/64$")
 
 
 def case_quick():
     """Every benchmark runs to its end under ours and under glibc's."""
     status, output = drive("--quick", "--allocators", "glibc,rdmalloc", "--min-time-s", "0.001")
     expect(status == 0, f"exit status {status}, not 0", output)
-    report = json.loads(pathlib.Path("out/micro.json").read_text())
+    report = DRIVER.report()
     times = {(row["benchmark"], row["allocator"]): row["ns"]["median"] for row in report["results"]}
     families = {benchmark.split("/")[0] for benchmark, _ in times}
     for family in ["pair", "fifo", "random", "random_touch", "producer_consumer", "ping_pong",
@@ -80,7 +67,7 @@ def case_rss():
     os.environ["RDMALLOC_DECAY_MS"] = "200"
     status, output = drive("--filter", "none", "--allocators", "rdmalloc", "--peer", f"sham={driving.no_malloc()}",
                            "--repetitions", "1", "--rss-bytes", "16M")
-    report = json.loads(pathlib.Path("out/micro.json").read_text())
+    report = DRIVER.report()
     expect({row["allocator"] for row in report["rss"]} == {"rdmalloc"}, "a sham row", output)
     expect("malloc is served by" in report["failures"][0]["what"], "no reason", output)
 
@@ -90,4 +77,4 @@ def case_rss_kept():
     expect(status == 1, f"exit status {status}: purging is off, memory can't have come back", output)
 
 
-driving.run_case(globals(), CASE)
+driving.run_case(globals(), sys.argv[2])

@@ -26,27 +26,17 @@ report = DRIVER.report
 
 
 def case_arguments():
-    for arguments, wanted in [(["--allocators", "nomalloc"], "nomalloc"),
-                              (["--programs", "noprogram"], "noprogram"),
-                              (["--threads", "0"], "threads"),
-                              (["--scale", "x"], "scale"),
-                              (["--traces", "nothing"], "nothing"),
-                              (["--peers", "/nowhere"], "/nowhere")]:
-        status, output = drive(*arguments)
-        expect(status == 2, f"{arguments}: exit status {status}, not 2", output)
-        expect(wanted in output, f"{arguments}: the message doesn't name '{wanted}'", output)
-    status, output = drive("--list")
-    expect(status == 0 and "program larson" in output and "allocator glibc" in output, "--list",
-           output)
+    DRIVER.refuses([(["--allocators", "nomalloc"], "nomalloc"),
+                    (["--programs", "noprogram"], "noprogram"),
+                    (["--threads", "0"], "threads"),
+                    (["--scale", "x"], "scale"),
+                    (["--traces", "nothing"], "nothing"),
+                    (["--peers", "/nowhere"], "/nowhere")])
+    DRIVER.lists("program larson")
 
 
 def case_label():
-    """A preload that serves no malloc must not become a column."""
-    status, output = drive("--programs", "sh6", "--scale", "0.01", "--repetitions", "1",
-                           "--allocators", "glibc", "--peer", f"sham={driving.no_malloc()}")
-    expect(status == 0, f"exit status {status}, not 0", output)
-    expect({row["allocator"] for row in report()["results"]} == {"glibc"}, "a sham row", output)
-    expect("malloc is served by" in report()["failures"][0]["what"], "no reason", output)
+    DRIVER.leaves_out_a_sham("--programs", "sh6", "--scale", "0.01", "--repetitions", "1", "--traces", "none")
 
 
 def case_failed():

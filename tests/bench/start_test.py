@@ -14,9 +14,9 @@ WORKER = pathlib.Path(DRIVER.program).parent / "job_start"
 
 
 def case_arguments():
-    DRIVER.refuses([(["--reserved-gib", "1"], "--reserved-gib 1"), (["--threads", "1,0"], "--threads 0"),
+    DRIVER.refuses_as_grid([(["--reserved-gib", "1"], "--reserved-gib 1"), (["--threads", "1,0"], "--threads 0"),
                     (["--touched-mib", "1"], "touched-mib")])
-    DRIVER.lists("touch of 400 GiB, 1 thread")
+    DRIVER.lists("row touch of 400 GiB, 1 thread")
     for arguments in [[], ["nothing", "64", "64", "1"], ["touch", "64", "128", "1"], ["touch", "64", "64", "0"]]:
         done = subprocess.run([WORKER, *arguments], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         expect(done.returncode == 2 and "usage" in done.stderr, f"job_start {arguments}", done.stderr)

@@ -4,7 +4,6 @@ Seen to fail: `arguments` with the check of --program removed and with problem_o
 problem_of() always empty, `served` with the linker not asked, with the rows of what failed kept, and with the user's
 preload left in the environment, `said` with json's own dump().
 """
-import json
 import os
 import pathlib
 import sys
@@ -12,24 +11,20 @@ import sys
 import driving
 from driving import expect, made
 
-DRIVER = sys.argv[1]
-CASE = sys.argv[2]
-drive = driving.Driver(DRIVER, "startup").run
+DRIVER = driving.Driver(sys.argv[1], "startup")
+drive = DRIVER.run
 
 
 def case_arguments():
-    for arguments, wanted in [(["--program", "/nowhere/program"], "/nowhere/program"),
-                              (["--allocators", "nomalloc"], "nomalloc"),
-                              (["--repetitions", "0"], "repetitions")]:
-        status, output = drive(*arguments)
-        expect(status == 2 and wanted in output, f"{arguments}: exit status {status}", output)
+    DRIVER.refuses([(["--program", "/nowhere/program"], "/nowhere/program"),
+                    (["--allocators", "nomalloc"], "nomalloc"),
+                    (["--repetitions", "0"], "repetitions")])
     for arguments in [["--output", "/proc/nowhere"], ["--json", "/proc/nowhere/startup.json"]]:
         status, output = drive(*arguments)
         expect(status == 2 and "/proc/nowhere" in output and "medians" not in output, f"{arguments}: {status}", output)
     status, output = drive("--repetitions", "1", "--allocators", "glibc", "--json", "/dev/full")
     expect(status == 2 and "can't write /dev/full" in output, f"a full disk: exit status {status}, not 2", output)
-    status, output = drive("--list")
-    expect(status == 0 and "allocator glibc" in output, "--list", output)
+    DRIVER.lists()
 
 
 def case_quick():
@@ -38,7 +33,7 @@ def case_quick():
     status, output = drive("--allocators", "glibc,rdmalloc", "--peer",
                            f"broken={os.path.abspath('broken.so')}", "--repetitions", "5")
     expect(status == 0, f"exit status {status}, not 0", output)
-    report = json.loads(pathlib.Path("out/startup.json").read_text())
+    report = DRIVER.report()
     rows = {row["allocator"]: row for row in report["results"]}
     expect(set(rows) == {"glibc", "rdmalloc"}, "a row of a library that was not preloaded", output)
     expect(report["failures"][0]["allocator"] == "broken", "the failure", output)
@@ -51,7 +46,7 @@ def case_quick():
 
 
 def failures():
-    report = json.loads(pathlib.Path("out/startup.json").read_text())
+    report = DRIVER.report()
     return {row["allocator"] for row in report["results"]}, {one["allocator"]: one["what"] for one in report["failures"]}
 
 
@@ -84,9 +79,9 @@ def case_said():
     os.environ["MALLOC_ARENA_MAX"] = "7"
     status, output = drive("--allocators", "glibc", "--peer", f"loud={loud}", "--repetitions", "2")
     expect(status == 0 and failures()[0] == {"glibc"}, f"exit status {status}, not 0", output)
-    report = json.loads(pathlib.Path("out/startup.json").read_text())
+    report = DRIVER.report()
     expect(report["host"]["settings_of_malloc"]["MALLOC_ARENA_MAX"] == "7", "a setting", output)
     expect("for all of them MALLOC_ARENA_MAX=7" in output, "a setting is not named", output)
 
 
-driving.run_case(globals(), CASE)
+driving.run_case(globals(), sys.argv[2])

@@ -13,12 +13,12 @@ DRIVER = Driver(sys.argv[1], "threads")
 
 
 def case_arguments():
-    DRIVER.refuses([(["--shapes", "replace:16"], "PATTERN:LEAST-MOST"), (["--threads", "0"], "@0"),
+    DRIVER.refuses_as_grid([(["--shapes", "replace:16"], "PATTERN:LEAST-MOST"), (["--threads", "0"], "@0"),
                     (["--threads", "1,x"], "@x"), (["--threads", "4294967298"], "@4294967298"), (["--scale", "0"], "scale"),
                     (["--random", "0"], "random"), (["--random", "3", "--shapes", "replace:16:8"], "--shapes"),
                     (["--threads", "2,4,2", "--shapes", "replace:16:8"], "replace:16:8@2 is asked for twice"),
                     (["--threads", "2", "--shapes", "replace:1K:8,replace:1024:8"], "replace:1K:8@2 is asked for twice")])
-    DRIVER.lists("come-and-go:16-1K:64@256")
+    DRIVER.lists("row come-and-go:16-1K:64@256")
     worker = pathlib.Path(DRIVER.program).parent / "thread_patterns"
     for arguments in [[], ["nothing"], ["replace", "--threads", "0"], ["replace", "--sizes", "16"],
                       ["replace", "--sizes", "32-16"], ["replace", "--settle-s", "-1"]]:
@@ -27,12 +27,7 @@ def case_arguments():
 
 
 def case_label():
-    """A preload that serves no malloc must not become a column."""
-    status, output = DRIVER.run("--shapes", "replace:16:8", "--threads", "2", "--scale", "0.001", "--repetitions", "1",
-                                "--allocators", "glibc", "--peer", f"sham={no_malloc()}")
-    expect(status == 0, f"exit status {status}, not 0", output)
-    expect({cell["allocator"] for cell in DRIVER.report()["results"]} == {"glibc"}, "a sham row", output)
-    expect("malloc is served by" in DRIVER.failures()["replace:16:8@2", "sham"]["what"], "no reason", output)
+    DRIVER.leaves_out_a_sham("--shapes", "replace:16:8", "--threads", "2", "--scale", "0.001", "--repetitions", "1")
 
 
 def case_random():
