@@ -7,7 +7,6 @@
 #include <rdmalloc/registrar_libfabric.h>
 
 #include <functional>
-#include <thread>
 
 #include "tests/support/capture.h"
 #include "tests/unit/registrars/support.h"
@@ -258,23 +257,7 @@ TEST_F(Libfabric, purges_close_registrations) {
 
 // Keys are distinct also when many threads ask at once. Fails when next_key is not atomic.
 TEST_F(Libfabric, many_registrations_from_many_threads) {
-  std::vector<std::thread> threads;
-  std::atomic<int> failures{0};
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&] {
-      for (int i = 0; i < 200; ++i) {
-        void* block = rdmalloc_malloc(3 * kMiB);
-        rdmalloc_reg* reg = nullptr;
-        if (rdmalloc_reg_get(cache, block, kMiB, RDMALLOC_ACCESS_REMOTE_READ, &reg) != 0)
-          ++failures;
-        rdmalloc_reg_put(reg);
-        rdmalloc_free(block);
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(failures, 0);
-  EXPECT_EQ(counters_of(cache).live_count, 0u);
+  use_on_many_threads(cache, RDMALLOC_ACCESS_REMOTE_READ);
 }
 
 TEST_F(Libfabric, bad_use_is_refused) {

@@ -8,11 +8,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <fstream>
 #include <functional>
 #include <initializer_list>
 #include <string>
+#include <thread>
+#include <vector>
 
 #include "alloc/os/fault.h"
 
@@ -104,4 +107,24 @@ inline int use_once(const std::function<int(rdmalloc_domain**)>& open, std::uint
   rdmalloc_domain_flush(domain);
   EXPECT_EQ(rdmalloc_domain_close(domain), 0);
   return error;
+}
+
+// Registrations of new blocks on four threads at once.
+inline void use_on_many_threads(rdmalloc_domain* domain, std::uint32_t access) {
+  std::vector<std::thread> threads;
+  std::atomic<int> failures{0};
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < 200; ++i) {
+        void* block = rdmalloc_malloc(std::size_t{3} << 20);
+        rdmalloc_reg* reg = nullptr;
+        if (rdmalloc_reg_get(domain, block, std::size_t{1} << 20, access, &reg) != 0) ++failures;
+        rdmalloc_reg_put(reg);
+        rdmalloc_free(block);
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(failures, 0);
+  EXPECT_EQ(counters_of(domain).live_count, 0u);
 }

@@ -5,7 +5,6 @@
 #include <ucp/api/ucp.h>
 
 #include <thread>
-#include <vector>
 
 #include "tests/support/capture.h"
 #include "tests/unit/registrars/support.h"
@@ -314,22 +313,7 @@ TEST_F(Ucx, a_context_of_one_thread_is_left_to_that_thread) {
 }
 
 TEST_F(Ucx, many_registrations_from_many_threads) {
-  std::vector<std::thread> threads;
-  std::atomic<int> failures{0};
-  for (int t = 0; t < 4; ++t) {
-    threads.emplace_back([&] {
-      for (int i = 0; i < 200; ++i) {
-        void* block = rdmalloc_malloc(3 * kMiB);
-        rdmalloc_reg* reg = nullptr;
-        if (rdmalloc_reg_get(domain, block, kMiB, kRemote, &reg) != 0) ++failures;
-        rdmalloc_reg_put(reg);
-        rdmalloc_free(block);
-      }
-    });
-  }
-  for (auto& thread : threads) thread.join();
-  EXPECT_EQ(failures, 0);
-  EXPECT_EQ(counters_of(domain).live_count, 0u);
+  use_on_many_threads(domain, kRemote);
 }
 
 // Fails when domain_close() does not tell a parent's domain: the child would free the parent's
