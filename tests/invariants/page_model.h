@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: BSD-3-Clause
 //
 // An observer that checks what it is told: for each page the order reserve, use, (purge, purged,
-// reuse)*, each once (rdmalloc.h, "page events"). Violations are kept as text.
+// reuse)*, each once (rdmalloc.h, "page events"). Violations are kept as text; the model's end
+// expects none.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
 
 #include <map>
@@ -36,7 +38,10 @@ class PageModel {
     ops.reuse = [](void* me, void* base, size_t n) { of(me)->on_reuse(base, n); };
     added_ = rdmalloc_observer_add(&ops, this, &observer_);
   }
-  ~PageModel() { remove(); }
+  ~PageModel() {
+    EXPECT_EQ(remove(), 0);
+    EXPECT_TRUE(violations.empty()) << all_violations();
+  }
   int added() const { return added_; }
   int remove() {
     if (observer_ == nullptr) return 0;

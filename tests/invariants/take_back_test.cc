@@ -183,7 +183,6 @@ TEST_P(TakeBackArena, of_a_block_of_pieces_those_given_back_are_notified) {
   EXPECT_GT(rdmalloc_purge(0), int64_t{19 * kMiB});
   EXPECT_EQ(model.remove(), 0);
   EXPECT_GT(model.reuses, 0u);
-  EXPECT_TRUE(model.violations.empty()) << model.all_violations();
 }
 
 // Takes blocks of `bytes` until there are no more, and frees every second one. Returns how many it
