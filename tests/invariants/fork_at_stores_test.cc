@@ -43,6 +43,7 @@
 #include "alloc/pages/page_heap.h"
 #include "tests/invariants/domain.h"
 #include "tests/invariants/own_memory.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 
@@ -453,8 +454,7 @@ bool child_is_whole(int index) {
 }
 
 rdmalloc_heap* make_heap() {
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
+  rdmalloc_heap_attr attr = rdmalloc_test::heap_attr();
   rdmalloc_domain* domain = nullptr;
   if (kind_here->in_region) {
     domain = rdmalloc_test::open_domain();  // never asked to register in a child

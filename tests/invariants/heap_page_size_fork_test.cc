@@ -18,6 +18,7 @@
 #include "alloc/heaps/heap.h"
 #include "alloc/pages/page_heap.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/huge_pool.h"
 #include "tests/support/process.h"
 #include "tests/unit/heaps/fixture.h"
@@ -33,10 +34,7 @@ using rdmalloc_test::smaps_kib;
 constexpr size_t k2M = 2 * kMiB;
 
 rdmalloc_heap* make(uint32_t page_size, size_t budget_bytes) {
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = budget_bytes;
-  attr.page_size = page_size;
+  rdmalloc_heap_attr attr = rdmalloc_test::heap_attr(budget_bytes, page_size);
   rdmalloc_heap* heap = nullptr;
   return rdmalloc_heap_create(&attr, &heap) == 0 ? heap : nullptr;
 }

@@ -13,6 +13,7 @@
 #include "alloc/pages/page_heap.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/huge_pool.h"
 #include "tests/support/process.h"
 #include "tests/unit/heaps/fixture.h"
@@ -32,10 +33,7 @@ constexpr size_t k2M = 2 * kMiB;
 constexpr unsigned char kMark = 0x5C;
 
 rdmalloc_heap* make(uint32_t page_size, size_t budget_bytes, int* error) {
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = budget_bytes;
-  attr.page_size = page_size;
+  rdmalloc_heap_attr attr = rdmalloc_test::heap_attr(budget_bytes, page_size);
   rdmalloc_heap* heap = nullptr;
   *error = rdmalloc_heap_create(&attr, &heap);
   return heap;

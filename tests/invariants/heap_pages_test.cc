@@ -19,6 +19,7 @@
 #include "alloc/pages/page_heap.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/process.h"
 #include "tests/unit/heaps/fixture.h"
 
@@ -320,12 +321,8 @@ TEST(HeapPages, I11_a_destroy_beside_a_page_purge_is_whole_in_a_child) {
 TEST(HeapPages, I13_a_registered_heap_keeps_free_pages_and_keys) {
   Fabric fabric;
   rdmalloc_domain* domain = fabric.domain();
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 4 * kMiB;
-  attr.domains = &domain;
-  attr.domain_count = 1;
-  attr.access = RDMALLOC_ACCESS_LOCAL;
+  rdmalloc_heap_attr attr =
+      rdmalloc_test::registered_heap_attr(&domain, 4 * kMiB, RDMALLOC_ACCESS_LOCAL);
   rdmalloc_heap* made = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &made), 0);
   Heap heap(made);

@@ -19,6 +19,7 @@
 #include "alloc/pages/purge_turn.h"
 #include "rdmalloc/rdmalloc.h"
 #include "tests/support/by_steps.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/observer.h"
 #include "tests/support/process.h"
 
@@ -136,8 +137,7 @@ TEST(InFlight, small_blocks_wait_too) {
 
 // Fails without the wait in heap_allocate().
 TEST(InFlight, heaps_wait_too) {
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
+  rdmalloc_heap_attr attr = rdmalloc_test::heap_attr();
   rdmalloc_heap* heap = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
   OnePieceLeft left;
@@ -201,9 +201,7 @@ TEST(InFlight, an_observer_that_allocates_does_not_wait_for_its_own_purge) {
 
 // Fails, with a purge that was stopped for nothing, without the look at limit and budget.
 TEST(InFlight, no_caller_waits_where_the_limit_or_a_budget_says_no) {
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 4 * kMiB;
+  rdmalloc_heap_attr attr = rdmalloc_test::heap_attr(4 * kMiB);
   rdmalloc_heap* heap = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
   // Free spans with one in use between each two: a piece each.

@@ -20,6 +20,7 @@
 #include "tests/invariants/page_model.h"
 #include "tests/support/by_steps.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/observer.h"
 #include "tests/support/process.h"
 
@@ -196,10 +197,7 @@ TEST(PageEvents, an_observers_errno_does_not_reach_the_caller) {
   EXPECT_GT(rdmalloc_purge(0), 0);
   EXPECT_EQ(errno, 0);
   EXPECT_GT(std::exchange(asked, 0), 0);
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 2 * kMiB;
-  attr.page_size = RDMALLOC_PAGE_4K;
+  rdmalloc_heap_attr attr = rdmalloc_test::heap_attr(2 * kMiB, RDMALLOC_PAGE_4K);
   rdmalloc_heap* heap = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
   EXPECT_EQ(errno, 0);

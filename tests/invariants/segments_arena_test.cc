@@ -14,6 +14,7 @@
 #include "tests/invariants/blocks.h"
 #include "tests/invariants/domain.h"
 #include "tests/invariants/places.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/process.h"
 
 namespace {
@@ -43,12 +44,8 @@ TEST(SegmentsArena, a_region_lies_in_no_segment_of_a_shard) {
   rdmalloc_domain* domain = rdmalloc_test::open_domain();
   ASSERT_NE(domain, nullptr);
   std::vector<rdmalloc_heap*> heaps;
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 2 * kMiB;
-  attr.domains = &domain;
-  attr.domain_count = 1;
-  attr.access = RDMALLOC_ACCESS_LOCAL_WRITE;
+  rdmalloc_heap_attr attr =
+      rdmalloc_test::registered_heap_attr(&domain, 2 * kMiB, RDMALLOC_ACCESS_LOCAL_WRITE);
   for (rdmalloc_heap* heap = nullptr; rdmalloc_heap_create(&attr, &heap) == 0;) {
     heaps.push_back(heap);
     EXPECT_FALSE(is_in_segment_of_shard(rdmalloc_heap_malloc(heap, kMiB))) << heaps.size();

@@ -28,6 +28,7 @@
 #include "alloc/pages/arena.h"
 #include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/process.h"
 
 namespace {
@@ -130,8 +131,7 @@ std::string phases(size_t live) {
 class HeapOfOurs {
  public:
   HeapOfOurs() {
-    rdmalloc_heap_attr attr = {};
-    attr.size = sizeof attr;
+    rdmalloc_heap_attr attr = rdmalloc_test::heap_attr();
     EXPECT_EQ(rdmalloc_heap_create(&attr, &heap_), 0);
   }
   ~HeapOfOurs() { EXPECT_EQ(rdmalloc_heap_destroy(heap_), 0); }

@@ -13,6 +13,7 @@
 #include "alloc/os/fault.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/unit/heaps/fixture.h"
 
 namespace {
@@ -39,9 +40,7 @@ class HeapNodes : public testing::Test {
     if (policy_of(&here) < 0) GTEST_SKIP() << "SKIP: no NUMA policies here: " << policy_of(&here);
   }
   rdmalloc_heap* make(unsigned node, size_t budget_bytes) {
-    rdmalloc_heap_attr attr = {};
-    attr.size = sizeof attr;
-    attr.budget_bytes = budget_bytes;
+    rdmalloc_heap_attr attr = rdmalloc_test::heap_attr(budget_bytes);
     attr.numa_node = RDMALLOC_NODE(node);
     rdmalloc_heap* heap = nullptr;
     last_error = rdmalloc_heap_create(&attr, &heap);

@@ -26,6 +26,7 @@
 #include "alloc/pages/purge_turn.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/huge_pool.h"
 #include "tests/support/kernel_has.h"
 #include "tests/support/observer.h"
@@ -54,10 +55,7 @@ class HeapPageSizes : public testing::Test {
   }
   // The error is in last_error, what was said in `said`.
   rdmalloc_heap* make(uint32_t page_size, size_t budget_bytes) {
-    rdmalloc_heap_attr attr = {};
-    attr.size = sizeof attr;
-    attr.budget_bytes = budget_bytes;
-    attr.page_size = page_size;
+    rdmalloc_heap_attr attr = rdmalloc_test::heap_attr(budget_bytes, page_size);
     rdmalloc_heap* heap = nullptr;
     rdmalloc_test::Capture capture;
     last_error = rdmalloc_heap_create(&attr, &heap);
@@ -474,10 +472,7 @@ void refuse_calls(long number, int argument, uint32_t bit) {
 }
 
 int error_of_making(uint32_t page_size) {
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 4 * kMiB;
-  attr.page_size = page_size;
+  rdmalloc_heap_attr attr = rdmalloc_test::heap_attr(4 * kMiB, page_size);
   rdmalloc_heap* heap = nullptr;
   int error = rdmalloc_heap_create(&attr, &heap);
   if (!rdmalloc::page_heap_is_valid() || counter("stats.heap_retired_bytes") != 0) _exit(5);

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "tests/support/capture.h"
+#include "tests/support/heap_attr.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
 namespace {
@@ -32,11 +33,7 @@ int use_inherited(rdmalloc_heap* heap, const StubDomain& domain, char* block) {
   std::memset(more, 1, 2 * kMiB);
   StubFabric own_fabric;
   StubDomain own(own_fabric);
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = kMiB;
-  attr.domains = &own.handle;
-  attr.domain_count = 1;
+  rdmalloc_heap_attr attr = rdmalloc_test::registered_heap_attr(&own.handle, kMiB);
   rdmalloc_heap* mine = nullptr;
   if (rdmalloc_heap_create(&attr, &mine) != 0) return 7;
   if (rdmalloc_heap_destroy(heap) != 0) return 8;

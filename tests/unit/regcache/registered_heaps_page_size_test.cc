@@ -6,6 +6,7 @@
 #include "alloc/os/fault.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/huge_pool.h"
 #include "tests/support/kernel_has.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
@@ -23,13 +24,8 @@ constexpr std::size_t k2M = 2 * kMiB;
 class RegisteredPageSizes : public RegisteredHeaps {
  protected:
   rdmalloc_heap* make_huge(rdmalloc_domain* domain, std::size_t budget_bytes) {
-    rdmalloc_heap_attr attr = {};
-    attr.size = sizeof attr;
-    attr.budget_bytes = budget_bytes;
-    attr.domains = &domain;
-    attr.domain_count = 1;
-    attr.access = kRemote;
-    attr.page_size = RDMALLOC_PAGE_2M;
+    rdmalloc_heap_attr attr =
+        rdmalloc_test::registered_heap_attr(&domain, budget_bytes, kRemote, RDMALLOC_PAGE_2M);
     rdmalloc_heap* heap = nullptr;
     last_error = rdmalloc_heap_create(&attr, &heap);
     return heap;
@@ -185,13 +181,8 @@ TEST_F(HugeCheckpoints, I3_a_heap_stays_on_its_pages_of_the_pool) {
 TEST_F(HugeCheckpoints, a_heap_keeps_the_transparent_huge_pages_that_it_has) {
   StubDomain domain(fabric);
   rdmalloc_domain* domains[] = {domain.handle};
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 16 * kMiB;
-  attr.domains = domains;
-  attr.domain_count = 1;
-  attr.access = kRemote;
-  attr.page_size = RDMALLOC_PAGE_THP;
+  rdmalloc_heap_attr attr =
+      rdmalloc_test::registered_heap_attr(domains, 16 * kMiB, kRemote, RDMALLOC_PAGE_THP);
   rdmalloc_heap* heap = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
   if (smaps_kib(region(heap, 0).base, "AnonHugePages") > 0) {
@@ -246,9 +237,7 @@ TEST_F(HugeSetting, a_heap_that_takes_its_memory_whole_gets_pages_of_the_pool) {
   EXPECT_EQ(smaps_kib(rdmalloc_heap_malloc(heap, kMiB), "KernelPageSize"), 2048);
   ASSERT_EQ(rdmalloc_heap_grow(heap, kMiB), 0);
   EXPECT_EQ(counters(heap).huge_bytes, 10 * kMiB);
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 4 * kMiB;
+  rdmalloc_heap_attr attr = rdmalloc_test::heap_attr(4 * kMiB);
   attr.numa_node = RDMALLOC_NODE(0);
   rdmalloc_heap *of_node = nullptr, *small = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &of_node), 0);

@@ -9,6 +9,7 @@
 #include "alloc/purge/purge.h"
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/observer.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
@@ -179,10 +180,7 @@ TEST_F(RegisteredHeaps, I7_a_new_observer_wakes_a_thread_that_sleeps) {
 
 // Fails when its end makes no thread: its pages stay away from the others for good.
 TEST_F(RegisteredHeaps, I7_one_that_ends_in_a_pause_leaves_its_pages_to_the_thread) {
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 2 * kMiB;
-  attr.page_size = RDMALLOC_PAGE_4K;
+  rdmalloc_heap_attr attr = rdmalloc_test::heap_attr(2 * kMiB, RDMALLOC_PAGE_4K);
   rdmalloc_heap* heap = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
   ASSERT_EQ(rdmalloc_purge_pause(), 0);

@@ -10,6 +10,7 @@
 
 #include "tests/support/capture.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/unit/regcache/registered_heaps_fixture.h"
 
 namespace {
@@ -562,11 +563,7 @@ TEST_F(RegisteredHeaps, threads_share_heaps_and_make_their_own) {
         ++wrong;
       rdmalloc_free(places[random.below(64)].exchange(block));
       if (step % 500 == 0) {
-        rdmalloc_heap_attr attr = {};
-        attr.size = sizeof attr;
-        attr.budget_bytes = 2 * kMiB;
-        attr.domains = &domain.handle;
-        attr.domain_count = 1;
+        rdmalloc_heap_attr attr = rdmalloc_test::registered_heap_attr(&domain.handle, 2 * kMiB);
         rdmalloc_heap* own = nullptr;
         if (rdmalloc_heap_create(&attr, &own) != 0 || rdmalloc_heap_malloc(own, kMiB) == nullptr ||
             rdmalloc_heap_destroy(own) != 0)

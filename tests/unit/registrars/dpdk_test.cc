@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/heap_attr.h"
 #include "tests/unit/registrars/support.h"
 
 namespace {
@@ -202,11 +203,7 @@ TEST_F(Dpdk, a_registered_block_is_external_memory_mapped_for_each_device) {
 // Packets in our memory: a pool of mbufs whose data lies in a block of a registered heap.
 TEST_F(Dpdk, mbufs_of_a_pool_lie_in_a_registered_heap) {
   open();
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 4 * kMiB;
-  attr.domains = &domain;
-  attr.domain_count = 1;
+  rdmalloc_heap_attr attr = rdmalloc_test::registered_heap_attr(&domain, 4 * kMiB);
   rdmalloc_heap* heap = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
   constexpr std::uint16_t kRoom = RTE_MBUF_DEFAULT_BUF_SIZE;

@@ -13,6 +13,7 @@
 #include <cstring>
 #include <string>
 
+#include "tests/support/heap_attr.h"
 #include "tests/support/kernel_has.h"
 
 namespace {
@@ -55,12 +56,8 @@ void open_all() {
     exit(0);
   }
   check("ring", rdmalloc_domain_open_uring(nullptr, nullptr, &all.domain, &uring));
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 4 * kMiB;
-  attr.domains = &all.domain;
-  attr.domain_count = 1;
-  attr.access = RDMALLOC_ACCESS_LOCAL;
+  rdmalloc_heap_attr attr =
+      rdmalloc_test::registered_heap_attr(&all.domain, 4 * kMiB, RDMALLOC_ACCESS_LOCAL);
   check("heap", rdmalloc_heap_create(&attr, &all.heap));
   rdmalloc_heap_malloc(all.heap, kMiB);
   all.block = static_cast<char*>(rdmalloc_malloc(kMiB));

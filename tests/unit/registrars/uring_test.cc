@@ -13,6 +13,7 @@
 
 #include "tests/support/capture.h"
 #include "tests/support/first_test.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/huge_pool.h"
 #include "tests/support/kernel_has.h"
 #include "tests/unit/registrars/support.h"
@@ -72,11 +73,7 @@ TEST_F(Uring, a_registered_block_is_a_fixed_buffer_with_pinned_pages) {
 TEST_F(Uring, I13_a_registered_heap_is_pinned_whole_its_blocks_are_fixed) {
   if (rdmalloc_test::is_run_apart()) return;
   long before = status_kb("VmPin");
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 16 * kMiB;
-  attr.domains = &domain;
-  attr.domain_count = 1;
+  rdmalloc_heap_attr attr = rdmalloc_test::registered_heap_attr(&domain, 16 * kMiB);
   rdmalloc_heap* heap = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
   EXPECT_EQ(status_kb("VmPin") - before, 16 * 1024);
@@ -107,12 +104,8 @@ TEST_F(Uring, I11_a_heap_of_huge_pages_sends_what_is_there_after_a_fork) {
   // The kernel copies pinned pages when the child is made.
   if (!pool.make_free(16)) GTEST_SKIP() << pool.why_not;
   long before = status_kb("VmPin");
-  rdmalloc_heap_attr attr = {};
-  attr.size = sizeof attr;
-  attr.budget_bytes = 8 * kMiB;
-  attr.domains = &domain;
-  attr.domain_count = 1;
-  attr.page_size = RDMALLOC_PAGE_2M;
+  rdmalloc_heap_attr attr =
+      rdmalloc_test::registered_heap_attr(&domain, 8 * kMiB, 0, RDMALLOC_PAGE_2M);
   rdmalloc_heap* heap = nullptr;
   ASSERT_EQ(rdmalloc_heap_create(&attr, &heap), 0);
   EXPECT_EQ(status_kb("VmPin") - before, 8 * 1024);
