@@ -9,7 +9,6 @@
 #include "alloc/cache/loans.h"
 #include "alloc/cache/long_block.h"
 #include "alloc/cache/reclaim.h"
-#include "alloc/cache/shards.h"
 #include "alloc/cache/shares.h"
 #include "alloc/cache/slow_events.h"
 #include "alloc/core/fork.h"

@@ -1,11 +1,6 @@
 // Which shard a thread works in, and the making of shards (core/shard.h).
 #pragma once
 
-#include <cstdint>
-
-#include "alloc/core/lock.h"
-#include "alloc/core/shard.h"
-
 namespace rdmalloc {
 
 // The shard of the place that the calling thread runs at, made if there is none yet; 0 when no

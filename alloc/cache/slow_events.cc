@@ -8,7 +8,6 @@
 #include "alloc/cache/shares.h"
 #include "alloc/core/options.h"
 #include "alloc/core/purge_signal.h"
-#include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
 
 namespace rdmalloc {

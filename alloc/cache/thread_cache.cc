@@ -18,7 +18,6 @@
 #include "alloc/core/init.h"
 #include "alloc/core/options.h"
 #include "alloc/core/report.h"
-#include "alloc/os/os.h"
 #include "alloc/pages/page_heap.h"
 #include "alloc/pages/segments.h"
 #include "alloc/slabs/slab.h"

@@ -17,7 +17,6 @@
 #include "alloc/cache/bin_table.h"
 #include "alloc/cache/magazine.h"
 #include "alloc/cache/take_back.h"
-#include "alloc/core/fork.h"
 #include "alloc/core/lock.h"
 #include "alloc/core/size_class.h"
 #include "alloc/core/vain_looks.h"

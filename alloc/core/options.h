@@ -2,7 +2,6 @@
 // change its environment afterwards, and getenv is not safe beside that.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 #include "alloc/core/rank.h"

@@ -2,7 +2,6 @@
 // since the files that are read in this room have numbers in them, and so have their paths.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace rdmalloc::os {

@@ -7,7 +7,6 @@
 #include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
-#include "alloc/pages/segments.h"
 
 namespace rdmalloc {
 

@@ -33,7 +33,6 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "alloc/core/lock.h"
 #include "alloc/pages/arena.h"
 
 namespace rdmalloc {

@@ -14,6 +14,7 @@
 // Everything below wants the lock of the heap that it is given, but where it says otherwise.
 #pragma once
 
+#include "alloc/core/lock.h"
 #include "alloc/core/vain_looks.h"
 #include "alloc/os/os.h"
 #include "alloc/os/sanitizers.h"

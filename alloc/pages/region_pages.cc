@@ -12,6 +12,7 @@
 #include "alloc/pages/events.h"
 #include "alloc/pages/give_back.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/purge_turn.h"
 
 namespace rdmalloc {
 namespace {

@@ -22,7 +22,6 @@
 #include <cstdint>
 
 #include "alloc/core/report.h"
-#include "alloc/pages/purge_turn.h"
 #include "alloc/pages/span.h"
 
 namespace rdmalloc {

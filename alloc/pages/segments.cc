@@ -1,9 +1,7 @@
 #include "alloc/pages/segments.h"
 
 #include "alloc/core/order_for_fork.h"
-#include "alloc/os/memory.h"
 #include "alloc/os/os.h"
-#include "alloc/pages/events.h"
 #include "alloc/pages/huge_pages.h"
 #include "alloc/pages/page_heap_state.h"
 

@@ -7,7 +7,6 @@
 
 #include <rdmalloc/rdmalloc.h>
 
-#include <cstddef>
 #include <cstdint>
 
 #include "alloc/core/lock.h"

@@ -27,7 +27,6 @@
 #include "alloc/os/memory.h"
 #include "alloc/os/os.h"
 #include "alloc/pages/dirty.h"
-#include "alloc/pages/page_heap.h"
 #include "alloc/pages/places.h"
 #include "alloc/pages/purge_turn.h"
 #include "alloc/purge/purge_state.h"

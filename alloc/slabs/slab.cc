@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "alloc/core/fork.h"
 #include "alloc/core/purge_signal.h"
 #include "alloc/core/report.h"
 #include "alloc/core/shard.h"

@@ -21,7 +21,6 @@
 
 #include <cstdint>
 
-#include "alloc/core/lock.h"
 #include "alloc/pages/span.h"
 #include "alloc/slabs/slab_pages.h"
 

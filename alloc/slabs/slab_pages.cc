@@ -3,7 +3,7 @@
 
 #include <bit>
 
-#include "alloc/core/fork.h"
+#include "alloc/core/order_for_fork.h"
 #include "alloc/pages/arena.h"
 #include "alloc/pages/events.h"
 #include "alloc/slabs/block_position.h"

@@ -17,8 +17,6 @@
 // waits to be asked for the resume. A child of fork has none.
 #pragma once
 
-#include <cstdint>
-
 namespace rdmalloc::regcache {
 
 // Starts it, if the setting says so and it is not there. Not in malloc or free; a failure is told

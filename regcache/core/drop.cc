@@ -7,7 +7,6 @@
 #include "regcache/core/callbacks.h"
 #include "regcache/core/history.h"
 #include "regcache/core/page_frame_check.h"
-#include "regcache/core/put_clock.h"
 #include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
 

@@ -12,7 +12,6 @@
 #include <rdmalloc/regcache.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 #include "alloc/for_regcache.h"

@@ -8,8 +8,6 @@
 // that is being made counts: its pages may be pinned already.
 #pragma once
 
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 #include "alloc/for_regcache.h"

@@ -49,7 +49,6 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 
 #include "alloc/for_regcache.h"

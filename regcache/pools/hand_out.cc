@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include "alloc/for_regcache.h"
-#include "regcache/core/state.h"
 #include "regcache/pools/buffer_pool.h"
 
 // libc's, for C programs of old. longjmp() calls what is registered so on the frames that it

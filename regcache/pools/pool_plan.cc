@@ -6,7 +6,6 @@
 #include "regcache/core/check_domains.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/room.h"
-#include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {

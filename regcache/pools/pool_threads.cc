@@ -3,7 +3,6 @@
 #include <pthread.h>
 
 #include "alloc/for_regcache.h"
-#include "regcache/core/state.h"
 #include "regcache/pools/buffer_pool.h"
 
 namespace rdmalloc::regcache {

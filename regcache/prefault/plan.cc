@@ -7,7 +7,6 @@
 #include "alloc/for_regcache.h"
 #include "regcache/core/drop.h"
 #include "regcache/core/room.h"
-#include "regcache/core/state.h"
 #include "regcache/core/stripes.h"
 
 namespace rdmalloc::regcache {

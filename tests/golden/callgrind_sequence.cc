@@ -12,7 +12,6 @@
 #include <pthread.h>
 #include <rdmalloc/rdmalloc.h>
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <valgrind/callgrind.h>
 

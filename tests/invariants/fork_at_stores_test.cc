@@ -33,7 +33,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <iostream>
 #include <new>
 #include <string>
 #include <thread>
@@ -43,8 +42,8 @@
 #include "alloc/pages/page_heap.h"
 #include "tests/invariants/domain.h"
 #include "tests/invariants/own_memory.h"
-#include "tests/support/heap_attr.h"
 #include "tests/support/counters.h"
+#include "tests/support/heap_attr.h"
 #include "tests/support/process.h"
 
 namespace {

@@ -8,12 +8,12 @@
 // Seen to fail: over libc's malloc, whose free() links blocks through their first words, and over a
 // free() that fills what it is given.
 #include <gtest/gtest.h>
+#include <rdmalloc/rdmalloc.h>
 #include <string.h>
 
 #include <thread>
 #include <vector>
 
-#include "tests/support/counters.h"
 #include "tests/support/process.h"
 #include "tests/support/words.h"
 

@@ -38,6 +38,7 @@
 
 #include "alloc/core/purge_signal.h"
 #include "alloc/os/fault.h"
+#include "alloc/os/os.h"
 #include "alloc/os/sanitizers.h"
 #include "alloc/pages/page_heap.h"
 #include "rdmalloc/rdmalloc.h"

@@ -16,7 +16,6 @@
 #include <thread>
 #include <vector>
 
-#include "tests/invariants/page_model.h"
 #include "tests/support/counters.h"
 #include "tests/support/process.h"
 

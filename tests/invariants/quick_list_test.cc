@@ -15,7 +15,6 @@
 // slices too early.
 #include <gtest/gtest.h>
 #include <rdmalloc/rdmalloc.h>
-#include <string.h>
 #include <unistd.h>
 
 #include <set>

@@ -25,7 +25,7 @@
 #include "alloc/cache/depot.h"
 #include "alloc/core/shard.h"
 #include "alloc/pages/page_heap.h"
-#include "alloc/pages/page_heap_state.h"
+#include "alloc/pages/segments.h"
 #include "tests/invariants/places.h"
 #include "tests/support/by_steps.h"
 #include "tests/support/counters.h"

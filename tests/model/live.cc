@@ -1,13 +1,11 @@
 // How the operations of a history are done, and what must hold of each. Above 600 lines: every
 // public call of the cache is here, with the answers that it may give.
 #include <errno.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>

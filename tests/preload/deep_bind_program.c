@@ -6,7 +6,6 @@
 // Seen to fail, by an abort in the plugin's free(), when the flag was passed on.
 #include <dlfcn.h>
 #include <stdio.h>
-#include <unistd.h>
 
 static int use(const char* file) {
   void* plugin = dlopen(file, RTLD_NOW | RTLD_LOCAL | RTLD_DEEPBIND);

@@ -11,7 +11,6 @@
 // rebuilt in the child (hung). executes and first_thread_ends were not.
 #include <errno.h>
 #include <pthread.h>
-#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>

@@ -9,7 +9,6 @@
 #include <linux/io_uring.h>
 #include <linux/userfaultfd.h>
 #include <stdint.h>
-#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>

@@ -3,7 +3,6 @@
 // A program for a preloaded malloc: allocates before main, in atexit handlers, in destructors of
 // globals, in a detached thread that outlives main's work, and frees after main what was made
 // before it. Ends with 0 and the line "end" when all that went well.
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>

@@ -18,7 +18,6 @@
 #include "alloc/core/shard.h"
 #include "alloc/slabs/slab.h"
 #include "tests/support/by_steps.h"
-#include "tests/support/counters.h"
 #include "tests/support/process.h"
 #include "tests/support/worker.h"
 

@@ -12,7 +12,6 @@
 
 #include "alloc/cache/loans.h"
 #include "alloc/cache/reclaim.h"
-#include "alloc/cache/shares.h"
 #include "alloc/cache/thread_cache.h"
 #include "tests/support/by_steps.h"
 #include "tests/support/counters.h"

@@ -19,7 +19,6 @@
 #include "alloc/cache/thread_cache.h"
 #include "alloc/slabs/slab.h"
 #include "tests/support/by_steps.h"
-#include "tests/support/counters.h"
 #include "tests/support/process.h"
 #include "tests/support/worker.h"
 

@@ -3,7 +3,6 @@
 #include <sys/mman.h>
 #include <sys/wait.h>
 
-#include <chrono>
 #include <future>
 #include <optional>
 #include <random>

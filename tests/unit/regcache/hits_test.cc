@@ -2,7 +2,6 @@
 // Each was seen to fail; the comment at each says how.
 #include <sys/mman.h>
 
-#include <chrono>
 #include <functional>
 #include <future>
 #include <optional>

@@ -1,7 +1,6 @@
 // Purges against registrations: I3 and I5. Each test was seen to fail; the
 // comment at each says how.
 #include <algorithm>
-#include <thread>
 
 #include "alloc/core/quarantine.h"
 #include "regcache/core/stripes.h"

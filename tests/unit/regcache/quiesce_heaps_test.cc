@@ -5,7 +5,6 @@
 #include <pthread.h>
 
 #include <atomic>
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>

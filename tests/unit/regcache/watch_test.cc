@@ -10,10 +10,8 @@
 #include <random>
 #include <thread>
 
-#include "alloc/os/fault.h"
 #include "alloc/os/userfault.h"
 #include "tests/support/capture.h"
-#include "tests/support/process.h"
 #include "tests/unit/regcache/watch_fixture.h"
 
 namespace {

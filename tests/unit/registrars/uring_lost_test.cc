@@ -5,7 +5,6 @@
 #include <cstring>
 
 #include "tests/support/kernel_has.h"
-#include "tests/unit/registrars/support.h"
 
 namespace {
 

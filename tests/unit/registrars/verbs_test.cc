@@ -3,7 +3,6 @@
 #include <rdmalloc/registrar_verbs.h>
 
 #include "tests/support/capture.h"
-#include "tests/unit/registrars/support.h"
 
 extern "C" int stub_ibverbs_error;
 
