@@ -226,7 +226,6 @@ TEST(CachedSpans, threads_come_to_equal_parts_of_the_spans_that_all_may_have) {
   EXPECT_GE(rdmalloc::loans.lent_span_bytes.load(), rdmalloc::kLentSpanBytes * 3 / 4);
 }
 
-// It keeps one of each when it is idle, and its loan is gone.
 // In a cgroup that became small a thread may have more of its own than any may hold, and a loan
 // that is less than the difference. Seen to fail where it gives back the difference: its loan came
 // to be near 2^64.
@@ -250,6 +249,7 @@ TEST(CachedSpans, a_loan_that_goes_back_is_no_more_than_was_lent) {
   });
 }
 
+// It keeps one of each when it is idle, and its loan is gone.
 TEST(CachedSpans, lengths_are_opened_within_what_is_a_threads_own) {
   std::deque<rdmalloc_test::Worker> workers(rdmalloc::kAllSpansThreads + 1);
   for (auto& worker : workers) worker.run([] { rdmalloc_free(rdmalloc_malloc(1)); });
