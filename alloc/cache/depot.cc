@@ -111,7 +111,7 @@ bool has_class(unsigned shard, unsigned size_class) {
 // On a thread's way, which needs an empty magazine soon: from the pool all shards would take theirs
 // at one word.
 void flow_down(unsigned shard, unsigned size_class, Magazine* magazine) {
-  slab_give_back(size_class, magazine->slots, magazine->count);
+  slab_give_back_from(shard, size_class, magazine->slots, magazine->count);
   magazine->count = 0;
   depot_put_empty(shard, magazine);
 }
@@ -235,7 +235,7 @@ void depot_put_some(unsigned shard, unsigned size_class, Magazine* magazine) {
                 moved * sizeof(void*));
     there->count += moved;
   }
-  slab_give_back(size_class, magazine->slots, magazine->count);
+  slab_give_back_from(shard, size_class, magazine->slots, magazine->count);
   magazine->count = 0;
   if (there == nullptr) return;
   depot_put_back(shard, size_class, there);
@@ -383,7 +383,7 @@ void depot_hand_over(unsigned here, unsigned size_class, Magazine* magazine, boo
     bool is_put = is_whole ? depot_put(shard, size_class, magazine)
                            : depot_put_partial(shard, size_class, magazine);
     if (!is_put) {
-      slab_give_back(size_class, magazine->slots, magazine->count);
+      slab_give_back_from(here, size_class, magazine->slots, magazine->count);
       magazine->count = 0;
     }
     // Not for each rest that an ending thread leaves.

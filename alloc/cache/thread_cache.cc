@@ -82,7 +82,7 @@ std::uint32_t take_of_shards(ThreadCache& cache, unsigned size_class, ColdBin& c
     *filled =
         depot_steal(shard, size_class, kShardsAskedBeforePages, takes_rests, &cache.steals_from);
   }
-  if (are_few && *filled == nullptr && may_take_beyond(shard, size_class))
+  if (*filled == nullptr)
     got = slab_take_used_of_others(shard, size_class, cold.loaded->slots, wanted);
   if (*filled == nullptr && got == 0)
     got = slab_take_own(shard, size_class, cold.loaded->slots, wanted);
@@ -215,7 +215,7 @@ void pass_on(ThreadCache& cache, unsigned size_class, std::uint32_t count) {
       full->count = part;
       depot_put_some(cache.shard, size_class, full);
     } else {
-      slab_give_back(size_class, full->slots, part);
+      slab_give_back_from(cache.shard, size_class, full->slots, part);
     }
     if (kept == 0) return;
     std::memmove(full->slots, full->slots + part, kept * sizeof(void*));

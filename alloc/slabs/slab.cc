@@ -11,6 +11,7 @@
 #include "alloc/pages/dirty.h"
 #include "alloc/pages/in_flight.h"
 #include "alloc/pages/page_heap.h"
+#include "alloc/pages/segments.h"
 #include "alloc/slabs/block_position.h"
 #include "alloc/slabs/cached_spans.h"
 #include "alloc/slabs/slab_pages.h"
@@ -248,27 +249,6 @@ void list_or_release(unsigned size_class, SliceIndex slice) {
   return take_or_make(slabs, shard, size_class, blocks, wanted, false);
 }
 
-// Takes blocks of slabs that the shard has, none of them on pages that were never used. Such a slab
-// is the one that fills, and the latest.
-std::uint32_t take_used(SlabClass& slabs, unsigned size_class, void** blocks,
-                        std::uint32_t wanted) {
-  constexpr int kLooks = 4;
-  const ClassInfo& info = class_info(size_class);
-  std::uint32_t got = 0;
-  int looks = 0;
-  for (SliceIndex head : slabs.head) {
-    for (SliceIndex slice = head; slice != 0 && got < wanted && looks < kLooks; ++looks) {
-      const Span& span = arena.span(slice);
-      got += slab_take_from(slice, info, words_of(info), blocks + wanted - got, wanted - got,
-                            span.new_from);
-      slice = span.next;
-    }
-  }
-  if (got != 0) note_use(slabs);
-  std::copy(blocks + wanted - got, blocks + wanted, blocks);
-  return got;
-}
-
 // Takes blocks of slabs of other shards. What those can spare is all where no thread works any
 // more, and otherwise, on the same node, all but the slab at hand: without that one each shard's
 // first allocation would be from the slab that another works with, and so all of them under one
@@ -280,6 +260,7 @@ std::uint32_t take_from_others(unsigned shard, unsigned size_class, void** block
   std::atomic<std::uint8_t>& from = slabs_of(shard, size_class).asked;
   std::uint8_t first = from.load(std::memory_order_relaxed);
   bool may_spare = spare[size_class].shards.load(std::memory_order_relaxed) != 0;
+  std::uint32_t slabs_left = count <= kFewShards ? kSlabsKept : kSlabsLeft;
   bool has_looked = false;
   for (unsigned asked = 1; asked <= most; ++asked) {
     unsigned other = other_shard(shard, first, asked, count);
@@ -289,7 +270,7 @@ std::uint32_t take_from_others(unsigned shard, unsigned size_class, void** block
     // Looked at last: the line of a shard at work is its threads'.
     if (!is_left && (!is_near || !may_spare)) continue;
     has_looked = true;
-    if (listed_in(theirs) < (is_left ? 1 : kSlabsKept + 1)) continue;
+    if (listed_in(theirs) < (is_left ? 1 : slabs_left + 1)) continue;
     // Not waited for: there are more to ask.
     if (everything) {
       theirs.lock.lock();
@@ -366,6 +347,26 @@ std::uint32_t take_at_once(unsigned shard, unsigned size_class, void** blocks,
 
 }  // namespace
 
+// A slab with pages that were never used is the one that fills, and the latest.
+std::uint32_t slab_state::take_used(SlabClass& slabs, unsigned size_class, void** blocks,
+                                    std::uint32_t wanted) {
+  constexpr int kLooks = 4;
+  const ClassInfo& info = class_info(size_class);
+  std::uint32_t got = 0;
+  int looks = 0;
+  for (SliceIndex head : slabs.head) {
+    for (SliceIndex slice = head; slice != 0 && got < wanted && looks < kLooks; ++looks) {
+      const Span& span = arena.span(slice);
+      got += slab_take_from(slice, info, words_of(info), blocks + wanted - got, wanted - got,
+                            span.new_from);
+      slice = span.next;
+    }
+  }
+  if (got != 0) note_use(slabs);
+  std::copy(blocks + wanted - got, blocks + wanted, blocks);
+  return got;
+}
+
 std::uint32_t slab_take_own(unsigned shard, unsigned size_class, void** blocks,
                             std::uint32_t wanted) {
   SlabClass& slabs = slabs_of(shard, size_class);
@@ -385,6 +386,8 @@ std::uint32_t slab_take_used(unsigned shard, unsigned size_class, void** blocks,
 std::uint32_t slab_take_used_of_others(unsigned shard, unsigned size_class, void** blocks,
                                        std::uint32_t wanted) {
   unsigned count = shard_count();
+  if (count > kFewShards) return take_due(shard, size_class, blocks, wanted);
+  if (!may_take_beyond(shard, size_class)) return 0;
   for (unsigned other = 0; other < count; ++other) {
     SlabClass& theirs = slabs_of(other, size_class);
     bool is_near = are_near(shards[other], shards[shard]);
