@@ -441,7 +441,8 @@ int Watch::open_descriptors() {
   return fd_ < 0 ? fd_ : maps_fd_ < 0 ? maps_fd_ : stop_fd_ < 0 ? stop_fd_ : 0;
 }
 
-// Whether forks wait for those who open or close descriptors.
+// Whether forks wait for those who open or close descriptors. Under life_lock_: a second caller may
+// open one once the handler is there, not sooner.
 static bool make_forks_wait() {
   std::atomic<bool>& has_handler = watch_survivors.has_fork_handler;
   if (has_handler.exchange(true, std::memory_order_relaxed)) return true;
@@ -551,7 +552,9 @@ int Watch::could_watch() {
   // Relaxed: two threads at once ask twice, and get the same answer.
   int known = answer.load(std::memory_order_relaxed);
   if (known != kUnknown) return known;
-  if (watch.prepare() != 0 || !make_forks_wait()) return -ENOMEM;
+  if (watch.prepare() != 0) return -ENOMEM;
+  LockGuard guard(watch->life_lock_);
+  if (!make_forks_wait()) return -ENOMEM;
   watch->begin_unnoted();
   int fd = os::userfault_open();
   if (fd >= 0) os::close_file(fd);
